@@ -1,0 +1,195 @@
+"""A socket is born in the pod's namespace, and the caller never stays there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from probes import netns
+from tests.probes.conftest import Sandbox, sandbox_netns
+
+OWN = "/proc/thread-self/ns/net"
+
+
+def test_path_that_does_not_exist_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(netns.NetnsGone, match="does not exist"):
+        netns.Netns.open(str(tmp_path / "none"))
+
+
+def test_regular_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("no namespace")
+    with pytest.raises(netns.NetnsError, match="is not a network namespace"):
+        netns.Netns.open(str(path))
+
+
+def test_fifo_is_refused_without_waiting(tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    with pytest.raises(netns.NetnsError, match="is not a network namespace"):
+        netns.Netns.open(str(path))
+
+
+def test_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(netns.NetnsError, match="is not a network namespace"):
+        netns.Netns.open(str(tmp_path))
+
+
+def test_path_with_a_null_byte_is_refused() -> None:
+    with pytest.raises(netns.NetnsError, match="cannot be opened"):
+        netns.Netns.open("/run/\0")
+
+
+def test_namespace_of_another_kind_is_refused() -> None:
+    with pytest.raises(netns.NetnsError, match="is not a network namespace"):
+        netns.Netns.open("/proc/self/ns/uts")
+
+
+def test_own_namespace_is_refused() -> None:
+    with pytest.raises(netns.NetnsError, match="node's own"):
+        netns.Netns.open("/proc/self/ns/net")
+
+
+def test_own_namespace_is_refused_by_another_name() -> None:
+    with pytest.raises(netns.NetnsError, match="node's own"):
+        netns.Netns.open(f"/proc/{os.getpid()}/ns/net")
+
+
+@pytest.mark.kernel
+def test_socket_is_in_the_namespace(sandbox: Sandbox) -> None:
+    with sandbox.netns.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.bind((sandbox.v4, 0))  # only the sandbox has this address
+        assert sock.getsockname()[0] == sandbox.v4
+
+
+@pytest.mark.kernel
+def test_caller_stays_where_it_was(sandbox: Sandbox) -> None:
+    before = os.stat(OWN).st_ino
+    sandbox.netns.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
+    assert os.stat(OWN).st_ino == before
+
+
+@pytest.mark.kernel
+def test_caller_comes_home_when_the_socket_cannot_be_made(sandbox: Sandbox) -> None:
+    before = os.stat(OWN).st_ino
+    with pytest.raises(OSError, match="supported") as caught:
+        sandbox.netns.socket(socket.AF_INET, socket.SOCK_STREAM, 250)
+    assert caught.value.errno == errno.EPROTONOSUPPORT
+    assert os.stat(OWN).st_ino == before
+
+
+@pytest.mark.kernel
+def test_socket_neither_blocks_nor_is_inherited(sandbox: Sandbox) -> None:
+    with sandbox.netns.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        assert sock.gettimeout() == 0.0
+        assert not os.get_inheritable(sock.fileno())
+        assert not os.get_blocking(sock.fileno())
+
+
+@pytest.mark.kernel
+def test_signal_mask_is_as_before(sandbox: Sandbox) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    try:
+        sandbox.netns.socket(socket.AF_INET, socket.SOCK_STREAM).close()
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before | {signal.SIGUSR2}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.mark.kernel
+def test_no_descriptor_of_the_namespace_is_held(sandbox: Sandbox) -> None:
+    sandbox.netns.socket(socket.AF_INET, socket.SOCK_STREAM).close()
+    held = {os.readlink(entry) for entry in _descriptors()}
+    assert f"net:[{sandbox.netns.inode}]" not in held
+
+
+@pytest.mark.kernel
+def test_ended_namespace_is_gone() -> None:
+    with sandbox_netns() as sandbox:
+        pass
+    with pytest.raises(netns.NetnsGone, match="is gone"):
+        sandbox.netns.socket(socket.AF_INET, socket.SOCK_STREAM)
+    assert not sandbox.netns.exists()
+
+
+@pytest.mark.kernel
+def test_another_namespace_at_the_same_path_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "pod"
+    with sandbox_netns() as first, sandbox_netns() as second:
+        path.symlink_to(first.path)
+        opened = netns.Netns.open(str(path))
+        assert opened.exists()
+        path.unlink()
+        path.symlink_to(second.path)
+        assert not opened.exists()
+        with pytest.raises(netns.NetnsGone):
+            opened.socket(socket.AF_INET, socket.SOCK_STREAM)
+
+
+@pytest.mark.kernel
+def test_each_thread_comes_back_to_its_own_namespace(sandbox: Sandbox) -> None:
+    seen: list[int] = []
+
+    def visit() -> None:
+        sandbox.netns.socket(socket.AF_INET, socket.SOCK_STREAM).close()
+        seen.append(os.stat(OWN).st_ino)
+
+    threads = [threading.Thread(target=visit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [os.stat(OWN).st_ino] * 4
+
+
+@pytest.mark.kernel
+def test_thread_that_moved_by_itself_is_not_taken_back(sandbox: Sandbox) -> None:
+    seen: list[int] = []
+
+    def move(elsewhere: Sandbox) -> None:
+        sandbox.netns.socket(socket.AF_INET, socket.SOCK_STREAM).close()
+        descriptor = os.open(elsewhere.path, os.O_RDONLY)
+        netns._setns(descriptor, netns.CLONE_NEWNET)
+        os.close(descriptor)
+        netns.forget_home()
+        sandbox.netns.socket(socket.AF_INET, socket.SOCK_STREAM).close()
+        seen.append(os.stat(OWN).st_ino)
+
+    with sandbox_netns() as elsewhere:
+        thread = threading.Thread(target=move, args=(elsewhere,))
+        thread.start()
+        thread.join()
+        assert seen == [elsewhere.netns.inode]
+
+
+@pytest.mark.kernel
+def test_process_dies_when_it_cannot_come_home(sandbox: Sandbox) -> None:
+    code = (
+        "import os, socket, sys\n"
+        "from probes import netns\n"
+        "pod = netns.Netns.open(sys.argv[1])\n"
+        "pod.socket(socket.AF_INET, socket.SOCK_STREAM).close()\n"
+        "os.dup2(os.open('/dev/null', os.O_RDONLY), netns._per_thread.home.descriptor)\n"
+        "pod.socket(socket.AF_INET, socket.SOCK_STREAM)\n"
+        "print('still here')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, sandbox.path], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 70
+    assert "cannot return from a pod's network namespace" in done.stderr
+    assert done.stdout == ""
+
+
+def _descriptors() -> list[str]:
+    folder = "/proc/self/fd"
+    names = [f"{folder}/{name}" for name in os.listdir(folder)]
+    return [name for name in names if os.path.lexists(name)]
