@@ -1,0 +1,71 @@
+"""`python -m bpf.compiler BPFFS`: compile, load and pin, then end.
+
+bcc maps 250 MB of LLVM, so only this short-lived process imports it. On success it prints one JSON
+object: {"compile_load_ms"}. On failure it prints one sentence to stderr, after the compiler's own
+messages, and exits with 1.
+"""
+
+import json
+import os
+import shutil
+import sys
+import time
+
+from bpf import abi, errors, maps, pins, sources, syscalls
+
+
+def compile_and_pin(installation: pins.Pins) -> None:
+    """Compile every program, load it, and pin programs and maps.
+
+    Maps that are pinned already are reused; one of another layout is a `PinError` before anything
+    is loaded. Raises `CompileError` when the compiler or the verifier refuses.
+    """
+    for spec in abi.MAPS:
+        if os.path.lexists(installation.map(spec)):
+            maps.Map.open(installation.map(spec), spec).close()
+
+    os.environ["BCC_KERNEL_SOURCE"] = str(sources.KERNEL_SOURCE)
+    try:
+        import bcc
+    except ImportError as error:
+        raise errors.CompileError(
+            "bcc is not installed for this Python; install the distribution's python3-bpfcc and "
+            "use a virtual environment made with --system-site-packages"
+        ) from error
+
+    fingerprint = sources.fingerprint()
+    final = installation.programs / fingerprint
+    unfinished = installation.programs / f"{fingerprint}-unfinished"
+    if unfinished.exists():
+        shutil.rmtree(unfinished)
+    unfinished.mkdir(mode=0o700)
+    flags = ["-Wall", "-Werror", f'-DPIN_DIR="{installation.maps}"']
+    try:
+        module = bcc.BPF(text=sources.expand("gate.c"), cflags=flags)
+        for name in abi.PROGRAMS:
+            function = module.load_func(name.encode(), bcc.BPF.SCHED_CLS)
+            syscalls.pin(function.fd, str(unfinished / name))
+    except Exception as error:  # bcc raises plain Exception for all that fails
+        raise errors.CompileError(
+            f"the eBPF programs could not be compiled or loaded: {error}; "
+            "the kernel must be 5.10 or newer with BPF and its JIT, and podgate needs CAP_BPF"
+        ) from error
+    for spec in abi.MAPS:
+        maps.Map.open(installation.map(spec), spec).close()
+    os.rename(unfinished, final)
+
+
+def main() -> int:
+    started = time.perf_counter()
+    try:
+        compile_and_pin(pins.Pins(sys.argv[1]))
+    except (errors.CompileError, errors.PinError, errors.BpfError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    elapsed_ms = (time.perf_counter() - started) * 1000
+    sys.stdout.write(json.dumps({"compile_load_ms": round(elapsed_ms, 1)}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The programs and maps, from the pins where those are current, else compiled first."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import sys
+import time
+
+from bpf import abi, errors, maps, pins, sources, syscalls
+
+# A compile takes 0.2 s on an idle machine; a minute means that something is badly wrong.
+_COMPILE_TIMEOUT_SECONDS = 60
+
+
+@dataclasses.dataclass(slots=True)
+class Loaded:
+    """Open descriptors of all programs and maps. `was_compiled`: the pins were not current."""
+
+    programs: dict[str, int]
+    gates: maps.Map
+    counters: maps.Map
+    origin: maps.Map
+    was_compiled: bool
+    load_ms: float
+
+    def close(self) -> None:
+        """Close the descriptors; what is pinned stays."""
+        for fd in self.programs.values():
+            os.close(fd)
+        for opened in (self.gates, self.counters, self.origin):
+            opened.close()
+
+
+async def load(installation: pins.Pins) -> Loaded:
+    """Make sure that the current programs are pinned, and open them.
+
+    Nothing is compiled when programs with the source's hash are pinned already. Raises `PinError`
+    (no bpffs, a foreign or other-layout pin) or `CompileError`; then whatever was pinned before
+    still is, and goes on judging.
+    """
+    started = time.perf_counter()
+    installation.prepare()
+    directory = installation.programs / sources.fingerprint()
+    was_compiled = not directory.is_dir()
+    if was_compiled:
+        await _compile(installation)
+    loaded = _open(installation, was_compiled)
+    loaded.load_ms = (time.perf_counter() - started) * 1000
+    return loaded
+
+
+def _open(installation: pins.Pins, was_compiled: bool) -> Loaded:
+    directory = installation.programs / sources.fingerprint()
+    with contextlib.ExitStack() as undo:
+        opened = []
+        for spec in abi.MAPS:
+            opened.append(maps.Map.open(installation.map(spec), spec))
+            undo.callback(opened[-1].close)
+        programs = {}
+        for name in abi.PROGRAMS:
+            programs[name] = syscalls.open_pin(str(directory / name))
+            undo.callback(os.close, programs[name])
+        undo.pop_all()
+    gates, counters, origin = opened
+    return Loaded(programs, gates, counters, origin, was_compiled, load_ms=0.0)
+
+
+async def _compile(installation: pins.Pins) -> None:
+    """Run `bpf.compiler` in a process of its own (vfork and exec, so safe beside threads)."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "bpf.compiler",
+        str(installation.bpffs),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(_COMPILE_TIMEOUT_SECONDS):
+            _, messages = await process.communicate()
+    except TimeoutError:
+        raise errors.CompileError(
+            f"compiling the eBPF programs took more than {_COMPILE_TIMEOUT_SECONDS} s; "
+            "see whether the node is out of CPU or memory"
+        ) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        lines = messages.decode(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else f"the compiler ended with status {process.returncode}"
+        first_error = next((line for line in lines[:-1] if "error:" in line), None)
+        raise errors.CompileError(f"{reason} ({first_error})" if first_error else reason)

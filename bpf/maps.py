@@ -1,0 +1,93 @@
+"""Pinned maps, opened without bcc and compared with what is expected of them."""
+
+import functools
+import os
+import struct
+from collections.abc import Iterator
+from types import TracebackType
+
+from bpf import abi, errors, syscalls
+
+_BATCH = 256
+
+# type, id, key_size, value_size, max_entries of `struct bpf_map_info`
+_INFO = struct.Struct("=IIIII")
+
+
+@functools.cache
+def possible_cpus() -> int:
+    """How many values a per-CPU map has per key: the highest possible CPU's number, plus one."""
+    with open("/sys/devices/system/cpu/possible", encoding="ascii") as file:
+        return int(file.read().strip().split(",")[-1].split("-")[-1]) + 1
+
+
+class Map:
+    """One open map. Keys and values are bytes; a per-CPU value is all CPUs' values in a row."""
+
+    def __init__(self, fd: int, spec: abi.MapSpec) -> None:
+        self.fd = fd
+        self.spec = spec
+        # Per-CPU values are padded to 8 bytes each; ours are multiples of 8 already.
+        self.value_size = spec.value_size * (possible_cpus() if spec.is_per_cpu else 1)
+
+    @classmethod
+    def open(cls, path: str, spec: abi.MapSpec) -> "Map":
+        """Open a pin. Raises `PinError` when it is not the map that `spec` describes."""
+        try:
+            fd = syscalls.open_pin(path)
+        except errors.BpfError as error:
+            raise errors.PinError(
+                f"cannot open {path} ({error.strerror}); if another program wrote it, remove it "
+                "with 'podgate cleanup' and start again"
+            ) from error
+        if not _matches(fd, spec):
+            os.close(fd)
+            raise errors.PinError(
+                f"{path} is not the map that this version uses (another layout, size or type); "
+                "remove it with 'podgate cleanup' and start again"
+            )
+        return cls(fd, spec)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def __enter__(self) -> "Map":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def get(self, key: bytes) -> bytes | None:
+        return syscalls.map_lookup(self.fd, key, self.value_size)
+
+    def set(self, key: bytes, value: bytes) -> None:
+        """Insert or replace as a whole. Raises `BpfError` (E2BIG: the map is full)."""
+        syscalls.map_update(self.fd, key, value)
+
+    def delete(self, key: bytes) -> bool:
+        """Whether there was such a key."""
+        return syscalls.map_delete(self.fd, key)
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """All keys and values, in batches of 256 per system call."""
+        position: bytes | None = None
+        while True:
+            keys, values, position = syscalls.map_lookup_batch(
+                self.fd, position, _BATCH, self.spec.key_size, self.value_size
+            )
+            yield from zip(keys, values, strict=True)
+            if position is None:
+                return
+
+
+def _matches(fd: int, spec: abi.MapSpec) -> bool:
+    """Whether a BPF descriptor is a map (not a program or a link of that name) as in `spec`."""
+    if os.readlink(f"/proc/self/fd/{fd}") != "anon_inode:bpf-map":
+        return False
+    kind, _, *sizes = _INFO.unpack(syscalls.object_info(fd, _INFO.size))
+    return (kind, *sizes) == (spec.type, spec.key_size, spec.value_size, spec.max_entries)

@@ -1,0 +1,50 @@
+"""The origin map: interfaces by which the node can make its own packets come in again."""
+
+import struct
+
+from bpf import abi, loader
+
+_BITS = 64
+
+
+class Origin:
+    """One bit per ifindex of the node's namespace. One writer: the agent."""
+
+    def __init__(self, loaded: loader.Loaded) -> None:
+        self._map = loaded.origin
+
+    def mark(self, ifindex: int, *, is_node_sent: bool) -> None:
+        """Say whether packets that came in by `ifindex` are taken as sent by the node.
+
+        Raises `ValueError` beyond the map's end (8 million interfaces since boot).
+        """
+        if not 0 < ifindex < abi.ORIGIN_IFINDEXES:
+            raise ValueError(
+                f"interface number {ifindex} is beyond the origin map; "
+                "its packets count as forwarded until the node is rebooted"
+            )
+        key = struct.pack("=I", ifindex // _BITS)
+        before = self._word(key)
+        bit = 1 << (ifindex % _BITS)
+        after = before | bit if is_node_sent else before & ~bit
+        if after != before:
+            self._map.set(key, struct.pack("=Q", after))
+
+    def is_marked(self, ifindex: int) -> bool:
+        word = self._word(struct.pack("=I", ifindex // _BITS))
+        return bool(word >> (ifindex % _BITS) & 1)
+
+    def marked(self) -> set[int]:
+        """All marked interfaces."""
+        return {
+            index * _BITS + bit
+            for key, value in self._map.items()
+            if (word := struct.unpack("=Q", value)[0])
+            for (index,) in (struct.unpack("=I", key),)
+            for bit in range(_BITS)
+            if word >> bit & 1
+        }
+
+    def _word(self, key: bytes) -> int:
+        value = self._map.get(key)
+        return int(struct.unpack("=Q", value)[0]) if value else 0

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * The gate: tc egress on the node's side of a pod's interface, so every packet towards the pod.
+ *
+ * Only what the node sent is judged. Whatever was forwarded belongs to NetworkPolicy and leaves
+ * after two loads and a compare. A pass is TCX_NEXT, which clsact reads as TC_ACT_UNSPEC: programs
+ * of the CNI that come after still have their say.
+ */
+#include "abi.h"
+#include "maps.h"
+#include "packet.h"
+
+#define TCX_NEXT (-1)
+#define TCX_DROP 2
+
+#define LOOPBACK_IFINDEX 1 /* in every network namespace */
+
+#define SOCK_STREAM 1
+
+#define TCP_FLAGS_OFFSET 13
+#define TCP_MINIMUM      20
+#define TCP_FIN          0x01
+#define TCP_SYN          0x02
+#define TCP_RST          0x04
+#define TCP_ACK          0x10
+
+#define IPPROTO_IGMP 2
+
+/* Verdict and reason in one number, which is also the place in struct counters. */
+#define PASS(reason) (VERDICT_PASS * REASON_SLOTS + (reason))
+#define DROP(reason) (VERDICT_DROP * REASON_SLOTS + (reason))
+
+/*
+ * ingress_ifindex survives routing, bridging and conntrack. It is 0 for what a process or the
+ * kernel of the node made, and the loopback for what a packet socket put there. By interfaces in
+ * the origin map the node can make its packets come in again (a veth pair within the node, tun,
+ * macvlan), so those do not prove that somebody else sent it.
+ */
+ALWAYS_INLINE bool is_node_sent(struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ingress_ifindex;
+	__u32 index = ifindex / 64;
+	__u64 *word;
+
+	if (ifindex <= LOOPBACK_IFINDEX)
+		return true;
+	word = origin.lookup(&index);
+	return word && (*word >> (ifindex % 64) & 1);
+}
+
+ALWAYS_INLINE bool is_for_this_pod(struct gate *gate, struct address *destination)
+{
+	for (int i = 0; i < GATE_ADDRESSES; i++) {
+		struct address *own = &gate->addresses[i];
+
+		if (i >= gate->address_count)
+			return false;
+		if (own->word[3] == destination->word[3] && own->word[2] == destination->word[2] &&
+		    own->word[1] == destination->word[1] && own->word[0] == destination->word[0])
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Membership and neighbour messages go to groups, not to the pod's address, and without them the
+ * pod is cut off. They carry nothing to an application.
+ */
+ALWAYS_INLINE bool is_link_control(struct __sk_buff *skb, struct packet *packet)
+{
+	__u8 type;
+
+	if (packet->is_ipv4)
+		return packet->protocol == IPPROTO_IGMP;
+	if (packet->protocol != IPPROTO_ICMPV6 || packet->is_fragment ||
+	    bpf_skb_load_bytes(skb, packet->transport_offset, &type, sizeof(type)))
+		return false;
+	/* MLD 130 to 132 and 143, neighbour discovery 133 to 136 (RFC 3810, RFC 4861). Not 137:
+	 * a redirect would let the node steer the pod's own traffic. */
+	return (type >= 130 && type <= 136) || type == 143;
+}
+
+/* Errors about the pod's own packets; path-MTU discovery lives on them. Not v4 redirects (5). */
+ALWAYS_INLINE bool is_icmp_error(struct __sk_buff *skb, struct packet *packet)
+{
+	__u8 type;
+
+	if (packet->protocol != (packet->is_ipv4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
+		return false;
+	if (packet->is_fragment ||
+	    bpf_skb_load_bytes(skb, packet->transport_offset, &type, sizeof(type)))
+		return false;
+	if (packet->is_ipv4)
+		return type == 3 || type == 11 || type == 12;
+	return type >= 1 && type <= 4;
+}
+
+/*
+ * TCP that opens nothing is let through when a TCP socket sent it: the answer of a server on the
+ * node to a pod's connection. Without a socket it may be a flooded copy of such an answer, or the
+ * kernel's own RST. A raw or packet socket could put data into a connection between two pods, so
+ * from there only what carries none: the kernel answers for closed ports and TIME-WAIT through a
+ * raw socket of its own (tcp_v4_send_reset, tcp_v4_send_ack).
+ */
+ALWAYS_INLINE __u32 judge_tcp(struct __sk_buff *skb, struct packet *packet)
+{
+	struct bpf_sock *sk = skb->sk;
+	__u8 header[TCP_FLAGS_OFFSET + 1];
+	__u32 header_length;
+	bool is_empty;
+	__u8 flags;
+
+	if (packet->is_fragment)
+		return DROP(REASON_FRAGMENT);
+	if (bpf_skb_load_bytes(skb, packet->transport_offset, header, sizeof(header)))
+		return DROP(REASON_UNPARSABLE);
+	flags = header[TCP_FLAGS_OFFSET];
+	header_length = (header[TCP_FLAGS_OFFSET - 1] >> 4) * 4;
+	if (header_length < TCP_MINIMUM)
+		return DROP(REASON_UNPARSABLE);
+
+	/* By mask: a SYN opens a connection whatever else it carries (PSH, URG, ECN bits). */
+	if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+		return sk || skb->ingress_ifindex ? DROP(REASON_NODE) : DROP(REASON_KERNEL);
+	if (!sk)
+		return PASS(REASON_ESTABLISHED);
+	sk = bpf_sk_fullsock(sk);
+	/* Request and TIME-WAIT sockets are no full ones, and only TCP has them. */
+	if (!sk || (sk->type == SOCK_STREAM && sk->protocol == IPPROTO_TCP))
+		return PASS(REASON_ESTABLISHED);
+	is_empty = packet->transport_length == header_length;
+	if (flags & TCP_RST || (is_empty && (flags & (TCP_SYN | TCP_FIN | TCP_ACK)) == TCP_ACK))
+		return PASS(REASON_ESTABLISHED);
+	return DROP(REASON_NODE);
+}
+
+ALWAYS_INLINE __u32 judge(struct __sk_buff *skb, struct gate *gate)
+{
+	struct packet packet = {};
+	__be16 type;
+
+	/* An empty tag (VID 0) is taken off by the receiver, so a tag hides what is behind it. */
+	if (skb->vlan_present ||
+	    bpf_skb_load_bytes(skb, ETHERNET_TYPE_OFFSET, &type, sizeof(type)))
+		return DROP(REASON_UNPARSABLE);
+	if (type == bpf_htons(ETHERTYPE_ARP))
+		return PASS(REASON_ARP);
+	if (type == bpf_htons(ETHERTYPE_IPV4)) {
+		if (!read_ipv4(skb, &packet))
+			return DROP(REASON_UNPARSABLE);
+	} else if (type == bpf_htons(ETHERTYPE_IPV6)) {
+		if (!read_ipv6(skb, &packet))
+			return DROP(REASON_UNPARSABLE);
+	} else {
+		return DROP(REASON_UNPARSABLE);
+	}
+
+	if (is_link_control(skb, &packet))
+		return PASS(REASON_CONTROL);
+	if (!is_for_this_pod(gate, &packet.destination))
+		return DROP(REASON_STRAY);
+	if (is_icmp_error(skb, &packet))
+		return PASS(REASON_CONTROL);
+	if (packet.protocol == IPPROTO_TCP)
+		return judge_tcp(skb, &packet);
+	return PASS(REASON_UNJUDGED);
+}
+
+int gate_egress(struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ifindex;
+	struct counters *count;
+	struct gate *gate;
+	__u32 judgement;
+	bool is_drop;
+
+	if (!is_node_sent(skb))
+		return TCX_NEXT;
+	gate = gates.lookup(&ifindex);
+	if (!gate || gate->mode == MODE_OFF)
+		return TCX_NEXT;
+
+	judgement = judge(skb, gate);
+	is_drop = judgement >= DROP(0);
+	if (is_drop && gate->mode == MODE_AUDIT) {
+		judgement += (VERDICT_WOULD_DROP - VERDICT_DROP) * REASON_SLOTS;
+		is_drop = false;
+	}
+	count = counters.lookup(&ifindex);
+	if (count && judgement < VERDICT_COUNT * REASON_SLOTS)
+		count->packets[judgement]++;
+	return is_drop ? TCX_DROP : TCX_NEXT;
+}

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * Reading a packet by default-deny.
+ *
+ * Everything is read from the frame: skb->protocol is what a packet socket's sender says it is. And
+ * everything by bpf_skb_load_bytes, because a packet ring leaves only the Ethernet header in the
+ * linear part. What cannot be read to its transport header is REASON_UNPARSABLE.
+ */
+#ifndef PODGATE_PACKET_H
+#define PODGATE_PACKET_H
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+#define ETHERNET_TYPE_OFFSET 12
+#define ETHERNET_LENGTH      14
+
+#define ETHERTYPE_IPV4 0x0800
+#define ETHERTYPE_ARP  0x0806
+#define ETHERTYPE_IPV6 0x86dd
+
+#define IPPROTO_HOPOPTS  0
+#define IPPROTO_ICMP     1
+#define IPPROTO_TCP      6
+#define IPPROTO_ROUTING  43
+#define IPPROTO_FRAGMENT 44
+#define IPPROTO_AH       51
+#define IPPROTO_ICMPV6   58
+#define IPPROTO_NONE     59
+#define IPPROTO_DSTOPTS  60
+#define IPPROTO_MOBILITY 135
+#define IPPROTO_HIP      139
+#define IPPROTO_SHIM6    140
+
+/* RFC 8200 sets no limit. Longer chains are seen only where somebody hides something. */
+#define IPV6_MAX_HEADERS 8
+
+#define IPV4_FRAGMENT_MASK 0x3fff /* offset and more-fragments, not don't-fragment */
+
+struct packet {
+	struct address destination;
+	__u32 transport_offset; /* bytes from the start of the frame */
+	__u32 transport_length; /* bytes, from the IP header; 0 for a jumbo: unknown */
+	__u8 protocol;
+	bool is_ipv4;
+	bool is_fragment;
+};
+
+struct ipv4_header {
+	__u8 version_length;
+	__u8 service;
+	__be16 total_length;
+	__be16 identification;
+	__be16 fragment;
+	__u8 ttl;
+	__u8 protocol;
+	__sum16 checksum;
+	__be32 source;
+	__be32 destination;
+};
+
+struct ipv6_header {
+	__be32 version_class_flow;
+	__be16 payload_length;
+	__u8 next_header;
+	__u8 hop_limit;
+	struct address source;
+	struct address destination;
+};
+
+struct ipv6_extension {
+	__u8 next_header;
+	__u8 length;
+	__u8 routing_type;
+	__u8 segments_left;
+};
+
+ALWAYS_INLINE bool read_ipv4(struct __sk_buff *skb, struct packet *packet)
+{
+	struct ipv4_header header;
+	__u32 header_length, total_length;
+
+	if (bpf_skb_load_bytes(skb, ETHERNET_LENGTH, &header, sizeof(header)))
+		return false;
+	header_length = (header.version_length & 0x0f) * 4;
+	if (header.version_length >> 4 != 4 || header_length < sizeof(header))
+		return false;
+	total_length = bpf_ntohs(header.total_length);
+	/* 0 is BIG TCP (Linux 6.3 for IPv4): longer than the field can say. */
+	if (total_length && total_length < header_length)
+		return false;
+
+	packet->destination.word[0] = 0;
+	packet->destination.word[1] = 0;
+	packet->destination.word[2] = bpf_htonl(0xffff);
+	packet->destination.word[3] = header.destination;
+	packet->transport_offset = ETHERNET_LENGTH + header_length;
+	packet->transport_length = total_length ? total_length - header_length : 0;
+	packet->protocol = header.protocol;
+	packet->is_ipv4 = true;
+	packet->is_fragment = header.fragment & bpf_htons(IPV4_FRAGMENT_MASK);
+	return true;
+}
+
+/*
+ * Follows the chain to the transport header. A routing header with segments left is refused: the
+ * destination in the fixed header is then only the next stop. So is "no next header": nothing that
+ * a pod needs, and a place to hide a payload.
+ */
+ALWAYS_INLINE bool read_ipv6(struct __sk_buff *skb, struct packet *packet)
+{
+	struct ipv6_header header;
+	__u32 offset = ETHERNET_LENGTH + sizeof(header);
+	__u32 payload_length, extensions_length;
+	__u8 next;
+
+	if (bpf_skb_load_bytes(skb, ETHERNET_LENGTH, &header, sizeof(header)))
+		return false;
+	if ((bpf_ntohl(header.version_class_flow) >> 28) != 6)
+		return false;
+	packet->destination = header.destination;
+	next = header.next_header;
+
+	for (int i = 0; i <= IPV6_MAX_HEADERS; i++) {
+		struct ipv6_extension extension;
+		__u32 length;
+
+		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS &&
+		    next != IPPROTO_FRAGMENT && next != IPPROTO_AH)
+			goto transport;
+		if (bpf_skb_load_bytes(skb, offset, &extension, sizeof(extension)))
+			return false;
+		if (next == IPPROTO_ROUTING && extension.segments_left)
+			return false;
+		if (next == IPPROTO_FRAGMENT) {
+			/*
+			 * Atomic fragments (offset 0, no more to come) count too: RFC 6946 makes
+			 * them legal, and no TCP stack sends them. What follows a later
+			 * fragment's header is payload, so the chain ends here.
+			 */
+			packet->is_fragment = true;
+			length = 8;
+		} else if (next == IPPROTO_AH) {
+			length = (extension.length + 2) * 4;
+		} else {
+			length = (extension.length + 1) * 8;
+		}
+		next = extension.next_header;
+		offset += length;
+		if (packet->is_fragment)
+			goto transport;
+	}
+	return false;
+
+transport:
+	/* Chains of headers after a fragment header and headers that no one here knows. */
+	if (next == IPPROTO_NONE || next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING ||
+	    next == IPPROTO_DSTOPTS || next == IPPROTO_FRAGMENT || next == IPPROTO_AH ||
+	    next == IPPROTO_MOBILITY || next == IPPROTO_HIP || next == IPPROTO_SHIM6 || next >= 253)
+		return false;
+	payload_length = bpf_ntohs(header.payload_length);
+	extensions_length = offset - ETHERNET_LENGTH - sizeof(header);
+	/* 0 is a jumbogram (RFC 2675) or BIG TCP (Linux 5.19 for IPv6). */
+	if (payload_length && payload_length < extensions_length)
+		return false;
+	packet->transport_length = payload_length ? payload_length - extensions_length : 0;
+	packet->transport_offset = offset;
+	packet->protocol = next;
+	return true;
+}
+
+#endif

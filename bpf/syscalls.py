@@ -1,0 +1,246 @@
+"""bpf(2), through one funnel, without bcc or libbpf.
+
+Debian 12's libbpf (1.1) does not know tcx links, and every command used here is one small struct,
+so the system call is made directly. Struct layouts: `union bpf_attr` in include/uapi/linux/bpf.h.
+All calls return at once but `link_create` for tcx, which waits for RCU under RTNL for about 10 ms:
+call that one from a worker thread.
+"""
+
+import ctypes
+import enum
+import errno
+import os
+import platform
+import struct
+
+from bpf import errors
+
+_SYSCALL_NUMBERS = {
+    "x86_64": 321,
+    "aarch64": 280,
+    "riscv64": 280,
+    "loongarch64": 280,
+    "s390x": 351,
+    "ppc64le": 361,
+}
+_libc = ctypes.CDLL(None, use_errno=True)
+
+# Commands may be answered with EAGAIN while the verifier is interrupted by signals (libbpf retries
+# five times as well).
+_MAX_ATTEMPTS = 5
+
+
+class Command(enum.IntEnum):
+    """`enum bpf_cmd`."""
+
+    MAP_LOOKUP_ELEM = 1
+    MAP_UPDATE_ELEM = 2
+    MAP_DELETE_ELEM = 3
+    MAP_GET_NEXT_KEY = 4
+    OBJ_PIN = 6
+    OBJ_GET = 7
+    PROG_TEST_RUN = 10
+    PROG_GET_NEXT_ID = 11
+    PROG_GET_FD_BY_ID = 13
+    OBJ_GET_INFO_BY_FD = 15
+    PROG_QUERY = 16
+    MAP_LOOKUP_BATCH = 24
+    LINK_CREATE = 28
+    LINK_UPDATE = 29
+    LINK_GET_FD_BY_ID = 30
+    LINK_GET_NEXT_ID = 31
+
+
+BPF_TCX_INGRESS = 46
+BPF_TCX_EGRESS = 47
+BPF_F_BEFORE = 1 << 3
+BPF_LINK_TYPE_TCX = 11
+
+
+def call(
+    command: Command, attributes: bytes, *, what: str, tolerated: tuple[int, ...] = ()
+) -> tuple[int, bytes]:
+    """One bpf(2) call: the result, and the attributes as the kernel left them.
+
+    The result is a descriptor or 0, or minus the errno where that one is `tolerated`. Raises
+    `BpfError` whose text begins with `what`.
+    """
+    number = _SYSCALL_NUMBERS.get(platform.machine())
+    if number is None:
+        raise errors.BpfError(errno.ENOSYS, f"{what}: no bpf(2) for {platform.machine()}")
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
+    code = 0
+    for _ in range(_MAX_ATTEMPTS):
+        result = _libc.syscall(number, int(command), buffer, len(attributes))
+        if result >= 0:
+            return result, buffer.raw
+        code = ctypes.get_errno()
+        if code != errno.EAGAIN:
+            break
+    if code in tolerated:
+        return -code, buffer.raw
+    raise errors.BpfError(code, f"{what}: {os.strerror(code)}")
+
+
+def _address(buffer: ctypes.Array[ctypes.c_char]) -> int:
+    return ctypes.addressof(buffer)
+
+
+def map_lookup(map_fd: int, key: bytes, value_size: int) -> bytes | None:
+    """The value of `key`, or None. `value_size` is in bytes, all CPUs together for per-CPU maps."""
+    key_buffer = ctypes.create_string_buffer(key, len(key))
+    value = ctypes.create_string_buffer(value_size)
+    attributes = struct.pack("=IIQQQ", map_fd, 0, _address(key_buffer), _address(value), 0)
+    result, _ = call(
+        Command.MAP_LOOKUP_ELEM, attributes, what="reading a map", tolerated=(errno.ENOENT,)
+    )
+    return None if result < 0 else value.raw
+
+
+def map_update(map_fd: int, key: bytes, value: bytes) -> None:
+    """Insert or replace; readers in the kernel see the old value or the new one, never a mix."""
+    key_buffer = ctypes.create_string_buffer(key, len(key))
+    value_buffer = ctypes.create_string_buffer(value, len(value))
+    attributes = struct.pack("=IIQQQ", map_fd, 0, _address(key_buffer), _address(value_buffer), 0)
+    call(Command.MAP_UPDATE_ELEM, attributes, what="writing a map")
+
+
+def map_delete(map_fd: int, key: bytes) -> bool:
+    """Whether there was such a key."""
+    key_buffer = ctypes.create_string_buffer(key, len(key))
+    attributes = struct.pack("=IIQQQ", map_fd, 0, _address(key_buffer), 0, 0)
+    result, _ = call(
+        Command.MAP_DELETE_ELEM, attributes, what="deleting from a map", tolerated=(errno.ENOENT,)
+    )
+    return result == 0
+
+
+def map_lookup_batch(
+    map_fd: int, position: bytes | None, count: int, key_size: int, value_size: int
+) -> tuple[list[bytes], list[bytes], bytes | None]:
+    """Up to `count` keys and values from `position` on, and the next position (None at the end).
+
+    Hash maps of every kind have it since Linux 5.6, arrays too. Raises `BpfError` with ENOSPC where
+    one hash bucket holds more than `count`.
+    """
+    keys = ctypes.create_string_buffer(key_size * count)
+    values = ctypes.create_string_buffer(value_size * count)
+    # The kernel's position is a bucket number for hashes and a key for arrays: 4 bytes for ours.
+    after = ctypes.create_string_buffer(max(4, key_size))
+    before = ctypes.create_string_buffer(position, len(position)) if position else None
+    attributes = struct.pack(
+        "=QQQQIIQQ",
+        _address(before) if before is not None else 0,
+        _address(after),
+        _address(keys),
+        _address(values),
+        count,
+        map_fd,
+        0,
+        0,
+    )
+    result, answer = call(
+        Command.MAP_LOOKUP_BATCH,
+        attributes,
+        what="reading a map in a batch",
+        tolerated=(errno.ENOENT,),
+    )
+    (found,) = struct.unpack_from("=I", answer, 32)
+    key_bytes, value_bytes = keys.raw, values.raw
+    return (
+        [key_bytes[i * key_size : (i + 1) * key_size] for i in range(found)],
+        [value_bytes[i * value_size : (i + 1) * value_size] for i in range(found)],
+        after.raw if result == 0 else None,
+    )
+
+
+def pin(fd: int, path: str) -> None:
+    """Pin a map, program or link at `path`, on a bpffs."""
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    call(Command.OBJ_PIN, struct.pack("=QIII", _address(name), fd, 0, 0), what=f"pinning {path}")
+
+
+def open_pin(path: str) -> int:
+    """A new descriptor of what is pinned at `path`. Raises `BpfError` (ENOENT: nothing there)."""
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    attributes = struct.pack("=QIII", _address(name), 0, 0, 0)
+    return call(Command.OBJ_GET, attributes, what=f"opening {path}")[0]
+
+
+def object_info(fd: int, size: int) -> bytes:
+    """The first `size` bytes of `struct bpf_map_info`, `bpf_prog_info` or `bpf_link_info`.
+
+    An older kernel fills fewer bytes; the rest stay 0.
+    """
+    info = ctypes.create_string_buffer(size)
+    attributes = struct.pack("=IIQ", fd, size, _address(info))
+    call(Command.OBJ_GET_INFO_BY_FD, attributes, what="asking for a BPF object's description")
+    return info.raw
+
+
+def link_create_tcx(program_fd: int, ifindex: int, attach_type: int, flags: int) -> int:
+    """Attach a program to an interface by a tcx link (Linux 6.6); the link's descriptor."""
+    attributes = struct.pack("=IIIIIIQ", program_fd, ifindex, attach_type, flags, 0, 0, 0)
+    return call(Command.LINK_CREATE, attributes, what=f"attaching to interface {ifindex}")[0]
+
+
+def link_update(link_fd: int, program_fd: int) -> None:
+    """Swap the program of a link at once (about 2 us); no packet goes unjudged."""
+    attributes = struct.pack("=IIII", link_fd, program_fd, 0, 0)
+    call(Command.LINK_UPDATE, attributes, what="swapping a link's program")
+
+
+def query_programs(ifindex: int, attach_type: int) -> list[int]:
+    """Ids of the programs of an interface's tcx chain, in the order in which they run."""
+    room = 64  # BPF_MPROG_MAX in the kernel
+    ids = (ctypes.c_uint32 * room)()
+    attributes = struct.pack(
+        "=IIIIQIIQQQQ", ifindex, attach_type, 0, 0, ctypes.addressof(ids), room, 0, 0, 0, 0, 0
+    )
+    _, answer = call(Command.PROG_QUERY, attributes, what=f"reading interface {ifindex}'s chain")
+    (count,) = struct.unpack_from("=I", answer, 24)
+    return list(ids[:count])
+
+
+def next_id(command: Command, after: int) -> int | None:
+    """The next program's or link's id above `after`, or None. Ids are those of the whole kernel."""
+    result, answer = call(
+        command,
+        struct.pack("=III", after, 0, 0),
+        what="listing BPF objects",
+        tolerated=(errno.ENOENT,),
+    )
+    return int(struct.unpack_from("=I", answer, 4)[0]) if result == 0 else None
+
+
+def fd_by_id(command: Command, object_id: int) -> int:
+    """A descriptor of the program or link with this id. Raises `BpfError` (ENOENT: it is gone)."""
+    attributes = struct.pack("=III", object_id, 0, 0)
+    return call(command, attributes, what=f"opening BPF object {object_id}")[0]
+
+
+def run_program(program_fd: int, frame: bytes, context: bytes, repeat: int = 1) -> tuple[int, int]:
+    """Run a tc program on `frame` (BPF_PROG_TEST_RUN): its return value and ns per run.
+
+    context: `struct __sk_buff`, of which the kernel takes mark, priority, ingress_ifindex,
+    ifindex, cb, tstamp, wire_len, gso_segs, gso_size and hwtstamp; all else must be 0.
+    """
+    data = ctypes.create_string_buffer(frame, len(frame))
+    context_in = ctypes.create_string_buffer(context, len(context))
+    attributes = struct.pack(
+        "=IIIIQQIIIIQQII",
+        *(program_fd, 0, len(frame), 0),
+        *(_address(data), 0),
+        *(repeat, 0, len(context), 0),
+        *(_address(context_in), 0),
+        *(0, 0),
+    )
+    _, answer = call(Command.PROG_TEST_RUN, attributes, what="running a program on a test frame")
+    (returned,) = struct.unpack_from("=i", answer, 4)
+    (duration_ns,) = struct.unpack_from("=I", answer, 36)
+    return returned, duration_ns
+
+
+def program_id(program_fd: int) -> int:
+    """The kernel-wide id of a program: the second field of `struct bpf_prog_info`."""
+    return int(struct.unpack("=II", object_info(program_fd, 8))[1])

@@ -1,0 +1,74 @@
+"""The words for what the gate decided: one enum each, the twin of the C enum in src/abi.h."""
+
+import enum
+
+
+class Mode(enum.IntEnum):
+    """What a gate does with packets that it would drop."""
+
+    OFF = 0
+    AUDIT = 1
+    ENFORCE = 2
+    STRICT = 3
+
+    @property
+    def word(self) -> str:
+        """As in labels, metrics and the command line."""
+        return self.name.lower()
+
+    @classmethod
+    def from_word(cls, word: str) -> "Mode":
+        """The mode called `word`. Raises `ValueError` with a sentence naming the known ones."""
+        for mode in cls:
+            if mode.word == word:
+                return mode
+        known = ", ".join(mode.word for mode in cls)
+        raise ValueError(f"mode {word!r} is not known; use one of {known}")
+
+
+class Verdict(enum.IntEnum):
+    """What became of a packet."""
+
+    PASS = 0
+    DROP = 1
+    WOULD_DROP = 2
+
+    @property
+    def word(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+
+class Reason(enum.IntEnum):
+    """The one word that says why."""
+
+    ARP = 0
+    CONTROL = 1
+    ESTABLISHED = 2
+    UNJUDGED = 3
+    UNPARSABLE = 4
+    FRAGMENT = 5
+    STRAY = 6
+    NODE = 7
+    KERNEL = 8
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+    @property
+    def meaning(self) -> str:
+        """One line for people: docs/reference/reasons.md and `podgate status` show it."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    Reason.ARP: "address resolution",
+    Reason.CONTROL: "ICMP errors, neighbour discovery, IGMP and MLD",
+    Reason.ESTABLISHED: "TCP that opens nothing: the node answers what the pod began",
+    Reason.UNJUDGED: "a protocol that the gate does not judge yet: all but TCP",
+    Reason.UNPARSABLE: "not to be read to its transport header, so not to be trusted",
+    Reason.FRAGMENT: "a fragment of a TCP packet, which hides the flags",
+    Reason.STRAY: "to an address that is not this pod's: a copy that a bridge flooded",
+    Reason.NODE: "a process of the node started it",
+    Reason.KERNEL: "the node's kernel started it: no socket is known",
+}
