@@ -1,0 +1,53 @@
+"""What a probe came to."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Result(StrEnum):
+    """The four results of pkg/probe/probe.go, in the kubelet's own words."""
+
+    SUCCESS = "success"
+    WARNING = "warning"
+    """Counts as success, and is worth an Event: a redirect away from the pod."""
+    FAILURE = "failure"
+    UNKNOWN = "unknown"
+    """Counts as failure; a startup probe's value before its first result."""
+
+    @property
+    def passed(self) -> bool:
+        """Success or Warning (pkg/kubelet/prober/prober.go `probe`)."""
+        return self is Result.SUCCESS or self is Result.WARNING
+
+    def counted(self) -> Result:
+        """The result as thresholds and the cache see it: only Success or Failure."""
+        return Result.SUCCESS if self.passed else Result.FAILURE
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What one exchange with one address says: a result and the text for people."""
+
+    result: Result
+    message: str = ""
+    """The kubelet's own text; for a success the answer's body (at most 10 KiB)."""
+    error: bool = False
+    """The prober failed rather than the pod: try again at once, and then throw it away."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """One finished probe."""
+
+    result: Result
+    message: str = ""
+    error: bool = False
+    """As in Verdict: such a result is never counted (pkg/kubelet/prober/worker.go)."""
+    duration_seconds: float = 0.0
+    address: str | None = None
+    """The pod address that gave this result; None when none was reached or even tried."""
+
+    @property
+    def passed(self) -> bool:
+        return self.result.passed
