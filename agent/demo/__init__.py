@@ -1,0 +1,1 @@
+"""`podgate demo`: the whole job on one machine, in namespaces that end with it."""

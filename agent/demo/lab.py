@@ -1,0 +1,280 @@
+"""A node and its pods as network namespaces, with real interfaces and no way out.
+
+`isolate` moves the calling process into namespaces of its own: a network namespace that becomes the
+"node", and a mount namespace that holds the names of the pods' and a BPF file system. Nothing of it
+has a name outside, so the kernel takes all of it away when the last process in it ends, however it
+ends.
+
+Addresses are of 198.18.0.0/15 (RFC 2544) and fd00:18::/32 only; the node has no uplink.
+"""
+
+import ctypes
+import dataclasses
+import ipaddress
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import threading
+from types import TracebackType
+
+import pyroute2
+
+from bpf.abi import IPAddress
+from probes.netns import Netns, forget_home
+
+_CLONE_NEWNS = 0x00020000
+_CLONE_NEWNET = 0x40000000
+_MS_BIND = 0x1000
+_MS_REC = 0x4000
+_MS_PRIVATE = 1 << 18
+_IFA_F_NODAD = 0x02
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+NODE_IPV4 = ipaddress.IPv4Address("198.18.0.1")
+NODE_IPV6 = ipaddress.IPv6Address("fd00:18::1")
+_BRIDGE_IPV4 = ipaddress.IPv4Interface("198.18.2.1/24")
+_BRIDGE_IPV6 = ipaddress.IPv6Interface("fd00:18:0:2::1/64")
+BRIDGE = "pgbr0"
+
+# Where pods' namespaces and the BPF file system are mounted, seen from within only.
+LAB_DIRECTORY = pathlib.Path("/run/podgate-lab")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LabPod:
+    """One pod: its namespace, the node's side of its interface and its addresses."""
+
+    name: str
+    netns: Netns
+    interface: str
+    ifindex: int
+    addresses: tuple[IPAddress, ...]
+    is_bridged: bool
+
+    @property
+    def ipv4(self) -> str:
+        return str(next(address for address in self.addresses if address.version == 4))
+
+    @property
+    def ipv6(self) -> str:
+        return str(next(address for address in self.addresses if address.version == 6))
+
+    def open_socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
+        """A blocking socket inside the pod, with a time limit of one second."""
+        sock = self.netns.socket(family, kind, protocol)
+        sock.settimeout(1)
+        return sock
+
+    def listen(self, port: int, family: int = socket.AF_INET6) -> socket.socket:
+        """A TCP server's socket on all addresses of the pod (both families, for IPv6)."""
+        sock = self.open_socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(("", port))
+        sock.listen()
+        return sock
+
+
+def isolate() -> None:
+    """Move the calling process into a node namespace and a mount namespace of its own.
+
+    To be called before there are other threads. Raises `OSError` (EPERM: not root).
+    """
+    _check(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET), "making namespaces")
+    forget_home()
+    _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "detaching mounts")
+    LAB_DIRECTORY.mkdir(mode=0o700, exist_ok=True)
+    _check(_libc.mount(b"podgate", _bytes(LAB_DIRECTORY), b"tmpfs", 0, None), "mounting tmpfs")
+    for name in ("netns", "bpf"):
+        (LAB_DIRECTORY / name).mkdir()
+    _check(_libc.mount(b"bpf", _bytes(LAB_DIRECTORY / "bpf"), b"bpf", 0, None), "mounting bpffs")
+
+
+class Lab:
+    """Builds pods around the namespace that the process is in; removes them when it is closed."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, LabPod] = {}
+        self._netlink = pyroute2.IPRoute()
+        self._bridge_ifindex: int | None = None
+        _enable_forwarding()
+        loopback = self._netlink.link_lookup(ifname="lo")[0]
+        self._netlink.link("set", index=loopback, state="up")
+        for address in (NODE_IPV4, NODE_IPV6):
+            _add_address(self._netlink, loopback, address)
+
+    def __enter__(self) -> "Lab":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for name in list(self.pods):
+            self.remove_pod(name)
+        if self._bridge_ifindex is not None:
+            self._netlink.link("del", index=self._bridge_ifindex)
+        loopback = self._netlink.link_lookup(ifname="lo")[0]
+        self._netlink.flush_addr(index=loopback, label="lo")
+        self._netlink.close()
+
+    def add_pod(self, name: str, number: int, *, bridged: bool = False) -> LabPod:
+        """A pod with one IPv4 and one IPv6 address. `number` (1 to 250) makes them unique.
+
+        Routed pods have a host route on the node, as with Calico; bridged ones share a bridge and
+        a subnet, as with the CNI's bridge plugin.
+        """
+        netns = _make_netns(name)
+        interface = f"pg{name}"[:15]
+        self._netlink.link(
+            "add",
+            ifname=interface,
+            kind="veth",
+            peer={"ifname": "eth0", "net_ns_fd": netns.path},
+        )
+        ifindex = self._netlink.link_lookup(ifname=interface)[0]
+        if bridged:
+            addresses = self._join_bridge(netns, ifindex, number)
+        else:
+            addresses = self._route(netns, ifindex, number)
+        pod = LabPod(name, netns, interface, ifindex, addresses, bridged)
+        self.pods[name] = pod
+        return pod
+
+    def remove_pod(self, name: str) -> None:
+        """End the pod's namespace; its interface goes with it, at once."""
+        pod = self.pods.pop(name)
+        for ifindex in self._netlink.link_lookup(ifname=pod.interface):
+            self._netlink.link("del", index=ifindex)
+        _check(_libc.umount2(os.fsencode(pod.netns.path), 2), "unmounting a namespace")
+        os.unlink(pod.netns.path)
+
+    def _route(self, netns: Netns, ifindex: int, number: int) -> tuple[IPAddress, ...]:
+        ipv4 = ipaddress.IPv4Address(f"198.18.1.{number}")
+        ipv6 = ipaddress.IPv6Address(f"fd00:18:0:1::{number:x}")
+        _add_address(self._netlink, ifindex, NODE_IPV4)
+        _add_address(self._netlink, ifindex, NODE_IPV6)
+        self._netlink.link("set", index=ifindex, state="up")
+        with _netlink_in(netns) as inside:
+            eth0 = _bring_up(inside)
+            for own, node in ((ipv4, NODE_IPV4), (ipv6, NODE_IPV6)):
+                _add_address(inside, eth0, own)
+                bits = own.max_prefixlen
+                inside.route("add", dst=f"{node}/{bits}", oif=eth0, scope="link")
+                inside.route(
+                    "add", dst="default", gateway=str(node), oif=eth0, family=_family(own)
+                )
+                self._netlink.route("add", dst=f"{own}/{bits}", oif=ifindex, scope="link")
+        return ipv4, ipv6
+
+    def _join_bridge(self, netns: Netns, ifindex: int, number: int) -> tuple[IPAddress, ...]:
+        if self._bridge_ifindex is None:
+            self._bridge_ifindex = self._make_bridge()
+        ipv4 = _BRIDGE_IPV4.network[number + 1]
+        ipv6 = _BRIDGE_IPV6.network[number + 1]
+        self._netlink.link("set", index=ifindex, master=self._bridge_ifindex, state="up")
+        with _netlink_in(netns) as inside:
+            eth0 = _bring_up(inside)
+            for own, node in ((ipv4, _BRIDGE_IPV4), (ipv6, _BRIDGE_IPV6)):
+                _add_address(inside, eth0, own, node.network.prefixlen)
+                inside.route("add", dst="default", gateway=str(node.ip), family=_family(own))
+        return ipv4, ipv6
+
+    def _make_bridge(self) -> int:
+        self._netlink.link("add", ifname=BRIDGE, kind="bridge")
+        ifindex = int(self._netlink.link_lookup(ifname=BRIDGE)[0])
+        for interface in (_BRIDGE_IPV4, _BRIDGE_IPV6):
+            _add_address(self._netlink, ifindex, interface.ip, interface.network.prefixlen)
+        self._netlink.link("set", index=ifindex, state="up")
+        return ifindex
+
+
+def popen_in(netns: Netns, arguments: list[str]) -> "subprocess.Popen[bytes]":
+    """Start a process inside a pod; its output is thrown away."""
+    nsenter = shutil.which("nsenter") or "nsenter"
+    return subprocess.Popen(
+        [nsenter, f"--net={netns.path}", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _make_netns(name: str) -> Netns:
+    """A new namespace, named by a bind mount; made in a thread, which alone changes over."""
+    path = LAB_DIRECTORY / "netns" / name
+    path.touch(exist_ok=False)
+    failures: list[OSError] = []
+
+    def make() -> None:
+        try:
+            _check(_libc.unshare(_CLONE_NEWNET), "making a pod's namespace")
+            source = b"/proc/thread-self/ns/net"
+            _check(_libc.mount(source, _bytes(path), None, _MS_BIND, None), "naming a namespace")
+            for family in ("all", "default"):
+                _write_sysctl(f"ipv6/conf/{family}/accept_dad", "0")
+        except OSError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=make, name=f"netns-{name}")
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+    return Netns.open(str(path))
+
+
+def _netlink_in(netns: Netns) -> pyroute2.IPRoute:
+    # asyncio, which pyroute2 is built on, takes only datagram sockets; netlink knows no difference.
+    sock = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)
+    return pyroute2.IPRoute(fileno=sock.detach())
+
+
+def _bring_up(netlink: pyroute2.IPRoute) -> int:
+    for name in ("lo", "eth0"):
+        netlink.link("set", index=netlink.link_lookup(ifname=name)[0], state="up")
+    return int(netlink.link_lookup(ifname="eth0")[0])
+
+
+def _add_address(
+    netlink: pyroute2.IPRoute, ifindex: int, address: IPAddress, prefix_length: int | None = None
+) -> None:
+    netlink.addr(
+        "add",
+        index=ifindex,
+        address=str(address),
+        prefixlen=prefix_length or address.max_prefixlen,
+        # No duplicate address detection: an address would be unusable for its first second.
+        **({"flags": _IFA_F_NODAD} if address.version == 6 else {}),
+    )
+
+
+def _family(address: IPAddress) -> int:
+    return socket.AF_INET if address.version == 4 else socket.AF_INET6
+
+
+def _enable_forwarding() -> None:
+    for family in ("all", "default"):
+        _write_sysctl(f"ipv6/conf/{family}/accept_dad", "0")
+        _write_sysctl(f"ipv6/conf/{family}/forwarding", "1")
+    _write_sysctl("ipv4/ip_forward", "1")
+
+
+def _write_sysctl(name: str, value: str) -> None:
+    pathlib.Path("/proc/sys/net", name).write_text(value, encoding="ascii")
+
+
+def _bytes(path: pathlib.Path) -> bytes:
+    return os.fsencode(path)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
