@@ -1,0 +1,211 @@
+"""The httpGet probe over HTTP/1: requests, redirects, and what an answer means.
+
+Rules and texts are those of pkg/probe/http/http.go and of Go's http.Client,
+which it uses; the exceptions are named where they are made.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from probes import http1, urls
+from probes.exchanges import Broken, Hop, Phase, join_host_port
+from probes.identity import PROBE_USER_AGENT
+from probes.results import Result, Verdict
+from probes.specs import HttpGet
+
+REQUESTS_MAX: Final = 10
+"""The first request and nine redirects; Go's client stops at the tenth."""
+
+# Offered to https servers: HTTP/1.1 alone, though the kubelet also takes h2. Servers that
+# speak h2 after ALPN speak 1.1 as well, and one small answer is cheaper that way.
+ALPN: Final = ("http/1.1",)
+
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+
+
+def probe_url(handler: HttpGet, address: str) -> urls.Url:
+    """The URL of a probe (pkg/probe/http/request.go formatURL).
+
+    Whatever host the path names is written over: a probe goes to `address`.
+    """
+    path = urls.to_bytes_text(handler.path)
+    try:
+        url = urls.parse(path)
+    except urls.UrlError:
+        # "Pass it along as is": all of it becomes the path.
+        url = urls.Url(path=urls.escape_path(path))
+    host = join_host_port(address, handler.port)
+    return urls.Url(handler.scheme.lower(), url.user, host, url.path, url.query, url.opaque)
+
+
+class HttpTarget:
+    """An httpGet handler and an address: its URL, headers and first request are made once."""
+
+    __slots__ = ("headers", "hop", "host", "request", "unsendable", "url")
+
+    def __init__(self, handler: HttpGet, address: str) -> None:
+        self.url = probe_url(handler, address)
+        self.headers = http1.request_headers(handler.headers, PROBE_USER_AGENT)
+        self.host = urls.to_bytes_text(self.headers.get("Host", ("",))[0])
+        self.hop = _hop(self.url)
+        self.request = b""
+        self.unsendable = "http: no Host in request URL" if self.url.opaque else ""
+        try:
+            self.request = _request(self.url, self.host, self.headers, referer=None)
+        except http1.HttpError as error:
+            self.unsendable = str(error)
+
+    def exchange(self) -> HttpExchange:
+        return HttpExchange(self)
+
+
+class HttpExchange:
+    """One probe: one request, and one more for each redirect within the pod."""
+
+    __slots__ = ("_host", "_reader", "_request", "_requests", "_target", "_url", "hop", "verdict")
+
+    def __init__(self, target: HttpTarget) -> None:
+        self.hop = target.hop
+        self.verdict: Verdict | None = None
+        self._target = target
+        self._url = target.url
+        self._host = target.host
+        self._request = target.request
+        self._requests = 0
+        self._reader = http1.ResponseReader()
+        if target.unsendable:
+            self._fail(target.unsendable)
+
+    def start(self) -> bytes:
+        self._requests += 1
+        self._reader = http1.ResponseReader()
+        return self._request
+
+    def receive(self, data: bytes) -> bytes:
+        reader = self._reader
+        head_was_in = reader.status
+        try:
+            if data:
+                reader.feed(data)
+            else:
+                reader.end()
+        except http1.HttpError as error:
+            self._refuse(str(error))
+            return b""
+        if (
+            not head_was_in
+            and reader.status in _REDIRECTS
+            and reader.location is not None
+            and self._follow(reader.location)
+        ):
+            return b""
+        if reader.complete:
+            self.verdict = _judge(reader)
+        return b""
+
+    def fail(self, broken: Broken) -> None:
+        if self._reader.status:
+            # The kubelet's ReadAtMost failed: a prober error, which is tried again.
+            text = broken.text
+            if broken.timeout:
+                text = (
+                    "context deadline exceeded"
+                    " (Client.Timeout or context cancellation while reading body)"
+                )
+            self.verdict = Verdict(Result.FAILURE, text, error=True)
+        elif broken.timeout:
+            self._fail("context deadline exceeded (Client.Timeout exceeded while awaiting headers)")
+        else:
+            self._fail(broken.text)
+
+    def _refuse(self, text: str) -> None:
+        if self._reader.status or text == "EOF":
+            self.fail(Broken(Phase.TALK, text))
+        else:
+            self._fail(f"net/http: HTTP/1.x transport connection broken: {text}")
+
+    def _fail(self, text: str) -> None:
+        # A redirect may lead to an address of any length: enough to know it by.
+        url = urls.from_bytes_text(str(_without_password(self._url))[:512])
+        self.verdict = Verdict(Result.FAILURE, f'Get "{url}": {text}')
+
+    def _follow(self, location: str) -> bool:
+        """Whether this redirect is followed, or ends the probe; False: its answer counts.
+
+        Only the hostname must stay that of the first request; port and scheme
+        may change (http.go RedirectChecker). The address dialled never does.
+        """
+        try:
+            reference = urls.parse(location)
+        except urls.UrlError as error:
+            shown = urls.from_bytes_text(location[:512])
+            self._fail(f'failed to parse Location header "{shown}": {error}')
+            return True
+        url = urls.resolve(self._url, reference)
+        if url.hostname != self._target.url.hostname:
+            return False
+        if self._requests >= REQUESTS_MAX:
+            self._fail(f"stopped after {REQUESTS_MAX} redirects")
+            return True
+        if url.scheme not in ("http", "https"):
+            self._fail(f'unsupported protocol scheme "{url.scheme[:64]}"')
+            return True
+        if not url.port:
+            self._fail(f"dial tcp: address {url.host[:64]}: invalid port")
+            return True
+        # A Host header of the spec lives on through relative redirects (Go issue 22233).
+        if reference.scheme:
+            self._host = ""
+        referer = None if self._url.scheme == "https" and url.scheme == "http" else self._url
+        try:
+            self._request = _request(url, self._host, self._target.headers, referer)
+        except http1.HttpError as error:
+            self._fail(str(error))
+            return True
+        self._url = url
+        self._reader = http1.ResponseReader()
+        self.hop = _hop(url)
+        return True
+
+
+def _judge(reader: http1.ResponseReader) -> Verdict:
+    """What a final answer means (http.go DoHTTPProbe)."""
+    status = reader.status
+    if not 200 <= status < 400:
+        # Without the body: it would show one tenant's data to another (#99425).
+        return Verdict(Result.FAILURE, f"HTTP probe failed with statuscode: {status}")
+    body = reader.body.decode("utf-8", "replace")
+    if status >= 300:
+        return Verdict(Result.WARNING, f"Probe terminated redirects, Response body: {body}")
+    return Verdict(Result.SUCCESS, body)
+
+
+def _hop(url: urls.Url) -> Hop:
+    return Hop(url.port, True, ALPN) if url.scheme == "https" else Hop(url.port)
+
+
+def _request(
+    url: urls.Url, host: str, headers: dict[str, tuple[str, ...]], referer: urls.Url | None
+) -> bytes:
+    if referer is not None and "Referer" not in headers:
+        headers = {**headers, "Referer": (urls.from_bytes_text(str(referer.without_user())),)}
+    if url.user is not None and "Authorization" not in headers:
+        headers = {**headers, "Authorization": (_basic(url.user),)}
+    return http1.request_bytes(url.request_target, host or url.host, headers)
+
+
+def _basic(user: str) -> str:
+    name, _, password = user.partition(":")
+    both = unquote_to_bytes(name) + b":" + unquote_to_bytes(password)
+    return "Basic " + base64.b64encode(both).decode("ascii")
+
+
+def _without_password(url: urls.Url) -> urls.Url:
+    """Go's stripPassword: errors go to logs and Events."""
+    if url.user is None or ":" not in url.user:
+        return url
+    name = url.user.partition(":")[0]
+    return urls.Url(url.scheme, f"{name}:***", url.host, url.path, url.query, url.opaque)
