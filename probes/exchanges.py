@@ -7,7 +7,6 @@ every protocol is tested with bytes alone, and the I/O knows no protocol.
 from __future__ import annotations
 
 from enum import Enum, auto
-from ipaddress import IPv6Address
 from typing import Protocol
 
 import msgspec
@@ -74,11 +73,6 @@ class Target(Protocol):
 def join_host_port(host: str, port: int) -> str:
     """`1.2.3.4:80` or `[fd00::1]:80` (Go's net.JoinHostPort)."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_link_local(address: str) -> bool:
-    """Whether `address` is fe80::/10: it means nothing without an interface."""
-    return ":" in address and IPv6Address(address).is_link_local
 
 
 def go_duration(seconds: float) -> str:

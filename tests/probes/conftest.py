@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +29,22 @@ class Sandbox:
     @property
     def path(self) -> str:
         return self.netns.path
+
+    def listen(self, address: str | None = None, port: int = 0, backlog: int = 64) -> socket.socket:
+        """A listening socket inside, on any free port unless told."""
+        address = address or self.v4
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        sock = self.netns.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind((address, port))
+        sock.listen(backlog)
+        return sock
+
+    def closed_port(self, address: str | None = None) -> int:
+        """A port that nobody listens on, and that nobody will get by chance: it is a low one."""
+        return 9
 
 
 @contextmanager
@@ -55,6 +73,14 @@ def sandbox_netns() -> Iterator[Sandbox]:
         holder.stdin.close()
         holder.wait(timeout=10)
         holder.stdout.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_stray_event_loop() -> None:
+    """Before Python 3.12 asyncio makes a loop for whoever asks first, as pytest-asyncio does in
+    a session that begins with a synchronous test; nobody would close it. Not after this.
+    """
+    asyncio.set_event_loop(None)
 
 
 @pytest.fixture

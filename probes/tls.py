@@ -1,0 +1,120 @@
+"""TLS for https and grpc probes, apart from any socket; certificates are not verified.
+
+As in pkg/probe/http/http.go (`InsecureSkipVerify`): a probe asks whether the
+server lives, and a kubelet has no way to know whose certificate it should be.
+For the same reason the server's choice of weak keys and hashes is taken.
+"""
+
+from __future__ import annotations
+
+import functools
+import ssl
+from typing import Final
+
+_CHUNK_BYTES: Final = 16 * 1024  # one TLS record
+# OpenSSL's name is in the ssl module only since Python 3.12. Without it OpenSSL 3 refuses
+# servers from before RFC 5746, which Go's client takes; renegotiation is off on this side.
+_OP_LEGACY_SERVER_CONNECT: Final = 0x4
+
+
+class TlsError(Exception):
+    """The handshake failed or a record was bad; the message is Go's text where there is one."""
+
+
+@functools.lru_cache(maxsize=8)
+def client_context(alpn: tuple[str, ...]) -> ssl.SSLContext:
+    """The settings of all probes that offer these protocols; TLS 1.2 up, as Go's default."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    context.options |= ssl.OP_NO_RENEGOTIATION | _OP_LEGACY_SERVER_CONNECT
+    if alpn:
+        context.set_alpn_protocols(list(alpn))
+    return context
+
+
+class Tunnel:
+    """One TLS client connection, as bytes in and bytes out.
+
+    No name is sent (SNI): probes go to addresses, and Go sends no name for
+    those either.
+    """
+
+    __slots__ = ("_first", "_incoming", "_outgoing", "_tls", "ended", "ready")
+
+    def __init__(self, alpn: tuple[str, ...]) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = client_context(alpn).wrap_bio(self._incoming, self._outgoing)
+        self._first = b""
+        self.ready = False
+        """The handshake is done."""
+        self.ended = False
+        """The server will send nothing more."""
+
+    def start(self) -> bytes:
+        """The first bytes to send."""
+        self._shake()
+        return self.outgoing()
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """Take what the socket gave (b"": its end); returns what was in it, maybe nothing.
+
+        `outgoing` is to be sent afterwards. Raises TlsError.
+        """
+        if data:
+            if not self.ready:
+                self._first = self._first or data[:5]
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
+        if not self.ready:
+            self._shake()
+        found: list[bytes] = []
+        try:
+            while self.ready and not self.ended:
+                piece = self._tls.read(_CHUNK_BYTES)
+                self.ended = not piece
+                if piece:
+                    found.append(piece)
+        except ssl.SSLWantReadError:
+            pass
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            # An end without close_notify, at the end of a record: Go takes it as an end, too.
+            self.ended = True
+        except ssl.SSLError as error:
+            raise TlsError(_text(error)) from error
+        return found
+
+    def encrypt(self, data: bytes) -> None:
+        """Put `data` into `outgoing`; only when `ready`."""
+        if data:
+            self._tls.write(data)
+
+    def outgoing(self) -> bytes:
+        """What is to be sent, once."""
+        return self._outgoing.read() if self._outgoing.pending else b""
+
+    def _shake(self) -> None:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError) as error:
+            raise TlsError("EOF") from error
+        except ssl.SSLError as error:
+            if self._first == b"HTTP/":
+                raise TlsError("http: server gave HTTP response to HTTPS client") from error
+            if self._first[:1] not in (b"\x15", b"\x16"):
+                text = "tls: first record does not look like a TLS handshake"
+                raise TlsError(text) from error
+            raise TlsError(_text(error)) from error
+        self.ready = True
+
+
+def _text(error: ssl.SSLError) -> str:
+    reason = (error.reason or str(error)).lower().replace("_", " ")
+    alert = reason.partition(" alert ")[2]
+    return f"remote error: tls: {alert}" if alert else f"tls: {reason}"

@@ -1,0 +1,119 @@
+"""Servers for probes to meet, inside a sandbox, on the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(
+    sock: socket.socket, answer: Answer, context: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    """Answer each connection to `sock` with `answer`; yields the port."""
+    under_way: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        under_way.add(task)
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                await answer(reader, writer)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            under_way.discard(task)
+            writer.transport.abort()
+
+    server = await asyncio.start_server(connected, sock=sock, ssl=context)
+    port: int = sock.getsockname()[1]
+    try:
+        yield port
+    finally:
+        server.close()
+        for task in under_way:
+            task.cancel()
+        if under_way:
+            await asyncio.wait(under_way)
+
+
+def saying(data: bytes) -> Answer:
+    """Read one request, say `data`, hang up."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(data)
+        await writer.drain()
+        writer.write_eof()
+        await reader.read()
+
+    return answer
+
+
+def repeating(first: bytes, then: bytes, pause_seconds: float = 0.0) -> Answer:
+    """Read one request, then send without end."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(first)
+        while True:
+            writer.write(then)
+            await writer.drain()
+            await asyncio.sleep(pause_seconds)
+
+    return answer
+
+
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Take everything, say nothing."""
+    while await reader.read(65536):
+        pass
+
+
+@contextmanager
+def full_backlog(sock: socket.socket, clients: Callable[[], socket.socket]) -> Iterator[None]:
+    """Fill the queue of a listener that accepts nobody: further SYNs are dropped."""
+    made: list[socket.socket] = []
+    try:
+        while True:
+            client = clients()
+            made.append(client)
+            client.connect_ex(sock.getsockname())
+            if client.connect_ex(sock.getsockname()):
+                break
+        yield
+    finally:
+        for client in made:
+            client.close()
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed certificate that is long out of date, for a name that nobody has."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-subj", "/CN=nobody.test", "-days", "1"),
+            *("-keyout", str(key), "-out", str(cert)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return cert, key
+
+
+def server_context(folder: Path, *alpn: str) -> ssl.SSLContext:
+    cert, key = certificate(folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    if alpn:
+        context.set_alpn_protocols(list(alpn))
+    return context
