@@ -7,6 +7,7 @@ For the same reason the server's choice of weak keys and hashes is taken.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ssl
 from typing import Final
@@ -96,6 +97,13 @@ class Tunnel:
     def outgoing(self) -> bytes:
         """What is to be sent, once."""
         return self._outgoing.read() if self._outgoing.pending else b""
+
+    def close(self) -> bytes:
+        """The last bytes to send: close_notify, for servers that note its absence."""
+        # It wants the server's close_notify in return, or there is nothing to close.
+        with contextlib.suppress(ssl.SSLError):
+            self._tls.unwrap()
+        return self.outgoing() if self.ready else b""
 
     def _shake(self) -> None:
         try:

@@ -441,6 +441,38 @@ async def test_closing_never_waits_for_the_pod(sandbox_that_drops_every_fin: San
     assert outcome.result is Result.SUCCESS
 
 
+def in_state(sandbox: Sandbox, state: str) -> list[str]:
+    command = ["nsenter", f"--net={sandbox.path}", "ss", "-Htan", "state", state]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+async def test_probe_leaves_no_port_in_time_wait(sandbox: Sandbox) -> None:
+    """Else 470 probes a second use up all ports of a pod, and each connect() searches longer."""
+    with sandbox.listen() as sock:
+        outcome = await ask(sandbox, TcpSocket(sock.getsockname()[1]))
+        accepted, _ = sock.accept()
+        with accepted:
+            assert accepted.recv(1) == b""  # an end, and not a reset
+    assert outcome.result is Result.SUCCESS
+    assert in_state(sandbox, "time-wait") == []
+
+
+async def test_server_that_probes_are_talking_to_sees_an_end_not_a_reset(
+    sandbox: Sandbox,
+) -> None:
+    seen: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+        seen.put_nowait(await reader.read())
+
+    async with servers.serving(sandbox.listen(), answer) as port:
+        outcome = await ask(sandbox, HttpGet(port))
+        assert await asyncio.wait_for(seen.get(), 10) == b""
+    assert outcome.result is Result.SUCCESS
+
+
 async def test_mistake_of_ours_ends_only_that_probe(
     shared_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -468,6 +500,19 @@ async def test_https_probe_of_a_server_nobody_would_trust(
     async with servers.serving(shared_sandbox.listen(), servers_tls_ok, context) as port:
         outcome = await ask(shared_sandbox, HttpGet(port, scheme="HTTPS"))
     assert (outcome.result, outcome.message) == (Result.SUCCESS, "ok")
+
+
+async def test_https_server_is_told_the_end(shared_sandbox: Sandbox, tmp_path: Path) -> None:
+    ends: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await servers_tls_ok(reader, writer)
+        ends.put_nowait(await reader.read())  # raises when cut off without close_notify
+
+    context = servers.server_context(tmp_path)
+    async with servers.serving(shared_sandbox.listen(), answer, context) as port:
+        await ask(shared_sandbox, HttpGet(port, scheme="HTTPS"))
+        assert await asyncio.wait_for(ends.get(), 10) == b""
 
 
 async def servers_tls_ok(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
