@@ -1,1 +1,3 @@
-"""The control plane: pods, conditions, APIs, metrics, command line. Puts bpf and probes together."""
+"""The control plane: pods, conditions, APIs, metrics and the command line over bpf and probes."""
+
+VERSION = "0.1.0"

@@ -26,56 +26,60 @@ class ClsactFilters:
     def __init__(self, program: str, program_fd: int) -> None:
         self._name = _NAME_PREFIX + program
         self._program_fd = program_fd
+        self._netlink = pyroute2.IPRoute()
+
+    def close(self) -> None:
+        self._netlink.close()
 
     def attach(self, ifindex: int) -> bool:
         """Add our filter, or swap its program; whether the clsact qdisc was made for it.
 
         Raises `AttachError`.
         """
-        with pyroute2.IPRoute() as netlink:
-            try:
-                made_qdisc = _add_qdisc(netlink, ifindex)
-                netlink.tc(
-                    "replace-filter",
-                    "bpf",
-                    ifindex,
-                    _HANDLE,
-                    parent=_EGRESS,
-                    prio=_PRIORITY,
-                    fd=self._program_fd,
-                    name=self._name,
-                    direct_action=True,
-                )
-            except pyroute2.NetlinkError as error:
-                raise errors.AttachError(
-                    f"attaching a filter to interface {ifindex}: {error}"
-                ) from error
+        try:
+            made_qdisc = _add_qdisc(self._netlink, ifindex)
+            self._netlink.tc(
+                "replace-filter",
+                "bpf",
+                ifindex,
+                _HANDLE,
+                parent=_EGRESS,
+                prio=_PRIORITY,
+                fd=self._program_fd,
+                name=self._name,
+                direct_action=True,
+            )
+        except pyroute2.NetlinkError as error:
+            raise errors.AttachError(
+                f"attaching a filter to interface {ifindex}: {error}"
+            ) from error
         return made_qdisc
 
-    @staticmethod
-    def detach(ifindex: int, *, remove_qdisc: bool) -> None:
-        """Remove our filter, and the qdisc too when nobody else's filter is on it."""
-        with pyroute2.IPRoute() as netlink:
-            try:
-                if _has_filter(netlink, ifindex):
-                    netlink.tc(
-                        "del-filter", "bpf", ifindex, _HANDLE, parent=_EGRESS, prio=_PRIORITY
-                    )
-                if remove_qdisc and not _is_in_use(netlink, ifindex):
-                    netlink.tc("del", "clsact", ifindex)
-            except pyroute2.NetlinkError as error:
-                if error.code not in (errno.ENODEV, errno.ENOENT, errno.EINVAL):
-                    raise errors.AttachError(
-                        f"removing the filter of interface {ifindex}: {error}"
-                    ) from error
+    def detach(self, ifindex: int, *, remove_qdisc: bool) -> None:
+        """Remove our filter, and the qdisc too when nobody else's filter is on it.
 
-    @staticmethod
-    def attached() -> set[int]:
+        An interface that is gone has taken its filter along. Raises `AttachError`.
+        """
+        try:
+            if _has_filter(self._netlink, ifindex):
+                self._netlink.tc(
+                    "del-filter", "bpf", ifindex, _HANDLE, parent=_EGRESS, prio=_PRIORITY
+                )
+            if remove_qdisc and not _is_in_use(self._netlink, ifindex):
+                self._netlink.tc("del", "clsact", ifindex)
+        except pyroute2.NetlinkError as error:
+            if error.code not in (errno.ENODEV, errno.ENOENT, errno.EINVAL):
+                raise errors.AttachError(
+                    f"removing the filter of interface {ifindex}: {error}"
+                ) from error
+
+    def attached(self) -> set[int]:
         """Interfaces that carry a filter of podgate's, of whatever version."""
-        with pyroute2.IPRoute() as netlink:
-            return {
-                ifindex for ifindex in _clsact_ifindexes(netlink) if _has_filter(netlink, ifindex)
-            }
+        return {
+            ifindex
+            for ifindex in _clsact_ifindexes(self._netlink)
+            if _has_filter(self._netlink, ifindex)
+        }
 
 
 def _add_qdisc(netlink: pyroute2.IPRoute, ifindex: int) -> bool:

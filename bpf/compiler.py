@@ -20,9 +20,7 @@ def compile_and_pin(installation: pins.Pins) -> None:
     Maps that are pinned already are reused; one of another layout is a `PinError` before anything
     is loaded. Raises `CompileError` when the compiler or the verifier refuses.
     """
-    for spec in abi.MAPS:
-        if os.path.lexists(installation.map(spec)):
-            maps.Map.open(installation.map(spec), spec).close()
+    maps.check_pinned(installation)
 
     os.environ["BCC_KERNEL_SOURCE"] = str(sources.KERNEL_SOURCE)
     try:
@@ -52,6 +50,8 @@ def compile_and_pin(installation: pins.Pins) -> None:
         ) from error
     for spec in abi.MAPS:
         maps.Map.open(installation.map(spec), spec).close()
+    if final.exists():  # it lacks a program, or nothing would have been compiled
+        shutil.rmtree(final)
     os.rename(unfinished, final)
 
 

@@ -49,6 +49,13 @@ class Gates:
             is_tcx = tcx.TcxLinks.is_supported()
             attachment = Attachment.TCX if is_tcx else Attachment.CLSACT
         self.attachment = attachment
+        # Looked up once: a gate found hanging the other way is moved when it is next installed.
+        self._linked = self._links.attached()
+        self._filtered = self._filters.attached()
+
+    def close(self) -> None:
+        """Close the netlink socket; gates stay. To be called in the thread that installs."""
+        self._filters.close()
 
     def install(self, ifindex: int, config: GateConfig) -> None:
         """Configure and attach; an attached gate is brought up to date without a gap.
@@ -56,19 +63,26 @@ class Gates:
         Raises `ValueError` (more addresses than a gate holds) or `AttachError`.
         """
         key = _key(ifindex)
+        is_new = self._gates.get(key) is None
+        made_qdisc = self._made_qdisc(key)
         try:
+            self._write(key, config, made_qdisc=made_qdisc)
             if self._counters.get(key) is None:
                 self._counters.set(key, bytes(self._counters.value_size))
-            made_qdisc = self._made_qdisc(key)
-            self._write(key, config, made_qdisc=made_qdisc)
             if self.attachment is Attachment.TCX:
                 self._links.attach(ifindex)
-                self._filters.detach(ifindex, remove_qdisc=made_qdisc)
+                self._linked.add(ifindex)
+                self._detach_filter(ifindex, made_qdisc=made_qdisc)
             else:
                 made_qdisc |= self._filters.attach(ifindex)
+                self._filtered.add(ifindex)
                 self._write(key, config, made_qdisc=made_qdisc)
-                self._links.detach(ifindex)
-        except errors.BpfError as error:
+                self._detach_link(ifindex)
+        except (errors.BpfError, errors.AttachError) as error:
+            if is_new:
+                self._forget(key)
+            if isinstance(error, errors.AttachError):
+                raise
             raise errors.AttachError(f"gating interface {ifindex}: {error.strerror}") from error
 
     def configure(self, ifindex: int, config: GateConfig) -> None:
@@ -79,8 +93,8 @@ class Gates:
     def remove(self, ifindex: int) -> None:
         """Detach and forget. Nothing happens where there is no gate, or no such interface."""
         key = _key(ifindex)
-        self._links.detach(ifindex)
-        self._filters.detach(ifindex, remove_qdisc=self._made_qdisc(key))
+        self._detach_link(ifindex)
+        self._detach_filter(ifindex, made_qdisc=self._made_qdisc(key))
         self._forget(key)
 
     def installed(self) -> dict[int, GateConfig]:
@@ -89,7 +103,9 @@ class Gates:
         On the way, entries of interfaces that are gone are removed, and so are attachments
         without an entry, which judge nothing.
         """
-        attached = self._links.attached() | self._filters.attached()
+        self._linked = self._links.attached()
+        self._filtered = self._filters.attached()
+        attached = self._linked | self._filtered
         found = {}
         for key, value in list(self._gates.items()):
             (ifindex,) = _KEY.unpack(key)
@@ -117,6 +133,16 @@ class Gates:
                 if (total := totals[verdict * abi.REASON_SLOTS + reason])
             }
         return result
+
+    def _detach_link(self, ifindex: int) -> None:
+        if ifindex in self._linked:
+            self._links.detach(ifindex)
+            self._linked.discard(ifindex)
+
+    def _detach_filter(self, ifindex: int, *, made_qdisc: bool) -> None:
+        if ifindex in self._filtered:
+            self._filters.detach(ifindex, remove_qdisc=made_qdisc)
+            self._filtered.discard(ifindex)
 
     def _write(self, key: bytes, config: GateConfig, *, made_qdisc: bool) -> None:
         self._gates.set(key, abi.pack_gate(config.mode, config.addresses, made_qdisc=made_qdisc))

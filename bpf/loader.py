@@ -41,13 +41,19 @@ async def load(installation: pins.Pins) -> Loaded:
     """
     started = time.perf_counter()
     installation.prepare()
-    directory = installation.programs / sources.fingerprint()
-    was_compiled = not directory.is_dir()
+    was_compiled = not _is_pinned(installation)
     if was_compiled:
+        maps.check_pinned(installation)
         await _compile(installation)
     loaded = _open(installation, was_compiled)
     loaded.load_ms = (time.perf_counter() - started) * 1000
     return loaded
+
+
+def _is_pinned(installation: pins.Pins) -> bool:
+    """Whether every program of this source is there: somebody may have removed one by hand."""
+    directory = installation.programs / sources.fingerprint()
+    return all(os.path.lexists(directory / name) for name in abi.PROGRAMS)
 
 
 def _open(installation: pins.Pins, was_compiled: bool) -> Loaded:

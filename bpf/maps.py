@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from types import TracebackType
 
-from bpf import abi, errors, syscalls
+from bpf import abi, errors, pins, syscalls
 
 _BATCH = 256
 
@@ -36,9 +36,10 @@ class Map:
         try:
             fd = syscalls.open_pin(path)
         except errors.BpfError as error:
+            reason = os.strerror(error.errno or 0)
             raise errors.PinError(
-                f"cannot open {path} ({error.strerror}); if another program wrote it, remove it "
-                "with 'podgate cleanup' and start again"
+                f"cannot open {path} ({reason}); if another program wrote it, remove it with "
+                "'podgate cleanup' and start again"
             ) from error
         if not _matches(fd, spec):
             os.close(fd)
@@ -83,6 +84,16 @@ class Map:
             yield from zip(keys, values, strict=True)
             if position is None:
                 return
+
+
+def check_pinned(installation: pins.Pins) -> None:
+    """Raises `PinError` when a map that is pinned already is not the one that is expected.
+
+    bcc would take it as it is and misread it.
+    """
+    for spec in abi.MAPS:
+        if os.path.lexists(installation.map(spec)):
+            Map.open(installation.map(spec), spec).close()
 
 
 def _matches(fd: int, spec: abi.MapSpec) -> bool:

@@ -49,6 +49,7 @@ class Command(enum.IntEnum):
     LINK_UPDATE = 29
     LINK_GET_FD_BY_ID = 30
     LINK_GET_NEXT_ID = 31
+    LINK_DETACH = 34
 
 
 BPF_TCX_INGRESS = 46
@@ -190,6 +191,12 @@ def link_update(link_fd: int, program_fd: int) -> None:
     call(Command.LINK_UPDATE, attributes, what="swapping a link's program")
 
 
+def link_detach(link_fd: int) -> None:
+    """Detach at once. Otherwise it happens some time after the last pin and descriptor are gone."""
+    attributes = struct.pack("=I", link_fd)
+    call(Command.LINK_DETACH, attributes, what="detaching a link")
+
+
 def query_programs(ifindex: int, attach_type: int) -> list[int]:
     """Ids of the programs of an interface's tcx chain, in the order in which they run."""
     room = 64  # BPF_MPROG_MAX in the kernel
@@ -244,3 +251,8 @@ def run_program(program_fd: int, frame: bytes, context: bytes, repeat: int = 1) 
 def program_id(program_fd: int) -> int:
     """The kernel-wide id of a program: the second field of `struct bpf_prog_info`."""
     return int(struct.unpack("=II", object_info(program_fd, 8))[1])
+
+
+def link_program_id(link_fd: int) -> int:
+    """The id of the program that a link runs: the third field of `struct bpf_link_info`."""
+    return int(struct.unpack("=III", object_info(link_fd, 12))[2])

@@ -52,8 +52,14 @@ class TcxLinks:
             os.close(link_fd)
 
     def detach(self, ifindex: int) -> None:
-        """Unpin the link, which detaches it. Nothing happens where there is none."""
-        pins.unlink_quietly(self._pins.link(self._program, ifindex))
+        """Detach and unpin the link: afterwards it judges nothing. Nothing happens without one."""
+        path = self._pins.link(self._program, ifindex)
+        if not os.path.lexists(path):
+            return
+        with contextlib.closing(_Link(path)) as link:
+            if link.ifindex:
+                syscalls.link_detach(link.fd)
+        pins.unlink_quietly(path)
 
     def attached(self) -> set[int]:
         """Interfaces that carry a live link. Pins of links whose interface is gone are removed."""

@@ -56,10 +56,17 @@ class Reason(enum.IntEnum):
         return self.name.lower()
 
     @property
+    def is_drop(self) -> bool:
+        """Whether a packet is dropped for it, rather than let through."""
+        return self in _DROPS
+
+    @property
     def meaning(self) -> str:
         """One line for people: docs/reference/reasons.md and `podgate status` show it."""
         return _MEANINGS[self]
 
+
+_DROPS = frozenset({Reason.UNPARSABLE, Reason.FRAGMENT, Reason.STRAY, Reason.NODE, Reason.KERNEL})
 
 _MEANINGS = {
     Reason.ARP: "address resolution",

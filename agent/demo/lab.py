@@ -41,6 +41,7 @@ BRIDGE = "pgbr0"
 
 # Where pods' namespaces and the BPF file system are mounted, seen from within only.
 LAB_DIRECTORY = pathlib.Path("/run/podgate-lab")
+BPFFS = LAB_DIRECTORY / "bpf"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,11 +88,12 @@ def isolate() -> None:
     _check(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET), "making namespaces")
     forget_home()
     _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "detaching mounts")
-    LAB_DIRECTORY.mkdir(mode=0o700, exist_ok=True)
-    _check(_libc.mount(b"podgate", _bytes(LAB_DIRECTORY), b"tmpfs", 0, None), "mounting tmpfs")
+    # Over all of /run, so that not even an empty directory is left behind outside.
+    _check(_libc.mount(b"podgate", b"/run", b"tmpfs", 0, None), "mounting tmpfs")
+    LAB_DIRECTORY.mkdir(mode=0o700)
     for name in ("netns", "bpf"):
         (LAB_DIRECTORY / name).mkdir()
-    _check(_libc.mount(b"bpf", _bytes(LAB_DIRECTORY / "bpf"), b"bpf", 0, None), "mounting bpffs")
+    _check(_libc.mount(b"bpf", _bytes(BPFFS), b"bpf", 0, None), "mounting bpffs")
 
 
 class Lab:
@@ -167,9 +169,7 @@ class Lab:
                 _add_address(inside, eth0, own)
                 bits = own.max_prefixlen
                 inside.route("add", dst=f"{node}/{bits}", oif=eth0, scope="link")
-                inside.route(
-                    "add", dst="default", gateway=str(node), oif=eth0, family=_family(own)
-                )
+                inside.route("add", dst="default", gateway=str(node), oif=eth0, family=_family(own))
                 self._netlink.route("add", dst=f"{own}/{bits}", oif=ifindex, scope="link")
         return ipv4, ipv6
 

@@ -28,15 +28,15 @@ enum verdict {
 
 /* The one word that says why. Numbers are kept for ever: counters outlive the agent. */
 enum reason {
-	REASON_ARP,         /* address resolution */
-	REASON_CONTROL,     /* ICMP errors, neighbour discovery, MLD */
+	REASON_ARP,	    /* address resolution */
+	REASON_CONTROL,	    /* ICMP errors, neighbour discovery, MLD */
 	REASON_ESTABLISHED, /* TCP that opens nothing */
 	REASON_UNJUDGED,    /* a protocol that the gate does not judge yet */
 	REASON_UNPARSABLE,  /* not to be read to its end, so not to be trusted */
 	REASON_FRAGMENT,    /* a fragment of a TCP packet: it hides the flags */
-	REASON_STRAY,       /* to an address that is not this pod's (a flooded copy) */
-	REASON_NODE,        /* the node started it */
-	REASON_KERNEL,      /* made by the kernel: no socket is known */
+	REASON_STRAY,	    /* to an address that is not this pod's (a flooded copy) */
+	REASON_NODE,	    /* the node started it */
+	REASON_KERNEL,	    /* made by the kernel: no socket is known */
 	REASON_COUNT,
 };
 
@@ -64,6 +64,6 @@ struct counters {
 
 /* One bit per ifindex. Never reused before 2^31, so a node may well pass a million; 1 MiB. */
 #define ORIGIN_IFINDEXES (1 << 23)
-#define ORIGIN_WORDS     (ORIGIN_IFINDEXES / 64)
+#define ORIGIN_WORDS	 (ORIGIN_IFINDEXES / 64)
 
 #endif

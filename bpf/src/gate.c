@@ -16,15 +16,19 @@
 #define LOOPBACK_IFINDEX 1 /* in every network namespace */
 
 #define SOCK_STREAM 1
+#define AF_PACKET   17
 
 #define TCP_FLAGS_OFFSET 13
-#define TCP_MINIMUM      20
-#define TCP_FIN          0x01
-#define TCP_SYN          0x02
-#define TCP_RST          0x04
-#define TCP_ACK          0x10
+#define TCP_MINIMUM	 20
+#define TCP_FIN		 0x01
+#define TCP_SYN		 0x02
+#define TCP_RST		 0x04
+#define TCP_ACK		 0x10
 
 #define IPPROTO_IGMP 2
+
+#define ICMP_REDIRECT	5
+#define ICMPV6_REDIRECT 137
 
 /* Verdict and reason in one number, which is also the place in struct counters. */
 #define PASS(reason) (VERDICT_PASS * REASON_SLOTS + (reason))
@@ -95,12 +99,55 @@ ALWAYS_INLINE bool is_icmp_error(struct __sk_buff *skb, struct packet *packet)
 	return type >= 1 && type <= 4;
 }
 
+/* Without a socket and not put into an interface again: the kernel made it by itself. */
+ALWAYS_INLINE __u32 refuse(struct __sk_buff *skb)
+{
+	return skb->sk || skb->ingress_ifindex ? DROP(REASON_NODE) : DROP(REASON_KERNEL);
+}
+
+/* A redirect would let the node steer the pod's own traffic. */
+ALWAYS_INLINE bool is_redirect(struct __sk_buff *skb, struct packet *packet)
+{
+	__u8 type;
+
+	if (packet->protocol != (packet->is_ipv4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
+		return false;
+	if (packet->is_fragment ||
+	    bpf_skb_load_bytes(skb, packet->transport_offset, &type, sizeof(type)))
+		return false;
+	return type == (packet->is_ipv4 ? ICMP_REDIRECT : ICMPV6_REDIRECT);
+}
+
+/*
+ * A packet socket can leave a checksum to be filled in later (PACKET_VNET_HDR) and says at which
+ * bytes. Where the interface does not offload checksums the kernel fills it in after the gate, and
+ * those bytes may be the TCP flags or the EtherType: a RST becomes a SYN. The frame that was judged
+ * is then not the one that arrives. By the loopback such a frame comes in without its socket.
+ *
+ * No field tells of a pending checksum, but bpf_l4_csum_replace leaves the bytes alone where one is
+ * pending, so it is tried on the first two bytes of the frame, which are put back.
+ */
+ALWAYS_INLINE bool is_rewritten_later(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+	__u16 before, after;
+
+	if (sk ? sk->family != AF_PACKET : skb->ingress_ifindex != LOOPBACK_IFINDEX)
+		return false;
+	if (bpf_skb_load_bytes(skb, 0, &before, sizeof(before)) ||
+	    bpf_l4_csum_replace(skb, 0, 0, 1, 0) ||
+	    bpf_skb_load_bytes(skb, 0, &after, sizeof(after)))
+		return true;
+	return before == after || bpf_skb_store_bytes(skb, 0, &before, sizeof(before), 0);
+}
+
 /*
  * TCP that opens nothing is let through when a TCP socket sent it: the answer of a server on the
  * node to a pod's connection. Without a socket it may be a flooded copy of such an answer, or the
  * kernel's own RST. A raw or packet socket could put data into a connection between two pods, so
  * from there only what carries none: the kernel answers for closed ports and TIME-WAIT through a
- * raw socket of its own (tcp_v4_send_reset, tcp_v4_send_ack).
+ * raw socket of its own (tcp_v4_send_reset, tcp_v4_send_ack). What came in by the loopback was put
+ * there by a packet socket: the kernel routes nothing of its own that way.
  */
 ALWAYS_INLINE __u32 judge_tcp(struct __sk_buff *skb, struct packet *packet)
 {
@@ -121,13 +168,15 @@ ALWAYS_INLINE __u32 judge_tcp(struct __sk_buff *skb, struct packet *packet)
 
 	/* By mask: a SYN opens a connection whatever else it carries (PSH, URG, ECN bits). */
 	if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
-		return sk || skb->ingress_ifindex ? DROP(REASON_NODE) : DROP(REASON_KERNEL);
-	if (!sk)
+		return refuse(skb);
+	if (sk) {
+		sk = bpf_sk_fullsock(sk);
+		/* Request and TIME-WAIT sockets are no full ones, and only TCP has them. */
+		if (!sk || (sk->type == SOCK_STREAM && sk->protocol == IPPROTO_TCP))
+			return PASS(REASON_ESTABLISHED);
+	} else if (skb->ingress_ifindex != LOOPBACK_IFINDEX) {
 		return PASS(REASON_ESTABLISHED);
-	sk = bpf_sk_fullsock(sk);
-	/* Request and TIME-WAIT sockets are no full ones, and only TCP has them. */
-	if (!sk || (sk->type == SOCK_STREAM && sk->protocol == IPPROTO_TCP))
-		return PASS(REASON_ESTABLISHED);
+	}
 	is_empty = packet->transport_length == header_length;
 	if (flags & TCP_RST || (is_empty && (flags & (TCP_SYN | TCP_FIN | TCP_ACK)) == TCP_ACK))
 		return PASS(REASON_ESTABLISHED);
@@ -140,8 +189,9 @@ ALWAYS_INLINE __u32 judge(struct __sk_buff *skb, struct gate *gate)
 	__be16 type;
 
 	/* An empty tag (VID 0) is taken off by the receiver, so a tag hides what is behind it. */
-	if (skb->vlan_present ||
-	    bpf_skb_load_bytes(skb, ETHERNET_TYPE_OFFSET, &type, sizeof(type)))
+	if (skb->vlan_present || bpf_skb_load_bytes(skb, ETHERNET_TYPE_OFFSET, &type, sizeof(type)))
+		return DROP(REASON_UNPARSABLE);
+	if (is_rewritten_later(skb))
 		return DROP(REASON_UNPARSABLE);
 	if (type == bpf_htons(ETHERTYPE_ARP))
 		return PASS(REASON_ARP);
@@ -161,6 +211,8 @@ ALWAYS_INLINE __u32 judge(struct __sk_buff *skb, struct gate *gate)
 		return DROP(REASON_STRAY);
 	if (is_icmp_error(skb, &packet))
 		return PASS(REASON_CONTROL);
+	if (is_redirect(skb, &packet))
+		return refuse(skb);
 	if (packet.protocol == IPPROTO_TCP)
 		return judge_tcp(skb, &packet);
 	return PASS(REASON_UNJUDGED);

@@ -12,24 +12,24 @@
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 #define ETHERNET_TYPE_OFFSET 12
-#define ETHERNET_LENGTH      14
+#define ETHERNET_LENGTH	     14
 
 #define ETHERTYPE_IPV4 0x0800
 #define ETHERTYPE_ARP  0x0806
 #define ETHERTYPE_IPV6 0x86dd
 
-#define IPPROTO_HOPOPTS  0
-#define IPPROTO_ICMP     1
-#define IPPROTO_TCP      6
-#define IPPROTO_ROUTING  43
+#define IPPROTO_HOPOPTS	 0
+#define IPPROTO_ICMP	 1
+#define IPPROTO_TCP	 6
+#define IPPROTO_ROUTING	 43
 #define IPPROTO_FRAGMENT 44
-#define IPPROTO_AH       51
-#define IPPROTO_ICMPV6   58
-#define IPPROTO_NONE     59
-#define IPPROTO_DSTOPTS  60
+#define IPPROTO_AH	 51
+#define IPPROTO_ICMPV6	 58
+#define IPPROTO_NONE	 59
+#define IPPROTO_DSTOPTS	 60
 #define IPPROTO_MOBILITY 135
-#define IPPROTO_HIP      139
-#define IPPROTO_SHIM6    140
+#define IPPROTO_HIP	 139
+#define IPPROTO_SHIM6	 140
 
 /* RFC 8200 sets no limit. Longer chains are seen only where somebody hides something. */
 #define IPV6_MAX_HEADERS 8

@@ -36,6 +36,6 @@ typedef unsigned long uintptr_t;
 
 enum { false, true };
 
-#define NULL ((void *) 0)
+#define NULL ((void *)0)
 
 #endif

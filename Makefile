@@ -1,0 +1,49 @@
+# README's two commands are `make demo` and `make test`. Each sets up what it needs first.
+
+PYTHON := .venv/bin/python
+PYTEST := $(PYTHON) -m pytest
+C_FILES := $(shell find bpf -name '*.[ch]')
+
+.PHONY: demo test lint types test-unit test-kernel bench format docs setup clean
+
+demo: setup
+	@$(PYTHON) -m agent demo $(ARGS)
+
+test: lint types test-unit test-kernel
+
+lint: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/lint-imports
+	.venv/bin/clang-format --dry-run --Werror $(C_FILES)
+
+types: setup
+	.venv/bin/mypy
+
+test-unit: setup
+	$(PYTEST) -m 'not kernel'
+
+# Needs root and a kernel with BPF; what is missing is an error, never a skip.
+test-kernel: setup
+	$(PYTEST) -m kernel
+
+# All benchmarks, or `make bench BENCH=start`; figures are JSON lines on stdout.
+bench: setup
+	@$(PYTHON) -m tests.bench $(BENCH)
+
+format: setup
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+	.venv/bin/clang-format -i $(C_FILES)
+
+# docs/reference/ from the code; a test fails when it is not current.
+docs: setup
+	$(PYTHON) -m agent.reference
+
+setup: .venv/.complete
+
+.venv/.complete: pyproject.toml deploy/constraints.txt deploy/setup.sh
+	@deploy/setup.sh
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,182 @@
+"""The command line. Commands import what they need when they are called: `status` is quick."""
+
+import asyncio
+import pathlib
+import sys
+from typing import NoReturn
+
+import click
+
+from agent import VERSION
+from agent.settings import RUN_DIRECTORY, LogFormat, Settings, admin_socket
+from bpf import pins
+from bpf.gates import Attachment
+from bpf.verdicts import Mode
+
+_PATH = click.Path(path_type=pathlib.Path)
+
+_run_directory = click.option(
+    "--run-directory",
+    type=_PATH,
+    default=RUN_DIRECTORY,
+    show_default=True,
+    help="Where the agent's sockets are.",
+)
+_bpffs = click.option(
+    "--bpffs",
+    type=_PATH,
+    default=pins.DEFAULT_BPFFS,
+    show_default=True,
+    help="The BPF file system to pin below.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96})
+@click.version_option(VERSION, prog_name="podgate")
+def main() -> None:
+    """Closes the kubelet hole in NetworkPolicy.
+
+    Gates on the pods' interfaces drop what the node itself starts; probes run from inside each
+    pod's network namespace; conditions say what is true.
+    """
+
+
+@main.command()
+@click.option(
+    "--manifests",
+    type=_PATH,
+    required=True,
+    help="Directory of pod manifests (YAML or JSON), one pod a file; followed while it changes.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice([mode.word for mode in Mode]),
+    default=Mode.AUDIT.word,
+    show_default=True,
+    help="For pods whose label podgate.io/mode says nothing.",
+)
+@click.option(
+    "--http-address",
+    metavar="HOST:PORT",
+    default="127.0.0.1:9650",
+    show_default=True,
+    help="For /metrics, /healthz and /readyz; an IPv6 host in brackets, port 0 for a free one.",
+)
+@click.option(
+    "--attach",
+    "attachment",
+    type=click.Choice(["auto", *(choice.value for choice in Attachment)]),
+    default="auto",
+    show_default=True,
+    help="How gates hang on interfaces; auto takes tcx where the kernel has it.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice([choice.value for choice in LogFormat]),
+    default=LogFormat.JSON.value,
+    show_default=True,
+)
+@_run_directory
+@_bpffs
+def run(
+    manifests: pathlib.Path,
+    mode: str,
+    http_address: str,
+    attachment: str,
+    log_format: str,
+    run_directory: pathlib.Path,
+    bpffs: pathlib.Path,
+) -> None:
+    """Guard this node's pods until told to stop."""
+    from agent import daemon, http, logs, preflight
+    from bpf import errors
+
+    host, port = _parse_address(http_address)
+    settings = Settings(
+        manifests=manifests,
+        mode=Mode.from_word(mode),
+        http_host=host,
+        http_port=port,
+        run_directory=run_directory,
+        bpffs=bpffs,
+        attachment=None if attachment == "auto" else Attachment(attachment),
+        log_format=LogFormat(log_format),
+    )
+    logs.configure(settings.log_format)
+    try:
+        asyncio.run(daemon.run(settings))
+    except (
+        preflight.Unfit,
+        daemon.StartError,
+        http.ListenError,
+        errors.PinError,
+        errors.CompileError,
+    ) as error:
+        _fail(str(error))
+
+
+@main.command()
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@_run_directory
+def status(output: str, run_directory: pathlib.Path) -> None:
+    """Show what the running agent knows about every pod."""
+    from agent import adminclient, statusview
+
+    try:
+        content = asyncio.run(adminclient.fetch(admin_socket(run_directory), "/status"))
+    except adminclient.Unreachable as error:
+        _fail(str(error))
+    if output == "json":
+        click.echo(content)
+    else:
+        statusview.show(content)
+
+
+@main.command(short_help="Remove all that podgate ever left in the kernel.")
+@_run_directory
+@_bpffs
+def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
+    """Remove every pin, link and filter that podgate ever made on this node.
+
+    All gates open. Stop the agent first: it would put them back.
+    """
+    from agent import daemon, preflight
+    from bpf import cleanup as bpf_cleanup
+    from bpf import errors
+
+    installation = pins.Pins(bpffs)
+    try:
+        preflight.check()
+        with (
+            daemon.exclusive_if_present(run_directory),
+            daemon.exclusive_if_present(installation.root),
+        ):
+            removed = bpf_cleanup.remove_everything(installation)
+    except (preflight.Unfit, daemon.StartError, errors.AttachError, OSError) as error:
+        _fail(str(error))
+    click.echo(f"Removed {removed.pins} pins and {removed.filters} filters.")
+
+
+@main.command(short_help="Show the whole job on this machine.")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def demo(output: str) -> None:
+    """Show the whole job on this machine, in namespaces that end with it."""
+    from agent.demo import supervisor
+
+    sys.exit(supervisor.run(output))
+
+
+def _parse_address(text: str) -> tuple[str, int]:
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isdecimal() or int(port) > 65535:
+        raise click.BadParameter(
+            f"{text!r} is not HOST:PORT; write for instance 127.0.0.1:9650 or [::1]:9650",
+            param_hint="--http-address",
+        )
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _fail(message: str) -> NoReturn:
+    """One sentence on stderr, and exit status 1."""
+    click.echo(f"podgate: {message}", err=True)
+    sys.exit(1)

@@ -1,0 +1,257 @@
+"""`podgate run`: puts sources, gates, probes, conditions and endpoints together."""
+
+import asyncio
+import contextlib
+import datetime
+import fcntl
+import os
+import pathlib
+import signal
+from collections.abc import Iterator
+
+import structlog
+
+from agent import VERSION, http, preflight, tasks
+from agent.conditions import Conditions
+from agent.gatekeeper import Gatekeeper
+from agent.guarding import Guarded
+from agent.interfaces import NetworkReader
+from agent.linkwatch import LinkWatch
+from agent.manifests import ManifestSource
+from agent.metrics import GateSample, Metrics
+from agent.origins import Origins
+from agent.probing import Probing
+from agent.reconciler import Reconciler
+from agent.settings import Settings
+from agent.status import GateStatus, PodStatus, Report
+from bpf import pins, sources
+from bpf.gates import Counts
+
+log = structlog.get_logger(__name__)
+
+
+# A pass over 250 new pods takes 3 s by tcx; a single call is given up after 60.
+_STUCK_SECONDS = 90
+
+
+class StartError(Exception):
+    """The agent cannot start; the message says what to do."""
+
+
+class Agent:
+    """One running agent. `run` returns when the process is told to end."""
+
+    def __init__(self, settings: Settings, gatekeeper: Gatekeeper) -> None:
+        self._settings = settings
+        self._gatekeeper = gatekeeper
+        self._started = datetime.datetime.now(datetime.UTC)
+        self._conditions = Conditions()
+        self._metrics = Metrics(self._conditions)
+        self._metrics.describe_agent(
+            source_hash=sources.fingerprint(),
+            attachment=gatekeeper.attachment.value,
+            was_compiled=gatekeeper.loaded.was_compiled,
+            load_seconds=gatekeeper.loaded.load_ms / 1000,
+        )
+        self._reader = NetworkReader()
+        self._probing = Probing(self._conditions, self._metrics)
+        self._reconciler = Reconciler(
+            gatekeeper=gatekeeper,
+            reader=self._reader,
+            conditions=self._conditions,
+            probing=self._probing,
+            metrics=self._metrics,
+            resync_seconds=settings.resync_seconds,
+        )
+        self._manifests = ManifestSource(
+            settings.manifests,
+            default_mode=settings.mode,
+            on_pod=self._reconciler.set_pod,
+            on_removed=self._reconciler.remove_pod,
+        )
+        self._origins = Origins(gatekeeper)
+        self._http_address = ""
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT. Gates stay: they are pinned, and go on judging."""
+        settings = self._settings
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        watch = LinkWatch(
+            on_node_change=self._on_node_change,
+            on_pod_change=self._reconciler.mark_namespace,
+            on_overrun=self._on_overrun,
+        )
+        self._manifests.look()
+        async with (
+            http.serve_http(self, settings.http_host, settings.http_port) as self._http_address,
+            http.serve_admin(self, settings.admin_socket),
+        ):
+            log.info(
+                "agent started",
+                version=VERSION,
+                pid=os.getpid(),
+                http=self._http_address,
+                attachment=self._gatekeeper.attachment.value,
+                compiled=self._gatekeeper.loaded.was_compiled,
+                load_ms=round(self._gatekeeper.loaded.load_ms, 1),
+            )
+            async with asyncio.TaskGroup() as group:
+                running = [
+                    tasks.start(group, "netlink", watch.run),
+                    tasks.start(group, "reconciler", self._reconciler.run),
+                    tasks.start(group, "probes", self._probing.run),
+                    tasks.start(group, "origins", self._origins.run),
+                    tasks.start(group, "manifests", self._manifests.run),
+                ]
+                await stop.wait()
+                for task in running:
+                    task.cancel()
+        log.info("agent stopped; gates stay in force", gates=self._gate_count())
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def unhealthy_because(self) -> str | None:
+        seconds = self._reconciler.seconds_in_pass()
+        if seconds > _STUCK_SECONDS:
+            return f"one look at the pods has taken {seconds:.0f} s so far"
+        return None
+
+    def unready_because(self) -> str | None:
+        if not self._reconciler.is_synced:
+            return "not every pod has been looked at yet"
+        return None
+
+    async def metrics(self) -> bytes:
+        counts = await self._gatekeeper.counts()
+        samples = [
+            GateSample(guarded.pod, interface.name, counts.get(ifindex, {}))
+            for guarded in self._reconciler.guarded.values()
+            for ifindex, interface in guarded.gates.items()
+        ]
+        pods = [guarded.pod for guarded in self._reconciler.guarded.values()]
+        return self._metrics.render(pods, samples)
+
+    async def report(self) -> Report:
+        counts = await self._gatekeeper.counts()
+        return Report(
+            version=VERSION,
+            pid=os.getpid(),
+            started=self._started,
+            source_hash=sources.fingerprint(),
+            attachment=self._gatekeeper.attachment.value,
+            was_compiled=self._gatekeeper.loaded.was_compiled,
+            load_ms=self._gatekeeper.loaded.load_ms,
+            is_synced=self._reconciler.is_synced,
+            http_address=self._http_address,
+            pods=[
+                self._pod_status(guarded, counts)
+                for guarded in sorted(
+                    self._reconciler.guarded.values(), key=lambda guarded: guarded.pod.full_name
+                )
+            ],
+        )
+
+    def _pod_status(self, guarded: Guarded, counts: dict[int, Counts]) -> PodStatus:
+        pod = guarded.pod
+        return PodStatus(
+            namespace=pod.namespace,
+            name=pod.name,
+            uid=pod.uid,
+            mode=pod.mode.word,
+            source=pod.source,
+            netns=pod.netns_path,
+            addresses=list(guarded.network.probe_addresses) if guarded.network else [],
+            conditions=self._conditions.of(pod.uid),
+            gates=[
+                GateStatus(
+                    interface=interface.name,
+                    ifindex=ifindex,
+                    packets=_words(counts.get(ifindex, {})),
+                )
+                for ifindex, interface in guarded.gates.items()
+            ],
+            probes=self._probing.status(pod.uid),
+        )
+
+    def _gate_count(self) -> int:
+        return sum(len(guarded.gates) for guarded in self._reconciler.guarded.values())
+
+    def _on_node_change(self) -> None:
+        self._reconciler.mark_pending()
+        self._origins.hint()
+
+    def _on_overrun(self) -> None:
+        log.warning("netlink messages were lost; every pod is looked at again")
+        self._reconciler.mark_all()
+        self._origins.hint()
+
+
+async def run(settings: Settings) -> None:
+    """Start an agent and run it to its end.
+
+    Raises `Unfit`, `StartError`, `PinError`, `CompileError` or `ListenError`, each one sentence.
+    """
+    preflight.check()
+    if not settings.manifests.is_dir():
+        raise StartError(
+            f"{settings.manifests} is not a directory; make it, or name another with --manifests."
+        )
+    installation = pins.Pins(settings.bpffs)
+    installation.prepare()
+    try:
+        settings.run_directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(
+            f"cannot write to {settings.run_directory} ({error.strerror}); "
+            "name another directory with --run-directory."
+        ) from error
+    with exclusive(settings.run_directory), exclusive(installation.root):
+        gatekeeper = await Gatekeeper.open(settings)
+        try:
+            agent = Agent(settings, gatekeeper)
+            try:
+                await agent.run()
+            finally:
+                agent.close()
+        finally:
+            await gatekeeper.aclose()
+
+
+@contextlib.contextmanager
+def exclusive(directory: pathlib.Path) -> Iterator[None]:
+    """Hold a directory's lock; the kernel drops it however the process ends.
+
+    Raises `StartError` when another agent holds it.
+    """
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise StartError(
+            f"another agent is running with {directory}; stop it first, or name other directories "
+            "with --run-directory and --bpffs."
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def exclusive_if_present(
+    directory: pathlib.Path,
+) -> contextlib.AbstractContextManager[None]:
+    """As `exclusive`, where the directory exists; where it does not, nobody can be using it."""
+    return exclusive(directory) if directory.is_dir() else contextlib.nullcontext()
+
+
+def _words(counts: Counts) -> dict[str, dict[str, int]]:
+    """Counts as nested words: {"drop": {"node": 2}}."""
+    words: dict[str, dict[str, int]] = {}
+    for (verdict, reason), count in sorted(counts.items()):
+        words.setdefault(verdict.word, {})[reason.word] = count
+    return words

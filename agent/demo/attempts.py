@@ -1,0 +1,118 @@
+"""Trying to reach a pod, in the ways an attacker and a neighbour would."""
+
+import contextlib
+import ipaddress
+import os
+import socket
+import struct
+import time
+
+from agent.demo.lab import LabPod
+
+FAMILIES = {"IPv4": socket.AF_INET, "IPv6": socket.AF_INET6}
+
+# Loopback-fast when it works; a dropped SYN is sent again only after 500 ms.
+_CONNECT_SECONDS = 0.4
+_ETH_P_ALL = 3
+_ETH_P_IP = 0x0800
+_ETH_P_IPV6 = 0x86DD
+_TCP_SYN = 0x02
+
+
+def address_of(pod: LabPod, family: str) -> str:
+    return pod.ipv4 if family == "IPv4" else pod.ipv6
+
+
+def connect(sock: socket.socket, address: str, port: int) -> str:
+    """ "connects", "times out", or the error's name; the socket is closed."""
+    with contextlib.closing(sock):
+        sock.settimeout(_CONNECT_SECONDS)
+        try:
+            sock.connect((address, port))
+        except TimeoutError:
+            return "times out"
+        except OSError as error:
+            return os.strerror(error.errno) if error.errno else str(error)
+        return "connects"
+
+
+def connect_from_node(pod: LabPod, family: str, port: int) -> str:
+    sock = socket.socket(FAMILIES[family], socket.SOCK_STREAM)
+    return connect(sock, address_of(pod, family), port)
+
+
+def connect_from_pod(source: LabPod, address: str, family: str, port: int) -> str:
+    return connect(source.open_socket(FAMILIES[family], socket.SOCK_STREAM), address, port)
+
+
+def inject_syn(pod: LabPod, source: str, family: str, port: int, source_port: int) -> str:
+    """Write a SYN straight to the pod's interface by a packet socket, which no cgroup hook and no
+    netfilter rule sees; look inside the pod whether it came: "arrives" or "does not arrive"."""
+    everything = socket.htons(_ETH_P_ALL)
+    with (
+        contextlib.closing(
+            pod.open_socket(socket.AF_PACKET, socket.SOCK_RAW, everything)
+        ) as inside,
+        contextlib.closing(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)) as outside,
+    ):
+        inside.bind(("eth0", _ETH_P_ALL))
+        outside.bind((pod.interface, 0))
+        hardware = _hardware_address(inside)
+        frame = _syn_frame(hardware, source, address_of(pod, family), port, source_port)
+        # A drop at the interface is told to the sender as ENOBUFS; what counts is what the pod sees.
+        with contextlib.suppress(OSError):
+            outside.send(frame)
+        return "arrives" if _sees(inside, source_port) else "does not arrive"
+
+
+def _sees(sock: socket.socket, source_port: int) -> bool:
+    """Whether a SYN from this port comes within the time of a connect attempt."""
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    wanted = struct.pack("!H", source_port)
+    while (left := deadline - time.monotonic()) > 0:
+        sock.settimeout(left)
+        try:
+            frame = sock.recv(2048)
+        except TimeoutError:
+            return False
+        offset = 14 + (20 if frame[12:14] == struct.pack("!H", _ETH_P_IP) else 40)
+        if frame[offset : offset + 2] == wanted and frame[offset + 13 : offset + 14] == bytes(
+            [_TCP_SYN]
+        ):
+            return True
+    return False
+
+
+def _hardware_address(sock: socket.socket) -> bytes:
+    address: bytes = sock.getsockname()[4]
+    return address
+
+
+def _syn_frame(
+    hardware: bytes, source: str, destination: str, port: int, source_port: int
+) -> bytes:
+    from_address = ipaddress.ip_address(source)
+    to_address = ipaddress.ip_address(destination)
+    tcp = struct.pack("!HHIIBBHHH", source_port, port, 1, 0, 5 << 4, _TCP_SYN, 64240, 0, 0)
+    pseudo = from_address.packed + to_address.packed + struct.pack("!II", len(tcp), 6)
+    tcp = tcp[:16] + struct.pack("!H", _checksum(pseudo + tcp)) + tcp[18:]
+    if to_address.version == 4:
+        kind = _ETH_P_IP
+        header = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(tcp), 1, 0, 64, 6, 0)
+        header += from_address.packed + to_address.packed
+        header = header[:10] + struct.pack("!H", _checksum(header)) + header[12:]
+    else:
+        kind = _ETH_P_IPV6
+        header = struct.pack("!IHBB", 6 << 28, len(tcp), 6, 64)
+        header += from_address.packed + to_address.packed
+    return hardware + bytes(6) + struct.pack("!H", kind) + header + tcp
+
+
+def _checksum(data: bytes) -> int:
+    """The Internet checksum (RFC 1071)."""
+    if len(data) % 2:
+        data += b"\0"
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF

@@ -1,0 +1,371 @@
+"""The demo itself: `python -m agent.demo.stage`, as process 1 of a PID namespace of its own.
+
+Prints events as JSON lines. Nothing here is simulated: interfaces, programs, servers, probes and
+the agent are real, and every check compares what was seen with what was promised.
+"""
+
+import asyncio
+import functools
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from agent import names
+from agent.conditions import FALSE, TRUE
+from agent.demo import attempts, events, lab, operating
+from agent.demo.attempts import FAMILIES
+from agent.demo.lab import BPFFS, Lab, LabPod
+from agent.status import Report
+from bpf import cleanup, pins, syscalls
+from probes.prober import probe
+from probes.specs import Grpc, Handler, HttpGet, TcpSocket
+
+_PORT = 8080
+_NODE_PORT = 9090
+_PERIOD_SECONDS = 1
+_FAILURE_THRESHOLD = 2
+# A probe takes its own time to answer, and the clock of the log has milliseconds.
+_ANSWER_SECONDS = 0.1
+
+_SICK_FILE = lab.LAB_DIRECTORY / "shop-is-sick"
+
+_Fields = dict[str, Any]
+
+_PROBE: _Fields = {"periodSeconds": _PERIOD_SECONDS, "failureThreshold": _FAILURE_THRESHOLD}
+_HTTP: _Fields = {"readinessProbe": {"httpGet": {"path": "/healthz", "port": _PORT}, **_PROBE}}
+_GRPC: _Fields = {"readinessProbe": {"grpc": {"port": _PORT}, **_PROBE}}
+_TCP: _Fields = {"readinessProbe": {"tcpSocket": {"port": "main"}, **_PROBE}} | {
+    "ports": [{"name": "main", "containerPort": _PORT}]
+}
+
+
+class Stage:
+    """The pods, the agent, and the checks in their order."""
+
+    def __init__(self, network: Lab) -> None:
+        self.web = network.add_pod("web", 1)
+        self.rpc = network.add_pod("rpc", 2)
+        self.shop = network.add_pod("shop", 3, bridged=True)
+        self.cart = network.add_pod("cart", 4, bridged=True)
+        self._containers = {"web": _HTTP, "rpc": _GRPC, "shop": _HTTP, "cart": _TCP}
+        self._pods = (self.web, self.rpc, self.shop, self.cart)
+        self._agent = operating.AgentProcess()
+        self._servers: list[subprocess.Popen[bytes]] = []
+        self._timings: dict[str, float] = {}
+        self._source_port = 40000
+
+    def play(self) -> None:
+        """All acts, one after the other. Raises `GaveUp` when one cannot go on."""
+        _emit(events.Step("starting servers in the pods"))
+        self._start_servers()
+        with _listen_on_node():
+            self._before()
+            self._audit()
+            self._enforce()
+            self._probes()
+            self._illness()
+            self._killed()
+            self._cleanup()
+        _emit(events.Timings(self._timings))
+
+    def end(self) -> None:
+        """Stop what was started; the kernel would do it as well."""
+        self._agent.stop(signal.SIGKILL)
+        for server in self._servers:
+            server.kill()
+            server.wait()
+
+    def _start_servers(self) -> None:
+        kinds = {"web": ["http"], "rpc": ["grpc"], "cart": ["tcp"], "shop": ["http"]}
+        for pod in self._pods:
+            kind = kinds[pod.name]
+            rest = [str(_SICK_FILE)] if pod is self.shop else []
+            arguments = [sys.executable, "-m", "agent.demo.servers", *kind, str(_PORT), *rest]
+            self._servers.append(lab.popen_in(pod.netns, arguments))
+        for pod in self._pods:
+            _wait_until(f"the server in {pod.name} answers", functools.partial(_answers, pod))
+
+    def _before(self) -> None:
+        _emit(events.Step("trying everything before there is a gate"))
+        for family in FAMILIES:
+            observed = attempts.connect_from_node(self.web, family, _PORT)
+            _check(f"node to pod before the gate, {family}", "connects", observed)
+            observed = self._inject(self.web, family)
+            _check(f"packet socket before the gate, {family}", "arrives", observed)
+
+    def _audit(self) -> None:
+        _emit(events.Step("starting podgate in audit: compiling, loading, attaching"))
+        self._write_manifests("audit")
+        self._agent.start()
+        report = self._agent.wait_for("isolation in audit", self._all_isolated("Audit"))
+        self._timings["compile_load"] = round(report.load_ms, 1)
+        for family in FAMILIES:
+            before = operating.packets(self._report(), "web", "would-drop")
+            observed = attempts.connect_from_node(self.web, family, _PORT)
+            counted = operating.packets(self._report(), "web", "would-drop") - before
+            _check(
+                f"node to pod in audit, {family}",
+                "connects, counted as would-drop",
+                f"{observed}, {'counted as would-drop' if counted else 'not counted'}",
+            )
+
+    def _enforce(self) -> None:
+        _emit(events.Step("switching every pod to enforce"))
+        self._write_manifests("enforce")
+        self._agent.wait_for("isolation in enforce", self._all_isolated("Enforced"))
+        self._timings["attach_per_pod"] = statistics.median(
+            line["milliseconds"]
+            for line in operating.log_lines()
+            if line["message"] == "interface gated"
+        )
+        for family in FAMILIES:
+            for pod in (self.web, self.shop):
+                before = operating.packets(self._report(), pod.name, "drop")
+                observed = attempts.connect_from_node(pod, family, _PORT)
+                counted = operating.packets(self._report(), pod.name, "drop") - before
+                _check(
+                    f"node to {_kind(pod)} pod under enforce, {family}",
+                    "times out, counted as drop",
+                    f"{observed}, {'counted as drop' if counted else 'not counted'}",
+                )
+            for source, target in (
+                (self.rpc, self.web),
+                (self.cart, self.shop),
+                (self.web, self.shop),
+            ):
+                address = attempts.address_of(target, family)
+                observed = attempts.connect_from_pod(source, address, family, _PORT)
+                route = f"{_kind(source)} pod to {_kind(target)} pod"
+                _check(f"{route} under enforce, {family}", "connects", observed)
+            for source in (self.web, self.shop):
+                node = str(lab.NODE_IPV4 if family == "IPv4" else lab.NODE_IPV6)
+                observed = attempts.connect_from_pod(source, node, family, _NODE_PORT)
+                _check(f"{_kind(source)} pod to node under enforce, {family}", "connects", observed)
+            observed = self._inject(self.web, family)
+            _check(f"packet socket under enforce, {family}", "does not arrive", observed)
+
+    def _probes(self) -> None:
+        _emit(events.Step("probing from inside the pods"))
+        handlers: tuple[tuple[str, LabPod, Handler], ...] = (
+            ("http", self.web, HttpGet(port=_PORT, path="/healthz")),
+            ("tcp", self.cart, TcpSocket(port=_PORT)),
+            ("grpc", self.rpc, Grpc(port=_PORT)),
+        )
+        for family in FAMILIES:
+            for name, pod, handler in handlers:
+                outcome = asyncio.run(
+                    probe(
+                        handler,
+                        netns=pod.netns,
+                        addresses=[attempts.address_of(pod, family)],
+                        timeout_seconds=1.0,
+                    )
+                )
+                _check(f"in-netns {name} probe, {family}", "success", outcome.result.value)
+        report = self._agent.wait_for("every probe passing", self._all_passing)
+        reasons = {
+            str(condition and condition.status)
+            for pod in self._pods
+            for condition in [operating.condition_of(report, pod.name, names.PROBES_PASSING)]
+        }
+        _check("condition probes-passing of every pod", TRUE, ", ".join(sorted(reasons)))
+        self._timings["first_probe"] = _first_probe_ms("demo/web")
+
+    def _illness(self) -> None:
+        bound = _FAILURE_THRESHOLD * _PERIOD_SECONDS + _ANSWER_SECONDS
+        for text, act, wanted in (
+            ("a pod falls ill", _SICK_FILE.touch, FALSE),
+            ("the pod recovers", _SICK_FILE.unlink, TRUE),
+        ):
+            _emit(events.Step(f"{text}: waiting for its condition"))
+            started = time.time()
+            act()
+            report = self._agent.wait_for(
+                f"probes-passing {wanted}",
+                functools.partial(_has_status, pod=self.shop, status=wanted),
+            )
+            condition = operating.condition_of(report, self.shop.name, names.PROBES_PASSING)
+            assert condition is not None
+            seconds = condition.last_transition_time.timestamp() - started
+            promise = f"{wanted} within {bound:.1f} s"
+            held = f"{condition.status} after {seconds:.1f} s"
+            _check(f"{text}: probes-passing", promise, held, 0 <= seconds <= bound)
+
+    def _killed(self) -> None:
+        _emit(events.Step("killing the agent with SIGKILL"))
+        self._agent.stop(signal.SIGKILL)
+        for family in FAMILIES:
+            observed = attempts.connect_from_node(self.web, family, _PORT)
+            _check(f"node to pod, agent killed, {family}", "times out", observed)
+        self._agent.start()
+        report = self._agent.wait_for(
+            "everything as before, after a restart",
+            lambda report: self._all_isolated("Enforced")(report) and self._all_passing(report),
+        )
+        observed = "compiled again" if report.was_compiled else "nothing compiled"
+        _check("agent restarted on its pins", "nothing compiled", observed)
+
+    def _cleanup(self) -> None:
+        _emit(events.Step("cleaning up"))
+        installation = pins.Pins(BPFFS)
+        program_ids = _program_ids(installation)
+        inodes = [pod.netns.inode for pod in self._pods] + [os.stat("/proc/self/ns/net").st_ino]
+        _emit(events.Traces(inodes, program_ids))
+        self._agent.stop(signal.SIGTERM)
+        observed = attempts.connect_from_node(self.web, "IPv4", _PORT)
+        _check("node to pod, agent stopped", "times out", observed)
+        _run_cleanup()
+        left = {
+            "pins": len(list(installation.root.rglob("*"))) + installation.root.exists(),
+            "links": len(_links_to(program_ids)),
+            "filters": cleanup.remove_everything(installation).filters,
+        }
+        expected = "0 pins, 0 links, 0 filters"
+        _check("cleanup", expected, ", ".join(f"{count} {kind}" for kind, count in left.items()))
+        for family in FAMILIES:
+            observed = attempts.connect_from_node(self.web, family, _PORT)
+            _check(f"node to pod after cleanup, {family}", "connects", observed)
+
+    def _write_manifests(self, mode: str) -> None:
+        for pod in self._pods:
+            operating.write_manifest(pod, mode=mode, container=self._containers[pod.name])
+
+    def _inject(self, pod: LabPod, family: str) -> str:
+        # A port of its own each time: a retransmission of an earlier one must not count.
+        self._source_port += 1
+        source = str(lab.NODE_IPV4 if family == "IPv4" else lab.NODE_IPV6)
+        return attempts.inject_syn(pod, source, family, _PORT, self._source_port)
+
+    def _report(self) -> Report:
+        return self._agent.wait_for("an answer", lambda report: True)
+
+    def _all_isolated(self, reason: str) -> Callable[[Report], bool]:
+        def holds(report: Report) -> bool:
+            found = [
+                operating.condition_of(report, pod.name, names.ISOLATION_READY)
+                for pod in self._pods
+            ]
+            return all(condition and condition.reason == reason for condition in found)
+
+        return holds
+
+    def _all_passing(self, report: Report) -> bool:
+        return all(_status_of(report, pod) == TRUE for pod in self._pods)
+
+
+def main() -> None:
+    lab.isolate()
+    try:
+        with Lab() as network:
+            stage = Stage(network)
+            try:
+                stage.play()
+            finally:
+                stage.end()
+        left = sorted(path.name for path in (lab.LAB_DIRECTORY / "netns").iterdir())
+        _check("namespaces removed", "0 left", f"{len(left)} left")
+    except operating.GaveUp as error:
+        _check("the demo ran to its end", "yes", str(error))
+
+
+def _emit(event: events.Event) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _check(name: str, expected: str, observed: str, ok: bool | None = None) -> None:
+    _emit(events.Check(name, expected, observed, observed == expected if ok is None else ok))
+
+
+def _listen_on_node() -> socket.socket:
+    sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    sock.bind(("::", _NODE_PORT))
+    sock.listen()
+    return sock
+
+
+def _wait_until(what: str, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        if time.monotonic() > deadline:
+            raise operating.GaveUp(f"{what}: not within 20 s")
+        time.sleep(0.02)
+
+
+def _kind(pod: LabPod) -> str:
+    return "bridged" if pod.is_bridged else "routed"
+
+
+def _answers(pod: LabPod) -> bool:
+    return attempts.connect_from_pod(pod, pod.ipv4, "IPv4", _PORT) == "connects"
+
+
+def _has_status(report: Report, *, pod: LabPod, status: str) -> bool:
+    return _status_of(report, pod) == status
+
+
+def _status_of(report: Report, pod: LabPod) -> str | None:
+    condition = operating.condition_of(report, pod.name, names.PROBES_PASSING)
+    return condition.status if condition else None
+
+
+def _first_probe_ms(pod: str) -> float:
+    """From the agent's start to the pod's first probes-passing True, by the agent's own log."""
+    lines = list(operating.log_lines())
+    started = next(line for line in lines if line["message"] == "agent started")
+    passed = next(
+        line
+        for line in lines
+        if line["message"] == "condition changed"
+        and (line["pod"], line["type"], line["status"]) == (pod, names.PROBES_PASSING, TRUE)
+    )
+    seconds = (operating.log_time(passed) - operating.log_time(started)).total_seconds()
+    return round(seconds * 1000, 1)
+
+
+def _program_ids(installation: pins.Pins) -> list[int]:
+    ids = []
+    for path in installation.programs.rglob("*"):
+        if path.is_file():
+            fd = syscalls.open_pin(str(path))
+            ids.append(syscalls.program_id(fd))
+            os.close(fd)
+    return ids
+
+
+def _links_to(program_ids: list[int]) -> list[int]:
+    """Ids of links, of the whole kernel, that run one of these programs."""
+    found = []
+    link_id = syscalls.next_id(syscalls.Command.LINK_GET_NEXT_ID, 0)
+    while link_id is not None:
+        fd = syscalls.fd_by_id(syscalls.Command.LINK_GET_FD_BY_ID, link_id)
+        if syscalls.link_program_id(fd) in program_ids:
+            found.append(link_id)
+        os.close(fd)
+        link_id = syscalls.next_id(syscalls.Command.LINK_GET_NEXT_ID, link_id)
+    return found
+
+
+def _run_cleanup() -> None:
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "agent", "cleanup"),
+            *("--run-directory", str(operating.RUN_DIRECTORY), "--bpffs", str(BPFFS)),
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        timeout=30,
+    )
+
+
+if __name__ == "__main__":
+    main()

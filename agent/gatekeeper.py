@@ -1,0 +1,95 @@
+"""The gates, driven from the event loop: one worker thread makes the calls that wait for RTNL."""
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from agent.settings import Settings
+from bpf import gates, loader, pins
+from bpf.gates import Attachment, Counts, GateConfig
+from bpf.origin import Origin
+
+T = TypeVar("T")
+
+# An attach takes 10 ms and RTNL can be held for seconds by others; longer means a hung kernel.
+_TIMEOUT_SECONDS = 60
+
+
+class Gatekeeper:
+    """Owns the loaded programs and maps. Every method waits at most a minute."""
+
+    def __init__(
+        self,
+        loaded: loader.Loaded,
+        opened: gates.Gates,
+        worker: concurrent.futures.ThreadPoolExecutor,
+    ) -> None:
+        self.loaded = loaded
+        self._gates = opened
+        self._worker = worker
+        self._origin = Origin(loaded)
+
+    @classmethod
+    async def open(cls, settings: Settings) -> "Gatekeeper":
+        """Load what is not pinned yet. Raises `PinError` or `CompileError`."""
+        installation = pins.Pins(settings.bpffs)
+        loaded = await loader.load(installation)
+        # One thread: tcx attaches wait for each other under RTNL anyway.
+        worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="gates")
+        try:
+            opened = await asyncio.get_running_loop().run_in_executor(
+                worker, gates.Gates, loaded, installation, settings.attachment
+            )
+        except BaseException:
+            worker.shutdown(wait=False)
+            loaded.close()
+            raise
+        return cls(loaded, opened, worker)
+
+    @property
+    def attachment(self) -> Attachment:
+        return self._gates.attachment
+
+    async def aclose(self) -> None:
+        """Close descriptors and the thread. Gates stay: they are pinned."""
+        await self._call(self._gates.close)
+        self._worker.shutdown(wait=False)
+        self.loaded.close()
+
+    async def install(self, ifindex: int, config: GateConfig) -> float:
+        """As `Gates.install`; how many seconds it took."""
+        return await self._call(lambda: _timed(lambda: self._gates.install(ifindex, config)))
+
+    async def remove(self, ifindex: int) -> None:
+        await self._call(lambda: self._gates.remove(ifindex))
+
+    async def installed(self) -> dict[int, GateConfig]:
+        return await self._call(self._gates.installed)
+
+    async def counts(self) -> dict[int, Counts]:
+        """Reads maps only, so it does not queue behind attaches."""
+        return await asyncio.to_thread(self._gates.counts)
+
+    async def mark_origins(self, marks: Mapping[int, bool]) -> None:
+        """Set or clear interfaces' bits in the origin map."""
+
+        def mark() -> None:
+            for ifindex, is_node_sent in marks.items():
+                self._origin.mark(ifindex, is_node_sent=is_node_sent)
+
+        await self._call(mark)
+
+    async def marked_origins(self) -> set[int]:
+        return await self._call(self._origin.marked)
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            return await asyncio.get_running_loop().run_in_executor(self._worker, function)
+
+
+def _timed(function: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started

@@ -1,0 +1,165 @@
+"""Guarding one pod: its namespace, its gates, and what to say about its isolation."""
+
+import dataclasses
+from collections.abc import Callable
+
+import structlog
+
+from agent.conditions import FALSE, TRUE
+from agent.gatekeeper import Gatekeeper
+from agent.interfaces import NetworkReader, NodeInterface, PodNetwork
+from agent.metrics import Metrics
+from agent.pods import Pod
+from bpf.errors import AttachError
+from bpf.gates import GateConfig
+from bpf.verdicts import Mode
+from probes.netns import Netns, NetnsError, NetnsGone
+
+log = structlog.get_logger(__name__)
+
+_REASONS = {Mode.AUDIT: "Audit", Mode.ENFORCE: "Enforced", Mode.STRICT: "Enforced"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Isolation:
+    """What the condition `podgate.io/isolation-ready` should say."""
+
+    status: str
+    reason: str
+    message: str
+
+
+@dataclasses.dataclass(slots=True)
+class Guarded:
+    """A pod and what stands of its guard. `gates` are those installed, by ifindex."""
+
+    pod: Pod
+    netns: Netns | None = None
+    network: PodNetwork | None = None
+    gates: dict[int, NodeInterface] = dataclasses.field(default_factory=dict)
+    isolated: Netns | None = None
+    """The namespace for which the wanted state was reached; it latches."""
+
+
+class Guard:
+    """Brings pods' gates into the wanted state. Not concurrent: one pod after the other."""
+
+    def __init__(
+        self,
+        gatekeeper: Gatekeeper,
+        reader: NetworkReader,
+        metrics: Metrics,
+        owner_of: Callable[[Netns, Pod], Pod | None],
+    ) -> None:
+        """owner_of: another pod that already uses this namespace, if there is one."""
+        self._gatekeeper = gatekeeper
+        self._reader = reader
+        self._metrics = metrics
+        self._owner_of = owner_of
+
+    async def bring_up(self, guarded: Guarded) -> Isolation:
+        """One pass over one pod; safe to repeat at any time."""
+        pod = guarded.pod
+        if pod.host_network:
+            return Isolation(
+                TRUE, "HostNetwork", "The pod shares the node's network; it is part of the node."
+            )
+        if pod.netns_path is None:
+            problem = pod.manifest_problem
+            return Isolation(
+                FALSE,
+                problem.reason if problem else "NetnsMissing",
+                problem.message if problem else "The pod names no network namespace.",
+            )
+        try:
+            netns = Netns.open(pod.netns_path)
+        except NetnsGone as error:
+            return Isolation(FALSE, "NetnsNotFound", str(error))
+        except NetnsError as error:
+            return Isolation(FALSE, "NetnsRefused", str(error))
+        if other := self._owner_of(netns, pod):
+            return Isolation(
+                FALSE,
+                "NetnsInUse",
+                f"{netns.path} is already the network namespace of pod {other.full_name}; "
+                "give each pod its own.",
+            )
+        return await self._isolate(guarded, netns)
+
+    async def release(self, guarded: Guarded) -> None:
+        """Take the pod's gates away."""
+        for ifindex in list(guarded.gates):
+            await self._gatekeeper.remove(ifindex)
+            del guarded.gates[ifindex]
+
+    async def _isolate(self, guarded: Guarded, netns: Netns) -> Isolation:
+        try:
+            network = await self._reader.read(netns)
+        except NetnsGone as error:
+            return Isolation(FALSE, "NetnsNotFound", str(error))
+        guarded.netns = netns
+        guarded.network = network
+        pod = guarded.pod
+        if pod.mode is Mode.OFF:
+            await self.release(guarded)
+            guarded.isolated = netns
+            return Isolation(TRUE, "Off", "The pod's mode is off: its interfaces are not gated.")
+
+        await self._forget_vanished(guarded)
+        try:
+            await self._install(guarded)
+        except (AttachError, ValueError) as error:
+            if guarded.isolated != netns:
+                return Isolation(FALSE, "GateFailed", f"{error}.")
+            self._metrics.gates_lost.inc()
+            log.error("gate lost; it will be tried again", pod=pod.full_name, error=str(error))
+        if network.not_gatable:
+            guarded.isolated = netns
+            return Isolation(TRUE, "NotSupported", "; ".join(network.not_gatable) + ".")
+        if not network.interfaces:
+            return Isolation(
+                FALSE, "NoInterface", f"{netns.path} has no veth to this node yet; waiting for one."
+            )
+        guarded.isolated = netns
+        return Isolation(TRUE, _REASONS[pod.mode], _describe(guarded, network))
+
+    async def _install(self, guarded: Guarded) -> None:
+        network = guarded.network
+        assert network is not None
+        config = GateConfig(guarded.pod.mode, network.addresses)
+        for interface in network.interfaces:
+            seconds = await self._gatekeeper.install(interface.ifindex, config)
+            if interface.ifindex not in guarded.gates:
+                self._metrics.attach_seconds.observe(seconds)
+                log.info(
+                    "interface gated",
+                    pod=guarded.pod.full_name,
+                    interface=interface.name,
+                    ifindex=interface.ifindex,
+                    mode=guarded.pod.mode.word,
+                    milliseconds=round(seconds * 1000, 2),
+                )
+            guarded.gates[interface.ifindex] = interface
+
+    async def _forget_vanished(self, guarded: Guarded) -> None:
+        """Drop what is left of gates whose interface is gone.
+
+        An interface that is only no longer seen as the pod's keeps its gate: a netns path that is
+        missing for a moment must not open it.
+        """
+        network = guarded.network
+        current = {interface.ifindex for interface in network.interfaces} if network else set()
+        for ifindex in guarded.gates.keys() - current:
+            if not await self._reader.exists(ifindex):
+                await self._gatekeeper.remove(ifindex)
+                del guarded.gates[ifindex]
+
+
+def _describe(guarded: Guarded, network: PodNetwork) -> str:
+    gated = ", ".join(interface.name for interface in network.interfaces)
+    text = f"Gate on {gated}, sandbox net:[{guarded.netns.inode if guarded.netns else '?'}]."
+    if guarded.pod.mode is Mode.STRICT:
+        text += " Strict mode needs the relay, which is not there: enforced instead."
+    if guarded.pod.manifest_problem:
+        text += f" {guarded.pod.manifest_problem.message}"
+    return text

@@ -1,0 +1,141 @@
+"""A pod's interfaces and addresses, read from its own network namespace.
+
+Not from the API: hooks reach a pod before the API shows its addresses, and an address that the API
+does not know of is one that the gate would not close.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import ipaddress
+import os
+import socket
+from typing import Any
+
+import pyroute2
+
+from bpf.abi import IPAddress
+from probes.netns import Netns
+
+# Kinds through which the node reaches the pod without crossing a veth of ours. No kind at all is
+# a device moved in whole: SR-IOV, host-device.
+_NOT_GATABLE = {None: "a physical device", "macvlan": "macvlan", "macvtap": "macvtap"} | {
+    kind: kind for kind in ("ipvlan", "ipvtap", "netkit", "vlan")
+}
+_TIMEOUT_SECONDS = 5
+_IFF_UP = 1
+_IFF_LOOPBACK = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeInterface:
+    """The node's side of one of the pod's veths."""
+
+    ifindex: int
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PodNetwork:
+    """What a pod's namespace looks like from inside and from the node."""
+
+    interfaces: tuple[NodeInterface, ...]
+    addresses: tuple[IPAddress, ...]
+    """Every address a packet to the pod may carry: all but loopback, IPv4 first."""
+    not_gatable: tuple[str, ...]
+    """Sentences about interfaces that no gate can be put on."""
+    nsid: int | None
+    """The namespace's number as seen from the node; netlink hints carry it."""
+
+    @property
+    def probe_addresses(self) -> tuple[str, ...]:
+        """Where probes dial: as status.podIPs, so without link-local ones."""
+        return tuple(str(a) for a in self.addresses if not a.is_link_local)
+
+
+class NetworkReader:
+    """Reads pods' networks on the event loop, each within 5 s."""
+
+    def __init__(self) -> None:
+        self._node = pyroute2.AsyncIPRoute()
+
+    def close(self) -> None:
+        self._node.close()
+
+    async def read(self, netns: Netns) -> PodNetwork:
+        """Raises `NetnsGone`, or `TimeoutError`."""
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            async with _netlink_in(netns) as inside:
+                links = [link async for link in await inside.get_links()]
+                addresses = [
+                    ipaddress.ip_address(address.get("address"))
+                    async for address in await inside.get_addr()
+                ]
+            veths = [link for link in links if _kind(link) == "veth" and link.get("link")]
+            # Asking the node for the other end also makes the kernel number the pod's namespace.
+            peers = [(link, await self._link(link.get("link"))) for link in veths]
+            nsid = await self._nsid(netns)
+        routable = {address for address in addresses if not address.is_loopback}
+        return PodNetwork(
+            tuple(
+                NodeInterface(peer["index"], peer.get("ifname"))
+                for link, peer in peers
+                if peer is not None and _is_other_end(peer, of=link, nsid=nsid)
+            ),
+            tuple(sorted(routable, key=lambda address: (address.version, address))),
+            tuple(
+                f"interface {link.get('ifname')} ({_NOT_GATABLE[_kind(link)]}) cannot be gated"
+                for link in links
+                if _kind(link) in _NOT_GATABLE and _is_up_and_not_loopback(link)
+            ),
+            nsid,
+        )
+
+    async def exists(self, ifindex: int) -> bool:
+        """Whether the node has such an interface."""
+        return await self._link(ifindex) is not None
+
+    async def _link(self, ifindex: int) -> Any:
+        try:
+            return (await self._node.link("get", index=ifindex))[0]
+        except pyroute2.NetlinkError:
+            return None
+
+    async def _nsid(self, netns: Netns) -> int | None:
+        with contextlib.ExitStack() as stack:
+            try:
+                fd = os.open(netns.path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return None
+            stack.callback(os.close, fd)
+            answer = await self._node.get_netnsid(fd=fd)
+        return int(answer["nsid"]) if answer["nsid"] >= 0 else None
+
+
+def _kind(link: Any) -> str | None:
+    kind = link.get(("linkinfo", "kind"))
+    return None if kind is None else str(kind)
+
+
+def _is_other_end(peer: Any, *, of: Any, nsid: int | None) -> bool:
+    """Whether `peer`, a link of the node, is the other end of the pod's veth `of`.
+
+    Checked from both ends: a veth inside the pod (of a container engine in it, say) may name an
+    ifindex that on the node is somebody else's.
+    """
+    return bool(
+        _kind(peer) == "veth"
+        and peer.get("link") == of["index"]
+        and nsid is not None
+        and peer.get("link_netnsid") == nsid
+    )
+
+
+def _is_up_and_not_loopback(link: Any) -> bool:
+    return bool(link["flags"] & (_IFF_UP | _IFF_LOOPBACK) == _IFF_UP)
+
+
+def _netlink_in(netns: Netns) -> pyroute2.AsyncIPRoute:
+    # asyncio, which pyroute2 is built on, takes only datagram sockets; netlink knows no difference.
+    sock = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)
+    return pyroute2.AsyncIPRoute(fileno=sock.detach())

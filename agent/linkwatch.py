@@ -1,0 +1,106 @@
+"""Netlink hints: something about the node's interfaces or a pod's addresses changed.
+
+One socket hears the node's own namespace and, by NETLINK_LISTEN_ALL_NSID (Linux 4.1), every pod's
+that has a number there; a socket inside each pod would keep its namespace alive. Messages are hints
+only: whoever gets one reads anew. A full buffer (ENOBUFS) is the hint that everything may have
+changed.
+"""
+
+import asyncio
+import errno
+import socket
+import struct
+from collections.abc import Callable
+
+_SOL_NETLINK = 270
+_NETLINK_ADD_MEMBERSHIP = 1
+_NETLINK_LISTEN_ALL_NSID = 8
+_RTNLGRP_LINK = 1
+_RTNLGRP_IPV4_IFADDR = 5
+_RTNLGRP_IPV6_IFADDR = 9
+_RECEIVE_BUFFER_BYTES = 4 << 20
+_MESSAGE_BYTES = 32 << 10
+# Messages taken in one turn of the event loop: a burst must not hold up probes.
+_PER_TURN = 64
+
+
+class LinkWatch:
+    """Calls back on the event loop; keeps nothing."""
+
+    def __init__(
+        self,
+        *,
+        on_node_change: Callable[[], None],
+        on_pod_change: Callable[[int], None],
+        on_overrun: Callable[[], None],
+    ) -> None:
+        """on_pod_change gets the pod namespace's number, as `PodNetwork.nsid`."""
+        self._on_node_change = on_node_change
+        self._on_pod_change = on_pod_change
+        self._on_overrun = on_overrun
+        self._socket = socket.socket(
+            socket.AF_NETLINK,
+            socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC,
+            socket.NETLINK_ROUTE,
+        )
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+            self._socket.bind((0, 0))
+            self._socket.setsockopt(_SOL_NETLINK, _NETLINK_LISTEN_ALL_NSID, 1)
+            for group in (_RTNLGRP_LINK, _RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR):
+                self._socket.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    async def run(self) -> None:
+        """Listen until cancelled; then the socket is closed."""
+        loop = asyncio.get_running_loop()
+        failed: asyncio.Future[None] = loop.create_future()
+
+        def read() -> None:
+            try:
+                self._read()
+            except Exception as error:
+                loop.remove_reader(self._socket)
+                failed.set_exception(error)
+
+        loop.add_reader(self._socket, read)
+        try:
+            await failed
+        finally:
+            loop.remove_reader(self._socket)
+            self._socket.close()
+
+    def _read(self) -> None:
+        pods: set[int] = set()
+        node = overrun = False
+        for _ in range(_PER_TURN):
+            try:
+                _, ancillary, _, _ = self._socket.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(4))
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                overrun = True
+                continue
+            nsid = next(
+                (
+                    struct.unpack("=i", data)[0]
+                    for level, kind, data in ancillary
+                    if (level, kind) == (_SOL_NETLINK, _NETLINK_LISTEN_ALL_NSID)
+                ),
+                None,
+            )
+            if nsid is None:
+                node = True
+            else:
+                pods.add(nsid)
+        if overrun:
+            self._on_overrun()
+            return
+        if node:
+            self._on_node_change()
+        for nsid in pods:
+            self._on_pod_change(nsid)

@@ -1,0 +1,189 @@
+"""Prometheus metrics. Every name and label is listed in docs/reference/metrics.md.
+
+Drops are counted from the per-CPU map at scrape time, never from events, which may be lost.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import msgspec
+import prometheus_client
+from prometheus_client import core
+
+from agent import VERSION
+from agent.conditions import TYPES, Conditions
+from agent.pods import Pod
+from bpf.gates import Counts
+
+# Probes answer in well under a millisecond on a healthy node and end at their timeout.
+_PROBE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 1, 2.5, 10)
+# 0.1 ms by clsact, 10 ms by tcx, seconds when others hold RTNL.
+_ATTACH_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
+
+# A "_created" series beside every other one doubles what is stored and tells nobody anything.
+prometheus_client.disable_created_metrics()
+
+
+class Family(msgspec.Struct, frozen=True):
+    """One metric: docs/reference/metrics.md is made of these."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+GATE_PACKETS = Family(
+    "podgate_gate_packets_total",
+    "counter",
+    "Packets that the node sent to a gated pod, by verdict and reason.",
+    ("namespace", "pod", "interface", "verdict", "reason"),
+)
+GATES = Family("podgate_gates", "gauge", "Gated interfaces by mode.", ("mode",))
+POD_CONDITION = Family(
+    "podgate_pod_condition",
+    "gauge",
+    "1 for the status that a pod's condition has now.",
+    ("namespace", "pod", "condition", "status", "reason"),
+)
+MANIFEST_PROBLEM = Family(
+    "podgate_manifest_problem",
+    "gauge",
+    "1 for a manifest that cannot be used; its last good content stays in force.",
+    ("file", "reason"),
+)
+INFO = Family(
+    "podgate_info", "gauge", "1, with what is running.", ("version", "source_hash", "attachment")
+)
+LOAD_SECONDS = Family(
+    "podgate_load_seconds", "gauge", "Time to load, or only open, the programs.", ("compiled",)
+)
+ATTACH_SECONDS = Family("podgate_gate_attach_seconds", "histogram", "Time to attach one gate.")
+GATES_LOST = Family(
+    "podgate_gates_lost_total",
+    "counter",
+    "Gates that could not be put back on an interface that had one.",
+)
+PROBES = Family(
+    "prober_probe_total",
+    "counter",
+    "Probes by result, as the kubelet counts them (pkg/kubelet/prober/prober_manager.go).",
+    ("probe_type", "result", "container", "pod", "namespace", "pod_uid"),
+)
+PROBE_SECONDS = Family(
+    "prober_probe_duration_seconds",
+    "histogram",
+    "Duration of probes, as the kubelet measures it.",
+    ("probe_type", "container", "pod", "namespace"),
+)
+
+FAMILIES = (
+    *(GATE_PACKETS, GATES, POD_CONDITION, MANIFEST_PROBLEM, INFO),
+    *(LOAD_SECONDS, ATTACH_SECONDS, GATES_LOST, PROBES, PROBE_SECONDS),
+)
+
+
+class GateSample(msgspec.Struct, frozen=True):
+    """One gate at scrape time."""
+
+    pod: Pod
+    interface: str
+    counts: Counts
+
+
+class _ScrapeTimeCollector:
+    """Series read from what is there now, so they vanish with their pod."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        self._conditions = conditions
+        self.gates: list[GateSample] = []
+        self.pods: list[Pod] = []
+
+    def collect(self) -> Iterator[core.Metric]:
+        packets = _family(GATE_PACKETS)
+        modes = _family(GATES)
+        by_mode: dict[str, int] = {}
+        for gate in self.gates:
+            by_mode[gate.pod.mode.word] = by_mode.get(gate.pod.mode.word, 0) + 1
+            for (verdict, reason), count in gate.counts.items():
+                labels = (gate.pod.namespace, gate.pod.name, gate.interface)
+                packets.add_metric((*labels, verdict.word, reason.word), count)
+        for mode, number in sorted(by_mode.items()):
+            modes.add_metric((mode,), number)
+        yield packets
+        yield modes
+        yield from self._pods()
+
+    def _pods(self) -> Iterator[core.Metric]:
+        conditions = _family(POD_CONDITION)
+        problems = _family(MANIFEST_PROBLEM)
+        for pod in self.pods:
+            for kind in TYPES:
+                if condition := self._conditions.get(pod.uid, kind):
+                    labels = (pod.namespace, pod.name, kind, condition.status, condition.reason)
+                    conditions.add_metric(labels, 1)
+            if pod.manifest_problem:
+                problems.add_metric((pod.source, pod.manifest_problem.reason), 1)
+        yield conditions
+        yield problems
+
+
+class Metrics:
+    """All series of one agent, in a registry of its own."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        self.registry = prometheus_client.CollectorRegistry()
+        self._scraped = _ScrapeTimeCollector(conditions)
+        self.registry.register(self._scraped)
+        self._info = self._gauge(INFO)
+        self._load = self._gauge(LOAD_SECONDS)
+        self.attach_seconds = self._histogram(ATTACH_SECONDS, _ATTACH_BUCKETS)
+        self.gates_lost = self._counter(GATES_LOST)
+        self._probes = self._counter(PROBES)
+        self._probe_seconds = self._histogram(PROBE_SECONDS, _PROBE_BUCKETS)
+        prometheus_client.ProcessCollector(registry=self.registry)
+
+    def describe_agent(
+        self, *, source_hash: str, attachment: str, was_compiled: bool, load_seconds: float
+    ) -> None:
+        self._info.labels(VERSION, source_hash, attachment).set(1)
+        self._load.labels(str(was_compiled).lower()).set(load_seconds)
+
+    def count_probe(
+        self, pod: Pod, *, container: str, probe_type: str, result: str, seconds: float
+    ) -> None:
+        """probe_type and result in the kubelet's words: Readiness, successful."""
+        self._probes.labels(probe_type, result, container, pod.name, pod.namespace, pod.uid).inc()
+        self._probe_seconds.labels(probe_type, container, pod.name, pod.namespace).observe(seconds)
+
+    def forget(self, pod: Pod) -> None:
+        """Drop the series of a pod that is gone."""
+        labels = {"pod": pod.name, "namespace": pod.namespace}
+        self._probes.remove_by_labels(labels)
+        self._probe_seconds.remove_by_labels(labels)
+
+    def render(self, pods: Iterable[Pod], gates: Iterable[GateSample]) -> bytes:
+        """The text exposition of everything."""
+        self._scraped.pods = list(pods)
+        self._scraped.gates = list(gates)
+        return prometheus_client.generate_latest(self.registry)
+
+    def _gauge(self, family: Family) -> prometheus_client.Gauge:
+        return prometheus_client.Gauge(
+            family.name, family.help, family.labels, registry=self.registry
+        )
+
+    def _counter(self, family: Family) -> prometheus_client.Counter:
+        return prometheus_client.Counter(
+            family.name, family.help, family.labels, registry=self.registry
+        )
+
+    def _histogram(self, family: Family, buckets: tuple[float, ...]) -> prometheus_client.Histogram:
+        return prometheus_client.Histogram(
+            family.name, family.help, family.labels, buckets=buckets, registry=self.registry
+        )
+
+
+def _family(family: Family) -> core.CounterMetricFamily | core.GaugeMetricFamily:
+    kind = core.CounterMetricFamily if family.kind == "counter" else core.GaugeMetricFamily
+    return kind(family.name, family.help, labels=family.labels)

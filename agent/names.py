@@ -1,0 +1,11 @@
+"""Names that pods, manifests and the API carry."""
+
+DOMAIN = "podgate.io"
+
+ISOLATION_READY = f"{DOMAIN}/isolation-ready"
+PROBES_PASSING = f"{DOMAIN}/probes-passing"
+
+MODE_LABEL = f"{DOMAIN}/mode"
+
+# Counts only in manifests, which the node's owner wrote; never from the API.
+NETNS_ANNOTATION = f"{DOMAIN}/netns"

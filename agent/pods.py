@@ -1,0 +1,116 @@
+"""A pod as podgate knows it: read from a manifest, checked at the edge."""
+
+import uuid
+from typing import Literal
+
+import msgspec
+
+from agent import names
+from bpf.verdicts import Mode
+from probes.specs import PodSpec, parse_pod
+
+# For manifests without a uid: the same namespace and name always give the same one.
+_UID_SPACE = uuid.UUID("9b0f6c4e-6f2e-4c55-a7f5-0f3d5a1c7f0e")
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """What is wrong with a pod's manifest: a condition's reason and message."""
+
+    reason: str
+    message: str
+
+
+class Pod(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod. With a problem in `manifest_problem`, the rest is the last good manifest's."""
+
+    uid: str
+    namespace: str
+    name: str
+    mode: Mode = Mode.OFF
+    netns_path: str | None = None
+    host_network: bool = False
+    spec: PodSpec = PodSpec()
+    source: str = ""
+    """The manifest's file name."""
+    manifest_problem: Problem | None = None
+
+    @property
+    def full_name(self) -> str:
+        """ "namespace/name"; for a file that never was a pod, the file's name."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+    @property
+    def probe_problem(self) -> Problem | None:
+        """All mistakes of the pod's probes together, under the first one's reason."""
+        if not self.spec.errors:
+            return None
+        return Problem(
+            self.spec.errors[0].reason, " ".join(error.message for error in self.spec.errors)
+        )
+
+
+class PodError(Exception):
+    """This manifest is not one of a pod that podgate can guard; the message says why."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.problem = Problem(reason, message)
+
+
+class _Metadata(msgspec.Struct):
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class _Manifest(msgspec.Struct):
+    kind: Literal["Pod"]
+    metadata: _Metadata
+    apiVersion: Literal["v1"] = "v1"
+
+
+def read_pod(document: object, *, default_mode: Mode, source: str) -> Pod:
+    """A pod from a decoded manifest. Mistakes in probes are kept in `spec.errors`.
+
+    Raises `PodError` with the reason `InvalidManifest`, or `NetnsMissing` for a pod that does not
+    say where its network namespace is.
+    """
+    try:
+        manifest = msgspec.convert(document, _Manifest)
+    except msgspec.ValidationError as error:
+        raise PodError(
+            "InvalidManifest", f"{source} is not a pod manifest: {_sentence(error)}."
+        ) from error
+    metadata = manifest.metadata
+    mode = default_mode
+    if label := metadata.labels.get(names.MODE_LABEL):
+        try:
+            mode = Mode.from_word(label)
+        except ValueError as error:
+            raise PodError("InvalidManifest", f"label {names.MODE_LABEL}: {error}.") from error
+    spec = parse_pod(document)
+    netns_path = metadata.annotations.get(names.NETNS_ANNOTATION)
+    if netns_path is None and not spec.host_network:
+        raise PodError(
+            "NetnsMissing",
+            f"{source} does not say where the pod's network namespace is; "
+            f"add the annotation {names.NETNS_ANNOTATION} with its path.",
+        )
+    identity = f"{metadata.namespace}/{metadata.name}"
+    return Pod(
+        uid=metadata.uid or str(uuid.uuid5(_UID_SPACE, identity)),
+        namespace=metadata.namespace,
+        name=metadata.name,
+        mode=mode,
+        netns_path=netns_path,
+        host_network=spec.host_network,
+        spec=spec,
+        source=source,
+    )
+
+
+def _sentence(error: msgspec.ValidationError) -> str:
+    text = str(error)
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,136 @@
+"""Probes of all pods: what the scheduler finds, as conditions, metrics and status."""
+
+import time
+
+from agent import names
+from agent.conditions import FALSE, TRUE, UNKNOWN, Conditions
+from agent.guarding import Guarded
+from agent.metrics import Metrics
+from agent.pods import Pod
+from agent.status import ProbeStatus
+from probes.results import Outcome, Result
+from probes.scheduler import ContainerTarget, PodTarget, ProbeKey, Scheduler
+from probes.specs import Grpc, Handler, HttpGet, TcpSocket
+
+
+class Probing:
+    """Runs the probes of guarded pods. To be made on the running event loop."""
+
+    def __init__(self, conditions: Conditions, metrics: Metrics) -> None:
+        self._conditions = conditions
+        self._metrics = metrics
+        self._scheduler = Scheduler(on_result=self._on_result, on_probe=self._on_probe)
+        self._pods: dict[str, Pod] = {}
+        self._probed: set[str] = set()
+        self._first_seen: dict[tuple[str, int], float] = {}
+
+    async def run(self) -> None:
+        """Probe until cancelled."""
+        await self._scheduler.run()
+
+    def update(self, guarded: Guarded) -> None:
+        """Take in what is known of a pod now, and say whether its probes pass."""
+        pod = guarded.pod
+        self._pods[pod.uid] = pod
+        if target := self._target(guarded):
+            self._scheduler.set_pod(target)
+            self._probed.add(pod.uid)
+        self._say(pod)
+
+    def remove(self, uid: str) -> None:
+        """Stop the pod's probes and forget it."""
+        self._scheduler.remove_pod(uid)
+        self._pods.pop(uid, None)
+        self._probed.discard(uid)
+        self._first_seen = {key: at for key, at in self._first_seen.items() if key[0] != uid}
+
+    def status(self, uid: str) -> list[ProbeStatus]:
+        """The pod's probes, for `podgate status`."""
+        pod = self._pods.get(uid)
+        if pod is None:
+            return []
+        handlers = {
+            (container.name, kind): _describe(probe.handler)
+            for container in pod.spec.containers
+            for kind, probe in (
+                ("Startup", container.startup),
+                ("Readiness", container.readiness),
+                ("Liveness", container.liveness),
+            )
+            if probe is not None
+        }
+        return [
+            ProbeStatus(
+                container=found.key.container,
+                type=found.key.type.value,
+                handler=handlers.get((found.key.container, found.key.type.value), ""),
+                result=(found.result or Result.UNKNOWN).value,
+                last_message=found.outcome.message if found.outcome else "",
+                successes=found.passed,
+                failures=found.failed,
+            )
+            for found in self._scheduler.snapshot()
+            if found.key.uid == uid
+        ]
+
+    def _target(self, guarded: Guarded) -> PodTarget | None:
+        pod, netns, network = guarded.pod, guarded.netns, guarded.network
+        if netns is None or network is None:
+            return None
+        # Without a container runtime to ask, a sandbox's containers live as long as it does.
+        started_at = self._first_seen.setdefault((pod.uid, netns.inode), time.time())
+        return PodTarget(
+            uid=pod.uid,
+            netns=netns,
+            addresses=network.probe_addresses,
+            containers=tuple(
+                ContainerTarget(probes=probes, container_id=str(netns.inode), started_at=started_at)
+                for probes in pod.spec.containers
+            ),
+        )
+
+    def _on_result(self, key: ProbeKey, result: Result) -> None:
+        if pod := self._pods.get(key.uid):
+            self._say(pod)
+
+    def _on_probe(self, key: ProbeKey, outcome: Outcome) -> None:
+        pod = self._pods.get(key.uid)
+        if pod is None or outcome.error:
+            return
+        self._metrics.count_probe(
+            pod,
+            container=key.container,
+            probe_type=key.type.value,
+            result="successful" if outcome.passed else "failed",
+            seconds=outcome.duration_seconds,
+        )
+        if not outcome.passed:
+            # The text tells what is wrong now, though the status may have been False before.
+            self._say(pod)
+
+    def _say(self, pod: Pod) -> None:
+        status, reason, message = self._judge(pod)
+        self._conditions.set(pod, names.PROBES_PASSING, status, reason, message)
+
+    def _judge(self, pod: Pod) -> tuple[str, str, str]:
+        if problem := pod.probe_problem:
+            return FALSE, problem.reason, problem.message
+        if pod.host_network:
+            return UNKNOWN, "HostNetwork", "Probes of hostNetwork pods are the kubelet's."
+        if pod.uid not in self._probed:
+            return FALSE, "NotProbed", "The pod has no network namespace to probe in."
+        passes, reason, message = self._scheduler.passing(pod.uid)
+        return (TRUE if passes else FALSE), reason, f"{message[:1].upper()}{message[1:]}."
+
+
+def _describe(handler: Handler) -> str:
+    """As in "http :8080/healthz"."""
+    match handler:
+        case HttpGet():
+            return f"{handler.scheme.lower()} :{handler.port}{handler.path}"
+        case TcpSocket():
+            return f"tcp :{handler.port}"
+        case Grpc():
+            return f"grpc :{handler.port} {handler.service}".rstrip()
+        case _:
+            return "exec"

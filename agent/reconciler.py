@@ -1,0 +1,207 @@
+"""Keeps every pod guarded and probed: hints mark pods, one loop brings marked pods up to date.
+
+Level-triggered: a pass reads what is there and makes it what is wanted, so a lost or doubled hint
+costs time, never correctness.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from agent import names
+from agent.conditions import FALSE, Conditions
+from agent.gatekeeper import Gatekeeper
+from agent.guarding import Guard, Guarded, Isolation
+from agent.interfaces import NetworkReader
+from agent.metrics import Metrics
+from agent.pods import Pod
+from agent.probing import Probing
+from bpf.errors import AttachError
+from probes.netns import Netns
+
+log = structlog.get_logger(__name__)
+
+# What waits (for a namespace, an interface, a lock) is tried again this often without a hint.
+_RETRY_SECONDS = 1.0
+
+
+class Reconciler:
+    """All pods of this node."""
+
+    def __init__(
+        self,
+        *,
+        gatekeeper: Gatekeeper,
+        reader: NetworkReader,
+        conditions: Conditions,
+        probing: Probing,
+        metrics: Metrics,
+        resync_seconds: float,
+    ) -> None:
+        self.guarded: dict[str, Guarded] = {}
+        self.is_synced = False
+        self._gatekeeper = gatekeeper
+        self._conditions = conditions
+        self._probing = probing
+        self._metrics = metrics
+        self._resync_seconds = resync_seconds
+        self._guard = Guard(gatekeeper, reader, metrics, self._other_user_of)
+        self._marked: dict[str, None] = {}
+        self._leaving: list[Guarded] = []
+        self._wake = asyncio.Event()
+        self._may_hold_leftovers = True
+        self._next_resync = 0.0
+        self._pass_started: float | None = None
+
+    def set_pod(self, pod: Pod) -> None:
+        """A pod is new or has changed."""
+        guarded = self.guarded.get(pod.uid) or self._take_back(pod.uid) or Guarded(pod)
+        guarded.pod = pod
+        self.guarded[pod.uid] = guarded
+        self.mark(pod.uid)
+
+    def remove_pod(self, uid: str) -> None:
+        """A pod is gone: its gates go, its probes end, nothing more is said about it."""
+        guarded = self.guarded.pop(uid, None)
+        self._marked.pop(uid, None)
+        if guarded is None:
+            return
+        self._probing.remove(uid)
+        self._conditions.forget(uid)
+        self._metrics.forget(guarded.pod)
+        self._leaving.append(guarded)
+        self._wake.set()
+        log.info("pod removed", pod=guarded.pod.full_name, uid=uid)
+
+    def mark(self, uid: str) -> None:
+        """Have another look at one pod."""
+        self._marked[uid] = None
+        self._wake.set()
+
+    def mark_all(self) -> None:
+        """Have another look at every pod."""
+        self._mark_where(lambda guarded: True)
+
+    def mark_pending(self) -> None:
+        """Have another look at pods that wait for something: an interface came or went."""
+        self._mark_where(lambda guarded: guarded.isolated is None)
+
+    def mark_namespace(self, nsid: int) -> None:
+        """Have another look at the pod in the namespace with this number."""
+        self._mark_where(
+            lambda guarded: guarded.network is None or guarded.network.nsid in (None, nsid)
+        )
+
+    def seconds_in_pass(self) -> float:
+        """How long the present pass has taken; 0 between passes."""
+        if self._pass_started is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._pass_started
+
+    async def run(self) -> None:
+        """Bring marked pods up to date, for ever."""
+        while True:
+            self._pass_started = None
+            await self._wait()
+            self._pass_started = asyncio.get_running_loop().time()
+            self._wake.clear()
+            for leaving in list(self._leaving):
+                await self._release(leaving)
+            while self._marked:
+                uid = next(iter(self._marked))
+                del self._marked[uid]
+                if guarded := self.guarded.get(uid):
+                    await self._bring_up(guarded)
+            if self._may_hold_leftovers:
+                await self._release_leftovers()
+            self.is_synced = True
+
+    async def _wait(self) -> None:
+        """Until something is marked; what waits is marked after 1 s, everything at resync."""
+        loop = asyncio.get_running_loop()
+        until_resync = max(0.0, self._next_resync - loop.time())
+        is_waiting = bool(self._leaving) or any(
+            guarded.isolated is None for guarded in self.guarded.values()
+        )
+        seconds = min(_RETRY_SECONDS, until_resync) if is_waiting else until_resync
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            self.mark_pending()
+        if loop.time() >= self._next_resync:
+            self._next_resync = loop.time() + self._resync_seconds
+            self.mark_all()
+
+    async def _bring_up(self, guarded: Guarded) -> None:
+        pod = guarded.pod
+        try:
+            isolation = await self._guard.bring_up(guarded)
+        except (AttachError, OSError, TimeoutError) as error:
+            # The kernel or its netlink had a bad moment; the next pass tries again.
+            log.error("pod could not be looked at", pod=pod.full_name, error=str(error))
+            if guarded.isolated:
+                return
+            isolation = Isolation(FALSE, "GateFailed", f"The kernel refused: {error}.")
+        if pod.uid not in self.guarded:
+            return
+        self._conditions.set(
+            pod, names.ISOLATION_READY, isolation.status, isolation.reason, isolation.message
+        )
+        self._probing.update(guarded)
+
+    async def _release(self, guarded: Guarded) -> None:
+        try:
+            await self._guard.release(guarded)
+        except (AttachError, OSError, TimeoutError) as error:
+            log.error(
+                "gate could not be removed; it will be tried again",
+                pod=guarded.pod.full_name,
+                error=str(error),
+            )
+        else:
+            self._leaving.remove(guarded)
+
+    def _take_back(self, uid: str) -> Guarded | None:
+        """A pod that left and came back before its gates were removed (a renamed manifest)."""
+        for guarded in self._leaving:
+            if guarded.pod.uid == uid:
+                self._leaving.remove(guarded)
+                return guarded
+        return None
+
+    async def _release_leftovers(self) -> None:
+        """Remove gates of an earlier run that no pod claims any more.
+
+        Not while a pod's manifest cannot be read or its namespace cannot be looked at: the gate may
+        be its.
+        """
+        if any(
+            guarded.isolated is None and not guarded.pod.host_network
+            for guarded in self.guarded.values()
+        ):
+            return
+        claimed = {ifindex for guarded in self.guarded.values() for ifindex in guarded.gates}
+        for ifindex in (await self._gatekeeper.installed()).keys() - claimed:
+            await self._gatekeeper.remove(ifindex)
+            log.info("gate of a pod that is gone removed", ifindex=ifindex)
+        self._may_hold_leftovers = False
+
+    def _mark_where(self, predicate: Callable[[Guarded], bool]) -> None:
+        for uid, guarded in self.guarded.items():
+            if predicate(guarded):
+                self._marked[uid] = None
+        if self._marked:
+            self._wake.set()
+
+    def _other_user_of(self, netns: Netns, pod: Pod) -> Pod | None:
+        for uid, guarded in self.guarded.items():
+            other = guarded.netns
+            if (
+                uid != pod.uid
+                and other is not None
+                and (other.device, other.inode) == (netns.device, netns.inode)
+            ):
+                return guarded.pod
+        return None

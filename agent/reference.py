@@ -1,0 +1,72 @@
+"""`make docs`: docs/reference/ from the code, so that it cannot say anything else."""
+
+import pathlib
+import sys
+
+import click
+
+from agent import cli, metrics
+from bpf.verdicts import Mode, Reason, Verdict
+
+DIRECTORY = pathlib.Path(__file__).parent.parent / "docs" / "reference"
+
+
+def pages() -> dict[str, str]:
+    """File name and content of every page."""
+    return {"reasons.md": _reasons(), "metrics.md": _metrics(), "cli.md": _commands()}
+
+
+def _reasons() -> str:
+    lines = [
+        "# Verdicts, reasons and modes",
+        "",
+        "Counters are kept per interface, for node-sent packets only.",
+        "",
+        f"Verdicts: {', '.join(f'`{verdict.word}`' for verdict in Verdict)}. "
+        f"Modes: {', '.join(f'`{mode.word}`' for mode in Mode)}.",
+        "",
+        "| reason | of | meaning |",
+        "|---|---|---|",
+        *(f"| `{reason.word}` | {_kind(reason)} | {reason.meaning} |" for reason in Reason),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _kind(reason: Reason) -> str:
+    return "drop" if reason.is_drop else "pass"
+
+
+def _metrics() -> str:
+    lines = ["# Metrics", "", "| name | kind | labels | meaning |", "|---|---|---|---|"]
+    for family in metrics.FAMILIES:
+        labels = ", ".join(f"`{label}`" for label in family.labels) or "none"
+        lines.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
+    lines += ["", "Beside these, the usual `process_*` series. A pod's series vanish with the pod."]
+    return "\n".join(lines) + "\n"
+
+
+def _commands() -> str:
+    parts = ["# Command line"]
+    root = click.Context(cli.main, info_name="podgate", terminal_width=96)
+    parts.append(_block("podgate", cli.main.get_help(root)))
+    for name in cli.main.list_commands(root):
+        command = cli.main.get_command(root, name)
+        assert command is not None
+        context = click.Context(command, parent=root, info_name=name, terminal_width=96)
+        parts.append(_block(f"podgate {name}", command.get_help(context)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(title: str, text: str) -> str:
+    return f"## {title}\n\n```\n{text}\n```"
+
+
+def main() -> None:
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    for name, content in pages().items():
+        (DIRECTORY / name).write_text(content, encoding="utf-8")
+        sys.stderr.write(f"wrote docs/reference/{name}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What `podgate run` can be told, with the reason for each default."""
+
+import enum
+import pathlib
+
+import msgspec
+
+from bpf import pins
+from bpf.gates import Attachment
+from bpf.verdicts import Mode
+
+RUN_DIRECTORY = pathlib.Path("/run/podgate")
+
+
+class LogFormat(enum.StrEnum):
+    """How log lines look."""
+
+    JSON = "json"
+    TEXT = "text"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """One agent's settings. The command line fills them; nothing else changes them."""
+
+    manifests: pathlib.Path
+    """Directory of pod manifests (YAML or JSON), one pod a file."""
+
+    mode: Mode = Mode.AUDIT
+    """For pods whose `podgate.io/mode` label says nothing. Audit: a first run breaks nothing."""
+
+    http_host: str = "127.0.0.1"
+    """Metrics name pods, so they are for this node only until somebody decides otherwise."""
+
+    http_port: int = 9650
+    """0 takes a free port and logs it."""
+
+    run_directory: pathlib.Path = RUN_DIRECTORY
+    """Sockets and the lock that keeps a second agent away."""
+
+    bpffs: pathlib.Path = pathlib.Path(pins.DEFAULT_BPFFS)
+    """Programs, maps and links are pinned below it, so that gates outlive the agent."""
+
+    attachment: Attachment | None = None
+    """None: tcx where the kernel has it (6.6), else clsact."""
+
+    log_format: LogFormat = LogFormat.JSON
+    """JSON: the lines are for a cluster's log collector first."""
+
+    resync_seconds: float = 30.0
+    """How often every pod is looked at without a hint. Netlink hints come within milliseconds;
+    this only bounds what a lost one costs."""
+
+    @property
+    def admin_socket(self) -> pathlib.Path:
+        return admin_socket(self.run_directory)
+
+
+def admin_socket(run_directory: pathlib.Path) -> pathlib.Path:
+    """In a directory of its own: clients mount directories, since a socket is made anew."""
+    return run_directory / "admin" / "admin.sock"

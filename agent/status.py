@@ -1,0 +1,58 @@
+"""What `podgate status` shows: the report that the admin socket serves."""
+
+import datetime
+
+import msgspec
+
+from agent.conditions import Condition
+
+
+class ProbeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One probe of one container."""
+
+    container: str
+    type: str
+    handler: str
+    result: str
+    """What thresholds made of the outcomes: success, failure or unknown."""
+    last_message: str
+    successes: int
+    failures: int
+
+
+class GateStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One gated interface. `packets`: node-sent ones, by verdict and reason."""
+
+    interface: str
+    ifindex: int
+    packets: dict[str, dict[str, int]]
+
+
+class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod, as podgate knows it now."""
+
+    namespace: str
+    name: str
+    uid: str
+    mode: str
+    source: str
+    netns: str | None
+    addresses: list[str]
+    conditions: list[Condition]
+    gates: list[GateStatus]
+    probes: list[ProbeStatus]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole agent. `load_ms`: milliseconds from start to loaded programs."""
+
+    version: str
+    pid: int
+    started: datetime.datetime
+    source_hash: str
+    attachment: str
+    was_compiled: bool
+    load_ms: float
+    is_synced: bool
+    http_address: str
+    pods: list[PodStatus]

@@ -1,0 +1,104 @@
+"""`podgate status` for people."""
+
+import msgspec
+import rich.box
+import rich.console
+import rich.table
+
+from agent.conditions import TRUE, Condition
+from agent.status import GateStatus, PodStatus, Report
+
+# Nobody's terminal to fit into: grep wants whole lines.
+_PIPED_WIDTH = 160
+
+_SHOWN_VERDICTS = ("drop", "would-drop")
+
+
+def show(content: bytes) -> None:
+    """Print the admin API's report as tables."""
+    report = msgspec.json.decode(content, type=Report)
+    console = rich.console.Console()
+    if not console.is_terminal:
+        console.width = _PIPED_WIDTH
+    programs = "compiled at start" if report.was_compiled else "already pinned"
+    console.print(
+        f"podgate {report.version}, pid {report.pid}, since {report.started:%Y-%m-%d %H:%M:%S}Z; "
+        f"programs {programs}, attached by {report.attachment}; "
+        f"http://{report.http_address}/metrics",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(_pods(report.pods))
+    if any(pod.probes for pod in report.pods):
+        console.print(_probes(report.pods))
+    for pod in report.pods:
+        for condition in pod.conditions:
+            if condition.status != TRUE:
+                console.print(
+                    f"{_name(pod)}: {condition.type} is {condition.status}: {condition.message}",
+                    style="yellow",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )
+
+
+def _pods(pods: list[PodStatus]) -> rich.table.Table:
+    table = _table("POD", "MODE", "ISOLATED", "PROBES", "GATES", "DROPPED", "WOULD DROP")
+    for pod in pods:
+        by_type = {condition.type.split("/")[1]: condition for condition in pod.conditions}
+        table.add_row(
+            _name(pod),
+            pod.mode,
+            _condition(by_type.get("isolation-ready")),
+            _condition(by_type.get("probes-passing")),
+            ", ".join(gate.interface for gate in pod.gates) or "-",
+            *(_packets(pod.gates, verdict) for verdict in _SHOWN_VERDICTS),
+        )
+    return table
+
+
+def _probes(pods: list[PodStatus]) -> rich.table.Table:
+    table = _table("POD", "CONTAINER", "PROBE", "ASKS", "RESULT", "OK", "FAILED", "LAST ANSWER")
+    for pod in pods:
+        for probe in pod.probes:
+            table.add_row(
+                _name(pod),
+                probe.container,
+                probe.type,
+                probe.handler,
+                f"[{'green' if probe.result == 'success' else 'red'}]{probe.result}[/]",
+                str(probe.successes),
+                str(probe.failures),
+                rich.markup.escape(probe.last_message.splitlines()[0][:60])
+                if probe.last_message
+                else "-",
+            )
+    return table
+
+
+def _table(*columns: str) -> rich.table.Table:
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _name(pod: PodStatus) -> str:
+    return f"{pod.namespace}/{pod.name}" if pod.namespace else pod.name
+
+
+def _condition(condition: Condition | None) -> str:
+    if condition is None:
+        return "-"
+    colour = "green" if condition.status == TRUE else "red"
+    return f"[{colour}]{condition.reason}[/]"
+
+
+def _packets(gates: list[GateStatus], verdict: str) -> str:
+    """As "node 4, fragment 1" over all of a pod's gates."""
+    totals: dict[str, int] = {}
+    for gate in gates:
+        for reason, count in gate.packets.get(verdict, {}).items():
+            totals[reason] = totals.get(reason, 0) + count
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(totals.items())) or "-"

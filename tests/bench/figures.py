@@ -1,0 +1,33 @@
+"""One figure, one JSON line."""
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+
+
+def emit(
+    bench: str,
+    figure: str,
+    samples: Sequence[float],
+    unit: str,
+    *,
+    baseline: Sequence[float] | None = None,
+) -> None:
+    """Print the samples' median. `baseline`: samples of what it is compared with, same run.
+
+    spread is [smallest, largest] of the samples; ratio is median over median.
+    """
+    value = statistics.median(samples)
+    line: dict[str, object] = {
+        "bench": bench,
+        "figure": figure,
+        "value": round(value, 3),
+        "unit": unit,
+        "spread": [round(min(samples), 3), round(max(samples), 3)],
+    }
+    if baseline is not None:
+        line["baseline"] = round(statistics.median(baseline), 3)
+        line["ratio"] = round(value / statistics.median(baseline), 3)
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
