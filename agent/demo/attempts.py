@@ -59,7 +59,7 @@ def inject_syn(pod: LabPod, source: str, family: str, port: int, source_port: in
         outside.bind((pod.interface, 0))
         hardware = _hardware_address(inside)
         frame = _syn_frame(hardware, source, address_of(pod, family), port, source_port)
-        # A drop at the interface is told to the sender as ENOBUFS; what counts is what the pod sees.
+        # A drop at the interface comes back as ENOBUFS; what counts is what the pod sees.
         with contextlib.suppress(OSError):
             outside.send(frame)
         return "arrives" if _sees(inside, source_port) else "does not arrive"

@@ -1,5 +1,6 @@
 """What a node's operator does in the demo: write manifests, run the agent, ask for its status."""
 
+import asyncio
 import contextlib
 import datetime
 import json
@@ -19,10 +20,6 @@ from agent.demo.lab import BPFFS, LAB_DIRECTORY, LabPod
 from agent.settings import admin_socket
 from agent.status import PodStatus, Report
 
-MANIFESTS = LAB_DIRECTORY / "manifests"
-RUN_DIRECTORY = LAB_DIRECTORY / "run"
-LOG = LAB_DIRECTORY / "agent.log"
-
 _PATIENCE_SECONDS = 20
 _POLL_SECONDS = 0.02
 
@@ -31,38 +28,51 @@ class GaveUp(Exception):
     """Something did not come true in time; the message says what, with the agent's last lines."""
 
 
-def write_manifest(pod: LabPod, *, mode: str | None, container: dict[str, Any]) -> None:
-    """Write (or replace, in one step) the pod's manifest."""
-    manifest = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": pod.name,
-            "namespace": "demo",
-            "labels": {names.MODE_LABEL: mode} if mode else {},
-            "annotations": {names.NETNS_ANNOTATION: pod.netns.path},
-        },
-        "spec": {"containers": [{"name": "app", "image": "none", **container}]},
-    }
-    MANIFESTS.mkdir(exist_ok=True)
-    unfinished = MANIFESTS / f".{pod.name}"
-    unfinished.write_text(json.dumps(manifest, indent=2), encoding="utf-8")
-    unfinished.rename(MANIFESTS / f"{pod.name}.yaml")
+class Operator:
+    """One node's directory of manifests and its own `podgate run`."""
 
-
-class AgentProcess:
-    """A real `podgate run` of its own."""
-
-    def __init__(self) -> None:
+    def __init__(
+        self, directory: pathlib.Path = LAB_DIRECTORY, bpffs: pathlib.Path = BPFFS
+    ) -> None:
+        """directory: manifests, run directory and log are made below it."""
+        self.manifests = directory / "manifests"
+        self.run_directory = directory / "run"
+        self.log = directory / "agent.log"
+        self.bpffs = bpffs
+        self.manifests.mkdir()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def write_manifest(self, pod: LabPod, *, mode: str | None, container: dict[str, Any]) -> None:
+        """Write (or replace, in one step) the pod's manifest."""
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": pod.name,
+                "namespace": "demo",
+                "labels": {names.MODE_LABEL: mode} if mode else {},
+                "annotations": {names.NETNS_ANNOTATION: pod.netns.path},
+            },
+            "spec": {"containers": [{"name": "app", "image": "none", **container}]},
+        }
+        self.write_file(f"{pod.name}.yaml", json.dumps(manifest, indent=2))
+
+    def write_file(self, name: str, content: str) -> None:
+        """Write any file into the manifest directory, in one step."""
+        unfinished = self.manifests / f".{name}"
+        unfinished.write_text(content, encoding="utf-8")
+        unfinished.rename(self.manifests / name)
+
+    def start(self, *extra: str) -> None:
+        """Start the agent; `extra` are more arguments of `podgate run`."""
         arguments = [
-            *("--manifests", str(MANIFESTS)),
-            *("--run-directory", str(RUN_DIRECTORY)),
-            *("--bpffs", str(BPFFS)),
+            *("--manifests", str(self.manifests)),
+            *("--run-directory", str(self.run_directory)),
+            *("--bpffs", str(self.bpffs)),
+            *("--http-address", "127.0.0.1:0"),
+            *extra,
         ]
-        with LOG.open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "agent", "run", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -74,6 +84,19 @@ class AgentProcess:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    def cleanup(self) -> "subprocess.CompletedProcess[str]":
+        """Run `podgate cleanup`."""
+        return subprocess.run(
+            [
+                *(sys.executable, "-m", "agent", "cleanup"),
+                *("--run-directory", str(self.run_directory), "--bpffs", str(self.bpffs)),
+            ],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_SECONDS,
+        )
 
     def stop(self, number: signal.Signals) -> None:
         """Send the signal and wait for the end."""
@@ -90,10 +113,8 @@ class AgentProcess:
 
     def report(self) -> Report | None:
         """The agent's own report, or None while it does not answer."""
-        import asyncio
-
         with contextlib.suppress(adminclient.Unreachable):
-            content = asyncio.run(adminclient.fetch(admin_socket(RUN_DIRECTORY), "/status"))
+            content = asyncio.run(adminclient.fetch(admin_socket(self.run_directory), "/status"))
             return msgspec.json.decode(content, type=Report)
         return None
 
@@ -106,7 +127,13 @@ class AgentProcess:
             if self._process is not None and self._process.poll() is not None:
                 break
             time.sleep(_POLL_SECONDS)
-        raise GaveUp(f"{what} did not come true; the agent's last lines: {_tail(LOG)}")
+        raise GaveUp(f"{what} did not come true; the agent's last lines: {_tail(self.log)}")
+
+    def log_lines(self) -> Iterator[dict[str, Any]]:
+        """The agent's log, decoded."""
+        for line in self.log.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)
 
 
 def pod_of(report: Report, name: str) -> PodStatus | None:
@@ -128,13 +155,6 @@ def packets(report: Report, name: str, verdict: str) -> int:
         for reason, count in gate.packets.get(verdict, {}).items()
         if reason != "stray"
     )
-
-
-def log_lines() -> Iterator[dict[str, Any]]:
-    """The agent's log, decoded."""
-    for line in LOG.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(ValueError):
-            yield json.loads(line)
 
 
 def log_time(line: dict[str, Any]) -> datetime.datetime:

@@ -57,7 +57,7 @@ class Stage:
         self.cart = network.add_pod("cart", 4, bridged=True)
         self._containers = {"web": _HTTP, "rpc": _GRPC, "shop": _HTTP, "cart": _TCP}
         self._pods = (self.web, self.rpc, self.shop, self.cart)
-        self._agent = operating.AgentProcess()
+        self._agent = operating.Operator()
         self._servers: list[subprocess.Popen[bytes]] = []
         self._timings: dict[str, float] = {}
         self._source_port = 40000
@@ -123,7 +123,7 @@ class Stage:
         self._agent.wait_for("isolation in enforce", self._all_isolated("Enforced"))
         self._timings["attach_per_pod"] = statistics.median(
             line["milliseconds"]
-            for line in operating.log_lines()
+            for line in self._agent.log_lines()
             if line["message"] == "interface gated"
         )
         for family in FAMILIES:
@@ -177,7 +177,7 @@ class Stage:
             for condition in [operating.condition_of(report, pod.name, names.PROBES_PASSING)]
         }
         _check("condition probes-passing of every pod", TRUE, ", ".join(sorted(reasons)))
-        self._timings["first_probe"] = _first_probe_ms("demo/web")
+        self._timings["first_probe"] = _first_probe_ms(list(self._agent.log_lines()), "demo/web")
 
     def _illness(self) -> None:
         bound = _FAILURE_THRESHOLD * _PERIOD_SECONDS + _ANSWER_SECONDS
@@ -222,7 +222,9 @@ class Stage:
         self._agent.stop(signal.SIGTERM)
         observed = attempts.connect_from_node(self.web, "IPv4", _PORT)
         _check("node to pod, agent stopped", "times out", observed)
-        _run_cleanup()
+        done = self._agent.cleanup()
+        if done.returncode:
+            raise operating.GaveUp(f"podgate cleanup failed: {done.stderr}")
         left = {
             "pins": len(list(installation.root.rglob("*"))) + installation.root.exists(),
             "links": len(_links_to(program_ids)),
@@ -236,7 +238,7 @@ class Stage:
 
     def _write_manifests(self, mode: str) -> None:
         for pod in self._pods:
-            operating.write_manifest(pod, mode=mode, container=self._containers[pod.name])
+            self._agent.write_manifest(pod, mode=mode, container=self._containers[pod.name])
 
     def _inject(self, pod: LabPod, family: str) -> str:
         # A port of its own each time: a retransmission of an earlier one must not count.
@@ -318,9 +320,8 @@ def _status_of(report: Report, pod: LabPod) -> str | None:
     return condition.status if condition else None
 
 
-def _first_probe_ms(pod: str) -> float:
+def _first_probe_ms(lines: list[dict[str, Any]], pod: str) -> float:
     """From the agent's start to the pod's first probes-passing True, by the agent's own log."""
-    lines = list(operating.log_lines())
     started = next(line for line in lines if line["message"] == "agent started")
     passed = next(
         line
@@ -353,18 +354,6 @@ def _links_to(program_ids: list[int]) -> list[int]:
         os.close(fd)
         link_id = syscalls.next_id(syscalls.Command.LINK_GET_NEXT_ID, link_id)
     return found
-
-
-def _run_cleanup() -> None:
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "agent", "cleanup"),
-            *("--run-directory", str(operating.RUN_DIRECTORY), "--bpffs", str(BPFFS)),
-        ],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        timeout=30,
-    )
 
 
 if __name__ == "__main__":

@@ -77,12 +77,12 @@ def _agent() -> None:
     _note("agent with four pods: restart, memory")
     with Lab() as network:
         servers = []
+        agent = operating.Operator()
         for number, name in enumerate(("web", "rpc", "shop", "cart"), start=1):
             pod = network.add_pod(name, number, bridged=number > 2)
             command = [sys.executable, "-m", "agent.demo.servers", "http", "8080"]
             servers.append(lab.popen_in(pod.netns, command))
-            operating.write_manifest(pod, mode="enforce", container=_HTTP)
-        agent = operating.AgentProcess()
+            agent.write_manifest(pod, mode="enforce", container=_HTTP)
         try:
             cold = [_start_ms(agent)]
             agent.stop(signal.SIGTERM)
@@ -103,7 +103,7 @@ def _agent() -> None:
                 server.wait()
 
 
-def _start_ms(agent: operating.AgentProcess) -> float:
+def _start_ms(agent: operating.Operator) -> float:
     """From exec to every pod isolated, python's own start included."""
     started = time.perf_counter()
     agent.start()

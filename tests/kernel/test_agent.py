@@ -1,0 +1,411 @@
+"""The whole agent as a process: what it guards, what it refuses, what outlives it."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent import names
+from agent.conditions import FALSE, TRUE, Condition
+from agent.demo import attempts
+from agent.demo import lab as labs
+from agent.demo.lab import Lab, LabPod
+from agent.demo.operating import Operator, condition_of, pod_of
+from agent.status import Report
+from bpf import pins
+
+pytestmark = pytest.mark.kernel
+
+PORT = 8080
+LISTENING = {"readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1}}
+
+
+@pytest.fixture
+def operator(isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> Iterator[Operator]:
+    made = Operator(tmp_path, fresh_pins.bpffs)
+    yield made
+    made.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def web(lab: Lab) -> Iterator[LabPod]:
+    """A routed pod that listens on PORT."""
+    pod = lab.add_pod("web", 1)
+    with pod.listen(PORT):
+        yield pod
+
+
+def isolation(report: Report, name: str) -> Condition | None:
+    return condition_of(report, name, names.ISOLATION_READY)
+
+
+def passing(report: Report, name: str) -> Condition | None:
+    return condition_of(report, name, names.PROBES_PASSING)
+
+
+def isolated_as(name: str, reason: str) -> Callable[[Report], bool]:
+    def holds(report: Report) -> bool:
+        condition = isolation(report, name)
+        return condition is not None and condition.reason == reason
+
+    return holds
+
+
+def start_enforcing(operator: Operator, pod: LabPod) -> Report:
+    operator.write_manifest(pod, mode="enforce", container=LISTENING)
+    operator.start()
+    return operator.wait_for("the gate", isolated_as(pod.name, "Enforced"))
+
+
+def manifest_text(pod_netns: str | None, *, name: str = "bad", containers: str = "") -> str:
+    annotations = {names.NETNS_ANNOTATION: pod_netns} if pod_netns else {}
+    document = {
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": annotations},
+        "spec": {"containers": json.loads(containers or '[{"name": "app"}]')},
+    }
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize("family", attempts.FAMILIES)
+def test_an_enforced_pod_is_closed_to_the_node_and_open_to_pods(
+    operator: Operator, lab: Lab, web: LabPod, family: str
+) -> None:
+    neighbour = lab.add_pod("neighbour", 2, bridged=True)
+    start_enforcing(operator, web)
+    address = attempts.address_of(web, family)
+    assert attempts.connect_from_node(web, family, PORT) == "times out"
+    assert attempts.connect_from_pod(neighbour, address, family, PORT) == "connects"
+
+
+def test_a_mode_is_changed_by_the_label_while_running(operator: Operator, web: LabPod) -> None:
+    start_enforcing(operator, web)
+    operator.write_manifest(web, mode="audit", container=LISTENING)
+    operator.wait_for("audit", isolated_as("web", "Audit"))
+    assert attempts.connect_from_node(web, "IPv4", PORT) == "connects"
+    operator.write_manifest(web, mode="off", container=LISTENING)
+    report = operator.wait_for("off", isolated_as("web", "Off"))
+    pod = pod_of(report, "web")
+    assert pod is not None
+    assert pod.gates == []
+
+
+def test_a_removed_manifest_takes_the_gate_along(operator: Operator, web: LabPod) -> None:
+    start_enforcing(operator, web)
+    (operator.manifests / "web.yaml").unlink()
+    operator.wait_for("the pod gone", lambda report: not report.pods)
+    # The report forgets the pod first; the gate follows in the same pass.
+    operator.wait_for("the gate gone", lambda _: connects(web))
+
+
+def connects(pod: LabPod) -> bool:
+    return attempts.connect_from_node(pod, "IPv4", PORT) == "connects"
+
+
+def test_probes_run_from_inside_an_enforced_pod(operator: Operator, web: LabPod) -> None:
+    start_enforcing(operator, web)
+    operator.wait_for("probes", lambda r: (c := passing(r, "web")) is not None and c.status == TRUE)
+
+
+def test_an_address_that_a_pod_gets_later_is_gated_too(operator: Operator, web: LabPod) -> None:
+    start_enforcing(operator, web)
+    subprocess.run(
+        [
+            "nsenter",
+            f"--net={web.netns.path}",
+            "ip",
+            "addr",
+            "add",
+            "198.18.99.9/32",
+            "dev",
+            "eth0",
+        ],
+        check=True,
+    )
+
+    def knows(report: Report) -> bool:
+        pod = pod_of(report, "web")
+        return pod is not None and "198.18.99.9" in pod.addresses
+
+    operator.wait_for("the new address", knows)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        pytest.param("a: [", "InvalidManifest", id="not YAML"),
+        pytest.param("kind: Service\nmetadata: {name: x}\n", "InvalidManifest", id="not a pod"),
+        pytest.param(manifest_text(None), "NetnsMissing", id="no netns"),
+        pytest.param(manifest_text("/nowhere"), "NetnsNotFound", id="netns not there"),
+        pytest.param(manifest_text("/etc/passwd"), "NetnsRefused", id="not a netns"),
+        pytest.param(manifest_text("/proc/self/ns/mnt"), "NetnsRefused", id="another namespace"),
+        pytest.param(manifest_text("/proc/self/ns/net"), "NetnsRefused", id="the node's own"),
+    ],
+)
+def test_a_bad_manifest_is_one_line_one_condition_and_nobody_else_s_trouble(
+    operator: Operator, web: LabPod, content: str, reason: str
+) -> None:
+    operator.write_file("bad.yaml", content)
+    report = start_enforcing(operator, web)
+    bad = next(pod for pod in report.pods if pod.name != "web")
+    condition = isolation(report, bad.name)
+    assert condition is not None
+    assert (condition.status, condition.reason) == (FALSE, reason)
+    assert "\n" not in condition.message
+    lines = [line for line in operator.log_lines() if line.get("uid") == bad.uid]
+    assert len([line for line in lines if line["type"] == names.ISOLATION_READY]) == 1
+    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+
+
+@pytest.mark.parametrize(
+    ("probe", "words"),
+    [
+        pytest.param({"tcpSocket": {"port": "nowhere"}}, "nowhere", id="unknown port name"),
+        pytest.param(
+            {"tcpSocket": {"port": 1}, "httpGet": {"port": 1}}, "handler", id="two handlers"
+        ),
+        pytest.param(
+            {"tcpSocket": {"port": 1}, "periodSeconds": 0}, "periodSeconds", id="period 0"
+        ),
+        pytest.param(
+            {"httpGet": {"port": 1, "host": "198.18.0.1"}}, "host", id="a host to be dialled"
+        ),
+    ],
+)
+def test_a_probe_that_cannot_be_leaves_the_gate_and_other_pods_alone(
+    operator: Operator, lab: Lab, web: LabPod, probe: dict[str, object], words: str
+) -> None:
+    other = lab.add_pod("other", 2)
+    with other.listen(PORT):
+        operator.write_manifest(other, mode="enforce", container={"readinessProbe": probe})
+        start_enforcing(operator, web)
+        report = operator.wait_for(
+            "the other probe passing",
+            lambda r: (c := passing(r, "web")) is not None and c.status == TRUE,
+        )
+        condition = passing(report, "other")
+        assert condition is not None
+        assert condition.status == FALSE
+        assert words in condition.message
+        assert attempts.connect_from_node(other, "IPv4", PORT) == "times out"
+        lines = [line for line in operator.log_lines() if line.get("pod") == "demo/other"]
+        assert len([line for line in lines if line.get("type") == names.PROBES_PASSING]) == 1
+
+
+def test_a_manifest_that_becomes_wrong_opens_nothing(operator: Operator, web: LabPod) -> None:
+    start_enforcing(operator, web)
+    operator.write_file("web.yaml", "a: [")
+    report = operator.wait_for(
+        "the problem noted",
+        lambda r: (c := isolation(r, "web")) is not None and "stays in force" in c.message,
+    )
+    condition = isolation(report, "web")
+    assert condition is not None
+    assert condition.status == TRUE
+    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+
+
+def test_two_pods_cannot_share_a_namespace(operator: Operator, web: LabPod) -> None:
+    operator.write_manifest(web, mode="enforce", container=LISTENING)
+    operator.write_file("z.yaml", manifest_text(web.netns.path, name="thief"))
+    operator.start()
+    report = operator.wait_for("the second refused", isolated_as("thief", "NetnsInUse"))
+    assert isolated_as("web", "Enforced")(report)
+
+
+def test_a_pod_whose_namespace_comes_later_is_gated_then(operator: Operator, lab: Lab) -> None:
+    path = lab_path("late")
+    operator.write_file("late.yaml", manifest_text(str(path), name="late"))
+    operator.start("--mode", "enforce")
+    operator.wait_for("waiting", isolated_as("late", "NetnsNotFound"))
+    lab.add_pod("late", 3)
+    operator.wait_for("the gate", isolated_as("late", "Enforced"))
+
+
+def lab_path(name: str) -> pathlib.Path:
+    return labs.LAB_DIRECTORY / "netns" / name
+
+
+def test_a_pod_that_ends_fails_its_probes_and_disturbs_no_other(
+    operator: Operator, lab: Lab, web: LabPod
+) -> None:
+    other = lab.add_pod("other", 2)
+    with other.listen(PORT):
+        operator.write_manifest(other, mode="enforce", container=LISTENING)
+        start_enforcing(operator, web)
+        operator.wait_for("both", isolated_as("other", "Enforced"))
+    lab.remove_pod("other")
+    report = operator.wait_for(
+        "the probe failing", lambda r: (c := passing(r, "other")) is not None and c.status == FALSE
+    )
+    assert isolated_as("web", "Enforced")(report)
+    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+
+
+def test_a_killed_agent_leaves_the_gate_and_a_new_one_compiles_nothing(
+    operator: Operator, web: LabPod
+) -> None:
+    start_enforcing(operator, web)
+    operator.stop(signal.SIGKILL)
+    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+    operator.start()
+    report = operator.wait_for("the pod known again", isolated_as("web", "Enforced"))
+    assert not report.was_compiled
+    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+
+
+def test_a_gate_of_a_pod_that_went_while_the_agent_was_dead_is_removed(
+    operator: Operator, web: LabPod
+) -> None:
+    start_enforcing(operator, web)
+    operator.stop(signal.SIGKILL)
+    (operator.manifests / "web.yaml").unlink()
+    operator.start()
+    operator.wait_for("the gate gone", lambda report: report.is_synced and connects(web))
+
+
+def test_no_gate_is_given_up_while_a_manifest_cannot_be_read(
+    operator: Operator, web: LabPod
+) -> None:
+    start_enforcing(operator, web)
+    operator.stop(signal.SIGKILL)
+    operator.write_file("web.yaml", "a: [")
+    operator.start()
+    operator.wait_for("the sync", lambda report: report.is_synced)
+    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+
+
+def test_a_second_agent_is_refused(operator: Operator, web: LabPod) -> None:
+    start_enforcing(operator, web)
+    second = podgate("run", "--manifests", str(operator.manifests), *directories(operator))
+    assert second.returncode == 1
+    assert "another agent is running" in second.stderr
+    assert len(second.stderr.strip().splitlines()) == 1
+
+
+def test_cleanup_is_refused_while_the_agent_runs(operator: Operator, web: LabPod) -> None:
+    start_enforcing(operator, web)
+    done = operator.cleanup()
+    assert done.returncode == 1
+    assert "another agent is running" in done.stderr
+    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+
+
+@pytest.mark.parametrize("attachment", ["tcx", "clsact"])
+def test_cleanup_opens_everything_and_leaves_nothing(
+    operator: Operator, web: LabPod, attachment: str
+) -> None:
+    operator.write_manifest(web, mode="enforce", container=LISTENING)
+    operator.start("--attach", attachment)
+    operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    operator.stop(signal.SIGTERM)
+    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+    assert operator.cleanup().returncode == 0
+    assert connects(web)
+    assert not (operator.bpffs / "podgate").exists()
+    qdiscs = subprocess.run(
+        ["tc", "qdisc", "show", "dev", web.interface], check=True, capture_output=True, text=True
+    ).stdout
+    assert "clsact" not in qdiscs
+
+
+def test_five_lines_of_shell_open_everything(operator: Operator, web: LabPod) -> None:
+    """The emergency exit of docs/failures.md, as it stands there."""
+    operator.write_manifest(web, mode="enforce", container=LISTENING)
+    page = pathlib.Path(__file__).parents[2] / "docs" / "failures.md"
+    script = page.read_text(encoding="utf-8").split("```")[1]
+    for attachment in ("tcx", "clsact"):
+        operator.start("--attach", attachment)
+        operator.wait_for("the gate", isolated_as("web", "Enforced"))
+        operator.stop(signal.SIGKILL)
+        assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+        own = script.replace("/sys/fs/bpf", str(operator.bpffs))
+        subprocess.run(["sh", "-c", own], check=False, capture_output=True)
+        assert connects(web)
+
+
+def test_endpoints_answer_and_metrics_count_the_drop(operator: Operator, web: LabPod) -> None:
+    report = start_enforcing(operator, web)
+    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+    assert get(report, "/healthz") == "ok\n"
+    assert get(report, "/readyz") == "ok\n"
+    series = [line for line in get(report, "/metrics").splitlines() if 'reason="node"' in line]
+    assert len(series) == 1
+    assert 'verdict="drop"' in series[0]
+    assert float(series[0].split()[-1]) >= 1
+
+
+def get(report: Report, path: str) -> str:
+    with urllib.request.urlopen(f"http://{report.http_address}{path}", timeout=5) as answer:
+        content: bytes = answer.read()
+        return content.decode()
+
+
+def test_status_shows_the_pod_to_people_and_machines(operator: Operator, web: LabPod) -> None:
+    start_enforcing(operator, web)
+    arguments = ("status", "--run-directory", str(operator.run_directory))
+    text = podgate(*arguments).stdout
+    assert "demo/web" in text
+    assert "Enforced" in text
+    document = json.loads(podgate(*arguments, "--output", "json").stdout)
+    assert document["pods"][0]["mode"] == "enforce"
+
+
+def test_status_without_an_agent_is_one_sentence(isolated: None, tmp_path: pathlib.Path) -> None:
+    done = podgate("status", "--run-directory", str(tmp_path))
+    assert done.returncode == 1
+    assert "no agent answers" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--manifests", "/nowhere"], "not a directory"),
+        (["--manifests", "{manifests}", "--bpffs", "/tmp"], "not a BPF file system"),
+        (["--manifests", "{manifests}", "--http-address", "198.18.250.250:1"], "cannot listen"),
+    ],
+)
+def test_an_agent_that_cannot_start_says_why_in_one_sentence(
+    operator: Operator, arguments: list[str], words: str
+) -> None:
+    given = [argument.format(manifests=operator.manifests) for argument in arguments]
+    done = podgate("run", *directories(operator), *given)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_steady_agent_has_no_compiler_in_it(operator: Operator, web: LabPod) -> None:
+    start_enforcing(operator, web)
+    assert "libbcc" not in pathlib.Path(f"/proc/{operator.pid}/maps").read_text(encoding="utf-8")
+
+
+def test_an_agent_holds_no_namespace_alive(operator: Operator, lab: Lab, web: LabPod) -> None:
+    start_enforcing(operator, web)
+    held = {
+        os.readlink(entry.path)
+        for entry in os.scandir(f"/proc/{operator.pid}/fd")
+        if os.path.lexists(entry.path)
+    }
+    assert f"net:[{web.netns.inode}]" not in held
+
+
+def directories(operator: Operator) -> list[str]:
+    return ["--run-directory", str(operator.run_directory), "--bpffs", str(operator.bpffs)]
+
+
+def podgate(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "agent", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )

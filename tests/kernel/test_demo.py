@@ -1,0 +1,111 @@
+"""The demo leaves nothing behind, however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import IO
+
+import pytest
+
+from bpf import abi, errors, syscalls
+
+pytestmark = pytest.mark.kernel
+
+# Process teardown, RCU and the namespaces' work queue.
+PATIENCE_SECONDS = 20
+
+
+@pytest.fixture
+def demo(isolated: None) -> Iterator["subprocess.Popen[str]"]:
+    """A running demo that has gated its pods."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agent", "demo"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    wait_for_line(process.stdout, "switching every pod to enforce")
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def wait_for_line(stream: IO[str], words: str) -> None:
+    for line in stream:
+        if words in line:
+            return
+    pytest.fail(f"the demo ended before {words!r}")
+
+
+def stages() -> set[int]:
+    """Pids of all processes that run the stage."""
+    found = set()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            try:
+                with open(f"/proc/{entry.name}/cmdline", "rb") as file:
+                    arguments = file.read().split(b"\0")
+            except OSError:
+                continue
+            if b"agent.demo.stage" in arguments:
+                found.add(int(entry.name))
+    return found
+
+
+def programs() -> set[int]:
+    """Ids of all gates of the kernel, whoever loaded them."""
+    found = set()
+    program_id = syscalls.next_id(syscalls.Command.PROG_GET_NEXT_ID, 0)
+    while program_id is not None:
+        if program_name(program_id) == abi.GATE_EGRESS:
+            found.add(program_id)
+        program_id = syscalls.next_id(syscalls.Command.PROG_GET_NEXT_ID, program_id)
+    return found
+
+
+def program_name(program_id: int) -> str:
+    """The name in `struct bpf_prog_info`, at byte 64; empty for a program that has just gone."""
+    try:
+        fd = syscalls.fd_by_id(syscalls.Command.PROG_GET_FD_BY_ID, program_id)
+    except errors.BpfError:
+        return ""
+    try:
+        return syscalls.object_info(fd, 80)[64:].rstrip(b"\0").decode()
+    finally:
+        os.close(fd)
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        if holds():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_demo_that_is_stopped_leaves_nothing(
+    isolated: None, number: signal.Signals, request: pytest.FixtureRequest
+) -> None:
+    before = programs()
+    demo: subprocess.Popen[str] = request.getfixturevalue("demo")
+    assert stages()
+    assert programs() - before
+    demo.send_signal(number)
+    assert demo.wait(PATIENCE_SECONDS) != 0
+    assert eventually(lambda: not stages())
+    assert eventually(lambda: not programs() - before)
+
+
+def test_a_stage_that_dies_is_a_broken_promise(demo: "subprocess.Popen[str]") -> None:
+    inner = max(stages())
+    os.kill(inner, signal.SIGKILL)
+    output, _ = demo.communicate(timeout=PATIENCE_SECONDS)
+    assert demo.returncode == 1
+    assert "promises were broken" in output
