@@ -1,0 +1,78 @@
+"""What all tests share: kernel tests run inside namespaces of their own, or fail with one sentence.
+
+When a kernel test is selected, the whole pytest process moves into a network and a mount namespace
+before the first test runs, while it still has one thread. A kernel test that cannot have that
+fails; it is never skipped, so a green run means that the kernel was asked.
+"""
+
+import asyncio
+import contextlib
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from agent.demo import lab as labs
+from bpf import errors, syscalls
+
+_problem = pytest.StashKey[str]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Isolate before any test runs: later there may be threads, which would stay behind."""
+    # Else pytest-asyncio asks for the current event loop, which makes one that nobody closes.
+    asyncio.set_event_loop(None)
+    is_wanted = any(item.get_closest_marker("kernel") for item in session.items)
+    if is_wanted and not session.config.option.collectonly:
+        session.config.stash[_problem] = _isolate()
+
+
+@pytest.fixture(scope="session")
+def isolated(pytestconfig: pytest.Config) -> None:
+    """The process is in a "node" namespace without uplink, and has a bpffs of its own."""
+    problem = pytestconfig.stash.get(_problem, "the test lacks @pytest.mark.kernel")
+    if problem:
+        pytest.fail(problem, pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _kernel_is_there(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("kernel"):
+        request.getfixturevalue("isolated")
+
+
+@contextlib.contextmanager
+def fresh_lab() -> Iterator[labs.Lab]:
+    """The `lab` fixture for those who keep one longer than a test; one at a time."""
+    _reset_loopback()
+    try:
+        with labs.Lab() as made:
+            yield made
+    finally:
+        _reset_loopback()
+
+
+@pytest.fixture
+def lab(isolated: None) -> Iterator[labs.Lab]:
+    """A fresh node without pods; what the test adds is gone after it, failed or not."""
+    with fresh_lab() as made:
+        yield made
+
+
+def _isolate() -> str:
+    """One sentence of what is missing, or nothing."""
+    try:
+        labs.isolate()
+        syscalls.next_id(syscalls.Command.PROG_GET_NEXT_ID, 0)
+    except errors.BpfError as error:
+        return f"kernel tests need a kernel with BPF and the right to use it ({error.strerror})"
+    except OSError as error:
+        return f"kernel tests need root and a kernel with namespaces and BPF ({error.strerror})"
+    _reset_loopback()
+    return ""
+
+
+def _reset_loopback() -> None:
+    """Only 127.0.0.1 and ::1, and up: servers of other tests listen there too."""
+    script = "link set lo down\naddress flush dev lo\nlink set lo up\n"
+    subprocess.run(["ip", "-batch", "-"], input=script, text=True, check=True)
