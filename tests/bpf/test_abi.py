@@ -1,0 +1,76 @@
+"""Packing and unpacking of what the maps hold."""
+
+import ctypes
+import ipaddress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bpf import abi
+from bpf.verdicts import Mode
+from tests.bpf import headers
+
+# ::ffff:0:0/96 is how IPv4 is written down, so such an address comes back as IPv4.
+addresses = st.ip_addresses().filter(lambda it: it.version == 4 or it.ipv4_mapped is None)
+
+
+@given(address=addresses)
+def test_address_comes_back(address: abi.IPAddress) -> None:
+    packed = abi.pack_address(address)
+    assert len(packed) == ctypes.sizeof(abi.Address)
+    assert abi.unpack_address(packed) == address
+
+
+def test_ipv4_is_mapped() -> None:
+    packed = abi.pack_address(ipaddress.IPv4Address("198.18.0.1"))
+    assert packed == ipaddress.IPv6Address("::ffff:198.18.0.1").packed
+
+
+@given(mode=st.sampled_from(Mode), own=st.lists(addresses, max_size=16), made_qdisc=st.booleans())
+def test_gate_comes_back(mode: Mode, own: list[abi.IPAddress], made_qdisc: bool) -> None:
+    value = abi.pack_gate(mode, own, made_qdisc=made_qdisc)
+    assert len(value) == abi.GATES.value_size
+    assert abi.unpack_gate(value) == (mode, tuple(own))
+    assert abi.Gate.from_buffer_copy(value).made_qdisc == made_qdisc
+
+
+@given(own=st.lists(addresses, max_size=15))
+def test_unused_slots_are_zero(own: list[abi.IPAddress]) -> None:
+    value = abi.pack_gate(Mode.ENFORCE, own)
+    start = abi.Gate.addresses.offset + 16 * len(own)
+    assert not any(value[start:])
+
+
+def test_one_address_too_many_is_one_sentence() -> None:
+    many = [ipaddress.IPv4Address(f"198.18.1.{number}") for number in range(17)]
+    with pytest.raises(ValueError, match="the pod has 17 addresses and a gate holds 16; remove"):
+        abi.pack_gate(Mode.ENFORCE, many)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("REASON_SLOTS", abi.REASON_SLOTS),
+        ("GATE_ADDRESSES", abi.GATE_ADDRESSES),
+        ("MAX_GATES", abi.MAX_GATES),
+        ("ORIGIN_IFINDEXES", abi.ORIGIN_IFINDEXES),
+    ],
+)
+def test_constant_is_that_of_the_c_side(name: str, value: int) -> None:
+    assert headers.constant(name) == value
+
+
+def test_per_cpu_values_need_no_padding() -> None:
+    """The kernel rounds a CPU's value up to 8 bytes, and readers count on there being no rest."""
+    assert all(spec.value_size % 8 == 0 for spec in abi.MAPS if spec.is_per_cpu)
+
+
+def test_struct_has_no_hole() -> None:
+    """The kernel compares and copies all bytes of a value, so none may be left to chance."""
+    for structure in (abi.Address, abi.Gate, abi.Counters):
+        end = 0
+        for name, kind in structure._fields_:
+            assert getattr(structure, name).offset == end
+            end += ctypes.sizeof(kind)
+        assert end == ctypes.sizeof(structure)
