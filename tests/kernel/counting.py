@@ -1,0 +1,25 @@
+"""What a gate counted between two moments."""
+
+from bpf.gates import Counts, Gates
+from bpf.verdicts import Reason, Verdict
+
+
+class Counting:
+    """The counters of one gate since the last look."""
+
+    def __init__(self, gates: Gates, ifindex: int) -> None:
+        self._gates = gates
+        self._ifindex = ifindex
+        self._before = self._now()
+
+    def moved(self) -> dict[tuple[Verdict, Reason], int]:
+        """By how much each counter grew; those that stood still are left out."""
+        before, self._before = self._before, self._now()
+        return {
+            key: grown
+            for key, count in self._before.items()
+            if (grown := count - before.get(key, 0))
+        }
+
+    def _now(self) -> Counts:
+        return self._gates.counts().get(self._ifindex, {})

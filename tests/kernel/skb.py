@@ -1,0 +1,23 @@
+"""`struct __sk_buff` for BPF_PROG_TEST_RUN, and the gate's answer to one frame.
+
+The kernel gives a test frame a socket of no type and no protocol: to the gate that is a raw one.
+It refuses frames that end within the IP header, so those are tried by packet socket only.
+"""
+
+import struct
+
+from bpf import abi, loader, syscalls
+
+TCX_NEXT = -1
+TCX_DROP = 2
+
+_SIZE = 192  # sizeof(struct __sk_buff)
+_INGRESS_IFINDEX_OFFSET = 36  # followed by ifindex
+
+
+def judge(loaded: loader.Loaded, frame: bytes, ifindex: int, ingress_ifindex: int = 0) -> int:
+    """Run the gate on `frame` as if it left by `ifindex`; what it returned."""
+    context = bytearray(_SIZE)
+    struct.pack_into("=II", context, _INGRESS_IFINDEX_OFFSET, ingress_ifindex, ifindex)
+    program_fd = loaded.programs[abi.GATE_EGRESS]
+    return syscalls.run_program(program_fd, frame, bytes(context))[0]

@@ -1,0 +1,154 @@
+"""Every frame of the table gets its verdict and its reason, by BPF_PROG_TEST_RUN."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from bpf import abi, loader, origin, pins
+from bpf.gates import Attachment, GateConfig, Gates
+from bpf.verdicts import Mode, Reason, Verdict
+from tests.kernel import cases, frames, skb
+from tests.kernel.counting import Counting
+
+pytestmark = pytest.mark.kernel
+
+POD = {4: frames.address("198.18.1.1"), 6: frames.address("fd00:18:0:1::1")}
+NODE = {4: frames.address("198.18.0.1"), 6: frames.address("fd00:18::1")}
+FOREIGN_IFINDEX = 4242
+LOOPBACK_IFINDEX = 1
+
+
+@pytest.fixture(scope="module")
+def gate(loaded: loader.Loaded) -> Iterator[int]:
+    """What a gate knows, without an interface: the loopback's number will do for a test run."""
+    ifindex = LOOPBACK_IFINDEX
+    key = ifindex.to_bytes(4, "little")
+    loaded.gates.set(key, abi.pack_gate(Mode.ENFORCE, POD.values()))
+    loaded.counters.set(key, bytes(loaded.counters.value_size))
+    yield ifindex
+    loaded.gates.delete(key)
+    loaded.counters.delete(key)
+
+
+def ends(family: int) -> frames.Ends:
+    return frames.Ends(NODE[family], POD[family])
+
+
+@pytest.fixture
+def gates(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[Gates]:
+    made = Gates(loaded, installation, Attachment.CLSACT)
+    yield made
+    made.close()
+
+
+def returned(verdict: Verdict) -> int:
+    return skb.TCX_DROP if verdict is Verdict.DROP else skb.TCX_NEXT
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=str)
+def test_verdict_and_reason(
+    loaded: loader.Loaded, gates: Gates, gate: int, case: cases.Case
+) -> None:
+    built = case.frames(ends(case.family))
+    counting = Counting(gates, gate)
+    answers = {skb.judge(loaded, frame, gate) for frame in built}
+    assert answers == {returned(case.verdict)}
+    assert counting.moved() == {(case.verdict, case.reason): len(built)}
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=str)
+def test_audit_passes_everything_and_counts_what_enforce_would_drop(
+    loaded: loader.Loaded, gates: Gates, gate: int, case: cases.Case
+) -> None:
+    built = case.frames(ends(case.family))
+    counting = Counting(gates, gate)
+    gates.configure(gate, GateConfig(Mode.AUDIT, tuple(POD.values())))
+    try:
+        answers = {skb.judge(loaded, frame, gate) for frame in built}
+    finally:
+        gates.configure(gate, GateConfig(Mode.ENFORCE, tuple(POD.values())))
+    assert answers == {skb.TCX_NEXT}
+    expected = Verdict.WOULD_DROP if case.verdict is Verdict.DROP else Verdict.PASS
+    assert counting.moved() == {(expected, case.reason): len(built)}
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=str)
+def test_forwarded_frames_pass_untouched_and_uncounted(
+    loaded: loader.Loaded, gates: Gates, gate: int, case: cases.Case
+) -> None:
+    counting = Counting(gates, gate)
+    built = case.frames(ends(case.family))
+    answers = {skb.judge(loaded, frame, gate, FOREIGN_IFINDEX) for frame in built}
+    assert answers == {skb.TCX_NEXT}
+    assert counting.moved() == {}
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_frame_that_came_in_by_the_loopback_is_judged(
+    loaded: loader.Loaded, gates: Gates, gate: int, family: int
+) -> None:
+    counting = Counting(gates, gate)
+    frame = frames.segment(ends(family), frames.SYN)
+    assert skb.judge(loaded, frame, gate, LOOPBACK_IFINDEX) == skb.TCX_DROP
+    assert counting.moved() == {(Verdict.DROP, Reason.NODE): 1}
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_frame_that_came_in_by_a_marked_interface_is_judged(
+    loaded: loader.Loaded, gates: Gates, gate: int, family: int
+) -> None:
+    marks = origin.Origin(loaded)
+    frame = frames.segment(ends(family), frames.SYN)
+    marks.mark(FOREIGN_IFINDEX, is_node_sent=True)
+    try:
+        assert skb.judge(loaded, frame, gate, FOREIGN_IFINDEX) == skb.TCX_DROP
+        assert skb.judge(loaded, frame, gate, FOREIGN_IFINDEX + 1) == skb.TCX_NEXT
+        assert skb.judge(loaded, frame, gate, FOREIGN_IFINDEX + 64) == skb.TCX_NEXT
+    finally:
+        marks.mark(FOREIGN_IFINDEX, is_node_sent=False)
+    assert skb.judge(loaded, frame, gate, FOREIGN_IFINDEX) == skb.TCX_NEXT
+
+
+@pytest.mark.parametrize("ingress", [abi.ORIGIN_IFINDEXES, (1 << 31) - 1])
+def test_interface_beyond_the_origin_map_counts_as_foreign(
+    loaded: loader.Loaded, gate: int, ingress: int
+) -> None:
+    frame = frames.segment(ends(4), frames.SYN)
+    assert skb.judge(loaded, frame, gate, ingress) == skb.TCX_NEXT
+
+
+@pytest.mark.parametrize("mode", [Mode.ENFORCE, Mode.STRICT])
+def test_enforce_and_strict_both_close_the_gate(
+    loaded: loader.Loaded, gates: Gates, gate: int, mode: Mode
+) -> None:
+    gates.configure(gate, GateConfig(mode, tuple(POD.values())))
+    try:
+        answer = skb.judge(loaded, frames.segment(ends(4), frames.SYN), gate)
+    finally:
+        gates.configure(gate, GateConfig(Mode.ENFORCE, tuple(POD.values())))
+    assert answer == skb.TCX_DROP
+
+
+def test_off_passes_and_counts_nothing(loaded: loader.Loaded, gates: Gates, gate: int) -> None:
+    counting = Counting(gates, gate)
+    gates.configure(gate, GateConfig(Mode.OFF, tuple(POD.values())))
+    try:
+        answer = skb.judge(loaded, frames.segment(ends(4), frames.SYN), gate)
+    finally:
+        gates.configure(gate, GateConfig(Mode.ENFORCE, tuple(POD.values())))
+    assert answer == skb.TCX_NEXT
+    assert counting.moved() == {}
+
+
+def test_every_one_of_sixteen_addresses_is_the_pods(
+    loaded: loader.Loaded, gates: Gates, gate: int
+) -> None:
+    many = tuple(frames.address(f"198.18.3.{number}") for number in range(1, 17))
+    gates.configure(gate, GateConfig(Mode.ENFORCE, many))
+    counting = Counting(gates, gate)
+    try:
+        for own in many:
+            skb.judge(loaded, frames.segment(frames.Ends(NODE[4], own), frames.SYN), gate)
+    finally:
+        gates.configure(gate, GateConfig(Mode.ENFORCE, tuple(POD.values())))
+    assert counting.moved() == {(Verdict.DROP, Reason.NODE): 16}
