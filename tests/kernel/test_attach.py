@@ -1,0 +1,235 @@
+"""Gates come, stay over restarts, change over without a gap, and go without a trace."""
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent.demo import lab as labs
+from bpf import errors, loader, pins, syscalls
+from bpf.gates import Attachment, GateConfig
+from bpf.verdicts import Mode, Reason, Verdict
+from tests.kernel import frames, traffic, versions, wire
+from tests.kernel.conftest import MakeGates
+
+pytestmark = pytest.mark.kernel
+
+BOTH_KINDS = pytest.mark.parametrize("kind", list(Attachment))
+
+
+@pytest.fixture
+def pod(lab: labs.Lab) -> Iterator[labs.LabPod]:
+    made = lab.add_pod("web", 1)
+    with made.listen(80):
+        yield made
+
+
+def enforcing(pod: labs.LabPod) -> GateConfig:
+    return GateConfig(Mode.ENFORCE, pod.addresses)
+
+
+def tc(*arguments: str) -> list[dict[str, object]]:
+    output = subprocess.run(["tc", "-j", *arguments], check=True, capture_output=True).stdout
+    found: list[dict[str, object]] = json.loads(output or b"[]")
+    return found
+
+
+def qdiscs(pod: labs.LabPod) -> list[object]:
+    return [qdisc["kind"] for qdisc in tc("qdisc", "show", "dev", pod.interface)]
+
+
+def filters(pod: labs.LabPod) -> list[dict[str, object]]:
+    """Of the egress, without the heads of chains."""
+    shown = tc("filter", "show", "dev", pod.interface, "egress")
+    return [entry for entry in shown if "options" in entry and "handle" in str(entry)]
+
+
+def links(installation: pins.Pins) -> list[str]:
+    return sorted(os.listdir(installation.links))
+
+
+@BOTH_KINDS
+def test_gate_closes_and_opens_again(
+    make_gates: MakeGates, installation: pins.Pins, pod: labs.LabPod, kind: Attachment
+) -> None:
+    gates = make_gates(kind)
+    before = qdiscs(pod)
+    gates.install(pod.ifindex, enforcing(pod))
+    assert traffic.node_is_dropped(pod, 4)
+    assert gates.installed() == {pod.ifindex: enforcing(pod)}
+
+    gates.remove(pod.ifindex)
+    assert traffic.node_reaches(pod, 4)
+    assert gates.installed() == {}
+    assert gates.counts() == {}
+    assert links(installation) == []
+    assert qdiscs(pod) == before
+    assert syscalls.query_programs(pod.ifindex, syscalls.BPF_TCX_EGRESS) == []
+
+
+@BOTH_KINDS
+def test_removing_twice_or_what_never_was_does_nothing(
+    make_gates: MakeGates, pod: labs.LabPod, kind: Attachment
+) -> None:
+    gates = make_gates(kind)
+    gates.install(pod.ifindex, enforcing(pod))
+    gates.remove(pod.ifindex)
+    gates.remove(pod.ifindex)
+    gates.remove(4095)
+
+
+@BOTH_KINDS
+def test_interface_that_is_gone_leaves_nothing(
+    lab: labs.Lab,
+    make_gates: MakeGates,
+    loaded: loader.Loaded,
+    installation: pins.Pins,
+    kind: Attachment,
+) -> None:
+    gates = make_gates(kind)
+    first, second = lab.add_pod("a", 1), lab.add_pod("b", 2)
+    gates.install(first.ifindex, enforcing(first))
+    gates.install(second.ifindex, enforcing(second))
+    lab.remove_pod("a")
+    assert gates.installed() == {second.ifindex: enforcing(second)}
+    assert len(list(loaded.gates.items())) == 1
+    assert gates.counts().keys() == {second.ifindex}
+    assert len(links(installation)) == (kind is Attachment.TCX)
+
+
+@BOTH_KINDS
+def test_no_such_interface_is_one_sentence_and_leaves_nothing(
+    make_gates: MakeGates,
+    loaded: loader.Loaded,
+    installation: pins.Pins,
+    lab: labs.Lab,
+    kind: Attachment,
+) -> None:
+    gates = make_gates(kind)
+    with pytest.raises(errors.AttachError, match=r"interface 4095: .*No such device") as caught:
+        gates.install(4095, GateConfig(Mode.ENFORCE, ()))
+    assert "\n" not in str(caught.value)
+    assert list(loaded.gates.items()) == []
+    assert gates.counts() == {}
+    assert links(installation) == []
+
+
+@BOTH_KINDS
+def test_too_many_addresses_are_refused_before_anything_is_attached(
+    make_gates: MakeGates, loaded: loader.Loaded, pod: labs.LabPod, kind: Attachment
+) -> None:
+    gates = make_gates(kind)
+    many = tuple(frames.address(f"198.18.3.{number}") for number in range(1, 18))
+    with pytest.raises(ValueError, match="17 addresses and a gate holds 16"):
+        gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, many))
+    assert gates.installed() == {}
+    assert gates.counts() == {}
+    assert list(loaded.gates.items()) == []
+
+
+def identity(pod: labs.LabPod, installation: pins.Pins, kind: Attachment) -> object:
+    """What would change if the gate were attached anew: the link's id, or the filter."""
+    if kind is Attachment.CLSACT:
+        return filters(pod)
+    (name,) = links(installation)
+    fd = syscalls.open_pin(str(installation.links / name))
+    with contextlib.closing(os.fdopen(fd, "rb")):
+        return syscalls.object_info(fd, 24)
+
+
+@BOTH_KINDS
+def test_restart_finds_its_gates_and_uses_them_again(
+    make_gates: MakeGates, installation: pins.Pins, pod: labs.LabPod, kind: Attachment
+) -> None:
+    make_gates(kind).install(pod.ifindex, enforcing(pod))
+    assert traffic.node_is_dropped(pod, 4)
+    before = identity(pod, installation, kind)
+    again = make_gates(kind)
+    assert again.installed() == {pod.ifindex: enforcing(pod)}
+    again.install(pod.ifindex, enforcing(pod))
+    assert identity(pod, installation, kind) == before
+    assert again.counts()[pod.ifindex][Verdict.DROP, Reason.NODE] == 1  # counters go on
+
+
+@contextlib.contextmanager
+def attacked(pod: labs.LabPod) -> Iterator[Callable[[], int]]:
+    """A thread that sends SYNs to the pod all the time; how many have been sent so far."""
+    sent = 0
+    stopping = threading.Event()
+    with wire.Wire(pod) as line:
+        line.warm_up()
+        frame = frames.segment(line.ends(4), frames.SYN)
+
+        def send() -> None:
+            nonlocal sent
+            while not stopping.is_set():
+                wire.send(line.node, frame)
+                sent += 1
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        try:
+            yield lambda: sent
+        finally:
+            stopping.set()
+            thread.join()
+        assert frame not in line.flush().arrived
+
+
+@BOTH_KINDS
+def test_new_version_takes_over_without_a_gap(
+    tmp_path: pathlib.Path,
+    make_gates: MakeGates,
+    loaded: loader.Loaded,
+    installation: pins.Pins,
+    pod: labs.LabPod,
+    kind: Attachment,
+) -> None:
+    other = versions.load_other(tmp_path, installation, loaded)
+    ours = syscalls.program_id(loaded.programs["gate_egress"])
+    theirs = syscalls.program_id(other.programs["gate_egress"])
+    assert ours != theirs
+    old, new = make_gates(kind), make_gates(kind, other)
+    old.install(pod.ifindex, enforcing(pod))
+    with attacked(pod) as sent:
+        for _ in range(20):
+            before = sent()
+            new.install(pod.ifindex, enforcing(pod))
+            if kind is Attachment.TCX:
+                chain = syscalls.query_programs(pod.ifindex, syscalls.BPF_TCX_EGRESS)
+                assert chain == [theirs]
+            else:
+                assert len(filters(pod)) == 1
+            old.install(pod.ifindex, enforcing(pod))
+            while sent() == before:  # ends with the thread, which always sends
+                pass
+    os.close(other.programs["gate_egress"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(Attachment.TCX, Attachment.CLSACT), (Attachment.CLSACT, Attachment.TCX)],
+)
+def test_other_kind_of_attachment_takes_over_without_a_gap(
+    make_gates: MakeGates,
+    installation: pins.Pins,
+    pod: labs.LabPod,
+    before: Attachment,
+    after: Attachment,
+) -> None:
+    first = make_gates(before)
+    first.install(pod.ifindex, enforcing(pod))
+    with attacked(pod):
+        second = make_gates(after)
+        second.install(pod.ifindex, enforcing(pod))
+    is_tcx = after is Attachment.TCX
+    assert len(links(installation)) == is_tcx
+    assert len(filters(pod)) == (not is_tcx)
+    assert ("clsact" in qdiscs(pod)) == (not is_tcx)
+    assert second.installed() == {pod.ifindex: enforcing(pod)}
+    assert traffic.node_is_dropped(pod, 4)
