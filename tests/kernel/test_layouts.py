@@ -1,0 +1,79 @@
+"""The C side as bcc sees it, compared with its Python twin. bcc runs in a process of its own."""
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from bpf import abi, pins, sources
+
+pytestmark = pytest.mark.kernel
+
+_DESCRIBE = """
+import ctypes, json, sys
+import bcc
+from bpf import sources
+
+def layout(type):
+    if hasattr(type, "_fields_"):
+        return [[name, getattr(type, name).offset, ctypes.sizeof(kind), layout(kind)]
+                for name, kind, *_ in type._fields_]
+    if hasattr(type, "_length_"):
+        return [type._length_, layout(type._type_)]
+    return ctypes.sizeof(type)
+
+module = bcc.BPF(text=sources.expand("gate.c"), cflags=[f'-DPIN_DIR="{sys.argv[1]}"'])
+names = sys.argv[2:]
+print(json.dumps({name: layout(getattr(module[name], "sLeaf", module[name].Leaf))
+                  for name in names}))
+"""
+
+
+def layout(type_: Any) -> object:
+    """Names, offsets and sizes, all the way down."""
+    if issubclass(type_, ctypes.Structure):
+        return [
+            [name, getattr(type_, name).offset, ctypes.sizeof(kind), layout(kind)]
+            for name, kind, *_ in type_._fields_
+        ]
+    if issubclass(type_, ctypes.Array):
+        return [type_._length_, layout(type_._type_)]
+    return ctypes.sizeof(type_)
+
+
+@pytest.fixture(scope="module")
+def seen_by_bcc(isolated: None, installation: pins.Pins) -> dict[str, object]:
+    made = pins.Pins(installation.bpffs / "layouts")
+    made.bpffs.mkdir()
+    made.prepare()
+    arguments = [str(made.maps), *(spec.name for spec in abi.MAPS)]
+    try:
+        output = subprocess.run(
+            [sys.executable, "-c", _DESCRIBE, *arguments],
+            env={**os.environ, "BCC_KERNEL_SOURCE": str(sources.KERNEL_SOURCE)},
+            check=True,
+            capture_output=True,
+        ).stdout
+    finally:
+        made.remove_everything()
+        made.bpffs.rmdir()
+    found: dict[str, object] = json.loads(output)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "twin"),
+    [("gates", abi.Gate), ("counters", abi.Counters), ("origin", ctypes.c_uint64)],
+)
+def test_twin_has_the_layout_of_the_c_side(
+    seen_by_bcc: dict[str, object], name: str, twin: type
+) -> None:
+    assert seen_by_bcc[name] == layout(twin)
+
+
+def test_every_map_has_a_twin(seen_by_bcc: dict[str, object]) -> None:
+    assert seen_by_bcc.keys() == {"gates", "counters", "origin"}

@@ -1,0 +1,169 @@
+"""Loading: once, whole or not at all, and never with the compiler in this process."""
+
+import asyncio
+import os
+import pathlib
+from typing import NoReturn
+
+import pytest
+
+from bpf import abi, errors, loader, maps, pins, sources, syscalls
+from tests.kernel import foreign, versions
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> NoReturn:
+        raise AssertionError(f"a process was started: {arguments}")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+
+
+async def load(installation: pins.Pins) -> tuple[bool, list[int]]:
+    """Whether it was compiled, and the programs' ids."""
+    loaded = await loader.load(installation)
+    ids = [syscalls.program_id(fd) for fd in loaded.programs.values()]
+    loaded.close()
+    return loaded.was_compiled, ids
+
+
+def _mapped_files() -> str:
+    return pathlib.Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
+async def test_second_load_takes_what_is_pinned(
+    fresh_pins: pins.Pins, request: pytest.FixtureRequest
+) -> None:
+    was_compiled, ids = await load(fresh_pins)
+    assert was_compiled
+    request.getfixturevalue("no_compiler")
+    assert await load(fresh_pins) == (False, ids)
+
+
+async def test_pins_are_those_that_the_description_lists(fresh_pins: pins.Pins) -> None:
+    await load(fresh_pins)
+    assert sorted(os.listdir(fresh_pins.maps)) == sorted(spec.name for spec in abi.MAPS)
+    for spec in abi.MAPS:
+        maps.Map.open(fresh_pins.map(spec), spec).close()
+    assert os.listdir(fresh_pins.programs) == [sources.fingerprint()]
+    assert os.listdir(fresh_pins.programs / sources.fingerprint()) == list(abi.PROGRAMS)
+
+
+async def test_compiler_is_never_mapped_here(fresh_pins: pins.Pins) -> None:
+    await load(fresh_pins)
+    mapped = _mapped_files()
+    assert "libbcc" not in mapped
+    assert "LLVM" not in mapped
+
+
+@pytest.mark.parametrize("spec", abi.MAPS, ids=lambda spec: spec.name)
+async def test_pin_of_another_layout_is_refused_and_left_alone(
+    fresh_pins: pins.Pins, spec: abi.MapSpec
+) -> None:
+    fresh_pins.prepare()
+    stranger = foreign.create_map(spec.key_size, spec.value_size + 8, 16)
+    syscalls.pin(stranger, fresh_pins.map(spec))
+    with pytest.raises(errors.PinError, match=f"{spec.name} is not the map that this version uses"):
+        await loader.load(fresh_pins)
+    assert os.listdir(fresh_pins.maps) == [spec.name]
+    assert os.listdir(fresh_pins.programs) == []
+    os.close(stranger)
+
+
+async def test_pin_that_is_no_map_is_refused(fresh_pins: pins.Pins) -> None:
+    fresh_pins.prepare()
+    program = foreign.load_program(foreign.TC_ACT_OK)
+    syscalls.pin(program, fresh_pins.map(abi.GATES))
+    os.close(program)
+    with pytest.raises(errors.PinError, match="is not the map that this version uses"):
+        await loader.load(fresh_pins)
+
+
+async def test_wrong_pin_is_found_also_when_programs_are_current(fresh_pins: pins.Pins) -> None:
+    await load(fresh_pins)
+    os.unlink(fresh_pins.map(abi.ORIGIN))
+    stranger = foreign.create_map(4, 8, 16)
+    syscalls.pin(stranger, fresh_pins.map(abi.ORIGIN))
+    os.close(stranger)
+    with pytest.raises(errors.PinError, match="origin is not the map"):
+        await loader.load(fresh_pins)
+
+
+async def test_half_finished_load_is_not_taken(fresh_pins: pins.Pins) -> None:
+    fresh_pins.prepare()
+    unfinished = fresh_pins.programs / f"{sources.fingerprint()}-unfinished"
+    unfinished.mkdir()
+    program = foreign.load_program(foreign.TC_ACT_OK)
+    syscalls.pin(program, str(unfinished / abi.GATE_EGRESS))
+    was_compiled, ids = await load(fresh_pins)
+    assert was_compiled
+    assert ids != [syscalls.program_id(program)]
+    assert not unfinished.exists()
+    os.close(program)
+
+
+async def test_half_removed_programs_are_made_again(fresh_pins: pins.Pins) -> None:
+    await load(fresh_pins)
+    os.unlink(fresh_pins.programs / sources.fingerprint() / abi.GATE_EGRESS)
+    was_compiled, _ = await load(fresh_pins)
+    assert was_compiled
+
+
+async def test_missing_map_is_one_sentence(fresh_pins: pins.Pins) -> None:
+    await load(fresh_pins)
+    os.unlink(fresh_pins.map(abi.COUNTERS))
+    with pytest.raises(errors.PinError, match=r"cannot open .*counters \(No such file"):
+        await loader.load(fresh_pins)
+
+
+async def test_directory_that_is_no_bpffs_is_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(errors.PinError, match="is not a BPF file system") as caught:
+        await loader.load(pins.Pins(tmp_path))
+    assert "\n" not in str(caught.value)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_compile_error_carries_the_compilers_line(
+    fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = versions.copy_of_sources(tmp_path)
+    lines = source.read_text(encoding="ascii").count("\n")
+    with source.open("a", encoding="ascii") as file:
+        file.write("this is no C;\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(errors.CompileError) as caught:
+        await loader.load(fresh_pins)
+    assert f"gate.c:{lines + 1}:1: error: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [name for name in os.listdir(fresh_pins.programs) if "unfinished" not in name] == []
+
+
+async def test_failed_compile_leaves_the_programs_of_before(
+    fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, ids = await load(fresh_pins)
+    source = versions.copy_of_sources(tmp_path)
+    source.write_text("#error broken\n", encoding="ascii")
+    with monkeypatch.context() as context:
+        context.chdir(tmp_path)
+        context.setattr(sources, "fingerprint", lambda: "0" * 16)
+        with pytest.raises(errors.CompileError):
+            await loader.load(fresh_pins)
+    assert await load(fresh_pins) == (False, ids)
+
+
+async def test_old_programs_are_discarded_and_ours_are_kept(fresh_pins: pins.Pins) -> None:
+    await load(fresh_pins)
+    old = fresh_pins.programs / "old"
+    old.mkdir()
+    fresh_pins.discard_other_programs(sources.fingerprint())
+    assert os.listdir(fresh_pins.programs) == [sources.fingerprint()]
+
+
+async def test_everything_can_be_removed(fresh_pins: pins.Pins) -> None:
+    await load(fresh_pins)
+    assert fresh_pins.remove_everything() == len(abi.MAPS) + len(abi.PROGRAMS)
+    assert not fresh_pins.root.exists()
+    assert fresh_pins.remove_everything() == 0
