@@ -119,6 +119,7 @@ class Worker:
         """
         if self.over or container is None or not container.container_id:
             return
+        is_first = not self.container_id
         is_new = container.container_id != self.container_id
         if is_new:
             self.container_id = container.container_id
@@ -141,13 +142,13 @@ class Worker:
         self._gated = started if self.type is ProbeType.STARTUP else not started
         if self._gated or not (is_new or was_waiting):
             return
-        if self._tick < now:
-            # The kubelet triggers readiness as soon as it sees the container run; startup, on
-            # which readiness waits, is no worse served. Liveness keeps its rhythm.
-            if self.type is ProbeType.LIVENESS:
+        if self.type is ProbeType.LIVENESS:
+            if self._tick < now:
                 self._skip_missed_ticks(now)
-            else:
-                self._tick = now
+        elif self._tick < now or not is_first:
+            # The kubelet triggers readiness as soon as it sees the container run; startup, on
+            # which readiness waits, is no worse served. Only liveness keeps its rhythm.
+            self._tick = now
 
     def trigger(self, now: float) -> None:
         """Probe now, and then every period from now (worker.go manualTriggerCh).

@@ -277,10 +277,11 @@ def test_new_container_makes_readiness_fail_and_be_probed_at_once() -> None:
     run.probe(GOOD)
     run.now = 4.0
     run.see("c2", started_at=4.0)
-    assert (run.cached, run.due) == (Result.FAILURE, 10.0)
-    run.now = 14.0
-    run.see("c3", started_at=14.0)
-    assert run.due == 14.0
+    assert (run.cached, run.due) == (Result.FAILURE, 4.0)
+
+
+def test_first_container_does_not_hurry_a_worker_that_is_to_begin_later() -> None:
+    assert Run(READINESS, first_at=0.7).due == 0.7
 
 
 def test_same_container_changes_nothing() -> None:

@@ -1,0 +1,516 @@
+"""All probes of a node on one event loop.
+
+Each worker has one timer; nothing here is a task or a thread. What a pod does,
+and what goes wrong in one probe or callback, never reaches another pod's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Final, Protocol
+
+import msgspec
+
+from probes import prober
+from probes.netns import Netns
+from probes.results import Outcome, Result
+from probes.specs import ContainerProbes, Exec, Probe
+from probes.workers import Container, ProbeType, Worker
+
+MAX_IN_FLIGHT: Final = 200
+"""Enough for a node full of pods that all time out, at some 50 KB of sockets each."""
+
+BURST_MAX: Final = 32
+"""Probes begun in one turn of the loop: most take 50 us then and there, and others wait."""
+
+MESSAGE_MAX_CHARS: Final = 1024
+"""How much of an outcome's text is kept (the kubelet cuts Events at the same length)."""
+
+# The golden ratio's multiples fill an interval evenly, however many there are.
+_GOLDEN: Final = 0.6180339887498949
+
+
+class ProbeKey(msgspec.Struct, frozen=True, order=True):
+    """One probe of one container of one pod."""
+
+    uid: str
+    container: str
+    type: ProbeType
+
+
+class ContainerTarget(msgspec.Struct, frozen=True):
+    """A container to probe and what is known of it."""
+
+    probes: ContainerProbes
+    container_id: str = ""
+    """Empty while it has not been created. A new one means that it was restarted."""
+    started_at: float = 0.0
+    """Unix time in seconds."""
+    running: bool = True
+    restarts: bool = True
+    """Whether it will be started again once it has ended (restartPolicy)."""
+    started: bool | None = None
+    """Its `status.containerStatuses[].started`; None: podgate's own startup probe decides."""
+    restored: Mapping[ProbeType, Result] = {}
+    """Results of this container id from before the agent's restart."""
+
+
+class PodTarget(msgspec.Struct, frozen=True):
+    """A pod to probe."""
+
+    uid: str
+    """Whatever tells pods apart; the agent uses the sandbox."""
+    netns: Netns
+    addresses: tuple[str, ...]
+    """The pod's own, the preferred one first."""
+    containers: tuple[ContainerTarget, ...]
+    deleting: bool = False
+
+
+class ProbeStatus(msgspec.Struct, frozen=True):
+    """One probe as `podgate status` shows it."""
+
+    key: ProbeKey
+    result: Result | None
+    """The result that counts; None until the container is known."""
+    outcome: Outcome | None
+    """The last finished probe, its text cut."""
+    run_length: int
+    """How many results like the last there were in a row."""
+    passed: int
+    failed: int
+    errors: int
+    """Thrown away since the prober failed."""
+    in_flight: bool
+    on_hold: bool
+    due_in_seconds: float | None
+    """None while there is nothing to wait for."""
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Starter(Protocol):
+    """What runs probes: prober.Prober, or a test's own."""
+
+    def start(
+        self, plan: prober.Plan, netns: Netns, done: Callable[[Outcome], None], /
+    ) -> Cancellable: ...
+
+    def close(self) -> None: ...
+
+
+class _Slot:
+    """One worker, with its timer and its run."""
+
+    __slots__ = (
+        "due",
+        "errors",
+        "failed",
+        "key",
+        "netns",
+        "outcome",
+        "passed",
+        "plan",
+        "run",
+        "timer",
+        "waiting",
+        "worker",
+    )
+
+    def __init__(self, key: ProbeKey, worker: Worker, plan: prober.Plan, netns: Netns) -> None:
+        self.key = key
+        self.worker = worker
+        self.plan = plan
+        self.netns = netns
+        self.timer: asyncio.TimerHandle | None = None
+        self.run: Cancellable | None = None
+        self.due = 0.0
+        self.waiting = False
+        """Due, and held back by the cap."""
+        self.outcome: Outcome | None = None
+        self.passed = self.failed = self.errors = 0
+
+
+class _Pod:
+    __slots__ = ("slots", "started_at", "target")
+
+    def __init__(self, target: PodTarget) -> None:
+        self.target = target
+        self.slots: dict[ProbeKey, _Slot] = {}
+        self.started_at: dict[str, tuple[float, float]] = {}
+        """By container: the start in Unix time, and on the loop's clock, fixed when first seen."""
+
+
+class Scheduler:
+    """Runs the probes of all pods that it is told of. To be made and used on a running loop.
+
+    on_result: called when the result that counts changes, with the new one;
+      not for the initial result of a pod that is new.
+    on_probe: called for each finished probe, prober errors too (`error` set:
+      they are in none of the kubelet's counts).
+    on_delay: called with the seconds by which each probe began after its time.
+    spread_seconds: within this time from its making, first probes are spread
+      evenly over it: for an agent that starts on a full node. Otherwise they
+      begin at once, as the kubelet's.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_result: Callable[[ProbeKey, Result], None],
+        on_probe: Callable[[ProbeKey, Outcome], None],
+        on_delay: Callable[[float], None] | None = None,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        spread_seconds: float = 0.0,
+        starter: Starter | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_result = on_result
+        self._on_probe = on_probe
+        self._on_delay = on_delay
+        self._max_in_flight = max_in_flight
+        self._spread_until = self._loop.time() + spread_seconds
+        self._spread_seconds = spread_seconds
+        self._spread_count = 0
+        self._starter: Starter = starter or prober.Prober(self._loop)
+        self._wall_clock = wall_clock
+        self._pods: dict[str, _Pod] = {}
+        self._waiting: deque[_Slot] = deque()
+        self._begun_in_turn = 0
+        self._closed = self._loop.create_future()
+        self.in_flight = 0
+        """Probes under way."""
+
+    @property
+    def waiting(self) -> int:
+        """Probes that are due and held back by the cap."""
+        return sum(slot.waiting for slot in self._waiting)
+
+    def set_pod(self, target: PodTarget) -> None:
+        """Add a pod, or tell what has changed of it; workers with the same probe keep their state.
+
+        Raises ValueError for an address that is none. Calls on_result only
+        for results that change thereby: a container that was restarted.
+        """
+        pod = self._pods.get(target.uid)
+        plans = {
+            key: (probe, prober.plan(probe.handler, target.addresses, probe.timeout_seconds))
+            for key, probe in _wanted(target)
+        }
+        if pod is None:
+            pod = self._pods[target.uid] = _Pod(target)
+        pod.target = target
+        for key in [key for key in pod.slots if key not in plans]:
+            self._drop(pod.slots.pop(key))
+        for key, (probe, plan) in plans.items():
+            slot = pod.slots.get(key)
+            if slot is None or slot.worker.probe != probe:
+                if slot is not None:
+                    self._drop(slot)
+                worker = Worker(key.type, probe, first_at=self._first_at())
+                pod.slots[key] = _Slot(key, worker, plan, target.netns)
+            elif slot.netns != target.netns or slot.plan != plan:
+                self._stop_run(slot)
+                slot.plan, slot.netns = plan, target.netns
+        self._observe(pod)
+
+    def remove_pod(self, uid: str) -> None:
+        """Forget a pod and stop its probes; nothing is called for it any more."""
+        pod = self._pods.pop(uid, None)
+        if pod is not None:
+            for slot in pod.slots.values():
+                self._drop(slot)
+
+    def trigger(
+        self, uid: str, container: str | None = None, type: ProbeType | None = None
+    ) -> None:
+        """Probe now what waits for its time: all of the pod, of a container, or of one type."""
+        pod = self._pods.get(uid)
+        for key, slot in pod.slots.items() if pod else ():
+            if container in (None, key.container) and type in (None, key.type):
+                slot.worker.trigger(self._loop.time())
+                self._arm(slot)
+
+    def snapshot(self) -> list[ProbeStatus]:
+        """All probes as they are now, in order of their keys."""
+        now = self._loop.time()
+        slots = [slot for pod in self._pods.values() for slot in pod.slots.values()]
+        return [
+            ProbeStatus(
+                key=slot.key,
+                result=slot.worker.cached,
+                outcome=slot.outcome,
+                run_length=slot.worker.run_length,
+                passed=slot.passed,
+                failed=slot.failed,
+                errors=slot.errors,
+                in_flight=slot.worker.in_flight,
+                on_hold=slot.worker.on_hold,
+                due_in_seconds=None if slot.worker.due is None else slot.worker.due - now,
+            )
+            for slot in sorted(slots, key=lambda slot: slot.key)
+        ]
+
+    def passing(self, uid: str) -> tuple[bool, str, str]:
+        """Whether startup and readiness of all containers pass; with a reason and a sentence.
+
+        Reasons: ProbesPassing, NoProbes (passing, too: there is nothing to
+        fail), ProbeFailing, ProbePending (no result yet), ContainerNotRunning,
+        NotScheduled (no such pod).
+        """
+        pod = self._pods.get(uid)
+        if pod is None:
+            return False, "NotScheduled", "no probes are scheduled for this pod"
+        count = 0
+        for container in pod.target.containers:
+            name = container.probes.name
+            for type in (ProbeType.STARTUP, ProbeType.READINESS):
+                slot = pod.slots.get(ProbeKey(uid, name, type))
+                if slot is None:
+                    continue
+                count += 1
+                if problem := _problem(slot, container):
+                    return False, *problem
+        if not count:
+            return True, "NoProbes", "no container has a startup or readiness probe to run here"
+        probes = "the startup and readiness probe" if count == 1 else f"all {count} probes"
+        return True, "ProbesPassing", f"{probes} of startup and readiness pass"
+
+    async def run(self) -> None:
+        """Wait until aclose(); cancelled, close."""
+        try:
+            await asyncio.shield(self._closed)
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop all probes. Nothing is called any more."""
+        if self._closed.done():
+            return
+        self._closed.set_result(None)
+        for uid in tuple(self._pods):
+            self.remove_pod(uid)
+        self._starter.close()
+
+    def _first_at(self) -> float:
+        now = self._loop.time()
+        if not self._spread_seconds or now >= self._spread_until:
+            return now
+        self._spread_count += 1
+        # Never before now: those that come late in the interval share what is left of it.
+        return now + self._spread_count * _GOLDEN % 1.0 * (self._spread_until - now)
+
+    def _observe(self, pod: _Pod) -> None:
+        """Tell the workers what is known of their containers; startup decides for its siblings."""
+        now = self._loop.time()
+        for target in pod.target.containers:
+            name = target.probes.name
+            container = Container(
+                target.container_id, self._on_loop(pod, target), target.running, target.restarts
+            )
+            # Startup is first in a container's slots: the others see what came of it.
+            for type in ProbeType:
+                slot = pod.slots.get(ProbeKey(pod.target.uid, name, type))
+                if slot is None:
+                    continue
+                worker = slot.worker
+                if worker.container_id not in ("", container.container_id):
+                    # What was found, and what is under way, is the old container's.
+                    self._stop_run(slot)
+                    slot.outcome = None
+                before = worker.cached
+                worker.observe(
+                    container,
+                    started=self._has_started(pod, target),
+                    deleting=pod.target.deleting,
+                    now=now,
+                    restored=target.restored.get(type),
+                )
+                if worker.over:
+                    self._stop_run(slot)
+                self._arm(slot)
+                if before is not None:
+                    self._report(slot, before)
+
+    def _has_started(self, pod: _Pod, target: ContainerTarget) -> bool:
+        if target.started is not None:
+            return target.started
+        slot = pod.slots.get(ProbeKey(pod.target.uid, target.probes.name, ProbeType.STARTUP))
+        if slot is None:
+            # It has no startup probe, or one that the kubelet runs and nobody told of.
+            return True
+        worker = slot.worker
+        return worker.cached is Result.SUCCESS and worker.container_id == target.container_id
+
+    def _on_loop(self, pod: _Pod, target: ContainerTarget) -> float:
+        """When the container started, on the loop's clock: steps of the wall clock end here."""
+        name = target.probes.name
+        known = pod.started_at.get(name)
+        if known is None or known[0] != target.started_at:
+            age = self._wall_clock() - target.started_at
+            known = pod.started_at[name] = (target.started_at, self._loop.time() - age)
+        return known[1]
+
+    def _arm(self, slot: _Slot) -> None:
+        """Set the timer to when the worker's next probe is due."""
+        due = slot.worker.due
+        if slot.timer is not None:
+            if due == slot.due:
+                return
+            slot.timer.cancel()
+            slot.timer = None
+        if slot.waiting:
+            slot.waiting = due is not None
+            return
+        if due is not None:
+            slot.due = due
+            slot.timer = self._loop.call_at(due, self._fire, slot)
+
+    def _fire(self, slot: _Slot) -> None:
+        slot.timer = None
+        slot.waiting = True
+        self._waiting.append(slot)
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        while (
+            self._waiting
+            and self.in_flight < self._max_in_flight
+            and self._begun_in_turn < BURST_MAX
+        ):
+            slot = self._waiting.popleft()
+            if not slot.waiting:
+                continue
+            slot.waiting = False
+            if not self._begun_in_turn:
+                self._loop.call_soon(self._next_turn)
+            self._begun_in_turn += 1
+            now = self._loop.time()
+            if self._on_delay is not None:
+                self._guarded(self._on_delay, max(0.0, now - slot.due))
+            self._begin(slot, now)
+
+    def _next_turn(self) -> None:
+        self._begun_in_turn = 0
+        self._begin_waiting()
+
+    def _begin(self, slot: _Slot, now: float) -> None:
+        self.in_flight += 1
+        slot.worker.begin(now)
+        try:
+            run = self._starter.start(slot.plan, slot.netns, partial(self._done, slot))
+        except Exception as error:
+            message = f"the prober failed: {error!r}"
+            self._done(slot, Outcome(Result.UNKNOWN, message, error=True))
+        else:
+            # Most tcp probes are over by now, and the next may even be under way.
+            if slot.worker.in_flight and slot.run is None:
+                slot.run = run
+
+    def _done(self, slot: _Slot, outcome: Outcome) -> None:
+        self.in_flight -= 1
+        slot.run = None
+        worker = slot.worker
+        before = worker.cached
+        if worker.finish(outcome):
+            self._begin(slot, self._loop.time())
+            return
+        if len(outcome.message) > MESSAGE_MAX_CHARS:
+            short = outcome.message[: MESSAGE_MAX_CHARS - 3] + "..."
+            outcome = msgspec.structs.replace(outcome, message=short)
+        slot.outcome = outcome
+        if outcome.error:
+            slot.errors += 1
+        elif outcome.passed:
+            slot.passed += 1
+        else:
+            slot.failed += 1
+        self._arm(slot)
+        if worker.type is ProbeType.STARTUP and worker.cached is not before:
+            pod = self._pods.get(slot.key.uid)
+            if pod is not None:
+                self._observe(pod)
+        self._guarded(self._on_probe, slot.key, outcome)
+        self._report(slot, before)
+        if self._waiting and not self._begun_in_turn:
+            self._begin_waiting()
+
+    def _report(self, slot: _Slot, before: Result | None) -> None:
+        cached = slot.worker.cached
+        if cached is None or cached is before:
+            return
+        # A callback may have removed the pod.
+        pod = self._pods.get(slot.key.uid)
+        if pod is not None and pod.slots.get(slot.key) is slot:
+            self._guarded(self._on_result, slot.key, cached)
+
+    def _guarded(self, call: Callable[..., None], *args: object) -> None:
+        """A mistake in a callback is told to the loop, and stops nothing."""
+        try:
+            call(*args)
+        except Exception as error:
+            self._loop.call_exception_handler(
+                {
+                    "message": f"a callback of the probe scheduler failed: {error!r}",
+                    "exception": error,
+                }
+            )
+
+    def _stop_run(self, slot: _Slot) -> None:
+        if slot.worker.in_flight:
+            if slot.run is not None:
+                slot.run.cancel()
+                slot.run = None
+            self.in_flight -= 1
+            slot.worker.abandon()
+            self._arm(slot)
+
+    def _drop(self, slot: _Slot) -> None:
+        """The worker is no more."""
+        self._stop_run(slot)
+        slot.worker.over = True
+        slot.waiting = False
+        if slot.timer is not None:
+            slot.timer.cancel()
+            slot.timer = None
+
+
+def _wanted(target: PodTarget) -> Iterable[tuple[ProbeKey, Probe]]:
+    """The probes of a pod that podgate runs: all but exec, which is the kubelet's."""
+    for container in target.containers:
+        probes = container.probes
+        for type, probe in (
+            (ProbeType.STARTUP, probes.startup),
+            (ProbeType.READINESS, probes.readiness),
+            (ProbeType.LIVENESS, probes.liveness),
+        ):
+            if probe is not None and not isinstance(probe.handler, Exec):
+                yield ProbeKey(target.uid, probes.name, type), probe
+
+
+def _problem(slot: _Slot, container: ContainerTarget) -> tuple[str, str] | None:
+    """Why this probe does not pass: a reason and a sentence."""
+    name, type = slot.key.container, slot.key.type.lower()
+    if type == "startup" and container.started:
+        return None
+    if not container.container_id or not container.running:
+        return "ContainerNotRunning", f'container "{name}" is not running'
+    if slot.worker.cached is Result.SUCCESS:
+        return None
+    outcome = slot.outcome
+    if outcome is None:
+        return "ProbePending", f'container "{name}": {type} probe has no result yet'
+    if outcome.passed:
+        seen, needed = slot.worker.run_length, slot.worker.probe.success_threshold
+        return (
+            "ProbePending",
+            f'container "{name}": {type} probe has succeeded {seen} of {needed} times',
+        )
+    return "ProbeFailing", f'container "{name}": {type} probe failed: {outcome.message}'
