@@ -79,13 +79,7 @@ def request_bytes(target: str, host: str, headers: dict[str, tuple[str, ...]]) -
     `target` and `host` are byte texts (see probes.urls), values ordinary text.
     Raises HttpError for a value that Go's client refuses to send.
     """
-    for name, values in headers.items():
-        if any(_BAD_VALUE.search(value) for value in values):
-            raise HttpError(f'net/http: invalid header field value for "{name}"')
-    if _BAD_HOST.search(host):
-        raise HttpError("http: invalid Host header")
-    # Go's cleanHost: what follows a slash or a space is not the host.
-    host = re.split(r"[/ ]", host, maxsplit=1)[0]
+    host = checked(host, headers)
     lines = [f"GET {target} HTTP/1.1", f"Host: {host}"]
     agent = headers.get("User-Agent", ("",))[0].strip()
     if agent:
@@ -97,6 +91,17 @@ def request_bytes(target: str, host: str, headers: dict[str, tuple[str, ...]]) -
     if "close" not in (token.strip() for token in tokens):
         lines.append("Connection: close")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def checked(host: str, headers: dict[str, tuple[str, ...]]) -> str:
+    """The host as it is sent; HttpError for what Go's client refuses to send."""
+    for name, values in headers.items():
+        if any(_BAD_VALUE.search(value) for value in values):
+            raise HttpError(f'net/http: invalid header field value for "{name}"')
+    if _BAD_HOST.search(host):
+        raise HttpError("http: invalid Host header")
+    # Go's cleanHost: what follows a slash or a space is not the host.
+    return re.split(r"[/ ]", host, maxsplit=1)[0]
 
 
 def _value(text: str) -> str:
@@ -140,6 +145,10 @@ class ResponseReader:
         """Body bytes still to come in this chunk or in all; None: until the stream ends."""
         self._excess = 0
         self._state = _read_head
+
+    def outgoing(self) -> bytes:
+        """Nothing: a response asks for no answer."""
+        return b""
 
     def feed(self, data: bytes) -> None:
         """Take some bytes. Raises HttpError if they cannot go on a response."""

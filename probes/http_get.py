@@ -1,4 +1,4 @@
-"""The httpGet probe over HTTP/1: requests, redirects, and what an answer means.
+"""The httpGet probe: requests, redirects, and what an answer means.
 
 Rules and texts are those of pkg/probe/http/http.go and of Go's http.Client,
 which it uses; the exceptions are named where they are made.
@@ -10,7 +10,7 @@ import base64
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-from probes import http1, urls
+from probes import h2c, http1, http2, urls
 from probes.exchanges import Broken, Hop, Phase, join_host_port
 from probes.identity import PROBE_USER_AGENT
 from probes.results import Result, Verdict
@@ -41,25 +41,40 @@ def probe_url(handler: HttpGet, address: str) -> urls.Url:
     return urls.Url(handler.scheme.lower(), url.user, host, url.path, url.query, url.opaque)
 
 
+Request = bytes | http2.Headers
+
+
 class HttpTarget:
     """An httpGet handler and an address: its URL, headers and first request are made once."""
 
-    __slots__ = ("headers", "hop", "host", "request", "unsendable", "url")
+    __slots__ = ("headers", "hop", "host", "is_h2c", "request", "unsendable", "url")
 
     def __init__(self, handler: HttpGet, address: str) -> None:
         self.url = probe_url(handler, address)
         self.headers = http1.request_headers(handler.headers, PROBE_USER_AGENT)
         self.host = urls.to_bytes_text(self.headers.get("Host", ("",))[0])
         self.hop = _hop(self.url)
-        self.request = b""
+        self.is_h2c = handler.protocol == "HTTP2"
+        self.request: Request = b""
         self.unsendable = "http: no Host in request URL" if self.url.opaque else ""
         try:
-            self.request = _request(self.url, self.host, self.headers, referer=None)
+            self.request = self.request_for(self.url, self.host, referer=None)
         except http1.HttpError as error:
             self.unsendable = str(error)
 
     def exchange(self) -> HttpExchange:
         return HttpExchange(self)
+
+    def request_for(self, url: urls.Url, host: str, referer: urls.Url | None) -> Request:
+        """The request for this or a later URL; `host` empty: the URL's. Raises HttpError."""
+        headers = self.headers
+        if referer is not None and "Referer" not in headers:
+            text = urls.from_bytes_text(str(referer.without_user()))
+            headers = {**headers, "Referer": (text,)}
+        if url.user is not None and "Authorization" not in headers:
+            headers = {**headers, "Authorization": (_basic(url.user),)}
+        make = h2c.request_headers if self.is_h2c else http1.request_bytes
+        return make(url.request_target, host or url.host, headers)
 
 
 class HttpExchange:
@@ -75,14 +90,17 @@ class HttpExchange:
         self._host = target.host
         self._request = target.request
         self._requests = 0
-        self._reader = http1.ResponseReader()
+        self._reader: http1.ResponseReader | h2c.ResponseReader = http1.ResponseReader()
         if target.unsendable:
             self._fail(target.unsendable)
 
     def start(self) -> bytes:
         self._requests += 1
-        self._reader = http1.ResponseReader()
-        return self._request
+        if isinstance(self._request, bytes):
+            self._reader = http1.ResponseReader()
+            return self._request
+        self._reader = h2c.ResponseReader(self._request)
+        return self._reader.outgoing()
 
     def receive(self, data: bytes) -> bytes:
         reader = self._reader
@@ -104,7 +122,7 @@ class HttpExchange:
             return b""
         if reader.complete:
             self.verdict = _judge(reader)
-        return b""
+        return reader.outgoing()
 
     def fail(self, broken: Broken) -> None:
         if self._reader.status:
@@ -122,7 +140,7 @@ class HttpExchange:
             self._fail(broken.text)
 
     def _refuse(self, text: str) -> None:
-        if self._reader.status or text == "EOF":
+        if self._reader.status or self._target.is_h2c or text == "EOF":
             self.fail(Broken(Phase.TALK, text))
         else:
             self._fail(f"net/http: HTTP/1.x transport connection broken: {text}")
@@ -150,7 +168,7 @@ class HttpExchange:
         if self._requests >= REQUESTS_MAX:
             self._fail(f"stopped after {REQUESTS_MAX} redirects")
             return True
-        if url.scheme not in ("http", "https"):
+        if url.scheme not in (("http",) if self._target.is_h2c else ("http", "https")):
             self._fail(f'unsupported protocol scheme "{url.scheme[:64]}"')
             return True
         if not url.port:
@@ -161,7 +179,7 @@ class HttpExchange:
             self._host = ""
         referer = None if self._url.scheme == "https" and url.scheme == "http" else self._url
         try:
-            self._request = _request(url, self._host, self._target.headers, referer)
+            self._request = self._target.request_for(url, self._host, referer)
         except http1.HttpError as error:
             self._fail(str(error))
             return True
@@ -171,7 +189,7 @@ class HttpExchange:
         return True
 
 
-def _judge(reader: http1.ResponseReader) -> Verdict:
+def _judge(reader: http1.ResponseReader | h2c.ResponseReader) -> Verdict:
     """What a final answer means (http.go DoHTTPProbe)."""
     status = reader.status
     if not 200 <= status < 400:
@@ -185,16 +203,6 @@ def _judge(reader: http1.ResponseReader) -> Verdict:
 
 def _hop(url: urls.Url) -> Hop:
     return Hop(url.port, True, ALPN) if url.scheme == "https" else Hop(url.port)
-
-
-def _request(
-    url: urls.Url, host: str, headers: dict[str, tuple[str, ...]], referer: urls.Url | None
-) -> bytes:
-    if referer is not None and "Referer" not in headers:
-        headers = {**headers, "Referer": (urls.from_bytes_text(str(referer.without_user())),)}
-    if url.user is not None and "Authorization" not in headers:
-        headers = {**headers, "Authorization": (_basic(url.user),)}
-    return http1.request_bytes(url.request_target, host or url.host, headers)
 
 
 def _basic(user: str) -> str:
