@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
@@ -18,8 +18,10 @@ import msgspec
 from probes import prober
 from probes.netns import Netns
 from probes.results import Outcome, Result
-from probes.specs import ContainerProbes, Exec, Probe
+from probes.targets import ContainerTarget, PodTarget, ProbeKey, ProbeStatus, wanted_probes
 from probes.workers import Container, ProbeType, Worker
+
+__all__ = ["ContainerTarget", "PodTarget", "ProbeKey", "ProbeStatus", "Scheduler"]
 
 MAX_IN_FLIGHT: Final = 200
 """Enough for a node full of pods that all time out, at some 50 KB of sockets each."""
@@ -32,63 +34,6 @@ MESSAGE_MAX_CHARS: Final = 1024
 
 # The golden ratio's multiples fill an interval evenly, however many there are.
 _GOLDEN: Final = 0.6180339887498949
-
-
-class ProbeKey(msgspec.Struct, frozen=True, order=True):
-    """One probe of one container of one pod."""
-
-    uid: str
-    container: str
-    type: ProbeType
-
-
-class ContainerTarget(msgspec.Struct, frozen=True):
-    """A container to probe and what is known of it."""
-
-    probes: ContainerProbes
-    container_id: str = ""
-    """Empty while it has not been created. A new one means that it was restarted."""
-    started_at: float = 0.0
-    """Unix time in seconds."""
-    running: bool = True
-    restarts: bool = True
-    """Whether it will be started again once it has ended (restartPolicy)."""
-    started: bool | None = None
-    """Its `status.containerStatuses[].started`; None: podgate's own startup probe decides."""
-    restored: Mapping[ProbeType, Result] = {}
-    """Results of this container id from before the agent's restart."""
-
-
-class PodTarget(msgspec.Struct, frozen=True):
-    """A pod to probe."""
-
-    uid: str
-    """Whatever tells pods apart; the agent uses the sandbox."""
-    netns: Netns
-    addresses: tuple[str, ...]
-    """The pod's own, the preferred one first."""
-    containers: tuple[ContainerTarget, ...]
-    deleting: bool = False
-
-
-class ProbeStatus(msgspec.Struct, frozen=True):
-    """One probe as `podgate status` shows it."""
-
-    key: ProbeKey
-    result: Result | None
-    """The result that counts; None until the container is known."""
-    outcome: Outcome | None
-    """The last finished probe, its text cut."""
-    run_length: int
-    """How many results like the last there were in a row."""
-    passed: int
-    failed: int
-    errors: int
-    """Thrown away since the prober failed."""
-    in_flight: bool
-    on_hold: bool
-    due_in_seconds: float | None
-    """None while there is nothing to wait for."""
 
 
 class Cancellable(Protocol):
@@ -202,7 +147,7 @@ class Scheduler:
         pod = self._pods.get(target.uid)
         plans = {
             key: (probe, prober.plan(probe.handler, target.addresses, probe.timeout_seconds))
-            for key, probe in _wanted(target)
+            for key, probe in wanted_probes(target)
         }
         if pod is None:
             pod = self._pods[target.uid] = _Pod(target)
@@ -480,19 +425,6 @@ class Scheduler:
         if slot.timer is not None:
             slot.timer.cancel()
             slot.timer = None
-
-
-def _wanted(target: PodTarget) -> Iterable[tuple[ProbeKey, Probe]]:
-    """The probes of a pod that podgate runs: all but exec, which is the kubelet's."""
-    for container in target.containers:
-        probes = container.probes
-        for type, probe in (
-            (ProbeType.STARTUP, probes.startup),
-            (ProbeType.READINESS, probes.readiness),
-            (ProbeType.LIVENESS, probes.liveness),
-        ):
-            if probe is not None and not isinstance(probe.handler, Exec):
-                yield ProbeKey(target.uid, probes.name, type), probe
 
 
 def _problem(slot: _Slot, container: ContainerTarget) -> tuple[str, str] | None:
