@@ -11,8 +11,10 @@ from agent.demo.lab import LabPod
 
 FAMILIES = {"IPv4": socket.AF_INET, "IPv6": socket.AF_INET6}
 
-# Loopback-fast when it works; a dropped SYN is sent again only after 500 ms.
-_CONNECT_SECONDS = 0.4
+# A dropped SYN is sent again after a second (RFC 6298); by then it is known to be refused.
+_REFUSED_SECONDS = 0.4
+# A neighbour that is not resolved yet, or a bridge port that is not forwarding yet, costs a second.
+_ACCEPTED_SECONDS = 3.0
 _ETH_P_ALL = 3
 _ETH_P_IP = 0x0800
 _ETH_P_IPV6 = 0x86DD
@@ -23,10 +25,10 @@ def address_of(pod: LabPod, family: str) -> str:
     return pod.ipv4 if family == "IPv4" else pod.ipv6
 
 
-def connect(sock: socket.socket, address: str, port: int) -> str:
+def connect(sock: socket.socket, address: str, port: int, seconds: float) -> str:
     """ "connects", "times out", or the error's name; the socket is closed."""
     with contextlib.closing(sock):
-        sock.settimeout(_CONNECT_SECONDS)
+        sock.settimeout(seconds)
         try:
             sock.connect((address, port))
         except TimeoutError:
@@ -36,13 +38,17 @@ def connect(sock: socket.socket, address: str, port: int) -> str:
         return "connects"
 
 
-def connect_from_node(pod: LabPod, family: str, port: int) -> str:
+def connect_from_node(pod: LabPod, family: str, port: int, *, is_refused: bool) -> str:
+    """is_refused: what is expected, and so how long it is worth waiting for the opposite."""
     sock = socket.socket(FAMILIES[family], socket.SOCK_STREAM)
-    return connect(sock, address_of(pod, family), port)
+    seconds = _REFUSED_SECONDS if is_refused else _ACCEPTED_SECONDS
+    return connect(sock, address_of(pod, family), port, seconds)
 
 
 def connect_from_pod(source: LabPod, address: str, family: str, port: int) -> str:
-    return connect(source.open_socket(FAMILIES[family], socket.SOCK_STREAM), address, port)
+    """Expected to succeed, always: traffic between pods and to the node is never judged."""
+    sock = source.open_socket(FAMILIES[family], socket.SOCK_STREAM)
+    return connect(sock, address, port, _ACCEPTED_SECONDS)
 
 
 def inject_syn(pod: LabPod, source: str, family: str, port: int, source_port: int) -> str:
@@ -66,8 +72,8 @@ def inject_syn(pod: LabPod, source: str, family: str, port: int, source_port: in
 
 
 def _sees(sock: socket.socket, source_port: int) -> bool:
-    """Whether a SYN from this port comes within the time of a connect attempt."""
-    deadline = time.monotonic() + _CONNECT_SECONDS
+    """Whether a SYN from this port comes."""
+    deadline = time.monotonic() + _REFUSED_SECONDS
     wanted = struct.pack("!H", source_port)
     while (left := deadline - time.monotonic()) > 0:
         sock.settimeout(left)

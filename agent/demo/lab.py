@@ -104,10 +104,10 @@ class Lab:
         self._netlink = pyroute2.IPRoute()
         self._bridge_ifindex: int | None = None
         _enable_forwarding()
-        loopback = self._netlink.link_lookup(ifname="lo")[0]
-        self._netlink.link("set", index=loopback, state="up")
+        self._loopback = int(self._netlink.link_lookup(ifname="lo")[0])
+        self._netlink.link("set", index=self._loopback, state="up")
         for address in (NODE_IPV4, NODE_IPV6):
-            _add_address(self._netlink, loopback, address)
+            _add_address(self._netlink, self._loopback, address)
 
     def __enter__(self) -> "Lab":
         return self
@@ -122,8 +122,13 @@ class Lab:
             self.remove_pod(name)
         if self._bridge_ifindex is not None:
             self._netlink.link("del", index=self._bridge_ifindex)
-        loopback = self._netlink.link_lookup(ifname="lo")[0]
-        self._netlink.flush_addr(index=loopback, label="lo")
+        for address in (NODE_IPV4, NODE_IPV6):
+            self._netlink.addr(
+                "del",
+                index=self._loopback,
+                address=str(address),
+                prefixlen=address.max_prefixlen,
+            )
         self._netlink.close()
 
     def add_pod(self, name: str, number: int, *, bridged: bool = False) -> LabPod:

@@ -96,7 +96,7 @@ class Stage:
     def _before(self) -> None:
         _emit(events.Step("trying everything before there is a gate"))
         for family in FAMILIES:
-            observed = attempts.connect_from_node(self.web, family, _PORT)
+            observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=False)
             _check(f"node to pod before the gate, {family}", "connects", observed)
             observed = self._inject(self.web, family)
             _check(f"packet socket before the gate, {family}", "arrives", observed)
@@ -109,7 +109,7 @@ class Stage:
         self._timings["compile_load"] = round(report.load_ms, 1)
         for family in FAMILIES:
             before = operating.packets(self._report(), "web", "would-drop")
-            observed = attempts.connect_from_node(self.web, family, _PORT)
+            observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=False)
             counted = operating.packets(self._report(), "web", "would-drop") - before
             _check(
                 f"node to pod in audit, {family}",
@@ -129,7 +129,7 @@ class Stage:
         for family in FAMILIES:
             for pod in (self.web, self.shop):
                 before = operating.packets(self._report(), pod.name, "drop")
-                observed = attempts.connect_from_node(pod, family, _PORT)
+                observed = attempts.connect_from_node(pod, family, _PORT, is_refused=True)
                 counted = operating.packets(self._report(), pod.name, "drop") - before
                 _check(
                     f"node to {_kind(pod)} pod under enforce, {family}",
@@ -203,7 +203,7 @@ class Stage:
         _emit(events.Step("killing the agent with SIGKILL"))
         self._agent.stop(signal.SIGKILL)
         for family in FAMILIES:
-            observed = attempts.connect_from_node(self.web, family, _PORT)
+            observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=True)
             _check(f"node to pod, agent killed, {family}", "times out", observed)
         self._agent.start()
         report = self._agent.wait_for(
@@ -220,7 +220,7 @@ class Stage:
         inodes = [pod.netns.inode for pod in self._pods] + [os.stat("/proc/self/ns/net").st_ino]
         _emit(events.Traces(inodes, program_ids))
         self._agent.stop(signal.SIGTERM)
-        observed = attempts.connect_from_node(self.web, "IPv4", _PORT)
+        observed = attempts.connect_from_node(self.web, "IPv4", _PORT, is_refused=True)
         _check("node to pod, agent stopped", "times out", observed)
         done = self._agent.cleanup()
         if done.returncode:
@@ -233,7 +233,7 @@ class Stage:
         expected = "0 pins, 0 links, 0 filters"
         _check("cleanup", expected, ", ".join(f"{count} {kind}" for kind, count in left.items()))
         for family in FAMILIES:
-            observed = attempts.connect_from_node(self.web, family, _PORT)
+            observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=False)
             _check(f"node to pod after cleanup, {family}", "connects", observed)
 
     def _write_manifests(self, mode: str) -> None:

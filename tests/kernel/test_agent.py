@@ -80,7 +80,7 @@ def test_an_enforced_pod_is_closed_to_the_node_and_open_to_pods(
     neighbour = lab.add_pod("neighbour", 2, bridged=True)
     start_enforcing(operator, web)
     address = attempts.address_of(web, family)
-    assert attempts.connect_from_node(web, family, PORT) == "times out"
+    assert refuses(web, family)
     assert attempts.connect_from_pod(neighbour, address, family, PORT) == "connects"
 
 
@@ -88,7 +88,7 @@ def test_a_mode_is_changed_by_the_label_while_running(operator: Operator, web: L
     start_enforcing(operator, web)
     operator.write_manifest(web, mode="audit", container=LISTENING)
     operator.wait_for("audit", isolated_as("web", "Audit"))
-    assert attempts.connect_from_node(web, "IPv4", PORT) == "connects"
+    assert connects(web)
     operator.write_manifest(web, mode="off", container=LISTENING)
     report = operator.wait_for("off", isolated_as("web", "Off"))
     pod = pod_of(report, "web")
@@ -105,7 +105,11 @@ def test_a_removed_manifest_takes_the_gate_along(operator: Operator, web: LabPod
 
 
 def connects(pod: LabPod) -> bool:
-    return attempts.connect_from_node(pod, "IPv4", PORT) == "connects"
+    return attempts.connect_from_node(pod, "IPv4", PORT, is_refused=False) == "connects"
+
+
+def refuses(pod: LabPod, family: str = "IPv4") -> bool:
+    return attempts.connect_from_node(pod, family, PORT, is_refused=True) == "times out"
 
 
 def test_probes_run_from_inside_an_enforced_pod(operator: Operator, web: LabPod) -> None:
@@ -160,7 +164,7 @@ def test_a_bad_manifest_is_one_line_one_condition_and_nobody_else_s_trouble(
     assert "\n" not in condition.message
     lines = [line for line in operator.log_lines() if line.get("uid") == bad.uid]
     assert len([line for line in lines if line["type"] == names.ISOLATION_READY]) == 1
-    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+    assert refuses(web)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +197,7 @@ def test_a_probe_that_cannot_be_leaves_the_gate_and_other_pods_alone(
         assert condition is not None
         assert condition.status == FALSE
         assert words in condition.message
-        assert attempts.connect_from_node(other, "IPv4", PORT) == "times out"
+        assert refuses(other)
         lines = [line for line in operator.log_lines() if line.get("pod") == "demo/other"]
         assert len([line for line in lines if line.get("type") == names.PROBES_PASSING]) == 1
 
@@ -208,7 +212,7 @@ def test_a_manifest_that_becomes_wrong_opens_nothing(operator: Operator, web: La
     condition = isolation(report, "web")
     assert condition is not None
     assert condition.status == TRUE
-    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+    assert refuses(web)
 
 
 def test_two_pods_cannot_share_a_namespace(operator: Operator, web: LabPod) -> None:
@@ -245,7 +249,7 @@ def test_a_pod_that_ends_fails_its_probes_and_disturbs_no_other(
         "the probe failing", lambda r: (c := passing(r, "other")) is not None and c.status == FALSE
     )
     assert isolated_as("web", "Enforced")(report)
-    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+    assert refuses(web)
 
 
 def test_a_killed_agent_leaves_the_gate_and_a_new_one_compiles_nothing(
@@ -253,11 +257,11 @@ def test_a_killed_agent_leaves_the_gate_and_a_new_one_compiles_nothing(
 ) -> None:
     start_enforcing(operator, web)
     operator.stop(signal.SIGKILL)
-    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+    assert refuses(web)
     operator.start()
     report = operator.wait_for("the pod known again", isolated_as("web", "Enforced"))
     assert not report.was_compiled
-    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+    assert refuses(web)
 
 
 def test_a_gate_of_a_pod_that_went_while_the_agent_was_dead_is_removed(
@@ -278,7 +282,7 @@ def test_no_gate_is_given_up_while_a_manifest_cannot_be_read(
     operator.write_file("web.yaml", "a: [")
     operator.start()
     operator.wait_for("the sync", lambda report: report.is_synced)
-    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+    assert refuses(web)
 
 
 def test_a_second_agent_is_refused(operator: Operator, web: LabPod) -> None:
@@ -294,7 +298,7 @@ def test_cleanup_is_refused_while_the_agent_runs(operator: Operator, web: LabPod
     done = operator.cleanup()
     assert done.returncode == 1
     assert "another agent is running" in done.stderr
-    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+    assert refuses(web)
 
 
 @pytest.mark.parametrize("attachment", ["tcx", "clsact"])
@@ -305,7 +309,7 @@ def test_cleanup_opens_everything_and_leaves_nothing(
     operator.start("--attach", attachment)
     operator.wait_for("the gate", isolated_as("web", "Enforced"))
     operator.stop(signal.SIGTERM)
-    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+    assert refuses(web)
     assert operator.cleanup().returncode == 0
     assert connects(web)
     assert not (operator.bpffs / "podgate").exists()
@@ -324,7 +328,7 @@ def test_five_lines_of_shell_open_everything(operator: Operator, web: LabPod) ->
         operator.start("--attach", attachment)
         operator.wait_for("the gate", isolated_as("web", "Enforced"))
         operator.stop(signal.SIGKILL)
-        assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+        assert refuses(web)
         own = script.replace("/sys/fs/bpf", str(operator.bpffs))
         subprocess.run(["sh", "-c", own], check=False, capture_output=True)
         assert connects(web)
@@ -332,7 +336,7 @@ def test_five_lines_of_shell_open_everything(operator: Operator, web: LabPod) ->
 
 def test_endpoints_answer_and_metrics_count_the_drop(operator: Operator, web: LabPod) -> None:
     report = start_enforcing(operator, web)
-    assert attempts.connect_from_node(web, "IPv4", PORT) == "times out"
+    assert refuses(web)
     assert get(report, "/healthz") == "ok\n"
     assert get(report, "/readyz") == "ok\n"
     series = [line for line in get(report, "/metrics").splitlines() if 'reason="node"' in line]
