@@ -48,8 +48,11 @@ class Exchange(Protocol):
     `start` again), then sends what was returned.
     """
 
-    hop: Hop
-    verdict: Verdict | None
+    @property
+    def hop(self) -> Hop: ...
+
+    @property
+    def verdict(self) -> Verdict | None: ...
 
     def start(self) -> bytes:
         """Connected, through TLS where the hop asks for it: what to send first."""
@@ -60,7 +63,10 @@ class Exchange(Protocol):
         ...
 
     def fail(self, broken: Broken) -> None:
-        """The connection was not made, broke, or ran out of time: sets `verdict`."""
+        """The connection was not made, broke, or ran out of time.
+
+        Sets `verdict`; or, when TLS failed, maybe another `hop` to try instead.
+        """
         ...
 
 

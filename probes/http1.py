@@ -73,8 +73,10 @@ _BAD_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # httpguts.ValidHeaderFiel
 _BAD_HOST = re.compile(r"[^A-Za-z0-9!$%&'()*+,\-.:;=@\[\]_~/ ]")  # httpguts.ValidHostHeader
 
 
-def request_bytes(target: str, host: str, headers: dict[str, tuple[str, ...]]) -> bytes:
-    """A GET request as Go's client writes it with keep-alives disabled.
+def request_bytes(
+    target: str, host: str, headers: dict[str, tuple[str, ...]], *, keep_alive: bool = False
+) -> bytes:
+    """A GET request as Go's client writes it; `keep_alive` as in its transport's settings.
 
     `target` and `host` are byte texts (see probes.urls), values ordinary text.
     Raises HttpError for a value that Go's client refuses to send.
@@ -88,7 +90,7 @@ def request_bytes(target: str, host: str, headers: dict[str, tuple[str, ...]]) -
         if name not in _EXCLUDED:
             lines += [f"{name}: {_value(value)}" for value in headers[name]]
     tokens = ",".join(headers.get("Connection", ())).lower().split(",")
-    if "close" not in (token.strip() for token in tokens):
+    if not keep_alive and "close" not in (token.strip() for token in tokens):
         lines.append("Connection: close")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 

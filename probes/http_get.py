@@ -1,4 +1,4 @@
-"""The httpGet probe: requests, redirects, and what an answer means.
+"""httpGet: requests, redirects, and what an answer means to a probe.
 
 Rules and texts are those of pkg/probe/http/http.go and of Go's http.Client,
 which it uses; the exceptions are named where they are made.
@@ -7,8 +7,11 @@ which it uses; the exceptions are named where they are made.
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from typing import Final
 from urllib.parse import unquote_to_bytes
+
+import msgspec
 
 from probes import h2c, http1, http2, urls
 from probes.exchanges import Broken, Hop, Phase, join_host_port
@@ -21,7 +24,7 @@ REQUESTS_MAX: Final = 10
 
 # Offered to https servers: HTTP/1.1 alone, though the kubelet also takes h2. Servers that
 # speak h2 after ALPN speak 1.1 as well, and one small answer is cheaper that way.
-ALPN: Final = ("http/1.1",)
+_PROBE_ALPN: Final = ("http/1.1",)
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
@@ -42,18 +45,58 @@ def probe_url(handler: HttpGet, address: str) -> urls.Url:
 
 
 Request = bytes | http2.Headers
+Reader = http1.ResponseReader | h2c.ResponseReader
+
+
+def judge_probe(reader: Reader) -> Verdict:
+    """What a final answer means to a probe (http.go DoHTTPProbe)."""
+    status = reader.status
+    if not 200 <= status < 400:
+        # Without the body: it would show one tenant's data to another (#99425).
+        return Verdict(Result.FAILURE, f"HTTP probe failed with statuscode: {status}")
+    body = reader.body.decode("utf-8", "replace")
+    if status >= 300:
+        return Verdict(Result.WARNING, f"Probe terminated redirects, Response body: {body}")
+    return Verdict(Result.SUCCESS, body)
+
+
+class Client(msgspec.Struct, frozen=True):
+    """How an HTTP client is set up: the kubelet has one for probes, and another for hooks."""
+
+    user_agent: str
+    alpn: tuple[str, ...]
+    keep_alive: bool
+    accept_gzip: bool
+    """Go's transport asks for it unless told not to; nobody here unpacks what comes."""
+    judge: Callable[[Reader], Verdict]
+
+
+PROBE_CLIENT: Final = Client(PROBE_USER_AGENT, _PROBE_ALPN, False, False, judge_probe)
 
 
 class HttpTarget:
     """An httpGet handler and an address: its URL, headers and first request are made once."""
 
-    __slots__ = ("headers", "hop", "host", "is_h2c", "request", "unsendable", "url")
+    __slots__ = ("client", "headers", "hop", "host", "is_h2c", "request", "unsendable", "url")
 
-    def __init__(self, handler: HttpGet, address: str) -> None:
+    def __init__(
+        self,
+        handler: HttpGet,
+        address: str,
+        client: Client = PROBE_CLIENT,
+        *,
+        with_user: bool = True,
+    ) -> None:
+        """with_user: whether credentials that the path names (`//user:pass@/`) are sent."""
+        self.client = client
         self.url = probe_url(handler, address)
-        self.headers = http1.request_headers(handler.headers, PROBE_USER_AGENT)
+        if not with_user:
+            self.url = self.url.without_user()
+        self.headers = http1.request_headers(handler.headers, client.user_agent)
+        if client.accept_gzip and not self.headers.keys() & {"Accept-Encoding", "Range"}:
+            self.headers["Accept-Encoding"] = ("gzip",)
         self.host = urls.to_bytes_text(self.headers.get("Host", ("",))[0])
-        self.hop = _hop(self.url)
+        self.hop = self.hop_to(self.url)
         self.is_h2c = handler.protocol == "HTTP2"
         self.request: Request = b""
         self.unsendable = "http: no Host in request URL" if self.url.opaque else ""
@@ -73,8 +116,15 @@ class HttpTarget:
             headers = {**headers, "Referer": (text,)}
         if url.user is not None and "Authorization" not in headers:
             headers = {**headers, "Authorization": (_basic(url.user),)}
-        make = h2c.request_headers if self.is_h2c else http1.request_bytes
-        return make(url.request_target, host or url.host, headers)
+        host = host or url.host
+        if self.is_h2c:
+            return h2c.request_headers(url.request_target, host, headers)
+        keep_alive = self.client.keep_alive
+        return http1.request_bytes(url.request_target, host, headers, keep_alive=keep_alive)
+
+    def hop_to(self, url: urls.Url) -> Hop:
+        """The connection that this URL wants."""
+        return Hop(url.port, True, self.client.alpn) if url.scheme == "https" else Hop(url.port)
 
 
 class HttpExchange:
@@ -90,7 +140,7 @@ class HttpExchange:
         self._host = target.host
         self._request = target.request
         self._requests = 0
-        self._reader: http1.ResponseReader | h2c.ResponseReader = http1.ResponseReader()
+        self._reader: Reader = http1.ResponseReader()
         if target.unsendable:
             self._fail(target.unsendable)
 
@@ -121,7 +171,7 @@ class HttpExchange:
         ):
             return b""
         if reader.complete:
-            self.verdict = _judge(reader)
+            self.verdict = self._target.client.judge(reader)
         return reader.outgoing()
 
     def fail(self, broken: Broken) -> None:
@@ -185,24 +235,8 @@ class HttpExchange:
             return True
         self._url = url
         self._reader = http1.ResponseReader()
-        self.hop = _hop(url)
+        self.hop = self._target.hop_to(url)
         return True
-
-
-def _judge(reader: http1.ResponseReader | h2c.ResponseReader) -> Verdict:
-    """What a final answer means (http.go DoHTTPProbe)."""
-    status = reader.status
-    if not 200 <= status < 400:
-        # Without the body: it would show one tenant's data to another (#99425).
-        return Verdict(Result.FAILURE, f"HTTP probe failed with statuscode: {status}")
-    body = reader.body.decode("utf-8", "replace")
-    if status >= 300:
-        return Verdict(Result.WARNING, f"Probe terminated redirects, Response body: {body}")
-    return Verdict(Result.SUCCESS, body)
-
-
-def _hop(url: urls.Url) -> Hop:
-    return Hop(url.port, True, ALPN) if url.scheme == "https" else Hop(url.port)
 
 
 def _basic(user: str) -> str:

@@ -13,3 +13,6 @@ read the number.
 
 PROBE_USER_AGENT: Final = f"kube-probe/{KUBELET_VERSION}"
 """pkg/probe/http/request.go `userAgent`, and pkg/probe/grpc/grpc.go."""
+
+HOOK_USER_AGENT: Final = f"kube-lifecycle/{KUBELET_VERSION}"
+"""pkg/kubelet/lifecycle/handlers.go, by the same function."""

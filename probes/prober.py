@@ -231,11 +231,14 @@ async def probe(
     """Probe once and wait for the outcome; it takes the timeout at most, and never raises for
     what the pod does. Raises ValueError as `plan` does.
     """
-    loop = asyncio.get_running_loop()
     prepared = plan(handler, addresses, timeout_seconds)
-    prober = Prober(loop)
-    outcome: asyncio.Future[Outcome] = loop.create_future()
-    run = prober.start(prepared, netns, outcome.set_result)
+    return await run_once(Prober(asyncio.get_running_loop()), prepared, netns)
+
+
+async def run_once(prober: Prober, plan: Plan, netns: Netns) -> Outcome:
+    """Run a plan with a prober of its own, which is closed at the end."""
+    outcome: asyncio.Future[Outcome] = prober.loop.create_future()
+    run = prober.start(plan, netns, outcome.set_result)
     try:
         return await outcome
     finally:

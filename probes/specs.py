@@ -191,7 +191,7 @@ class _PodReader:
         for name in ("postStart", "preStop"):
             hook = lifecycle.child(name)
             if hook.has("httpGet"):
-                handler = _read_http_get(hook.child("httpGet"), named)
+                handler = _read_http_get(hook.child("httpGet"), named, has_default_port=True)
                 if handler is not None:
                     self._declare(handler)
 
@@ -259,10 +259,16 @@ def _read_handler(fields: Fields, named_ports: dict[str, int]) -> Handler | None
             return _read_exec(child)
 
 
-def _read_http_get(fields: Fields, named_ports: dict[str, int]) -> HttpGet | None:
+def _read_http_get(
+    fields: Fields, named_ports: dict[str, int], *, has_default_port: bool = False
+) -> HttpGet | None:
     _refuse_host(fields)
-    port = _read_port(fields, named_ports)
     scheme = fields.choice("scheme", ("HTTP", "HTTPS"))
+    if has_default_port and not fields.has("port"):
+        # handlers.go has 80 for both; KEP-2771 means the scheme's own.
+        port: int | None = 443 if scheme == "HTTPS" else 80
+    else:
+        port = _read_port(fields, named_ports)
     protocol = fields.choice("protocol", ("HTTP1", "HTTP2"))
     if protocol == "HTTP2" and scheme != "HTTP":
         fields.refuse("protocol", "may be HTTP2 only with scheme HTTP")

@@ -310,3 +310,10 @@ def test_no_manifest_makes_the_parser_raise(tree: object, probe: object) -> None
 
 def test_a_number_too_long_to_print_is_reported() -> None:
     assert len(probed({**TCP, "periodSeconds": 10**5000}).errors) == 1
+
+
+@pytest.mark.parametrize(("scheme", "port"), [("HTTP", 80), ("HTTPS", 443)])
+def test_hook_without_a_port_has_the_schemes(scheme: str, port: int) -> None:
+    parsed = specs.parse_pod(pod({"lifecycle": {"preStop": {"httpGet": {"scheme": scheme}}}}))
+    assert parsed.errors == ()
+    assert parsed.declared.ports == {port}
