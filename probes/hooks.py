@@ -8,20 +8,18 @@ answer will do. The kubelet runs the hooks of a pod's spec; this is for
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import math
-import socket
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from probes import http_get, prober
+from probes import families, http_get, prober
+from probes.definitions import HttpGet, Probe
 from probes.exchanges import Broken, Hop, Phase
 from probes.identity import HOOK_USER_AGENT
 from probes.netns import Netns
 from probes.results import Outcome, Result, Verdict
-from probes.specs import HttpGet
 
 FALLBACK_REASON: Final = "LifecycleHTTPFallback"
 """The Event's reason when a hook meant for https was answered by plain http."""
@@ -113,13 +111,13 @@ def plan(
     limit = math.inf if limit_seconds is None else limit_seconds
     if not limit > 0:
         raise ValueError(f"a hook's time limit must be positive, not {limit}")
-    for address in addresses:
-        parsed = ipaddress.ip_address(address)
-        if not parsed.is_link_local:
-            family = socket.AF_INET6 if parsed.version == 6 else socket.AF_INET
-            candidate = prober.Candidate(int(family), address, HookTarget(handler, address))
-            return prober.Plan((candidate,), limit, limit)
-    return prober.Plan((), limit, limit)
+    single = Probe(handler, timeout_seconds=limit, ip_family_policy="SingleStack")
+    try:
+        ((address,),) = families.groups(single, addresses)
+    except families.NoAddress as error:
+        return prober.Plan((), limit, limit, str(error))
+    candidate = prober.candidate_for(address, HookTarget(handler, address))
+    return prober.Plan(((candidate,),), limit, limit)
 
 
 async def run(

@@ -3,25 +3,27 @@
 With several addresses this is Happy Eyeballs (RFC 8305): the first is tried
 alone, the next joins when it fails or has not answered for a while, and one
 success is enough. A healthy pod so sees one request a probe, not one a family.
+Where a probe names a dual-stack policy, each family is such a run of its own,
+and all of them have to pass.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
+from probes import families, joint
+from probes.definitions import Exec, Grpc, HttpGet, Probe, TcpSocket
 from probes.dialing import Attempt, Poller
 from probes.exchanges import Target
 from probes.grpc_health import GrpcTarget
 from probes.http_get import HttpTarget
 from probes.netns import Netns
 from probes.results import Outcome, Result, Verdict
-from probes.specs import Exec, Grpc, Handler, HttpGet, TcpSocket
 from probes.tcp import TcpTarget
 
 ATTEMPT_DELAY_SECONDS: Final = 0.25
@@ -39,32 +41,50 @@ class Candidate(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True):
     """All of a probe that stays the same from run to run."""
 
-    candidates: tuple[Candidate, ...]
+    groups: tuple[tuple[Candidate, ...], ...]
+    """One candidate of each group has to answer; no group: no address."""
     timeout_seconds: float
     attempt_delay_seconds: float
+    refusal: str = ""
+    """Why there is nobody to ask."""
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All of them, in the order in which they are asked."""
+        return tuple(candidate for group in self.groups for candidate in group)
 
 
-def plan(handler: Handler, addresses: Sequence[str], timeout_seconds: float) -> Plan:
-    """Prepare `handler` for the pod's `addresses`, the preferred one first.
+def plan(probe: Probe, addresses: Sequence[str]) -> Plan:
+    """Prepare `probe` for the pod's `addresses`, the preferred one first.
 
-    Link-local addresses are left out: they are not the pod's to serve on, and
-    mean nothing without an interface. Raises ValueError for an exec handler,
-    for what is no address and for a timeout that is not positive.
+    Raises ValueError for an exec handler, for what is no address and for a
+    timeout that is not positive.
     """
+    handler, timeout = probe.handler, probe.timeout_seconds
     if isinstance(handler, Exec):
         raise ValueError("exec probes are run by the kubelet, never by podgate")
-    if not timeout_seconds > 0:
-        raise ValueError(f"a probe's timeout must be positive, not {timeout_seconds}")
-    candidates: list[Candidate] = []
-    for address in dict.fromkeys(addresses):
-        parsed = ipaddress.ip_address(address)
-        if not parsed.is_link_local:
-            family = socket.AF_INET6 if parsed.version == 6 else socket.AF_INET
-            target = _target(handler, address, timeout_seconds)
-            candidates.append(Candidate(int(family), address, target))
+    if not timeout > 0:
+        raise ValueError(f"a probe's timeout must be positive, not {timeout}")
+    try:
+        groups = families.groups(probe, addresses)
+    except families.NoAddress as error:
+        return Plan((), timeout, timeout, str(error))
     # Each address is to have half of the time at least, however short that is.
-    share = timeout_seconds / 2 / max(1, len(candidates) - 1)
-    return Plan(tuple(candidates), timeout_seconds, min(ATTEMPT_DELAY_SECONDS, share))
+    share = timeout / 2 / max(1, max(len(group) for group in groups) - 1)
+    return Plan(
+        tuple(
+            tuple(candidate_for(address, _target(handler, address, timeout)) for address in group)
+            for group in groups
+        ),
+        timeout,
+        min(ATTEMPT_DELAY_SECONDS, share),
+    )
+
+
+def candidate_for(address: str, target: Target) -> Candidate:
+    """Raises ValueError for what is no address."""
+    family = socket.AF_INET6 if families.family_of(address) == "IPv6" else socket.AF_INET
+    return Candidate(int(family), address, target)
 
 
 def _target(handler: HttpGet | TcpSocket | Grpc, address: str, timeout_seconds: float) -> Target:
@@ -84,8 +104,16 @@ class Prober:
         self.loop = loop
         self.poller = Poller(loop)
 
-    def start(self, plan: Plan, netns: Netns, done: Callable[[Outcome], None]) -> Run:
+    def start(
+        self, plan: Plan, netns: Netns, done: Callable[[Outcome], None]
+    ) -> Run | joint.JointRun:
         """Run `plan` once in `netns`; `done` is called once, maybe before this returns."""
+        if len(plan.groups) > 1:
+            parts = [msgspec.structs.replace(plan, groups=(group,)) for group in plan.groups]
+            together = joint.JointRun(len(parts), done)
+            for number, part in enumerate(parts):
+                together.add(self.start(part, netns, together.ender(number)))
+            return together
         run = Run(self, plan, netns, done)
         run.begin()
         return run
@@ -125,7 +153,7 @@ class Run:
         self._failed: list[Attempt] = []
         self._timers: list[asyncio.TimerHandle] = []
         self._starting = False
-        self._waiting = list(plan.candidates)
+        self._waiting = list(plan.groups[0]) if plan.groups else []
 
     def begin(self) -> None:
         self._advance()
@@ -196,8 +224,8 @@ class Run:
     def _failure(self) -> Outcome:
         """What all addresses together came to; the first one's words come first."""
         if not self._failed:
-            return self._outcome(Verdict(Result.FAILURE, "the pod has no address to probe"), None)
-        order = [candidate.address for candidate in self._plan.candidates]
+            return self._outcome(Verdict(Result.FAILURE, self._plan.refusal), None)
+        order = [candidate.address for candidate in self._plan.groups[0]]
         failed = sorted(self._failed, key=lambda attempt: order.index(attempt.address))
         verdicts = [attempt.verdict for attempt in failed if attempt.verdict is not None]
         # A pod's own failure counts for more than a prober's trouble with another family.
@@ -225,13 +253,11 @@ class Run:
         self._waiting.clear()
 
 
-async def probe(
-    handler: Handler, *, netns: Netns, addresses: Sequence[str], timeout_seconds: float
-) -> Outcome:
+async def probe(probe: Probe, *, netns: Netns, addresses: Sequence[str]) -> Outcome:
     """Probe once and wait for the outcome; it takes the timeout at most, and never raises for
     what the pod does. Raises ValueError as `plan` does.
     """
-    prepared = plan(handler, addresses, timeout_seconds)
+    prepared = plan(probe, addresses)
     return await run_once(Prober(asyncio.get_running_loop()), prepared, netns)
 
 

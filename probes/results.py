@@ -47,7 +47,15 @@ class Outcome(msgspec.Struct, frozen=True):
     duration_seconds: float = 0.0
     address: str | None = None
     """The pod address that gave this result; None when none was reached or even tried."""
+    other_address: str | None = None
+    """With a dual-stack policy, where both families passed: the second one's."""
 
     @property
     def passed(self) -> bool:
         return self.result.passed
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Which families gave this result: IPv4, IPv6, both or none."""
+        addresses = (self.address, self.other_address)
+        return tuple("IPv6" if ":" in address else "IPv4" for address in addresses if address)

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import msgspec
 
 from probes import prober
+from probes.joint import Cancellable
 from probes.netns import Netns
 from probes.results import Outcome, Result
 from probes.targets import ContainerTarget, PodTarget, ProbeKey, ProbeStatus, wanted_probes
@@ -34,10 +35,6 @@ MESSAGE_MAX_CHARS: Final = 1024
 
 # The golden ratio's multiples fill an interval evenly, however many there are.
 _GOLDEN: Final = 0.6180339887498949
-
-
-class Cancellable(Protocol):
-    def cancel(self) -> None: ...
 
 
 class Starter(Protocol):
@@ -146,7 +143,7 @@ class Scheduler:
         """
         pod = self._pods.get(target.uid)
         plans = {
-            key: (probe, prober.plan(probe.handler, target.addresses, probe.timeout_seconds))
+            key: (probe, prober.plan(probe, target.addresses))
             for key, probe in wanted_probes(target)
         }
         if pod is None:

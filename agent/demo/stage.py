@@ -26,7 +26,7 @@ from agent.demo.lab import BPFFS, Lab, LabPod
 from agent.status import Report
 from bpf import cleanup, pins, syscalls
 from probes.prober import probe
-from probes.specs import Grpc, Handler, HttpGet, TcpSocket
+from probes.specs import Grpc, Handler, HttpGet, Probe, TcpSocket
 
 _PORT = 8080
 _NODE_PORT = 9090
@@ -163,10 +163,9 @@ class Stage:
             for name, pod, handler in handlers:
                 outcome = asyncio.run(
                     probe(
-                        handler,
+                        Probe(handler),
                         netns=pod.netns,
                         addresses=[attempts.address_of(pod, family)],
-                        timeout_seconds=1.0,
                     )
                 )
                 _check(f"in-netns {name} probe, {family}", "success", outcome.result.value)

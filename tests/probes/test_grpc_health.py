@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from probes import grpc_health, prober
 from probes.exchanges import Broken, Phase
 from probes.results import Outcome, Result, Verdict
-from probes.specs import Grpc
+from probes.specs import Grpc, Probe
 from tests.probes import servers
 from tests.probes.conftest import Sandbox
 
@@ -331,10 +331,9 @@ def health_server(shared_sandbox: Sandbox) -> Iterator[Sandbox]:
 
 async def ask(sandbox: Sandbox, handler: Grpc, *addresses: str) -> Outcome:
     return await prober.probe(
-        handler,
+        Probe(handler, timeout_seconds=10.0),
         netns=sandbox.netns,
         addresses=addresses or (sandbox.v4,),
-        timeout_seconds=10.0,
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from probes import http_get, prober
 from probes.results import Outcome, Result, Verdict
-from probes.specs import HttpGet
+from probes.specs import HttpGet, Probe
 from tests.probes import servers
 from tests.probes.conftest import Sandbox
 
@@ -170,9 +170,8 @@ async def h2_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 async def test_probe_of_a_server(shared_sandbox: Sandbox) -> None:
     async with servers.serving(shared_sandbox.listen(), h2_server) as port:
         outcome: Outcome = await prober.probe(
-            HttpGet(port, protocol="HTTP2"),
+            Probe(HttpGet(port, protocol="HTTP2"), timeout_seconds=5.0),
             netns=shared_sandbox.netns,
             addresses=[shared_sandbox.v4],
-            timeout_seconds=5.0,
         )
     assert (outcome.result, outcome.message) == (Result.SUCCESS, "over h2c")

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from probes import dialing, prober
 from probes.results import Outcome, Result
-from probes.specs import Exec, Handler, HttpGet, TcpSocket
+from probes.specs import Exec, Handler, HttpGet, Probe, TcpSocket
 from tests.probes import servers
 from tests.probes.conftest import Sandbox, sandbox_netns
 
@@ -35,10 +35,9 @@ SLACK = 2.0
 
 async def ask(sandbox: Sandbox, handler: Handler, *addresses: str, seconds: float = 5.0) -> Outcome:
     return await prober.probe(
-        handler,
+        Probe(handler, timeout_seconds=seconds),
         netns=sandbox.netns,
         addresses=addresses or (sandbox.v4,),
-        timeout_seconds=seconds,
     )
 
 
@@ -137,7 +136,7 @@ async def test_lack_of_descriptors_is_a_prober_error_not_the_pods(
     loop = asyncio.get_running_loop()
     running = prober.Prober(loop)
     seen: list[Outcome] = []
-    plan = prober.plan(TcpSocket(80), [shared_sandbox.v4], 1.0)
+    plan = prober.plan(Probe(TcpSocket(80)), [shared_sandbox.v4])
     with no_descriptors_left():
         running.start(plan, shared_sandbox.netns, seen.append)
     running.close()
@@ -154,7 +153,7 @@ async def test_pod_without_an_address_fails(
     shared_sandbox: Sandbox, addresses: tuple[str, ...]
 ) -> None:
     outcome = await prober.probe(
-        TcpSocket(80), netns=shared_sandbox.netns, addresses=addresses, timeout_seconds=1
+        Probe(TcpSocket(80)), netns=shared_sandbox.netns, addresses=addresses
     )
     assert (outcome.result, outcome.message) == (
         Result.FAILURE,

@@ -1,0 +1,81 @@
+"""Probes and their handlers, as everything else in this room knows them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+IpFamily = Literal["IPv4", "IPv6"]
+IpFamilyPolicy = Literal["SingleStack", "PreferDualStack", "RequireDualStack"]
+
+
+class HttpGet(msgspec.Struct, frozen=True):
+    """GET a path; 200 to 399 is healthy."""
+
+    port: int
+    path: str = "/"
+    scheme: Literal["HTTP", "HTTPS"] = "HTTP"
+    headers: tuple[tuple[str, str], ...] = ()
+    """(name, value) as written: spelling, order and duplicates kept."""
+    protocol: Literal["HTTP1", "HTTP2"] = "HTTP1"
+    """HTTP2 is h2c by prior knowledge (KEP-5999)."""
+
+
+class TcpSocket(msgspec.Struct, frozen=True):
+    """Connect; an open port is healthy."""
+
+    port: int
+
+
+class Grpc(msgspec.Struct, frozen=True):
+    """Ask grpc.health.v1.Health/Check; only SERVING is healthy."""
+
+    port: int
+    service: str = ""
+    mode: Literal["Plaintext", "TLS"] = "Plaintext"
+    """TLS does not verify the certificate (KEP-4939)."""
+
+
+class Exec(msgspec.Struct, frozen=True):
+    """A command inside the container: the kubelet's to run, never podgate's."""
+
+    command: tuple[str, ...]
+
+
+Handler = HttpGet | TcpSocket | Grpc | Exec
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """One probe: how to ask, how often, and how many answers make a change.
+
+    Seconds are floats: the API knows whole ones only, podgate's own probe
+    specs go below.
+    """
+
+    handler: Handler
+    initial_delay_seconds: float = 0.0
+    timeout_seconds: float = 1.0
+    period_seconds: float = 10.0
+    success_threshold: int = 1
+    failure_threshold: int = 3
+    termination_grace_period_seconds: float | None = None
+    """For the kubelet, which alone restarts containers; podgate only carries it."""
+    ip_family: IpFamily | None = None
+    """Which family to ask; with a dual-stack policy, which one first."""
+    ip_family_policy: IpFamilyPolicy | None = None
+    """None: all the pod's addresses (or all of `ip_family`), and one that answers is enough."""
+    target: Literal["Pod", "Localhost"] = "Pod"
+    """Localhost, podgate's own extension: the pod's 127.0.0.1 and ::1 in place of its addresses."""
+    fail_when_listener_closes: bool = False
+    """A listener that is seen and confirmed to be closed counts as `failure_threshold` failures."""
+
+
+class ContainerProbes(msgspec.Struct, frozen=True):
+    """The probes of one regular or restartable init container."""
+
+    name: str
+    startup: Probe | None = None
+    readiness: Probe | None = None
+    liveness: Probe | None = None
+    restartable_init: bool = False
