@@ -1,5 +1,6 @@
 """`make docs`: docs/reference/ from the code, so that it cannot say anything else."""
 
+import json
 import pathlib
 import sys
 
@@ -7,13 +8,19 @@ import click
 
 from agent import cli, metrics
 from bpf.verdicts import Mode, Reason, Verdict
+from probes import probespec
 
 DIRECTORY = pathlib.Path(__file__).parent.parent / "docs" / "reference"
 
 
 def pages() -> dict[str, str]:
     """File name and content of every page."""
-    return {"reasons.md": _reasons(), "metrics.md": _metrics(), "cli.md": _commands()}
+    return {
+        "reasons.md": _reasons(),
+        "metrics.md": _metrics(),
+        "cli.md": _commands(),
+        "probe-spec.schema.json": json.dumps(probespec.schema(), indent=2) + "\n",
+    }
 
 
 def _reasons() -> str:

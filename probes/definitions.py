@@ -65,8 +65,8 @@ class Probe(msgspec.Struct, frozen=True):
     """Which family to ask; with a dual-stack policy, which one first."""
     ip_family_policy: IpFamilyPolicy | None = None
     """None: all the pod's addresses (or all of `ip_family`), and one that answers is enough."""
-    target: Literal["Pod", "Localhost"] = "Pod"
-    """Localhost, podgate's own extension: the pod's 127.0.0.1 and ::1 in place of its addresses."""
+    target: Literal["pod", "localhost"] = "pod"
+    """localhost, podgate's own extension: the pod's 127.0.0.1 and ::1 in place of its addresses."""
     fail_when_listener_closes: bool = False
     """A listener that is seen and confirmed to be closed counts as `failure_threshold` failures."""
 

@@ -37,7 +37,7 @@ def groups(probe: Probe, pod_addresses: Sequence[str]) -> tuple[tuple[str, ...],
     each family that the pod has must answer; under RequireDualStack it must
     have both. Raises NoAddress, and ValueError for what is no address.
     """
-    addresses = LOCALHOST if probe.target == "Localhost" else pod_addresses
+    addresses = LOCALHOST if probe.target == "localhost" else pod_addresses
     by_family: dict[IpFamily, list[str]] = {}
     usable: list[str] = []
     for address in dict.fromkeys(addresses):

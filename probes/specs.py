@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from probes import probespec
 from probes.apiprobes import named_ports_of, read_http_get, read_probe
 from probes.definitions import (
     ContainerProbes,
@@ -54,6 +55,9 @@ def parse_pod(pod: object) -> PodSpec:
 
     All mistakes are collected; a probe with one is left out, its neighbours
     stay. Probes on containers that run once are refused as the API does.
+    Probes of the annotation `podgate.io/probe-spec` take the place of those
+    of the same container and type, but the kubelet still runs the latter, so
+    those are what `declared` is made of.
     """
     errors: list[SpecError] = []
     root = Fields(pod if pod is not None else "null", "", errors, reason="InvalidPod")
@@ -68,6 +72,12 @@ def parse_pod(pod: object) -> PodSpec:
         reader.read(container, init=True)
     for container in spec.children("containers"):
         reader.read(container, init=False)
+    annotation = root.child("metadata").child("annotations").raw(probespec.ANNOTATION)
+    if isinstance(annotation, str):
+        try:
+            reader.replace(probespec.read(annotation, reader.named_ports))
+        except probespec.ProbeSpecError as error:
+            errors.append(error.error)
     return PodSpec(
         containers=tuple(reader.containers),
         declared=DeclaredPorts(reader.any_port, frozenset(reader.ports)),
@@ -83,6 +93,8 @@ class _PodReader:
         self.containers: list[ContainerProbes] = []
         self.ports: set[int] = set()
         self.any_port = False
+        self.named_ports: dict[str, dict[str, int]] = {}
+        """By container that can be probed, by name."""
         self._names: set[str] = set()
 
     def read(self, container: Fields, *, init: bool) -> None:
@@ -100,6 +112,7 @@ class _PodReader:
                         field, "is not allowed on an init container without restartPolicy: Always"
                     )
             return
+        self.named_ports[name] = named
         probes = ContainerProbes(
             name=name,
             startup=self._probe(container, "startupProbe", named),
@@ -109,6 +122,17 @@ class _PodReader:
         )
         self.containers.append(probes)
         self._hooks(container, named)
+
+    def replace(self, own: dict[str, ContainerProbes]) -> None:
+        """Put podgate's own probes of these containers in place of the manifest's."""
+        for index, probes in enumerate(self.containers):
+            if found := own.get(probes.name):
+                self.containers[index] = msgspec.structs.replace(
+                    probes,
+                    startup=found.startup or probes.startup,
+                    readiness=found.readiness or probes.readiness,
+                    liveness=found.liveness or probes.liveness,
+                )
 
     def _probe(self, container: Fields, name: str, named: dict[str, int]) -> Probe | None:
         if not container.has(name):

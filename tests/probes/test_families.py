@@ -66,9 +66,9 @@ def test_missing_address_is_a_failure_that_names_the_family(
 
 
 def test_localhost_is_asked_only_when_the_probe_says_so() -> None:
-    probe = Probe(TcpSocket(80), target="Localhost")
+    probe = Probe(TcpSocket(80), target="localhost")
     assert families.groups(probe, (V4,)) == (("127.0.0.1", "::1"),)
-    only_v6 = Probe(TcpSocket(80), target="Localhost", ip_family="IPv6")
+    only_v6 = Probe(TcpSocket(80), target="localhost", ip_family="IPv6")
     assert families.groups(only_v6, (V4,)) == (("::1",),)
 
 
@@ -85,7 +85,7 @@ async def ask(
         timeout_seconds=5.0,
         ip_family=family,
         ip_family_policy=policy,
-        target="Localhost" if localhost else "Pod",
+        target="localhost" if localhost else "pod",
     )
     return await prober.probe(probe, netns=sandbox.netns, addresses=addresses or (V4, V6))
 
