@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import click
 
-from agent import VERSION
+from agent import VERSION, probecommand
 from agent.settings import RUN_DIRECTORY, LogFormat, Settings, admin_socket
 from bpf import pins
 from bpf.gates import Attachment
@@ -164,6 +164,9 @@ def demo(output: str) -> None:
     from agent.demo import supervisor
 
     sys.exit(supervisor.run(output))
+
+
+main.add_command(probecommand.probe)
 
 
 def _parse_address(text: str) -> tuple[str, int]:
