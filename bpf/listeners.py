@@ -1,0 +1,189 @@
+"""Events of listeners that open and close in chosen network namespaces, by sock_ops.
+
+Hints, not facts: an event comes a moment before what it tells of, events are lost when the ring is
+full (counted), and listeners from before the attachment never report. The link is not pinned:
+nobody hears the events of an agent that is gone, and its sockets should not pay for them.
+"""
+
+import asyncio
+import ctypes
+import dataclasses
+import hashlib
+import os
+import pathlib
+import shutil
+import struct
+import sys
+from types import TracebackType
+
+from bpf import abi, errors, maps, pins, ringbuffer, sources, syscalls
+
+PROGRAM = "watch_listeners"
+
+_MAX_WATCHED = 4096
+_RING_BYTES = 65536
+_HASH, _ARRAY, _RINGBUF = 1, 2, 27
+
+WATCHED = abi.MapSpec("watched_netns", _HASH, 8, 4, _MAX_WATCHED)
+LOSSES = abi.MapSpec("listener_losses", _ARRAY, 4, 8, 1)
+EVENTS = abi.MapSpec("listener_events", _RINGBUF, 0, 0, _RING_BYTES)
+MAPS = (WATCHED, LOSSES, EVENTS)
+
+_BPF_CGROUP_SOCK_OPS = 3
+_COMPILE_TIMEOUT_SECONDS = 60
+
+
+class Event(ctypes.Structure):
+    """`struct listener_event`."""
+
+    _fields_ = (
+        ("netns_cookie", ctypes.c_uint64),
+        ("at_ns", ctypes.c_uint64),
+        ("port", ctypes.c_uint32),
+        ("is_open", ctypes.c_uint32),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hint:
+    """A listener is about to open or close. `at_ns`: CLOCK_MONOTONIC."""
+
+    netns_cookie: int
+    at_ns: int
+    port: int
+    is_open: bool
+
+
+class ListenerEvents:
+    """The attached program. One reader."""
+
+    def __init__(self, directory: pathlib.Path, cgroup: str | os.PathLike[str]) -> None:
+        """Open the pins in `directory` and attach to `cgroup` and all below it.
+
+        Raises `PinError` or `BpfError`; then nothing is attached.
+        """
+        self._watched = maps.Map.open(str(directory / WATCHED.name), WATCHED)
+        self._losses = maps.Map.open(str(directory / LOSSES.name), LOSSES)
+        self._events = maps.Map.open(str(directory / EVENTS.name), EVENTS)
+        # What an earlier agent watched is not what this one does.
+        for key, _ in list(self._watched.items()):
+            self._watched.delete(key)
+        self._ring = ringbuffer.RingBuffer(self._events.fd, _RING_BYTES)
+        program = syscalls.open_pin(str(directory / PROGRAM))
+        target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._link = _link_create(program, target)
+        finally:
+            os.close(target)
+            os.close(program)
+        for _ in self._ring.records():
+            pass
+        self._losses_before = self._lost()
+
+    def __enter__(self) -> "ListenerEvents":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Detach."""
+        os.close(self._link)
+        self._ring.close()
+        for opened in (self._watched, self._losses, self._events):
+            opened.close()
+
+    def fileno(self) -> int:
+        """Readable when there are hints."""
+        return self._events.fd
+
+    def watch(self, netns_cookie: int) -> None:
+        """Hear of listeners that open from now on. Raises `BpfError` (E2BIG: 4096 already)."""
+        self._watched.set(struct.pack("=Q", netns_cookie), struct.pack("=I", 1))
+
+    def forget(self, netns_cookie: int) -> None:
+        self._watched.delete(struct.pack("=Q", netns_cookie))
+
+    def read(self) -> list[Hint]:
+        """All hints that have come."""
+        found = [Event.from_buffer_copy(record) for record in self._ring.records()]
+        return [
+            Hint(event.netns_cookie, event.at_ns, event.port, bool(event.is_open))
+            for event in found
+        ]
+
+    def lost(self) -> int:
+        """How many events the ring had no room for, since this was made."""
+        return self._lost() - self._losses_before
+
+    def _lost(self) -> int:
+        value = self._losses.get(struct.pack("=I", 0))
+        return int(struct.unpack("=Q", value)[0]) if value else 0
+
+
+async def load(installation: pins.Pins) -> pathlib.Path:
+    """Make sure that the current program is pinned; where it is. Raises `CompileError`.
+
+    Compiled in a process of its own, and only when the source has changed.
+    """
+    text = sources.expand("listeners.c").encode()
+    directory = installation.schema / f"listeners-{hashlib.sha256(text).hexdigest()[:16]}"
+    names = (PROGRAM, *(spec.name for spec in MAPS))
+    if _all_exist(directory, names):
+        return directory
+    for other in installation.schema.glob("listeners-*"):
+        unpin(other)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bpf.listenercompiler", str(directory)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(_COMPILE_TIMEOUT_SECONDS):
+            _, messages = await process.communicate()
+    except TimeoutError:
+        raise errors.CompileError(
+            f"compiling listeners.c took more than {_COMPILE_TIMEOUT_SECONDS} s"
+        ) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        lines = messages.decode(errors="replace").strip().splitlines()
+        raise errors.CompileError(lines[-1] if lines else "the compiler said nothing")
+    return directory
+
+
+def _all_exist(directory: pathlib.Path, names: tuple[str, ...]) -> bool:
+    return all(os.path.lexists(directory / name) for name in names)
+
+
+def unpin(directory: pathlib.Path) -> None:
+    """Remove a directory of pins; what is open or attached stays until it is closed."""
+    shutil.rmtree(directory)
+
+
+def cgroup_root() -> pathlib.Path:
+    """Where cgroup v2 is mounted, on unified and on hybrid hosts. Raises `AttachError`."""
+    text = pathlib.Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        # "ID PARENT MAJOR:MINOR ROOT MOUNT-POINT ..."; a root other than / is a container's part.
+        if after.startswith("cgroup2 ") and before.split()[3] == "/":
+            return pathlib.Path(before.split()[4])
+    raise errors.AttachError(
+        "cgroup v2 is not mounted; mount it with 'mount -t cgroup2 none /sys/fs/cgroup'"
+    )
+
+
+def _link_create(program_fd: int, cgroup_fd: int) -> int:
+    attributes = struct.pack("=IIII", program_fd, cgroup_fd, _BPF_CGROUP_SOCK_OPS, 0)
+    what = "attaching to the root cgroup"
+    return syscalls.call(syscalls.Command.LINK_CREATE, attributes, what=what)[0]

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * Listeners of pods that open and close: sock_ops at the root cgroup, so for every TCP socket of
+ * the node whatever its namespace. Events are hints: each comes before what it tells of (listen()
+ * before the socket is found by a SYN, close() before it no longer is), and some may be lost.
+ * bpf/listeners.py has the twins of what is declared here.
+ */
+#define SOCK_OPS_PASSIVE_ESTABLISHED 5
+#define SOCK_OPS_STATE		     10
+#define SOCK_OPS_TCP_LISTEN	     11
+#define STATE_CB_FLAG		     4
+#define STATE_LISTEN		     10 /* TCP_LISTEN */
+
+#define MAX_WATCHED 4096
+#define RING_BYTES  65536 /* 2,000 events: 500 pods with four ports each, all at once */
+
+struct listener_event {
+	__u64 netns_cookie;
+	__u64 at_ns; /* CLOCK_MONOTONIC */
+	__u32 port;  /* host order */
+	__u32 is_open;
+};
+
+/* Network namespaces that somebody wants to hear of, by cookie. */
+BPF_HASH(watched_netns, __u64, __u32, MAX_WATCHED);
+/* Events for which the ring had no room. */
+BPF_ARRAY(listener_losses, __u64, 1);
+/* PAGE_SIZE: the kernel's, defined by the compile process. */
+BPF_RINGBUF_OUTPUT(listener_events, RING_BYTES / PAGE_SIZE);
+
+static inline __attribute__((always_inline)) void tell(struct bpf_sock_ops *ctx, __u64 cookie,
+						       __u32 is_open)
+{
+	struct listener_event *event;
+	__u32 zero = 0;
+	__u64 *losses;
+
+	event = listener_events.ringbuf_reserve(sizeof(*event));
+	if (!event) {
+		losses = listener_losses.lookup(&zero);
+		if (losses)
+			__sync_fetch_and_add(losses, 1);
+		return;
+	}
+	event->netns_cookie = cookie;
+	event->at_ns = bpf_ktime_get_ns();
+	event->port = ctx->local_port;
+	event->is_open = is_open;
+	listener_events.ringbuf_submit(event, 0);
+}
+
+int watch_listeners(struct bpf_sock_ops *ctx)
+{
+	__u64 cookie;
+	__u32 flags;
+
+	switch (ctx->op) {
+	case SOCK_OPS_TCP_LISTEN:
+		cookie = bpf_get_netns_cookie(ctx);
+		if (!watched_netns.lookup(&cookie))
+			return 1;
+		/* Only now: a socket that nobody asked about never pays for state changes. */
+		flags = ctx->bpf_sock_ops_cb_flags;
+		bpf_sock_ops_cb_flags_set(ctx, flags | STATE_CB_FLAG);
+		tell(ctx, cookie, 1);
+		break;
+	case SOCK_OPS_PASSIVE_ESTABLISHED:
+		/* Accepted sockets inherit the listener's flags: 8 more callbacks each. */
+		flags = ctx->bpf_sock_ops_cb_flags;
+		if (flags & STATE_CB_FLAG)
+			bpf_sock_ops_cb_flags_set(ctx, flags & ~STATE_CB_FLAG);
+		break;
+	case SOCK_OPS_STATE:
+		if (ctx->args[0] != STATE_LISTEN)
+			return 1;
+		cookie = bpf_get_netns_cookie(ctx);
+		if (watched_netns.lookup(&cookie))
+			tell(ctx, cookie, 0);
+		break;
+	default:
+		break;
+	}
+	return 1;
+}
