@@ -71,6 +71,13 @@ def main() -> None:
     help="How gates hang on interfaces; auto takes tcx where the kernel has it.",
 )
 @click.option(
+    "--dead-man-hours",
+    type=click.FloatRange(min=0),
+    default=24.0,
+    show_default=True,
+    help="After so long without an agent the gates let everything pass; 0 for never.",
+)
+@click.option(
     "--log-format",
     type=click.Choice([choice.value for choice in LogFormat]),
     default=LogFormat.JSON.value,
@@ -83,6 +90,7 @@ def run(
     mode: str,
     http_address: str,
     attachment: str,
+    dead_man_hours: float,
     log_format: str,
     run_directory: pathlib.Path,
     bpffs: pathlib.Path,
@@ -100,6 +108,7 @@ def run(
         run_directory=run_directory,
         bpffs=bpffs,
         attachment=None if attachment == "auto" else Attachment(attachment),
+        dead_man_hours=dead_man_hours,
         log_format=LogFormat(log_format),
     )
     logs.configure(settings.log_format)

@@ -15,6 +15,7 @@ from agent import VERSION, http, preflight, tasks
 from agent.conditions import Conditions
 from agent.gatekeeper import Gatekeeper
 from agent.guarding import Guarded
+from agent.heartbeat import Heartbeat
 from agent.interfaces import NetworkReader
 from agent.linkwatch import LinkWatch
 from agent.manifests import ManifestSource
@@ -70,6 +71,7 @@ class Agent:
             on_removed=self._reconciler.remove_pod,
         )
         self._origins = Origins(gatekeeper)
+        self._heartbeat = Heartbeat(gatekeeper.config, dead_man_hours=settings.dead_man_hours)
         self._http_address = ""
 
     async def run(self) -> None:
@@ -100,6 +102,7 @@ class Agent:
             )
             async with asyncio.TaskGroup() as group:
                 running = [
+                    tasks.start(group, "heartbeat", self._heartbeat.run),
                     tasks.start(group, "netlink", watch.run),
                     tasks.start(group, "reconciler", self._reconciler.run),
                     tasks.start(group, "probes", self._probing.run),

@@ -9,9 +9,14 @@ from typing import TypeVar
 from agent.settings import Settings
 from bpf import gates, loader, pins
 from bpf.gates import Attachment, Counts, GateConfig
+from bpf.nodeconfig import NodeConfig
 from bpf.origin import Origin
 
 T = TypeVar("T")
+
+# What a pod asked before its gate was there (or, in a burst of new pods, before it remembers)
+# is answered within this time or asked again: resolv.conf's default timeout is 5 s.
+_GRACE_SECONDS = 5.0
 
 # An attach takes 10 ms and RTNL can be held for seconds by others; longer means a hung kernel.
 _TIMEOUT_SECONDS = 60
@@ -30,6 +35,7 @@ class Gatekeeper:
         self._gates = opened
         self._worker = worker
         self._origin = Origin(loaded)
+        self.config = NodeConfig(loaded)
 
     @classmethod
     async def open(cls, settings: Settings) -> "Gatekeeper":
@@ -59,8 +65,16 @@ class Gatekeeper:
         self.loaded.close()
 
     async def install(self, ifindex: int, config: GateConfig) -> float:
-        """As `Gates.install`; how many seconds it took."""
-        return await self._call(lambda: _timed(lambda: self._gates.install(ifindex, config)))
+        """As `Gates.install`, with a grace; how many seconds it took."""
+
+        def install() -> None:
+            self._gates.install(ifindex, config, grace_seconds=_GRACE_SECONDS)
+
+        return await self._call(lambda: _timed(install))
+
+    async def remember(self, ifindex: int) -> None:
+        """As `Gates.remember`."""
+        await self._call(lambda: self._gates.remember(ifindex))
 
     async def remove(self, ifindex: int) -> None:
         await self._call(lambda: self._gates.remove(ifindex))

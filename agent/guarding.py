@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
+from agent.admission import kubelet_rules
 from agent.conditions import FALSE, TRUE
 from agent.gatekeeper import Gatekeeper
 from agent.interfaces import NetworkReader, NodeInterface, PodNetwork
@@ -86,6 +87,13 @@ class Guard:
             )
         return await self._isolate(guarded, netns)
 
+    async def remember(self, guarded: Guarded) -> None:
+        """Have the pod's gates remember what it asks; after `bring_up` of all that are marked,
+        since closing comes first. Raises `AttachError`.
+        """
+        for ifindex in guarded.gates:
+            await self._gatekeeper.remember(ifindex)
+
     async def release(self, guarded: Guarded) -> None:
         """Take the pod's gates away."""
         for ifindex in list(guarded.gates):
@@ -126,7 +134,7 @@ class Guard:
     async def _install(self, guarded: Guarded) -> None:
         network = guarded.network
         assert network is not None
-        config = GateConfig(guarded.pod.mode, network.addresses)
+        config = GateConfig(guarded.pod.mode, network.addresses, kubelet_rules(guarded.pod.spec))
         for interface in network.interfaces:
             seconds = await self._gatekeeper.install(interface.ifindex, config)
             if interface.ifindex not in guarded.gates:

@@ -108,11 +108,15 @@ class Reconciler:
             self._wake.clear()
             for leaving in list(self._leaving):
                 await self._release(leaving)
+            looked_at: list[Guarded] = []
             while self._marked:
                 uid = next(iter(self._marked))
                 del self._marked[uid]
                 if guarded := self.guarded.get(uid):
                     await self._bring_up(guarded)
+                    looked_at.append(guarded)
+            for guarded in looked_at:
+                await self._remember(guarded)
             if self._may_hold_leftovers:
                 await self._release_leftovers()
             self.is_synced = True
@@ -150,6 +154,17 @@ class Reconciler:
             pod, names.ISOLATION_READY, isolation.status, isolation.reason, isolation.message
         )
         self._probing.update(guarded)
+
+    async def _remember(self, guarded: Guarded) -> None:
+        try:
+            await self._guard.remember(guarded)
+        except (AttachError, OSError, TimeoutError) as error:
+            # TCP is judged all the same; the next pass tries again.
+            log.error(
+                "the node's answers to this pod are dropped, but for TCP",
+                pod=guarded.pod.full_name,
+                error=str(error),
+            )
 
     async def _release(self, guarded: Guarded) -> None:
         try:

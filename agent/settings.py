@@ -43,6 +43,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     attachment: Attachment | None = None
     """None: tcx where the kernel has it (6.6), else clsact."""
 
+    dead_man_hours: float = 24.0
+    """After so long without an agent everything passes, and says so: a node whose agent never comes
+    back must not stay half-reachable for ever. 0: never."""
+
     log_format: LogFormat = LogFormat.JSON
     """JSON: the lines are for a cluster's log collector first."""
 

@@ -7,7 +7,6 @@ compared with its `MapSpec`, so a pin of another layout is refused instead of mi
 import ctypes
 import dataclasses
 import ipaddress
-from collections.abc import Iterable
 
 # Part of the pin path. Raised when a map's layout or an enumerator's number changes; new maps and
 # new reasons do not change it.
@@ -16,13 +15,20 @@ SCHEMA = 1
 REASON_SLOTS = 32
 VERDICT_COUNT = 3
 GATE_ADDRESSES = 16
+GATE_RULES = 32
+REPLY_SLOTS = 1024
 MAX_GATES = 4096
+MAX_RULE_HITS = 65536
 ORIGIN_IFINDEXES = 1 << 23
 
 # `enum bpf_map_type`
 _HASH = 1
 _ARRAY = 2
 _PERCPU_HASH = 5
+_HASH_OF_MAPS = 13
+
+# `BPF_F_NO_PREALLOC`
+_NO_PREALLOC = 1
 
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -34,16 +40,66 @@ class Address(ctypes.Structure):
     _fields_ = (("word", ctypes.c_uint32 * 4),)
 
 
+class Rule(ctypes.Structure):
+    """`struct rule`: one exception of a gate."""
+
+    _fields_ = (
+        ("cgroup", ctypes.c_uint64),
+        ("id", ctypes.c_uint32),
+        ("level", ctypes.c_uint32),
+        ("first_port", ctypes.c_uint16),
+        ("last_port", ctypes.c_uint16),
+        ("sender", ctypes.c_uint8),
+        ("protocol", ctypes.c_uint8),
+        ("pad", ctypes.c_uint16),
+    )
+
+
 class Gate(ctypes.Structure):
-    """`struct gate`: mode and pod addresses of one interface."""
+    """`struct gate`: mode, pod addresses and rules of one interface."""
 
     _fields_ = (
         ("mode", ctypes.c_uint32),
         ("address_count", ctypes.c_uint32),
+        ("rule_count", ctypes.c_uint32),
         ("made_qdisc", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
+        ("grace_until_ns", ctypes.c_uint64),
         ("addresses", Address * GATE_ADDRESSES),
+        ("rules", Rule * GATE_RULES),
     )
+
+
+class Config(ctypes.Structure):
+    """`struct config`: what all gates know; times are CLOCK_MONOTONIC in ns."""
+
+    _fields_ = (
+        ("kubelet_cgroup", ctypes.c_uint64),
+        ("pods_cgroup", ctypes.c_uint64),
+        ("heartbeat_ns", ctypes.c_uint64),
+        ("stale_after_ns", ctypes.c_uint64),
+        ("dead_after_ns", ctypes.c_uint64),
+        ("pods_cgroup_level", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
+    )
+
+
+class Flow(ctypes.Structure):
+    """`struct flow`: a conversation that is not TCP; ports in network order."""
+
+    _fields_ = (
+        ("pod", Address),
+        ("peer", Address),
+        ("pod_port", ctypes.c_uint16),
+        ("peer_port", ctypes.c_uint16),
+        ("protocol", ctypes.c_uint8),
+        ("pad", ctypes.c_uint8 * 3),
+    )
+
+
+class ReplySlot(ctypes.Structure):
+    """`struct reply_slot`: what the pod asked last, of the flows that share the slot."""
+
+    _fields_ = (("flow", Flow), ("sent_ns", ctypes.c_uint64))
 
 
 class Counters(ctypes.Structure):
@@ -61,20 +117,26 @@ class MapSpec:
     key_size: int
     value_size: int
     max_entries: int
+    flags: int = 0
 
     @property
     def is_per_cpu(self) -> bool:
         return self.type == _PERCPU_HASH
 
 
-GATES = MapSpec("gates", _HASH, 4, ctypes.sizeof(Gate), MAX_GATES)
-COUNTERS = MapSpec("counters", _PERCPU_HASH, 4, ctypes.sizeof(Counters), MAX_GATES)
+GATES = MapSpec("gates", _HASH, 4, ctypes.sizeof(Gate), MAX_GATES, _NO_PREALLOC)
+COUNTERS = MapSpec("counters", _PERCPU_HASH, 4, ctypes.sizeof(Counters), MAX_GATES, _NO_PREALLOC)
+RULE_HITS = MapSpec("rule_hits", _PERCPU_HASH, 4, 8, MAX_RULE_HITS, _NO_PREALLOC)
+CONFIG = MapSpec("config", _ARRAY, 4, ctypes.sizeof(Config), 1)
+REPLY_TABLE = MapSpec("reply_table", _ARRAY, 4, ctypes.sizeof(ReplySlot), REPLY_SLOTS)
+REPLIES = MapSpec("replies", _HASH_OF_MAPS, 4, 4, MAX_GATES)
 ORIGIN = MapSpec("origin", _ARRAY, 4, 8, ORIGIN_IFINDEXES // 64)
 
-MAPS = (GATES, COUNTERS, ORIGIN)
+MAPS = (GATES, COUNTERS, RULE_HITS, CONFIG, REPLY_TABLE, REPLIES, ORIGIN)
 
 GATE_EGRESS = "gate_egress"
-PROGRAMS = (GATE_EGRESS,)
+GATE_INGRESS = "gate_ingress"
+PROGRAMS = (GATE_EGRESS, GATE_INGRESS)
 
 
 def pack_address(address: IPAddress) -> bytes:
@@ -88,24 +150,3 @@ def unpack_address(packed: bytes) -> IPAddress:
     """The opposite of `pack_address`."""
     address = ipaddress.IPv6Address(packed)
     return address.ipv4_mapped or address
-
-
-def pack_gate(mode: int, addresses: Iterable[IPAddress], *, made_qdisc: bool = False) -> bytes:
-    """A value of the gates map. Raises `ValueError` when there are too many addresses."""
-    packed = [pack_address(address) for address in addresses]
-    if len(packed) > GATE_ADDRESSES:
-        raise ValueError(
-            f"the pod has {len(packed)} addresses and a gate holds {GATE_ADDRESSES}; "
-            "remove some from the pod's interfaces"
-        )
-    gate = Gate(mode=mode, address_count=len(packed), made_qdisc=made_qdisc)
-    for slot, address in zip(gate.addresses, packed, strict=False):
-        ctypes.memmove(ctypes.addressof(slot), address, len(address))
-    return bytes(gate)
-
-
-def unpack_gate(value: bytes) -> tuple[int, tuple[IPAddress, ...]]:
-    """Mode and addresses of a value of the gates map."""
-    gate = Gate.from_buffer_copy(value)
-    used = list(gate.addresses)[: gate.address_count]
-    return gate.mode, tuple(unpack_address(bytes(address)) for address in used)

@@ -24,11 +24,16 @@ def remove_everything(installation: pins.Pins) -> Removed:
     be removed.
     """
     made_qdiscs = _made_qdiscs(installation)
-    with contextlib.closing(clsact.ClsactFilters("", -1)) as filters:
-        attached = filters.attached()
-        for ifindex in attached | made_qdiscs:
-            filters.detach(ifindex, remove_qdisc=ifindex in made_qdiscs)
-    return Removed(pins=installation.remove_everything(), filters=len(attached))
+    filters = 0
+    # Egress last: the qdisc goes with its last filter.
+    for parent in (clsact.INGRESS, clsact.EGRESS):
+        with contextlib.closing(clsact.ClsactFilters("", -1, parent)) as ours:
+            attached = ours.attached()
+            filters += len(attached)
+            for ifindex in attached | made_qdiscs:
+                is_last = parent == clsact.EGRESS
+                ours.detach(ifindex, remove_qdisc=is_last and ifindex in made_qdiscs)
+    return Removed(pins=installation.remove_everything(), filters=filters)
 
 
 def _made_qdiscs(installation: pins.Pins) -> set[int]:

@@ -11,8 +11,9 @@ import pyroute2
 
 from bpf import errors
 
-_EGRESS = "ffff:fff3"  # TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS)
-_EGRESS_NUMBER = 0xFFFFFFF3
+# TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS), and _EGRESS
+INGRESS = 0xFFFFFFF2
+EGRESS = 0xFFFFFFF3
 # Priority 1 is the first. Others use it too (Cilium's legacy mode): cls_bpf puts a new filter at
 # the head of its priority's list (cls_bpf_change), and the handle keeps the two apart.
 _PRIORITY = 1
@@ -21,9 +22,11 @@ _NAME_PREFIX = "podgate/"
 
 
 class ClsactFilters:
-    """The filters of one program at the egress of interfaces of the calling namespace."""
+    """The filters of one program at interfaces of the calling namespace."""
 
-    def __init__(self, program: str, program_fd: int) -> None:
+    def __init__(self, program: str, program_fd: int, parent: int) -> None:
+        """parent: EGRESS or INGRESS."""
+        self._parent = parent
         self._name = _NAME_PREFIX + program
         self._program_fd = program_fd
         self._netlink = pyroute2.IPRoute()
@@ -43,7 +46,7 @@ class ClsactFilters:
                 "bpf",
                 ifindex,
                 _HANDLE,
-                parent=_EGRESS,
+                parent=self._parent,
                 prio=_PRIORITY,
                 fd=self._program_fd,
                 name=self._name,
@@ -61,9 +64,9 @@ class ClsactFilters:
         An interface that is gone has taken its filter along. Raises `AttachError`.
         """
         try:
-            if _has_filter(self._netlink, ifindex):
+            if _has_filter(self._netlink, ifindex, self._parent):
                 self._netlink.tc(
-                    "del-filter", "bpf", ifindex, _HANDLE, parent=_EGRESS, prio=_PRIORITY
+                    "del-filter", "bpf", ifindex, _HANDLE, parent=self._parent, prio=_PRIORITY
                 )
             if remove_qdisc and not _is_in_use(self._netlink, ifindex):
                 self._netlink.tc("del", "clsact", ifindex)
@@ -78,7 +81,7 @@ class ClsactFilters:
         return {
             ifindex
             for ifindex in _clsact_ifindexes(self._netlink)
-            if _has_filter(self._netlink, ifindex)
+            if _has_filter(self._netlink, ifindex, self._parent)
         }
 
 
@@ -107,15 +110,12 @@ def _filter_names(netlink: pyroute2.IPRoute, ifindex: int, parent: int) -> Itera
             yield (options.get_attr("TCA_BPF_NAME") or "") if options else ""
 
 
-def _has_filter(netlink: pyroute2.IPRoute, ifindex: int) -> bool:
-    names = _filter_names(netlink, ifindex, _EGRESS_NUMBER)
+def _has_filter(netlink: pyroute2.IPRoute, ifindex: int, parent: int) -> bool:
+    names = _filter_names(netlink, ifindex, parent)
     return any(name.startswith(_NAME_PREFIX) for name in names)
 
 
 def _is_in_use(netlink: pyroute2.IPRoute, ifindex: int) -> bool:
-    ingress_number = 0xFFFFFFF2
     return any(
-        True
-        for parent in (_EGRESS_NUMBER, ingress_number)
-        for _ in _filter_names(netlink, ifindex, parent)
+        True for parent in (EGRESS, INGRESS) for _ in _filter_names(netlink, ifindex, parent)
     )

@@ -1,36 +1,68 @@
-"""Gates: one program on one interface, what it knows, and what it counted.
+"""Gates: the programs on one interface, what they know, and what they counted.
 
-All methods are synchronous. `install` and `remove` wait for the kernel's RTNL lock: call them from
-one worker thread.
+All methods are synchronous. `install`, `remember` and `remove` wait for the kernel's RTNL lock:
+call them from one worker thread.
 """
 
 import array
+import ctypes
 import dataclasses
-import enum
+import os
 import struct
+import time
 from collections.abc import Mapping
 
-from bpf import abi, clsact, errors, loader, pins, tcx
+from bpf import abi, errors, loader, pins, syscalls
+from bpf.attachments import Attachment, Attachments, Direction
+from bpf.rules import Rule
 from bpf.verdicts import Mode, Reason, Verdict
+
+__all__ = ["Attachment", "Counts", "GateConfig", "Gates"]
 
 Counts = Mapping[tuple[Verdict, Reason], int]
 
 _KEY = struct.Struct("=I")
 
 
-class Attachment(enum.StrEnum):
-    """How a gate hangs on its interface."""
-
-    TCX = "tcx"
-    CLSACT = "clsact"
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class GateConfig:
-    """What one gate knows. `addresses`: all of the pod's netns but loopback, at most 16."""
+    """What one gate knows.
+
+    addresses: all of the pod's netns but loopback, at most 16; rules: at most 32.
+    """
 
     mode: Mode
     addresses: tuple[abi.IPAddress, ...]
+    rules: tuple[Rule, ...] = ()
+
+    def pack(self) -> abi.Gate:
+        """The value of the gates map. Raises `ValueError` when there is too much for a gate."""
+        for things, room, what in (
+            (self.addresses, abi.GATE_ADDRESSES, "addresses"),
+            (self.rules, abi.GATE_RULES, "rules"),
+        ):
+            if len(things) > room:
+                raise ValueError(
+                    f"the pod has {len(things)} {what} and a gate holds {room}; use fewer"
+                )
+        gate = abi.Gate(
+            mode=self.mode, address_count=len(self.addresses), rule_count=len(self.rules)
+        )
+        for slot, address in zip(gate.addresses, self.addresses, strict=False):
+            ctypes.memmove(ctypes.addressof(slot), abi.pack_address(address), 16)
+        for index, rule in enumerate(self.rules):
+            gate.rules[index] = rule.pack()
+        return gate
+
+    @classmethod
+    def unpack(cls, value: bytes) -> "GateConfig":
+        gate = abi.Gate.from_buffer_copy(value)
+        addresses = list(gate.addresses)[: gate.address_count]
+        return cls(
+            Mode(gate.mode),
+            tuple(abi.unpack_address(bytes(address)) for address in addresses),
+            tuple(Rule.unpack(entry) for entry in list(gate.rules)[: gate.rule_count]),
+        )
 
 
 class Gates:
@@ -40,61 +72,81 @@ class Gates:
         self, loaded: loader.Loaded, installation: pins.Pins, attachment: Attachment | None = None
     ) -> None:
         """attachment: None chooses tcx where the kernel has it, else clsact."""
-        program_fd = loaded.programs[abi.GATE_EGRESS]
-        self._gates = loaded.gates
-        self._counters = loaded.counters
-        self._links = tcx.TcxLinks(installation, abi.GATE_EGRESS, program_fd)
-        self._filters = clsact.ClsactFilters(abi.GATE_EGRESS, program_fd)
-        if attachment is None:
-            is_tcx = tcx.TcxLinks.is_supported()
-            attachment = Attachment.TCX if is_tcx else Attachment.CLSACT
-        self.attachment = attachment
-        # Looked up once: a gate found hanging the other way is moved when it is next installed.
-        self._linked = self._links.attached()
-        self._filtered = self._filters.attached()
+        self.attachment = attachment or Attachment.best()
+        self._gates = loaded.map(abi.GATES)
+        self._counters = loaded.map(abi.COUNTERS)
+        self._replies = loaded.map(abi.REPLIES)
+        self._egress, self._ingress = (
+            Attachments(installation, program, loaded.programs[program], direction, self.attachment)
+            for program, direction in (
+                (abi.GATE_EGRESS, Direction.EGRESS),
+                (abi.GATE_INGRESS, Direction.INGRESS),
+            )
+        )
 
     def close(self) -> None:
-        """Close the netlink socket; gates stay. To be called in the thread that installs."""
-        self._filters.close()
+        """Close the netlink sockets; gates stay. To be called in the thread that installs."""
+        self._egress.close()
+        self._ingress.close()
 
-    def install(self, ifindex: int, config: GateConfig) -> None:
+    def install(self, ifindex: int, config: GateConfig, *, grace_seconds: float = 0) -> None:
         """Configure and attach; an attached gate is brought up to date without a gap.
 
-        Raises `ValueError` (more addresses than a gate holds) or `AttachError`.
+        grace_seconds: for a pod that has been talking before there was a gate: what is not TCP
+        passes for so long, counted, since it may be an answer. A gate that stands keeps what is
+        left of its grace.
+
+        Raises `ValueError` (more than a gate holds) or `AttachError`.
         """
-        key = _key(ifindex)
-        is_new = self._gates.get(key) is None
-        made_qdisc = self._made_qdisc(key)
+        key = _KEY.pack(ifindex)
+        is_new = self._previous(key) is None
+        value = self._value(key, config)
+        if is_new and grace_seconds:
+            value.grace_until_ns = time.monotonic_ns() + int(grace_seconds * 1e9)
         try:
-            self._write(key, config, made_qdisc=made_qdisc)
+            self._gates.set(key, bytes(value))
             if self._counters.get(key) is None:
                 self._counters.set(key, bytes(self._counters.value_size))
-            if self.attachment is Attachment.TCX:
-                self._links.attach(ifindex)
-                self._linked.add(ifindex)
-                self._detach_filter(ifindex, made_qdisc=made_qdisc)
-            else:
-                made_qdisc |= self._filters.attach(ifindex)
-                self._filtered.add(ifindex)
-                self._write(key, config, made_qdisc=made_qdisc)
-                self._detach_link(ifindex)
+            if self._egress.attach(ifindex, made_qdisc=bool(value.made_qdisc)):
+                value.made_qdisc = 1
+                self._gates.set(key, bytes(value))
         except (errors.BpfError, errors.AttachError) as error:
             if is_new:
                 self._forget(key)
-            if isinstance(error, errors.AttachError):
-                raise
-            raise errors.AttachError(f"gating interface {ifindex}: {error.strerror}") from error
+            raise _attach_error("gating", ifindex, error) from error
 
     def configure(self, ifindex: int, config: GateConfig) -> None:
         """Change what an installed gate knows; the next packet is judged by it."""
-        key = _key(ifindex)
-        self._write(key, config, made_qdisc=self._made_qdisc(key))
+        key = _KEY.pack(ifindex)
+        self._gates.set(key, bytes(self._value(key, config)))
+
+    def remember(self, ifindex: int) -> None:
+        """Have an installed gate remember what the pod asks, so that the node may answer.
+
+        Apart from `install`, because closing all pods comes first. Raises `AttachError`.
+        """
+        key = _KEY.pack(ifindex)
+        spec = abi.REPLY_TABLE
+        try:
+            if self._replies.get(key) is None:
+                table = syscalls.map_create(
+                    spec.type, spec.key_size, spec.value_size, spec.max_entries
+                )
+                try:
+                    self._replies.set(key, _KEY.pack(table))
+                finally:
+                    os.close(table)
+            previous = self._previous(key)
+            self._ingress.attach(ifindex, made_qdisc=bool(previous and previous.made_qdisc))
+        except (errors.BpfError, errors.AttachError) as error:
+            raise _attach_error("remembering what the pod asks at", ifindex, error) from error
 
     def remove(self, ifindex: int) -> None:
         """Detach and forget. Nothing happens where there is no gate, or no such interface."""
-        key = _key(ifindex)
-        self._detach_link(ifindex)
-        self._detach_filter(ifindex, made_qdisc=self._made_qdisc(key))
+        key = _KEY.pack(ifindex)
+        previous = self._previous(key)
+        self._ingress.detach(ifindex, remove_qdisc=False)
+        self._egress.detach(ifindex, remove_qdisc=bool(previous and previous.made_qdisc))
         self._forget(key)
 
     def installed(self) -> dict[int, GateConfig]:
@@ -103,18 +155,16 @@ class Gates:
         On the way, entries of interfaces that are gone are removed, and so are attachments
         without an entry, which judge nothing.
         """
-        self._linked = self._links.attached()
-        self._filtered = self._filters.attached()
-        attached = self._linked | self._filtered
+        attached = self._egress.look()
+        remembering = self._ingress.look()
         found = {}
         for key, value in list(self._gates.items()):
             (ifindex,) = _KEY.unpack(key)
             if ifindex in attached:
-                mode, addresses = abi.unpack_gate(value)
-                found[ifindex] = GateConfig(Mode(mode), addresses)
+                found[ifindex] = GateConfig.unpack(value)
             else:
                 self._forget(key)
-        for ifindex in attached - found.keys():
+        for ifindex in (attached | remembering) - found.keys():
             self.remove(ifindex)
         return found
 
@@ -134,27 +184,23 @@ class Gates:
             }
         return result
 
-    def _detach_link(self, ifindex: int) -> None:
-        if ifindex in self._linked:
-            self._links.detach(ifindex)
-            self._linked.discard(ifindex)
+    def _value(self, key: bytes, config: GateConfig) -> abi.Gate:
+        """The packed config, with what is kept of the value that it replaces."""
+        value = config.pack()
+        if previous := self._previous(key):
+            value.made_qdisc, value.grace_until_ns = previous.made_qdisc, previous.grace_until_ns
+        return value
 
-    def _detach_filter(self, ifindex: int, *, made_qdisc: bool) -> None:
-        if ifindex in self._filtered:
-            self._filters.detach(ifindex, remove_qdisc=made_qdisc)
-            self._filtered.discard(ifindex)
-
-    def _write(self, key: bytes, config: GateConfig, *, made_qdisc: bool) -> None:
-        self._gates.set(key, abi.pack_gate(config.mode, config.addresses, made_qdisc=made_qdisc))
-
-    def _made_qdisc(self, key: bytes) -> bool:
+    def _previous(self, key: bytes) -> abi.Gate | None:
         value = self._gates.get(key)
-        return bool(value and abi.Gate.from_buffer_copy(value).made_qdisc)
+        return abi.Gate.from_buffer_copy(value) if value else None
 
     def _forget(self, key: bytes) -> None:
-        self._gates.delete(key)
-        self._counters.delete(key)
+        for table in (self._gates, self._counters, self._replies):
+            table.delete(key)
 
 
-def _key(ifindex: int) -> bytes:
-    return _KEY.pack(ifindex)
+def _attach_error(what: str, ifindex: int, error: Exception) -> errors.AttachError:
+    if isinstance(error, errors.BpfError):
+        return errors.AttachError(f"{what} interface {ifindex}: {error.strerror}")
+    return errors.AttachError(str(error))

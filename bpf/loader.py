@@ -18,9 +18,7 @@ class Loaded:
     """Open descriptors of all programs and maps. `was_compiled`: the pins were not current."""
 
     programs: dict[str, int]
-    gates: maps.Map
-    counters: maps.Map
-    origin: maps.Map
+    open_maps: dict[str, maps.Map]
     was_compiled: bool
     load_ms: float
 
@@ -28,8 +26,11 @@ class Loaded:
         """Close the descriptors; what is pinned stays."""
         for fd in self.programs.values():
             os.close(fd)
-        for opened in (self.gates, self.counters, self.origin):
+        for opened in self.open_maps.values():
             opened.close()
+
+    def map(self, spec: abi.MapSpec) -> maps.Map:
+        return self.open_maps[spec.name]
 
 
 async def load(installation: pins.Pins) -> Loaded:
@@ -59,17 +60,16 @@ def _is_pinned(installation: pins.Pins) -> bool:
 def _open(installation: pins.Pins, was_compiled: bool) -> Loaded:
     directory = installation.programs / sources.fingerprint()
     with contextlib.ExitStack() as undo:
-        opened = []
+        opened = {}
         for spec in abi.MAPS:
-            opened.append(maps.Map.open(installation.map(spec), spec))
-            undo.callback(opened[-1].close)
+            opened[spec.name] = maps.Map.open(installation.map(spec), spec)
+            undo.callback(opened[spec.name].close)
         programs = {}
         for name in abi.PROGRAMS:
             programs[name] = syscalls.open_pin(str(directory / name))
             undo.callback(os.close, programs[name])
         undo.pop_all()
-    gates, counters, origin = opened
-    return Loaded(programs, gates, counters, origin, was_compiled, load_ms=0.0)
+    return Loaded(programs, opened, was_compiled, load_ms=0.0)
 
 
 async def _compile(installation: pins.Pins) -> None:

@@ -10,8 +10,8 @@ from bpf import abi, errors, pins, syscalls
 
 _BATCH = 256
 
-# type, id, key_size, value_size, max_entries of `struct bpf_map_info`
-_INFO = struct.Struct("=IIIII")
+# type, id, key_size, value_size, max_entries, map_flags of `struct bpf_map_info`
+_INFO = struct.Struct("=IIIIII")
 
 
 @functools.cache
@@ -101,4 +101,10 @@ def _matches(fd: int, spec: abi.MapSpec) -> bool:
     if os.readlink(f"/proc/self/fd/{fd}") != "anon_inode:bpf-map":
         return False
     kind, _, *sizes = _INFO.unpack(syscalls.object_info(fd, _INFO.size))
-    return (kind, *sizes) == (spec.type, spec.key_size, spec.value_size, spec.max_entries)
+    return (kind, *sizes) == (
+        spec.type,
+        spec.key_size,
+        spec.value_size,
+        spec.max_entries,
+        spec.flags,
+    )

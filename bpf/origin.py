@@ -11,7 +11,7 @@ class Origin:
     """One bit per ifindex of the node's namespace. One writer: the agent."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
-        self._map = loaded.origin
+        self._map = loaded.map(abi.ORIGIN)
 
     def mark(self, ifindex: int, *, is_node_sent: bool) -> None:
         """Say whether packets that came in by `ifindex` are taken as sent by the node.

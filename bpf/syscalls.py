@@ -33,6 +33,7 @@ _MAX_ATTEMPTS = 5
 class Command(enum.IntEnum):
     """`enum bpf_cmd`."""
 
+    MAP_CREATE = 0
     MAP_LOOKUP_ELEM = 1
     MAP_UPDATE_ELEM = 2
     MAP_DELETE_ELEM = 3
@@ -85,6 +86,12 @@ def call(
 
 def _address(buffer: ctypes.Array[ctypes.c_char]) -> int:
     return ctypes.addressof(buffer)
+
+
+def map_create(kind: int, key_size: int, value_size: int, max_entries: int) -> int:
+    """A new map's descriptor; sizes in bytes."""
+    attributes = struct.pack("=IIIII", kind, key_size, value_size, max_entries, 0)
+    return call(Command.MAP_CREATE, attributes, what="making a map")[0]
 
 
 def map_lookup(map_fd: int, key: bytes, value_size: int) -> bytes | None:

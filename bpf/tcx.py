@@ -15,10 +15,14 @@ _LINK_INFO = struct.Struct("=IIIIII")
 
 
 class TcxLinks:
-    """The links of one program at the egress of interfaces of the calling namespace."""
+    """The links of one program at interfaces of the calling namespace."""
 
-    def __init__(self, installation: pins.Pins, program: str, program_fd: int) -> None:
+    def __init__(
+        self, installation: pins.Pins, program: str, program_fd: int, attach_type: int
+    ) -> None:
+        """attach_type: BPF_TCX_EGRESS or BPF_TCX_INGRESS."""
         self._pins = installation
+        self._attach_type = attach_type
         self._program = program
         self._program_fd = program_fd
 
@@ -44,7 +48,7 @@ class TcxLinks:
             return
         pins.unlink_quietly(path)
         link_fd = syscalls.link_create_tcx(
-            self._program_fd, ifindex, syscalls.BPF_TCX_EGRESS, syscalls.BPF_F_BEFORE
+            self._program_fd, ifindex, self._attach_type, syscalls.BPF_F_BEFORE
         )
         try:
             syscalls.pin(link_fd, path)
@@ -56,7 +60,7 @@ class TcxLinks:
         path = self._pins.link(self._program, ifindex)
         if not os.path.lexists(path):
             return
-        with contextlib.closing(_Link(path)) as link:
+        with contextlib.closing(_Link(path, self._attach_type)) as link:
             if link.ifindex:
                 syscalls.link_detach(link.fd)
         pins.unlink_quietly(path)
@@ -65,17 +69,20 @@ class TcxLinks:
         """Interfaces that carry a live link. Pins of links whose interface is gone are removed."""
         alive = set()
         for ifindex in self._pins.linked_ifindexes(self._program):
-            with contextlib.closing(_Link(self._pins.link(self._program, ifindex))) as link:
+            with contextlib.closing(self._open(ifindex)) as link:
                 if link.ifindex == ifindex:
                     alive.add(ifindex)
                     continue
             self.detach(ifindex)
         return alive
 
+    def _open(self, ifindex: int) -> "_Link":
+        return _Link(self._pins.link(self._program, ifindex), self._attach_type)
+
     def _reuse(self, path: str, ifindex: int) -> bool:
         if not os.path.lexists(path):
             return False
-        with contextlib.closing(_Link(path)) as link:
+        with contextlib.closing(_Link(path, self._attach_type)) as link:
             if link.ifindex != ifindex:
                 return False
             program_id = syscalls.program_id(self._program_fd)
@@ -85,18 +92,15 @@ class TcxLinks:
 
 
 class _Link:
-    """An opened pin. `ifindex` is 0 when the interface is gone, or for what is no tcx link."""
+    """An opened pin. `ifindex` is 0 when the interface is gone, or for another kind of link."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, expected_type: int) -> None:
         self.fd = syscalls.open_pin(path)
         kind, _, self.program_id, _, ifindex, attach_type = _LINK_INFO.unpack(
             syscalls.object_info(self.fd, _LINK_INFO.size)
         )
-        is_tcx_egress = (kind, attach_type) == (
-            syscalls.BPF_LINK_TYPE_TCX,
-            syscalls.BPF_TCX_EGRESS,
-        )
-        self.ifindex = ifindex if is_tcx_egress else 0
+        is_expected = (kind, attach_type) == (syscalls.BPF_LINK_TYPE_TCX, expected_type)
+        self.ifindex = ifindex if is_expected else 0
 
     def close(self) -> None:
         os.close(self.fd)

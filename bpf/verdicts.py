@@ -44,16 +44,20 @@ class Reason(enum.IntEnum):
     ARP = 0
     CONTROL = 1
     ESTABLISHED = 2
-    UNJUDGED = 3
-    UNPARSABLE = 4
-    FRAGMENT = 5
-    STRAY = 6
-    NODE = 7
-    KERNEL = 8
+    REPLY = 3
+    RULE = 4
+    PROBE = 5
+    GRACE = 6
+    DEAD_MAN = 7
+    UNPARSABLE = 8
+    FRAGMENT = 9
+    STRAY = 10
+    NODE = 11
+    KERNEL = 12
 
     @property
     def word(self) -> str:
-        return self.name.lower()
+        return self.name.lower().replace("_", "-")
 
     @property
     def is_drop(self) -> bool:
@@ -72,7 +76,11 @@ _MEANINGS = {
     Reason.ARP: "address resolution",
     Reason.CONTROL: "ICMP errors, neighbour discovery, IGMP and MLD",
     Reason.ESTABLISHED: "TCP that opens nothing: the node answers what the pod began",
-    Reason.UNJUDGED: "a protocol that the gate does not judge yet: all but TCP",
+    Reason.REPLY: "the node answers what the pod asked, or goes on with a datagram let in",
+    Reason.RULE: "a rule lets this sender in",
+    Reason.PROBE: "the kubelet, to what the pod declares",
+    Reason.GRACE: "may answer what the pod asked before the gate was there",
+    Reason.DEAD_MAN: "no agent for so long that everything passes",
     Reason.UNPARSABLE: "not to be read to its transport header, so not to be trusted",
     Reason.FRAGMENT: "a fragment of a TCP packet, which hides the flags",
     Reason.STRAY: "to an address that is not this pod's: a copy that a bridge flooded",

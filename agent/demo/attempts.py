@@ -51,6 +51,44 @@ def connect_from_pod(source: LabPod, address: str, family: str, port: int) -> st
     return connect(sock, address, port, _ACCEPTED_SECONDS)
 
 
+def datagram_from_node(pod: LabPod, family: str) -> str:
+    """Whether a datagram that the node starts "arrives" or "does not arrive"."""
+    with (
+        contextlib.closing(pod.open_socket(FAMILIES[family], socket.SOCK_DGRAM)) as inside,
+        contextlib.closing(socket.socket(FAMILIES[family], socket.SOCK_DGRAM)) as outside,
+    ):
+        inside.bind(("", 0))
+        with contextlib.suppress(OSError):
+            outside.sendto(b"hello", (address_of(pod, family), inside.getsockname()[1]))
+        return "arrives" if _receives(inside, _REFUSED_SECONDS) else "does not arrive"
+
+
+def question_from_pod(pod: LabPod, node: str, family: str) -> str:
+    """Whether the node's answer to a datagram of the pod "arrives", as with DNS."""
+    with (
+        contextlib.closing(pod.open_socket(FAMILIES[family], socket.SOCK_DGRAM)) as inside,
+        contextlib.closing(socket.socket(FAMILIES[family], socket.SOCK_DGRAM)) as outside,
+    ):
+        outside.bind((node, 0))
+        outside.settimeout(_ACCEPTED_SECONDS)
+        inside.sendto(b"question", (node, outside.getsockname()[1]))
+        try:
+            _, whence = outside.recvfrom(64)
+        except TimeoutError:
+            return "the question does not arrive"
+        outside.sendto(b"answer", whence)
+        return "arrives" if _receives(inside, _ACCEPTED_SECONDS) else "does not arrive"
+
+
+def _receives(sock: socket.socket, seconds: float) -> bool:
+    sock.settimeout(seconds)
+    try:
+        sock.recv(64)
+    except TimeoutError:
+        return False
+    return True
+
+
 def inject_syn(pod: LabPod, source: str, family: str, port: int, source_port: int) -> str:
     """Write a SYN straight to the pod's interface by a packet socket, which no cgroup hook and no
     netfilter rule sees; look inside the pod whether it came: "arrives" or "does not arrive"."""

@@ -126,6 +126,7 @@ class Stage:
             for line in self._agent.log_lines()
             if line["message"] == "interface gated"
         )
+        _wait_until("the pods' grace is over", functools.partial(self._is_judged, self.cart))
         for family in FAMILIES:
             for pod in (self.web, self.shop):
                 before = operating.packets(self._report(), pod.name, "drop")
@@ -149,6 +150,10 @@ class Stage:
                 node = str(lab.NODE_IPV4 if family == "IPv4" else lab.NODE_IPV6)
                 observed = attempts.connect_from_pod(source, node, family, _NODE_PORT)
                 _check(f"{_kind(source)} pod to node under enforce, {family}", "connects", observed)
+                observed = attempts.question_from_pod(source, node, family)
+                _check(f"answer to {_kind(source)} pod's datagram, {family}", "arrives", observed)
+            observed = attempts.datagram_from_node(self.cart, family)
+            _check(f"node's datagram to pod under enforce, {family}", "does not arrive", observed)
             observed = self._inject(self.web, family)
             _check(f"packet socket under enforce, {family}", "does not arrive", observed)
 
@@ -244,6 +249,11 @@ class Stage:
         self._source_port += 1
         source = str(lab.NODE_IPV4 if family == "IPv4" else lab.NODE_IPV6)
         return attempts.inject_syn(pod, source, family, _PORT, self._source_port)
+
+    def _is_judged(self, pod: LabPod) -> bool:
+        """Whether what is not TCP is judged: for some seconds after a gate's birth all may be an
+        answer to what the pod asked before."""
+        return attempts.datagram_from_node(pod, "IPv4") == "does not arrive"
 
     def _report(self) -> Report:
         return self._agent.wait_for("an answer", lambda report: True)

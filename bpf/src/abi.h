@@ -31,12 +31,16 @@ enum reason {
 	REASON_ARP,	    /* address resolution */
 	REASON_CONTROL,	    /* ICMP errors, neighbour discovery, MLD */
 	REASON_ESTABLISHED, /* TCP that opens nothing */
-	REASON_UNJUDGED,    /* a protocol that the gate does not judge yet */
-	REASON_UNPARSABLE,  /* not to be read to its end, so not to be trusted */
-	REASON_FRAGMENT,    /* a fragment of a TCP packet: it hides the flags */
-	REASON_STRAY,	    /* to an address that is not this pod's (a flooded copy) */
-	REASON_NODE,	    /* the node started it */
-	REASON_KERNEL,	    /* made by the kernel: no socket is known */
+	REASON_REPLY, /* answers what the pod asked, or goes on with a datagram that was let in */
+	REASON_RULE,  /* a rule lets this sender in */
+	REASON_PROBE, /* the kubelet, to what the pod declares */
+	REASON_GRACE, /* may answer what the pod asked before the gate was there */
+	REASON_DEAD_MAN,   /* no agent for so long that everything passes */
+	REASON_UNPARSABLE, /* not to be read to its end, so not to be trusted */
+	REASON_FRAGMENT,   /* a fragment of a TCP packet: it hides the flags */
+	REASON_STRAY,	   /* to an address that is not this pod's (a flooded copy) */
+	REASON_NODE,	   /* the node started it */
+	REASON_KERNEL,	   /* made by the kernel: no socket is known */
 	REASON_COUNT,
 };
 
@@ -46,21 +50,85 @@ enum reason {
 /* Two families and some secondary addresses; a pod with more is refused by user space. */
 #define GATE_ADDRESSES 16
 
+/* Whom a rule lets in. */
+enum sender {
+	SENDER_ANY,	 /* whatever the node sends */
+	SENDER_KUBELET,	 /* sockets of the kubelet's cgroup, whose id is in struct config */
+	SENDER_CGROUP,	 /* sockets of exactly this cgroup */
+	SENDER_ANCESTOR, /* sockets of this cgroup and of all below it */
+	SENDER_KERNEL,	 /* the kernel's own: no socket */
+	SENDER_COUNT,
+};
+
+/*
+ * An exception: this sender may start flows to this pod. A socket's cgroup is that of its creator
+ * at socket(2), so it is the same for retransmits, moved processes and passed descriptors.
+ */
+struct rule {
+	__u64 cgroup; /* id, for SENDER_CGROUP and SENDER_ANCESTOR */
+	__u32 id;     /* key of its hit counter; 0 for none */
+	__u32 level;  /* of the ancestor; the root's is 0 */
+	__u16 first_port;
+	__u16 last_port; /* inclusive, host byte order; 0 to 65535 for protocols without ports */
+	__u8 sender;
+	__u8 protocol; /* 0 for all */
+	__u16 pad;
+};
+
+/* More would be checked for each opening packet; user space merges and refuses the rest. */
+#define GATE_RULES 32
+
 /* What one gate knows: the value of the gates map, keyed by ifindex, replaced as a whole. */
 struct gate {
 	__u32 mode;
 	__u32 address_count;
-	__u32 made_qdisc; /* user space's own note: the clsact qdisc is ours to remove */
-	__u32 pad;
+	__u32 rule_count;
+	__u32 made_qdisc;     /* user space's own note: the clsact qdisc is ours to remove */
+	__u64 grace_until_ns; /* CLOCK_MONOTONIC: until then what is not TCP may be an answer */
 	struct address addresses[GATE_ADDRESSES];
+	struct rule rules[GATE_RULES];
 };
+
+/* What all gates know. Times are CLOCK_MONOTONIC in nanoseconds. */
+struct config {
+	__u64 kubelet_cgroup; /* id; 0: not known */
+	__u64 pods_cgroup;    /* id of the cgroup above all pods'; 0: not known */
+	__u64 heartbeat_ns;   /* when the agent last said that it is there; 0: not yet */
+	__u64 stale_after_ns; /* after so long the kubelet may have another cgroup; 0: never */
+	__u64 dead_after_ns;  /* after so long everything passes; 0: never */
+	__u32 pods_cgroup_level;
+	__u32 pad;
+};
+
+/* A conversation that is not TCP, as the pod sees it. Ports of ICMP: the echo identifier, and 0. */
+struct flow {
+	struct address pod;
+	struct address peer; /* all 0: whoever answers what was sent to a group */
+	__be16 pod_port;
+	__be16 peer_port;
+	__u8 protocol;
+	__u8 pad[3];
+} __attribute__((aligned(8)));
+
+/* The pod's newest flow of those that fall on this slot. */
+struct reply_slot {
+	struct flow flow;
+	__u64 sent_ns; /* CLOCK_MONOTONIC */
+};
+
+/* Of each pod's own, so that none can evict its neighbour's: 48 KiB a pod. A power of two. */
+#define REPLY_SLOTS 1024
+
+/* As long as conntrack remembers a UDP stream by default (nf_conntrack_udp_timeout_stream). */
+#define REPLY_LIFETIME_NS (120ULL * 1000 * 1000 * 1000)
 
 /* Node-sent packets of one gate, per CPU. Forwarded packets are not counted: the device does. */
 struct counters {
 	__u64 packets[VERDICT_COUNT * REASON_SLOTS];
 };
 
-#define MAX_GATES 4096
+#define MAX_GATES     4096
+#define MAX_RULE_HITS 65536
 
 /* One bit per ifindex. Never reused before 2^31, so a node may well pass a million; 1 MiB. */
 #define ORIGIN_IFINDEXES (1 << 23)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * The gate: tc egress on the node's side of a pod's interface, so every packet towards the pod.
+ * The gate: tc egress on the node's side of a pod's interface, so every packet towards the pod;
+ * and tc ingress on the same interface, which only remembers what the pod asks.
  *
  * Only what the node sent is judged. Whatever was forwarded belongs to NetworkPolicy and leaves
  * after two loads and a compare. A pass is TCX_NEXT, which clsact reads as TC_ACT_UNSPEC: programs
@@ -9,12 +10,15 @@
 #include "abi.h"
 #include "maps.h"
 #include "packet.h"
+#include "replies.h"
+#include "rules.h"
 
 #define TCX_NEXT (-1)
 #define TCX_DROP 2
 
 #define LOOPBACK_IFINDEX 1 /* in every network namespace */
 
+#define SOCK_DGRAM  2
 #define SOCK_STREAM 1
 #define AF_PACKET   17
 
@@ -54,16 +58,18 @@ ALWAYS_INLINE bool is_node_sent(struct __sk_buff *skb)
 
 ALWAYS_INLINE bool is_for_this_pod(struct gate *gate, struct address *destination)
 {
+	__u64 is_found = 0;
+
+#pragma clang loop unroll(disable)
 	for (int i = 0; i < GATE_ADDRESSES; i++) {
-		struct address *own = &gate->addresses[i];
+		__u32 *own = gate->addresses[i].word, *to = destination->word;
 
 		if (i >= gate->address_count)
-			return false;
-		if (own->word[3] == destination->word[3] && own->word[2] == destination->word[2] &&
-		    own->word[1] == destination->word[1] && own->word[0] == destination->word[0])
-			return true;
+			break;
+		is_found |= is_zero((own[0] ^ to[0]) | (own[1] ^ to[1]) | (own[2] ^ to[2]) |
+				    (own[3] ^ to[3]));
 	}
-	return false;
+	return is_found;
 }
 
 /*
@@ -103,6 +109,24 @@ ALWAYS_INLINE bool is_icmp_error(struct __sk_buff *skb, struct packet *packet)
 ALWAYS_INLINE __u32 refuse(struct __sk_buff *skb)
 {
 	return skb->sk || skb->ingress_ifindex ? DROP(REASON_NODE) : DROP(REASON_KERNEL);
+}
+
+/* The node starts something: a rule may let it, the kubelet may probe, the rest is refused. */
+ALWAYS_INLINE __u32 judge_opening(struct __sk_buff *skb, struct gate *gate, __u8 protocol,
+				  __u16 port, __u64 now_ns)
+{
+	__u32 only = 0;
+	struct config *known = config.lookup(&only);
+	__u64 found;
+
+	if (!known)
+		return refuse(skb);
+	found = find_rule(skb, gate, known, protocol, port, now_ns);
+	if (found) {
+		count_hit(found);
+		return found >> 32 == SENDER_KUBELET + 1 ? PASS(REASON_PROBE) : PASS(REASON_RULE);
+	}
+	return is_abandoned(known, now_ns) ? PASS(REASON_DEAD_MAN) : refuse(skb);
 }
 
 /* A redirect would let the node steer the pod's own traffic. */
@@ -149,7 +173,7 @@ ALWAYS_INLINE bool is_rewritten_later(struct __sk_buff *skb)
  * raw socket of its own (tcp_v4_send_reset, tcp_v4_send_ack). What came in by the loopback was put
  * there by a packet socket: the kernel routes nothing of its own that way.
  */
-ALWAYS_INLINE __u32 judge_tcp(struct __sk_buff *skb, struct packet *packet)
+ALWAYS_INLINE __u32 judge_tcp(struct __sk_buff *skb, struct gate *gate, struct packet *packet)
 {
 	struct bpf_sock *sk = skb->sk;
 	__u8 header[TCP_FLAGS_OFFSET + 1];
@@ -168,7 +192,8 @@ ALWAYS_INLINE __u32 judge_tcp(struct __sk_buff *skb, struct packet *packet)
 
 	/* By mask: a SYN opens a connection whatever else it carries (PSH, URG, ECN bits). */
 	if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
-		return refuse(skb);
+		return judge_opening(skb, gate, IPPROTO_TCP, header[2] << 8 | header[3],
+				     bpf_ktime_get_ns());
 	if (sk) {
 		sk = bpf_sk_fullsock(sk);
 		/* Request and TIME-WAIT sockets are no full ones, and only TCP has them. */
@@ -181,6 +206,41 @@ ALWAYS_INLINE __u32 judge_tcp(struct __sk_buff *skb, struct packet *packet)
 	if (flags & TCP_RST || (is_empty && (flags & (TCP_SYN | TCP_FIN | TCP_ACK)) == TCP_ACK))
 		return PASS(REASON_ESTABLISHED);
 	return DROP(REASON_NODE);
+}
+
+/*
+ * A UDP socket of the node answers with a UDP socket; who forges an answer writes it by a raw or
+ * packet socket. Echo replies are the kernel's, from a raw socket of its own.
+ */
+ALWAYS_INLINE bool is_forged(struct __sk_buff *skb, __u8 protocol)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	if (!sk || (protocol != IPPROTO_UDP && protocol != IPPROTO_UDPLITE))
+		return false;
+	sk = bpf_sk_fullsock(sk);
+	return sk && (sk->type != SOCK_DGRAM || sk->protocol != protocol);
+}
+
+/* UDP, SCTP, ICMP, ESP, ...: without flags to tell an answer by, so the pod's questions tell. */
+ALWAYS_INLINE __u32 judge_other(struct __sk_buff *skb, struct gate *gate, struct packet *packet)
+{
+	__u64 now_ns = bpf_ktime_get_ns();
+	__be16 port = 0;
+
+	/* Nothing without its first fragment, and that one was judged. */
+	if (packet->is_later_fragment)
+		return PASS(REASON_REPLY);
+	if (!is_forged(skb, packet->protocol)) {
+		if (is_reply(skb, packet, now_ns))
+			return PASS(REASON_REPLY);
+		if (now_ns < gate->grace_until_ns)
+			return PASS(REASON_GRACE);
+	}
+	if (has_ports(packet->protocol) &&
+	    bpf_skb_load_bytes(skb, packet->transport_offset + sizeof(port), &port, sizeof(port)))
+		return DROP(REASON_UNPARSABLE);
+	return judge_opening(skb, gate, packet->protocol, bpf_ntohs(port), now_ns);
 }
 
 ALWAYS_INLINE __u32 judge(struct __sk_buff *skb, struct gate *gate)
@@ -214,8 +274,8 @@ ALWAYS_INLINE __u32 judge(struct __sk_buff *skb, struct gate *gate)
 	if (is_redirect(skb, &packet))
 		return refuse(skb);
 	if (packet.protocol == IPPROTO_TCP)
-		return judge_tcp(skb, &packet);
-	return PASS(REASON_UNJUDGED);
+		return judge_tcp(skb, gate, &packet);
+	return judge_other(skb, gate, &packet);
 }
 
 int gate_egress(struct __sk_buff *skb)
@@ -242,4 +302,30 @@ int gate_egress(struct __sk_buff *skb)
 	if (count && judgement < VERDICT_COUNT * REASON_SLOTS)
 		count->packets[judgement]++;
 	return is_drop ? TCX_DROP : TCX_NEXT;
+}
+
+/*
+ * tc ingress on the same interface, so every packet from the pod: remembers what the pod asks.
+ * The pod's own lies harm only its own answers.
+ */
+int gate_ingress(struct __sk_buff *skb)
+{
+	struct packet packet = {};
+	__u32 ifindex = skb->ifindex;
+	struct flow flow = {};
+	void *table;
+	bool is_read;
+
+	if (skb->protocol == bpf_htons(ETHERTYPE_IPV4))
+		is_read = read_ipv4(skb, &packet);
+	else if (skb->protocol == bpf_htons(ETHERTYPE_IPV6))
+		is_read = read_ipv6(skb, &packet);
+	else
+		return TCX_NEXT;
+	if (!is_read || packet.protocol == IPPROTO_TCP || packet.is_later_fragment)
+		return TCX_NEXT;
+	table = replies.lookup(&ifindex);
+	if (table && read_question(skb, &packet, &flow))
+		remember(table, &flow);
+	return TCX_NEXT;
 }

@@ -7,8 +7,18 @@
 #ifndef PODGATE_MAPS_H
 #define PODGATE_MAPS_H
 
-BPF_TABLE_PINNED("hash", __u32, struct gate, gates, MAX_GATES, PIN_DIR "/gates");
-BPF_TABLE_PINNED("percpu_hash", __u32, struct counters, counters, MAX_GATES, PIN_DIR "/counters");
+/* Not preallocated: a gate has 1 KiB, its counters 768 bytes per CPU, and most nodes have few. */
+BPF_TABLE_PINNED("hash", __u32, struct gate, gates, MAX_GATES, PIN_DIR "/gates", BPF_F_NO_PREALLOC);
+BPF_TABLE_PINNED("percpu_hash", __u32, struct counters, counters, MAX_GATES, PIN_DIR "/counters",
+		 BPF_F_NO_PREALLOC);
+BPF_TABLE_PINNED("percpu_hash", __u32, __u64, rule_hits, MAX_RULE_HITS, PIN_DIR "/rule_hits",
+		 BPF_F_NO_PREALLOC);
+BPF_TABLE_PINNED("array", __u32, struct config, config, 1, PIN_DIR "/config");
+
+/* The shape of every pod's reply table, and the tables by ifindex. */
+BPF_TABLE_PINNED("array", __u32, struct reply_slot, reply_table, REPLY_SLOTS,
+		 PIN_DIR "/reply_table");
+BPF_TABLE_PINNED("hash_of_maps$reply_table", __u32, int, replies, MAX_GATES, PIN_DIR "/replies");
 
 /* Set bit: the node can make packets come in by this interface, so they count as node-sent. */
 BPF_TABLE_PINNED("array", __u32, __u64, origin, ORIGIN_WORDS, PIN_DIR "/origin");

@@ -35,14 +35,18 @@
 #define IPV6_MAX_HEADERS 8
 
 #define IPV4_FRAGMENT_MASK 0x3fff /* offset and more-fragments, not don't-fragment */
+#define IPV4_OFFSET_MASK   0x1fff
+#define IPV6_OFFSET_MASK   0xfff8
 
 struct packet {
+	struct address source;
 	struct address destination;
 	__u32 transport_offset; /* bytes from the start of the frame */
 	__u32 transport_length; /* bytes, from the IP header; 0 for a jumbo: unknown */
 	__u8 protocol;
 	bool is_ipv4;
 	bool is_fragment;
+	bool is_later_fragment; /* not the first: without the transport header */
 };
 
 struct ipv4_header {
@@ -70,9 +74,21 @@ struct ipv6_header {
 struct ipv6_extension {
 	__u8 next_header;
 	__u8 length;
-	__u8 routing_type;
-	__u8 segments_left;
+	union {
+		struct {
+			__u8 routing_type;
+			__u8 segments_left;
+		};
+		__be16 offset; /* of a fragment header, with two reserved bits and more-fragments */
+	};
 };
+
+ALWAYS_INLINE struct address map_ipv4(__be32 address)
+{
+	struct address mapped = {{0, 0, bpf_htonl(0xffff), address}};
+
+	return mapped;
+}
 
 ALWAYS_INLINE bool read_ipv4(struct __sk_buff *skb, struct packet *packet)
 {
@@ -89,15 +105,14 @@ ALWAYS_INLINE bool read_ipv4(struct __sk_buff *skb, struct packet *packet)
 	if (total_length && total_length < header_length)
 		return false;
 
-	packet->destination.word[0] = 0;
-	packet->destination.word[1] = 0;
-	packet->destination.word[2] = bpf_htonl(0xffff);
-	packet->destination.word[3] = header.destination;
+	packet->source = map_ipv4(header.source);
+	packet->destination = map_ipv4(header.destination);
 	packet->transport_offset = ETHERNET_LENGTH + header_length;
 	packet->transport_length = total_length ? total_length - header_length : 0;
 	packet->protocol = header.protocol;
 	packet->is_ipv4 = true;
 	packet->is_fragment = header.fragment & bpf_htons(IPV4_FRAGMENT_MASK);
+	packet->is_later_fragment = header.fragment & bpf_htons(IPV4_OFFSET_MASK);
 	return true;
 }
 
@@ -117,6 +132,7 @@ ALWAYS_INLINE bool read_ipv6(struct __sk_buff *skb, struct packet *packet)
 		return false;
 	if ((bpf_ntohl(header.version_class_flow) >> 28) != 6)
 		return false;
+	packet->source = header.source;
 	packet->destination = header.destination;
 	next = header.next_header;
 
@@ -138,6 +154,7 @@ ALWAYS_INLINE bool read_ipv6(struct __sk_buff *skb, struct packet *packet)
 			 * fragment's header is payload, so the chain ends here.
 			 */
 			packet->is_fragment = true;
+			packet->is_later_fragment = extension.offset & bpf_htons(IPV6_OFFSET_MASK);
 			length = 8;
 		} else if (next == IPPROTO_AH) {
 			length = (extension.length + 2) * 4;

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bpf import abi
+from bpf.gates import GateConfig
+from bpf.rules import Rule, Sender
 from bpf.verdicts import Mode
 from tests.bpf import headers
 
@@ -27,25 +29,46 @@ def test_ipv4_is_mapped() -> None:
     assert packed == ipaddress.IPv6Address("::ffff:198.18.0.1").packed
 
 
-@given(mode=st.sampled_from(Mode), own=st.lists(addresses, max_size=16), made_qdisc=st.booleans())
-def test_gate_comes_back(mode: Mode, own: list[abi.IPAddress], made_qdisc: bool) -> None:
-    value = abi.pack_gate(mode, own, made_qdisc=made_qdisc)
+rules = st.builds(
+    Rule,
+    sender=st.sampled_from(Sender),
+    protocol=st.integers(0, 255),
+    first_port=st.integers(0, 65535),
+    last_port=st.integers(0, 65535),
+    cgroup=st.integers(0, 2**64 - 1),
+    level=st.integers(0, 64),
+    id=st.integers(0, 2**32 - 1),
+)
+
+
+@given(
+    mode=st.sampled_from(Mode),
+    own=st.lists(addresses, max_size=16),
+    lets_in=st.lists(rules, max_size=32),
+)
+def test_gate_comes_back(mode: Mode, own: list[abi.IPAddress], lets_in: list[Rule]) -> None:
+    config = GateConfig(mode, tuple(own), tuple(lets_in))
+    value = bytes(config.pack())
     assert len(value) == abi.GATES.value_size
-    assert abi.unpack_gate(value) == (mode, tuple(own))
-    assert abi.Gate.from_buffer_copy(value).made_qdisc == made_qdisc
+    assert GateConfig.unpack(value) == config
 
 
 @given(own=st.lists(addresses, max_size=15))
 def test_unused_slots_are_zero(own: list[abi.IPAddress]) -> None:
-    value = abi.pack_gate(Mode.ENFORCE, own)
+    value = bytes(GateConfig(Mode.ENFORCE, tuple(own)).pack())
     start = abi.Gate.addresses.offset + 16 * len(own)
     assert not any(value[start:])
 
 
 def test_one_address_too_many_is_one_sentence() -> None:
-    many = [ipaddress.IPv4Address(f"198.18.1.{number}") for number in range(17)]
-    with pytest.raises(ValueError, match="the pod has 17 addresses and a gate holds 16; remove"):
-        abi.pack_gate(Mode.ENFORCE, many)
+    many = tuple(ipaddress.IPv4Address(f"198.18.1.{number}") for number in range(17))
+    with pytest.raises(ValueError, match="the pod has 17 addresses and a gate holds 16; use"):
+        GateConfig(Mode.ENFORCE, many).pack()
+
+
+def test_one_rule_too_many_is_one_sentence() -> None:
+    with pytest.raises(ValueError, match="the pod has 33 rules and a gate holds 32; use"):
+        GateConfig(Mode.ENFORCE, (), (Rule(Sender.ANY),) * 33).pack()
 
 
 @pytest.mark.parametrize(
@@ -53,6 +76,9 @@ def test_one_address_too_many_is_one_sentence() -> None:
     [
         ("REASON_SLOTS", abi.REASON_SLOTS),
         ("GATE_ADDRESSES", abi.GATE_ADDRESSES),
+        ("GATE_RULES", abi.GATE_RULES),
+        ("REPLY_SLOTS", abi.REPLY_SLOTS),
+        ("MAX_RULE_HITS", abi.MAX_RULE_HITS),
         ("MAX_GATES", abi.MAX_GATES),
         ("ORIGIN_IFINDEXES", abi.ORIGIN_IFINDEXES),
     ],
@@ -68,7 +94,10 @@ def test_per_cpu_values_need_no_padding() -> None:
 
 def test_struct_has_no_hole() -> None:
     """The kernel compares and copies all bytes of a value, so none may be left to chance."""
-    for structure in (abi.Address, abi.Gate, abi.Counters):
+    for structure in (
+        *(abi.Address, abi.Rule, abi.Gate, abi.Config),
+        *(abi.Counters, abi.Flow, abi.ReplySlot),
+    ):
         end = 0
         for name, kind in structure._fields_:
             assert getattr(structure, name).offset == end

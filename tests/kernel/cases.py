@@ -327,10 +327,10 @@ def _control_cases() -> Iterator[Case]:
     yield from _passed("mld-behind-router-alert", control, mld, families=(6,))
     for family, type_ in ((4, 5), (6, 137)):
         yield from _dropped("redirect", Reason.NODE, message(type_), families=(family,))
-    yield from _passed("echo", Reason.UNJUDGED, message(8), families=(4,))
-    yield from _passed("echo", Reason.UNJUDGED, message(128), families=(6,))
+    yield from _dropped("echo", Reason.NODE, message(8), families=(4,))
+    yield from _dropped("echo", Reason.NODE, message(128), families=(6,))
     datagram: Build = lambda ends: frames.packet(ends, frames.UDP, frames.udp(ends))  # noqa: E731
-    yield from _passed("udp", Reason.UNJUDGED, datagram)
+    yield from _dropped("udp", Reason.NODE, datagram)
 
 
 CASES: tuple[Case, ...] = (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.demo import lab as labs
-from bpf import errors, loader, pins, syscalls
+from bpf import abi, errors, loader, pins, syscalls
 from bpf.gates import Attachment, GateConfig
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, traffic, versions, wire
@@ -97,7 +97,7 @@ def test_interface_that_is_gone_leaves_nothing(
     gates.install(second.ifindex, enforcing(second))
     lab.remove_pod("a")
     assert gates.installed() == {second.ifindex: enforcing(second)}
-    assert len(list(loaded.gates.items())) == 1
+    assert len(list(loaded.map(abi.GATES).items())) == 1
     assert gates.counts().keys() == {second.ifindex}
     assert len(links(installation)) == (kind is Attachment.TCX)
 
@@ -114,7 +114,7 @@ def test_no_such_interface_is_one_sentence_and_leaves_nothing(
     with pytest.raises(errors.AttachError, match=r"interface 4095: .*No such device") as caught:
         gates.install(4095, GateConfig(Mode.ENFORCE, ()))
     assert "\n" not in str(caught.value)
-    assert list(loaded.gates.items()) == []
+    assert list(loaded.map(abi.GATES).items()) == []
     assert gates.counts() == {}
     assert links(installation) == []
 
@@ -129,7 +129,7 @@ def test_too_many_addresses_are_refused_before_anything_is_attached(
         gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, many))
     assert gates.installed() == {}
     assert gates.counts() == {}
-    assert list(loaded.gates.items()) == []
+    assert list(loaded.map(abi.GATES).items()) == []
 
 
 def identity(pod: labs.LabPod, installation: pins.Pins, kind: Attachment) -> object:

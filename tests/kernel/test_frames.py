@@ -23,11 +23,11 @@ def gate(loaded: loader.Loaded) -> Iterator[int]:
     """What a gate knows, without an interface: the loopback's number will do for a test run."""
     ifindex = LOOPBACK_IFINDEX
     key = ifindex.to_bytes(4, "little")
-    loaded.gates.set(key, abi.pack_gate(Mode.ENFORCE, POD.values()))
-    loaded.counters.set(key, bytes(loaded.counters.value_size))
+    loaded.map(abi.GATES).set(key, bytes(GateConfig(Mode.ENFORCE, tuple(POD.values())).pack()))
+    loaded.map(abi.COUNTERS).set(key, bytes(loaded.map(abi.COUNTERS).value_size))
     yield ifindex
-    loaded.gates.delete(key)
-    loaded.counters.delete(key)
+    loaded.map(abi.GATES).delete(key)
+    loaded.map(abi.COUNTERS).delete(key)
 
 
 def ends(family: int) -> frames.Ends:

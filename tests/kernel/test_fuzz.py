@@ -8,6 +8,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from bpf import abi, errors, loader
+from bpf.gates import GateConfig
 from bpf.verdicts import Mode, Verdict
 from tests.kernel import cases, frames, model, skb
 
@@ -28,9 +29,9 @@ SEEDS = [frame for case in cases.CASES for frame in case.frames(ENDS[case.family
 def gate(loaded: loader.Loaded) -> Iterator[None]:
     key = IFINDEX.to_bytes(4, "little")
     addresses = [ends.pod for ends in ENDS.values()]
-    loaded.gates.set(key, abi.pack_gate(Mode.ENFORCE, addresses))
+    loaded.map(abi.GATES).set(key, bytes(GateConfig(Mode.ENFORCE, tuple(addresses)).pack()))
     yield
-    loaded.gates.delete(key)
+    loaded.map(abi.GATES).delete(key)
 
 
 @st.composite

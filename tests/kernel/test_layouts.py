@@ -67,7 +67,14 @@ def seen_by_bcc(isolated: None, installation: pins.Pins) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("name", "twin"),
-    [("gates", abi.Gate), ("counters", abi.Counters), ("origin", ctypes.c_uint64)],
+    [
+        ("gates", abi.Gate),
+        ("counters", abi.Counters),
+        ("config", abi.Config),
+        ("reply_table", abi.ReplySlot),
+        ("rule_hits", ctypes.c_uint64),
+        ("origin", ctypes.c_uint64),
+    ],
 )
 def test_twin_has_the_layout_of_the_c_side(
     seen_by_bcc: dict[str, object], name: str, twin: type
@@ -76,4 +83,4 @@ def test_twin_has_the_layout_of_the_c_side(
 
 
 def test_every_map_has_a_twin(seen_by_bcc: dict[str, object]) -> None:
-    assert seen_by_bcc.keys() == {"gates", "counters", "origin"}
+    assert seen_by_bcc.keys() == {spec.name for spec in abi.MAPS}

@@ -16,6 +16,7 @@ import pytest
 from agent.demo import lab as labs
 from bpf import loader, origin
 from bpf.gates import GateConfig, Gates
+from bpf.rules import Rule, Sender
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, wire
 from tests.kernel.counting import Counting
@@ -43,8 +44,13 @@ def line(pod: labs.LabPod) -> Iterator[wire.Wire]:
         yield made
 
 
+END_PORT = 9
+
+
 def enforce(gates: Gates, pod: labs.LabPod) -> Counting:
-    gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
+    # The datagram that marks the end of what was sent (see `passed`).
+    end = Rule(Sender.ANY, socket.IPPROTO_UDP, END_PORT, END_PORT)
+    gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses, (end,)))
     return Counting(gates, pod.ifindex)
 
 
@@ -64,8 +70,8 @@ def passed(line: wire.Wire, payload: bytes) -> bool:
     """Whether a frame with `payload` reached the pod; it was routed, so its link header is new."""
     end = b"podgate-end"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        # UDP is not judged yet, and takes the same queue as what was routed before it.
-        sock.sendto(end, (line.pod.ipv4, 9))
+        # A rule lets it in, and it takes the same queue as what was routed before it.
+        sock.sendto(end, (line.pod.ipv4, END_PORT))
     is_there = False
     while True:
         frame = line.inside.recv(1 << 16)

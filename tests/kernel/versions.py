@@ -35,6 +35,6 @@ def load_other(
         for path in installation.programs.iterdir()
         if path.name != known and not path.name.endswith("-unfinished")
     )
-    programs = {abi.GATE_EGRESS: syscalls.open_pin(str(made / abi.GATE_EGRESS))}
+    programs = {name: syscalls.open_pin(str(made / name)) for name in abi.PROGRAMS}
     shutil.rmtree(made)
     return dataclasses.replace(loaded, programs=programs)

@@ -1,0 +1,50 @@
+"""What all gates know: the kubelet's cgroup, the heartbeat, and how long to go on without one."""
+
+import time
+from collections.abc import Callable
+
+from bpf import abi, loader
+
+_KEY = bytes(4)
+
+
+class NodeConfig:
+    """The one value of the config map. One writer: the agent. Each change is atomic."""
+
+    def __init__(self, loaded: loader.Loaded, *, now_ns: Callable[[], int] | None = None) -> None:
+        """now_ns: CLOCK_MONOTONIC, the clock of bpf_ktime_get_ns."""
+        self._map = loaded.map(abi.CONFIG)
+        self._now_ns = now_ns or time.monotonic_ns
+
+    def set_kubelet(self, cgroup: int | None) -> None:
+        """Admit sockets of this cgroup (its id) to what pods declare; None: nobody is known."""
+        self._change(kubelet_cgroup=cgroup or 0)
+
+    def set_pods(self, cgroup: int | None, level: int = 0) -> None:
+        """The cgroup above all pods' (kubepods), and how many directories below the root it lies.
+
+        What is below it is never taken for the kubelet, heartbeat or not.
+        """
+        self._change(pods_cgroup=cgroup or 0, pods_cgroup_level=level)
+
+    def set_limits(self, *, stale_after_seconds: float, dead_after_seconds: float) -> None:
+        """After how long without heartbeat the gates give in; 0 means never."""
+        self._change(
+            stale_after_ns=int(stale_after_seconds * 1e9),
+            dead_after_ns=int(dead_after_seconds * 1e9),
+        )
+
+    def beat(self) -> None:
+        """Say that the agent is there."""
+        self._change(heartbeat_ns=self._now_ns())
+
+    def read(self) -> abi.Config:
+        value = self._map.get(_KEY)
+        assert value is not None  # an array has all of its keys
+        return abi.Config.from_buffer_copy(value)
+
+    def _change(self, **fields: int) -> None:
+        config = self.read()
+        for name, value in fields.items():
+            setattr(config, name, value)
+        self._map.set(_KEY, bytes(config))

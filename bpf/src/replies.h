@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * What the pod asked, so that the node may answer: every flow of the pod that is not TCP (which
+ * tells an answer by its flags) in a direct-mapped table of the pod's own. A flow can be evicted
+ * by the same pod's newer one only.
+ *
+ * The peer is whatever address the pod sent to: the answers of a virtual IP that is translated to
+ * a process of the node carry the virtual IP.
+ */
+#ifndef PODGATE_REPLIES_H
+#define PODGATE_REPLIES_H
+
+#define IPPROTO_UDP	17
+#define IPPROTO_DCCP	33
+#define IPPROTO_SCTP	132
+#define IPPROTO_UDPLITE 136
+
+#define ICMP_ECHO_REPLY	    0
+#define ICMP_ECHO_REQUEST   8
+#define ICMPV6_ECHO_REQUEST 128
+#define ICMPV6_ECHO_REPLY   129
+
+struct transport {
+	__be16 source_port;
+	__be16 destination_port;
+};
+
+struct echo {
+	__u8 type;
+	__u8 code;
+	__sum16 checksum;
+	__be16 identifier;
+};
+
+ALWAYS_INLINE bool has_ports(__u8 protocol)
+{
+	return protocol == IPPROTO_UDP || protocol == IPPROTO_TCP || protocol == IPPROTO_SCTP ||
+	       protocol == IPPROTO_UDPLITE || protocol == IPPROTO_DCCP;
+}
+
+ALWAYS_INLINE bool is_icmp(struct packet *packet)
+{
+	return packet->protocol == (packet->is_ipv4 ? IPPROTO_ICMP : IPPROTO_ICMPV6);
+}
+
+/* Multicast, and IPv4's limited broadcast: whoever answers does it from another address. */
+ALWAYS_INLINE bool is_group(struct packet *packet)
+{
+	__u32 last = bpf_ntohl(packet->destination.word[3]);
+
+	if (packet->is_ipv4)
+		return last >> 28 == 0xe || last == 0xffffffff;
+	return bpf_ntohl(packet->destination.word[0]) >> 24 == 0xff;
+}
+
+ALWAYS_INLINE bool is_same_flow(struct flow *one, struct flow *other)
+{
+	__u64 *a = (__u64 *)one, *b = (__u64 *)other;
+
+	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3] && a[4] == b[4];
+}
+
+/* Only the pod itself fills its table, so the hash need not resist anybody. */
+ALWAYS_INLINE struct reply_slot *slot_of(void *table, struct flow *flow)
+{
+	__u64 *word = (__u64 *)flow;
+	__u64 hash = 0;
+	__u32 index;
+
+	for (int i = 0; i < sizeof(*flow) / sizeof(*word); i++)
+		hash = (hash ^ word[i]) * 0x9e3779b97f4a7c15ULL;
+	index = (hash >> 32) & (REPLY_SLOTS - 1);
+	return bpf_map_lookup_elem(table, &index);
+}
+
+/* Ports of a packet from the pod; false if nothing can answer it. */
+ALWAYS_INLINE bool read_question(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
+{
+	flow->protocol = packet->protocol;
+	if (is_icmp(packet)) {
+		struct echo echo;
+
+		if (bpf_skb_load_bytes(skb, packet->transport_offset, &echo, sizeof(echo)) ||
+		    echo.type != (packet->is_ipv4 ? ICMP_ECHO_REQUEST : ICMPV6_ECHO_REQUEST))
+			return false;
+		flow->pod_port = echo.identifier;
+	} else if (has_ports(packet->protocol)) {
+		struct transport ports;
+
+		if (bpf_skb_load_bytes(skb, packet->transport_offset, &ports, sizeof(ports)))
+			return false;
+		flow->pod_port = ports.source_port;
+		flow->peer_port = ports.destination_port;
+	}
+	flow->pod = packet->source;
+	if (!is_group(packet))
+		flow->peer = packet->destination;
+	return true;
+}
+
+/* The flow that a packet to the pod would be an answer of; false if it is none by its kind. */
+ALWAYS_INLINE bool read_answer(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
+{
+	flow->protocol = packet->protocol;
+	if (is_icmp(packet)) {
+		struct echo echo;
+
+		if (bpf_skb_load_bytes(skb, packet->transport_offset, &echo, sizeof(echo)) ||
+		    echo.type != (packet->is_ipv4 ? ICMP_ECHO_REPLY : ICMPV6_ECHO_REPLY))
+			return false;
+		flow->pod_port = echo.identifier;
+	} else if (has_ports(packet->protocol)) {
+		struct transport ports;
+
+		if (bpf_skb_load_bytes(skb, packet->transport_offset, &ports, sizeof(ports)))
+			return false;
+		flow->pod_port = ports.destination_port;
+		flow->peer_port = ports.source_port;
+	}
+	flow->pod = packet->destination;
+	flow->peer = packet->source;
+	return true;
+}
+
+ALWAYS_INLINE bool is_remembered(void *table, struct flow *flow, __u64 now_ns)
+{
+	struct reply_slot *slot = slot_of(table, flow);
+
+	return slot && is_same_flow(&slot->flow, flow) &&
+	       now_ns - slot->sent_ns < REPLY_LIFETIME_NS;
+}
+
+/* Whether a node-sent packet answers what the pod asked of this address, or of a group. */
+ALWAYS_INLINE bool is_reply(struct __sk_buff *skb, struct packet *packet, __u64 now_ns)
+{
+	__u32 ifindex = skb->ifindex;
+	struct flow flow = {};
+	void *table;
+
+	table = replies.lookup(&ifindex);
+	if (!table || !read_answer(skb, packet, &flow))
+		return false;
+	if (is_remembered(table, &flow, now_ns))
+		return true;
+	flow.peer = (struct address){};
+	return is_remembered(table, &flow, now_ns);
+}
+
+ALWAYS_INLINE void remember(void *table, struct flow *flow)
+{
+	struct reply_slot *slot = slot_of(table, flow);
+
+	if (!slot)
+		return;
+	if (!is_same_flow(&slot->flow, flow))
+		slot->flow = *flow;
+	slot->sent_ns = bpf_ktime_get_ns();
+}
+
+#endif

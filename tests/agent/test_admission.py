@@ -1,0 +1,43 @@
+"""What the kubelet is let in to."""
+
+import socket
+
+import pytest
+
+from agent.admission import kubelet_rules
+from bpf import abi
+from bpf.rules import Rule, Sender
+from probes.specs import DeclaredPorts, PodSpec, SpecError
+
+ANY = (Rule(Sender.KUBELET, socket.IPPROTO_TCP),)
+
+
+def spec(*ports: int, any_port: bool = False, errors: tuple[SpecError, ...] = ()) -> PodSpec:
+    return PodSpec(declared=DeclaredPorts(any_port, frozenset(ports)), errors=errors)
+
+
+def test_declared_ports_and_no_others() -> None:
+    rules = kubelet_rules(spec(80, 443))
+    assert [(rule.sender, rule.first_port, rule.last_port) for rule in rules] == [
+        (Sender.KUBELET, 80, 80),
+        (Sender.KUBELET, 443, 443),
+    ]
+    assert {rule.protocol for rule in rules} == {socket.IPPROTO_TCP}
+
+
+def test_a_pod_that_declares_nothing_lets_nobody_in() -> None:
+    assert kubelet_rules(spec()) == ()
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        pytest.param(spec(80, any_port=True), id="http, whose redirects go to other ports"),
+        pytest.param(
+            spec(80, errors=(SpecError("spec", "InvalidProbe", "wrong."),)), id="not all known"
+        ),
+        pytest.param(spec(*range(1, abi.GATE_RULES + 2)), id="more than a gate has room for"),
+    ],
+)
+def test_any_port_where_a_healthy_pod_might_restart_else(declared: PodSpec) -> None:
+    assert kubelet_rules(declared) == ANY

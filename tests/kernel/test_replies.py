@@ -1,0 +1,267 @@
+"""What is not TCP: the node may answer what the pod asked, and start nothing."""
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from agent.demo import lab as labs
+from bpf.gates import GateConfig, Gates
+from bpf.verdicts import Mode, Reason, Verdict
+from tests.kernel import frames, traffic
+
+pytestmark = pytest.mark.kernel
+
+VERSIONS = pytest.mark.parametrize("version", [4, 6])
+PORT = 5300
+WAIT_SECONDS = 0.3
+PATIENCE_SECONDS = 3
+
+
+@pytest.fixture
+def pod(lab: labs.Lab) -> labs.LabPod:
+    return lab.add_pod("asker", 1)
+
+
+def enforce(gates: Gates, pod: labs.LabPod, *, grace_seconds: float = 0) -> None:
+    config = GateConfig(Mode.ENFORCE, pod.addresses)
+    gates.install(pod.ifindex, config, grace_seconds=grace_seconds)
+    gates.remember(pod.ifindex)
+
+
+@contextlib.contextmanager
+def udp(made: socket.socket, address: str = "", port: int = 0) -> Iterator[socket.socket]:
+    with made:
+        made.settimeout(PATIENCE_SECONDS)
+        made.bind((address, port))
+        yield made
+
+
+def node_udp(version: int, port: int = 0) -> contextlib.AbstractContextManager[socket.socket]:
+    return udp(socket.socket(traffic.family(version), socket.SOCK_DGRAM), port=port)
+
+
+def pod_udp(
+    pod: labs.LabPod, version: int, port: int = 0
+) -> contextlib.AbstractContextManager[socket.socket]:
+    return udp(pod.open_socket(traffic.family(version), socket.SOCK_DGRAM), port=port)
+
+
+def arrives(sock: socket.socket) -> bool:
+    sock.settimeout(WAIT_SECONDS)
+    try:
+        sock.recvfrom(2048)
+    except TimeoutError:
+        return False
+    return True
+
+
+def count(gates: Gates, pod: labs.LabPod, verdict: Verdict, reason: Reason) -> int:
+    return gates.counts()[pod.ifindex].get((verdict, reason), 0)
+
+
+@VERSIONS
+def test_a_datagram_that_the_node_starts_is_dropped(
+    gates: Gates, pod: labs.LabPod, version: int
+) -> None:
+    enforce(gates, pod)
+    with pod_udp(pod, version, PORT) as server, node_udp(version) as client:
+        client.sendto(b"hello", (traffic.address(pod, version), PORT))
+        assert not arrives(server)
+    assert count(gates, pod, Verdict.DROP, Reason.NODE) == 1
+
+
+@VERSIONS
+def test_the_node_answers_what_the_pod_asked(gates: Gates, pod: labs.LabPod, version: int) -> None:
+    enforce(gates, pod)
+    with node_udp(version, PORT) as server, pod_udp(pod, version) as client:
+        client.sendto(b"question", (traffic.NODE[version], PORT))
+        _, whence = server.recvfrom(64)
+        server.sendto(b"answer", whence)
+        assert client.recvfrom(64)[0] == b"answer"
+    assert count(gates, pod, Verdict.PASS, Reason.REPLY) == 1
+    assert count(gates, pod, Verdict.DROP, Reason.NODE) == 0
+
+
+@VERSIONS
+def test_only_whom_the_pod_asked_may_answer(gates: Gates, pod: labs.LabPod, version: int) -> None:
+    enforce(gates, pod)
+    with (
+        node_udp(version, PORT) as server,
+        node_udp(version) as stranger,
+        pod_udp(pod, version) as client,
+    ):
+        client.sendto(b"question", (traffic.NODE[version], PORT))
+        _, whence = server.recvfrom(64)
+        stranger.sendto(b"lie", whence)
+        assert not arrives(client)
+    assert count(gates, pod, Verdict.DROP, Reason.NODE) == 1
+
+
+@VERSIONS
+def test_an_answer_written_by_a_raw_socket_is_dropped(
+    gates: Gates, pod: labs.LabPod, version: int
+) -> None:
+    enforce(gates, pod)
+    with node_udp(version, PORT) as server, pod_udp(pod, version) as client:
+        client.sendto(b"question", (traffic.NODE[version], PORT))
+        _, whence = server.recvfrom(64)
+        # The kernel adds the IP header, so the source is the node's own, as in a true answer.
+        datagram = struct.pack("!HHHH", PORT, whence[1], 11, 0) + b"lie"
+        with (
+            socket.socket(traffic.family(version), socket.SOCK_RAW, socket.IPPROTO_UDP) as raw,
+            contextlib.suppress(OSError),  # some protocols tell the sender of a drop: ENOBUFS
+        ):
+            raw.sendto(datagram, (traffic.address(pod, version), 0))
+        assert not arrives(client)
+    assert count(gates, pod, Verdict.DROP, Reason.NODE) == 1
+
+
+@VERSIONS
+def test_a_long_answer_arrives_in_fragments(gates: Gates, pod: labs.LabPod, version: int) -> None:
+    enforce(gates, pod)
+    with node_udp(version, PORT) as server, pod_udp(pod, version) as client:
+        client.sendto(b"question", (traffic.NODE[version], PORT))
+        _, whence = server.recvfrom(64)
+        server.sendto(bytes(5000), whence)
+        assert client.recv(8192) == bytes(5000)
+
+
+@VERSIONS
+def test_a_long_datagram_that_the_node_starts_does_not_arrive(
+    gates: Gates, pod: labs.LabPod, version: int
+) -> None:
+    enforce(gates, pod)
+    with pod_udp(pod, version, PORT) as server, node_udp(version) as client:
+        client.sendto(bytes(5000), (traffic.address(pod, version), PORT))
+        assert not arrives(server)
+    assert count(gates, pod, Verdict.DROP, Reason.NODE) == 1
+
+
+@VERSIONS
+def test_the_pod_pings_the_node_and_not_the_other_way(
+    gates: Gates, pod: labs.LabPod, version: int
+) -> None:
+    enforce(gates, pod)
+    kind = (traffic.family(version), socket.SOCK_RAW, ICMP[version])
+    with pod.open_socket(*kind) as inside, socket.socket(*kind) as outside:
+        assert is_answered(inside, traffic.NODE[version], version)
+        assert not is_answered(outside, traffic.address(pod, version), version)
+    assert count(gates, pod, Verdict.DROP, Reason.NODE) == 1
+
+
+ICMP = {4: socket.IPPROTO_ICMP, 6: socket.IPPROTO_ICMPV6}
+ECHO_REQUEST, ECHO_REPLY = {4: 8, 6: 128}, {4: 0, 6: 129}
+
+
+def is_answered(sock: socket.socket, address: str, version: int) -> bool:
+    """Whether an echo request is answered; with an identifier of its own."""
+    identifier = os.urandom(2)
+    message = bytes([ECHO_REQUEST[version], 0]) + bytes(2) + identifier + bytes(2)
+    if version == 4:  # for IPv6 the kernel fills it in
+        message = message[:2] + struct.pack("!H", frames.checksum(message)) + message[4:]
+    with contextlib.suppress(OSError):
+        sock.sendto(message, (address, 0))
+    sock.settimeout(WAIT_SECONDS)
+    start = 20 if version == 4 else 0  # a raw IPv4 socket shows the IP header
+    try:
+        while True:
+            answer = sock.recv(2048)[start:]
+            if answer[0] == ECHO_REPLY[version] and answer[4:6] == identifier:
+                return True
+    except TimeoutError:
+        return False
+
+
+@VERSIONS
+def test_protocols_without_ports_are_judged_too(
+    gates: Gates, pod: labs.LabPod, version: int
+) -> None:
+    enforce(gates, pod)
+    protocol = 47  # GRE
+    with (
+        pod.open_socket(traffic.family(version), socket.SOCK_RAW, protocol) as inside,
+        socket.socket(traffic.family(version), socket.SOCK_RAW, protocol) as outside,
+    ):
+        outside.sendto(bytes(8), (traffic.address(pod, version), 0))
+        assert not arrives(inside)
+        inside.sendto(bytes(8), (traffic.NODE[version], 0))
+        outside.sendto(bytes(8), (traffic.address(pod, version), 0))
+        assert arrives(inside)
+
+
+def test_answers_to_a_group_come_from_anybody(gates: Gates, pod: labs.LabPod) -> None:
+    enforce(gates, pod)
+    group, port = "239.18.0.1", 5301
+    with node_udp(4, port) as server, pod_udp(pod, 4) as client:
+        request = struct.pack("=4s4si", socket.inet_aton(group), bytes(4), pod.ifindex)
+        server.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, request)
+        client.sendto(b"anybody?", (group, port))
+        _, whence = server.recvfrom(64)
+        server.sendto(b"me", whence)
+        assert client.recvfrom(64)[0] == b"me"
+
+
+@VERSIONS
+def test_a_pod_cannot_make_room_in_its_neighbour_s_table(
+    gates: Gates, lab: labs.Lab, pod: labs.LabPod, version: int
+) -> None:
+    noisy = lab.add_pod("noisy", 2)
+    enforce(gates, pod)
+    enforce(gates, noisy)
+    with (
+        node_udp(version, PORT) as server,
+        pod_udp(pod, version) as client,
+        noisy.open_socket(traffic.family(version), socket.SOCK_DGRAM) as flood,
+    ):
+        client.sendto(b"question", (traffic.NODE[version], PORT))
+        _, whence = server.recvfrom(64)
+        for port in range(10_000, 14_000):
+            flood.sendto(b"", (traffic.NODE[version], port))
+        server.sendto(b"answer", whence)
+        assert client.recvfrom(64)[0] == b"answer"
+
+
+@VERSIONS
+def test_answers_pass_during_grace_and_are_counted(
+    gates: Gates, pod: labs.LabPod, version: int
+) -> None:
+    with node_udp(version, PORT) as server, pod_udp(pod, version) as client:
+        client.sendto(b"question before there is a gate", (traffic.NODE[version], PORT))
+        _, whence = server.recvfrom(64)
+        enforce(gates, pod, grace_seconds=60)
+        server.sendto(b"answer", whence)
+        assert client.recvfrom(64)[0] == b"answer"
+    assert count(gates, pod, Verdict.PASS, Reason.GRACE) == 1
+
+
+def test_grace_is_not_renewed_by_installing_again(gates: Gates, pod: labs.LabPod) -> None:
+    enforce(gates, pod)
+    enforce(gates, pod, grace_seconds=60)
+    with pod_udp(pod, 4, PORT) as server, node_udp(4) as client:
+        client.sendto(b"hello", (pod.ipv4, PORT))
+        assert not arrives(server)
+
+
+def test_audit_drops_no_datagram_and_says_what_it_would(gates: Gates, pod: labs.LabPod) -> None:
+    gates.install(pod.ifindex, GateConfig(Mode.AUDIT, pod.addresses))
+    gates.remember(pod.ifindex)
+    with pod_udp(pod, 4, PORT) as server, node_udp(4) as client:
+        client.sendto(b"hello", (pod.ipv4, PORT))
+        assert arrives(server)
+    assert count(gates, pod, Verdict.WOULD_DROP, Reason.NODE) == 1
+
+
+@VERSIONS
+def test_pods_talk_to_each_other_untouched(
+    gates: Gates, lab: labs.Lab, pod: labs.LabPod, version: int
+) -> None:
+    other = lab.add_pod("other", 2, bridged=True)
+    enforce(gates, pod)
+    enforce(gates, other)
+    with pod_udp(pod, version, PORT) as server, pod_udp(other, version) as client:
+        client.sendto(b"hello", (traffic.address(pod, version), PORT))
+        assert server.recvfrom(64)[0] == b"hello"

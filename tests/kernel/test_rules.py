@@ -1,0 +1,259 @@
+"""Who of the node is let in: rules, the kubelet, and what happens without a heartbeat."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from agent.demo import lab as labs
+from agent.preflight import cgroup2_mount
+from bpf import abi, loader
+from bpf.gates import GateConfig, Gates
+from bpf.nodeconfig import NodeConfig
+from bpf.rules import Rule, Sender
+from bpf.verdicts import Mode, Reason, Verdict
+from tests.kernel import traffic
+
+pytestmark = pytest.mark.kernel
+
+PORT, OTHER_PORT = 8080, 8081
+TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
+
+# Connects once to the port given and says how it went; started in a cgroup of the test's.
+CONNECT = """
+import socket, sys
+with open(sys.argv[1], "w") as file:
+    file.write("0")
+sock = socket.socket(socket.AF_INET6 if ":" in sys.argv[2] else socket.AF_INET)
+sock.settimeout(0.4)
+sys.exit(1 if sock.connect_ex((sys.argv[2], int(sys.argv[3]))) else 0)
+"""
+
+
+class Cgroup:
+    """A cgroup of the test's own below the v2 root."""
+
+    def __init__(self, path: str, level: int) -> None:
+        self.path = path
+        self.level = level
+        self.id = os.stat(path).st_ino
+
+    def connects(self, address: str, port: int) -> bool:
+        """Whether a process born in this cgroup reaches a server."""
+        arguments = [f"{self.path}/cgroup.procs", address, str(port)]
+        done = subprocess.run([sys.executable, "-c", CONNECT, *arguments], check=False)
+        return done.returncode == 0
+
+
+@contextlib.contextmanager
+def cgroup(name: str, parent: Cgroup | None = None) -> Iterator[Cgroup]:
+    root = cgroup2_mount()
+    assert root is not None
+    path = f"{parent.path if parent else root}/{name}"
+    os.mkdir(path)
+    try:
+        yield Cgroup(path, parent.level + 1 if parent else 1)
+    finally:
+        os.rmdir(path)
+
+
+@pytest.fixture
+def kubelet(isolated: None) -> Iterator[Cgroup]:
+    with cgroup(f"podgate-test-kubelet-{os.getpid()}") as made:
+        yield made
+
+
+@pytest.fixture
+def stranger(isolated: None) -> Iterator[Cgroup]:
+    with cgroup(f"podgate-test-stranger-{os.getpid()}") as made:
+        yield made
+
+
+@pytest.fixture
+def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
+    """The node's config, as it was afterwards."""
+    made = NodeConfig(loaded)
+    yield made
+    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.Config()))
+
+
+@pytest.fixture
+def pod(lab: labs.Lab) -> Iterator[labs.LabPod]:
+    made = lab.add_pod("guarded", 1)
+    with made.listen(PORT), made.listen(OTHER_PORT):
+        yield made
+
+
+def guard(gates: Gates, pod: labs.LabPod, *rules: Rule) -> None:
+    gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses, rules))
+
+
+PROBE = Rule(Sender.KUBELET, TCP, PORT, PORT)
+
+
+def passed(gates: Gates, pod: labs.LabPod, reason: Reason) -> int:
+    return gates.counts()[pod.ifindex].get((Verdict.PASS, reason), 0)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_the_kubelet_reaches_what_is_declared_and_nothing_else(
+    gates: Gates, pod: labs.LabPod, config: NodeConfig, kubelet: Cgroup, version: int
+) -> None:
+    config.set_kubelet(kubelet.id)
+    guard(gates, pod, PROBE)
+    assert kubelet.connects(traffic.address(pod, version), PORT)
+    assert not kubelet.connects(traffic.address(pod, version), OTHER_PORT)
+    assert passed(gates, pod, Reason.PROBE) == 1
+
+
+def test_nobody_else_is_taken_for_the_kubelet(
+    gates: Gates, pod: labs.LabPod, config: NodeConfig, kubelet: Cgroup, stranger: Cgroup
+) -> None:
+    config.set_kubelet(kubelet.id)
+    guard(gates, pod, PROBE)
+    assert not stranger.connects(pod.ipv4, PORT)
+    with cgroup("below", parent=kubelet) as pods:
+        # kind keeps pods below the kubelet's cgroup: never an ancestor match.
+        assert not pods.connects(pod.ipv4, PORT)
+    assert passed(gates, pod, Reason.PROBE) == 0
+
+
+def test_a_kubelet_in_a_new_cgroup_is_followed_at_once(
+    gates: Gates, pod: labs.LabPod, config: NodeConfig, kubelet: Cgroup, stranger: Cgroup
+) -> None:
+    config.set_kubelet(kubelet.id)
+    guard(gates, pod, PROBE)
+    config.set_kubelet(stranger.id)
+    assert stranger.connects(pod.ipv4, PORT)
+    assert not kubelet.connects(pod.ipv4, PORT)
+
+
+def test_no_kubelet_known_lets_nobody_in(
+    gates: Gates, pod: labs.LabPod, config: NodeConfig, kubelet: Cgroup
+) -> None:
+    config.set_kubelet(None)
+    guard(gates, pod, PROBE)
+    assert not kubelet.connects(pod.ipv4, PORT)
+
+
+def test_a_rule_for_a_cgroup_is_exact_and_one_for_an_ancestor_is_not(
+    gates: Gates, pod: labs.LabPod, kubelet: Cgroup, stranger: Cgroup
+) -> None:
+    with cgroup("below", parent=kubelet) as below:
+        guard(gates, pod, Rule(Sender.CGROUP, TCP, PORT, PORT, cgroup=kubelet.id))
+        assert kubelet.connects(pod.ipv4, PORT)
+        assert not below.connects(pod.ipv4, PORT)
+        ancestor = Rule(Sender.ANCESTOR, TCP, PORT, PORT, cgroup=kubelet.id, level=kubelet.level)
+        guard(gates, pod, ancestor)
+        assert kubelet.connects(pod.ipv4, PORT)
+        assert below.connects(pod.ipv4, PORT)
+        assert not stranger.connects(pod.ipv4, PORT)
+    assert passed(gates, pod, Reason.RULE) == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "is_let_in"),
+    [
+        (PORT, PORT, True),
+        (0, 65535, True),
+        (PORT - 5, PORT + 5, True),
+        (PORT + 1, PORT + 5, False),
+        (PORT - 5, PORT - 1, False),
+        (PORT + 1, PORT - 1, False),
+    ],
+)
+def test_a_range_of_ports_has_both_its_ends(
+    gates: Gates, pod: labs.LabPod, first: int, last: int, is_let_in: bool
+) -> None:
+    guard(gates, pod, Rule(Sender.ANY, TCP, first, last))
+    assert traffic.node_is_dropped(pod, 4, PORT) is not is_let_in
+
+
+def test_a_rule_for_another_protocol_lets_nobody_in(gates: Gates, pod: labs.LabPod) -> None:
+    guard(gates, pod, Rule(Sender.ANY, UDP))
+    assert traffic.node_is_dropped(pod, 4, PORT)
+    guard(gates, pod, Rule(Sender.ANY, 0))
+    assert traffic.node_reaches(pod, 4, PORT)
+
+
+def test_the_last_of_many_rules_counts(gates: Gates, pod: labs.LabPod) -> None:
+    others = [Rule(Sender.ANY, TCP, port, port) for port in range(1, abi.GATE_RULES)]
+    guard(gates, pod, *others, Rule(Sender.ANY, TCP, PORT, PORT))
+    assert traffic.node_reaches(pod, 4, PORT)
+
+
+def test_the_kernel_s_rule_lets_no_process_in(gates: Gates, pod: labs.LabPod) -> None:
+    guard(gates, pod, Rule(Sender.KERNEL))
+    assert traffic.node_is_dropped(pod, 4, PORT)
+
+
+def test_the_rule_that_matched_first_is_the_one_counted(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    hits = loaded.map(abi.RULE_HITS)
+    ids = (7, 8)
+    for number in ids:
+        hits.set(number.to_bytes(4, "little"), bytes(hits.value_size))
+    try:
+        guard(
+            gates,
+            pod,
+            Rule(Sender.ANY, TCP, OTHER_PORT, OTHER_PORT, id=7),
+            Rule(Sender.ANY, TCP, PORT, PORT, id=8),
+            Rule(Sender.ANY, TCP, PORT, PORT, id=7),
+        )
+        assert traffic.node_reaches(pod, 4, PORT)
+        counted = [any(hits.get(number.to_bytes(4, "little")) or b"") for number in ids]
+        assert counted == [False, True]
+    finally:
+        for number in ids:
+            hits.delete(number.to_bytes(4, "little"))
+
+
+def test_rules_are_replaced_for_the_next_packet(gates: Gates, pod: labs.LabPod) -> None:
+    guard(gates, pod, Rule(Sender.ANY, TCP, PORT, PORT))
+    assert traffic.node_reaches(pod, 4, PORT)
+    guard(gates, pod)
+    assert traffic.node_is_dropped(pod, 4, PORT)
+
+
+def test_without_heartbeat_the_node_reaches_what_is_declared_but_pods_do_not(
+    gates: Gates,
+    pod: labs.LabPod,
+    loaded: loader.Loaded,
+    config: NodeConfig,
+    kubelet: Cgroup,
+    stranger: Cgroup,
+) -> None:
+    long_ago = NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - int(60e9))
+    config.set_kubelet(kubelet.id)
+    config.set_limits(stale_after_seconds=30, dead_after_seconds=0)
+    guard(gates, pod, PROBE)
+    config.beat()
+    assert not stranger.connects(pod.ipv4, PORT)
+    long_ago.beat()
+    assert stranger.connects(pod.ipv4, PORT)
+    assert not stranger.connects(pod.ipv4, OTHER_PORT)
+    config.set_pods(stranger.id, stranger.level)
+    assert not stranger.connects(pod.ipv4, PORT)
+    with cgroup("pod", parent=stranger) as below:
+        assert not below.connects(pod.ipv4, PORT)
+    assert kubelet.connects(pod.ipv4, PORT)
+
+
+def test_after_the_dead_man_s_time_everything_passes_and_says_so(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded, config: NodeConfig
+) -> None:
+    long_ago = NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - int(7200e9))
+    config.set_limits(stale_after_seconds=0, dead_after_seconds=3600)
+    guard(gates, pod)
+    long_ago.beat()
+    assert traffic.node_reaches(pod, 4, OTHER_PORT)
+    assert passed(gates, pod, Reason.DEAD_MAN) == 1
+    config.beat()
+    assert traffic.node_is_dropped(pod, 4, OTHER_PORT)
