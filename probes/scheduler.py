@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import msgspec
 
 from probes import prober
+from probes.definitions import Exec
 from probes.joint import Cancellable
 from probes.netns import Netns
 from probes.results import Outcome, Result
@@ -35,6 +36,16 @@ MESSAGE_MAX_CHARS: Final = 1024
 
 # The golden ratio's multiples fill an interval evenly, however many there are.
 _GOLDEN: Final = 0.6180339887498949
+
+
+class Asking(msgspec.Struct, frozen=True):
+    """A probe that dials a certain port."""
+
+    key: ProbeKey
+    plan: prober.Plan
+    netns: Netns
+    passes: bool
+    """Whether success is what counts now."""
 
 
 class Starter(Protocol):
@@ -121,7 +132,7 @@ class Scheduler:
         self._spread_until = self._loop.time() + spread_seconds
         self._spread_seconds = spread_seconds
         self._spread_count = 0
-        self._starter: Starter = starter or prober.Prober(self._loop)
+        self.starter: Starter = starter or prober.Prober(self._loop)
         self._wall_clock = wall_clock
         self._pods: dict[str, _Pod] = {}
         self._waiting: deque[_Slot] = deque()
@@ -179,6 +190,23 @@ class Scheduler:
             if container in (None, key.container) and type in (None, key.type):
                 slot.worker.trigger(self._loop.time())
                 self._arm(slot)
+
+    def trigger_closed(self, key: ProbeKey) -> None:
+        """Probe now: the listener is known to be closed (see Worker.trigger_closed)."""
+        if slot := self._slot(key):
+            slot.worker.trigger_closed(self._loop.time())
+            self._arm(slot)
+
+    def asking(self, uid: str, port: int) -> list[Asking]:
+        """The startup and readiness probes of a pod that dial this port."""
+        pod = self._pods.get(uid)
+        return [
+            Asking(key, slot.plan, slot.netns, slot.worker.cached is Result.SUCCESS)
+            for key, slot in (pod.slots.items() if pod else ())
+            if key.type is not ProbeType.LIVENESS
+            and not isinstance(slot.worker.probe.handler, Exec)
+            and slot.worker.probe.handler.port == port
+        ]
 
     def snapshot(self) -> list[ProbeStatus]:
         """All probes as they are now, in order of their keys."""
@@ -239,7 +267,11 @@ class Scheduler:
         self._closed.set_result(None)
         for uid in tuple(self._pods):
             self.remove_pod(uid)
-        self._starter.close()
+        self.starter.close()
+
+    def _slot(self, key: ProbeKey) -> _Slot | None:
+        pod = self._pods.get(key.uid)
+        return pod.slots.get(key) if pod else None
 
     def _first_at(self) -> float:
         now = self._loop.time()
@@ -347,7 +379,7 @@ class Scheduler:
         self.in_flight += 1
         slot.worker.begin(now)
         try:
-            run = self._starter.start(slot.plan, slot.netns, partial(self._done, slot))
+            run = self.starter.start(slot.plan, slot.netns, partial(self._done, slot))
         except Exception as error:
             message = f"the prober failed: {error!r}"
             self._done(slot, Outcome(Result.UNKNOWN, message, error=True))

@@ -55,6 +55,7 @@ class Worker:
     """
 
     __slots__ = (
+        "_closed",
         "_gated",
         "_retrying",
         "_running",
@@ -85,6 +86,7 @@ class Worker:
         """No more probes at all."""
         self.run_result: Result | None = None
         self.run_length = 0
+        self._closed = False
         self._tick = first_at
         self._started_at = 0.0
         self._running = False
@@ -125,6 +127,7 @@ class Worker:
             self.container_id = container.container_id
             self.cached = restored or INITIAL_RESULTS[self.type]
             self.on_hold = False
+            self._closed = False
         if self.on_hold:
             return
         was_waiting = self._gated or not self._running
@@ -156,6 +159,15 @@ class Worker:
         During a probe: once more, right after it.
         """
         self._tick = min(self._tick, now) if self.in_flight else now
+
+    def trigger_closed(self, now: float) -> None:
+        """Probe now, since the listener is known to be closed.
+
+        If that fails, and the pod asked for it, it counts as `failure_threshold`
+        failures; otherwise as one, as ever.
+        """
+        self._closed = self.probe.fail_when_listener_closes
+        self.trigger(now)
 
     def begin(self, now: float) -> None:
         """The probe is started; ticks that were missed until now are dropped, the rhythm stays."""
@@ -198,6 +210,9 @@ class Worker:
             if result is Result.FAILURE
             else self.probe.success_threshold
         )
+        if self._closed and result is Result.FAILURE:
+            self.run_length = max(self.run_length, threshold)
+        self._closed = False
         if self.run_length < threshold:
             return
         self.cached = result
