@@ -141,6 +141,26 @@ def status(output: str, run_directory: pathlib.Path) -> None:
         statusview.show(content)
 
 
+@main.command(short_help="Show who of the node is refused, or would be.")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@_run_directory
+def drops(output: str, run_directory: pathlib.Path) -> None:
+    """Show who of the node is refused by a gate, or in audit would be: who would need a rule.
+
+    One line for each sender, pod, protocol and port, the busiest first.
+    """
+    from agent import adminclient, statusview
+
+    try:
+        content = asyncio.run(adminclient.fetch(admin_socket(run_directory), "/drops"))
+    except adminclient.Unreachable as error:
+        _fail(str(error))
+    if output == "json":
+        click.echo(content)
+    else:
+        statusview.show_drops(content)
+
+
 @main.command(short_help="Remove all that podgate ever left in the kernel.")
 @_run_directory
 @_bpffs

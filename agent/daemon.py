@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import structlog
 
 from agent import VERSION, http, preflight, tasks
+from agent.callers import CallerBook, protocol_word, wall_clock
 from agent.conditions import Conditions
 from agent.gatekeeper import Gatekeeper
 from agent.guarding import Guarded
@@ -24,8 +25,9 @@ from agent.origins import Origins
 from agent.probing import Probing
 from agent.reconciler import Reconciler
 from agent.settings import Settings
-from agent.status import GateStatus, PodStatus, Report
+from agent.status import CallerStatus, Drops, GateStatus, PodStatus, Report
 from bpf import pins, sources
+from bpf.callers import Callers
 from bpf.gates import Counts
 
 log = structlog.get_logger(__name__)
@@ -72,6 +74,11 @@ class Agent:
         )
         self._origins = Origins(gatekeeper)
         self._heartbeat = Heartbeat(gatekeeper.config, dead_man_hours=settings.dead_man_hours)
+        self._callers = CallerBook(
+            Callers(gatekeeper.loaded),
+            state=settings.run_directory / "state" / "callers.json",
+            live_ifindexes=self._live_ifindexes,
+        )
         self._http_address = ""
 
     async def run(self) -> None:
@@ -108,6 +115,7 @@ class Agent:
                     tasks.start(group, "probes", self._probing.run),
                     tasks.start(group, "origins", self._origins.run),
                     tasks.start(group, "manifests", self._manifests.run),
+                    tasks.start(group, "callers", self._callers.run),
                 ]
                 await stop.wait()
                 for task in running:
@@ -157,6 +165,41 @@ class Agent:
                 )
             ],
         )
+
+    async def drops(self) -> Drops:
+        callers = await asyncio.to_thread(self._callers.read)
+        pods = {
+            ifindex: guarded.pod
+            for guarded in self._reconciler.guarded.values()
+            for ifindex in guarded.gates
+        }
+        return Drops(
+            callers=[
+                CallerStatus(
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                    mode=pod.mode.word,
+                    protocol=protocol_word(seen.protocol),
+                    port=seen.port,
+                    sender=sender,
+                    process=seen.name,
+                    packets=seen.count,
+                    first=wall_clock(seen.first_ns),
+                    last=wall_clock(seen.last_ns),
+                )
+                for seen, sender in callers
+                if (pod := pods.get(seen.ifindex))
+            ],
+            lost_packets=self._callers.lost(),
+        )
+
+    def _live_ifindexes(self) -> set[int] | None:
+        """Gated interfaces; None until every pod has been looked at."""
+        if not self._reconciler.is_synced:
+            return None
+        return {
+            ifindex for guarded in self._reconciler.guarded.values() for ifindex in guarded.gates
+        }
 
     def _pod_status(self, guarded: Guarded, counts: dict[int, Counts]) -> PodStatus:
         pod = guarded.pod

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from agent.status import Report
+from agent.status import Drops, Report
 
 _SHUTDOWN_SECONDS = 1.0
 
@@ -30,6 +30,8 @@ class Served(Protocol):
     async def metrics(self) -> bytes: ...
 
     async def report(self) -> Report: ...
+
+    async def drops(self) -> Drops: ...
 
 
 @contextlib.asynccontextmanager
@@ -62,7 +64,8 @@ async def serve_admin(agent: Served, path: pathlib.Path) -> AsyncIterator[None]:
     Raises `ListenError`.
     """
     app = web.Application()
-    app.router.add_get("/status", _status(agent))
+    app.router.add_get("/status", _json(agent.report))
+    app.router.add_get("/drops", _json(agent.drops))
     listener = _listen_on_path(path)
     async with _running(app) as runner:
         await web.SockSite(runner, listener).start()
@@ -103,9 +106,11 @@ def _metrics(agent: Served) -> Callable[[web.Request], Awaitable[web.Response]]:
     return handle
 
 
-def _status(agent: Served) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _json(
+    answer: Callable[[], Awaitable[msgspec.Struct]],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
-        body = msgspec.json.encode(await agent.report())
+        body = msgspec.json.encode(await answer())
         return web.Response(body=body, content_type="application/json")
 
     return handle

@@ -56,3 +56,29 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     is_synced: bool
     http_address: str
     pods: list[PodStatus]
+
+
+class CallerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One sender of the node that would need a rule, for `podgate drops`.
+
+    port: the pod's, 0 for protocols without; sender: path of its cgroup; process: its name at first
+    sight, where the kernel says; packets: since first.
+    """
+
+    namespace: str
+    pod: str
+    mode: str
+    protocol: str
+    port: int
+    sender: str
+    process: str
+    packets: int
+    first: datetime.datetime
+    last: datetime.datetime
+
+
+class Drops(msgspec.Struct, frozen=True, kw_only=True):
+    """All of them, the busiest first. `lost_packets`: of senders that found no place."""
+
+    callers: list[CallerStatus]
+    lost_packets: int

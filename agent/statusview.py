@@ -3,10 +3,11 @@
 import msgspec
 import rich.box
 import rich.console
+import rich.markup
 import rich.table
 
 from agent.conditions import TRUE, Condition
-from agent.status import GateStatus, PodStatus, Report
+from agent.status import Drops, GateStatus, PodStatus, Report
 
 # Nobody's terminal to fit into: grep wants whole lines.
 _PIPED_WIDTH = 160
@@ -17,9 +18,7 @@ _SHOWN_VERDICTS = ("drop", "would-drop")
 def show(content: bytes) -> None:
     """Print the admin API's report as tables."""
     report = msgspec.json.decode(content, type=Report)
-    console = rich.console.Console()
-    if not console.is_terminal:
-        console.width = _PIPED_WIDTH
+    console = _console()
     programs = "compiled at start" if report.was_compiled else "already pinned"
     console.print(
         f"podgate {report.version}, pid {report.pid}, since {report.started:%Y-%m-%d %H:%M:%S}Z; "
@@ -41,6 +40,37 @@ def show(content: bytes) -> None:
                     highlight=False,
                     soft_wrap=True,
                 )
+
+
+def show_drops(content: bytes) -> None:
+    """Print who is refused, or would be."""
+    drops = msgspec.json.decode(content, type=Drops)
+    console = _console()
+    if not drops.callers:
+        console.print("No process of the node has started anything towards a gated pod.")
+    else:
+        table = _table("POD", "MODE", "TO", "SENDER", "PROCESS", "PACKETS", "FIRST", "LAST")
+        for caller in drops.callers:
+            table.add_row(
+                f"{caller.namespace}/{caller.pod}",
+                caller.mode,
+                f"{caller.protocol} {caller.port}" if caller.port else caller.protocol,
+                rich.markup.escape(caller.sender),
+                rich.markup.escape(caller.process) or "-",
+                str(caller.packets),
+                f"{caller.first:%m-%d %H:%M:%S}",
+                f"{caller.last:%m-%d %H:%M:%S}",
+            )
+        console.print(table)
+    if drops.lost_packets:
+        console.print(f"{drops.lost_packets} packets of further senders found no place.")
+
+
+def _console() -> rich.console.Console:
+    console = rich.console.Console()
+    if not console.is_terminal:
+        console.width = _PIPED_WIDTH
+    return console
 
 
 def _pods(pods: list[PodStatus]) -> rich.table.Table:

@@ -19,12 +19,14 @@ GATE_RULES = 32
 REPLY_SLOTS = 1024
 MAX_GATES = 4096
 MAX_RULE_HITS = 65536
+MAX_CALLERS = 16384
 ORIGIN_IFINDEXES = 1 << 23
 
 # `enum bpf_map_type`
 _HASH = 1
 _ARRAY = 2
 _PERCPU_HASH = 5
+_PERCPU_ARRAY = 6
 _HASH_OF_MAPS = 13
 
 # `BPF_F_NO_PREALLOC`
@@ -102,6 +104,29 @@ class ReplySlot(ctypes.Structure):
     _fields_ = (("flow", Flow), ("sent_ns", ctypes.c_uint64))
 
 
+class CallerKey(ctypes.Structure):
+    """`struct caller_key`: who (cgroup id) started what to whom."""
+
+    _fields_ = (
+        ("cgroup", ctypes.c_uint64),
+        ("ifindex", ctypes.c_uint32),
+        ("port", ctypes.c_uint16),
+        ("protocol", ctypes.c_uint8),
+        ("pad", ctypes.c_uint8),
+    )
+
+
+class Caller(ctypes.Structure):
+    """`struct caller`: times are CLOCK_MONOTONIC in ns, `count` in packets."""
+
+    _fields_ = (
+        ("first_ns", ctypes.c_uint64),
+        ("last_ns", ctypes.c_uint64),
+        ("count", ctypes.c_uint64),
+        ("name", ctypes.c_char * 16),
+    )
+
+
 class Counters(ctypes.Structure):
     """`struct counters`: packets by verdict and reason, on one CPU."""
 
@@ -121,18 +146,25 @@ class MapSpec:
 
     @property
     def is_per_cpu(self) -> bool:
-        return self.type == _PERCPU_HASH
+        return self.type in (_PERCPU_HASH, _PERCPU_ARRAY)
 
 
 GATES = MapSpec("gates", _HASH, 4, ctypes.sizeof(Gate), MAX_GATES, _NO_PREALLOC)
 COUNTERS = MapSpec("counters", _PERCPU_HASH, 4, ctypes.sizeof(Counters), MAX_GATES, _NO_PREALLOC)
 RULE_HITS = MapSpec("rule_hits", _PERCPU_HASH, 4, 8, MAX_RULE_HITS, _NO_PREALLOC)
 CONFIG = MapSpec("config", _ARRAY, 4, ctypes.sizeof(Config), 1)
+CALLERS = MapSpec(
+    "callers", _HASH, ctypes.sizeof(CallerKey), ctypes.sizeof(Caller), MAX_CALLERS, _NO_PREALLOC
+)
+CALLERS_LOST = MapSpec("callers_lost", _PERCPU_ARRAY, 4, 8, 1)
 REPLY_TABLE = MapSpec("reply_table", _ARRAY, 4, ctypes.sizeof(ReplySlot), REPLY_SLOTS)
 REPLIES = MapSpec("replies", _HASH_OF_MAPS, 4, 4, MAX_GATES)
 ORIGIN = MapSpec("origin", _ARRAY, 4, 8, ORIGIN_IFINDEXES // 64)
 
-MAPS = (GATES, COUNTERS, RULE_HITS, CONFIG, REPLY_TABLE, REPLIES, ORIGIN)
+MAPS = (
+    *(GATES, COUNTERS, RULE_HITS, CONFIG, CALLERS, CALLERS_LOST),
+    *(REPLY_TABLE, REPLIES, ORIGIN),
+)
 
 GATE_EGRESS = "gate_egress"
 GATE_INGRESS = "gate_ingress"

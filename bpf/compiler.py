@@ -10,6 +10,8 @@ import os
 import shutil
 import sys
 import time
+from types import ModuleType
+from typing import Any
 
 from bpf import abi, errors, maps, pins, sources, syscalls
 
@@ -39,9 +41,8 @@ def compile_and_pin(installation: pins.Pins) -> None:
     unfinished.mkdir(mode=0o700)
     flags = ["-Wall", "-Werror", f'-DPIN_DIR="{installation.maps}"']
     try:
-        module = bcc.BPF(text=sources.expand("gate.c"), cflags=flags)
-        for name in abi.PROGRAMS:
-            function = module.load_func(name.encode(), bcc.BPF.SCHED_CLS)
+        functions = _load(bcc, flags)
+        for name, function in functions.items():
             syscalls.pin(function.fd, str(unfinished / name))
     except Exception as error:  # bcc raises plain Exception for all that fails
         raise errors.CompileError(
@@ -53,6 +54,20 @@ def compile_and_pin(installation: pins.Pins) -> None:
     if final.exists():  # it lacks a program, or nothing would have been compiled
         shutil.rmtree(final)
     os.rename(unfinished, final)
+
+
+def _load(bcc: ModuleType, flags: list[str]) -> dict[str, Any]:
+    """bcc's functions by name. Raises what bcc raises: plain Exception."""
+    try:
+        return _load_with(bcc, [*flags, "-DCURRENT_TASK"])
+    except Exception:
+        # Before Linux 6.10 tc programs may not ask for the current task (its name and cgroup).
+        return _load_with(bcc, flags)
+
+
+def _load_with(bcc: ModuleType, flags: list[str]) -> dict[str, Any]:
+    module = bcc.BPF(text=sources.expand("gate.c"), cflags=flags)
+    return {name: module.load_func(name.encode(), bcc.BPF.SCHED_CLS) for name in abi.PROGRAMS}
 
 
 def main() -> int:

@@ -100,6 +100,23 @@ struct config {
 	__u32 pad;
 };
 
+/* Who started what to whom: kept for each combination, so that no rare caller is ever missed. */
+struct caller_key {
+	__u64 cgroup; /* id; 0: no socket */
+	__u32 ifindex;
+	__u16 port; /* the pod's, host byte order; 0 for protocols without */
+	__u8 protocol;
+	__u8 pad;
+};
+
+/* What is known of it. Times are CLOCK_MONOTONIC in nanoseconds. */
+struct caller {
+	__u64 first_ns;
+	__u64 last_ns;
+	__u64 count;   /* packets */
+	char name[16]; /* of the process at first sight; empty where the kernel does not say */
+};
+
 /* A conversation that is not TCP, as the pod sees it. Ports of ICMP: the echo identifier, and 0. */
 struct flow {
 	struct address pod;
@@ -129,6 +146,7 @@ struct counters {
 
 #define MAX_GATES     4096
 #define MAX_RULE_HITS 65536
+#define MAX_CALLERS   16384
 
 /* One bit per ifindex. Never reused before 2^31, so a node may well pass a million; 1 MiB. */
 #define ORIGIN_IFINDEXES (1 << 23)

@@ -10,6 +10,7 @@
 #include "abi.h"
 #include "maps.h"
 #include "packet.h"
+#include "callers.h"
 #include "replies.h"
 #include "rules.h"
 
@@ -126,7 +127,10 @@ ALWAYS_INLINE __u32 judge_opening(struct __sk_buff *skb, struct gate *gate, __u8
 		count_hit(found);
 		return found >> 32 == SENDER_KUBELET + 1 ? PASS(REASON_PROBE) : PASS(REASON_RULE);
 	}
-	return is_abandoned(known, now_ns) ? PASS(REASON_DEAD_MAN) : refuse(skb);
+	if (is_abandoned(known, now_ns))
+		return PASS(REASON_DEAD_MAN);
+	note_caller(skb, protocol, port, now_ns);
+	return refuse(skb);
 }
 
 /* A redirect would let the node steer the pod's own traffic. */

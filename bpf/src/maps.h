@@ -15,6 +15,11 @@ BPF_TABLE_PINNED("percpu_hash", __u32, __u64, rule_hits, MAX_RULE_HITS, PIN_DIR 
 		 BPF_F_NO_PREALLOC);
 BPF_TABLE_PINNED("array", __u32, struct config, config, 1, PIN_DIR "/config");
 
+/* Full, it keeps the callers it has; callers_lost counts packets of those that found no place. */
+BPF_TABLE_PINNED("hash", struct caller_key, struct caller, callers, MAX_CALLERS, PIN_DIR "/callers",
+		 BPF_F_NO_PREALLOC);
+BPF_TABLE_PINNED("percpu_array", __u32, __u64, callers_lost, 1, PIN_DIR "/callers_lost");
+
 /* The shape of every pod's reply table, and the tables by ifindex. */
 BPF_TABLE_PINNED("array", __u32, struct reply_slot, reply_table, REPLY_SLOTS,
 		 PIN_DIR "/reply_table");

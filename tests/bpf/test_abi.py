@@ -79,6 +79,7 @@ def test_one_rule_too_many_is_one_sentence() -> None:
         ("GATE_RULES", abi.GATE_RULES),
         ("REPLY_SLOTS", abi.REPLY_SLOTS),
         ("MAX_RULE_HITS", abi.MAX_RULE_HITS),
+        ("MAX_CALLERS", abi.MAX_CALLERS),
         ("MAX_GATES", abi.MAX_GATES),
         ("ORIGIN_IFINDEXES", abi.ORIGIN_IFINDEXES),
     ],
@@ -96,6 +97,7 @@ def test_struct_has_no_hole() -> None:
     """The kernel compares and copies all bytes of a value, so none may be left to chance."""
     for structure in (
         *(abi.Address, abi.Rule, abi.Gate, abi.Config),
+        *(abi.CallerKey, abi.Caller),
         *(abi.Counters, abi.Flow, abi.ReplySlot),
     ):
         end = 0

@@ -361,6 +361,20 @@ def test_status_shows_the_pod_to_people_and_machines(operator: Operator, web: La
     assert document["pods"][0]["mode"] == "enforce"
 
 
+def test_drops_names_who_would_need_a_rule(operator: Operator, web: LabPod) -> None:
+    operator.write_manifest(web, mode="audit", container=LISTENING)
+    operator.start()
+    operator.wait_for("the gate", isolated_as("web", "Audit"))
+    arguments = ("drops", "--run-directory", str(operator.run_directory))
+    assert "No process of the node" in podgate(*arguments).stdout
+    assert connects(web)
+    document = json.loads(podgate(*arguments, "--output", "json").stdout)
+    (caller,) = document["callers"]
+    assert (caller["pod"], caller["protocol"], caller["port"]) == ("web", "tcp", PORT)
+    assert caller["sender"].startswith("/")
+    assert f"tcp {PORT}" in podgate(*arguments).stdout
+
+
 def test_status_without_an_agent_is_one_sentence(isolated: None, tmp_path: pathlib.Path) -> None:
     done = podgate("status", "--run-directory", str(tmp_path))
     assert done.returncode == 1

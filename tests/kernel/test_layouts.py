@@ -71,6 +71,7 @@ def seen_by_bcc(isolated: None, installation: pins.Pins) -> dict[str, object]:
         ("gates", abi.Gate),
         ("counters", abi.Counters),
         ("config", abi.Config),
+        ("callers", abi.Caller),
         ("reply_table", abi.ReplySlot),
         ("rule_hits", ctypes.c_uint64),
         ("origin", ctypes.c_uint64),

@@ -1,0 +1,74 @@
+"""The aggregate of who would need a rule."""
+
+import socket
+
+import pytest
+
+from agent.demo import lab as labs
+from bpf import loader
+from bpf.callers import Callers, Seen
+from bpf.gates import GateConfig, Gates
+from bpf.rules import Rule, Sender
+from bpf.verdicts import Mode
+from tests.kernel import traffic
+
+pytestmark = pytest.mark.kernel
+
+PORT = 8080
+
+
+@pytest.fixture
+def pod(lab: labs.Lab, gates: Gates) -> labs.LabPod:
+    return lab.add_pod("called", 1)
+
+
+def seen(loaded: loader.Loaded, pod: labs.LabPod) -> list[Seen]:
+    return [one for one in Callers(loaded).read() if one.ifindex == pod.ifindex]
+
+
+@pytest.mark.parametrize("mode", [Mode.AUDIT, Mode.ENFORCE])
+def test_a_caller_is_kept_with_its_name_and_port(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded, mode: Mode
+) -> None:
+    gates.install(pod.ifindex, GateConfig(mode, pod.addresses))
+    with pod.listen(PORT):
+        traffic.node_is_dropped(pod, 4, PORT)
+    (one,) = seen(loaded, pod)
+    assert (one.protocol, one.port) == (socket.IPPROTO_TCP, PORT)
+    assert one.count >= 1
+    assert one.last_ns >= one.first_ns > 0
+    assert one.cgroup != 0
+
+
+def test_each_combination_is_one_entry_however_often_it_calls(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    gates.install(pod.ifindex, GateConfig(Mode.AUDIT, pod.addresses))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _ in range(10):
+            sock.sendto(b"", (pod.ipv4, 1))
+        sock.sendto(b"", (pod.ipv4, 2))
+    found = {one.port: one.count for one in seen(loaded, pod)}
+    assert found == {1: 10, 2: 1}
+
+
+def test_who_is_let_in_needs_no_rule_and_is_not_kept(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    rule = Rule(Sender.ANY, socket.IPPROTO_TCP, PORT, PORT)
+    gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses, (rule,)))
+    with pod.listen(PORT):
+        assert traffic.node_reaches(pod, 4, PORT)
+    assert seen(loaded, pod) == []
+
+
+def test_callers_of_interfaces_that_are_gone_are_forgotten(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
+    assert traffic.node_is_dropped(pod, 4, PORT)
+    callers = Callers(loaded)
+    callers.prune({pod.ifindex})
+    assert seen(loaded, pod)
+    callers.prune(())
+    assert seen(loaded, pod) == []
