@@ -10,7 +10,7 @@ say() {
 
 # bcc is the distribution's: PyPI's package of that name is another project. Its Python module is
 # built for the distribution's Python, so that one makes the virtual environment.
-packages="python3-bpfcc python3-venv iproute2 util-linux"
+packages="python3-bpfcc python3-venv iproute2 util-linux nftables"
 
 missing=""
 for package in $packages; do
