@@ -57,7 +57,7 @@ class Agent:
             load_seconds=gatekeeper.loaded.load_ms / 1000,
         )
         self._reader = NetworkReader()
-        self._probing = Probing(self._conditions, self._metrics)
+        self._probing = Probing(self._conditions, self._metrics, pins.Pins(settings.bpffs))
         self._reconciler = Reconciler(
             gatekeeper=gatekeeper,
             reader=self._reader,

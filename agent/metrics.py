@@ -3,7 +3,7 @@
 Drops are counted from the per-CPU map at scrape time, never from events, which may be lost.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -19,6 +19,8 @@ from bpf.gates import Counts
 _PROBE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 1, 2.5, 10)
 # 0.1 ms by clsact, 10 ms by tcx, seconds when others hold RTNL.
 _ATTACH_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
+# Microseconds while the loop is idle; where it is seconds, the cap holds probes back.
+_DELAY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1, 5)
 
 # A "_created" series beside every other one doubles what is stored and tells nobody anything.
 prometheus_client.disable_created_metrics()
@@ -77,9 +79,36 @@ PROBE_SECONDS = Family(
     ("probe_type", "container", "pod", "namespace"),
 )
 
+PROBES_IN_FLIGHT = Family("podgate_probes_in_flight", "gauge", "Probes under way.")
+PROBES_WAITING = Family(
+    "podgate_probes_waiting", "gauge", "Probes that are due and held back by the cap."
+)
+PROBE_DELAY_SECONDS = Family(
+    "podgate_probe_delay_seconds", "histogram", "Time by which probes began after they were due."
+)
+LISTENER_HINTS = Family(
+    "podgate_listener_hints_total",
+    "counter",
+    "Listeners of pods that opened or closed, and what looking at them came to.",
+    ("kind", "fate"),
+)
+LISTENER_EVENTS_LOST = Family(
+    "podgate_listener_events_lost_total",
+    "counter",
+    "Listener events for which there was no room; the pods' probes run at their times as ever.",
+)
+LISTENERS_UNWATCHED = Family(
+    "podgate_listeners_unwatched",
+    "gauge",
+    "Listeners of a pod from before podgate watched it: they do not tell when they close.",
+    ("namespace", "pod"),
+)
+
 FAMILIES = (
     *(GATE_PACKETS, GATES, POD_CONDITION, MANIFEST_PROBLEM, INFO),
     *(LOAD_SECONDS, ATTACH_SECONDS, GATES_LOST, PROBES, PROBE_SECONDS),
+    *(PROBES_IN_FLIGHT, PROBES_WAITING, PROBE_DELAY_SECONDS),
+    *(LISTENER_HINTS, LISTENER_EVENTS_LOST, LISTENERS_UNWATCHED),
 )
 
 
@@ -98,6 +127,7 @@ class _ScrapeTimeCollector:
         self._conditions = conditions
         self.gates: list[GateSample] = []
         self.pods: list[Pod] = []
+        self.metrics: Metrics | None = None
 
     def collect(self) -> Iterator[core.Metric]:
         packets = _family(GATE_PACKETS)
@@ -113,6 +143,23 @@ class _ScrapeTimeCollector:
         yield packets
         yield modes
         yield from self._pods()
+        if self.metrics is not None:
+            yield from self._probes(self.metrics)
+
+    def _probes(self, metrics: "Metrics") -> Iterator[core.Metric]:
+        for family, value in zip(
+            (PROBES_IN_FLIGHT, PROBES_WAITING, LISTENER_EVENTS_LOST),
+            (*metrics.probe_load(), metrics.listener_events_lost),
+            strict=True,
+        ):
+            metric = _family(family)
+            metric.add_metric((), value)
+            yield metric
+        unwatched = _family(LISTENERS_UNWATCHED)
+        for pod in self.pods:
+            if count := metrics.unwatched_listeners.get(pod.uid):
+                unwatched.add_metric((pod.namespace, pod.name), count)
+        yield unwatched
 
     def _pods(self) -> Iterator[core.Metric]:
         conditions = _family(POD_CONDITION)
@@ -141,6 +188,14 @@ class Metrics:
         self.gates_lost = self._counter(GATES_LOST)
         self._probes = self._counter(PROBES)
         self._probe_seconds = self._histogram(PROBE_SECONDS, _PROBE_BUCKETS)
+        self.probe_delay_seconds = self._histogram(PROBE_DELAY_SECONDS, _DELAY_BUCKETS)
+        self.listener_hints = self._counter(LISTENER_HINTS)
+        self.probe_load: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Probes in flight and waiting, asked for at scrape time."""
+        self.listener_events_lost = 0
+        self.unwatched_listeners: dict[str, int] = {}
+        """By pod uid."""
+        self._scraped.metrics = self
         prometheus_client.ProcessCollector(registry=self.registry)
 
     def describe_agent(

@@ -1,32 +1,56 @@
 """Probes of all pods: what the scheduler finds, as conditions, metrics and status."""
 
+import asyncio
 import time
 
-from agent import names
+from agent import names, tasks
 from agent.conditions import FALSE, TRUE, UNKNOWN, Conditions
 from agent.guarding import Guarded
+from agent.listeners import ListenerWatch
 from agent.metrics import Metrics
 from agent.pods import Pod
 from agent.status import ProbeStatus
+from bpf import pins
 from probes.results import Outcome, Result
 from probes.scheduler import ContainerTarget, PodTarget, ProbeKey, Scheduler
 from probes.specs import Grpc, Handler, HttpGet, TcpSocket
+
+# After a restart, 1,500 probes at once are 100 ms in which nothing else is done. Spread over a
+# second they are one part in ten of it, and no pod waits for longer than its probe's period.
+_SPREAD_SECONDS = 1.0
 
 
 class Probing:
     """Runs the probes of guarded pods. To be made on the running event loop."""
 
-    def __init__(self, conditions: Conditions, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        conditions: Conditions,
+        metrics: Metrics,
+        installation: pins.Pins,
+        *,
+        spread_seconds: float = 0.0,
+    ) -> None:
+        """spread_seconds: over how long the first probes of a full node are spread."""
         self._conditions = conditions
         self._metrics = metrics
-        self._scheduler = Scheduler(on_result=self._on_result, on_probe=self._on_probe)
+        self._scheduler = Scheduler(
+            on_result=self._on_result,
+            on_probe=self._on_probe,
+            on_delay=metrics.probe_delay_seconds.observe,
+            spread_seconds=_SPREAD_SECONDS,
+        )
+        self._listeners = ListenerWatch(self._scheduler, metrics, installation)
+        metrics.probe_load = lambda: (self._scheduler.in_flight, self._scheduler.waiting)
         self._pods: dict[str, Pod] = {}
         self._probed: set[str] = set()
         self._first_seen: dict[tuple[str, int], float] = {}
 
     async def run(self) -> None:
         """Probe until cancelled."""
-        await self._scheduler.run()
+        async with asyncio.TaskGroup() as group:
+            tasks.start(group, "scheduler", self._scheduler.run)
+            tasks.start(group, "listeners", self._listeners.run)
 
     def update(self, guarded: Guarded) -> None:
         """Take in what is known of a pod now, and say whether its probes pass."""
@@ -35,11 +59,14 @@ class Probing:
         if target := self._target(guarded):
             self._scheduler.set_pod(target)
             self._probed.add(pod.uid)
+            if any(container.readiness or container.startup for container in pod.spec.containers):
+                self._listeners.watch(pod.uid, target.netns)
         self._say(pod)
 
     def remove(self, uid: str) -> None:
         """Stop the pod's probes and forget it."""
         self._scheduler.remove_pod(uid)
+        self._listeners.forget(uid)
         self._pods.pop(uid, None)
         self._probed.discard(uid)
         self._first_seen = {key: at for key, at in self._first_seen.items() if key[0] != uid}

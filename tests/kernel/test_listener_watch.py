@@ -1,0 +1,144 @@
+"""A listener that closes or opens changes what podgate says, without waiting for a period."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent.conditions import Conditions
+from agent.demo import lab as labs
+from agent.listeners import ListenerWatch
+from agent.metrics import Metrics
+from bpf import pins
+from probes import scheduler
+from probes.definitions import Probe, TcpSocket
+from probes.results import Result
+from probes.specs import ContainerProbes
+
+pytestmark = pytest.mark.kernel
+
+_HOUR = 3600.0
+
+
+class Watched:
+    """Pods probed once an hour, and the results as they come."""
+
+    def __init__(self, installation: pins.Pins) -> None:
+        self.results: asyncio.Queue[tuple[str, Result]] = asyncio.Queue()
+        self.metrics = Metrics(Conditions())
+        self.scheduler = scheduler.Scheduler(
+            on_result=lambda key, result: self.results.put_nowait((key.uid, result)),
+            on_probe=lambda key, outcome: None,
+        )
+        self.watch = ListenerWatch(self.scheduler, self.metrics, installation)
+
+    def add(self, pod: labs.LabPod, *, asks: bool = True) -> None:
+        probe = Probe(TcpSocket(8080), period_seconds=_HOUR, fail_when_listener_closes=asks)
+        container = scheduler.ContainerTarget(ContainerProbes("app", readiness=probe), "c1")
+        addresses = tuple(str(address) for address in pod.addresses)
+        self.scheduler.set_pod(scheduler.PodTarget(pod.name, pod.netns, addresses, (container,)))
+        self.watch.watch(pod.name, pod.netns)
+
+    async def next(self) -> tuple[str, Result]:
+        async with asyncio.timeout(10):
+            return await self.results.get()
+
+
+@pytest.fixture
+def web(lab: labs.Lab) -> labs.LabPod:
+    return lab.add_pod("web", 1)
+
+
+@pytest.fixture
+def shop(lab: labs.Lab) -> labs.LabPod:
+    return lab.add_pod("shop", 2)
+
+
+@pytest.fixture
+async def watched(installation: pins.Pins) -> AsyncIterator[Watched]:
+    installation.prepare()
+    made = Watched(installation)
+    task = asyncio.create_task(made.watch.run())
+    async with asyncio.timeout(60):
+        await made.watch.attached.wait()
+    yield made
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    await made.scheduler.aclose()
+
+
+async def test_listener_that_opens_and_closes_is_seen_at_once(
+    watched: Watched, web: labs.LabPod
+) -> None:
+    watched.add(web)
+    for _ in range(3):
+        with web.listen(8080):
+            assert await watched.next() == ("web", Result.SUCCESS)
+        assert await watched.next() == ("web", Result.FAILURE)
+
+
+async def test_only_the_pod_concerned_is_probed(
+    watched: Watched, web: labs.LabPod, shop: labs.LabPod
+) -> None:
+    for added in (web, shop):
+        watched.add(added)
+    with shop.listen(8080):
+        assert await watched.next() == ("shop", Result.SUCCESS)
+        with web.listen(8080):
+            assert await watched.next() == ("web", Result.SUCCESS)
+        assert await watched.next() == ("web", Result.FAILURE)
+    assert await watched.next() == ("shop", Result.FAILURE)
+
+
+async def test_listener_from_before_is_known_not_to_report(
+    watched: Watched, web: labs.LabPod
+) -> None:
+    with web.listen(8080), web.listen(8081):
+        watched.add(web)
+        assert await watched.next() == ("web", Result.SUCCESS)
+        assert watched.metrics.unwatched_listeners == {"web": 2}
+    watched.watch.forget("web")
+    assert watched.metrics.unwatched_listeners == {}
+
+
+async def test_port_shared_by_two_listeners_stays_open_with_one(
+    watched: Watched, web: labs.LabPod, shop: labs.LabPod
+) -> None:
+    watched.add(web)
+    watched.add(shop)
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            sock = stack.enter_context(web.open_socket(socket.AF_INET, socket.SOCK_STREAM))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sock.bind(("", 8080))
+            sock.listen()
+        assert await watched.next() == ("web", Result.SUCCESS)
+        sock.close()
+        # Another pod's flips take as long as this close would have taken to be believed.
+        with shop.listen(8080):
+            assert await watched.next() == ("shop", Result.SUCCESS)
+        assert await watched.next() == ("shop", Result.FAILURE)
+    assert await watched.next() == ("web", Result.FAILURE)
+
+
+async def test_without_cgroups_probes_run_at_their_times(
+    installation: pins.Pins, web: labs.LabPod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise OSError("cgroup v2 is not mounted")
+
+    installation.prepare()
+    monkeypatch.setattr("bpf.listeners.cgroup_root", missing)
+    watched = Watched(installation)
+    task = asyncio.create_task(watched.watch.run())
+    with web.listen(8080):
+        watched.add(web)
+        assert await watched.next() == ("web", Result.SUCCESS)
+    assert not watched.watch.attached.is_set()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    await watched.scheduler.aclose()
