@@ -17,7 +17,12 @@ _INGRESS_IFINDEX_OFFSET = 36  # followed by ifindex
 
 def judge(loaded: loader.Loaded, frame: bytes, ifindex: int, ingress_ifindex: int = 0) -> int:
     """Run the gate on `frame` as if it left by `ifindex`; what it returned."""
-    context = bytearray(_SIZE)
-    struct.pack_into("=II", context, _INGRESS_IFINDEX_OFFSET, ingress_ifindex, ifindex)
     program_fd = loaded.programs[abi.GATE_EGRESS]
-    return syscalls.run_program(program_fd, frame, bytes(context))[0]
+    return syscalls.run_program(program_fd, frame, context(ifindex, ingress_ifindex))[0]
+
+
+def context(ifindex: int, ingress_ifindex: int) -> bytes:
+    """A `struct __sk_buff` that says by which interfaces a test frame came and leaves."""
+    made = bytearray(_SIZE)
+    struct.pack_into("=II", made, _INGRESS_IFINDEX_OFFSET, ingress_ifindex, ifindex)
+    return bytes(made)
