@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 C_FILES := $(shell find bpf -name '*.[ch]')
 
-.PHONY: demo test lint types test-unit test-kernel bench format docs setup clean
+.PHONY: demo test lint types test-unit test-kernel test-kernels bench format docs setup clean
 
 demo: setup
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -26,6 +26,11 @@ test-unit: setup
 # Needs root and a kernel with BPF; what is missing is an error, never a skip.
 test-kernel: setup
 	$(PYTEST) -m kernel
+
+# The same tests on Debian's kernels in QEMU, into docs/kernels.md; `make test-kernels KERNEL=6.1`
+# takes one. An hour or more for each: the machines are emulated in software.
+test-kernels: setup
+	@$(PYTHON) -m tests.kernels $(KERNEL)
 
 # All benchmarks, or `make bench BENCH=start`; figures are JSON lines on stdout.
 bench: setup
