@@ -28,7 +28,7 @@ test-kernel: setup
 	$(PYTEST) -m kernel
 
 # The same tests on Debian's kernels in QEMU, into docs/kernels.md; `make test-kernels KERNEL=6.1`
-# takes one. An hour or more for each: the machines are emulated in software.
+# takes one. Most of an hour for each: the machines are emulated in software.
 test-kernels: setup
 	@$(PYTHON) -m tests.kernels $(KERNEL)
 

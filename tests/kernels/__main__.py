@@ -1,0 +1,117 @@
+"""`python -m tests.kernels [SERIES]`: the kernel tests on Debian's kernels, and docs/kernels.md.
+
+Exits with 1 when a test failed or a guest did not come to its end; a kernel that is not to be had
+is said on the page and is no failure.
+"""
+
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from tests.kernels import guests, report, results, suites
+
+_CHECKOUT = pathlib.Path(__file__).parents[2]
+_CACHE = _CHECKOUT / ".cache" / "kernels"
+_PAGE = _CHECKOUT / "docs" / "kernels.md"
+_PACKAGES = ("qemu-system-x86", "busybox-static", "kmod", "debian-archive-keyring")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.kernels", description=__doc__)
+    parser.add_argument("series", nargs="?", choices=[kernel.series for kernel in suites.KERNELS])
+    parser.add_argument("--only", default="", help="pytest -k: a try, which writes no page")
+    options = parser.parse_args()
+
+    _install()
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    (_CACHE / ".gitignore").write_text("*\n")
+    mirrors = suites.read_mirrors(_apt_sources())
+    failed = False
+    for kernel in suites.KERNELS:
+        if options.series in (None, kernel.series):
+            entry, is_good = _try(kernel, mirrors, ["-k", options.only] if options.only else [])
+            failed |= not is_good
+            _say(entry.row)
+            if not options.only:
+                known = report.read(_PAGE.read_text(encoding="utf-8") if _PAGE.exists() else "")
+                _PAGE.write_text(report.render(known | {kernel.series: entry}), encoding="utf-8")
+    return int(failed)
+
+
+def _try(
+    kernel: suites.Kernel, mirrors: suites.Mirrors, arguments: list[str]
+) -> tuple[report.Entry, bool]:
+    try:
+        image = suites.fetch(kernel, mirrors, _CACHE)
+    except suites.NotToBeHadError as error:
+        return report.entry_not_to_be_had(kernel.series, str(error)), True
+    exchange = _CACHE / "exchange" / kernel.series
+    _say(f"{image.release}: running; follow it in {exchange.relative_to(_CHECKOUT)}/output.txt")
+    commit = _commit()
+    ran = guests.run(image, _CHECKOUT, exchange, arguments)
+    found = results.read(exchange)
+    remark = ""
+    if not ran.ended_in_time:
+        remark = f"The guest was stopped after {guests.LIMIT_SECONDS} s."
+    elif not found.collected:
+        remark = f"No test was collected; see {exchange.relative_to(_CHECKOUT)}."
+    entry = report.entry_of_run(
+        series=kernel.series,
+        release=image.release,
+        package=f"{image.package_version} ({image.suite})",
+        commit=commit,
+        seconds=ran.seconds,
+        found=found,
+        remark=remark,
+    )
+    return entry, found.is_complete and not found.failed
+
+
+def _apt_sources() -> Iterator[str]:
+    apt = pathlib.Path("/etc/apt")
+    for path in (apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))):
+        if path.suffix in (".list", ".sources") and path.exists():
+            yield path.read_text(encoding="utf-8")
+
+
+def _install() -> None:
+    """As deploy/setup.sh does for the other targets: what is missing, from the distribution."""
+    missing = [package for package in _PACKAGES if not _is_installed(package)]
+    if not missing:
+        return
+    _say(f"installing {' '.join(missing)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
+    if subprocess.run(install, env=environment, capture_output=True).returncode != 0:
+        # The package lists may be missing or old: fetch them only if it does not work without.
+        subprocess.run(["apt-get", "update", "-qq"], env=environment, check=True)
+        subprocess.run(install, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+
+def _is_installed(package: str) -> bool:
+    query = ["dpkg-query", "-W", "-f", "${Status}", package]
+    return subprocess.run(query, capture_output=True).stdout.endswith(b" installed")
+
+
+def _commit() -> str:
+    git = ["git", "-C", str(_CHECKOUT)]
+    name = subprocess.run(
+        [*git, "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    changes = subprocess.run(
+        [*git, "status", "--porcelain", "--", ".", ":!docs/kernels.md"],
+        check=True,
+        capture_output=True,
+    ).stdout
+    return f"{name} and changes" if changes else name
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

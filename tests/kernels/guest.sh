@@ -1,0 +1,41 @@
+#!/bin/bash
+# Runs as the guest's init, over the host's files: what a node has mounted, then the suite. All that
+# it finds out lies in /exchange when the machine goes off.
+. /exchange/settings
+
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+mkdir -p /dev/pts /dev/shm
+mount -t devpts devpts /dev/pts
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mount -t bpf bpf /sys/fs/bpf
+for folder in /dev/shm /run; do
+	mount -t tmpfs tmpfs "$folder"
+done
+ln -s /proc/self/fd /dev/fd
+mkdir -p "/lib/modules/$release"
+mount --bind "$modules" "/lib/modules/$release"
+ip link set lo up
+
+# The sources as they were when the run began, at the path where the virtual environment expects
+# them: others may go on editing meanwhile.
+mkdir -p /run/checkout/.venv
+tar -C /run/checkout -xf /exchange/checkout.tar
+mount --bind "$checkout/.venv" /run/checkout/.venv
+mount -t tmpfs tmpfs /tmp
+mkdir -p "$checkout" # gone if it was below /tmp
+mount --rbind /run/checkout "$checkout"
+cd "$checkout" || exit 1
+
+export HOME=/root LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export PYTHONDONTWRITEBYTECODE=1
+uname -r >/exchange/release
+# shellcheck disable=SC2086
+.venv/bin/python -m pytest -m kernel -p no:cacheprovider -p tests.kernels.recorder \
+	-o faulthandler_timeout=300 $arguments >/exchange/output.txt 2>&1
+echo $? >/exchange/status
+dmesg >/exchange/dmesg.txt
+sync
+echo o >/proc/sysrq-trigger
+sleep 60

@@ -1,0 +1,102 @@
+"""A machine emulated in software that boots one kernel and runs the suite on it."""
+
+import dataclasses
+import pathlib
+import shlex
+import shutil
+import subprocess
+import tarfile
+import time
+
+from tests.kernels import initramfs, suites
+
+_HERE = pathlib.Path(__file__).parent
+# The suite takes some minutes in software emulation; a multiple, for a busy host.
+LIMIT_SECONDS = 5400
+# The eBPF compiler alone takes 250 MB; the files that tests write are in memory too.
+_MEMORY_MB = 2048
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """What came out of a guest; all files lie in `exchange`, with its console in console.txt."""
+
+    exchange: pathlib.Path
+    seconds: float
+    ended_in_time: bool
+
+
+def run(
+    image: suites.Image, checkout: pathlib.Path, exchange: pathlib.Path, arguments: list[str]
+) -> Run:
+    """Boot, run `pytest -m kernel` with more `arguments`, and switch off.
+
+    checkout: a clean copy is made of what git knows or would add there. exchange: a folder that is
+    emptied first; the only one that the guest can write to.
+    """
+    shutil.rmtree(exchange, ignore_errors=True)
+    exchange.mkdir(parents=True)
+    _pack(checkout, exchange / "checkout.tar")
+    shutil.copy(_HERE / "guest.sh", exchange)
+    settings = {
+        "checkout": str(checkout),
+        "modules": str(image.modules),
+        "release": image.release,
+        "arguments": shlex.join(arguments),
+    }
+    (exchange / "settings").write_text(
+        "".join(f"{name}={shlex.quote(value)}\n" for name, value in settings.items())
+    )
+    initrd = exchange / "initrd"
+    initrd.write_bytes(initramfs.build(image.modules, _HERE / "init.sh"))
+
+    started = time.monotonic()
+    with (exchange / "console.txt").open("wb") as console:
+        process = subprocess.Popen(
+            _command(image, initrd, exchange),
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            process.wait(LIMIT_SECONDS)
+            ended_in_time = True
+        except subprocess.TimeoutExpired:
+            ended_in_time = False
+        finally:
+            process.kill()
+            process.wait()
+    return Run(exchange, time.monotonic() - started, ended_in_time)
+
+
+def _command(image: suites.Image, initrd: pathlib.Path, exchange: pathlib.Path) -> list[str]:
+    def share(tag: str, path: pathlib.Path, more: str) -> list[str]:
+        # multidevs=remap: the host's files may lie on several file systems.
+        options = f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap{more}"
+        return ["-virtfs", options]
+
+    return [
+        # Emulation takes all of a core or two for minutes; let others go first.
+        *("nice", "-n", "10", "qemu-system-x86_64"),
+        # Not KVM: it is missing on most machines that are virtual themselves.
+        *("-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(_MEMORY_MB)),
+        *("-kernel", str(image.vmlinuz), "-initrd", str(initrd)),
+        # Retpolines and the like make emulation slow; the HPET would be asked for every time.
+        *("-append", "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable no5lvl"),
+        *("-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
+        *share("host", pathlib.Path("/"), ",readonly=on"),
+        *share("exchange", exchange, ""),
+    ]
+
+
+def _pack(checkout: pathlib.Path, archive: pathlib.Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=checkout,
+        check=True,
+        capture_output=True,
+    ).stdout
+    with tarfile.open(archive, "w") as tar:
+        for name in sorted(set(listed.decode().split("\0")) - {""}):
+            if (checkout / name).exists():  # else it is deleted, but not in the index yet
+                tar.add(checkout / name, arcname=name)

@@ -1,0 +1,68 @@
+"""What counts as passed, failed and not offered, and that the page keeps what others wrote."""
+
+from typing import Any
+
+from tests.kernels import report, results
+
+
+def event(kind: str, test: str, outcome: str = "passed", reason: str = "") -> dict[str, Any]:
+    return {"event": kind, "test": test, "outcome": outcome, "reason": reason}
+
+
+def collected(tests: int) -> dict[str, Any]:
+    return {"event": "collected", "tests": tests, "attachment": "clsact"}
+
+
+def ran(test: str, call: str = "passed", reason: str = "") -> list[dict[str, Any]]:
+    return [
+        {"event": "start", "test": test},
+        event("setup", test),
+        event("call", test, call, reason),
+        event("teardown", test),
+    ]
+
+
+def test_what_the_kernel_lacks_is_no_failure_and_any_other_skip_is() -> None:
+    found = results.summarise(
+        [
+            collected(3),
+            *ran("a"),
+            *ran("b", "skipped", results.NOT_OFFERED + "tcx"),
+            *ran("c", "skipped", "did not feel like it"),
+        ]
+    )
+    assert found.passed == ("a",)
+    assert found.not_offered == {"b": "tcx"}
+    assert found.failed == {"c": "skipped: did not feel like it"}
+    assert found.is_complete
+
+
+def test_failed_tear_down_takes_the_pass_away() -> None:
+    events = [*ran("a")[:-1], event("teardown", "a", "failed", "left something")]
+    found = results.summarise([collected(1), *events])
+    assert found.passed == ()
+    assert found.failed == {"a": "left something"}
+
+
+def test_guest_that_hangs_is_the_failure_of_the_test_it_was_in() -> None:
+    found = results.summarise([collected(3), *ran("a"), *ran("b")[:2]])
+    assert list(found.failed) == ["b"]
+    assert not found.is_complete
+
+
+def test_page_keeps_the_entries_of_other_kernels() -> None:
+    found = results.summarise([collected(1), *ran("a", "failed", "went `wrong`\nbadly")])
+    entry = report.entry_of_run(
+        series="6.1",
+        release="6.1.0",
+        package="6.1.9-1",
+        commit="abc",
+        seconds=9.6,
+        found=found,
+        remark="",
+    )
+    other = report.entry_not_to_be_had("5.10", "bullseye: no mirror")
+    page = report.render({"6.1": entry, "5.10": other})
+    assert report.read(page) == {"6.1": entry, "5.10": other}
+    assert page.index("| 5.10 ") < page.index("| 6.1 ")
+    assert "* `a`: `went 'wrong'`" in page
