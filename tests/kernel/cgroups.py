@@ -32,13 +32,17 @@ class Cgroup:
         (self.directory / "cgroup.procs").write_text(str(pid))
 
     def popen(
-        self, arguments: Sequence[str], *, stdout: int = subprocess.DEVNULL
+        self,
+        arguments: Sequence[str],
+        *,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int = subprocess.DEVNULL,
     ) -> "subprocess.Popen[bytes]":
         """Start a process that is in the cgroup before its first instruction."""
         procs = self.directory / "cgroup.procs"
         return subprocess.Popen(
             ["sh", "-c", 'echo $$ > "$0"; exec "$@"', str(procs), *arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
         )
 

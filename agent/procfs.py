@@ -1,0 +1,91 @@
+"""What /proc says about processes: small reads that answer None for one that is gone."""
+
+import os
+import pathlib
+from collections.abc import Iterator
+
+_COMM_BYTES = 15  # TASK_COMM_LEN without the zero
+_LISTENING = "0A"  # TCP_LISTEN, as /proc/net/tcp prints it
+
+
+class Procfs:
+    """One /proc; a directory of the same shape for tests. Every method may block."""
+
+    def __init__(self, root: pathlib.Path = pathlib.Path("/proc")) -> None:
+        self._root = str(root)
+
+    def pids(self) -> Iterator[int]:
+        return (int(name) for name in os.listdir(self._root) if name.isdecimal())
+
+    def is_named(self, pid: int, name: str) -> bool:
+        """By the name that the kernel keeps, which is that of the program, cut to 15 bytes."""
+        comm = self._read(f"{pid}/comm")
+        return comm is not None and comm.rstrip("\n") == _cut(name)
+
+    def started(self, pid: int) -> int | None:
+        """When, in ticks since boot; None when it is gone or dead. pid and this name a process."""
+        fields = self._stat(pid)
+        return None if fields is None or fields[0] in "ZX" else int(fields[19])
+
+    def parent(self, pid: int) -> int | None:
+        fields = self._stat(pid)
+        return None if fields is None else int(fields[1])
+
+    def effective_uid(self, pid: int) -> int | None:
+        """Not the owner of /proc/PID: that is root for whoever made itself undumpable."""
+        for line in (self._read(f"{pid}/status") or "").splitlines():
+            if line.startswith("Uid:"):
+                return int(line.split()[2])
+        return None
+
+    def cgroup(self, pid: int) -> str | None:
+        """Its cgroup of version 2, "/a/b"; None when it is gone, or its cgroup was removed."""
+        for line in (self._read(f"{pid}/cgroup") or "").splitlines():
+            if line.startswith("0::"):
+                path = line.removeprefix("0::")
+                return None if path.endswith(" (deleted)") else path
+        return None
+
+    def namespace(self, pid: int | str, kind: str) -> str | None:
+        """Which namespace it is in, such as "net:[4026531840]"; pid "self" for our own."""
+        try:
+            return os.readlink(f"{self._root}/{pid}/ns/{kind}")
+        except OSError:
+            return None
+
+    def is_listening(self, pid: int, port: int) -> bool:
+        """Whether the process holds a TCP socket that listens on this port."""
+        inodes = set()
+        for family in ("tcp", "tcp6"):
+            for line in (self._read(f"{pid}/net/{family}") or "").splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+        return bool(inodes) and any(held in inodes for held in self._descriptors(pid))
+
+    def _descriptors(self, pid: int) -> Iterator[str]:
+        try:
+            numbers = os.listdir(f"{self._root}/{pid}/fd")
+        except OSError:
+            return
+        for number in numbers:
+            try:
+                yield os.readlink(f"{self._root}/{pid}/fd/{number}")
+            except OSError:
+                continue
+
+    def _stat(self, pid: int) -> list[str] | None:
+        """The fields of /proc/PID/stat from the third, state, on: names may hold anything."""
+        text = self._read(f"{pid}/stat")
+        return None if text is None else text.rpartition(")")[2].split()
+
+    def _read(self, path: str) -> str | None:
+        try:
+            with open(f"{self._root}/{path}", encoding="utf-8", errors="surrogateescape") as file:
+                return file.read()
+        except OSError:
+            return None
+
+
+def _cut(name: str) -> str:
+    return os.fsdecode(os.fsencode(name)[:_COMM_BYTES])

@@ -1,0 +1,240 @@
+"""The kubelet found and followed among real processes, in cgroups of the test's own."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from agent import kubelet, kubeletsearch
+from agent.kubelet import KubeletIdentity
+from agent.kubeletsearch import ByCgroup, ByProcess, KubeletCgroup
+from tests.kernel import cgroups
+
+pytestmark = pytest.mark.kernel
+
+_LIMIT_SECONDS = 5
+
+# Takes its name as the kernel keeps it, listens, says on which port, and waits for its end.
+_STAND_IN = """
+import ctypes, socket, sys
+ctypes.CDLL(None).prctl(15, sys.argv[1].encode(), 0, 0, 0)
+listening = socket.create_server(("127.0.0.1", int(sys.argv[2])))
+print(listening.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+class StandIn:
+    """A process that looks like the kubelet, in a cgroup of the test's."""
+
+    def __init__(self, group: cgroups.Cgroup, *, port: int = 0, name: str = "kubelet") -> None:
+        self._process = group.popen(
+            [sys.executable, "-c", _STAND_IN, name, str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+        self.pid = self._process.pid
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., StandIn]]:
+    started: list[StandIn] = []
+
+    def make(group: cgroups.Cgroup, *, port: int = 0, name: str = "kubelet") -> StandIn:
+        started.append(StandIn(group, port=port, name=name))
+        return started[-1]
+
+    yield make
+    for stand_in in started:
+        stand_in.end()
+
+
+@pytest.fixture
+def unit() -> Iterator[cgroups.Cgroup]:
+    with cgroups.cgroup() as system, cgroups.cgroup("kubelet.service", below=system) as made:
+        yield made
+
+
+class Watched:
+    """A running `KubeletIdentity`, and what it told in turn."""
+
+    def __init__(self, setting: kubeletsearch.KubeletSetting) -> None:
+        self._told: asyncio.Queue[KubeletCgroup | None] = asyncio.Queue()
+        self.identity = KubeletIdentity(setting, self._told.put_nowait)
+
+    async def next(self) -> KubeletCgroup | None:
+        async with asyncio.timeout(_LIMIT_SECONDS):
+            return await self._told.get()
+
+    async def next_found(self) -> KubeletCgroup:
+        """The next one that is there; whether None came in between is a matter of microseconds."""
+        while (found := await self.next()) is None:
+            pass
+        return found
+
+
+@contextlib.asynccontextmanager
+async def watching(setting: kubeletsearch.KubeletSetting) -> AsyncIterator[Watched]:
+    watched = Watched(setting)
+    task = asyncio.create_task(watched.identity.run())
+    try:
+        yield watched
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_a_process_in_its_own_cgroup_is_found_by_name_and_port(
+    unit: cgroups.Cgroup, start: Callable[..., StandIn]
+) -> None:
+    process = start(unit)
+    async with watching(ByProcess("kubelet", process.port)) as watched:
+        assert await watched.next() == KubeletCgroup(unit.path, unit.id, False, process.pid)
+        assert watched.identity.problem == ""
+
+
+async def test_a_restart_in_a_fresh_cgroup_is_followed(
+    unit: cgroups.Cgroup, start: Callable[..., StandIn]
+) -> None:
+    process = start(unit)
+    async with watching(ByProcess("kubelet", process.port)) as watched:
+        before = await watched.next_found()
+        await asyncio.to_thread(process.end)
+        assert await watched.next() is None
+        await asyncio.to_thread(cgroups.remove, unit)
+        unit.directory.mkdir()
+        again = await asyncio.to_thread(start, unit, port=process.port)
+        found = await watched.next_found()
+        assert found.path == before.path
+        assert found.id == unit.id != before.id
+        assert found.pid == again.pid
+
+
+async def test_a_restart_in_the_same_cgroup_ends_with_the_same_answer(
+    unit: cgroups.Cgroup, start: Callable[..., StandIn]
+) -> None:
+    process = start(unit)
+    async with watching(ByProcess("kubelet", process.port)) as watched:
+        before = await watched.next_found()
+        await asyncio.to_thread(process.end)
+        await asyncio.to_thread(start, unit, port=process.port)
+        assert await watched.next_found() == before
+
+
+async def test_a_move_to_another_cgroup_is_noticed(
+    unit: cgroups.Cgroup, start: Callable[..., StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubelet, "_RECHECK_SECONDS", 0.05)
+    process = start(unit)
+    with cgroups.cgroup() as other:
+        async with watching(ByProcess("kubelet", process.port)) as watched:
+            assert (await watched.next_found()).path == unit.path
+            other.add(process.pid)
+            assert await watched.next() == KubeletCgroup(other.path, other.id, False, process.pid)
+
+
+async def test_pods_that_come_into_its_cgroup_end_the_admission(
+    unit: cgroups.Cgroup, start: Callable[..., StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubelet, "_RECHECK_SECONDS", 0.05)
+    process = start(unit)
+    async with watching(ByProcess("kubelet", process.port)) as watched:
+        await watched.next_found()
+        with cgroups.cgroup("kubepods", below=unit):
+            assert await watched.next() is None
+            assert "holds pods (kubepods)" in watched.identity.problem
+        assert (await watched.next_found()).id == unit.id
+
+
+async def test_another_process_in_its_cgroup_is_said(
+    unit: cgroups.Cgroup, start: Callable[..., StandIn]
+) -> None:
+    process = start(unit)
+    start(unit, name="apiserver")
+    async with watching(ByProcess("kubelet", process.port)) as watched:
+        assert (await watched.next_found()).is_shared
+
+
+async def test_a_container_in_its_cgroup_is_refused(
+    unit: cgroups.Cgroup, start: Callable[..., StandIn]
+) -> None:
+    process = start(unit)
+    container = unit.popen(
+        ["unshare", "--net", sys.executable, "-c", _STAND_IN, "nginx", "0"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert container.stdout is not None
+        # Its loopback is down, but it listens: it is past unshare.
+        assert await asyncio.to_thread(container.stdout.readline)
+        identity = KubeletIdentity(ByProcess("kubelet", process.port), lambda _: None)
+        assert await identity.look() is None
+        assert f"process {container.pid} of another namespace" in identity.problem
+    finally:
+        container.kill()
+        container.communicate()
+
+
+async def test_a_namesake_in_another_network_namespace_is_not_taken(
+    unit: cgroups.Cgroup, start: Callable[..., StandIn]
+) -> None:
+    process = start(unit)
+    with cgroups.cgroup() as other:
+        namesake = other.popen(
+            ["unshare", "--net", sys.executable, "-c", _STAND_IN, "kubelet", str(process.port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert namesake.stdout is not None
+            assert await asyncio.to_thread(namesake.stdout.readline)
+            identity = KubeletIdentity(ByProcess("kubelet", process.port), lambda _: None)
+            found = await identity.look()
+            assert found is not None
+            assert found.pid == process.pid
+        finally:
+            namesake.kill()
+            namesake.communicate()
+
+
+async def test_a_fixed_cgroup_is_followed_when_it_is_made_anew(
+    unit: cgroups.Cgroup, start: Callable[..., StandIn]
+) -> None:
+    process = start(unit, name="anything")
+    async with watching(ByCgroup(unit.path)) as watched:
+        before = await watched.next_found()
+        assert before.pid == process.pid
+        await asyncio.to_thread(process.end)
+        await asyncio.to_thread(cgroups.remove, unit)
+        unit.directory.mkdir()
+        found = await watched.next_found()
+        while found.id == before.id:
+            found = await watched.next_found()
+        assert found.id == unit.id
+
+
+async def test_cancelling_leaves_no_descriptor(
+    unit: cgroups.Cgroup, start: Callable[..., StandIn]
+) -> None:
+    process = start(unit)
+    before = descriptors()
+    for _ in range(3):
+        async with watching(ByProcess("kubelet", process.port)) as watched:
+            await watched.next_found()
+    assert descriptors() == before
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
