@@ -1,10 +1,20 @@
-"""Which senders of the node a pod's gate lets in: today the kubelet, to what the pod declares."""
+"""Which senders of the node a pod's gate lets in: the kubelet, to what the pod declares."""
 
+import pathlib
 import socket
 
 from bpf import abi
 from bpf.rules import Rule, Sender
 from probes.specs import PodSpec
+
+# Of systemd's and cgroupfs' drivers, and of kind, which nests them
+# (kubernetes/pkg/kubelet/cm/cgroup_manager_linux.go).
+_PODS_CGROUPS = (
+    "kubepods.slice",
+    "kubepods",
+    "kubelet.slice/kubelet-kubepods.slice",
+    "kubelet/kubepods",
+)
 
 _ANY_TCP_PORT = Rule(Sender.KUBELET, socket.IPPROTO_TCP)
 
@@ -22,3 +32,15 @@ def kubelet_rules(spec: PodSpec) -> tuple[Rule, ...]:
     return tuple(
         Rule(Sender.KUBELET, socket.IPPROTO_TCP, port, port) for port in sorted(declared.ports)
     )
+
+
+def pods_cgroup(cgroup2: pathlib.Path) -> tuple[int, int] | None:
+    """Id of the cgroup above all pods', and how many directories below the root it lies.
+
+    None where there is no kubelet's hierarchy.
+    """
+    for name in _PODS_CGROUPS:
+        directory = cgroup2 / name
+        if directory.is_dir():
+            return directory.stat().st_ino, len(pathlib.PurePath(name).parts)
+    return None

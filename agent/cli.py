@@ -8,6 +8,7 @@ from typing import NoReturn
 import click
 
 from agent import VERSION, probecommand
+from agent.kubeletsearch import KubeletSetting, parse_setting
 from agent.settings import RUN_DIRECTORY, LogFormat, Settings, admin_socket
 from bpf import pins
 from bpf.gates import Attachment
@@ -71,6 +72,13 @@ def main() -> None:
     help="How gates hang on interfaces; auto takes tcx where the kernel has it.",
 )
 @click.option(
+    "--kubelet",
+    metavar="WHO",
+    default="process:kubelet",
+    show_default=True,
+    help="Who may reach what pods declare: process:NAME[:PORT], cgroup:/PATH or unit:NAME.service.",
+)
+@click.option(
     "--dead-man-hours",
     type=click.FloatRange(min=0),
     default=24.0,
@@ -90,6 +98,7 @@ def run(
     mode: str,
     http_address: str,
     attachment: str,
+    kubelet: str,
     dead_man_hours: float,
     log_format: str,
     run_directory: pathlib.Path,
@@ -108,6 +117,7 @@ def run(
         run_directory=run_directory,
         bpffs=bpffs,
         attachment=None if attachment == "auto" else Attachment(attachment),
+        kubelet=_parse_kubelet(kubelet),
         dead_man_hours=dead_man_hours,
         log_format=LogFormat(log_format),
     )
@@ -206,6 +216,13 @@ def _parse_address(text: str) -> tuple[str, int]:
             param_hint="--http-address",
         )
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _parse_kubelet(text: str) -> KubeletSetting:
+    try:
+        return parse_setting(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--kubelet") from error
 
 
 def _fail(message: str) -> NoReturn:

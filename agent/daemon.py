@@ -12,12 +12,15 @@ from collections.abc import Iterator
 import structlog
 
 from agent import VERSION, http, preflight, tasks
+from agent.admission import pods_cgroup
 from agent.callers import CallerBook, protocol_word, wall_clock
 from agent.conditions import Conditions
 from agent.gatekeeper import Gatekeeper
 from agent.guarding import Guarded
 from agent.heartbeat import Heartbeat
 from agent.interfaces import NetworkReader
+from agent.kubelet import KubeletIdentity
+from agent.kubeletsearch import KubeletCgroup
 from agent.linkwatch import LinkWatch
 from agent.manifests import ManifestSource
 from agent.metrics import GateSample, Metrics
@@ -74,6 +77,7 @@ class Agent:
         )
         self._origins = Origins(gatekeeper)
         self._heartbeat = Heartbeat(gatekeeper.config, dead_man_hours=settings.dead_man_hours)
+        self._kubelet = KubeletIdentity(settings.kubelet, self._on_kubelet)
         self._callers = CallerBook(
             Callers(gatekeeper.loaded),
             state=settings.run_directory / "state" / "callers.json",
@@ -110,6 +114,7 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 running = [
                     tasks.start(group, "heartbeat", self._heartbeat.run),
+                    tasks.start(group, "kubelet", self._kubelet.run),
                     tasks.start(group, "netlink", watch.run),
                     tasks.start(group, "reconciler", self._reconciler.run),
                     tasks.start(group, "probes", self._probing.run),
@@ -157,6 +162,8 @@ class Agent:
             was_compiled=self._gatekeeper.loaded.was_compiled,
             load_ms=self._gatekeeper.loaded.load_ms,
             is_synced=self._reconciler.is_synced,
+            kubelet=self._kubelet.current.path if self._kubelet.current else None,
+            kubelet_problem=self._kubelet.problem,
             http_address=self._http_address,
             pods=[
                 self._pod_status(guarded, counts)
@@ -225,6 +232,14 @@ class Agent:
 
     def _gate_count(self) -> int:
         return sum(len(guarded.gates) for guarded in self._reconciler.guarded.values())
+
+    def _on_kubelet(self, found: KubeletCgroup | None) -> None:
+        config = self._gatekeeper.config
+        config.set_kubelet(found.id if found else None)
+        # Made by the kubelet at its first start, so looked for whenever there is one.
+        cgroup2 = preflight.cgroup2_mount()
+        if cgroup2 and (pods := pods_cgroup(cgroup2)):
+            config.set_pods(*pods)
 
     def _on_node_change(self) -> None:
         self._reconciler.mark_pending()

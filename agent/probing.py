@@ -52,6 +52,10 @@ class Probing:
             tasks.start(group, "scheduler", self._scheduler.run)
             tasks.start(group, "listeners", self._listeners.run)
 
+    async def listening(self) -> None:
+        """Wait until listener events are heard; for ever, where they cannot be."""
+        await self._listeners.attached.wait()
+
     def update(self, guarded: Guarded) -> None:
         """Take in what is known of a pod now, and say whether its probes pass."""
         pod = guarded.pod

@@ -5,6 +5,7 @@ import pathlib
 
 import msgspec
 
+from agent.kubeletsearch import ByProcess, KubeletSetting
 from bpf import pins
 from bpf.gates import Attachment
 from bpf.verdicts import Mode
@@ -42,6 +43,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     attachment: Attachment | None = None
     """None: tcx where the kernel has it (6.6), else clsact."""
+
+    kubelet: KubeletSetting = ByProcess()
+    """Whose sockets are admitted to what pods declare: by its process, cgroup or unit."""
 
     dead_man_hours: float = 24.0
     """After so long without an agent everything passes, and says so: a node whose agent never comes

@@ -44,7 +44,8 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole agent. `load_ms`: milliseconds from start to loaded programs."""
+    """The whole agent. `load_ms`: milliseconds from start to loaded programs; `kubelet`: the path
+    of its cgroup, or None for the reason in `kubelet_problem`."""
 
     version: str
     pid: int
@@ -54,6 +55,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     was_compiled: bool
     load_ms: float
     is_synced: bool
+    kubelet: str | None
+    kubelet_problem: str
     http_address: str
     pods: list[PodStatus]
 

@@ -23,7 +23,8 @@ def show(content: bytes) -> None:
     console.print(
         f"podgate {report.version}, pid {report.pid}, since {report.started:%Y-%m-%d %H:%M:%S}Z; "
         f"programs {programs}, attached by {report.attachment}; "
-        f"http://{report.http_address}/metrics",
+        f"http://{report.http_address}/metrics; "
+        + (f"kubelet in {report.kubelet}" if report.kubelet else "no kubelet known"),
         highlight=False,
         soft_wrap=True,
     )

@@ -19,6 +19,8 @@ from agent.demo.lab import Lab, LabPod
 from agent.demo.operating import Operator, condition_of, pod_of
 from agent.status import Report
 from bpf import pins
+from tests.kernel import cgroups
+from tests.kernel.cgroups import Cgroup
 
 pytestmark = pytest.mark.kernel
 
@@ -359,6 +361,49 @@ def test_status_shows_the_pod_to_people_and_machines(operator: Operator, web: La
     assert "Enforced" in text
     document = json.loads(podgate(*arguments, "--output", "json").stdout)
     assert document["pods"][0]["mode"] == "enforce"
+
+
+CONNECT = """
+import socket, sys
+sock = socket.socket()
+sock.settimeout(0.4)
+sys.exit(1 if sock.connect_ex((sys.argv[1], int(sys.argv[2]))) else 0)
+"""
+
+
+def reaches(sender: Cgroup, pod: LabPod, port: int) -> bool:
+    """Whether a process of this cgroup connects to the pod."""
+    return sender.run([sys.executable, "-c", CONNECT, pod.ipv4, str(port)]).returncode == 0
+
+
+def start_with_kubelet(operator: Operator, pod: LabPod, kubelet: Cgroup) -> None:
+    operator.write_manifest(pod, mode="enforce", container=LISTENING)
+    operator.start("--kubelet", f"cgroup:{kubelet.path}")
+    operator.wait_for(
+        "gate and kubelet",
+        lambda r: isolated_as(pod.name, "Enforced")(r) and r.kubelet == kubelet.path,
+    )
+
+
+def test_the_kubelet_reaches_what_an_unmodified_pod_declares_and_nobody_else_does(
+    operator: Operator, web: LabPod
+) -> None:
+    with cgroups.cgroup() as kubelet, cgroups.cgroup() as other, web.listen(PORT + 1):
+        start_with_kubelet(operator, web, kubelet)
+        assert reaches(kubelet, web, PORT)
+        assert not reaches(kubelet, web, PORT + 1)
+        assert not reaches(other, web, PORT)
+        operator.stop(signal.SIGKILL)
+        assert reaches(kubelet, web, PORT)
+        assert not reaches(other, web, PORT)
+
+
+def test_a_kubelet_in_a_new_cgroup_is_followed(operator: Operator, web: LabPod) -> None:
+    with cgroups.cgroup() as first:
+        start_with_kubelet(operator, web, first)
+        cgroups.remove(first)
+        first.directory.mkdir()
+        operator.wait_for("the new cgroup admitted", lambda _: reaches(first, web, PORT))
 
 
 def test_drops_names_who_would_need_a_rule(operator: Operator, web: LabPod) -> None:
