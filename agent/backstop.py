@@ -39,6 +39,7 @@ class Backstop:
         self._wanted = wanted
         self._cgroup2 = cgroup2
         self._kubelet_directory: pathlib.Path | None = None
+        self._pods: tuple[str, ...] | None = None
         self._standing = ""
         self._is_stale = False
         self._lock = asyncio.Lock()
@@ -53,12 +54,17 @@ class Backstop:
         *,
         gated: Iterable[int] = (),
         kubelet: str | None = None,
+        pods: Iterable[str] | None = None,
+        stale_seconds: int = 60,
         cgroup2: pathlib.PurePath | None = None,
     ) -> "Backstop":
         """Put the tables there, or take over those of an earlier run, in one transaction.
 
         gated: interface numbers with a gate that stands. kubelet: its cgroup's path from the mount
-        of cgroup v2, as `KubeletCgroup.path`; cgroup2: that mount, else found in /proc/mounts.
+        of cgroup v2, as `KubeletCgroup.path`; pods: likewise those below which pods are, else found
+        by the names that kubelets use; cgroup2: that mount, else found in /proc/mounts.
+        stale_seconds: after so long without `beat`, any process outside of pods counts as the
+        kubelet for TCP: longer than the agent's restart, shorter than a pod's patience.
 
         The first time, every interface that exists is exempt until it is gated: among them may be
         the node's own uplink (in kind it is a veth), and they were born open anyway. Later runs
@@ -70,6 +76,7 @@ class Backstop:
             ruleset.Ruleset(tracks=_tracks_connections()), cgroup2 or preflight.cgroup2_mount()
         )
         wanted = self._wanted
+        self._pods = None if pods is None else tuple(pods)
         try:
             await self._check_kernel()
             before = await _sets_of_earlier_run()
@@ -135,6 +142,15 @@ class Backstop:
             except BackstopError:
                 self._wanted.kubelet, self._kubelet_directory = before
                 raise
+
+    async def beat(self) -> None:
+        """Say that the agent lives. To be called three times in `stale_seconds`, whatever else.
+
+        Raises `BackstopError`.
+        """
+        async with self._lock:
+            if self.available:
+                await self._apply(self._wanted.heartbeat())
 
     async def ensure(self) -> bool:
         """Put the tables back if somebody removed or changed them; whether that was so.
@@ -210,6 +226,7 @@ class Backstop:
     async def _put(self) -> None:
         if self._kubelet_directory is not None and not self._kubelet_directory.is_dir():
             self._wanted.kubelet = None  # nft would refuse the whole
+        self._wanted.pods = await asyncio.to_thread(self._match_pods)
         self._add, self._delete = {}, {}
         await nft.apply(self._wanted.text())
         self._standing = await self._listing()
@@ -233,9 +250,7 @@ class Backstop:
 
         Raises `BackstopError` or `NftError`.
         """
-        if self._cgroup2 is None:
-            raise BackstopError("no cgroup v2 is mounted to tell the kubelet by")
-        match = ruleset.socket_match(self._cgroup2, level=1)
+        match = ruleset.socket_match(self._mount(), level=1)
         for has_bridge in (True, False):
             self._wanted.has_bridge = has_bridge
             trial = dataclasses.replace(self._wanted, kubelet=match)
@@ -250,20 +265,45 @@ class Backstop:
                 return
 
     def _choose(self, kubelet: str | None) -> None:
-        if kubelet is None or self._cgroup2 is None:
+        if kubelet is None:
             self._wanted.kubelet = self._kubelet_directory = None
             return
-        levels = [part for part in kubelet.split("/") if part]
-        if not levels or ".." in levels:
-            raise BackstopError(f"the kubelet cannot be told from others by cgroup {kubelet!r}")
-        directory = pathlib.Path(self._cgroup2, *levels)
+        directory = self._directory(kubelet)
+        self._wanted.kubelet = self._match(directory)
+        self._kubelet_directory = directory
+
+    def _match_pods(self) -> tuple[str, ...]:
+        if self._pods is not None:
+            return tuple(self._match(self._directory(path)) for path in self._pods)
+        # The kubelet's own names, by either cgroup driver, and below --cgroup-root as kind has it.
+        found = [
+            path
+            for pattern in ("kubepods", "kubepods.slice", "*/kubepods", "*/*-kubepods.slice")
+            for path in pathlib.Path(self._mount()).glob(pattern)
+        ]
+        return tuple(map(self._match, sorted(found)))
+
+    def _directory(self, path: str) -> pathlib.Path:
+        """Raises `BackstopError` if this is no cgroup that tells its processes from others."""
+        parts = [part for part in path.split("/") if part]
+        if not parts or ".." in parts:
+            raise BackstopError(f"nobody can be told from others by cgroup {path!r}")
+        directory = pathlib.Path(self._mount(), *parts)
         if not directory.is_dir():
-            raise BackstopError(f"there is no cgroup {kubelet!r} below {self._cgroup2}")
+            raise BackstopError(f"there is no cgroup {path!r} below {self._mount()}")
+        return directory
+
+    def _match(self, directory: pathlib.Path) -> str:
         try:
-            self._wanted.kubelet = ruleset.socket_match(directory, level=len(levels))
+            level = len(directory.relative_to(self._mount()).parts)
+            return ruleset.socket_match(directory, level=level)
         except ValueError as error:
             raise BackstopError(str(error)) from error
-        self._kubelet_directory = directory
+
+    def _mount(self) -> pathlib.PurePath:
+        if self._cgroup2 is None:
+            raise BackstopError("no cgroup v2 is mounted to tell the kubelet by")
+        return self._cgroup2
 
 
 async def remove() -> None:

@@ -175,11 +175,11 @@ def drops(output: str, run_directory: pathlib.Path) -> None:
 @_run_directory
 @_bpffs
 def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
-    """Remove every pin, link and filter that podgate ever made on this node.
+    """Remove every pin, link, filter and table that podgate ever made on this node.
 
     All gates open. Stop the agent first: it would put them back.
     """
-    from agent import daemon, preflight
+    from agent import backstop, daemon, preflight
     from bpf import cleanup as bpf_cleanup
     from bpf import errors
 
@@ -191,7 +191,14 @@ def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
             daemon.exclusive_if_present(installation.root),
         ):
             removed = bpf_cleanup.remove_everything(installation)
-    except (preflight.Unfit, daemon.StartError, errors.AttachError, OSError) as error:
+            asyncio.run(backstop.remove())
+    except (
+        preflight.Unfit,
+        daemon.StartError,
+        errors.AttachError,
+        backstop.BackstopError,
+        OSError,
+    ) as error:
         _fail(str(error))
     click.echo(f"Removed {removed.pins} pins and {removed.filters} filters.")
 

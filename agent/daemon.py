@@ -13,6 +13,7 @@ import structlog
 
 from agent import VERSION, http, preflight, tasks
 from agent.admission import pods_cgroup
+from agent.bornclosed import BornClosed
 from agent.callers import CallerBook, protocol_word, wall_clock
 from agent.conditions import Conditions
 from agent.gatekeeper import Gatekeeper
@@ -68,6 +69,7 @@ class Agent:
             probing=self._probing,
             metrics=self._metrics,
             resync_seconds=settings.resync_seconds,
+            on_gated=self._on_gated,
         )
         self._manifests = ManifestSource(
             settings.manifests,
@@ -83,6 +85,7 @@ class Agent:
             state=settings.run_directory / "state" / "callers.json",
             live_ifindexes=self._live_ifindexes,
         )
+        self._born_closed: BornClosed | None = None
         self._http_address = ""
 
     async def run(self) -> None:
@@ -96,6 +99,15 @@ class Agent:
             on_node_change=self._on_node_change,
             on_pod_change=self._reconciler.mark_namespace,
             on_overrun=self._on_overrun,
+        )
+        self._born_closed = await BornClosed.open(
+            settings,
+            await self._gatekeeper.installed(),
+            claimed=lambda: {
+                ifindex
+                for guarded in self._reconciler.guarded.values()
+                for ifindex in guarded.interfaces
+            },
         )
         self._manifests.look()
         async with (
@@ -114,6 +126,7 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 running = [
                     tasks.start(group, "heartbeat", self._heartbeat.run),
+                    tasks.start(group, "backstop", self._born_closed.run),
                     tasks.start(group, "kubelet", self._kubelet.run),
                     tasks.start(group, "netlink", watch.run),
                     tasks.start(group, "reconciler", self._reconciler.run),
@@ -233,7 +246,13 @@ class Agent:
     def _gate_count(self) -> int:
         return sum(len(guarded.gates) for guarded in self._reconciler.guarded.values())
 
+    async def _on_gated(self, ifindexes: set[int]) -> None:
+        if self._born_closed:
+            await self._born_closed.gate(ifindexes)
+
     def _on_kubelet(self, found: KubeletCgroup | None) -> None:
+        if self._born_closed:
+            self._born_closed.admit(found)
         config = self._gatekeeper.config
         config.set_kubelet(found.id if found else None)
         # Made by the kubelet at its first start, so looked for whenever there is one.

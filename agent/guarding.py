@@ -41,6 +41,12 @@ class Guarded:
     isolated: Netns | None = None
     """The namespace for which the wanted state was reached; it latches."""
 
+    @property
+    def interfaces(self) -> set[int]:
+        """The node's sides of the pod's interfaces, gated or (mode off) meant not to be."""
+        current = self.network.interfaces if self.network else ()
+        return {interface.ifindex for interface in current} | self.gates.keys()
+
 
 class Guard:
     """Brings pods' gates into the wanted state. Not concurrent: one pod after the other."""

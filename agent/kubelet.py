@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 # With a scan of some milliseconds, a restart is followed within 100 ms. The kubelet's shortest
 # probe time-out is 1 s; a SYN that was dropped before is sent again only after that.
-_MISSING_SECONDS = 0.05
+_MISSING_SECONDS = 0.03
 # A restart takes seconds, an upgrade a minute; after that the node is being worked on.
 _PATIENCE_SECONDS = 60.0
 _LONG_MISSING_SECONDS = 1.0

@@ -5,7 +5,7 @@ costs time, never correctness.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -38,7 +38,9 @@ class Reconciler:
         probing: Probing,
         metrics: Metrics,
         resync_seconds: float,
+        on_gated: Callable[[set[int]], Awaitable[None]],
     ) -> None:
+        """on_gated: awaited with the interfaces of a pod whose wanted state stands."""
         self.guarded: dict[str, Guarded] = {}
         self.is_synced = False
         self._gatekeeper = gatekeeper
@@ -46,6 +48,7 @@ class Reconciler:
         self._probing = probing
         self._metrics = metrics
         self._resync_seconds = resync_seconds
+        self._on_gated = on_gated
         self._guard = Guard(gatekeeper, reader, metrics, self._other_user_of)
         self._marked: dict[str, None] = {}
         self._leaving: list[Guarded] = []
@@ -154,6 +157,8 @@ class Reconciler:
             pod, names.ISOLATION_READY, isolation.status, isolation.reason, isolation.message
         )
         self._probing.update(guarded)
+        if guarded.isolated and guarded.interfaces:
+            await self._on_gated(guarded.interfaces)
 
     async def _remember(self, guarded: Guarded) -> None:
         try:

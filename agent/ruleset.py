@@ -13,6 +13,10 @@ for its cgroup, and judged where its way out is known for good:
 * `bridge output` does the same for the ports of bridges. The tag, unlike the socket, is on every
   copy that a bridge floods.
 
+A kubelet that restarts while no agent lives has a cgroup that nobody admitted, and would fail the
+probes of every pod born since: when the heartbeat has been missing for long, TCP from processes
+outside of pods' cgroups passes (chain `orphaned`, counted).
+
 So forwarded packets, bridged or routed, are never tagged and never judged.
 
 An opening packet of TCP is SYN without ACK, and every fragment that a raw socket makes (processes'
@@ -67,6 +71,10 @@ class Ruleset:
     not_pods: set[int] = dataclasses.field(default_factory=set)
     kubelet: str | None = None
     """What matches its sockets, of `socket_match`."""
+    pods: tuple[str, ...] = ()
+    """What matches sockets of pods' processes, those of hostNetwork pods included."""
+    stale_seconds: int = 60
+    """Without a heartbeat for so long, processes outside of pods count as the kubelet."""
     has_bridge: bool = True
     """Whether this kernel filters bridges with nftables."""
     tracks: bool = True
@@ -92,14 +100,26 @@ class Ruleset:
             f"add rule inet {TABLE} kubelet {rule}\n" for rule in self._kubelet_rules()
         )
 
+    def heartbeat(self) -> str:
+        """A script that starts the time to staleness anew. An element that is there keeps its
+        time when it is added (Linux before 6.12), so it goes first."""
+        return (
+            f"add element inet {TABLE} alive {{ {self._alive()} }}\n"
+            f"delete element inet {TABLE} alive {{ ipv4, ipv6 }}\n"
+            f"add element inet {TABLE} alive {{ {self._alive()} }}\n"
+        )
+
     def chains(self) -> list[tuple[str, str, str]]:
-        """Family, table and name of every chain that stays the same, so all but the kubelet's."""
+        """Family, table and name of every chain that names no cgroup."""
         names = ("tag", "opening", "output", "postrouting")
         chains = [("inet", TABLE, name) for name in names]
         return [*chains, ("bridge", TABLE, "output")] if self.has_bridge else chains
 
     def _kubelet_rules(self) -> list[str]:
         return [] if self.kubelet is None else [f"{self.kubelet} accept"]
+
+    def _alive(self) -> str:
+        return ", ".join(f"{family} timeout {self.stale_seconds}s" for family in ("ipv4", "ipv6"))
 
     def _sets(self) -> str:
         lines = []
@@ -110,13 +130,19 @@ class Ruleset:
         return "".join(lines)
 
     def _inet(self) -> str:
+        pods = "".join(f"    {match} return\n" for match in self.pods)
         kubelet = "".join(f"    {rule}\n" for rule in self._kubelet_rules())
         return f"""table inet {TABLE} {{
 {self._sets()}
+  set alive {{ type nf_proto; flags timeout; elements = {{ {self._alive()} }}; }}
   chain kubelet {{
 {kubelet}  }}
+  chain orphaned {{
+{pods}    meta l4proto tcp counter accept
+  }}
   chain tag {{
     jump kubelet
+    meta nfproto != @alive jump orphaned
     meta mark set meta mark & {_REST:#010x} | {TAG:#010x}
   }}
   chain opening {{

@@ -406,6 +406,43 @@ def test_a_kubelet_in_a_new_cgroup_is_followed(operator: Operator, web: LabPod) 
         operator.wait_for("the new cgroup admitted", lambda _: reaches(first, web, PORT))
 
 
+def test_a_pod_is_closed_before_its_gate_where_the_node_s_default_is_enforce(
+    operator: Operator, lab: Lab, web: LabPod
+) -> None:
+    operator.write_manifest(web, mode=None, container=LISTENING)
+    operator.start("--mode", "enforce")
+    operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    newborn = lab.add_pod("newborn", 2)
+    with newborn.listen(PORT):
+        # Nobody has said that it is a pod: no gate, and closed all the same.
+        assert refuses(newborn)
+        assert attempts.connect_from_pod(web, newborn.ipv4, "IPv4", PORT) == "connects"
+        operator.write_manifest(newborn, mode="audit", container=LISTENING)
+        operator.wait_for("its own mode", isolated_as("newborn", "Audit"))
+        assert connects(newborn)
+        operator.stop(signal.SIGKILL)
+        later = lab.add_pod("later", 3)
+        with later.listen(PORT):
+            assert refuses(later)
+    assert operator.cleanup().returncode == 0
+    tables = subprocess.run(["nft", "list", "tables"], check=True, capture_output=True, text=True)
+    assert "podgate" not in tables.stdout
+
+
+def test_a_node_whose_default_is_audit_takes_an_old_backstop_away(
+    operator: Operator, lab: Lab, web: LabPod
+) -> None:
+    operator.write_manifest(web, mode=None, container=LISTENING)
+    operator.start("--mode", "enforce")
+    operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    operator.stop(signal.SIGKILL)
+    operator.start("--mode", "audit")
+    operator.wait_for("audit", isolated_as("web", "Audit"))
+    newborn = lab.add_pod("newborn", 2)
+    with newborn.listen(PORT):
+        assert connects(newborn)
+
+
 def test_drops_names_who_would_need_a_rule(operator: Operator, web: LabPod) -> None:
     operator.write_manifest(web, mode="audit", container=LISTENING)
     operator.start()
