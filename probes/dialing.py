@@ -7,6 +7,7 @@ works on bare sockets: no streams, no task and no future per probe.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import select
@@ -305,7 +306,8 @@ class Attempt:
         self._tunnel = None
         if self._phase is not Phase.DIAL:
             _finish(sock, last_words)
-        sock.close()
+        else:
+            sock.close()
 
 
 def _finish(sock: socket.socket, last_words: bytes) -> None:
@@ -315,16 +317,22 @@ def _finish(sock: socket.socket, last_words: bytes) -> None:
     use up all ports of a pod, and long before that each connect() searches
     thousands. So the pod gets a FIN, which is what a server wants to see, and
     then the socket is dropped without another packet (TCP_REPAIR). TIME-WAIT
-    guards against packets that come late; on a pod's loopback none do.
+    guards against packets that come late; on a pod's loopback none do. Only a
+    server that ends as well between shutdown() and close(), on another CPU,
+    leaves one behind: so nothing may stand between the two.
     """
     try:
         if last_words:
             sock.send(last_words)
-        sock.shutdown(socket.SHUT_WR)
+        # In repair mode the FIN still goes out, since no queue is chosen for repair.
         sock.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
+        sock.shutdown(socket.SHUT_WR)
     except OSError:
         # The pod was first, or there is no CAP_NET_ADMIN in its netns: an ordinary end.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_OFF)
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_WR)
+    sock.close()
 
 
 def _strerror(number: int | None) -> str:
