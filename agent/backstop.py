@@ -9,6 +9,7 @@ interface itself (CAP_NET_RAW, and the pod's own gate does), nor the kernel's ow
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import pathlib
 import socket
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 import structlog
 
 from agent import nft, preflight, ruleset
+from agent.socketmatch import CgroupGone, NoMatch, SocketMatches
 
 log = structlog.get_logger(__name__)
 
@@ -34,12 +36,18 @@ class Backstop:
     said once, and the window between interface and gate stays what it is.
     """
 
-    def __init__(self, wanted: ruleset.Ruleset, cgroup2: pathlib.PurePath | None) -> None:
+    def __init__(
+        self,
+        wanted: ruleset.Ruleset,
+        cgroup2: pathlib.PurePath | None,
+        pods: Iterable[str] | None,
+    ) -> None:
         """Use `open`."""
+        mount = cgroup2 or preflight.cgroup2_mount()
+        self._matches = None if mount is None else SocketMatches(mount)
+        self._pods = None if pods is None else tuple(pods)
+        self._kubelet: str | None = None
         self._wanted = wanted
-        self._cgroup2 = cgroup2
-        self._kubelet_directory: pathlib.Path | None = None
-        self._pods: tuple[str, ...] | None = None
         self._standing = ""
         self._is_stale = False
         self._lock = asyncio.Lock()
@@ -72,11 +80,8 @@ class Backstop:
 
         Never raises because of the machine: what is missing is `reason_unavailable`.
         """
-        self = cls(
-            ruleset.Ruleset(tracks=_tracks_connections()), cgroup2 or preflight.cgroup2_mount()
-        )
-        wanted = self._wanted
-        self._pods = None if pods is None else tuple(pods)
+        wanted = ruleset.Ruleset(tracks=_tracks_connections(), stale_seconds=stale_seconds)
+        self = cls(wanted, cgroup2, pods)
         try:
             await self._check_kernel()
             before = await _sets_of_earlier_run()
@@ -86,9 +91,12 @@ class Backstop:
                 wanted.gated, wanted.not_pods = before
             wanted.gated |= set(gated)
             wanted.not_pods -= wanted.gated
-            self._choose(kubelet)
+            if kubelet is not None:
+                with contextlib.suppress(CgroupGone):  # restarting; `admit` follows
+                    wanted.kubelet = self._match.of(kubelet)
+                    self._kubelet = kubelet
             await self._put()
-        except (BackstopError, nft.NftError, TimeoutError) as error:
+        except (NoMatch, nft.NftError, TimeoutError) as error:
             self.reason_unavailable = (
                 "without the nftables backstop a new pod is open to the node until its gate is on: "
                 f"{_words(error)}."
@@ -98,6 +106,12 @@ class Backstop:
     @property
     def available(self) -> bool:
         return not self.reason_unavailable
+
+    @property
+    def _match(self) -> SocketMatches:
+        if self._matches is None:
+            raise NoMatch("no cgroup v2 is mounted to tell the kubelet by")
+        return self._matches
 
     @property
     def covers_bridges(self) -> bool:
@@ -135,12 +149,15 @@ class Backstop:
         async with self._lock:
             if not self.available:
                 return
-            before = self._wanted.kubelet, self._kubelet_directory
-            self._choose(kubelet)
+            before = self._wanted.kubelet, self._kubelet
             try:
+                self._wanted.kubelet = None if kubelet is None else self._match.of(kubelet)
+                self._kubelet = kubelet
                 await self._apply(self._wanted.admission())
+            except NoMatch as error:
+                raise BackstopError(str(error)) from error
             except BackstopError:
-                self._wanted.kubelet, self._kubelet_directory = before
+                self._wanted.kubelet, self._kubelet = before
                 raise
 
     async def beat(self) -> None:
@@ -155,17 +172,19 @@ class Backstop:
     async def ensure(self) -> bool:
         """Put the tables back if somebody removed or changed them; whether that was so.
 
+        To be called now and then, such as with every full look at the pods.
         `nft flush ruleset`, which is what a restart of nftables.service does, takes ours along.
         Raises `BackstopError`.
         """
         async with self._lock:
+            if not self.available:
+                return False
+            await self._track()
             try:
-                if not self.available or await self._listing() == self._standing:
+                if await self._listing() == self._standing:
                     return False
             except (nft.NftError, TimeoutError) as error:
-                raise BackstopError(
-                    f"the nftables backstop is not seen: {_words(error)}"
-                ) from error
+                raise BackstopError(f"nftables cannot be read: {_words(error)}") from error
             self._is_stale = True
             await self._apply("")
         log.warning("somebody changed the nftables backstop; it was put back")
@@ -179,6 +198,17 @@ class Backstop:
             await remove()
             self.reason_unavailable = "the nftables backstop was removed."
 
+    async def _track(self) -> None:
+        """Hold back what is not TCP as well, once somebody has begun to track connections."""
+        if self._wanted.tracks or not _tracks_connections():
+            return
+        self._wanted.tracks = self._is_stale = True
+        try:
+            await self._apply("")
+        except BackstopError:
+            self._wanted.tracks = False
+            raise
+
     async def _move(self, ifindexes: Iterable[int], to: str | None) -> None:
         for ifindex in ifindexes:
             self._note(ifindex, to)
@@ -191,20 +221,16 @@ class Backstop:
             await self._apply(self._wanted.changes(add=add, delete=delete))
 
     def _note(self, ifindex: int, to: str | None) -> None:
-        for name, members in (
-            (ruleset.GATED, self._wanted.gated),
-            (ruleset.NOT_PODS, self._wanted.not_pods),
-        ):
-            if name == to and ifindex not in members:
-                members.add(ifindex)
-                self._add[ifindex] = name
-            elif name != to and ifindex in members:
+        sets = {ruleset.GATED: self._wanted.gated, ruleset.NOT_PODS: self._wanted.not_pods}
+        for name, members in sets.items():
+            if name != to and ifindex in members:
                 members.discard(ifindex)
                 # Not yet written: then there is nothing to delete.
-                if self._add.get(ifindex) == name:
-                    del self._add[ifindex]
-                else:
+                if self._add.pop(ifindex, None) is None:
                     self._delete[ifindex] = name
+        if to is not None and ifindex not in sets[to]:
+            sets[to].add(ifindex)
+            self._add[ifindex] = to
 
     async def _apply(self, script: str) -> None:
         """Change the tables; when they are not what they should be, put them anew and whole."""
@@ -224,9 +250,12 @@ class Backstop:
         self._is_stale = False
 
     async def _put(self) -> None:
-        if self._kubelet_directory is not None and not self._kubelet_directory.is_dir():
-            self._wanted.kubelet = None  # nft would refuse the whole
-        self._wanted.pods = await asyncio.to_thread(self._match_pods)
+        if self._kubelet is not None and not self._match.exists(self._kubelet):
+            self._wanted.kubelet = self._kubelet = None  # nft would refuse the whole
+        if self._pods is None:
+            self._wanted.pods = await asyncio.to_thread(self._match.of_pods)
+        else:
+            self._wanted.pods = tuple(map(self._match.of, self._pods))
         self._add, self._delete = {}, {}
         await nft.apply(self._wanted.text())
         self._standing = await self._listing()
@@ -248,9 +277,9 @@ class Backstop:
     async def _check_kernel(self) -> None:
         """Let the kernel look at the whole ruleset, without bridges if it cannot filter those.
 
-        Raises `BackstopError` or `NftError`.
+        Raises `NoMatch` or `NftError`.
         """
-        match = ruleset.socket_match(self._mount(), level=1)
+        match = self._match.of_nobody()
         for has_bridge in (True, False):
             self._wanted.has_bridge = has_bridge
             trial = dataclasses.replace(self._wanted, kubelet=match)
@@ -263,47 +292,6 @@ class Backstop:
                     raise
             else:
                 return
-
-    def _choose(self, kubelet: str | None) -> None:
-        if kubelet is None:
-            self._wanted.kubelet = self._kubelet_directory = None
-            return
-        directory = self._directory(kubelet)
-        self._wanted.kubelet = self._match(directory)
-        self._kubelet_directory = directory
-
-    def _match_pods(self) -> tuple[str, ...]:
-        if self._pods is not None:
-            return tuple(self._match(self._directory(path)) for path in self._pods)
-        # The kubelet's own names, by either cgroup driver, and below --cgroup-root as kind has it.
-        found = [
-            path
-            for pattern in ("kubepods", "kubepods.slice", "*/kubepods", "*/*-kubepods.slice")
-            for path in pathlib.Path(self._mount()).glob(pattern)
-        ]
-        return tuple(map(self._match, sorted(found)))
-
-    def _directory(self, path: str) -> pathlib.Path:
-        """Raises `BackstopError` if this is no cgroup that tells its processes from others."""
-        parts = [part for part in path.split("/") if part]
-        if not parts or ".." in parts:
-            raise BackstopError(f"nobody can be told from others by cgroup {path!r}")
-        directory = pathlib.Path(self._mount(), *parts)
-        if not directory.is_dir():
-            raise BackstopError(f"there is no cgroup {path!r} below {self._mount()}")
-        return directory
-
-    def _match(self, directory: pathlib.Path) -> str:
-        try:
-            level = len(directory.relative_to(self._mount()).parts)
-            return ruleset.socket_match(directory, level=level)
-        except ValueError as error:
-            raise BackstopError(str(error)) from error
-
-    def _mount(self) -> pathlib.PurePath:
-        if self._cgroup2 is None:
-            raise BackstopError("no cgroup v2 is mounted to tell the kubelet by")
-        return self._cgroup2
 
 
 async def remove() -> None:

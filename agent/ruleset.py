@@ -28,8 +28,6 @@ discovery, IGMP, MLD, DHCP's answers, multicast and broadcast always pass.
 
 import dataclasses
 import json
-import os
-import pathlib
 from collections.abc import Iterable
 
 TABLE = "podgate"
@@ -43,9 +41,6 @@ NOT_PODS = "not_pods"
 TAG = 0x00E7_0000
 _TAGGED = 0xFFFF_0000
 _REST = 0x0000_FFFF
-
-# nft takes cgroups as paths below this directory, wherever cgroup v2 is mounted.
-_NFT_CGROUPS = pathlib.PurePath("/sys/fs/cgroup")
 
 # What tracking calls new is a conversation's first packet, an echo request included; errors,
 # answers and neighbour discovery are not. It cannot match a broadcast with its answers.
@@ -70,7 +65,7 @@ class Ruleset:
     gated: set[int] = dataclasses.field(default_factory=set)
     not_pods: set[int] = dataclasses.field(default_factory=set)
     kubelet: str | None = None
-    """What matches its sockets, of `socket_match`."""
+    """What matches its sockets, of `agent.socketmatch`."""
     pods: tuple[str, ...] = ()
     """What matches sockets of pods' processes, those of hostNetwork pods included."""
     stale_seconds: int = 60
@@ -185,17 +180,6 @@ def removal(families: tuple[str, ...] = FAMILIES) -> str:
     return "".join(
         f"add table {family} {TABLE}\ndelete table {family} {TABLE}\n" for family in families
     )
-
-
-def socket_match(directory: pathlib.PurePath, *, level: int) -> str:
-    """The expression for the sockets of a cgroup, given as its directory, and of those below it.
-
-    level: its distance from the root cgroup. Raises `ValueError` for a path nft cannot be given.
-    """
-    path = os.path.relpath(directory, _NFT_CGROUPS)
-    if '"' in path or not path.isprintable():
-        raise ValueError(f"nft takes no cgroup with a name like {str(directory)!r}")
-    return f'socket cgroupv2 level {level} "{path}"'
 
 
 def elements_of(text: str, interfaces: Iterable[tuple[int, str]]) -> set[int]:

@@ -38,9 +38,9 @@ sock.connect((sys.argv[1], 80))
 class Driven:
     """A backstop whose calls wait: the lab's netlink allows no running event loop."""
 
-    def __init__(self, runner: asyncio.Runner) -> None:
+    def __init__(self, runner: asyncio.Runner, stale_seconds: int, pods: Iterable[str]) -> None:
         self._run = runner.run
-        self.made = self._run(Backstop.open())
+        self.made = self._run(Backstop.open(stale_seconds=stale_seconds, pods=pods))
         self.reason_unavailable = self.made.reason_unavailable
         self.covers_bridges = self.made.covers_bridges
         self.covers_datagrams = self.made.covers_datagrams
@@ -61,6 +61,9 @@ class Driven:
     def admit(self, kubelet: str | None) -> None:
         self._run(self.made.admit(kubelet))
 
+    def beat(self) -> None:
+        self._run(self.made.beat())
+
     def ensure(self) -> bool:
         return self._run(self.made.ensure())
 
@@ -74,7 +77,7 @@ class Driven:
         self._run(gather())
 
 
-OpenBackstop = Callable[[], Driven]
+OpenBackstop = Callable[..., Driven]
 
 
 @pytest.fixture
@@ -85,7 +88,7 @@ def open_backstop(
     if "tracked" not in request.fixturenames:
         monkeypatch.setattr(backstops, "_CONNTRACK_COUNT", pathlib.Path("/dev/null"))
     with asyncio.Runner() as runner:
-        yield lambda: Driven(runner)
+        yield lambda stale_seconds=60, pods=(): Driven(runner, stale_seconds, pods)
         runner.run(backstops.remove())
 
 
@@ -346,6 +349,64 @@ def test_a_cgroup_that_tells_nobody_apart_is_refused_and_the_last_one_stays(
         assert connect_from(kubelet, pod, 4, traffic.LIMIT_SECONDS)
 
 
+def test_while_no_agent_lives_any_process_outside_of_pods_may_be_the_kubelet(
+    lab: labs.Lab, open_backstop: OpenBackstop
+) -> None:
+    with (
+        cgroups.cgroup() as pods,
+        cgroups.cgroup("host-network-pod", below=pods) as host_network_pod,
+        cgroups.cgroup() as restarted_kubelet,
+    ):
+        open_backstop(stale_seconds=1, pods=[pods.path])
+        web, bridged = lab.add_pod("web", 1), lab.add_pod("bridged", 2, bridged=True)
+        with web.listen(80), bridged.listen(80):
+            # Its SYN is sent again until the heartbeat is stale.
+            assert connect_from(restarted_kubelet, web, 4, traffic.LIMIT_SECONDS)
+            assert connect_from(restarted_kubelet, bridged, 6, traffic.LIMIT_SECONDS)
+            limit = traffic.DROPPED_AFTER_SECONDS
+            assert not connect_from(host_network_pod, web, 4, limit)
+            assert not connect_from(host_network_pod, bridged, 6, limit)
+
+
+def test_a_heartbeat_closes_again(lab: labs.Lab, open_backstop: OpenBackstop) -> None:
+    opened = open_backstop(stale_seconds=1)
+    pod = lab.add_pod("web", 1)
+    with pod.listen(80):
+        assert traffic.node_reaches(pod, 4)  # stale by now
+        opened.made._wanted.stale_seconds = 60
+        for _ in range(2):
+            opened.beat()
+            assert traffic.node_is_dropped(pod, 4)
+
+
+@pytest.mark.parametrize("name", ["kubepods", "x/kubepods", "kubepods.slice", "x/x-kubepods.slice"])
+def test_pods_cgroups_are_found_by_their_names(
+    lab: labs.Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, name: str
+) -> None:
+    (tmp_path / name / "pod1").mkdir(parents=True)
+    (tmp_path / "system.slice" / "kubelet.service").mkdir(parents=True)
+    scripts = record_scripts(monkeypatch)
+    asyncio.run(Backstop.open(cgroup2=tmp_path))
+    level = name.count("/") + 1
+    relative = os.path.relpath(tmp_path / name, "/sys/fs/cgroup")
+    rules = [line.strip() for line in scripts[-1].splitlines() if line.endswith(" return")]
+    assert rules == [f'socket cgroupv2 level {level} "{relative}" return']
+    remove_without_agent()
+
+
+def record_scripts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """All that is applied from now on."""
+    scripts = []
+    apply = nft.apply
+
+    async def recording(script: str, *, only_check: bool = False) -> None:
+        scripts.append(script)
+        await apply(script, only_check=only_check)
+
+    monkeypatch.setattr(nft, "apply", recording)
+    return scripts
+
+
 def test_a_kubelets_cgroup_that_is_gone_does_not_stop_changes(
     lab: labs.Lab, backstop: Driven
 ) -> None:
@@ -458,6 +519,20 @@ def test_without_tracking_datagrams_pass_and_tracking_stays_off(
         server.bind(("", 53))
         assert exchange(client, server, pod.ipv4) == b"answer to question"
     assert "ct state" not in subprocess.check_output(["nft", "list", "ruleset"], text=True)
+
+
+def test_datagrams_are_held_back_from_when_tracking_begins(
+    backstop: Driven, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """kube-proxy may start after podgate."""
+    assert not backstop.covers_datagrams
+    (tmp_path / "count").write_text("5\n")
+    monkeypatch.setattr(backstops, "_CONNTRACK_COUNT", tmp_path / "count")
+    assert not backstop.ensure()  # nobody changed anything
+    assert backstop.made.covers_datagrams
+    listed = subprocess.check_output(["nft", "list", "chain", "inet", "podgate", "opening"])
+    assert b"ct state new" in listed
+    assert not backstop.ensure()
 
 
 @PATHS
@@ -670,14 +745,7 @@ def test_a_rule_that_somebody_took_out_comes_back(backstop: Driven) -> None:
 
 
 def test_bursts_become_few_transactions(backstop: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripts = []
-    apply = nft.apply
-
-    async def counting(script: str, *, only_check: bool = False) -> None:
-        scripts.append(script)
-        await apply(script, only_check=only_check)
-
-    monkeypatch.setattr(nft, "apply", counting)
+    scripts = record_scripts(monkeypatch)
     backstop.all_at_once(*(backstop.made.gate([1000 + number]) for number in range(200)))
     assert len(scripts) <= 2
     assert elements(ruleset.GATED) == set(range(1000, 1200))
