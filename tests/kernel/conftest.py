@@ -9,6 +9,7 @@ import pytest
 from agent.demo import lab as labs
 from bpf import gates as gates_module
 from bpf import loader, pins
+from tests.kernel import offers
 
 _numbers = itertools.count()
 
@@ -46,6 +47,8 @@ def make_gates(
     def make(
         attachment: gates_module.Attachment | None = None, programs: loader.Loaded | None = None
     ) -> gates_module.Gates:
+        if attachment is gates_module.Attachment.TCX:
+            offers.need_tcx()
         made.append(gates_module.Gates(programs or loaded, installation, attachment))
         return made[-1]
 

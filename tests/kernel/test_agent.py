@@ -19,7 +19,7 @@ from agent.demo.lab import Lab, LabPod
 from agent.demo.operating import Operator, condition_of, pod_of
 from agent.status import Report
 from bpf import pins
-from tests.kernel import cgroups
+from tests.kernel import cgroups, offers
 from tests.kernel.cgroups import Cgroup
 
 pytestmark = pytest.mark.kernel
@@ -307,6 +307,8 @@ def test_cleanup_is_refused_while_the_agent_runs(operator: Operator, web: LabPod
 def test_cleanup_opens_everything_and_leaves_nothing(
     operator: Operator, web: LabPod, attachment: str
 ) -> None:
+    if attachment == "tcx":
+        offers.need_tcx()
     operator.write_manifest(web, mode="enforce", container=LISTENING)
     operator.start("--attach", attachment)
     operator.wait_for("the gate", isolated_as("web", "Enforced"))
@@ -321,19 +323,23 @@ def test_cleanup_opens_everything_and_leaves_nothing(
     assert "clsact" not in qdiscs
 
 
-def test_five_lines_of_shell_open_everything(operator: Operator, web: LabPod) -> None:
+@pytest.mark.parametrize("attachment", ["tcx", "clsact"])
+def test_five_lines_of_shell_open_everything(
+    operator: Operator, web: LabPod, attachment: str
+) -> None:
     """The emergency exit of docs/failures.md, as it stands there."""
+    if attachment == "tcx":
+        offers.need_tcx()
     operator.write_manifest(web, mode="enforce", container=LISTENING)
     page = pathlib.Path(__file__).parents[2] / "docs" / "failures.md"
     script = page.read_text(encoding="utf-8").split("```")[1]
-    for attachment in ("tcx", "clsact"):
-        operator.start("--attach", attachment)
-        operator.wait_for("the gate", isolated_as("web", "Enforced"))
-        operator.stop(signal.SIGKILL)
-        assert refuses(web)
-        own = script.replace("/sys/fs/bpf", str(operator.bpffs))
-        subprocess.run(["sh", "-c", own], check=False, capture_output=True)
-        assert connects(web)
+    operator.start("--attach", attachment)
+    operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    operator.stop(signal.SIGKILL)
+    assert refuses(web)
+    own = script.replace("/sys/fs/bpf", str(operator.bpffs))
+    subprocess.run(["sh", "-c", own], check=False, capture_output=True)
+    assert connects(web)
 
 
 def test_endpoints_answer_and_metrics_count_the_drop(operator: Operator, web: LabPod) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.demo import lab as labs
-from bpf import abi, errors, loader, pins, syscalls
+from bpf import abi, errors, loader, pins, syscalls, tcx
 from bpf.gates import Attachment, GateConfig
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, traffic, versions, wire
@@ -69,7 +69,8 @@ def test_gate_closes_and_opens_again(
     assert gates.counts() == {}
     assert links(installation) == []
     assert qdiscs(pod) == before
-    assert syscalls.query_programs(pod.ifindex, syscalls.BPF_TCX_EGRESS) == []
+    if tcx.TcxLinks.is_supported():
+        assert syscalls.query_programs(pod.ifindex, syscalls.BPF_TCX_EGRESS) == []
 
 
 @BOTH_KINDS

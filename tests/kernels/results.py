@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-# How a test says that it tried and the kernel lacks what it is about: `pytest.skip(NOT_OFFERED +
-# "tcx (Linux 6.6)")`. A skip for any other reason counts as a failure: nothing is left out unsaid.
-NOT_OFFERED = "not offered by this kernel: "
+from tests.kernel import offers
+
 # What the kernel says when something in it went wrong, whatever the tests say.
 _COMPLAINT = re.compile(r"\] (WARNING: |BUG: |Oops|general protection|INFO: task .* blocked|RIP: )")
 
@@ -45,7 +44,10 @@ def read(exchange: pathlib.Path) -> Results:
 
 
 def summarise(events: Iterable[dict[str, Any]]) -> Results:
-    """One outcome per test: the worst of its set-up, its call and its tear-down."""
+    """One outcome per test: the worst of its set-up, its call and its tear-down.
+
+    A skip that does not say what the kernel lacks is a failure: nothing is left out unsaid.
+    """
     collected, attachment = 0, "unknown"
     passed: dict[str, None] = {}
     failed: dict[str, str] = {}
@@ -63,8 +65,8 @@ def summarise(events: Iterable[dict[str, Any]]) -> Results:
         if event["outcome"] == "failed":
             failed.setdefault(test, reason)
         elif event["outcome"] == "skipped":
-            if reason.startswith(NOT_OFFERED):
-                not_offered[test] = reason.removeprefix(NOT_OFFERED)
+            if reason.startswith(offers.NOT_OFFERED):
+                not_offered[test] = reason.removeprefix(offers.NOT_OFFERED)
             else:
                 failed.setdefault(test, f"skipped: {reason}")
         elif event["event"] == "call":

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tests.kernel import offers
 from tests.kernels import report, results
 
 
@@ -27,7 +28,7 @@ def test_what_the_kernel_lacks_is_no_failure_and_any_other_skip_is() -> None:
         [
             collected(3),
             *ran("a"),
-            *ran("b", "skipped", results.NOT_OFFERED + "tcx"),
+            *ran("b", "skipped", offers.NOT_OFFERED + "tcx"),
             *ran("c", "skipped", "did not feel like it"),
         ]
     )
