@@ -31,9 +31,8 @@ cd "$checkout" || exit 1
 export HOME=/root LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PYTHONDONTWRITEBYTECODE=1
 uname -r >/exchange/release
-# shellcheck disable=SC2086
 .venv/bin/python -m pytest -m kernel -p no:cacheprovider -p tests.kernels.recorder \
-	-o faulthandler_timeout=300 $arguments >/exchange/output.txt 2>&1
+	-o faulthandler_timeout=300 "${arguments[@]}" >/exchange/output.txt 2>&1
 echo $? >/exchange/status
 dmesg >/exchange/dmesg.txt
 sync
