@@ -7,7 +7,7 @@ to stderr.
 import subprocess
 import sys
 
-BENCHES = ("start", "gate")
+BENCHES = ("start", "gate", "probe")
 
 
 def main() -> int:

@@ -1,0 +1,93 @@
+"""Servers that cost little, for measuring who asks.
+
+`python -m tests.bench.answering KIND CERT KEY NETNS...`: one process serves port 8080 of each
+namespace with one epoll loop. KIND is http, https or tcp. It says `ready`, and ends with its
+standard input.
+"""
+
+import select
+import socket
+import ssl
+import sys
+
+from probes.netns import Netns
+
+PORT = 8080
+_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\nok"
+
+
+class _Server:
+    """Answers each connection once it has sent anything; all in one thread."""
+
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        self._context = context
+        self._epoll = select.epoll()
+        self._listeners: dict[int, socket.socket] = {}
+        self._connections: dict[int, socket.socket] = {}
+
+    def listen(self, netns: Netns) -> None:
+        sock = netns.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(("::", PORT))
+        sock.listen(4096)
+        self._listeners[sock.fileno()] = sock
+        self._epoll.register(sock, select.EPOLLIN)
+
+    def run(self) -> None:
+        self._epoll.register(sys.stdin, select.EPOLLHUP)
+        while True:
+            for descriptor, _ in self._epoll.poll():
+                if descriptor == sys.stdin.fileno():
+                    return
+                if listener := self._listeners.get(descriptor):
+                    self._accept(listener)
+                else:
+                    self._answer(descriptor)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:
+                continue
+            sock.setblocking(False)
+            if self._context is not None:
+                sock = self._context.wrap_socket(
+                    sock, server_side=True, do_handshake_on_connect=False
+                )
+            self._connections[sock.fileno()] = sock
+            self._epoll.register(sock, select.EPOLLIN)
+
+    def _answer(self, descriptor: int) -> None:
+        sock = self._connections[descriptor]
+        try:
+            data = sock.recv(4096)
+            if data:
+                sock.send(_ANSWER)
+                return
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return
+        except OSError:
+            pass
+        self._epoll.unregister(descriptor)
+        self._connections.pop(descriptor).close()
+
+
+def main(kind: str, cert: str, key: str, *paths: str) -> None:
+    context = None
+    if kind == "https":
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(cert, key)
+    server = _Server(context)
+    for path in paths:
+        server.listen(Netns.open(path))
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    server.run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

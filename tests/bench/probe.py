@@ -1,0 +1,289 @@
+"""What probes cost and how soon they are there: bench `probe`."""
+
+import asyncio
+import contextlib
+import gc
+import ipaddress
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+from agent import names
+from agent.conditions import FALSE, TRUE, Conditions
+from agent.demo import lab
+from agent.demo.lab import BPFFS
+from agent.guarding import Guarded
+from agent.interfaces import PodNetwork
+from agent.metrics import Metrics
+from agent.pods import Pod
+from agent.probing import Probing
+from bpf import pins
+from probes import prober, scheduler
+from probes.definitions import ContainerProbes, Grpc, Handler, HttpGet, Probe, TcpSocket
+from probes.results import Outcome
+from probes.specs import PodSpec
+from tests.bench import answering, figures
+from tests.probes import servers
+from tests.probes.conftest import Sandbox, sandbox_netns
+
+_SAMPLES = 7
+_PORT = answering.PORT
+_GRPC_PORT = 50051
+
+_PODS = 500
+_NAMESPACES = 10  # 50 pods share one: what is measured is podgate, and not 500 servers
+_SCHEDULED_SECONDS = 15
+_FLIPS = 300
+_BURST = 36_000  # 600 probes a second for 60 s, which is how long TIME-WAIT would keep a port
+
+
+def main() -> None:
+    lab.isolate()
+    _raise_file_limit()
+    with tempfile.TemporaryDirectory() as folder:
+        cert, key = servers.certificate(pathlib.Path(folder))
+        _memory()
+        _cpu(str(cert), str(key))
+        _ports(str(cert), str(key))
+        _scheduling(str(cert), str(key))
+    asyncio.run(_flips())
+
+
+def _memory() -> None:
+    """Before all else, while the process is small."""
+    _note("memory of 5000 idle probes")
+
+    async def measure() -> float:
+        running = scheduler.Scheduler(
+            on_result=lambda key, result: None, on_probe=lambda key, outcome: None
+        )
+        with sandbox_netns() as sandbox:
+            gc.collect()
+            before = _rss_mb()
+            for number in range(5000):
+                probe = Probe(HttpGet(9, f"/healthz?{number}"), 3600.0, period_seconds=3600.0)
+                container = scheduler.ContainerTarget(
+                    ContainerProbes("app", readiness=probe), f"c{number}", time.time()
+                )
+                running.set_pod(
+                    scheduler.PodTarget(
+                        f"pod{number}", sandbox.netns, (sandbox.v4, sandbox.v6), (container,)
+                    )
+                )
+            gc.collect()
+            grown = _rss_mb() - before
+        await running.aclose()
+        return grown / 5
+
+    figures.emit("probe", "mb_per_1000_probes", [asyncio.run(measure())], "MB")
+
+
+def _cpu(cert: str, key: str) -> None:
+    http, tcp, grpc = HttpGet(_PORT, "/healthz"), TcpSocket(_PORT), Grpc(_GRPC_PORT)
+    https = HttpGet(_PORT, "/healthz", "HTTPS")
+    for figure, kind, handler, in_flight, count in (
+        ("cpu_us_http_1", "http", http, 1, 2000),
+        ("cpu_us_http_50", "http", http, 50, 4000),
+        ("cpu_us_tcp_50", "tcp", tcp, 50, 4000),
+        ("cpu_us_grpc_50", "grpc", grpc, 50, 1000),
+        ("cpu_us_https_50", "https", https, 50, 1000),
+    ):
+        _note(f"CPU of {count} probes, {in_flight} in flight: {kind}")
+        samples = []
+        for _ in range(_SAMPLES):
+            # A namespace of its own for each: ports left by one sample are not the next one's.
+            with sandbox_netns() as sandbox, _server(kind, cert, key, sandbox):
+                samples.append(asyncio.run(_cpu_us(handler, sandbox, in_flight, count)))
+        figures.emit("probe", figure, samples, "us")
+
+
+def _ports(cert: str, key: str) -> None:
+    with sandbox_netns() as sandbox, _server("http", cert, key, sandbox):
+        asyncio.run(_cpu_us(HttpGet(_PORT, "/healthz"), sandbox, 50, _BURST))
+    _note(f"{_BURST} probes of one address in a row: all passed, no port ran out")
+
+
+async def _cpu_us(handler: Handler, sandbox: Sandbox, in_flight: int, count: int) -> float:
+    """CPU time of this process a probe, user and kernel; every probe must pass."""
+    loop = asyncio.get_running_loop()
+    running = prober.Prober(loop)
+    plan = prober.plan(Probe(handler, timeout_seconds=10.0), [sandbox.v4])
+    over = loop.create_future()
+    left, under_way = count, 0
+
+    def begin() -> None:
+        nonlocal left, under_way
+        while left and under_way < in_flight:
+            left -= 1
+            under_way += 1
+            running.start(plan, sandbox.netns, done)
+
+    def done(outcome: Outcome) -> None:
+        nonlocal left, under_way
+        under_way -= 1
+        if not outcome.passed:
+            left = 0
+            if not over.done():
+                over.set_exception(AssertionError(outcome))
+        elif left:
+            loop.call_soon(begin)
+        elif not under_way and not over.done():
+            over.set_result(None)
+
+    gc.collect()
+    started = time.process_time()
+    begin()
+    await over
+    used = time.process_time() - started
+    running.close()
+    return used / count * 1e6
+
+
+def _scheduling(cert: str, key: str) -> None:
+    _note(f"{_PODS} pods, three probes each, once a second, for {_SCHEDULED_SECONDS} s")
+    with contextlib.ExitStack() as stack:
+        sandboxes = [stack.enter_context(sandbox_netns()) for _ in range(_NAMESPACES)]
+        stack.enter_context(_server("http", cert, key, *sandboxes))
+        delays, percent = asyncio.run(_schedule(sandboxes))
+    figures.emit("probe", "sched_delay_p99_ms", delays, "ms")
+    figures.emit("probe", "cpu_percent_1500_per_s", percent, "%")
+
+
+async def _schedule(sandboxes: list[Sandbox]) -> tuple[list[float], list[float]]:
+    """The 99th percentile of each second's delays, and each second's CPU."""
+    delays: list[float] = []
+    failed: list[Outcome] = []
+    running = scheduler.Scheduler(
+        on_result=lambda key, result: None,
+        on_probe=lambda key, outcome: None if outcome.passed else failed.append(outcome),
+        on_delay=delays.append,
+        spread_seconds=1.0,
+    )
+    probes = ContainerProbes(
+        "app",
+        readiness=Probe(HttpGet(_PORT, "/ready"), period_seconds=1.0),
+        liveness=Probe(TcpSocket(_PORT), period_seconds=1.0),
+    )
+    side = ContainerProbes("side", readiness=Probe(HttpGet(_PORT, "/side"), period_seconds=1.0))
+    for number in range(_PODS):
+        sandbox = sandboxes[number % len(sandboxes)]
+        containers = tuple(
+            scheduler.ContainerTarget(each, "c1", time.time()) for each in (probes, side)
+        )
+        running.set_pod(
+            scheduler.PodTarget(f"pod{number}", sandbox.netns, (sandbox.v4, sandbox.v6), containers)
+        )
+    await asyncio.sleep(3)
+    p99s, percents = [], []
+    for _ in range(_SCHEDULED_SECONDS):
+        delays.clear()
+        used, started = time.process_time(), time.monotonic()
+        await asyncio.sleep(1)
+        percents.append((time.process_time() - used) / (time.monotonic() - started) * 100)
+        assert len(delays) > 0.9 * 3 * _PODS, len(delays)
+        p99s.append(_p99(delays) * 1000)
+    await running.aclose()
+    assert not failed, failed[0]
+    return p99s, percents
+
+
+class _TimedConditions(Conditions):
+    """Tells when a pod's probes-passing changes its status."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed: dict[str, asyncio.Event] = {TRUE: asyncio.Event(), FALSE: asyncio.Event()}
+
+    def set(self, pod: Pod, kind: str, status: str, reason: str, message: str) -> bool:
+        changed = super().set(pod, kind, status, reason, message)
+        if kind == names.PROBES_PASSING and status in self.changed:
+            self.changed[status].set()
+        return changed
+
+
+async def _flips() -> None:
+    """From close() to the condition; the pod asks for it and is otherwise probed once an hour."""
+    _note(f"{_FLIPS} listeners that close, until the condition says so")
+    conditions = _TimedConditions()
+    tcp = Probe(TcpSocket(_PORT), period_seconds=3600.0, fail_when_listener_closes=True)
+    spec = PodSpec(containers=(ContainerProbes("app", readiness=tcp),))
+    pod = Pod(uid="u", namespace="bench", name="web", spec=spec)
+    installation = pins.Pins(BPFFS)
+    installation.prepare()
+    probing = Probing(conditions, Metrics(conditions), installation)
+    task = asyncio.create_task(probing.run())
+    milliseconds = []
+    with sandbox_netns() as sandbox:
+        addresses = tuple(map(ipaddress.ip_address, (sandbox.v4, sandbox.v6)))
+        network = PodNetwork((), addresses, (), None)
+        await probing.listening()
+        probing.update(Guarded(pod, netns=sandbox.netns, network=network))
+        for _ in range(_FLIPS):
+            conditions.changed[TRUE].clear()
+            sock = sandbox.listen(port=_PORT)
+            async with asyncio.timeout(10):
+                await conditions.changed[TRUE].wait()
+            await asyncio.sleep(0.06)  # a pod that flips without end is looked at less often
+            conditions.changed[FALSE].clear()
+            started = time.perf_counter()
+            sock.close()
+            async with asyncio.timeout(10):
+                await conditions.changed[FALSE].wait()
+            milliseconds.append((time.perf_counter() - started) * 1000)
+            await asyncio.sleep(0.06)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    parts = [milliseconds[start::3] for start in range(3)]
+    figures.emit("probe", "flip_p99_ms", [_p99(part) for part in parts], "ms")
+    _note(f"median of all flips: {statistics.median(milliseconds):.2f} ms")
+
+
+@contextlib.contextmanager
+def _server(kind: str, cert: str, key: str, *sandboxes: Sandbox) -> Iterator[None]:
+    if kind == "grpc":
+        (sandbox,) = sandboxes
+        command = [
+            *("nsenter", f"--net={sandbox.path}", sys.executable, "-m", "tests.probes.grpc_server"),
+            f"[::]:{_GRPC_PORT}",
+        ]
+    else:
+        paths = [sandbox.path for sandbox in sandboxes]
+        command = [sys.executable, "-m", "tests.bench.answering", kind, cert, key, *paths]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        yield
+    finally:
+        process.stdin.close()
+        process.wait(timeout=30)
+        process.stdout.close()
+
+
+def _p99(samples: list[float]) -> float:
+    return sorted(samples)[int(len(samples) * 0.99)]
+
+
+def _rss_mb() -> float:
+    pages = int(pathlib.Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def _raise_file_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"bench: {text}\n")
+
+
+if __name__ == "__main__":
+    main()
