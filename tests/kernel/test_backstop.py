@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -521,6 +522,52 @@ def test_without_tracking_datagrams_pass_and_tracking_stays_off(
     assert "ct state" not in subprocess.check_output(["nft", "list", "ruleset"], text=True)
 
 
+@VERSIONS
+def test_dhcps_answers_reach_new_pods(lab: labs.Lab, tracking: Driven, version: int) -> None:
+    """To tracking they are new: the question was a broadcast."""
+    pod = lab.add_pod("web", 1)
+    server_port, client_port = (67, 68) if version == 4 else (547, 546)
+    family, kind = traffic.family(version), socket.SOCK_DGRAM
+    with (
+        pod.open_socket(family, kind) as client,
+        socket.socket(family, kind) as server,
+        socket.socket(family, kind) as other,
+    ):
+        client.bind(("", client_port))
+        server.bind(("", server_port))
+        for sock, text in ((other, b"no answer"), (server, b"offer")):
+            with contextlib.suppress(PermissionError):
+                sock.sendto(text, (traffic.address(pod, version), client_port))
+        client.settimeout(traffic.LIMIT_SECONDS)
+        assert client.recv(100) == b"offer"
+
+
+@PATHS
+@pytest.mark.parametrize("group", ["224.0.0.251", "255.255.255.255", "ff02::fb"])
+def test_multicast_of_the_node_reaches_new_pods(
+    lab: labs.Lab, tracking: Driven, bridged: bool, group: str
+) -> None:
+    pod = lab.add_pod("web", 1, bridged=bridged)
+    interface = socket.if_nametoindex(labs.BRIDGE if bridged else pod.interface)
+    family = socket.AF_INET6 if ":" in group else socket.AF_INET
+    with (
+        pod.open_socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0003)) as sniffer,
+        socket.socket(family, socket.SOCK_DGRAM) as sock,
+    ):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        name = socket.if_indextoname(interface).encode()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name)
+        sniffer.settimeout(traffic.DROPPED_AFTER_SECONDS)
+        # A bridge port that is still coming up loses what is sent meanwhile.
+        for _ in range(10):
+            sock.sendto(b"to everybody", (group, 5353))
+            with contextlib.suppress(TimeoutError):
+                while not sniffer.recv(1500).endswith(b"to everybody"):
+                    pass
+                return
+    pytest.fail("nothing came")
+
+
 def test_datagrams_are_held_back_from_when_tracking_begins(
     backstop: Driven, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
@@ -620,15 +667,17 @@ def test_an_atomic_fragment_of_ipv6_is_dropped(lab: labs.Lab, backstop: Driven) 
     assert 44 not in seen
 
 
+@PATHS
 def test_a_mark_of_the_processs_own_does_not_help_it_and_is_kept(
-    lab: labs.Lab, backstop: Driven
+    lab: labs.Lab, backstop: Driven, bridged: bool
 ) -> None:
     """Half of the mark carries the tag for a moment; kube-proxy's bits are in the other half."""
-    pod = lab.add_pod("web", 1)
-    script = """table inet test-mark {
-      chain c { type filter hook postrouting priority 0; meta mark 0x4000 counter name seen; }
-      counter seen { }
-    }"""
+    pod = lab.add_pod("web", 1, bridged=bridged)
+    family = "bridge" if bridged else "inet"
+    script = f"""table {family} test-mark {{
+      counter seen {{ }}
+      chain c {{ type filter hook postrouting priority 0; meta mark 0x4000 counter name seen; }}
+    }}"""
     subprocess.run(["nft", "-f", "-"], input=script, text=True, check=True)
     try:
         with pod.listen(80):
@@ -638,17 +687,23 @@ def test_a_mark_of_the_processs_own_does_not_help_it_and_is_kept(
                     sock.settimeout(traffic.DROPPED_AFTER_SECONDS)
                     with pytest.raises(TimeoutError):
                         sock.connect((pod.ipv4, 80))
+            assert packets_of(family) == 0
             backstop.gate([pod.ifindex])
             with socket.socket() as sock:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 0x4000)
                 sock.settimeout(traffic.LIMIT_SECONDS)
                 sock.connect((pod.ipv4, 80))
-        counter = subprocess.check_output(
-            ["nft", "list", "counter", "inet", "test-mark", "seen"], text=True
-        )
-        assert "packets 0" not in counter
+                # The SYN's and the ACK's, which was never tagged.
+                assert packets_of(family) == 2
     finally:
-        subprocess.run(["nft", "delete", "table", "inet", "test-mark"], check=True)
+        subprocess.run(["nft", "delete", "table", family, "test-mark"], check=True)
+
+
+def packets_of(family: str) -> int:
+    listed = subprocess.check_output(
+        ["nft", "--json", "list", "counter", family, "test-mark", "seen"], text=True
+    )
+    return int(json.loads(listed)["nftables"][1]["counter"]["packets"])
 
 
 def test_the_nodes_own_conversations_go_on(lab: labs.Lab, backstop: Driven) -> None:
