@@ -7,6 +7,7 @@ fails; it is never skipped, so a green run means that the kernel was asked.
 
 import asyncio
 import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
 
@@ -25,6 +26,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     is_wanted = any(item.get_closest_marker("kernel") for item in session.items)
     if is_wanted and not session.config.option.collectonly:
         session.config.stash[_problem] = _isolate()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI a skipped kernel test is a failure: a green run means that the kernel was asked."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not os.environ.get("CI"):
+        return
+    skipped = [r.nodeid for r in reporter.stats.get("skipped", []) if "kernel" in r.keywords]
+    if skipped:
+        reporter.write_line(f"kernel tests were skipped in CI: {', '.join(skipped)}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session")

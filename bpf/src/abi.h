@@ -117,7 +117,7 @@ struct caller {
 	char name[16]; /* of the process at first sight; empty where the kernel does not say */
 };
 
-/* A conversation that is not TCP, as the pod sees it. Ports of ICMP: the echo identifier, and 0. */
+/* A conversation that is not TCP, as the pod sees it. Both ports of ICMP: the echo identifier. */
 struct flow {
 	struct address pod;
 	struct address peer; /* all 0: whoever answers what was sent to a group */

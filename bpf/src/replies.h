@@ -73,26 +73,39 @@ ALWAYS_INLINE struct reply_slot *slot_of(void *table, struct flow *flow)
 	return bpf_map_lookup_elem(table, &index);
 }
 
-/* Ports of a packet from the pod; false if nothing can answer it. */
+/*
+ * Ports of UDP and its like; of an echo of the type given, its identifier twice, since question and
+ * answer carry the same one; 0 of what has neither. False for what asks or answers nothing.
+ */
+ALWAYS_INLINE bool read_ports(struct __sk_buff *skb, struct packet *packet, __u8 echo_type,
+			      struct transport *ports)
+{
+	struct echo echo;
+
+	if (has_ports(packet->protocol))
+		return !bpf_skb_load_bytes(skb, packet->transport_offset, ports, sizeof(*ports));
+	if (!is_icmp(packet))
+		return true;
+	if (bpf_skb_load_bytes(skb, packet->transport_offset, &echo, sizeof(echo)) ||
+	    echo.type != echo_type)
+		return false;
+	ports->source_port = echo.identifier;
+	ports->destination_port = echo.identifier;
+	return true;
+}
+
+/* The flow that a packet from the pod begins or goes on with; false if nothing can answer it. */
 ALWAYS_INLINE bool read_question(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
 {
+	__u8 request = packet->is_ipv4 ? ICMP_ECHO_REQUEST : ICMPV6_ECHO_REQUEST;
+	struct transport ports = {};
+
+	if (!read_ports(skb, packet, request, &ports))
+		return false;
 	flow->protocol = packet->protocol;
-	if (is_icmp(packet)) {
-		struct echo echo;
-
-		if (bpf_skb_load_bytes(skb, packet->transport_offset, &echo, sizeof(echo)) ||
-		    echo.type != (packet->is_ipv4 ? ICMP_ECHO_REQUEST : ICMPV6_ECHO_REQUEST))
-			return false;
-		flow->pod_port = echo.identifier;
-	} else if (has_ports(packet->protocol)) {
-		struct transport ports;
-
-		if (bpf_skb_load_bytes(skb, packet->transport_offset, &ports, sizeof(ports)))
-			return false;
-		flow->pod_port = ports.source_port;
-		flow->peer_port = ports.destination_port;
-	}
 	flow->pod = packet->source;
+	flow->pod_port = ports.source_port;
+	flow->peer_port = ports.destination_port;
 	if (!is_group(packet))
 		flow->peer = packet->destination;
 	return true;
@@ -101,24 +114,16 @@ ALWAYS_INLINE bool read_question(struct __sk_buff *skb, struct packet *packet, s
 /* The flow that a packet to the pod would be an answer of; false if it is none by its kind. */
 ALWAYS_INLINE bool read_answer(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
 {
+	__u8 reply = packet->is_ipv4 ? ICMP_ECHO_REPLY : ICMPV6_ECHO_REPLY;
+	struct transport ports = {};
+
+	if (!read_ports(skb, packet, reply, &ports))
+		return false;
 	flow->protocol = packet->protocol;
-	if (is_icmp(packet)) {
-		struct echo echo;
-
-		if (bpf_skb_load_bytes(skb, packet->transport_offset, &echo, sizeof(echo)) ||
-		    echo.type != (packet->is_ipv4 ? ICMP_ECHO_REPLY : ICMPV6_ECHO_REPLY))
-			return false;
-		flow->pod_port = echo.identifier;
-	} else if (has_ports(packet->protocol)) {
-		struct transport ports;
-
-		if (bpf_skb_load_bytes(skb, packet->transport_offset, &ports, sizeof(ports)))
-			return false;
-		flow->pod_port = ports.destination_port;
-		flow->peer_port = ports.source_port;
-	}
 	flow->pod = packet->destination;
+	flow->pod_port = ports.destination_port;
 	flow->peer = packet->source;
+	flow->peer_port = ports.source_port;
 	return true;
 }
 
