@@ -16,6 +16,15 @@ from bpf import tcx
 _RESULTS = pathlib.Path(os.environ.get("PODGATE_MATRIX_RESULTS", "/exchange/results.jsonl"))
 
 
+# They start whole agents, each of which compiles: as long as all others together.
+_LAST = ("test_agent", "test_backstop", "test_demo")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem in _LAST)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     attachment = "tcx" if tcx.TcxLinks.is_supported() else "clsact"
     _write(event="collected", tests=len(session.items), attachment=attachment)
