@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime
 import json
+import os
 import pathlib
 import signal
 import subprocess
