@@ -59,8 +59,8 @@ class Poller:
         self._epoll.modify(descriptor, events)
 
     def forget(self, descriptor: int) -> None:
+        """Call nobody for it any more; to be closed next, which ends the kernel's watch as well."""
         del self._watched[descriptor]
-        self._epoll.unregister(descriptor)
 
     def close(self) -> None:
         self._loop.remove_reader(self._epoll.fileno())
