@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -652,14 +653,20 @@ def test_fragments_of_tcp_that_a_raw_socket_sends_are_dropped(
     assert cut == 16 or seen == []
 
 
-def test_an_atomic_fragment_of_ipv6_is_dropped(lab: labs.Lab, backstop: Driven) -> None:
+@pytest.mark.parametrize("cuts", [(0, 20), (0, 8, 20)], ids=["atomic", "two"])
+def test_fragments_of_tcp_over_ipv6_are_dropped(
+    lab: labs.Lab, backstop: Driven, cuts: tuple[int, ...]
+) -> None:
     pod = lab.add_pod("web", 1)
-    fragment_header = bytes([6, 0, 0, 0, 0, 0, 0, 1])
+    segment = tcp_header(0x02)
     sniffer = pod.open_socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x86DD))
     with sniffer, socket.socket(socket.AF_INET6, socket.SOCK_RAW, 44) as raw:
         sniffer.settimeout(traffic.DROPPED_AFTER_SECONDS)
-        with contextlib.suppress(PermissionError):
-            raw.sendto(fragment_header + tcp_header(0x02), (pod.ipv6, 0))
+        for start, end in itertools.pairwise(cuts):
+            more = end < len(segment)
+            header = bytes([6, 0, 0, start | more, 0, 0, 0, 1])
+            with contextlib.suppress(PermissionError):
+                raw.sendto(header + segment[start:end], (pod.ipv6, 0))
         seen = []
         with contextlib.suppress(TimeoutError):
             while True:
