@@ -24,6 +24,8 @@ log = structlog.get_logger(__name__)
 _UNCLAIMED_SECONDS = 10.0
 # How often the tables are compared with what they should say; `nft flush ruleset` tells nobody.
 _ENSURE_SECONDS = 30.0
+# Three times in the backstop's `stale_seconds`.
+_BEAT_SECONDS = 20.0
 _TIMEOUT_SECONDS = 10
 
 
@@ -82,16 +84,22 @@ class BornClosed:
             await asyncio.Event().wait()
             return
         next_ensure = self._now() + _ENSURE_SECONDS
+        next_beat = self._now()
         async with pyroute2.AsyncIPRoute() as netlink:
             while True:
                 if self._kubelet_changed.is_set():
                     self._kubelet_changed.clear()
-                    with _said("the kubelet does not reach pods without gates"):
-                        await self._table.admit(self._kubelet.path if self._kubelet else None)
+                    # One that ended is back in a moment; until then its admission harms nobody.
+                    if self._kubelet is not None:
+                        with _said("the kubelet does not reach pods without gates"):
+                            await self._table.admit(self._kubelet.path)
                 async with asyncio.timeout(_TIMEOUT_SECONDS):
                     links = [link async for link in await netlink.get_links()]
                 with _said("the backstop could not be brought up to date"):
                     await self._release_unclaimed(links)
+                    if self._now() >= next_beat:
+                        next_beat = self._now() + _BEAT_SECONDS
+                        await self._table.beat()
                     if self._now() >= next_ensure:
                         next_ensure = self._now() + _ENSURE_SECONDS
                         await self._table.ensure()

@@ -39,6 +39,7 @@ def compile_and_pin(installation: pins.Pins) -> None:
     if unfinished.exists():
         shutil.rmtree(unfinished)
     unfinished.mkdir(mode=0o700)
+    _make_reply_template(installation)
     flags = ["-Wall", "-Werror", f'-DPIN_DIR="{installation.maps}"']
     try:
         functions = _load(bcc, flags)
@@ -54,6 +55,24 @@ def compile_and_pin(installation: pins.Pins) -> None:
     if final.exists():  # it lacks a program, or nothing would have been compiled
         shutil.rmtree(final)
     os.rename(unfinished, final)
+
+
+def _make_reply_template(installation: pins.Pins) -> None:
+    """Pin the template of pods' reply tables, unless it is there: bcc takes what is pinned.
+
+    bcc's own would carry BTF, which the tables that `Gates` makes do not. From Linux 5.15 up to 6.1
+    the kernel takes that for a timer in one and none in the other, and refuses the tables (EINVAL;
+    mended in 6.2, db559117828d).
+    """
+    spec = abi.REPLY_TABLE
+    path = installation.map(spec)
+    if os.path.lexists(path):
+        return
+    table = syscalls.map_create(spec.type, spec.key_size, spec.value_size, spec.max_entries)
+    try:
+        syscalls.pin(table, path)
+    finally:
+        os.close(table)
 
 
 def _load(bcc: ModuleType, flags: list[str]) -> dict[str, Any]:
