@@ -5,6 +5,7 @@ is said on the page and is no failure.
 """
 
 import argparse
+import fcntl
 import os
 import pathlib
 import subprocess
@@ -39,9 +40,15 @@ def main() -> int:
             failed |= not is_good
             _say(entry.row)
             if not options.only:
-                known = report.read(_PAGE.read_text(encoding="utf-8") if _PAGE.exists() else "")
-                _PAGE.write_text(report.render(known | {kernel.series: entry}), encoding="utf-8")
+                _write(kernel.series, entry)
     return int(failed)
+
+
+def _write(series: str, entry: report.Entry) -> None:
+    with (_CACHE / "page.lock").open("w") as lock:  # one kernel each may run beside each other
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = report.read(_PAGE.read_text(encoding="utf-8") if _PAGE.exists() else "")
+        _PAGE.write_text(report.render(known | {series: entry}), encoding="utf-8")
 
 
 def _try(

@@ -13,15 +13,15 @@ _INTRODUCTION = """\
 
 The kernel tests (`pytest -m kernel`) on Debian's kernels, each booted in QEMU with software
 emulation over the host's files. `make test-kernels` runs all of them, `make test-kernels
-KERNEL=6.1` one. "Not offered" are tests of something that the kernel lacks, found out by trying; on
-a machine of one's own the same tests fail. Seconds are those of an emulated machine.
+KERNEL=6.1` one. "Not offered" are tests of something that the kernel lacks, found out by trying; a
+skip for any other reason counts as a failure. Seconds are those of an emulated machine, from
+switching it on to its end; the commit is that of the sources.
 """
 _HEADER = (
     "| kernel | release | package | passed | failed | not offered | attached by "
     "| seconds | commit |",
     "|---|---|---|---|---|---|---|---|---|",
 )
-_MAX_LISTED = 60
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,10 +60,14 @@ def entry_of_run(
     if not found.is_complete:
         parts.append(
             f"Not complete: {found.collected} tests were collected, and "
-            f"{len(found.passed) + len(found.failed) + len(found.not_offered)} came to a result."
+            f"{len(found.passed) + len(found.failed) + len(found.not_offered)} came to a result. "
+            "Tests that run whole agents come last."
         )
-    parts.append(_listed("Failed", found.failed) or "Nothing failed.")
-    parts.append(_grouped(found.not_offered))
+    if found.unfinished:
+        parts.append(f"The last test that began was `{found.unfinished}`.")
+    failed = {name: _shortened(reason) for name, reason in found.failed.items()}
+    parts.append(_grouped("Failed", failed) or "Nothing failed.")
+    parts.append(_grouped("Not offered", found.not_offered))
     if found.complaints:
         lines = "\n".join(f"* `{line}`" for line in found.complaints)
         parts.append(f"The kernel complained:\n\n{lines}")
@@ -97,28 +101,18 @@ def _row(cells: Sequence[object]) -> str:
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
-def _listed(title: str, tests: Mapping[str, str]) -> str:
-    if not tests:
-        return ""
-    lines = [f"* `{name}`: {_shortened(reason)}" for name, reason in tests.items()]
-    if len(lines) > _MAX_LISTED:
-        lines[_MAX_LISTED:] = [f"* and {len(lines) - _MAX_LISTED} more"]
-    return f"{title}:\n\n" + "\n".join(lines)
-
-
-def _grouped(tests: Mapping[str, str]) -> str:
-    """By what the kernel lacks: the same reason holds for many tests."""
+def _grouped(title: str, tests: Mapping[str, str]) -> str:
+    """By reason: one holds for many tests."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in tests.items():
-        by_reason.setdefault(reason, []).append(name)
+        by_reason.setdefault(reason, []).append(f"* `{name}`")
     return "\n\n".join(
-        f"Not offered, {reason}:\n\n" + "\n".join(f"* `{name}`" for name in names)
-        for reason, names in by_reason.items()
+        f"{title}, {reason}:\n\n" + "\n".join(names) for reason, names in by_reason.items()
     )
 
 
 def _shortened(reason: str) -> str:
-    """The first line, without what differs from run to run or would end the list's markup."""
+    """The first line, without what differs from test to test or would end the markup."""
     first = reason.strip().splitlines()[0] if reason.strip() else "no message"
-    first = re.sub(r"0x[0-9a-f]{8,}", "0x…", first).replace("`", "'")
+    first = re.sub(r"\b0x[0-9a-f]{8,}|(?<=interface )\d+", "…", first).replace("`", "'")
     return f"`{first[:160]}`"

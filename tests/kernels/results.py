@@ -22,6 +22,8 @@ class Results:
     passed: tuple[str, ...]
     failed: dict[str, str]
     not_offered: dict[str, str]
+    unfinished: str = ""
+    """The test in which the guest hung, died or was stopped."""
     complaints: tuple[str, ...] = ()
 
     @property
@@ -74,9 +76,9 @@ def summarise(events: Iterable[dict[str, Any]]) -> Results:
         if event["event"] == "teardown":
             running = ""
     if running:
-        failed[running] = "the guest ended or hung during this test"
+        passed.pop(running, None)
     names = tuple(test for test in passed if test not in failed)
-    return Results(collected, attachment, names, failed, not_offered)
+    return Results(collected, attachment, names, failed, not_offered, running)
 
 
 def _text(path: pathlib.Path) -> str:
