@@ -66,6 +66,8 @@ def _try(
     remark = ""
     if not ran.ended_in_time:
         remark = f"The guest was stopped after {limit_seconds / 60:.0f} minutes."
+    elif not (exchange / "status").exists():
+        remark = "The guest ended before the suite did."
     elif not found.collected:
         remark = f"No test was collected; see {exchange.relative_to(_CHECKOUT)}."
     entry = report.entry_of_run(
