@@ -168,7 +168,23 @@ MAPS = (
 
 GATE_EGRESS = "gate_egress"
 GATE_INGRESS = "gate_ingress"
-PROGRAMS = (GATE_EGRESS, GATE_INGRESS)
+
+
+def spare(program: str) -> str:
+    """The name of a program's second copy.
+
+    A program can be in an interface's chain only once, and to change its place without a gap it
+    must for a moment be there twice.
+    """
+    return f"{program}_spare"
+
+
+# The function of each pinned program.
+PROGRAMS = {
+    name: function
+    for function in (GATE_EGRESS, GATE_INGRESS)
+    for name in (function, spare(function))
+}
 
 
 def pack_address(address: IPAddress) -> bytes:

@@ -86,7 +86,11 @@ def _load(bcc: ModuleType, flags: list[str]) -> dict[str, Any]:
 
 def _load_with(bcc: ModuleType, flags: list[str]) -> dict[str, Any]:
     module = bcc.BPF(text=sources.expand("gate.c"), cflags=flags)
-    return {name: module.load_func(name.encode(), bcc.BPF.SCHED_CLS) for name in abi.PROGRAMS}
+    loaded = {}
+    for name, function in abi.PROGRAMS.items():
+        module.funcs.pop(function.encode(), None)  # or bcc gives the same copy again
+        loaded[name] = module.load_func(function.encode(), bcc.BPF.SCHED_CLS)
+    return loaded
 
 
 def main() -> int:

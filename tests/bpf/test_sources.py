@@ -29,7 +29,7 @@ def test_every_quoted_include_is_replaced_once() -> None:
 
 def test_programs_and_maps_of_the_description_are_there() -> None:
     text = sources.expand("gate.c")
-    for name in abi.PROGRAMS:
+    for name in abi.PROGRAMS.values():
         assert f"int {name}(struct __sk_buff *skb)" in text
     for spec in abi.MAPS:
         assert f'PIN_DIR "/{spec.name}"' in text
