@@ -10,10 +10,11 @@ import dataclasses
 import os
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from bpf import abi, errors, loader, pins, syscalls
 from bpf.attachments import Attachment, Attachments, Direction
+from bpf.replies import Question, ReplyTable
 from bpf.rules import Rule
 from bpf.verdicts import Mode, Reason, Verdict
 
@@ -120,15 +121,18 @@ class Gates:
         key = _KEY.pack(ifindex)
         self._gates.set(key, bytes(self._value(key, config)))
 
-    def remember(self, ifindex: int) -> None:
+    def remember(self, ifindex: int) -> bool:
         """Have an installed gate remember what the pod asks, so that the node may answer.
 
-        Apart from `install`, because closing all pods comes first. Raises `AttachError`.
+        Apart from `install`, because closing all pods comes first. Whether it has only begun to
+        remember: then what was asked before is for `recall`. Raises `AttachError`.
         """
         key = _KEY.pack(ifindex)
         spec = abi.REPLY_TABLE
+        is_new = False
         try:
-            if self._replies.get(key) is None:
+            is_new = self._replies.get(key) is None
+            if is_new:
                 table = syscalls.map_create(
                     spec.type, spec.key_size, spec.value_size, spec.max_entries
                 )
@@ -139,7 +143,31 @@ class Gates:
             previous = self._previous(key)
             self._ingress.attach(ifindex, made_qdisc=bool(previous and previous.made_qdisc))
         except (errors.BpfError, errors.AttachError) as error:
+            if is_new:
+                self._replies.delete(key)
             raise _attach_error("remembering what the pod asks at", ifindex, error) from error
+        return is_new
+
+    def recall(
+        self, ifindex: int, questions: Iterable[Question], *, is_complete: bool = False
+    ) -> bool:
+        """Have a gate that remembers know what the pod asked before.
+
+        is_complete: the pod waits for no other answer, so its grace ends if all found a place.
+        Whether it ended. Raises `BpfError`.
+        """
+        key = _KEY.pack(ifindex)
+        table = self._replies.get(key)
+        value = self._previous(key)
+        if table is None or value is None:
+            return False
+        with ReplyTable(_KEY.unpack(table)[0]) as opened:
+            have_all_room = opened.fill(questions, time.monotonic_ns())
+        if not (is_complete and have_all_room):
+            return False
+        value.grace_until_ns = 0
+        self._gates.set(key, bytes(value))
+        return True
 
     def remove(self, ifindex: int) -> None:
         """Detach and forget. Nothing happens where there is no gate, or no such interface."""

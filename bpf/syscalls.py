@@ -43,6 +43,7 @@ class Command(enum.IntEnum):
     PROG_TEST_RUN = 10
     PROG_GET_NEXT_ID = 11
     PROG_GET_FD_BY_ID = 13
+    MAP_GET_FD_BY_ID = 14
     OBJ_GET_INFO_BY_FD = 15
     PROG_QUERY = 16
     MAP_LOOKUP_BATCH = 24
@@ -228,7 +229,7 @@ def next_id(command: Command, after: int) -> int | None:
 
 
 def fd_by_id(command: Command, object_id: int) -> int:
-    """A descriptor of the program or link with this id. Raises `BpfError` (ENOENT: it is gone)."""
+    """A descriptor of what has this id. Raises `BpfError` (ENOENT: it is gone)."""
     attributes = struct.pack("=III", object_id, 0, 0)
     return call(command, attributes, what=f"opening BPF object {object_id}")[0]
 

@@ -1,6 +1,7 @@
 """What is not TCP: the node may answer what the pod asked, and start nothing."""
 
 import contextlib
+import ipaddress
 import os
 import socket
 import struct
@@ -9,7 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from agent.demo import lab as labs
+from bpf import abi, loader
 from bpf.gates import GateConfig, Gates
+from bpf.replies import Question, ReplyTable, slot_of
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, traffic
 
@@ -265,3 +268,93 @@ def test_pods_talk_to_each_other_untouched(
     with pod_udp(pod, version, PORT) as server, pod_udp(other, version) as client:
         client.sendto(b"hello", (traffic.address(pod, version), PORT))
         assert server.recvfrom(64)[0] == b"hello"
+
+
+def question(
+    pod: labs.LabPod, version: int, port: int, *, peer: str = "", protocol: int = socket.IPPROTO_UDP
+) -> Question:
+    """From this port of the pod to PORT of the node, or of `peer`."""
+    return Question(
+        protocol,
+        ipaddress.ip_address(traffic.address(pod, version)),
+        port,
+        ipaddress.ip_address(peer or traffic.NODE[version]),
+        PORT,
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "protocol", "peer"),
+    [
+        pytest.param(4, socket.IPPROTO_UDP, "198.18.0.1", id="UDP over IPv4"),
+        pytest.param(6, socket.IPPROTO_UDP, "fd00:18::1", id="UDP over IPv6"),
+        pytest.param(4, 136, "198.18.0.1", id="UDP-Lite over IPv4"),
+        pytest.param(6, 136, "fd00:18::1", id="UDP-Lite over IPv6"),
+        pytest.param(4, socket.IPPROTO_UDP, "198.19.5.5", id="an address of nobody"),
+        pytest.param(4, socket.IPPROTO_UDP, "239.18.0.1", id="an IPv4 group"),
+        pytest.param(6, socket.IPPROTO_UDP, "ff05::1812", id="an IPv6 group"),
+    ],
+)
+def test_user_space_finds_what_a_packet_left(
+    gates: Gates,
+    loaded: loader.Loaded,
+    pod: labs.LabPod,
+    version: int,
+    protocol: int,
+    peer: str,
+) -> None:
+    enforce(gates, pod)
+    with udp(pod.open_socket(traffic.family(version), socket.SOCK_DGRAM, protocol)) as client:
+        client.sendto(b"question", (peer, PORT))
+        asked = question(pod, version, client.getsockname()[1], peer=peer, protocol=protocol)
+    flow = asked.pack()
+    value = loaded.map(abi.REPLIES).get(struct.pack("=I", pod.ifindex))
+    assert value is not None
+    with ReplyTable(struct.unpack("=I", value)[0]) as table:
+        found = table.slot(slot_of(flow))
+        filled = [index for index in range(abi.REPLY_SLOTS) if table.slot(index).sent_ns]
+    assert bytes(found.flow) == bytes(flow)
+    assert slot_of(flow) in filled
+
+
+@VERSIONS
+def test_what_the_pod_asked_before_is_answered_when_recalled(
+    gates: Gates, pod: labs.LabPod, version: int
+) -> None:
+    with node_udp(version, PORT) as server, pod_udp(pod, version) as client:
+        client.sendto(b"question before there is a gate", (traffic.NODE[version], PORT))
+        _, whence = server.recvfrom(64)
+        enforce(gates, pod)
+        gates.recall(pod.ifindex, [question(pod, version, whence[1])])
+        server.sendto(b"answer", whence)
+        assert client.recvfrom(64)[0] == b"answer"
+    assert count(gates, pod, Verdict.PASS, Reason.REPLY) == 1
+
+
+def test_a_gate_says_that_it_only_begins_to_remember_once(gates: Gates, pod: labs.LabPod) -> None:
+    gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
+    assert gates.remember(pod.ifindex)
+    assert not gates.remember(pod.ifindex)
+
+
+def test_grace_ends_when_all_questions_are_known(gates: Gates, pod: labs.LabPod) -> None:
+    enforce(gates, pod, grace_seconds=60)
+    assert not gates.recall(pod.ifindex, [])
+    assert count_graces(gates, pod) == 1
+    assert gates.recall(pod.ifindex, [], is_complete=True)
+    assert count_graces(gates, pod) == 1
+
+
+def count_graces(gates: Gates, pod: labs.LabPod) -> int:
+    """After one more datagram of the node's."""
+    with node_udp(4) as client:
+        client.sendto(b"hello", (pod.ipv4, PORT))
+    return count(gates, pod, Verdict.PASS, Reason.GRACE)
+
+
+def test_grace_stays_when_two_questions_fall_on_one_place(gates: Gates, pod: labs.LabPod) -> None:
+    first, *others = (question(pod, 4, port) for port in range(10_000, 20_000))
+    second = next(other for other in others if slot_of(other.pack()) == slot_of(first.pack()))
+    enforce(gates, pod, grace_seconds=60)
+    assert not gates.recall(pod.ifindex, [first, second], is_complete=True)
+    assert gates.recall(pod.ifindex, [first], is_complete=True)

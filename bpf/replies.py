@@ -1,0 +1,99 @@
+"""A pod's table of what it asked, written by user space: the twin of src/replies.h.
+
+For questions from before the gate remembered any. A test compares both by what a packet leaves.
+"""
+
+import dataclasses
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from types import TracebackType
+
+from bpf import abi, syscalls
+
+# `slot_of` of src/replies.h: a multiplicative hash (Knuth, TAOCP 6.4) over the flow's words.
+_WORDS = struct.Struct("=5Q")
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_64_BITS = (1 << 64) - 1
+
+_INDEX = struct.Struct("=I")
+_BROADCAST = ipaddress.IPv4Address("255.255.255.255")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Question:
+    """A conversation of a protocol with ports that is not TCP, as the pod sees it.
+
+    protocol: IP protocol number. Both addresses are of one family; a peer that is a group stands
+    for whoever answers.
+    """
+
+    protocol: int
+    pod: abi.IPAddress
+    pod_port: int
+    peer: abi.IPAddress
+    peer_port: int
+
+    def pack(self) -> abi.Flow:
+        """The key by which the gate finds it (`read_question` of src/replies.h)."""
+        flow = abi.Flow(
+            pod=abi.Address.from_buffer_copy(abi.pack_address(self.pod)),
+            pod_port=socket.htons(self.pod_port),
+            peer_port=socket.htons(self.peer_port),
+            protocol=self.protocol,
+        )
+        if not self.peer.is_multicast and self.peer != _BROADCAST:
+            flow.peer = abi.Address.from_buffer_copy(abi.pack_address(self.peer))
+        return flow
+
+
+def slot_of(flow: abi.Flow) -> int:
+    """Where in a table the flow is."""
+    hashed = 0
+    for word in _WORDS.unpack(bytes(flow)):
+        hashed = (hashed ^ word) * _MULTIPLIER & _64_BITS
+    return hashed >> 32 & (abi.REPLY_SLOTS - 1)
+
+
+class ReplyTable:
+    """One pod's table. A context manager, since the table should go with its gate."""
+
+    def __init__(self, map_id: int) -> None:
+        """map_id: as the map `replies` says. Raises `BpfError` when it is gone."""
+        self._fd = syscalls.fd_by_id(syscalls.Command.MAP_GET_FD_BY_ID, map_id)
+
+    def __enter__(self) -> "ReplyTable":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        os.close(self._fd)
+
+    def slot(self, index: int) -> abi.ReplySlot:
+        """What is remembered there; all 0 where nothing is."""
+        value = syscalls.map_lookup(self._fd, _INDEX.pack(index), abi.REPLY_TABLE.value_size)
+        assert value is not None  # an array has all of its keys
+        return abi.ReplySlot.from_buffer_copy(value)
+
+    def fill(self, questions: Iterable[Question], now_ns: int) -> bool:
+        """Note questions as if asked at now_ns (CLOCK_MONOTONIC); whether all found a place.
+
+        What is there already is newer, and stays.
+        """
+        have_all_room = True
+        for question in questions:
+            flow = question.pack()
+            index = slot_of(flow)
+            taken = self.slot(index)
+            if not taken.sent_ns:
+                value = bytes(abi.ReplySlot(flow=flow, sent_ns=now_ns))
+                syscalls.map_update(self._fd, _INDEX.pack(index), value)
+            elif bytes(taken.flow) != bytes(flow):
+                have_all_room = False
+        return have_all_room
