@@ -3,7 +3,7 @@
 import asyncio
 import concurrent.futures
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 from agent.settings import Settings
@@ -11,11 +11,12 @@ from bpf import gates, loader, pins
 from bpf.gates import Attachment, Counts, GateConfig
 from bpf.nodeconfig import NodeConfig
 from bpf.origin import Origin
+from bpf.replies import Question
 
 T = TypeVar("T")
 
-# What a pod asked before its gate was there (or, in a burst of new pods, before it remembers)
-# is answered within this time or asked again: resolv.conf's default timeout is 5 s.
+# What a pod asked before its gate remembers is answered within this time or asked again:
+# resolv.conf's default timeout is 5 s. It ends as soon as the pod's sockets tell what was asked.
 _GRACE_SECONDS = 5.0
 
 # An attach takes 10 ms and RTNL can be held for seconds by others; longer means a hung kernel.
@@ -72,9 +73,17 @@ class Gatekeeper:
 
         return await self._call(lambda: _timed(install))
 
-    async def remember(self, ifindex: int) -> None:
+    async def remember(self, ifindex: int) -> bool:
         """As `Gates.remember`."""
-        await self._call(lambda: self._gates.remember(ifindex))
+        return await self._call(lambda: self._gates.remember(ifindex))
+
+    async def recall(
+        self, ifindex: int, questions: Collection[Question], *, is_complete: bool
+    ) -> bool:
+        """As `Gates.recall`."""
+        return await self._call(
+            lambda: self._gates.recall(ifindex, questions, is_complete=is_complete)
+        )
 
     async def remove(self, ifindex: int) -> None:
         await self._call(lambda: self._gates.remove(ifindex))

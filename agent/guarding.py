@@ -1,10 +1,12 @@
 """Guarding one pod: its namespace, its gates, and what to say about its isolation."""
 
+import asyncio
 import dataclasses
 from collections.abc import Callable
 
 import structlog
 
+from agent import questions
 from agent.admission import kubelet_rules
 from agent.conditions import FALSE, TRUE
 from agent.gatekeeper import Gatekeeper
@@ -96,9 +98,28 @@ class Guard:
     async def remember(self, guarded: Guarded) -> None:
         """Have the pod's gates remember what it asks; after `bring_up` of all that are marked,
         since closing comes first. Raises `AttachError`.
+
+        Gates that only begin to are told what the pod asked before. Where that cannot be told for
+        sure their grace goes on: an answer too many is better than one too few.
         """
-        for ifindex in guarded.gates:
-            await self._gatekeeper.remember(ifindex)
+        new = [ifindex for ifindex in guarded.gates if await self._gatekeeper.remember(ifindex)]
+        if not new or guarded.netns is None or guarded.network is None:
+            return
+        try:
+            asked = await asyncio.to_thread(questions.read, guarded.netns, guarded.network)
+        except (NetnsGone, OSError) as error:
+            asked = questions.Asked((), str(error))
+        for ifindex in new:
+            is_over = await self._gatekeeper.recall(
+                ifindex, asked.questions, is_complete=not asked.unknown
+            )
+            log.info(
+                "gate knows what the pod asked" if is_over else "gate gives grace for 5 s",
+                pod=guarded.pod.full_name,
+                interface=guarded.gates[ifindex].name,
+                questions=len(asked.questions),
+                because=asked.unknown,
+            )
 
     async def release(self, guarded: Guarded) -> None:
         """Take the pod's gates away."""

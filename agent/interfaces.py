@@ -46,6 +46,8 @@ class PodNetwork:
     """Sentences about interfaces that no gate can be put on."""
     nsid: int | None
     """The namespace's number as seen from the node; netlink hints carry it."""
+    other_devices: tuple[str, ...] = ()
+    """Names of what else is up inside: behind it may be others that talk by the pod's address."""
 
     @property
     def probe_addresses(self) -> tuple[str, ...]:
@@ -75,13 +77,15 @@ class NetworkReader:
             # Asking the node for the other end also makes the kernel number the pod's namespace.
             peers = [(link, await self._link(link.get("link"))) for link in veths]
             nsid = await self._nsid(netns)
+        own = [
+            (link, peer)
+            for link, peer in peers
+            if peer is not None and _is_other_end(peer, of=link, nsid=nsid)
+        ]
+        ours = {link["index"] for link, _ in own}
         routable = {address for address in addresses if not address.is_loopback}
         return PodNetwork(
-            tuple(
-                NodeInterface(peer["index"], peer.get("ifname"))
-                for link, peer in peers
-                if peer is not None and _is_other_end(peer, of=link, nsid=nsid)
-            ),
+            tuple(NodeInterface(peer["index"], peer.get("ifname")) for _, peer in own),
             tuple(sorted(routable, key=lambda address: (address.version, address))),
             tuple(
                 f"interface {link.get('ifname')} ({_NOT_GATABLE[_kind(link)]}) cannot be gated"
@@ -89,6 +93,11 @@ class NetworkReader:
                 if _kind(link) in _NOT_GATABLE and _is_up_and_not_loopback(link)
             ),
             nsid,
+            tuple(
+                str(link.get("ifname"))
+                for link in links
+                if _is_up_and_not_loopback(link) and link["index"] not in ours
+            ),
         )
 
     async def exists(self, ifindex: int) -> bool:

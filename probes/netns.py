@@ -17,8 +17,11 @@ import os
 import socket
 import stat
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, TypeVar
+
+T = TypeVar("T")
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 NS_GET_NSTYPE = 0xB703  # linux/nsfs.h: which kind of namespace is this descriptor?
@@ -147,6 +150,21 @@ class Netns:
         the kernel has no descriptor or memory left, or lacks the privilege
         (CAP_SYS_ADMIN): the caller's own trouble, not the pod's.
         """
+        return self._visit(lambda: socket.socket(family, type | _SOCKET_FLAGS, proto))
+
+    def read_proc_net(self, name: str) -> str:
+        """A file of /proc/net as processes inside see it; it may take milliseconds.
+
+        Raises NetnsGone, or OSError (ENOENT: the kernel has no such file).
+        """
+        # Which namespace it is about is settled when it is opened.
+        path = f"/proc/thread-self/net/{name}"
+        descriptor = self._visit(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        with open(descriptor, encoding="ascii", errors="replace") as file:
+            return file.read()
+
+    def _visit(self, act: Callable[[], T]) -> T:
+        """Do one short thing inside. Raises NetnsGone, and OSError."""
         home = _per_thread.home
         if home is None:
             home = _per_thread.home = _Home()
@@ -160,7 +178,7 @@ class Netns:
             status = os.fstat(descriptor)
             if status.st_ino != self.inode or status.st_dev != self.device:
                 raise NetnsGone(_gone(self.path))
-            return _socket_in(descriptor, home, family, type | _SOCKET_FLAGS, proto)
+            return _inside(descriptor, home, act)
         finally:
             os.close(descriptor)
 
@@ -183,8 +201,8 @@ def _is_netns(descriptor: int) -> bool:
         return False
 
 
-def _socket_in(target: int, home: _Home, family: int, type: int, proto: int) -> socket.socket:
-    """Go to `target`, make a socket, come home.
+def _inside(target: int, home: _Home, act: Callable[[], T]) -> T:
+    """Go to `target`, do one short thing, come home.
 
     Blocked signals cannot interrupt this thread. A signal that another thread
     takes can still make CPython run a handler here, and the handler raise; it
@@ -197,7 +215,7 @@ def _socket_in(target: int, home: _Home, family: int, type: int, proto: int) -> 
             if _setns(target, CLONE_NEWNET) != 0:
                 number = ctypes.get_errno()
                 raise OSError(number, f"setns: {os.strerror(number)}")
-            return socket.socket(family, type, proto)
+            return act()
         finally:
             if _setns(home.descriptor, CLONE_NEWNET) != 0:
                 _die()

@@ -2,11 +2,14 @@
 
 import asyncio
 import itertools
+import pathlib
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from agent.demo import lab as labs
+from agent.demo.operating import Operator
 from bpf import gates as gates_module
 from bpf import loader, pins
 from tests.kernel import offers
@@ -35,6 +38,14 @@ def fresh_pins(isolated: None) -> Iterator[pins.Pins]:
     made = _pins(f"fresh{next(_numbers)}")
     yield made
     made.remove_everything()
+
+
+@pytest.fixture
+def operator(isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> Iterator[Operator]:
+    """Starts agents on pins of the test's own; none outlives it."""
+    made = Operator(tmp_path, fresh_pins.bpffs)
+    yield made
+    made.stop(signal.SIGKILL)
 
 
 @pytest.fixture

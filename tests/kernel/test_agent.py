@@ -18,7 +18,6 @@ from agent.demo import lab as labs
 from agent.demo.lab import Lab, LabPod
 from agent.demo.operating import Operator, condition_of, pod_of
 from agent.status import Report
-from bpf import pins
 from tests.kernel import cgroups, offers
 from tests.kernel.cgroups import Cgroup
 
@@ -26,13 +25,6 @@ pytestmark = pytest.mark.kernel
 
 PORT = 8080
 LISTENING = {"readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1}}
-
-
-@pytest.fixture
-def operator(isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> Iterator[Operator]:
-    made = Operator(tmp_path, fresh_pins.bpffs)
-    yield made
-    made.stop(signal.SIGKILL)
 
 
 @pytest.fixture

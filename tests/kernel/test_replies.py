@@ -1,15 +1,19 @@
 """What is not TCP: the node may answer what the pod asked, and start nothing."""
 
+import asyncio
 import contextlib
 import ipaddress
 import os
 import socket
 import struct
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 
+from agent import questions
 from agent.demo import lab as labs
+from agent.interfaces import NetworkReader
 from bpf import abi, loader
 from bpf.gates import GateConfig, Gates
 from bpf.replies import Question, ReplyTable, slot_of
@@ -358,3 +362,77 @@ def test_grace_stays_when_two_questions_fall_on_one_place(gates: Gates, pod: lab
     enforce(gates, pod, grace_seconds=60)
     assert not gates.recall(pod.ifindex, [first, second], is_complete=True)
     assert gates.recall(pod.ifindex, [first], is_complete=True)
+
+
+def read_asked(pod: labs.LabPod) -> questions.Asked:
+    return asyncio.run(_read_asked(pod))
+
+
+async def _read_asked(pod: labs.LabPod) -> questions.Asked:
+    reader = NetworkReader()
+    try:
+        network = await reader.read(pod.netns)
+    finally:
+        reader.close()
+    return questions.read(pod.netns, network)
+
+
+def test_a_newborn_pod_waits_for_no_answer(pod: labs.LabPod) -> None:
+    assert read_asked(pod) == questions.Asked((), "")
+
+
+@VERSIONS
+@pytest.mark.parametrize("protocol", [socket.IPPROTO_UDP, socket.IPPROTO_UDPLITE])
+def test_connected_sockets_tell_whom_the_pod_asks(
+    pod: labs.LabPod, version: int, protocol: int
+) -> None:
+    with pod.open_socket(traffic.family(version), socket.SOCK_DGRAM, protocol) as client:
+        client.connect((traffic.NODE[version], PORT))
+        asked = question(pod, version, client.getsockname()[1], protocol=protocol)
+        assert read_asked(pod) == questions.Asked((asked,), "")
+
+
+def test_a_dual_stack_socket_asks_by_ipv4(pod: labs.LabPod) -> None:
+    with pod.open_socket(socket.AF_INET6, socket.SOCK_DGRAM) as client:
+        client.connect((f"::ffff:{traffic.NODE[4]}", PORT))
+        assert read_asked(pod).questions == (question(pod, 4, client.getsockname()[1]),)
+
+
+def test_what_the_pod_asks_itself_is_no_question(pod: labs.LabPod) -> None:
+    with pod.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.connect(("127.0.0.1", PORT))
+        assert read_asked(pod) == questions.Asked((), "")
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "protocol", "words"),
+    [
+        pytest.param(socket.AF_INET, socket.SOCK_DGRAM, 0, "unconnected", id="UDP"),
+        pytest.param(socket.AF_INET6, socket.SOCK_DGRAM, 0, "unconnected", id="UDP over IPv6"),
+        pytest.param(socket.AF_INET, socket.SOCK_RAW, 47, "RAW", id="raw"),
+        pytest.param(socket.AF_PACKET, socket.SOCK_RAW, 0, "PACKET", id="packet"),
+    ],
+)
+def test_sockets_that_may_have_asked_anybody_are_told_of(
+    pod: labs.LabPod, family: int, kind: int, protocol: int, words: str
+) -> None:
+    with pod.open_socket(family, kind, protocol) as sock:
+        if kind == socket.SOCK_DGRAM:
+            sock.bind(("", 0))
+        assert words in read_asked(pod).unknown
+
+
+def test_namespaces_behind_the_pod_may_have_asked_anybody(pod: labs.LabPod) -> None:
+    inside = ["nsenter", f"--net={pod.netns.path}", "ip", "link"]
+    subprocess.run([*inside, "add", "inner0", "up", "type", "bridge"], check=True)
+    assert read_asked(pod).unknown == "inner0"
+
+
+def test_more_questions_than_a_table_should_hold_are_not_all_known(pod: labs.LabPod) -> None:
+    with contextlib.ExitStack() as stack:
+        for port in range(10_000, 10_300):
+            client = stack.enter_context(pod.open_socket(socket.AF_INET, socket.SOCK_DGRAM))
+            client.connect((traffic.NODE[4], port))
+        asked = read_asked(pod)
+    assert len(asked.questions) < 300
+    assert asked.unknown

@@ -1,0 +1,88 @@
+"""A gate that comes to a running pod: the answers to what the pod asked before still arrive."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from agent.demo.lab import Lab, LabPod
+from agent.demo.operating import Operator, pod_of
+from agent.status import Report
+from tests.kernel import traffic
+
+pytestmark = pytest.mark.kernel
+
+VERSIONS = pytest.mark.parametrize("version", [4, 6])
+PORT = 5300
+KNOWN = "gate knows what the pod asked"
+GRACE = "gate gives grace for 5 s"
+
+
+@pytest.fixture
+def pod(lab: Lab) -> LabPod:
+    return lab.add_pod("asker", 1)
+
+
+@contextlib.contextmanager
+def asked_before(pod: LabPod, version: int, *, is_connected: bool) -> Iterator[socket.socket]:
+    """A socket of the pod whose question a socket of the node has, and answers when told."""
+    with (
+        socket.socket(traffic.family(version), socket.SOCK_DGRAM) as server,
+        pod.open_socket(traffic.family(version), socket.SOCK_DGRAM) as client,
+    ):
+        server.settimeout(traffic.LIMIT_SECONDS)
+        server.bind(("", PORT))
+        where = (traffic.NODE[version], PORT)
+        if is_connected:
+            client.connect(where)
+        client.sendto(b"question", where)
+        _, whence = server.recvfrom(64)
+        server.connect(whence[:2])
+        yield server
+        server.send(b"answer")
+        assert client.recv(64) == b"answer"
+
+
+def guard(operator: Operator, pod: LabPod, line: str) -> None:
+    operator.write_manifest(pod, mode="enforce", container={})
+    operator.start()
+    operator.wait_for(line, lambda _: has_logged(operator, line))
+
+
+def has_logged(operator: Operator, line: str) -> bool:
+    return any(entry["message"] == line for entry in operator.log_lines())
+
+
+def passed(report: Report, reason: str) -> int:
+    pod = pod_of(report, "asker")
+    assert pod is not None
+    return sum(gate.packets.get("pass", {}).get(reason, 0) for gate in pod.gates)
+
+
+@VERSIONS
+def test_a_waiting_question_is_answered_and_nothing_else_is_let_in(
+    operator: Operator, pod: LabPod, version: int
+) -> None:
+    with asked_before(pod, version, is_connected=True):
+        guard(operator, pod, KNOWN)
+        with socket.socket(traffic.family(version), socket.SOCK_DGRAM) as stranger:
+            stranger.sendto(b"hello", (traffic.address(pod, version), PORT))
+    report = operator.wait_for("the answer counted", lambda r: passed(r, "reply") == 1)
+    assert passed(report, "grace") == 0
+
+
+def test_a_question_of_an_unconnected_socket_is_answered_by_grace(
+    operator: Operator, pod: LabPod
+) -> None:
+    with asked_before(pod, 4, is_connected=False):
+        guard(operator, pod, GRACE)
+    operator.wait_for("the answer counted", lambda r: passed(r, "grace") == 1)
+
+
+def test_a_newborn_pod_gets_no_grace(operator: Operator, pod: LabPod) -> None:
+    guard(operator, pod, KNOWN)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        stranger.sendto(b"hello", (pod.ipv4, PORT))
+    report = operator.wait_for("the report", lambda r: True)
+    assert passed(report, "grace") == 0
