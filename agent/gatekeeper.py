@@ -88,8 +88,25 @@ class Gatekeeper:
     async def remove(self, ifindex: int) -> None:
         await self._call(lambda: self._gates.remove(ifindex))
 
-    async def installed(self) -> dict[int, GateConfig]:
+    async def installed(self) -> dict[int, GateConfig | None]:
+        """As `Gates.installed`."""
         return await self._call(self._gates.installed)
+
+    async def collect(self) -> None:
+        """As `Gates.collect`."""
+        await self._call(self._gates.collect)
+
+    async def misplaced(self) -> set[int]:
+        """As `Gates.misplaced`."""
+        return await self._call(self._gates.misplaced)
+
+    async def is_first(self, ifindex: int) -> bool:
+        """As `Gates.is_first`."""
+        return await self._call(lambda: self._gates.is_first(ifindex))
+
+    async def move_first(self, ifindex: int) -> None:
+        """As `Gates.move_first`."""
+        await self._call(lambda: self._gates.move_first(ifindex))
 
     async def counts(self) -> dict[int, Counts]:
         """Reads maps only, so it does not queue behind attaches."""

@@ -192,7 +192,7 @@ class Reconciler:
         return None
 
     async def _release_leftovers(self) -> None:
-        """Remove gates of an earlier run that no pod claims any more.
+        """Remove gates of an earlier run that no pod claims any more, and pins of other versions.
 
         Not while a pod's manifest cannot be read or its namespace cannot be looked at: the gate may
         be its.
@@ -203,9 +203,14 @@ class Reconciler:
         ):
             return
         claimed = {ifindex for guarded in self.guarded.values() for ifindex in guarded.gates}
-        for ifindex in (await self._gatekeeper.installed()).keys() - claimed:
-            await self._gatekeeper.remove(ifindex)
-            log.info("gate of a pod that is gone removed", ifindex=ifindex)
+        try:
+            for ifindex in (await self._gatekeeper.installed()).keys() - claimed:
+                await self._gatekeeper.remove(ifindex)
+                log.info("gate of a pod that is gone removed", ifindex=ifindex)
+            await self._gatekeeper.collect()
+        except (AttachError, OSError, TimeoutError) as error:
+            log.error("what an earlier run left could not be removed", error=str(error))
+            return
         self._may_hold_leftovers = False
 
     def _mark_where(self, predicate: Callable[[Guarded], bool]) -> None:

@@ -31,52 +31,84 @@ class Attachments:
         self,
         installation: pins.Pins,
         program: str,
-        program_fd: int,
+        copies: tuple[int, int],
         direction: Direction,
         attachment: Attachment,
     ) -> None:
-        attach_type, parent = direction.value
+        """copies: the program's descriptor, and that of its spare."""
+        self._attach_type, parent = direction.value
         self._attachment = attachment
-        self._links = tcx.TcxLinks(installation, program, program_fd, attach_type)
-        self._filters = clsact.ClsactFilters(program, program_fd, parent)
+        self._has_tcx = tcx.TcxLinks.is_supported()
+        self._links = tcx.TcxLinks(installation, program, copies, self._attach_type)
+        self._filters = clsact.ClsactFilters(installation, program, copies[0], parent)
         self._linked: set[int] = set()
         self._filtered: set[int] = set()
+        self.standing: set[int] = set()
+        """Interfaces to which this schema's program is attached."""
         self.look()
 
     def close(self) -> None:
         self._filters.close()
 
-    def look(self) -> set[int]:
-        """Interfaces to which it is attached now, as the kernel says."""
-        self._linked = self._links.attached()
-        self._filtered = self._filters.attached()
-        return self._linked | self._filtered
+    @property
+    def elsewhere(self) -> set[int]:
+        """Interfaces to which only another schema's program is attached."""
+        return (self._linked | self._filtered) - self.standing
 
-    def attach(self, ifindex: int, *, made_qdisc: bool = False) -> bool:
-        """Attach, or swap to this version; whether a clsact qdisc was made for it.
+    def look(self) -> None:
+        """See anew what is attached, as the kernel says."""
+        linked, other_links = self._links.look()
+        filtered, other_filters = self._filters.look()
+        self._linked = linked | other_links
+        self._filtered = filtered | other_filters
+        self.standing = linked | filtered
 
-        One that hangs the other way is detached afterwards, so there is no gap; made_qdisc: the
-        qdisc of its filter is ours to remove. Raises `BpfError` or `AttachError`.
+    def attach(self, ifindex: int) -> None:
+        """Attach, or swap to this version's program whatever version's it is.
+
+        One that hangs the other way is detached afterwards, so there is no gap. Raises `BpfError`
+        or `AttachError`.
         """
         if self._attachment is Attachment.TCX:
             self._links.attach(ifindex)
             self._linked.add(ifindex)
-            if ifindex in self._filtered:
-                self._filters.detach(ifindex, remove_qdisc=made_qdisc)
-                self._filtered.discard(ifindex)
-            return False
-        made_qdisc = self._filters.attach(ifindex)
-        self._filtered.add(ifindex)
-        if ifindex in self._linked:
-            self._links.detach(ifindex)
-            self._linked.discard(ifindex)
-        return made_qdisc
+            self._drop_filter(ifindex)
+        else:
+            self._filters.attach(ifindex)
+            self._filtered.add(ifindex)
+            self._drop_link(ifindex)
+        self.standing.add(ifindex)
 
-    def detach(self, ifindex: int, *, remove_qdisc: bool) -> None:
+    def detach(self, ifindex: int) -> None:
         """Detach; an interface that is gone has taken its filters along. Raises `AttachError`."""
+        self._drop_link(ifindex)
+        self._drop_filter(ifindex)
+        self.standing.discard(ifindex)
+
+    def is_first(self, ifindex: int) -> bool:
+        """Whether nobody's program runs before ours. Raises `BpfError` (ENODEV)."""
+        if self._attachment is Attachment.TCX:
+            return self._links.is_first(ifindex)
+        return self._filters.is_first(ifindex) and not (
+            self._has_tcx and syscalls.query_programs(ifindex, self._attach_type)
+        )
+
+    def move_first(self, ifindex: int) -> None:
+        """Put what is attached before others' programs, without a gap.
+
+        A filter stays behind programs of tcx. Raises `BpfError` or `AttachError`.
+        """
+        if self._attachment is Attachment.TCX:
+            self._links.move_first(ifindex)
+        elif not self._filters.is_first(ifindex):
+            self._filters.move_first(ifindex)
+
+    def _drop_link(self, ifindex: int) -> None:
         if ifindex in self._linked:
             self._links.detach(ifindex)
             self._linked.discard(ifindex)
-        if ifindex in self._filtered or remove_qdisc:
-            self._filters.detach(ifindex, remove_qdisc=remove_qdisc)
+
+    def _drop_filter(self, ifindex: int) -> None:
+        if ifindex in self._filtered:
+            self._filters.detach(ifindex)
             self._filtered.discard(ifindex)

@@ -2,11 +2,8 @@
 
 import contextlib
 import dataclasses
-import struct
 
-from bpf import abi, clsact, errors, maps, pins
-
-_KEY = struct.Struct("=I")
+from bpf import clsact, pins
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,27 +20,11 @@ def remove_everything(installation: pins.Pins) -> Removed:
     Works without programs or readable maps. Raises `AttachError`, or `OSError` when a pin cannot
     be removed.
     """
-    made_qdiscs = _made_qdiscs(installation)
     filters = 0
-    # Egress last: the qdisc goes with its last filter.
-    for parent in (clsact.INGRESS, clsact.EGRESS):
-        with contextlib.closing(clsact.ClsactFilters("", -1, parent)) as ours:
-            attached = ours.attached()
-            filters += len(attached)
-            for ifindex in attached | made_qdiscs:
-                is_last = parent == clsact.EGRESS
-                ours.detach(ifindex, remove_qdisc=is_last and ifindex in made_qdiscs)
+    # Egress first: as long as it judges, what the pod asks must be remembered.
+    for parent in (clsact.EGRESS, clsact.INGRESS):
+        with contextlib.closing(clsact.ClsactFilters(installation, "", -1, parent)) as found:
+            for ifindex in set().union(*found.look()):
+                found.detach(ifindex)
+                filters += 1
     return Removed(pins=installation.remove_everything(), filters=filters)
-
-
-def _made_qdiscs(installation: pins.Pins) -> set[int]:
-    """Interfaces on which the clsact qdisc is ours to remove, as far as that can still be told."""
-    try:
-        with maps.Map.open(installation.map(abi.GATES), abi.GATES) as gates:
-            return {
-                _KEY.unpack(key)[0]
-                for key, value in gates.items()
-                if abi.Gate.from_buffer_copy(value).made_qdisc
-            }
-    except (errors.PinError, errors.BpfError):
-        return set()

@@ -2,73 +2,93 @@
 
 0.1 ms an interface instead of tcx's 10, but a filter can be removed by anybody who may configure
 the interface, and it comes after all tcx programs.
+
+A filter's name carries what must outlive the agent and its maps: the schema of the maps that it
+judges by, the program, and whether the qdisc was made for it.
 """
 
+import dataclasses
 import errno
 from collections.abc import Iterator
 
 import pyroute2
 
-from bpf import errors
+from bpf import errors, pins, syscalls
 
 # TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS), and _EGRESS
 INGRESS = 0xFFFFFFF2
 EGRESS = 0xFFFFFFF3
 # Priority 1 is the first. Others use it too (Cilium's legacy mode): cls_bpf puts a new filter at
-# the head of its priority's list (cls_bpf_change), and the handle keeps the two apart.
+# the head of its priority's list (cls_bpf_change), and the handles keep ours apart. The second one
+# is for the moment in which a filter changes its place.
 _PRIORITY = 1
-_HANDLE = 0x706F6467  # "podg"
+_HANDLES = (0x706F6467, 0x706F6468)  # "podg", "podh"
 _NAME_PREFIX = "podgate/"
+_MADE_QDISC = "+qdisc"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Filter:
+    """One BPF filter; `name` is "" for filters of other kinds."""
+
+    handle: int
+    name: str
+    program_id: int | None
+
+    @property
+    def is_ours(self) -> bool:
+        """Of podgate's, of whatever version."""
+        return self.name.startswith(_NAME_PREFIX)
 
 
 class ClsactFilters:
     """The filters of one program at interfaces of the calling namespace."""
 
-    def __init__(self, program: str, program_fd: int, parent: int) -> None:
+    def __init__(self, installation: pins.Pins, program: str, program_fd: int, parent: int) -> None:
         """parent: EGRESS or INGRESS."""
         self._parent = parent
-        self._name = _NAME_PREFIX + program
+        self._schema = f"{_NAME_PREFIX}{installation.schema.name}/"
+        self._name = self._schema + program
         self._program_fd = program_fd
         self._netlink = pyroute2.IPRoute()
 
     def close(self) -> None:
         self._netlink.close()
 
-    def attach(self, ifindex: int) -> bool:
-        """Add our filter, or swap its program; whether the clsact qdisc was made for it.
+    def attach(self, ifindex: int) -> None:
+        """Add our filter, or swap its program in one step, whichever version's it is.
 
         Raises `AttachError`.
         """
         try:
-            made_qdisc = _add_qdisc(self._netlink, ifindex)
-            self._netlink.tc(
-                "replace-filter",
-                "bpf",
-                ifindex,
-                _HANDLE,
-                parent=self._parent,
-                prio=_PRIORITY,
-                fd=self._program_fd,
-                name=self._name,
-                direct_action=True,
+            made_qdisc = self._add_qdisc(ifindex)
+            ours = [] if made_qdisc else self._ours(ifindex)
+            made_qdisc = made_qdisc or self._made_qdisc(ifindex)
+            wanted = _Filter(
+                ours[0].handle if ours else _HANDLES[0],
+                self._name + (_MADE_QDISC if made_qdisc else ""),
+                syscalls.program_id(self._program_fd),
             )
+            if wanted not in ours[:1]:
+                self._put("replace-filter", ifindex, wanted)
+            for other in ours[1:]:
+                self._delete(ifindex, other)
         except pyroute2.NetlinkError as error:
             raise errors.AttachError(
                 f"attaching a filter to interface {ifindex}: {error}"
             ) from error
-        return made_qdisc
 
-    def detach(self, ifindex: int, *, remove_qdisc: bool) -> None:
-        """Remove our filter, and the qdisc too when nobody else's filter is on it.
+    def detach(self, ifindex: int) -> None:
+        """Remove our filter, and the qdisc too when it was made for us and nobody else uses it.
 
         An interface that is gone has taken its filter along. Raises `AttachError`.
         """
         try:
-            if _has_filter(self._netlink, ifindex, self._parent):
-                self._netlink.tc(
-                    "del-filter", "bpf", ifindex, _HANDLE, parent=self._parent, prio=_PRIORITY
-                )
-            if remove_qdisc and not _is_in_use(self._netlink, ifindex):
+            ours = self._ours(ifindex)
+            made_qdisc = self._made_qdisc(ifindex)
+            for entry in ours:
+                self._delete(ifindex, entry)
+            if made_qdisc and not any(True for _ in self._all(ifindex)):
                 self._netlink.tc("del", "clsact", ifindex)
         except pyroute2.NetlinkError as error:
             if error.code not in (errno.ENODEV, errno.ENOENT, errno.EINVAL):
@@ -76,46 +96,87 @@ class ClsactFilters:
                     f"removing the filter of interface {ifindex}: {error}"
                 ) from error
 
-    def attached(self) -> set[int]:
-        """Interfaces that carry a filter of podgate's, of whatever version."""
-        return {
-            ifindex
-            for ifindex in _clsact_ifindexes(self._netlink)
-            if _has_filter(self._netlink, ifindex, self._parent)
-        }
+    def look(self) -> tuple[set[int], set[int]]:
+        """Interfaces that carry a filter of ours: of this schema, and of others."""
+        ours, others = set(), set()
+        for ifindex in self._clsact_ifindexes():
+            names = [entry.name for entry in self._ours(ifindex)]
+            if any(name.startswith(self._schema) for name in names):
+                ours.add(ifindex)
+            elif names:
+                others.add(ifindex)
+        return ours, others
 
+    def is_first(self, ifindex: int) -> bool:
+        """Whether nobody's filter runs before ours; programs attached by tcx do in any case."""
+        first = next(self._filters(ifindex, self._parent), None)
+        return first is not None and first.is_ours
 
-def _add_qdisc(netlink: pyroute2.IPRoute, ifindex: int) -> bool:
-    try:
-        netlink.tc("add", "clsact", ifindex)
-    except pyroute2.NetlinkError as error:
-        if error.code == errno.EEXIST:
-            return False
-        raise
-    return True
+    def move_first(self, ifindex: int) -> None:
+        """Put our filter before all others, without a gap: a second one, and then the first goes.
 
+        Raises `AttachError`.
+        """
+        try:
+            ours = self._ours(ifindex)
+            handle = next(h for h in _HANDLES if h not in [entry.handle for entry in ours])
+            name = ours[0].name if ours else self._name
+            self._put("add-filter", ifindex, _Filter(handle, name, None))
+            for entry in ours:
+                self._delete(ifindex, entry)
+        except pyroute2.NetlinkError as error:
+            raise errors.AttachError(
+                f"moving the filter of interface {ifindex}: {error}"
+            ) from error
 
-def _clsact_ifindexes(netlink: pyroute2.IPRoute) -> Iterator[int]:
-    for qdisc in netlink.get_qdiscs():
-        if qdisc.get("kind") == "clsact":
-            yield qdisc["index"]
+    def _put(self, command: str, ifindex: int, wanted: _Filter) -> None:
+        self._netlink.tc(
+            command,
+            "bpf",
+            ifindex,
+            wanted.handle,
+            parent=self._parent,
+            prio=_PRIORITY,
+            fd=self._program_fd,
+            name=wanted.name,
+            direct_action=True,
+        )
 
+    def _delete(self, ifindex: int, entry: _Filter) -> None:
+        self._netlink.tc(
+            "del-filter", "bpf", ifindex, entry.handle, parent=self._parent, prio=_PRIORITY
+        )
 
-def _filter_names(netlink: pyroute2.IPRoute, ifindex: int, parent: int) -> Iterator[str]:
-    """Names of the BPF filters of one parent; "" for other kinds. Headers of a chain are left out:
-    they come without a handle."""
-    for message in netlink.get_filters(index=ifindex, parent=parent):
-        if message["handle"]:
-            options = message.get_attr("TCA_OPTIONS")
-            yield (options.get_attr("TCA_BPF_NAME") or "") if options else ""
+    def _add_qdisc(self, ifindex: int) -> bool:
+        try:
+            self._netlink.tc("add", "clsact", ifindex)
+        except pyroute2.NetlinkError as error:
+            if error.code == errno.EEXIST:
+                return False
+            raise
+        return True
 
+    def _made_qdisc(self, ifindex: int) -> bool:
+        return any(
+            entry.is_ours and entry.name.endswith(_MADE_QDISC) for entry in self._all(ifindex)
+        )
 
-def _has_filter(netlink: pyroute2.IPRoute, ifindex: int, parent: int) -> bool:
-    names = _filter_names(netlink, ifindex, parent)
-    return any(name.startswith(_NAME_PREFIX) for name in names)
+    def _clsact_ifindexes(self) -> Iterator[int]:
+        for qdisc in self._netlink.get_qdiscs():
+            if qdisc.get("kind") == "clsact":
+                yield qdisc["index"]
 
+    def _ours(self, ifindex: int) -> list[_Filter]:
+        return [entry for entry in self._filters(ifindex, self._parent) if entry.is_ours]
 
-def _is_in_use(netlink: pyroute2.IPRoute, ifindex: int) -> bool:
-    return any(
-        True for parent in (EGRESS, INGRESS) for _ in _filter_names(netlink, ifindex, parent)
-    )
+    def _all(self, ifindex: int) -> Iterator[_Filter]:
+        for parent in (EGRESS, INGRESS):
+            yield from self._filters(ifindex, parent)
+
+    def _filters(self, ifindex: int, parent: int) -> Iterator[_Filter]:
+        """In the order in which they run. Headers of a chain are left out: they have no handle."""
+        for message in self._netlink.get_filters(index=ifindex, parent=parent):
+            if message["handle"]:
+                options = message.get_attr("TCA_OPTIONS")
+                get = options.get_attr if options else lambda name: None
+                yield _Filter(message["handle"], get("TCA_BPF_NAME") or "", get("TCA_BPF_ID"))

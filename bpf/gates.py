@@ -7,12 +7,13 @@ call them from one worker thread.
 import array
 import ctypes
 import dataclasses
+import errno
 import os
 import struct
 import time
 from collections.abc import Iterable, Mapping
 
-from bpf import abi, errors, loader, pins, syscalls
+from bpf import abi, errors, loader, pins, sources, syscalls
 from bpf.attachments import Attachment, Attachments, Direction
 from bpf.replies import Question, ReplyTable
 from bpf.rules import Rule
@@ -74,11 +75,18 @@ class Gates:
     ) -> None:
         """attachment: None chooses tcx where the kernel has it, else clsact."""
         self.attachment = attachment or Attachment.best()
+        self._installation = installation
         self._gates = loaded.map(abi.GATES)
         self._counters = loaded.map(abi.COUNTERS)
         self._replies = loaded.map(abi.REPLIES)
         self._egress, self._ingress = (
-            Attachments(installation, program, loaded.programs[program], direction, self.attachment)
+            Attachments(
+                installation,
+                program,
+                (loaded.programs[program], loaded.programs[abi.spare(program)]),
+                direction,
+                self.attachment,
+            )
             for program, direction in (
                 (abi.GATE_EGRESS, Direction.EGRESS),
                 (abi.GATE_INGRESS, Direction.INGRESS),
@@ -95,31 +103,35 @@ class Gates:
 
         grace_seconds: for a pod that has been talking before there was a gate: what is not TCP
         passes for so long, counted, since it may be an answer. A gate that stands keeps what is
-        left of its grace.
+        left of its grace; one that is taken over from another schema gets it as a new one does,
+        since the table of what the pod asked is that schema's, and ours begins empty.
 
         Raises `ValueError` (more than a gate holds) or `AttachError`.
         """
         key = _KEY.pack(ifindex)
-        is_new = self._previous(key) is None
-        value = self._value(key, config)
-        if is_new and grace_seconds:
+        previous = self._previous(key)
+        value = config.pack()
+        if previous and ifindex in self._egress.standing:
+            value.grace_until_ns = previous.grace_until_ns
+        elif grace_seconds:
             value.grace_until_ns = time.monotonic_ns() + int(grace_seconds * 1e9)
         try:
             self._gates.set(key, bytes(value))
             if self._counters.get(key) is None:
                 self._counters.set(key, bytes(self._counters.value_size))
-            if self._egress.attach(ifindex, made_qdisc=bool(value.made_qdisc)):
-                value.made_qdisc = 1
-                self._gates.set(key, bytes(value))
+            self._egress.attach(ifindex)
         except (errors.BpfError, errors.AttachError) as error:
-            if is_new:
+            if previous is None:
                 self._forget(key)
             raise _attach_error("gating", ifindex, error) from error
 
     def configure(self, ifindex: int, config: GateConfig) -> None:
         """Change what an installed gate knows; the next packet is judged by it."""
         key = _KEY.pack(ifindex)
-        self._gates.set(key, bytes(self._value(key, config)))
+        value = config.pack()
+        if previous := self._previous(key):
+            value.grace_until_ns = previous.grace_until_ns
+        self._gates.set(key, bytes(value))
 
     def remember(self, ifindex: int) -> bool:
         """Have an installed gate remember what the pod asks, so that the node may answer.
@@ -140,8 +152,7 @@ class Gates:
                     self._replies.set(key, _KEY.pack(table))
                 finally:
                     os.close(table)
-            previous = self._previous(key)
-            self._ingress.attach(ifindex, made_qdisc=bool(previous and previous.made_qdisc))
+            self._ingress.attach(ifindex)
         except (errors.BpfError, errors.AttachError) as error:
             if is_new:
                 self._replies.delete(key)
@@ -170,31 +181,78 @@ class Gates:
         return True
 
     def remove(self, ifindex: int) -> None:
-        """Detach and forget. Nothing happens where there is no gate, or no such interface."""
-        key = _KEY.pack(ifindex)
-        previous = self._previous(key)
-        self._ingress.detach(ifindex, remove_qdisc=False)
-        self._egress.detach(ifindex, remove_qdisc=bool(previous and previous.made_qdisc))
-        self._forget(key)
+        """Detach and forget, whichever version's it is.
 
-    def installed(self) -> dict[int, GateConfig]:
+        Nothing happens where there is no gate, or no such interface.
+        """
+        # Egress first: as long as it judges, what the pod asks must be remembered.
+        self._egress.detach(ifindex)
+        self._ingress.detach(ifindex)
+        self._forget(_KEY.pack(ifindex))
+
+    def installed(self) -> dict[int, GateConfig | None]:
         """Gates that are attached now, with what they know.
+
+        None for those of another schema: its maps are not ours to read. They judge until they are
+        installed here, or removed.
 
         On the way, entries of interfaces that are gone are removed, and so are attachments
         without an entry, which judge nothing.
         """
-        attached = self._egress.look()
-        remembering = self._ingress.look()
-        found = {}
+        self._egress.look()
+        self._ingress.look()
+        found: dict[int, GateConfig | None] = dict.fromkeys(self._egress.elsewhere)
         for key, value in list(self._gates.items()):
             (ifindex,) = _KEY.unpack(key)
-            if ifindex in attached:
+            if ifindex in self._egress.standing:
                 found[ifindex] = GateConfig.unpack(value)
-            else:
+            # One that is attached elsewhere may run our program already: `TcxLinks.attach` swaps
+            # first and moves the pin afterwards, and may have been killed in between.
+            elif ifindex not in found:
                 self._forget(key)
-        for ifindex in (attached | remembering) - found.keys():
+        remembering = self._ingress.standing | self._ingress.elsewhere
+        for ifindex in (self._egress.standing | remembering) - found.keys():
             self.remove(ifindex)
         return found
+
+    def collect(self) -> None:
+        """Unpin programs of other sources, and other schemas once nothing of theirs judges.
+
+        To be called when all gates are as wanted. Raises `OSError`.
+        """
+        self._installation.discard_other_programs(sources.fingerprint())
+        if not self._egress.elsewhere | self._ingress.elsewhere:
+            for schema in self._installation.other_schemas():
+                self._installation.discard_schema(schema)
+
+    def misplaced(self) -> set[int]:
+        """Interfaces on which somebody else's program runs before ours, at either side.
+
+        It may end the chain (TC_ACT_OK), and then the gate never sees the packet.
+        """
+        return {
+            ifindex
+            for side in (self._egress, self._ingress)
+            for ifindex in side.standing
+            if not _is_first(side, ifindex)
+        }
+
+    def is_first(self, ifindex: int) -> bool:
+        """Whether ours run before everybody's, at both sides."""
+        return all(
+            _is_first(side, ifindex)
+            for side in (self._egress, self._ingress)
+            if ifindex in side.standing
+        )
+
+    def move_first(self, ifindex: int) -> None:
+        """Put an installed gate before others' programs, without a gap. Raises `AttachError`."""
+        try:
+            for side in (self._egress, self._ingress):
+                if ifindex in side.standing and not _is_first(side, ifindex):
+                    side.move_first(ifindex)
+        except errors.BpfError as error:
+            raise _attach_error("moving the gate of", ifindex, error) from error
 
     def counts(self) -> dict[int, Counts]:
         """Node-sent packets by interface, verdict and reason, summed over CPUs; zeros left out."""
@@ -212,13 +270,6 @@ class Gates:
             }
         return result
 
-    def _value(self, key: bytes, config: GateConfig) -> abi.Gate:
-        """The packed config, with what is kept of the value that it replaces."""
-        value = config.pack()
-        if previous := self._previous(key):
-            value.made_qdisc, value.grace_until_ns = previous.made_qdisc, previous.grace_until_ns
-        return value
-
     def _previous(self, key: bytes) -> abi.Gate | None:
         value = self._gates.get(key)
         return abi.Gate.from_buffer_copy(value) if value else None
@@ -226,6 +277,15 @@ class Gates:
     def _forget(self, key: bytes) -> None:
         for table in (self._gates, self._counters, self._replies):
             table.delete(key)
+
+
+def _is_first(side: Attachments, ifindex: int) -> bool:
+    try:
+        return side.is_first(ifindex)
+    except errors.BpfError as error:
+        if error.errno == errno.ENODEV:  # gone, and everything on it
+            return True
+        raise
 
 
 def _attach_error(what: str, ifindex: int, error: Exception) -> errors.AttachError:

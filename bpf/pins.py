@@ -3,17 +3,25 @@
 Programs lie in a directory named by the hash of their source, renamed into place only when all of
 them are there, so a half-finished load is never taken for a whole one and two versions can lie side
 by side during an upgrade.
+
+Another schema's directory is that of the version before, or of a later one that was rolled back.
+Its links judge by its maps until somebody takes them over (`find_links`, `adopt`); then the whole
+of it goes (`discard_schema`).
 """
 
 import contextlib
 import ctypes
 import os
 import pathlib
+import re
 import shutil
 
 from bpf import abi, errors
 
 DEFAULT_BPFFS = "/sys/fs/bpf"
+
+# Ends the name of a link that is about to take another's place: `Pins.link` says whose.
+MOVING = "-moving"
 
 _BPF_FS_MAGIC = 0xCAFE4A11
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -22,10 +30,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Pins:
     """The paths of one installation, for one schema."""
 
-    def __init__(self, bpffs: str | os.PathLike[str] = DEFAULT_BPFFS) -> None:
+    def __init__(
+        self, bpffs: str | os.PathLike[str] = DEFAULT_BPFFS, schema: int = abi.SCHEMA
+    ) -> None:
         self.bpffs = pathlib.Path(bpffs)
         self.root = self.bpffs / "podgate"
-        self.schema = self.root / f"v{abi.SCHEMA}"
+        self.schema = self.root / f"v{schema}"
         self.maps = self.schema / "maps"
         self.programs = self.schema / "progs"
         self.links = self.schema / "links"
@@ -58,27 +68,52 @@ class Pins:
             if directory.name != source_hash:
                 shutil.rmtree(directory)
 
-    def linked_ifindexes(self, program: str) -> list[int]:
-        """Interfaces for which a link of `program` is pinned, whether or not they still exist."""
-        prefix = f"{program}-"
+    def other_schemas(self) -> list[pathlib.Path]:
+        """Directories of other schemas, the newest first."""
         return sorted(
-            int(path.name.removeprefix(prefix))
-            for path in self.links.iterdir()
-            if path.name.startswith(prefix) and path.name.removeprefix(prefix).isdecimal()
+            (
+                path
+                for path in self.root.glob("v*")
+                if path.name[1:].isdecimal() and path != self.schema
+            ),
+            key=lambda path: int(path.name[1:]),
+            reverse=True,
         )
+
+    def find_links(self, name: str) -> list[pathlib.Path]:
+        """Where a link of this name is pinned: under this schema first, then under others."""
+        places = (schema / "links" / name for schema in (self.schema, *self.other_schemas()))
+        return [path for path in places if os.path.lexists(path)]
+
+    def adopt(self, path: pathlib.Path, name: str) -> None:
+        """Move a link's pin here, in one step: to be called when it runs our program.
+
+        A link of the same name that is here already loses its pin.
+        """
+        os.rename(path, self.links / name)
+
+    def discard_schema(self, schema: pathlib.Path) -> None:
+        """Unpin all of one of `other_schemas`: programs, maps, and links that nobody took over."""
+        _remove_tree(schema)
+
+    def linked_ifindexes(self, program: str, schema: pathlib.Path | None = None) -> list[int]:
+        """Interfaces for which a link of `program` is pinned, whether or not they still exist.
+
+        schema: one of `other_schemas`; else this one.
+        """
+        name = re.compile(rf"{program}-(\d+)({MOVING})?")
+        try:
+            entries = os.listdir((schema or self.schema) / "links")
+        except FileNotFoundError:
+            return []
+        return sorted({int(match[1]) for entry in entries if (match := name.fullmatch(entry))})
 
     def remove_everything(self) -> int:
         """Unpin all that podgate ever pinned here, of every schema; how many pins there were.
 
         The kernel detaches a link when its last pin and descriptor are gone.
         """
-        count = 0
-        for directory, _, files in os.walk(self.root, topdown=False):
-            for name in files:
-                os.unlink(os.path.join(directory, name))
-                count += 1
-            os.rmdir(directory)
-        return count
+        return _remove_tree(self.root)
 
 
 def is_bpffs(path: str | os.PathLike[str]) -> bool:
@@ -90,6 +125,17 @@ def is_bpffs(path: str | os.PathLike[str]) -> bool:
     return magic & 0xFFFFFFFF == _BPF_FS_MAGIC
 
 
-def unlink_quietly(path: str) -> None:
+def _remove_tree(root: pathlib.Path) -> int:
+    """Remove a directory with all that is pinned below it; how many pins there were."""
+    count = 0
+    for directory, _, files in os.walk(root, topdown=False):
+        for name in files:
+            os.unlink(os.path.join(directory, name))
+            count += 1
+        os.rmdir(directory)
+    return count
+
+
+def unlink_quietly(path: str | os.PathLike[str]) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)

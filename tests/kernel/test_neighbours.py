@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from agent.demo import lab as labs
-from bpf import loader, syscalls
+from bpf import abi, loader, syscalls
 from bpf.gates import Attachment, GateConfig
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import foreign, frames, traffic
@@ -102,6 +102,6 @@ def test_filter_comes_before_older_ones(
     foreign.add_clsact(pod.ifindex)
     foreign.add_filter(pod.ifindex, foreign.TC_ACT_OK, priority=priority)
     make_gates(Attachment.CLSACT).install(pod.ifindex, enforcing(pod))
-    assert names(pod) == ["podgate/gate_egress", "foreign"]
+    assert names(pod) == [f"podgate/v{abi.SCHEMA}/gate_egress", "foreign"]
     with pod.listen(80):
         assert traffic.node_is_dropped(pod, 4)
