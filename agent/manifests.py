@@ -1,54 +1,36 @@
 """Pods from a directory of manifests, one pod a file, followed while it changes.
 
-Every change, whatever it was, means one more look at the whole directory: events are hints, so
-renames, atomic symlink swaps (ConfigMaps) and lost events are all the same.
+Every change, whatever it was, means one more look at the whole directory (agent/documents.py).
 """
 
 import asyncio
 import dataclasses
-import os
 import pathlib
 from collections.abc import Callable
 
 import msgspec
 import structlog
-import watchfiles
-import yaml
 
+from agent import documents
 from agent.pods import Pod, PodError, Problem, read_pod
 from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)
-
-_SUFFIXES = (".yaml", ".yml", ".json")
-# etcd takes no object over 1.5 MiB, and a manifest of a pod has some KiB.
-_MAX_BYTES = 1 << 20
-# The deepest field of a v1.Pod is some 15 levels down.
-_MAX_DEPTH = 100
-# Editors write in several steps; looking at once would log a half-written file as broken.
-_SETTLE_MS = 50
-
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-# inode, size and change time in ns: when they are the same, so is the content
-_Stamp = tuple[int, int, int]
-_NEVER_READ: _Stamp = (0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Look:
     """One look at the directory: all files, and the changed ones' documents or `PodError`s."""
 
-    stamps: dict[str, _Stamp]
-    documents: dict[str, object]
+    stamps: dict[str, documents.Stamp]
+    changed: dict[str, object]
 
 
 @dataclasses.dataclass(slots=True)
 class _File:
     """What is known of one manifest file."""
 
-    stamp: _Stamp
+    stamp: documents.Stamp
     pod: Pod
     """The pod as last told, with the newest problem; the rest from the last good content."""
     is_good: bool
@@ -84,9 +66,7 @@ class ManifestSource:
 
     async def run(self) -> None:
         """Look whenever something changes, for ever; files are read beside the event loop."""
-        async for _ in watchfiles.awatch(
-            self._directory, debounce=_SETTLE_MS, step=_SETTLE_MS, recursive=False
-        ):
+        async for _ in documents.changes(self._directory):
             try:
                 while self._apply(await asyncio.to_thread(self._read_changed)):
                     pass
@@ -99,25 +79,16 @@ class ManifestSource:
 
     def _read_changed(self) -> _Look:
         """What the directory holds now, with the content of files that are new or changed."""
-        stamps = {}
-        documents: dict[str, object] = {}
-        with os.scandir(self._directory) as entries:
-            for entry in entries:
-                if entry.name.startswith(".") or not entry.name.endswith(_SUFFIXES):
-                    continue
-                try:
-                    status = entry.stat()
-                except FileNotFoundError:
-                    continue
-                stamps[entry.name] = (status.st_ino, status.st_size, status.st_mtime_ns)
+        stamps = documents.stamps(self._directory)
+        changed: dict[str, object] = {}
         for name, stamp in stamps.items():
             known = self._files.get(name)
             if known is None or known.stamp != stamp:
                 try:
-                    documents[name] = _decode(self._directory / name)
-                except PodError as error:
-                    documents[name] = error
-        return _Look(stamps, documents)
+                    changed[name] = documents.read_one(self._directory / name)
+                except documents.DocumentError as error:
+                    changed[name] = PodError("InvalidManifest", f"{error}.")
+        return _Look(stamps, changed)
 
     def _apply(self, look: _Look) -> bool:
         """Tell what changed; whether files wait for another look.
@@ -127,14 +98,14 @@ class ManifestSource:
         gone = self._files.keys() - look.stamps.keys()
         for name in gone:
             self._on_removed(self._files.pop(name).pod.uid)
-        for name, document in sorted(look.documents.items()):
+        for name, document in sorted(look.changed.items()):
             self._take(name, look.stamps[name], document)
         waiting = [file for file in self._files.values() if gone and _is_refused_twin(file)]
         for file in waiting:
-            file.stamp = _NEVER_READ
+            file.stamp = documents.NEVER_READ
         return bool(waiting)
 
-    def _take(self, name: str, stamp: _Stamp, document: object) -> None:
+    def _take(self, name: str, stamp: documents.Stamp, document: object) -> None:
         known = self._files.get(name)
         try:
             if isinstance(document, PodError):
@@ -150,7 +121,7 @@ class ManifestSource:
         self._files[name] = _File(stamp, pod, is_good=True)
         self._on_pod(pod)
 
-    def _broken(self, name: str, stamp: _Stamp, problem: Problem) -> _File:
+    def _broken(self, name: str, stamp: documents.Stamp, problem: Problem) -> _File:
         known = self._files.get(name)
         if known and known.is_good:
             note = Problem(problem.reason, f"{problem.message} The last good one stays in force.")
@@ -178,40 +149,3 @@ def _is_refused_twin(file: _File) -> bool:
 
 def _is_same_pod(one: Pod, other: Pod) -> bool:
     return one.uid == other.uid or (one.namespace, one.name) == (other.namespace, other.name)
-
-
-def _decode(path: pathlib.Path) -> object:
-    """YAML or JSON (which is YAML, but for a tab) into plain objects. Raises `PodError`."""
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise PodError("InvalidManifest", f"{path.name} is larger than 1 MiB.")
-        content = path.read_bytes()
-        if path.suffix == ".json":
-            return msgspec.json.decode(content)
-        _check_depth(content, path.name)
-        return yaml.load(content, Loader=_Loader)  # noqa: S506 - one of the two safe loaders
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        what = getattr(error, "problem", None) or "it cannot be read as text"
-        raise PodError("InvalidManifest", f"{path.name} is not YAML{where}: {what}.") from error
-    except msgspec.DecodeError as error:
-        raise PodError("InvalidManifest", f"{path.name} is not JSON: {error}.") from error
-    except RecursionError as error:
-        raise PodError("InvalidManifest", f"{path.name} is nested too deeply.") from error
-    except OSError as error:
-        raise PodError(
-            "InvalidManifest", f"{path.name} cannot be read: {error.strerror}."
-        ) from error
-
-
-def _check_depth(content: bytes, name: str) -> None:
-    """Refuse deep nesting before anything recursive sees it. Raises `PodError`, `YAMLError`."""
-    depth = 0
-    for event in yaml.parse(content, Loader=_Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > _MAX_DEPTH:
-            raise PodError("InvalidManifest", f"{name} is nested more than {_MAX_DEPTH} deep.")

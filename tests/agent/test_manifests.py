@@ -109,7 +109,8 @@ def test_a_file_that_changes_its_pod_removes_the_old_one(recorder: Recorder) -> 
         ("\x00", "not YAML"),
         ("kind: Service\nmetadata: {name: x}", "not a pod manifest"),
         ("[" * 5000, "nested"),
-        ("a: b\n---\nc: d\n", "not YAML"),
+        ("a: b\n---\nc: d\n", "2 documents"),
+        ("a: &a [1]\nb: &b [" + "*a," * 999 + "]\nc: [" + "*b," * 999 + "]", "20,000 values"),
     ],
 )
 def test_a_file_that_is_no_pod_is_one_problem(recorder: Recorder, content: str, words: str) -> None:

@@ -1,0 +1,151 @@
+"""Files of YAML or JSON that operators write: read safely, and followed while they change.
+
+Events of the file system are hints: whatever they say, the whole directory is looked at again, so
+renames, atomic symlink swaps (ConfigMaps) and lost events are all the same.
+"""
+
+import os
+import pathlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import watchfiles
+import yaml
+
+SUFFIXES = (".yaml", ".yml", ".json")
+# etcd takes no object over 1.5 MiB, and what people write has some KiB.
+MAX_BYTES = 1 << 20
+# The deepest field of a v1.Pod is some 15 levels down.
+_MAX_DEPTH = 100
+# A pod with a hundred containers comes to some thousands. libyaml composes a document without
+# letting other threads run, 1 ms for a thousand values, so this bounds what a probe waits for;
+# and aliases count for what they stand for, since nested ones stand for any number (the "billion
+# laughs").
+_MAX_VALUES = 20_000
+# Editors write in several steps; looking at once would log a half-written file as broken.
+_SETTLE_MS = 50
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+# inode, size and change time in ns: when they are the same, so is the content
+Stamp = tuple[int, int, int]
+NEVER_READ: Stamp = (0, 0, 0)
+
+
+class DocumentError(Exception):
+    """This file cannot be read as documents; the message is one sentence that names it."""
+
+
+def stamps(path: pathlib.Path) -> dict[str, Stamp]:
+    """The files of a directory by name, or the one file itself, if it is there.
+
+    Hidden files and those that are neither YAML nor JSON are left out. Raises `OSError` when a
+    directory cannot be read.
+    """
+    found = {}
+    with os.scandir(path if path.is_dir() else path.parent) as entries:
+        for entry in entries:
+            if path.is_dir():
+                if entry.name.startswith(".") or not entry.name.endswith(SUFFIXES):
+                    continue
+            elif entry.name != path.name:
+                continue
+            try:
+                status = entry.stat()
+            except FileNotFoundError:
+                continue
+            found[entry.name] = (status.st_ino, status.st_size, status.st_mtime_ns)
+    return found
+
+
+async def changes(
+    directory: pathlib.Path, *, at_least_every_seconds: float | None = None
+) -> AsyncIterator[None]:
+    """One item whenever something changes in the directory; for ever.
+
+    at_least_every_seconds: one item after so long without any change, too.
+    """
+    async for _ in watchfiles.awatch(
+        directory,
+        debounce=_SETTLE_MS,
+        step=_SETTLE_MS,
+        recursive=False,
+        rust_timeout=int((at_least_every_seconds or 5) * 1000),
+        yield_on_timeout=at_least_every_seconds is not None,
+    ):
+        yield
+
+
+def read_one(path: pathlib.Path) -> object:
+    """The one document of a file as plain objects. Raises `DocumentError`."""
+    documents = read_all(path)
+    if len(documents) > 1:
+        raise DocumentError(f"{path.name} holds {len(documents)} documents; give each its own file")
+    return documents[0] if documents else None
+
+
+def read_all(path: pathlib.Path) -> list[object]:
+    """All documents of a file as plain objects, but for empty ones; JSON has one.
+
+    Raises `DocumentError`.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise DocumentError(f"{path.name} is larger than 1 MiB")
+        content = path.read_bytes()
+        if path.suffix == ".json":
+            return [msgspec.json.decode(content)]
+        _check_size(content, path.name)
+        return [one for one in yaml.load_all(content, Loader=_Loader) if one is not None]
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        what = getattr(error, "problem", None) or "it cannot be read as text"
+        raise DocumentError(f"{path.name} is not YAML{where}: {what}") from error
+    except msgspec.DecodeError as error:
+        raise DocumentError(f"{path.name} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise DocumentError(f"{path.name} is nested too deeply") from error
+    except ValueError as error:
+        # A number or a date that YAML's rules take for one and Python does not.
+        raise DocumentError(f"{path.name} has a value that cannot be: {error}") from error
+    except OSError as error:
+        raise DocumentError(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+def _check_size(content: bytes, name: str) -> None:
+    """Refuse deep nesting and very many values before anything recursive sees them.
+
+    Raises `DocumentError` and `YAMLError`.
+    """
+    anchored: dict[str | None, int] = {}
+    # What is open now, from the document inwards: its anchor, and how many values it holds so far.
+    open_nodes: list[tuple[str | None, int]] = []
+    for event in yaml.parse(content, Loader=_Loader):
+        if isinstance(event, yaml.DocumentStartEvent):
+            anchored.clear()
+            open_nodes = [(None, 0)]
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event.anchor, 1))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, values = open_nodes.pop()
+            _add(open_nodes, values)
+            if anchor:
+                anchored[anchor] = values
+        elif isinstance(event, yaml.AliasEvent):
+            _add(open_nodes, anchored.get(event.anchor, 1))
+        elif isinstance(event, yaml.ScalarEvent):
+            _add(open_nodes, 1)
+            if event.anchor:
+                anchored[event.anchor] = 1
+        if len(open_nodes) > _MAX_DEPTH + 1:
+            raise DocumentError(f"{name} is nested more than {_MAX_DEPTH} deep")
+        if open_nodes and open_nodes[-1][1] > _MAX_VALUES:
+            raise DocumentError(
+                f"{name} has a document of more than {_MAX_VALUES:,} values; split it"
+            )
+
+
+def _add(open_nodes: list[tuple[str | None, int]], values: int) -> None:
+    anchor, before = open_nodes[-1]
+    open_nodes[-1] = (anchor, before + values)
