@@ -1,5 +1,7 @@
 """Names that pods, manifests and the API carry."""
 
+from typing import Final
+
 DOMAIN = "podgate.io"
 
 ISOLATION_READY = f"{DOMAIN}/isolation-ready"
@@ -9,3 +11,6 @@ MODE_LABEL = f"{DOMAIN}/mode"
 
 # Counts only in manifests, which the node's owner wrote; never from the API.
 NETNS_ANNOTATION = f"{DOMAIN}/netns"
+
+POLICY_KIND: Final = "HostAccessPolicy"
+POLICY_API_VERSION: Final = "policy.podgate.io/v1alpha1"

@@ -29,6 +29,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = Mode.OFF
     netns_path: str | None = None
     host_network: bool = False
+    labels: dict[str, str] = {}
     spec: PodSpec = PodSpec()
     source: str = ""
     """The manifest's file name."""
@@ -106,6 +107,7 @@ def read_pod(document: object, *, default_mode: Mode, source: str) -> Pod:
         mode=mode,
         netns_path=netns_path,
         host_network=spec.host_network,
+        labels=metadata.labels,
         spec=spec,
         source=source,
     )
