@@ -140,24 +140,18 @@ class Gates:
         remember: then what was asked before is for `recall`. Raises `AttachError`.
         """
         key = _KEY.pack(ifindex)
-        spec = abi.REPLY_TABLE
+        begins = ifindex not in self._ingress.standing
         is_new = False
         try:
             is_new = self._replies.get(key) is None
             if is_new:
-                table = syscalls.map_create(
-                    spec.type, spec.key_size, spec.value_size, spec.max_entries
-                )
-                try:
-                    self._replies.set(key, _KEY.pack(table))
-                finally:
-                    os.close(table)
+                self._make_table(key)
             self._ingress.attach(ifindex)
         except (errors.BpfError, errors.AttachError) as error:
             if is_new:
                 self._replies.delete(key)
             raise _attach_error("remembering what the pod asks at", ifindex, error) from error
-        return is_new
+        return begins or is_new
 
     def recall(
         self, ifindex: int, questions: Iterable[Question], *, is_complete: bool = False
@@ -269,6 +263,14 @@ class Gates:
                 if (total := totals[verdict * abi.REASON_SLOTS + reason])
             }
         return result
+
+    def _make_table(self, key: bytes) -> None:
+        spec = abi.REPLY_TABLE
+        table = syscalls.map_create(spec.type, spec.key_size, spec.value_size, spec.max_entries)
+        try:
+            self._replies.set(key, _KEY.pack(table))
+        finally:
+            os.close(table)
 
     def _previous(self, key: bytes) -> abi.Gate | None:
         value = self._gates.get(key)

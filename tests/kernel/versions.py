@@ -1,7 +1,9 @@
-"""Another version of the programs: the same sources with a line more, compiled beside ours."""
+"""Other versions of the programs, compiled beside ours from changed copies of the sources."""
 
+import asyncio
 import dataclasses
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -23,12 +25,7 @@ def load_other(
     """Load a changed copy over the same maps. The caller closes only its programs."""
     with copy_of_sources(directory).open("a", encoding="ascii") as source:
         source.write("/* the next version */\n")
-    subprocess.run(
-        [sys.executable, "-m", "bpf.compiler", str(installation.bpffs)],
-        cwd=directory,
-        check=True,
-        capture_output=True,
-    )
+    _compile(directory, installation)
     known = sources.fingerprint()
     (made,) = (
         path
@@ -38,3 +35,39 @@ def load_other(
     programs = {name: syscalls.open_pin(str(made / name)) for name in abi.PROGRAMS}
     shutil.rmtree(made)
     return dataclasses.replace(loaded, programs=programs)
+
+
+def of_schema(directory: pathlib.Path, schema: int, *, gate_addresses: int | None = None) -> None:
+    """A copy of the `bpf` package with another schema, for a process that starts in `directory`.
+
+    gate_addresses: how many a gate holds, which changes the layout of the gates map as well.
+    """
+    header = copy_of_sources(directory).with_name("abi.h")
+    twin = directory / "bpf" / "abi.py"
+    _substitute(twin, r"^SCHEMA = \d+$", f"SCHEMA = {schema}")
+    if gate_addresses is not None:
+        _substitute(twin, r"^GATE_ADDRESSES = \d+$", f"GATE_ADDRESSES = {gate_addresses}")
+        _substitute(header, r"^(#define GATE_ADDRESSES) \d+$", rf"\1 {gate_addresses}")
+
+
+def load_as(directory: pathlib.Path, installation: pins.Pins) -> loader.Loaded:
+    """Our own programs and layouts, loaded under the directory of another schema."""
+    installation.prepare()
+    of_schema(directory, int(installation.schema.name[1:]))
+    _compile(directory, installation)
+    return asyncio.run(loader.load(installation))
+
+
+def _compile(directory: pathlib.Path, installation: pins.Pins) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "bpf.compiler", str(installation.bpffs)],
+        cwd=directory,
+        check=True,
+        capture_output=True,
+    )
+
+
+def _substitute(path: pathlib.Path, pattern: str, replacement: str) -> None:
+    text, count = re.subn(pattern, replacement, path.read_text(encoding="ascii"), flags=re.M)
+    assert count == 1, f"{pattern} is in {path.name} {count} times"
+    path.write_text(text, encoding="ascii")
