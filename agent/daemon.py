@@ -16,6 +16,7 @@ from agent.admission import pods_cgroup
 from agent.bornclosed import BornClosed
 from agent.callers import CallerBook, protocol_word, wall_clock
 from agent.conditions import Conditions
+from agent.crossings import Crossings
 from agent.gatekeeper import Gatekeeper
 from agent.guarding import Guarded
 from agent.heartbeat import Heartbeat
@@ -29,7 +30,7 @@ from agent.origins import Origins
 from agent.probing import Probing
 from agent.reconciler import Reconciler
 from agent.settings import Settings
-from agent.status import CallerStatus, Drops, GateStatus, PodStatus, Report
+from agent.status import CallerStatus, Drops, GateStatus, HookStatus, PodStatus, Report
 from bpf import pins, sources
 from bpf.callers import Callers
 from bpf.gates import Counts
@@ -77,7 +78,8 @@ class Agent:
             on_pod=self._reconciler.set_pod,
             on_removed=self._reconciler.remove_pod,
         )
-        self._origins = Origins(gatekeeper)
+        crossings = Crossings(gatekeeper, gated=self._gated)
+        self._origins = Origins(gatekeeper, on_links=crossings.keep)
         self._heartbeat = Heartbeat(gatekeeper.config, dead_man_hours=settings.dead_man_hours)
         self._kubelet = KubeletIdentity(settings.kubelet, self._on_kubelet)
         self._callers = CallerBook(
@@ -178,6 +180,11 @@ class Agent:
             kubelet=self._kubelet.current.path if self._kubelet.current else None,
             kubelet_problem=self._kubelet.problem,
             http_address=self._http_address,
+            hooks=[
+                HookStatus(name=hook.name, problem=hook.problem)
+                for hook in self._gatekeeper.hook_states
+            ],
+            node_refusals=await self._node_refusals(),
             pods=[
                 self._pod_status(guarded, counts)
                 for guarded in sorted(
@@ -185,6 +192,10 @@ class Agent:
                 )
             ],
         )
+
+    async def _node_refusals(self) -> dict[str, int]:
+        counts = await self._gatekeeper.node_counts()
+        return {reason.word: count for (_, reason), count in counts.items()}
 
     async def drops(self) -> Drops:
         callers = await asyncio.to_thread(self._callers.read)
@@ -215,11 +226,7 @@ class Agent:
 
     def _live_ifindexes(self) -> set[int] | None:
         """Gated interfaces; None until every pod has been looked at."""
-        if not self._reconciler.is_synced:
-            return None
-        return {
-            ifindex for guarded in self._reconciler.guarded.values() for ifindex in guarded.gates
-        }
+        return self._gated() if self._reconciler.is_synced else None
 
     def _pod_status(self, guarded: Guarded, counts: dict[int, Counts]) -> PodStatus:
         pod = guarded.pod
@@ -246,7 +253,13 @@ class Agent:
     def _gate_count(self) -> int:
         return sum(len(guarded.gates) for guarded in self._reconciler.guarded.values())
 
+    def _gated(self) -> set[int]:
+        return {
+            ifindex for guarded in self._reconciler.guarded.values() for ifindex in guarded.gates
+        }
+
     async def _on_gated(self, ifindexes: set[int]) -> None:
+        self._origins.hint()
         if self._born_closed:
             await self._born_closed.gate(ifindexes)
 

@@ -2,18 +2,31 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
+import socket
+import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
+import structlog
+
+from agent.preflight import cgroup2_mount
 from agent.settings import Settings
 from bpf import gates, loader, pins
+from bpf.events import Events
 from bpf.gates import Attachment, Counts, GateConfig
+from bpf.hooks import Hooks, HookState
 from bpf.nodeconfig import NodeConfig
+from bpf.nodeguards import NodeGuards
 from bpf.origin import Origin
 from bpf.replies import Question
 
 T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+_SO_NETNS_COOKIE = 71  # Linux 5.14
 
 # What a pod asked before its gate remembers is answered within this time or asked again:
 # resolv.conf's default timeout is 5 s. It ends as soon as the pod's sockets tell what was asked.
@@ -30,13 +43,17 @@ class Gatekeeper:
         self,
         loaded: loader.Loaded,
         opened: gates.Gates,
+        node_guards: NodeGuards,
         worker: concurrent.futures.ThreadPoolExecutor,
     ) -> None:
         self.loaded = loaded
         self._gates = opened
         self._worker = worker
         self._origin = Origin(loaded)
+        self._node_guards = node_guards
         self.config = NodeConfig(loaded)
+        self.events = Events(loaded)
+        self.hook_states: list[HookState] = []
 
     @classmethod
     async def open(cls, settings: Settings) -> "Gatekeeper":
@@ -46,14 +63,28 @@ class Gatekeeper:
         # One thread: tcx attaches wait for each other under RTNL anyway.
         worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="gates")
         try:
-            opened = await asyncio.get_running_loop().run_in_executor(
+            loop = asyncio.get_running_loop()
+            opened = await loop.run_in_executor(
                 worker, gates.Gates, loaded, installation, settings.attachment
+            )
+            node_guards = await loop.run_in_executor(
+                worker, NodeGuards, loaded, installation, opened.attachment
             )
         except BaseException:
             worker.shutdown(wait=False)
             loaded.close()
             raise
-        return cls(loaded, opened, worker)
+        keeper = cls(loaded, opened, node_guards, worker)
+        keeper.config.set_netns(netns_cookie())
+        keeper.hook_states = await keeper._call(lambda: _attach_hooks(loaded, installation))
+        for hook in keeper.hook_states:
+            if hook.problem:
+                log.warning(
+                    "a hook is not in force: gates still drop, but nobody hears of it at once",
+                    hook=hook.name,
+                    reason=hook.problem,
+                )
+        return keeper
 
     @property
     def attachment(self) -> Attachment:
@@ -61,7 +92,9 @@ class Gatekeeper:
 
     async def aclose(self) -> None:
         """Close descriptors and the thread. Gates stay: they are pinned."""
+        self.events.close()
         await self._call(self._gates.close)
+        await self._call(self._node_guards.close)
         self._worker.shutdown(wait=False)
         self.loaded.close()
 
@@ -112,6 +145,10 @@ class Gatekeeper:
         """Reads maps only, so it does not queue behind attaches."""
         return await asyncio.to_thread(self._gates.counts)
 
+    async def node_counts(self) -> Counts:
+        """As `Gates.node_counts`."""
+        return await asyncio.to_thread(self._gates.node_counts)
+
     async def mark_origins(self, marks: Mapping[int, bool]) -> None:
         """Set or clear interfaces' bits in the origin map."""
 
@@ -120,6 +157,18 @@ class Gatekeeper:
                 self._origin.mark(ifindex, is_node_sent=is_node_sent)
 
         await self._call(mark)
+
+    async def keep_bridges(self, ifindexes: set[int]) -> None:
+        """As `NodeGuards.keep_bridges`."""
+        await self._call(lambda: self._node_guards.keep_bridges(ifindexes))
+
+    async def keep_tunnels(self, udp_ports: Iterable[int], *, are_guarded: bool) -> None:
+        """As `NodeGuards.keep_tunnels`, and refuse the node's datagrams to these ports.
+
+        Raises `AttachError`, or `ValueError` for more ports than are guarded.
+        """
+        await self._call(lambda: self._node_guards.keep_tunnels(are_guarded=are_guarded))
+        self.config.set_tunnel_ports(udp_ports)
 
     async def marked_origins(self) -> set[int]:
         return await self._call(self._origin.marked)
@@ -133,3 +182,21 @@ def _timed(function: Callable[[], None]) -> float:
     started = time.perf_counter()
     function()
     return time.perf_counter() - started
+
+
+def netns_cookie() -> int | None:
+    """The cookie of the calling thread's network namespace; None where the kernel has none."""
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock,
+        contextlib.suppress(OSError),
+    ):
+        value = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+        return int.from_bytes(value, sys.byteorder)
+    return None
+
+
+def _attach_hooks(loaded: loader.Loaded, installation: pins.Pins) -> list[HookState]:
+    cgroup = cgroup2_mount()
+    if cgroup is None:
+        return [HookState("all", "cgroup v2 is not mounted")]
+    return Hooks(loaded, installation, cgroup).attach()

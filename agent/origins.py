@@ -1,7 +1,7 @@
 """Which of the node's interfaces let the node inject packets that look forwarded."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pyroute2
@@ -26,8 +26,16 @@ _DEBOUNCE_SECONDS = 0.1
 class Origins:
     """Keeps the origin map in step with the node's interfaces."""
 
-    def __init__(self, gatekeeper: Gatekeeper, *, now: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        gatekeeper: Gatekeeper,
+        *,
+        on_links: Callable[[list[Any]], Awaitable[None]],
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        """on_links: awaited with all of the node's interfaces, at first and after every hint."""
         self._gatekeeper = gatekeeper
+        self._on_links = on_links
         self._now = now or (lambda: asyncio.get_running_loop().time())
         self._changed = asyncio.Event()
         self._first_seen: dict[int, float] = {}
@@ -44,6 +52,7 @@ class Origins:
                 async with asyncio.timeout(_TIMEOUT_SECONDS):
                     links = [link async for link in await netlink.get_links()]
                 marked = await self._mark(links, marked)
+                await self._on_links(links)
                 await self._wait()
 
     async def _wait(self) -> None:

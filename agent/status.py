@@ -43,6 +43,13 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     probes: list[ProbeStatus]
 
 
+class HookStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One hook at the root cgroup; `problem`: why it is not in force, or None."""
+
+    name: str
+    problem: str | None
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The whole agent. `load_ms`: milliseconds from start to loaded programs; `kubelet`: the path
     of its cgroup, or None for the reason in `kubelet_problem`."""
@@ -58,6 +65,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     kubelet: str | None
     kubelet_problem: str
     http_address: str
+    hooks: list[HookStatus]
+    node_refusals: dict[str, int]
+    """By reason: what hooks and the tunnels' guard refused before an interface was chosen."""
     pods: list[PodStatus]
 
 

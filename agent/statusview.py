@@ -28,6 +28,18 @@ def show(content: bytes) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    for hook in report.hooks:
+        if hook.problem:
+            console.print(
+                f"{hook.name} is not in force: {hook.problem}; the gates drop all the same",
+                style="yellow",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+    if report.node_refusals:
+        counts = ", ".join(f"{reason} {n}" for reason, n in sorted(report.node_refusals.items()))
+        console.print(f"refused before an interface was chosen: {counts}", highlight=False)
     console.print(_pods(report.pods))
     if any(pod.probes for pod in report.pods):
         console.print(_probes(report.pods))

@@ -10,7 +10,7 @@ import ipaddress
 
 # Part of the pin path. Raised when a map's layout or an enumerator's number changes; new maps and
 # new reasons do not change it.
-SCHEMA = 1
+SCHEMA = 2
 
 REASON_SLOTS = 32
 VERDICT_COUNT = 3
@@ -20,6 +20,9 @@ REPLY_SLOTS = 1024
 MAX_GATES = 4096
 MAX_RULE_HITS = 65536
 MAX_CALLERS = 16384
+MAX_ADDRESSES = 16384
+TUNNEL_PORTS = 8
+EVENT_RING_BYTES = 65536
 ORIGIN_IFINDEXES = 1 << 23
 
 # `enum bpf_map_type`
@@ -28,6 +31,7 @@ _ARRAY = 2
 _PERCPU_HASH = 5
 _PERCPU_ARRAY = 6
 _HASH_OF_MAPS = 13
+_RINGBUF = 27
 
 # `BPF_F_NO_PREALLOC`
 _NO_PREALLOC = 1
@@ -80,8 +84,40 @@ class Config(ctypes.Structure):
         ("heartbeat_ns", ctypes.c_uint64),
         ("stale_after_ns", ctypes.c_uint64),
         ("dead_after_ns", ctypes.c_uint64),
+        ("node_netns", ctypes.c_uint64),
         ("pods_cgroup_level", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
+        ("tunnel_port_count", ctypes.c_uint32),
+        ("tunnel_ports", ctypes.c_uint16 * TUNNEL_PORTS),
+    )
+
+
+class Event(ctypes.Structure):
+    """`struct event`: one refusal as it happened; ports in host order."""
+
+    _fields_ = (
+        ("at_ns", ctypes.c_uint64),
+        ("cgroup", ctypes.c_uint64),
+        ("source", Address),
+        ("destination", Address),
+        ("ifindex", ctypes.c_uint32),
+        ("process", ctypes.c_uint32),
+        ("source_port", ctypes.c_uint16),
+        ("destination_port", ctypes.c_uint16),
+        ("protocol", ctypes.c_uint8),
+        ("verdict", ctypes.c_uint8),
+        ("reason", ctypes.c_uint8),
+        ("pad", ctypes.c_uint8),
+        ("name", ctypes.c_char * 16),
+    )
+
+
+class EventBudget(ctypes.Structure):
+    """`struct event_budget`: how many events one CPU may still tell, and how many it did not."""
+
+    _fields_ = (
+        ("since_ns", ctypes.c_uint64),
+        ("left", ctypes.c_uint64),
+        ("lost", ctypes.c_uint64),
     )
 
 
@@ -159,15 +195,20 @@ CALLERS = MapSpec(
 CALLERS_LOST = MapSpec("callers_lost", _PERCPU_ARRAY, 4, 8, 1)
 REPLY_TABLE = MapSpec("reply_table", _ARRAY, 4, ctypes.sizeof(ReplySlot), REPLY_SLOTS)
 REPLIES = MapSpec("replies", _HASH_OF_MAPS, 4, 4, MAX_GATES)
+ADDRESSES = MapSpec("addresses", _HASH, ctypes.sizeof(Address), 4, MAX_ADDRESSES, _NO_PREALLOC)
+EVENTS = MapSpec("events", _RINGBUF, 0, 0, EVENT_RING_BYTES)
+EVENT_BUDGET = MapSpec("event_budget", _PERCPU_ARRAY, 4, ctypes.sizeof(EventBudget), 1)
 ORIGIN = MapSpec("origin", _ARRAY, 4, 8, ORIGIN_IFINDEXES // 64)
 
 MAPS = (
     *(GATES, COUNTERS, RULE_HITS, CONFIG, CALLERS, CALLERS_LOST),
-    *(REPLY_TABLE, REPLIES, ORIGIN),
+    *(REPLY_TABLE, REPLIES, ADDRESSES, EVENTS, EVENT_BUDGET, ORIGIN),
 )
 
 GATE_EGRESS = "gate_egress"
 GATE_INGRESS = "gate_ingress"
+ADMIT_ON_BRIDGE = "admit_on_bridge"
+GUARD_TUNNELS = "guard_tunnels"
 
 
 def spare(program: str) -> str:
@@ -182,9 +223,34 @@ def spare(program: str) -> str:
 # The function of each pinned program.
 PROGRAMS = {
     name: function
-    for function in (GATE_EGRESS, GATE_INGRESS)
+    for function in (GATE_EGRESS, GATE_INGRESS, ADMIT_ON_BRIDGE, GUARD_TUNNELS)
     for name in (function, spare(function))
 }
+
+
+NODE_KEY = bytes(4)
+"""Of the counters of what is refused before an interface is chosen."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HookSpec:
+    """A program for the root cgroup. type: `enum bpf_prog_type`; attach_type: of its enum."""
+
+    name: str
+    type: int
+    attach_type: int
+
+
+_SOCK_ADDR, _SOCKOPT = 18, 25
+
+HOOKS = (
+    HookSpec("hook_connect4", _SOCK_ADDR, 10),
+    HookSpec("hook_connect6", _SOCK_ADDR, 11),
+    HookSpec("hook_sendmsg4", _SOCK_ADDR, 14),
+    HookSpec("hook_sendmsg6", _SOCK_ADDR, 15),
+    HookSpec("hook_setsockopt", _SOCKOPT, 22),
+)
+"""Without them the gates still hold: a kernel that refuses one has the others."""
 
 
 def pack_address(address: IPAddress) -> bytes:

@@ -40,13 +40,19 @@ class _Filter:
         """Of podgate's, of whatever version."""
         return self.name.startswith(_NAME_PREFIX)
 
+    @property
+    def program(self) -> str:
+        """Which of podgate's programs it runs, if it is ours."""
+        return self.name.removesuffix(_MADE_QDISC).rpartition("/")[2]
+
 
 class ClsactFilters:
     """The filters of one program at interfaces of the calling namespace."""
 
     def __init__(self, installation: pins.Pins, program: str, program_fd: int, parent: int) -> None:
-        """parent: EGRESS or INGRESS."""
+        """program: "" finds and removes those of all; parent: EGRESS or INGRESS."""
         self._parent = parent
+        self._program = program
         self._schema = f"{_NAME_PREFIX}{installation.schema.name}/"
         self._name = self._schema + program
         self._program_fd = program_fd
@@ -167,7 +173,11 @@ class ClsactFilters:
                 yield qdisc["index"]
 
     def _ours(self, ifindex: int) -> list[_Filter]:
-        return [entry for entry in self._filters(ifindex, self._parent) if entry.is_ours]
+        return [
+            entry
+            for entry in self._filters(ifindex, self._parent)
+            if entry.is_ours and self._program in ("", entry.program)
+        ]
 
     def _all(self, ifindex: int) -> Iterator[_Filter]:
         for parent in (EGRESS, INGRESS):

@@ -10,10 +10,9 @@ import os
 import shutil
 import sys
 import time
-from types import ModuleType
 from typing import Any
 
-from bpf import abi, errors, maps, pins, sources, syscalls
+from bpf import abi, errors, features, maps, pins, sources, syscalls
 
 
 def compile_and_pin(installation: pins.Pins) -> None:
@@ -40,11 +39,16 @@ def compile_and_pin(installation: pins.Pins) -> None:
         shutil.rmtree(unfinished)
     unfinished.mkdir(mode=0o700)
     _make_reply_template(installation)
-    flags = ["-Wall", "-Werror", f'-DPIN_DIR="{installation.maps}"']
+    flags = ["-Wall", "-Werror", f'-DPIN_DIR="{installation.maps}"', *features.compiler_flags()]
     try:
-        functions = _load(bcc, flags)
-        for name, function in functions.items():
-            syscalls.pin(function.fd, str(unfinished / name))
+        module = bcc.BPF(text=sources.expand("programs.c"), cflags=flags)
+        for name, function in abi.PROGRAMS.items():
+            module.funcs.pop(function.encode(), None)  # or bcc gives the same copy again
+            loaded = module.load_func(function.encode(), bcc.BPF.SCHED_CLS)
+            syscalls.pin(loaded.fd, str(unfinished / name))
+        for hook in abi.HOOKS:
+            if (fd := _load_hook(module, hook)) is not None:
+                syscalls.pin(fd, str(unfinished / hook.name))
     except Exception as error:  # bcc raises plain Exception for all that fails
         raise errors.CompileError(
             f"the eBPF programs could not be compiled or loaded: {error}; "
@@ -75,22 +79,15 @@ def _make_reply_template(installation: pins.Pins) -> None:
         os.close(table)
 
 
-def _load(bcc: ModuleType, flags: list[str]) -> dict[str, Any]:
-    """bcc's functions by name. Raises what bcc raises: plain Exception."""
+def _load_hook(module: Any, hook: abi.HookSpec) -> int | None:
+    """A hook's descriptor; None where the kernel refuses it: before Linux 5.15 setsockopt programs
+    may not ask for the namespace's cookie (6cf1770d63dd).
+    """
     try:
-        return _load_with(bcc, [*flags, "-DCURRENT_TASK"])
-    except Exception:
-        # Before Linux 6.10 tc programs may not ask for the current task (its name and cgroup).
-        return _load_with(bcc, flags)
-
-
-def _load_with(bcc: ModuleType, flags: list[str]) -> dict[str, Any]:
-    module = bcc.BPF(text=sources.expand("gate.c"), cflags=flags)
-    loaded = {}
-    for name, function in abi.PROGRAMS.items():
-        module.funcs.pop(function.encode(), None)  # or bcc gives the same copy again
-        loaded[name] = module.load_func(function.encode(), bcc.BPF.SCHED_CLS)
-    return loaded
+        loaded = module.load_func(hook.name.encode(), hook.type, attach_type=hook.attach_type)
+    except Exception:  # what bcc raises
+        return None
+    return int(loaded.fd)
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from bpf import abi, errors, loader, pins, sources, syscalls
+from bpf.addresses import Addresses
 from bpf.attachments import Attachment, Attachments, Direction
 from bpf.replies import Question, ReplyTable
 from bpf.rules import Rule
@@ -79,11 +80,15 @@ class Gates:
         self._gates = loaded.map(abi.GATES)
         self._counters = loaded.map(abi.COUNTERS)
         self._replies = loaded.map(abi.REPLIES)
+        self._addresses = Addresses(loaded)
+        for key, value in self._gates.items():
+            self._addresses.set(_KEY.unpack(key)[0], GateConfig.unpack(value).addresses)
+        self._addresses.keep_only_known()
         self._egress, self._ingress = (
             Attachments(
                 installation,
                 program,
-                (loaded.programs[program], loaded.programs[abi.spare(program)]),
+                loaded.copies(program),
                 direction,
                 self.attachment,
             )
@@ -124,6 +129,7 @@ class Gates:
             if previous is None:
                 self._forget(key)
             raise _attach_error("gating", ifindex, error) from error
+        self._addresses.set(ifindex, config.addresses)
 
     def configure(self, ifindex: int, config: GateConfig) -> None:
         """Change what an installed gate knows; the next packet is judged by it."""
@@ -132,6 +138,7 @@ class Gates:
         if previous := self._previous(key):
             value.grace_until_ns = previous.grace_until_ns
         self._gates.set(key, bytes(value))
+        self._addresses.set(ifindex, config.addresses)
 
     def remember(self, ifindex: int) -> bool:
         """Have an installed gate remember what the pod asks, so that the node may answer.
@@ -250,19 +257,15 @@ class Gates:
 
     def counts(self) -> dict[int, Counts]:
         """Node-sent packets by interface, verdict and reason, summed over CPUs; zeros left out."""
-        slots = abi.VERDICT_COUNT * abi.REASON_SLOTS
-        result: dict[int, Counts] = {}
-        for key, value in self._counters.items():
-            per_cpu = array.array("Q", value)
-            chunks = (per_cpu[start : start + slots] for start in range(0, len(per_cpu), slots))
-            totals = [sum(column) for column in zip(*chunks, strict=True)]
-            result[_KEY.unpack(key)[0]] = {
-                (verdict, reason): total
-                for verdict in Verdict
-                for reason in Reason
-                if (total := totals[verdict * abi.REASON_SLOTS + reason])
-            }
-        return result
+        return {
+            _KEY.unpack(key)[0]: _sum_up(value)
+            for key, value in self._counters.items()
+            if key != abi.NODE_KEY
+        }
+
+    def node_counts(self) -> Counts:
+        """The same of what was refused before an interface was chosen, by hooks and tunnels."""
+        return _sum_up(self._counters.get(abi.NODE_KEY) or b"")
 
     def _make_table(self, key: bytes) -> None:
         spec = abi.REPLY_TABLE
@@ -277,6 +280,7 @@ class Gates:
         return abi.Gate.from_buffer_copy(value) if value else None
 
     def _forget(self, key: bytes) -> None:
+        self._addresses.forget(_KEY.unpack(key)[0])
         for table in (self._gates, self._counters, self._replies):
             table.delete(key)
 
@@ -288,6 +292,17 @@ def _is_first(side: Attachments, ifindex: int) -> bool:
         if error.errno == errno.ENODEV:  # gone, and everything on it
             return True
         raise
+
+
+def _sum_up(value: bytes) -> Counts:
+    slots = abi.VERDICT_COUNT * abi.REASON_SLOTS
+    per_cpu = array.array("Q", value)
+    return {
+        (verdict, reason): total
+        for verdict in Verdict
+        for reason in Reason
+        if (total := sum(per_cpu[verdict * abi.REASON_SLOTS + reason :: slots]))
+    }
 
 
 def _attach_error(what: str, ifindex: int, error: Exception) -> errors.AttachError:

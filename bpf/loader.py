@@ -15,7 +15,10 @@ _COMPILE_TIMEOUT_SECONDS = 60
 
 @dataclasses.dataclass(slots=True)
 class Loaded:
-    """Open descriptors of all programs and maps. `was_compiled`: the pins were not current."""
+    """Open descriptors of all programs and maps. `was_compiled`: the pins were not current.
+
+    programs: by name; those of `abi.HOOKS` only where the kernel takes them.
+    """
 
     programs: dict[str, int]
     open_maps: dict[str, maps.Map]
@@ -31,6 +34,10 @@ class Loaded:
 
     def map(self, spec: abi.MapSpec) -> maps.Map:
         return self.open_maps[spec.name]
+
+    def copies(self, program: str) -> tuple[int, int]:
+        """A program's descriptor, and that of its spare."""
+        return self.programs[program], self.programs[abi.spare(program)]
 
 
 async def load(installation: pins.Pins) -> Loaded:
@@ -65,7 +72,8 @@ def _open(installation: pins.Pins, was_compiled: bool) -> Loaded:
             opened[spec.name] = maps.Map.open(installation.map(spec), spec)
             undo.callback(opened[spec.name].close)
         programs = {}
-        for name in abi.PROGRAMS:
+        hooks = [hook.name for hook in abi.HOOKS if os.path.lexists(directory / hook.name)]
+        for name in (*abi.PROGRAMS, *hooks):
             programs[name] = syscalls.open_pin(str(directory / name))
             undo.callback(os.close, programs[name])
         undo.pop_all()

@@ -1,7 +1,7 @@
-"""What all gates know: the kubelet's cgroup, the heartbeat, and how long to go on without one."""
+"""What all gates and hooks know: kubelet, heartbeat, the node's namespace and its tunnels."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from bpf import abi, loader
 
@@ -33,6 +33,29 @@ class NodeConfig:
             stale_after_ns=int(stale_after_seconds * 1e9),
             dead_after_ns=int(dead_after_seconds * 1e9),
         )
+
+    def set_netns(self, cookie: int | None) -> None:
+        """The node's network namespace (SO_NETNS_COOKIE): hooks act for its sockets only.
+
+        None: for nobody's.
+        """
+        self._change(node_netns=cookie or 0)
+
+    def set_tunnel_ports(self, ports: Iterable[int]) -> None:
+        """UDP ports of the node's own tunnels, which its processes may not send to.
+
+        Raises `ValueError` when there are more than 8.
+        """
+        wanted = sorted(set(ports))
+        if len(wanted) > abi.TUNNEL_PORTS:
+            raise ValueError(
+                f"the node has tunnels on {len(wanted)} UDP ports and podgate guards "
+                f"{abi.TUNNEL_PORTS}; give tunnels of one kind the same port"
+            )
+        config = self.read()
+        config.tunnel_ports[: len(wanted)] = wanted
+        config.tunnel_port_count = len(wanted)
+        self._map.set(_KEY, bytes(config))
 
     def beat(self) -> None:
         """Say that the agent is there."""

@@ -38,6 +38,7 @@ class Command(enum.IntEnum):
     MAP_UPDATE_ELEM = 2
     MAP_DELETE_ELEM = 3
     MAP_GET_NEXT_KEY = 4
+    PROG_LOAD = 5
     OBJ_PIN = 6
     OBJ_GET = 7
     PROG_TEST_RUN = 10
@@ -187,6 +188,27 @@ def object_info(fd: int, size: int) -> bytes:
     return info.raw
 
 
+def program_load(kind: int, instructions: bytes) -> int:
+    """Load a program (`enum bpf_prog_type`) given as 8 bytes an instruction; its descriptor."""
+    code = ctypes.create_string_buffer(instructions, len(instructions))
+    licence = ctypes.create_string_buffer(b"GPL")
+    attributes = struct.pack(
+        "=IIQQIIQII",
+        *(kind, len(instructions) // 8, _address(code), _address(licence)),
+        *(0, 0, 0, 0, 0),
+    )
+    return call(Command.PROG_LOAD, attributes, what="loading a program")[0]
+
+
+def link_create_cgroup(program_fd: int, cgroup_fd: int, attach_type: int) -> int:
+    """Attach a program to a cgroup and all below it, beside others' (Linux 5.7); the link.
+
+    Raises `BpfError` (EPERM: somebody attached without BPF_F_ALLOW_MULTI).
+    """
+    attributes = struct.pack("=IIII", program_fd, cgroup_fd, attach_type, 0)
+    return call(Command.LINK_CREATE, attributes, what="attaching to the root cgroup")[0]
+
+
 def link_create_tcx(program_fd: int, ifindex: int, attach_type: int, flags: int) -> int:
     """Attach a program to an interface by a tcx link (Linux 6.6); the link's descriptor."""
     attributes = struct.pack("=IIIIIIQ", program_fd, ifindex, attach_type, flags, 0, 0, 0)
@@ -207,14 +229,24 @@ def link_detach(link_fd: int) -> None:
 
 def query_programs(ifindex: int, attach_type: int) -> list[int]:
     """Ids of the programs of an interface's tcx chain, in the order in which they run."""
-    room = 64  # BPF_MPROG_MAX in the kernel
+    return _query(ifindex, attach_type, what=f"reading interface {ifindex}'s chain")[0]
+
+
+def query_cgroup_programs(cgroup_fd: int, attach_type: int) -> tuple[list[int], int]:
+    """Ids of the programs attached to this very cgroup, and the flags they were attached with."""
+    return _query(cgroup_fd, attach_type, what="reading a cgroup's programs")
+
+
+def _query(target: int, attach_type: int, *, what: str) -> tuple[list[int], int]:
+    room = 64  # BPF_MPROG_MAX and BPF_CGROUP_MAX_PROGS in the kernel
     ids = (ctypes.c_uint32 * room)()
     attributes = struct.pack(
-        "=IIIIQIIQQQQ", ifindex, attach_type, 0, 0, ctypes.addressof(ids), room, 0, 0, 0, 0, 0
+        "=IIIIQIIQQQQ", target, attach_type, 0, 0, ctypes.addressof(ids), room, 0, 0, 0, 0, 0
     )
-    _, answer = call(Command.PROG_QUERY, attributes, what=f"reading interface {ifindex}'s chain")
+    _, answer = call(Command.PROG_QUERY, attributes, what=what)
+    (flags,) = struct.unpack_from("=I", answer, 12)
     (count,) = struct.unpack_from("=I", answer, 24)
-    return list(ids[:count])
+    return list(ids[:count]), flags
 
 
 def next_id(command: Command, after: int) -> int | None:

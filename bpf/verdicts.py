@@ -54,6 +54,8 @@ class Reason(enum.IntEnum):
     STRAY = 10
     NODE = 11
     KERNEL = 12
+    TUNNEL = 13
+    EVASION = 14
 
     @property
     def word(self) -> str:
@@ -70,7 +72,12 @@ class Reason(enum.IntEnum):
         return _MEANINGS[self]
 
 
-_DROPS = frozenset({Reason.UNPARSABLE, Reason.FRAGMENT, Reason.STRAY, Reason.NODE, Reason.KERNEL})
+_DROPS = frozenset(
+    {
+        *(Reason.UNPARSABLE, Reason.FRAGMENT, Reason.STRAY, Reason.NODE, Reason.KERNEL),
+        *(Reason.TUNNEL, Reason.EVASION),
+    }
+)
 
 _MEANINGS = {
     Reason.ARP: "address resolution",
@@ -86,4 +93,6 @@ _MEANINGS = {
     Reason.STRAY: "to an address that is not this pod's: a copy that a bridge flooded",
     Reason.NODE: "a process of the node started it",
     Reason.KERNEL: "the node's kernel started it: no socket is known",
+    Reason.TUNNEL: "to a tunnel's port, wrapped so as to come out as forwarded",
+    Reason.EVASION: "a packet socket asked for a way that passes no gate",
 }

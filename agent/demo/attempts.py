@@ -9,6 +9,10 @@ import time
 
 from agent.demo.lab import LabPod
 
+# What a process hears whose connect a hook refuses; without hooks its SYN is dropped.
+REFUSED = "not permitted"
+DROPPED = "times out"
+
 FAMILIES = {"IPv4": socket.AF_INET, "IPv6": socket.AF_INET6}
 
 # A dropped SYN is sent again after a second (RFC 6298); by then it is known to be refused.
@@ -26,13 +30,15 @@ def address_of(pod: LabPod, family: str) -> str:
 
 
 def connect(sock: socket.socket, address: str, port: int, seconds: float) -> str:
-    """ "connects", "times out", or the error's name; the socket is closed."""
+    """ "connects", `DROPPED`, or the error's name; the socket is closed."""
     with contextlib.closing(sock):
         sock.settimeout(seconds)
         try:
             sock.connect((address, port))
         except TimeoutError:
-            return "times out"
+            return DROPPED
+        except PermissionError:
+            return REFUSED
         except OSError as error:
             return os.strerror(error.errno) if error.errno else str(error)
         return "connects"

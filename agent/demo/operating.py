@@ -17,6 +17,7 @@ import msgspec
 
 from agent import adminclient, names
 from agent.conditions import Condition
+from agent.demo import attempts
 from agent.demo.lab import BPFFS, LAB_DIRECTORY, LabPod
 from agent.settings import admin_socket
 from agent.status import PodStatus, Report
@@ -141,6 +142,12 @@ class Operator:
 
 def pod_of(report: Report, name: str) -> PodStatus | None:
     return next((pod for pod in report.pods if pod.name == name), None)
+
+
+def refusal(report: Report) -> str:
+    """How an attempt to connect to a pod ends that refuses: by a hook, where the kernel has it."""
+    is_hooked = all(hook.problem is None for hook in report.hooks if "connect" in hook.name)
+    return attempts.REFUSED if is_hooked else attempts.DROPPED
 
 
 def condition_of(report: Report, name: str, kind: str) -> Condition | None:

@@ -61,6 +61,7 @@ class Stage:
         self._servers: list[subprocess.Popen[bytes]] = []
         self._timings: dict[str, float] = {}
         self._source_port = 40000
+        self._refusal = ""
 
     def play(self) -> None:
         """All acts, one after the other. Raises `GaveUp` when one cannot go on."""
@@ -107,6 +108,7 @@ class Stage:
         self._agent.start()
         report = self._agent.wait_for("isolation in audit", self._all_isolated("Audit"))
         self._timings["compile_load"] = round(report.load_ms, 1)
+        self._refusal = operating.refusal(report)
         for family in FAMILIES:
             before = operating.packets(self._report(), "web", "would-drop")
             observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=False)
@@ -134,7 +136,7 @@ class Stage:
                 counted = operating.packets(self._report(), pod.name, "drop") - before
                 _check(
                     f"node to {_kind(pod)} pod under enforce, {family}",
-                    "times out, counted as drop",
+                    f"{self._refusal}, counted as drop",
                     f"{observed}, {'counted as drop' if counted else 'not counted'}",
                 )
             for source, target in (
@@ -208,7 +210,7 @@ class Stage:
         self._agent.stop(signal.SIGKILL)
         for family in FAMILIES:
             observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=True)
-            _check(f"node to pod, agent killed, {family}", "times out", observed)
+            _check(f"node to pod, agent killed, {family}", self._refusal, observed)
         self._agent.start()
         report = self._agent.wait_for(
             "everything as before, after a restart",
@@ -225,7 +227,7 @@ class Stage:
         _emit(events.Traces(inodes, program_ids))
         self._agent.stop(signal.SIGTERM)
         observed = attempts.connect_from_node(self.web, "IPv4", _PORT, is_refused=True)
-        _check("node to pod, agent stopped", "times out", observed)
+        _check("node to pod, agent stopped", self._refusal, observed)
         done = self._agent.cleanup()
         if done.returncode:
             raise operating.GaveUp(f"podgate cleanup failed: {done.stderr}")

@@ -41,6 +41,8 @@ enum reason {
 	REASON_STRAY,	   /* to an address that is not this pod's (a flooded copy) */
 	REASON_NODE,	   /* the node started it */
 	REASON_KERNEL,	   /* made by the kernel: no socket is known */
+	REASON_TUNNEL,	   /* wrapped in the node's own tunnel, to come out as forwarded */
+	REASON_EVASION,	   /* a packet socket asked for a way that passes no gate */
 	REASON_COUNT,
 };
 
@@ -89,15 +91,20 @@ struct gate {
 	struct rule rules[GATE_RULES];
 };
 
-/* What all gates know. Times are CLOCK_MONOTONIC in nanoseconds. */
+/* Of the node's own tunnels (VXLAN, Geneve, ...): one for each kind is usual. */
+#define TUNNEL_PORTS 8
+
+/* What all gates and hooks know. Times are CLOCK_MONOTONIC in nanoseconds. */
 struct config {
 	__u64 kubelet_cgroup; /* id; 0: not known */
 	__u64 pods_cgroup;    /* id of the cgroup above all pods'; 0: not known */
 	__u64 heartbeat_ns;   /* when the agent last said that it is there; 0: not yet */
 	__u64 stale_after_ns; /* after so long the kubelet may have another cgroup; 0: never */
 	__u64 dead_after_ns;  /* after so long everything passes; 0: never */
+	__u64 node_netns;     /* cookie of the node's network namespace; 0: not known */
 	__u32 pods_cgroup_level;
-	__u32 pad;
+	__u32 tunnel_port_count;
+	__u16 tunnel_ports[TUNNEL_PORTS]; /* UDP, host byte order */
 };
 
 /* Who started what to whom: kept for each combination, so that no rare caller is ever missed. */
@@ -115,6 +122,34 @@ struct caller {
 	__u64 last_ns;
 	__u64 count;   /* packets */
 	char name[16]; /* of the process at first sight; empty where the kernel does not say */
+};
+
+/* One refusal, or would-be refusal, as it happened: a sample, limited in the kernel. */
+struct event {
+	__u64 at_ns;	       /* CLOCK_MONOTONIC */
+	__u64 cgroup;	       /* id of the sender's; 0: no socket */
+	struct address source; /* all 0: not known (yet) */
+	struct address destination;
+	__u32 ifindex; /* of the gate; 0: a hook, before any interface is chosen */
+	__u32 process; /* id, as the node's first PID namespace numbers it; 0: not known */
+	__u16 source_port;
+	__u16 destination_port; /* host byte order */
+	__u8 protocol;
+	__u8 verdict;
+	__u8 reason;
+	__u8 pad;
+	char name[16]; /* of the process; empty: not known */
+};
+
+/* 64 KiB hold 600 events; a reader that comes by every second misses none of those allowed. */
+#define EVENT_RING_BYTES  65536
+#define EVENT_WINDOW_NS	  (100ULL * 1000 * 1000)
+#define EVENTS_PER_WINDOW 16 /* of each CPU */
+
+struct event_budget {
+	__u64 since_ns; /* start of this window */
+	__u64 left;
+	__u64 lost; /* events never told, since the map was made */
 };
 
 /* A conversation that is not TCP, as the pod sees it. Both ports of ICMP: the echo identifier. */
@@ -145,6 +180,7 @@ struct counters {
 };
 
 #define MAX_GATES     4096
+#define MAX_ADDRESSES 16384
 #define MAX_RULE_HITS 65536
 #define MAX_CALLERS   16384
 

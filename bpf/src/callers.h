@@ -15,28 +15,25 @@ ALWAYS_INLINE void count_lost_caller(void)
 		(*lost)++;
 }
 
-ALWAYS_INLINE void note_caller(struct __sk_buff *skb, __u8 protocol, __u16 port, __u64 now_ns)
+/*
+ * has_task: the running task is the sender, or may be (a retransmission leaves in whatever task the
+ * timer interrupted), so that its cgroup tells.
+ */
+ALWAYS_INLINE void note_caller(struct caller_key *key, bool has_task, __u64 now_ns)
 {
-	struct caller_key key = {
-		.cgroup = skb->sk ? bpf_skb_cgroup_id(skb) : 0,
-		.ifindex = skb->ifindex,
-		.port = port,
-		.protocol = protocol,
-	};
-	struct caller *known = callers.lookup(&key);
-	struct caller caller = {.first_ns = now_ns, .last_ns = now_ns, .count = 1};
+	struct caller *known = callers.lookup(key);
 
 	if (known) {
 		known->last_ns = now_ns;
 		__sync_fetch_and_add(&known->count, 1);
 		return;
 	}
-#ifdef CURRENT_TASK
-	/* A retransmission leaves in whatever task the timer interrupted. */
-	if (key.cgroup && bpf_get_current_cgroup_id() == key.cgroup)
+
+	struct caller caller = {.first_ns = now_ns, .last_ns = now_ns, .count = 1};
+
+	if (has_task && key->cgroup && bpf_get_current_cgroup_id() == key->cgroup)
 		bpf_get_current_comm(&caller.name, sizeof(caller.name));
-#endif
-	if (callers.insert(&key, &caller))
+	if (callers.insert(key, &caller))
 		count_lost_caller();
 }
 

@@ -7,17 +7,17 @@
  * after two loads and a compare. A pass is TCX_NEXT, which clsact reads as TC_ACT_UNSPEC: programs
  * of the CNI that come after still have their say.
  */
-#include "abi.h"
-#include "maps.h"
-#include "packet.h"
-#include "callers.h"
-#include "replies.h"
-#include "rules.h"
-
 #define TCX_NEXT (-1)
 #define TCX_DROP 2
 
 #define LOOPBACK_IFINDEX 1 /* in every network namespace */
+
+/*
+ * In skb->tc_index, which copies keep: the bridge's program found the sender admitted. No socket
+ * option sets that field, and a tc program's class id needs CAP_NET_ADMIN.
+ */
+#define ADMITTED_RULE  0x7067
+#define ADMITTED_PROBE 0x7068
 
 #define SOCK_DGRAM  2
 #define SOCK_STREAM 1
@@ -107,30 +107,46 @@ ALWAYS_INLINE bool is_icmp_error(struct __sk_buff *skb, struct packet *packet)
 }
 
 /* Without a socket and not put into an interface again: the kernel made it by itself. */
-ALWAYS_INLINE __u32 refuse(struct __sk_buff *skb)
+ALWAYS_INLINE __u32 refuse(struct __sk_buff *skb, struct packet *packet)
 {
+	if (packet->is_stray)
+		return DROP(REASON_STRAY);
 	return skb->sk || skb->ingress_ifindex ? DROP(REASON_NODE) : DROP(REASON_KERNEL);
 }
 
 /* The node starts something: a rule may let it, the kubelet may probe, the rest is refused. */
-ALWAYS_INLINE __u32 judge_opening(struct __sk_buff *skb, struct gate *gate, __u8 protocol,
-				  __u16 port, __u64 now_ns)
+ALWAYS_INLINE __u32 judge_opening(struct __sk_buff *skb, struct gate *gate, struct packet *packet,
+				  __u64 now_ns)
 {
+	struct caller_key caller = {
+		.ifindex = skb->ifindex,
+		.port = packet->destination_port,
+		.protocol = packet->protocol,
+	};
 	__u32 only = 0;
 	struct config *known = config.lookup(&only);
 	__u64 found;
 
 	if (!known)
-		return refuse(skb);
-	found = find_rule(skb, gate, known, protocol, port, now_ns);
+		return refuse(skb, packet);
+	/* A copy that a bridge flooded: its socket stayed with the original. */
+	if (!skb->sk && skb->tc_index == ADMITTED_RULE)
+		return PASS(REASON_RULE);
+	if (!skb->sk && skb->tc_index == ADMITTED_PROBE)
+		return PASS(REASON_PROBE);
+	found = find_rule(skb, false, gate, known, packet->protocol, packet->destination_port,
+			  now_ns);
 	if (found) {
 		count_hit(found);
 		return found >> 32 == SENDER_KUBELET + 1 ? PASS(REASON_PROBE) : PASS(REASON_RULE);
 	}
 	if (is_abandoned(known, now_ns))
 		return PASS(REASON_DEAD_MAN);
-	note_caller(skb, protocol, port, now_ns);
-	return refuse(skb);
+	if (!packet->is_stray) {
+		caller.cgroup = sender_cgroup(skb, false);
+		note_caller(&caller, HAS_CURRENT_TASK, now_ns);
+	}
+	return refuse(skb, packet);
 }
 
 /* A redirect would let the node steer the pod's own traffic. */
@@ -177,7 +193,8 @@ ALWAYS_INLINE bool is_rewritten_later(struct __sk_buff *skb)
  * raw socket of its own (tcp_v4_send_reset, tcp_v4_send_ack). What came in by the loopback was put
  * there by a packet socket: the kernel routes nothing of its own that way.
  */
-ALWAYS_INLINE __u32 judge_tcp(struct __sk_buff *skb, struct gate *gate, struct packet *packet)
+ALWAYS_INLINE __u32 judge_tcp(struct __sk_buff *skb, struct gate *gate, struct packet *packet,
+			      __u64 now_ns)
 {
 	struct bpf_sock *sk = skb->sk;
 	__u8 header[TCP_FLAGS_OFFSET + 1];
@@ -194,10 +211,11 @@ ALWAYS_INLINE __u32 judge_tcp(struct __sk_buff *skb, struct gate *gate, struct p
 	if (header_length < TCP_MINIMUM)
 		return DROP(REASON_UNPARSABLE);
 
+	packet->source_port = header[0] << 8 | header[1];
+	packet->destination_port = header[2] << 8 | header[3];
 	/* By mask: a SYN opens a connection whatever else it carries (PSH, URG, ECN bits). */
 	if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
-		return judge_opening(skb, gate, IPPROTO_TCP, header[2] << 8 | header[3],
-				     bpf_ktime_get_ns());
+		return judge_opening(skb, gate, packet, now_ns);
 	if (sk) {
 		sk = bpf_sk_fullsock(sk);
 		/* Request and TIME-WAIT sockets are no full ones, and only TCP has them. */
@@ -227,10 +245,10 @@ ALWAYS_INLINE bool is_forged(struct __sk_buff *skb, __u8 protocol)
 }
 
 /* UDP, SCTP, ICMP, ESP, ...: without flags to tell an answer by, so the pod's questions tell. */
-ALWAYS_INLINE __u32 judge_other(struct __sk_buff *skb, struct gate *gate, struct packet *packet)
+ALWAYS_INLINE __u32 judge_other(struct __sk_buff *skb, struct gate *gate, struct packet *packet,
+				__u64 now_ns)
 {
-	__u64 now_ns = bpf_ktime_get_ns();
-	__be16 port = 0;
+	struct transport ports = {};
 
 	/* Nothing without its first fragment, and that one was judged. */
 	if (packet->is_later_fragment)
@@ -242,52 +260,115 @@ ALWAYS_INLINE __u32 judge_other(struct __sk_buff *skb, struct gate *gate, struct
 			return PASS(REASON_GRACE);
 	}
 	if (has_ports(packet->protocol) &&
-	    bpf_skb_load_bytes(skb, packet->transport_offset + sizeof(port), &port, sizeof(port)))
+	    bpf_skb_load_bytes(skb, packet->transport_offset, &ports, sizeof(ports)))
 		return DROP(REASON_UNPARSABLE);
-	return judge_opening(skb, gate, packet->protocol, bpf_ntohs(port), now_ns);
+	packet->source_port = bpf_ntohs(ports.source_port);
+	packet->destination_port = bpf_ntohs(ports.destination_port);
+	return judge_opening(skb, gate, packet, now_ns);
 }
 
-ALWAYS_INLINE __u32 judge(struct __sk_buff *skb, struct gate *gate)
+/* Default-deny: what is not read to its transport header is REASON_UNPARSABLE, or ARP. */
+ALWAYS_INLINE enum reason read_frame(struct __sk_buff *skb, struct packet *packet)
 {
-	struct packet packet = {};
 	__be16 type;
 
 	/* An empty tag (VID 0) is taken off by the receiver, so a tag hides what is behind it. */
 	if (skb->vlan_present || bpf_skb_load_bytes(skb, ETHERNET_TYPE_OFFSET, &type, sizeof(type)))
-		return DROP(REASON_UNPARSABLE);
+		return REASON_UNPARSABLE;
+	if (type == bpf_htons(ETHERTYPE_ARP))
+		return REASON_ARP;
+	if (type == bpf_htons(ETHERTYPE_IPV4))
+		return read_ipv4(skb, packet) ? REASON_COUNT : REASON_UNPARSABLE;
+	if (type == bpf_htons(ETHERTYPE_IPV6))
+		return read_ipv6(skb, packet) ? REASON_COUNT : REASON_UNPARSABLE;
+	return REASON_UNPARSABLE;
+}
+
+/* The gate of an interface found in `addresses`, if it refuses anything; else NULL. */
+ALWAYS_INLINE struct gate *enforcing_gate(__u32 *ifindex)
+{
+	struct gate *gate;
+
+	if (!ifindex)
+		return 0;
+	gate = gates.lookup(ifindex);
+	return gate && gate->mode >= MODE_ENFORCE ? gate : 0;
+}
+
+/*
+ * To an address that is not this pod's: a copy that a bridge flooded. Or a pod in audit forwards,
+ * and the node means another pod, by way of this one: then that pod's gate says, since what comes
+ * out of this pod counts as forwarded. Answers to what that pod began may well come this way.
+ */
+ALWAYS_INLINE struct gate *gate_behind(struct gate *gate, struct packet *packet)
+{
+	packet->is_stray = true;
+	return gate->mode >= MODE_ENFORCE ? 0
+					  : enforcing_gate(addresses.lookup(&packet->destination));
+}
+
+ALWAYS_INLINE __u32 judge(struct __sk_buff *skb, struct gate **gate, struct packet *packet,
+			  __u64 now_ns)
+{
+	enum reason unread;
+
 	if (is_rewritten_later(skb))
 		return DROP(REASON_UNPARSABLE);
-	if (type == bpf_htons(ETHERTYPE_ARP))
+	unread = read_frame(skb, packet);
+	if (unread == REASON_ARP)
 		return PASS(REASON_ARP);
-	if (type == bpf_htons(ETHERTYPE_IPV4)) {
-		if (!read_ipv4(skb, &packet))
-			return DROP(REASON_UNPARSABLE);
-	} else if (type == bpf_htons(ETHERTYPE_IPV6)) {
-		if (!read_ipv6(skb, &packet))
-			return DROP(REASON_UNPARSABLE);
-	} else {
+	if (unread == REASON_UNPARSABLE)
 		return DROP(REASON_UNPARSABLE);
-	}
 
-	if (is_link_control(skb, &packet))
+	if (is_link_control(skb, packet))
 		return PASS(REASON_CONTROL);
-	if (!is_for_this_pod(gate, &packet.destination))
-		return DROP(REASON_STRAY);
-	if (is_icmp_error(skb, &packet))
+	if (!is_for_this_pod(*gate, &packet->destination)) {
+		struct gate *behind = gate_behind(*gate, packet);
+
+		if (!behind)
+			return DROP(REASON_STRAY);
+		*gate = behind;
+	}
+	if (is_icmp_error(skb, packet))
 		return PASS(REASON_CONTROL);
-	if (is_redirect(skb, &packet))
-		return refuse(skb);
-	if (packet.protocol == IPPROTO_TCP)
-		return judge_tcp(skb, gate, &packet);
-	return judge_other(skb, gate, &packet);
+	if (is_redirect(skb, packet))
+		return refuse(skb, packet);
+	if (packet->protocol == IPPROTO_TCP)
+		return judge_tcp(skb, *gate, packet, now_ns);
+	return judge_other(skb, *gate, packet, now_ns);
+}
+
+ALWAYS_INLINE void tell_refusal(struct __sk_buff *skb, struct packet *packet, __u32 judgement,
+				__u64 now_ns)
+{
+	struct event *event = begin_event(now_ns);
+
+	if (!event)
+		return;
+	__builtin_memset(event, 0, sizeof(*event));
+	event->at_ns = now_ns;
+	event->cgroup = sender_cgroup(skb, false);
+	event->source = packet->source;
+	event->destination = packet->destination;
+	event->ifindex = skb->ifindex;
+	event->source_port = packet->source_port;
+	event->destination_port = packet->destination_port;
+	event->protocol = packet->protocol;
+	event->verdict = judgement / REASON_SLOTS;
+	event->reason = judgement % REASON_SLOTS;
+	if (HAS_CURRENT_TASK)
+		name_task(event);
+	events.ringbuf_submit(event, 0);
 }
 
 int gate_egress(struct __sk_buff *skb)
 {
+	struct packet packet = {};
 	__u32 ifindex = skb->ifindex;
 	struct counters *count;
 	struct gate *gate;
 	__u32 judgement;
+	__u64 now_ns;
 	bool is_drop;
 
 	if (!is_node_sent(skb))
@@ -296,7 +377,8 @@ int gate_egress(struct __sk_buff *skb)
 	if (!gate || gate->mode == MODE_OFF)
 		return TCX_NEXT;
 
-	judgement = judge(skb, gate);
+	now_ns = read_clock_ns();
+	judgement = judge(skb, &gate, &packet, now_ns);
 	is_drop = judgement >= DROP(0);
 	if (is_drop && gate->mode == MODE_AUDIT) {
 		judgement += (VERDICT_WOULD_DROP - VERDICT_DROP) * REASON_SLOTS;
@@ -305,6 +387,9 @@ int gate_egress(struct __sk_buff *skb)
 	count = counters.lookup(&ifindex);
 	if (count && judgement < VERDICT_COUNT * REASON_SLOTS)
 		count->packets[judgement]++;
+	/* A flooding bridge's copies are no news: the pod's own gate tells. */
+	if (judgement >= DROP(0) && !packet.is_stray)
+		tell_refusal(skb, &packet, judgement, now_ns);
 	return is_drop ? TCX_DROP : TCX_NEXT;
 }
 

@@ -25,6 +25,24 @@ BPF_TABLE_PINNED("array", __u32, struct reply_slot, reply_table, REPLY_SLOTS,
 		 PIN_DIR "/reply_table");
 BPF_TABLE_PINNED("hash_of_maps$reply_table", __u32, int, replies, MAX_GATES, PIN_DIR "/replies");
 
+/* The gated interface behind which an address lies; 0 where several have the same one. */
+BPF_TABLE_PINNED("hash", struct address, __u32, addresses, MAX_ADDRESSES, PIN_DIR "/addresses",
+		 BPF_F_NO_PREALLOC);
+
+/* bcc has no macro for a pinned ring; its members are those of BPF_RINGBUF_OUTPUT. */
+struct event_ring {
+	int key;
+	__u32 leaf;
+	void *(*ringbuf_reserve)(__u64 bytes);
+	void (*ringbuf_submit)(void *record, __u64 flags);
+	__u32 max_entries;
+};
+__attribute__((section("maps/ringbuf:" PIN_DIR "/events"))) struct event_ring events = {
+	.max_entries = EVENT_RING_BYTES,
+};
+BPF_TABLE_PINNED("percpu_array", __u32, struct event_budget, event_budget, 1,
+		 PIN_DIR "/event_budget");
+
 /* Set bit: the node can make packets come in by this interface, so they count as node-sent. */
 BPF_TABLE_PINNED("array", __u32, __u64, origin, ORIGIN_WORDS, PIN_DIR "/origin");
 

@@ -43,10 +43,13 @@ struct packet {
 	struct address destination;
 	__u32 transport_offset; /* bytes from the start of the frame */
 	__u32 transport_length; /* bytes, from the IP header; 0 for a jumbo: unknown */
+	__u16 source_port;	/* host byte order; 0 until read, or for protocols without */
+	__u16 destination_port;
 	__u8 protocol;
 	bool is_ipv4;
 	bool is_fragment;
 	bool is_later_fragment; /* not the first: without the transport header */
+	bool is_stray;		/* to an address that is not this gate's pod's */
 };
 
 struct ipv4_header {
@@ -136,6 +139,7 @@ ALWAYS_INLINE bool read_ipv6(struct __sk_buff *skb, struct packet *packet)
 	packet->destination = header.destination;
 	next = header.next_header;
 
+#pragma clang loop unroll(disable)
 	for (int i = 0; i <= IPV6_MAX_HEADERS; i++) {
 		struct ipv6_extension extension;
 		__u32 length;

@@ -132,7 +132,7 @@ ALWAYS_INLINE bool is_remembered(void *table, struct flow *flow, __u64 now_ns)
 	struct reply_slot *slot = slot_of(table, flow);
 
 	return slot && is_same_flow(&slot->flow, flow) &&
-	       now_ns - slot->sent_ns < REPLY_LIFETIME_NS;
+	       age_ns(now_ns, slot->sent_ns) < REPLY_LIFETIME_NS;
 }
 
 /* Whether a node-sent packet answers what the pod asked of this address, or of a group. */
@@ -159,7 +159,7 @@ ALWAYS_INLINE void remember(void *table, struct flow *flow)
 		return;
 	if (!is_same_flow(&slot->flow, flow))
 		slot->flow = *flow;
-	slot->sent_ns = bpf_ktime_get_ns();
+	slot->sent_ns = read_clock_ns();
 }
 
 #endif

@@ -1,26 +1,42 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * Who of the node is let in: the rules of this gate against the sending socket's cgroup.
+ * Who of the node is let in: the rules of a gate against the sender's cgroup. A gate asks for that
+ * of the packet's socket, a hook (skb is NULL, and is_hook true for the compiler to choose by) for
+ * that of the running task, since there is no helper for a socket's.
  */
 #ifndef PODGATE_RULES_H
 #define PODGATE_RULES_H
+
+ALWAYS_INLINE __u64 sender_cgroup(struct __sk_buff *skb, bool is_hook)
+{
+	if (is_hook)
+		return bpf_get_current_cgroup_id();
+	return skb->sk ? bpf_skb_cgroup_id(skb) : 0;
+}
+
+/* Without a socket it is 0, which is no cgroup's id. */
+ALWAYS_INLINE __u64 sender_ancestor(struct __sk_buff *skb, bool is_hook, __u32 level)
+{
+	return is_hook ? bpf_get_current_ancestor_cgroup_id(level)
+		       : bpf_skb_ancestor_cgroup_id(skb, level);
+}
 
 /*
  * Without a heartbeat nobody follows the kubelet into a new cgroup, and a healthy pod must not
  * restart for that: then every process that is not a pod's may reach what pods declare.
  */
-ALWAYS_INLINE bool may_be_kubelet(struct __sk_buff *skb, struct config *known, __u64 cgroup,
-				  __u64 now_ns)
+ALWAYS_INLINE bool may_be_kubelet(struct __sk_buff *skb, bool is_hook, struct config *known,
+				  __u64 cgroup, __u64 now_ns)
 {
 	if (!cgroup)
 		return false;
 	if (cgroup == known->kubelet_cgroup)
 		return true;
 	if (!known->heartbeat_ns || !known->stale_after_ns ||
-	    now_ns - known->heartbeat_ns < known->stale_after_ns)
+	    age_ns(now_ns, known->heartbeat_ns) < known->stale_after_ns)
 		return false;
 	return !known->pods_cgroup ||
-	       bpf_skb_ancestor_cgroup_id(skb, known->pods_cgroup_level) != known->pods_cgroup;
+	       sender_ancestor(skb, is_hook, known->pods_cgroup_level) != known->pods_cgroup;
 }
 
 /* 1 for 0, else 0; without a branch, since the verifier walks both ways of each one. */
@@ -35,16 +51,16 @@ ALWAYS_INLINE __u64 is_zero(__u64 value)
  *
  * Arithmetic instead of branches keeps the verifier's work linear in the number of rules.
  */
-ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, struct gate *gate, struct config *known,
-			      __u8 protocol, __u16 port, __u64 now_ns)
+ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct gate *gate,
+			      struct config *known, __u8 protocol, __u16 port, __u64 now_ns)
 {
-	__u64 cgroup = skb->sk ? bpf_skb_cgroup_id(skb) : 0;
+	__u64 cgroup = sender_cgroup(skb, is_hook);
 	__u64 senders = 1 << SENDER_ANY;
 	__u64 found = 0;
 
-	if (may_be_kubelet(skb, known, cgroup, now_ns))
+	if (may_be_kubelet(skb, is_hook, known, cgroup, now_ns))
 		senders |= 1 << SENDER_KUBELET;
-	if (!skb->sk && !skb->ingress_ifindex)
+	if (!is_hook && !skb->sk && !skb->ingress_ifindex)
 		senders |= 1 << SENDER_KERNEL;
 
 #pragma clang loop unroll(disable)
@@ -54,8 +70,7 @@ ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, struct gate *gate, struct c
 
 		if (i >= gate->rule_count)
 			break;
-		/* Without a socket it is 0, which is no cgroup's id. */
-		ancestor = bpf_skb_ancestor_cgroup_id(skb, rule->level);
+		ancestor = sender_ancestor(skb, is_hook, rule->level);
 		matching = senders | is_zero(rule->cgroup ^ cgroup) << SENDER_CGROUP |
 			   is_zero(rule->cgroup ^ ancestor) << SENDER_ANCESTOR;
 		is_match = matching >> (rule->sender & 7) & 1;
@@ -85,7 +100,7 @@ ALWAYS_INLINE void count_hit(__u64 found)
 ALWAYS_INLINE bool is_abandoned(struct config *known, __u64 now_ns)
 {
 	return known->heartbeat_ns && known->dead_after_ns &&
-	       now_ns - known->heartbeat_ns > known->dead_after_ns;
+	       age_ns(now_ns, known->heartbeat_ns) > known->dead_after_ns;
 }
 
 #endif

@@ -81,6 +81,9 @@ def test_one_rule_too_many_is_one_sentence() -> None:
         ("MAX_RULE_HITS", abi.MAX_RULE_HITS),
         ("MAX_CALLERS", abi.MAX_CALLERS),
         ("MAX_GATES", abi.MAX_GATES),
+        ("MAX_ADDRESSES", abi.MAX_ADDRESSES),
+        ("TUNNEL_PORTS", abi.TUNNEL_PORTS),
+        ("EVENT_RING_BYTES", abi.EVENT_RING_BYTES),
         ("ORIGIN_IFINDEXES", abi.ORIGIN_IFINDEXES),
     ],
 )
@@ -99,6 +102,7 @@ def test_struct_has_no_hole() -> None:
         *(abi.Address, abi.Rule, abi.Gate, abi.Config),
         *(abi.CallerKey, abi.Caller),
         *(abi.Counters, abi.Flow, abi.ReplySlot),
+        *(abi.Event, abi.EventBudget),
     ):
         end = 0
         for name, kind in structure._fields_:

@@ -21,16 +21,18 @@ def copy(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
 
 
 def test_every_quoted_include_is_replaced_once() -> None:
-    text = sources.expand("gate.c")
+    text = sources.expand("programs.c")
     assert '#include "' not in text
-    for header in ("abi.h", "maps.h", "packet.h"):
+    for header in ("abi.h", "maps.h", "packet.h", "gate.c"):
         assert text.count(f'#line 1 "{header}"') == 1
 
 
 def test_programs_and_maps_of_the_description_are_there() -> None:
-    text = sources.expand("gate.c")
+    text = sources.expand("programs.c")
     for name in abi.PROGRAMS.values():
         assert f"int {name}(struct __sk_buff *skb)" in text
+    for hook in abi.HOOKS:
+        assert re.search(rf"int {hook.name}\(struct bpf_sock(_addr|opt) \*context\)", text)
     for spec in abi.MAPS:
         assert f'PIN_DIR "/{spec.name}"' in text
 
@@ -38,7 +40,7 @@ def test_programs_and_maps_of_the_description_are_there() -> None:
 def test_lines_are_those_of_the_files() -> None:
     """What the compiler says of a line must be found there."""
     name, number = "", 0
-    for line in sources.expand("gate.c").splitlines():
+    for line in sources.expand("programs.c").splitlines():
         if marker := re.fullmatch(r'#line (\d+) "(.+)"', line):
             number, name = int(marker[1]), marker[2]
             continue

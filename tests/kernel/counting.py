@@ -1,13 +1,13 @@
-"""What a gate counted between two moments."""
+"""What a gate, or the node's hooks, counted between two moments."""
 
 from bpf.gates import Counts, Gates
 from bpf.verdicts import Reason, Verdict
 
 
 class Counting:
-    """The counters of one gate since the last look."""
+    """The counters of one gate since the last look; without one, those of the node."""
 
-    def __init__(self, gates: Gates, ifindex: int) -> None:
+    def __init__(self, gates: Gates, ifindex: int | None = None) -> None:
         self._gates = gates
         self._ifindex = ifindex
         self._before = self._now()
@@ -22,4 +22,6 @@ class Counting:
         }
 
     def _now(self) -> Counts:
+        if self._ifindex is None:
+            return self._gates.node_counts()
         return self._gates.counts().get(self._ifindex, {})

@@ -103,7 +103,8 @@ def connects(pod: LabPod) -> bool:
 
 
 def refuses(pod: LabPod, family: str = "IPv4") -> bool:
-    return attempts.connect_from_node(pod, family, PORT, is_refused=True) == "times out"
+    observed = attempts.connect_from_node(pod, family, PORT, is_refused=True)
+    return observed in (attempts.REFUSED, attempts.DROPPED)
 
 
 def test_probes_run_from_inside_an_enforced_pod(operator: Operator, web: LabPod) -> None:
@@ -337,6 +338,7 @@ def test_five_lines_of_shell_open_everything(
 def test_endpoints_answer_and_metrics_count_the_drop(operator: Operator, web: LabPod) -> None:
     report = start_enforcing(operator, web)
     assert refuses(web)
+    operator.wait_for("a look at every pod", lambda report: report.is_synced)
     assert get(report, "/healthz") == "ok\n"
     assert get(report, "/readyz") == "ok\n"
     series = [line for line in get(report, "/metrics").splitlines() if 'reason="node"' in line]

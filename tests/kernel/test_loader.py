@@ -49,7 +49,7 @@ async def test_pins_are_those_that_the_description_lists(fresh_pins: pins.Pins) 
         maps.Map.open(fresh_pins.map(spec), spec).close()
     assert os.listdir(fresh_pins.programs) == [sources.fingerprint()]
     pinned = os.listdir(fresh_pins.programs / sources.fingerprint())
-    assert sorted(pinned) == sorted(abi.PROGRAMS)
+    assert sorted(pinned) == sorted([*abi.PROGRAMS, *(hook.name for hook in abi.HOOKS)])
 
 
 async def test_compiler_is_never_mapped_here(fresh_pins: pins.Pins) -> None:
@@ -64,7 +64,7 @@ async def test_pin_of_another_layout_is_refused_and_left_alone(
     fresh_pins: pins.Pins, spec: abi.MapSpec
 ) -> None:
     fresh_pins.prepare()
-    stranger = foreign.create_map(spec.key_size, spec.value_size + 8, 16)
+    stranger = foreign.create_map(spec.key_size or 4, spec.value_size + 8, 16)
     syscalls.pin(stranger, fresh_pins.map(spec))
     with pytest.raises(errors.PinError, match=f"{spec.name} is not the map that this version uses"):
         await loader.load(fresh_pins)
@@ -165,6 +165,7 @@ async def test_old_programs_are_discarded_and_ours_are_kept(fresh_pins: pins.Pin
 
 async def test_everything_can_be_removed(fresh_pins: pins.Pins) -> None:
     await load(fresh_pins)
-    assert fresh_pins.remove_everything() == len(abi.MAPS) + len(abi.PROGRAMS)
+    expected = len(abi.MAPS) + len(abi.PROGRAMS) + len(abi.HOOKS)
+    assert fresh_pins.remove_everything() == expected
     assert not fresh_pins.root.exists()
     assert fresh_pins.remove_everything() == 0

@@ -1,0 +1,49 @@
+"""The node's own interfaces by which its packets would get round a gate, or lose their sender."""
+
+from collections.abc import Callable, Container
+from typing import Any
+
+import structlog
+
+from agent.gatekeeper import Gatekeeper
+from agent.tunnels import Tunnels, find_tunnels
+from bpf.errors import AttachError
+
+log = structlog.get_logger(__name__)
+
+
+class Crossings:
+    """Keeps what hangs on bridges and on the loopback in step with the node's interfaces."""
+
+    def __init__(self, gatekeeper: Gatekeeper, *, gated: Callable[[], Container[int]]) -> None:
+        """gated: interfaces that carry a gate now."""
+        self._gatekeeper = gatekeeper
+        self._gated = gated
+        self._bridges: set[int] | None = None
+        self._tunnels: Tunnels | None = None
+
+    async def keep(self, links: list[Any]) -> None:
+        """links: all of the node's, as pyroute2's `get_links` gives them. Safe to repeat."""
+        bridges = find_bridges(links, self._gated())
+        tunnels = find_tunnels(links)
+        try:
+            if bridges != self._bridges:
+                await self._gatekeeper.keep_bridges(bridges)
+                self._bridges = bridges
+            if tunnels != self._tunnels:
+                await self._gatekeeper.keep_tunnels(tunnels.udp_ports, are_guarded=tunnels.any)
+                self._tunnels = tunnels
+                log.info("tunnels guarded", udp_ports=sorted(tunnels.udp_ports), any=tunnels.any)
+        except (AttachError, ValueError) as error:
+            # Tried again at the next change of any interface.
+            log.error("the node's own interfaces are not guarded", error=str(error))
+
+
+def find_bridges(links: list[Any], gated: Container[int]) -> set[int]:
+    """Bridges that a gated interface belongs to."""
+    masters = {link.get("master") for link in links if link["index"] in gated}
+    return {
+        link["index"]
+        for link in links
+        if link["index"] in masters and link.get(("linkinfo", "kind")) == "bridge"
+    }

@@ -1,0 +1,63 @@
+"""Which gated interface an address lies behind: what hooks and bridges know a pod by."""
+
+import collections
+import errno
+import struct
+
+from bpf import abi, errors, loader
+
+_IFINDEX = struct.Struct("=I")
+# Two pods may have one address, in networks of their own; then only the gates tell them apart.
+_SEVERAL = 0
+
+
+class Addresses:
+    """The map from address to ifindex. One writer: `Gates`."""
+
+    def __init__(self, loaded: loader.Loaded) -> None:
+        self._map = loaded.map(abi.ADDRESSES)
+        self._owners: dict[abi.IPAddress, set[int]] = collections.defaultdict(set)
+        self._of: dict[int, set[abi.IPAddress]] = {}
+
+    def set(self, ifindex: int, addresses: tuple[abi.IPAddress, ...]) -> None:
+        """Replace the addresses behind an interface.
+
+        One that finds no room in the map is left out: the gate judges what is for it all the same.
+        """
+        before = self._of.get(ifindex, set())
+        after = set(addresses)
+        for address in after:
+            self._owners[address].add(ifindex)
+        for address in before - after:
+            self._owners[address].discard(ifindex)
+        self._of[ifindex] = after
+        for address in before | after:
+            self._write(address)
+
+    def forget(self, ifindex: int) -> None:
+        """Nothing lies behind this interface any more."""
+        self.set(ifindex, ())
+        self._of.pop(ifindex)
+
+    def keep_only_known(self) -> None:
+        """Remove what an earlier run left for interfaces that are gone."""
+        known = {abi.pack_address(address) for address in self._owners}
+        for key, _ in list(self._map.items()):
+            if key not in known:
+                self._map.delete(key)
+
+    def _write(self, address: abi.IPAddress) -> None:
+        owners = self._owners[address]
+        key = abi.pack_address(address)
+        if not owners:
+            del self._owners[address]
+            self._map.delete(key)
+            return
+        owner = next(iter(owners)) if len(owners) == 1 else _SEVERAL
+        value = _IFINDEX.pack(owner)
+        if self._map.get(key) != value:
+            try:
+                self._map.set(key, value)
+            except errors.BpfError as error:
+                if error.errno != errno.E2BIG:
+                    raise

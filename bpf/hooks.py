@@ -1,0 +1,124 @@
+"""The hooks at the root cgroup, each by a pinned link, beside whatever others attach."""
+
+import contextlib
+import dataclasses
+import errno
+import os
+import pathlib
+import struct
+from collections.abc import Iterator
+
+from bpf import abi, errors, loader, pins, syscalls
+
+# Attach flags (include/uapi/linux/bpf.h): only this one leaves room for others.
+_ALLOW_MULTI = 1 << 1
+_LINK_INFO = struct.Struct("=IIIIQI")  # type, id, prog_id, (padding), cgroup id, attach_type
+_BPF_LINK_TYPE_CGROUP = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HookState:
+    """Whether one hook is in force, and if not, one sentence that says why."""
+
+    name: str
+    problem: str | None = None
+
+
+class Hooks:
+    """The links of all hooks to one cgroup: the root of the hierarchy, so that none escapes."""
+
+    def __init__(
+        self, loaded: loader.Loaded, installation: pins.Pins, cgroup: str | os.PathLike[str]
+    ) -> None:
+        self._loaded = loaded
+        self._pins = installation
+        self._cgroup = cgroup
+
+    def attach(self) -> list[HookState]:
+        """Attach what the kernel takes, or swap to this version; how each of them stands.
+
+        One that cannot be attached is no reason to go without the others: the gates are the
+        authority. Makes the counters of what is refused before any interface is chosen.
+        """
+        counters = self._loaded.map(abi.COUNTERS)
+        if counters.get(abi.NODE_KEY) is None:
+            counters.set(abi.NODE_KEY, bytes(counters.value_size))
+        cgroup_fd = os.open(self._cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return [self._attach(hook, cgroup_fd) for hook in abi.HOOKS]
+        finally:
+            os.close(cgroup_fd)
+
+    def detach(self) -> None:
+        """Detach all, and unpin them."""
+        for hook in abi.HOOKS:
+            for path in self._pins.find_links(hook.name):
+                with _opened(path) as link_fd:
+                    syscalls.link_detach(link_fd)
+                pins.unlink_quietly(path)
+
+    def _attach(self, hook: abi.HookSpec, cgroup_fd: int) -> HookState:
+        program_fd = self._loaded.programs.get(hook.name)
+        if program_fd is None:
+            return HookState(hook.name, "this kernel does not take the program")
+        try:
+            if not self._reuse(hook, program_fd, cgroup_fd):
+                self._link(hook, program_fd, cgroup_fd)
+        except errors.BpfError as error:
+            foreign = describe_exclusive(cgroup_fd, hook) if error.errno == errno.EPERM else None
+            return HookState(hook.name, foreign or str(error))
+        return HookState(hook.name)
+
+    def _link(self, hook: abi.HookSpec, program_fd: int, cgroup_fd: int) -> None:
+        link_fd = syscalls.link_create_cgroup(program_fd, cgroup_fd, hook.attach_type)
+        try:
+            syscalls.pin(link_fd, str(self._pins.links / hook.name))
+        finally:
+            os.close(link_fd)
+
+    def _reuse(self, hook: abi.HookSpec, program_fd: int, cgroup_fd: int) -> bool:
+        """Swap the program of a pinned link, of whatever schema; False if none is to this cgroup.
+
+        The program first and then the pin, as for gates.
+        """
+        for path in self._pins.find_links(hook.name):
+            with _opened(path) as link_fd:
+                kind, _, program_id, _, cgroup, attach_type = _LINK_INFO.unpack(
+                    syscalls.object_info(link_fd, _LINK_INFO.size)
+                )
+                if (kind, cgroup, attach_type) == (
+                    _BPF_LINK_TYPE_CGROUP,
+                    os.fstat(cgroup_fd).st_ino,
+                    hook.attach_type,
+                ):
+                    if program_id != syscalls.program_id(program_fd):
+                        syscalls.link_update(link_fd, program_fd)
+                    self._pins.adopt(path, hook.name)
+                    return True
+            pins.unlink_quietly(path)
+        return False
+
+
+def describe_exclusive(cgroup_fd: int, hook: abi.HookSpec) -> str | None:
+    """One sentence if somebody attached to this cgroup so that nobody else can; else None."""
+    try:
+        programs, flags = syscalls.query_cgroup_programs(cgroup_fd, hook.attach_type)
+    except errors.BpfError:
+        return None
+    if not programs or flags & _ALLOW_MULTI:
+        return None
+    numbers = ", ".join(str(program) for program in programs)
+    return (
+        f"program {numbers} is attached to the root cgroup without BPF_F_ALLOW_MULTI and leaves "
+        f"no room for others; find its owner with 'bpftool prog show id {programs[0]}' and have "
+        "it attach with that flag"
+    )
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path) -> Iterator[int]:
+    fd = syscalls.open_pin(str(path))
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,62 @@
+"""Programs on the node's own interfaces: bridges of pods, and the loopback, where tunnels would let
+the node's packets in by another door.
+
+All methods wait for the kernel's RTNL lock: call them from the thread that installs gates.
+"""
+
+import errno
+
+from bpf import abi, errors, loader, pins
+from bpf.attachments import Attachment, Attachments, Direction
+
+LOOPBACK_IFINDEX = 1
+"""In every network namespace."""
+
+
+class NodeGuards:
+    """What hangs on interfaces of the node that are no pod's."""
+
+    def __init__(
+        self, loaded: loader.Loaded, installation: pins.Pins, attachment: Attachment
+    ) -> None:
+        self._bridges, self._tunnels = (
+            Attachments(installation, program, loaded.copies(program), direction, attachment)
+            for program, direction in (
+                (abi.ADMIT_ON_BRIDGE, Direction.EGRESS),
+                (abi.GUARD_TUNNELS, Direction.INGRESS),
+            )
+        )
+
+    def close(self) -> None:
+        self._bridges.close()
+        self._tunnels.close()
+
+    def keep_bridges(self, wanted: set[int]) -> None:
+        """Have exactly these bridges mark whom a rule lets in, so that a flooded copy is known.
+
+        Raises `AttachError`; a bridge that has just gone is no error.
+        """
+        self._bridges.look()
+        for ifindex in (self._bridges.standing | self._bridges.elsewhere) - wanted:
+            self._bridges.detach(ifindex)
+        for ifindex in wanted:
+            _attach(self._bridges, ifindex)
+
+    def keep_tunnels(self, *, are_guarded: bool) -> None:
+        """Whether what is wrapped for the node's own tunnels is refused at the loopback.
+
+        Raises `AttachError`.
+        """
+        self._tunnels.look()
+        if are_guarded:
+            _attach(self._tunnels, LOOPBACK_IFINDEX)
+        elif LOOPBACK_IFINDEX in self._tunnels.standing | self._tunnels.elsewhere:
+            self._tunnels.detach(LOOPBACK_IFINDEX)
+
+
+def _attach(where: Attachments, ifindex: int) -> None:
+    try:
+        where.attach(ifindex)
+    except errors.BpfError as error:
+        if error.errno != errno.ENODEV:  # gone a moment ago
+            raise errors.AttachError(f"guarding interface {ifindex}: {error}") from error

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * Telling of single refusals. So many in a tenth of a second for each CPU and no more: a flood of a
+ * million packets a second costs one lookup each, and the reader nothing. What is not told is
+ * counted; the aggregate of callers misses nobody.
+ */
+#ifndef PODGATE_EVENTS_H
+#define PODGATE_EVENTS_H
+
+/* Room for an event, or NULL. Whoever gets it fills all of it and submits. */
+ALWAYS_INLINE struct event *begin_event(__u64 now_ns)
+{
+	__u32 only = 0;
+	struct event_budget *budget = event_budget.lookup(&only);
+	struct event *event;
+
+	if (!budget)
+		return 0;
+	if (age_ns(now_ns, budget->since_ns) >= EVENT_WINDOW_NS) {
+		budget->since_ns = now_ns;
+		budget->left = EVENTS_PER_WINDOW;
+	}
+	if (!budget->left) {
+		budget->lost++;
+		return 0;
+	}
+	budget->left--;
+	event = events.ringbuf_reserve(sizeof(*event));
+	if (!event)
+		budget->lost++;
+	return event;
+}
+
+/* The running task, where it is the sender's by its cgroup. */
+ALWAYS_INLINE void name_task(struct event *event)
+{
+	if (!event->cgroup || bpf_get_current_cgroup_id() != event->cgroup)
+		return;
+	event->process = bpf_get_current_pid_tgid() >> 32;
+	bpf_get_current_comm(&event->name, sizeof(event->name));
+}
+
+#endif

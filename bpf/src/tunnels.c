@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * tc ingress on the loopback, where what the node sends to itself comes in. A packet that is
+ * wrapped in the protocol of one of the node's own tunnels would be unwrapped, and come out as one
+ * that somebody else sent. Nobody sends such to himself for another purpose; attached only where
+ * the node has tunnels.
+ */
+#define IPPROTO_IPIP 4
+#define IPPROTO_IPV6 41
+#define IPPROTO_GRE  47
+
+ALWAYS_INLINE bool is_tunnel_port(struct config *known, __u16 port)
+{
+	__u64 is_found = 0;
+
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < TUNNEL_PORTS; i++) {
+		if (i >= known->tunnel_port_count)
+			break;
+		is_found |= is_zero(known->tunnel_ports[i] ^ port);
+	}
+	return is_found;
+}
+
+ALWAYS_INLINE void count_for_node(enum reason reason)
+{
+	__u32 no_interface = 0;
+	struct counters *count = counters.lookup(&no_interface);
+
+	if (count)
+		count->packets[DROP(reason)]++;
+}
+
+/* A later fragment is nothing without the first one, which has the port. */
+ALWAYS_INLINE bool is_wrapped(struct __sk_buff *skb, struct packet *packet, struct config *known)
+{
+	struct transport ports;
+
+	if (packet->protocol == IPPROTO_IPIP || packet->protocol == IPPROTO_IPV6 ||
+	    packet->protocol == IPPROTO_GRE)
+		return true;
+	if (packet->protocol != IPPROTO_UDP || packet->is_later_fragment)
+		return false;
+	if (bpf_skb_load_bytes(skb, packet->transport_offset, &ports, sizeof(ports)))
+		return true;
+	packet->source_port = bpf_ntohs(ports.source_port);
+	packet->destination_port = bpf_ntohs(ports.destination_port);
+	return is_tunnel_port(known, packet->destination_port);
+}
+
+int guard_tunnels(struct __sk_buff *skb)
+{
+	struct packet packet = {};
+	__u32 only = 0;
+	struct config *known = config.lookup(&only);
+	__u64 now_ns;
+
+	if (!known || read_frame(skb, &packet) != REASON_COUNT || !is_wrapped(skb, &packet, known))
+		return TCX_NEXT;
+	now_ns = read_clock_ns();
+	if (is_abandoned(known, now_ns))
+		return TCX_NEXT;
+	count_for_node(REASON_TUNNEL);
+	tell_refusal(skb, &packet, DROP(REASON_TUNNEL), now_ns);
+	return TCX_DROP;
+}

@@ -1,0 +1,330 @@
+"""Hooks at the root cgroup: what the node's processes hear at once, and what they never hear of."""
+
+import ctypes
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from agent.demo import attempts
+from agent.demo import lab as labs
+from agent.gatekeeper import netns_cookie
+from agent.preflight import cgroup2_mount
+from bpf import abi, loader, pins, syscalls
+from bpf.callers import Callers
+from bpf.events import Events, Refusal
+from bpf.gates import GateConfig, Gates
+from bpf.hooks import Hooks, HookState
+from bpf.nodeconfig import NodeConfig
+from bpf.rules import Rule, Sender
+from bpf.verdicts import Mode, Reason, Verdict
+from tests.kernel.cgroups import cgroup
+from tests.kernel.counting import Counting
+
+pytestmark = pytest.mark.kernel
+
+PORT, TUNNEL_PORT = 8080, 8472
+SOL_PACKET, PACKET_QDISC_BYPASS, PACKET_AUXDATA = 263, 20, 8
+AF_XDP, SOL_XDP, XDP_UMEM_REG = 44, 283, 4
+IP_MSFILTER = 41
+SO_BINDTODEVICE = 25
+BPF_PROG_ATTACH, BPF_PROG_DETACH = 8, 9
+REFUSED = attempts.REFUSED
+BOTH = pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+
+
+@pytest.fixture
+def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
+    made = NodeConfig(loaded)
+    made.set_netns(netns_cookie())
+    yield made
+    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.Config()))
+
+
+@pytest.fixture
+def hooks(
+    loaded: loader.Loaded, installation: pins.Pins, config: NodeConfig
+) -> Iterator[list[HookState]]:
+    mount = cgroup2_mount()
+    assert mount is not None
+    made = Hooks(loaded, installation, mount)
+    yield made.attach()
+    made.detach()
+
+
+@pytest.fixture
+def pod(lab: labs.Lab, hooks: list[HookState]) -> Iterator[labs.LabPod]:
+    made = lab.add_pod("hooked", 1)
+    with made.listen(PORT):
+        yield made
+
+
+def guard(gates: Gates, pod: labs.LabPod, mode: Mode, *rules: Rule) -> Counting:
+    gates.install(pod.ifindex, GateConfig(mode, pod.addresses, rules))
+    return Counting(gates, pod.ifindex)
+
+
+def connect(pod: labs.LabPod, family: str) -> str:
+    return attempts.connect_from_node(pod, family, PORT, is_refused=False)
+
+
+def read_events(loaded: loader.Loaded) -> list[Refusal]:
+    events = Events(loaded)
+    try:
+        return events.read()
+    finally:
+        events.close()
+
+
+def test_every_hook_is_in_force(hooks: list[HookState]) -> None:
+    assert [hook for hook in hooks if hook.problem] == []
+    assert len(hooks) == len(abi.HOOKS)
+
+
+@BOTH
+def test_node_s_connect_is_refused_at_once_counted_and_named(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded, family: str
+) -> None:
+    counting = guard(gates, pod, Mode.ENFORCE)
+    read_events(loaded)
+    assert connect(pod, family) == REFUSED
+    assert counting.moved() == {(Verdict.DROP, Reason.NODE): 1}
+    (event,) = read_events(loaded)
+    assert (event.reason, event.verdict) == (Reason.NODE, Verdict.DROP)
+    assert (event.ifindex, event.destination_port) == (pod.ifindex, PORT)
+    assert str(event.destination) == attempts.address_of(pod, family)
+    assert event.process == os.getpid()
+    assert event.name == own_name()
+    (caller,) = [one for one in Callers(loaded).read() if one.ifindex == pod.ifindex]
+    assert (caller.port, caller.count, caller.name) == (PORT, 1, own_name())
+
+
+def own_name() -> str:
+    with open("/proc/self/comm", encoding="utf-8") as comm:
+        return comm.read().strip()
+
+
+def test_mapped_address_is_the_same_pod(gates: Gates, pod: labs.LabPod) -> None:
+    guard(gates, pod, Mode.ENFORCE)
+    sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    assert attempts.connect(sock, f"::ffff:{pod.ipv4}", PORT, 3) == REFUSED
+
+
+@BOTH
+@pytest.mark.parametrize("mode", [Mode.OFF, Mode.AUDIT])
+def test_where_nothing_is_refused_it_connects(
+    gates: Gates, pod: labs.LabPod, mode: Mode, family: str
+) -> None:
+    guard(gates, pod, mode)
+    assert connect(pod, family) == "connects"
+
+
+@BOTH
+def test_whom_a_rule_lets_in_connects_and_others_hear_no(
+    gates: Gates, pod: labs.LabPod, family: str
+) -> None:
+    own = os.stat(f"{cgroup2_mount()}{own_cgroup()}").st_ino
+    guard(gates, pod, Mode.ENFORCE, Rule(Sender.CGROUP, cgroup=own))
+    assert connect(pod, family) == "connects"
+    guard(gates, pod, Mode.ENFORCE, Rule(Sender.CGROUP, cgroup=own + 1))
+    assert connect(pod, family) == REFUSED
+
+
+def own_cgroup() -> str:
+    with open("/proc/self/cgroup", encoding="utf-8") as lines:
+        return next(line[3:].strip() for line in lines if line.startswith("0::"))
+
+
+@BOTH
+def test_pods_are_not_concerned(lab: labs.Lab, gates: Gates, pod: labs.LabPod, family: str) -> None:
+    guard(gates, pod, Mode.ENFORCE)
+    other = lab.add_pod("other", 2)
+    address = attempts.address_of(pod, family)
+    assert attempts.connect_from_pod(other, address, family, PORT) == "connects"
+
+
+@BOTH
+def test_two_pods_with_one_address_are_left_to_their_gates(
+    lab: labs.Lab, gates: Gates, pod: labs.LabPod, family: str
+) -> None:
+    guard(gates, pod, Mode.ENFORCE)
+    twin = lab.add_pod("twin", 2)
+    gates.install(twin.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
+    assert attempts.connect_from_node(pod, family, PORT, is_refused=True) == "times out"
+    gates.remove(twin.ifindex)
+    assert connect(pod, family) == REFUSED
+
+
+@BOTH
+def test_socket_bound_to_an_interface_is_left_to_the_gate(
+    gates: Gates, pod: labs.LabPod, family: str
+) -> None:
+    guard(gates, pod, Mode.ENFORCE)
+    sock = socket.socket(attempts.FAMILIES[family], socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, pod.interface.encode())
+    assert attempts.connect(sock, attempts.address_of(pod, family), PORT, 0.4) == "times out"
+
+
+@BOTH
+def test_pod_that_is_gone_is_nobody_s_address(gates: Gates, pod: labs.LabPod, family: str) -> None:
+    guard(gates, pod, Mode.ENFORCE)
+    gates.remove(pod.ifindex)
+    assert connect(pod, family) == "connects"
+
+
+def test_without_an_agent_for_too_long_it_connects(
+    gates: Gates, pod: labs.LabPod, config: NodeConfig, loaded: loader.Loaded
+) -> None:
+    guard(gates, pod, Mode.ENFORCE)
+    NodeConfig(loaded, now_ns=lambda: 1).beat()
+    config.set_limits(stale_after_seconds=0, dead_after_seconds=1)
+    assert connect(pod, "IPv4") == "connects"
+
+
+def refusal_of(call: object, *arguments: object) -> int:
+    try:
+        call(*arguments)  # type: ignore[operator]
+    except OSError as error:
+        return error.errno or 0
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "address"),
+    [
+        (socket.AF_INET, "198.18.0.1"),
+        (socket.AF_INET6, "fd00:18::1"),
+        (socket.AF_INET6, "::ffff:198.18.0.1"),
+        (socket.AF_INET, "198.18.0.2"),
+    ],
+)
+def test_datagram_to_a_tunnel_s_port_is_refused(
+    pod: labs.LabPod, config: NodeConfig, gates: Gates, kind: socket.AddressFamily, address: str
+) -> None:
+    config.set_tunnel_ports([4789, TUNNEL_PORT])
+    counting = Counting(gates)
+    with socket.socket(kind, socket.SOCK_DGRAM) as sock:
+        assert refusal_of(sock.sendto, b"", (address, TUNNEL_PORT)) == errno.EPERM
+        assert refusal_of(sock.connect, (address, TUNNEL_PORT)) == errno.EPERM
+        assert counting.moved() == {(Verdict.DROP, Reason.TUNNEL): 2}
+        assert refusal_of(sock.sendto, b"", (address, TUNNEL_PORT + 1)) != errno.EPERM
+    config.set_tunnel_ports([])
+    with socket.socket(kind, socket.SOCK_DGRAM) as sock:
+        assert refusal_of(sock.sendto, b"", (address, TUNNEL_PORT)) != errno.EPERM
+
+
+def test_pod_s_datagrams_to_a_tunnel_s_port_are_its_own_business(
+    pod: labs.LabPod, config: NodeConfig
+) -> None:
+    config.set_tunnel_ports([TUNNEL_PORT])
+    with pod.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        assert refusal_of(sock.sendto, b"", (str(labs.NODE_IPV4), TUNNEL_PORT)) == 0
+
+
+def test_more_tunnel_ports_than_are_guarded_is_one_sentence(config: NodeConfig) -> None:
+    with pytest.raises(ValueError, match="tunnels on 9 UDP ports and podgate guards 8; give"):
+        config.set_tunnel_ports(range(1, 10))
+
+
+def test_packet_socket_may_not_skip_the_queue(
+    pod: labs.LabPod, gates: Gates, loaded: loader.Loaded
+) -> None:
+    counting = Counting(gates)
+    read_events(loaded)
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
+        sock.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
+        assert refusal_of(sock.setsockopt, SOL_PACKET, PACKET_QDISC_BYPASS, 1) == errno.EPERM
+    assert counting.moved() == {(Verdict.DROP, Reason.EVASION): 1}
+    (event,) = read_events(loaded)
+    assert (event.reason, event.process) == (Reason.EVASION, os.getpid())
+    assert event.destination is None
+    with pod.open_socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
+        sock.setsockopt(SOL_PACKET, PACKET_QDISC_BYPASS, 1)
+
+
+def test_xdp_socket_gets_no_memory(pod: labs.LabPod) -> None:
+    registration = struct.pack("=QQIIII", 0, 4096, 4096, 0, 0, 0)
+    with socket.socket(AF_XDP, socket.SOCK_RAW) as sock:
+        assert refusal_of(sock.setsockopt, SOL_XDP, XDP_UMEM_REG, registration) == errno.EPERM
+
+
+def test_long_option_ends_as_it_would_have(hooks: list[HookState]) -> None:
+    """Over a page a hook that leaves the length alone makes it EFAULT (before Linux 6.5)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        code = refusal_of(sock.setsockopt, socket.IPPROTO_IP, IP_MSFILTER, bytes(8192))
+        assert code not in (0, errno.EFAULT, errno.EPERM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= 4096
+
+
+def test_attaching_again_keeps_the_links(
+    hooks: list[HookState], loaded: loader.Loaded, installation: pins.Pins
+) -> None:
+    before = link_ids(installation)
+    mount = cgroup2_mount()
+    assert mount is not None
+    assert [hook.problem for hook in Hooks(loaded, installation, mount).attach()] == [None] * 5
+    assert link_ids(installation) == before
+
+
+def link_ids(installation: pins.Pins) -> list[int]:
+    found = []
+    for hook in abi.HOOKS:
+        fd = syscalls.open_pin(str(installation.links / hook.name))
+        found.append(struct.unpack("=II", syscalls.object_info(fd, 8))[1])
+        os.close(fd)
+    return found
+
+
+def test_somebody_who_leaves_no_room_is_named(
+    isolated: None, loaded: loader.Loaded, installation: pins.Pins
+) -> None:
+    """In a cgroup of the test's own, as at the root."""
+    hook = abi.HOOKS[0]
+    program = loaded.programs[hook.name]
+    with cgroup() as own:
+        directory = os.open(own.directory, os.O_RDONLY)
+        exclusively = struct.pack("=IIII", directory, program, hook.attach_type, 0)
+        try:
+            syscalls.call(command(BPF_PROG_ATTACH), exclusively, what="attaching")
+            states = Hooks(loaded, installation, own.directory)
+            first, *others = states.attach()
+            assert first.problem is not None
+            assert f"program {syscalls.program_id(program)} is attached" in first.problem
+            assert "without BPF_F_ALLOW_MULTI" in first.problem
+            assert [other.problem for other in others] == [None] * 4
+            states.detach()
+            syscalls.call(command(BPF_PROG_DETACH), exclusively, what="detaching")
+            assert [hook.problem for hook in states.attach()] == [None] * 5
+            states.detach()
+        finally:
+            os.close(directory)
+
+
+def command(number: int) -> syscalls.Command:
+    return ctypes.c_uint(number).value  # type: ignore[return-value]
+
+
+def test_no_hook_without_a_program_is_said(
+    isolated: None, loaded: loader.Loaded, installation: pins.Pins
+) -> None:
+    lacking = loader.Loaded(
+        {name: fd for name, fd in loaded.programs.items() if name != "hook_setsockopt"},
+        loaded.open_maps,
+        was_compiled=False,
+        load_ms=0,
+    )
+    with cgroup() as own:
+        made = Hooks(lacking, installation, own.directory)
+        assert made.attach()[-1].problem == "this kernel does not take the program"
+        made.detach()
+
+
+def test_cgroup_that_is_none_is_refused_by_the_kernel(
+    isolated: None, loaded: loader.Loaded, installation: pins.Pins
+) -> None:
+    states = Hooks(loaded, installation, "/proc").attach()
+    assert all("attaching to the root cgroup: " in (hook.problem or "") for hook in states)
