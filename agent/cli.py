@@ -50,6 +50,11 @@ def main() -> None:
     help="Directory of pod manifests (YAML or JSON), one pod a file; followed while it changes.",
 )
 @click.option(
+    "--rules",
+    type=_PATH,
+    help="HostAccessPolicies (YAML or JSON): a file, or a directory; followed while it changes.",
+)
+@click.option(
     "--mode",
     type=click.Choice([mode.word for mode in Mode]),
     default=Mode.AUDIT.word,
@@ -95,6 +100,7 @@ def main() -> None:
 @_bpffs
 def run(
     manifests: pathlib.Path,
+    rules: pathlib.Path | None,
     mode: str,
     http_address: str,
     attachment: str,
@@ -111,6 +117,7 @@ def run(
     host, port = _parse_address(http_address)
     settings = Settings(
         manifests=manifests,
+        rules=rules,
         mode=Mode.from_word(mode),
         http_host=host,
         http_port=port,

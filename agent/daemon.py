@@ -20,6 +20,7 @@ from agent.crossings import Crossings
 from agent.gatekeeper import Gatekeeper
 from agent.guarding import Guarded
 from agent.heartbeat import Heartbeat
+from agent.hostaccess import HostAccess
 from agent.interfaces import NetworkReader
 from agent.kubelet import KubeletIdentity
 from agent.kubeletsearch import KubeletCgroup
@@ -30,10 +31,19 @@ from agent.origins import Origins
 from agent.probing import Probing
 from agent.reconciler import Reconciler
 from agent.settings import Settings
-from agent.status import CallerStatus, Drops, GateStatus, HookStatus, PodStatus, Report
+from agent.status import (
+    CallerStatus,
+    Drops,
+    GateStatus,
+    HookStatus,
+    PodStatus,
+    Report,
+    Rules,
+)
 from bpf import pins, sources
 from bpf.callers import Callers
 from bpf.gates import Counts
+from bpf.rulehits import RuleHits
 
 log = structlog.get_logger(__name__)
 
@@ -63,6 +73,13 @@ class Agent:
         )
         self._reader = NetworkReader()
         self._probing = Probing(self._conditions, self._metrics, pins.Pins(settings.bpffs))
+        self._host_access = HostAccess(
+            settings,
+            RuleHits(gatekeeper.loaded),
+            guarded=lambda: self._reconciler.guarded.values(),
+            on_change=lambda uid: self._reconciler.mark(uid),
+            is_settled=lambda: self._reconciler.is_settled(),
+        )
         self._reconciler = Reconciler(
             gatekeeper=gatekeeper,
             reader=self._reader,
@@ -70,6 +87,7 @@ class Agent:
             probing=self._probing,
             metrics=self._metrics,
             resync_seconds=settings.resync_seconds,
+            admit=self._host_access.admit,
             on_gated=self._on_gated,
         )
         self._manifests = ManifestSource(
@@ -111,6 +129,7 @@ class Agent:
                 for ifindex in guarded.interfaces
             },
         )
+        await self._host_access.open()
         self._manifests.look()
         async with (
             http.serve_http(self, settings.http_host, settings.http_port) as self._http_address,
@@ -137,6 +156,8 @@ class Agent:
                     tasks.start(group, "manifests", self._manifests.run),
                     tasks.start(group, "callers", self._callers.run),
                 ]
+                if settings.rules:
+                    running.append(tasks.start(group, "rules", self._host_access.run))
                 await stop.wait()
                 for task in running:
                     task.cancel()
@@ -164,7 +185,7 @@ class Agent:
             for ifindex, interface in guarded.gates.items()
         ]
         pods = [guarded.pod for guarded in self._reconciler.guarded.values()]
-        return self._metrics.render(pods, samples)
+        return self._metrics.render(pods, samples, await self._host_access.samples())
 
     async def report(self) -> Report:
         counts = await self._gatekeeper.counts()
@@ -217,12 +238,16 @@ class Agent:
                     packets=seen.count,
                     first=wall_clock(seen.first_ns),
                     last=wall_clock(seen.last_ns),
+                    labels=pod.labels,
                 )
                 for seen, sender in callers
                 if (pod := pods.get(seen.ifindex))
             ],
             lost_packets=self._callers.lost(),
         )
+
+    async def rules(self) -> Rules:
+        return await self._host_access.report()
 
     def _live_ifindexes(self) -> set[int] | None:
         """Gated interfaces; None until every pod has been looked at."""
@@ -293,6 +318,8 @@ async def run(settings: Settings) -> None:
         raise StartError(
             f"{settings.manifests} is not a directory; make it, or name another with --manifests."
         )
+    if settings.rules is not None and not settings.rules.exists():
+        raise StartError(f"{settings.rules} is not there; make it, or name another with --rules.")
     installation = pins.Pins(settings.bpffs)
     installation.prepare()
     try:

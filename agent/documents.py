@@ -36,19 +36,16 @@ class DocumentError(Exception):
     """This file cannot be read as documents; the message is one sentence that names it."""
 
 
-def stamps(path: pathlib.Path) -> dict[str, Stamp]:
-    """The files of a directory by name, or the one file itself, if it is there.
+def stamps(directory: pathlib.Path, only: str | None = None) -> dict[str, Stamp]:
+    """The files of a directory by name; only: no more than this one, if it is there.
 
-    Hidden files and those that are neither YAML nor JSON are left out. Raises `OSError` when a
-    directory cannot be read.
+    Hidden files and those that are neither YAML nor JSON are left out. Raises `OSError`.
     """
     found = {}
-    with os.scandir(path if path.is_dir() else path.parent) as entries:
+    with os.scandir(directory) as entries:
         for entry in entries:
-            if path.is_dir():
-                if entry.name.startswith(".") or not entry.name.endswith(SUFFIXES):
-                    continue
-            elif entry.name != path.name:
+            is_ours = not entry.name.startswith(".") and entry.name.endswith(SUFFIXES)
+            if not (is_ours if only is None else entry.name == only):
                 continue
             try:
                 status = entry.stat()

@@ -2,17 +2,17 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
 from agent import questions
-from agent.admission import kubelet_rules
 from agent.conditions import FALSE, TRUE
 from agent.gatekeeper import Gatekeeper
 from agent.interfaces import NetworkReader, NodeInterface, PodNetwork
 from agent.metrics import Metrics
 from agent.pods import Pod
+from agent.rulebook import Admission
 from bpf.errors import AttachError
 from bpf.gates import GateConfig
 from bpf.verdicts import Mode
@@ -40,6 +40,8 @@ class Guarded:
     netns: Netns | None = None
     network: PodNetwork | None = None
     gates: dict[int, NodeInterface] = dataclasses.field(default_factory=dict)
+    admission: Admission | None = None
+    """What its gates let in."""
     isolated: Netns | None = None
     """The namespace for which the wanted state was reached; it latches."""
 
@@ -59,12 +61,15 @@ class Guard:
         reader: NetworkReader,
         metrics: Metrics,
         owner_of: Callable[[Netns, Pod], Pod | None],
+        admit: Callable[[Pod], Awaitable[Admission]],
     ) -> None:
-        """owner_of: another pod that already uses this namespace, if there is one."""
+        """owner_of: another pod that already uses this namespace, if there is one; admit: what the
+        pod's gates let in."""
         self._gatekeeper = gatekeeper
         self._reader = reader
         self._metrics = metrics
         self._owner_of = owner_of
+        self._admit = admit
 
     async def bring_up(self, guarded: Guarded) -> Isolation:
         """One pass over one pod; safe to repeat at any time."""
@@ -161,7 +166,8 @@ class Guard:
     async def _install(self, guarded: Guarded) -> None:
         network = guarded.network
         assert network is not None
-        config = GateConfig(guarded.pod.mode, network.addresses, kubelet_rules(guarded.pod.spec))
+        guarded.admission = await self._admit(guarded.pod)
+        config = GateConfig(guarded.pod.mode, network.addresses, guarded.admission.rules)
         for interface in network.interfaces:
             seconds = await self._gatekeeper.install(interface.ifindex, config)
             if interface.ifindex not in guarded.gates:
@@ -195,6 +201,8 @@ def _describe(guarded: Guarded, network: PodNetwork) -> str:
     text = f"Gate on {gated}, sandbox net:[{guarded.netns.inode if guarded.netns else '?'}]."
     if guarded.pod.mode is Mode.STRICT:
         text += " Strict mode needs the relay, which is not there: enforced instead."
+    if guarded.admission and guarded.admission.problem:
+        text += f" {guarded.admission.problem}"
     if guarded.pod.manifest_problem:
         text += f" {guarded.pod.manifest_problem.message}"
     return text

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from agent.status import Drops, Report
+from agent.status import Drops, Report, Rules
 
 _SHUTDOWN_SECONDS = 1.0
 
@@ -32,6 +32,8 @@ class Served(Protocol):
     async def report(self) -> Report: ...
 
     async def drops(self) -> Drops: ...
+
+    async def rules(self) -> Rules: ...
 
 
 @contextlib.asynccontextmanager
@@ -66,6 +68,7 @@ async def serve_admin(agent: Served, path: pathlib.Path) -> AsyncIterator[None]:
     app = web.Application()
     app.router.add_get("/status", _json(agent.report))
     app.router.add_get("/drops", _json(agent.drops))
+    app.router.add_get("/rules", _json(agent.rules))
     listener = _listen_on_path(path)
     async with _running(app) as runner:
         await web.SockSite(runner, listener).start()

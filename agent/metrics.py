@@ -104,11 +104,19 @@ LISTENERS_UNWATCHED = Family(
     ("namespace", "pod"),
 )
 
+RULE_HITS = Family(
+    "podgate_rule_hits_total",
+    "counter",
+    "Opening packets that a rule of a policy let in, over all gates.",
+    ("policy", "sender", "protocol", "ports"),
+)
+
 FAMILIES = (
     *(GATE_PACKETS, GATES, POD_CONDITION, MANIFEST_PROBLEM, INFO),
     *(LOAD_SECONDS, ATTACH_SECONDS, GATES_LOST, PROBES, PROBE_SECONDS),
     *(PROBES_IN_FLIGHT, PROBES_WAITING, PROBE_DELAY_SECONDS),
     *(LISTENER_HINTS, LISTENER_EVENTS_LOST, LISTENERS_UNWATCHED),
+    RULE_HITS,
 )
 
 
@@ -120,6 +128,16 @@ class GateSample(msgspec.Struct, frozen=True):
     counts: Counts
 
 
+class RuleSample(msgspec.Struct, frozen=True):
+    """One rule at scrape time."""
+
+    policy: str
+    sender: str
+    protocol: str
+    ports: str
+    hits: int
+
+
 class _ScrapeTimeCollector:
     """Series read from what is there now, so they vanish with their pod."""
 
@@ -127,6 +145,7 @@ class _ScrapeTimeCollector:
         self._conditions = conditions
         self.gates: list[GateSample] = []
         self.pods: list[Pod] = []
+        self.rules: list[RuleSample] = []
         self.metrics: Metrics | None = None
 
     def collect(self) -> Iterator[core.Metric]:
@@ -143,6 +162,7 @@ class _ScrapeTimeCollector:
         yield packets
         yield modes
         yield from self._pods()
+        yield from self._rules()
         if self.metrics is not None:
             yield from self._probes(self.metrics)
 
@@ -160,6 +180,12 @@ class _ScrapeTimeCollector:
             if count := metrics.unwatched_listeners.get(pod.uid):
                 unwatched.add_metric((pod.namespace, pod.name), count)
         yield unwatched
+
+    def _rules(self) -> Iterator[core.Metric]:
+        hits = _family(RULE_HITS)
+        for rule in self.rules:
+            hits.add_metric((rule.policy, rule.sender, rule.protocol, rule.ports), rule.hits)
+        yield hits
 
     def _pods(self) -> Iterator[core.Metric]:
         conditions = _family(POD_CONDITION)
@@ -217,8 +243,11 @@ class Metrics:
         self._probes.remove_by_labels(labels)
         self._probe_seconds.remove_by_labels(labels)
 
-    def render(self, pods: Iterable[Pod], gates: Iterable[GateSample]) -> bytes:
+    def render(
+        self, pods: Iterable[Pod], gates: Iterable[GateSample], rules: Iterable[RuleSample] = ()
+    ) -> bytes:
         """The text exposition of everything."""
+        self._scraped.rules = list(rules)
         self._scraped.pods = list(pods)
         self._scraped.gates = list(gates)
         return prometheus_client.generate_latest(self.registry)

@@ -136,16 +136,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     document: HostAccessPolicy
 
 
-def is_policy(document: object) -> bool:
-    """Whether it means to be one."""
-    return isinstance(document, dict) and document.get("kind") == names.POLICY_KIND
-
-
 def name_of(document: object) -> str | None:
-    """The name that even a wrong document carries."""
+    """The name that even a wrong document carries, or the beginning of a very long one."""
     metadata = document.get("metadata") if isinstance(document, dict) else None
     name = metadata.get("name") if isinstance(metadata, dict) else None
-    return name if isinstance(name, str) else None
+    return name[:_MAX_NAME] if isinstance(name, str) else None
 
 
 def read(document: object, *, source: str) -> Policy:
@@ -153,6 +148,8 @@ def read(document: object, *, source: str) -> Policy:
 
     Raises `PolicyError`.
     """
+    if not isinstance(document, dict) or document.get("kind") != names.POLICY_KIND:
+        raise PolicyError("it is no HostAccessPolicy")
     try:
         return check(msgspec.convert(document, HostAccessPolicy), source=source)
     except msgspec.ValidationError as error:

@@ -17,6 +17,7 @@ from agent.interfaces import NetworkReader
 from agent.metrics import Metrics
 from agent.pods import Pod
 from agent.probing import Probing
+from agent.rulebook import Admission
 from bpf.errors import AttachError
 from probes.netns import Netns
 
@@ -38,9 +39,11 @@ class Reconciler:
         probing: Probing,
         metrics: Metrics,
         resync_seconds: float,
+        admit: Callable[[Pod], Awaitable[Admission]],
         on_gated: Callable[[set[int]], Awaitable[None]],
     ) -> None:
-        """on_gated: awaited with the interfaces of a pod whose wanted state stands."""
+        """admit: what a pod's gates let in; on_gated: awaited with the interfaces of a pod whose
+        wanted state stands."""
         self.guarded: dict[str, Guarded] = {}
         self.is_synced = False
         self._gatekeeper = gatekeeper
@@ -49,7 +52,7 @@ class Reconciler:
         self._metrics = metrics
         self._resync_seconds = resync_seconds
         self._on_gated = on_gated
-        self._guard = Guard(gatekeeper, reader, metrics, self._other_user_of)
+        self._guard = Guard(gatekeeper, reader, metrics, self._other_user_of, admit)
         self._marked: dict[str, None] = {}
         self._leaving: list[Guarded] = []
         self._wake = asyncio.Event()
@@ -95,6 +98,10 @@ class Reconciler:
         self._mark_where(
             lambda guarded: guarded.network is None or guarded.network.nsid in (None, nsid)
         )
+
+    def is_settled(self) -> bool:
+        """Whether every pod has been looked at since it was last marked."""
+        return self.is_synced and not self._marked and self._pass_started is None
 
     def seconds_in_pass(self) -> float:
         """How long the present pass has taken; 0 between passes."""

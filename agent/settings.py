@@ -26,6 +26,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     manifests: pathlib.Path
     """Directory of pod manifests (YAML or JSON), one pod a file."""
 
+    rules: pathlib.Path | None = None
+    """A HostAccessPolicy file, or a directory of them. None: only the kubelet is let in."""
+
     mode: Mode = Mode.AUDIT
     """For pods whose `podgate.io/mode` label says nothing. Audit: a first run breaks nothing."""
 

@@ -74,8 +74,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class CallerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One sender of the node that would need a rule, for `podgate drops`.
 
-    port: the pod's, 0 for protocols without; sender: path of its cgroup; process: its name at first
-    sight, where the kernel says; packets: since first.
+    labels: of the pod; port: the pod's, 0 for protocols without; sender: path of its cgroup;
+    process: its name at first sight, where the kernel says; packets: since first.
     """
 
     namespace: str
@@ -88,6 +88,7 @@ class CallerStatus(msgspec.Struct, frozen=True, kw_only=True):
     packets: int
     first: datetime.datetime
     last: datetime.datetime
+    labels: dict[str, str] = {}
 
 
 class Drops(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,3 +96,31 @@ class Drops(msgspec.Struct, frozen=True, kw_only=True):
 
     callers: list[CallerStatus]
     lost_packets: int
+
+
+class RuleStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule of one policy. hits: opening packets; problem: why it lets nobody in, or nothing."""
+
+    sender: str
+    protocol: str
+    ports: str
+    hits: int
+    problem: str
+
+
+class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy in force. pods: those of this node that it is for, "namespace/name"."""
+
+    name: str
+    source: str
+    pods: list[str]
+    rules: list[RuleStatus]
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """What `podgate rules` shows. path: of the policies, None without --rules; problems: of files,
+    and of pods whose gates have no more room."""
+
+    path: str | None
+    policies: list[PolicyStatus]
+    problems: list[str]

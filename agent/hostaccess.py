@@ -1,0 +1,193 @@
+"""Rules from outside: policies followed, cgroups followed, and pods' gates told of both."""
+
+import asyncio
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import structlog
+
+from agent import cgrouppaths, documents, preflight
+from agent.admission import kubelet_rules
+from agent.guarding import Guarded
+from agent.metrics import RuleSample
+from agent.pods import Pod
+from agent.policysource import PolicySource
+from agent.rulebook import Admission, RuleBook
+from agent.settings import Settings
+from agent.status import PolicyStatus, Rules, RuleStatus
+from bpf.errors import BpfError
+from bpf.rulehits import RuleHits
+from bpf.verdicts import Mode
+
+log = structlog.get_logger(__name__)
+
+# A service that is started anew has a new cgroup, and its first SYN is sent again after 1 s.
+_PERIOD_SECONDS = 0.25
+# Where policies name tens of thousands of cgroups, looking for them must not fill a CPU: one part
+# in twenty, but for changed files, which are read once.
+_REST_PER_LOOK = 19
+_LONGEST_REST_SECONDS = 5.0
+_MOST_LINES = 20
+
+_Admitted = tuple[Pod, Admission | None]
+
+
+class HostAccess:
+    """Says what each gate lets in. `open` before the first gate, then `run`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        hits: RuleHits,
+        *,
+        guarded: Callable[[], Iterable[Guarded]],
+        on_change: Callable[[str], None],
+        is_settled: Callable[[], bool],
+        cgroup2: pathlib.Path | None = None,
+    ) -> None:
+        """guarded: all pods; on_change gets the uid of one whose gate has to be told; is_settled:
+        whether all gates are as was wanted last; cgroup2: for tests.
+        """
+        self._path = settings.rules
+        self._source: PolicySource | None = None
+        self._state = settings.run_directory / "state" / "policies.json"
+        self._hits = hits
+        self._guarded = guarded
+        self._on_change = on_change
+        self._is_settled = is_settled
+        self._cgroup2 = cgroup2 or preflight.cgroup2_mount()
+        self._book = RuleBook()
+        self._counted: set[int] = set()
+        self._has_old_counters = True
+
+    async def open(self) -> None:
+        """Read the policies for the first time, so that no gate is made without its rules."""
+        if self._path is None:
+            self._hits.keep(())
+            return
+        self._source = await asyncio.to_thread(PolicySource, self._path, state=self._state)
+        await asyncio.to_thread(self._source.restore)
+        self._book = await asyncio.to_thread(self._look, self._book, self._source)
+
+    async def run(self) -> None:
+        """Follow files and cgroups, for ever, where there are policies to follow."""
+        source = self._source
+        assert source is not None
+        async for _ in documents.changes(source.directory, at_least_every_seconds=_PERIOD_SECONDS):
+            started = time.monotonic()
+            book = await asyncio.to_thread(self._look, self._book, source)
+            seconds = time.monotonic() - started
+            if book is not self._book:
+                await self._put_in_force(book)
+            if self._has_old_counters and self._is_settled():
+                self._has_old_counters = False
+                ids = set(self._book.ids.values())
+                self._counted &= ids
+                await asyncio.to_thread(self._hits.keep, ids)
+            await asyncio.sleep(min(seconds * _REST_PER_LOOK, _LONGEST_REST_SECONDS))
+
+    async def admit(self, pod: Pod) -> Admission:
+        """What the pod's gate lets in, with counters for it made before."""
+        own = kubelet_rules(pod.spec)
+        while True:
+            book = self._book
+            admission = await asyncio.to_thread(book.admit, pod, own)
+            if book is self._book:
+                break
+        ids = {rule.id for rule in admission.rules if rule.id} - self._counted
+        try:
+            self._hits.add(ids)
+            self._counted |= ids
+        except BpfError as error:
+            log.warning("hits of some rules are not counted", pod=pod.full_name, error=str(error))
+        return admission
+
+    async def samples(self) -> list[RuleSample]:
+        """Hits of every rule that a gate has had."""
+        hits = await asyncio.to_thread(self._hits.read)
+        return [
+            RuleSample(policy, str(rule.sender), rule.protocol_word, rule.ports_word, hits[number])
+            for (policy, rule), number in self._book.ids.items()
+            if number in hits
+        ]
+
+    async def report(self) -> Rules:
+        gated = [
+            (guarded.pod, guarded.admission)
+            for guarded in self._guarded()
+            if guarded.pod.mode is not Mode.OFF and not guarded.pod.host_network
+        ]
+        return await asyncio.to_thread(self._report, self._book, gated)
+
+    def _look(self, book: RuleBook, source: PolicySource) -> RuleBook:
+        """The book as it has to be now; the same one if nothing changed. Blocks."""
+        if source.look():
+            book = RuleBook.of(source.policies).with_cgroups(book.cgroups)
+            log.info("policies in force", policies=len(book.policies), source=str(self._path))
+        paths = book.paths()
+        cgroups = cgrouppaths.resolve(self._cgroup2, paths)
+        if cgroups == book.cgroups and book is self._book:
+            return book
+        _tell_of_cgroups(paths - cgroups.keys(), self._book.paths() - self._book.cgroups.keys())
+        return book.with_cgroups(cgroups)
+
+    async def _put_in_force(self, book: RuleBook) -> None:
+        """Have gates told whose rules are others now."""
+        # First, so that whoever asks from now on is told by the new book.
+        self._book = book
+        self._has_old_counters = True
+        admitted = [(guarded.pod, guarded.admission) for guarded in self._guarded()]
+        for uid in await asyncio.to_thread(_changed, book, admitted):
+            self._on_change(uid)
+
+    def _report(self, book: RuleBook, gated: Sequence[_Admitted]) -> Rules:
+        hits = self._hits.read()
+        found = [
+            PolicyStatus(
+                name=policy.name,
+                source=policy.source,
+                pods=sorted(pod.full_name for pod, _ in gated if policy.pods.selects(pod)),
+                rules=[
+                    RuleStatus(
+                        sender=str(rule.sender),
+                        protocol=rule.protocol_word,
+                        ports=rule.ports_word,
+                        hits=hits.get(book.ids[policy.name, rule], 0),
+                        problem=book.problem(rule),
+                    )
+                    for rule in policy.rules
+                ],
+            )
+            for policy in book.policies
+        ]
+        problems = list(self._source.problems) if self._source else []
+        problems += sorted(
+            f"Pod {pod.full_name}: {admission.problem}"
+            for pod, admission in gated
+            if admission and admission.problem
+        )
+        return Rules(
+            path=str(self._path) if self._path else None, policies=found, problems=problems
+        )
+
+
+def _changed(book: RuleBook, admitted: Iterable[_Admitted]) -> list[str]:
+    """Uids of pods that are let in to otherwise than before."""
+    return [
+        pod.uid
+        for pod, admission in admitted
+        if admission and book.admit(pod, kubelet_rules(pod.spec)) != admission
+    ]
+
+
+def _tell_of_cgroups(missing: set[str], before: set[str]) -> None:
+    """One line for each cgroup that has gone missing, and for each that is back."""
+    for path in sorted(missing - before)[:_MOST_LINES]:
+        log.warning(
+            "cgroup is not there; rules that name it let nobody in until it is", cgroup=path
+        )
+    if len(missing - before) > _MOST_LINES:
+        log.warning("more cgroups are not there", cgroups=len(missing - before) - _MOST_LINES)
+    for path in sorted(before - missing)[:_MOST_LINES]:
+        log.info("cgroup is there, or no longer named by a rule", cgroup=path)
