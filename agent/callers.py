@@ -61,6 +61,10 @@ class CallerBook:
     def lost(self) -> int:
         return self._callers.lost()
 
+    def sender(self, cgroup: int) -> str:
+        """The path of a cgroup by its id, as far as it is known by now."""
+        return self._names.get(cgroup, f"(cgroup {cgroup})")
+
     def _look(self) -> None:
         live = self._live_ifindexes()
         if live is not None:
@@ -69,8 +73,11 @@ class CallerBook:
             self._save()
 
     def _name(self, found: list[Seen]) -> bool:
-        """Name the cgroups that have no name yet; whether there were any."""
-        unnamed = {seen.cgroup for seen in found} - self._names.keys()
+        return self.learn({seen.cgroup for seen in found})
+
+    def learn(self, cgroups: set[int]) -> bool:
+        """Name the cgroups that have no name yet; whether there were any. May block for some ms."""
+        unnamed = cgroups - self._names.keys()
         if not unnamed:
             return False
         self._names |= cgroup_paths(unnamed)

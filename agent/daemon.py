@@ -28,8 +28,10 @@ from agent.linkwatch import LinkWatch
 from agent.manifests import ManifestSource
 from agent.metrics import GateSample, Metrics
 from agent.origins import Origins
+from agent.pods import Pod
 from agent.probing import Probing
 from agent.reconciler import Reconciler
+from agent.refusals import RefusalLog
 from agent.settings import Settings
 from agent.status import (
     CallerStatus,
@@ -37,6 +39,7 @@ from agent.status import (
     GateStatus,
     HookStatus,
     PodStatus,
+    Refusals,
     Report,
     Rules,
 )
@@ -105,6 +108,7 @@ class Agent:
             state=settings.run_directory / "state" / "callers.json",
             live_ifindexes=self._live_ifindexes,
         )
+        self._refusals = RefusalLog(gatekeeper.events, callers=self._callers, pod_of=self._pod_of)
         self._born_closed: BornClosed | None = None
         self._http_address = ""
 
@@ -155,6 +159,7 @@ class Agent:
                     tasks.start(group, "origins", self._origins.run),
                     tasks.start(group, "manifests", self._manifests.run),
                     tasks.start(group, "callers", self._callers.run),
+                    tasks.start(group, "refusals", self._refusals.run),
                 ]
                 if settings.rules:
                     running.append(tasks.start(group, "rules", self._host_access.run))
@@ -185,6 +190,8 @@ class Agent:
             for ifindex, interface in guarded.gates.items()
         ]
         pods = [guarded.pod for guarded in self._reconciler.guarded.values()]
+        self._metrics.refusals_untold = self._refusals.lost
+        self._metrics.node_refusals = await self._node_refusals()
         return self._metrics.render(pods, samples, await self._host_access.samples())
 
     async def report(self) -> Report:
@@ -277,6 +284,15 @@ class Agent:
 
     def _gate_count(self) -> int:
         return sum(len(guarded.gates) for guarded in self._reconciler.guarded.values())
+
+    async def refusals(self, after: int) -> Refusals:
+        return await self._refusals.after(after)
+
+    def _pod_of(self, ifindex: int) -> Pod | None:
+        for guarded in self._reconciler.guarded.values():
+            if ifindex in guarded.gates:
+                return guarded.pod
+        return None
 
     def _gated(self) -> set[int]:
         return {

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from agent.status import Drops, Report, Rules
+from agent.status import Drops, Refusals, Report, Rules
 
 _SHUTDOWN_SECONDS = 1.0
 
@@ -34,6 +34,8 @@ class Served(Protocol):
     async def drops(self) -> Drops: ...
 
     async def rules(self) -> Rules: ...
+
+    async def refusals(self, after: int) -> Refusals: ...
 
 
 @contextlib.asynccontextmanager
@@ -69,6 +71,7 @@ async def serve_admin(agent: Served, path: pathlib.Path) -> AsyncIterator[None]:
     app.router.add_get("/status", _json(agent.report))
     app.router.add_get("/drops", _json(agent.drops))
     app.router.add_get("/rules", _json(agent.rules))
+    app.router.add_get("/refusals", _refusals(agent))
     listener = _listen_on_path(path)
     async with _running(app) as runner:
         await web.SockSite(runner, listener).start()
@@ -114,6 +117,17 @@ def _json(
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
         body = msgspec.json.encode(await answer())
+        return web.Response(body=body, content_type="application/json")
+
+    return handle
+
+
+def _refusals(agent: Served) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        after = request.query.get("after", "0")
+        if not (after.isascii() and after.isdecimal()):
+            return web.Response(status=400, text="after must be a number\n")
+        body = msgspec.json.encode(await agent.refusals(int(after)))
         return web.Response(body=body, content_type="application/json")
 
     return handle

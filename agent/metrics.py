@@ -41,6 +41,17 @@ GATE_PACKETS = Family(
     "Packets that the node sent to a gated pod, by verdict and reason.",
     ("namespace", "pod", "interface", "verdict", "reason"),
 )
+NODE_REFUSALS = Family(
+    "podgate_node_refusals_total",
+    "counter",
+    "System calls and packets refused before an interface was chosen, by reason.",
+    ("reason",),
+)
+REFUSALS_UNTOLD = Family(
+    "podgate_refusals_untold_total",
+    "counter",
+    "Refusals that were counted and not told one by one, since the kernel limits those.",
+)
 GATES = Family("podgate_gates", "gauge", "Gated interfaces by mode.", ("mode",))
 POD_CONDITION = Family(
     "podgate_pod_condition",
@@ -112,7 +123,7 @@ RULE_HITS = Family(
 )
 
 FAMILIES = (
-    *(GATE_PACKETS, GATES, POD_CONDITION, MANIFEST_PROBLEM, INFO),
+    *(GATE_PACKETS, NODE_REFUSALS, REFUSALS_UNTOLD, GATES, POD_CONDITION, MANIFEST_PROBLEM, INFO),
     *(LOAD_SECONDS, ATTACH_SECONDS, GATES_LOST, PROBES, PROBE_SECONDS),
     *(PROBES_IN_FLIGHT, PROBES_WAITING, PROBE_DELAY_SECONDS),
     *(LISTENER_HINTS, LISTENER_EVENTS_LOST, LISTENERS_UNWATCHED),
@@ -161,10 +172,21 @@ class _ScrapeTimeCollector:
             modes.add_metric((mode,), number)
         yield packets
         yield modes
+        if self.metrics is not None:
+            yield from self._node(self.metrics)
         yield from self._pods()
         yield from self._rules()
         if self.metrics is not None:
             yield from self._probes(self.metrics)
+
+    def _node(self, metrics: "Metrics") -> Iterator[core.Metric]:
+        refusals = _family(NODE_REFUSALS)
+        for reason, count in sorted(metrics.node_refusals.items()):
+            refusals.add_metric((reason,), count)
+        yield refusals
+        untold = _family(REFUSALS_UNTOLD)
+        untold.add_metric((), metrics.refusals_untold)
+        yield untold
 
     def _probes(self, metrics: "Metrics") -> Iterator[core.Metric]:
         for family, value in zip(
@@ -219,6 +241,9 @@ class Metrics:
         self.probe_load: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Probes in flight and waiting, asked for at scrape time."""
         self.listener_events_lost = 0
+        self.node_refusals: dict[str, int] = {}
+        """By reason."""
+        self.refusals_untold = 0
         self.unwatched_listeners: dict[str, int] = {}
         """By pod uid."""
         self._scraped.metrics = self

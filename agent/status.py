@@ -124,3 +124,35 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None
     policies: list[PolicyStatus]
     problems: list[str]
+
+
+class RefusalStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One refusal, for `podgate drops --follow`. What is not known is empty or 0.
+
+    namespace, pod: empty when it was refused before an interface was chosen; sender: path of the
+    cgroup; process: id, where the kernel says; ports: 0 for protocols without.
+    """
+
+    at: datetime.datetime
+    namespace: str
+    pod: str
+    verdict: str
+    reason: str
+    protocol: str
+    source: str
+    source_port: int
+    destination: str
+    destination_port: int
+    sender: str
+    process: int
+    process_name: str
+
+
+class Refusals(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest ones, the oldest of them first. newest: the number of the last, for asking on;
+    lost: how many were counted only, since the kernel limits what it tells one by one.
+    """
+
+    refusals: list[RefusalStatus]
+    newest: int
+    lost: int

@@ -7,7 +7,7 @@ import rich.markup
 import rich.table
 
 from agent.conditions import TRUE, Condition
-from agent.status import Drops, GateStatus, PodStatus, Report
+from agent.status import Drops, GateStatus, PodStatus, Refusals, RefusalStatus, Report
 
 # Nobody's terminal to fit into: grep wants whole lines.
 _PIPED_WIDTH = 160
@@ -77,6 +77,27 @@ def show_drops(content: bytes) -> None:
         console.print(table)
     if drops.lost_packets:
         console.print(f"{drops.lost_packets} packets of further senders found no place.")
+
+
+def show_refusals(refusals: Refusals) -> None:
+    """Print one line for each."""
+    console = _console()
+    for one in refusals.refusals:
+        console.print(_refusal(one), markup=False, highlight=False, soft_wrap=True)
+
+
+def _refusal(one: RefusalStatus) -> str:
+    who = f"{one.process_name} ({one.process})" if one.process else ""
+    source = f"{one.source}{_port(one.source_port)}" if one.source else ""
+    target = f"{one.destination}{_port(one.destination_port)}" if one.destination else ""
+    way = " -> ".join(filter(None, (source, target)))
+    pod = f"{one.namespace}/{one.pod}" if one.pod else ""
+    words = (f"{one.verdict} {one.reason}", pod, one.protocol, way, "from", one.sender, who)
+    return " ".join([f"{one.at:%H:%M:%S.%f}"[:-3], *filter(None, words)])
+
+
+def _port(number: int) -> str:
+    return f" port {number}" if number else ""
 
 
 def _console() -> rich.console.Console:

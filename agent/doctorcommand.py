@@ -1,0 +1,49 @@
+"""The command line of `podgate doctor`; the checks are in agent.doctor."""
+
+import asyncio
+import pathlib
+import sys
+
+import click
+
+from agent.settings import RUN_DIRECTORY
+from bpf import pins
+
+_PATH = click.Path(path_type=pathlib.Path)
+_MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
+
+
+@click.command(short_help="Say what this machine offers and what stands in the way.")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "--run-directory",
+    type=_PATH,
+    default=RUN_DIRECTORY,
+    show_default=True,
+    help="Where the agent's sockets are.",
+)
+@click.option(
+    "--bpffs",
+    type=_PATH,
+    default=pins.DEFAULT_BPFFS,
+    show_default=True,
+    help="The BPF file system to pin below.",
+)
+def doctor(output: str, run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
+    """Say what this machine offers podgate, what stands in the way, and what to do about it.
+
+    Changes nothing. Ends with status 1 when there is a problem; warnings are none.
+    """
+    import msgspec
+
+    from agent.doctor import Severity, examine
+
+    findings = asyncio.run(examine(bpffs, run_directory))
+    if output == "json":
+        click.echo(msgspec.json.encode(findings))
+    else:
+        for finding in findings:
+            mark, colour = _MARKS[finding.severity]
+            click.echo(f"{click.style(mark, fg=colour)} {finding.check}: {finding.text}")
+    if any(finding.severity is Severity.PROBLEM for finding in findings):
+        sys.exit(1)

@@ -1,0 +1,119 @@
+"""What `podgate doctor` says of machines that lack something."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from agent import doctor
+from agent.demo import lab as labs
+from agent.demo.operating import Operator
+from agent.doctor import Finding, Severity
+from agent.nft import NftMissing
+from bpf import abi, pins, syscalls
+from tests.kernel import foreign
+
+pytestmark = pytest.mark.kernel
+
+
+async def examine(bpffs: pathlib.Path, run_directory: pathlib.Path) -> dict[str, Finding]:
+    return {finding.check: finding for finding in await doctor.examine(bpffs, run_directory)}
+
+
+async def test_on_a_good_machine_only_the_agent_is_missing(
+    fresh_pins: pins.Pins, tmp_path: pathlib.Path
+) -> None:
+    findings = await examine(fresh_pins.bpffs, tmp_path)
+    agent = findings.pop("agent")
+    assert {finding.severity for finding in findings.values()} == {Severity.OK}
+    assert agent.severity is Severity.WARNING
+    assert "is 'podgate run' running" in agent.text
+
+
+async def test_directory_that_is_no_bpffs_is_a_problem(tmp_path: pathlib.Path) -> None:
+    finding = (await examine(tmp_path, tmp_path))["bpffs"]
+    assert finding.severity is Severity.PROBLEM
+    assert f"mount one with 'mount -t bpf bpf {tmp_path}'" in finding.text
+
+
+async def test_pin_of_another_layout_is_a_problem(
+    fresh_pins: pins.Pins, tmp_path: pathlib.Path
+) -> None:
+    fresh_pins.prepare()
+    stranger = foreign.create_map(4, 8, 16)
+    syscalls.pin(stranger, fresh_pins.map(abi.GATES))
+    finding = (await examine(fresh_pins.bpffs, tmp_path))["bpffs"]
+    assert finding.severity is Severity.PROBLEM
+    assert "is not the map that this version uses" in finding.text
+
+
+async def test_pins_of_another_version_are_said(
+    fresh_pins: pins.Pins, tmp_path: pathlib.Path
+) -> None:
+    pins.Pins(fresh_pins.bpffs, schema=99).prepare()
+    finding = (await examine(fresh_pins.bpffs, tmp_path))["bpffs"]
+    assert finding.severity is Severity.WARNING
+    assert "another version (v99)" in finding.text
+
+
+async def test_without_nft_the_window_is_said(
+    fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def missing(script: str, *, only_check: bool = False) -> None:
+        raise NftMissing("there is no nft command")
+
+    monkeypatch.setattr("agent.nft.apply", missing)
+    finding = (await examine(fresh_pins.bpffs, tmp_path))["nftables"]
+    assert finding.severity is Severity.WARNING
+    assert "(there is no nft command): new pods are open for some milliseconds" in finding.text
+
+
+async def test_whoever_leaves_no_room_at_the_root_is_named(
+    fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exclusive(cgroup_fd: int, hook: abi.HookSpec) -> str | None:
+        return "program 7 is attached" if hook.name == "hook_connect4" else None
+
+    monkeypatch.setattr("bpf.hooks.describe_exclusive", exclusive)
+    findings = await examine(fresh_pins.bpffs, tmp_path)
+    assert findings["hook_connect4"] == Finding(
+        "hook_connect4", Severity.WARNING, "program 7 is attached."
+    )
+    assert "hooks" not in findings
+
+
+async def test_another_package_named_bcc_is_found_out(
+    fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bcc.py").touch()
+    monkeypatch.delitem(sys.modules, "bcc", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    finding = (await examine(fresh_pins.bpffs, tmp_path))["compiler"]
+    assert finding.severity is Severity.PROBLEM
+    assert "is not the BPF compiler collection" in finding.text
+
+
+@pytest.fixture
+def running(operator: Operator, lab: labs.Lab) -> Operator:
+    operator.start()
+    operator.wait_for("a look at every pod", lambda report: report.is_synced)
+    return operator
+
+
+def test_a_running_agent_is_asked(running: Operator) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "agent", "doctor", "--output", "json"),
+            *("--run-directory", str(running.run_directory), "--bpffs", str(running.bpffs)),
+        ],
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout
+    findings = {finding["check"]: finding for finding in json.loads(done.stdout)}
+    # Nothing of that name runs here.
+    assert findings["agent"]["severity"] == "warning"
+    assert "No kubelet is admitted" in findings["agent"]["text"]

@@ -1,0 +1,121 @@
+"""Refusals told one by one: what they say, and that a flood of them costs nobody anything."""
+
+import contextlib
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from agent.demo import attempts
+from agent.demo import lab as labs
+from agent.demo.operating import Operator
+from bpf import abi, loader, syscalls
+from bpf.events import Events
+from bpf.gates import GateConfig, Gates
+from bpf.verdicts import Mode, Reason, Verdict
+from tests.kernel import frames, skb
+from tests.kernel.counting import Counting
+
+pytestmark = pytest.mark.kernel
+
+PORT = 8080
+FLOOD = 1_000_000
+
+
+@pytest.fixture
+def events(loaded: loader.Loaded) -> Iterator[Events]:
+    """The ring, empty."""
+    made = Events(loaded)
+    made.read()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("mode", [Mode.AUDIT, Mode.ENFORCE])
+def test_a_flood_is_counted_whole_and_told_in_part(
+    lab: labs.Lab, gates: Gates, loaded: loader.Loaded, events: Events, mode: Mode
+) -> None:
+    pod = lab.add_pod("flooded", 1)
+    gates.install(pod.ifindex, GateConfig(mode, pod.addresses))
+    counting = Counting(gates, pod.ifindex)
+    ends = frames.Ends(frames.address("198.18.0.1"), frames.address(pod.ipv4))
+    syn = frames.segment(ends, frames.SYN)
+    untold_before = events.lost()
+    _, each_ns = syscalls.run_program(
+        loaded.programs[abi.GATE_EGRESS], syn, skb.context(pod.ifindex, 0), FLOOD
+    )
+    told = events.read()
+    verdict = Verdict.DROP if mode is Mode.ENFORCE else Verdict.WOULD_DROP
+    assert counting.moved()[verdict, Reason.NODE] == FLOOD
+    assert len(told) + events.lost() - untold_before == FLOOD
+    # 16 for each tenth of a second, and the test run is on one CPU at a time.
+    windows = FLOOD * each_ns / 1e8 + 2
+    assert 0 < len(told) <= 16 * windows * (os.cpu_count() or 1)
+    assert {(one.verdict, one.reason, one.ifindex) for one in told} == {
+        (verdict, Reason.NODE, pod.ifindex)
+    }
+    assert {str(one.destination) for one in told} == {pod.ipv4}
+
+
+def test_flooded_copies_are_not_told(
+    lab: labs.Lab, gates: Gates, loaded: loader.Loaded, events: Events
+) -> None:
+    pod = lab.add_pod("neighbour", 1)
+    gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
+    ends = frames.Ends(frames.address("198.18.0.1"), frames.address("198.18.1.99"))
+    syscalls.run_program(
+        loaded.programs[abi.GATE_EGRESS],
+        frames.segment(ends, frames.SYN),
+        skb.context(pod.ifindex, 0),
+    )
+    assert events.read() == []
+
+
+def test_drops_follow_names_who_was_refused(operator: Operator, lab: labs.Lab) -> None:
+    web = lab.add_pod("web", 1)
+    operator.write_manifest(web, mode="enforce", container={})
+    operator.start()
+    operator.wait_for(
+        "the gate", lambda report: any(pod.gates and pod.name == "web" for pod in report.pods)
+    )
+    with following(operator) as text, following(operator, "--output", "json") as documents:
+        line, document = "", ""
+        # Both begin with what comes after they have asked once.
+        while not (line and document):
+            observed = attempts.connect_from_node(web, "IPv4", PORT, is_refused=True)
+            assert observed in (attempts.REFUSED, attempts.DROPPED)
+            line = line or next_line(text)
+            document = document or next_line(documents)
+    assert re.search(rf"drop node demo/web tcp .*{web.ipv4} port {PORT} from /", line)
+    assert str(os.getpid()) in line
+    told = json.loads(document)
+    assert (told["pod"], told["reason"], told["process"]) == ("web", "node", os.getpid())
+
+
+@contextlib.contextmanager
+def following(operator: Operator, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    command = (sys.executable, "-m", "agent", "drops", "--follow", *arguments)
+    process = subprocess.Popen(
+        [*command, "--run-directory", str(operator.run_directory)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def next_line(process: "subprocess.Popen[str]") -> str:
+    """What has been printed within a tenth of a second, or nothing."""
+    assert process.stdout is not None
+    assert process.poll() is None
+    ready, _, _ = select.select([process.stdout], [], [], 0.1)
+    return process.stdout.readline() if ready else ""
