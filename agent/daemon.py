@@ -155,6 +155,7 @@ class Agent:
                     tasks.start(group, "kubelet", self._kubelet.run),
                     tasks.start(group, "netlink", watch.run),
                     tasks.start(group, "reconciler", self._reconciler.run),
+                    tasks.start(group, "self-tests", self._reconciler.self_test.run),
                     tasks.start(group, "probes", self._probing.run),
                     tasks.start(group, "origins", self._origins.run),
                     tasks.start(group, "manifests", self._manifests.run),
@@ -279,6 +280,7 @@ class Agent:
                 )
                 for ifindex, interface in guarded.gates.items()
             ],
+            paths=self._reconciler.self_test.status(guarded),
             probes=self._probing.status(pod.uid),
         )
 

@@ -14,6 +14,7 @@ import structlog
 from agent.preflight import cgroup2_mount
 from agent.settings import Settings
 from bpf import gates, loader, pins
+from bpf.callers import Callers
 from bpf.events import Events
 from bpf.gates import Attachment, Counts, GateConfig
 from bpf.hooks import Hooks, HookState
@@ -21,6 +22,8 @@ from bpf.nodeconfig import NodeConfig
 from bpf.nodeguards import NodeGuards
 from bpf.origin import Origin
 from bpf.replies import Question
+from bpf.selftests import Refused, SelfTests
+from bpf.verdicts import Reason, Verdict
 
 T = TypeVar("T")
 
@@ -50,8 +53,10 @@ class Gatekeeper:
         self._gates = opened
         self._worker = worker
         self._origin = Origin(loaded)
+        self._callers = Callers(loaded)
         self._node_guards = node_guards
         self.config = NodeConfig(loaded)
+        self.self_tests = SelfTests(loaded)
         self.events = Events(loaded)
         self.hook_states: list[HookState] = []
 
@@ -119,7 +124,13 @@ class Gatekeeper:
         )
 
     async def remove(self, ifindex: int) -> None:
-        await self._call(lambda: self._gates.remove(ifindex))
+        """As `Gates.remove`; who was refused there is forgotten as well."""
+
+        def remove() -> None:
+            self._gates.remove(ifindex)
+            self._callers.forget(ifindex)
+
+        await self._call(remove)
 
     async def installed(self) -> dict[int, GateConfig | None]:
         """As `Gates.installed`."""
@@ -142,8 +153,10 @@ class Gatekeeper:
         await self._call(lambda: self._gates.move_first(ifindex))
 
     async def counts(self) -> dict[int, Counts]:
-        """Reads maps only, so it does not queue behind attaches."""
-        return await asyncio.to_thread(self._gates.counts)
+        """As `Gates.counts`, without our own self-tests. Reads maps only, so it does not queue
+        behind attaches.
+        """
+        return await asyncio.to_thread(self._foreign_counts)
 
     async def node_counts(self) -> Counts:
         """As `Gates.node_counts`."""
@@ -173,6 +186,13 @@ class Gatekeeper:
     async def marked_origins(self) -> set[int]:
         return await self._call(self._origin.marked)
 
+    def _foreign_counts(self) -> dict[int, Counts]:
+        counts = self._gates.counts()
+        for ifindex, refused in self.self_tests.refused().items():
+            if ifindex in counts:
+                counts[ifindex] = _without(counts[ifindex], refused)
+        return counts
+
     async def _call(self, function: Callable[[], T]) -> T:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             return await asyncio.get_running_loop().run_in_executor(self._worker, function)
@@ -200,3 +220,16 @@ def _attach_hooks(loaded: loader.Loaded, installation: pins.Pins) -> list[HookSt
     if cgroup is None:
         return [HookState("all", "cgroup v2 is not mounted")]
     return Hooks(loaded, installation, cgroup).attach()
+
+
+def _without(counts: Counts, refused: Refused) -> Counts:
+    rest = dict(counts)
+    for reason, packets in (
+        (Reason.NODE, refused.by_socket),
+        (Reason.KERNEL, refused.without_socket),
+    ):
+        cell = (Verdict.DROP, reason)
+        left = max(0, rest.pop(cell, 0) - packets)
+        if left:
+            rest[cell] = left
+    return rest

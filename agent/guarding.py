@@ -44,6 +44,8 @@ class Guarded:
     """What its gates let in."""
     isolated: Netns | None = None
     """The namespace for which the wanted state was reached; it latches."""
+    isolation: Isolation | None = None
+    """What the last look at its gates came to."""
 
     @property
     def interfaces(self) -> set[int]:

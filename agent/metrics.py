@@ -77,6 +77,19 @@ GATES_LOST = Family(
     "counter",
     "Gates that could not be put back on an interface that had one.",
 )
+SELF_TESTS = Family(
+    "podgate_self_tests_total",
+    "counter",
+    "Self-tests of the way to an enforced pod's address, by result.",
+    ("result",),
+)
+SELF_TEST_PATHS = Family(
+    "podgate_self_test_paths",
+    "gauge",
+    "Addresses of an enforced pod by what their last self-test found; `bypassed`: the node reaches "
+    "it past the gate.",
+    ("namespace", "pod", "result"),
+)
 PROBES = Family(
     "prober_probe_total",
     "counter",
@@ -125,6 +138,7 @@ RULE_HITS = Family(
 FAMILIES = (
     *(GATE_PACKETS, NODE_REFUSALS, REFUSALS_UNTOLD, GATES, POD_CONDITION, MANIFEST_PROBLEM, INFO),
     *(LOAD_SECONDS, ATTACH_SECONDS, GATES_LOST, PROBES, PROBE_SECONDS),
+    *(SELF_TESTS, SELF_TEST_PATHS),
     *(PROBES_IN_FLIGHT, PROBES_WAITING, PROBE_DELAY_SECONDS),
     *(LISTENER_HINTS, LISTENER_EVENTS_LOST, LISTENERS_UNWATCHED),
     RULE_HITS,
@@ -221,6 +235,15 @@ class _ScrapeTimeCollector:
                 problems.add_metric((pod.source, pod.manifest_problem.reason), 1)
         yield conditions
         yield problems
+        yield self._paths()
+
+    def _paths(self) -> core.Metric:
+        paths = _family(SELF_TEST_PATHS)
+        for pod in self.pods:
+            results = self.metrics.paths.get(pod.uid, []) if self.metrics else []
+            for result in sorted(set(results)):
+                paths.add_metric((pod.namespace, pod.name, result), results.count(result))
+        return paths
 
 
 class Metrics:
@@ -234,6 +257,9 @@ class Metrics:
         self._load = self._gauge(LOAD_SECONDS)
         self.attach_seconds = self._histogram(ATTACH_SECONDS, _ATTACH_BUCKETS)
         self.gates_lost = self._counter(GATES_LOST)
+        self.self_tests = self._counter(SELF_TESTS)
+        self.paths: dict[str, list[str]] = {}
+        """By pod uid: the last result for each address."""
         self._probes = self._counter(PROBES)
         self._probe_seconds = self._histogram(PROBE_SECONDS, _PROBE_BUCKETS)
         self.probe_delay_seconds = self._histogram(PROBE_DELAY_SECONDS, _DELAY_BUCKETS)

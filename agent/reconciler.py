@@ -18,6 +18,7 @@ from agent.metrics import Metrics
 from agent.pods import Pod
 from agent.probing import Probing
 from agent.rulebook import Admission
+from agent.selftest import SelfTest
 from bpf.errors import AttachError
 from probes.netns import Netns
 
@@ -53,6 +54,7 @@ class Reconciler:
         self._resync_seconds = resync_seconds
         self._on_gated = on_gated
         self._guard = Guard(gatekeeper, reader, metrics, self._other_user_of, admit)
+        self.self_test = SelfTest(gatekeeper.self_tests, metrics, self._publish)
         self._marked: dict[str, None] = {}
         self._leaving: list[Guarded] = []
         self._wake = asyncio.Event()
@@ -74,6 +76,7 @@ class Reconciler:
         if guarded is None:
             return
         self._probing.remove(uid)
+        self.self_test.forget(uid)
         self._conditions.forget(uid)
         self._metrics.forget(guarded.pod)
         self._leaving.append(guarded)
@@ -126,6 +129,8 @@ class Reconciler:
                     await self._bring_up(guarded)
                     looked_at.append(guarded)
             for guarded in looked_at:
+                self.self_test.want(guarded)
+            for guarded in looked_at:
                 await self._remember(guarded)
             if self._may_hold_leftovers:
                 await self._release_leftovers()
@@ -160,12 +165,21 @@ class Reconciler:
             isolation = Isolation(FALSE, "GateFailed", f"The kernel refused: {error}.")
         if pod.uid not in self.guarded:
             return
-        self._conditions.set(
-            pod, names.ISOLATION_READY, isolation.status, isolation.reason, isolation.message
-        )
+        guarded.isolation = isolation
+        self._publish(pod.uid)
         self._probing.update(guarded)
         if guarded.isolated and guarded.interfaces:
             await self._on_gated(guarded.interfaces)
+
+    def _publish(self, uid: str) -> None:
+        """Say what is known of a pod's isolation, unless its self-test has still to tell."""
+        guarded = self.guarded.get(uid)
+        if guarded is None or guarded.isolation is None:
+            return
+        if said := self.self_test.judge(guarded, guarded.isolation):
+            self._conditions.set(
+                guarded.pod, names.ISOLATION_READY, said.status, said.reason, said.message
+            )
 
     async def _remember(self, guarded: Guarded) -> None:
         try:

@@ -28,6 +28,15 @@ class GateStatus(msgspec.Struct, frozen=True, kw_only=True):
     packets: dict[str, dict[str, int]]
 
 
+class PathStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One address of an enforced pod, and what the self-test found: `confirmed`, `bypassed` (the
+    node reaches it past the gate), `unreachable` (nothing that the node sends there arrives) or
+    `failed` (the log says why)."""
+
+    address: str
+    result: str
+
+
 class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One pod, as podgate knows it now."""
 
@@ -40,6 +49,7 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     addresses: list[str]
     conditions: list[Condition]
     gates: list[GateStatus]
+    paths: list[PathStatus]
     probes: list[ProbeStatus]
 
 

@@ -108,7 +108,9 @@ def _console() -> rich.console.Console:
 
 
 def _pods(pods: list[PodStatus]) -> rich.table.Table:
-    table = _table("POD", "MODE", "ISOLATED", "PROBES", "GATES", "DROPPED", "WOULD DROP")
+    table = _table(
+        "POD", "MODE", "ISOLATED", "PROBES", "GATES", "SELF-TEST", "DROPPED", "WOULD DROP"
+    )
     for pod in pods:
         by_type = {condition.type.split("/")[1]: condition for condition in pod.conditions}
         table.add_row(
@@ -117,6 +119,7 @@ def _pods(pods: list[PodStatus]) -> rich.table.Table:
             _condition(by_type.get("isolation-ready")),
             _condition(by_type.get("probes-passing")),
             ", ".join(gate.interface for gate in pod.gates) or "-",
+            _self_test({path.result for path in pod.paths}),
             *(_packets(pod.gates, verdict) for verdict in _SHOWN_VERDICTS),
         )
     return table
@@ -157,6 +160,11 @@ def _condition(condition: Condition | None) -> str:
         return "-"
     colour = "green" if condition.status == TRUE else "red"
     return f"[{colour}]{condition.reason}[/]"
+
+
+def _self_test(results: set[str]) -> str:
+    colours = {"confirmed": "green", "bypassed": "red"}
+    return ", ".join(f"[{colours.get(each, 'yellow')}]{each}[/]" for each in sorted(results)) or "-"
 
 
 def _packets(gates: list[GateStatus], verdict: str) -> str:

@@ -4,7 +4,7 @@ import array
 import dataclasses
 from collections.abc import Container
 
-from bpf import abi, loader
+from bpf import abi, loader, selftests
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,12 +33,22 @@ class Callers:
         self._lost = loaded.map(abi.CALLERS_LOST)
 
     def read(self) -> list[Seen]:
-        """All callers, in no order."""
-        return [_seen(key, value) for key, value in self._callers.items()]
+        """All callers but our own self-tests, in no order."""
+        return [
+            _seen(key, value)
+            for key, value in self._callers.items()
+            if not selftests.is_self_test(key)
+        ]
 
     def lost(self) -> int:
         """Packets whose sender found no place, since the map was made."""
         return sum(array.array("Q", self._lost.get(bytes(4)) or b""))
+
+    def forget(self, ifindex: int) -> None:
+        """Forget the callers of one interface."""
+        for key, _ in list(self._callers.items()):
+            if abi.CallerKey.from_buffer_copy(key).ifindex == ifindex:
+                self._callers.delete(key)
 
     def prune(self, live: Container[int]) -> None:
         """Forget callers of interfaces that are not among `live`."""

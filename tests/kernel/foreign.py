@@ -21,14 +21,31 @@ _PROG_LOAD = cast(syscalls.Command, 5)
 _SCHED_CLS = 3
 
 
+def _move(register: int, value: int) -> bytes:
+    return struct.pack("=BBhi", 0xB7, register, 0, value)
+
+
+_EXIT = struct.pack("=BBhi", 0x95, 0, 0, 0)
+_CALL_REDIRECT_PEER = struct.pack("=BBhi", 0x85, 0, 0, 155)  # Linux 5.10 (9aa1206e8f48)
+
+
 def load_program(returned: int) -> int:
     """A tc program of two instructions that returns a constant; its descriptor."""
-    instructions = struct.pack("=BBhiBBhi", 0xB7, 0, 0, returned, 0x95, 0, 0, 0)
-    code = ctypes.create_string_buffer(instructions, len(instructions))
+    return _load(_move(0, returned), _EXIT)
+
+
+def load_redirect_to_peer(ifindex: int) -> int:
+    """A tc program that puts every packet into the other end of a veth, past that one's egress."""
+    return _load(_move(1, ifindex), _move(2, 0), _CALL_REDIRECT_PEER, _EXIT)
+
+
+def _load(*instructions: bytes) -> int:
+    joined = b"".join(instructions)
+    code = ctypes.create_string_buffer(joined, len(joined))
     licence = ctypes.create_string_buffer(b"GPL")
     attributes = struct.pack(
         "=IIQQIIQII",
-        *(_SCHED_CLS, 2, ctypes.addressof(code), ctypes.addressof(licence)),
+        *(_SCHED_CLS, len(instructions), ctypes.addressof(code), ctypes.addressof(licence)),
         *(0, 0, 0, 0, 0),
     )
     return syscalls.call(_PROG_LOAD, attributes, what="loading a foreign program")[0]
@@ -60,7 +77,16 @@ def add_clsact(ifindex: int) -> None:
 
 def add_filter(ifindex: int, returned: int, *, parent: str = EGRESS, priority: int = 2) -> None:
     """A BPF filter named "foreign" on a clsact qdisc that is there; it goes with the interface."""
-    program_fd = load_program(returned)
+    _add_filter(ifindex, load_program(returned), parent, priority)
+
+
+def add_peer_redirect(ifindex: int, to: int) -> None:
+    """A clsact qdisc whose ingress puts every packet into the other end of the veth `to`."""
+    add_clsact(ifindex)
+    _add_filter(ifindex, load_redirect_to_peer(to), INGRESS, 1)
+
+
+def _add_filter(ifindex: int, program_fd: int, parent: str, priority: int) -> None:
     try:
         with pyroute2.IPRoute() as netlink:
             netlink.tc(

@@ -1,0 +1,235 @@
+"""The self-test: a gate that stands where nothing passes is found out, and nobody is disturbed."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pyroute2
+import pytest
+
+from agent import adminclient, names
+from agent.conditions import FALSE, TRUE, Condition
+from agent.demo import attempts
+from agent.demo.lab import Lab, LabPod
+from agent.demo.operating import Operator, condition_of, pod_of
+from agent.settings import admin_socket
+from agent.status import Report
+from tests.kernel import foreign
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def web(lab: Lab) -> LabPod:
+    return lab.add_pod("web", 1)
+
+
+def isolation(report: Report, name: str = "web") -> Condition | None:
+    return condition_of(report, name, names.ISOLATION_READY)
+
+
+def isolated_as(reason: str, name: str = "web") -> Callable[[Report], bool]:
+    return lambda report: (c := isolation(report, name)) is not None and c.reason == reason
+
+
+def results(report: Report, name: str = "web") -> dict[str, str]:
+    pod = pod_of(report, name)
+    return {path.address: path.result for path in pod.paths} if pod else {}
+
+
+def start(operator: Operator, *pods: LabPod, mode: str = "enforce") -> None:
+    for pod in pods:
+        operator.write_manifest(pod, mode=mode, container={})
+    operator.start()
+
+
+@pytest.mark.parametrize("is_bridged", [False, True], ids=["routed", "bridged"])
+def test_an_enforced_pod_is_ready_when_every_path_is_confirmed(
+    operator: Operator, lab: Lab, is_bridged: bool
+) -> None:
+    pod = lab.add_pod("web", 2, bridged=is_bridged)
+    start(operator, pod)
+    report = operator.wait_for("the gate", isolated_as("Enforced"))
+    assert results(report) == {pod.ipv4: "confirmed", pod.ipv6: "confirmed"}
+
+
+@pytest.fixture
+def detour(web: LabPod) -> Iterator[Callable[[], None]]:
+    """Routes the node to the pod's IPv4 address by a pair of interfaces of the node's own, from
+    where a program puts its packets into the pod: as CNIs do that go round the veth."""
+    with pyroute2.IPRoute() as netlink:
+
+        def route() -> None:
+            netlink.link("add", ifname="cni0", kind="veth", peer={"ifname": "cni1"})
+            (near,), (far,) = (netlink.link_lookup(ifname=name) for name in ("cni0", "cni1"))
+            for ifindex in (near, far):
+                netlink.link("set", index=ifindex, state="up")
+            hardware = netlink.link("get", index=far)[0].get("address")
+            netlink.neigh("add", dst=web.ipv4, lladdr=hardware, ifindex=near, state="permanent")
+            foreign.add_peer_redirect(far, web.ifindex)
+            netlink.route("replace", dst=f"{web.ipv4}/32", oif=near, scope="link")
+
+        yield route
+        for ifindex in netlink.link_lookup(ifname="cni0"):
+            netlink.link("del", index=ifindex)
+
+
+def straighten(pod: LabPod) -> None:
+    with pyroute2.IPRoute() as netlink:
+        netlink.route("replace", dst=f"{pod.ipv4}/32", oif=pod.ifindex, scope="link")
+
+
+def test_a_path_round_the_gate_is_found_out(
+    operator: Operator, web: LabPod, detour: Callable[[], None]
+) -> None:
+    detour()
+    start(operator, web)
+    report = operator.wait_for("the bypass", isolated_as("GateBypassed"))
+    condition = isolation(report)
+    assert condition is not None
+    assert condition.status == FALSE
+    assert web.ipv4 in condition.message
+    assert web.ipv6 not in condition.message
+    assert results(report) == {web.ipv4: "bypassed", web.ipv6: "confirmed"}
+
+
+def test_a_pod_becomes_ready_when_its_path_is_put_right(
+    operator: Operator, web: LabPod, detour: Callable[[], None]
+) -> None:
+    detour()
+    start(operator, web)
+    operator.wait_for("the bypass", isolated_as("GateBypassed"))
+    straighten(web)
+    touch(operator, web)
+    operator.wait_for("the gate", isolated_as("Enforced"))
+
+
+def test_a_path_that_is_lost_later_is_told_and_the_condition_stays(
+    operator: Operator, web: LabPod, detour: Callable[[], None]
+) -> None:
+    start(operator, web)
+    operator.wait_for("the gate", isolated_as("Enforced"))
+    detour()
+    touch(operator, web)
+    report = operator.wait_for("the bypass", lambda r: results(r).get(web.ipv4) == "bypassed")
+    condition = isolation(report)
+    assert condition is not None
+    assert condition.status == TRUE
+    assert "past the gate" in condition.message
+    assert any(line.get("result") == "bypassed" for line in operator.log_lines())
+    series = fetch(report, "/metrics")
+    assert 'podgate_self_test_paths{namespace="demo",pod="web",result="bypassed"} 1.0' in series
+
+
+def touch(operator: Operator, pod: LabPod) -> None:
+    """Have the agent look at the pod as it does after a change: by way of audit."""
+    for mode, reason in (("audit", "Audit"), ("enforce", "")):
+        operator.write_manifest(pod, mode=mode, container={})
+        if reason:
+            operator.wait_for(reason, isolated_as(reason, pod.name))
+
+
+def fetch(report: Report, path: str) -> str:
+    with urllib.request.urlopen(f"http://{report.http_address}{path}", timeout=5) as answer:
+        content: bytes = answer.read()
+        return content.decode()
+
+
+def test_a_pod_that_the_node_cannot_reach_is_ready_and_said_not_to_be_confirmed(
+    operator: Operator, web: LabPod
+) -> None:
+    subprocess.run(["ip", "route", "del", f"{web.ipv4}/32"], check=True)
+    start(operator, web)
+    report = operator.wait_for("the gate", isolated_as("Enforced"))
+    assert results(report) == {web.ipv4: "unreachable", web.ipv6: "confirmed"}
+    condition = isolation(report)
+    assert condition is not None
+    assert f"the node sends to {web.ipv4} does not arrive" in condition.message
+
+
+def test_a_packet_that_waits_for_the_neighbour_is_waited_for(
+    operator: Operator, web: LabPod
+) -> None:
+    subprocess.run(["ip", "neigh", "flush", "all"], check=True)
+    start(operator, web)
+    report = operator.wait_for("the gate", isolated_as("Enforced"))
+    assert set(results(report).values()) == {"confirmed"}
+
+
+def test_in_audit_nothing_is_tested_and_nothing_arrives(operator: Operator, web: LabPod) -> None:
+    with web.open_socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP) as inside:
+        start(operator, web, mode="audit")
+        report = operator.wait_for("audit", isolated_as("Audit"))
+        assert results(report) == {}
+        operator.write_manifest(web, mode="enforce", container={})
+        operator.wait_for("the gate", isolated_as("Enforced"))
+        inside.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            inside.recv(64)
+
+
+def test_nobody_is_bothered_with_the_self_test_s_own_packets(
+    operator: Operator, web: LabPod
+) -> None:
+    start(operator, web)
+    report = operator.wait_for("the gate", isolated_as("Enforced"))
+    pod = pod_of(report, "web")
+    assert pod is not None
+    assert pod.gates[0].packets.get("drop", {}).get("node", 0) == 0
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "agent", "drops", "--output", "json"),
+            *("--run-directory", str(operator.run_directory)),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
+    assert json.loads(done.stdout) == {"callers": [], "lost_packets": 0}
+    told = asyncio.run(adminclient.fetch(admin_socket(operator.run_directory), "/refusals"))
+    assert json.loads(told)["refusals"] == []
+
+
+def test_a_drop_is_counted_beside_self_tests_and_after_a_new_start(
+    operator: Operator, web: LabPod
+) -> None:
+    start(operator, web)
+    operator.wait_for("the gate", isolated_as("Enforced"))
+    operator.wait_for(
+        "a drop", lambda _: attempts.datagram_from_node(web, "IPv4") == "does not arrive"
+    )
+    operator.stop(signal.SIGKILL)
+    operator.start()
+    report = operator.wait_for("the gate", isolated_as("Enforced"))
+    pod = pod_of(report, "web")
+    assert pod is not None
+    assert pod.gates[0].packets["drop"] == {"node": 1}
+
+
+def test_status_shows_people_what_was_found(operator: Operator, web: LabPod) -> None:
+    start(operator, web)
+    operator.wait_for("the gate", isolated_as("Enforced"))
+    done = subprocess.run(
+        [sys.executable, "-m", "agent", "status", "--run-directory", str(operator.run_directory)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert "confirmed" in done.stdout
+
+
+def test_many_pods_are_all_tested(operator: Operator, lab: Lab) -> None:
+    pods = [lab.add_pod(f"web{number}", number) for number in range(1, 31)]
+    start(operator, *pods)
+    report = operator.wait_for(
+        "every gate", lambda r: all(isolated_as("Enforced", pod.name)(r) for pod in pods)
+    )
+    assert {result for pod in pods for result in results(report, pod.name).values()} == {
+        "confirmed"
+    }
