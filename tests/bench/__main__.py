@@ -7,7 +7,7 @@ to stderr.
 import subprocess
 import sys
 
-BENCHES = ("start", "gate", "probe")
+BENCHES = ("start", "gate", "backstop", "probe")
 
 
 def main() -> int:

@@ -1,34 +1,43 @@
 """What the gate costs: bench `gate`. Every comparison is interleaved within one run.
 
 Packets are timed by BPF_PROG_TEST_RUN against an empty program, in nanoseconds above it. Traffic is
-real: TCP between two pods over the node, with gates and without, in turn.
+real: TCP between two pods over the node and within the node, with podgate and without, in turn.
 """
 
 import asyncio
-import contextlib
-import socket
 import statistics
-import struct
+import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from agent.demo import lab
 from agent.demo.lab import BPFFS, Lab, LabPod
+from agent.gatekeeper import netns_cookie
+from agent.preflight import cgroup2_mount
 from bpf import abi, loader, pins, syscalls
-from bpf.gates import GateConfig, Gates
+from bpf.gates import Attachment, GateConfig, Gates
+from bpf.hooks import Hooks
+from bpf.nodeconfig import NodeConfig
 from bpf.verdicts import Mode
-from tests.bench import figures
+from tests.bench import figures, rates
+from tests.bench.crowd import Crowd
 from tests.kernel import foreign, frames, skb
 
 _RUNS = 9
 _REPEAT = 200_000
-_BULK_BYTES = 256 << 20
-_REQUESTS = 10_000
-_CONNECTS = 2_000
-_PORT, _CONNECT_PORT = 8080, 8081
+_FEW, _MANY = 10, 1_000
 _GOOD_IFINDEX, _FOREIGN_IFINDEX = 1, 4242
+
+# What one writes who closes the hole with nftables: node to pod is dropped, answers pass.
+_RULE_SET = """
+table inet hole {
+    chain output {
+        type filter hook output priority filter; policy accept;
+        ct state established,related accept
+        meta oifkind "veth" drop
+    }
+}
+"""
 
 
 def main() -> None:
@@ -38,7 +47,9 @@ def main() -> None:
         loaded = asyncio.run(loader.load(installation))
         try:
             _nanoseconds(loaded)
-            _traffic(network, Gates(loaded, installation))
+            podgate = Podgate(loaded, installation)
+            _traffic(network, podgate)
+            podgate.close()
         finally:
             loaded.close()
             installation.remove_everything()
@@ -73,114 +84,117 @@ def _run_ns(program_fd: int, frame: bytes, ingress_ifindex: int) -> int:
     return syscalls.run_program(program_fd, frame, context, _REPEAT)[1]
 
 
-def _traffic(network: Lab, gates: Gates) -> None:
+def _traffic(network: Lab, podgate: "Podgate") -> None:
     server, client = network.add_pod("server", 1), network.add_pod("client", 2)
-    with (
-        server.listen(_PORT) as talking,
-        server.listen(_CONNECT_PORT) as accepting,
-        _listen_on_node() as node_accepting,
-    ):
-        for serve, sock in ((_talk, talking), (_accept, accepting), (_accept, node_accepting)):
-            threading.Thread(target=serve, args=(sock,), daemon=True).start()
+    podgate.pods = (server, client)
+
+    def request_rate() -> float:
+        return rates.request_rate(client, server.ipv4)
+
+    with rates.serving(server):
         for figure, measure in (
-            ("throughput", lambda: _throughput(client, server.ipv4)),
-            ("request_rate", lambda: _request_rate(client, server.ipv4)),
-            ("connect_rate", lambda: _connect_rate(_pod_socket(client), server.ipv4)),
-            ("node_connect_rate", lambda: _connect_rate(_node_socket, "127.0.0.1")),
+            ("throughput", lambda: rates.throughput(client, server.ipv4)),
+            ("request_rate", request_rate),
+            (
+                "connect_rate",
+                lambda: rates.connect_rate(rates.pod_socket(client), server.ipv4),
+            ),
+            ("node_connect_rate", lambda: rates.connect_rate(rates.node_socket, "127.0.0.1")),
         ):
-            _note(f"{figure}, with gates and without in turn")
-            _compare(figure, measure, gates, (server, client))
-    gates.close()
+            _note(f"{figure}, with podgate and without in turn")
+            _compare(figure, measure, podgate.put_on, podgate.take_off, "ratio to no podgate")
+
+        _note(f"request_rate_1000_pods, among {_MANY} gated interfaces and among {_FEW} in turn")
+        podgate.put_on()
+        with Crowd(_MANY) as crowd:
+            few, rest = crowd.ifindexes[:_FEW], crowd.ifindexes[_FEW:]
+            podgate.gate(few)
+            _compare(
+                "request_rate_1000_pods",
+                request_rate,
+                lambda: podgate.gate(rest),
+                lambda: podgate.release(rest),
+                f"ratio to {_FEW} pods",
+            )
+            podgate.release(few)
+        podgate.take_off()
+
+        _note("nft_request_rate, podgate and an nftables rule set in turn")
+
+        def swap_to_podgate() -> None:
+            nftables("delete table inet hole")
+            podgate.put_on()
+
+        def swap_to_nftables() -> None:
+            podgate.take_off()
+            nftables(_RULE_SET)
+
+        nftables(_RULE_SET)
+        _compare(
+            "nft_request_rate",
+            request_rate,
+            swap_to_podgate,
+            swap_to_nftables,
+            "ratio to an nftables rule set",
+        )
+        nftables("delete table inet hole")
+
+
+class Podgate:
+    """Gates of the pods, and the hooks at the root cgroup, to be put on and taken off."""
+
+    def __init__(self, loaded: loader.Loaded, installation: pins.Pins) -> None:
+        mount = cgroup2_mount()
+        assert mount is not None
+        self.pods: tuple[LabPod, ...] = ()
+        self._gates = Gates(loaded, installation, Attachment.CLSACT)
+        self._hooks = Hooks(loaded, installation, mount)
+        NodeConfig(loaded).set_netns(netns_cookie())
+
+    def put_on(self) -> None:
+        self._hooks.attach()
+        for pod in self.pods:
+            self._gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
+            self._gates.remember(pod.ifindex)
+
+    def take_off(self) -> None:
+        self._hooks.detach()
+        self.release([pod.ifindex for pod in self.pods])
+
+    def gate(self, ifindexes: Sequence[int]) -> None:
+        """Gates for interfaces behind which nobody listens, with addresses of their own."""
+        for ifindex in ifindexes:
+            address = frames.address(f"198.19.{ifindex >> 8 & 255}.{ifindex & 255}")
+            self._gates.install(ifindex, GateConfig(Mode.ENFORCE, (address,)))
+
+    def release(self, ifindexes: Sequence[int]) -> None:
+        for ifindex in ifindexes:
+            self._gates.remove(ifindex)
+
+    def close(self) -> None:
+        self._gates.close()
 
 
 def _compare(
-    figure: str, measure: Callable[[], float], gates: Gates, pods: tuple[LabPod, ...]
+    figure: str,
+    measure: Callable[[], float],
+    put_on: Callable[[], None],
+    take_off: Callable[[], None],
+    unit: str,
 ) -> None:
     """Ratios of with over without, each from two neighbouring measurements."""
     measure()
     ratios = []
     for _ in range(_RUNS):
-        for pod in pods:
-            gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-            gates.remember(pod.ifindex)
-        gated = measure()
-        for pod in pods:
-            gates.remove(pod.ifindex)
-        ratios.append(gated / measure())
-    figures.emit("gate", figure, ratios, "ratio to no podgate")
+        put_on()
+        ours = measure()
+        take_off()
+        ratios.append(ours / measure())
+    figures.emit("gate", figure, ratios, unit)
 
 
-def _talk(listener: socket.socket) -> None:
-    """Answer one connection after the other: one byte for one byte, and nothing for more."""
-    listener.settimeout(None)
-    while True:
-        peer, _ = listener.accept()
-        with peer:
-            while data := peer.recv(1 << 18):
-                if len(data) == 1:
-                    peer.sendall(data)
-
-
-def _accept(listener: socket.socket) -> None:
-    """Take connections and reset them, so that none lingers."""
-    listener.settimeout(None)
-    while True:
-        peer, _ = listener.accept()
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        peer.close()
-
-
-def _throughput(client: LabPod, address: str) -> float:
-    """Bytes a second over one connection, until the server has read all."""
-    block = bytes(1 << 20)
-    with _pod_socket(client)() as sock:
-        sock.settimeout(30)
-        sock.connect((address, _PORT))
-        started = time.perf_counter()
-        for _ in range(_BULK_BYTES // len(block)):
-            sock.sendall(block)
-        sock.shutdown(socket.SHUT_WR)
-        sock.recv(1)
-        return _BULK_BYTES / (time.perf_counter() - started)
-
-
-def _request_rate(client: LabPod, address: str) -> float:
-    """Bytes there and back a second, one after the other."""
-    with _pod_socket(client)() as sock:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.connect((address, _PORT))
-        started = time.perf_counter()
-        for _ in range(_REQUESTS):
-            sock.sendall(b"x")
-            sock.recv(1)
-        return _REQUESTS / (time.perf_counter() - started)
-
-
-def _connect_rate(make: Callable[[], socket.socket], address: str) -> float:
-    """Connections a second, one after the other, each ended by the server."""
-    started = time.perf_counter()
-    for _ in range(_CONNECTS):
-        # The reset may come before connect() has looked.
-        with make() as sock, contextlib.suppress(ConnectionResetError):
-            sock.connect((address, _CONNECT_PORT))
-            sock.recv(1)
-    return _CONNECTS / (time.perf_counter() - started)
-
-
-def _pod_socket(pod: LabPod) -> Callable[[], socket.socket]:
-    return lambda: pod.open_socket(socket.AF_INET, socket.SOCK_STREAM)
-
-
-def _node_socket() -> socket.socket:
-    return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-
-
-def _listen_on_node() -> socket.socket:
-    sock = _node_socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(("127.0.0.1", _CONNECT_PORT))
-    sock.listen(128)
-    return sock
+def nftables(script: str) -> None:
+    subprocess.run(["nft", "-f", "-"], input=script, text=True, check=True)
 
 
 def _note(text: str) -> None:
