@@ -105,6 +105,16 @@ async def _compile(installation: pins.Pins) -> None:
             await process.wait()
     if process.returncode != 0:
         lines = messages.decode(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else f"the compiler ended with status {process.returncode}"
+        reason = lines[-1] if lines else _unsaid(process.returncode)
         first_error = next((line for line in lines[:-1] if "error:" in line), None)
         raise errors.CompileError(f"{reason} ({first_error})" if first_error else reason)
+
+
+def _unsaid(status: int | None) -> str:
+    """Why the compiler ended without a word: somebody ended it."""
+    if status is not None and status < 0:
+        return (
+            f"the compiler was ended by signal {-status}; it needs 250 MB of memory for a second, "
+            "so raise the memory limit"
+        )
+    return f"the compiler ended with status {status}"

@@ -1,5 +1,6 @@
 """Pinned maps, opened without bcc and compared with what is expected of them."""
 
+import errno
 import functools
 import os
 import struct
@@ -68,7 +69,15 @@ class Map:
 
     def set(self, key: bytes, value: bytes) -> None:
         """Insert or replace as a whole. Raises `BpfError` (E2BIG: the map is full)."""
-        syscalls.map_update(self.fd, key, value)
+        try:
+            syscalls.map_update(self.fd, key, value)
+        except errors.BpfError as error:
+            if error.errno != errno.E2BIG:
+                raise
+            raise errors.BpfError(
+                errno.E2BIG,
+                f"the map {self.spec.name} is full; it holds {self.spec.max_entries} entries",
+            ) from error
 
     def delete(self, key: bytes) -> bool:
         """Whether there was such a key."""

@@ -1,0 +1,134 @@
+"""One sentence, and nothing half-applied: what machines and people get wrong about gates."""
+
+import ctypes
+import ipaddress
+import os
+import pathlib
+import resource
+import socket
+import sys
+
+import pytest
+
+from agent.demo import lab as labs
+from bpf import abi, errors, loader, pins
+from bpf.gates import GateConfig, Gates
+from bpf.verdicts import Mode
+from tests.kernel import traffic
+
+pytestmark = pytest.mark.kernel
+
+MS_RDONLY, MS_REMOUNT = 1, 32
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@pytest.fixture
+def pod(lab: labs.Lab) -> labs.LabPod:
+    return lab.add_pod("misread", 1)
+
+
+def enforcing(pod: labs.LabPod) -> GateConfig:
+    return GateConfig(Mode.ENFORCE, pod.addresses)
+
+
+def test_interface_of_another_namespace_is_no_interface_here(
+    lab: labs.Lab, gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    """Numbers are a namespace's own: those of pods mean nothing on the node."""
+    taken = {index for index, _ in socket.if_nameindex()}
+    foreign = next(number for number in range(2, 1 << 16) if number not in taken)
+    with pytest.raises(errors.AttachError, match=f"interface {foreign}: .*No such device"):
+        gates.install(foreign, enforcing(pod))
+    assert gates.installed() == {}
+    assert loaded.map(abi.GATES).get(foreign.to_bytes(4, "little")) is None
+    assert list(loaded.map(abi.ADDRESSES).items()) == []
+
+
+def test_full_map_is_said_and_leaves_the_other_gates_alone(
+    lab: labs.Lab, gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    first = lab.add_pod("first", 2)
+    gates.install(first.ifindex, enforcing(first))
+    table = loaded.map(abi.GATES)
+    keys = [(1 << 20 | number).to_bytes(4, "little") for number in range(abi.MAX_GATES - 1)]
+    for key in keys:
+        table.set(key, bytes(table.value_size))
+    try:
+        with pytest.raises(errors.AttachError, match="the map gates is full; it holds 4096 ent"):
+            gates.install(pod.ifindex, enforcing(pod))
+        assert traffic.node_is_dropped(first, 4)
+        gates.install(first.ifindex, GateConfig(Mode.AUDIT, first.addresses))
+        assert gates.installed()[first.ifindex] == GateConfig(Mode.AUDIT, first.addresses)
+    finally:
+        for key in keys:
+            table.delete(key)
+    assert set(gates.installed()) == {first.ifindex}
+    gates.install(pod.ifindex, enforcing(pod))
+    assert traffic.node_is_dropped(pod, 4)
+
+
+def test_full_map_of_addresses_costs_names_and_no_gate(
+    lab: labs.Lab, gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    table = loaded.map(abi.ADDRESSES)
+    keys = [
+        abi.pack_address(ipaddress.IPv6Address((0x20010DB8 << 96) | number))
+        for number in range(abi.MAX_ADDRESSES)
+    ]
+    for key in keys:
+        table.set(key, bytes(4))
+    try:
+        gates.install(pod.ifindex, enforcing(pod))
+        assert traffic.node_is_dropped(pod, 4)
+    finally:
+        for key in keys:
+            table.delete(key)
+
+
+async def test_bpffs_that_is_read_only_is_said(isolated: None, tmp_path: pathlib.Path) -> None:
+    mount = labs.LAB_DIRECTORY / "readonly"
+    mount.mkdir()
+    path = os.fsencode(mount)
+    assert _libc.mount(b"bpf", path, b"bpf", 0, None) == 0
+    try:
+        assert _libc.mount(b"bpf", path, b"bpf", MS_REMOUNT | MS_RDONLY, None) == 0
+        with pytest.raises(errors.PinError, match="podgate needs it mounted read-write"):
+            await loader.load(pins.Pins(mount))
+        assert "podgate" not in os.listdir(mount)
+    finally:
+        assert _libc.umount2(path, 0) == 0
+        mount.rmdir()
+
+
+def mapped_bytes() -> int:
+    pages = pathlib.Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
+    return int(pages) * resource.getpagesize()
+
+
+async def test_compiler_without_enough_memory_is_one_sentence_and_leaves_nothing(
+    fresh_pins: pins.Pins,
+) -> None:
+    """LLVM alone maps more than this."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (mapped_bytes() + (100 << 20), before[1]))
+    try:
+        with pytest.raises(errors.CompileError) as caught:
+            await loader.load(fresh_pins)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert "\n" not in str(caught.value)
+    assert [path for path in fresh_pins.programs.iterdir() if "unfinished" not in path.name] == []
+    loaded = await loader.load(fresh_pins)
+    loaded.close()
+
+
+async def test_compiler_that_is_killed_is_said(
+    fresh_pins: pins.Pins, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """As the kernel does where a container has used up its memory."""
+    killed = tmp_path / "python"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(killed))
+    with pytest.raises(errors.CompileError, match="ended by signal 9; it needs 250 MB of memory"):
+        await loader.load(fresh_pins)
