@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 # A cgroup may be gone a moment after its only call, and then nobody can name it any more.
 _PERIOD_SECONDS = 2.0
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 47: "gre", 50: "esp", 58: "icmp", 132: "sctp"}
-_NO_SOCKET = "(no socket: the kernel)"
+NO_SOCKET = "(no socket: the kernel)"
 
 
 class CallerName(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class CallerBook:
         self._callers = callers
         self._state = state
         self._live_ifindexes = live_ifindexes
-        self._names: dict[int, str] = {0: _NO_SOCKET}
+        self._names: dict[int, str] = {0: NO_SOCKET}
 
     async def run(self) -> None:
         """Name new callers soon after they call, for ever."""

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from agent import VERSION, doctorcommand, probecommand
+from agent import VERSION, doctorcommand, probecommand, rulescommand
 from agent.kubeletsearch import KubeletSetting, parse_setting
 from agent.settings import RUN_DIRECTORY, LogFormat, Settings, admin_socket
 from bpf import pins
@@ -227,6 +227,8 @@ def demo(output: str) -> None:
 
 
 main.add_command(probecommand.probe)
+main.add_command(rulescommand.rules)
+main.add_command(rulescommand.suggest)
 main.add_command(doctorcommand.doctor)
 
 

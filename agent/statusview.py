@@ -1,4 +1,4 @@
-"""`podgate status` for people."""
+"""`podgate status`, `drops` and `rules` for people."""
 
 import msgspec
 import rich.box
@@ -7,10 +7,21 @@ import rich.markup
 import rich.table
 
 from agent.conditions import TRUE, Condition
-from agent.status import Drops, GateStatus, PodStatus, Refusals, RefusalStatus, Report
+from agent.status import (
+    Drops,
+    GateStatus,
+    PodStatus,
+    Refusals,
+    RefusalStatus,
+    Report,
+    Rules,
+    RuleStatus,
+)
 
 # Nobody's terminal to fit into: grep wants whole lines.
 _PIPED_WIDTH = 160
+
+_MOST_PODS = 5
 
 _SHOWN_VERDICTS = ("drop", "would-drop")
 
@@ -98,6 +109,35 @@ def _refusal(one: RefusalStatus) -> str:
 
 def _port(number: int) -> str:
     return f" port {number}" if number else ""
+
+
+def show_rules(content: bytes) -> None:
+    """Print every rule of every policy, and what is wrong."""
+    rules = msgspec.json.decode(content, type=Rules)
+    console = _console()
+    if rules.path is None:
+        console.print("The agent was started without --rules: only the kubelet is let in.")
+    elif not rules.policies:
+        console.print(f"No policy of {rules.path} is in force.", markup=False)
+    else:
+        table = _table("POLICY", "FROM", "TO", "PODS", "HITS")
+        for policy in rules.policies:
+            pods = ", ".join(policy.pods[:_MOST_PODS]) or "none here"
+            if more := policy.pods[_MOST_PODS:]:
+                pods += f" and {len(more)} more"
+            for rule in policy.rules:
+                cells = (policy.name, rule.sender, _ports(rule), pods, str(rule.hits))
+                table.add_row(*map(rich.markup.escape, cells))
+        console.print(table)
+    absent = [rule.problem for policy in rules.policies for rule in policy.rules if rule.problem]
+    for problem in (*rules.problems, *dict.fromkeys(absent)):
+        console.print(problem, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _ports(rule: RuleStatus) -> str:
+    if rule.ports == "any":
+        return "anything" if rule.protocol == "any" else rule.protocol
+    return f"{rule.protocol} {rule.ports}"
 
 
 def _console() -> rich.console.Console:
