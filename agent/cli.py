@@ -92,6 +92,11 @@ def main() -> None:
     help="After so long without an agent the gates let everything pass; 0 for never.",
 )
 @click.option(
+    "--end-older-flows",
+    is_flag=True,
+    help="End what the node began with a pod before its gate enforced; else it is only counted.",
+)
+@click.option(
     "--log-format",
     type=click.Choice([choice.value for choice in LogFormat]),
     default=LogFormat.JSON.value,
@@ -107,6 +112,7 @@ def run(
     attachment: str,
     kubelet: str,
     dead_man_hours: float,
+    end_older_flows: bool,
     log_format: str,
     run_directory: pathlib.Path,
     bpffs: pathlib.Path,
@@ -127,6 +133,7 @@ def run(
         attachment=None if attachment == "auto" else Attachment(attachment),
         kubelet=_parse_kubelet(kubelet),
         dead_man_hours=dead_man_hours,
+        end_older_flows=end_older_flows,
         log_format=LogFormat(log_format),
     )
     logs.configure(settings.log_format)

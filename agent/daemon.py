@@ -27,6 +27,7 @@ from agent.kubeletsearch import KubeletCgroup
 from agent.linkwatch import LinkWatch
 from agent.manifests import ManifestSource
 from agent.metrics import GateSample, Metrics
+from agent.olderflows import OlderFlows
 from agent.origins import Origins
 from agent.pods import Pod
 from agent.probing import Probing
@@ -46,6 +47,7 @@ from agent.status import (
 from bpf import pins, sources
 from bpf.callers import Callers
 from bpf.gates import Counts
+from bpf.replies import Replies
 from bpf.rulehits import RuleHits
 
 log = structlog.get_logger(__name__)
@@ -101,6 +103,13 @@ class Agent:
         )
         crossings = Crossings(gatekeeper, gated=self._gated)
         self._origins = Origins(gatekeeper, on_links=crossings.keep)
+        self._older_flows = OlderFlows(
+            guarded=lambda: self._reconciler.guarded.values(),
+            kubelet_cgroup=lambda: gatekeeper.config.read().kubelet_cgroup,
+            replies=Replies(gatekeeper.loaded),
+            metrics=self._metrics,
+            ends=settings.end_older_flows,
+        )
         self._heartbeat = Heartbeat(gatekeeper.config, dead_man_hours=settings.dead_man_hours)
         self._kubelet = KubeletIdentity(settings.kubelet, self._on_kubelet)
         self._callers = CallerBook(
@@ -156,6 +165,7 @@ class Agent:
                     tasks.start(group, "netlink", watch.run),
                     tasks.start(group, "reconciler", self._reconciler.run),
                     tasks.start(group, "self-tests", self._reconciler.self_test.run),
+                    tasks.start(group, "older-flows", self._older_flows.run),
                     tasks.start(group, "probes", self._probing.run),
                     tasks.start(group, "origins", self._origins.run),
                     tasks.start(group, "manifests", self._manifests.run),
@@ -281,6 +291,7 @@ class Agent:
                 for ifindex, interface in guarded.gates.items()
             ],
             paths=self._reconciler.self_test.status(guarded),
+            older_flows=self._older_flows.count(pod.uid),
             probes=self._probing.status(pod.uid),
         )
 
@@ -303,12 +314,14 @@ class Agent:
 
     async def _on_gated(self, ifindexes: set[int]) -> None:
         self._origins.hint()
+        self._older_flows.hint()
         if self._born_closed:
             await self._born_closed.gate(ifindexes)
 
     def _on_kubelet(self, found: KubeletCgroup | None) -> None:
         if self._born_closed:
             self._born_closed.admit(found)
+        self._older_flows.hint()
         config = self._gatekeeper.config
         config.set_kubelet(found.id if found else None)
         # Made by the kubelet at its first start, so looked for whenever there is one.

@@ -90,6 +90,15 @@ SELF_TEST_PATHS = Family(
     "it past the gate.",
     ("namespace", "pod", "result"),
 )
+OLDER_FLOWS = Family(
+    "podgate_older_flows",
+    "gauge",
+    "Flows that the node began before the pod's gate enforced, and that go on.",
+    ("namespace", "pod"),
+)
+OLDER_FLOWS_ENDED = Family(
+    "podgate_older_flows_ended_total", "counter", "Such flows that --end-older-flows has ended."
+)
 PROBES = Family(
     "prober_probe_total",
     "counter",
@@ -138,7 +147,7 @@ RULE_HITS = Family(
 FAMILIES = (
     *(GATE_PACKETS, NODE_REFUSALS, REFUSALS_UNTOLD, GATES, POD_CONDITION, MANIFEST_PROBLEM, INFO),
     *(LOAD_SECONDS, ATTACH_SECONDS, GATES_LOST, PROBES, PROBE_SECONDS),
-    *(SELF_TESTS, SELF_TEST_PATHS),
+    *(SELF_TESTS, SELF_TEST_PATHS, OLDER_FLOWS, OLDER_FLOWS_ENDED),
     *(PROBES_IN_FLIGHT, PROBES_WAITING, PROBE_DELAY_SECONDS),
     *(LISTENER_HINTS, LISTENER_EVENTS_LOST, LISTENERS_UNWATCHED),
     RULE_HITS,
@@ -236,6 +245,14 @@ class _ScrapeTimeCollector:
         yield conditions
         yield problems
         yield self._paths()
+        yield self._older_flows()
+
+    def _older_flows(self) -> core.Metric:
+        flows = _family(OLDER_FLOWS)
+        for pod in self.pods:
+            if count := self.metrics.older_flows.get(pod.uid) if self.metrics else None:
+                flows.add_metric((pod.namespace, pod.name), count)
+        return flows
 
     def _paths(self) -> core.Metric:
         paths = _family(SELF_TEST_PATHS)
@@ -260,6 +277,9 @@ class Metrics:
         self.self_tests = self._counter(SELF_TESTS)
         self.paths: dict[str, list[str]] = {}
         """By pod uid: the last result for each address."""
+        self.older_flows: dict[str, int] = {}
+        """By pod uid."""
+        self.older_flows_ended = self._counter(OLDER_FLOWS_ENDED)
         self._probes = self._counter(PROBES)
         self._probe_seconds = self._histogram(PROBE_SECONDS, _PROBE_BUCKETS)
         self.probe_delay_seconds = self._histogram(PROBE_DELAY_SECONDS, _DELAY_BUCKETS)

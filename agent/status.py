@@ -50,6 +50,8 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     conditions: list[Condition]
     gates: list[GateStatus]
     paths: list[PathStatus]
+    older_flows: int
+    """That the node began before the gate enforced, and that go on."""
     probes: list[ProbeStatus]
 
 

@@ -55,6 +55,15 @@ def show(content: bytes) -> None:
     if any(pod.probes for pod in report.pods):
         console.print(_probes(report.pods))
     for pod in report.pods:
+        if pod.older_flows:
+            console.print(
+                f"{_name(pod)}: {pod.older_flows} flows that the node began before the gate "
+                "enforced go on; --end-older-flows ends such.",
+                style="yellow",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
         for condition in pod.conditions:
             if condition.status != TRUE:
                 console.print(

@@ -11,12 +11,15 @@ import struct
 from collections.abc import Iterable
 from types import TracebackType
 
-from bpf import abi, syscalls
+from bpf import abi, loader, syscalls
 
 # `slot_of` of src/replies.h: a multiplicative hash (Knuth, TAOCP 6.4) over the flow's words.
 _WORDS = struct.Struct("=5Q")
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _64_BITS = (1 << 64) - 1
+
+# REPLY_LIFETIME_NS of src/abi.h
+LIFETIME_NS = 120 * 10**9
 
 _INDEX = struct.Struct("=I")
 _BROADCAST = ipaddress.IPv4Address("255.255.255.255")
@@ -97,3 +100,23 @@ class ReplyTable:
             elif bytes(taken.flow) != bytes(flow):
                 have_all_room = False
         return have_all_room
+
+
+class Replies:
+    """Reads the tables of all gates."""
+
+    def __init__(self, loaded: loader.Loaded) -> None:
+        self._tables = loaded.map(abi.REPLIES)
+
+    def hold(self, ifindex: int, question: Question, now_ns: int) -> bool:
+        """Whether this gate takes what the node sends for an answer to `question`.
+
+        now_ns: CLOCK_MONOTONIC. Raises `BpfError` when the gate goes meanwhile.
+        """
+        table = self._tables.get(_INDEX.pack(ifindex))
+        if table is None:
+            return False
+        flow = question.pack()
+        with ReplyTable(_INDEX.unpack(table)[0]) as opened:
+            slot = opened.slot(slot_of(flow))
+        return bytes(slot.flow) == bytes(flow) and now_ns - slot.sent_ns < LIFETIME_NS

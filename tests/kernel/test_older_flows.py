@@ -1,0 +1,199 @@
+"""Flows that the node began before a gate enforced: counted, and ended only where that is asked."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from agent.demo.lab import Lab, LabPod
+from agent.demo.operating import Operator, pod_of
+from agent.status import Report
+from tests.kernel import cgroups, traffic
+
+pytestmark = pytest.mark.kernel
+
+VERSIONS = pytest.mark.parametrize("version", [4, 6])
+PORT = 8080
+NODE_PORT = 8090
+
+
+@pytest.fixture
+def web(lab: Lab) -> LabPod:
+    return lab.add_pod("web", 1)
+
+
+def older_flows(report: Report) -> int:
+    pod = pod_of(report, "web")
+    return pod.older_flows if pod else 0
+
+
+def start(operator: Operator, pod: LabPod, *extra: str, mode: str = "enforce") -> None:
+    operator.write_manifest(pod, mode=mode, container={})
+    operator.start(*extra)
+
+
+@contextlib.contextmanager
+def connected(pod: LabPod, where: str) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The node's end and the pod's of a connection that the node began."""
+    family = socket.AF_INET6 if ":" in where else socket.AF_INET
+    with pod.listen(PORT) as listener, socket.socket(family, socket.SOCK_STREAM) as client:
+        client.settimeout(traffic.LIMIT_SECONDS)
+        client.connect((where, PORT))
+        server, _ = listener.accept()
+        with server:
+            server.settimeout(traffic.LIMIT_SECONDS)
+            yield client, server
+
+
+def assert_talks(one: socket.socket, other: socket.socket) -> None:
+    for sender, receiver in ((one, other), (other, one)):
+        sender.send(b"hello")
+        assert receiver.recv(64) == b"hello"
+
+
+@pytest.mark.parametrize("where", ["{0.ipv4}", "{0.ipv6}", "::ffff:{0.ipv4}"])
+def test_a_connection_from_before_goes_on_and_is_counted(
+    operator: Operator, web: LabPod, where: str
+) -> None:
+    with connected(web, where.format(web)) as (client, server):
+        start(operator, web)
+        report = operator.wait_for("the flow counted", lambda r: older_flows(r) == 1)
+        assert_talks(client, server)
+    assert any(line.get("flows") == 1 for line in operator.log_lines())
+    done = subprocess.run(
+        [sys.executable, "-m", "agent", "status", "--run-directory", str(operator.run_directory)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert "demo/web: 1 flows that the node began" in done.stdout
+    assert report.pods
+
+
+@VERSIONS
+def test_a_connection_from_before_is_ended_where_that_is_asked(
+    operator: Operator, web: LabPod, version: int
+) -> None:
+    with connected(web, traffic.address(web, version)) as (client, server):
+        start(operator, web, "--end-older-flows")
+        with pytest.raises(ConnectionResetError):
+            server.recv(64)
+        with pytest.raises(ConnectionAbortedError):
+            client.recv(64)
+    operator.wait_for("nothing left", lambda r: older_flows(r) == 0)
+    assert any(line["message"] == "older flows ended" for line in operator.log_lines())
+
+
+def test_a_switch_from_audit_to_enforce_ends_them(operator: Operator, web: LabPod) -> None:
+    with connected(web, web.ipv4) as (client, server):
+        start(operator, web, "--end-older-flows", mode="audit")
+        operator.wait_for("the gate", lambda r: bool((p := pod_of(r, "web")) and p.gates))
+        assert_talks(client, server)
+        operator.write_manifest(web, mode="enforce", container={})
+        with pytest.raises(ConnectionResetError):
+            server.recv(64)
+
+
+@VERSIONS
+def test_what_the_pod_began_is_neither_counted_nor_ended(
+    operator: Operator, web: LabPod, version: int
+) -> None:
+    with (
+        connected(web, web.ipv4) as (_, server),
+        traffic.listen_on_node(NODE_PORT) as listener,
+        web.open_socket(traffic.family(version), socket.SOCK_STREAM) as client,
+    ):
+        client.connect((traffic.NODE[version], NODE_PORT))
+        accepted, _ = listener.accept()
+        orphaned = web.open_socket(traffic.family(version), socket.SOCK_STREAM)
+        orphaned.connect((traffic.NODE[version], NODE_PORT))
+        left, _ = listener.accept()
+        listener.close()  # who listened for it is gone, and still the pod began it
+        with accepted, orphaned, left:
+            start(operator, web, "--end-older-flows")
+            with pytest.raises(ConnectionResetError):
+                server.recv(64)
+            assert_talks(client, accepted)
+            assert_talks(orphaned, left)
+            report = operator.wait_for("the report", lambda r: True)
+            assert older_flows(report) == 0
+
+
+def test_who_may_be_the_kubelet_is_counted_and_not_ended(operator: Operator, web: LabPod) -> None:
+    probe = {"readinessProbe": {"tcpSocket": {"port": PORT}}}
+    with connected(web, web.ipv4) as (client, server):
+        operator.write_manifest(web, mode="enforce", container=probe)
+        operator.start("--end-older-flows", "--kubelet", "cgroup:/podgate-test-nobody")
+        operator.wait_for("the flow counted", lambda r: older_flows(r) == 1)
+        assert_talks(client, server)
+
+
+CONNECT = """
+import socket, sys
+sock = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+sys.stdin.read()
+"""
+
+
+def test_whom_the_gate_lets_in_today_is_left_alone(operator: Operator, web: LabPod) -> None:
+    with cgroups.cgroup() as kubelet, cgroups.cgroup() as other, web.listen(PORT) as listener:
+        accepted = []
+        for sender in (kubelet, other):
+            process = sender.popen(
+                [sys.executable, "-c", CONNECT, web.ipv4, str(PORT)], stdin=subprocess.PIPE
+            )
+            listener.settimeout(traffic.LIMIT_SECONDS)
+            accepted.append((process, listener.accept()[0]))
+        probe = {"readinessProbe": {"tcpSocket": {"port": PORT}}}
+        operator.write_manifest(web, mode="enforce", container=probe)
+        operator.start("--end-older-flows", "--kubelet", f"cgroup:{kubelet.path}")
+        (ours, kept), (theirs, ended) = accepted
+        ended.settimeout(traffic.LIMIT_SECONDS)
+        with pytest.raises(ConnectionResetError):
+            ended.recv(64)
+        operator.wait_for("the kubelet known", lambda r: r.kubelet == kubelet.path)
+        report = operator.wait_for("nothing left to end", lambda r: older_flows(r) == 0)
+        assert report.pods
+        assert ours.stdin
+        ours.stdin.close()
+        kept.settimeout(traffic.LIMIT_SECONDS)
+        assert kept.recv(64) == b""  # by its own end, in order
+        for process in (ours, theirs):
+            if process.stdin:
+                process.stdin.close()
+            process.wait(traffic.LIMIT_SECONDS)
+        kept.close()
+        ended.close()
+
+
+@VERSIONS
+def test_datagrams_that_the_pod_has_answered_are_a_flow(
+    operator: Operator, web: LabPod, version: int
+) -> None:
+    with (
+        web.open_socket(traffic.family(version), socket.SOCK_DGRAM) as server,
+        socket.socket(traffic.family(version), socket.SOCK_DGRAM) as client,
+        socket.socket(traffic.family(version), socket.SOCK_DGRAM) as unanswered,
+    ):
+        server.bind(("", PORT))
+        for sock in (client, unanswered):
+            sock.settimeout(traffic.LIMIT_SECONDS)
+            sock.connect((traffic.address(web, version), PORT))
+        start(operator, web, "--end-older-flows", mode="audit")
+        operator.wait_for("a gate that remembers", lambda _: has_logged(operator, "gate "))
+        client.send(b"question")
+        _, whence = server.recvfrom(64)
+        server.sendto(b"answer", whence)
+        assert client.recv(64) == b"answer"
+        operator.write_manifest(web, mode="enforce", container={})
+        with pytest.raises(ConnectionAbortedError):
+            client.recv(64)
+        assert unanswered.getpeername()[1] == PORT
+
+
+def has_logged(operator: Operator, beginning: str) -> bool:
+    return any(str(line["message"]).startswith(beginning) for line in operator.log_lines())
