@@ -142,10 +142,10 @@ class PolicySource:
         problems: list[str] = []
         too_many = 0
         for name, file in self._files.items():
-            own = list(file.problems)
+            twins: list[str] = []
             for policy in file.policies:
                 if twin := active.get(policy.name):
-                    own.append(
+                    twins.append(
                         f"{policy.source} describes policy {policy.name}, which {twin.source} "
                         "describes already; remove one of the two."
                     )
@@ -153,7 +153,7 @@ class PolicySource:
                     too_many += 1
                 else:
                     active[policy.name] = policy
-            problems += _abridged(own, name)
+            problems += [*file.problems, *_abridged(twins, name)]
         if too_many:
             problems.append(
                 f"{self._path} holds {too_many} policies more than the {policies.MOST_POLICIES:,} "
