@@ -220,6 +220,7 @@ def test_take_over_that_was_killed_half_way_opens_nothing(
         syscalls.link_update(link.fileno(), after.loaded.programs["gate_egress"])
     with attacked(pod), (before if starts_again == "before" else after).started() as gates:
         assert gates.installed().keys() == {pod.ifindex}
+        assert traffic.node_is_dropped(pod, 4)
         gates.install(pod.ifindex, enforcing(pod))
         assert gates.installed() == {pod.ifindex: enforcing(pod)}
     assert traffic.node_is_dropped(pod, 4)
