@@ -23,6 +23,10 @@ _CONFIG: Final = h2.config.H2Configuration(
     validate_outbound_headers=False,
     normalize_outbound_headers=False,
 )
+EVENTS_MAX: Final = 500
+"""Frames, more or less, that one answer may have: each costs some 50 us, however small it is."""
+
+_SLICE_BYTES: Final = 1024  # at most 113 frames are read before they are counted
 _HEADER_LIST_MAX_BYTES: Final = 64 * 1024
 _FRAME_HEADER_BYTES: Final = 9
 _SETTINGS: Final = b"\x04"
@@ -42,6 +46,7 @@ class Request:
     __slots__ = (
         "_body_max_bytes",
         "_connection",
+        "_events",
         "_preface",
         "body",
         "ended",
@@ -63,6 +68,7 @@ class Request:
         self.reset: int | None = None
         """The error code with which the server ended the stream (RFC 9113 section 7)."""
         self._body_max_bytes = body_max_bytes
+        self._events = 0
         self._preface = b""
         self._connection = h2.connection.H2Connection(_CONFIG)
         self._connection.local_settings = h2.settings.Settings(
@@ -86,8 +92,13 @@ class Request:
         if len(self._preface) < _FRAME_HEADER_BYTES:
             self._check_preface(data)
         try:
-            for event in self._connection.receive_data(data):
-                self._take(event)
+            for start in range(0, len(data), _SLICE_BYTES):
+                events = self._connection.receive_data(data[start : start + _SLICE_BYTES])
+                for event in events:
+                    self._take(event)
+                self._events += len(events)
+                if self._events > EVENTS_MAX:
+                    raise Http2Error(f"the answer has more than {EVENTS_MAX} frames")
         except h2.exceptions.ProtocolError as error:
             raise Http2Error(str(error) or type(error).__name__) from error
         return self._connection.data_to_send()

@@ -114,6 +114,15 @@ def test_body_is_cut_at_ten_kibibytes() -> None:
     assert talk.verdict == Verdict(Result.SUCCESS, "x" * 10_240)
 
 
+def test_answer_of_too_many_frames_is_a_failure() -> None:
+    """A frame of nothing costs as much as one of 16 KiB: else half a second for 500 KiB."""
+    talk = Talk()
+    talk.exchange.receive(talk.server.data_to_send())
+    pings = b"\0\0\x08\x06\0\0\0\0\0" + bytes(8)
+    talk.exchange.receive(pings * 2000)
+    assert talk.verdict.message.endswith("http2: the answer has more than 500 frames")
+
+
 def test_reset_before_an_answer_is_a_failure() -> None:
     talk = Talk()
     talk.server.reset_stream(1, 7)

@@ -1,0 +1,43 @@
+"""Asking a real server once, for tests of the prober."""
+
+from __future__ import annotations
+
+from probes import prober
+from probes.definitions import Handler, Probe
+from probes.results import Outcome
+from tests.probes.conftest import Sandbox
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+ILL = b"HTTP/1.1 500 Ill\r\nContent-Length: 0\r\n\r\n"
+SHORT = 0.2
+LATE_MAX_SECONDS = 0.05
+"""By how much a probe may outlast its timeout."""
+
+
+async def ask(sandbox: Sandbox, handler: Handler, *addresses: str, seconds: float = 5.0) -> Outcome:
+    return await prober.probe(
+        Probe(handler, timeout_seconds=seconds),
+        netns=sandbox.netns,
+        addresses=addresses or (sandbox.v4,),
+    )
+
+
+class Deadline:
+    """How late probes end, not counting what this thread had to wait for a CPU.
+
+    So a busy machine changes nothing, and work or a blocking call of ours does.
+    """
+
+    def __init__(self) -> None:
+        self._waited = _waited_seconds()
+
+    def is_kept(self, outcome: Outcome, timeout: float = SHORT) -> bool:
+        """Whether a probe that was begun since this was made ended within timeout + 50 ms."""
+        waited = _waited_seconds() - self._waited
+        return outcome.duration_seconds - waited < timeout + LATE_MAX_SECONDS
+
+
+def _waited_seconds() -> float:
+    """What this thread has waited for a CPU (sched-stats.rst: the second number, in ns)."""
+    with open("/proc/thread-self/schedstat", encoding="ascii") as stream:
+        return int(stream.read().split()[1]) / 1e9
