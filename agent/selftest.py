@@ -42,8 +42,9 @@ _WITNESS_SECONDS = 0.5
 _CONFIRMED_FOR_SECONDS = 45
 # Enough for an IPv6 header and the beginning of TCP's.
 _HEADERS_BYTES = 64
-# As much load as is worth having beside closing and probing.
-_AT_ONCE = 8
+# A test without an answer takes most of a second and hardly any CPU. Where the CNI keeps the node
+# away from all of its pods none has one: then those that wait for their condition come first.
+_FIRST_AT_ONCE, _AGAIN_AT_ONCE = 32, 4
 
 
 class Result(enum.StrEnum):
@@ -97,7 +98,10 @@ class SelfTest:
         self._trusted: dict[str, Netns] = {}
         """Sandboxes of which it was once said that no path goes round their gates; latches."""
         self._wanted: dict[str, Guarded] = {}
+        self._running: dict[str, Guarded] = {}
         self._wake = asyncio.Event()
+        self._first = asyncio.Semaphore(_FIRST_AT_ONCE)
+        self._again = asyncio.Semaphore(_AGAIN_AT_ONCE)
 
     def want(self, guarded: Guarded) -> None:
         """Test the pod soon, if it is enforced and there is anything new to find out."""
@@ -111,8 +115,9 @@ class SelfTest:
 
     def forget(self, uid: str) -> None:
         """The pod is gone."""
-        for known in (self._tested, self._trusted, self._wanted, self._metrics.paths):
+        for known in (self._tested, self._trusted, self._wanted, self._running):
             known.pop(uid, None)
+        self._metrics.paths.pop(uid, None)
 
     def of(self, guarded: Guarded) -> Tested | None:
         """What was found for the pod as it is now."""
@@ -143,13 +148,13 @@ class SelfTest:
 
     async def run(self) -> None:
         """Test what is wanted, for ever."""
-        slots = asyncio.Semaphore(_AT_ONCE)
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            wanted, self._wanted = list(self._wanted.values()), {}
-            async with asyncio.TaskGroup() as group:
-                for guarded in wanted:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                for uid in self._wanted.keys() - self._running.keys():
+                    self._running[uid] = guarded = self._wanted.pop(uid)
+                    slots = self._again if uid in self._tested else self._first
                     group.create_task(self._test(guarded, slots))
 
     def _is_fresh(self, guarded: Guarded) -> bool:
@@ -157,29 +162,37 @@ class SelfTest:
         return (
             tested is not None
             and tested.is_about(guarded)
-            and tested.worst is Result.CONFIRMED
+            and tested.worst in (Result.CONFIRMED, Result.UNREACHABLE)
             and time.monotonic() - when < _CONFIRMED_FOR_SECONDS
         )
 
     async def _test(self, guarded: Guarded, slots: asyncio.Semaphore) -> None:
+        async with slots:
+            tested = await self._try(guarded)
+        is_current = self._running.pop(guarded.pod.uid, None) is guarded
+        if is_current and tested and is_testable(guarded) and tested.is_about(guarded):
+            self._note(guarded, tested)
+        if self._wanted:
+            self._wake.set()
+
+    async def _try(self, guarded: Guarded) -> Tested | None:
+        """None when the pod ended meanwhile, or has no gates any more."""
         netns, network, mode = guarded.isolated, guarded.network, guarded.pod.mode
         gates = frozenset(guarded.gates)
         if netns is None or network is None:
-            return
+            return None
         results = {}
-        async with slots:
-            for address in network.probe_addresses:
-                path = _Path(self._gates, netns, ipaddress.ip_address(address), gates)
-                try:
-                    results[address] = await path.test()
-                except NetnsGone:
-                    return
-                except OSError as error:
-                    log.error("self-test failed", pod=guarded.pod.full_name, error=str(error))
-                    results[address] = Result.FAILED
-        tested = Tested(netns, mode, gates, results)
-        if tested.is_about(guarded) and is_testable(guarded):
-            self._note(guarded, tested)
+        # One after the other: what a gate refused does not tell of which address it was.
+        for address in network.probe_addresses:
+            path = _Path(self._gates, netns, ipaddress.ip_address(address), gates)
+            try:
+                results[address] = await path.test()
+            except NetnsGone:
+                return None
+            except OSError as error:
+                log.error("self-test failed", pod=guarded.pod.full_name, error=str(error))
+                results[address] = Result.FAILED
+        return Tested(netns, mode, gates, results)
 
     def _note(self, guarded: Guarded, tested: Tested) -> None:
         pod = guarded.pod
@@ -228,6 +241,8 @@ class _Path:
     ifindexes: Collection[int]
     sequence: int = dataclasses.field(default_factory=lambda: int.from_bytes(os.urandom(4)))
     refused_before: int = 0
+    is_sent: bool = False
+    """Whether the node had a way to send it at all."""
 
     async def test(self) -> Result:
         """Raises NetnsGone when the pod ends meanwhile, and OSError."""
@@ -235,6 +250,8 @@ class _Path:
         for seconds in _WAITS_SECONDS:
             if await asyncio.to_thread(self._is_judged):
                 return Result.CONFIRMED
+            if not self.is_sent:
+                return Result.UNREACHABLE
             await asyncio.sleep(seconds)
         witness = synpacket.open_witness(self.netns, self.address.version, self.sequence)
         try:
@@ -257,6 +274,7 @@ class _Path:
         let_in = self.gates.let_in(self.ifindexes)
         try:
             synpacket.send(self.address, self.sequence)
+            self.is_sent = True
         except OSError as error:
             log.debug("self-test not sent", address=str(self.address), error=str(error))
         return self.gates.let_in(self.ifindexes) > let_in or self._was_refused()

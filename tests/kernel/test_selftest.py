@@ -140,10 +140,23 @@ def fetch(report: Report, path: str) -> str:
         return content.decode()
 
 
+@pytest.fixture
+def swallower() -> Iterator[str]:
+    """An interface behind which nobody answers."""
+    with pyroute2.IPRoute() as netlink:
+        netlink.link("add", ifname="nowhere0", kind="veth", peer={"ifname": "nowhere1"})
+        for name in ("nowhere0", "nowhere1"):
+            netlink.link("set", index=netlink.link_lookup(ifname=name)[0], state="up")
+    yield "nowhere0"
+    subprocess.run(["ip", "link", "del", "nowhere0"], check=True)
+
+
+@pytest.mark.parametrize("route", ["del {0}/32", "replace {0}/32 dev {1}"])
 def test_a_pod_that_the_node_cannot_reach_is_ready_and_said_not_to_be_confirmed(
-    operator: Operator, web: LabPod
+    operator: Operator, web: LabPod, swallower: str, route: str
 ) -> None:
-    subprocess.run(["ip", "route", "del", f"{web.ipv4}/32"], check=True)
+    command = route.format(web.ipv4, swallower).split()
+    subprocess.run(["ip", "route", *command], check=True)
     start(operator, web)
     report = operator.wait_for("the gate", isolated_as("Enforced"))
     assert results(report) == {web.ipv4: "unreachable", web.ipv6: "confirmed"}
