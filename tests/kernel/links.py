@@ -1,0 +1,145 @@
+"""Interfaces and settings of the node that a test makes for itself; all gone after the block."""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator
+
+from agent.demo.lab import LabPod
+
+_TUNSETIFF = 0x400454CA
+_IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
+
+
+def ip(*commands: str) -> None:
+    """Commands of ip(8), one after the other; the first that fails raises."""
+    subprocess.run(["ip", "-batch", "-"], input="\n".join(commands), text=True, check=True)
+
+
+def index_of(interface: str) -> int:
+    return socket.if_nametoindex(interface)
+
+
+def mac_of(interface: str) -> bytes:
+    text = pathlib.Path("/sys/class/net", interface, "address")
+    if text.exists():
+        return bytes.fromhex(text.read_text().strip().replace(":", ""))
+    with packet_socket(interface) as sock:  # /sys may show another namespace's interfaces
+        return bytes(sock.getsockname()[4])
+
+
+@contextlib.contextmanager
+def packet_socket(interface: str) -> Iterator[socket.socket]:
+    """A packet socket that only sends."""
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as sock:
+        sock.bind((interface, 0))
+        yield sock
+
+
+@contextlib.contextmanager
+def made(interface: str, *commands: str) -> Iterator[None]:
+    """Make interfaces by commands of ip(8), and remove `interface` (and what hangs on it) again."""
+    ip(*commands)
+    try:
+        yield
+    finally:
+        ip(f"link del {interface}")
+
+
+@contextlib.contextmanager
+def route(address: str, interface: str) -> Iterator[None]:
+    """A way to one address, for as long as the block."""
+    family = "-6" if ":" in address else "-4"
+    subprocess.run(["ip", family, "route", "add", address, "dev", interface], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["ip", family, "route", "del", address, "dev", interface], check=True)
+
+
+@contextlib.contextmanager
+def pair() -> Iterator[tuple[str, str]]:
+    """A veth pair within the node: what goes into the one comes out of the other."""
+    with made(
+        "inner0",
+        "link add inner0 type veth peer name inner1",
+        "link set inner0 up",
+        "link set inner1 up",
+    ):
+        yield "inner0", "inner1"
+
+
+@contextlib.contextmanager
+def macvlans() -> Iterator[tuple[str, str]]:
+    """Two macvlan interfaces above one: what goes into the one comes out of the other."""
+    with made(
+        "lower0",
+        "link add lower0 type veth peer name lower1",
+        "link set lower0 up",
+        "link set lower1 up",
+        "link add mac0 link lower0 type macvlan mode bridge",
+        "link add mac1 link lower0 type macvlan mode bridge",
+        "link set mac0 up",
+        "link set mac1 up",
+    ):
+        yield "mac0", "mac1"
+
+
+@contextlib.contextmanager
+def tun(*, with_header: bool = False) -> Iterator[tuple[str, int]]:
+    """A tun interface and the descriptor of its maker; with_header: packets begin with virtio's."""
+    flags = _IFF_TUN | _IFF_NO_PI | (_IFF_VNET_HDR if with_header else 0)
+    descriptor = os.open("/dev/net/tun", os.O_RDWR)
+    try:
+        fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", b"tun-pg", flags))
+        ip("link set tun-pg up")
+        yield "tun-pg", descriptor
+    finally:
+        os.close(descriptor)  # the interface goes with it
+
+
+@contextlib.contextmanager
+def vxlan(mac: bytes, port: int, network: int, local: str) -> Iterator[None]:
+    """The node's end of an overlay network, which hears on one of its addresses."""
+    name = "vxlan6-pg" if ":" in local else "vxlan4-pg"
+    with made(
+        name,
+        f"link add {name} address {mac.hex(':')} type vxlan id {network} dstport {port} "
+        f"local {local} nolearning",
+        f"link set {name} up",
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def sysctl(name: str, value: str) -> Iterator[None]:
+    """A setting of the node's namespace, as below /proc/sys."""
+    path = pathlib.Path("/proc/sys", name)
+    before = path.read_text()
+    path.write_text(value)
+    try:
+        yield
+    finally:
+        path.write_text(before)
+
+
+def let_forward(pod: LabPod) -> None:
+    """Make a router of a pod, for as long as it lives."""
+    names = ("ipv4/ip_forward", "ipv6/conf/all/forwarding")
+    script = "; ".join(f"echo 1 > /proc/sys/net/{name}" for name in names)
+    subprocess.run(["nsenter", f"--net={pod.netns.path}", "sh", "-c", script], check=True)
+
+
+@contextlib.contextmanager
+def table(family: str, body: str) -> Iterator[None]:
+    """An nftables table of the test's own."""
+    script = f"table {family} test-pg {{\n{body}\n}}\n"
+    subprocess.run(["nft", "-f", "-"], input=script, text=True, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["nft", "delete", "table", family, "test-pg"], check=True)

@@ -1,0 +1,172 @@
+"""A bridge that does not know a pod's port sends copies everywhere, and copies have no socket.
+
+The copy on the last port is the original, so each test takes every pod as its target in turn.
+"""
+
+import contextlib
+import socket
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from agent.demo import lab as labs
+from bpf import abi, loader, pins
+from bpf.gates import Attachment, GateConfig, Gates
+from bpf.nodeconfig import NodeConfig
+from bpf.nodeguards import NodeGuards
+from bpf.rules import Rule, Sender
+from bpf.verdicts import Mode, Reason, Verdict
+from tests.kernel import cgroups, frames, links, openings, traffic, wire
+from tests.kernel.counting import Counting
+
+pytestmark = pytest.mark.kernel
+
+VERSIONS = pytest.mark.parametrize("version", [4, 6])
+TARGETS = pytest.mark.parametrize("target", [0, 1, 2], ids=["first", "middle", "last"])
+PORT = 8080
+REFUSED = {(Verdict.DROP, Reason.NODE), (Verdict.DROP, Reason.KERNEL)}
+STRAY = (Verdict.DROP, Reason.STRAY)
+
+# Talks to a server and is answered by it, over TCP or UDP; a lost SYN would be sent again too late.
+TALK = """
+import socket, sys
+kind, address, port = sys.argv[1:]
+family = socket.AF_INET6 if ":" in address else socket.AF_INET
+sock = socket.socket(family, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
+sock.settimeout(5)
+sock.connect((address, int(port)))
+sock.send(b"question")
+assert sock.recv(100) == b"answer"
+"""
+
+
+class Flooding:
+    """Three pods on a bridge that has forgotten their ports, each behind an enforcing gate."""
+
+    def __init__(self, pods: list[labs.LabPod], gates: Gates, guards: NodeGuards) -> None:
+        self.pods = pods
+        self._gates = gates
+        guards.keep_bridges({links.index_of(labs.BRIDGE)})
+        for pod in pods:
+            with pod.listen(PORT):
+                for version in (4, 6):  # neighbours are resolved, the ports are up
+                    assert traffic.node_reaches(pod, version, PORT)
+        traffic.forget_ports(labs.BRIDGE, pods)
+
+    def enforce(self, *rules: Rule) -> list[Counting]:
+        for pod in self.pods:
+            self._gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses, rules))
+            self._gates.remember(pod.ifindex)
+        return [Counting(self._gates, pod.ifindex) for pod in self.pods]
+
+
+@pytest.fixture
+def flooding(
+    lab: labs.Lab, gates: Gates, loaded: loader.Loaded, installation: pins.Pins
+) -> Iterator[Flooding]:
+    pods = [lab.add_pod(name, number, bridged=True) for number, name in enumerate("abc", 1)]
+    with contextlib.closing(NodeGuards(loaded, installation, Attachment.CLSACT)) as guards:
+        try:
+            yield Flooding(pods, gates, guards)
+        finally:
+            guards.keep_bridges(set())
+            loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.Config()))
+
+
+@TARGETS
+@VERSIONS
+@pytest.mark.parametrize("kind", ["tcp", "udp"])
+@pytest.mark.parametrize("sender", [Sender.CGROUP, Sender.ANCESTOR, Sender.KUBELET])
+def test_whom_a_rule_lets_in_talks_over_a_flooding_bridge(
+    flooding: Flooding,
+    loaded: loader.Loaded,
+    target: int,
+    version: int,
+    kind: str,
+    sender: Sender,
+) -> None:
+    pod = flooding.pods[target]
+    reason = Reason.PROBE if sender is Sender.KUBELET else Reason.RULE
+    with cgroups.cgroup() as group, server(pod, version, kind) as sock:
+        NodeConfig(loaded).set_kubelet(group.id)
+        cgroup = 0 if sender is Sender.KUBELET else group.id
+        rule = Rule(sender, 0, PORT, PORT, cgroup=cgroup, level=1)
+        countings = flooding.enforce(rule)
+        process = group.popen(
+            [sys.executable, "-c", TALK, kind, traffic.address(pod, version), str(PORT)]
+        )
+        answer(sock, kind)
+        assert process.wait(10) == 0
+    moved = [counting.moved() for counting in countings]
+    assert moved[target][Verdict.PASS, reason] == 1  # of the first SYN or datagram
+    assert not REFUSED & moved[target].keys()
+    for other in moved[:target] + moved[target + 1 :]:
+        assert other[STRAY] > 0
+        assert not REFUSED & other.keys()
+
+
+@contextlib.contextmanager
+def server(pod: labs.LabPod, version: int, kind: str) -> Iterator[socket.socket]:
+    type_ = socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM
+    with pod.open_socket(traffic.family(version), type_) as sock:
+        sock.settimeout(traffic.LIMIT_SECONDS)
+        sock.bind(("", PORT))
+        if kind == "tcp":
+            sock.listen()
+        yield sock
+
+
+def answer(sock: socket.socket, kind: str) -> None:
+    if kind == "udp":
+        question, whence = sock.recvfrom(100)
+        sock.sendto(b"answer", whence)
+    else:
+        peer, _ = sock.accept()
+        with peer:
+            peer.settimeout(traffic.LIMIT_SECONDS)
+            question = peer.recv(100)
+            peer.sendall(b"answer")
+    assert question == b"question"
+
+
+@TARGETS
+@VERSIONS
+@pytest.mark.parametrize("name", ["tcp", "tcp-options", "mptcp", "udp", "raw-syn", "ping"])
+def test_whom_no_rule_lets_in_is_refused_in_every_copy(
+    flooding: Flooding, target: int, version: int, name: str
+) -> None:
+    """There is a rule, but for somebody else: its mark must not stick to this one's copies."""
+    pod = flooding.pods[target]
+    opening = next(opening for opening in openings.OPENINGS if opening.name == name)
+    with cgroups.cgroup() as group:
+        countings = flooding.enforce(Rule(Sender.CGROUP, cgroup=group.id))
+        address = traffic.address(pod, version)
+        opening.begin(openings.Target(address, labs.BRIDGE, PORT, PORT))
+        moved = [counting.moved() for counting in countings]
+    assert len(moved[target].keys() & REFUSED) == 1
+    assert (Verdict.PASS, Reason.RULE) not in moved[target]
+    for other in moved[:target] + moved[target + 1 :]:
+        assert other[STRAY] > 0
+        assert not REFUSED & other.keys()
+        assert (Verdict.PASS, Reason.RULE) not in other
+
+
+@TARGETS
+@VERSIONS
+def test_packet_socket_on_the_bridge_opens_nothing(
+    flooding: Flooding, target: int, version: int
+) -> None:
+    pod = flooding.pods[target]
+    ends = frames.Ends(
+        frames.address(traffic.NODE[version]),
+        frames.address(traffic.address(pod, version)),
+        port=PORT,
+    )
+    counting = flooding.enforce()[target]
+    with links.packet_socket(labs.BRIDGE) as sock:
+        wire.send(sock, frames.segment(ends, frames.SYN))
+        wire.send(sock, frames.packet(ends, frames.UDP, frames.udp(ends)))
+    moved = counting.moved()
+    assert moved.keys() <= REFUSED
+    assert sum(moved.values()) == 2

@@ -1,0 +1,128 @@
+"""Frames that the node makes come in again, by interfaces of its own: they count as node-sent.
+
+Each way is shown to work while its interface is not marked, so that what closes it is the mark.
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+
+import pyroute2
+import pytest
+
+from agent.demo import lab as labs
+from agent.origins import can_inject
+from bpf import loader, origin
+from bpf.gates import Gates
+from bpf.verdicts import Mode, Reason, Verdict
+from tests.kernel import frames, guarded, links, openings, traffic, wire
+from tests.kernel.guarded import Guarded
+
+pytestmark = pytest.mark.kernel
+
+VERSIONS = pytest.mark.parametrize("version", [4, 6])
+FLAGS = pytest.mark.parametrize("flags", [frames.SYN, frames.SYN | frames.PSH], ids=["syn", "psh"])
+NODE_DROPPED = (Verdict.DROP, Reason.NODE)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Way:
+    """Into the node again. `send` takes an Ethernet frame to `mac`; it comes in by `interface`."""
+
+    interface: str
+    mac: bytes
+    send: Callable[[bytes], None]
+
+
+@contextlib.contextmanager
+def _by_pair() -> Iterator[Way]:
+    with links.pair() as (one, other), links.packet_socket(one) as sock:
+        yield Way(other, links.mac_of(other), lambda frame: wire.send(sock, frame))
+
+
+@contextlib.contextmanager
+def _by_macvlan() -> Iterator[Way]:
+    with links.macvlans() as (one, other), links.packet_socket(one) as sock:
+        yield Way(other, links.mac_of(other), lambda frame: wire.send(sock, frame))
+
+
+@contextlib.contextmanager
+def _by_tun() -> Iterator[Way]:
+    """Which takes IP packets, so the frame loses its Ethernet header."""
+    with links.tun() as (name, descriptor):
+        yield Way(name, bytes(6), lambda frame: _write(descriptor, frame[14:]))
+
+
+def _write(descriptor: int, packet: bytes) -> None:
+    assert os.write(descriptor, packet) == len(packet)
+
+
+WAYS = pytest.mark.parametrize(
+    "way", [_by_pair, _by_macvlan, _by_tun], ids=["pair", "macvlan", "tun"]
+)
+
+
+@pytest.fixture
+def watched(lab: labs.Lab, gates: Gates) -> Iterator[Guarded]:
+    with guarded.guarded(gates, lab.add_pod("web", 1), lab.add_pod("neighbour", 2)) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def marked(loaded: loader.Loaded, interface: str) -> Iterator[None]:
+    marks, ifindex = origin.Origin(loaded), links.index_of(interface)
+    marks.mark(ifindex, is_node_sent=True)
+    try:
+        yield
+    finally:
+        marks.mark(ifindex, is_node_sent=False)
+
+
+def ends_to(watched: Guarded, version: int, mac: bytes) -> frames.Ends:
+    """From nobody's address, in a frame to the node, which routes it to the pod."""
+    source = frames.address(openings.STRANGER[version])
+    return frames.Ends(source, frames.address(traffic.address(watched.pod, version)), mac)
+
+
+def end_by(way: Way, ends: frames.Ends) -> Callable[[bytes], None]:
+    to_end = dataclasses.replace(ends, port=guarded.END_PORT)
+    return lambda end: way.send(frames.packet(to_end, frames.UDP, frames.udp(to_end, end)))
+
+
+@WAYS
+@VERSIONS
+@FLAGS
+def test_frame_that_comes_in_again_is_the_node_s(
+    watched: Guarded,
+    loaded: loader.Loaded,
+    way: Callable[[], contextlib.AbstractContextManager[Way]],
+    version: int,
+    flags: int,
+) -> None:
+    with way() as by:
+        ends = ends_to(watched, version, by.mac)
+        watched.set_mode(Mode.ENFORCE)
+        by.send(frames.segment(ends, flags))
+        assert watched.arrived(end_by(by, ends))  # forwarded, as far as the gate knows
+        assert watched.moved() == {}
+        with marked(loaded, by.interface):
+            by.send(frames.segment(ends, flags))
+            assert watched.arrived(end_by(by, ends)) == []
+            assert watched.moved() == {NODE_DROPPED: 1}
+            by.send(frames.packet(ends, frames.UDP, frames.udp(ends, b"datagram")))
+            assert watched.arrived(end_by(by, ends)) == []
+            assert watched.moved() == {NODE_DROPPED: 1}
+    assert watched.moved_at_neighbour() == {}
+
+
+@WAYS
+def test_agent_marks_the_interface_and_no_pod_s(
+    lab: labs.Lab, way: Callable[[], contextlib.AbstractContextManager[Way]]
+) -> None:
+    pods = [lab.add_pod("routed", 1), lab.add_pod("bridged", 2, bridged=True)]
+    with way() as by, pyroute2.IPRoute() as netlink:
+        injecting = {link.get("index") for link in netlink.get_links() if can_inject(link)}
+        assert links.index_of(by.interface) in injecting
+        assert not injecting & {pod.ifindex for pod in pods}
+        assert links.index_of(labs.BRIDGE) not in injecting
