@@ -157,6 +157,8 @@ class Agent:
                 compiled=self._gatekeeper.loaded.was_compiled,
                 load_ms=round(self._gatekeeper.loaded.load_ms, 1),
             )
+            # Before a gate is taken over by maps that are new: they do not know the kubelet yet.
+            await self._kubelet.look()
             async with asyncio.TaskGroup() as group:
                 running = [
                     tasks.start(group, "heartbeat", self._heartbeat.run),
@@ -165,6 +167,7 @@ class Agent:
                     tasks.start(group, "netlink", watch.run),
                     tasks.start(group, "reconciler", self._reconciler.run),
                     tasks.start(group, "self-tests", self._reconciler.self_test.run),
+                    tasks.start(group, "places", self._reconciler.places.run),
                     tasks.start(group, "older-flows", self._older_flows.run),
                     tasks.start(group, "probes", self._probing.run),
                     tasks.start(group, "origins", self._origins.run),
@@ -331,6 +334,7 @@ class Agent:
 
     def _on_node_change(self) -> None:
         self._reconciler.mark_pending()
+        self._reconciler.places.hint()
         self._origins.hint()
 
     def _on_overrun(self) -> None:

@@ -136,9 +136,13 @@ class Gatekeeper:
         """As `Gates.installed`."""
         return await self._call(self._gates.installed)
 
-    async def collect(self) -> None:
-        """As `Gates.collect`."""
-        await self._call(self._gates.collect)
+    async def collect(self) -> bool:
+        """As `Gates.collect`, for what guards the node's own interfaces as well."""
+
+        def collect() -> bool:
+            return not self._node_guards.elsewhere and self._gates.collect()
+
+        return await self._call(collect)
 
     async def misplaced(self) -> set[int]:
         """As `Gates.misplaced`."""

@@ -11,6 +11,7 @@ from agent.conditions import FALSE, TRUE
 from agent.gatekeeper import Gatekeeper
 from agent.interfaces import NetworkReader, NodeInterface, PodNetwork
 from agent.metrics import Metrics
+from agent.places import Places
 from agent.pods import Pod
 from agent.rulebook import Admission
 from bpf.errors import AttachError
@@ -42,6 +43,8 @@ class Guarded:
     gates: dict[int, NodeInterface] = dataclasses.field(default_factory=dict)
     admission: Admission | None = None
     """What its gates let in."""
+    behind: str = ""
+    """One sentence where somebody's program runs before a gate, and stays there."""
     isolated: Netns | None = None
     """The namespace for which the wanted state was reached; it latches."""
     isolation: Isolation | None = None
@@ -64,6 +67,7 @@ class Guard:
         metrics: Metrics,
         owner_of: Callable[[Netns, Pod], Pod | None],
         admit: Callable[[Pod], Awaitable[Admission]],
+        places: Places,
     ) -> None:
         """owner_of: another pod that already uses this namespace, if there is one; admit: what the
         pod's gates let in."""
@@ -72,6 +76,7 @@ class Guard:
         self._metrics = metrics
         self._owner_of = owner_of
         self._admit = admit
+        self._places = places
 
     async def bring_up(self, guarded: Guarded) -> Isolation:
         """One pass over one pod; safe to repeat at any time."""
@@ -131,8 +136,7 @@ class Guard:
     async def release(self, guarded: Guarded) -> None:
         """Take the pod's gates away."""
         for ifindex in list(guarded.gates):
-            await self._gatekeeper.remove(ifindex)
-            del guarded.gates[ifindex]
+            await self._remove(guarded, ifindex)
 
     async def _isolate(self, guarded: Guarded, netns: Netns) -> Isolation:
         try:
@@ -170,6 +174,7 @@ class Guard:
         assert network is not None
         guarded.admission = await self._admit(guarded.pod)
         config = GateConfig(guarded.pod.mode, network.addresses, guarded.admission.rules)
+        guarded.behind = ""
         for interface in network.interfaces:
             seconds = await self._gatekeeper.install(interface.ifindex, config)
             if interface.ifindex not in guarded.gates:
@@ -183,6 +188,7 @@ class Guard:
                     milliseconds=round(seconds * 1000, 2),
                 )
             guarded.gates[interface.ifindex] = interface
+            guarded.behind = await self._places.keep(interface) or guarded.behind
 
     async def _forget_vanished(self, guarded: Guarded) -> None:
         """Drop what is left of gates whose interface is gone.
@@ -194,8 +200,12 @@ class Guard:
         current = {interface.ifindex for interface in network.interfaces} if network else set()
         for ifindex in guarded.gates.keys() - current:
             if not await self._reader.exists(ifindex):
-                await self._gatekeeper.remove(ifindex)
-                del guarded.gates[ifindex]
+                await self._remove(guarded, ifindex)
+
+    async def _remove(self, guarded: Guarded, ifindex: int) -> None:
+        await self._gatekeeper.remove(ifindex)
+        self._places.forget(ifindex)
+        del guarded.gates[ifindex]
 
 
 def _describe(guarded: Guarded, network: PodNetwork) -> str:
@@ -205,6 +215,8 @@ def _describe(guarded: Guarded, network: PodNetwork) -> str:
         text += " Strict mode needs the relay, which is not there: enforced instead."
     if guarded.admission and guarded.admission.problem:
         text += f" {guarded.admission.problem}"
+    if guarded.behind:
+        text += f" {guarded.behind}"
     if guarded.pod.manifest_problem:
         text += f" {guarded.pod.manifest_problem.message}"
     return text

@@ -99,6 +99,11 @@ OLDER_FLOWS = Family(
 OLDER_FLOWS_ENDED = Family(
     "podgate_older_flows_ended_total", "counter", "Such flows that --end-older-flows has ended."
 )
+GATES_MOVED = Family(
+    "podgate_gates_moved_total",
+    "counter",
+    "Gates that were put before somebody else's program on the same interface again.",
+)
 PROBES = Family(
     "prober_probe_total",
     "counter",
@@ -146,7 +151,7 @@ RULE_HITS = Family(
 
 FAMILIES = (
     *(GATE_PACKETS, NODE_REFUSALS, REFUSALS_UNTOLD, GATES, POD_CONDITION, MANIFEST_PROBLEM, INFO),
-    *(LOAD_SECONDS, ATTACH_SECONDS, GATES_LOST, PROBES, PROBE_SECONDS),
+    *(LOAD_SECONDS, ATTACH_SECONDS, GATES_LOST, GATES_MOVED, PROBES, PROBE_SECONDS),
     *(SELF_TESTS, SELF_TEST_PATHS, OLDER_FLOWS, OLDER_FLOWS_ENDED),
     *(PROBES_IN_FLIGHT, PROBES_WAITING, PROBE_DELAY_SECONDS),
     *(LISTENER_HINTS, LISTENER_EVENTS_LOST, LISTENERS_UNWATCHED),
@@ -274,6 +279,7 @@ class Metrics:
         self._load = self._gauge(LOAD_SECONDS)
         self.attach_seconds = self._histogram(ATTACH_SECONDS, _ATTACH_BUCKETS)
         self.gates_lost = self._counter(GATES_LOST)
+        self.gates_moved = self._counter(GATES_MOVED)
         self.self_tests = self._counter(SELF_TESTS)
         self.paths: dict[str, list[str]] = {}
         """By pod uid: the last result for each address."""

@@ -15,6 +15,7 @@ from agent.gatekeeper import Gatekeeper
 from agent.guarding import Guard, Guarded, Isolation
 from agent.interfaces import NetworkReader
 from agent.metrics import Metrics
+from agent.places import Places
 from agent.pods import Pod
 from agent.probing import Probing
 from agent.rulebook import Admission
@@ -53,7 +54,8 @@ class Reconciler:
         self._metrics = metrics
         self._resync_seconds = resync_seconds
         self._on_gated = on_gated
-        self._guard = Guard(gatekeeper, reader, metrics, self._other_user_of, admit)
+        self.places = Places(gatekeeper, metrics, self._mark_interfaces)
+        self._guard = Guard(gatekeeper, reader, metrics, self._other_user_of, admit, self.places)
         self.self_test = SelfTest(gatekeeper.self_tests, metrics, self._publish)
         self._marked: dict[str, None] = {}
         self._leaving: list[Guarded] = []
@@ -228,11 +230,14 @@ class Reconciler:
             for ifindex in (await self._gatekeeper.installed()).keys() - claimed:
                 await self._gatekeeper.remove(ifindex)
                 log.info("gate of a pod that is gone removed", ifindex=ifindex)
-            await self._gatekeeper.collect()
+            is_clean = await self._gatekeeper.collect()
         except (AttachError, OSError, TimeoutError) as error:
             log.error("what an earlier run left could not be removed", error=str(error))
             return
-        self._may_hold_leftovers = False
+        self._may_hold_leftovers = not is_clean
+
+    def _mark_interfaces(self, ifindexes: set[int]) -> None:
+        self._mark_where(lambda guarded: not guarded.gates.keys().isdisjoint(ifindexes))
 
     def _mark_where(self, predicate: Callable[[Guarded], bool]) -> None:
         for uid, guarded in self.guarded.items():

@@ -216,15 +216,17 @@ class Gates:
             self.remove(ifindex)
         return found
 
-    def collect(self) -> None:
-        """Unpin programs of other sources, and other schemas once nothing of theirs judges.
+    def collect(self) -> bool:
+        """Unpin programs of other sources, and other schemas once no gate of theirs judges.
 
-        To be called when all gates are as wanted. Raises `OSError`.
+        Whether that was so. To be called when all gates are as wanted. Raises `OSError`.
         """
         self._installation.discard_other_programs(sources.fingerprint())
-        if not self._egress.elsewhere | self._ingress.elsewhere:
-            for schema in self._installation.other_schemas():
-                self._installation.discard_schema(schema)
+        if self._egress.elsewhere | self._ingress.elsewhere:
+            return False
+        for schema in self._installation.other_schemas():
+            self._installation.discard_schema(schema)
+        return True
 
     def misplaced(self) -> set[int]:
         """Interfaces on which somebody else's program runs before ours, at either side.

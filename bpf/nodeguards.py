@@ -31,6 +31,11 @@ class NodeGuards:
         self._bridges.close()
         self._tunnels.close()
 
+    @property
+    def elsewhere(self) -> set[int]:
+        """Interfaces that another schema's programs guard: not looked at yet since the start."""
+        return self._bridges.elsewhere | self._tunnels.elsewhere
+
     def keep_bridges(self, wanted: set[int]) -> None:
         """Have exactly these bridges mark whom a rule lets in, so that a flooded copy is known.
 
