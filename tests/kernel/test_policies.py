@@ -1,0 +1,409 @@
+"""Rules from outside with the whole agent: who gets in, who does not, and what is told of it."""
+
+import json
+import pathlib
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from agent import names
+from agent.demo import lab as labs
+from agent.demo.lab import Lab, LabPod
+from agent.demo.operating import Operator, condition_of
+from agent.status import PolicyStatus, Report, Rules
+from bpf import abi, loader, pins
+from bpf.gates import GateConfig, Gates
+from bpf.maps import Map
+from bpf.rules import Rule, Sender
+from bpf.verdicts import Mode, Reason, Verdict
+from tests.kernel import cgroups
+from tests.kernel.cgroups import Cgroup
+from tests.kernel.test_agent import isolated_as, podgate, reaches
+
+pytestmark = pytest.mark.kernel
+
+PORT, OTHER_PORT = 8080, 8081
+REPLACEMENTS = 1000
+LISTENING = {"readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1}}
+
+
+class Node:
+    """An operator with a directory of rules, and what the agent says of them."""
+
+    def __init__(self, operator: Operator, rules: pathlib.Path) -> None:
+        self.operator = operator
+        self.directory = rules
+        rules.mkdir()
+
+    def write(self, name: str, *policies: dict[str, Any] | str) -> None:
+        text = [one if isinstance(one, str) else yaml.safe_dump(one) for one in policies]
+        unfinished = self.directory / f".{name}"
+        unfinished.write_text("---\n".join(text), encoding="utf-8")
+        unfinished.rename(self.directory / name)
+
+    def start(self, pod: LabPod, mode: str = "enforce", *extra: str) -> None:
+        self.operator.write_manifest(pod, mode=mode, container=LISTENING)
+        self.operator.start("--rules", str(self.directory), *extra)
+        reason = "Audit" if mode == "audit" else "Enforced"
+        self.operator.wait_for("the gate", isolated_as(pod.name, reason))
+
+    def podgate(self, command: str, *arguments: str) -> str:
+        done = podgate(command, "--run-directory", str(self.operator.run_directory), *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def rules(self) -> Rules:
+        return msgspec.json.decode(self.podgate("rules", "--output", "json"), type=Rules)
+
+    def wait_for_rules(self, what: str, holds: Callable[[Rules], bool]) -> Rules:
+        self.operator.wait_for(what, lambda _: holds(self.rules()))
+        return self.rules()
+
+    def lines(self, message: str) -> list[dict[str, Any]]:
+        return [line for line in self.operator.log_lines() if line.get("message") == message]
+
+
+@pytest.fixture
+def node(isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> Iterator[Node]:
+    operator = Operator(tmp_path, fresh_pins.bpffs)
+    yield Node(operator, tmp_path / "rules")
+    operator.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def web(lab: Lab) -> Iterator[LabPod]:
+    pod = lab.add_pod("web", 1)
+    with pod.listen(PORT), pod.listen(OTHER_PORT):
+        yield pod
+
+
+@pytest.fixture
+def service(isolated: None) -> Iterator[Cgroup]:
+    with cgroups.cgroup() as made:
+        yield made
+
+
+def policy(name: str, sender: dict[str, Any], *ports: int) -> dict[str, Any]:
+    spec: dict[str, Any] = {"pods": {"namespaces": ["demo"]}, "from": [sender]}
+    if ports:
+        spec["ports"] = [{"port": port} for port in ports]
+    return {
+        "apiVersion": "policy.podgate.io/v1alpha1",
+        "kind": "HostAccessPolicy",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def cgroup(group: Cgroup, match: str = "exact") -> dict[str, Any]:
+    return {"cgroup": {"path": group.path, "match": match}}
+
+
+def policy_of(rules: Rules, name: str) -> PolicyStatus | None:
+    return next((one for one in rules.policies if one.name == name), None)
+
+
+def hits_of(rules: Rules, name: str) -> int:
+    found = policy_of(rules, name)
+    return sum(rule.hits for rule in found.rules) if found else -1
+
+
+def test_a_named_cgroup_gets_in_to_the_named_port_and_is_counted(
+    node: Node, web: LabPod, service: Cgroup
+) -> None:
+    node.write("a.yaml", policy("service", cgroup(service), PORT))
+    node.start(web)
+    with cgroups.cgroup("below", below=service) as below, cgroups.cgroup() as stranger:
+        assert reaches(service, web, PORT)
+        assert not reaches(service, web, OTHER_PORT)
+        assert not reaches(below, web, PORT)
+        assert not reaches(stranger, web, PORT)
+        node.write("a.yaml", policy("service", cgroup(service, "subtree"), PORT))
+        node.operator.wait_for("all below let in", lambda _: reaches(below, web, PORT))
+        assert not reaches(stranger, web, PORT)
+    rules = node.rules()
+    shown = policy_of(rules, "service")
+    assert shown is not None
+    assert shown.pods == ["demo/web"]
+    assert rules.problems == []
+    assert hits_of(rules, "service") >= 1
+    text = node.podgate("rules")
+    assert f"{service.path} and below" in text
+    assert f"TCP {PORT}" in text
+
+
+def test_hits_are_counted_for_all_pods_together_and_shown_as_a_metric(
+    node: Node, lab: Lab, web: LabPod, service: Cgroup
+) -> None:
+    other = lab.add_pod("other", 2)
+    node.write("a.yaml", policy("service", cgroup(service), PORT))
+    node.operator.write_manifest(other, mode="enforce", container=LISTENING)
+    node.start(web)
+    node.operator.wait_for("both", isolated_as("other", "Enforced"))
+    with other.listen(PORT):
+        assert reaches(service, web, PORT)
+        assert reaches(service, other, PORT)
+    assert hits_of(node.rules(), "service") == 2
+    report = node.operator.report()
+    assert report is not None
+    (series,) = [line for line in metrics(report) if line.startswith("podgate_rule_hits_total{")]
+    assert 'policy="service"' in series
+    assert float(series.split()[-1]) == 2
+
+
+def metrics(report: Report) -> list[str]:
+    with socket.create_connection(("127.0.0.1", int(report.http_address.split(":")[1])), 5) as sock:
+        sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        with sock.makefile() as answer:
+            return answer.read().splitlines()
+
+
+def test_hits_and_rules_outlive_the_agent(node: Node, web: LabPod, service: Cgroup) -> None:
+    node.write("a.yaml", policy("service", cgroup(service), PORT))
+    node.start(web)
+    assert reaches(service, web, PORT)
+    node.operator.stop(signal.SIGKILL)
+    assert reaches(service, web, PORT)
+    node.start(web)
+    assert reaches(service, web, PORT)
+    assert hits_of(node.rules(), "service") == 3
+
+
+def test_a_policy_that_goes_lets_nobody_in_and_leaves_no_counter(
+    node: Node, web: LabPod, service: Cgroup
+) -> None:
+    node.write("a.yaml", policy("service", cgroup(service), PORT))
+    node.start(web)
+    assert reaches(service, web, PORT)
+    with Map.open(counters_of(node), abi.RULE_HITS) as counters:
+        assert len(list(counters.items())) == 1
+        (node.directory / "a.yaml").unlink()
+        node.operator.wait_for("nobody let in", lambda _: not reaches(service, web, PORT))
+        node.operator.wait_for("no counter left", lambda _: not list(counters.items()))
+
+
+def counters_of(node: Node) -> str:
+    return str(pins.Pins(node.operator.bpffs).map(abi.RULE_HITS))
+
+
+def test_an_agent_without_rules_leaves_no_counter_of_earlier_ones(
+    node: Node, web: LabPod, service: Cgroup
+) -> None:
+    node.write("a.yaml", policy("service", cgroup(service), PORT))
+    node.start(web)
+    node.operator.stop(signal.SIGTERM)
+    node.operator.start()
+    node.operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    assert not reaches(service, web, PORT)
+    with Map.open(counters_of(node), abi.RULE_HITS) as counters:
+        assert list(counters.items()) == []
+    assert "without --rules" in node.podgate("rules")
+
+
+def test_a_cgroup_that_is_not_there_is_one_sentence_until_it_is(node: Node, web: LabPod) -> None:
+    with cgroups.cgroup() as group:
+        cgroups.remove(group)
+        node.write("a.yaml", policy("service", cgroup(group, "subtree"), PORT))
+        node.start(web)
+        rules = node.rules()
+        shown = policy_of(rules, "service")
+        assert shown is not None
+        assert shown.rules[0].problem == (
+            f"Cgroup {group.path} is not there; the rule lets nobody in until it is."
+        )
+        assert node.podgate("rules").count("is not there") == 1
+        assert len([line for line in node.operator.log_lines() if group.path in str(line)]) == 1
+        group.directory.mkdir()
+        node.operator.wait_for("the cgroup let in", lambda _: reaches(group, web, PORT))
+
+
+def test_a_cgroup_that_is_made_anew_is_followed(node: Node, web: LabPod, service: Cgroup) -> None:
+    node.write("a.yaml", policy("service", cgroup(service), PORT))
+    node.start(web)
+    assert reaches(service, web, PORT)
+    cgroups.remove(service)
+    with cgroups.cgroup() as another:
+        service.directory.mkdir()
+        node.operator.wait_for("the new one let in", lambda _: reaches(service, web, PORT))
+        assert not reaches(another, web, PORT)
+
+
+def test_a_policy_that_becomes_wrong_refuses_nobody_even_after_a_restart(
+    node: Node, web: LabPod, service: Cgroup
+) -> None:
+    node.write("a.yaml", policy("service", cgroup(service), PORT))
+    node.start(web)
+    node.write("a.yaml", {**policy("service", cgroup(service), PORT), "spec": {"pods": {}}})
+    rules = node.wait_for_rules("the problem", lambda rules: bool(rules.problems))
+    assert rules.problems == [
+        "a.yaml, document 1 ('service'): spec: object missing required field `from`. "
+        "The last good one stays in force."
+    ]
+    assert reaches(service, web, PORT)
+    assert len(node.lines("policy problem")) == 1
+    node.operator.stop(signal.SIGKILL)
+    node.start(web)
+    assert reaches(service, web, PORT)
+
+
+def test_a_pod_gets_the_rules_for_its_labels_as_they_are_now(
+    node: Node, web: LabPod, service: Cgroup
+) -> None:
+    chosen = policy("service", cgroup(service), PORT)
+    chosen["spec"]["pods"]["podSelector"] = {"matchLabels": {"app": "web"}}
+    node.write("a.yaml", chosen)
+    node.start(web)
+    assert not reaches(service, web, PORT)
+    manifest = json.loads((node.operator.manifests / "web.yaml").read_text(encoding="utf-8"))
+    manifest["metadata"]["labels"]["app"] = "web"
+    node.operator.write_file("web.yaml", json.dumps(manifest))
+    node.operator.wait_for("the service let in", lambda _: reaches(service, web, PORT))
+
+
+def test_rules_that_find_no_room_are_told_and_the_kubelet_keeps_its_own(
+    node: Node, web: LabPod, service: Cgroup
+) -> None:
+    node.write(
+        "a.yaml",
+        policy("a", {"anyProcess": {}}, *range(2, 64, 2)),
+        policy("b", cgroup(service), PORT),
+    )
+    node.start(web, "enforce", "--kubelet", f"cgroup:{service.path}")
+    report = node.operator.wait_for("the kubelet", lambda report: report.kubelet == service.path)
+    condition = condition_of(report, "web", names.ISOLATION_READY)
+    assert condition is not None
+    assert "33 rules are for this pod and a gate holds 32: 1 are left out, of b" in (
+        condition.message
+    )
+    assert "Pod demo/web: 33 rules" in node.podgate("rules")
+    with cgroups.cgroup() as stranger:
+        # The readiness probe's port is the kubelet's; policy b would have let it in, too.
+        assert reaches(service, web, PORT)
+        assert not reaches(stranger, web, PORT)
+        node.write("a.yaml", policy("b", cgroup(stranger), PORT))
+        node.operator.wait_for("policy b", lambda _: reaches(stranger, web, PORT))
+
+
+def test_a_hundred_thousand_rules_are_told_and_touch_nobody_else(
+    node: Node, web: LabPod, service: Cgroup
+) -> None:
+    node.write("a.yaml", policy("service", cgroup(service), PORT))
+    node.start(web)
+    for number in range(5):
+        many = [policy(f"p{number}-{index}", {"kernel": {}}, 1) for index in range(4000)]
+        text = json.dumps({"kind": "List", "items": many}, separators=(",", ":"))
+        node.write(f"{number}.json", text)
+    many_ports = policy("huge", {"anyProcess": {}}, *range(1, 40_000, 2))
+    node.write("huge.json", json.dumps(many_ports))
+    rules = node.wait_for_rules("the limit", lambda rules: len(rules.problems) >= 2)
+    assert any("that can be in force" in problem for problem in rules.problems)
+    assert any("more rules than the 32" in problem for problem in rules.problems)
+    assert policy_of(rules, "service") is not None
+    assert reaches(service, web, PORT)
+    assert not reaches(service, web, OTHER_PORT)
+
+
+def test_what_is_suggested_lets_in_who_was_seen_and_nobody_else(
+    node: Node, web: LabPod, service: Cgroup
+) -> None:
+    node.start(web, "audit")
+    assert reaches(service, web, OTHER_PORT)
+    suggested = node.podgate("suggest")
+    assert service.path in suggested
+    node.write("suggested.yaml", suggested)
+    node.operator.write_manifest(web, mode="enforce", container=LISTENING)
+    node.operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    node.wait_for_rules("the policy", lambda rules: bool(rules.policies))
+    node.operator.wait_for("the service let in", lambda _: reaches(service, web, OTHER_PORT))
+    assert not reaches(service, web, PORT)
+    with cgroups.cgroup() as stranger:
+        assert not reaches(stranger, web, OTHER_PORT)
+
+
+def test_nothing_to_suggest_is_one_sentence(node: Node, web: LabPod) -> None:
+    node.start(web)
+    done = podgate("suggest", "--run-directory", str(node.operator.run_directory))
+    assert done.returncode == 0
+    assert done.stdout == ""
+    assert "nobody to suggest" in done.stderr
+
+
+def test_rules_that_are_nowhere_are_one_sentence(node: Node) -> None:
+    done = podgate("run", "--manifests", str(node.operator.manifests), "--rules", "/nowhere")
+    assert done.returncode == 1
+    assert "/nowhere is not there" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_no_moment_of_a_replacement_refuses_who_is_let_in_or_lets_in_who_is_refused(
+    gates: Gates, loaded: loader.Loaded, lab: labs.Lab
+) -> None:
+    pod = lab.add_pod("replaced", 1)
+    fillers = tuple(Rule(Sender.ANY, 6, port, port) for port in range(1, abi.GATE_RULES))
+    let_in = Rule(Sender.ANY, 6, PORT, PORT)
+    # As first, as last and as the only one: a mixture of two would miss it.
+    values = [(let_in, *fillers), (*fillers, let_in), (let_in,)]
+    configs = [GateConfig(Mode.ENFORCE, pod.addresses, rules) for rules in values]
+    gates.install(pod.ifindex, configs[0])
+    done = threading.Event()
+    refused: list[int] = []
+    let_through: list[int] = []
+    attempts = {PORT: 0, OTHER_PORT: 0}
+
+    def ask(listener: socket.socket, limit_seconds: float) -> bool:
+        port = listener.getsockname()[1]
+        attempts[port] += 1
+        with socket.socket() as sock:
+            # No TIME-WAIT: thousands of connections would use up the ports.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.settimeout(limit_seconds)
+            try:
+                sock.connect((pod.ipv4, port))
+            except TimeoutError:
+                return False
+            # At once, or a full backlog would drop what the gate let in.
+            listener.accept()[0].close()
+            return True
+
+    def ask_allowed(listener: socket.socket) -> None:
+        while not done.is_set():
+            # A SYN that was dropped is sent again only after a second.
+            if not ask(listener, 0.9):
+                refused.append(attempts[PORT])
+
+    def ask_refused(listener: socket.socket) -> None:
+        while not done.is_set():
+            # What is let in answers within microseconds.
+            if ask(listener, 0.002):
+                let_through.append(attempts[OTHER_PORT])
+
+    with pod.listen(PORT) as server, pod.listen(OTHER_PORT) as other:
+        threads = [
+            threading.Thread(target=ask_allowed, args=(server,)),
+            threading.Thread(target=ask_refused, args=(other,)),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            deadline = time.monotonic() + 60
+            replaced = 0
+            while replaced < REPLACEMENTS or min(attempts.values()) < REPLACEMENTS:
+                assert time.monotonic() < deadline, f"{replaced} replacements, {attempts} attempts"
+                gates.install(pod.ifindex, configs[replaced % len(configs)])
+                replaced += 1
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join(5)
+    assert (refused, let_through) == ([], [])
+    counts = gates.counts()[pod.ifindex]
+    assert counts[Verdict.PASS, Reason.RULE] == attempts[PORT]
+    assert counts[Verdict.DROP, Reason.NODE] >= attempts[OTHER_PORT]
