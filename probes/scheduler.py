@@ -8,34 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
 import msgspec
 
-from probes import prober
+from probes import passing, prober, queue
 from probes.definitions import Exec
 from probes.joint import Cancellable
 from probes.netns import Netns
 from probes.results import Outcome, Result
+from probes.slots import PodSlots, Slot
+from probes.spreading import Spread
 from probes.targets import ContainerTarget, PodTarget, ProbeKey, ProbeStatus, wanted_probes
 from probes.workers import Container, ProbeType, Worker
 
 __all__ = ["ContainerTarget", "PodTarget", "ProbeKey", "ProbeStatus", "Scheduler"]
 
-MAX_IN_FLIGHT: Final = 200
-"""Enough for a node full of pods that all time out, at some 50 KB of sockets each."""
-
-BURST_MAX: Final = 32
-"""Probes begun in one turn of the loop: most take 50 us then and there, and others wait."""
-
 MESSAGE_MAX_CHARS: Final = 1024
 """How much of an outcome's text is kept (the kubelet cuts Events at the same length)."""
-
-# The golden ratio's multiples fill an interval evenly, however many there are.
-_GOLDEN: Final = 0.6180339887498949
 
 
 class Asking(msgspec.Struct, frozen=True):
@@ -58,48 +50,6 @@ class Starter(Protocol):
     def close(self) -> None: ...
 
 
-class _Slot:
-    """One worker, with its timer and its run."""
-
-    __slots__ = (
-        "due",
-        "errors",
-        "failed",
-        "key",
-        "netns",
-        "outcome",
-        "passed",
-        "plan",
-        "run",
-        "timer",
-        "waiting",
-        "worker",
-    )
-
-    def __init__(self, key: ProbeKey, worker: Worker, plan: prober.Plan, netns: Netns) -> None:
-        self.key = key
-        self.worker = worker
-        self.plan = plan
-        self.netns = netns
-        self.timer: asyncio.TimerHandle | None = None
-        self.run: Cancellable | None = None
-        self.due = 0.0
-        self.waiting = False
-        """Due, and held back by the cap."""
-        self.outcome: Outcome | None = None
-        self.passed = self.failed = self.errors = 0
-
-
-class _Pod:
-    __slots__ = ("slots", "started_at", "target")
-
-    def __init__(self, target: PodTarget) -> None:
-        self.target = target
-        self.slots: dict[ProbeKey, _Slot] = {}
-        self.started_at: dict[str, tuple[float, float]] = {}
-        """By container: the start in Unix time, and on the loop's clock, fixed when first seen."""
-
-
 class Scheduler:
     """Runs the probes of all pods that it is told of. To be made and used on a running loop.
 
@@ -119,7 +69,7 @@ class Scheduler:
         on_result: Callable[[ProbeKey, Result], None],
         on_probe: Callable[[ProbeKey, Outcome], None],
         on_delay: Callable[[float], None] | None = None,
-        max_in_flight: int = MAX_IN_FLIGHT,
+        max_in_flight: int = queue.MAX_IN_FLIGHT,
         spread_seconds: float = 0.0,
         starter: Starter | None = None,
         wall_clock: Callable[[], float] = time.time,
@@ -128,23 +78,22 @@ class Scheduler:
         self._on_result = on_result
         self._on_probe = on_probe
         self._on_delay = on_delay
-        self._max_in_flight = max_in_flight
-        self._spread_until = self._loop.time() + spread_seconds
-        self._spread_seconds = spread_seconds
-        self._spread_count = 0
+        self._spread = Spread(self._loop.time, spread_seconds)
         self.starter: Starter = starter or prober.Prober(self._loop)
         self._wall_clock = wall_clock
-        self._pods: dict[str, _Pod] = {}
-        self._waiting: deque[_Slot] = deque()
-        self._begun_in_turn = 0
+        self._pods: dict[str, PodSlots] = {}
+        self._due = queue.DueQueue(self._loop, self._begin, max_in_flight=max_in_flight)
         self._closed = self._loop.create_future()
-        self.in_flight = 0
+
+    @property
+    def in_flight(self) -> int:
         """Probes under way."""
+        return self._due.in_flight
 
     @property
     def waiting(self) -> int:
         """Probes that are due and held back by the cap."""
-        return sum(slot.waiting for slot in self._waiting)
+        return len(self._due)
 
     def set_pod(self, target: PodTarget) -> None:
         """Add a pod, or tell what has changed of it; workers with the same probe keep their state.
@@ -158,7 +107,7 @@ class Scheduler:
             for key, probe in wanted_probes(target)
         }
         if pod is None:
-            pod = self._pods[target.uid] = _Pod(target)
+            pod = self._pods[target.uid] = PodSlots(target)
         pod.target = target
         for key in [key for key in pod.slots if key not in plans]:
             self._drop(pod.slots.pop(key))
@@ -167,8 +116,8 @@ class Scheduler:
             if slot is None or slot.worker.probe != probe:
                 if slot is not None:
                     self._drop(slot)
-                worker = Worker(key.type, probe, first_at=self._first_at())
-                pod.slots[key] = _Slot(key, worker, plan, target.netns)
+                worker = Worker(key.type, probe, first_at=self._spread.next())
+                pod.slots[key] = Slot(key, worker, plan, target.netns)
             elif slot.netns != target.netns or slot.plan != plan:
                 self._stop_run(slot)
                 slot.plan, slot.netns = plan, target.netns
@@ -212,46 +161,11 @@ class Scheduler:
         """All probes as they are now, in order of their keys."""
         now = self._loop.time()
         slots = [slot for pod in self._pods.values() for slot in pod.slots.values()]
-        return [
-            ProbeStatus(
-                key=slot.key,
-                result=slot.worker.cached,
-                outcome=slot.outcome,
-                run_length=slot.worker.run_length,
-                passed=slot.passed,
-                failed=slot.failed,
-                errors=slot.errors,
-                in_flight=slot.worker.in_flight,
-                on_hold=slot.worker.on_hold,
-                due_in_seconds=None if slot.worker.due is None else slot.worker.due - now,
-            )
-            for slot in sorted(slots, key=lambda slot: slot.key)
-        ]
+        return [slot.status(now) for slot in sorted(slots, key=lambda slot: slot.key)]
 
     def passing(self, uid: str) -> tuple[bool, str, str]:
-        """Whether startup and readiness of all containers pass; with a reason and a sentence.
-
-        Reasons: ProbesPassing, NoProbes (passing, too: there is nothing to
-        fail), ProbeFailing, ProbePending (no result yet), ContainerNotRunning,
-        NotScheduled (no such pod).
-        """
-        pod = self._pods.get(uid)
-        if pod is None:
-            return False, "NotScheduled", "no probes are scheduled for this pod"
-        count = 0
-        for container in pod.target.containers:
-            name = container.probes.name
-            for type in (ProbeType.STARTUP, ProbeType.READINESS):
-                slot = pod.slots.get(ProbeKey(uid, name, type))
-                if slot is None:
-                    continue
-                count += 1
-                if problem := _problem(slot, container):
-                    return False, *problem
-        if not count:
-            return True, "NoProbes", "no container has a startup or readiness probe to run here"
-        probes = "the startup and readiness probe" if count == 1 else f"all {count} probes"
-        return True, "ProbesPassing", f"{probes} of startup and readiness pass"
+        """Whether the pod's probes pass: probes.passing.passing."""
+        return passing.passing(self._pods.get(uid))
 
     async def run(self) -> None:
         """Wait until aclose(); cancelled, close."""
@@ -269,19 +183,11 @@ class Scheduler:
             self.remove_pod(uid)
         self.starter.close()
 
-    def _slot(self, key: ProbeKey) -> _Slot | None:
+    def _slot(self, key: ProbeKey) -> Slot | None:
         pod = self._pods.get(key.uid)
         return pod.slots.get(key) if pod else None
 
-    def _first_at(self) -> float:
-        now = self._loop.time()
-        if not self._spread_seconds or now >= self._spread_until:
-            return now
-        self._spread_count += 1
-        # Never before now: those that come late in the interval share what is left of it.
-        return now + self._spread_count * _GOLDEN % 1.0 * (self._spread_until - now)
-
-    def _observe(self, pod: _Pod) -> None:
+    def _observe(self, pod: PodSlots) -> None:
         """Tell the workers what is known of their containers; startup decides for its siblings."""
         now = self._loop.time()
         for target in pod.target.containers:
@@ -313,7 +219,7 @@ class Scheduler:
                 if before is not None:
                     self._report(slot, before)
 
-    def _has_started(self, pod: _Pod, target: ContainerTarget) -> bool:
+    def _has_started(self, pod: PodSlots, target: ContainerTarget) -> bool:
         if target.started is not None:
             return target.started
         slot = pod.slots.get(ProbeKey(pod.target.uid, target.probes.name, ProbeType.STARTUP))
@@ -321,9 +227,11 @@ class Scheduler:
             # It has no startup probe, or one that the kubelet runs and nobody told of.
             return True
         worker = slot.worker
+        if not worker.container_id:
+            return target.restored.get(ProbeType.STARTUP) is Result.SUCCESS
         return worker.cached is Result.SUCCESS and worker.container_id == target.container_id
 
-    def _on_loop(self, pod: _Pod, target: ContainerTarget) -> float:
+    def _on_loop(self, pod: PodSlots, target: ContainerTarget) -> float:
         """When the container started, on the loop's clock: steps of the wall clock end here."""
         name = target.probes.name
         known = pod.started_at.get(name)
@@ -332,7 +240,7 @@ class Scheduler:
             known = pod.started_at[name] = (target.started_at, self._loop.time() - age)
         return known[1]
 
-    def _arm(self, slot: _Slot) -> None:
+    def _arm(self, slot: Slot) -> None:
         """Set the timer to when the worker's next probe is due."""
         due = slot.worker.due
         if slot.timer is not None:
@@ -347,37 +255,17 @@ class Scheduler:
             slot.due = due
             slot.timer = self._loop.call_at(due, self._fire, slot)
 
-    def _fire(self, slot: _Slot) -> None:
+    def _fire(self, slot: Slot) -> None:
         slot.timer = None
-        slot.waiting = True
-        self._waiting.append(slot)
-        self._begin_waiting()
+        self._due.add(slot)
 
-    def _begin_waiting(self) -> None:
-        while (
-            self._waiting
-            and self.in_flight < self._max_in_flight
-            and self._begun_in_turn < BURST_MAX
-        ):
-            slot = self._waiting.popleft()
-            if not slot.waiting:
-                continue
-            slot.waiting = False
-            if not self._begun_in_turn:
-                self._loop.call_soon(self._next_turn)
-            self._begun_in_turn += 1
-            now = self._loop.time()
-            if self._on_delay is not None:
-                self._guarded(self._on_delay, max(0.0, now - slot.due))
-            self._begin(slot, now)
+    def _begin(self, slot: Slot) -> None:
+        if self._on_delay is not None:
+            self._guarded(self._on_delay, max(0.0, self._loop.time() - slot.due))
+        self._try(slot)
 
-    def _next_turn(self) -> None:
-        self._begun_in_turn = 0
-        self._begin_waiting()
-
-    def _begin(self, slot: _Slot, now: float) -> None:
-        self.in_flight += 1
-        slot.worker.begin(now)
+    def _try(self, slot: Slot) -> None:
+        slot.worker.begin(self._loop.time())
         try:
             run = self.starter.start(slot.plan, slot.netns, partial(self._done, slot))
         except Exception as error:
@@ -388,14 +276,14 @@ class Scheduler:
             if slot.worker.in_flight and slot.run is None:
                 slot.run = run
 
-    def _done(self, slot: _Slot, outcome: Outcome) -> None:
-        self.in_flight -= 1
+    def _done(self, slot: Slot, outcome: Outcome) -> None:
         slot.run = None
         worker = slot.worker
         before = worker.cached
         if worker.finish(outcome):
-            self._begin(slot, self._loop.time())
+            self._try(slot)
             return
+        self._due.release()
         if len(outcome.message) > MESSAGE_MAX_CHARS:
             short = outcome.message[: MESSAGE_MAX_CHARS - 3] + "..."
             outcome = msgspec.structs.replace(outcome, message=short)
@@ -413,10 +301,8 @@ class Scheduler:
                 self._observe(pod)
         self._guarded(self._on_probe, slot.key, outcome)
         self._report(slot, before)
-        if self._waiting and not self._begun_in_turn:
-            self._begin_waiting()
 
-    def _report(self, slot: _Slot, before: Result | None) -> None:
+    def _report(self, slot: Slot, before: Result | None) -> None:
         cached = slot.worker.cached
         if cached is None or cached is before:
             return
@@ -437,16 +323,16 @@ class Scheduler:
                 }
             )
 
-    def _stop_run(self, slot: _Slot) -> None:
+    def _stop_run(self, slot: Slot) -> None:
         if slot.worker.in_flight:
             if slot.run is not None:
                 slot.run.cancel()
                 slot.run = None
-            self.in_flight -= 1
+            self._due.release()
             slot.worker.abandon()
             self._arm(slot)
 
-    def _drop(self, slot: _Slot) -> None:
+    def _drop(self, slot: Slot) -> None:
         """The worker is no more."""
         self._stop_run(slot)
         slot.worker.over = True
@@ -454,24 +340,3 @@ class Scheduler:
         if slot.timer is not None:
             slot.timer.cancel()
             slot.timer = None
-
-
-def _problem(slot: _Slot, container: ContainerTarget) -> tuple[str, str] | None:
-    """Why this probe does not pass: a reason and a sentence."""
-    name, type = slot.key.container, slot.key.type.lower()
-    if type == "startup" and container.started:
-        return None
-    if not container.container_id or not container.running:
-        return "ContainerNotRunning", f'container "{name}" is not running'
-    if slot.worker.cached is Result.SUCCESS:
-        return None
-    outcome = slot.outcome
-    if outcome is None:
-        return "ProbePending", f'container "{name}": {type} probe has no result yet'
-    if outcome.passed:
-        seen, needed = slot.worker.run_length, slot.worker.probe.success_threshold
-        return (
-            "ProbePending",
-            f'container "{name}": {type} probe has succeeded {seen} of {needed} times',
-        )
-    return "ProbeFailing", f'container "{name}": {type} probe failed: {outcome.message}'

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
 
 from probes import netns
+from tests.probes.schedules import Bench
 
 V4 = "198.18.0.1"
 V6 = "fd00:18::1"
@@ -93,3 +94,10 @@ def sandbox() -> Iterator[Sandbox]:
 def shared_sandbox() -> Iterator[Sandbox]:
     with sandbox_netns() as made:
         yield made
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench()
+    yield made
+    await made.scheduler.aclose()
