@@ -1,9 +1,6 @@
 """Who of the node is let in: rules, the kubelet, and what happens without a heartbeat."""
 
-import contextlib
-import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -11,66 +8,47 @@ from collections.abc import Iterator
 import pytest
 
 from agent.demo import lab as labs
-from agent.preflight import cgroup2_mount
 from bpf import abi, loader
 from bpf.gates import GateConfig, Gates
 from bpf.nodeconfig import NodeConfig
 from bpf.rules import Rule, Sender
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import traffic
+from tests.kernel import cgroups, traffic
+from tests.kernel.cgroups import Cgroup
 
 pytestmark = pytest.mark.kernel
 
 PORT, OTHER_PORT = 8080, 8081
 TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
 
-# Connects once to the port given and says how it went; started in a cgroup of the test's.
+# Connects once to the port given and says how it went.
 CONNECT = """
 import socket, sys
-with open(sys.argv[1], "w") as file:
-    file.write("0")
-sock = socket.socket(socket.AF_INET6 if ":" in sys.argv[2] else socket.AF_INET)
+sock = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
 sock.settimeout(0.4)
-sys.exit(1 if sock.connect_ex((sys.argv[2], int(sys.argv[3]))) else 0)
+sys.exit(1 if sock.connect_ex((sys.argv[1], int(sys.argv[2]))) else 0)
 """
 
 
-class Cgroup:
-    """A cgroup of the test's own below the v2 root."""
-
-    def __init__(self, path: str, level: int) -> None:
-        self.path = path
-        self.level = level
-        self.id = os.stat(path).st_ino
-
-    def connects(self, address: str, port: int) -> bool:
-        """Whether a process born in this cgroup reaches a server."""
-        arguments = [f"{self.path}/cgroup.procs", address, str(port)]
-        done = subprocess.run([sys.executable, "-c", CONNECT, *arguments], check=False)
-        return done.returncode == 0
+def connects(sender: Cgroup, address: str, port: int) -> bool:
+    """Whether a process born in this cgroup reaches a server."""
+    return sender.run([sys.executable, "-c", CONNECT, address, str(port)]).returncode == 0
 
 
-@contextlib.contextmanager
-def cgroup(name: str, parent: Cgroup | None = None) -> Iterator[Cgroup]:
-    root = cgroup2_mount()
-    assert root is not None
-    path = f"{parent.path if parent else root}/{name}"
-    os.mkdir(path)
-    try:
-        yield Cgroup(path, parent.level + 1 if parent else 1)
-    finally:
-        os.rmdir(path)
+def level(group: Cgroup) -> int:
+    """How many directories below the root it lies."""
+    return group.path.count("/")
 
 
 @pytest.fixture
 def kubelet(isolated: None) -> Iterator[Cgroup]:
-    with cgroup(f"podgate-test-kubelet-{os.getpid()}") as made:
+    with cgroups.cgroup() as made:
         yield made
 
 
 @pytest.fixture
 def stranger(isolated: None) -> Iterator[Cgroup]:
-    with cgroup(f"podgate-test-stranger-{os.getpid()}") as made:
+    with cgroups.cgroup() as made:
         yield made
 
 
@@ -106,8 +84,8 @@ def test_the_kubelet_reaches_what_is_declared_and_nothing_else(
 ) -> None:
     config.set_kubelet(kubelet.id)
     guard(gates, pod, PROBE)
-    assert kubelet.connects(traffic.address(pod, version), PORT)
-    assert not kubelet.connects(traffic.address(pod, version), OTHER_PORT)
+    assert connects(kubelet, traffic.address(pod, version), PORT)
+    assert not connects(kubelet, traffic.address(pod, version), OTHER_PORT)
     assert passed(gates, pod, Reason.PROBE) == 1
 
 
@@ -116,10 +94,10 @@ def test_nobody_else_is_taken_for_the_kubelet(
 ) -> None:
     config.set_kubelet(kubelet.id)
     guard(gates, pod, PROBE)
-    assert not stranger.connects(pod.ipv4, PORT)
-    with cgroup("below", parent=kubelet) as pods:
+    assert not connects(stranger, pod.ipv4, PORT)
+    with cgroups.cgroup("below", below=kubelet) as pods:
         # kind keeps pods below the kubelet's cgroup: never an ancestor match.
-        assert not pods.connects(pod.ipv4, PORT)
+        assert not connects(pods, pod.ipv4, PORT)
     assert passed(gates, pod, Reason.PROBE) == 0
 
 
@@ -129,8 +107,8 @@ def test_a_kubelet_in_a_new_cgroup_is_followed_at_once(
     config.set_kubelet(kubelet.id)
     guard(gates, pod, PROBE)
     config.set_kubelet(stranger.id)
-    assert stranger.connects(pod.ipv4, PORT)
-    assert not kubelet.connects(pod.ipv4, PORT)
+    assert connects(stranger, pod.ipv4, PORT)
+    assert not connects(kubelet, pod.ipv4, PORT)
 
 
 def test_no_kubelet_known_lets_nobody_in(
@@ -138,21 +116,21 @@ def test_no_kubelet_known_lets_nobody_in(
 ) -> None:
     config.set_kubelet(None)
     guard(gates, pod, PROBE)
-    assert not kubelet.connects(pod.ipv4, PORT)
+    assert not connects(kubelet, pod.ipv4, PORT)
 
 
 def test_a_rule_for_a_cgroup_is_exact_and_one_for_an_ancestor_is_not(
     gates: Gates, pod: labs.LabPod, kubelet: Cgroup, stranger: Cgroup
 ) -> None:
-    with cgroup("below", parent=kubelet) as below:
+    with cgroups.cgroup("below", below=kubelet) as below:
         guard(gates, pod, Rule(Sender.CGROUP, TCP, PORT, PORT, cgroup=kubelet.id))
-        assert kubelet.connects(pod.ipv4, PORT)
-        assert not below.connects(pod.ipv4, PORT)
-        ancestor = Rule(Sender.ANCESTOR, TCP, PORT, PORT, cgroup=kubelet.id, level=kubelet.level)
+        assert connects(kubelet, pod.ipv4, PORT)
+        assert not connects(below, pod.ipv4, PORT)
+        ancestor = Rule(Sender.ANCESTOR, TCP, PORT, PORT, cgroup=kubelet.id, level=level(kubelet))
         guard(gates, pod, ancestor)
-        assert kubelet.connects(pod.ipv4, PORT)
-        assert below.connects(pod.ipv4, PORT)
-        assert not stranger.connects(pod.ipv4, PORT)
+        assert connects(kubelet, pod.ipv4, PORT)
+        assert connects(below, pod.ipv4, PORT)
+        assert not connects(stranger, pod.ipv4, PORT)
     assert passed(gates, pod, Reason.RULE) == 3
 
 
@@ -235,15 +213,15 @@ def test_without_heartbeat_the_node_reaches_what_is_declared_but_pods_do_not(
     config.set_limits(stale_after_seconds=30, dead_after_seconds=0)
     guard(gates, pod, PROBE)
     config.beat()
-    assert not stranger.connects(pod.ipv4, PORT)
+    assert not connects(stranger, pod.ipv4, PORT)
     long_ago.beat()
-    assert stranger.connects(pod.ipv4, PORT)
-    assert not stranger.connects(pod.ipv4, OTHER_PORT)
-    config.set_pods(stranger.id, stranger.level)
-    assert not stranger.connects(pod.ipv4, PORT)
-    with cgroup("pod", parent=stranger) as below:
-        assert not below.connects(pod.ipv4, PORT)
-    assert kubelet.connects(pod.ipv4, PORT)
+    assert connects(stranger, pod.ipv4, PORT)
+    assert not connects(stranger, pod.ipv4, OTHER_PORT)
+    config.set_pods(stranger.id, level(stranger))
+    assert not connects(stranger, pod.ipv4, PORT)
+    with cgroups.cgroup("pod", below=stranger) as below:
+        assert not connects(below, pod.ipv4, PORT)
+    assert connects(kubelet, pod.ipv4, PORT)
 
 
 def test_after_the_dead_man_s_time_everything_passes_and_says_so(
