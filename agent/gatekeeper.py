@@ -22,8 +22,8 @@ from bpf.nodeconfig import NodeConfig
 from bpf.nodeguards import NodeGuards
 from bpf.origin import Origin
 from bpf.replies import Question
-from bpf.selftests import Refused, SelfTests
-from bpf.verdicts import Reason, Verdict
+from bpf.selftests import SelfTests
+from bpf.verdicts import Reason
 
 T = TypeVar("T")
 
@@ -160,7 +160,8 @@ class Gatekeeper:
         """As `Gates.counts`, without our own self-tests. Reads maps only, so it does not queue
         behind attaches.
         """
-        return await asyncio.to_thread(self._foreign_counts)
+        counts = await asyncio.to_thread(self._gates.counts)
+        return {ifindex: _without_self_tests(of_gate) for ifindex, of_gate in counts.items()}
 
     async def node_counts(self) -> Counts:
         """As `Gates.node_counts`."""
@@ -189,13 +190,6 @@ class Gatekeeper:
 
     async def marked_origins(self) -> set[int]:
         return await self._call(self._origin.marked)
-
-    def _foreign_counts(self) -> dict[int, Counts]:
-        counts = self._gates.counts()
-        for ifindex, refused in self.self_tests.refused().items():
-            if ifindex in counts:
-                counts[ifindex] = _without(counts[ifindex], refused)
-        return counts
 
     async def _call(self, function: Callable[[], T]) -> T:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
@@ -226,14 +220,5 @@ def _attach_hooks(loaded: loader.Loaded, installation: pins.Pins) -> list[HookSt
     return Hooks(loaded, installation, cgroup).attach()
 
 
-def _without(counts: Counts, refused: Refused) -> Counts:
-    rest = dict(counts)
-    for reason, packets in (
-        (Reason.NODE, refused.by_socket),
-        (Reason.KERNEL, refused.without_socket),
-    ):
-        cell = (Verdict.DROP, reason)
-        left = max(0, rest.pop(cell, 0) - packets)
-        if left:
-            rest[cell] = left
-    return rest
+def _without_self_tests(counts: Counts) -> Counts:
+    return {key: count for key, count in counts.items() if key[1] is not Reason.SELF_TEST}

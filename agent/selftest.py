@@ -240,50 +240,42 @@ class _Path:
     address: abi.IPAddress
     ifindexes: Collection[int]
     sequence: int = dataclasses.field(default_factory=lambda: int.from_bytes(os.urandom(4)))
-    refused_before: int = 0
     is_sent: bool = False
     """Whether the node had a way to send it at all."""
 
     async def test(self) -> Result:
         """Raises NetnsGone when the pod ends meanwhile, and OSError."""
-        self.refused_before = await asyncio.to_thread(self.gates.refused_by, self.ifindexes)
+        refused_before = self.gates.refused_by(self.ifindexes)
+
+        def is_judged() -> bool:
+            return self.gates.refused_by(self.ifindexes) > refused_before
+
         for seconds in _WAITS_SECONDS:
-            if await asyncio.to_thread(self._is_judged):
+            self._send()
+            if is_judged():
                 return Result.CONFIRMED
             if not self.is_sent:
                 return Result.UNREACHABLE
             await asyncio.sleep(seconds)
         witness = synpacket.open_witness(self.netns, self.address.version, self.sequence)
         try:
-            if await asyncio.to_thread(self._is_judged):
+            self._send()
+            if is_judged():
                 return Result.CONFIRMED
             has_arrived = await self._hears(witness)
         finally:
             await asyncio.to_thread(witness.close)
         # Held up on its way so far, it may have been judged at last.
-        if await asyncio.to_thread(self._was_refused):
+        if is_judged():
             return Result.CONFIRMED
         return Result.BYPASSED if has_arrived else Result.UNREACHABLE
 
-    def _is_judged(self) -> bool:
-        """Send once more; whether a gate has refused any of the packets, or let in this one.
-
-        A sender that rules let in everywhere may be ourselves, and is counted with others: so only
-        the instant of sending counts for that.
-        """
-        let_in = self.gates.let_in(self.ifindexes)
+    def _send(self) -> None:
         try:
             synpacket.send(self.address, self.sequence)
             self.is_sent = True
         except OSError as error:
             log.debug("self-test not sent", address=str(self.address), error=str(error))
-        return self.gates.let_in(self.ifindexes) > let_in or self._was_refused()
-
-    def _was_refused(self) -> bool:
-        return any(
-            self.gates.refused_by(self.ifindexes, by_anybody=by_anybody) > self.refused_before
-            for by_anybody in (False, True)
-        )
 
     async def _hears(self, witness: socket.socket) -> bool:
         loop = asyncio.get_running_loop()

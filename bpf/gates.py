@@ -229,8 +229,7 @@ class Gates:
         return True
 
     def misplaced(self) -> set[int]:
-        """Interfaces on which somebody else's program runs before ours at either side, or ours is
-        no longer there.
+        """Interfaces on which somebody else's program runs before ours, at either side.
 
         It may end the chain (TC_ACT_OK), and then the gate never sees the packet.
         """

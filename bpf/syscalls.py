@@ -6,11 +6,13 @@ All calls return at once but `link_create` for tcx, which waits for RCU under RT
 call that one from a worker thread.
 """
 
+import contextlib
 import ctypes
 import enum
 import errno
 import os
 import platform
+import resource
 import struct
 
 from bpf import errors
@@ -93,7 +95,7 @@ def _address(buffer: ctypes.Array[ctypes.c_char]) -> int:
 def map_create(kind: int, key_size: int, value_size: int, max_entries: int) -> int:
     """A new map's descriptor; sizes in bytes."""
     attributes = struct.pack("=IIIII", kind, key_size, value_size, max_entries, 0)
-    return call(Command.MAP_CREATE, attributes, what="making a map")[0]
+    return _allocate(Command.MAP_CREATE, attributes, what="making a map")
 
 
 def map_lookup(map_fd: int, key: bytes, value_size: int) -> bytes | None:
@@ -197,7 +199,20 @@ def program_load(kind: int, instructions: bytes) -> int:
         *(kind, len(instructions) // 8, _address(code), _address(licence)),
         *(0, 0, 0, 0, 0),
     )
-    return call(Command.PROG_LOAD, attributes, what="loading a program")[0]
+    return _allocate(Command.PROG_LOAD, attributes, what="loading a program")
+
+
+def _allocate(command: Command, attributes: bytes, *, what: str) -> int:
+    """A new object's descriptor. Until Linux 5.11 (97306be45fbe) its memory counts as locked, and
+    too low a limit is EPERM: then the limit is raised, as libbpf does.
+    """
+    result, _ = call(command, attributes, what=what, tolerated=(errno.EPERM,))
+    if result >= 0:
+        return result
+    with contextlib.suppress(ValueError, OSError):  # without CAP_SYS_RESOURCE
+        limit = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, limit)
+    return call(command, attributes, what=what)[0]
 
 
 def link_create_cgroup(program_fd: int, cgroup_fd: int, attach_type: int) -> int:

@@ -56,6 +56,7 @@ class Reason(enum.IntEnum):
     KERNEL = 12
     TUNNEL = 13
     EVASION = 14
+    SELF_TEST = 15
 
     @property
     def word(self) -> str:
@@ -75,7 +76,7 @@ class Reason(enum.IntEnum):
 _DROPS = frozenset(
     {
         *(Reason.UNPARSABLE, Reason.FRAGMENT, Reason.STRAY, Reason.NODE, Reason.KERNEL),
-        *(Reason.TUNNEL, Reason.EVASION),
+        *(Reason.TUNNEL, Reason.EVASION, Reason.SELF_TEST),
     }
 )
 
@@ -95,4 +96,5 @@ _MEANINGS = {
     Reason.KERNEL: "the node's kernel started it: no socket is known",
     Reason.TUNNEL: "to a tunnel's port, wrapped so as to come out as forwarded",
     Reason.EVASION: "a packet socket asked for a way that passes no gate",
+    Reason.SELF_TEST: "the agent asked whether this gate is on the way: TCP to port 0",
 }

@@ -43,6 +43,7 @@ enum reason {
 	REASON_KERNEL,	   /* made by the kernel: no socket is known */
 	REASON_TUNNEL,	   /* wrapped in the node's own tunnel, to come out as forwarded */
 	REASON_EVASION,	   /* a packet socket asked for a way that passes no gate */
+	REASON_SELF_TEST,  /* the agent asks whether this gate is on the way: TCP to port 0 */
 	REASON_COUNT,
 };
 

@@ -7,28 +7,34 @@
 #ifndef PODGATE_EVENTS_H
 #define PODGATE_EVENTS_H
 
-/* Room for an event, or NULL. Whoever gets it fills all of it and submits. */
-ALWAYS_INLINE struct event *begin_event(__u64 now_ns)
+/* Whether one more may be told now; if not, that is counted. */
+ALWAYS_INLINE bool may_tell(__u64 now_ns)
 {
 	__u32 only = 0;
 	struct event_budget *budget = event_budget.lookup(&only);
-	struct event *event;
 
 	if (!budget)
-		return 0;
+		return false;
 	if (age_ns(now_ns, budget->since_ns) >= EVENT_WINDOW_NS) {
 		budget->since_ns = now_ns;
 		budget->left = EVENTS_PER_WINDOW;
 	}
 	if (!budget->left) {
 		budget->lost++;
-		return 0;
+		return false;
 	}
 	budget->left--;
-	event = events.ringbuf_reserve(sizeof(*event));
-	if (!event)
+	return true;
+}
+
+/* The ring had no room. */
+ALWAYS_INLINE void count_untold(void)
+{
+	__u32 only = 0;
+	struct event_budget *budget = event_budget.lookup(&only);
+
+	if (budget)
 		budget->lost++;
-	return event;
 }
 
 /* The running task, where it is the sender's by its cgroup. */

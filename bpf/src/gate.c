@@ -214,8 +214,12 @@ ALWAYS_INLINE __u32 judge_tcp(struct __sk_buff *skb, struct gate *gate, struct p
 	packet->source_port = header[0] << 8 | header[1];
 	packet->destination_port = header[2] << 8 | header[3];
 	/* By mask: a SYN opens a connection whatever else it carries (PSH, URG, ECN bits). */
-	if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+	if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN) {
+		/* Nobody can listen there (bind(2) takes it for "any"), so nobody is let in. */
+		if (!packet->destination_port && !packet->is_stray)
+			return DROP(REASON_SELF_TEST);
 		return judge_opening(skb, gate, packet, now_ns);
+	}
 	if (sk) {
 		sk = bpf_sk_fullsock(sk);
 		/* Request and TIME-WAIT sockets are no full ones, and only TCP has them. */
@@ -341,10 +345,15 @@ ALWAYS_INLINE __u32 judge(struct __sk_buff *skb, struct gate **gate, struct pack
 ALWAYS_INLINE void tell_refusal(struct __sk_buff *skb, struct packet *packet, __u32 judgement,
 				__u64 now_ns)
 {
-	struct event *event = begin_event(now_ns);
+	struct event *event;
 
-	if (!event)
+	if (!may_tell(now_ns))
 		return;
+	event = events.ringbuf_reserve(sizeof(*event));
+	if (!event) {
+		count_untold();
+		return;
+	}
 	__builtin_memset(event, 0, sizeof(*event));
 	event->at_ns = now_ns;
 	event->cgroup = sender_cgroup(skb, false);
@@ -387,8 +396,9 @@ int gate_egress(struct __sk_buff *skb)
 	count = counters.lookup(&ifindex);
 	if (count && judgement < VERDICT_COUNT * REASON_SLOTS)
 		count->packets[judgement]++;
-	/* A flooding bridge's copies are no news: the pod's own gate tells. */
-	if (judgement >= DROP(0) && !packet.is_stray)
+	/* A flooding bridge's copies are no news: the pod's own gate tells. Nor are self-tests. */
+	if (judgement >= DROP(0) && !packet.is_stray &&
+	    judgement % REASON_SLOTS != REASON_SELF_TEST)
 		tell_refusal(skb, &packet, judgement, now_ns);
 	return is_drop ? TCX_DROP : TCX_NEXT;
 }

@@ -32,10 +32,15 @@ ALWAYS_INLINE struct config *known_to_node(void *context)
 ALWAYS_INLINE void tell_hook(struct address *to, __u16 port, __u8 protocol, __u32 ifindex,
 			     enum reason reason, __u64 now_ns)
 {
-	struct event *event = begin_event(now_ns);
+	struct event *event;
 
-	if (!event)
+	if (!may_tell(now_ns))
 		return;
+	event = events.ringbuf_reserve(sizeof(*event));
+	if (!event) {
+		count_untold();
+		return;
+	}
 	__builtin_memset(event, 0, sizeof(*event));
 	event->at_ns = now_ns;
 	event->cgroup = bpf_get_current_cgroup_id();
@@ -95,9 +100,14 @@ ALWAYS_INLINE int judge_connect(struct bpf_sock_addr *context, struct address *t
 	if (context->type != SOCK_STREAM || !sk || sk->bound_dev_if ||
 	    (context->protocol != IPPROTO_TCP && context->protocol != IPPROTO_MPTCP))
 		return SOCKET_ALLOW;
+	/* One check each: with two at once the verifier of 6.1 loses which of them is NULL. */
 	ifindex = addresses.lookup(to);
-	gate = enforcing_gate(ifindex);
-	if (!ifindex || !gate)
+	if (!ifindex)
+		return SOCKET_ALLOW;
+	gate = gates.lookup(ifindex);
+	if (!gate)
+		return SOCKET_ALLOW;
+	if (gate->mode < MODE_ENFORCE)
 		return SOCKET_ALLOW;
 	now_ns = bpf_ktime_get_ns();
 	if (find_rule(0, true, gate, known, IPPROTO_TCP, port, now_ns) ||

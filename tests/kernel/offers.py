@@ -1,8 +1,14 @@
 """What a kernel may lack without podgate being wrong on it: found out by trying, and said."""
 
+import errno
+import functools
+import os
+
 import pytest
 
-from bpf import tcx
+from agent.gatekeeper import netns_cookie
+from bpf import errors, syscalls, tcx
+from tests.kernel import foreign
 
 # The kernel matrix counts tests that end with these words; any other skip is a failure there.
 NOT_OFFERED = "not offered by this kernel: "
@@ -12,3 +18,31 @@ def need_tcx() -> None:
     """Ends the test where the kernel has no tcx; podgate attaches by clsact there."""
     if not tcx.TcxLinks.is_supported():
         pytest.skip(NOT_OFFERED + "tcx (Linux 6.6)")
+
+
+def need_netns_cookie() -> None:
+    """Ends the test where namespaces have no number; hooks and listener events are off there."""
+    if netns_cookie() is None:
+        pytest.skip(NOT_OFFERED + "SO_NETNS_COOKIE (Linux 5.14)")
+
+
+def need_ingress_in_test_runs() -> None:
+    """Ends the test where a test frame cannot have come in by an interface; live ones can."""
+    if not _has_ingress_in_test_runs():
+        pytest.skip(NOT_OFFERED + "ingress_ifindex in BPF_PROG_TEST_RUN")
+
+
+@functools.cache
+def _has_ingress_in_test_runs() -> bool:
+    program = foreign.load_program(foreign.TC_ACT_OK)
+    context = bytearray(192)
+    context[36] = 1  # struct __sk_buff: ingress_ifindex
+    try:
+        syscalls.run_program(program, bytes(64), bytes(context))
+    except errors.BpfError as error:
+        if error.errno == errno.EINVAL:
+            return False
+        raise
+    finally:
+        os.close(program)
+    return True

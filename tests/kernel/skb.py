@@ -7,6 +7,7 @@ It refuses frames that end within the IP header, so those are tried by packet so
 import struct
 
 from bpf import abi, loader, syscalls
+from tests.kernel import offers
 
 TCX_NEXT = -1
 TCX_DROP = 2
@@ -17,6 +18,8 @@ _INGRESS_IFINDEX_OFFSET = 36  # followed by ifindex
 
 def judge(loaded: loader.Loaded, frame: bytes, ifindex: int, ingress_ifindex: int = 0) -> int:
     """Run the gate on `frame` as if it left by `ifindex`; what it returned."""
+    if ingress_ifindex:
+        offers.need_ingress_in_test_runs()
     program_fd = loaded.programs[abi.GATE_EGRESS]
     return syscalls.run_program(program_fd, frame, context(ifindex, ingress_ifindex))[0]
 

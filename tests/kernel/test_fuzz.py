@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bpf import abi, errors, loader
 from bpf.gates import GateConfig
 from bpf.verdicts import Mode, Verdict
-from tests.kernel import cases, frames, model, skb
+from tests.kernel import cases, frames, model, offers, skb
 
 pytestmark = pytest.mark.kernel
 
@@ -97,6 +97,12 @@ def test_nothing_that_opens_or_speaks_passes(loaded: loader.Loaded, frame: bytes
         assert answer == skb.TCX_DROP
 
 
+@pytest.fixture
+def test_runs_with_ingress(isolated: None) -> None:
+    offers.need_ingress_in_test_runs()
+
+
+@pytest.mark.usefixtures("test_runs_with_ingress")
 @settings(max_examples=300, deadline=None)
 @given(frame=st.one_of(chains(), mutations()))
 def test_whatever_was_forwarded_passes(loaded: loader.Loaded, frame: bytes) -> None:

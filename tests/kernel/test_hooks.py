@@ -21,6 +21,7 @@ from bpf.hooks import Hooks, HookState
 from bpf.nodeconfig import NodeConfig
 from bpf.rules import Rule, Sender
 from bpf.verdicts import Mode, Reason, Verdict
+from tests.kernel import offers
 from tests.kernel.cgroups import cgroup
 from tests.kernel.counting import Counting
 
@@ -38,6 +39,7 @@ BOTH = pytest.mark.parametrize("family", ["IPv4", "IPv6"])
 
 @pytest.fixture
 def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
+    offers.need_netns_cookie()
     made = NodeConfig(loaded)
     made.set_netns(netns_cookie())
     yield made

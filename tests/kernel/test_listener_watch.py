@@ -16,6 +16,7 @@ from probes import scheduler
 from probes.definitions import Probe, TcpSocket
 from probes.results import Result
 from probes.specs import ContainerProbes
+from tests.kernel import offers
 
 pytestmark = pytest.mark.kernel
 
@@ -58,6 +59,7 @@ def shop(lab: labs.Lab) -> labs.LabPod:
 
 @pytest.fixture
 async def watched(installation: pins.Pins) -> AsyncIterator[Watched]:
+    offers.need_netns_cookie()
     installation.prepare()
     made = Watched(installation)
     task = asyncio.create_task(made.watch.run())

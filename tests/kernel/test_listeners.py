@@ -11,6 +11,7 @@ import pytest
 
 from agent.demo import lab as labs
 from bpf import listeners, pins
+from tests.kernel import offers
 
 pytestmark = pytest.mark.kernel
 
@@ -20,6 +21,7 @@ _SO_REUSEPORT = 15
 
 @pytest.fixture(scope="module")
 def directory(installation: pins.Pins) -> pathlib.Path:
+    offers.need_netns_cookie()
     installation.prepare()
     return asyncio.run(listeners.load(installation))
 
