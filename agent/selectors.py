@@ -11,7 +11,9 @@ import msgspec
 from agent.pods import Pod
 
 
-class Requirement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Requirement(
+    msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True
+):
     """One of `matchExpressions`. NotIn and DoesNotExist hold where the label is missing."""
 
     key: str
@@ -37,7 +39,12 @@ class Requirement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class LabelSelector(
-    msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    rename="camel",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """metav1.LabelSelector."""
 
@@ -51,7 +58,12 @@ class LabelSelector(
 
 
 class PodSelector(
-    msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    rename="camel",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """Pods by namespace and labels; what is left out selects all."""
 
