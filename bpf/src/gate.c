@@ -10,8 +10,6 @@
 #define TCX_NEXT (-1)
 #define TCX_DROP 2
 
-#define LOOPBACK_IFINDEX 1 /* in every network namespace */
-
 /*
  * In skb->tc_index, which copies keep: the bridge's program found the sender admitted. No socket
  * option sets that field, and a tc program's class id needs CAP_NET_ADMIN.
@@ -21,7 +19,6 @@
 
 #define SOCK_DGRAM  2
 #define SOCK_STREAM 1
-#define AF_PACKET   17
 
 #define TCP_FLAGS_OFFSET 13
 #define TCP_MINIMUM	 20
@@ -29,11 +26,6 @@
 #define TCP_SYN		 0x02
 #define TCP_RST		 0x04
 #define TCP_ACK		 0x10
-
-#define IPPROTO_IGMP 2
-
-#define ICMP_REDIRECT	5
-#define ICMPV6_REDIRECT 137
 
 /* Verdict and reason in one number, which is also the place in struct counters. */
 #define PASS(reason) (VERDICT_PASS * REASON_SLOTS + (reason))
@@ -71,39 +63,6 @@ ALWAYS_INLINE bool is_for_this_pod(struct gate *gate, struct address *destinatio
 				    (own[3] ^ to[3]));
 	}
 	return is_found;
-}
-
-/*
- * Membership and neighbour messages go to groups, not to the pod's address, and without them the
- * pod is cut off. They carry nothing to an application.
- */
-ALWAYS_INLINE bool is_link_control(struct __sk_buff *skb, struct packet *packet)
-{
-	__u8 type;
-
-	if (packet->is_ipv4)
-		return packet->protocol == IPPROTO_IGMP;
-	if (packet->protocol != IPPROTO_ICMPV6 || packet->is_fragment ||
-	    bpf_skb_load_bytes(skb, packet->transport_offset, &type, sizeof(type)))
-		return false;
-	/* MLD 130 to 132 and 143, neighbour discovery 133 to 136 (RFC 3810, RFC 4861). Not 137:
-	 * a redirect would let the node steer the pod's own traffic. */
-	return (type >= 130 && type <= 136) || type == 143;
-}
-
-/* Errors about the pod's own packets; path-MTU discovery lives on them. Not v4 redirects (5). */
-ALWAYS_INLINE bool is_icmp_error(struct __sk_buff *skb, struct packet *packet)
-{
-	__u8 type;
-
-	if (packet->protocol != (packet->is_ipv4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
-		return false;
-	if (packet->is_fragment ||
-	    bpf_skb_load_bytes(skb, packet->transport_offset, &type, sizeof(type)))
-		return false;
-	if (packet->is_ipv4)
-		return type == 3 || type == 11 || type == 12;
-	return type >= 1 && type <= 4;
 }
 
 /* Without a socket and not put into an interface again: the kernel made it by itself. */
@@ -147,42 +106,6 @@ ALWAYS_INLINE __u32 judge_opening(struct __sk_buff *skb, struct gate *gate, stru
 		note_caller(&caller, HAS_CURRENT_TASK, now_ns);
 	}
 	return refuse(skb, packet);
-}
-
-/* A redirect would let the node steer the pod's own traffic. */
-ALWAYS_INLINE bool is_redirect(struct __sk_buff *skb, struct packet *packet)
-{
-	__u8 type;
-
-	if (packet->protocol != (packet->is_ipv4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
-		return false;
-	if (packet->is_fragment ||
-	    bpf_skb_load_bytes(skb, packet->transport_offset, &type, sizeof(type)))
-		return false;
-	return type == (packet->is_ipv4 ? ICMP_REDIRECT : ICMPV6_REDIRECT);
-}
-
-/*
- * A packet socket can leave a checksum to be filled in later (PACKET_VNET_HDR) and says at which
- * bytes. Where the interface does not offload checksums the kernel fills it in after the gate, and
- * those bytes may be the TCP flags or the EtherType: a RST becomes a SYN. The frame that was judged
- * is then not the one that arrives. By the loopback such a frame comes in without its socket.
- *
- * No field tells of a pending checksum, but bpf_l4_csum_replace leaves the bytes alone where one is
- * pending, so it is tried on the first two bytes of the frame, which are put back.
- */
-ALWAYS_INLINE bool is_rewritten_later(struct __sk_buff *skb)
-{
-	struct bpf_sock *sk = skb->sk;
-	__u16 before, after;
-
-	if (sk ? sk->family != AF_PACKET : skb->ingress_ifindex != LOOPBACK_IFINDEX)
-		return false;
-	if (bpf_skb_load_bytes(skb, 0, &before, sizeof(before)) ||
-	    bpf_l4_csum_replace(skb, 0, 0, 1, 0) ||
-	    bpf_skb_load_bytes(skb, 0, &after, sizeof(after)))
-		return true;
-	return before == after || bpf_skb_store_bytes(skb, 0, &before, sizeof(before), 0);
 }
 
 /*
@@ -269,23 +192,6 @@ ALWAYS_INLINE __u32 judge_other(struct __sk_buff *skb, struct gate *gate, struct
 	packet->source_port = bpf_ntohs(ports.source_port);
 	packet->destination_port = bpf_ntohs(ports.destination_port);
 	return judge_opening(skb, gate, packet, now_ns);
-}
-
-/* Default-deny: what is not read to its transport header is REASON_UNPARSABLE, or ARP. */
-ALWAYS_INLINE enum reason read_frame(struct __sk_buff *skb, struct packet *packet)
-{
-	__be16 type;
-
-	/* An empty tag (VID 0) is taken off by the receiver, so a tag hides what is behind it. */
-	if (skb->vlan_present || bpf_skb_load_bytes(skb, ETHERNET_TYPE_OFFSET, &type, sizeof(type)))
-		return REASON_UNPARSABLE;
-	if (type == bpf_htons(ETHERTYPE_ARP))
-		return REASON_ARP;
-	if (type == bpf_htons(ETHERTYPE_IPV4))
-		return read_ipv4(skb, packet) ? REASON_COUNT : REASON_UNPARSABLE;
-	if (type == bpf_htons(ETHERTYPE_IPV6))
-		return read_ipv6(skb, packet) ? REASON_COUNT : REASON_UNPARSABLE;
-	return REASON_UNPARSABLE;
 }
 
 /* The gate of an interface found in `addresses`, if it refuses anything; else NULL. */

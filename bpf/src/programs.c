@@ -5,6 +5,8 @@
 #include "abi.h"
 #include "maps.h"
 #include "packet.h"
+#include "frame.h"
+#include "control.h"
 #include "clock.h"
 #include "events.h"
 #include "callers.h"

@@ -92,6 +92,7 @@ def test_node_s_connect_is_refused_at_once_counted_and_named(
 ) -> None:
     counting = guard(gates, pod, Mode.ENFORCE)
     read_events(loaded)
+    Callers(loaded).forget(pod.ifindex)
     assert connect(pod, family) == REFUSED
     assert counting.moved() == {(Verdict.DROP, Reason.NODE): 1}
     (event,) = read_events(loaded)
