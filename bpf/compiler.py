@@ -1,18 +1,12 @@
-"""`python -m bpf.compiler BPFFS`: compile, load and pin, then end.
+"""`python -m bpf.compiler BPFFS`: compile, load and pin the programs of gates and hooks."""
 
-bcc maps 250 MB of LLVM, so only this short-lived process imports it. On success it prints one JSON
-object: {"compile_load_ms"}. On failure it prints one sentence to stderr, after the compiler's own
-messages, and exits with 1.
-"""
-
-import json
 import os
-import shutil
+import pathlib
 import sys
-import time
+from types import ModuleType
 from typing import Any
 
-from bpf import abi, errors, features, maps, pins, sources, syscalls
+from bpf import abi, compiling, errors, features, maps, pins, sources, syscalls
 
 
 def compile_and_pin(installation: pins.Pins) -> None:
@@ -23,42 +17,35 @@ def compile_and_pin(installation: pins.Pins) -> None:
     """
     maps.check_pinned(installation)
 
-    os.environ["BCC_KERNEL_SOURCE"] = str(sources.KERNEL_SOURCE)
-    try:
-        import bcc
-    except ImportError as error:
-        raise errors.CompileError(
-            "bcc is not installed for this Python; install the distribution's python3-bpfcc and "
-            "use a virtual environment made with --system-site-packages"
-        ) from error
+    bcc = compiling.import_bcc()
+    with compiling.pinning(
+        installation.programs / sources.fingerprint(), abi.PROGRAMS
+    ) as unfinished:
+        if unfinished is None:
+            return
+        _make_reply_template(installation)
+        flags = [f'-DPIN_DIR="{installation.maps}"', *features.compiler_flags()]
+        try:
+            _load(bcc, ["-Wall", "-Werror", *flags], unfinished)
+        except Exception as error:  # bcc raises plain Exception for all that fails
+            raise errors.CompileError(
+                f"the eBPF programs could not be compiled or loaded: {error}; "
+                "the kernel must be 5.10 or newer with BPF and its JIT, and podgate needs CAP_BPF"
+            ) from error
+        for spec in abi.MAPS:
+            maps.Map.open(installation.map(spec), spec).close()
 
-    fingerprint = sources.fingerprint()
-    final = installation.programs / fingerprint
-    unfinished = installation.programs / f"{fingerprint}-unfinished"
-    if unfinished.exists():
-        shutil.rmtree(unfinished)
-    unfinished.mkdir(mode=0o700)
-    _make_reply_template(installation)
-    flags = ["-Wall", "-Werror", f'-DPIN_DIR="{installation.maps}"', *features.compiler_flags()]
-    try:
-        module = bcc.BPF(text=sources.expand("programs.c"), cflags=flags)
-        for name, function in abi.PROGRAMS.items():
-            module.funcs.pop(function.encode(), None)  # or bcc gives the same copy again
-            loaded = module.load_func(function.encode(), bcc.BPF.SCHED_CLS)
-            syscalls.pin(loaded.fd, str(unfinished / name))
-        for hook in abi.HOOKS:
-            if (fd := _load_hook(module, hook)) is not None:
-                syscalls.pin(fd, str(unfinished / hook.name))
-    except Exception as error:  # bcc raises plain Exception for all that fails
-        raise errors.CompileError(
-            f"the eBPF programs could not be compiled or loaded: {error}; "
-            "the kernel must be 5.10 or newer with BPF and its JIT, and podgate needs CAP_BPF"
-        ) from error
-    for spec in abi.MAPS:
-        maps.Map.open(installation.map(spec), spec).close()
-    if final.exists():  # it lacks a program, or nothing would have been compiled
-        shutil.rmtree(final)
-    os.rename(unfinished, final)
+
+def _load(bcc: ModuleType, flags: list[str], directory: pathlib.Path) -> None:
+    """Pin all programs in `directory`. Raises what bcc raises."""
+    module = bcc.BPF(text=sources.expand("programs.c"), cflags=flags)
+    for name, function in abi.PROGRAMS.items():
+        module.funcs.pop(function.encode(), None)  # or bcc gives the same copy again
+        loaded = module.load_func(function.encode(), bcc.BPF.SCHED_CLS)
+        syscalls.pin(loaded.fd, str(directory / name))
+    for hook in abi.HOOKS:
+        if (fd := _load_hook(module, hook)) is not None:
+            syscalls.pin(fd, str(directory / hook.name))
 
 
 def _make_reply_template(installation: pins.Pins) -> None:
@@ -90,17 +77,5 @@ def _load_hook(module: Any, hook: abi.HookSpec) -> int | None:
     return int(loaded.fd)
 
 
-def main() -> int:
-    started = time.perf_counter()
-    try:
-        compile_and_pin(pins.Pins(sys.argv[1]))
-    except (errors.CompileError, errors.PinError, errors.BpfError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    elapsed_ms = (time.perf_counter() - started) * 1000
-    sys.stdout.write(json.dumps({"compile_load_ms": round(elapsed_ms, 1)}) + "\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(compiling.main(lambda bpffs: compile_and_pin(pins.Pins(bpffs))))

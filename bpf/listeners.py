@@ -5,7 +5,6 @@ full (counted), and listeners from before the attachment never report. The link 
 nobody hears the events of an agent that is gone, and its sockets should not pay for them.
 """
 
-import asyncio
 import ctypes
 import dataclasses
 import hashlib
@@ -13,10 +12,9 @@ import os
 import pathlib
 import shutil
 import struct
-import sys
 from types import TracebackType
 
-from bpf import abi, errors, maps, pins, ringbuffer, sources, syscalls
+from bpf import abi, compiling, errors, maps, pins, ringbuffer, sources, syscalls
 
 PROGRAM = "watch_listeners"
 
@@ -28,9 +26,9 @@ WATCHED = abi.MapSpec("watched_netns", _HASH, 8, 4, _MAX_WATCHED)
 LOSSES = abi.MapSpec("listener_losses", _ARRAY, 4, 8, 1)
 EVENTS = abi.MapSpec("listener_events", _RINGBUF, 0, 0, _RING_BYTES)
 MAPS = (WATCHED, LOSSES, EVENTS)
+PINS = (PROGRAM, *(spec.name for spec in MAPS))
 
 _BPF_CGROUP_SOCK_OPS = 3
-_COMPILE_TIMEOUT_SECONDS = 60
 
 
 class Event(ctypes.Structure):
@@ -129,40 +127,16 @@ class ListenerEvents:
 async def load(installation: pins.Pins) -> pathlib.Path:
     """Make sure that the current program is pinned; where it is. Raises `CompileError`.
 
-    Compiled in a process of its own, and only when the source has changed.
+    Compiled only when the source has changed; those of other sources are removed.
     """
     text = sources.expand("listeners.c").encode()
     directory = installation.schema / f"listeners-{hashlib.sha256(text).hexdigest()[:16]}"
-    names = (PROGRAM, *(spec.name for spec in MAPS))
-    if _all_exist(directory, names):
-        return directory
     for other in installation.schema.glob("listeners-*"):
-        unpin(other)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bpf.listenercompiler", str(directory)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(_COMPILE_TIMEOUT_SECONDS):
-            _, messages = await process.communicate()
-    except TimeoutError:
-        raise errors.CompileError(
-            f"compiling listeners.c took more than {_COMPILE_TIMEOUT_SECONDS} s"
-        ) from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode != 0:
-        lines = messages.decode(errors="replace").strip().splitlines()
-        raise errors.CompileError(lines[-1] if lines else "the compiler said nothing")
+        if not other.name.startswith(directory.name):
+            unpin(other)
+    if not compiling.are_pinned(directory, PINS):
+        await compiling.run("bpf.listenercompiler", str(directory), what="listeners.c")
     return directory
-
-
-def _all_exist(directory: pathlib.Path, names: tuple[str, ...]) -> bool:
-    return all(os.path.lexists(directory / name) for name in names)
 
 
 def unpin(directory: pathlib.Path) -> None:

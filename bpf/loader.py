@@ -1,16 +1,11 @@
 """The programs and maps, from the pins where those are current, else compiled first."""
 
-import asyncio
 import contextlib
 import dataclasses
 import os
-import sys
 import time
 
-from bpf import abi, errors, maps, pins, sources, syscalls
-
-# A compile takes 0.2 s on an idle machine; a minute means that something is badly wrong.
-_COMPILE_TIMEOUT_SECONDS = 60
+from bpf import abi, compiling, maps, pins, sources, syscalls
 
 
 @dataclasses.dataclass(slots=True)
@@ -49,19 +44,15 @@ async def load(installation: pins.Pins) -> Loaded:
     """
     started = time.perf_counter()
     installation.prepare()
-    was_compiled = not _is_pinned(installation)
+    directory = installation.programs / sources.fingerprint()
+    was_compiled = not compiling.are_pinned(directory, abi.PROGRAMS)
     if was_compiled:
         maps.check_pinned(installation)
-        await _compile(installation)
+        what = "the eBPF programs"
+        await compiling.run("bpf.compiler", str(installation.bpffs), what=what)
     loaded = _open(installation, was_compiled)
     loaded.load_ms = (time.perf_counter() - started) * 1000
     return loaded
-
-
-def _is_pinned(installation: pins.Pins) -> bool:
-    """Whether every program of this source is there: somebody may have removed one by hand."""
-    directory = installation.programs / sources.fingerprint()
-    return all(os.path.lexists(directory / name) for name in abi.PROGRAMS)
 
 
 def _open(installation: pins.Pins, was_compiled: bool) -> Loaded:
@@ -78,43 +69,3 @@ def _open(installation: pins.Pins, was_compiled: bool) -> Loaded:
             undo.callback(os.close, programs[name])
         undo.pop_all()
     return Loaded(programs, opened, was_compiled, load_ms=0.0)
-
-
-async def _compile(installation: pins.Pins) -> None:
-    """Run `bpf.compiler` in a process of its own (vfork and exec, so safe beside threads)."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "bpf.compiler",
-        str(installation.bpffs),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(_COMPILE_TIMEOUT_SECONDS):
-            _, messages = await process.communicate()
-    except TimeoutError:
-        raise errors.CompileError(
-            f"compiling the eBPF programs took more than {_COMPILE_TIMEOUT_SECONDS} s; "
-            "see whether the node is out of CPU or memory"
-        ) from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode != 0:
-        lines = messages.decode(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else _unsaid(process.returncode)
-        first_error = next((line for line in lines[:-1] if "error:" in line), None)
-        raise errors.CompileError(f"{reason} ({first_error})" if first_error else reason)
-
-
-def _unsaid(status: int | None) -> str:
-    """Why the compiler ended without a word: somebody ended it."""
-    if status is not None and status < 0:
-        return (
-            f"the compiler was ended by signal {-status}; it needs 250 MB of memory for a second, "
-            "so raise the memory limit"
-        )
-    return f"the compiler ended with status {status}"

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pathlib
+import sys
 from typing import NoReturn
 
 import pytest
@@ -103,6 +104,18 @@ async def test_half_finished_load_is_not_taken(fresh_pins: pins.Pins) -> None:
     assert ids != [syscalls.program_id(program)]
     assert not unfinished.exists()
     os.close(program)
+
+
+async def test_compilers_of_a_killed_agent_and_the_next_do_not_disturb_each_other(
+    fresh_pins: pins.Pins,
+) -> None:
+    fresh_pins.prepare()
+    compiler = (sys.executable, "-m", "bpf.compiler", str(fresh_pins.bpffs))
+    orphans = [await asyncio.create_subprocess_exec(*compiler) for _ in range(2)]
+    await load(fresh_pins)
+    assert [await asyncio.wait_for(orphan.wait(), 60) for orphan in orphans] == [0, 0]
+    assert os.listdir(fresh_pins.programs) == [sources.fingerprint()]
+    assert not (await load(fresh_pins))[0]
 
 
 async def test_half_removed_programs_are_made_again(fresh_pins: pins.Pins) -> None:

@@ -1,0 +1,124 @@
+"""A compile: in a process of its own, and what it pins appears all at once or not at all.
+
+bcc maps 250 MB of LLVM, so only short-lived processes import it; the agent never does. An agent
+that is killed leaves its compiler behind, and the next agent starts another: one waits for the
+other and takes what that has pinned.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import pathlib
+import shutil
+import sys
+from collections.abc import Callable, Collection, Iterator
+from types import ModuleType
+
+from bpf import errors, sources
+
+# A compile takes 0.2 s on an idle machine; a minute means that something is badly wrong.
+_TIMEOUT_SECONDS = 60
+
+
+async def run(module: str, argument: str, *, what: str) -> None:
+    """Run `python -m module argument` to its end (vfork and exec, so safe beside threads).
+
+    what: words for a message. Raises `CompileError` with the last line that the process said.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module, argument),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            _, messages = await process.communicate()
+    except TimeoutError:
+        raise errors.CompileError(
+            f"compiling {what} took more than {_TIMEOUT_SECONDS} s; "
+            "see whether the node is out of CPU or memory"
+        ) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        lines = messages.decode(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else _unsaid(process.returncode)
+        first_error = next((line for line in lines[:-1] if "error:" in line), None)
+        raise errors.CompileError(f"{reason} ({first_error})" if first_error else reason)
+
+
+def are_pinned(directory: pathlib.Path, names: Collection[str]) -> bool:
+    """Whether all of them are there: somebody may have removed one by hand."""
+    return all(os.path.lexists(directory / name) for name in names)
+
+
+@contextlib.contextmanager
+def pinning(directory: pathlib.Path, names: Collection[str]) -> Iterator[pathlib.Path | None]:
+    """Where to pin what becomes `directory`, in one step, when the block ends well.
+
+    None when another process, for which this one has waited, has pinned all of `names` there. What
+    a process that was killed left half finished is removed.
+    """
+    unfinished = directory.with_name(f"{directory.name}-unfinished")
+    with _alone(directory.parent):
+        if are_pinned(directory, names):
+            yield None
+            return
+        for rest in (unfinished, directory):
+            if rest.exists():
+                shutil.rmtree(rest)
+        unfinished.mkdir(mode=0o700)
+        yield unfinished
+        os.rename(unfinished, directory)
+
+
+def import_bcc() -> ModuleType:
+    """bcc, set up for the stand-in headers. Raises `CompileError` when it is not installed."""
+    os.environ["BCC_KERNEL_SOURCE"] = str(sources.KERNEL_SOURCE)
+    try:
+        import bcc
+    except ImportError as error:
+        raise errors.CompileError(
+            "bcc is not installed for this Python; install the distribution's python3-bpfcc and "
+            "use a virtual environment made with --system-site-packages"
+        ) from error
+    module: ModuleType = bcc
+    return module
+
+
+def main(compile_and_pin: Callable[[str], None]) -> int:
+    """A compile process: its argument goes to `compile_and_pin`, its status comes back.
+
+    What fails is one sentence on stderr, after the compiler's own messages.
+    """
+    try:
+        compile_and_pin(sys.argv[1])
+    except (errors.CompileError, errors.PinError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+@contextlib.contextmanager
+def _alone(directory: pathlib.Path) -> Iterator[None]:
+    """Hold the directory's lock; the kernel drops it however the process ends."""
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _unsaid(status: int | None) -> str:
+    """Why the compiler ended without a word: somebody ended it."""
+    if status is not None and status < 0:
+        return (
+            f"the compiler was ended by signal {-status}; it needs 250 MB of memory for a second, "
+            "so raise the memory limit"
+        )
+    return f"the compiler ended with status {status}"
