@@ -77,7 +77,12 @@ class Agent:
             load_seconds=gatekeeper.loaded.load_ms / 1000,
         )
         self._reader = NetworkReader()
-        self._probing = Probing(self._conditions, self._metrics, pins.Pins(settings.bpffs))
+        self._probing = Probing(
+            self._conditions,
+            self._metrics,
+            pins.Pins(settings.bpffs),
+            state=settings.run_directory / "state" / "probes.json",
+        )
         self._host_access = HostAccess(
             settings,
             RuleHits(gatekeeper.loaded),

@@ -7,7 +7,6 @@ once, and probes run at their times.
 import asyncio
 import contextlib
 import pathlib
-import socket
 
 import structlog
 
@@ -19,8 +18,6 @@ from probes.netns import Netns, NetnsError
 from probes.scheduler import Scheduler
 
 log = structlog.get_logger(__name__)
-
-_SO_NETNS_COOKIE = 71  # Linux 5.14
 
 
 class ListenerWatch:
@@ -65,7 +62,7 @@ class ListenerWatch:
         if known is not None and known[0] == netns:
             return
         self.forget(uid)
-        cookie = _cookie(netns)
+        cookie = netns.cookie()
         if cookie is None:
             return
         self._watched[uid] = (netns, cookie)
@@ -113,12 +110,3 @@ class ListenerWatch:
 
 def _attach(directory: pathlib.Path) -> listeners.ListenerEvents:
     return listeners.ListenerEvents(directory, listeners.cgroup_root())
-
-
-def _cookie(netns: Netns) -> int | None:
-    try:
-        with netns.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-            value = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
-    except (NetnsError, OSError):
-        return None
-    return int.from_bytes(value, "little")

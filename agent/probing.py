@@ -1,7 +1,10 @@
 """Probes of all pods: what the scheduler finds, as conditions, metrics and status."""
 
 import asyncio
-import time
+import pathlib
+
+import msgspec
+import structlog
 
 from agent import names, tasks
 from agent.conditions import FALSE, TRUE, UNKNOWN, Conditions
@@ -9,11 +12,16 @@ from agent.guarding import Guarded
 from agent.listeners import ListenerWatch
 from agent.metrics import Metrics
 from agent.pods import Pod
+from agent.probememory import ProbeMemory, Results, SandboxProbes, sandbox_of
 from agent.status import ProbeStatus
 from bpf import pins
+from probes import probespec
+from probes.netns import Netns
 from probes.results import Outcome, Result
 from probes.scheduler import ContainerTarget, PodTarget, ProbeKey, Scheduler
-from probes.specs import Grpc, Handler, HttpGet, TcpSocket
+from probes.specs import Grpc, Handler, HttpGet, TcpSocket, with_annotation
+
+log = structlog.get_logger(__name__)
 
 # After a restart, 1,500 probes at once are 100 ms in which nothing else is done. Spread over a
 # second they are one part in ten of it, and no pod waits for longer than its probe's period.
@@ -29,9 +37,9 @@ class Probing:
         metrics: Metrics,
         installation: pins.Pins,
         *,
-        spread_seconds: float = 0.0,
+        state: pathlib.Path | None = None,
     ) -> None:
-        """spread_seconds: over how long the first probes of a full node are spread."""
+        """state: the file that keeps results over the agent's restarts, if they are to be kept."""
         self._conditions = conditions
         self._metrics = metrics
         self._scheduler = Scheduler(
@@ -44,13 +52,17 @@ class Probing:
         metrics.probe_load = lambda: (self._scheduler.in_flight, self._scheduler.waiting)
         self._pods: dict[str, Pod] = {}
         self._probed: set[str] = set()
-        self._first_seen: dict[tuple[str, int], float] = {}
+        self._memory = ProbeMemory(state)
+        self._sandboxes: dict[str, tuple[Netns, str]] = {}
+        self._ignored: dict[str, str | None] = {}
+        """By pod: a text of the annotation that came after the sandbox's start."""
 
     async def run(self) -> None:
         """Probe until cancelled."""
         async with asyncio.TaskGroup() as group:
             tasks.start(group, "scheduler", self._scheduler.run)
             tasks.start(group, "listeners", self._listeners.run)
+            tasks.start(group, "probe memory", self._memory.run)
 
     async def listening(self) -> None:
         """Wait until listener events are heard; for ever, where they cannot be."""
@@ -59,10 +71,15 @@ class Probing:
     def update(self, guarded: Guarded) -> None:
         """Take in what is known of a pod now, and say whether its probes pass."""
         pod = guarded.pod
+        sandbox = None
+        if guarded.netns is not None:
+            sandbox = self._memory.claim(pod.uid, self._sandbox_of(pod, guarded.netns))
+            pod = self._as_taken(pod, sandbox)
         self._pods[pod.uid] = pod
-        if target := self._target(guarded):
+        if sandbox and (target := self._target(pod, guarded, sandbox)):
             self._scheduler.set_pod(target)
             self._probed.add(pod.uid)
+            self._remember(pod.uid)
             if any(container.readiness or container.startup for container in pod.spec.containers):
                 self._listeners.watch(pod.uid, target.netns)
         self._say(pod)
@@ -73,7 +90,9 @@ class Probing:
         self._listeners.forget(uid)
         self._pods.pop(uid, None)
         self._probed.discard(uid)
-        self._first_seen = {key: at for key, at in self._first_seen.items() if key[0] != uid}
+        self._memory.forget(uid)
+        self._sandboxes.pop(uid, None)
+        self._ignored.pop(uid, None)
 
     def status(self, uid: str) -> list[ProbeStatus]:
         """The pod's probes, for `podgate status`."""
@@ -97,6 +116,7 @@ class Probing:
                 handler=handlers.get((found.key.container, found.key.type.value), ""),
                 result=(found.result or Result.UNKNOWN).value,
                 last_message=found.outcome.message if found.outcome else "",
+                families=list(found.outcome.families) if found.outcome else [],
                 successes=found.passed,
                 failures=found.failed,
             )
@@ -104,24 +124,74 @@ class Probing:
             if found.key.uid == uid
         ]
 
-    def _target(self, guarded: Guarded) -> PodTarget | None:
-        pod, netns, network = guarded.pod, guarded.netns, guarded.network
+    def _sandbox_of(self, pod: Pod, netns: Netns) -> str:
+        """Found out once: a lack of descriptors later must not look like another sandbox."""
+        known = self._sandboxes.get(pod.uid)
+        if known is None or known[0] != netns:
+            known = self._sandboxes[pod.uid] = (netns, sandbox_of(netns))
+        return known[1]
+
+    def _as_taken(self, pod: Pod, sandbox: SandboxProbes) -> Pod:
+        """The pod with podgate.io/probe-spec as it was at the sandbox's start: it is taken once.
+
+        A later change is said and ignored. One that was refused was not taken: it can be mended.
+        """
+        now = pod.spec.annotation
+        if not sandbox.is_taken:
+            sandbox.annotation = now
+            sandbox.is_taken = not any(map(probespec.is_of_annotation, pod.spec.errors))
+            self._memory.save_soon()
+        if now == sandbox.annotation:
+            self._ignored.pop(pod.uid, None)
+            return pod
+        if pod.uid not in self._ignored or self._ignored[pod.uid] != now:
+            self._ignored[pod.uid] = now
+            log.warning(
+                "a changed probe spec waits for the pod's next sandbox",
+                pod=pod.full_name,
+                uid=pod.uid,
+                annotation=probespec.ANNOTATION,
+            )
+        spec = with_annotation(pod.spec, sandbox.annotation)
+        return msgspec.structs.replace(pod, spec=spec)
+
+    def _remember(self, uid: str) -> None:
+        """Keep the pod's results for the next agent."""
+        sandbox = self._memory.get(uid)
+        if sandbox is None:
+            return
+        results: Results = {}
+        for key, result in self._scheduler.results(uid).items():
+            results.setdefault(key.container, {})[key.type] = result
+        if results != sandbox.results:
+            sandbox.results = results
+            self._memory.save_soon()
+
+    def _target(self, pod: Pod, guarded: Guarded, sandbox: SandboxProbes) -> PodTarget | None:
+        netns, network = guarded.netns, guarded.network
         if netns is None or network is None:
             return None
+        # What an earlier agent found counts for its sandbox, until this one has asked.
+        restored = {} if pod.uid in self._probed else sandbox.results
         # Without a container runtime to ask, a sandbox's containers live as long as it does.
-        started_at = self._first_seen.setdefault((pod.uid, netns.inode), time.time())
         return PodTarget(
             uid=pod.uid,
             netns=netns,
             addresses=network.probe_addresses,
             containers=tuple(
-                ContainerTarget(probes=probes, container_id=str(netns.inode), started_at=started_at)
+                ContainerTarget(
+                    probes=probes,
+                    container_id=sandbox.sandbox,
+                    started_at=sandbox.started_at,
+                    restored=restored.get(probes.name, {}),
+                )
                 for probes in pod.spec.containers
             ),
         )
 
     def _on_result(self, key: ProbeKey, result: Result) -> None:
         if pod := self._pods.get(key.uid):
+            self._remember(key.uid)
             self._say(pod)
 
     def _on_probe(self, key: ProbeKey, outcome: Outcome) -> None:
@@ -141,6 +211,8 @@ class Probing:
 
     def _say(self, pod: Pod) -> None:
         status, reason, message = self._judge(pod)
+        if pod.uid in self._ignored:
+            message += f" A change of {probespec.ANNOTATION} waits for the pod's next sandbox."
         self._conditions.set(pod, names.PROBES_PASSING, status, reason, message)
 
     def _judge(self, pod: Pod) -> tuple[str, str, str]:

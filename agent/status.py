@@ -16,6 +16,8 @@ class ProbeStatus(msgspec.Struct, frozen=True, kw_only=True):
     result: str
     """What thresholds made of the outcomes: success, failure or unknown."""
     last_message: str
+    families: list[str]
+    """Which of IPv4 and IPv6 gave the last outcome; none where nobody was reached."""
     successes: int
     failures: int
 

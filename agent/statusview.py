@@ -175,7 +175,9 @@ def _pods(pods: list[PodStatus]) -> rich.table.Table:
 
 
 def _probes(pods: list[PodStatus]) -> rich.table.Table:
-    table = _table("POD", "CONTAINER", "PROBE", "ASKS", "RESULT", "OK", "FAILED", "LAST ANSWER")
+    table = _table(
+        "POD", "CONTAINER", "PROBE", "ASKS", "RESULT", "FAMILY", "OK", "FAILED", "LAST ANSWER"
+    )
     for pod in pods:
         for probe in pod.probes:
             table.add_row(
@@ -184,6 +186,7 @@ def _probes(pods: list[PodStatus]) -> rich.table.Table:
                 probe.type,
                 probe.handler,
                 f"[{'green' if probe.result == 'success' else 'red'}]{probe.result}[/]",
+                " ".join(probe.families) or "-",
                 str(probe.successes),
                 str(probe.failures),
                 rich.markup.escape(probe.last_message.splitlines()[0][:60])

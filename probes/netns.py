@@ -16,6 +16,7 @@ import fcntl
 import os
 import socket
 import stat
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ T = TypeVar("T")
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 NS_GET_NSTYPE = 0xB703  # linux/nsfs.h: which kind of namespace is this descriptor?
+_SO_NETNS_COOKIE = 71  # asm-generic/socket.h
 OWN_NETNS = "/proc/thread-self/ns/net"  # /proc/self would be the main thread's
 
 # A path that is not a namespace may be a FIFO or a terminal: never wait, never adopt it.
@@ -181,6 +183,19 @@ class Netns:
             return _inside(descriptor, home, act)
         finally:
             os.close(descriptor)
+
+    def cookie(self) -> int | None:
+        """The kernel's number for this namespace, which no later one gets until the next boot.
+
+        None where it is gone, and on kernels before 5.14 (e8b9eab99232 "net: retrieve netns cookie
+        via getsocketopt").
+        """
+        try:
+            with self.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+                value = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+        except (NetnsGone, OSError):
+            return None
+        return int.from_bytes(value, sys.byteorder)
 
 
 _EXAMPLE = "/run/netns/NAME or /proc/PID/ns/net"

@@ -184,6 +184,11 @@ class ProbeSpecError(Exception):
         super().__init__(self.error.message)
 
 
+def is_of_annotation(error: SpecError) -> bool:
+    """Whether this mistake is one of the annotation."""
+    return error.path.startswith(f"metadata.annotations[{ANNOTATION}]")
+
+
 def read(text: str, ports: Mapping[str, Mapping[str, int]]) -> dict[str, ContainerProbes]:
     """The probes of an annotation, by container.
 

@@ -163,6 +163,15 @@ class Scheduler:
         slots = [slot for pod in self._pods.values() for slot in pod.slots.values()]
         return [slot.status(now) for slot in sorted(slots, key=lambda slot: slot.key)]
 
+    def results(self, uid: str) -> dict[ProbeKey, Result]:
+        """The results of a pod that count now."""
+        pod = self._pods.get(uid)
+        return {
+            key: slot.worker.cached
+            for key, slot in (pod.slots.items() if pod else ())
+            if slot.worker.cached is not None
+        }
+
     def passing(self, uid: str) -> tuple[bool, str, str]:
         """Whether the pod's probes pass: probes.passing.passing."""
         return passing.passing(self._pods.get(uid))

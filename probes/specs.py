@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from probes import probespec
@@ -29,6 +31,7 @@ __all__ = [
     "SpecError",
     "TcpSocket",
     "parse_pod",
+    "with_annotation",
 ]
 
 
@@ -45,6 +48,13 @@ class PodSpec(msgspec.Struct, frozen=True):
     """What parse_pod made of a manifest: the good probes, and what is wrong with the rest."""
 
     containers: tuple[ContainerProbes, ...] = ()
+    """What podgate runs: the manifest's probes, with those of the annotation in their place."""
+    base: tuple[ContainerProbes, ...] = ()
+    """The manifest's own, which the kubelet runs."""
+    named_ports: Mapping[str, Mapping[str, int]] = {}
+    """By container that can be probed, by name."""
+    annotation: str | None = None
+    """The text of podgate.io/probe-spec."""
     declared: DeclaredPorts = DeclaredPorts()
     host_network: bool = False
     errors: tuple[SpecError, ...] = ()
@@ -73,16 +83,37 @@ def parse_pod(pod: object) -> PodSpec:
     for container in spec.children("containers"):
         reader.read(container, init=False)
     annotation = root.child("metadata").child("annotations").raw(probespec.ANNOTATION)
-    if isinstance(annotation, str):
-        try:
-            reader.replace(probespec.read(annotation, reader.named_ports))
-        except probespec.ProbeSpecError as error:
-            errors.append(error.error)
-    return PodSpec(
-        containers=tuple(reader.containers),
+    spec_without = PodSpec(
+        base=tuple(reader.containers),
+        named_ports=reader.named_ports,
         declared=DeclaredPorts(reader.any_port, frozenset(reader.ports)),
         host_network=spec.flag("hostNetwork"),
         errors=tuple(errors),
+    )
+    return with_annotation(spec_without, annotation if isinstance(annotation, str) else None)
+
+
+def with_annotation(spec: PodSpec, text: str | None) -> PodSpec:
+    """The same pod with this text of the annotation, in place of what it had."""
+    errors = tuple(error for error in spec.errors if not probespec.is_of_annotation(error))
+    own: dict[str, ContainerProbes] = {}
+    if text is not None:
+        try:
+            own = probespec.read(text, spec.named_ports)
+        except probespec.ProbeSpecError as error:
+            errors += (error.error,)
+    containers = tuple(_replaced(probes, own.get(probes.name)) for probes in spec.base)
+    return msgspec.structs.replace(spec, containers=containers, annotation=text, errors=errors)
+
+
+def _replaced(probes: ContainerProbes, own: ContainerProbes | None) -> ContainerProbes:
+    if own is None:
+        return probes
+    return msgspec.structs.replace(
+        probes,
+        startup=own.startup or probes.startup,
+        readiness=own.readiness or probes.readiness,
+        liveness=own.liveness or probes.liveness,
     )
 
 
@@ -94,7 +125,6 @@ class _PodReader:
         self.ports: set[int] = set()
         self.any_port = False
         self.named_ports: dict[str, dict[str, int]] = {}
-        """By container that can be probed, by name."""
         self._names: set[str] = set()
 
     def read(self, container: Fields, *, init: bool) -> None:
@@ -122,17 +152,6 @@ class _PodReader:
         )
         self.containers.append(probes)
         self._hooks(container, named)
-
-    def replace(self, own: dict[str, ContainerProbes]) -> None:
-        """Put podgate's own probes of these containers in place of the manifest's."""
-        for index, probes in enumerate(self.containers):
-            if found := own.get(probes.name):
-                self.containers[index] = msgspec.structs.replace(
-                    probes,
-                    startup=found.startup or probes.startup,
-                    readiness=found.readiness or probes.readiness,
-                    liveness=found.liveness or probes.liveness,
-                )
 
     def _probe(self, container: Fields, name: str, named: dict[str, int]) -> Probe | None:
         if not container.has(name):

@@ -1,0 +1,162 @@
+"""What a running agent keeps and tells of probes: over a restart, in `status`, to `probe --pod`."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent import names
+from agent.conditions import TRUE
+from agent.demo.lab import Lab, LabPod
+from agent.demo.operating import Operator, condition_of, pod_of
+from agent.status import ProbeStatus, Report
+from bpf import pins
+from probes.probespec import ANNOTATION
+
+pytestmark = pytest.mark.kernel
+
+PORT = 8080
+ONCE_AN_HOUR = {"readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 3600}}
+
+
+@pytest.fixture
+def operator(isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> Iterator[Operator]:
+    made = Operator(tmp_path, fresh_pins.bpffs)
+    yield made
+    made.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def web(lab: Lab) -> LabPod:
+    return lab.add_pod("web", 1)
+
+
+def passes(report: Report) -> bool:
+    condition = condition_of(report, "web", names.PROBES_PASSING)
+    return condition is not None and condition.status == TRUE
+
+
+def probe_of(report: Report) -> ProbeStatus | None:
+    pod = pod_of(report, "web")
+    return next(iter(pod.probes), None) if pod else None
+
+
+def podgate(operator: Operator, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "agent", *words, "--run-directory", str(operator.run_directory)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def has_failed_once(report: Report) -> bool:
+    found = probe_of(report)
+    return found is not None and found.failures == 1
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_restart_does_not_make_a_pod_unready(
+    operator: Operator, web: LabPod, end: signal.Signals
+) -> None:
+    operator.write_manifest(web, mode="off", container=ONCE_AN_HOUR)
+    saved = operator.run_directory / "state" / "probes.json"
+    with web.listen(PORT):
+        operator.start()
+        operator.wait_for("probes to pass", passes)
+        operator.wait_for("the file", lambda _: saved.exists() and '"success"' in saved.read_text())
+        operator.stop(end)
+    lines = len(list(operator.log_lines()))
+    operator.start()
+    # Nobody listens any more; one failure of three changes nothing, as before the restart.
+    report = operator.wait_for("the first probe", has_failed_once)
+    assert passes(report)
+    later = list(operator.log_lines())[lines:]
+    told = {line["status"] for line in later if line.get("type") == names.PROBES_PASSING}
+    assert told == {TRUE}
+    assert saved.parent.stat().st_mode & 0o777 == 0o700
+    assert saved.stat().st_mode & 0o777 == 0o600
+
+
+def with_probe_spec(pod: LabPod, port: int) -> str:
+    spec = {
+        "apiVersion": "podgate.io/v2",
+        "containers": [{"name": "app", "readiness": {"tcp": {"port": port}}}],
+    }
+    annotations = {names.NETNS_ANNOTATION: pod.netns.path, ANNOTATION: json.dumps(spec)}
+    manifest = {
+        "kind": "Pod",
+        "metadata": {"name": pod.name, "namespace": "demo", "annotations": annotations},
+        "spec": {"containers": [{"name": "app"}]},
+    }
+    return json.dumps(manifest)
+
+
+def says(words: str) -> Callable[[Report], bool]:
+    def holds(report: Report) -> bool:
+        condition = condition_of(report, "web", names.PROBES_PASSING)
+        return condition is not None and words in condition.message
+
+    return holds
+
+
+def test_a_probe_spec_is_taken_at_the_sandboxs_start(operator: Operator, web: LabPod) -> None:
+    operator.write_file("web.yaml", with_probe_spec(web, PORT))
+    with web.listen(PORT):
+        operator.start()
+        operator.wait_for("probes to pass", passes)
+        operator.write_file("web.yaml", with_probe_spec(web, 9))
+        report = operator.wait_for("the warning", says("waits for the pod's next sandbox"))
+        assert passes(report)
+        operator.stop(signal.SIGTERM)
+        operator.start()
+        report = operator.wait_for("the warning", says("waits for the pod's next sandbox"))
+        found = probe_of(report)
+        assert found is not None
+        assert found.handler == f"tcp :{PORT}"
+        operator.write_file("web.yaml", with_probe_spec(web, PORT))
+        operator.wait_for("no warning", lambda report: not says("next sandbox")(report))
+
+
+def test_a_probe_spec_that_was_refused_can_be_mended(operator: Operator, web: LabPod) -> None:
+    operator.write_file("web.yaml", with_probe_spec(web, 0))
+    with web.listen(PORT):
+        operator.start()
+        operator.wait_for("the refusal", says(ANNOTATION))
+        operator.write_file("web.yaml", with_probe_spec(web, PORT))
+        operator.wait_for("probes to pass", passes)
+
+
+def test_status_says_which_family_answered(operator: Operator, web: LabPod) -> None:
+    operator.write_manifest(web, mode="off", container=ONCE_AN_HOUR)
+    with web.listen(PORT):
+        operator.start()
+        found = probe_of(operator.wait_for("probes to pass", passes))
+    assert found is not None
+    assert found.families == ["IPv4"]
+    assert "IPv4" in podgate(operator, "status").stdout
+    shown = json.loads(podgate(operator, "status", "--output", "json").stdout)
+    assert shown["pods"][0]["probes"][0]["families"] == ["IPv4"]
+
+
+def test_a_pod_of_the_agent_is_probed_by_name(operator: Operator, web: LabPod) -> None:
+    operator.write_manifest(web, mode="off", container={})
+    with web.listen(PORT):
+        operator.start()
+        operator.wait_for(
+            "the pod", lambda report: bool((p := pod_of(report, "web")) and p.addresses)
+        )
+        for name in ("web", "demo/web"):
+            done = podgate(operator, "probe", "--pod", name, "tcp", str(PORT))
+            assert done.returncode == 0, done.stderr
+            assert "success over IPv4" in done.stdout
+        done = podgate(operator, "probe", "--pod", "shop", "tcp", str(PORT))
+    assert done.returncode == 1
+    assert done.stderr == (
+        "podgate: the agent knows no pod shop; 'podgate status' lists those that it knows.\n"
+    )
