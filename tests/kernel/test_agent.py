@@ -1,5 +1,6 @@
 """The whole agent as a process: what it guards, what it refuses, what outlives it."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -490,11 +491,10 @@ def test_the_steady_agent_has_no_compiler_in_it(operator: Operator, web: LabPod)
 
 def test_an_agent_holds_no_namespace_alive(operator: Operator, lab: Lab, web: LabPod) -> None:
     start_enforcing(operator, web)
-    held = {
-        os.readlink(entry.path)
-        for entry in os.scandir(f"/proc/{operator.pid}/fd")
-        if os.path.lexists(entry.path)
-    }
+    held = set()
+    for entry in os.scandir(f"/proc/{operator.pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            held.add(os.readlink(entry.path))
     assert f"net:[{web.netns.inode}]" not in held
 
 

@@ -2,9 +2,12 @@
 
 import json
 import pathlib
+import select
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -109,6 +112,10 @@ def cgroup(group: Cgroup, match: str = "exact") -> dict[str, Any]:
 
 def policy_of(rules: Rules, name: str) -> PolicyStatus | None:
     return next((one for one in rules.policies if one.name == name), None)
+
+
+def has_policy(name: str) -> Callable[[Rules], bool]:
+    return lambda rules: policy_of(rules, name) is not None
 
 
 def hits_of(rules: Rules, name: str) -> int:
@@ -252,6 +259,70 @@ def test_a_policy_that_becomes_wrong_refuses_nobody_even_after_a_restart(
     node.operator.stop(signal.SIGKILL)
     node.start(web)
     assert reaches(service, web, PORT)
+
+
+# Connects every 10 ms until its input ends, and says how often it did and how often it failed. A
+# SYN that was dropped is sent again only after a second.
+KEEP_CONNECTING = """
+import select, socket, sys
+tried = failed = 0
+while not select.select([sys.stdin], [], [], 0.01)[0]:
+    sock = socket.socket()
+    sock.settimeout(0.9)
+    tried += 1
+    failed += sock.connect_ex((sys.argv[1], int(sys.argv[2]))) != 0
+    sock.close()
+print(tried, failed)
+"""
+
+
+def test_neither_edits_nor_a_restart_refuse_who_is_let_in(
+    node: Node, lab: Lab, service: Cgroup
+) -> None:
+    pod = lab.add_pod("web", 1)
+    done = threading.Event()
+
+    def accept() -> None:
+        while not done.is_set():
+            if select.select([listener], [], [], 0.1)[0]:
+                listener.accept()[0].close()
+
+    with pod.listen(PORT) as listener:
+        node.write("a.yaml", policy("p0", cgroup(service), PORT))
+        node.start(pod)
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        arguments = [sys.executable, "-c", KEEP_CONNECTING, pod.ipv4, str(PORT)]
+        process = service.popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            for number in range(1, 6):
+                others = [policy(f"a{index}", {"kernel": {}}, 1 + index) for index in range(number)]
+                node.write("a.yaml", *others, policy(f"p{number}", cgroup(service), PORT))
+                node.wait_for_rules("the edit", has_policy(f"p{number}"))
+            node.operator.stop(signal.SIGKILL)
+            node.start(pod)
+            node.wait_for_rules("the restart", has_policy("p5"))
+        finally:
+            output, _ = process.communicate(timeout=10)
+            done.set()
+            accepting.join(5)
+    tried, failed = map(int, output.split())
+    assert failed == 0
+    assert tried > 10
+
+
+def test_the_root_cgroup_is_one_like_others(node: Node, web: LabPod) -> None:
+    node.write(
+        "a.yaml",
+        policy("root", {"cgroup": {"path": "/"}}, PORT),
+        policy("all", {"cgroup": {"path": "/", "match": "subtree"}}, OTHER_PORT),
+    )
+    node.start(web)
+    with cgroups.cgroup() as group:
+        assert not reaches(group, web, PORT)
+        assert reaches(group, web, OTHER_PORT)
+    root = Cgroup(group.directory.parent, "/")
+    assert reaches(root, web, PORT)
 
 
 def test_a_pod_gets_the_rules_for_its_labels_as_they_are_now(
