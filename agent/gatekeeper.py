@@ -80,6 +80,7 @@ class Gatekeeper:
             loaded.close()
             raise
         keeper = cls(loaded, opened, node_guards, worker)
+        await keeper._call(lambda: keeper._origin.inherit(installation))
         keeper.config.set_netns(netns_cookie())
         keeper.hook_states = await keeper._call(lambda: _attach_hooks(loaded, installation))
         for hook in keeper.hook_states:

@@ -2,7 +2,7 @@
 
 import struct
 
-from bpf import abi, loader
+from bpf import abi, errors, loader, maps, pins
 
 _BITS = 64
 
@@ -12,6 +12,27 @@ class Origin:
 
     def __init__(self, loaded: loader.Loaded) -> None:
         self._map = loaded.map(abi.ORIGIN)
+
+    def inherit(self, installation: pins.Pins) -> None:
+        """Take over what another schema's map says, if ours says nothing yet.
+
+        Else the first gates that are taken over would take packets that the node made come in again
+        for forwarded ones, until its interfaces have settled. Where that map has another shape it
+        is so. Raises `BpfError`.
+        """
+        others = installation.other_schemas()
+        if not others or self.marked():
+            return
+        for schema in others:
+            try:
+                other = maps.Map.open(str(schema / "maps" / abi.ORIGIN.name), abi.ORIGIN)
+            except errors.PinError:
+                continue
+            with other:
+                for key, value in other.items():
+                    if any(value):
+                        self._map.set(key, value)
+            return
 
     def mark(self, ifindex: int, *, is_node_sent: bool) -> None:
         """Say whether packets that came in by `ifindex` are taken as sent by the node.

@@ -11,6 +11,7 @@ import pytest
 from agent.demo import lab as labs
 from bpf import abi, cleanup, loader, pins, syscalls
 from bpf.gates import Attachment, Gates
+from bpf.origin import Origin
 from bpf.verdicts import Reason, Verdict
 from tests.kernel import foreign, offers, traffic, versions
 from tests.kernel.test_attach import attacked, enforcing, filters, qdiscs
@@ -245,6 +246,24 @@ def test_taken_over_gate_gets_grace_and_a_standing_one_does_not(
             assert not gates.remember(pod.ifindex)
             gates.install(pod.ifindex, enforcing(pod), grace_seconds=1000)
             assert grace(version, pod) == given
+
+
+@TCX
+def test_interfaces_that_inject_are_known_from_the_first_gate_on(
+    before: Version, after: Version
+) -> None:
+    known, new = Origin(before.loaded), Origin(after.loaded)
+    for ifindex in (3, 64, 100_000):
+        known.mark(ifindex, is_node_sent=True)
+    syscalls.pin(before.loaded.map(abi.ORIGIN).fd, before.installation.map(abi.ORIGIN))
+    new.inherit(after.installation)
+    assert new.marked() == {3, 64, 100_000}
+    known.mark(5, is_node_sent=True)
+    new.inherit(after.installation)
+    assert new.marked() == {3, 64, 100_000}
+    for origin in (known, new):
+        for ifindex in origin.marked():
+            origin.mark(ifindex, is_node_sent=False)
 
 
 def grace(version: Version, pod: labs.LabPod) -> int:
