@@ -1,0 +1,204 @@
+"""A stand-in kubelet probes unmodified pods under enforce, whatever becomes of it or of the agent;
+nobody else of the node gets anything.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent.demo import lab as labs
+from agent.demo.operating import Operator
+from agent.heartbeat import STALE_AFTER_SECONDS
+from agent.status import Report
+from bpf import loader, pins
+from bpf.nodeconfig import NodeConfig
+from tests.kernel import cgroups
+from tests.kernel.standin import StandIn
+
+pytestmark = pytest.mark.kernel
+
+HTTP, ELSEWHERE, TCP, GRPC = 8080, 8081, 8082, 8083
+ROUNDS = 10
+
+# Sends whoever comes for another port, as an app's front does; nobody declares that port.
+REDIRECT = """
+import http.server, socket, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        host = self.headers["Host"].rpartition(":")[0]
+        self.send_response(302)
+        self.send_header("Location", f"http://{host}:{sys.argv[2]}/healthz")
+        self.end_headers()
+    def log_message(self, *arguments):
+        pass
+class Server(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+Server(("::", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+Start = Callable[[cgroups.Cgroup, str], StandIn]
+
+
+@pytest.fixture
+def pods(lab: labs.Lab) -> Iterator[list[labs.LabPod]]:
+    """One that redirects to another port, one with a bare port, one that speaks gRPC."""
+    web, bare, rpc = (lab.add_pod(name, n) for n, name in enumerate(("web", "bare", "rpc"), 1))
+    demo = [sys.executable, "-m", "agent.demo.servers"]
+    commands = (
+        (web, [sys.executable, "-c", REDIRECT, str(HTTP), str(ELSEWHERE)], HTTP),
+        (web, [*demo, "http", str(ELSEWHERE)], ELSEWHERE),
+        (bare, [*demo, "tcp", str(TCP)], TCP),
+        (rpc, [*demo, "grpc", str(GRPC)], GRPC),
+    )
+    servers = [labs.popen_in(pod.netns, command) for pod, command, _ in commands]
+    try:
+        for pod, _, port in commands:
+            wait_for_listener(pod, port)
+        yield [web, bare, rpc]
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+
+
+def wait_for_listener(pod: labs.LabPod, port: int) -> None:
+    deadline = time.monotonic() + 20 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+    while time.monotonic() < deadline:
+        with contextlib.closing(pod.open_socket(socket.AF_INET, socket.SOCK_STREAM)) as sock:
+            if sock.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.02)
+    pytest.fail(f"nothing listens on {port} in {pod.name}")
+
+
+@pytest.fixture
+def targets(pods: list[labs.LabPod]) -> list[str]:
+    kinds = zip(pods, (("http", HTTP), ("tcp", TCP), ("grpc", GRPC)), strict=True)
+    return [
+        f"{kind},{host},{port}"
+        for pod, (kind, port) in kinds
+        for host in (pod.ipv4, f"[{pod.ipv6}]")
+    ]
+
+
+@pytest.fixture
+def start(targets: list[str]) -> Iterator[Start]:
+    started: list[StandIn] = []
+
+    def make(group: cgroups.Cgroup, name: str) -> StandIn:
+        started.append(StandIn(group, name, targets))
+        return started[-1]
+
+    yield make
+    for stand_in in started:
+        stand_in.end()
+
+
+@pytest.fixture
+def enforced(operator: Operator, pods: list[labs.LabPod]) -> Operator:
+    """An agent that guards the pods, whose specs ask nothing of podgate."""
+    web, bare, rpc = pods
+    probes = (
+        (web, {"httpGet": {"path": "/healthz", "port": HTTP}}),
+        (bare, {"tcpSocket": {"port": TCP}}),
+        (rpc, {"grpc": {"port": GRPC}}),
+    )
+    for pod, handler in probes:
+        probe = {"periodSeconds": 1, "failureThreshold": 1, **handler}
+        operator.write_manifest(pod, mode="enforce", container={"livenessProbe": probe})
+    run_agent(operator)
+    return operator
+
+
+def run_agent(operator: Operator) -> None:
+    operator.start()
+    operator.wait_for(
+        "every pod isolated",
+        lambda report: report.is_synced and len([p for p in report.pods if p.gates]) == 3,
+    )
+
+
+def follows(group: cgroups.Cgroup) -> Callable[[Report], bool]:
+    return lambda report: report.kubelet == group.path
+
+
+def healthy(targets: list[str], rounds: int = ROUNDS) -> dict[str, list[str]]:
+    return {target: [""] * rounds for target in targets}
+
+
+def test_no_probe_of_the_kubelet_fails_whatever_becomes_of_the_agent(
+    enforced: Operator, targets: list[str], start: Start
+) -> None:
+    with cgroups.cgroup() as group:
+        kubelet = start(group, "kubelet")
+        enforced.wait_for("the kubelet followed", follows(group))
+        assert kubelet.probe(ROUNDS) == healthy(targets)
+        os.kill(enforced.pid, signal.SIGSTOP)
+        assert kubelet.probe(ROUNDS) == healthy(targets)
+        os.kill(enforced.pid, signal.SIGCONT)
+        enforced.stop(signal.SIGKILL)
+        assert kubelet.probe(ROUNDS) == healthy(targets)
+        run_agent(enforced)
+        assert kubelet.probe(ROUNDS) == healthy(targets)
+
+
+def test_a_kubelet_that_is_restarted_in_a_fresh_cgroup_goes_on(
+    enforced: Operator, targets: list[str], start: Start
+) -> None:
+    with cgroups.cgroup() as first, cgroups.cgroup() as second:
+        kubelet = start(first, "kubelet")
+        enforced.wait_for("the kubelet followed", follows(first))
+        kubelet.end()
+        kubelet = start(second, "kubelet")
+        enforced.wait_for("the kubelet followed", follows(second))
+        assert kubelet.probe(ROUNDS) == healthy(targets)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_kubelet_that_is_restarted_while_no_agent_follows_goes_on_once_that_is_known(
+    enforced: Operator, targets: list[str], start: Start, number: signal.Signals
+) -> None:
+    with cgroups.cgroup() as first, cgroups.cgroup() as second:
+        kubelet = start(first, "kubelet")
+        enforced.wait_for("the kubelet followed", follows(first))
+        if number is signal.SIGKILL:
+            enforced.stop(number)
+        else:
+            os.kill(enforced.pid, number)
+        try:
+            kubelet.end()
+            beat_long_ago(enforced.bpffs)
+            kubelet = start(second, "kubelet")
+            assert kubelet.probe(ROUNDS) == healthy(targets)
+        finally:
+            if number is signal.SIGSTOP:
+                os.kill(enforced.pid, signal.SIGCONT)
+
+
+def beat_long_ago(bpffs: os.PathLike[str]) -> None:
+    """As if the last heartbeat had been before the limit."""
+    loaded = asyncio.run(loader.load(pins.Pins(bpffs)))
+    try:
+        age_ns = int((STALE_AFTER_SECONDS + 5) * 1e9)
+        NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - age_ns).beat()
+    finally:
+        loaded.close()
+
+
+def test_from_any_other_cgroup_nothing_succeeds(
+    enforced: Operator, targets: list[str], start: Start
+) -> None:
+    with cgroups.cgroup() as group, cgroups.cgroup() as other, cgroups.cgroup(below=group) as below:
+        start(group, "kubelet")
+        enforced.wait_for("the kubelet followed", follows(group))
+        for stranger in (other, below):
+            found = start(stranger, "intruder").probe()
+            assert found.keys() == set(targets)
+            assert all(problem for problems in found.values() for problem in problems)
