@@ -28,6 +28,8 @@ _PERIOD_SECONDS = 0.25
 # in twenty, but for changed files, which are read once.
 _REST_PER_LOOK = 19
 _LONGEST_REST_SECONDS = 5.0
+# As many files as are ever read take 2 s; a file system that hangs must not go unnoticed.
+_LOOK_SECONDS = 60.0
 _MOST_LINES = 20
 
 _Admitted = tuple[Pod, Admission | None]
@@ -71,12 +73,16 @@ class HostAccess:
         self._book = await asyncio.to_thread(self._look, self._book, self._source)
 
     async def run(self) -> None:
-        """Follow files and cgroups, for ever, where there are policies to follow."""
+        """Follow files and cgroups, for ever, where there are policies to follow.
+
+        Raises `TimeoutError` when the file system does not answer.
+        """
         source = self._source
         assert source is not None
         async for _ in documents.changes(source.directory, at_least_every_seconds=_PERIOD_SECONDS):
             started = time.monotonic()
-            book = await asyncio.to_thread(self._look, self._book, source)
+            async with asyncio.timeout(_LOOK_SECONDS):
+                book = await asyncio.to_thread(self._look, self._book, source)
             seconds = time.monotonic() - started
             if book is not self._book:
                 await self._put_in_force(book)
