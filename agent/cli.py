@@ -118,7 +118,7 @@ def run(
     bpffs: pathlib.Path,
 ) -> None:
     """Guard this node's pods until told to stop."""
-    from agent import daemon, http, logs, preflight
+    from agent import daemon, http, locks, logs, preflight
     from bpf import errors
 
     host, port = _parse_address(http_address)
@@ -142,6 +142,7 @@ def run(
     except (
         preflight.Unfit,
         daemon.StartError,
+        locks.Locked,
         http.ListenError,
         errors.PinError,
         errors.CompileError,
@@ -200,7 +201,7 @@ def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
 
     All gates open. Stop the agent first: it would put them back.
     """
-    from agent import backstop, daemon, preflight
+    from agent import backstop, locks, preflight
     from bpf import cleanup as bpf_cleanup
     from bpf import errors
 
@@ -208,14 +209,14 @@ def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
     try:
         preflight.check()
         with (
-            daemon.exclusive_if_present(run_directory),
-            daemon.exclusive_if_present(installation.root),
+            locks.exclusive_if_present(run_directory),
+            locks.exclusive_if_present(installation.root),
         ):
             removed = bpf_cleanup.remove_everything(installation)
             asyncio.run(backstop.remove())
     except (
         preflight.Unfit,
-        daemon.StartError,
+        locks.Locked,
         errors.AttachError,
         backstop.BackstopError,
         OSError,

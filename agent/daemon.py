@@ -1,30 +1,26 @@
 """`podgate run`: puts sources, gates, probes, conditions and endpoints together."""
 
 import asyncio
-import contextlib
 import datetime
-import fcntl
 import os
-import pathlib
 import signal
-from collections.abc import Iterator
 
 import structlog
 
 from agent import VERSION, http, preflight, tasks
 from agent.admission import pods_cgroup
 from agent.bornclosed import BornClosed
-from agent.callers import CallerBook, protocol_word, wall_clock
+from agent.callers import CallerBook
 from agent.conditions import Conditions
 from agent.crossings import Crossings
 from agent.gatekeeper import Gatekeeper
-from agent.guarding import Guarded
 from agent.heartbeat import Heartbeat
 from agent.hostaccess import HostAccess
 from agent.interfaces import NetworkReader
 from agent.kubelet import KubeletIdentity
 from agent.kubeletsearch import KubeletCgroup
 from agent.linkwatch import LinkWatch
+from agent.locks import exclusive
 from agent.manifests import ManifestSource
 from agent.metrics import GateSample, Metrics
 from agent.olderflows import OlderFlows
@@ -33,20 +29,17 @@ from agent.pods import Pod
 from agent.probing import Probing
 from agent.reconciler import Reconciler
 from agent.refusals import RefusalLog
+from agent.reporting import drops_of, pod_status
 from agent.settings import Settings
 from agent.status import (
-    CallerStatus,
     Drops,
-    GateStatus,
     HookStatus,
-    PodStatus,
     Refusals,
     Report,
     Rules,
 )
 from bpf import pins, sources
 from bpf.callers import Callers
-from bpf.gates import Counts
 from bpf.replies import Replies
 from bpf.rulehits import RuleHits
 
@@ -233,7 +226,14 @@ class Agent:
             ],
             node_refusals=await self._node_refusals(),
             pods=[
-                self._pod_status(guarded, counts)
+                pod_status(
+                    guarded,
+                    counts,
+                    conditions=self._conditions.of(guarded.pod.uid),
+                    paths=self._reconciler.self_test.status(guarded),
+                    older_flows=self._older_flows.count(guarded.pod.uid),
+                    probes=self._probing.status(guarded.pod.uid),
+                )
                 for guarded in sorted(
                     self._reconciler.guarded.values(), key=lambda guarded: guarded.pod.full_name
                 )
@@ -246,31 +246,7 @@ class Agent:
 
     async def drops(self) -> Drops:
         callers = await asyncio.to_thread(self._callers.read)
-        pods = {
-            ifindex: guarded.pod
-            for guarded in self._reconciler.guarded.values()
-            for ifindex in guarded.gates
-        }
-        return Drops(
-            callers=[
-                CallerStatus(
-                    namespace=pod.namespace,
-                    pod=pod.name,
-                    mode=pod.mode.word,
-                    protocol=protocol_word(seen.protocol),
-                    port=seen.port,
-                    sender=sender,
-                    process=seen.name,
-                    packets=seen.count,
-                    first=wall_clock(seen.first_ns),
-                    last=wall_clock(seen.last_ns),
-                    labels=pod.labels,
-                )
-                for seen, sender in callers
-                if (pod := pods.get(seen.ifindex))
-            ],
-            lost_packets=self._callers.lost(),
-        )
+        return drops_of(callers, self._pod_of, lost_packets=self._callers.lost())
 
     async def rules(self) -> Rules:
         return await self._host_access.report()
@@ -278,30 +254,6 @@ class Agent:
     def _live_ifindexes(self) -> set[int] | None:
         """Gated interfaces; None until every pod has been looked at."""
         return self._gated() if self._reconciler.is_synced else None
-
-    def _pod_status(self, guarded: Guarded, counts: dict[int, Counts]) -> PodStatus:
-        pod = guarded.pod
-        return PodStatus(
-            namespace=pod.namespace,
-            name=pod.name,
-            uid=pod.uid,
-            mode=pod.mode.word,
-            source=pod.source,
-            netns=pod.netns_path,
-            addresses=list(guarded.network.probe_addresses) if guarded.network else [],
-            conditions=self._conditions.of(pod.uid),
-            gates=[
-                GateStatus(
-                    interface=interface.name,
-                    ifindex=ifindex,
-                    packets=_words(counts.get(ifindex, {})),
-                )
-                for ifindex, interface in guarded.gates.items()
-            ],
-            paths=self._reconciler.self_test.status(guarded),
-            older_flows=self._older_flows.count(pod.uid),
-            probes=self._probing.status(pod.uid),
-        )
 
     def _gate_count(self) -> int:
         return sum(len(guarded.gates) for guarded in self._reconciler.guarded.values())
@@ -351,7 +303,8 @@ class Agent:
 async def run(settings: Settings) -> None:
     """Start an agent and run it to its end.
 
-    Raises `Unfit`, `StartError`, `PinError`, `CompileError` or `ListenError`, each one sentence.
+    Raises `Unfit`, `StartError`, `Locked`, `PinError`, `CompileError` or `ListenError`, each one
+    sentence.
     """
     preflight.check()
     if not settings.manifests.is_dir():
@@ -379,39 +332,3 @@ async def run(settings: Settings) -> None:
                 agent.close()
         finally:
             await gatekeeper.aclose()
-
-
-@contextlib.contextmanager
-def exclusive(directory: pathlib.Path) -> Iterator[None]:
-    """Hold a directory's lock; the kernel drops it however the process ends.
-
-    Raises `StartError` when another agent holds it.
-    """
-    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(lock)
-        raise StartError(
-            f"another agent is running with {directory}; stop it first, or name other directories "
-            "with --run-directory and --bpffs."
-        ) from error
-    try:
-        yield
-    finally:
-        os.close(lock)
-
-
-def exclusive_if_present(
-    directory: pathlib.Path,
-) -> contextlib.AbstractContextManager[None]:
-    """As `exclusive`, where the directory exists; where it does not, nobody can be using it."""
-    return exclusive(directory) if directory.is_dir() else contextlib.nullcontext()
-
-
-def _words(counts: Counts) -> dict[str, dict[str, int]]:
-    """Counts as nested words: {"drop": {"node": 2}}."""
-    words: dict[str, dict[str, int]] = {}
-    for (verdict, reason), count in sorted(counts.items()):
-        words.setdefault(verdict.word, {})[reason.word] = count
-    return words
