@@ -6,6 +6,7 @@ Each way is shown to work while its interface is not marked, so that what closes
 import contextlib
 import dataclasses
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 
 import pyroute2
@@ -54,12 +55,31 @@ def _by_tun() -> Iterator[Way]:
         yield Way(name, bytes(6), lambda frame: _write(descriptor, frame[14:]))
 
 
+@contextlib.contextmanager
+def _by_redirect() -> Iterator[Way]:
+    """Somebody's filter sends on to an ifb interface what leaves by another."""
+    redirect = "action mirred ingress redirect dev ifb-pg"
+    with (
+        links.made("ifb-pg", "link add ifb-pg type ifb", "link set ifb-pg up"),
+        links.pair() as (one, _),
+        links.packet_socket(one) as sock,
+    ):
+        for command in (
+            f"tc qdisc add dev {one} clsact",
+            f"tc filter add dev {one} egress u32 match u32 0 0 {redirect}",
+        ):
+            subprocess.run(command.split(), check=True)
+        yield Way("ifb-pg", links.mac_of("ifb-pg"), lambda frame: wire.send(sock, frame))
+
+
 def _write(descriptor: int, packet: bytes) -> None:
     assert os.write(descriptor, packet) == len(packet)
 
 
 WAYS = pytest.mark.parametrize(
-    "way", [_by_pair, _by_macvlan, _by_tun], ids=["pair", "macvlan", "tun"]
+    "way",
+    [_by_pair, _by_macvlan, _by_tun, _by_redirect],
+    ids=["pair", "macvlan", "tun", "redirect"],
 )
 
 

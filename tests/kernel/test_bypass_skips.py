@@ -68,6 +68,7 @@ def line(lab: labs.Lab, gates: Gates) -> Iterator[wire.Wire]:
 def attach_hooks(
     loaded: loader.Loaded, installation: pins.Pins, line: wire.Wire
 ) -> Iterator[Callable[[], None]]:
+    offers.need_netns_cookie()
     mount = cgroup2_mount()
     assert mount is not None
     hooks = Hooks(loaded, installation, mount)

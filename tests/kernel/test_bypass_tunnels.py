@@ -19,7 +19,7 @@ from bpf.hooks import Hooks
 from bpf.nodeconfig import NodeConfig
 from bpf.nodeguards import NodeGuards
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import frames, guarded, links, openings, traffic, tunnelled, uring, wire
+from tests.kernel import frames, guarded, links, offers, openings, traffic, tunnelled, uring, wire
 from tests.kernel.counting import Counting
 from tests.kernel.guarded import Guarded
 
@@ -141,6 +141,7 @@ def code_of(call: Callable[[], object]) -> int:
 def test_datagram_of_an_unprivileged_process_is_refused(
     tunnel: Tunnelled, send: Callable[[int, bytes], int], outer: int, version: int
 ) -> None:
+    offers.need_netns_cookie()
     assert send(outer, tunnel.inner(version)) == 0
     assert tunnel.watched.arrived(lambda end: send(outer, tunnel.inner(version, end)))
 

@@ -6,7 +6,6 @@ connection that is not there at once is waited for by the kernel.
 
 import contextlib
 import ctypes
-import errno
 import mmap
 import os
 import select
@@ -109,7 +108,7 @@ class Ring:
 
 @contextlib.contextmanager
 def ring() -> Iterator[Ring]:
-    """Raises `OSError` where io_uring is missing or switched off."""
+    """Raises `OSError` where io_uring is missing (ENOSYS) or switched off (EPERM)."""
     with contextlib.closing(Ring()) as made:
         yield made
 
@@ -126,17 +125,6 @@ def sockaddr(address: str, port: int) -> bytes:
 def libc_connect(sock: socket.socket, address: bytes) -> int:
     """connect(2) with any sockaddr, which Python's socket does not let through; an errno or 0."""
     return ctypes.get_errno() if _libc.connect(sock.fileno(), address, len(address)) else 0
-
-
-def is_offered() -> bool:
-    """Whether this kernel has io_uring, and lets this process use it."""
-    try:
-        with ring():
-            return True
-    except OSError as error:
-        if error.errno in (errno.ENOSYS, errno.EPERM):
-            return False
-        raise
 
 
 def _checked(result: int) -> int:

@@ -1,0 +1,107 @@
+"""A socket belongs to the cgroup of its maker, whoever uses it and wherever that one goes."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from agent.demo import lab as labs
+from bpf.gates import Gates
+from bpf.rules import Rule, Sender
+from bpf.verdicts import Mode, Reason, Verdict
+from tests.kernel import cgroups, guarded, openings, traffic
+from tests.kernel.guarded import Guarded
+
+pytestmark = pytest.mark.kernel
+
+VERSIONS = pytest.mark.parametrize("version", [4, 6])
+NODE_DROPPED = (Verdict.DROP, Reason.NODE)
+LIMIT_SECONDS = 5
+
+# Begins to connect: by the socket that is its standard input; by one of its own; or by one that it
+# makes before it is told to go on, when it has been moved.
+BY_GIVEN = """
+import socket, sys
+socket.socket(fileno=0).connect_ex((sys.argv[1], int(sys.argv[2])))
+"""
+BY_OWN = """
+import socket, sys
+family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+if "wait" in sys.argv:
+    print("made", flush=True)
+    sys.stdin.readline()
+sock.connect_ex((sys.argv[1], int(sys.argv[2])))
+"""
+
+
+@pytest.fixture
+def group(isolated: None) -> Iterator[cgroups.Cgroup]:
+    """Whose sockets a rule lets in."""
+    with cgroups.cgroup() as made:
+        yield made
+
+
+@pytest.fixture
+def watched(lab: labs.Lab, gates: Gates, group: cgroups.Cgroup) -> Iterator[Guarded]:
+    rule = Rule(Sender.CGROUP, cgroup=group.id)
+    pods = lab.add_pod("web", 1), lab.add_pod("neighbour", 2)
+    with guarded.guarded(gates, *pods, rule) as made:
+        made.set_mode(Mode.ENFORCE)
+        yield made
+
+
+def connecting(program: str, watched: Guarded, version: int) -> list[str]:
+    address = traffic.address(watched.pod, version)
+    return [sys.executable, "-c", program, address, str(guarded.TCP_PORT)]
+
+
+@VERSIONS
+def test_socket_of_the_one_let_in_opens(
+    watched: Guarded, group: cgroups.Cgroup, version: int
+) -> None:
+    assert group.run(connecting(BY_OWN, watched, version)).returncode == 0
+    assert watched.arrived()
+
+
+@VERSIONS
+def test_socket_made_elsewhere_and_handed_over_does_not(
+    watched: Guarded, group: cgroups.Cgroup, version: int
+) -> None:
+    with openings.stream(traffic.family(version)) as sock:
+        command = connecting(BY_GIVEN, watched, version)
+        with group.popen(command, stdin=sock.fileno()) as process:
+            assert process.wait(LIMIT_SECONDS) == 0
+        assert watched.arrived() == []
+    assert watched.moved().keys() == {NODE_DROPPED}
+
+
+@VERSIONS
+def test_socket_from_before_its_maker_moved_does_not(
+    watched: Guarded, group: cgroups.Cgroup, version: int
+) -> None:
+    command = [*connecting(BY_OWN, watched, version), "wait"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"made\n"
+        group.add(process.pid)
+        process.communicate(b"go on\n", timeout=LIMIT_SECONDS)
+    assert watched.arrived() == []
+    assert watched.moved().keys() == {NODE_DROPPED}
+
+
+@VERSIONS
+def test_segment_that_is_sent_again_is_still_the_node_s(watched: Guarded, version: int) -> None:
+    """By a timer, in whatever task that interrupted."""
+    with openings.stream(traffic.family(version)) as sock:
+        sock.connect_ex((traffic.address(watched.pod, version), guarded.TCP_PORT))
+        dropped, deadline = 0, time.monotonic() + LIMIT_SECONDS
+        while dropped < 2:
+            assert time.monotonic() < deadline
+            moved = watched.moved()
+            assert moved.keys() <= {NODE_DROPPED}
+            dropped += moved.get(NODE_DROPPED, 0)
+            time.sleep(0.05)
+        assert watched.arrived() == []
