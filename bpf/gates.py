@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from bpf import abi, errors, loader, pins, sources, syscalls
 from bpf.addresses import Addresses
 from bpf.attachments import Attachment, Attachments, Direction
+from bpf.published import Published
 from bpf.replies import Question, ReplyTable
 from bpf.rules import Rule
 from bpf.verdicts import Mode, Reason, Verdict
@@ -78,6 +79,7 @@ class Gates:
         self.attachment = attachment or Attachment.best()
         self._installation = installation
         self._gates = loaded.map(abi.GATES)
+        self._published = Published(self._gates)
         self._counters = loaded.map(abi.COUNTERS)
         self._replies = loaded.map(abi.REPLIES)
         self._addresses = Addresses(loaded)
@@ -121,7 +123,7 @@ class Gates:
         elif grace_seconds:
             value.grace_until_ns = time.monotonic_ns() + int(grace_seconds * 1e9)
         try:
-            self._gates.set(key, bytes(value))
+            self._published.set(key, bytes(value))
             if self._counters.get(key) is None:
                 self._counters.set(key, bytes(self._counters.value_size))
             self._egress.attach(ifindex)
@@ -137,7 +139,7 @@ class Gates:
         value = config.pack()
         if previous := self._previous(key):
             value.grace_until_ns = previous.grace_until_ns
-        self._gates.set(key, bytes(value))
+        self._published.set(key, bytes(value))
         self._addresses.set(ifindex, config.addresses)
 
     def remember(self, ifindex: int) -> bool:
@@ -178,7 +180,7 @@ class Gates:
         if not (is_complete and have_all_room):
             return False
         value.grace_until_ns = 0
-        self._gates.set(key, bytes(value))
+        self._published.set(key, bytes(value))
         return True
 
     def remove(self, ifindex: int) -> None:
