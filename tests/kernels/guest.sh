@@ -17,6 +17,7 @@ ln -s /proc/self/fd /dev/fd
 mkdir -p "/lib/modules/$release"
 mount --bind "$modules" "/lib/modules/$release"
 ip link set lo up
+modprobe tun # its device node is made when it is loaded
 
 # The sources as they were when the run began, at the path where the virtual environment expects
 # them: others may go on editing meanwhile.
