@@ -2,7 +2,7 @@
 
 The gate is attached first, but whoever attaches later may come before it again, and a program that
 returns TC_ACT_OK ends the chain: the gate never sees the packet. The kernel tells nobody of a
-program that is attached by tcx, so chains are asked now and then: 250 gates take 3 ms.
+program that is attached by tcx, so chains are asked now and then: 250 gates take 1.3 ms.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from agent.gatekeeper import Gatekeeper
 from agent.interfaces import NodeInterface
 from agent.metrics import Metrics
 from bpf.errors import AttachError
+from bpf.gates import Attachment
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +53,13 @@ class Places:
         self._changed.set()
 
     async def run(self) -> None:
-        """Look every 5 s, and after every hint, for ever."""
+        """Look every 5 s, and after every hint, for ever.
+
+        Not where gates are filters, of which 250 take 100 ms: there the look at each pod, every
+        30 s, must do.
+        """
+        if self._gatekeeper.attachment is Attachment.CLSACT:
+            await asyncio.Event().wait()
         while True:
             try:
                 if misplaced := await self._gatekeeper.misplaced():

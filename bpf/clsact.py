@@ -114,8 +114,16 @@ class ClsactFilters:
         return ours, others
 
     def is_first(self, ifindex: int) -> bool:
-        """Whether nobody's filter runs before ours; programs attached by tcx do in any case."""
-        first = next(self._filters(ifindex, self._parent), None)
+        """Whether nobody's filter runs before ours; programs attached by tcx do in any case.
+
+        Raises `BpfError` (ENODEV).
+        """
+        try:
+            first = next(self._filters(ifindex, self._parent), None)
+        except pyroute2.NetlinkError as error:
+            raise errors.BpfError(
+                error.code, f"reading the filters of interface {ifindex}: {error}"
+            ) from error
         return first is not None and first.is_ours
 
     def move_first(self, ifindex: int) -> None:

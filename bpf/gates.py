@@ -231,7 +231,8 @@ class Gates:
         return True
 
     def misplaced(self) -> set[int]:
-        """Interfaces on which somebody else's program runs before ours, at either side.
+        """Interfaces on which somebody else's program runs before ours at either side, or ours is
+        no longer there.
 
         It may end the chain (TC_ACT_OK), and then the gate never sees the packet.
         """

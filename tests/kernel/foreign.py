@@ -11,6 +11,7 @@ import pyroute2
 
 from bpf import syscalls
 
+TC_ACT_UNSPEC = -1  # goes on with the next program
 TC_ACT_OK = 0
 TC_ACT_SHOT = 2
 EGRESS, INGRESS = "ffff:fff3", "ffff:fff2"
@@ -57,11 +58,13 @@ def create_map(key_size: int, value_size: int, max_entries: int) -> int:
 
 
 @contextlib.contextmanager
-def attached_by_tcx(ifindex: int, returned: int, flags: int = 0) -> Iterator[int]:
-    """A foreign program at the interface's egress for the time of a block; its id."""
+def attached_by_tcx(
+    ifindex: int, returned: int, flags: int = 0, *, where: int = syscalls.BPF_TCX_EGRESS
+) -> Iterator[int]:
+    """A foreign program at the interface's egress (or ingress) for the time of a block; its id."""
     program_fd = load_program(returned)
     try:
-        link_fd = syscalls.link_create_tcx(program_fd, ifindex, syscalls.BPF_TCX_EGRESS, flags)
+        link_fd = syscalls.link_create_tcx(program_fd, ifindex, where, flags)
         try:
             yield syscalls.program_id(program_fd)
         finally:

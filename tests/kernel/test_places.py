@@ -1,0 +1,178 @@
+"""Gates that somebody's program has come before are put to the front again."""
+
+import os
+from collections.abc import Iterator
+from typing import NoReturn
+
+import pytest
+
+from agent.demo import lab as labs
+from agent.demo.operating import Operator
+from bpf import abi, clsact, loader, pins, syscalls
+from bpf.gates import Attachment, Gates
+from tests.kernel import foreign, traffic
+from tests.kernel.conftest import MakeGates
+from tests.kernel.test_attach import attacked, enforcing, links
+from tests.kernel.test_neighbours import names
+
+pytestmark = pytest.mark.kernel
+
+BEFORE = syscalls.BPF_F_BEFORE
+SIDES = {"egress": syscalls.BPF_TCX_EGRESS, "ingress": syscalls.BPF_TCX_INGRESS}
+
+
+@pytest.fixture
+def pod(lab: labs.Lab) -> Iterator[labs.LabPod]:
+    made = lab.add_pod("web", 1)
+    with made.listen(80):
+        yield made
+
+
+def standing(make_gates: MakeGates, pod: labs.LabPod, kind: Attachment) -> Gates:
+    gates = make_gates(kind)
+    gates.install(pod.ifindex, enforcing(pod))
+    gates.remember(pod.ifindex)
+    return gates
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_gate_comes_before_a_program_that_jumped_in_front(
+    make_gates: MakeGates,
+    installation: pins.Pins,
+    loaded: loader.Loaded,
+    pod: labs.LabPod,
+    side: str,
+) -> None:
+    gates = standing(make_gates, pod, Attachment.TCX)
+    ours = [syscalls.program_id(fd) for fd in loaded.copies(f"gate_{side}")]
+    assert gates.misplaced() == set()
+    for expected in (ours[1], ours[0]):  # there and back: the copies take turns
+        with foreign.attached_by_tcx(
+            pod.ifindex, foreign.TC_ACT_OK, BEFORE, where=SIDES[side]
+        ) as other:
+            assert traffic.node_reaches(pod, 4) == (side == "egress")
+            assert gates.misplaced() == {pod.ifindex}
+            assert not gates.is_first(pod.ifindex)
+            gates.move_first(pod.ifindex)
+            assert gates.is_first(pod.ifindex)
+            assert gates.misplaced() == set()
+            assert syscalls.query_programs(pod.ifindex, SIDES[side]) == [expected, other]
+            assert traffic.node_is_dropped(pod, 4)
+    assert len(links(installation)) == 2
+
+
+def test_gate_is_moved_without_a_gap(make_gates: MakeGates, pod: labs.LabPod) -> None:
+    gates = standing(make_gates, pod, Attachment.TCX)
+    with attacked(pod):
+        for _ in range(5):
+            with foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_UNSPEC, BEFORE):
+                gates.move_first(pod.ifindex)
+                assert gates.is_first(pod.ifindex)
+
+
+@pytest.mark.parametrize("is_newer_alive", [True, False])
+def test_move_that_was_killed_half_way_is_brought_to_an_end(
+    make_gates: MakeGates,
+    installation: pins.Pins,
+    loaded: loader.Loaded,
+    pod: labs.LabPod,
+    is_newer_alive: bool,
+) -> None:
+    standing(make_gates, pod, Attachment.TCX)
+    front = syscalls.link_create_tcx(
+        loaded.programs[abi.spare("gate_egress")], pod.ifindex, SIDES["egress"], BEFORE
+    )
+    syscalls.pin(front, installation.link("gate_egress", pod.ifindex) + pins.MOVING)
+    if not is_newer_alive:
+        syscalls.link_detach(front)
+    os.close(front)
+    with attacked(pod):
+        again = standing(make_gates, pod, Attachment.TCX)
+    assert len(syscalls.query_programs(pod.ifindex, SIDES["egress"])) == 1
+    assert len(links(installation)) == 2
+    assert again.installed() == {pod.ifindex: enforcing(pod)}
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_filter_comes_before_one_that_jumped_in_front(
+    make_gates: MakeGates, pod: labs.LabPod, side: str
+) -> None:
+    gates = standing(make_gates, pod, Attachment.CLSACT)
+    parent = foreign.EGRESS if side == "egress" else foreign.INGRESS
+    ours = f"podgate/v{abi.SCHEMA}/gate_{side}+qdisc"
+    for turn in range(1, 4):
+        foreign.add_filter(pod.ifindex, foreign.TC_ACT_OK, parent=parent, priority=1)
+        assert names(pod, side) == ["foreign", ours, *["foreign"] * (turn - 1)]
+        assert gates.misplaced() == {pod.ifindex}
+        gates.move_first(pod.ifindex)
+        assert gates.misplaced() == set()
+        assert names(pod, side) == [ours, *["foreign"] * turn]
+    assert traffic.node_is_dropped(pod, 4)
+    gates.remove(pod.ifindex)
+    assert names(pod, side) == ["foreign"] * 3
+
+
+def test_filter_is_moved_without_a_gap(make_gates: MakeGates, pod: labs.LabPod) -> None:
+    gates = standing(make_gates, pod, Attachment.CLSACT)
+    with attacked(pod):
+        for _ in range(10):
+            foreign.add_filter(pod.ifindex, foreign.TC_ACT_UNSPEC, priority=1)
+            gates.move_first(pod.ifindex)
+            assert gates.is_first(pod.ifindex)
+
+
+def test_move_of_a_filter_that_was_killed_half_way_is_brought_to_an_end(
+    make_gates: MakeGates, monkeypatch: pytest.MonkeyPatch, pod: labs.LabPod
+) -> None:
+    class Killed(Exception):
+        pass
+
+    def be_killed(*arguments: object) -> NoReturn:
+        raise Killed
+
+    gates = standing(make_gates, pod, Attachment.CLSACT)
+    foreign.add_filter(pod.ifindex, foreign.TC_ACT_UNSPEC, priority=1)
+    with monkeypatch.context() as context:
+        context.setattr(clsact.ClsactFilters, "_delete", be_killed)
+        with pytest.raises(Killed):
+            gates.move_first(pod.ifindex)
+    assert len(names(pod)) == 3
+    with attacked(pod):
+        again = standing(make_gates, pod, Attachment.CLSACT)
+    assert names(pod) == [f"podgate/v{abi.SCHEMA}/gate_egress+qdisc", "foreign"]
+    assert again.is_first(pod.ifindex)
+
+
+def test_filter_behind_a_program_of_tcx_stays_behind(
+    make_gates: MakeGates, pod: labs.LabPod
+) -> None:
+    """tcx runs before clsact: only attaching by tcx would help."""
+    gates = standing(make_gates, pod, Attachment.CLSACT)
+    with foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_OK):
+        gates.move_first(pod.ifindex)
+        assert gates.misplaced() == {pod.ifindex}
+        assert len(names(pod)) == 1
+
+
+def test_interface_that_is_gone_is_not_misplaced(lab: labs.Lab, make_gates: MakeGates) -> None:
+    pod = lab.add_pod("gone", 2)
+    gates = standing(make_gates, pod, Attachment.TCX)
+    lab.remove_pod("gone")
+    assert gates.misplaced() == set()
+    assert gates.is_first(pod.ifindex)
+
+
+def test_agent_puts_the_gate_to_the_front_by_itself(
+    lab: labs.Lab, operator: Operator, pod: labs.LabPod
+) -> None:
+    operator.write_manifest(pod, mode="enforce", container={})
+    operator.start("--attach", "tcx")
+    operator.wait_for("the gate", lambda _: has_logged(operator, "interface gated"))
+    with foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_OK, BEFORE) as other:
+        line = "gate moved before another program"
+        operator.wait_for("the move", lambda _: has_logged(operator, line))
+        assert syscalls.query_programs(pod.ifindex, SIDES["egress"])[-1] == other
+
+
+def has_logged(operator: Operator, message: str) -> bool:
+    return any(line["message"] == message for line in operator.log_lines())
