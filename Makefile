@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 C_FILES := $(shell find bpf -name '*.[ch]')
 
-.PHONY: demo test lint types test-unit test-kernel test-kernels bench format docs setup clean
+.PHONY: demo test lint types test-unit test-kernel test-continuity test-kernels bench format docs setup clean
 
 demo: setup
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -26,6 +26,10 @@ test-unit: setup
 # Needs root and a kernel with BPF; what is missing is an error, never a skip.
 test-kernel: setup
 	$(PYTEST) -m kernel
+
+# Gates and conversations over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact.
+test-continuity: setup
+	PODGATE_TEST_CONTINUITY=1 $(PYTEST) tests/kernel/test_continuity.py
 
 # The same tests on Debian's kernels in QEMU, into docs/kernels.md; `make test-kernels KERNEL=6.1`
 # takes one. Most of an hour for each: the machines are emulated in software.

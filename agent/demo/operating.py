@@ -69,6 +69,10 @@ class Operator:
 
     def start(self, *extra: str) -> None:
         """Start the agent; `extra` are more arguments of `podgate run`."""
+        self.start_in(None, *extra)
+
+    def start_in(self, directory: pathlib.Path | None, *extra: str) -> None:
+        """Start it where its packages are looked for in `directory` first: another version."""
         arguments = [
             *("--manifests", str(self.manifests)),
             *("--run-directory", str(self.run_directory)),
@@ -79,6 +83,7 @@ class Operator:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "agent", "run", *arguments],
+                cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,0 +1,204 @@
+"""Gates and conversations while agents are killed and upgraded, and pods come and go.
+
+A process of the node tries every pod each millisecond, by connect(2) and by a raw socket. A pod
+talks with another and with the node. Meanwhile the agent is killed at any moment, also while it
+loads, comes back as a version with another schema and other layouts, earlier or later, and pods are
+born and end, with and without an agent. Nobody gets in, and no conversation breaks.
+
+`make test-continuity` is the long form; every run of the tests has a short one.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import pathlib
+import random
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from agent.conditions import TRUE
+from agent.demo.lab import Lab, LabPod
+from agent.demo.operating import Operator, condition_of
+from agent.names import ISOLATION_READY
+from agent.status import Report
+from bpf import abi
+from bpf.gates import Attachment
+from tests.kernel import loads, offers, versions
+
+pytestmark = pytest.mark.kernel
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scale:
+    """How much happens in one run."""
+
+    kills: int
+    upgrades: int
+    pods: int
+
+
+SHORT = Scale(kills=3, upgrades=2, pods=20)
+LONG = Scale(kills=20, upgrades=5, pods=200)
+SCALE = LONG if os.environ.get("PODGATE_TEST_CONTINUITY") else SHORT
+
+# An agent starts within a second or so; it is killed before, while and after it loads.
+_LONGEST_LIFE_SECONDS = 1.5
+# Pods that live at the same time, besides the two that talk.
+_CROWD = 15
+
+
+class Node:
+    """The agents and pods of one node."""
+
+    def __init__(
+        self, lab: Lab, operator: Operator, attacker: loads.Load, attachment: Attachment
+    ) -> None:
+        self.pods: list[LabPod] = []
+        self._lab = lab
+        self._operator = operator
+        self._attacker = attacker
+        self._attachment = attachment
+        self._names = itertools.count()
+        self._listeners: dict[str, contextlib.ExitStack] = {}
+
+    def start(self, version: pathlib.Path | None) -> None:
+        """version: where its `bpf` package lies; None is ours."""
+        self._operator.start_in(version, "--mode", "enforce", "--attach", self._attachment.value)
+
+    def add_pod(self) -> LabPod:
+        """One that listens, and that the attacker knows of before the agent does."""
+        number = next(self._names)
+        pod = self._lab.add_pod(f"p{number}", number % 250 + 1)
+        self._listeners[pod.name] = contextlib.ExitStack()
+        self._listeners[pod.name].enter_context(pod.listen(loads.PORT))
+        self.pods.append(pod)
+        self._attacker.tell([pod.ipv4 for pod in self.pods])
+        self._operator.write_manifest(pod, mode=None, container={})
+        return pod
+
+    def remove_pod(self) -> None:
+        """The oldest that does not talk: its namespace first, as with a kubelet."""
+        pod = self.pods.pop(2)
+        self._attacker.tell([pod.ipv4 for pod in self.pods])
+        self._listeners.pop(pod.name).close()
+        self._lab.remove_pod(pod.name)
+        (self._operator.manifests / f"{pod.name}.yaml").unlink()
+
+    def settle(self, schema: int) -> None:
+        """Wait until all pods are guarded by this schema, and nothing is left of another."""
+        self._operator.wait_for("all pods guarded", self._are_all_guarded)
+        root = self._operator.bpffs / "podgate"
+        self._operator.wait_for(
+            "the other schemas gone", lambda _: os.listdir(root) == [f"v{schema}"]
+        )
+
+    def _are_all_guarded(self, report: Report) -> bool:
+        return report.is_synced and all(
+            (said := condition_of(report, pod.name, ISOLATION_READY)) is not None
+            and (said.status, said.reason) == (TRUE, "Enforced")
+            for pod in self.pods
+        )
+
+    def close(self) -> None:
+        for listener in self._listeners.values():
+            listener.close()
+
+
+@pytest.fixture
+def other_versions(tmp_path: pathlib.Path) -> list[tuple[int, pathlib.Path | None]]:
+    """Schemas in the order in which they come, again and again: later, earlier, two at once."""
+    found: list[tuple[int, pathlib.Path | None]] = []
+    for schema, gate_addresses in ((abi.SCHEMA + 1, 24), (abi.SCHEMA + 2, 12)):
+        directory = tmp_path / f"v{schema}"
+        directory.mkdir()
+        versions.of_schema(directory, schema, gate_addresses=gate_addresses)
+        found.append((schema, directory))
+    later, latest = found
+    ours = (abi.SCHEMA, None)
+    return [later, ours, latest, later, ours]
+
+
+@pytest.fixture
+def attachment(request: pytest.FixtureRequest) -> Attachment:
+    found: Attachment = request.param
+    if found is Attachment.TCX:
+        offers.need_tcx()
+    return found
+
+
+@pytest.fixture
+def node(lab: Lab, operator: Operator, attachment: Attachment) -> Iterator[tuple[Node, loads.Load]]:
+    with loads.attacker() as attacker:
+        made = Node(lab, operator, attacker, attachment)
+        yield made, attacker
+        made.close()
+
+
+@pytest.mark.parametrize("attachment", list(Attachment), indirect=True)
+def test_nobody_gets_in_and_nothing_breaks_whatever_becomes_of_the_agent(
+    node: tuple[Node, loads.Load],
+    operator: Operator,
+    other_versions: list[tuple[int, pathlib.Path | None]],
+) -> None:
+    chance = random.Random(SCALE.kills)
+    cluster, attacker = node
+    schema, version = abi.SCHEMA, None
+    upgrades = dict(zip(_spread(SCALE.upgrades, SCALE.kills), other_versions, strict=False))
+    per_life = SCALE.pods // SCALE.kills
+
+    cluster.start(version)
+    operator.wait_for("the agent", lambda report: report.is_synced)
+    one, other = cluster.add_pod(), cluster.add_pod()
+    cluster.settle(schema)
+    with loads.talker(one, other) as talker:
+        for kill in range(SCALE.kills):
+            if kill in upgrades:
+                # Half of the pods come while the old version lives, or while none does.
+                schema, version = upgrades[kill]
+            born_alone = chance.randint(0, per_life)
+            for _ in range(per_life - born_alone):
+                _come_and_go(cluster)
+            operator.stop(signal.SIGKILL)
+            for _ in range(born_alone):
+                _come_and_go(cluster)
+            cluster.start(version)
+            if kill in upgrades:
+                time.sleep(chance.uniform(0, _LONGEST_LIFE_SECONDS))
+                operator.stop(signal.SIGKILL)
+                cluster.start(version)
+                cluster.settle(schema)
+            else:
+                time.sleep(chance.uniform(0, _LONGEST_LIFE_SECONDS))
+        operator.stop(signal.SIGKILL)
+        cluster.start(version)
+        cluster.settle(schema)
+        talked = talker.result()
+    attacked = attacker.result()
+    assert attacked["reached"] == []
+    assert attacked["attempts"] > 100 * SCALE.kills
+    assert talked["broken"] == ""
+    assert talked["rounds"] > 10 * SCALE.kills
+
+    # And both ways would have been seen.
+    operator.stop(signal.SIGTERM)
+    assert operator.cleanup().returncode == 0
+    with loads.attacker() as again:
+        again.tell([one.ipv4])
+        time.sleep(0.5)
+        reached = again.result()["reached"]
+    assert {how for _, how in reached} == {"connect", "raw"}
+
+
+def _come_and_go(cluster: Node) -> None:
+    cluster.add_pod()
+    if len(cluster.pods) > _CROWD + 2:
+        cluster.remove_pod()
+
+
+def _spread(count: int, among: int) -> list[int]:
+    """`count` numbers below `among`, evenly."""
+    return [among * number // count for number in range(count)]
