@@ -21,9 +21,11 @@ class Crossings:
         self._gated = gated
         self._bridges: set[int] | None = None
         self._tunnels: Tunnels | None = None
+        self._has_switch: bool | None = None
 
     async def keep(self, links: list[Any]) -> None:
         """links: all of the node's, as pyroute2's `get_links` gives them. Safe to repeat."""
+        self._keep_switch(links)
         bridges = find_bridges(links, self._gated())
         tunnels = find_tunnels(links)
         try:
@@ -37,6 +39,17 @@ class Crossings:
         except (AttachError, ValueError) as error:
             # Tried again at the next change of any interface.
             log.error("the node's own interfaces are not guarded", error=str(error))
+
+    def _keep_switch(self, links: list[Any]) -> None:
+        has_switch = any(link.get(("linkinfo", "kind")) == "openvswitch" for link in links)
+        if has_switch != self._has_switch:
+            self._gatekeeper.config.set_switch(is_there=has_switch)
+            if has_switch:
+                log.warning(
+                    "an Open vSwitch datapath is on this node: it forwards some packets without "
+                    "saying whose they are, so gates let in what comes without a socket"
+                )
+            self._has_switch = has_switch
 
 
 def find_bridges(links: list[Any], gated: Container[int]) -> set[int]:

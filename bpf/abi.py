@@ -88,6 +88,8 @@ class Config(ctypes.Structure):
         ("pods_cgroup_level", ctypes.c_uint32),
         ("tunnel_port_count", ctypes.c_uint32),
         ("tunnel_ports", ctypes.c_uint16 * TUNNEL_PORTS),
+        ("has_switch", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
     )
 
 

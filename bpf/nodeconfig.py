@@ -57,6 +57,12 @@ class NodeConfig:
         config.tunnel_port_count = len(wanted)
         self._map.set(_KEY, bytes(config))
 
+    def set_switch(self, *, is_there: bool) -> None:
+        """Whether an Open vSwitch datapath is on the node: it forwards without saying from where,
+        so what comes without a socket is let in.
+        """
+        self._change(has_switch=int(is_there))
+
     def beat(self) -> None:
         """Say that the agent is there."""
         self._change(heartbeat_ns=self._now_ns())

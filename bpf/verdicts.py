@@ -57,6 +57,7 @@ class Reason(enum.IntEnum):
     TUNNEL = 13
     EVASION = 14
     SELF_TEST = 15
+    SWITCH = 16
 
     @property
     def word(self) -> str:
@@ -96,5 +97,6 @@ _MEANINGS = {
     Reason.KERNEL: "the node's kernel started it: no socket is known",
     Reason.TUNNEL: "to a tunnel's port, wrapped so as to come out as forwarded",
     Reason.EVASION: "a packet socket asked for a way that passes no gate",
+    Reason.SWITCH: "no socket is known, as when Open vSwitch puts in again what others sent",
     Reason.SELF_TEST: "the agent asked whether this gate is on the way: TCP to port 0",
 }

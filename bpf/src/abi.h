@@ -44,6 +44,7 @@ enum reason {
 	REASON_TUNNEL,	   /* wrapped in the node's own tunnel, to come out as forwarded */
 	REASON_EVASION,	   /* a packet socket asked for a way that passes no gate */
 	REASON_SELF_TEST,  /* the agent asks whether this gate is on the way: TCP to port 0 */
+	REASON_SWITCH, /* no socket is known, as when Open vSwitch puts in again what others sent */
 	REASON_COUNT,
 };
 
@@ -106,6 +107,8 @@ struct config {
 	__u32 pods_cgroup_level;
 	__u32 tunnel_port_count;
 	__u16 tunnel_ports[TUNNEL_PORTS]; /* UDP, host byte order */
+	__u32 has_switch;		  /* 1: an Open vSwitch datapath is on the node */
+	__u32 pad;
 };
 
 /* Who started what to whom: kept for each combination, so that no rare caller is ever missed. */

@@ -101,6 +101,9 @@ ALWAYS_INLINE __u32 judge_opening(struct __sk_buff *skb, struct gate *gate, stru
 	}
 	if (is_abandoned(known, now_ns))
 		return PASS(REASON_DEAD_MAN);
+	/* What misses its flow table goes up to ovs-vswitchd, and comes back as the node's own. */
+	if (known->has_switch && !skb->sk && !skb->ingress_ifindex && !packet->is_stray)
+		return PASS(REASON_SWITCH);
 	if (!packet->is_stray) {
 		caller.cgroup = sender_cgroup(skb, false);
 		note_caller(&caller, HAS_CURRENT_TASK, now_ns);

@@ -1,0 +1,71 @@
+"""Where Open vSwitch forwards: what it puts in again has no socket and came in by no interface."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from agent.demo import lab as labs
+from bpf import abi, loader
+from bpf.gates import GateConfig, Gates
+from bpf.nodeconfig import NodeConfig
+from bpf.verdicts import Mode, Reason, Verdict
+from tests.kernel import traffic
+from tests.kernel.counting import Counting
+
+pytestmark = pytest.mark.kernel
+
+VERSIONS = pytest.mark.parametrize("version", [4, 6])
+
+
+@pytest.fixture
+def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
+    yield NodeConfig(loaded)
+    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.Config()))
+
+
+@pytest.fixture
+def pods(lab: labs.Lab) -> list[labs.LabPod]:
+    """On a bridge, whose flooded copies have no socket either."""
+    return [lab.add_pod(name, number, bridged=True) for number, name in enumerate("abc", 1)]
+
+
+@VERSIONS
+@pytest.mark.parametrize(
+    ("has_switch", "seen"),
+    [(True, (Verdict.PASS, Reason.SWITCH)), (False, (Verdict.DROP, Reason.KERNEL))],
+)
+def test_what_comes_without_a_socket_passes_only_where_there_is_a_switch(
+    gates: Gates,
+    pods: list[labs.LabPod],
+    config: NodeConfig,
+    version: int,
+    has_switch: bool,
+    seen: tuple[Verdict, Reason],
+) -> None:
+    before, target, after = pods  # the original leaves by the last port, whichever that is
+    with target.listen(80):
+        assert traffic.node_reaches(target, version)
+        traffic.forget_ports(labs.BRIDGE, pods)
+        for pod in pods:
+            gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
+        countings = [Counting(gates, pod.ifindex) for pod in pods]
+        config.set_switch(is_there=has_switch)
+        assert traffic.node_is_dropped(target, version) is not has_switch
+    moved = [counting.moved() for counting in countings]
+    assert moved[1][seen] == 1
+    for pod in (before, after):
+        assert moved[pods.index(pod)][Verdict.DROP, Reason.STRAY] >= 1
+
+
+@VERSIONS
+def test_processes_are_refused_as_ever(
+    gates: Gates, pods: list[labs.LabPod], config: NodeConfig, version: int
+) -> None:
+    target = pods[0]
+    with target.listen(80):
+        assert traffic.node_reaches(target, version)
+        gates.install(target.ifindex, GateConfig(Mode.ENFORCE, target.addresses))
+        counting = Counting(gates, target.ifindex)
+        config.set_switch(is_there=True)
+        assert traffic.node_is_dropped(target, version)
+    assert counting.moved()[Verdict.DROP, Reason.NODE] >= 1
