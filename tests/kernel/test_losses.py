@@ -1,0 +1,176 @@
+"""What is lost, or cannot be had in the first place, and what the agent makes of it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent import names
+from agent.conditions import FALSE, TRUE, Condition
+from agent.demo.lab import Lab, LabPod
+from agent.demo.operating import Operator, condition_of, pod_of
+from agent.status import Report
+from bpf import errors, syscalls
+from tests.kernel import foreign, offers
+
+pytestmark = pytest.mark.kernel
+
+LATE_ADDRESS = "198.18.99.9"
+EGRESS = syscalls.BPF_TCX_EGRESS
+LOST = "netlink messages were lost; every pod is looked at again"
+
+
+@pytest.fixture
+def pod(lab: Lab) -> LabPod:
+    return lab.add_pod("web", 1)
+
+
+def isolation(report: Report) -> Condition | None:
+    return condition_of(report, "web", names.ISOLATION_READY)
+
+
+def is_said(status: str, reason: str) -> Callable[[Report], bool]:
+    def holds(report: Report) -> bool:
+        said = isolation(report)
+        return said is not None and (said.status, said.reason) == (status, reason)
+
+    return holds
+
+
+def start(operator: Operator, pod: LabPod, *arguments: str) -> None:
+    operator.write_manifest(pod, mode="enforce", container={})
+    operator.start(*arguments)
+
+
+def inside(pod: LabPod, *command: str) -> None:
+    subprocess.run(["nsenter", f"--net={pod.netns.path}", *command], check=True)
+
+
+def has_logged(operator: Operator, message: str) -> bool:
+    return any(line["message"] == message for line in operator.log_lines())
+
+
+@contextlib.contextmanager
+def full_chain(pod: LabPod) -> Iterator[None]:
+    """No room for one program more: the kernel takes 63 or 64 (BPF_MPROG_MAX)."""
+    offers.need_tcx()
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(errors.BpfError):
+            while True:
+                stack.enter_context(foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_UNSPEC))
+        yield
+
+
+def take_gate_away(operator: Operator, pod: LabPod) -> None:
+    (link,) = operator.bpffs.glob(f"podgate/v*/links/gate_egress-{pod.ifindex}")
+    with os.fdopen(syscalls.open_pin(str(link)), "rb") as opened:
+        syscalls.link_detach(opened.fileno())
+    link.unlink()
+
+
+def test_gate_that_cannot_be_attached_is_said_and_tried_again(
+    operator: Operator, pod: LabPod
+) -> None:
+    with full_chain(pod):
+        start(operator, pod, "--attach", "tcx")
+        report = operator.wait_for("the failure", is_said(FALSE, "GateFailed"))
+        said = isolation(report)
+        assert said is not None
+        assert f"interface {pod.ifindex}" in said.message
+    operator.wait_for("the gate", is_said(TRUE, "Enforced"))
+
+
+def test_gate_that_is_lost_is_put_back_and_its_pod_stays_ready(
+    operator: Operator, pod: LabPod
+) -> None:
+    start(operator, pod, "--attach", "tcx")
+    operator.wait_for("the gate", is_said(TRUE, "Enforced"))
+    (ours,) = syscalls.query_programs(pod.ifindex, EGRESS)
+    with full_chain(pod):
+        take_gate_away(operator, pod)
+        with foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_UNSPEC):  # in its place
+            report = operator.wait_for("the loss counted", lambda r: losses(r) > 0)
+            said = isolation(report)
+            assert said is not None
+            assert (said.status, said.reason) == (TRUE, "Enforced")
+    operator.wait_for("the gate", lambda _: syscalls.query_programs(pod.ifindex, EGRESS) == [ours])
+    changes = [
+        line["status"]
+        for line in operator.log_lines()
+        if line.get("type") == names.ISOLATION_READY and "status" in line
+    ]
+    assert FALSE not in changes[1:]
+
+
+def losses(report: Report) -> float:
+    with urllib.request.urlopen(f"http://{report.http_address}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(
+        float(line.split()[1]) for line in lines if line.startswith("podgate_gates_lost_total ")
+    )
+
+
+def test_filter_that_is_lost_is_put_back_at_the_next_look(operator: Operator, pod: LabPod) -> None:
+    start(operator, pod, "--attach", "clsact")
+    operator.wait_for("the gate", is_said(TRUE, "Enforced"))
+    subprocess.run(["tc", "qdisc", "del", "dev", pod.interface, "clsact"], check=True)
+    inside(pod, "ip", "addr", "add", f"{LATE_ADDRESS}/32", "dev", "eth0")  # has the pod looked at
+    operator.wait_for("the gate", lambda _: "gate_egress" in filters(pod))
+
+
+def filters(pod: LabPod) -> str:
+    command = ["tc", "filter", "show", "dev", pod.interface, "egress"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("kind", ["macvlan", "macvtap"])
+def test_interface_that_cannot_be_gated_is_named(
+    operator: Operator, pod: LabPod, kind: str
+) -> None:
+    subprocess.run(["ip", "link", "add", "pgparent", "type", "veth"], check=True)
+    try:
+        subprocess.run(
+            [*("ip", "link", "add", "link", "pgparent", "name", "net1", "type", kind)], check=True
+        )
+        subprocess.run(["ip", "link", "set", "net1", "netns", pod.netns.path], check=True)
+        inside(pod, "ip", "link", "set", "net1", "up")
+        start(operator, pod)
+        report = operator.wait_for("the interface said", is_said(TRUE, "NotSupported"))
+    finally:
+        subprocess.run(["ip", "link", "del", "pgparent"], check=True)
+    said = isolation(report)
+    assert said is not None
+    assert said.message == f"interface net1 ({kind}) cannot be gated."
+    # What can be gated is.
+    known = pod_of(report, "web")
+    assert known is not None
+    assert [gate.interface for gate in known.gates] == [pod.interface]
+
+
+def test_lost_netlink_messages_cost_nothing_but_time(operator: Operator, pod: LabPod) -> None:
+    start(operator, pod)
+    operator.wait_for("the gate", is_said(TRUE, "Enforced"))
+    os.kill(operator.pid, signal.SIGSTOP)
+    try:
+        flood_netlink()
+        # Nothing else tells of it.
+        inside(pod, "ip", "addr", "add", f"{LATE_ADDRESS}/32", "dev", "eth0")
+    finally:
+        os.kill(operator.pid, signal.SIGCONT)
+    operator.wait_for("the loss said", lambda _: has_logged(operator, LOST))
+    operator.wait_for("the new address", lambda r: LATE_ADDRESS in addresses(r))
+
+
+def addresses(report: Report) -> list[str]:
+    known = pod_of(report, "web")
+    return known.addresses if known else []
+
+
+def flood_netlink() -> None:
+    """More messages than a socket that nobody reads has room for: 8 MiB, at 1 KiB each or more."""
+    lines = [f"link set dev lo alias {number}" for number in range(12_000)]
+    subprocess.run(["ip", "-batch", "-"], input="\n".join(lines), text=True, check=True)
