@@ -198,6 +198,29 @@ async def test_endless_redirects_end(shared_sandbox: Sandbox) -> None:
     assert "stopped after 10 redirects" in outcome.message
 
 
+async def test_all_redirects_share_one_timeout(shared_sandbox: Sandbox) -> None:
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(SHORT / 4)
+        writer.write(b"HTTP/1.1 302 F\r\nLocation: /again\r\nContent-Length: 0\r\n\r\n")
+        await reader.read()
+
+    async with servers.serving(shared_sandbox.listen(), slow) as port:
+        deadline = Deadline()
+        outcome = await ask(shared_sandbox, HttpGet(port), seconds=SHORT)
+    assert outcome.message.endswith("(Client.Timeout exceeded while awaiting headers)")
+    assert deadline.is_kept(outcome)
+
+
+async def test_no_proxy_is_ever_used(
+    shared_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://198.18.0.1:9")
+    async with servers.serving(shared_sandbox.listen(), servers.saying(OK)) as port:
+        assert (await ask(shared_sandbox, HttpGet(port))).passed
+
+
 @pytest.mark.parametrize(
     ("answer", "words", "error"),
     [

@@ -271,6 +271,16 @@ def test_http_hook_declares_any_port() -> None:
     assert specs.parse_pod(pod(hook)).declared == specs.DeclaredPorts(True, frozenset({81}))
 
 
+def test_hooks_of_other_kinds_are_not_podgates() -> None:
+    """The kubelet supports no tcpSocket hook, though the API takes one; exec and sleep are its."""
+    hooks = {
+        "postStart": {"tcpSocket": {"port": 80, "host": "x"}},
+        "preStop": {"exec": {"command": ["true"]}},
+    }
+    parsed = specs.parse_pod(pod({"lifecycle": hooks}))
+    assert (parsed.declared, parsed.errors) == (specs.DeclaredPorts(), ())
+
+
 def test_exec_and_refused_probes_declare_nothing() -> None:
     parsed = specs.parse_pod(
         pod(

@@ -1,0 +1,252 @@
+"""The kubelet's semantics row by row, and the tests that hold podgate to each.
+
+Rows are those of Kubernetes 1.36.2 (pkg/kubelet/prober, pkg/probe, pkg/kubelet/lifecycle) and of
+what podgate must do otherwise (KEP-4559, KEP-2771, KEP-5999, KEP-4939). A test is `file::name`
+below tests/, without `test_`; tests/probes/test_semantics.py finds each of them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LOOP: Final = {
+    "defaults": ["probes/specs::defaults_are_those_of_the_api"],
+    "validation": [
+        "probes/specs::mistakes_name_their_field",
+        "probes/specs::liveness_and_startup_are_stricter",
+        "probes/specs::liveness_may_have_its_own_grace_period",
+        "probes/probespec::error_names_the_path_of_the_wrong_field",
+    ],
+    "first probe at once, then every period": [
+        "probes/workers::first_probe_is_due_at_once",
+        "probes/workers::probes_keep_their_rhythm_however_long_they_take",
+        "probes/scheduler::probes_run_at_once_and_then_every_period_without_drift",
+    ],
+    "first probes spread after a start only": [
+        "probes/scheduler::starts_are_spread_when_asked_for"
+    ],
+    "immediate readiness run": [
+        "probes/workers::readiness_is_probed_as_soon_as_the_container_has_started",
+        "probes/workers::trigger_probes_now_and_starts_the_rhythm_anew",
+        "probes/workers::trigger_during_a_probe_asks_for_one_more",
+        "probes/scheduled_pods::restarted_container_is_told_and_probed_at_once",
+    ],
+    "initial delay": [
+        "probes/workers::initial_delay_counts_from_the_start_of_the_container",
+        "probes/workers::initial_delay_that_is_over_does_not_count",
+    ],
+    "start values": ["probes/workers::initial_result"],
+    "restart of the prober": [
+        "probes/workers::result_from_before_this_process_is_kept",
+        "probes/scheduled_pods::restored_results_count_until_the_first_of_this_process",
+        "kernel/probing::a_restart_does_not_make_a_pod_unready",
+    ],
+    "startup gating": [
+        "probes/workers::others_wait_for_startup",
+        "probes/workers::startup_is_not_probed_once_started",
+        "probes/scheduled_pods::others_wait_for_startup_and_readiness_follows_at_once",
+    ],
+    "on hold": [
+        "probes/workers::startup_is_on_hold_after_either_result",
+        "probes/workers::liveness_is_on_hold_after_a_failure_only",
+        "probes/workers::readiness_is_never_on_hold",
+        "probes/workers::new_container_ends_the_hold_with_the_initial_result",
+    ],
+    "thresholds": [
+        "probes/workers::failures_below_the_threshold_change_nothing",
+        "probes/workers::failures_in_a_row_change_the_result_at_the_threshold",
+        "probes/workers::success_threshold",
+        "probes/workers::result_changes_only_after_a_full_run",
+    ],
+    "three tries, then thrown away": [
+        "probes/workers::prober_error_is_tried_three_times_at_once_and_thrown_away",
+        "probes/workers::prober_error_does_not_break_a_run_of_failures",
+        "probes/scheduler::prober_error_is_tried_three_times_and_told_once",
+    ],
+    "termination": [
+        "probes/workers::deletion_ends_liveness_and_startup_with_success",
+        "probes/workers::readiness_goes_on_during_deletion",
+        "probes/scheduled_pods::deleted_pod_keeps_its_readiness_probe_only",
+    ],
+    "container that does not run": [
+        "probes/workers::container_that_does_not_run_fails_and_is_not_probed",
+        "probes/workers::container_that_will_not_run_again_ends_the_worker",
+    ],
+    "probe's grace period": ["probes/specs::liveness_may_have_its_own_grace_period"],
+    "cache by container id, changes only": [
+        "probes/scheduler::only_changes_are_told",
+        "probes/scheduled_pods::answer_of_the_old_container_does_not_count_for_the_new",
+    ],
+    "result map": [
+        "probes/workers::warning_counts_as_success",
+        "probes/workers::unknown_counts_as_failure",
+    ],
+    "texts": ["probes/passing::passing_names_the_first_probe_that_does_not"],
+    "metrics": [
+        "agent/probe_metrics::probes_are_counted_with_the_kubelets_labels",
+        "agent/probe_metrics::series_of_a_pod_vanish_with_it_and_others_stay",
+    ],
+    "regular and restartable init containers": [
+        "probes/specs::restartable_init_container_is_probed",
+        "probes/specs::init_container_that_runs_once_cannot_be_probed",
+    ],
+}
+
+HTTP: Final = {
+    "200 to 399, 3xx is a warning": [
+        "probes/http_get::two_hundreds_are_success",
+        "probes/http_get::three_hundred_that_is_no_redirect_is_a_warning",
+        "probes/http_get::redirect_without_location_is_a_warning",
+    ],
+    "redirect to a good page": [
+        "probes/http_get::redirect_within_the_pod_is_followed",
+        "probes/hypercorn::each_page_means_the_same_over_each_protocol",
+    ],
+    "redirect to an ill page": ["probes/http_get::redirect_to_an_ill_page_is_a_failure"],
+    "redirect to another port": [
+        "probes/http_get::redirect_to_another_port_of_the_pod_is_followed",
+        "probes/prober::redirect_to_another_port_of_the_pod_is_followed",
+        "probes/https::redirect_from_http_to_https_is_followed",
+    ],
+    "redirect to another hostname": [
+        "probes/http_get::redirect_to_another_host_is_a_warning_and_never_dialled",
+        "probes/http_get::host_of_the_first_request_counts_not_of_the_last",
+    ],
+    "redirect loop": [
+        "probes/http_get::redirect_loop_is_a_failure_after_ten_requests",
+        "probes/prober::endless_redirects_end",
+    ],
+    "failure text": ["probes/http_get::other_codes_are_failures_without_the_body"],
+    "body": [
+        "probes/http1::body_is_cut_at_ten_kibibytes",
+        "probes/http_get::body_that_breaks_off_is_a_prober_error",
+    ],
+    "one timeout for all": [
+        "probes/prober::all_redirects_share_one_timeout",
+        "probes/http_get::time_over_in_the_body_is_a_prober_error",
+        "probes/https::silent_tls_server_times_out",
+    ],
+    "URL": [
+        "probes/http_get::path_is_sent_but_never_changes_where",
+        "probes/urls::request_target",
+        "probes/urls::bad_path_can_be_kept_as_is",
+        "probes/specs::handlers_are_read",
+    ],
+    "headers": [
+        "probes/http1::bare_request_has_three_headers",
+        "probes/http1::request_headers",
+        "probes/hypercorn::server_sees_the_headers_of_a_probe",
+    ],
+    "Host": [
+        "probes/http_get::host_header_replaces_the_address_in_the_request_only",
+        "probes/http_get::host_header_is_kept_over_a_redirect_on_the_same_host",
+    ],
+    "TLS": [
+        "probes/https::https_probe_of_a_server_nobody_would_trust",
+        "probes/http_get::https_offers_http_1_1_only",
+    ],
+    "proxy": ["probes/prober::no_proxy_is_ever_used"],
+    "transport errors": ["probes/http_get::transport_errors_are_failures"],
+}
+
+OTHERS: Final = {
+    "tcp": [
+        "probes/prober::tcp_probe_of_a_listener_succeeds",
+        "probes/prober::tcp_probe_of_a_closed_port_fails_at_once",
+        "probes/prober::tcp_probe_without_an_answer_times_out",
+    ],
+    "grpc": [
+        "probes/grpc_health::request_is_that_of_the_kubelet",
+        "probes/grpc_health::serving_is_success",
+        "probes/grpc_health::any_other_status_is_failure",
+        "probes/grpc_health::real_server_is_healthy",
+    ],
+    "grpc texts": [
+        "probes/grpc_health::no_connection_in_time_is_told_in_the_kubelets_words",
+        "probes/grpc_health::no_answer_in_time_is_told_in_the_kubelets_words",
+        "probes/grpc_health::server_without_the_health_service_is_told",
+    ],
+    "exec": [
+        "probes/prober::exec_is_the_kubelets",
+        "probes/scheduler::exec_probe_is_never_run",
+    ],
+    "socket: an end and no reset, no TIME-WAIT": [
+        "probes/closing::probe_leaves_no_port_in_time_wait",
+        "probes/closing::server_that_probes_are_talking_to_sees_an_end_not_a_reset",
+        "probes/closing::probes_in_a_row_never_run_out_of_ports",
+    ],
+    "HTTP2 (h2c)": [
+        "probes/h2c::request_has_the_headers_of_a_probe",
+        "probes/hypercorn::each_page_means_the_same_over_each_protocol",
+    ],
+    "grpc mode TLS": ["probes/grpc_health::real_server_with_tls"],
+}
+
+HOOKS: Final = {
+    "any status is success": [
+        "probes/hooks::any_status_is_success",
+        "probes/hypercorn::a_hook_is_heard",
+    ],
+    "timeout": [
+        "probes/hooks::pre_stop_ends_with_the_grace_period",
+        "probes/hooks::post_start_waits_for_as_long_as_it_takes",
+    ],
+    "User-Agent, keep-alive": [
+        "probes/hooks::a_hook_introduces_itself_and_keeps_the_connection",
+        "probes/hooks::headers_of_the_spec_are_sent",
+    ],
+    "first address": ["probes/hooks::a_hook_goes_to_the_first_address_only"],
+    "https, not verified": ["probes/hooks::https_hook_reaches_a_server_with_a_bad_certificate"],
+    "fallback to http without Authorization": [
+        "probes/hooks::https_hook_falls_back_to_a_plain_server",
+        "probes/hooks::fallback_goes_without_any_credentials",
+        "probes/hooks::only_the_words_of_a_plain_server_lead_to_plain_http",
+        "probes/hypercorn::an_https_hook_of_a_plain_server_falls_back",
+    ],
+    "redirects": [
+        "probes/hooks::redirect_to_another_host_is_success_and_not_followed",
+        "probes/hooks::ten_redirects_are_a_failure",
+    ],
+    "other kinds": ["probes/specs::hooks_of_other_kinds_are_not_podgates"],
+}
+
+PODGATES_OWN: Final = {
+    "inside the pod's namespace": [
+        "probes/netns::socket_is_in_the_namespace",
+        "probes/prober::server_of_the_node_is_not_reached",
+        "probes/prober::two_pods_with_the_same_address_are_told_apart",
+        "kernel/agent::probes_run_from_inside_an_enforced_pod",
+    ],
+    "host is never dialled": [
+        "probes/specs::host_is_refused_with_its_own_reason",
+        "probes/probespec::host_is_refused_with_its_own_reason",
+        "probes/fuzz::a_redirect_is_followed_only_to_the_same_hostname",
+    ],
+    "families": [
+        "probes/families::addresses_are_chosen_by_family_and_policy",
+        "probes/families::dual_stack_policies_need_both_families",
+        "probes/happy_eyeballs::second_family_answers_when_the_first_refuses",
+        "kernel/probing::status_says_which_family_answered",
+    ],
+    "localhost by request only": [
+        "probes/families::localhost_server_passes_only_by_request",
+        "probes/prober::localhost_only_server_is_not_reached",
+    ],
+    "https hook without a port": ["probes/specs::hook_without_a_port_has_the_schemes"],
+    "at the instant": [
+        "probes/hints::confirmed_close_is_probed_twice_and_counted_once",
+        "probes/hints::confirmed_close_counts_as_the_threshold_where_the_pod_asks",
+        "kernel/listener_watch::listener_that_opens_and_closes_is_seen_at_once",
+    ],
+    "probe spec taken at the sandbox's start": [
+        "kernel/probing::a_probe_spec_is_taken_at_the_sandboxs_start"
+    ],
+}
+
+TABLES: Final = {
+    "loop": LOOP,
+    "http": HTTP,
+    "others": OTHERS,
+    "hooks": HOOKS,
+    "podgate's own": PODGATES_OWN,
+}
