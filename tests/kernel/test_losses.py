@@ -57,7 +57,6 @@ def has_logged(operator: Operator, message: str) -> bool:
 @contextlib.contextmanager
 def full_chain(pod: LabPod) -> Iterator[None]:
     """No room for one program more: the kernel takes 63 or 64 (BPF_MPROG_MAX)."""
-    offers.need_tcx()
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(errors.BpfError):
             while True:
@@ -75,6 +74,7 @@ def take_gate_away(operator: Operator, pod: LabPod) -> None:
 def test_gate_that_cannot_be_attached_is_said_and_tried_again(
     operator: Operator, pod: LabPod
 ) -> None:
+    offers.need_tcx()
     with full_chain(pod):
         start(operator, pod, "--attach", "tcx")
         report = operator.wait_for("the failure", is_said(FALSE, "GateFailed"))
@@ -87,6 +87,7 @@ def test_gate_that_cannot_be_attached_is_said_and_tried_again(
 def test_gate_that_is_lost_is_put_back_and_its_pod_stays_ready(
     operator: Operator, pod: LabPod
 ) -> None:
+    offers.need_tcx()
     start(operator, pod, "--attach", "tcx")
     operator.wait_for("the gate", is_said(TRUE, "Enforced"))
     (ours,) = syscalls.query_programs(pod.ifindex, EGRESS)

@@ -10,7 +10,7 @@ from agent.demo import lab as labs
 from agent.demo.operating import Operator
 from bpf import abi, clsact, loader, pins, syscalls
 from bpf.gates import Attachment, Gates
-from tests.kernel import foreign, traffic
+from tests.kernel import foreign, offers, traffic
 from tests.kernel.conftest import MakeGates
 from tests.kernel.test_attach import attacked, enforcing, links
 from tests.kernel.test_neighbours import names
@@ -147,6 +147,7 @@ def test_filter_behind_a_program_of_tcx_stays_behind(
     make_gates: MakeGates, pod: labs.LabPod
 ) -> None:
     """tcx runs before clsact: only attaching by tcx would help."""
+    offers.need_tcx()
     gates = standing(make_gates, pod, Attachment.CLSACT)
     with foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_OK):
         gates.move_first(pod.ifindex)
@@ -165,6 +166,7 @@ def test_interface_that_is_gone_is_not_misplaced(lab: labs.Lab, make_gates: Make
 def test_agent_puts_the_gate_to_the_front_by_itself(
     lab: labs.Lab, operator: Operator, pod: labs.LabPod
 ) -> None:
+    offers.need_tcx()
     operator.write_manifest(pod, mode="enforce", container={})
     operator.start("--attach", "tcx")
     operator.wait_for("the gate", lambda _: has_logged(operator, "interface gated"))
