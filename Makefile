@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 C_FILES := $(shell find bpf -name '*.[ch]')
 
-.PHONY: demo test lint types test-unit test-kernel test-continuity test-kernels bench format docs setup clean
+.PHONY: demo test lint types test-unit test-kernel test-continuity test-kernels bench fuzz format docs setup clean
 
 demo: setup
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -39,6 +39,10 @@ test-kernels: setup
 # All benchmarks, or `make bench BENCH=start`; figures are JSON lines on stdout.
 bench: setup
 	@$(PYTHON) -m tests.bench $(BENCH)
+
+# The property tests of all parsers, always anew; `make fuzz SECONDS=60` for less than ten minutes.
+fuzz: setup
+	@$(PYTHON) -m tests.fuzz $(SECONDS)
 
 format: setup
 	.venv/bin/ruff check --fix .
