@@ -46,9 +46,39 @@ def test_directory_that_is_not_there_is_refused(tmp_path: pathlib.Path) -> None:
 def test_linked_interfaces_are_read_from_the_names(tmp_path: pathlib.Path) -> None:
     installation = pins.Pins(tmp_path)
     installation.links.mkdir(parents=True)
-    for name in ("gate_egress-12", "gate_egress-3", "gate_ingress-5", "gate_egress-x", "other"):
+    names = ["gate_egress-12", "gate_egress-3", "gate_ingress-5", "gate_egress-x", "other"]
+    for name in (*names, "gate_egress-3-moving", "gate_egress-40-moving", "gate_egress-5-other"):
         (installation.links / name).touch()
-    assert installation.linked_ifindexes("gate_egress") == [3, 12]
+    assert installation.linked_ifindexes("gate_egress") == [3, 12, 40]
+
+
+def test_other_schemas_are_found_newest_first(tmp_path: pathlib.Path) -> None:
+    installation = pins.Pins(tmp_path, schema=3)
+    for name in ("v1", "v3", "v10", "v2", "vx", "other"):
+        (installation.root / name).mkdir(parents=True)
+    assert [path.name for path in installation.other_schemas()] == ["v10", "v2", "v1"]
+    assert pins.Pins(tmp_path / "nothing").other_schemas() == []
+
+
+def test_link_is_found_under_every_schema_and_adopted(tmp_path: pathlib.Path) -> None:
+    first, second = (pins.Pins(tmp_path, schema) for schema in (1, 2))
+    for installation in (first, second):
+        installation.links.mkdir(parents=True)
+        (installation.links / "hook").write_text(installation.schema.name)
+    assert second.find_links("hook") == [second.links / "hook", first.links / "hook"]
+    assert second.find_links("none") == []
+    second.adopt(first.links / "hook", "hook")
+    assert second.find_links("hook") == [second.links / "hook"]
+    assert (second.links / "hook").read_text() == "v1"
+
+
+def test_links_of_a_schema_without_any_are_none(tmp_path: pathlib.Path) -> None:
+    installation = pins.Pins(tmp_path)
+    (installation.root / "v99").mkdir(parents=True)
+    (other,) = installation.other_schemas()
+    assert installation.linked_ifindexes("gate_egress", other) == []
+    installation.discard_schema(other)
+    assert installation.other_schemas() == []
 
 
 def test_other_programs_are_discarded(tmp_path: pathlib.Path) -> None:

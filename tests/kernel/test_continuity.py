@@ -21,13 +21,14 @@ from collections.abc import Iterator
 import pytest
 
 from agent.conditions import TRUE
+from agent.demo import attempts
 from agent.demo.lab import Lab, LabPod
 from agent.demo.operating import Operator, condition_of
 from agent.names import ISOLATION_READY
 from agent.status import Report
 from bpf import abi
 from bpf.gates import Attachment
-from tests.kernel import loads, offers, versions
+from tests.kernel import loads, offers, traffic, versions
 
 pytestmark = pytest.mark.kernel
 
@@ -191,6 +192,40 @@ def test_nobody_gets_in_and_nothing_breaks_whatever_becomes_of_the_agent(
         time.sleep(0.5)
         reached = again.result()["reached"]
     assert {how for _, how in reached} == {"connect", "raw"}
+
+
+def test_pod_that_cannot_be_looked_at_keeps_the_gate_of_the_version_before(
+    lab: Lab, operator: Operator, other_versions: list[tuple[int, pathlib.Path | None]]
+) -> None:
+    """Its gate may not be given up, nor can it be taken over: nobody knows what it should know."""
+    schema, version = other_versions[0]
+    before, after = (operator.bpffs / "podgate" / f"v{number}" for number in (abi.SCHEMA, schema))
+    pod = lab.add_pod("web", 1)
+    with pod.listen(80):
+        operator.write_manifest(pod, mode="enforce", container={})
+        operator.start()
+        operator.wait_for("the gate", lambda _: "interface gated" in messages(operator))
+        operator.stop(signal.SIGKILL)
+        operator.write_file("web.yaml", "a: [")
+        operator.start_in(version)
+        operator.wait_for("the sync", lambda report: report.is_synced)
+        assert before.is_dir()
+        assert after.is_dir()
+        assert "gate of a pod that is gone removed" not in messages(operator)
+        assert frames_are_dropped(pod)
+
+        operator.write_manifest(pod, mode="enforce", container={})
+        operator.wait_for("the old schema gone", lambda _: not before.exists())
+        assert frames_are_dropped(pod)
+
+
+def messages(operator: Operator) -> set[str]:
+    return {line["message"] for line in operator.log_lines()}
+
+
+def frames_are_dropped(pod: LabPod) -> bool:
+    """Asked by a packet socket, which no hook at connect(2) holds up."""
+    return attempts.inject_syn(pod, traffic.NODE[4], "IPv4", 80, 4242) == "does not arrive"
 
 
 def _come_and_go(cluster: Node) -> None:
