@@ -158,7 +158,6 @@ def test_nobody_gets_in_and_nothing_breaks_whatever_becomes_of_the_agent(
     with loads.talker(one, other) as talker:
         for kill in range(SCALE.kills):
             if kill in upgrades:
-                # Half of the pods come while the old version lives, or while none does.
                 schema, version = upgrades[kill]
             born_alone = chance.randint(0, per_life)
             for _ in range(per_life - born_alone):

@@ -276,8 +276,8 @@ def grace(version: Version, pod: labs.LabPod) -> int:
 def test_whatever_else_another_schema_left_is_collected(before: Version, after: Version) -> None:
     left = before.installation.schema / "listeners-0"
     left.mkdir()
-    half = before.installation.programs / "1-unfinished"
-    half.mkdir()
+    for version in (before, after):
+        (version.installation.programs / "1-unfinished").mkdir()
     hook = foreign.load_program(foreign.TC_ACT_OK)
     for directory in (left, half, before.installation.links, after.installation.links):
         syscalls.pin(hook, str(directory / "connect4-cgroup"))
@@ -286,6 +286,7 @@ def test_whatever_else_another_schema_left_is_collected(before: Version, after: 
         gates.collect()
     assert schemas(after) == [after.installation.schema.name]
     assert after.links == ["connect4-cgroup"]
+    assert os.listdir(after.installation.programs) == []
 
 
 @TCX
