@@ -279,7 +279,12 @@ def test_whatever_else_another_schema_left_is_collected(before: Version, after: 
     for version in (before, after):
         (version.installation.programs / "1-unfinished").mkdir()
     hook = foreign.load_program(foreign.TC_ACT_OK)
-    for directory in (left, half, before.installation.links, after.installation.links):
+    for directory in (
+        left,
+        before.installation.programs / "1-unfinished",
+        before.installation.links,
+        after.installation.links,
+    ):
         syscalls.pin(hook, str(directory / "connect4-cgroup"))
     os.close(hook)
     with after.started() as gates:
