@@ -37,6 +37,12 @@ _LINGER_OFF: Final = struct.pack("ii", 0, 0)
 # and goes along with it. A probe is a packet less, and the pod's server is woken once, not twice.
 _QUICKACK_OFF: Final = 0
 _TCP_REPAIR: Final = 19  # linux/tcp.h
+# IP_MINTTL of linux/in.h, IPV6_MINHOPCOUNT of linux/in6.h
+_HOPS_LEFT_MIN: Final = {
+    socket.AF_INET: (socket.IPPROTO_IP, 21),
+    socket.AF_INET6: (socket.IPPROTO_IPV6, 73),
+}
+_HOPS_MAX: Final = 255
 
 
 class Poller:
@@ -321,15 +327,19 @@ def _finish(sock: socket.socket, last_words: bytes) -> None:
     use up all ports of a pod, and long before that each connect() searches
     thousands. So the pod gets a FIN, which is what a server wants to see, and
     then the socket is dropped without another packet (TCP_REPAIR). TIME-WAIT
-    guards against packets that come late; on a pod's loopback none do. Only a
-    server that ends as well between shutdown() and close(), on another CPU,
-    leaves one behind: so nothing may stand between the two.
+    guards against packets that come late; on a pod's loopback none do.
+
+    A server that is woken by the FIN may answer with its own before close(),
+    which would make a TIME-WAIT after all: so the socket is made deaf first,
+    by asking for more hops left than packets have (RFC 5082). Its peer says
+    its end once more a moment later, and is told that nobody is there.
     """
     try:
         if last_words:
             sock.send(last_words)
         # In repair mode the FIN still goes out, since no queue is chosen for repair.
         sock.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
+        sock.setsockopt(*_HOPS_LEFT_MIN[sock.family], _HOPS_MAX)
         sock.shutdown(socket.SHUT_WR)
     except OSError:
         # The pod was first, or there is no CAP_NET_ADMIN in its netns: an ordinary end.

@@ -1,8 +1,8 @@
 """Servers that cost little, for measuring who asks.
 
 `python -m tests.bench.answering KIND CERT KEY NETNS...`: one process serves port 8080 of each
-namespace with one epoll loop. KIND is http, https or tcp. It says `ready`, and ends with its
-standard input.
+namespace with one epoll loop. KIND is http, https, tcp, or closing: http
+that ends each connection after its answer. It says `ready`, and ends with its standard input.
 """
 
 import select
@@ -19,8 +19,9 @@ _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n
 class _Server:
     """Answers each connection once it has sent anything; all in one thread."""
 
-    def __init__(self, context: ssl.SSLContext | None) -> None:
+    def __init__(self, context: ssl.SSLContext | None, *, ends_first: bool) -> None:
         self._context = context
+        self._ends_first = ends_first
         self._epoll = select.epoll()
         self._listeners: dict[int, socket.socket] = {}
         self._connections: dict[int, socket.socket] = {}
@@ -67,7 +68,8 @@ class _Server:
             data = sock.recv(4096)
             if data:
                 sock.send(_ANSWER)
-                return
+                if not self._ends_first:
+                    return
         except (BlockingIOError, ssl.SSLWantReadError):
             return
         except OSError:
@@ -81,7 +83,7 @@ def main(kind: str, cert: str, key: str, *paths: str) -> None:
     if kind == "https":
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(cert, key)
-    server = _Server(context)
+    server = _Server(context, ends_first=kind == "closing")
     for path in paths:
         server.listen(Netns.open(path))
     sys.stdout.write("ready\n")

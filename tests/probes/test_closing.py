@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from probes import dialing
 from probes.definitions import HttpGet, TcpSocket
 from probes.results import Result
 from tests.probes import servers
@@ -71,6 +73,28 @@ async def test_probe_leaves_no_port_in_time_wait(sandbox: Sandbox) -> None:
         with accepted:
             assert accepted.recv(1) == b""  # an end, and not a reset
     assert outcome.result is Result.SUCCESS
+    assert in_state(sandbox, "time-wait") == []
+
+
+@pytest.mark.parametrize("address", ["198.18.0.1", "fd00:18::1"])
+def test_server_that_ends_at_that_very_moment_leaves_no_time_wait(
+    sandbox: Sandbox, address: str
+) -> None:
+    class Watched(socket.socket):
+        """The server's end comes between shutdown() and close()."""
+
+        def shutdown(self, how: int) -> None:
+            super().shutdown(how)
+            assert accepted.recv(1) == b""
+            accepted.close()
+
+    with sandbox.listen(address) as listener:
+        made = sandbox.netns.socket(listener.family, socket.SOCK_STREAM)
+        made.setblocking(True)
+        made.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        accepted.settimeout(10)
+        dialing._finish(Watched(fileno=made.detach()), b"")
     assert in_state(sandbox, "time-wait") == []
 
 
