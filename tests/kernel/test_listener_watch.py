@@ -59,6 +59,12 @@ def shop(lab: labs.Lab) -> labs.LabPod:
 
 @pytest.fixture
 async def watched(installation: pins.Pins) -> AsyncIterator[Watched]:
+    async with watching(installation) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def watching(installation: pins.Pins) -> AsyncIterator[Watched]:
     offers.need_netns_cookie()
     installation.prepare()
     made = Watched(installation)
@@ -104,6 +110,22 @@ async def test_listener_from_before_is_known_not_to_report(
         assert watched.metrics.unwatched_listeners == {"web": 2}
     watched.watch.forget("web")
     assert watched.metrics.unwatched_listeners == {}
+
+
+async def test_listener_of_an_earlier_agents_time_is_still_heard(
+    installation: pins.Pins, web: labs.LabPod
+) -> None:
+    """The flag that makes it report is the socket's own, and outlives the agent that set it."""
+    with contextlib.ExitStack() as stack:
+        async with watching(installation) as earlier:
+            earlier.add(web)
+            stack.enter_context(web.listen(8080))
+            assert await earlier.next() == ("web", Result.SUCCESS)
+        async with watching(installation) as later:
+            later.add(web)
+            assert await later.next() == ("web", Result.SUCCESS)
+            stack.close()
+            assert await later.next() == ("web", Result.FAILURE)
 
 
 async def test_port_shared_by_two_listeners_stays_open_with_one(
