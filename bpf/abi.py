@@ -209,7 +209,7 @@ MAPS = (
 
 GATE_EGRESS = "gate_egress"
 GATE_INGRESS = "gate_ingress"
-ADMIT_ON_BRIDGE = "admit_on_bridge"
+JUDGE_ON_BRIDGE = "judge_on_bridge"
 GUARD_TUNNELS = "guard_tunnels"
 
 
@@ -222,11 +222,11 @@ def spare(program: str) -> str:
     return f"{program}_spare"
 
 
-# The function of each pinned program.
+# The function of each pinned program. Only gates have spares: nobody else's programs are usual on
+# bridges and the loopback.
 PROGRAMS = {
-    name: function
-    for function in (GATE_EGRESS, GATE_INGRESS, ADMIT_ON_BRIDGE, GUARD_TUNNELS)
-    for name in (function, spare(function))
+    **{name: name for name in (GATE_EGRESS, GATE_INGRESS, JUDGE_ON_BRIDGE, GUARD_TUNNELS)},
+    **{spare(name): name for name in (GATE_EGRESS, GATE_INGRESS)},
 }
 
 

@@ -31,8 +31,9 @@ class Loaded:
         return self.open_maps[spec.name]
 
     def copies(self, program: str) -> tuple[int, int]:
-        """A program's descriptor, and that of its spare."""
-        return self.programs[program], self.programs[abi.spare(program)]
+        """A program's descriptor, and that of its spare; the same where it has none."""
+        own = self.programs[program]
+        return own, self.programs.get(abi.spare(program), own)
 
 
 async def load(installation: pins.Pins) -> Loaded:

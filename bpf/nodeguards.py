@@ -22,7 +22,7 @@ class NodeGuards:
         self._bridges, self._tunnels = (
             Attachments(installation, program, loaded.copies(program), direction, attachment)
             for program, direction in (
-                (abi.ADMIT_ON_BRIDGE, Direction.EGRESS),
+                (abi.JUDGE_ON_BRIDGE, Direction.EGRESS),
                 (abi.GUARD_TUNNELS, Direction.INGRESS),
             )
         )

@@ -58,6 +58,7 @@ class Reason(enum.IntEnum):
     EVASION = 14
     SELF_TEST = 15
     SWITCH = 16
+    FORWARDED = 17
 
     @property
     def word(self) -> str:
@@ -98,5 +99,6 @@ _MEANINGS = {
     Reason.TUNNEL: "to a tunnel's port, wrapped so as to come out as forwarded",
     Reason.EVASION: "a packet socket asked for a way that passes no gate",
     Reason.SWITCH: "no socket is known, as when Open vSwitch puts in again what others sent",
+    Reason.FORWARDED: "an IPv6 fragment of what others sent: the kernel forgot how it came in",
     Reason.SELF_TEST: "the agent asked whether this gate is on the way: TCP to port 0",
 }

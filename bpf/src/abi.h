@@ -45,6 +45,7 @@ enum reason {
 	REASON_EVASION,	   /* a packet socket asked for a way that passes no gate */
 	REASON_SELF_TEST,  /* the agent asks whether this gate is on the way: TCP to port 0 */
 	REASON_SWITCH, /* no socket is known, as when Open vSwitch puts in again what others sent */
+	REASON_FORWARDED, /* a fragment of what others sent, which lost how it came in */
 	REASON_COUNT,
 };
 

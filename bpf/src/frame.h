@@ -8,28 +8,66 @@
 #define LOOPBACK_IFINDEX 1 /* in every network namespace */
 
 #define AF_PACKET 17
+#define EINVAL	  22
 
 /*
  * A packet socket can leave a checksum to be filled in later (PACKET_VNET_HDR) and says at which
  * bytes. Where the interface does not offload checksums the kernel fills it in after the gate, and
  * those bytes may be the TCP flags or the EtherType: a RST becomes a SYN. The frame that was judged
- * is then not the one that arrives. By the loopback such a frame comes in without its socket.
+ * is then not the one that arrives.
  *
  * No field tells of a pending checksum, but bpf_l4_csum_replace leaves the bytes alone where one is
  * pending, so it is tried on the first two bytes of the frame, which are put back.
  */
-ALWAYS_INLINE bool is_rewritten_later(struct __sk_buff *skb)
+ALWAYS_INLINE bool is_checksum_pending(struct __sk_buff *skb)
 {
-	struct bpf_sock *sk = skb->sk;
 	__u16 before, after;
 
-	if (sk ? sk->family != AF_PACKET : skb->ingress_ifindex != LOOPBACK_IFINDEX)
-		return false;
 	if (bpf_skb_load_bytes(skb, 0, &before, sizeof(before)) ||
 	    bpf_l4_csum_replace(skb, 0, 0, 1, 0) ||
 	    bpf_skb_load_bytes(skb, 0, &after, sizeof(after)))
 		return true;
 	return before == after || bpf_skb_store_bytes(skb, 0, &before, sizeof(before), 0);
+}
+
+/* From a packet socket; by the loopback such a frame comes in without its socket. */
+ALWAYS_INLINE bool is_rewritten_later(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	if (sk ? sk->family != AF_PACKET : skb->ingress_ifindex != LOOPBACK_IFINDEX)
+		return false;
+	return is_checksum_pending(skb);
+}
+
+/* Bytes from the start of the frame to behind the transport's own checksum; 0: it has none. */
+ALWAYS_INLINE __u32 checksum_end(struct packet *packet)
+{
+	if (packet->is_later_fragment)
+		return 0;
+	if (packet->protocol == IPPROTO_TCP)
+		return packet->transport_offset + 18;
+	if (packet->protocol == IPPROTO_UDP || packet->protocol == IPPROTO_UDPLITE)
+		return packet->transport_offset + 8;
+	if (packet->protocol == IPPROTO_SCTP)
+		return packet->transport_offset + 12;
+	return 0;
+}
+
+/*
+ * By an interface of the origin map, too, a frame comes in without its socket; but so does what the
+ * node sends in earnest where a CNI routes it through a pair of its own, and there a pending
+ * checksum is usual. So it has to be the transport's: the kernel does not cut a frame before the
+ * end of what is pending (EINVAL), so cutting one byte before the end of the transport's own
+ * checksum must fail. A frame that is cut is dropped.
+ */
+ALWAYS_INLINE bool has_false_checksum(struct __sk_buff *skb, struct packet *packet)
+{
+	__u32 end = checksum_end(packet);
+
+	if (skb->sk || skb->ingress_ifindex <= LOOPBACK_IFINDEX || !is_checksum_pending(skb))
+		return false;
+	return !end || bpf_skb_change_tail(skb, end - 1, 0) != -EINVAL;
 }
 
 /* Default-deny: what is not read to its transport header is REASON_UNPARSABLE, or ARP. */

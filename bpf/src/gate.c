@@ -78,7 +78,7 @@ ALWAYS_INLINE __u32 judge_opening(struct __sk_buff *skb, struct gate *gate, stru
 				  __u64 now_ns)
 {
 	struct caller_key caller = {
-		.ifindex = skb->ifindex,
+		.ifindex = packet->gate_ifindex,
 		.port = packet->destination_port,
 		.protocol = packet->protocol,
 	};
@@ -88,10 +88,10 @@ ALWAYS_INLINE __u32 judge_opening(struct __sk_buff *skb, struct gate *gate, stru
 
 	if (!known)
 		return refuse(skb, packet);
-	/* A copy that a bridge flooded: its socket stayed with the original. */
-	if (!skb->sk && skb->tc_index == ADMITTED_RULE)
+	/* The bridge's program let it in, and counted the hit. */
+	if (skb->tc_index == ADMITTED_RULE)
 		return PASS(REASON_RULE);
-	if (!skb->sk && skb->tc_index == ADMITTED_PROBE)
+	if (skb->tc_index == ADMITTED_PROBE)
 		return PASS(REASON_PROBE);
 	found = find_rule(skb, false, gate, known, packet->protocol, packet->destination_port,
 			  now_ns);
@@ -220,6 +220,16 @@ ALWAYS_INLINE struct gate *gate_behind(struct gate *gate, struct packet *packet)
 					  : enforcing_gate(addresses.lookup(&packet->destination));
 }
 
+/*
+ * A datagram from another pod that conntrack has put together, and that is taken apart again in the
+ * slow way: ip6_copy_metadata copies no skb_iif, as IPv4's does. Fragments of the node's own keep
+ * their socket (skb_set_owner_w in ip6_fragment), and on bridges they were judged before.
+ */
+ALWAYS_INLINE bool is_forwarded_fragment(struct __sk_buff *skb, struct packet *packet)
+{
+	return packet->is_fragment && !packet->is_ipv4 && !skb->sk && !skb->ingress_ifindex;
+}
+
 ALWAYS_INLINE __u32 judge(struct __sk_buff *skb, struct gate **gate, struct packet *packet,
 			  __u64 now_ns)
 {
@@ -230,7 +240,7 @@ ALWAYS_INLINE __u32 judge(struct __sk_buff *skb, struct gate **gate, struct pack
 	unread = read_frame(skb, packet);
 	if (unread == REASON_ARP)
 		return PASS(REASON_ARP);
-	if (unread == REASON_UNPARSABLE)
+	if (unread == REASON_UNPARSABLE || has_false_checksum(skb, packet))
 		return DROP(REASON_UNPARSABLE);
 
 	if (is_link_control(skb, packet))
@@ -242,6 +252,8 @@ ALWAYS_INLINE __u32 judge(struct __sk_buff *skb, struct gate **gate, struct pack
 			return DROP(REASON_STRAY);
 		*gate = behind;
 	}
+	if (is_forwarded_fragment(skb, packet))
+		return PASS(REASON_FORWARDED);
 	if (is_icmp_error(skb, packet))
 		return PASS(REASON_CONTROL);
 	if (is_redirect(skb, packet))
@@ -268,7 +280,7 @@ ALWAYS_INLINE void tell_refusal(struct __sk_buff *skb, struct packet *packet, __
 	event->cgroup = sender_cgroup(skb, false);
 	event->source = packet->source;
 	event->destination = packet->destination;
-	event->ifindex = skb->ifindex;
+	event->ifindex = packet->gate_ifindex;
 	event->source_port = packet->source_port;
 	event->destination_port = packet->destination_port;
 	event->protocol = packet->protocol;
@@ -279,11 +291,22 @@ ALWAYS_INLINE void tell_refusal(struct __sk_buff *skb, struct packet *packet, __
 	events.ringbuf_submit(event, 0);
 }
 
+/* A flooding bridge's copies are no news: the pod's own gate tells. Nor are self-tests. */
+ALWAYS_INLINE void account(struct __sk_buff *skb, struct packet *packet, __u32 judgement,
+			   __u64 now_ns)
+{
+	struct counters *count = counters.lookup(&packet->gate_ifindex);
+
+	if (count && judgement < VERDICT_COUNT * REASON_SLOTS)
+		count->packets[judgement]++;
+	if (judgement >= DROP(0) && !packet->is_stray &&
+	    judgement % REASON_SLOTS != REASON_SELF_TEST)
+		tell_refusal(skb, packet, judgement, now_ns);
+}
+
 int gate_egress(struct __sk_buff *skb)
 {
-	struct packet packet = {};
-	__u32 ifindex = skb->ifindex;
-	struct counters *count;
+	struct packet packet = {.gate_ifindex = skb->ifindex};
 	struct gate *gate;
 	__u32 judgement;
 	__u64 now_ns;
@@ -291,7 +314,7 @@ int gate_egress(struct __sk_buff *skb)
 
 	if (!is_node_sent(skb))
 		return TCX_NEXT;
-	gate = gates.lookup(&ifindex);
+	gate = gates.lookup(&packet.gate_ifindex);
 	if (!gate || gate->mode == MODE_OFF)
 		return TCX_NEXT;
 
@@ -302,13 +325,7 @@ int gate_egress(struct __sk_buff *skb)
 		judgement += (VERDICT_WOULD_DROP - VERDICT_DROP) * REASON_SLOTS;
 		is_drop = false;
 	}
-	count = counters.lookup(&ifindex);
-	if (count && judgement < VERDICT_COUNT * REASON_SLOTS)
-		count->packets[judgement]++;
-	/* A flooding bridge's copies are no news: the pod's own gate tells. Nor are self-tests. */
-	if (judgement >= DROP(0) && !packet.is_stray &&
-	    judgement % REASON_SLOTS != REASON_SELF_TEST)
-		tell_refusal(skb, &packet, judgement, now_ns);
+	account(skb, &packet, judgement, now_ns);
 	return is_drop ? TCX_DROP : TCX_NEXT;
 }
 

@@ -79,9 +79,15 @@ ALWAYS_INLINE int judge_datagram(struct bpf_sock_addr *context, struct address *
 }
 
 /*
- * Only TCP is refused here: other protocols may answer what the pod asked, which the gate knows. A
- * socket that is bound to an interface may go another way than to the pod.
+ * A socket that is bound to an interface may go another way than to the pod. Not over IPv6: there a
+ * router may send it back, and unlike IPv4's martians nothing stops it then.
  */
+ALWAYS_INLINE bool may_go_elsewhere(struct bpf_sock *sk, struct address *to)
+{
+	return sk->bound_dev_if && to->word[2] == bpf_htonl(0xffff) && !to->word[0] && !to->word[1];
+}
+
+/* Only TCP is refused here: other protocols may answer what the pod asked, which the gate knows. */
 ALWAYS_INLINE int judge_connect(struct bpf_sock_addr *context, struct address *to)
 {
 	struct config *known = known_to_node(context);
@@ -97,7 +103,7 @@ ALWAYS_INLINE int judge_connect(struct bpf_sock_addr *context, struct address *t
 		return SOCKET_ALLOW;
 	if (context->protocol == IPPROTO_UDP && known->tunnel_port_count)
 		return judge_tunnel(known, to, port);
-	if (context->type != SOCK_STREAM || !sk || sk->bound_dev_if ||
+	if (context->type != SOCK_STREAM || !sk || may_go_elsewhere(sk, to) ||
 	    (context->protocol != IPPROTO_TCP && context->protocol != IPPROTO_MPTCP))
 		return SOCKET_ALLOW;
 	/* One check each: with two at once the verifier of 6.1 loses which of them is NULL. */

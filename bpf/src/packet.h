@@ -21,13 +21,17 @@
 #define IPPROTO_HOPOPTS	 0
 #define IPPROTO_ICMP	 1
 #define IPPROTO_TCP	 6
+#define IPPROTO_UDP	 17
+#define IPPROTO_DCCP	 33
 #define IPPROTO_ROUTING	 43
 #define IPPROTO_FRAGMENT 44
 #define IPPROTO_AH	 51
 #define IPPROTO_ICMPV6	 58
 #define IPPROTO_NONE	 59
 #define IPPROTO_DSTOPTS	 60
+#define IPPROTO_SCTP	 132
 #define IPPROTO_MOBILITY 135
+#define IPPROTO_UDPLITE	 136
 #define IPPROTO_HIP	 139
 #define IPPROTO_SHIM6	 140
 
@@ -42,6 +46,7 @@ struct packet {
 	struct address source;
 	struct address destination;
 	__u32 transport_offset; /* bytes from the start of the frame */
+	__u32 gate_ifindex;	/* of the gate that judges it */
 	__u32 transport_length; /* bytes, from the IP header; 0 for a jumbo: unknown */
 	__u16 source_port;	/* host byte order; 0 until read, or for protocols without */
 	__u16 destination_port;

@@ -10,11 +10,6 @@
 #ifndef PODGATE_REPLIES_H
 #define PODGATE_REPLIES_H
 
-#define IPPROTO_UDP	17
-#define IPPROTO_DCCP	33
-#define IPPROTO_SCTP	132
-#define IPPROTO_UDPLITE 136
-
 #define ICMP_ECHO_REPLY	    0
 #define ICMP_ECHO_REQUEST   8
 #define ICMPV6_ECHO_REQUEST 128
@@ -138,11 +133,10 @@ ALWAYS_INLINE bool is_remembered(void *table, struct flow *flow, __u64 now_ns)
 /* Whether a node-sent packet answers what the pod asked of this address, or of a group. */
 ALWAYS_INLINE bool is_reply(struct __sk_buff *skb, struct packet *packet, __u64 now_ns)
 {
-	__u32 ifindex = skb->ifindex;
 	struct flow flow = {};
 	void *table;
 
-	table = replies.lookup(&ifindex);
+	table = replies.lookup(&packet->gate_ifindex);
 	if (!table || !read_answer(skb, packet, &flow))
 		return false;
 	if (is_remembered(table, &flow, now_ns))

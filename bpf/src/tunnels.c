@@ -53,14 +53,22 @@ int guard_tunnels(struct __sk_buff *skb)
 	struct packet packet = {};
 	__u32 only = 0;
 	struct config *known = config.lookup(&only);
+	enum reason reason = REASON_TUNNEL;
+	enum reason unread;
 	__u64 now_ns;
 
-	if (!known || read_frame(skb, &packet) != REASON_COUNT || !is_wrapped(skb, &packet, known))
+	if (!known)
+		return TCX_NEXT;
+	/* What cannot be read may hide a tunnel's packet. */
+	unread = read_frame(skb, &packet);
+	if (unread == REASON_UNPARSABLE)
+		reason = REASON_UNPARSABLE;
+	else if (unread == REASON_ARP || !is_wrapped(skb, &packet, known))
 		return TCX_NEXT;
 	now_ns = read_clock_ns();
 	if (is_abandoned(known, now_ns))
 		return TCX_NEXT;
-	count_for_node(REASON_TUNNEL);
-	tell_refusal(skb, &packet, DROP(REASON_TUNNEL), now_ns);
+	count_for_node(reason);
+	tell_refusal(skb, &packet, DROP(reason), now_ns);
 	return TCX_DROP;
 }

@@ -103,7 +103,7 @@ def test_pods_talk_over_a_bridge(lab: labs.Lab, enforce: Enforce, version: int, 
         expect_nothing_counted(countings)
 
 
-@pytest.mark.parametrize(("version", "value"), [(4, "0"), (4, "1"), (6, "0")])
+@pytest.mark.parametrize(("version", "value"), [(4, "0"), (4, "1"), (6, "0"), (6, "1")])
 @pytest.mark.parametrize("position", [0, 1, 2], ids=["first", "middle", "last"])
 def test_pods_talk_over_a_bridge_that_floods(
     lab: labs.Lab, enforce: Enforce, version: int, position: int, value: str
@@ -118,7 +118,8 @@ def test_pods_talk_over_a_bridge_that_floods(
         countings = enforce(server, client)
         with conversations.served_by(server.open_socket) as serving:
             conversations.exchange_all(client, serving, target)
-        expect_nothing_counted(countings)
+        # Copies of what conntrack put together are taken apart in the slow way.
+        expect_nothing_counted(countings, but=[(Verdict.PASS, Reason.FORWARDED)])
 
 
 def dnat(version: int, to: labs.LabPod, *, masquerade: bool = False) -> str:

@@ -1,0 +1,186 @@
+"""Frames that are not what they seem: hard to read, rewritten behind the gate, or without the
+socket that would tell who sent them.
+"""
+
+import contextlib
+import dataclasses
+import socket
+import struct
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent.demo import lab as labs
+from bpf import loader, pins
+from bpf.gates import Attachment, Gates
+from bpf.nodeguards import NodeGuards
+from bpf.rules import Rule, Sender
+from bpf.verdicts import Mode, Reason, Verdict
+from tests.kernel import frames, guarded, links, openings, traffic, tunnelled, wire
+from tests.kernel.guarded import Guarded
+from tests.kernel.test_bypass_reentry import Way, end_by, ends_to, marked, watched  # noqa: F401
+from tests.kernel.test_bypass_tunnels import (  # noqa: F401
+    OUTER,
+    Tunnelled,
+    end_by_loopback,
+    outer_ends,
+    send_frame,
+    to_loopback,
+    tunnel,
+)
+from tests.kernel.test_packet_sockets import (
+    PACKET_VNET_HDR,
+    SOL_PACKET,
+    VIRTIO_NET_HDR_F_NEEDS_CSUM,
+    switch_off_checksum_offload,
+)
+
+pytestmark = pytest.mark.kernel
+
+VERSIONS = pytest.mark.parametrize("version", [4, 6])
+
+UNREADABLE = {(Verdict.DROP, Reason.UNPARSABLE): 1}
+WRAPPED = {(Verdict.DROP, Reason.TUNNEL): 1}
+
+
+def send_tagged(outer: int, inner: bytes) -> None:
+    """The kernel takes an empty tag off before it reads on."""
+    ends, tags = outer_ends(outer), (frames.ETHERTYPE_VLAN,)
+    to_loopback(frames.packet(ends, frames.UDP, tunnelled.udp(ends, inner), tags=tags))
+
+
+def send_behind_options(outer: int, inner: bytes) -> None:
+    """More than a gate reads: IPv4 has no such chains, so there it is a packet with options."""
+    ends = outer_ends(outer)
+    payload = tunnelled.udp(ends, inner)
+    if outer == 4:
+        whole = frames.ipv4(ends, frames.UDP, payload, options=bytes((1,)) * 40)
+        to_loopback(frames.ethernet(ends, frames.ETHERTYPE_IPV4, whole))
+    else:
+        whole = frames.ipv6(ends, frames.DSTOPTS, frames.chain(9, frames.UDP, payload))
+        to_loopback(frames.ethernet(ends, frames.ETHERTYPE_IPV6, whole))
+
+
+@pytest.mark.parametrize("send", [send_tagged, send_behind_options], ids=lambda s: s.__name__)
+@OUTER
+@VERSIONS
+def test_wrapped_packet_that_is_hard_to_read_is_dropped(
+    tunnel: Tunnelled,  # noqa: F811
+    send: Callable[[int, bytes], None],
+    outer: int,
+    version: int,
+) -> None:
+    send(outer, tunnel.inner(version))
+    assert tunnel.watched.arrived(lambda end: send_frame(outer, tunnel.inner(version, end)))
+
+    tunnel.guard(is_guarded=True)
+    send(outer, tunnel.inner(version))
+    assert tunnel.watched.arrived(end_by_loopback(tunnel)) == []
+    assert tunnel.refusals() in (UNREADABLE, WRAPPED)
+
+
+def disguised(ends: frames.Ends) -> bytes:
+    """A RST that becomes a SYN when bytes 12 and 13 of the segment are filled in; virtio's header
+    first. See tests/kernel/test_packet_sockets.py."""
+    wanted = 0x5000 | frames.SYN
+    for port in range(1024, 1 << 16):
+        trial = dataclasses.replace(ends, source_port=port)
+        shown = bytearray(frames.tcp(trial, frames.SYN))
+        shown[13] = frames.RST
+        if frames.checksum(bytes(shown[2:])) == wanted:
+            frame = frames.packet(trial, frames.TCP, bytes(shown))
+            start = len(frame) - len(shown) + 2
+            return struct.pack("=BBHHHH", VIRTIO_NET_HDR_F_NEEDS_CSUM, 0, 0, 0, start, 10) + frame
+    raise AssertionError("there is one in every 65,536")
+
+
+def opens_tcp(frame: bytes) -> bool:
+    at = 34 if frame[12:14] == b"\x08\x00" else 54
+    return frame[at + 13] & (frames.SYN | frames.ACK) == frames.SYN
+
+
+@VERSIONS
+def test_frame_by_a_pair_that_is_rewritten_behind_the_gate_is_dropped(
+    watched: Guarded,  # noqa: F811
+    loaded: loader.Loaded,
+    version: int,
+) -> None:
+    switch_off_checksum_offload(watched.pod.interface)
+    with links.pair() as (one, other), links.packet_socket(one) as sock, marked(loaded, other):
+        sock.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+        ends = ends_to(watched, version, links.mac_of(other))
+        way = Way(other, ends.pod_mac, lambda frame: wire.send(sock, bytes(10) + frame))
+        watched.set_mode(Mode.ENFORCE)
+        wire.send(sock, disguised(ends))
+        assert not any(map(opens_tcp, watched.arrived(end_by(way, ends))))
+
+
+@pytest.fixture
+def bridged(
+    lab: labs.Lab, gates: Gates, loaded: loader.Loaded, installation: pins.Pins
+) -> Iterator[tuple[list[labs.LabPod], Gates]]:
+    pods = [lab.add_pod(name, number, bridged=True) for number, name in enumerate("abc", 1)]
+    with contextlib.closing(NodeGuards(loaded, installation, Attachment.CLSACT)) as guards:
+        guards.keep_bridges({links.index_of(labs.BRIDGE)})
+        yield pods, gates
+        guards.keep_bridges(set())
+
+
+@contextlib.contextmanager
+def flooded(bridged: tuple[list[labs.LabPod], Gates], *rules: Rule) -> Iterator[Guarded]:
+    """The middle pod of three, on a bridge that then forgets its ports; enforced."""
+    pods, gates = bridged
+    with guarded.guarded(gates, pods[1], pods[0], *rules) as made:
+        made.set_mode(Mode.ENFORCE)
+        traffic.forget_ports(labs.BRIDGE, pods)
+        yield made
+
+
+def bridge_ends(watched: Guarded, version: int) -> frames.Ends:  # noqa: F811
+    source = frames.address(traffic.NODE[version])
+    pod = frames.address(traffic.address(watched.pod, version))
+    return frames.Ends(source, pod, watched.mac)
+
+
+def end_on_bridge(
+    sock: socket.socket, ends: frames.Ends, header: bytes = b""
+) -> Callable[[bytes], None]:
+    to_end = dataclasses.replace(ends, port=guarded.END_PORT)
+    return lambda end: wire.send(
+        sock, header + frames.packet(to_end, frames.UDP, frames.udp(to_end, end))
+    )
+
+
+@VERSIONS
+def test_flooded_frame_that_is_rewritten_behind_the_gate_is_dropped(
+    bridged: tuple[list[labs.LabPod], Gates], version: int
+) -> None:
+    with flooded(bridged) as made, links.packet_socket(labs.BRIDGE) as sock:
+        switch_off_checksum_offload(made.pod.interface)
+        sock.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+        ends = bridge_ends(made, version)
+        wire.send(sock, disguised(ends))
+        assert not any(map(opens_tcp, made.arrived(end_on_bridge(sock, ends, bytes(10)))))
+
+
+@VERSIONS
+def test_packet_socket_on_a_flooding_bridge_cannot_speak_in_a_connection(
+    bridged: tuple[list[labs.LabPod], Gates], version: int
+) -> None:
+    with flooded(bridged) as made, links.packet_socket(labs.BRIDGE) as sock:
+        ends = bridge_ends(made, version)
+        wire.send(sock, frames.segment(ends, frames.ACK | frames.PSH, data=b"injected"))
+        arrived = made.arrived(end_on_bridge(sock, ends))
+        assert not any(b"injected" in frame for frame in arrived)
+
+
+@VERSIONS
+def test_a_rule_for_the_kernel_lets_in_no_process_over_a_flooding_bridge(
+    bridged: tuple[list[labs.LabPod], Gates], version: int
+) -> None:
+    with (
+        flooded(bridged, Rule(Sender.KERNEL)) as made,
+        openings.stream(traffic.family(version)) as sock,
+    ):
+        sock.connect_ex((traffic.address(made.pod, version), guarded.TCP_PORT))
+        assert made.arrived() == []
