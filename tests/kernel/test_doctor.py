@@ -27,6 +27,9 @@ async def test_on_a_good_machine_only_the_agent_is_missing(
 ) -> None:
     findings = await examine(fresh_pins.bpffs, tmp_path)
     agent = findings.pop("agent")
+    # What an older kernel lacks is said there, and is no problem.
+    for check in ("attachment", "names"):
+        assert findings.pop(check).severity is not Severity.PROBLEM
     assert {finding.severity for finding in findings.values()} == {Severity.OK}
     assert agent.severity is Severity.WARNING
     assert "is 'podgate run' running" in agent.text
