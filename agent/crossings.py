@@ -15,23 +15,31 @@ log = structlog.get_logger(__name__)
 class Crossings:
     """Keeps what hangs on bridges and on the loopback in step with the node's interfaces."""
 
-    def __init__(self, gatekeeper: Gatekeeper, *, gated: Callable[[], Container[int]]) -> None:
-        """gated: interfaces that carry a gate now."""
+    def __init__(
+        self,
+        gatekeeper: Gatekeeper,
+        *,
+        gated: Callable[[], Container[int]],
+        is_synced: Callable[[], bool],
+    ) -> None:
+        """gated: interfaces that carry a gate now; is_synced: whether every pod has been seen."""
         self._gatekeeper = gatekeeper
         self._gated = gated
-        self._bridges: set[int] | None = None
+        self._is_synced = is_synced
+        self._bridges: tuple[set[int], bool] | None = None
         self._tunnels: Tunnels | None = None
         self._has_switch: bool | None = None
 
     async def keep(self, links: list[Any]) -> None:
         """links: all of the node's, as pyroute2's `get_links` gives them. Safe to repeat."""
         self._keep_switch(links)
+        are_all = self._is_synced()
         bridges = find_bridges(links, self._gated())
         tunnels = find_tunnels(links)
         try:
-            if bridges != self._bridges:
-                await self._gatekeeper.keep_bridges(bridges)
-                self._bridges = bridges
+            if (bridges, are_all) != self._bridges:
+                await self._gatekeeper.keep_bridges(bridges, are_all=are_all)
+                self._bridges = (bridges, are_all)
             if tunnels != self._tunnels:
                 await self._gatekeeper.keep_tunnels(tunnels.udp_ports, are_guarded=tunnels.any)
                 self._tunnels = tunnels

@@ -100,7 +100,9 @@ class Agent:
             on_pod=self._reconciler.set_pod,
             on_removed=self._reconciler.remove_pod,
         )
-        crossings = Crossings(gatekeeper, gated=self._gated)
+        crossings = Crossings(
+            gatekeeper, gated=self._gated, is_synced=lambda: self._reconciler.is_synced
+        )
         self._origins = Origins(gatekeeper, on_links=crossings.keep)
         self._older_flows = OlderFlows(
             guarded=lambda: self._reconciler.guarded.values(),

@@ -177,9 +177,9 @@ class Gatekeeper:
 
         await self._call(mark)
 
-    async def keep_bridges(self, ifindexes: set[int]) -> None:
+    async def keep_bridges(self, ifindexes: set[int], *, are_all: bool) -> None:
         """As `NodeGuards.keep_bridges`."""
-        await self._call(lambda: self._node_guards.keep_bridges(ifindexes))
+        await self._call(lambda: self._node_guards.keep_bridges(ifindexes, are_all=are_all))
 
     async def keep_tunnels(self, udp_ports: Iterable[int], *, are_guarded: bool) -> None:
         """As `NodeGuards.keep_tunnels`, and refuse the node's datagrams to these ports.

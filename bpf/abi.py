@@ -68,7 +68,7 @@ class Gate(ctypes.Structure):
         ("mode", ctypes.c_uint32),
         ("address_count", ctypes.c_uint32),
         ("rule_count", ctypes.c_uint32),
-        ("made_qdisc", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
         ("grace_until_ns", ctypes.c_uint64),
         ("addresses", Address * GATE_ADDRESSES),
         ("rules", Rule * GATE_RULES),

@@ -36,14 +36,17 @@ class NodeGuards:
         """Interfaces that another schema's programs guard: not looked at yet since the start."""
         return self._bridges.elsewhere | self._tunnels.elsewhere
 
-    def keep_bridges(self, wanted: set[int]) -> None:
-        """Have exactly these bridges mark whom a rule lets in, so that a flooded copy is known.
+    def keep_bridges(self, wanted: set[int], *, are_all: bool = True) -> None:
+        """Have these bridges judge what they may flood, and no others.
+
+        are_all: False while more may be wanted than is known so far; then none is let go.
 
         Raises `AttachError`; a bridge that has just gone is no error.
         """
         self._bridges.look()
-        for ifindex in (self._bridges.standing | self._bridges.elsewhere) - wanted:
-            self._bridges.detach(ifindex)
+        if are_all:
+            for ifindex in (self._bridges.standing | self._bridges.elsewhere) - wanted:
+                self._bridges.detach(ifindex)
         for ifindex in wanted:
             _attach(self._bridges, ifindex)
 

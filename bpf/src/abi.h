@@ -88,7 +88,7 @@ struct gate {
 	__u32 mode;
 	__u32 address_count;
 	__u32 rule_count;
-	__u32 made_qdisc;     /* user space's own note: the clsact qdisc is ours to remove */
+	__u32 pad;
 	__u64 grace_until_ns; /* CLOCK_MONOTONIC: until then what is not TCP may be an answer */
 	struct address addresses[GATE_ADDRESSES];
 	struct rule rules[GATE_RULES];

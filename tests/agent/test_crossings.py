@@ -1,5 +1,6 @@
 """What the node's interfaces tell of ways round a gate."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -58,20 +59,28 @@ class _Keeper:
     def __init__(self) -> None:
         self.config = _Config()
         self.bridges: list[set[int]] = []
+        self.are_all = True
         self.tunnels: list[tuple[frozenset[int], bool]] = []
         self.refuses = False
 
-    async def keep_bridges(self, ifindexes: set[int]) -> None:
+    async def keep_bridges(self, ifindexes: set[int], *, are_all: bool) -> None:
         if self.refuses:
             raise AttachError("guarding interface 5: no")
+        self.are_all = are_all
         self.bridges.append(ifindexes)
 
     async def keep_tunnels(self, udp_ports: frozenset[int], *, are_guarded: bool) -> None:
         self.tunnels.append((udp_ports, are_guarded))
 
 
-def make(keeper: _Keeper, gated: set[int]) -> Crossings:
-    return Crossings(keeper, gated=lambda: gated)  # type: ignore[arg-type]
+def make(
+    keeper: _Keeper, gated: set[int], is_synced: Callable[[], bool] = lambda: True
+) -> Crossings:
+    return Crossings(
+        keeper,  # type: ignore[arg-type]
+        gated=lambda: gated,
+        is_synced=is_synced,
+    )
 
 
 def test_a_tunnel_that_is_up_tells_its_port() -> None:
@@ -116,6 +125,19 @@ async def test_the_kernel_is_told_of_changes_only() -> None:
     await crossings.keep([*links, Link(9, kind="vxlan", data={"IFLA_VXLAN_PORT": 8472})])
     assert keeper.bridges == [{2}, set()]
     assert keeper.tunnels[1:] == [(frozenset({8472}), True)]
+
+
+async def test_no_bridge_is_let_go_before_every_pod_has_been_seen() -> None:
+    """Those of an earlier run are still judged by what it left."""
+    keeper = _Keeper()
+    is_synced = False
+    crossings = make(keeper, {5}, lambda: is_synced)
+    links = [Link(2, kind="bridge"), Link(5, kind="veth", master=2)]
+    await crossings.keep(links)
+    assert (keeper.bridges, keeper.are_all) == ([{2}], False)
+    is_synced = True
+    await crossings.keep(links)
+    assert (keeper.bridges, keeper.are_all) == ([{2}, {2}], True)
 
 
 async def test_what_is_refused_is_tried_again() -> None:
