@@ -23,9 +23,10 @@ types: setup
 test-unit: setup
 	$(PYTEST) -m 'not kernel'
 
-# Needs root and a kernel with BPF; what is missing is an error, never a skip.
+# Needs root and a kernel with BPF; what is missing is an error, never a skip. Each worker has a
+# node of its own; a file's tests share one, for its fixtures.
 test-kernel: setup
-	$(PYTEST) -m kernel
+	$(PYTEST) -m kernel -n auto --dist loadfile
 
 # Gates and conversations over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact.
 test-continuity: setup

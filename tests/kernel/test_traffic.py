@@ -63,7 +63,7 @@ def test_node_to_pod_follows_the_mode(
 
         any_gates.configure(pod.ifindex, GateConfig(Mode.OFF, pod.addresses))
         assert traffic.node_reaches(pod, version)
-        assert counting.moved() == {}
+        assert not counting.moved().keys() & {NODE_DROPPED, NODE_WOULD_DROP}
 
 
 @VERSIONS
