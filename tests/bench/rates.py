@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from agent.demo.lab import LabPod
 
 TALK_PORT, CONNECT_PORT = 8080, 8081
-_BULK_BYTES = 256 << 20
-_REQUESTS = 10_000
-_CONNECTS = 2_000
+_BULK_BYTES = 128 << 20
+_REQUESTS = 4_000
+_CONNECTS = 1_000
 
 
 @contextlib.contextmanager
