@@ -10,12 +10,16 @@ int judge_on_bridge(struct __sk_buff *skb)
 {
 	struct packet packet = {};
 	struct gate *gate;
+	bool is_rewritten;
 	__u32 judgement;
 	__u32 *ifindex;
 	__u64 now_ns;
 
-	if (!skb->sk || skb->ingress_ifindex || read_frame(skb, &packet) != REASON_COUNT)
+	if (!skb->sk || skb->ingress_ifindex)
 		return TCX_NEXT;
+	is_rewritten = is_rewritten_later(skb);
+	if (read_frame(skb, &packet) != REASON_COUNT)
+		return is_rewritten ? TCX_DROP : TCX_NEXT;
 	ifindex = addresses.lookup(&packet.destination);
 	if (!ifindex)
 		return TCX_NEXT;
@@ -24,7 +28,8 @@ int judge_on_bridge(struct __sk_buff *skb)
 		return TCX_NEXT;
 	packet.gate_ifindex = *ifindex;
 	now_ns = read_clock_ns();
-	judgement = judge(skb, &gate, &packet, now_ns);
+	judgement =
+		is_rewritten ? DROP(REASON_UNPARSABLE) : judge_packet(skb, &gate, &packet, now_ns);
 	if (judgement >= DROP(0)) {
 		account(skb, &packet, judgement, now_ns);
 		return TCX_DROP;

@@ -230,19 +230,12 @@ ALWAYS_INLINE bool is_forwarded_fragment(struct __sk_buff *skb, struct packet *p
 	return packet->is_fragment && !packet->is_ipv4 && !skb->sk && !skb->ingress_ifindex;
 }
 
-ALWAYS_INLINE __u32 judge(struct __sk_buff *skb, struct gate **gate, struct packet *packet,
-			  __u64 now_ns)
+/* What has been read. */
+ALWAYS_INLINE __u32 judge_packet(struct __sk_buff *skb, struct gate **gate, struct packet *packet,
+				 __u64 now_ns)
 {
-	enum reason unread;
-
-	if (is_rewritten_later(skb))
+	if (has_false_checksum(skb, packet))
 		return DROP(REASON_UNPARSABLE);
-	unread = read_frame(skb, packet);
-	if (unread == REASON_ARP)
-		return PASS(REASON_ARP);
-	if (unread == REASON_UNPARSABLE || has_false_checksum(skb, packet))
-		return DROP(REASON_UNPARSABLE);
-
 	if (is_link_control(skb, packet))
 		return PASS(REASON_CONTROL);
 	if (!is_for_this_pod(*gate, &packet->destination)) {
@@ -261,6 +254,21 @@ ALWAYS_INLINE __u32 judge(struct __sk_buff *skb, struct gate **gate, struct pack
 	if (packet->protocol == IPPROTO_TCP)
 		return judge_tcp(skb, *gate, packet, now_ns);
 	return judge_other(skb, *gate, packet, now_ns);
+}
+
+ALWAYS_INLINE __u32 judge(struct __sk_buff *skb, struct gate **gate, struct packet *packet,
+			  __u64 now_ns)
+{
+	enum reason unread;
+
+	if (is_rewritten_later(skb))
+		return DROP(REASON_UNPARSABLE);
+	unread = read_frame(skb, packet);
+	if (unread == REASON_ARP)
+		return PASS(REASON_ARP);
+	if (unread == REASON_UNPARSABLE)
+		return DROP(REASON_UNPARSABLE);
+	return judge_packet(skb, gate, packet, now_ns);
 }
 
 ALWAYS_INLINE void tell_refusal(struct __sk_buff *skb, struct packet *packet, __u32 judgement,
