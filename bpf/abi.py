@@ -24,6 +24,11 @@ MAX_ADDRESSES = 16384
 TUNNEL_PORTS = 8
 EVENT_RING_BYTES = 65536
 ORIGIN_IFINDEXES = 1 << 23
+MAX_RELAY_TARGETS = 65536
+RELAY_BEAT_LIMIT_NS = 300_000_000
+
+GATE_ANY_ADDRESS = 1
+"""In `Gate.flags`."""
 
 # `enum bpf_map_type`
 _HASH = 1
@@ -68,7 +73,7 @@ class Gate(ctypes.Structure):
         ("mode", ctypes.c_uint32),
         ("address_count", ctypes.c_uint32),
         ("rule_count", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
         ("grace_until_ns", ctypes.c_uint64),
         ("addresses", Address * GATE_ADDRESSES),
         ("rules", Rule * GATE_RULES),
@@ -171,6 +176,18 @@ class Counters(ctypes.Structure):
     _fields_ = (("packets", ctypes.c_uint64 * (VERDICT_COUNT * REASON_SLOTS)),)
 
 
+class RelayTargetKey(ctypes.Structure):
+    """`struct relay_target_key`: a pod's port, in host order; 0 stands for any."""
+
+    _fields_ = (("pod", Address), ("port", ctypes.c_uint32))
+
+
+class RelayOrigin(ctypes.Structure):
+    """`struct relay_origin`: what one of the relay's addresses stands for."""
+
+    _fields_ = (("pod", Address), ("ifindex", ctypes.c_uint32), ("pad", ctypes.c_uint32))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class MapSpec:
     """What a pinned map must look like. Sizes in bytes; `value_size` is that of one CPU."""
@@ -201,16 +218,27 @@ ADDRESSES = MapSpec("addresses", _HASH, ctypes.sizeof(Address), 4, MAX_ADDRESSES
 EVENTS = MapSpec("events", _RINGBUF, 0, 0, EVENT_RING_BYTES)
 EVENT_BUDGET = MapSpec("event_budget", _PERCPU_ARRAY, 4, ctypes.sizeof(EventBudget), 1)
 ORIGIN = MapSpec("origin", _ARRAY, 4, 8, ORIGIN_IFINDEXES // 64)
+RELAY_TARGETS = MapSpec(
+    *("relay_targets", _HASH, ctypes.sizeof(RelayTargetKey), ctypes.sizeof(Address)),
+    *(MAX_RELAY_TARGETS, _NO_PREALLOC),
+)
+RELAY_ORIGINS = MapSpec(
+    *("relay_origins", _HASH, ctypes.sizeof(Address), ctypes.sizeof(RelayOrigin)),
+    *(MAX_RELAY_TARGETS, _NO_PREALLOC),
+)
+RELAY_BEAT = MapSpec("relay_beat", _ARRAY, 4, 8, 1)
 
 MAPS = (
     *(GATES, COUNTERS, RULE_HITS, CONFIG, CALLERS, CALLERS_LOST),
     *(REPLY_TABLE, REPLIES, ADDRESSES, EVENTS, EVENT_BUDGET, ORIGIN),
+    *(RELAY_TARGETS, RELAY_ORIGINS, RELAY_BEAT),
 )
 
 GATE_EGRESS = "gate_egress"
 GATE_INGRESS = "gate_ingress"
 JUDGE_ON_BRIDGE = "judge_on_bridge"
 GUARD_TUNNELS = "guard_tunnels"
+HOLD_OPENINGS = "hold_openings"
 
 
 def spare(program: str) -> str:
@@ -222,10 +250,12 @@ def spare(program: str) -> str:
     return f"{program}_spare"
 
 
+_TC_PROGRAMS = (GATE_EGRESS, GATE_INGRESS, JUDGE_ON_BRIDGE, GUARD_TUNNELS, HOLD_OPENINGS)
+
 # The function of each pinned program. Only gates have spares: nobody else's programs are usual on
-# bridges and the loopback.
+# bridges, the loopback and the relay's pair.
 PROGRAMS = {
-    **{name: name for name in (GATE_EGRESS, GATE_INGRESS, JUDGE_ON_BRIDGE, GUARD_TUNNELS)},
+    **{name: name for name in _TC_PROGRAMS},
     **{spare(name): name for name in (GATE_EGRESS, GATE_INGRESS)},
 }
 
@@ -253,6 +283,16 @@ HOOKS = (
     HookSpec("hook_setsockopt", _SOCKOPT, 22),
 )
 """Without them the gates still hold: a kernel that refuses one has the others."""
+
+RELAY_HOOKS = (
+    HookSpec("relay_getpeername4", _SOCK_ADDR, 29),
+    HookSpec("relay_getpeername6", _SOCK_ADDR, 30),
+    HookSpec("relay_connect4", _SOCK_ADDR, 10),
+    HookSpec("relay_connect6", _SOCK_ADDR, 11),
+)
+"""Attached by the relay's process (`bpf/relay.py`), all or none, in this order: who is redirected
+must not see it.
+"""
 
 
 def pack_address(address: IPAddress) -> bytes:

@@ -43,7 +43,7 @@ def _load(bcc: ModuleType, flags: list[str], directory: pathlib.Path) -> None:
         module.funcs.pop(function.encode(), None)  # or bcc gives the same copy again
         loaded = module.load_func(function.encode(), bcc.BPF.SCHED_CLS)
         syscalls.pin(loaded.fd, str(directory / name))
-    for hook in abi.HOOKS:
+    for hook in (*abi.HOOKS, *abi.RELAY_HOOKS):
         if (fd := _load_hook(module, hook)) is not None:
             syscalls.pin(fd, str(directory / hook.name))
 

@@ -32,12 +32,14 @@ _KEY = struct.Struct("=I")
 class GateConfig:
     """What one gate knows.
 
-    addresses: all of the pod's netns but loopback, at most 16; rules: at most 32.
+    addresses: all of the pod's netns but loopback, at most 16; rules: at most 32; any_address:
+    whatever lies behind the interface is its own, and no packet a stray (the relay's range).
     """
 
     mode: Mode
     addresses: tuple[abi.IPAddress, ...]
     rules: tuple[Rule, ...] = ()
+    any_address: bool = False
 
     def pack(self) -> abi.Gate:
         """The value of the gates map. Raises `ValueError` when there is too much for a gate."""
@@ -50,7 +52,10 @@ class GateConfig:
                     f"the pod has {len(things)} {what} and a gate holds {room}; use fewer"
                 )
         gate = abi.Gate(
-            mode=self.mode, address_count=len(self.addresses), rule_count=len(self.rules)
+            mode=self.mode,
+            address_count=len(self.addresses),
+            rule_count=len(self.rules),
+            flags=abi.GATE_ANY_ADDRESS if self.any_address else 0,
         )
         for slot, address in zip(gate.addresses, self.addresses, strict=False):
             ctypes.memmove(ctypes.addressof(slot), abi.pack_address(address), 16)
@@ -66,6 +71,7 @@ class GateConfig:
             Mode(gate.mode),
             tuple(abi.unpack_address(bytes(address)) for address in addresses),
             tuple(Rule.unpack(entry) for entry in list(gate.rules)[: gate.rule_count]),
+            any_address=bool(gate.flags & abi.GATE_ANY_ADDRESS),
         )
 
 

@@ -83,12 +83,15 @@ struct rule {
 /* More would be checked for each opening packet; user space merges and refuses the rest. */
 #define GATE_RULES 32
 
+/* In a gate's flags: every address behind the interface is its own, as with the relay's range. */
+#define GATE_ANY_ADDRESS 1
+
 /* What one gate knows: the value of the gates map, keyed by ifindex, replaced as a whole. */
 struct gate {
 	__u32 mode;
 	__u32 address_count;
 	__u32 rule_count;
-	__u32 pad;
+	__u32 flags;
 	__u64 grace_until_ns; /* CLOCK_MONOTONIC: until then what is not TCP may be an answer */
 	struct address addresses[GATE_ADDRESSES];
 	struct rule rules[GATE_RULES];
@@ -183,6 +186,24 @@ struct reply_slot {
 struct counters {
 	__u64 packets[VERDICT_COUNT * REASON_SLOTS];
 };
+
+/* What the kubelet may mean to reach: a pod's port. */
+struct relay_target_key {
+	struct address pod;
+	__u32 port; /* host byte order; 0: any that has no entry of its own */
+};
+
+/* What one of the relay's addresses stands for. */
+struct relay_origin {
+	struct address pod;
+	__u32 ifindex; /* of the node's side of the relay's pair */
+	__u32 pad;
+};
+
+/* 300 ms. A relay that has not beaten for so long is taken for hung, and gets no more. */
+#define RELAY_BEAT_LIMIT_NS 300000000
+
+#define MAX_RELAY_TARGETS 65536
 
 #define MAX_GATES     4096
 #define MAX_ADDRESSES 16384

@@ -51,7 +51,7 @@ ALWAYS_INLINE bool is_node_sent(struct __sk_buff *skb)
 
 ALWAYS_INLINE bool is_for_this_pod(struct gate *gate, struct address *destination)
 {
-	__u64 is_found = 0;
+	__u64 is_found = gate->flags & GATE_ANY_ADDRESS;
 
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < GATE_ADDRESSES; i++) {

@@ -4,8 +4,8 @@
  * leave at once. They are speed and names, the gates are the authority: who is refused hears of it
  * at once, with EPERM, and is known by name, where a dropped SYN would leave him waiting.
  *
- * In connect the order is: rule, relay (none yet), refuse. Translation of services, too, will come
- * here, before it, so that one chain with one owner decides.
+ * In connect the relay's hooks (relay.c) may come before or after these, which see either address
+ * of what is redirected: each of them has a gate. Translation of services, too, will come here.
  */
 #define SOCKET_REFUSE 0
 #define SOCKET_ALLOW  1
@@ -87,6 +87,21 @@ ALWAYS_INLINE bool may_go_elsewhere(struct bpf_sock *sk, struct address *to)
 	return sk->bound_dev_if && to->word[2] == bpf_htonl(0xffff) && !to->word[0] && !to->word[1];
 }
 
+/*
+ * The interface whose gate says who may connect there: the pod's, or the one of the relay's pair.
+ * 0: nobody's address, or that of several.
+ */
+ALWAYS_INLINE __u32 gated_ifindex(struct address *to)
+{
+	__u32 *ifindex = addresses.lookup(to);
+	struct relay_origin *origin;
+
+	if (ifindex)
+		return *ifindex;
+	origin = relay_origins.lookup(to);
+	return origin ? origin->ifindex : 0;
+}
+
 /* Only TCP is refused here: other protocols may answer what the pod asked, which the gate knows. */
 ALWAYS_INLINE int judge_connect(struct bpf_sock_addr *context, struct address *to)
 {
@@ -95,7 +110,6 @@ ALWAYS_INLINE int judge_connect(struct bpf_sock_addr *context, struct address *t
 	struct caller_key caller = {.port = port, .protocol = IPPROTO_TCP};
 	struct bpf_sock *sk = context->sk;
 	struct counters *count;
-	__u32 *ifindex;
 	struct gate *gate;
 	__u64 now_ns;
 
@@ -106,11 +120,8 @@ ALWAYS_INLINE int judge_connect(struct bpf_sock_addr *context, struct address *t
 	if (context->type != SOCK_STREAM || !sk || may_go_elsewhere(sk, to) ||
 	    (context->protocol != IPPROTO_TCP && context->protocol != IPPROTO_MPTCP))
 		return SOCKET_ALLOW;
-	/* One check each: with two at once the verifier of 6.1 loses which of them is NULL. */
-	ifindex = addresses.lookup(to);
-	if (!ifindex)
-		return SOCKET_ALLOW;
-	gate = gates.lookup(ifindex);
+	caller.ifindex = gated_ifindex(to);
+	gate = gates.lookup(&caller.ifindex);
 	if (!gate)
 		return SOCKET_ALLOW;
 	if (gate->mode < MODE_ENFORCE)
@@ -120,13 +131,12 @@ ALWAYS_INLINE int judge_connect(struct bpf_sock_addr *context, struct address *t
 	    is_abandoned(known, now_ns))
 		return SOCKET_ALLOW;
 
-	caller.ifindex = *ifindex;
 	caller.cgroup = bpf_get_current_cgroup_id();
 	note_caller(&caller, true, now_ns);
-	count = counters.lookup(ifindex);
+	count = counters.lookup(&caller.ifindex);
 	if (count)
 		count->packets[DROP(REASON_NODE)]++;
-	tell_hook(to, port, IPPROTO_TCP, *ifindex, REASON_NODE, now_ns);
+	tell_hook(to, port, IPPROTO_TCP, caller.ifindex, REASON_NODE, now_ns);
 	return SOCKET_REFUSE;
 }
 

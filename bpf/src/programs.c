@@ -16,3 +16,4 @@
 #include "bridges.c"
 #include "tunnels.c"
 #include "hooks.c"
+#include "relay.c"

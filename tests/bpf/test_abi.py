@@ -45,9 +45,12 @@ rules = st.builds(
     mode=st.sampled_from(Mode),
     own=st.lists(addresses, max_size=16),
     lets_in=st.lists(rules, max_size=32),
+    any_address=st.booleans(),
 )
-def test_gate_comes_back(mode: Mode, own: list[abi.IPAddress], lets_in: list[Rule]) -> None:
-    config = GateConfig(mode, tuple(own), tuple(lets_in))
+def test_gate_comes_back(
+    mode: Mode, own: list[abi.IPAddress], lets_in: list[Rule], any_address: bool
+) -> None:
+    config = GateConfig(mode, tuple(own), tuple(lets_in), any_address)
     value = bytes(config.pack())
     assert len(value) == abi.GATES.value_size
     assert GateConfig.unpack(value) == config
@@ -85,6 +88,9 @@ def test_one_rule_too_many_is_one_sentence() -> None:
         ("TUNNEL_PORTS", abi.TUNNEL_PORTS),
         ("EVENT_RING_BYTES", abi.EVENT_RING_BYTES),
         ("ORIGIN_IFINDEXES", abi.ORIGIN_IFINDEXES),
+        ("MAX_RELAY_TARGETS", abi.MAX_RELAY_TARGETS),
+        ("RELAY_BEAT_LIMIT_NS", abi.RELAY_BEAT_LIMIT_NS),
+        ("GATE_ANY_ADDRESS", abi.GATE_ANY_ADDRESS),
     ],
 )
 def test_constant_is_that_of_the_c_side(name: str, value: int) -> None:
@@ -103,6 +109,7 @@ def test_struct_has_no_hole() -> None:
         *(abi.CallerKey, abi.Caller),
         *(abi.Counters, abi.Flow, abi.ReplySlot),
         *(abi.Event, abi.EventBudget),
+        *(abi.RelayTargetKey, abi.RelayOrigin),
     ):
         end = 0
         for name, kind in structure._fields_:

@@ -29,7 +29,8 @@ def layout(type):
 flags = [f'-DPIN_DIR="{sys.argv[1]}"', *features.compiler_flags()]
 module = bcc.BPF(text=sources.expand("programs.c"), cflags=flags)
 names = sys.argv[2:]
-print(json.dumps({name: layout(getattr(module[name], "sLeaf", module[name].Leaf))
+print(json.dumps({name: [layout(module[name].Key),
+                         layout(getattr(module[name], "sLeaf", module[name].Leaf))]
                   for name in names}))
 """
 
@@ -72,23 +73,26 @@ def seen_by_bcc(isolated: None, installation: pins.Pins) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("name", "twin"),
+    ("name", "key", "value"),
     [
-        ("gates", abi.Gate),
-        ("counters", abi.Counters),
-        ("config", abi.Config),
-        ("callers", abi.Caller),
-        ("reply_table", abi.ReplySlot),
-        ("rule_hits", ctypes.c_uint64),
-        ("addresses", ctypes.c_uint32),
-        ("event_budget", abi.EventBudget),
-        ("origin", ctypes.c_uint64),
+        ("gates", ctypes.c_uint32, abi.Gate),
+        ("counters", ctypes.c_uint32, abi.Counters),
+        ("config", ctypes.c_uint32, abi.Config),
+        ("callers", abi.CallerKey, abi.Caller),
+        ("reply_table", ctypes.c_uint32, abi.ReplySlot),
+        ("rule_hits", ctypes.c_uint32, ctypes.c_uint64),
+        ("addresses", abi.Address, ctypes.c_uint32),
+        ("event_budget", ctypes.c_uint32, abi.EventBudget),
+        ("origin", ctypes.c_uint32, ctypes.c_uint64),
+        ("relay_targets", abi.RelayTargetKey, abi.Address),
+        ("relay_origins", abi.Address, abi.RelayOrigin),
+        ("relay_beat", ctypes.c_uint32, ctypes.c_uint64),
     ],
 )
 def test_twin_has_the_layout_of_the_c_side(
-    seen_by_bcc: dict[str, object], name: str, twin: type
+    seen_by_bcc: dict[str, object], name: str, key: type, value: type
 ) -> None:
-    assert seen_by_bcc[name] == layout(twin)
+    assert seen_by_bcc[name] == [layout(key), layout(value)]
 
 
 def test_every_map_has_a_twin(seen_by_bcc: dict[str, object]) -> None:

@@ -13,6 +13,8 @@ from tests.kernel import foreign, versions
 
 pytestmark = pytest.mark.kernel
 
+HOOKS = (*abi.HOOKS, *abi.RELAY_HOOKS)
+
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +52,7 @@ async def test_pins_are_those_that_the_description_lists(fresh_pins: pins.Pins) 
         maps.Map.open(fresh_pins.map(spec), spec).close()
     assert os.listdir(fresh_pins.programs) == [sources.fingerprint()]
     pinned = os.listdir(fresh_pins.programs / sources.fingerprint())
-    assert sorted(pinned) == sorted([*abi.PROGRAMS, *(hook.name for hook in abi.HOOKS)])
+    assert sorted(pinned) == sorted([*abi.PROGRAMS, *(hook.name for hook in HOOKS)])
 
 
 async def test_compiler_is_never_mapped_here(fresh_pins: pins.Pins) -> None:
@@ -178,7 +180,7 @@ async def test_old_programs_are_discarded_and_ours_are_kept(fresh_pins: pins.Pin
 
 async def test_everything_can_be_removed(fresh_pins: pins.Pins) -> None:
     await load(fresh_pins)
-    expected = len(abi.MAPS) + len(abi.PROGRAMS) + len(abi.HOOKS)
+    expected = len(abi.MAPS) + len(abi.PROGRAMS) + len(HOOKS)
     assert fresh_pins.remove_everything() == expected
     assert not fresh_pins.root.exists()
     assert fresh_pins.remove_everything() == 0

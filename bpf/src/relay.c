@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * The kubelet's way to a pod in strict: its connect(2) is written to an address of the relay, which
+ * carries the connection into the pod's namespace. The hooks never refuse. They are attached by the
+ * relay's process and end with it, and then connect goes to the pod itself, where the gate judges.
+ */
+
+#define ICMPV6_NEIGHBOUR_SOLICITATION  135
+#define ICMPV6_NEIGHBOUR_ADVERTISEMENT 136
+
+ALWAYS_INLINE bool is_same_address(struct address *one, struct address *other)
+{
+	__u32 *a = one->word, *b = other->word;
+
+	return !((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]));
+}
+
+/* A relay that hangs would have connect hang with it. */
+ALWAYS_INLINE bool is_relay_beating(void)
+{
+	__u32 only = 0;
+	__u64 *beat_ns = relay_beat.lookup(&only);
+
+	if (!beat_ns || !*beat_ns)
+		return false;
+	return age_ns(bpf_ktime_get_ns(), *beat_ns) < RELAY_BEAT_LIMIT_NS;
+}
+
+/* A socket that is bound to an interface may mean another pod of this address. */
+ALWAYS_INLINE bool is_kubelet_connecting(struct bpf_sock_addr *context)
+{
+	struct config *known = known_to_node(context);
+	struct bpf_sock *sk = context->sk;
+
+	if (!known || !known->kubelet_cgroup)
+		return false;
+	if (context->type != SOCK_STREAM || context->protocol != IPPROTO_TCP)
+		return false;
+	if (!sk || sk->bound_dev_if)
+		return false;
+	return bpf_get_current_cgroup_id() == known->kubelet_cgroup;
+}
+
+/*
+ * Puts the relay's address in place of the pod's; false where the connection goes its own way. The
+ * memory of an entry that is deleted may be given to another one while it is read here, so what the
+ * relay's address stands for is asked too.
+ */
+ALWAYS_INLINE bool redirect(struct bpf_sock_addr *context, struct address *to)
+{
+	struct relay_target_key target = {.pod = *to, .port = bpf_ntohs(context->user_port)};
+	struct relay_origin *origin;
+	struct address *found;
+	struct address relay;
+
+	if (!is_kubelet_connecting(context) || !is_relay_beating())
+		return false;
+	found = relay_targets.lookup(&target);
+	if (!found) {
+		target.port = 0;
+		found = relay_targets.lookup(&target);
+	}
+	if (!found)
+		return false;
+	relay = *found;
+	origin = relay_origins.lookup(&relay);
+	if (!origin)
+		return false;
+	if (!is_same_address(&origin->pod, to))
+		return false;
+	*to = relay;
+	return true;
+}
+
+int relay_connect4(struct bpf_sock_addr *context)
+{
+	struct address to = map_ipv4(context->user_ip4);
+
+	if (redirect(context, &to))
+		context->user_ip4 = to.word[3];
+	return SOCKET_ALLOW;
+}
+
+ALWAYS_INLINE void write_ipv6(struct bpf_sock_addr *context, struct address *address)
+{
+	context->user_ip6[0] = address->word[0];
+	context->user_ip6[1] = address->word[1];
+	context->user_ip6[2] = address->word[2];
+	context->user_ip6[3] = address->word[3];
+}
+
+int relay_connect6(struct bpf_sock_addr *context)
+{
+	struct address to = ipv6_destination(context);
+
+	if (redirect(context, &to))
+		write_ipv6(context, &to);
+	return SOCKET_ALLOW;
+}
+
+/* The pod that a peer's address stands for, where this socket is the node's; else NULL. */
+ALWAYS_INLINE struct address *pod_behind(struct bpf_sock_addr *context, struct address *peer)
+{
+	struct relay_origin *origin;
+
+	if (!known_to_node(context))
+		return 0;
+	origin = relay_origins.lookup(peer);
+	if (!origin)
+		return 0;
+	return &origin->pod;
+}
+
+int relay_getpeername4(struct bpf_sock_addr *context)
+{
+	struct address peer = map_ipv4(context->user_ip4);
+	struct address *pod = pod_behind(context, &peer);
+
+	if (pod)
+		context->user_ip4 = pod->word[3];
+	return SOCKET_ALLOW;
+}
+
+int relay_getpeername6(struct bpf_sock_addr *context)
+{
+	struct address peer = ipv6_destination(context);
+	struct address *pod = pod_behind(context, &peer);
+
+	if (pod)
+		write_ipv6(context, pod);
+	return SOCKET_ALLOW;
+}
+
+ALWAYS_INLINE bool is_neighbour_discovery(struct __sk_buff *skb, struct packet *packet)
+{
+	__u8 type;
+
+	if (packet->is_ipv4 || packet->protocol != IPPROTO_ICMPV6 ||
+	    bpf_skb_load_bytes(skb, packet->transport_offset, &type, sizeof(type)))
+		return false;
+	return type == ICMPV6_NEIGHBOUR_SOLICITATION || type == ICMPV6_NEIGHBOUR_ADVERTISEMENT;
+}
+
+ALWAYS_INLINE bool opens(struct __sk_buff *skb, struct packet *packet)
+{
+	__u8 flags;
+
+	if (bpf_skb_load_bytes(skb, packet->transport_offset + TCP_FLAGS_OFFSET, &flags,
+			       sizeof(flags)))
+		return true;
+	return (flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
+/*
+ * tc ingress on the relay's end of its pair, in its own namespace. No connection may open before
+ * the pod's side has, so what opens one is dropped here: the relay's packet socket has seen it,
+ * since taps come before, and sends it on when it is time. Else only TCP is of use, and what finds
+ * the neighbour: no router's advertisement, and no fragment, which would hide the flags.
+ */
+int hold_openings(struct __sk_buff *skb)
+{
+	struct packet packet = {};
+	enum reason unread = read_frame(skb, &packet);
+
+	if (unread == REASON_ARP)
+		return TCX_NEXT;
+	if (unread == REASON_UNPARSABLE || packet.is_fragment)
+		return TCX_DROP;
+	if (packet.protocol == IPPROTO_TCP)
+		return opens(skb, &packet) ? TCX_DROP : TCX_NEXT;
+	return is_neighbour_discovery(skb, &packet) ? TCX_NEXT : TCX_DROP;
+}
