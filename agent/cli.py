@@ -10,7 +10,8 @@ import click
 
 from agent import VERSION, doctorcommand, probecommand, rulescommand
 from agent.kubeletsearch import KubeletSetting, parse_setting
-from agent.settings import RUN_DIRECTORY, LogFormat, Settings, admin_socket
+from agent.logs import LogFormat
+from agent.settings import RUN_DIRECTORY, Settings, admin_socket
 from bpf import pins
 from bpf.gates import Attachment
 from bpf.verdicts import Mode

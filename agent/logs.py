@@ -1,11 +1,17 @@
 """Log lines: structured, one event a line, to stderr."""
 
+import enum
 import logging
 import sys
 
 import structlog
 
-from agent.settings import LogFormat
+
+class LogFormat(enum.StrEnum):
+    """How log lines look."""
+
+    JSON = "json"
+    TEXT = "text"
 
 
 def configure(log_format: LogFormat) -> None:

@@ -1,23 +1,16 @@
 """What `podgate run` can be told, with the reason for each default."""
 
-import enum
 import pathlib
 
 import msgspec
 
 from agent.kubeletsearch import ByProcess, KubeletSetting
+from agent.logs import LogFormat
 from bpf import pins
 from bpf.gates import Attachment
 from bpf.verdicts import Mode
 
 RUN_DIRECTORY = pathlib.Path("/run/podgate")
-
-
-class LogFormat(enum.StrEnum):
-    """How log lines look."""
-
-    JSON = "json"
-    TEXT = "text"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,6 +43,7 @@ _NO_PREALLOC = 1
 
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Address(ctypes.Structure):

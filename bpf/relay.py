@@ -129,6 +129,10 @@ class Redirect:
         """Say that the relay is there: without it for 300 ms nothing is redirected."""
         self._beat.set(_BEAT_KEY, _BEAT.pack(time.monotonic_ns()))
 
+    def pause(self) -> None:
+        """Redirect nothing until the next beat."""
+        self._beat.set(_BEAT_KEY, _BEAT.pack(0))
+
     def publish(
         self,
         relay_address: abi.IPAddress,
@@ -156,18 +160,30 @@ class Redirect:
     def withdraw(
         self, relay_address: abi.IPAddress, pod_address: abi.IPAddress, ports: Iterable[int]
     ) -> None:
-        """This address of the relay stands for nothing any more.
+        """Redirect to this address of the relay no more; connections that are open go on.
 
         What another relay has published for a port since then stays; but not what it publishes at
-        this very moment, so two relays may not do these two for one pod at once. Connections that
-        are open should have ended: their peer is then shown as what it is.
+        this very moment, so two relays may not do these two for one pod at once.
         """
         value = abi.pack_address(relay_address)
         for port in ports:
             key = _key(pod_address, port)
             if self._targets.get(key) == value:
                 self._targets.delete(key)
-        self._origins.delete(value)
+
+    def forget(self, relay_address: abi.IPAddress) -> None:
+        """This address of the relay stands for nothing any more; to be withdrawn first.
+
+        Connections that are open should have ended: their peer is shown as what it is from now on.
+        """
+        self._origins.delete(abi.pack_address(relay_address))
+
+    def forget_within(self, subnets: Collection[abi.IPNetwork]) -> None:
+        """Forget all that a relay which was killed left of these addresses, which are ours now."""
+        for key, _ in list(self._origins.items()):
+            address = abi.unpack_address(key)
+            if any(address in subnet for subnet in subnets):
+                self._origins.delete(key)
 
     def keep_only(self, published: Collection[tuple[abi.IPAddress, int]]) -> None:
         """Delete what relays before this one left for other pods' addresses and ports.

@@ -16,8 +16,8 @@ _LENGTH = struct.Struct("!I")
 _MOST_BYTES = 16 << 20
 
 Outcome = Literal[
-    "carried",  # opened at the pod, and ended by one of the two with a FIN
-    "reset",  # opened at the pod, and ended by one of the two with a RST
+    "carried",  # opened at the pod, and ended as the two wished
+    "reset",  # opened at the pod, which ended it with a RST
     "refused",  # the pod refused
     "unanswered",  # the pod did not answer for as long as the kubelet asked
     "undeclared",  # refused: the pod declares no probe or hook for this port

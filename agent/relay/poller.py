@@ -1,0 +1,55 @@
+"""Which descriptors are waited for, and whom it concerns: epoll(7), level-triggered.
+
+Not asyncio: for each event its machinery costs more than all that the relay does with one.
+"""
+
+import select
+from typing import Protocol
+
+READABLE = select.EPOLLIN
+WRITABLE = select.EPOLLOUT
+FAILED = select.EPOLLERR
+HUNG_UP = select.EPOLLHUP
+
+
+class Watcher(Protocol):
+    """Somebody who is told what can be done with a descriptor."""
+
+    def on_event(self, events: int) -> None:
+        """events: bits of READABLE, WRITABLE, FAILED and HUNG_UP."""
+
+
+class Poller:
+    """One watcher for each descriptor. FAILED and HUNG_UP are told unasked."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._watchers: dict[int, Watcher] = {}
+
+    def close(self) -> None:
+        self._epoll.close()
+
+    def watch(self, fd: int, events: int, watcher: Watcher) -> None:
+        self._epoll.register(fd, events)
+        self._watchers[fd] = watcher
+
+    def is_watching(self, fd: int) -> bool:
+        return fd in self._watchers
+
+    def change(self, fd: int, events: int) -> None:
+        self._epoll.modify(fd, events)
+
+    def forget(self, fd: int) -> None:
+        """To be called before the descriptor is closed."""
+        self._epoll.unregister(fd)
+        del self._watchers[fd]
+
+    def poll(self, seconds: float) -> None:
+        """Wait for at most so long, and tell everybody concerned.
+
+        A descriptor that was closed and given out again within one round may hear of an event of
+        its predecessor's: sockets do not block, so its watcher finds nothing to do.
+        """
+        for fd, events in self._epoll.poll(seconds):
+            if watcher := self._watchers.get(fd):
+                watcher.on_event(events)

@@ -1,0 +1,176 @@
+"""The relay's own sockets in its namespace: where openings are seen, sent again, and accepted."""
+
+import collections
+import ctypes
+import socket
+import struct
+from collections.abc import Callable, Iterator
+
+from agent.relay import segments
+from agent.relay.poller import READABLE, Poller
+
+_ETH_P_IP, _ETH_P_IPV6 = 0x0800, 0x86DD
+_SO_ATTACH_FILTER = 26
+_SO_RCVBUFFORCE = 33
+_IPV6_HDRINCL = 36
+# 4096 openings at once: a skb of a SYN counts as less than 1 KiB.
+_SEEN_BYTES = 4 << 20
+_LONGEST_PACKET = 65536
+_BATCH = 64
+
+# A pod with an http probe may be asked at any port, so their number has to end somewhere.
+_MOST_PORTS = 1024
+_BACKLOG = 4096
+
+
+class Openings:
+    """Packet sockets that see every SYN that comes by the pair, before it is dropped there."""
+
+    def __init__(self, interface: str) -> None:
+        self._sockets = [
+            _packet_socket(interface, protocol, program)
+            for protocol, program in (
+                (_ETH_P_IP, segments.SYN_FILTER_IPV4),
+                (_ETH_P_IPV6, segments.SYN_FILTER_IPV6),
+            )
+        ]
+
+    def watch(self, poller: Poller, on_opening: Callable[[segments.Opening], None]) -> None:
+        for sock in self._sockets:
+            poller.watch(sock.fileno(), READABLE, _Reader(sock, on_opening))
+
+
+class _Reader:
+    def __init__(self, sock: socket.socket, on_opening: Callable[[segments.Opening], None]) -> None:
+        self._socket = sock
+        self._on_opening = on_opening
+
+    def on_event(self, events: int) -> None:
+        for packet in self._received():
+            if opening := segments.read_opening(packet):
+                self._on_opening(opening)
+
+    def _received(self) -> Iterator[bytes]:
+        """A batch at most: others wait too."""
+        for _ in range(_BATCH):
+            try:
+                yield self._socket.recv(_LONGEST_PACKET)
+            except BlockingIOError:
+                return
+            except OSError:  # ENETDOWN: the agent took the pair away, and ends the relay next
+                return
+
+
+class Injector:
+    """Sends packets as they are: openings again, to the relay itself by its loopback, where
+    nothing drops them; refusals, to the node.
+    """
+
+    def __init__(self) -> None:
+        self._ipv4 = socket.socket(socket.AF_INET, _RAW, socket.IPPROTO_RAW)
+        self._ipv4.setsockopt(socket.IPPROTO_IP, socket.IP_HDRINCL, 1)
+        self._ipv6 = socket.socket(socket.AF_INET6, _RAW, socket.IPPROTO_RAW)
+        self._ipv6.setsockopt(socket.IPPROTO_IPV6, _IPV6_HDRINCL, 1)
+
+    def open_again(self, opening: segments.Opening) -> None:
+        """Raises `OSError`."""
+        self._send(opening.packet, opening.local)
+
+    def refuse(self, opening: segments.Opening) -> None:
+        """Raises `OSError`."""
+        self._send(segments.refusal(opening), opening.peer)
+
+    def _send(self, packet: bytes, destination: bytes) -> None:
+        if len(destination) == 4:
+            self._ipv4.sendto(packet, (socket.inet_ntop(socket.AF_INET, destination), 0))
+        else:
+            self._ipv6.sendto(packet, (socket.inet_ntop(socket.AF_INET6, destination), 0))
+
+
+class Listeners:
+    """One listening socket for each port that a pod has answered at, for all targets together.
+
+    Nobody reaches one by himself: every SYN from the node is held until the pod has answered.
+    """
+
+    def __init__(
+        self, poller: Poller, on_accepted: Callable[[socket.socket, segments.Flow], None]
+    ) -> None:
+        self._poller = poller
+        self._on_accepted = on_accepted
+        self._by_port: collections.OrderedDict[int, _Listener] = collections.OrderedDict()
+
+    def prepare(self, port: int) -> "_Listener":
+        """Listen there if nobody does yet. Raises `OSError`."""
+        if listener := self._by_port.get(port):
+            self._by_port.move_to_end(port)
+            return listener
+        if len(self._by_port) >= _MOST_PORTS:
+            _, oldest = self._by_port.popitem(last=False)
+            oldest.close(self._poller)
+        listener = self._by_port[port] = _Listener(port, self._on_accepted)
+        self._poller.watch(listener.fd, READABLE, listener)
+        return listener
+
+
+class _Listener:
+    def __init__(
+        self, port: int, on_accepted: Callable[[socket.socket, segments.Flow], None]
+    ) -> None:
+        self._on_accepted = on_accepted
+        self._socket = socket.socket(socket.AF_INET6, _STREAM)
+        self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("::", port))
+        self._socket.listen(_BACKLOG)
+        self.fd = self._socket.fileno()
+
+    def close(self, poller: Poller) -> None:
+        poller.forget(self.fd)
+        self._socket.close()
+
+    def on_event(self, events: int) -> None:
+        """Accept all that is there. Out of descriptors, what is left is told again."""
+        while True:
+            try:
+                accepted, peer = self._socket.accept()
+            except OSError:
+                return
+            accepted.setblocking(False)
+            try:
+                local = accepted.getsockname()
+            except OSError:
+                accepted.close()
+                continue
+            flow = (_pack(peer[0]), peer[1], _pack(local[0]), local[1])
+            self._on_accepted(accepted, flow)
+
+
+_RAW = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+_STREAM = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+_MAPPED = bytes(10) + b"\xff\xff"
+
+
+def _pack(text: str) -> bytes:
+    """An address of a dual-stack socket: 4 bytes for a mapped one (RFC 4291, 2.5.5.2)."""
+    packed = socket.inet_pton(socket.AF_INET6, text.partition("%")[0])
+    return packed[12:] if packed.startswith(_MAPPED) else packed
+
+
+def _packet_socket(
+    interface: str, protocol: int, program: tuple[tuple[int, int, int, int], ...]
+) -> socket.socket:
+    """Sees nothing until its filter stands: bound to no protocol before."""
+    sock = socket.socket(
+        socket.AF_PACKET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, 0
+    )
+    lines = b"".join(struct.pack("HBBI", *line) for line in program)
+    text = ctypes.create_string_buffer(lines, len(lines))
+    sock.setsockopt(
+        socket.SOL_SOCKET,
+        _SO_ATTACH_FILTER,
+        struct.pack("HxxxxxxP", len(program), ctypes.addressof(text)),
+    )
+    sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _SEEN_BYTES)
+    sock.bind((interface, protocol))
+    return sock
