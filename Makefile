@@ -3,8 +3,9 @@
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 C_FILES := $(shell find bpf -name '*.[ch]')
+PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: demo test lint types test-unit test-kernel test-continuity test-kernels bench fuzz format docs setup clean
+.PHONY: demo test lint types test-unit test-kernel test-continuity test-kernels bench fuzz format docs proto setup clean
 
 demo: setup
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -53,6 +54,10 @@ format: setup
 # docs/reference/ from the code; a test fails when it is not current.
 docs: setup
 	$(PYTHON) -m agent.reference
+
+# The messages of other programs' APIs, from our own excerpts of their definitions.
+proto: setup
+	$(PYTHON) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTO_FILES)
 
 setup: .venv/.complete
 
