@@ -1,0 +1,321 @@
+"""Whom connect(2) takes to the relay, what getpeername(2) shows, and who else may dial it."""
+
+import errno
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from agent.demo import lab as labs
+from agent.gatekeeper import netns_cookie
+from bpf import abi, loader, pins
+from bpf.gates import GateConfig, Gates
+from bpf.hooks import Hooks
+from bpf.nodeconfig import NodeConfig
+from bpf.relay import Redirect
+from bpf.rules import Rule, Sender
+from bpf.verdicts import Mode, Reason, Verdict
+from tests.kernel import cgroups, frames, offers, redirecting, skb, traffic
+from tests.kernel.counting import Counting
+from tests.kernel.redirecting import OTHER_PORT, PORT, Scene
+
+pytestmark = pytest.mark.kernel
+
+BOTH = pytest.mark.parametrize("version", [4, 6])
+
+# Connects once and says how it ended: 0, or the errno.
+CONNECT = """
+import socket, sys
+sock = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
+sock.settimeout(float(sys.argv[3]))
+print(sock.connect_ex((sys.argv[1], int(sys.argv[2]))))
+"""
+
+
+@pytest.fixture
+def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
+    """The node's, with the test itself for the kubelet."""
+    offers.need_netns_cookie()
+    made = NodeConfig(loaded)
+    made.set_netns(netns_cookie())
+    made.set_kubelet(redirecting.own_cgroup())
+    yield made
+    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.Config()))
+
+
+@pytest.fixture
+def redirect(
+    config: NodeConfig, loaded: loader.Loaded, installation: pins.Pins
+) -> Iterator[Redirect]:
+    """Engaged, and beating."""
+    with Redirect.open(installation) as made:
+        made.engage(redirecting.root_cgroup())
+        redirecting.beat(loaded)
+        yield made
+        made.keep_only([])
+    for key, _ in list(loaded.map(abi.RELAY_ORIGINS).items()):
+        loaded.map(abi.RELAY_ORIGINS).delete(key)
+    redirecting.beat(loaded, 0)
+
+
+@pytest.fixture
+def scene(lab: labs.Lab, redirect: Redirect) -> Iterator[Scene]:
+    """The relay's address stands for the pod's at any port."""
+    with redirecting.scene(lab) as made:
+        made.publish(redirect)
+        yield made
+
+
+@pytest.fixture
+def refusing(config: NodeConfig, loaded: loader.Loaded, installation: pins.Pins) -> Iterator[None]:
+    """The hooks that refuse are in force as well."""
+    hooks = Hooks(loaded, installation, redirecting.root_cgroup())
+    assert [hook.problem for hook in hooks.attach()] == [None] * len(abi.HOOKS)
+    yield
+    hooks.detach()
+
+
+@BOTH
+def test_the_kubelet_s_connect_goes_to_the_relay_and_shows_the_pod(
+    scene: Scene, version: int
+) -> None:
+    pod = traffic.address(scene.pod, version)
+    with socket.socket(traffic.family(version), socket.SOCK_STREAM) as sock:
+        assert scene.reached(sock, pod) == "relay"
+        assert sock.getpeername()[:2] == (pod, PORT)
+
+
+def test_mapped_address_goes_there_too_and_is_shown_mapped(scene: Scene) -> None:
+    pod = f"::ffff:{scene.pod.ipv4}"
+    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as sock:
+        assert scene.reached(sock, pod) == "relay"
+        assert sock.getpeername()[:2] == (pod, PORT)
+
+
+@BOTH
+def test_port_of_its_own_comes_before_any_port(
+    scene: Scene, redirect: Redirect, version: int
+) -> None:
+    scene.publish(redirect, scene.successor, (OTHER_PORT,))
+    assert scene.reached_from_node(version, OTHER_PORT) == "successor"
+    assert scene.reached_from_node(version, PORT) == "relay"
+
+
+@BOTH
+def test_port_that_is_not_published_goes_direct(
+    scene: Scene, redirect: Redirect, version: int
+) -> None:
+    scene.withdraw(redirect)
+    scene.publish(redirect, ports=(OTHER_PORT,))
+    assert scene.reached_from_node(version, PORT) == "pod"
+    assert scene.reached_from_node(version, OTHER_PORT) == "relay"
+
+
+@BOTH
+def test_nobody_but_the_kubelet_is_redirected(
+    scene: Scene, config: NodeConfig, version: int
+) -> None:
+    with cgroups.cgroup() as other:
+        config.set_kubelet(other.id)
+        assert scene.reached_from_node(version) == "pod"
+        address = traffic.address(scene.pod, version)
+        assert connected(other, address) == 0
+        assert scene.who_has_it() == "relay"
+        with cgroups.cgroup("below", below=other) as below:
+            assert connected(below, address) == 0
+            assert scene.who_has_it() == "pod"
+    config.set_kubelet(None)
+    assert scene.reached_from_node(version) == "pod"
+
+
+def connected(sender: cgroups.Cgroup, address: str, seconds: float = traffic.LIMIT_SECONDS) -> int:
+    """How the connect of a process in this cgroup ended: 0, or the errno."""
+    command = [sys.executable, "-c", CONNECT, address, str(PORT), str(seconds)]
+    return int(sender.run(command).stdout)
+
+
+@BOTH
+@pytest.mark.parametrize("age_ns", [abi.RELAY_BEAT_LIMIT_NS, 60 * 10**9, None])
+def test_without_a_fresh_beat_it_goes_direct(
+    scene: Scene, loaded: loader.Loaded, version: int, age_ns: int | None
+) -> None:
+    redirecting.beat(loaded, 0 if age_ns is None else time.monotonic_ns() - age_ns)
+    assert scene.reached_from_node(version) == "pod"
+    redirecting.beat(loaded)
+    assert scene.reached_from_node(version) == "relay"
+
+
+def test_beat_says_when(redirect: Redirect, loaded: loader.Loaded) -> None:
+    before = time.monotonic_ns()
+    redirect.beat()
+    assert before <= redirecting.last_beat_ns(loaded) <= time.monotonic_ns()
+
+
+def test_while_paused_it_goes_direct(scene: Scene, redirect: Redirect) -> None:
+    redirect.pause()
+    assert scene.reached_from_node(4) == "pod"
+
+
+@BOTH
+def test_socket_bound_to_an_interface_goes_where_it_is_bound(scene: Scene, version: int) -> None:
+    with socket.socket(traffic.family(version), socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, scene.pod.interface.encode())
+        assert scene.reached(sock, traffic.address(scene.pod, version)) == "pod"
+
+
+@BOTH
+def test_datagrams_go_direct(scene: Scene, version: int) -> None:
+    with (
+        scene.pod.open_socket(traffic.family(version), socket.SOCK_DGRAM) as inside,
+        socket.socket(traffic.family(version), socket.SOCK_DGRAM) as sock,
+    ):
+        inside.settimeout(traffic.LIMIT_SECONDS)
+        inside.bind(("", PORT))
+        sock.connect((traffic.address(scene.pod, version), PORT))
+        sock.send(b"hello")
+        assert inside.recv(64) == b"hello"
+
+
+@BOTH
+def test_sockets_of_other_namespaces_go_direct_and_see_whom_they_talk_to(
+    lab: labs.Lab, scene: Scene, version: int
+) -> None:
+    other = lab.add_pod("other", 9)
+    pod, relay = (traffic.address(one, version) for one in (scene.pod, scene.relay))
+    with other.open_socket(traffic.family(version), socket.SOCK_STREAM) as sock:
+        assert scene.reached(sock, pod) == "pod"
+    with other.open_socket(traffic.family(version), socket.SOCK_STREAM) as sock:
+        assert scene.reached(sock, relay) == "relay"
+        assert sock.getpeername()[0] == relay
+
+
+@BOTH
+def test_target_that_does_not_stand_for_this_pod_is_not_believed(
+    scene: Scene, redirect: Redirect, version: int
+) -> None:
+    """As when an entry's memory is another's by the time it is read."""
+    relay, other = (
+        frames.address(traffic.address(one, version)) for one in (scene.relay, scene.successor)
+    )
+    redirect.publish(relay, other, (), scene.relay.ifindex)
+    assert scene.reached_from_node(version) == "pod"
+
+
+def test_hooks_end_with_their_process(
+    scene: Scene, redirect: Redirect, installation: pins.Pins
+) -> None:
+    redirect.disengage()
+    with redirecting.engaged_child(installation) as relay:
+        assert scene.reached_from_node(4) == "relay"
+        redirecting.kill(relay)
+        assert scene.reached_from_node(4) == "pod"
+
+
+def test_disengaging_takes_effect_at_once_and_engaging_twice_does_no_harm(
+    scene: Scene, redirect: Redirect
+) -> None:
+    redirect.engage(redirecting.root_cgroup())
+    redirect.disengage()
+    assert scene.reached_from_node(4) == "pod"
+    redirect.engage(redirecting.root_cgroup())
+    assert scene.reached_from_node(4) == "relay"
+
+
+@BOTH
+def test_two_engaged_relays_redirect_once_and_either_goes_on_alone(
+    scene: Scene, redirect: Redirect, installation: pins.Pins, version: int
+) -> None:
+    pod = traffic.address(scene.pod, version)
+    with redirecting.engaged_child(installation) as other:
+        with socket.socket(traffic.family(version), socket.SOCK_STREAM) as sock:
+            assert scene.reached(sock, pod) == "relay"
+            assert sock.getpeername()[:2] == (pod, PORT)
+        redirecting.kill(other)
+        assert scene.reached_from_node(version) == "relay"
+    with redirecting.engaged_child(installation):
+        redirect.disengage()
+        assert scene.reached_from_node(version) == "relay"
+    assert scene.reached_from_node(version) == "pod"
+
+
+KUBELET = Rule(Sender.KUBELET, socket.IPPROTO_TCP)
+
+
+def guard(gates: Gates, pair: labs.LabPod) -> Counting:
+    """Guard the relay's pair as the agent does."""
+    gates.install(pair.ifindex, GateConfig(Mode.ENFORCE, (), (KUBELET,), any_address=True))
+    return Counting(gates, pair.ifindex)
+
+
+def judged(counting: Counting) -> dict[tuple[Verdict, Reason], int]:
+    """What was counted of connections that begin; the kernels also talk by themselves."""
+    reasons = (Reason.PROBE, Reason.NODE)
+    return {key: count for key, count in counting.moved().items() if key[1] in reasons}
+
+
+@BOTH
+def test_others_who_dial_the_relay_hear_no_and_are_counted_at_its_gate(
+    refusing: None, scene: Scene, gates: Gates, version: int
+) -> None:
+    counting = guard(gates, scene.relay)
+    address = traffic.address(scene.relay, version)
+    with cgroups.cgroup() as stranger:
+        assert connected(stranger, address) == errno.EPERM
+    assert judged(counting) == {(Verdict.DROP, Reason.NODE): 1}
+    assert scene.reached_from_node(version) == "relay"
+    assert judged(counting) == {(Verdict.PASS, Reason.PROBE): 1}
+
+
+@BOTH
+def test_enforced_pod_s_hook_lets_the_kubelet_through_to_the_relay(
+    refusing: None, scene: Scene, gates: Gates, version: int
+) -> None:
+    """Whichever of the two programs the kernel runs first, and although its gate stays closed."""
+    gates.install(scene.pod.ifindex, GateConfig(Mode.STRICT, scene.pod.addresses, (KUBELET,)))
+    guard(gates, scene.relay)
+    counting = Counting(gates, scene.pod.ifindex)
+    assert scene.reached_from_node(version) == "relay"
+    assert judged(counting) == {}
+    with cgroups.cgroup() as stranger:
+        assert connected(stranger, traffic.address(scene.pod, version)) == errno.EPERM
+
+
+# A range behind the relay's pair, and one address of it that nobody has by name.
+RANGES = {4: ("198.18.64.0/24", "198.18.64.77"), 6: ("fd00:18:64::/64", "fd00:18:64::77")}
+
+
+@BOTH
+def test_gate_for_any_address_lets_in_the_kubelet_and_nobody_else(
+    scene: Scene, gates: Gates, version: int
+) -> None:
+    span, address = RANGES[version]
+    gateway = traffic.address(scene.relay, version)
+    inside = ["nsenter", f"--net={scene.relay.netns.path}"]
+    subprocess.run([*inside, "ip", "route", "add", "local", span, "dev", "lo"], check=True)
+    subprocess.run(["ip", "route", "add", span, "via", gateway], check=True)
+    counting = guard(gates, scene.relay)
+    with socket.socket(traffic.family(version), socket.SOCK_STREAM) as sock:
+        assert scene.reached(sock, address) == "relay"
+    assert judged(counting) == {(Verdict.PASS, Reason.PROBE): 1}
+    with cgroups.cgroup() as stranger:
+        dropped = connected(stranger, address, traffic.DROPPED_AFTER_SECONDS)
+    assert dropped == errno.EAGAIN  # a time limit's end, as connect_ex says it
+    assert judged(counting) == {(Verdict.DROP, Reason.NODE): 1}
+
+
+@BOTH
+def test_gate_for_any_address_knows_no_strays(
+    lab: labs.Lab, gates: Gates, loaded: loader.Loaded, version: int
+) -> None:
+    ends = frames.Ends(
+        frames.address(traffic.NODE[version]), frames.address(RANGES[version][1]), port=PORT
+    )
+    gate = lab.add_pod("any", 1).ifindex
+    for any_address, reason in ((True, Reason.NODE), (False, Reason.STRAY)):
+        gates.install(gate, GateConfig(Mode.ENFORCE, (), (KUBELET,), any_address))
+        counting = Counting(gates, gate)
+        assert skb.judge(loaded, frames.segment(ends, frames.SYN), gate) == skb.TCX_DROP
+        assert counting.moved() == {(Verdict.DROP, reason): 1}
