@@ -78,6 +78,12 @@ ALWAYS_INLINE int judge_datagram(struct bpf_sock_addr *context, struct address *
 	return judge_tunnel(known, to, bpf_ntohs(context->user_port));
 }
 
+ALWAYS_INLINE bool is_tcp(struct bpf_sock_addr *context)
+{
+	return context->type == SOCK_STREAM &&
+	       (context->protocol == IPPROTO_TCP || context->protocol == IPPROTO_MPTCP);
+}
+
 /*
  * A socket that is bound to an interface may go another way than to the pod. Not over IPv6: there a
  * router may send it back, and unlike IPv4's martians nothing stops it then.
@@ -117,8 +123,7 @@ ALWAYS_INLINE int judge_connect(struct bpf_sock_addr *context, struct address *t
 		return SOCKET_ALLOW;
 	if (context->protocol == IPPROTO_UDP && known->tunnel_port_count)
 		return judge_tunnel(known, to, port);
-	if (context->type != SOCK_STREAM || !sk || may_go_elsewhere(sk, to) ||
-	    (context->protocol != IPPROTO_TCP && context->protocol != IPPROTO_MPTCP))
+	if (!is_tcp(context) || !sk || may_go_elsewhere(sk, to))
 		return SOCKET_ALLOW;
 	caller.ifindex = gated_ifindex(to);
 	gate = gates.lookup(&caller.ifindex);

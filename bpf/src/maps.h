@@ -34,7 +34,7 @@ BPF_TABLE_PINNED("hash", struct relay_target_key, struct address, relay_targets,
 		 PIN_DIR "/relay_targets", BPF_F_NO_PREALLOC);
 BPF_TABLE_PINNED("hash", struct address, struct relay_origin, relay_origins, MAX_RELAY_TARGETS,
 		 PIN_DIR "/relay_origins", BPF_F_NO_PREALLOC);
-/* When the relay last said that it is there: CLOCK_MONOTONIC in ns; 0: never. */
+/* When the relay last said that it is there: CLOCK_MONOTONIC in ns. */
 BPF_TABLE_PINNED("array", __u32, __u64, relay_beat, 1, PIN_DIR "/relay_beat");
 
 /* bcc has no macro for a pinned ring; its members are those of BPF_RINGBUF_OUTPUT. */

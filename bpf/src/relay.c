@@ -15,15 +15,13 @@ ALWAYS_INLINE bool is_same_address(struct address *one, struct address *other)
 	return !((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]));
 }
 
-/* A relay that hangs would have connect hang with it. */
+/* A relay that hangs would have connect hang with it. One that never beat did so at boot. */
 ALWAYS_INLINE bool is_relay_beating(void)
 {
 	__u32 only = 0;
 	__u64 *beat_ns = relay_beat.lookup(&only);
 
-	if (!beat_ns || !*beat_ns)
-		return false;
-	return age_ns(bpf_ktime_get_ns(), *beat_ns) < RELAY_BEAT_LIMIT_NS;
+	return beat_ns && age_ns(bpf_ktime_get_ns(), *beat_ns) < RELAY_BEAT_LIMIT_NS;
 }
 
 /* A socket that is bound to an interface may mean another pod of this address. */
@@ -34,9 +32,7 @@ ALWAYS_INLINE bool is_kubelet_connecting(struct bpf_sock_addr *context)
 
 	if (!known || !known->kubelet_cgroup)
 		return false;
-	if (context->type != SOCK_STREAM || context->protocol != IPPROTO_TCP)
-		return false;
-	if (!sk || sk->bound_dev_if)
+	if (!is_tcp(context) || !sk || sk->bound_dev_if)
 		return false;
 	return bpf_get_current_cgroup_id() == known->kubelet_cgroup;
 }

@@ -163,6 +163,12 @@ def test_neighbours_find_each_other(loaded: loader.Loaded) -> None:
         assert is_let_in(loaded, frames.packet(six, frames.ICMPV6, frames.icmp(six, kind)))
 
 
+def test_neighbours_are_not_found_by_the_other_family_s_protocol(loaded: loader.Loaded) -> None:
+    four = ENDS[4]
+    for kind in (SOLICIT, ADVERTISE):
+        assert not is_let_in(loaded, frames.packet(four, frames.ICMPV6, frames.icmp(four, kind)))
+
+
 def test_unknown_ethertype_is_held(loaded: loader.Loaded) -> None:
     assert not is_let_in(loaded, frames.ethernet(ENDS[4], 0x88B5, bytes(46)))
 

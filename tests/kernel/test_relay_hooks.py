@@ -18,7 +18,7 @@ from bpf.nodeconfig import NodeConfig
 from bpf.relay import Redirect
 from bpf.rules import Rule, Sender
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import cgroups, frames, offers, redirecting, skb, traffic
+from tests.kernel import cgroups, frames, offers, openings, redirecting, skb, traffic
 from tests.kernel.counting import Counting
 from tests.kernel.redirecting import OTHER_PORT, PORT, Scene
 
@@ -177,6 +177,14 @@ def test_datagrams_go_direct(scene: Scene, version: int) -> None:
         sock.connect((traffic.address(scene.pod, version), PORT))
         sock.send(b"hello")
         assert inside.recv(64) == b"hello"
+
+
+@BOTH
+def test_multipath_connection_goes_to_the_relay_too(scene: Scene, version: int) -> None:
+    pod = traffic.address(scene.pod, version)
+    with socket.socket(traffic.family(version), socket.SOCK_STREAM, openings.IPPROTO_MPTCP) as sock:
+        assert scene.reached(sock, pod) == "relay"
+        assert sock.getpeername()[:2] == (pod, PORT)
 
 
 @BOTH
