@@ -1,0 +1,192 @@
+"""API objects, with no more of them than podgate reads.
+
+Whatever is not named here is skipped while decoding, so environment values, managed fields and
+last-applied configurations are never held, nor written to a file.
+"""
+
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from agent import names
+
+MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
+"""On the API's copy of a static pod: the uid by which the kubelet and the runtime know it."""
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """One entry of a Status' `details.causes`."""
+
+    reason: str = ""
+    message: str = ""
+    field: str = ""
+
+
+class StatusDetails(msgspec.Struct, frozen=True, rename="camel"):
+    """What a Status says beyond its message."""
+
+    causes: tuple[Cause, ...] = ()
+    retry_after_seconds: float = 0
+
+
+class Status(msgspec.Struct, frozen=True):
+    """metav1.Status: why the API server refused, as a body or as the object of an ERROR event."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+    details: StatusDetails | None = None
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """metav1.ObjectMeta; of annotations only podgate's and the mirror's."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    deletion_timestamp: str | None = None
+
+    def __post_init__(self) -> None:
+        kept = {name: text for name, text in self.annotations.items() if _is_ours(name)}
+        msgspec.structs.force_setattr(self, "annotations", kept)
+
+    @property
+    def full_name(self) -> str:
+        """ "namespace/name", or the name of what has no namespace."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+class Object(Protocol):
+    """Anything that can be watched."""
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+
+class MetadataOnly(msgspec.Struct, frozen=True):
+    """metav1.PartialObjectMetadata: all that podgate asks of namespaces and nodes."""
+
+    metadata: Metadata
+
+
+class Container(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What probes and hooks are read from, as it came: probes/specs.py checks each field."""
+
+    name: Any = None
+    ports: Any = None
+    startup_probe: Any = None
+    readiness_probe: Any = None
+    liveness_probe: Any = None
+    lifecycle: Any = None
+    restart_policy: Any = None
+
+
+class ReadinessGate(msgspec.Struct, frozen=True, rename="camel"):
+    """A condition that the kubelet waits for before it says Ready."""
+
+    condition_type: str
+
+
+class PodSpecFields(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """v1.PodSpec."""
+
+    node_name: str = ""
+    host_network: bool = False
+    init_containers: tuple[Container, ...] = ()
+    containers: tuple[Container, ...] = ()
+    readiness_gates: tuple[ReadinessGate, ...] = ()
+
+
+class PodCondition(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """v1.PodCondition. last_transition_time: as the API writes it, RFC 3339 in whole seconds."""
+
+    type: str
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+    observed_generation: int | None = None
+
+
+class PodIp(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One of the addresses that the API shows: later than the pod has them."""
+
+    ip: str = ""
+
+
+class Running(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Since when a container runs, RFC 3339."""
+
+    started_at: str | None = None
+
+
+class ContainerState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Only whether, and since when, the container runs."""
+
+    running: Running | None = None
+
+
+class ContainerStatus(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True
+):
+    """v1.ContainerStatus. container_id: with the runtime's scheme, `containerd://...`."""
+
+    name: str
+    container_id: str = msgspec.field(default="", name="containerID")
+    ready: bool = False
+    started: bool | None = None
+    restart_count: int = 0
+    state: ContainerState = ContainerState()
+
+
+class PodStatusFields(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True
+):
+    """v1.PodStatus."""
+
+    phase: str = ""
+    pod_ips: tuple[PodIp, ...] = msgspec.field(default=(), name="podIPs")
+    conditions: tuple[PodCondition, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+
+
+class ApiPod(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """v1.Pod."""
+
+    metadata: Metadata
+    spec: PodSpecFields = PodSpecFields()
+    status: PodStatusFields = PodStatusFields()
+
+    @property
+    def uid(self) -> str:
+        """The uid that the kubelet and the runtime use; of a static pod not the API's."""
+        return self.metadata.annotations.get(MIRROR_ANNOTATION) or self.metadata.uid
+
+    @property
+    def is_mirror(self) -> bool:
+        return MIRROR_ANNOTATION in self.metadata.annotations
+
+    @property
+    def gates(self) -> frozenset[str]:
+        """The condition types of the pod's readiness gates."""
+        return frozenset(gate.condition_type for gate in self.spec.readiness_gates)
+
+    def condition(self, kind: str) -> PodCondition | None:
+        return next((one for one in self.status.conditions if one.type == kind), None)
+
+
+def is_older(one: str, other: str) -> bool:
+    """Whether a resource version is certainly not newer than another.
+
+    Comparable as numbers since KEP-5504; they were in fact before. Anything else is never older.
+    """
+    return one.isdecimal() and other.isdecimal() and int(one) <= int(other)
+
+
+def _is_ours(annotation: str) -> bool:
+    return annotation.startswith(f"{names.DOMAIN}/") or annotation == MIRROR_ANNOTATION

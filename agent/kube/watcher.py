@@ -1,0 +1,366 @@
+"""A watch that lasts: one resource of the API server, followed through whatever goes wrong.
+
+List (or, where the server has it, one stream that begins with everything: KEP-3157), then watch
+from there, for ever. How the faults are taken:
+
+* The stream ends, breaks, or is silent for longer than bookmarks are apart: watch again from the
+  last version. Silence never means a new list: servers with an old etcd send no bookmarks at all.
+* 410, as an HTTP status or as an ERROR event: what is between is forgotten, so list again, and tell
+  only what differs. 410 to the list itself: list the newest.
+* 504 with ResourceVersionTooLarge: this server is behind the one before, or etcd was put back from
+  a backup; list the newest.
+* Anything else: the same request again, later each time; Retry-After is respected.
+* Events that come twice or late are told by their resource version, and change nothing.
+
+client-go's reflector.go is the model for the order of things.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Final, Generic, Literal, TypeVar
+
+import msgspec
+import structlog
+
+from agent.kube import objects, pacing
+from agent.kube.client import JSON, Api, ApiError
+
+log = structlog.get_logger(__name__)
+
+ObjectT = TypeVar("ObjectT", bound=objects.Object)
+
+# Bookmarks come about once a minute.
+_SILENCE_SECONDS: Final = 70.0
+# client-go's minWatchTimeout is 5 minutes, and up to twice that: servers are to be left by turns.
+_SERVER_TIMEOUT_SECONDS: Final = 300
+# A stream that said nothing and ended sooner is a failure, and not a server that closes quiet ones.
+_SHORTEST_STREAM_SECONDS: Final = 5.0
+_LIST_SECONDS: Final = 60.0
+_LONGEST_RETRY_AFTER_SECONDS: Final = 300.0
+_INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
+_TOO_LARGE: Final = "ResourceVersionTooLarge"
+# Refusals that say nothing about whether the server can stream lists.
+_UNRELATED_TO_STREAMING: Final = (0, 401, 403, 410, 429, 503)
+_MOST_GONE: Final = 1024
+
+_METADATA_ACCEPT: Final = ",".join(
+    f"application/json;as={kind};g=meta.k8s.io;v=v1"
+    for kind in ("PartialObjectMetadataList", "PartialObjectMetadata")
+)
+
+_Key = tuple[str, str]
+
+
+class Query(msgspec.Struct, Generic[ObjectT], frozen=True):
+    """What to watch."""
+
+    name: str
+    """For log lines and metrics: "pods"."""
+    path: str
+    """As in "/api/v1/pods"."""
+    kind: type[ObjectT]
+    field_selector: str = ""
+    is_metadata_only: bool = False
+
+
+class _ListMetadata(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+
+
+class _List(msgspec.Struct):
+    metadata: _ListMetadata = msgspec.field(default_factory=_ListMetadata)
+    items: list[msgspec.Raw] | None = None
+
+
+class _Event(msgspec.Struct):
+    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
+    object: msgspec.Raw
+
+
+class _MarkMetadata(msgspec.Struct, rename="camel"):
+    """What can be read of an object that cannot be read."""
+
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class _Mark(msgspec.Struct):
+    metadata: _MarkMetadata
+
+
+class Watcher(Generic[ObjectT]):
+    """Keeps `objects` as the API server has them, and tells each change once."""
+
+    def __init__(
+        self,
+        api: Api,
+        query: Query[ObjectT],
+        *,
+        on_change: Callable[[ObjectT | None, ObjectT | None], None],
+        jitter: pacing.Jitter = random.random,
+    ) -> None:
+        """on_change: gets the object before and after; None for one that was or is not there.
+
+        An object that takes another's name is told as the other's removal and its own coming.
+        """
+        self.query = query
+        self.objects: dict[_Key, ObjectT] = {}
+        self.synced = asyncio.Event()
+        """Whether everything was seen once."""
+        self.problem = ""
+        """What the API server, or its absence, said last; empty while all is well."""
+        self.requests = 0
+        self._api = api
+        self._on_change = on_change
+        self._jitter = jitter
+        self._version = ""
+        self._is_current = False
+        """Whether `objects` are those of `_version`, so that it is enough to watch."""
+        self._wants_newest = False
+        self._may_stream = True
+        self._gone: dict[str, str] = {}
+        """Versions at which the objects with these uids went."""
+        # Under one a second in the long run, but a list and its watch at once.
+        self._bucket = pacing.Bucket(per_second=0.8, burst=2)
+        self._backoff = pacing.Backoff(base_seconds=1.0, cap_seconds=30.0, jitter=jitter)
+
+    def seed(self, found: list[ObjectT], version: str) -> None:
+        """Begin with what was known before; it is not told. To be called before `run`."""
+        self.objects = {_key(one): one for one in found}
+        self._version = version
+
+    @property
+    def version(self) -> str:
+        """The newest resource version seen, for `seed`."""
+        return self._version
+
+    async def run(self) -> None:
+        """Follow the resource until cancelled."""
+        while True:
+            await self._bucket.wait()
+            self.requests += 1
+            try:
+                if self._is_current:
+                    await self._watch()
+                elif self._may_stream:
+                    await self._stream_list()
+                else:
+                    await self._list()
+            except ApiError as error:
+                self._take_in(error)
+                wait = min(error.retry_after_seconds, _LONGEST_RETRY_AFTER_SECONDS)
+                wait *= 1.0 + 0.1 * self._jitter()
+                await asyncio.sleep(max(wait, self._backoff.next_seconds()))
+
+    def _take_in(self, error: ApiError) -> None:
+        """What a failure means for the next request."""
+        if not self.problem:
+            log.warning(
+                "watch interrupted; what was seen last stays in force",
+                resource=self.query.name,
+                error=str(error),
+                code=error.code,
+            )
+        self.problem = str(error)
+        if error.code == 410:
+            self._wants_newest = not self._is_current
+            self._is_current = False
+        elif _is_too_large(error):
+            self._wants_newest = True
+            self._is_current = False
+
+    def _is_well(self) -> None:
+        self._backoff.reset()
+        if self.problem:
+            log.info("watch goes on", resource=self.query.name)
+            self.problem = ""
+
+    async def _list(self) -> None:
+        query = self._query()
+        # From the server's cache: whatever it has at first, later nothing older than what was seen.
+        query["resourceVersion"] = "" if self._wants_newest else self._version or "0"
+        content = await self._api.request(
+            "GET",
+            self.query.path,
+            query=query,
+            accept=self._accept(),
+            timeout_seconds=_LIST_SECONDS,
+        )
+        try:
+            listed = msgspec.json.decode(content, type=_List)
+        except msgspec.DecodeError as error:
+            raise ApiError(f"the API server's list cannot be read: {error}") from error
+        found = [self._read(item) for item in listed.items or ()]
+        self._replace_all([one for one in found if one], listed.metadata.resource_version)
+
+    async def _stream_list(self) -> None:
+        """List and watch in one request, or find out that this server cannot."""
+        query = self._watch_query("" if self._wants_newest else self._version)
+        query["sendInitialEvents"] = "true"
+        query["resourceVersionMatch"] = "NotOlderThan"
+        try:
+            await self._follow(query, initial=[])
+        except ApiError as error:
+            is_unrelated = error.code in _UNRELATED_TO_STREAMING or _is_too_large(error)
+            if not self._is_current and not is_unrelated:
+                self._may_stream = False
+            raise
+        if not self._is_current:
+            self._may_stream = False
+            raise ApiError("the stream ended before everything was told")
+
+    async def _watch(self) -> None:
+        await self._follow(self._watch_query(self._version), initial=None)
+
+    async def _follow(self, query: dict[str, str], *, initial: list[ObjectT] | None) -> None:
+        """Take in a stream's events until it ends. initial: collects those before the mark that
+        ends the list. Raises `ApiError`."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        has_spoken = False
+        async with self._api.stream(
+            self.query.path,
+            query=query,
+            accept=self._accept(),
+            silence_seconds=_SILENCE_SECONDS * (1.0 + 0.1 * self._jitter()),
+        ) as lines:
+            async for line in lines:
+                try:
+                    event = msgspec.json.decode(line, type=_Event)
+                except msgspec.DecodeError as error:
+                    raise ApiError(f"the API server's event cannot be read: {error}") from error
+                if event.type == "ERROR":
+                    raise ApiError.of_status(_status(event.object))
+                has_spoken = True
+                if initial is None:
+                    self._is_well()
+                    self._take(event)
+                elif event.type != "BOOKMARK":
+                    if one := self._read(event.object):
+                        initial.append(one)
+                else:
+                    mark = _mark(event.object)
+                    if mark and (mark.annotations or {}).get(_INITIAL_EVENTS_END) == "true":
+                        self._replace_all(initial, mark.resource_version)
+                        self._is_well()
+                        initial = None
+        if has_spoken:
+            return
+        if loop.time() - begun < _SHORTEST_STREAM_SECONDS:
+            raise ApiError("the watch ended as soon as it began")
+        if initial is None:
+            self._is_well()
+
+    def _query(self) -> dict[str, str]:
+        if not self.query.field_selector:
+            return {}
+        return {"fieldSelector": self.query.field_selector}
+
+    def _watch_query(self, version: str) -> dict[str, str]:
+        seconds = int(_SERVER_TIMEOUT_SECONDS * (1.0 + self._jitter()))
+        return {
+            **self._query(),
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(seconds),
+        }
+
+    def _accept(self) -> str:
+        return _METADATA_ACCEPT if self.query.is_metadata_only else JSON
+
+    def _read(self, raw: msgspec.Raw) -> ObjectT | None:
+        """The object; what it was, where it cannot be read; None where it never could."""
+        try:
+            return msgspec.json.decode(raw, type=self.query.kind)
+        except msgspec.DecodeError as error:
+            mark = _mark(raw)
+            known = self.objects.get((mark.namespace, mark.name)) if mark else None
+            log.warning(
+                "an object of the API server cannot be read; it stays as it was",
+                resource=self.query.name,
+                object=f"{mark.namespace}/{mark.name}" if mark else "",
+                error=str(error),
+            )
+            return known
+
+    def _take(self, event: _Event) -> None:
+        if event.type == "BOOKMARK":
+            if mark := _mark(event.object):
+                self._version = mark.resource_version or self._version
+            return
+        new = self._read(event.object)
+        if new is None:
+            return
+        key, version = _key(new), new.metadata.resource_version
+        old = self.objects.get(key)
+        if not objects.is_older(version, self._version):
+            self._version = version
+        if event.type == "DELETED":
+            self._mark_gone(new.metadata.uid, version)
+            if old and old.metadata.uid == new.metadata.uid:
+                del self.objects[key]
+                self._on_change(old, None)
+            return
+        gone_at = self._gone.get(new.metadata.uid)
+        if gone_at is not None and objects.is_older(version, gone_at):
+            return
+        if old and objects.is_older(version, old.metadata.resource_version):
+            return
+        self._put(key, old, new)
+
+    def _replace_all(self, found: list[ObjectT], version: str) -> None:
+        """Take a whole list as the truth, and tell what differs."""
+        self._version = version
+        self._is_current, self._wants_newest = True, False
+        self._gone.clear()
+        listed = {_key(one): one for one in found}
+        for key in self.objects.keys() - listed.keys():
+            self._on_change(self.objects.pop(key), None)
+        for key, new in listed.items():
+            old = self.objects.get(key)
+            if old is None or old.metadata.resource_version != new.metadata.resource_version:
+                self._put(key, old, new)
+        self.synced.set()
+
+    def _put(self, key: _Key, old: ObjectT | None, new: ObjectT) -> None:
+        if old and old.metadata.uid != new.metadata.uid:
+            self._mark_gone(old.metadata.uid, new.metadata.resource_version)
+            del self.objects[key]
+            self._on_change(old, None)
+            old = None
+        self.objects[key] = new
+        self._on_change(old, new)
+
+    def _mark_gone(self, uid: str, version: str) -> None:
+        self._gone[uid] = version
+        while len(self._gone) > _MOST_GONE:
+            del self._gone[next(iter(self._gone))]
+
+
+def _key(one: objects.Object) -> _Key:
+    return one.metadata.namespace, one.metadata.name
+
+
+def _mark(raw: msgspec.Raw) -> _MarkMetadata | None:
+    try:
+        return msgspec.json.decode(raw, type=_Mark).metadata
+    except msgspec.DecodeError:
+        return None
+
+
+def _status(raw: msgspec.Raw) -> objects.Status:
+    try:
+        return msgspec.json.decode(raw, type=objects.Status)
+    except msgspec.DecodeError:
+        return objects.Status(message="the watch ended with an error that cannot be read")
+
+
+def _is_too_large(error: ApiError) -> bool:
+    """apimachinery's NewTooLargeResourceVersionError; the text is that of servers before 1.17."""
+    return any(reason == _TOO_LARGE for _, reason in error.causes) or (
+        "Too large resource version" in str(error)
+    )

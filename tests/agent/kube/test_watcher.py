@@ -1,0 +1,486 @@
+"""A watch that lasts, through every fault that a server or a network can have."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from agent.kube.client import Api
+from agent.kube.objects import ApiPod
+from agent.kube.watcher import Query, Watcher
+from tests.agent.kube import apiserver
+from tests.agent.kube.apiserver import PODS, ApiServer, line, pod
+
+# Each of them a look at the sockets before time may pass: the kernel may need a moment.
+pytestmark = pytest.mark.looptime(noop_cycles=300)
+
+
+class Seen:
+    """A running watcher, and what it told in order."""
+
+    def __init__(self, api: Api) -> None:
+        self.told: list[str] = []
+        self.watcher = Watcher(
+            api,
+            Query("pods", PODS, ApiPod, "spec.nodeName=node1"),
+            on_change=self._on_change,
+            jitter=lambda: 0.5,
+        )
+
+    def _on_change(self, old: ApiPod | None, new: ApiPod | None) -> None:
+        assert old is None or new is None or old.metadata.uid == new.metadata.uid
+        sign = "+" if old is None else "-" if new is None else "~"
+        one = new or old
+        assert one is not None
+        self.told.append(f"{sign}{one.metadata.name}")
+
+    @property
+    def names(self) -> set[str]:
+        return {one.metadata.name for one in self.watcher.objects.values()}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Seen"]:
+        task = asyncio.create_task(self.watcher.run())
+        try:
+            async with asyncio.timeout(600):
+                await self.watcher.synced.wait()
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def assert_paced(server: ApiServer, path: str = PODS) -> None:
+    """Under one request a second, but for a list with its watch."""
+    times = [one.at for one in server.of(path)]
+    for start in times:
+        within = [at for at in times if start <= at < start + 10.0]
+        assert len(within) <= 10
+
+
+async def test_list_and_watch_are_one_request_where_the_server_can(
+    server: ApiServer, api: Api
+) -> None:
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        server.put(pod("b"))
+        server.put(pod("a"))
+        server.delete("a")
+        await asyncio.sleep(1)
+        assert seen.told == ["+a", "+b", "~a", "-a"]
+    assert [(one.is_streamed_list, one.query["resourceVersion"]) for one in server.of()] == [
+        (True, "")
+    ]
+
+
+async def test_only_the_node_is_asked_for(server: ApiServer, api: Api) -> None:
+    async with Seen(api).running():
+        assert server.of()[0].query["fieldSelector"] == "spec.nodeName=node1"
+        assert server.of()[0].query["allowWatchBookmarks"] == "true"
+        assert 300 <= int(server.of()[0].query["timeoutSeconds"]) <= 600
+
+
+async def test_server_that_cannot_stream_lists_is_asked_for_one(
+    server: ApiServer, api: Api
+) -> None:
+    server.can_stream_lists = False
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        stream = await server.watched(count=2)
+        server.put(pod("b"))
+        await asyncio.sleep(1)
+        assert seen.told == ["+a", "+b"]
+        stream.end()
+        await server.watched(count=3)
+    streamed, listed, watched, again = server.of()
+    assert streamed.is_streamed_list
+    assert not listed.is_watch
+    assert listed.query["resourceVersion"] == "0"
+    assert watched.query["resourceVersion"] == "101"
+    assert again.query["resourceVersion"] == "102"
+
+
+async def test_old_server_that_refuses_the_options_is_asked_for_a_list(
+    server: ApiServer, api: Api
+) -> None:
+    async def refuse(request: web.Request) -> web.StreamResponse | None:
+        if "resourceVersionMatch" in request.query and "watch" in request.query:
+            return apiserver.refusal(422, "Invalid")
+        return None
+
+    server.faults.append(refuse)
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        assert seen.names == {"a"}
+    assert not server.of()[1].is_watch
+
+
+async def test_server_that_never_ends_its_list_is_asked_for_one(
+    server: ApiServer, api: Api
+) -> None:
+    async def stay_silent(request: web.Request) -> web.StreamResponse | None:
+        if "sendInitialEvents" not in request.query:
+            return None
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(line({"type": "ADDED", "object": pod("a", resourceVersion="1")}))
+        await asyncio.sleep(1000)
+        return response
+
+    server.faults.append(stay_silent)
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        assert seen.told == ["+a"]
+
+
+async def test_ended_stream_goes_on_from_the_last_version(server: ApiServer, api: Api) -> None:
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        server.stream().end()
+        server.silently(lambda: server.put(pod("b")))
+        await server.watched(count=2)
+        await asyncio.sleep(1)
+        assert seen.told == ["+a", "+b"]
+    assert all(one.is_watch for one in server.of())
+    assert server.of()[1].query["resourceVersion"] == "101"
+
+
+async def test_bookmarks_move_the_version(server: ApiServer, api: Api) -> None:
+    server.put(pod("a"))
+    async with Seen(api).running():
+        server.put({"metadata": {"name": "elsewhere"}}, path="/api/v1/namespaces")
+        server.bookmark()
+        await asyncio.sleep(1)
+        server.stream().end()
+        await server.watched(count=2)
+    assert server.of()[1].query["resourceVersion"] == "102"
+
+
+async def test_connection_cut_in_the_middle_of_an_event(server: ApiServer, api: Api) -> None:
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        stream = server.stream()
+        half = line({"type": "ADDED", "object": pod("b", resourceVersion="102")})[:70]
+        server.silently(lambda: server.put(pod("b")))
+        await stream.cut(half)
+        await server.watched(count=2)
+        await asyncio.sleep(1)
+        assert seen.told == ["+a", "+b"]
+        assert seen.watcher.problem == ""
+    assert all(one.is_watch for one in server.of())
+
+
+async def test_half_open_connection_is_left_and_nothing_is_listed_again(
+    server: ApiServer, api: Api
+) -> None:
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        server.stream().hang()
+        server.put(pod("b"))
+        await asyncio.sleep(60)
+        assert seen.told == ["+a"]
+        await asyncio.sleep(20)
+        assert seen.told == ["+a", "+b"]
+    assert [one.is_streamed_list for one in server.of()] == [True, False]
+
+
+async def test_connection_that_is_never_answered_is_given_up(server: ApiServer, api: Api) -> None:
+    async def hang(request: web.Request) -> web.StreamResponse | None:
+        server.faults.clear()
+        await asyncio.sleep(100_000)
+        return None
+
+    server.put(pod("a"))
+    server.faults.append(hang)
+    async with Seen(api).running() as seen:
+        assert seen.names == {"a"}
+    assert len(server.of()) == 2
+
+
+async def test_server_without_any_bookmark_is_watched_again_and_never_listed_again(
+    server: ApiServer, api: Api
+) -> None:
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        await asyncio.sleep(1800)
+        server.put(pod("b"))
+        await asyncio.sleep(80)
+        assert seen.told == ["+a", "+b"]
+        assert seen.watcher.problem == ""
+    again = server.of()[1:]
+    assert 20 <= len(again) <= 30
+    assert all(one.is_watch and not one.is_streamed_list for one in again)
+
+
+async def test_too_old_version_in_the_stream_means_a_list_and_its_difference(
+    server: ApiServer, api: Api
+) -> None:
+    server.can_stream_lists = False
+    for name in ("kept", "changed", "deleted", "replaced"):
+        server.put(pod(name))
+    async with Seen(api).running() as seen:
+        stream = await server.watched(count=2)
+        seen.told.clear()
+
+        def meanwhile() -> None:
+            server.put(pod("changed"))
+            server.delete("deleted")
+            server.delete("replaced")
+            server.put(pod("replaced", uid="another"))
+            server.put(pod("new"))
+
+        server.silently(meanwhile)
+        server.oldest_version = server.version
+        stream.end()
+        await server.watched(count=4)
+        await asyncio.sleep(1)
+        assert sorted(seen.told) == sorted(
+            ["~changed", "-deleted", "-replaced", "+replaced", "+new"]
+        )
+        assert seen.names == {"kept", "changed", "replaced", "new"}
+    lists = [one for one in server.of() if not one.is_watch]
+    assert [one.query["resourceVersion"] for one in lists] == ["0", "104"]
+    assert_paced(server)
+
+
+async def test_too_old_version_as_a_status(server: ApiServer, api: Api) -> None:
+    async def gone(request: web.Request) -> web.StreamResponse | None:
+        if request.query.get("resourceVersion") == "101" and "watch" in request.query:
+            return apiserver.refusal(410, "Expired")
+        return None
+
+    server.can_stream_lists = False
+    server.put(pod("a"))
+    server.faults.append(gone)
+    task = asyncio.create_task((seen := Seen(api)).watcher.run())
+    await asyncio.sleep(10)
+    server.put(pod("b"))
+    await asyncio.sleep(60)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert seen.told == ["+a", "+b"]
+    assert_paced(server)
+
+
+async def test_too_old_version_of_a_list_means_the_newest(server: ApiServer, api: Api) -> None:
+    async def gone(request: web.Request) -> web.StreamResponse | None:
+        if "watch" not in request.query and request.query["resourceVersion"]:
+            return apiserver.refusal(410, "Expired")
+        return None
+
+    server.can_stream_lists = False
+    server.put(pod("a"))
+    server.faults.append(gone)
+    async with Seen(api).running() as seen:
+        assert seen.names == {"a"}
+    lists = [one.query["resourceVersion"] for one in server.of() if not one.is_watch]
+    assert lists == ["0", ""]
+
+
+async def test_retry_after_is_respected(server: ApiServer, api: Api) -> None:
+    async def busy(request: web.Request) -> web.StreamResponse | None:
+        server.faults.clear()
+        return apiserver.refusal(429, "TooManyRequests", retry_after=50)
+
+    server.put(pod("a"))
+    server.faults.append(busy)
+    async with Seen(api).running() as seen:
+        assert seen.names == {"a"}
+    first, second = (one.at for one in server.of())
+    assert 50 <= second - first <= 60
+    assert server.of()[1].is_streamed_list
+
+
+@pytest.mark.parametrize("code", [500, 503, 504])
+async def test_a_minute_of_refusals(server: ApiServer, api: Api, code: int) -> None:
+    async def refuse(request: web.Request) -> web.StreamResponse | None:
+        return apiserver.refusal(code, "InternalError")
+
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        server.faults.append(refuse)
+        server.stream().end()
+        server.silently(lambda: server.put(pod("b")))
+        await asyncio.sleep(60)
+        assert seen.watcher.problem
+        assert seen.names == {"a"}
+        assert len(server.of()) <= 10
+        server.faults.clear()
+        await asyncio.sleep(60)
+        server.bookmark()
+        await asyncio.sleep(1)
+        assert seen.told == ["+a", "+b"]
+        assert seen.watcher.problem == ""
+    assert all(one.is_watch for one in server.of())
+    assert_paced(server)
+
+
+@pytest.mark.parametrize("code", [500, 504])
+async def test_errors_inside_the_stream_are_watched_again_later(
+    server: ApiServer, api: Api, code: int
+) -> None:
+    async def fail(request: web.Request) -> web.StreamResponse | None:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        event = apiserver.recorded("watchlist")[0]
+        event["object"]["code"] = code
+        await response.write(line(event))
+        return response
+
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        server.faults.append(fail)
+        server.stream().end()
+        server.silently(lambda: server.put(pod("b")))
+        await asyncio.sleep(120)
+        assert len(server.of()) <= 12
+        server.faults.clear()
+        await asyncio.sleep(60)
+        assert seen.told == ["+a", "+b"]
+    assert all(one.is_watch for one in server.of())
+    assert_paced(server)
+
+
+async def test_server_that_is_behind_is_listed_anew(server: ApiServer, api: Api) -> None:
+    server.can_stream_lists = False
+    server.put(pod("a"))
+    seen = Seen(api)
+    seen.watcher.seed([], "5000")
+    async with seen.running():
+        assert seen.names == {"a"}
+        assert seen.watcher.version == "101"
+    lists = [one.query["resourceVersion"] for one in server.of() if not one.is_watch]
+    assert lists == ["5000", ""]
+
+
+async def test_streams_that_end_at_once_do_not_become_a_storm(server: ApiServer, api: Api) -> None:
+    async def slam(request: web.Request) -> web.StreamResponse | None:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        return response
+
+    server.put(pod("a"))
+    async with Seen(api).running():
+        server.faults.append(slam)
+        server.stream().end()
+        await asyncio.sleep(120)
+        assert len(server.of()) <= 12
+
+
+async def test_streams_that_say_one_thing_and_end_stay_under_one_a_second(
+    server: ApiServer, api: Api
+) -> None:
+    async def one_bookmark(request: web.Request) -> web.StreamResponse | None:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        event = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "101"}}}
+        await response.write(line(event))
+        return response
+
+    server.put(pod("a"))
+    async with Seen(api).running():
+        server.faults.append(one_bookmark)
+        server.stream().end()
+        begun = len(server.of())
+        await asyncio.sleep(100)
+        assert len(server.of()) - begun <= 100
+    assert_paced(server)
+
+
+async def test_duplicate_and_late_events_change_nothing(server: ApiServer, api: Api) -> None:
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        stream = server.stream()
+        old = server.get("a")
+        new = server.put({**pod("a"), "status": {"phase": "Failed"}})
+        stream.send(line({"type": "MODIFIED", "object": new}))
+        stream.send(line({"type": "MODIFIED", "object": old}))
+        stream.send(line({"type": "ADDED", "object": old}))
+        await asyncio.sleep(1)
+        assert seen.told == ["+a", "~a"]
+        assert seen.watcher.objects["default", "a"].status.phase == "Failed"
+        server.delete("a")
+        stream.send(line({"type": "MODIFIED", "object": new}))
+        stream.send(line({"type": "DELETED", "object": new}))
+        await asyncio.sleep(1)
+        assert seen.told == ["+a", "~a", "-a"]
+
+
+async def test_pod_replaced_under_the_same_name(server: ApiServer, api: Api) -> None:
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        server.delete("a")
+        server.put(pod("a", uid="another"))
+        await asyncio.sleep(1)
+        assert seen.told == ["+a", "-a", "+a"]
+
+
+async def test_pod_replaced_under_the_same_name_in_the_wrong_order(
+    server: ApiServer, api: Api
+) -> None:
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        old = server.get("a")
+        stream = server.stream()
+        new = pod("a", uid="another", resourceVersion="103")
+        stream.send(line({"type": "ADDED", "object": new}))
+        old["metadata"]["resourceVersion"] = "102"
+        stream.send(line({"type": "MODIFIED", "object": old}))
+        stream.send(line({"type": "DELETED", "object": old}))
+        await asyncio.sleep(1)
+        assert seen.told == ["+a", "-a", "+a"]
+        assert seen.watcher.objects["default", "a"].metadata.uid == "another"
+
+
+async def test_object_that_cannot_be_read_costs_no_other(server: ApiServer, api: Api) -> None:
+    server.put(pod("a"))
+    server.put({**pod("b"), "spec": {"containers": "none"}})
+    async with Seen(api).running() as seen:
+        assert seen.names == {"a"}
+        server.put({**pod("a"), "status": "gone"})
+        server.put(pod("c"))
+        await asyncio.sleep(1)
+        assert seen.told == ["+a", "+c"]
+
+
+async def test_line_that_is_no_event_ends_the_stream_and_not_the_watch(
+    server: ApiServer, api: Api
+) -> None:
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        server.stream().send(b"<html>proxy</html>\n")
+        await server.watched(count=2)
+        server.put(pod("b"))
+        await asyncio.sleep(1)
+        assert seen.told == ["+a", "+b"]
+
+
+async def test_what_was_known_before_is_compared_and_not_told(server: ApiServer, api: Api) -> None:
+    server.can_stream_lists = False
+    for name in ("a", "b"):
+        server.put(pod(name))
+    async with Seen(api).running() as first:
+        known = list(first.watcher.objects.values())
+        version = first.watcher.version
+    server.delete("a")
+    server.put(pod("c"))
+    seen = Seen(api)
+    seen.watcher.seed(known, version)
+    async with seen.running():
+        assert sorted(seen.told) == ["+c", "-a"]
+
+
+async def test_metadata_only_is_asked_for_as_such(server: ApiServer, api: Api) -> None:
+    watcher = Watcher(
+        api,
+        Query("pods", PODS, ApiPod, is_metadata_only=True),
+        on_change=lambda old, new: None,
+    )
+    task = asyncio.create_task(watcher.run())
+    await watcher.synced.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    accept = server.of()[0].headers["Accept"]
+    assert "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1" in accept
