@@ -10,7 +10,11 @@ from agent.relay.process import Relay, end_of
 
 @click.command()
 @click.option("--control", type=int, required=True, help="Descriptor of a socket to the agent.")
-@click.option("--log-format", type=click.Choice(list(logs.LogFormat)), default=logs.LogFormat.JSON)
+@click.option(
+    "--log-format",
+    type=click.Choice([choice.value for choice in logs.LogFormat]),
+    default=logs.LogFormat.JSON.value,
+)
 def main(control: int, log_format: str) -> None:
     """Carry the kubelet's connections into pods' namespaces, as the agent says."""
     logs.configure(logs.LogFormat(log_format))

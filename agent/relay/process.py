@@ -151,7 +151,7 @@ class Relay:
             on_exhausted=self._exhausted,
             now=self._now,
         )
-        Openings(inside).watch(self._poller, self._held.take)
+        Openings(inside, self._poller, self._held.take)
         self._control.tell(messages.Ready())
 
     def _want(self, want: messages.Want) -> None:

@@ -16,29 +16,28 @@ _IPV6_LENGTH = 40
 _TTL = 64
 
 # Classic BPF over what a SOCK_DGRAM packet socket gives, so from the IP header on: TCP with SYN and
-# without ACK. Each line is code, jump if true, jump if false, operand (linux/filter.h).
-SYN_FILTER_IPV4 = (
-    (0x30, 0, 0, 9),  # A = protocol
-    (0x15, 0, 7, socket.IPPROTO_TCP),
+# without ACK. IPv6 with extension headers is not the kubelet's. Each line is code, jump if true,
+# jump if false, operand (linux/filter.h).
+SYN_FILTER = (
+    (0x30, 0, 0, 0),  # A = version
+    (0x54, 0, 0, 0xF0),
+    (0x15, 7, 0, 0x60),
+    (0x15, 0, 13, 0x40),
+    (0x30, 0, 0, 9),  # A = IPv4's protocol
+    (0x15, 0, 11, socket.IPPROTO_TCP),
     (0x28, 0, 0, 6),  # A = fragment field
-    (0x45, 5, 0, 0x1FFF),
+    (0x45, 9, 0, 0x1FFF),
     (0xB1, 0, 0, 0),  # X = length of the header
+    (0x05, 0, 0, 3),
+    (0x30, 0, 0, 6),  # A = IPv6's next header
+    (0x15, 0, 5, socket.IPPROTO_TCP),
+    (0x01, 0, 0, _IPV6_LENGTH),  # X = length of the header
     (0x50, 0, 0, 13),  # A = TCP flags
     (0x54, 0, 0, _SYN | _ACK),
     (0x15, 0, 1, _SYN),
     (0x06, 0, 0, 0xFFFF),
     (0x06, 0, 0, 0),
 )
-SYN_FILTER_IPV6 = (
-    (0x30, 0, 0, 6),  # A = next header; what has extension headers is not the kubelet's
-    (0x15, 0, 4, socket.IPPROTO_TCP),
-    (0x30, 0, 0, _IPV6_LENGTH + 13),  # A = TCP flags
-    (0x54, 0, 0, _SYN | _ACK),
-    (0x15, 0, 1, _SYN),
-    (0x06, 0, 0, 0xFFFF),
-    (0x06, 0, 0, 0),
-)
-
 
 Flow = tuple[bytes, int, bytes, int]
 """The node's address and port, the relay's address and the port; addresses packed."""

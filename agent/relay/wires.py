@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from agent.relay import segments
 from agent.relay.poller import READABLE, Poller
 
-_ETH_P_IP, _ETH_P_IPV6 = 0x0800, 0x86DD
+_ETH_P_ALL = 0x0003
 _SO_ATTACH_FILTER = 26
 _SO_RCVBUFFORCE = 33
 _IPV6_HDRINCL = 36
@@ -24,26 +24,14 @@ _BACKLOG = 4096
 
 
 class Openings:
-    """Packet sockets that see every SYN that comes by the pair, before it is dropped there."""
+    """A packet socket that sees every SYN that comes by the pair, before it is dropped there."""
 
-    def __init__(self, interface: str) -> None:
-        self._sockets = [
-            _packet_socket(interface, protocol, program)
-            for protocol, program in (
-                (_ETH_P_IP, segments.SYN_FILTER_IPV4),
-                (_ETH_P_IPV6, segments.SYN_FILTER_IPV6),
-            )
-        ]
-
-    def watch(self, poller: Poller, on_opening: Callable[[segments.Opening], None]) -> None:
-        for sock in self._sockets:
-            poller.watch(sock.fileno(), READABLE, _Reader(sock, on_opening))
-
-
-class _Reader:
-    def __init__(self, sock: socket.socket, on_opening: Callable[[segments.Opening], None]) -> None:
-        self._socket = sock
+    def __init__(
+        self, interface: str, poller: Poller, on_opening: Callable[[segments.Opening], None]
+    ) -> None:
+        self._socket = _packet_socket(interface)
         self._on_opening = on_opening
+        poller.watch(self._socket.fileno(), READABLE, self)
 
     def on_event(self, events: int) -> None:
         for packet in self._received():
@@ -157,20 +145,20 @@ def _pack(text: str) -> bytes:
     return packed[12:] if packed.startswith(_MAPPED) else packed
 
 
-def _packet_socket(
-    interface: str, protocol: int, program: tuple[tuple[int, int, int, int], ...]
-) -> socket.socket:
-    """Sees nothing until its filter stands: bound to no protocol before."""
+def _packet_socket(interface: str) -> socket.socket:
+    """For all protocols: one for IP alone comes after the programs at tc ingress, and what they
+    drop it never sees (__netif_receive_skb_core). Bound to none until its filter stands.
+    """
     sock = socket.socket(
         socket.AF_PACKET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, 0
     )
-    lines = b"".join(struct.pack("HBBI", *line) for line in program)
+    lines = b"".join(struct.pack("HBBI", *line) for line in segments.SYN_FILTER)
     text = ctypes.create_string_buffer(lines, len(lines))
     sock.setsockopt(
         socket.SOL_SOCKET,
         _SO_ATTACH_FILTER,
-        struct.pack("HxxxxxxP", len(program), ctypes.addressof(text)),
+        struct.pack("HxxxxxxP", len(segments.SYN_FILTER), ctypes.addressof(text)),
     )
     sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _SEEN_BYTES)
-    sock.bind((interface, protocol))
+    sock.bind((interface, _ETH_P_ALL))
     return sock
