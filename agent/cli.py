@@ -4,17 +4,21 @@ import asyncio
 import contextlib
 import pathlib
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 import click
 
-from agent import VERSION, doctorcommand, probecommand, rulescommand
+from agent import VERSION, doctorcommand, probecommand, relaycommand, rulescommand
 from agent.kubeletsearch import KubeletSetting, parse_setting
 from agent.logs import LogFormat
+from agent.relayranges import DEFAULT, RelayRanges, parse_range4, parse_range6
 from agent.settings import RUN_DIRECTORY, Settings, admin_socket
 from bpf import pins
 from bpf.gates import Attachment
 from bpf.verdicts import Mode
+
+T = TypeVar("T")
 
 _PATH = click.Path(path_type=pathlib.Path)
 
@@ -98,6 +102,20 @@ def main() -> None:
     help="End what the node began with a pod before its gate enforced; else it is only counted.",
 )
 @click.option(
+    "--relay-range4",
+    metavar="NETWORK",
+    default=str(DEFAULT.ipv4),
+    show_default=True,
+    help="Addresses that are the relay's, for mode strict: a network that the node routes nowhere.",
+)
+@click.option(
+    "--relay-range6",
+    metavar="NETWORK",
+    default=str(DEFAULT.ipv6),
+    show_default=True,
+    help="The same for IPv6.",
+)
+@click.option(
     "--log-format",
     type=click.Choice([choice.value for choice in LogFormat]),
     default=LogFormat.JSON.value,
@@ -114,6 +132,8 @@ def run(
     kubelet: str,
     dead_man_hours: float,
     end_older_flows: bool,
+    relay_range4: str,
+    relay_range6: str,
     log_format: str,
     run_directory: pathlib.Path,
     bpffs: pathlib.Path,
@@ -135,6 +155,10 @@ def run(
         kubelet=_parse_kubelet(kubelet),
         dead_man_hours=dead_man_hours,
         end_older_flows=end_older_flows,
+        relay_ranges=RelayRanges(
+            _parse_relay_range(parse_range4, "--relay-range4", relay_range4),
+            _parse_relay_range(parse_range6, "--relay-range6", relay_range6),
+        ),
         log_format=LogFormat(log_format),
     )
     logs.configure(settings.log_format)
@@ -198,11 +222,12 @@ def drops(output: str, follow: bool, run_directory: pathlib.Path) -> None:
 @_run_directory
 @_bpffs
 def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
-    """Remove every pin, link, filter and table that podgate ever made on this node.
+    """Remove every pin, link, filter, table, route and relay's interface that podgate ever made on
+    this node.
 
     All gates open. Stop the agent first: it would put them back.
     """
-    from agent import backstop, locks, preflight
+    from agent import backstop, locks, preflight, relaypair, unmanaged
     from bpf import cleanup as bpf_cleanup
     from bpf import errors
 
@@ -215,11 +240,14 @@ def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
         ):
             removed = bpf_cleanup.remove_everything(installation)
             asyncio.run(backstop.remove())
+            asyncio.run(relaypair.remove_everything())
+            unmanaged.let_in_again()
     except (
         preflight.Unfit,
         locks.Locked,
         errors.AttachError,
         backstop.BackstopError,
+        relaypair.PairError,
         OSError,
     ) as error:
         _fail(str(error))
@@ -239,6 +267,8 @@ main.add_command(probecommand.probe)
 main.add_command(rulescommand.rules)
 main.add_command(rulescommand.suggest)
 main.add_command(doctorcommand.doctor)
+main.add_command(relaycommand.probes)
+main.add_command(relaycommand.relay)
 
 
 def _parse_address(text: str) -> tuple[str, int]:
@@ -256,6 +286,13 @@ def _parse_kubelet(text: str) -> KubeletSetting:
         return parse_setting(text)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--kubelet") from error
+
+
+def _parse_relay_range(parse: Callable[[str], T], option: str, text: str) -> T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=option) from error
 
 
 def _fail(message: str) -> NoReturn:

@@ -8,10 +8,11 @@ import signal
 
 import structlog
 
-from agent import VERSION, http, preflight, tasks
+from agent import VERSION, http, preflight, tasks, unmanaged
 from agent.admission import pods_cgroup
 from agent.bornclosed import BornClosed
 from agent.callers import CallerBook
+from agent.carried import Carried
 from agent.conditions import Conditions
 from agent.crossings import Crossings
 from agent.gatekeeper import Gatekeeper
@@ -30,7 +31,12 @@ from agent.pods import Pod
 from agent.probing import Probing
 from agent.reconciler import Reconciler
 from agent.refusals import RefusalLog
-from agent.reporting import drops_of, pod_status
+from agent.relay import messages
+from agent.relaying import Relaying
+from agent.relaylaunch import Launcher
+from agent.relaymetrics import RelayCollector
+from agent.relayprocess import RelayError
+from agent.reporting import RELAY, drops_of, pod_status, relay_status
 from agent.settings import Settings
 from agent.status import (
     Drops,
@@ -43,6 +49,7 @@ from bpf import pins, sources
 from bpf.callers import Callers
 from bpf.replies import Replies
 from bpf.rulehits import RuleHits
+from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)
 
@@ -93,7 +100,29 @@ class Agent:
             resync_seconds=settings.resync_seconds,
             admit=self._host_access.admit,
             on_gated=self._on_gated,
+            on_change=lambda: self._relaying.hint(),
+            why_not_strict=lambda guarded: self._relaying.why_not(guarded),
+            other_gates=lambda: self._launcher.interfaces,
         )
+        cgroup = preflight.cgroup2_mount()
+        assert cgroup is not None  # `preflight.check`
+        self._launcher = Launcher(
+            gatekeeper=gatekeeper,
+            ranges=settings.relay_ranges,
+            bpffs=settings.bpffs,
+            cgroup=cgroup,
+            log_format=settings.log_format,
+            on_gated=self._on_gated,
+        )
+        self._relaying = Relaying(
+            self._launcher,
+            is_default=settings.mode is Mode.STRICT,
+            guarded=lambda: self._reconciler.guarded.values(),
+            on_report=self._on_relay_report,
+            on_change=self._reconciler.publish,
+        )
+        self._carried = Carried(self._pod)
+        self._metrics.registry.register(RelayCollector(self._relaying, self._carried))
         self._manifests = ManifestSource(
             settings.manifests,
             default_mode=settings.mode,
@@ -137,12 +166,18 @@ class Agent:
         self._born_closed = await BornClosed.open(
             settings,
             await self._gatekeeper.installed(),
-            claimed=lambda: {
-                ifindex
-                for guarded in self._reconciler.guarded.values()
-                for ifindex in guarded.interfaces
-            },
+            claimed=lambda: (
+                self._launcher.interfaces.keys()
+                | {
+                    ifindex
+                    for guarded in self._reconciler.guarded.values()
+                    for ifindex in guarded.interfaces
+                }
+            ),
         )
+        await asyncio.to_thread(unmanaged.keep_off)
+        # Before anybody takes the gates of an earlier agent's relays for leftovers.
+        await self._launcher.look()
         await self._host_access.open()
         self._manifests.look()
         # What stands now stays; a full collection of it would hold up the loop for 20 ms.
@@ -178,6 +213,7 @@ class Agent:
                     tasks.start(group, "manifests", self._manifests.run),
                     tasks.start(group, "callers", self._callers.run),
                     tasks.start(group, "refusals", self._refusals.run),
+                    tasks.start(group, "relay", self._relaying.run),
                 ]
                 if settings.rules:
                     running.append(tasks.start(group, "rules", self._host_access.run))
@@ -207,6 +243,10 @@ class Agent:
             for guarded in self._reconciler.guarded.values()
             for ifindex, interface in guarded.gates.items()
         ]
+        samples += [
+            GateSample(RELAY, name, counts.get(ifindex, {}))
+            for ifindex, name in self._launcher.interfaces.items()
+        ]
         pods = [guarded.pod for guarded in self._reconciler.guarded.values()]
         self._metrics.refusals_untold = self._refusals.lost
         self._metrics.node_refusals = await self._node_refusals()
@@ -231,6 +271,7 @@ class Agent:
                 for hook in self._gatekeeper.hook_states
             ],
             node_refusals=await self._node_refusals(),
+            relay=relay_status(self._relaying, self._carried, self._launcher.interfaces, counts),
             pods=[
                 pod_status(
                     guarded,
@@ -239,6 +280,7 @@ class Agent:
                     paths=self._reconciler.self_test.status(guarded),
                     older_flows=self._older_flows.count(guarded.pod.uid),
                     probes=self._probing.status(guarded.pod.uid),
+                    carried=self._carried.status(guarded.pod.uid),
                 )
                 for guarded in sorted(
                     self._reconciler.guarded.values(), key=lambda guarded: guarded.pod.full_name
@@ -264,6 +306,13 @@ class Agent:
     def _gate_count(self) -> int:
         return sum(len(guarded.gates) for guarded in self._reconciler.guarded.values())
 
+    async def restart_relay(self) -> str | None:
+        try:
+            await self._relaying.restart()
+        except RelayError as error:
+            return f"The relay stays as it is: {error}"
+        return None
+
     async def refusals(self, after: int) -> Refusals:
         return await self._refusals.after(after)
 
@@ -271,12 +320,20 @@ class Agent:
         for guarded in self._reconciler.guarded.values():
             if ifindex in guarded.gates:
                 return guarded.pod
-        return None
+        return RELAY if ifindex in self._launcher.interfaces else None
+
+    def _pod(self, uid: str) -> Pod | None:
+        guarded = self._reconciler.guarded.get(uid)
+        return guarded.pod if guarded else None
 
     def _gated(self) -> set[int]:
         return {
             ifindex for guarded in self._reconciler.guarded.values() for ifindex in guarded.gates
-        }
+        } | self._launcher.interfaces.keys()
+
+    def _on_relay_report(self, report: messages.Report) -> None:
+        self._carried.keep_only(self._reconciler.guarded)
+        self._carried.add(report.samples)
 
     async def _on_gated(self, ifindexes: set[int]) -> None:
         self._origins.hint()

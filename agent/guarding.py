@@ -21,7 +21,10 @@ from probes.netns import Netns, NetnsError, NetnsGone
 
 log = structlog.get_logger(__name__)
 
-_REASONS = {Mode.AUDIT: "Audit", Mode.ENFORCE: "Enforced", Mode.STRICT: "Enforced"}
+ENFORCED = "Enforced"
+"""The reason for gates that stand; the relay makes it "Strict"."""
+
+_REASONS = {Mode.AUDIT: "Audit", Mode.ENFORCE: ENFORCED, Mode.STRICT: ENFORCED}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -211,8 +214,6 @@ class Guard:
 def _describe(guarded: Guarded, network: PodNetwork) -> str:
     gated = ", ".join(interface.name for interface in network.interfaces)
     text = f"Gate on {gated}, sandbox net:[{guarded.netns.inode if guarded.netns else '?'}]."
-    if guarded.pod.mode is Mode.STRICT:
-        text += " Strict mode needs the relay, which is not there: enforced instead."
     if guarded.admission and guarded.admission.problem:
         text += f" {guarded.admission.problem}"
     if guarded.behind:

@@ -37,6 +37,9 @@ class Served(Protocol):
 
     async def refusals(self, after: int) -> Refusals: ...
 
+    async def restart_relay(self) -> str | None:
+        """One sentence where it could not be done."""
+
 
 @contextlib.asynccontextmanager
 async def serve_http(agent: Served, host: str, port: int) -> AsyncIterator[str]:
@@ -72,6 +75,7 @@ async def serve_admin(agent: Served, path: pathlib.Path) -> AsyncIterator[None]:
     app.router.add_get("/drops", _json(agent.drops))
     app.router.add_get("/rules", _json(agent.rules))
     app.router.add_get("/refusals", _refusals(agent))
+    app.router.add_post("/relay/restart", _done(agent.restart_relay))
     listener = _listen_on_path(path)
     async with _running(app) as runner:
         await web.SockSite(runner, listener).start()
@@ -129,6 +133,16 @@ def _refusals(agent: Served) -> Callable[[web.Request], Awaitable[web.Response]]
             return web.Response(status=400, text="after must be a number\n")
         body = msgspec.json.encode(await agent.refusals(int(after)))
         return web.Response(body=body, content_type="application/json")
+
+    return handle
+
+
+def _done(
+    act: Callable[[], Awaitable[str | None]],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        problem = await act()
+        return web.Response(status=409 if problem else 200, text=f"{problem or 'done'}\n")
 
     return handle
 

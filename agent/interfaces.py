@@ -25,6 +25,7 @@ _NOT_GATABLE = {None: "a physical device", "macvlan": "macvlan", "macvtap": "mac
 _TIMEOUT_SECONDS = 5
 _IFF_UP = 1
 _IFF_LOOPBACK = 8
+_TUN_TYPE_TAP = 2  # IFLA_TUN_TYPE: IFF_TAP of linux/if_tun.h
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class PodNetwork:
     """The namespace's number as seen from the node; netlink hints carry it."""
     other_devices: tuple[str, ...] = ()
     """Names of what else is up inside: behind it may be others that talk by the pod's address."""
+    taps: tuple[str, ...] = ()
+    """Names of tap devices: what a virtual machine in the pod is connected by."""
 
     @property
     def probe_addresses(self) -> tuple[str, ...]:
@@ -67,7 +70,7 @@ class NetworkReader:
     async def read(self, netns: Netns) -> PodNetwork:
         """Raises `NetnsGone`, or `TimeoutError`."""
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            async with _netlink_in(netns) as inside:
+            async with netlink_in(netns) as inside:
                 links = [link async for link in await inside.get_links()]
                 addresses = [
                     ipaddress.ip_address(address.get("address"))
@@ -98,6 +101,7 @@ class NetworkReader:
                 for link in links
                 if _is_up_and_not_loopback(link) and link["index"] not in ours
             ),
+            tuple(str(link.get("ifname")) for link in links if _is_tap(link)),
         )
 
     async def exists(self, ifindex: int) -> bool:
@@ -126,6 +130,11 @@ def _kind(link: Any) -> str | None:
     return None if kind is None else str(kind)
 
 
+def _is_tap(link: Any) -> bool:
+    is_tap_of_tun = link.get(("linkinfo", "data", "tun_type")) == _TUN_TYPE_TAP
+    return _kind(link) == "macvtap" or (_kind(link) == "tun" and is_tap_of_tun)
+
+
 def _is_other_end(peer: Any, *, of: Any, nsid: int | None) -> bool:
     """Whether `peer`, a link of the node, is the other end of the pod's veth `of`.
 
@@ -144,7 +153,8 @@ def _is_up_and_not_loopback(link: Any) -> bool:
     return bool(link["flags"] & (_IFF_UP | _IFF_LOOPBACK) == _IFF_UP)
 
 
-def _netlink_in(netns: Netns) -> pyroute2.AsyncIPRoute:
+def netlink_in(netns: Netns) -> pyroute2.AsyncIPRoute:
+    """Route netlink of another namespace. Raises `NetnsGone` or `OSError`."""
     # asyncio, which pyroute2 is built on, takes only datagram sockets; netlink knows no difference.
     sock = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)
     return pyroute2.AsyncIPRoute(fileno=sock.detach())

@@ -188,8 +188,8 @@ class _ScrapeTimeCollector:
         self.metrics: Metrics | None = None
 
     def collect(self) -> Iterator[core.Metric]:
-        packets = _family(GATE_PACKETS)
-        modes = _family(GATES)
+        packets = family(GATE_PACKETS)
+        modes = family(GATES)
         by_mode: dict[str, int] = {}
         for gate in self.gates:
             by_mode[gate.pod.mode.word] = by_mode.get(gate.pod.mode.word, 0) + 1
@@ -208,38 +208,38 @@ class _ScrapeTimeCollector:
             yield from self._probes(self.metrics)
 
     def _node(self, metrics: "Metrics") -> Iterator[core.Metric]:
-        refusals = _family(NODE_REFUSALS)
+        refusals = family(NODE_REFUSALS)
         for reason, count in sorted(metrics.node_refusals.items()):
             refusals.add_metric((reason,), count)
         yield refusals
-        untold = _family(REFUSALS_UNTOLD)
+        untold = family(REFUSALS_UNTOLD)
         untold.add_metric((), metrics.refusals_untold)
         yield untold
 
     def _probes(self, metrics: "Metrics") -> Iterator[core.Metric]:
-        for family, value in zip(
+        for one, value in zip(
             (PROBES_IN_FLIGHT, PROBES_WAITING, LISTENER_EVENTS_LOST),
             (*metrics.probe_load(), metrics.listener_events_lost),
             strict=True,
         ):
-            metric = _family(family)
+            metric = family(one)
             metric.add_metric((), value)
             yield metric
-        unwatched = _family(LISTENERS_UNWATCHED)
+        unwatched = family(LISTENERS_UNWATCHED)
         for pod in self.pods:
             if count := metrics.unwatched_listeners.get(pod.uid):
                 unwatched.add_metric((pod.namespace, pod.name), count)
         yield unwatched
 
     def _rules(self) -> Iterator[core.Metric]:
-        hits = _family(RULE_HITS)
+        hits = family(RULE_HITS)
         for rule in self.rules:
             hits.add_metric((rule.policy, rule.sender, rule.protocol, rule.ports), rule.hits)
         yield hits
 
     def _pods(self) -> Iterator[core.Metric]:
-        conditions = _family(POD_CONDITION)
-        problems = _family(MANIFEST_PROBLEM)
+        conditions = family(POD_CONDITION)
+        problems = family(MANIFEST_PROBLEM)
         for pod in self.pods:
             for kind in TYPES:
                 if condition := self._conditions.get(pod.uid, kind):
@@ -253,14 +253,14 @@ class _ScrapeTimeCollector:
         yield self._older_flows()
 
     def _older_flows(self) -> core.Metric:
-        flows = _family(OLDER_FLOWS)
+        flows = family(OLDER_FLOWS)
         for pod in self.pods:
             if count := self.metrics.older_flows.get(pod.uid) if self.metrics else None:
                 flows.add_metric((pod.namespace, pod.name), count)
         return flows
 
     def _paths(self) -> core.Metric:
-        paths = _family(SELF_TEST_PATHS)
+        paths = family(SELF_TEST_PATHS)
         for pod in self.pods:
             results = self.metrics.paths.get(pod.uid, []) if self.metrics else []
             for result in sorted(set(results)):
@@ -345,6 +345,7 @@ class Metrics:
         )
 
 
-def _family(family: Family) -> core.CounterMetricFamily | core.GaugeMetricFamily:
-    kind = core.CounterMetricFamily if family.kind == "counter" else core.GaugeMetricFamily
-    return kind(family.name, family.help, labels=family.labels)
+def family(of: Family) -> core.CounterMetricFamily | core.GaugeMetricFamily:
+    """Without samples yet."""
+    kind = core.CounterMetricFamily if of.kind == "counter" else core.GaugeMetricFamily
+    return kind(of.name, of.help, labels=of.labels)

@@ -12,5 +12,8 @@ MODE_LABEL = f"{DOMAIN}/mode"
 # Counts only in manifests, which the node's owner wrote; never from the API.
 NETNS_ANNOTATION = f"{DOMAIN}/netns"
 
+# "off": the kubelet's connections to this pod are not carried by the relay.
+RELAY_ANNOTATION = f"{DOMAIN}/relay"
+
 POLICY_KIND: Final = "HostAccessPolicy"
 POLICY_API_VERSION: Final = "policy.podgate.io/v1alpha1"

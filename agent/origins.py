@@ -7,6 +7,7 @@ from typing import Any
 import pyroute2
 import structlog
 
+from agent import relayinterfaces
 from agent.gatekeeper import Gatekeeper
 
 log = structlog.get_logger(__name__)
@@ -87,8 +88,11 @@ class Origins:
 def can_inject(link: Any) -> bool:
     """Whether what comes in by a link of the node may have been sent by the node itself.
 
-    A veth whose other end has no namespace number is paired within the node.
+    A veth whose other end has no namespace number is paired within the node. What comes out of a
+    relay began with the kubelet.
     """
+    if relayinterfaces.is_relays(link.get("ifname") or ""):
+        return True
     kind = link.get(("linkinfo", "kind"))
     if kind == "veth":
         return link.get("link") is not None and link.get("link_netnsid") is None

@@ -29,6 +29,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = Mode.OFF
     netns_path: str | None = None
     host_network: bool = False
+    is_relayed: bool = True
+    """Whether the relay may carry the kubelet's connections, in strict."""
     labels: dict[str, str] = {}
     spec: PodSpec = PodSpec()
     source: str = ""
@@ -99,6 +101,13 @@ def read_pod(document: object, *, default_mode: Mode, source: str) -> Pod:
             f"{source} does not say where the pod's network namespace is; "
             f"add the annotation {names.NETNS_ANNOTATION} with its path.",
         )
+    relay = metadata.annotations.get(names.RELAY_ANNOTATION)
+    if relay not in (None, "off"):
+        raise PodError(
+            "InvalidManifest",
+            f'annotation {names.RELAY_ANNOTATION}: {relay!r} is not known; write "off", or leave '
+            "the annotation out.",
+        )
     identity = f"{metadata.namespace}/{metadata.name}"
     return Pod(
         uid=metadata.uid or str(uuid.uuid5(_UID_SPACE, identity)),
@@ -107,6 +116,7 @@ def read_pod(document: object, *, default_mode: Mode, source: str) -> Pod:
         mode=mode,
         netns_path=netns_path,
         host_network=spec.host_network,
+        is_relayed=relay is None,
         labels=metadata.labels,
         spec=spec,
         source=source,

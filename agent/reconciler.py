@@ -5,19 +5,21 @@ costs time, never correctness.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import dataclasses
+from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
 from agent import names
 from agent.conditions import FALSE, Conditions
 from agent.gatekeeper import Gatekeeper
-from agent.guarding import Guard, Guarded, Isolation
+from agent.guarding import ENFORCED, Guard, Guarded, Isolation
 from agent.interfaces import NetworkReader
 from agent.metrics import Metrics
 from agent.places import Places
 from agent.pods import Pod
 from agent.probing import Probing
+from agent.relaytargets import wants_strict
 from agent.rulebook import Admission
 from agent.selftest import SelfTest
 from bpf.errors import AttachError
@@ -43,9 +45,14 @@ class Reconciler:
         resync_seconds: float,
         admit: Callable[[Pod], Awaitable[Admission]],
         on_gated: Callable[[set[int]], Awaitable[None]],
+        on_change: Callable[[], None],
+        why_not_strict: Callable[[Guarded], str | None],
+        other_gates: Callable[[], Iterable[int]],
     ) -> None:
         """admit: what a pod's gates let in; on_gated: awaited with the interfaces of a pod whose
-        wanted state stands."""
+        wanted state stands; on_change: pods came, went or were looked at; why_not_strict: one
+        sentence about a pod in strict to which the relay does not carry, None where it does;
+        other_gates: interfaces of no pod that are gated."""
         self.guarded: dict[str, Guarded] = {}
         self.is_synced = False
         self._gatekeeper = gatekeeper
@@ -54,9 +61,12 @@ class Reconciler:
         self._metrics = metrics
         self._resync_seconds = resync_seconds
         self._on_gated = on_gated
+        self._on_change = on_change
+        self._why_not_strict = why_not_strict
+        self._other_gates = other_gates
         self.places = Places(gatekeeper, metrics, self._mark_interfaces)
         self._guard = Guard(gatekeeper, reader, metrics, self._other_user_of, admit, self.places)
-        self.self_test = SelfTest(gatekeeper.self_tests, metrics, self._publish)
+        self.self_test = SelfTest(gatekeeper.self_tests, metrics, self.publish)
         self._marked: dict[str, None] = {}
         self._leaving: list[Guarded] = []
         self._wake = asyncio.Event()
@@ -83,6 +93,7 @@ class Reconciler:
         self._metrics.forget(guarded.pod)
         self._leaving.append(guarded)
         self._wake.set()
+        self._on_change()
         log.info("pod removed", pod=guarded.pod.full_name, uid=uid)
 
     def mark(self, uid: str) -> None:
@@ -168,20 +179,31 @@ class Reconciler:
         if pod.uid not in self.guarded:
             return
         guarded.isolation = isolation
-        self._publish(pod.uid)
+        self._on_change()
+        self.publish(pod.uid)
         self._probing.update(guarded)
         if guarded.isolated and guarded.interfaces:
             await self._on_gated(guarded.interfaces)
 
-    def _publish(self, uid: str) -> None:
+    def publish(self, uid: str) -> None:
         """Say what is known of a pod's isolation, unless its self-test has still to tell."""
         guarded = self.guarded.get(uid)
         if guarded is None or guarded.isolation is None:
             return
-        if said := self.self_test.judge(guarded, guarded.isolation):
+        if said := self.self_test.judge(guarded, self._as_strict(guarded, guarded.isolation)):
             self._conditions.set(
                 guarded.pod, names.ISOLATION_READY, said.status, said.reason, said.message
             )
+
+    def _as_strict(self, guarded: Guarded, isolation: Isolation) -> Isolation:
+        """What the relay adds to gates that stand."""
+        if isolation.reason != ENFORCED or not wants_strict(guarded):
+            return isolation
+        why_not = self._why_not_strict(guarded)
+        if why_not is None:
+            return dataclasses.replace(isolation, reason="Strict")
+        message = f"{isolation.message} Strict is wanted: {why_not}"
+        return dataclasses.replace(isolation, message=message)
 
     async def _remember(self, guarded: Guarded) -> None:
         try:
@@ -226,6 +248,7 @@ class Reconciler:
         ):
             return
         claimed = {ifindex for guarded in self.guarded.values() for ifindex in guarded.gates}
+        claimed.update(self._other_gates())
         try:
             for ifindex in (await self._gatekeeper.installed()).keys() - claimed:
                 await self._gatekeeper.remove(ifindex)

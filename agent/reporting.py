@@ -1,14 +1,29 @@
 """What the admin socket tells, made of what the agent's parts know."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from agent.callers import protocol_word, wall_clock
+from agent.carried import Carried
 from agent.conditions import Condition
 from agent.guarding import Guarded
 from agent.pods import Pod
-from agent.status import CallerStatus, Drops, GateStatus, PathStatus, PodStatus, ProbeStatus
+from agent.relaying import Relaying
+from agent.status import (
+    CallerStatus,
+    CarriedStatus,
+    Drops,
+    GateStatus,
+    PathStatus,
+    PodStatus,
+    ProbeStatus,
+    RelayStatus,
+)
 from bpf.callers import Seen
 from bpf.gates import Counts
+from bpf.verdicts import Mode
+
+RELAY = Pod(uid="relay", namespace="", name="relay", mode=Mode.ENFORCE)
+"""Stands for a pod where an interface is the relay's."""
 
 
 def pod_status(
@@ -19,6 +34,7 @@ def pod_status(
     paths: list[PathStatus],
     older_flows: int,
     probes: list[ProbeStatus],
+    carried: list[CarriedStatus],
 ) -> PodStatus:
     """One pod; counts: of all gates, by ifindex."""
     pod = guarded.pod
@@ -31,17 +47,31 @@ def pod_status(
         netns=pod.netns_path,
         addresses=list(guarded.network.probe_addresses) if guarded.network else [],
         conditions=conditions,
-        gates=[
-            GateStatus(
-                interface=interface.name,
-                ifindex=ifindex,
-                packets=_words(counts.get(ifindex, {})),
-            )
-            for ifindex, interface in guarded.gates.items()
-        ],
+        gates=_gates({i: interface.name for i, interface in guarded.gates.items()}, counts),
         paths=paths,
         older_flows=older_flows,
         probes=probes,
+        carried=carried,
+    )
+
+
+def relay_status(
+    relaying: Relaying,
+    carried: Carried,
+    interfaces: Mapping[int, str],
+    counts: Mapping[int, Counts],
+) -> RelayStatus:
+    """interfaces: the relays' own on the node."""
+    reports = relaying.last_reports
+    return RelayStatus(
+        is_up=relaying.is_up,
+        problem=relaying.trouble,
+        restarts=relaying.restarts,
+        open=sum(report.open for report in reports),
+        held=sum(report.held for report in reports),
+        is_direct=any(report.is_full for report in reports),
+        unknown=carried.unknown,
+        gates=_gates(interfaces, counts),
     )
 
 
@@ -72,6 +102,13 @@ def drops_of(
         ],
         lost_packets=lost_packets,
     )
+
+
+def _gates(interfaces: Mapping[int, str], counts: Mapping[int, Counts]) -> list[GateStatus]:
+    return [
+        GateStatus(interface=name, ifindex=ifindex, packets=_words(counts.get(ifindex, {})))
+        for ifindex, name in interfaces.items()
+    ]
 
 
 def _words(counts: Counts) -> dict[str, dict[str, int]]:

@@ -6,6 +6,7 @@ import msgspec
 
 from agent.kubeletsearch import ByProcess, KubeletSetting
 from agent.logs import LogFormat
+from agent.relayranges import DEFAULT, RelayRanges
 from bpf import pins
 from bpf.gates import Attachment
 from bpf.verdicts import Mode
@@ -50,6 +51,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     end_older_flows: bool = False
     """Whether to end what the node began before a gate enforced. It breaks something once, so
     somebody has to ask for it."""
+
+    relay_ranges: RelayRanges = DEFAULT
+    """Addresses of the relay's own, which only the node itself ever sees: link-local ones that
+    nobody assigns by hand (RFC 3927 leaves out the first and the last 256), and unique local ones
+    that spell its name."""
 
     log_format: LogFormat = LogFormat.JSON
     """JSON: the lines are for a cluster's log collector first."""

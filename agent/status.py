@@ -22,6 +22,22 @@ class ProbeStatus(msgspec.Struct, frozen=True, kw_only=True):
     failures: int
 
 
+class CarriedStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a relay carried for one port of a pod, that is for the kubelet's probes and hooks.
+
+    container, handler: several are joined by a plus; port: 0 for those that nobody declares;
+    outcomes: how many connections ended in which way; open_ms: mean time until the pod answered,
+    in milliseconds, None where it never did.
+    """
+
+    container: str
+    handler: str
+    port: int
+    last_outcome: str
+    outcomes: dict[str, int]
+    open_ms: float | None
+
+
 class GateStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One gated interface. `packets`: node-sent ones, by verdict and reason."""
 
@@ -55,6 +71,7 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     older_flows: int
     """That the node began before the gate enforced, and that go on."""
     probes: list[ProbeStatus]
+    carried: list[CarriedStatus] = []
 
 
 class HookStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +79,21 @@ class HookStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     problem: str | None
+
+
+class RelayStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The relay of strict mode. problem: why none serves, where one is wanted; restarts: of this
+    agent's; open, held: connections now; is_direct: whether there is no room for more; unknown:
+    connections to addresses that stand for no pod; gates: on its interfaces."""
+
+    is_up: bool
+    problem: str
+    restarts: int
+    open: int
+    held: int
+    is_direct: bool
+    unknown: int
+    gates: list[GateStatus]
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +114,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     hooks: list[HookStatus]
     node_refusals: dict[str, int]
     """By reason: what hooks and the tunnels' guard refused before an interface was chosen."""
+    relay: RelayStatus
     pods: list[PodStatus]
 
 

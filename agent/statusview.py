@@ -1,11 +1,11 @@
 """`podgate status`, `drops` and `rules` for people."""
 
 import msgspec
-import rich.box
 import rich.console
 import rich.markup
 import rich.table
 
+from agent import probesview, tables
 from agent.conditions import TRUE, Condition
 from agent.status import (
     Drops,
@@ -13,13 +13,11 @@ from agent.status import (
     PodStatus,
     Refusals,
     RefusalStatus,
+    RelayStatus,
     Report,
     Rules,
     RuleStatus,
 )
-
-# Nobody's terminal to fit into: grep wants whole lines.
-_PIPED_WIDTH = 160
 
 _MOST_PODS = 5
 
@@ -29,7 +27,7 @@ _SHOWN_VERDICTS = ("drop", "would-drop")
 def show(content: bytes) -> None:
     """Print the admin API's report as tables."""
     report = msgspec.json.decode(content, type=Report)
-    console = _console()
+    console = tables.console()
     programs = "compiled at start" if report.was_compiled else "already pinned"
     console.print(
         f"podgate {report.version}, pid {report.pid}, since {report.started:%Y-%m-%d %H:%M:%S}Z; "
@@ -52,12 +50,14 @@ def show(content: bytes) -> None:
         counts = ", ".join(f"{reason} {n}" for reason, n in sorted(report.node_refusals.items()))
         console.print(f"refused before an interface was chosen: {counts}", highlight=False)
     console.print(_pods(report.pods))
-    if any(pod.probes for pod in report.pods):
-        console.print(_probes(report.pods))
+    if any(pod.probes or pod.carried for pod in report.pods):
+        console.print(probesview.table(report.pods))
+    _show_relay(console, report.relay)
     for pod in report.pods:
+        name = tables.full_name(pod.namespace, pod.name)
         if pod.older_flows:
             console.print(
-                f"{_name(pod)}: {pod.older_flows} flows that the node began before the gate "
+                f"{name}: {pod.older_flows} flows that the node began before the gate "
                 "enforced go on; --end-older-flows ends such.",
                 style="yellow",
                 markup=False,
@@ -67,7 +67,7 @@ def show(content: bytes) -> None:
         for condition in pod.conditions:
             if condition.status != TRUE:
                 console.print(
-                    f"{_name(pod)}: {condition.type} is {condition.status}: {condition.message}",
+                    f"{name}: {condition.type} is {condition.status}: {condition.message}",
                     style="yellow",
                     markup=False,
                     highlight=False,
@@ -75,17 +75,34 @@ def show(content: bytes) -> None:
                 )
 
 
+def _show_relay(console: rich.console.Console, relay: RelayStatus) -> None:
+    if relay.problem:
+        console.print(
+            f"strict is enforce: {relay.problem}",
+            style="yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+    if relay.is_up:
+        console.print(
+            f"relay: {relay.open} connections, {relay.held} held, {relay.restarts} restarts"
+            + (", no room for more: the kubelet's go by the gate" if relay.is_direct else ""),
+            highlight=False,
+        )
+
+
 def show_drops(content: bytes) -> None:
     """Print who is refused, or would be."""
     drops = msgspec.json.decode(content, type=Drops)
-    console = _console()
+    console = tables.console()
     if not drops.callers:
         console.print("No process of the node has started anything towards a gated pod.")
     else:
-        table = _table("POD", "MODE", "TO", "SENDER", "PROCESS", "PACKETS", "FIRST", "LAST")
+        table = tables.table("POD", "MODE", "TO", "SENDER", "PROCESS", "PACKETS", "FIRST", "LAST")
         for caller in drops.callers:
             table.add_row(
-                f"{caller.namespace}/{caller.pod}",
+                tables.full_name(caller.namespace, caller.pod),
                 caller.mode,
                 f"{caller.protocol} {caller.port}" if caller.port else caller.protocol,
                 rich.markup.escape(caller.sender),
@@ -101,7 +118,7 @@ def show_drops(content: bytes) -> None:
 
 def show_refusals(refusals: Refusals) -> None:
     """Print one line for each."""
-    console = _console()
+    console = tables.console()
     for one in refusals.refusals:
         console.print(_refusal(one), markup=False, highlight=False, soft_wrap=True)
 
@@ -111,7 +128,7 @@ def _refusal(one: RefusalStatus) -> str:
     source = f"{one.source}{_port(one.source_port)}" if one.source else ""
     target = f"{one.destination}{_port(one.destination_port)}" if one.destination else ""
     way = " -> ".join(filter(None, (source, target)))
-    pod = f"{one.namespace}/{one.pod}" if one.pod else ""
+    pod = tables.full_name(one.namespace, one.pod)
     words = (f"{one.verdict} {one.reason}", pod, one.protocol, way, "from", one.sender, who)
     return " ".join([f"{one.at:%H:%M:%S.%f}"[:-3], *filter(None, words)])
 
@@ -123,13 +140,13 @@ def _port(number: int) -> str:
 def show_rules(content: bytes) -> None:
     """Print every rule of every policy, and what is wrong."""
     rules = msgspec.json.decode(content, type=Rules)
-    console = _console()
+    console = tables.console()
     if rules.path is None:
         console.print("The agent was started without --rules: only the kubelet is let in.")
     elif not rules.policies:
         console.print(f"No policy of {rules.path} is in force.", markup=False)
     else:
-        table = _table("POLICY", "FROM", "TO", "PODS", "HITS")
+        table = tables.table("POLICY", "FROM", "TO", "PODS", "HITS")
         for policy in rules.policies:
             pods = ", ".join(policy.pods[:_MOST_PODS]) or "none here"
             if more := policy.pods[_MOST_PODS:]:
@@ -149,21 +166,14 @@ def _ports(rule: RuleStatus) -> str:
     return f"{rule.protocol} {rule.ports}"
 
 
-def _console() -> rich.console.Console:
-    console = rich.console.Console()
-    if not console.is_terminal:
-        console.width = _PIPED_WIDTH
-    return console
-
-
 def _pods(pods: list[PodStatus]) -> rich.table.Table:
-    table = _table(
+    table = tables.table(
         "POD", "MODE", "ISOLATED", "PROBES", "GATES", "SELF-TEST", "DROPPED", "WOULD DROP"
     )
     for pod in pods:
         by_type = {condition.type.split("/")[1]: condition for condition in pod.conditions}
         table.add_row(
-            _name(pod),
+            tables.full_name(pod.namespace, pod.name),
             pod.mode,
             _condition(by_type.get("isolation-ready")),
             _condition(by_type.get("probes-passing")),
@@ -172,39 +182,6 @@ def _pods(pods: list[PodStatus]) -> rich.table.Table:
             *(_packets(pod.gates, verdict) for verdict in _SHOWN_VERDICTS),
         )
     return table
-
-
-def _probes(pods: list[PodStatus]) -> rich.table.Table:
-    table = _table(
-        "POD", "CONTAINER", "PROBE", "ASKS", "RESULT", "FAMILY", "OK", "FAILED", "LAST ANSWER"
-    )
-    for pod in pods:
-        for probe in pod.probes:
-            table.add_row(
-                _name(pod),
-                probe.container,
-                probe.type,
-                probe.handler,
-                f"[{'green' if probe.result == 'success' else 'red'}]{probe.result}[/]",
-                " ".join(probe.families) or "-",
-                str(probe.successes),
-                str(probe.failures),
-                rich.markup.escape(probe.last_message.splitlines()[0][:60])
-                if probe.last_message
-                else "-",
-            )
-    return table
-
-
-def _table(*columns: str) -> rich.table.Table:
-    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _name(pod: PodStatus) -> str:
-    return f"{pod.namespace}/{pod.name}" if pod.namespace else pod.name
 
 
 def _condition(condition: Condition | None) -> str:

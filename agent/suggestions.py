@@ -63,6 +63,8 @@ def suggest(callers: Iterable[CallerStatus]) -> tuple[list[HostAccessPolicy], li
     asked: dict[_Pods, dict[FromField, set[_Asked]]] = defaultdict(lambda: defaultdict(set))
     nameless = []
     for caller in callers:
+        if not caller.namespace:
+            continue  # the relay, whom nobody else has any business with
         if sender := _sender(caller.sender):
             asked[_pods(caller)][sender].add((caller.protocol, caller.port))
         else:

@@ -165,6 +165,22 @@ class Netns:
         with open(descriptor, encoding="ascii", errors="replace") as file:
             return file.read()
 
+    def set_sysctl(self, name: str, value: str) -> None:
+        """Write a setting of the namespace itself: `name` as below /proc/sys/net.
+
+        Raises NetnsGone, or OSError (ENOENT: the kernel has no such setting).
+        """
+
+        def write() -> None:
+            # Which namespace it is about is settled at each of these calls.
+            descriptor = os.open(f"/proc/sys/net/{name}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(descriptor, value.encode("ascii"))
+            finally:
+                os.close(descriptor)
+
+        self._visit(write)
+
     def _visit(self, act: Callable[[], T]) -> T:
         """Do one short thing inside. Raises NetnsGone, and OSError."""
         home = _per_thread.home

@@ -27,6 +27,7 @@ __all__ = [
     "Handler",
     "HttpGet",
     "PodSpec",
+    "PortUser",
     "Probe",
     "SpecError",
     "TcpSocket",
@@ -44,6 +45,15 @@ class DeclaredPorts(msgspec.Struct, frozen=True):
     """The ports named by probes and hooks, those of http too."""
 
 
+class PortUser(msgspec.Struct, frozen=True):
+    """A probe or hook of the manifest that goes to a port of the pod."""
+
+    port: int
+    container: str
+    handler: str
+    """startup, readiness, liveness, postStart or preStop."""
+
+
 class PodSpec(msgspec.Struct, frozen=True):
     """What parse_pod made of a manifest: the good probes, and what is wrong with the rest."""
 
@@ -56,6 +66,8 @@ class PodSpec(msgspec.Struct, frozen=True):
     annotation: str | None = None
     """The text of podgate.io/probe-spec."""
     declared: DeclaredPorts = DeclaredPorts()
+    port_users: tuple[PortUser, ...] = ()
+    """Who of the manifest's probes and hooks the kubelet connects for, in the order written."""
     host_network: bool = False
     errors: tuple[SpecError, ...] = ()
 
@@ -87,6 +99,7 @@ def parse_pod(pod: object) -> PodSpec:
         base=tuple(reader.containers),
         named_ports=reader.named_ports,
         declared=DeclaredPorts(reader.any_port, frozenset(reader.ports)),
+        port_users=tuple(reader.port_users),
         host_network=spec.flag("hostNetwork"),
         errors=tuple(errors),
     )
@@ -123,6 +136,7 @@ class _PodReader:
     def __init__(self) -> None:
         self.containers: list[ContainerProbes] = []
         self.ports: set[int] = set()
+        self.port_users: list[PortUser] = []
         self.any_port = False
         self.named_ports: dict[str, dict[str, int]] = {}
         self._names: set[str] = set()
@@ -158,7 +172,8 @@ class _PodReader:
             return None
         probe = read_probe(container.child(name), named, readiness=name == "readinessProbe")
         if probe is not None:
-            self._declare(probe.handler)
+            user = name.removesuffix("Probe")
+            self._declare(probe.handler, container.text("name"), user)
         return probe
 
     def _hooks(self, container: Fields, named: dict[str, int]) -> None:
@@ -169,10 +184,11 @@ class _PodReader:
             if hook.has("httpGet"):
                 handler = read_http_get(hook.child("httpGet"), named, has_default_port=True)
                 if handler is not None:
-                    self._declare(handler)
+                    self._declare(handler, container.text("name"), name)
 
-    def _declare(self, handler: Handler) -> None:
+    def _declare(self, handler: Handler, container: str, name: str) -> None:
         if not isinstance(handler, Exec):
             self.ports.add(handler.port)
+            self.port_users.append(PortUser(handler.port, container, name))
         if isinstance(handler, HttpGet):
             self.any_port = True

@@ -1,0 +1,71 @@
+"""The command lines of `podgate probes` and `podgate relay`."""
+
+import asyncio
+import pathlib
+import sys
+
+import click
+
+from agent.settings import RUN_DIRECTORY, admin_socket
+
+# A relay's start waits for the kernel and for RCU, a few times.
+_RESTART_SECONDS = 90
+
+_run_directory = click.option(
+    "--run-directory",
+    type=click.Path(path_type=pathlib.Path),
+    default=RUN_DIRECTORY,
+    show_default=True,
+    help="Where the agent's sockets are.",
+)
+
+
+@click.command(short_help="Show every probe of every pod, the kubelet's and podgate's own.")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@_run_directory
+def probes(output: str, run_directory: pathlib.Path) -> None:
+    """Show what came of every pod's probes: podgate's own, and of the kubelet's those that the
+    relay carries, which are the ones of pods in strict.
+
+    The kubelet's are seen as connections: a port that several probes or hooks share is one line.
+    """
+    from agent import adminclient, probesview
+
+    try:
+        content = asyncio.run(adminclient.fetch(admin_socket(run_directory), "/status"))
+    except adminclient.Unreachable as error:
+        _fail(error)
+    if output == "json":
+        click.echo(probesview.as_json(content))
+    else:
+        probesview.show(content)
+
+
+@click.group()
+def relay() -> None:
+    """The relay, which carries the kubelet's connections to pods in strict."""
+
+
+@relay.command(short_help="Have a new relay take over.")
+@_run_directory
+def restart(run_directory: pathlib.Path) -> None:
+    """Start another relay, let it take over, and wait until it has.
+
+    No connection is refused or cut by it: the old one carries on what it began.
+    """
+    from agent import adminclient
+
+    try:
+        asyncio.run(
+            adminclient.post(
+                admin_socket(run_directory), "/relay/restart", timeout_seconds=_RESTART_SECONDS
+            )
+        )
+    except adminclient.Unreachable as error:
+        _fail(error)
+    click.echo("Another relay has taken over.")
+
+
+def _fail(error: Exception) -> None:
+    click.echo(f"podgate: {error}", err=True)
+    sys.exit(1)
