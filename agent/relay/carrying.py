@@ -97,8 +97,6 @@ class Side:
         """Whether its peer has sent all that it will send."""
 
     def start(self) -> None:
-        # Whoever sends decides what goes together, and has done so.
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._update()
 
     def on_event(self, events: int) -> None:
@@ -116,8 +114,7 @@ class Side:
 
     def close(self) -> None:
         if self._events is not None:
-            self._poller.forget(self._socket.fileno())
-            self._events = None
+            self._poller.forget_closed(self._socket.fileno())
         self._socket.close()
 
     def _read(self) -> None:

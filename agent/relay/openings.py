@@ -145,6 +145,8 @@ class HeldOpenings:
         except OSError as error:
             self._fail(target, opening.port, error)
             return
+        # Who sends decides what goes together, and has done so.
+        pod.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         held = _Held(self, opening, target, pod, started)
         self._held[opening.flow] = held
         address = (str(target.address), opening.port)
@@ -182,14 +184,11 @@ class HeldOpenings:
             self._drop(held, None)
             self._fail(held.target, held.opening.port, error)
             return
-        listener.on_event(0)
+        listener.accept()
 
     def _accept(self, accepted: socket.socket, flow: segments.Flow) -> None:
         held = self._held.pop(flow, None)
-        if held is None or not held.is_released:
-            # Its opening was given up, or its sandbox is gone.
-            if held is not None:
-                self._held[flow] = held
+        if held is None:  # given up, or the sandbox is gone
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, segments.RESET_ON_CLOSE)
             accepted.close()
             return
@@ -215,7 +214,7 @@ class HeldOpenings:
         """Forget it and end its dial; None: its outcome is counted elsewhere."""
         del self._held[held.opening.flow]
         if self._poller.is_watching(held.pod.fileno()):
-            self._poller.forget(held.pod.fileno())
+            self._poller.forget_closed(held.pod.fileno())
         held.pod.close()
         if outcome:
             waited = self._now() - held.first_seen

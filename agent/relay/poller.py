@@ -40,8 +40,14 @@ class Poller:
         self._epoll.modify(fd, events)
 
     def forget(self, fd: int) -> None:
-        """To be called before the descriptor is closed."""
+        """Wait for it no more."""
         self._epoll.unregister(fd)
+        del self._watchers[fd]
+
+    def forget_closed(self, fd: int) -> None:
+        """The same for one that is closed next: the kernel forgets it by itself, since no process
+        and no other descriptor shares it.
+        """
         del self._watchers[fd]
 
     def poll(self, seconds: float) -> None:

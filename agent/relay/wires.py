@@ -86,9 +86,9 @@ class Listeners:
     ) -> None:
         self._poller = poller
         self._on_accepted = on_accepted
-        self._by_port: collections.OrderedDict[int, _Listener] = collections.OrderedDict()
+        self._by_port: collections.OrderedDict[int, Listener] = collections.OrderedDict()
 
-    def prepare(self, port: int) -> "_Listener":
+    def prepare(self, port: int) -> "Listener":
         """Listen there if nobody does yet. Raises `OSError`."""
         if listener := self._by_port.get(port):
             self._by_port.move_to_end(port)
@@ -96,12 +96,14 @@ class Listeners:
         if len(self._by_port) >= _MOST_PORTS:
             _, oldest = self._by_port.popitem(last=False)
             oldest.close(self._poller)
-        listener = self._by_port[port] = _Listener(port, self._on_accepted)
+        listener = self._by_port[port] = Listener(port, self._on_accepted)
         self._poller.watch(listener.fd, READABLE, listener)
         return listener
 
 
-class _Listener:
+class Listener:
+    """One listening socket."""
+
     def __init__(
         self, port: int, on_accepted: Callable[[socket.socket, segments.Flow], None]
     ) -> None:
@@ -109,6 +111,8 @@ class _Listener:
         self._socket = socket.socket(socket.AF_INET6, _STREAM)
         self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # For what is accepted. Who sends decides what goes together, and has done so.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.bind(("::", port))
         self._socket.listen(_BACKLOG)
         self.fd = self._socket.fileno()
@@ -119,19 +123,24 @@ class _Listener:
 
     def on_event(self, events: int) -> None:
         """Accept all that is there. Out of descriptors, what is left is told again."""
-        while True:
-            try:
-                accepted, peer = self._socket.accept()
-            except OSError:
-                return
-            accepted.setblocking(False)
-            try:
-                local = accepted.getsockname()
-            except OSError:
-                accepted.close()
-                continue
-            flow = (_pack(peer[0]), peer[1], _pack(local[0]), local[1])
-            self._on_accepted(accepted, flow)
+        while self.accept():
+            pass
+
+    def accept(self) -> bool:
+        """Accept one; whether there was one."""
+        try:
+            accepted, peer = self._socket.accept()
+        except OSError:
+            return False
+        accepted.setblocking(False)
+        try:
+            local = accepted.getsockname()
+        except OSError:
+            accepted.close()
+            return True
+        flow = (_pack(peer[0]), peer[1], _pack(local[0]), local[1])
+        self._on_accepted(accepted, flow)
+        return True
 
 
 _RAW = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
