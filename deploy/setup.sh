@@ -12,6 +12,13 @@ say() {
 # built for the distribution's Python, so that one makes the virtual environment.
 packages="python3-bpfcc python3-venv iproute2 util-linux nftables"
 
+# For the tests of pods in a container runtime. Docker's packages bring containerd and runc, too,
+# and Debian's would take their place.
+packages="$packages containernetworking-plugins busybox-static"
+if ! command -v containerd >/dev/null || ! command -v runc >/dev/null; then
+	packages="$packages containerd runc"
+fi
+
 missing=""
 for package in $packages; do
 	if ! dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q ' installed$'; then

@@ -1,0 +1,1 @@
+"""Pods' sandboxes, asked of the container runtime over the CRI."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61gent/cri/runtime.proto\x12\nruntime.v1\"!\n\x0eVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"n\n\x0fVersionResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\x12\x1b\n\x13runtime_api_version\x18\x04 \x01(\t\" \n\rStatusRequest\x12\x0f\n\x07verbose\x18\x01 \x01(\x08\"Q\n\x10RuntimeCondition\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"A\n\rRuntimeStatus\x12\x30\n\nconditions\x18\x01 \x03(\x0b\x32\x1c.runtime.v1.RuntimeCondition\"\x9c\x01\n\x0eStatusResponse\x12)\n\x06status\x18\x01 \x01(\x0b\x32\x19.runtime.v1.RuntimeStatus\x12\x32\n\x04info\x18\x02 \x03(\x0b\x32$.runtime.v1.StatusResponse.InfoEntry\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"S\n\x12PodSandboxMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\"\xa3\x01\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12\x30\n\x08metadata\x18\x02 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.runtime.v1.PodSandboxState\x12\x12\n\ncreated_at\x18\x04 \x01(\x03\x12\x17\n\x0fruntime_handler\x18\x07 \x01(\t\"\x17\n\x15ListPodSandboxRequest\"?\n\x16ListPodSandboxResponse\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.runtime.v1.PodSandbox\"B\n\x17PodSandboxStatusRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\x12\x0f\n\x07verbose\x18\x02 \x01(\x08\"\x13\n\x05PodIP\x12\n\n\x02ip\x18\x01 \x01(\t\"P\n\x17PodSandboxNetworkStatus\x12\n\n\x02ip\x18\x01 \x01(\t\x12)\n\x0e\x61\x64\x64itional_ips\x18\x02 \x03(\x0b\x32\x11.runtime.v1.PodIP\"=\n\x0fNamespaceOption\x12*\n\x07network\x18\x01 \x01(\x0e\x32\x19.runtime.v1.NamespaceMode\"9\n\tNamespace\x12,\n\x07options\x18\x02 \x01(\x0b\x32\x1b.runtime.v1.NamespaceOption\"B\n\x15LinuxPodSandboxStatus\x12)\n\nnamespaces\x18\x01 \x01(\x0b\x32\x15.runtime.v1.Namespace\"\x91\x02\n\x10PodSandboxStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x30\n\x08metadata\x18\x02 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.runtime.v1.PodSandboxState\x12\x12\n\ncreated_at\x18\x04 \x01(\x03\x12\x34\n\x07network\x18\x05 \x01(\x0b\x32#.runtime.v1.PodSandboxNetworkStatus\x12\x30\n\x05linux\x18\x06 \x01(\x0b\x32!.runtime.v1.LinuxPodSandboxStatus\x12\x17\n\x0fruntime_handler\x18\t \x01(\t\"\xb3\x01\n\x18PodSandboxStatusResponse\x12,\n\x06status\x18\x01 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxStatus\x12<\n\x04info\x18\x02 \x03(\x0b\x32..runtime.v1.PodSandboxStatusResponse.InfoEntry\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"2\n\x11\x43ontainerMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x9f\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12/\n\x08metadata\x18\x03 \x01(\x0b\x32\x1d.runtime.v1.ContainerMetadata\x12)\n\x05state\x18\x06 \x01(\x0e\x32\x1a.runtime.v1.ContainerState\x12\x12\n\ncreated_at\x18\x07 \x01(\x03\"\x17\n\x15ListContainersRequest\"C\n\x16ListContainersResponse\x12)\n\ncontainers\x18\x01 \x03(\x0b\x32\x15.runtime.v1.Container\"?\n\x16\x43ontainerStatusRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07verbose\x18\x02 \x01(\x08\"\xc9\x01\n\x0f\x43ontainerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12/\n\x08metadata\x18\x02 \x01(\x0b\x32\x1d.runtime.v1.ContainerMetadata\x12)\n\x05state\x18\x03 \x01(\x0e\x32\x1a.runtime.v1.ContainerState\x12\x12\n\ncreated_at\x18\x04 \x01(\x03\x12\x12\n\nstarted_at\x18\x05 \x01(\x03\x12\x13\n\x0b\x66inished_at\x18\x06 \x01(\x03\x12\x11\n\texit_code\x18\x07 \x01(\x05\"F\n\x17\x43ontainerStatusResponse\x12+\n\x06status\x18\x01 \x01(\x0b\x32\x1b.runtime.v1.ContainerStatus\"\x12\n\x10GetEventsRequest\"\x80\x01\n\x16\x43ontainerEventResponse\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12<\n\x14\x63ontainer_event_type\x18\x02 \x01(\x0e\x32\x1e.runtime.v1.ContainerEventType\x12\x12\n\ncreated_at\x18\x03 \x01(\x03*:\n\x0fPodSandboxState\x12\x11\n\rSANDBOX_READY\x10\x00\x12\x14\n\x10SANDBOX_NOTREADY\x10\x01*=\n\rNamespaceMode\x12\x07\n\x03POD\x10\x00\x12\r\n\tCONTAINER\x10\x01\x12\x08\n\x04NODE\x10\x02\x12\n\n\x06TARGET\x10\x03*k\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x00\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x01\x12\x14\n\x10\x43ONTAINER_EXITED\x10\x02\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x03*\x88\x01\n\x12\x43ontainerEventType\x12\x1b\n\x17\x43ONTAINER_CREATED_EVENT\x10\x00\x12\x1b\n\x17\x43ONTAINER_STARTED_EVENT\x10\x01\x12\x1b\n\x17\x43ONTAINER_STOPPED_EVENT\x10\x02\x12\x1b\n\x17\x43ONTAINER_DELETED_EVENT\x10\x03\x32\xea\x04\n\x0eRuntimeService\x12\x44\n\x07Version\x12\x1a.runtime.v1.VersionRequest\x1a\x1b.runtime.v1.VersionResponse\"\x00\x12\x41\n\x06Status\x12\x19.runtime.v1.StatusRequest\x1a\x1a.runtime.v1.StatusResponse\"\x00\x12Y\n\x0eListPodSandbox\x12!.runtime.v1.ListPodSandboxRequest\x1a\".runtime.v1.ListPodSandboxResponse\"\x00\x12_\n\x10PodSandboxStatus\x12#.runtime.v1.PodSandboxStatusRequest\x1a$.runtime.v1.PodSandboxStatusResponse\"\x00\x12Y\n\x0eListContainers\x12!.runtime.v1.ListContainersRequest\x1a\".runtime.v1.ListContainersResponse\"\x00\x12\\\n\x0f\x43ontainerStatus\x12\".runtime.v1.ContainerStatusRequest\x1a#.runtime.v1.ContainerStatusResponse\"\x00\x12Z\n\x12GetContainerEvents\x12\x1c.runtime.v1.GetEventsRequest\x1a\".runtime.v1.ContainerEventResponse\"\x00\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61gent/cri/runtime.proto\x12\nruntime.v1\"!\n\x0eVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"n\n\x0fVersionResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\x12\x1b\n\x13runtime_api_version\x18\x04 \x01(\t\" \n\rStatusRequest\x12\x0f\n\x07verbose\x18\x01 \x01(\x08\"Q\n\x10RuntimeCondition\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"A\n\rRuntimeStatus\x12\x30\n\nconditions\x18\x01 \x03(\x0b\x32\x1c.runtime.v1.RuntimeCondition\"\x9c\x01\n\x0eStatusResponse\x12)\n\x06status\x18\x01 \x01(\x0b\x32\x19.runtime.v1.RuntimeStatus\x12\x32\n\x04info\x18\x02 \x03(\x0b\x32$.runtime.v1.StatusResponse.InfoEntry\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"S\n\x12PodSandboxMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\"\xa3\x01\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12\x30\n\x08metadata\x18\x02 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.runtime.v1.PodSandboxState\x12\x12\n\ncreated_at\x18\x04 \x01(\x03\x12\x17\n\x0fruntime_handler\x18\x07 \x01(\t\"\x17\n\x15ListPodSandboxRequest\"?\n\x16ListPodSandboxResponse\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.runtime.v1.PodSandbox\"B\n\x17PodSandboxStatusRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\x12\x0f\n\x07verbose\x18\x02 \x01(\x08\"\x13\n\x05PodIP\x12\n\n\x02ip\x18\x01 \x01(\t\"P\n\x17PodSandboxNetworkStatus\x12\n\n\x02ip\x18\x01 \x01(\t\x12)\n\x0e\x61\x64\x64itional_ips\x18\x02 \x03(\x0b\x32\x11.runtime.v1.PodIP\"e\n\x0fNamespaceOption\x12*\n\x07network\x18\x01 \x01(\x0e\x32\x19.runtime.v1.NamespaceMode\x12&\n\x03pid\x18\x02 \x01(\x0e\x32\x19.runtime.v1.NamespaceMode\"9\n\tNamespace\x12,\n\x07options\x18\x02 \x01(\x0b\x32\x1b.runtime.v1.NamespaceOption\"B\n\x15LinuxPodSandboxStatus\x12)\n\nnamespaces\x18\x01 \x01(\x0b\x32\x15.runtime.v1.Namespace\"\x91\x02\n\x10PodSandboxStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x30\n\x08metadata\x18\x02 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.runtime.v1.PodSandboxState\x12\x12\n\ncreated_at\x18\x04 \x01(\x03\x12\x34\n\x07network\x18\x05 \x01(\x0b\x32#.runtime.v1.PodSandboxNetworkStatus\x12\x30\n\x05linux\x18\x06 \x01(\x0b\x32!.runtime.v1.LinuxPodSandboxStatus\x12\x17\n\x0fruntime_handler\x18\t \x01(\t\"\xb3\x01\n\x18PodSandboxStatusResponse\x12,\n\x06status\x18\x01 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxStatus\x12<\n\x04info\x18\x02 \x03(\x0b\x32..runtime.v1.PodSandboxStatusResponse.InfoEntry\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"2\n\x11\x43ontainerMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x9f\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12/\n\x08metadata\x18\x03 \x01(\x0b\x32\x1d.runtime.v1.ContainerMetadata\x12)\n\x05state\x18\x06 \x01(\x0e\x32\x1a.runtime.v1.ContainerState\x12\x12\n\ncreated_at\x18\x07 \x01(\x03\"\x17\n\x15ListContainersRequest\"C\n\x16ListContainersResponse\x12)\n\ncontainers\x18\x01 \x03(\x0b\x32\x15.runtime.v1.Container\"?\n\x16\x43ontainerStatusRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07verbose\x18\x02 \x01(\x08\"\xc9\x01\n\x0f\x43ontainerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12/\n\x08metadata\x18\x02 \x01(\x0b\x32\x1d.runtime.v1.ContainerMetadata\x12)\n\x05state\x18\x03 \x01(\x0e\x32\x1a.runtime.v1.ContainerState\x12\x12\n\ncreated_at\x18\x04 \x01(\x03\x12\x12\n\nstarted_at\x18\x05 \x01(\x03\x12\x13\n\x0b\x66inished_at\x18\x06 \x01(\x03\x12\x11\n\texit_code\x18\x07 \x01(\x05\"F\n\x17\x43ontainerStatusResponse\x12+\n\x06status\x18\x01 \x01(\x0b\x32\x1b.runtime.v1.ContainerStatus\"\x12\n\x10GetEventsRequest\"\x80\x01\n\x16\x43ontainerEventResponse\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12<\n\x14\x63ontainer_event_type\x18\x02 \x01(\x0e\x32\x1e.runtime.v1.ContainerEventType\x12\x12\n\ncreated_at\x18\x03 \x01(\x03*:\n\x0fPodSandboxState\x12\x11\n\rSANDBOX_READY\x10\x00\x12\x14\n\x10SANDBOX_NOTREADY\x10\x01*=\n\rNamespaceMode\x12\x07\n\x03POD\x10\x00\x12\r\n\tCONTAINER\x10\x01\x12\x08\n\x04NODE\x10\x02\x12\n\n\x06TARGET\x10\x03*k\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x00\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x01\x12\x14\n\x10\x43ONTAINER_EXITED\x10\x02\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x03*\x88\x01\n\x12\x43ontainerEventType\x12\x1b\n\x17\x43ONTAINER_CREATED_EVENT\x10\x00\x12\x1b\n\x17\x43ONTAINER_STARTED_EVENT\x10\x01\x12\x1b\n\x17\x43ONTAINER_STOPPED_EVENT\x10\x02\x12\x1b\n\x17\x43ONTAINER_DELETED_EVENT\x10\x03\x32\xea\x04\n\x0eRuntimeService\x12\x44\n\x07Version\x12\x1a.runtime.v1.VersionRequest\x1a\x1b.runtime.v1.VersionResponse\"\x00\x12\x41\n\x06Status\x12\x19.runtime.v1.StatusRequest\x1a\x1a.runtime.v1.StatusResponse\"\x00\x12Y\n\x0eListPodSandbox\x12!.runtime.v1.ListPodSandboxRequest\x1a\".runtime.v1.ListPodSandboxResponse\"\x00\x12_\n\x10PodSandboxStatus\x12#.runtime.v1.PodSandboxStatusRequest\x1a$.runtime.v1.PodSandboxStatusResponse\"\x00\x12Y\n\x0eListContainers\x12!.runtime.v1.ListContainersRequest\x1a\".runtime.v1.ListContainersResponse\"\x00\x12\\\n\x0f\x43ontainerStatus\x12\".runtime.v1.ContainerStatusRequest\x1a#.runtime.v1.ContainerStatusResponse\"\x00\x12Z\n\x12GetContainerEvents\x12\x1c.runtime.v1.GetEventsRequest\x1a\".runtime.v1.ContainerEventResponse\"\x00\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,14 +35,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSRESPONSE_INFOENTRY']._serialized_options = b'8\001'
   _globals['_PODSANDBOXSTATUSRESPONSE_INFOENTRY']._loaded_options = None
   _globals['_PODSANDBOXSTATUSRESPONSE_INFOENTRY']._serialized_options = b'8\001'
-  _globals['_PODSANDBOXSTATE']._serialized_start=2489
-  _globals['_PODSANDBOXSTATE']._serialized_end=2547
-  _globals['_NAMESPACEMODE']._serialized_start=2549
-  _globals['_NAMESPACEMODE']._serialized_end=2610
-  _globals['_CONTAINERSTATE']._serialized_start=2612
-  _globals['_CONTAINERSTATE']._serialized_end=2719
-  _globals['_CONTAINEREVENTTYPE']._serialized_start=2722
-  _globals['_CONTAINEREVENTTYPE']._serialized_end=2858
+  _globals['_PODSANDBOXSTATE']._serialized_start=2529
+  _globals['_PODSANDBOXSTATE']._serialized_end=2587
+  _globals['_NAMESPACEMODE']._serialized_start=2589
+  _globals['_NAMESPACEMODE']._serialized_end=2650
+  _globals['_CONTAINERSTATE']._serialized_start=2652
+  _globals['_CONTAINERSTATE']._serialized_end=2759
+  _globals['_CONTAINEREVENTTYPE']._serialized_start=2762
+  _globals['_CONTAINEREVENTTYPE']._serialized_end=2898
   _globals['_VERSIONREQUEST']._serialized_start=39
   _globals['_VERSIONREQUEST']._serialized_end=72
   _globals['_VERSIONRESPONSE']._serialized_start=74
@@ -72,35 +72,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PODSANDBOXNETWORKSTATUS']._serialized_start=959
   _globals['_PODSANDBOXNETWORKSTATUS']._serialized_end=1039
   _globals['_NAMESPACEOPTION']._serialized_start=1041
-  _globals['_NAMESPACEOPTION']._serialized_end=1102
-  _globals['_NAMESPACE']._serialized_start=1104
-  _globals['_NAMESPACE']._serialized_end=1161
-  _globals['_LINUXPODSANDBOXSTATUS']._serialized_start=1163
-  _globals['_LINUXPODSANDBOXSTATUS']._serialized_end=1229
-  _globals['_PODSANDBOXSTATUS']._serialized_start=1232
-  _globals['_PODSANDBOXSTATUS']._serialized_end=1505
-  _globals['_PODSANDBOXSTATUSRESPONSE']._serialized_start=1508
-  _globals['_PODSANDBOXSTATUSRESPONSE']._serialized_end=1687
+  _globals['_NAMESPACEOPTION']._serialized_end=1142
+  _globals['_NAMESPACE']._serialized_start=1144
+  _globals['_NAMESPACE']._serialized_end=1201
+  _globals['_LINUXPODSANDBOXSTATUS']._serialized_start=1203
+  _globals['_LINUXPODSANDBOXSTATUS']._serialized_end=1269
+  _globals['_PODSANDBOXSTATUS']._serialized_start=1272
+  _globals['_PODSANDBOXSTATUS']._serialized_end=1545
+  _globals['_PODSANDBOXSTATUSRESPONSE']._serialized_start=1548
+  _globals['_PODSANDBOXSTATUSRESPONSE']._serialized_end=1727
   _globals['_PODSANDBOXSTATUSRESPONSE_INFOENTRY']._serialized_start=484
   _globals['_PODSANDBOXSTATUSRESPONSE_INFOENTRY']._serialized_end=527
-  _globals['_CONTAINERMETADATA']._serialized_start=1689
-  _globals['_CONTAINERMETADATA']._serialized_end=1739
-  _globals['_CONTAINER']._serialized_start=1742
-  _globals['_CONTAINER']._serialized_end=1901
-  _globals['_LISTCONTAINERSREQUEST']._serialized_start=1903
-  _globals['_LISTCONTAINERSREQUEST']._serialized_end=1926
-  _globals['_LISTCONTAINERSRESPONSE']._serialized_start=1928
-  _globals['_LISTCONTAINERSRESPONSE']._serialized_end=1995
-  _globals['_CONTAINERSTATUSREQUEST']._serialized_start=1997
-  _globals['_CONTAINERSTATUSREQUEST']._serialized_end=2060
-  _globals['_CONTAINERSTATUS']._serialized_start=2063
-  _globals['_CONTAINERSTATUS']._serialized_end=2264
-  _globals['_CONTAINERSTATUSRESPONSE']._serialized_start=2266
-  _globals['_CONTAINERSTATUSRESPONSE']._serialized_end=2336
-  _globals['_GETEVENTSREQUEST']._serialized_start=2338
-  _globals['_GETEVENTSREQUEST']._serialized_end=2356
-  _globals['_CONTAINEREVENTRESPONSE']._serialized_start=2359
-  _globals['_CONTAINEREVENTRESPONSE']._serialized_end=2487
-  _globals['_RUNTIMESERVICE']._serialized_start=2861
-  _globals['_RUNTIMESERVICE']._serialized_end=3479
+  _globals['_CONTAINERMETADATA']._serialized_start=1729
+  _globals['_CONTAINERMETADATA']._serialized_end=1779
+  _globals['_CONTAINER']._serialized_start=1782
+  _globals['_CONTAINER']._serialized_end=1941
+  _globals['_LISTCONTAINERSREQUEST']._serialized_start=1943
+  _globals['_LISTCONTAINERSREQUEST']._serialized_end=1966
+  _globals['_LISTCONTAINERSRESPONSE']._serialized_start=1968
+  _globals['_LISTCONTAINERSRESPONSE']._serialized_end=2035
+  _globals['_CONTAINERSTATUSREQUEST']._serialized_start=2037
+  _globals['_CONTAINERSTATUSREQUEST']._serialized_end=2100
+  _globals['_CONTAINERSTATUS']._serialized_start=2103
+  _globals['_CONTAINERSTATUS']._serialized_end=2304
+  _globals['_CONTAINERSTATUSRESPONSE']._serialized_start=2306
+  _globals['_CONTAINERSTATUSRESPONSE']._serialized_end=2376
+  _globals['_GETEVENTSREQUEST']._serialized_start=2378
+  _globals['_GETEVENTSREQUEST']._serialized_end=2396
+  _globals['_CONTAINEREVENTRESPONSE']._serialized_start=2399
+  _globals['_CONTAINEREVENTRESPONSE']._serialized_end=2527
+  _globals['_RUNTIMESERVICE']._serialized_start=2901
+  _globals['_RUNTIMESERVICE']._serialized_end=3519
 # @@protoc_insertion_point(module_scope)

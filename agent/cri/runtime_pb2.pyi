@@ -163,10 +163,12 @@ class PodSandboxNetworkStatus(_message.Message):
     def __init__(self, ip: _Optional[str] = ..., additional_ips: _Optional[_Iterable[_Union[PodIP, _Mapping]]] = ...) -> None: ...
 
 class NamespaceOption(_message.Message):
-    __slots__ = ("network",)
+    __slots__ = ("network", "pid")
     NETWORK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     network: NamespaceMode
-    def __init__(self, network: _Optional[_Union[NamespaceMode, str]] = ...) -> None: ...
+    pid: NamespaceMode
+    def __init__(self, network: _Optional[_Union[NamespaceMode, str]] = ..., pid: _Optional[_Union[NamespaceMode, str]] = ...) -> None: ...
 
 class Namespace(_message.Message):
     __slots__ = ("options",)

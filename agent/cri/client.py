@@ -1,0 +1,221 @@
+"""A container runtime, asked over its unix socket: every call has a time limit and typed answers.
+
+A runtime that is not there, hangs, or is none, is one sentence.
+"""
+
+import datetime
+import os
+import pathlib
+import stat
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, TypeVar
+
+import grpc
+
+from agent.cri import containerd_pb2, models, runtime_pb2
+from agent.cri.models import Container, Sandbox, SandboxDetails
+
+T = TypeVar("T")
+
+CALL_SECONDS = 10.0
+"""A list takes milliseconds; a runtime that is stuck must be said before people look for it."""
+
+# After so long a silent stream is opened anew: its other end may be gone without a word.
+_STREAM_SECONDS = 600.0
+
+_OPTIONS = (
+    # As the kubelet's (cri-client, pkg/remote_runtime.go: maxMsgSize): lists of big nodes.
+    ("grpc.max_receive_message_length", 16 << 20),
+    # grpcio would wait up to two minutes before it looks whether a restarted runtime is back.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Go's servers refuse a path as the name of a host.
+    ("grpc.default_authority", "localhost"),
+)
+
+# What changes lists; namespaces of containerd's other than Kubernetes' are not asked about.
+_TOPICS = ("/tasks/start", "/tasks/exit", "/containers/delete")
+_EXIT_TOPIC = "/tasks/exit"
+
+
+class CriError(Exception):
+    """The runtime could not be asked, or refused; the message is one sentence."""
+
+
+class CriGone(CriError):
+    """The runtime does not know this sandbox or container any more."""
+
+
+class CriUnimplemented(CriError):
+    """The runtime lacks this call."""
+
+
+class RuntimeClient:
+    """One runtime. To be made and used on one event loop; `aclose` it at the end.
+
+    Methods raise `CriError`. Calls fail at once while nobody listens; the next one after a
+    runtime's restart finds it again.
+    """
+
+    def __init__(self, socket: pathlib.Path, *, call_seconds: float = CALL_SECONDS) -> None:
+        self.socket = socket
+        self._call_seconds = call_seconds
+        self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
+
+    async def aclose(self) -> None:
+        await self._channel.close()
+
+    async def version(self) -> str:
+        """Name and version, such as "containerd 1.6.20"."""
+        answer = await self._call(
+            "Version", runtime_pb2.VersionRequest(), runtime_pb2.VersionResponse
+        )
+        return f"{answer.runtime_name} {answer.runtime_version}"
+
+    async def unready_because(self) -> str:
+        """Which of its conditions the runtime calls unmet, such as NetworkReady; or nothing."""
+        answer = await self._call("Status", runtime_pb2.StatusRequest(), runtime_pb2.StatusResponse)
+        return "; ".join(
+            f"{condition.type} is false ({condition.message or condition.reason})"
+            for condition in answer.status.conditions
+            if not condition.status
+        )
+
+    async def list_sandboxes(self) -> list[Sandbox]:
+        """All that the runtime knows, without what only their status tells."""
+        return models.sandboxes_of(
+            await self._call(
+                "ListPodSandbox",
+                runtime_pb2.ListPodSandboxRequest(),
+                runtime_pb2.ListPodSandboxResponse,
+            )
+        )
+
+    async def sandbox_details(self, sandbox_id: str) -> SandboxDetails:
+        """Raises `CriGone`, too."""
+        return models.details_of(
+            await self._call(
+                "PodSandboxStatus",
+                runtime_pb2.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True),
+                runtime_pb2.PodSandboxStatusResponse,
+            )
+        )
+
+    async def list_containers(self) -> list[Container]:
+        """All that the runtime knows, without when they started."""
+        return models.containers_of(
+            await self._call(
+                "ListContainers",
+                runtime_pb2.ListContainersRequest(),
+                runtime_pb2.ListContainersResponse,
+            )
+        )
+
+    async def container_started(self, container_id: str) -> datetime.datetime | None:
+        """When the container's process started; None: not yet. Raises `CriGone`, too."""
+        return models.started_of(
+            await self._call(
+                "ContainerStatus",
+                runtime_pb2.ContainerStatusRequest(container_id=container_id),
+                runtime_pb2.ContainerStatusResponse,
+            )
+        )
+
+    async def events(self) -> AsyncGenerator[str, None]:
+        """A word for each event that may have changed the lists, until the stream ends.
+
+        Events are hints: they get lost, and some come before the lists show what they tell of.
+        containerd has two streams of them. Its own is asked first, because containerd 1.7 hands
+        each event of the CRI's to one listener only (containerd issue 7318): we would take them
+        away from a kubelet that uses them. Raises `CriUnimplemented` where there is neither.
+        """
+        try:
+            async for envelope in self._stream(
+                "/containerd.services.events.v1.Events/Subscribe",
+                containerd_pb2.SubscribeRequest(
+                    filters=[f'namespace==k8s.io,topic=="{topic}"' for topic in _TOPICS]
+                ),
+                containerd_pb2.Envelope,
+            ):
+                if not _is_of_something_executed(envelope):
+                    yield envelope.topic
+        except CriUnimplemented:
+            async for event in self._stream(
+                "/runtime.v1.RuntimeService/GetContainerEvents",
+                runtime_pb2.GetEventsRequest(),
+                runtime_pb2.ContainerEventResponse,
+            ):
+                yield runtime_pb2.ContainerEventType.Name(event.container_event_type)
+
+    async def _call(self, name: str, request: Any, answer: type[T]) -> T:
+        call = self._channel.unary_unary(
+            f"/runtime.v1.RuntimeService/{name}",
+            request_serializer=_serialize,
+            response_deserializer=answer.FromString,  # type: ignore[attr-defined]
+        )
+        try:
+            result: T = await call(request, timeout=self._call_seconds)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(name, error) from error
+        return result
+
+    async def _stream(self, path: str, request: Any, answer: type[T]) -> AsyncIterator[T]:
+        call = self._channel.unary_stream(
+            path,
+            request_serializer=_serialize,
+            response_deserializer=answer.FromString,  # type: ignore[attr-defined]
+        )(request, timeout=_STREAM_SECONDS)
+        try:
+            async for message in call:
+                yield message
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return
+            raise self._error(path.rpartition("/")[2], error) from error
+        finally:
+            call.cancel()
+
+    def _error(self, name: str, error: grpc.aio.AioRpcError) -> CriError:
+        code = error.code()
+        details = " ".join((error.details() or code.name).split())
+        if code is grpc.StatusCode.NOT_FOUND:
+            return CriGone(f"{self.socket} says of {name}: {details}.")
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return CriUnimplemented(
+                f"{self.socket} answers, but not to the CRI's {name}; name the socket of the "
+                "runtime that the kubelet uses, or enable its CRI (v1)."
+            )
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return CriError(
+                f"{self.socket} did not answer {name} within {self._call_seconds:g} s; "
+                "look after the container runtime."
+            )
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return CriError(_unavailable(self.socket, details))
+        return CriError(f"{self.socket} failed {name}: {details}.")
+
+
+def _unavailable(socket: pathlib.Path, details: str) -> str:
+    try:
+        is_socket = stat.S_ISSOCK(os.stat(socket).st_mode)
+    except OSError as error:
+        return (
+            f"there is no container runtime's socket at {socket} ({error.strerror}); name the one "
+            "that the kubelet uses, and mount its directory."
+        )
+    if not is_socket:
+        return f"{socket} is no socket; name that of the runtime that the kubelet uses."
+    return f"nothing at {socket} answers as a container runtime does: {details}."
+
+
+def _is_of_something_executed(envelope: containerd_pb2.Envelope) -> bool:
+    """Whether it tells of a process beside a container's own: exec probes would be a hint each."""
+    if envelope.topic != _EXIT_TOPIC:
+        return False
+    exit_ = containerd_pb2.TaskExit.FromString(envelope.event.value)
+    return bool(exit_.id != exit_.container_id)
+
+
+def _serialize(message: Any) -> bytes:
+    return bytes(message.SerializeToString())

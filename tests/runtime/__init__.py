@@ -1,0 +1,1 @@
+"""A real container runtime, in the tests' own node, and what podgate learns from it."""

@@ -1,0 +1,242 @@
+"""containerd with runc and CNI plugins, in the test's node and with nothing outside of it.
+
+Its directories are below the lab's /run, which is a tmpfs of the test's own mount namespace; its
+cgroups have a name of their own, and `tests.runtime.reaper` ends all that is in them.
+"""
+
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pyroute2
+
+from agent.cri import runtime_pb2
+from tests.runtime import images
+
+PLUGINS = pathlib.Path("/usr/lib/cni")
+BRIDGE = "pgcni0"
+_PATIENCE_SECONDS = 20 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_MNT_DETACH = 2
+_numbers = itertools.count()
+_libc = ctypes.CDLL(None, use_errno=True)
+
+# The addresses are others than the lab's own pods have.
+_RANGES = ("198.18.16.0/20", "fd00:18:0:10::/64")
+
+
+def ptp(*, dual_stack: bool = False) -> dict[str, Any]:
+    """A network of routed pods. IPv6 costs each of them 1.5 s of duplicate address detection."""
+    return {"type": "ptp", "ipMasq": False, "ipam": _ipam(dual_stack)}
+
+
+def bridge(*, dual_stack: bool = False) -> dict[str, Any]:
+    """A network of pods on one bridge."""
+    return {
+        "type": "bridge",
+        "bridge": BRIDGE,
+        "isGateway": True,
+        "ipMasq": False,
+        "ipam": _ipam(dual_stack),
+    }
+
+
+def _ipam(dual_stack: bool) -> dict[str, Any]:
+    ranges = _RANGES if dual_stack else _RANGES[:1]
+    routes = ("0.0.0.0/0", "::/0") if dual_stack else ("0.0.0.0/0",)
+    return {
+        "type": "host-local",
+        "ranges": [[{"subnet": subnet}] for subnet in ranges],
+        "routes": [{"dst": destination} for destination in routes],
+    }
+
+
+class Containerd:
+    """One runtime. `start` it; `end` takes it and its containers away."""
+
+    def __init__(self, network: dict[str, Any]) -> None:
+        self.name = f"podgate-runtime-{os.getpid()}-{next(_numbers)}"
+        self.directory = pathlib.Path("/run", self.name)
+        self.socket = self.directory / "socket" / "containerd.sock"
+        """Alone in its directory, as agents mount it."""
+        self.log = self.directory / "log"
+        self.cni_directory = self.directory / "cni"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.directory.mkdir()
+        self.cni_directory.mkdir()
+        network["ipam"] |= {"dataDir": str(self.directory / "ipam")}
+        conflist = {"cniVersion": "1.0.0", "name": "pods", "plugins": [network]}
+        (self.cni_directory / "10-pods.conflist").write_text(json.dumps(conflist))
+        (self.directory / "config.toml").write_text(self._config())
+        self._reaper = subprocess.Popen(
+            [sys.executable, "-m", "tests.runtime.reaper", self.name],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    @property
+    def pods_cgroup(self) -> str:
+        """Above those of pods, as a kubelet's `kubepods`."""
+        return f"/{self.name}/kubepods"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it and wait until its CRI answers."""
+        daemon = _cgroup2() / self.name / "daemon"
+        daemon.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *("sh", "-c", 'echo $$ > "$0/cgroup.procs"; exec "$@"', str(daemon)),
+                    *(_binary("containerd"), "--config", str(self.directory / "config.toml")),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not _answers(self.socket):
+            assert self._process.poll() is None, f"containerd ended: {self.last_lines()}"
+            assert time.monotonic() < deadline, f"containerd does not start: {self.last_lines()}"
+            time.sleep(0.02)
+
+    def import_images(self) -> None:
+        """Bring in the images of `tests.runtime.images`."""
+        archive = self.directory / "images.tar"
+        images.write(archive, os.uname().machine)
+        subprocess.run(
+            [
+                *(_binary("ctr"), "--address", str(self.socket), "--namespace", "k8s.io"),
+                *("images", "import", str(archive)),
+            ],
+            check=True,
+            capture_output=True,
+            timeout=_PATIENCE_SECONDS,
+        )
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End the daemon alone: shims and containers go on."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.wait(_PATIENCE_SECONDS)
+        self._process = None
+
+    def last_lines(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return " / ".join(lines[-5:])
+
+    def end(self) -> None:
+        """Take everything away, containers too."""
+        assert self._reaper.stdin is not None
+        self._reaper.stdin.close()
+        status = self._reaper.wait(_PATIENCE_SECONDS * 2)
+        if self._process is not None:
+            self._process.wait(_PATIENCE_SECONDS)
+        for mount in reversed(_mounts()):
+            if mount.is_relative_to(self.directory) or mount.match("/run/netns/cni-*"):
+                _libc.umount2(os.fsencode(mount), _MNT_DETACH)
+        for name in pathlib.Path("/run/netns").glob("cni-*"):
+            name.unlink()
+        shutil.rmtree(self.directory)
+        with pyroute2.IPRoute() as netlink:
+            for ifindex in netlink.link_lookup(ifname=BRIDGE):
+                netlink.link("del", index=ifindex)
+        assert status == 0, "cgroups or processes of the runtime are left"
+
+    def _config(self) -> str:
+        cri = 'plugins."io.containerd.grpc.v1.cri"'
+        return f"""
+version = 2
+root = "{self.directory}/root"
+state = "{self.directory}/state"
+disabled_plugins = [
+  "io.containerd.internal.v1.opt",
+  "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.zfs",
+]
+
+[grpc]
+address = "{self.socket}"
+
+[{cri}]
+sandbox_image = "{images.PAUSE}"
+# Without CAP_SYS_RESOURCE no process may be made less likely to be killed.
+restrict_oom_score_adj = true
+
+[{cri}.cni]
+bin_dir = "{PLUGINS}"
+conf_dir = "{self.cni_directory}"
+"""
+
+
+@contextlib.contextmanager
+def running(network: dict[str, Any]) -> Iterator[Containerd]:
+    """A runtime with images, in the lab that this process is in; gone afterwards.
+
+    The CNI library caches what it did below /var/lib, for which it knows no other place.
+    """
+    problem = _mount_tmpfs("/var/lib")
+    assert not problem, f"/var/lib cannot be covered: {problem}"
+    try:
+        made = Containerd(network)
+        try:
+            made.start()
+            made.import_images()
+            yield made
+        finally:
+            made.end()
+    finally:
+        _libc.umount2(b"/var/lib", _MNT_DETACH)
+
+
+def _mount_tmpfs(path: str) -> str:
+    if _libc.mount(b"podgate", os.fsencode(path), b"tmpfs", 0, None) == 0:
+        return ""
+    return os.strerror(ctypes.get_errno())
+
+
+def _mounts() -> list[pathlib.Path]:
+    lines = pathlib.Path("/proc/mounts").read_text().splitlines()
+    return [pathlib.Path(line.split()[1]) for line in lines]
+
+
+def _cgroup2() -> pathlib.Path:
+    root = pathlib.Path("/sys/fs/cgroup")
+    return root if (root / "cgroup.procs").exists() else root / "unified"
+
+
+def _answers(socket: pathlib.Path) -> bool:
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        call = channel.unary_unary(
+            "/runtime.v1.RuntimeService/ListPodSandbox",
+            request_serializer=runtime_pb2.ListPodSandboxRequest.SerializeToString,
+            response_deserializer=runtime_pb2.ListPodSandboxResponse.FromString,
+        )
+        try:
+            call(runtime_pb2.ListPodSandboxRequest(), timeout=1)
+        except grpc.RpcError:
+            return False
+        return True
+
+
+def _binary(name: str) -> str:
+    found = shutil.which(name)
+    assert found is not None, f"{name} is missing; install the package containerd"
+    return found

@@ -1,0 +1,58 @@
+"""Ends a runtime and all its containers when the process that started them is gone.
+
+`python -m tests.runtime.reaper NAME` reads its standard input to the end, which comes with the
+writer's, however that ended; then it kills what is in the cgroup NAME of version 2 and removes all
+cgroups of that name. Containers are not the test's children: shims see to that.
+"""
+
+import contextlib
+import os
+import pathlib
+import signal
+import sys
+import time
+
+_LIMIT_SECONDS = 20.0
+_CGROUPS = pathlib.Path("/sys/fs/cgroup")
+
+
+def cgroups(name: str) -> list[pathlib.Path]:
+    """All cgroups of this name, one of each hierarchy; the one of version 2 has cgroup.kill."""
+    return [path for path in (_CGROUPS / name, *_CGROUPS.glob(f"*/{name}")) if path.is_dir()]
+
+
+def end(name: str) -> bool:
+    """Kill and remove; whether nothing is left."""
+    deadline = time.monotonic() + _LIMIT_SECONDS
+    while found := cgroups(name):
+        if time.monotonic() > deadline:
+            return False
+        for top in found:
+            _kill(top)
+            for path, _, _ in os.walk(top, topdown=False):
+                # Busy until its processes are reaped.
+                with contextlib.suppress(OSError):
+                    os.rmdir(path)
+        time.sleep(0.02)
+    return True
+
+
+def _kill(top: pathlib.Path) -> None:
+    if (top / "cgroup.kill").exists():
+        (top / "cgroup.kill").write_text("1")
+        return
+    for procs in top.rglob("cgroup.procs"):
+        with contextlib.suppress(OSError):
+            for pid in procs.read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    sys.exit(0 if end(sys.argv[1]) else 1)
+
+
+if __name__ == "__main__":
+    main()
