@@ -104,11 +104,13 @@ class Gatekeeper:
         self._worker.shutdown(wait=False)
         self.loaded.close()
 
-    async def install(self, ifindex: int, config: GateConfig) -> float:
-        """As `Gates.install`, with a grace; how many seconds it took."""
+    async def install(
+        self, ifindex: int, config: GateConfig, *, grace_seconds: float = _GRACE_SECONDS
+    ) -> float:
+        """As `Gates.install`; how many seconds it took."""
 
         def install() -> None:
-            self._gates.install(ifindex, config, grace_seconds=_GRACE_SECONDS)
+            self._gates.install(ifindex, config, grace_seconds=grace_seconds)
 
         return await self._call(lambda: _timed(install))
 
@@ -180,6 +182,10 @@ class Gatekeeper:
     async def keep_bridges(self, ifindexes: set[int], *, are_all: bool) -> None:
         """As `NodeGuards.keep_bridges`."""
         await self._call(lambda: self._node_guards.keep_bridges(ifindexes, are_all=are_all))
+
+    async def keep_pairs(self, ifindexes: set[int]) -> None:
+        """As `NodeGuards.keep_pairs`."""
+        await self._call(lambda: self._node_guards.keep_pairs(ifindexes))
 
     async def keep_tunnels(self, udp_ports: Iterable[int], *, are_guarded: bool) -> None:
         """As `NodeGuards.keep_tunnels`, and refuse the node's datagrams to these ports.

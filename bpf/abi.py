@@ -240,6 +240,7 @@ GATE_INGRESS = "gate_ingress"
 JUDGE_ON_BRIDGE = "judge_on_bridge"
 GUARD_TUNNELS = "guard_tunnels"
 HOLD_OPENINGS = "hold_openings"
+DROP_FORWARDED = "drop_forwarded"
 
 
 def spare(program: str) -> str:
@@ -251,7 +252,11 @@ def spare(program: str) -> str:
     return f"{program}_spare"
 
 
-_TC_PROGRAMS = (GATE_EGRESS, GATE_INGRESS, JUDGE_ON_BRIDGE, GUARD_TUNNELS, HOLD_OPENINGS)
+_TC_PROGRAMS = (
+    *(GATE_EGRESS, GATE_INGRESS),
+    *(JUDGE_ON_BRIDGE, GUARD_TUNNELS),
+    *(HOLD_OPENINGS, DROP_FORWARDED),
+)
 
 # The function of each pinned program. Only gates have spares: nobody else's programs are usual on
 # bridges, the loopback and the relay's pair.

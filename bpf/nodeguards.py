@@ -1,5 +1,5 @@
-"""Programs on the node's own interfaces: bridges of pods, and the loopback, where tunnels would let
-the node's packets in by another door.
+"""Programs on the node's own interfaces: bridges of pods, the loopback, where tunnels would let the
+node's packets in by another door, and relays' pairs, which are for the node alone.
 
 All methods wait for the kernel's RTNL lock: call them from the thread that installs gates.
 """
@@ -19,22 +19,24 @@ class NodeGuards:
     def __init__(
         self, loaded: loader.Loaded, installation: pins.Pins, attachment: Attachment
     ) -> None:
-        self._bridges, self._tunnels = (
+        self._bridges, self._tunnels, self._pairs = (
             Attachments(installation, program, loaded.copies(program), direction, attachment)
             for program, direction in (
                 (abi.JUDGE_ON_BRIDGE, Direction.EGRESS),
                 (abi.GUARD_TUNNELS, Direction.INGRESS),
+                (abi.DROP_FORWARDED, Direction.EGRESS),
             )
         )
 
     def close(self) -> None:
         self._bridges.close()
         self._tunnels.close()
+        self._pairs.close()
 
     @property
     def elsewhere(self) -> set[int]:
         """Interfaces that another schema's programs guard: not looked at yet since the start."""
-        return self._bridges.elsewhere | self._tunnels.elsewhere
+        return self._bridges.elsewhere | self._tunnels.elsewhere | self._pairs.elsewhere
 
     def keep_bridges(self, wanted: set[int], *, are_all: bool = True) -> None:
         """Have these bridges judge what they may flood, and no others.
@@ -49,6 +51,17 @@ class NodeGuards:
                 self._bridges.detach(ifindex)
         for ifindex in wanted:
             _attach(self._bridges, ifindex)
+
+    def keep_pairs(self, wanted: set[int]) -> None:
+        """Have nothing forwarded towards the relays behind these interfaces, the node's ends.
+
+        Raises `AttachError`.
+        """
+        self._pairs.look()
+        for ifindex in (self._pairs.standing | self._pairs.elsewhere) - wanted:
+            self._pairs.detach(ifindex)
+        for ifindex in wanted:
+            _attach(self._pairs, ifindex)
 
     def keep_tunnels(self, *, are_guarded: bool) -> None:
         """Whether what is wrapped for the node's own tunnels is refused at the loopback.

@@ -59,6 +59,7 @@ class Reason(enum.IntEnum):
     SELF_TEST = 15
     SWITCH = 16
     FORWARDED = 17
+    RELAY = 18
 
     @property
     def word(self) -> str:
@@ -78,7 +79,7 @@ class Reason(enum.IntEnum):
 _DROPS = frozenset(
     {
         *(Reason.UNPARSABLE, Reason.FRAGMENT, Reason.STRAY, Reason.NODE, Reason.KERNEL),
-        *(Reason.TUNNEL, Reason.EVASION, Reason.SELF_TEST),
+        *(Reason.TUNNEL, Reason.EVASION, Reason.SELF_TEST, Reason.RELAY),
     }
 )
 
@@ -100,5 +101,6 @@ _MEANINGS = {
     Reason.EVASION: "a packet socket asked for a way that passes no gate",
     Reason.SWITCH: "no socket is known, as when Open vSwitch puts in again what others sent",
     Reason.FORWARDED: "an IPv6 fragment of what others sent: the kernel forgot how it came in",
+    Reason.RELAY: "from a pod or from outside to the relay, which serves the kubelet alone",
     Reason.SELF_TEST: "the agent asked whether this gate is on the way: TCP to port 0",
 }

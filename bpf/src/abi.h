@@ -46,6 +46,7 @@ enum reason {
 	REASON_SELF_TEST,  /* the agent asks whether this gate is on the way: TCP to port 0 */
 	REASON_SWITCH, /* no socket is known, as when Open vSwitch puts in again what others sent */
 	REASON_FORWARDED, /* a fragment of what others sent, which lost how it came in */
+	REASON_RELAY,	  /* to the relay, from others than the node */
 	REASON_COUNT,
 };
 

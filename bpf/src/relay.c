@@ -127,6 +127,35 @@ int relay_getpeername6(struct bpf_sock_addr *context)
 	return SOCKET_ALLOW;
 }
 
+/*
+ * tc egress on the node's end of the pair. Gates leave what is forwarded to NetworkPolicy, which
+ * knows no relay: a pod that dials one of its addresses would be carried into another pod.
+ */
+int drop_forwarded(struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ifindex;
+	struct counters *count;
+
+	if (is_node_sent(skb))
+		return TCX_NEXT;
+	count = counters.lookup(&ifindex);
+	if (count)
+		count->packets[DROP(REASON_FORWARDED)]++;
+	return TCX_DROP;
+}
+
+/*
+ * tc egress on the node's end of the relay's pair, beside its gate, which leaves alone what others
+ * sent: here a pod that knew the relay's range would reach other pods whatever NetworkPolicy says.
+ */
+int refuse_forwarded(struct __sk_buff *skb)
+{
+	if (is_node_sent(skb))
+		return TCX_NEXT;
+	count_for_node(REASON_RELAY);
+	return TCX_DROP;
+}
+
 ALWAYS_INLINE bool is_neighbour_discovery(struct __sk_buff *skb, struct packet *packet)
 {
 	__u8 type;
