@@ -140,19 +140,7 @@ int drop_forwarded(struct __sk_buff *skb)
 		return TCX_NEXT;
 	count = counters.lookup(&ifindex);
 	if (count)
-		count->packets[DROP(REASON_FORWARDED)]++;
-	return TCX_DROP;
-}
-
-/*
- * tc egress on the node's end of the relay's pair, beside its gate, which leaves alone what others
- * sent: here a pod that knew the relay's range would reach other pods whatever NetworkPolicy says.
- */
-int refuse_forwarded(struct __sk_buff *skb)
-{
-	if (is_node_sent(skb))
-		return TCX_NEXT;
-	count_for_node(REASON_RELAY);
+		count->packets[DROP(REASON_RELAY)]++;
 	return TCX_DROP;
 }
 
