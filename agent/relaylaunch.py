@@ -125,7 +125,9 @@ class Launcher:
         log.info("relay started", pid=relay.process.pid, interface=pair.name)
 
     async def _gate(self, ifindex: int, name: str) -> None:
-        await self._gatekeeper.install(ifindex, _GATE)
+        # Whoever is behind it has asked for nothing, so nothing is an answer.
+        await self._gatekeeper.install(ifindex, _GATE, grace_seconds=0)
+        await self._gatekeeper.keep_pairs({*relayinterfaces.present(), ifindex})
         # What comes out of it, the relay has made, or the node before it.
         await self._gatekeeper.mark_origins({ifindex: True})
         self.interfaces[ifindex] = name

@@ -1,6 +1,7 @@
 """Interfaces and settings of the node that a test makes for itself; all gone after the block."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import pathlib
@@ -18,6 +19,16 @@ _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 def ip(*commands: str) -> None:
     """Commands of ip(8), one after the other; the first that fails raises."""
     subprocess.run(["ip", "-batch", "-"], input="\n".join(commands), text=True, check=True)
+
+
+def ip_inside(pod: LabPod, *commands: str) -> None:
+    """The same in a pod's namespace."""
+    subprocess.run(
+        ["nsenter", f"--net={pod.netns.path}", "ip", "-batch", "-"],
+        input="\n".join(commands),
+        text=True,
+        check=True,
+    )
 
 
 def index_of(interface: str) -> int:
@@ -38,6 +49,16 @@ def packet_socket(interface: str) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as sock:
         sock.bind((interface, 0))
         yield sock
+
+
+@contextlib.contextmanager
+def dropped_is_told() -> Iterator[None]:
+    """A packet socket hears ENOBUFS when a tc program drops its frame."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOBUFS:
+            raise
 
 
 @contextlib.contextmanager

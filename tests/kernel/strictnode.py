@@ -1,0 +1,197 @@
+"""A node with a fleet of pods, an agent, and a cgroup that is the kubelet's."""
+
+import contextlib
+import dataclasses
+import ipaddress
+import itertools
+import os
+import pathlib
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from agent import names
+from agent.conditions import TRUE
+from agent.demo import lab as labs
+from agent.demo.lab import LabPod
+from agent.demo.operating import Operator, condition_of
+from agent.status import Report
+from bpf import abi, maps, pins
+from tests.kernel import capture, cgroups, fleet
+from tests.kernel.capture import IPNetwork, node_addresses
+from tests.kernel.cgroups import Cgroup
+
+RANGE4, RANGE6 = "198.18.64.0/18", "fd00:18:64::/64"
+REASONS = {"enforce": "Enforced", "strict": "Strict"}
+
+_numbers = itertools.count()
+_PATIENCE_SECONDS = 20 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+
+Probes = tuple[dict[str, Any], ...]
+
+
+@dataclasses.dataclass(slots=True)
+class FleetPod:
+    """A pod and what its manifest says."""
+
+    pod: LabPod
+    probes: Probes
+    mode: str
+
+    def targets(self, kind: str, port: int) -> list[str]:
+        """Of a client's: both families."""
+        return [f"{kind},{host},{port}" for host in (self.pod.ipv4, self.pod.ipv6)]
+
+
+class Node:
+    """Builds pods, says what is wanted of them, and waits until it is so."""
+
+    def __init__(
+        self, lab: labs.Lab, served: fleet.Fleet, operator: Operator, kubelet: Cgroup
+    ) -> None:
+        self.lab = lab
+        self.fleet = served
+        self.operator = operator
+        self.kubelet = kubelet
+        self.pods: dict[str, FleetPod] = {}
+
+    def add(
+        self,
+        name: str,
+        number: int,
+        *,
+        ports: Iterable[int],
+        probes: Probes,
+        mode: str = "enforce",
+        bridged: bool = False,
+    ) -> FleetPod:
+        """A pod that serves these ports and declares these probes; the agent is told at once."""
+        pod = self.lab.add_pod(name, number, bridged=bridged)
+        made = self.pods[name] = FleetPod(pod, probes, mode)
+        self.fleet.serve(pod, ports)
+        self.declare(made)
+        return made
+
+    def declare(self, pod: FleetPod) -> None:
+        content = fleet.manifest(pod.pod, pod.mode, pod.probes)
+        self.operator.write_file(f"{pod.pod.name}.yaml", content)
+
+    def remove(self, name: str) -> None:
+        """As when a pod ends: servers, namespace, interface, and then its manifest."""
+        self.fleet.leave(self.pods.pop(name).pod)
+        self.lab.remove_pod(name)
+        (self.operator.manifests / f"{name}.yaml").unlink()
+
+    def start(self, *extra: str) -> None:
+        """Start the agent, and wait until every pod is as it is wanted."""
+        self.operator.start(
+            *("--kubelet", f"cgroup:{self.kubelet.path}"),
+            *("--relay-range4", RANGE4, "--relay-range6", RANGE6),
+            *extra,
+        )
+        self.settle()
+
+    def set_mode(self, mode: str) -> None:
+        """Of all pods."""
+        for pod in self.pods.values():
+            pod.mode = mode
+            self.declare(pod)
+        self.settle()
+
+    def settle(self) -> Report:
+        """Wait until every pod is as it is wanted."""
+        return self.operator.wait_for("every pod isolated as wanted", self._is_settled)
+
+    def _is_settled(self, report: Report) -> bool:
+        return (
+            report.is_synced
+            and report.kubelet == self.kubelet.path
+            and len(report.pods) == len(self.pods)
+            and all(
+                (said := condition_of(report, name, names.ISOLATION_READY)) is not None
+                and (said.status, said.reason) == (TRUE, REASONS[pod.mode])
+                for name, pod in self.pods.items()
+            )
+        )
+
+    def relay_pid(self) -> int | None:
+        """Of the newest relay that the agent runs."""
+        return max(self.relay_pids(), default=None)
+
+    def relay_pids(self) -> list[int]:
+        """Of all relays that the agent runs: those that drain, too."""
+        return [pid for pid in _children(self.operator.pid) if b"agent.relay" in _command(pid)]
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Callable[[], list[str]]]:
+        """Capture at all pods' interfaces; yields what tells the packets that were the node's."""
+        with capture.capture(pod.pod for pod in self.pods.values()) as captured:
+            yield lambda: captured.seen(self.own_networks())
+
+    def own_networks(self) -> list[IPNetwork]:
+        """What is not a pod's: every address of the node, and the relay's ranges."""
+        ranges: list[IPNetwork] = [
+            ipaddress.IPv4Network(RANGE4),
+            ipaddress.IPv6Network(RANGE6),
+        ]
+        return node_addresses() + ranges
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for directory in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            # After the command's name, which may hold anything: state, parent.
+            fields = (directory / "stat").read_text().rpartition(")")[2].split()
+            if fields[0] != "Z" and int(fields[1]) == parent:
+                found.append(int(directory.name))
+    return sorted(found)
+
+
+def relay_addresses(node: Node) -> dict[str, str]:
+    """By address of a pod, the one of the relay's that stands for it."""
+    spec = abi.RELAY_ORIGINS
+    table = maps.Map.open(pins.Pins(node.operator.bpffs).map(spec), spec)
+    try:
+        found = {}
+        for key, value in table.items():
+            origin = abi.RelayOrigin.from_buffer_copy(value)
+            found[_text(bytes(origin.pod))] = _text(key)
+        return found
+    finally:
+        table.close()
+
+
+def _text(packed: bytes) -> str:
+    """As `struct address` has it: IPv4 is mapped."""
+    address = ipaddress.IPv6Address(packed)
+    return str(address.ipv4_mapped or address)
+
+
+def wait_until(what: str, holds: Callable[[], bool]) -> None:
+    """Ask again and again; for what no report of the agent's tells."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, f"{what} did not come true"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def strict_node(lab: labs.Lab, folder: pathlib.Path) -> Iterator[Node]:
+    """folder: for manifests, the agent's files and a certificate. All of it ends with the block."""
+    bpffs = labs.LAB_DIRECTORY / "bpf" / f"strict{next(_numbers)}"
+    bpffs.mkdir()
+    operator = Operator(folder, bpffs)
+    with cgroups.cgroup() as kubelet, fleet.fleet(folder) as served:
+        try:
+            yield Node(lab, served, operator, kubelet)
+        finally:
+            operator.stop(signal.SIGKILL)
+            pins.Pins(bpffs).remove_everything()

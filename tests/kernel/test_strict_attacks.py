@@ -1,0 +1,288 @@
+"""Who is not the kubelet gets nowhere by way of the relay, and the kubelet no further by it than to
+what pods declare: refused, and counted.
+"""
+
+import contextlib
+import errno
+import ipaddress
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent import relayinterfaces
+from agent.demo.operating import packets, pod_of
+from agent.relay.messages import Outcome
+from agent.status import Report
+from probes.netns import Netns
+from tests.conftest import fresh_lab
+from tests.kernel import cgroups, fleet, frames, links, nodeclient, openings
+from tests.kernel.capture import Packet
+from tests.kernel.nodeclient import NodeClient
+from tests.kernel.strictnode import (
+    RANGE4,
+    RANGE6,
+    FleetPod,
+    Node,
+    relay_addresses,
+    strict_node,
+    wait_until,
+)
+
+pytestmark = pytest.mark.kernel
+
+WEB_PROBES = (fleet.http_probe(fleet.HTTP),)
+BARE_PROBES = (fleet.tcp_probe(fleet.TCP),)
+# Of the pods whose addresses tests give to others.
+REUSED_NUMBER = 9
+_ETH_P_ALL = 0x0003
+_PACKET_OUTGOING = 4
+
+
+@pytest.fixture(scope="module")
+def node(isolated: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A pod of which every port may be asked, one that declares a bare port and listens on two
+    more, and one that no manifest names."""
+    with fresh_lab() as lab, strict_node(lab, tmp_path_factory.mktemp("strict")) as made:
+        made.add("web", 1, ports=(fleet.HTTP,), probes=WEB_PROBES, mode="strict")
+        made.add("bare", 2, ports=(fleet.TCP, fleet.HTTP), probes=BARE_PROBES, mode="strict")
+        lab.add_pod("stranger", 3)
+        made.start()
+        yield made
+
+
+@pytest.fixture
+def kubelet(node: Node) -> Iterator[NodeClient]:
+    with nodeclient.node_client(node.kubelet) as made:
+        yield made
+
+
+@pytest.fixture
+def intruder(node: Node) -> Iterator[NodeClient]:
+    with cgroups.cgroup() as group, nodeclient.node_client(group) as made:
+        yield made
+
+
+@pytest.fixture
+def inside(node: Node) -> Iterator["Inside"]:
+    made = Inside(node)
+    yield made
+    made.close()
+
+
+class Inside:
+    """Eyes in the relay's namespace: what came in by its pair, whether or not it is held."""
+
+    def __init__(self, node: Node) -> None:
+        netns = Netns.open(f"/proc/{node.relay_pid()}/ns/net")
+        self._tap = netns.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
+
+    def close(self) -> None:
+        self._tap.close()
+
+    def arrived(self) -> list[bytes]:
+        """Frames since the last look, but for the link's own control."""
+        seen: list[bytes] = []
+        while True:
+            try:
+                frame, (_, _, kind, *_) = self._tap.recvfrom(2048)
+            except BlockingIOError:
+                return seen
+            if kind != _PACKET_OUTGOING and not Packet(frame).is_link_control:
+                seen.append(frame)
+
+
+def refused_by_the_pair(report: Report) -> int:
+    """What the gate of the relay's interface dropped."""
+    return sum(
+        count for gate in report.relay.gates for count in gate.packets.get("drop", {}).values()
+    )
+
+
+def ended(node: Node, name: str, outcome: Outcome) -> Callable[[Report], int]:
+    """How many of the kubelet's connections to a pod came to this."""
+
+    def count(report: Report) -> int:
+        pod = pod_of(report, name)
+        return sum(each.outcomes.get(outcome, 0) for each in pod.carried) if pod else 0
+
+    return count
+
+
+def report_of(node: Node) -> Report:
+    report = node.operator.report()
+    assert report is not None
+    return report
+
+
+def wait_for_count(node: Node, what: str, count: Callable[[Report], int], least: int) -> None:
+    """Relays report once a second."""
+    node.operator.wait_for(f"{least} {what}", lambda report: count(report) >= least)
+
+
+def relays_targets(node: Node, kind: str, port: int) -> list[str]:
+    return [f"{kind},{address},{port}" for address in relay_addresses(node).values()]
+
+
+def test_another_cgroup_that_connects_to_the_relay_is_refused_at_once_and_counted(
+    node: Node, intruder: NodeClient
+) -> None:
+    before = refused_by_the_pair(report_of(node))
+    targets = [*relays_targets(node, "tcp", fleet.HTTP), *relays_targets(node, "tcp", fleet.TCP)]
+    assert len(targets) == 8
+    assert intruder.probe(targets) == dict.fromkeys(targets, nodeclient.FORBIDDEN)
+    assert refused_by_the_pair(report_of(node)) >= before + len(targets)
+
+
+def test_addresses_of_the_range_that_stand_for_nobody_lead_nowhere(
+    node: Node, intruder: NodeClient, inside: Inside
+) -> None:
+    """Within the relay's share its gate drops; beyond it there is no way, not even by a default
+    route."""
+    share, rest = [], []
+    for text in (RANGE4, RANGE6):
+        first, *others = ipaddress.ip_network(text).subnets(prefixlen_diff=3)
+        share.append(f"tcp,{first[200]},{fleet.HTTP}")
+        rest.append(f"tcp,{others[-1][200]},{fleet.HTTP}")
+    way_out = (
+        "link add way-out type veth peer name out",
+        "link set way-out up",
+        "link set out up",
+        "route add 0.0.0.0/0 dev way-out",
+        "route add ::/0 dev way-out",
+    )
+    with links.made("way-out", *way_out):
+        found = intruder.probe([*share, *rest])
+    expected = dict.fromkeys(share, nodeclient.UNANSWERED)
+    assert found == expected | dict.fromkeys(rest, nodeclient.UNREACHABLE)
+    assert inside.arrived() == []
+
+
+@pytest.mark.parametrize("opening", openings.OPENINGS, ids=str)
+def test_no_socket_of_another_cgroup_gets_a_packet_to_the_relay(
+    node: Node, inside: Inside, opening: openings.Opening
+) -> None:
+    """Those that no hook sees are dropped by the gate of the pair. This process is the intruder."""
+    before = refused_by_the_pair(report_of(node))
+    tried = 0
+    for address in relay_addresses(node).values():
+        if ipaddress.ip_address(address).version in opening.versions:
+            begin(opening, address)
+            tried += 1
+    assert tried
+    assert inside.arrived() == []
+    assert refused_by_the_pair(report_of(node)) >= before + tried
+
+
+def begin(opening: openings.Opening, address: str) -> None:
+    target = openings.Target(address, relays_interface(), fleet.HTTP, fleet.HTTP)
+    with contextlib.suppress(PermissionError):
+        try:
+            opening.begin(target)
+        except AssertionError as unexpected:
+            # Of an opening's own: connect was refused by a hook.
+            if unexpected.args != (errno.EPERM,):
+                raise
+
+
+def relays_interface() -> str:
+    (name,) = relayinterfaces.present().values()
+    return name
+
+
+def test_no_packet_socket_gets_a_packet_to_the_relay(node: Node, inside: Inside) -> None:
+    before = refused_by_the_pair(report_of(node))
+    frames_sent = 0
+    with links.packet_socket(relays_interface()) as sock:
+        for address in map(frames.address, relay_addresses(node).values()):
+            source = frames.address("198.18.0.1" if address.version == 4 else "fd00:18::1")
+            ends = frames.Ends(source, address, port=fleet.HTTP)
+            for segment in (
+                frames.tcp(ends, frames.SYN),
+                frames.tcp(ends, frames.SYN | frames.PSH),
+                frames.tcp(ends, frames.ACK, data=b"injected"),
+            ):
+                with links.dropped_is_told():
+                    sock.send(frames.packet(ends, frames.TCP, segment))
+                frames_sent += 1
+    assert inside.arrived() == []
+    assert refused_by_the_pair(report_of(node)) >= before + frames_sent
+
+
+def test_no_pod_reaches_another_by_way_of_the_relay(node: Node, inside: Inside) -> None:
+    """What a pod sends is forwarded, so that no gate asks whose it is; as is what comes from
+    outside."""
+    stranger = node.lab.pods["stranger"]
+    before = refused_by_the_pair(report_of(node))
+    addresses = relay_addresses(node).values()
+    for address in addresses:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with stranger.open_socket(family, socket.SOCK_STREAM) as sock, pytest.raises(TimeoutError):
+            sock.connect((address, fleet.HTTP))
+    assert inside.arrived() == []
+    assert refused_by_the_pair(report_of(node)) >= before + len(addresses)
+    assert node.fleet.peers() == {}
+
+
+def test_the_kubelet_is_refused_what_a_pod_does_not_declare(
+    node: Node, kubelet: NodeClient
+) -> None:
+    """At the pod's address by its gate, and at the relay's by the relay."""
+    bare = node.pods["bare"]
+    node.fleet.peers()
+
+    undeclared = bare.targets("tcp", fleet.HTTP)
+    before = packets(report_of(node), "bare", "drop")
+    assert kubelet.probe(undeclared) == dict.fromkeys(undeclared, nodeclient.FORBIDDEN)
+    assert packets(report_of(node), "bare", "drop") >= before + len(undeclared)
+
+    relays = relay_addresses(node)
+    direct = [f"tcp,{relays[host]},{fleet.HTTP}" for host in (bare.pod.ipv4, bare.pod.ipv6)]
+    count = ended(node, "bare", "undeclared")
+    before = count(report_of(node))
+    assert set(kubelet.probe(direct).values()) == {nodeclient.REFUSED}
+    wait_for_count(node, "undeclared", count, before + len(direct))
+
+    assert node.fleet.peers() == {}
+    # And it is there: what is refused is the port.
+    declared = bare.targets("tcp", fleet.TCP)
+    assert kubelet.probe(declared) == dict.fromkeys(declared, nodeclient.OK)
+
+
+def test_kept_connections_end_with_their_sandbox_and_its_address_means_nobody_until_it_is_reused(
+    node: Node, kubelet: NodeClient
+) -> None:
+    old = add(node, "old")
+    relays = relay_addresses(node)
+    targets = old.targets("http", fleet.HTTP)
+    for target in targets:
+        assert kubelet.hold(target) == [nodeclient.OK]
+    assert kubelet.held() == [nodeclient.OK] * len(targets)
+
+    node.remove("old")
+    ends = {nodeclient.ENDED, nodeclient.RESET}
+    wait_until("kept connections ended", lambda: set(kubelet.held()) <= ends)
+    node.settle()
+
+    new = add(node, "new")
+    assert (new.pod.ipv4, new.pod.ipv6) == (old.pod.ipv4, old.pod.ipv6)
+    assert kubelet.probe(targets) == dict.fromkeys(targets, nodeclient.OK)
+    assert node.fleet.peers()["new"] == {new.pod.ipv4, new.pod.ipv6}
+
+    # What the old pod's addresses at the relay were stands for no pod, and not for the new one.
+    former = [f"tcp,{relays[host]},{fleet.HTTP}" for host in (old.pod.ipv4, old.pod.ipv6)]
+    assert not set(relay_addresses(node).values()) & {target.split(",")[1] for target in former}
+    before = report_of(node).relay.unknown
+    assert set(kubelet.probe(former).values()) == {nodeclient.REFUSED}
+    wait_for_count(node, "unknown", lambda report: report.relay.unknown, before + len(former))
+    assert node.fleet.peers() == {}
+    node.remove("new")
+    node.settle()
+
+
+def add(node: Node, name: str) -> FleetPod:
+    """One in strict with an address that others had."""
+    made = node.add(name, REUSED_NUMBER, ports=(fleet.HTTP,), probes=WEB_PROBES, mode="strict")
+    node.settle()
+    node.fleet.peers()
+    return made
