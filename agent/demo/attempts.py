@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable, Iterator
 
 from agent.demo.lab import LabPod
 
@@ -22,7 +23,8 @@ _ACCEPTED_SECONDS = 3.0
 _ETH_P_ALL = 3
 _ETH_P_IP = 0x0800
 _ETH_P_IPV6 = 0x86DD
-_TCP_SYN = 0x02
+_TCP_SYN, _TCP_ACK = 0x02, 0x10
+_PACKET_OUTGOING = 4
 
 
 def address_of(pod: LabPod, family: str) -> str:
@@ -113,6 +115,43 @@ def inject_syn(pod: LabPod, source: str, family: str, port: int, source_port: in
         with contextlib.suppress(OSError):
             outside.send(frame)
         return "arrives" if _sees(inside, source_port) else "does not arrive"
+
+
+@contextlib.contextmanager
+def openings_seen(pod: LabPod) -> Iterator[Callable[[], int]]:
+    """Watch what comes in by the pod's interface; yields what tells how many SYNs did so far.
+
+    The agent's own self-tests, to port 0, are left out.
+    """
+    everything = socket.htons(_ETH_P_ALL)
+    with contextlib.closing(
+        pod.open_socket(socket.AF_PACKET, socket.SOCK_RAW, everything)
+    ) as inside:
+        inside.bind(("eth0", _ETH_P_ALL))
+        inside.setblocking(False)
+        seen = 0
+
+        def count() -> int:
+            nonlocal seen
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    frame, address = inside.recvfrom(2048)
+                    seen += address[2] != _PACKET_OUTGOING and _opens(frame)
+            return seen
+
+        yield count
+
+
+def _opens(frame: bytes) -> bool:
+    """Whether it is a SYN of TCP to a port that somebody can listen on."""
+    kind = struct.unpack("!H", frame[12:14])[0]
+    if kind not in (_ETH_P_IP, _ETH_P_IPV6):
+        return False
+    offset, protocol = (14 + 20, frame[23]) if kind == _ETH_P_IP else (14 + 40, frame[20])
+    if protocol != socket.IPPROTO_TCP:
+        return False
+    is_self_test = frame[offset + 2 : offset + 4] == bytes(2)
+    return frame[offset + 13] & (_TCP_SYN | _TCP_ACK) == _TCP_SYN and not is_self_test
 
 
 def _sees(sock: socket.socket, source_port: int) -> bool:

@@ -1,5 +1,7 @@
 """What the stage tells the supervisor: one JSON object a line."""
 
+import sys
+
 import msgspec
 
 
@@ -32,3 +34,14 @@ class Traces(msgspec.Struct, frozen=True, tag=True):
 
 
 Event = Step | Check | Timings | Traces
+
+
+def emit(event: Event) -> None:
+    """Tell it."""
+    sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def check(name: str, expected: str, observed: str, ok: bool | None = None) -> None:
+    """Tell of one promise. ok: whether it held, if not by being the same."""
+    emit(Check(name, expected, observed, observed == expected if ok is None else ok))

@@ -89,6 +89,16 @@ class Operator:
                 stderr=log,
             )
 
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run another of podgate's commands to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "agent", *arguments],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_SECONDS,
+        )
+
     @property
     def pid(self) -> int:
         assert self._process is not None
@@ -96,16 +106,8 @@ class Operator:
 
     def cleanup(self) -> "subprocess.CompletedProcess[str]":
         """Run `podgate cleanup`."""
-        return subprocess.run(
-            [
-                *(sys.executable, "-m", "agent", "cleanup"),
-                *("--run-directory", str(self.run_directory), "--bpffs", str(self.bpffs)),
-            ],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE_SECONDS,
-        )
+        where = ("--run-directory", str(self.run_directory), "--bpffs", str(self.bpffs))
+        return self.run("cleanup", *where)
 
     def stop(self, number: signal.Signals) -> None:
         """Send the signal and wait for the end."""
@@ -170,6 +172,15 @@ def packets(report: Report, name: str, verdict: str) -> int:
         for reason, count in gate.packets.get(verdict, {}).items()
         if reason != "stray"
     )
+
+
+def wait_until(what: str, holds: Callable[[], bool]) -> None:
+    """Look again and again until it holds. Raises `GaveUp`."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not holds():
+        if time.monotonic() > deadline:
+            raise GaveUp(f"{what}: not within {_PATIENCE_SECONDS:g} s")
+        time.sleep(_POLL_SECONDS)
 
 
 def log_time(line: dict[str, Any]) -> datetime.datetime:

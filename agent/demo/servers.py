@@ -18,7 +18,13 @@ async def _serve_http(port: int, sick_file: str | None) -> None:
         return web.Response(text="well\n")
 
     app = web.Application()
+
+    async def whoami(request: web.Request) -> web.Response:
+        """The address that the caller seems to have."""
+        return web.Response(text=str(request.remote).removeprefix("::ffff:"))
+
     app.router.add_get("/healthz", healthz)
+    app.router.add_get("/whoami", whoami)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, None, port).start()

@@ -7,6 +7,7 @@ the agent are real, and every check compares what was seen with what was promise
 import asyncio
 import functools
 import os
+import pathlib
 import signal
 import socket
 import statistics
@@ -16,12 +17,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
-from agent import names
+from agent import names, relayinterfaces
 from agent.conditions import FALSE, TRUE
 from agent.demo import attempts, events, lab, operating
 from agent.demo.attempts import FAMILIES
+from agent.demo.kubelet import StandIn
+from agent.demo.kubeletacts import RELAY_OPTIONS, KubeletActs, is_strict
 from agent.demo.lab import BPFFS, Lab, LabPod
 from agent.status import Report
 from bpf import cleanup, pins, syscalls
@@ -50,7 +51,8 @@ _TCP: _Fields = {"readinessProbe": {"tcpSocket": {"port": "main"}, **_PROBE}} | 
 class Stage:
     """The pods, the agent, and the checks in their order."""
 
-    def __init__(self, network: Lab) -> None:
+    def __init__(self, network: Lab, cgroup: pathlib.Path) -> None:
+        """cgroup: of the stand-in for the kubelet."""
         self.web = network.add_pod("web", 1)
         self.rpc = network.add_pod("rpc", 2)
         self.shop = network.add_pod("shop", 3, bridged=True)
@@ -58,6 +60,16 @@ class Stage:
         self._containers = {"web": _HTTP, "rpc": _GRPC, "shop": _HTTP, "cart": _TCP}
         self._pods = (self.web, self.rpc, self.shop, self.cart)
         self._agent = operating.Operator()
+        self._options = ("--kubelet", f"cgroup:/{cgroup.name}", *RELAY_OPTIONS)
+        self._kubelet = StandIn(cgroup)
+        self._kubelet_acts = KubeletActs(
+            self._kubelet,
+            self._agent,
+            http=self.web,
+            tcp=self.cart,
+            grpc=self.rpc,
+            port=_PORT,
+        )
         self._servers: list[subprocess.Popen[bytes]] = []
         self._timings: dict[str, float] = {}
         self._source_port = 40000
@@ -65,7 +77,7 @@ class Stage:
 
     def play(self) -> None:
         """All acts, one after the other. Raises `GaveUp` when one cannot go on."""
-        _emit(events.Step("starting servers in the pods"))
+        events.emit(events.Step("starting servers in the pods"))
         self._start_servers()
         with _listen_on_node():
             self._before()
@@ -74,12 +86,14 @@ class Stage:
             self._probes()
             self._illness()
             self._killed()
+            self._strict()
             self._cleanup()
-        _emit(events.Timings(self._timings))
+        events.emit(events.Timings(self._timings))
 
     def end(self) -> None:
         """Stop what was started; the kernel would do it as well."""
         self._agent.stop(signal.SIGKILL)
+        self._kubelet.end()
         for server in self._servers:
             server.kill()
             server.wait()
@@ -92,20 +106,22 @@ class Stage:
             arguments = [sys.executable, "-m", "agent.demo.servers", *kind, str(_PORT), *rest]
             self._servers.append(lab.popen_in(pod.netns, arguments))
         for pod in self._pods:
-            _wait_until(f"the server in {pod.name} answers", functools.partial(_answers, pod))
+            operating.wait_until(
+                f"the server in {pod.name} answers", functools.partial(_answers, pod)
+            )
 
     def _before(self) -> None:
-        _emit(events.Step("trying everything before there is a gate"))
+        events.emit(events.Step("trying everything before there is a gate"))
         for family in FAMILIES:
             observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=False)
-            _check(f"node to pod before the gate, {family}", "connects", observed)
+            events.check(f"node to pod before the gate, {family}", "connects", observed)
             observed = self._inject(self.web, family)
-            _check(f"packet socket before the gate, {family}", "arrives", observed)
+            events.check(f"packet socket before the gate, {family}", "arrives", observed)
 
     def _audit(self) -> None:
-        _emit(events.Step("starting podgate in audit: compiling, loading, attaching"))
+        events.emit(events.Step("starting podgate in audit: compiling, loading, attaching"))
         self._write_manifests("audit")
-        self._agent.start()
+        self._agent.start(*self._options)
         report = self._agent.wait_for("isolation in audit", self._all_isolated("Audit"))
         self._timings["compile_load"] = round(report.load_ms, 1)
         self._refusal = operating.refusal(report)
@@ -113,14 +129,14 @@ class Stage:
             before = operating.packets(self._report(), "web", "would-drop")
             observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=False)
             counted = operating.packets(self._report(), "web", "would-drop") - before
-            _check(
+            events.check(
                 f"node to pod in audit, {family}",
                 "connects, counted as would-drop",
                 f"{observed}, {'counted as would-drop' if counted else 'not counted'}",
             )
 
     def _enforce(self) -> None:
-        _emit(events.Step("switching every pod to enforce"))
+        events.emit(events.Step("switching every pod to enforce"))
         self._write_manifests("enforce")
         self._agent.wait_for("isolation in enforce", self._all_isolated("Enforced"))
         self._timings["attach_per_pod"] = statistics.median(
@@ -128,13 +144,15 @@ class Stage:
             for line in self._agent.log_lines()
             if line["message"] == "interface gated"
         )
-        _wait_until("the pods' grace is over", functools.partial(self._is_judged, self.cart))
+        operating.wait_until(
+            "the pods' grace is over", functools.partial(self._is_judged, self.cart)
+        )
         for family in FAMILIES:
             for pod in (self.web, self.shop):
                 before = operating.packets(self._report(), pod.name, "drop")
                 observed = attempts.connect_from_node(pod, family, _PORT, is_refused=True)
                 counted = operating.packets(self._report(), pod.name, "drop") - before
-                _check(
+                events.check(
                     f"node to {_kind(pod)} pod under enforce, {family}",
                     f"{self._refusal}, counted as drop",
                     f"{observed}, {'counted as drop' if counted else 'not counted'}",
@@ -147,20 +165,27 @@ class Stage:
                 address = attempts.address_of(target, family)
                 observed = attempts.connect_from_pod(source, address, family, _PORT)
                 route = f"{_kind(source)} pod to {_kind(target)} pod"
-                _check(f"{route} under enforce, {family}", "connects", observed)
+                events.check(f"{route} under enforce, {family}", "connects", observed)
             for source in (self.web, self.shop):
                 node = str(lab.NODE_IPV4 if family == "IPv4" else lab.NODE_IPV6)
                 observed = attempts.connect_from_pod(source, node, family, _NODE_PORT)
-                _check(f"{_kind(source)} pod to node under enforce, {family}", "connects", observed)
+                events.check(
+                    f"{_kind(source)} pod to node under enforce, {family}", "connects", observed
+                )
                 observed = attempts.question_from_pod(source, node, family)
-                _check(f"answer to {_kind(source)} pod's datagram, {family}", "arrives", observed)
+                events.check(
+                    f"answer to {_kind(source)} pod's datagram, {family}", "arrives", observed
+                )
             observed = attempts.datagram_from_node(self.cart, family)
-            _check(f"node's datagram to pod under enforce, {family}", "does not arrive", observed)
+            events.check(
+                f"node's datagram to pod under enforce, {family}", "does not arrive", observed
+            )
             observed = self._inject(self.web, family)
-            _check(f"packet socket under enforce, {family}", "does not arrive", observed)
+            events.check(f"packet socket under enforce, {family}", "does not arrive", observed)
+        self._kubelet_acts.under_enforce(self._refusal)
 
     def _probes(self) -> None:
-        _emit(events.Step("probing from inside the pods"))
+        events.emit(events.Step("probing from inside the pods"))
         handlers: tuple[tuple[str, LabPod, Handler], ...] = (
             ("http", self.web, HttpGet(port=_PORT, path="/healthz")),
             ("tcp", self.cart, TcpSocket(port=_PORT)),
@@ -175,14 +200,14 @@ class Stage:
                         addresses=[attempts.address_of(pod, family)],
                     )
                 )
-                _check(f"in-netns {name} probe, {family}", "success", outcome.result.value)
+                events.check(f"in-netns {name} probe, {family}", "success", outcome.result.value)
         report = self._agent.wait_for("every probe passing", self._all_passing)
         reasons = {
             str(condition and condition.status)
             for pod in self._pods
             for condition in [operating.condition_of(report, pod.name, names.PROBES_PASSING)]
         }
-        _check("condition probes-passing of every pod", TRUE, ", ".join(sorted(reasons)))
+        events.check("condition probes-passing of every pod", TRUE, ", ".join(sorted(reasons)))
         self._timings["first_probe"] = _first_probe_ms(list(self._agent.log_lines()), "demo/web")
 
     def _illness(self) -> None:
@@ -191,7 +216,7 @@ class Stage:
             ("a pod falls ill", _SICK_FILE.touch, FALSE),
             ("the pod recovers", _SICK_FILE.unlink, TRUE),
         ):
-            _emit(events.Step(f"{text}: waiting for its condition"))
+            events.emit(events.Step(f"{text}: waiting for its condition"))
             started = time.time()
             act()
             report = self._agent.wait_for(
@@ -203,31 +228,43 @@ class Stage:
             seconds = condition.last_transition_time.timestamp() - started
             promise = f"{wanted} within {bound:.1f} s"
             held = f"{condition.status} after {seconds:.1f} s"
-            _check(f"{text}: probes-passing", promise, held, 0 <= seconds <= bound)
+            events.check(f"{text}: probes-passing", promise, held, 0 <= seconds <= bound)
 
     def _killed(self) -> None:
-        _emit(events.Step("killing the agent with SIGKILL"))
+        events.emit(events.Step("killing the agent with SIGKILL"))
         self._agent.stop(signal.SIGKILL)
         for family in FAMILIES:
             observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=True)
-            _check(f"node to pod, agent killed, {family}", self._refusal, observed)
-        self._agent.start()
+            events.check(f"node to pod, agent killed, {family}", self._refusal, observed)
+        self._agent.start(*self._options)
         report = self._agent.wait_for(
             "everything as before, after a restart",
             lambda report: self._all_isolated("Enforced")(report) and self._all_passing(report),
         )
         observed = "compiled again" if report.was_compiled else "nothing compiled"
-        _check("agent restarted on its pins", "nothing compiled", observed)
+        events.check("agent restarted on its pins", "nothing compiled", observed)
+
+    def _strict(self) -> None:
+        events.emit(events.Step("switching every pod to strict: starting the relay"))
+
+        def wait() -> Report:
+            return self._agent.wait_for("strict", lambda report: is_strict(report, self._pods))
+
+        started = time.monotonic()
+        self._write_manifests("strict")
+        wait()
+        self._timings["strict"] = round((time.monotonic() - started) * 1000, 1)
+        self._kubelet_acts.under_strict(self._refusal, wait)
 
     def _cleanup(self) -> None:
-        _emit(events.Step("cleaning up"))
+        events.emit(events.Step("cleaning up"))
         installation = pins.Pins(BPFFS)
         program_ids = _program_ids(installation)
         inodes = [pod.netns.inode for pod in self._pods] + [os.stat("/proc/self/ns/net").st_ino]
-        _emit(events.Traces(inodes, program_ids))
+        events.emit(events.Traces(inodes, program_ids))
         self._agent.stop(signal.SIGTERM)
         observed = attempts.connect_from_node(self.web, "IPv4", _PORT, is_refused=True)
-        _check("node to pod, agent stopped", self._refusal, observed)
+        events.check("node to pod, agent stopped", self._refusal, observed)
         done = self._agent.cleanup()
         if done.returncode:
             raise operating.GaveUp(f"podgate cleanup failed: {done.stderr}")
@@ -235,12 +272,15 @@ class Stage:
             "pins": len(list(installation.root.rglob("*"))) + installation.root.exists(),
             "links": len(_links_to(program_ids)),
             "filters": cleanup.remove_everything(installation).filters,
+            "relays": len(relayinterfaces.present()),
         }
-        expected = "0 pins, 0 links, 0 filters"
-        _check("cleanup", expected, ", ".join(f"{count} {kind}" for kind, count in left.items()))
+        expected = "0 pins, 0 links, 0 filters, 0 relays"
+        events.check(
+            "cleanup", expected, ", ".join(f"{count} {kind}" for kind, count in left.items())
+        )
         for family in FAMILIES:
             observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=False)
-            _check(f"node to pod after cleanup, {family}", "connects", observed)
+            events.check(f"node to pod after cleanup, {family}", "connects", observed)
 
     def _write_manifests(self, mode: str) -> None:
         for pod in self._pods:
@@ -278,24 +318,15 @@ def main() -> None:
     lab.isolate()
     try:
         with Lab() as network:
-            stage = Stage(network)
+            stage = Stage(network, pathlib.Path(sys.argv[1]))
             try:
                 stage.play()
             finally:
                 stage.end()
         left = sorted(path.name for path in (lab.LAB_DIRECTORY / "netns").iterdir())
-        _check("namespaces removed", "0 left", f"{len(left)} left")
+        events.check("namespaces removed", "0 left", f"{len(left)} left")
     except operating.GaveUp as error:
-        _check("the demo ran to its end", "yes", str(error))
-
-
-def _emit(event: events.Event) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
-    sys.stdout.buffer.flush()
-
-
-def _check(name: str, expected: str, observed: str, ok: bool | None = None) -> None:
-    _emit(events.Check(name, expected, observed, observed == expected if ok is None else ok))
+        events.check("the demo ran to its end", "yes", str(error))
 
 
 def _listen_on_node() -> socket.socket:
@@ -304,14 +335,6 @@ def _listen_on_node() -> socket.socket:
     sock.bind(("::", _NODE_PORT))
     sock.listen()
     return sock
-
-
-def _wait_until(what: str, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        if time.monotonic() > deadline:
-            raise operating.GaveUp(f"{what}: not within 20 s")
-        time.sleep(0.02)
 
 
 def _kind(pod: LabPod) -> str:

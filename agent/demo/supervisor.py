@@ -7,6 +7,7 @@ every process of the demo, and with them go its namespaces, mounts, pins, links 
 
 import contextlib
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import click
 import msgspec
 
 from agent import preflight
-from agent.demo import events
+from agent.demo import cgroup, events
 from agent.demo.view import JsonView, TextView, View
 from bpf import errors, syscalls
 
@@ -43,9 +44,10 @@ def run(output: str) -> int:
         return 1
     try:
         with _signals_raise(), view:
-            traces = _play(view)
+            with cgroup.own() as kubelet:
+                traces = _play(view, kubelet)
             if traces is not None:
-                view.take(_check_forgotten(traces))
+                view.take(_check_forgotten(traces, kubelet))
     except Interrupted:
         click.echo("podgate: interrupted; the kernel has removed all that the demo made.", err=True)
         return _INTERRUPTED_STATUS
@@ -59,15 +61,15 @@ def _check_machine() -> None:
             raise preflight.Unfit(f"{tool} is missing; install the package {package}.")
 
 
-def _play(view: View) -> events.Traces | None:
-    """Run the stage to its end, handing its events to the view."""
+def _play(view: View, kubelet: pathlib.Path) -> events.Traces | None:
+    """Run the stage to its end, handing its events to the view. kubelet: the stand-in's cgroup."""
     decoder = msgspec.json.Decoder(events.Event)
     traces = None
     stage = subprocess.Popen(
         [
             *("setpriv", "--pdeathsig", "KILL"),
             *("unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"),
-            *(sys.executable, "-m", "agent.demo.stage"),
+            *(sys.executable, "-m", "agent.demo.stage", str(kubelet)),
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -92,7 +94,7 @@ def _play(view: View) -> events.Traces | None:
     return traces
 
 
-def _check_forgotten(traces: events.Traces) -> events.Check:
+def _check_forgotten(traces: events.Traces, kubelet: pathlib.Path) -> events.Check:
     """Whether the kernel has let go of every namespace and program of the stage."""
     deadline = time.monotonic() + _FORGET_SECONDS
     while True:
@@ -101,8 +103,9 @@ def _check_forgotten(traces: events.Traces) -> events.Check:
         if not (programs or namespaces) or time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    observed = f"{programs} programs, {namespaces} namespaces"
-    expected = "0 programs, 0 namespaces"
+    cgroups = int(kubelet.exists())
+    observed = f"{programs} programs, {namespaces} namespaces, {cgroups} cgroups"
+    expected = "0 programs, 0 namespaces, 0 cgroups"
     return events.Check("left in the kernel", expected, observed, observed == expected)
 
 

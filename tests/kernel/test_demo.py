@@ -10,6 +10,7 @@ from typing import IO
 
 import pytest
 
+from agent import preflight
 from bpf import abi, errors, syscalls
 
 pytestmark = pytest.mark.kernel
@@ -94,13 +95,18 @@ def test_a_demo_that_is_stopped_leaves_nothing(
     isolated: None, number: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
     before = programs()
+    mount = preflight.cgroup2_mount()
+    assert mount is not None
     demo: subprocess.Popen[str] = request.getfixturevalue("demo")
     assert stages()
     assert programs() - before
+    cgroup = mount / f"podgate-demo-{demo.pid}"
+    assert cgroup.is_dir()
     demo.send_signal(number)
     assert demo.wait(PATIENCE_SECONDS) != 0
     assert eventually(lambda: not stages())
     assert eventually(lambda: not programs() - before)
+    assert eventually(lambda: not cgroup.exists())
 
 
 def test_a_stage_that_dies_is_a_broken_promise(demo: "subprocess.Popen[str]") -> None:
