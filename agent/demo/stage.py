@@ -19,13 +19,13 @@ from typing import Any
 
 from agent import names, relayinterfaces
 from agent.conditions import FALSE, TRUE
-from agent.demo import attempts, events, lab, operating
+from agent.demo import attempts, events, lab, operating, traces
 from agent.demo.attempts import FAMILIES
 from agent.demo.kubelet import StandIn
 from agent.demo.kubeletacts import RELAY_OPTIONS, KubeletActs, is_strict
 from agent.demo.lab import BPFFS, Lab, LabPod
 from agent.status import Report
-from bpf import cleanup, pins, syscalls
+from bpf import cleanup, pins
 from probes.prober import probe
 from probes.specs import Grpc, Handler, HttpGet, Probe, TcpSocket
 
@@ -259,7 +259,7 @@ class Stage:
     def _cleanup(self) -> None:
         events.emit(events.Step("cleaning up"))
         installation = pins.Pins(BPFFS)
-        program_ids = _program_ids(installation)
+        program_ids = traces.program_ids(installation)
         inodes = [pod.netns.inode for pod in self._pods] + [os.stat("/proc/self/ns/net").st_ino]
         events.emit(events.Traces(inodes, program_ids))
         self._agent.stop(signal.SIGTERM)
@@ -270,7 +270,7 @@ class Stage:
             raise operating.GaveUp(f"podgate cleanup failed: {done.stderr}")
         left = {
             "pins": len(list(installation.root.rglob("*"))) + installation.root.exists(),
-            "links": len(_links_to(program_ids)),
+            "links": len(traces.links_to(program_ids)),
             "filters": cleanup.remove_everything(installation).filters,
             "relays": len(relayinterfaces.present()),
         }
@@ -365,29 +365,6 @@ def _first_probe_ms(lines: list[dict[str, Any]], pod: str) -> float:
     )
     seconds = (operating.log_time(passed) - operating.log_time(started)).total_seconds()
     return round(seconds * 1000, 1)
-
-
-def _program_ids(installation: pins.Pins) -> list[int]:
-    ids = []
-    for path in installation.programs.rglob("*"):
-        if path.is_file():
-            fd = syscalls.open_pin(str(path))
-            ids.append(syscalls.program_id(fd))
-            os.close(fd)
-    return ids
-
-
-def _links_to(program_ids: list[int]) -> list[int]:
-    """Ids of links, of the whole kernel, that run one of these programs."""
-    found = []
-    link_id = syscalls.next_id(syscalls.Command.LINK_GET_NEXT_ID, 0)
-    while link_id is not None:
-        fd = syscalls.fd_by_id(syscalls.Command.LINK_GET_FD_BY_ID, link_id)
-        if syscalls.link_program_id(fd) in program_ids:
-            found.append(link_id)
-        os.close(fd)
-        link_id = syscalls.next_id(syscalls.Command.LINK_GET_NEXT_ID, link_id)
-    return found
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ every process of the demo, and with them go its namespaces, mounts, pins, links 
 """
 
 import contextlib
-import os
 import pathlib
 import shutil
 import signal
@@ -20,9 +19,8 @@ import click
 import msgspec
 
 from agent import preflight
-from agent.demo import cgroup, events
+from agent.demo import cgroup, events, traces
 from agent.demo.view import JsonView, TextView, View
-from bpf import errors, syscalls
 
 _TOOLS = {"unshare": "util-linux", "setpriv": "util-linux", "nsenter": "util-linux"}
 _INTERRUPTED_STATUS = 130
@@ -45,9 +43,9 @@ def run(output: str) -> int:
     try:
         with _signals_raise(), view:
             with cgroup.own() as kubelet:
-                traces = _play(view, kubelet)
-            if traces is not None:
-                view.take(_check_forgotten(traces, kubelet))
+                left = _play(view, kubelet)
+            if left is not None:
+                view.take(_check_forgotten(left, kubelet))
     except Interrupted:
         click.echo("podgate: interrupted; the kernel has removed all that the demo made.", err=True)
         return _INTERRUPTED_STATUS
@@ -64,7 +62,7 @@ def _check_machine() -> None:
 def _play(view: View, kubelet: pathlib.Path) -> events.Traces | None:
     """Run the stage to its end, handing its events to the view. kubelet: the stand-in's cgroup."""
     decoder = msgspec.json.Decoder(events.Event)
-    traces = None
+    left = None
     stage = subprocess.Popen(
         [
             *("setpriv", "--pdeathsig", "KILL"),
@@ -82,7 +80,7 @@ def _play(view: View, kubelet: pathlib.Path) -> events.Traces | None:
             for line in stage.stdout:
                 event = decoder.decode(line)
                 if isinstance(event, events.Traces):
-                    traces = event
+                    left = event
                 else:
                     view.take(event)
         status = stage.wait()
@@ -91,15 +89,15 @@ def _play(view: View, kubelet: pathlib.Path) -> events.Traces | None:
     finally:
         stage.kill()
         stage.wait()
-    return traces
+    return left
 
 
-def _check_forgotten(traces: events.Traces, kubelet: pathlib.Path) -> events.Check:
+def _check_forgotten(left: events.Traces, kubelet: pathlib.Path) -> events.Check:
     """Whether the kernel has let go of every namespace and program of the stage."""
     deadline = time.monotonic() + _FORGET_SECONDS
     while True:
-        programs = sum(_program_exists(program_id) for program_id in traces.program_ids)
-        namespaces = len(set(_living_namespaces()) & set(traces.netns_inodes))
+        programs = sum(traces.program_exists(program_id) for program_id in left.program_ids)
+        namespaces = len(set(traces.living_namespaces()) & set(left.netns_inodes))
         if not (programs or namespaces) or time.monotonic() > deadline:
             break
         time.sleep(0.05)
@@ -107,24 +105,6 @@ def _check_forgotten(traces: events.Traces, kubelet: pathlib.Path) -> events.Che
     observed = f"{programs} programs, {namespaces} namespaces, {cgroups} cgroups"
     expected = "0 programs, 0 namespaces, 0 cgroups"
     return events.Check("left in the kernel", expected, observed, observed == expected)
-
-
-def _program_exists(program_id: int) -> bool:
-    try:
-        fd = syscalls.fd_by_id(syscalls.Command.PROG_GET_FD_BY_ID, program_id)
-    except errors.BpfError:
-        return False
-    os.close(fd)
-    return True
-
-
-def _living_namespaces() -> Iterator[int]:
-    """Network namespaces of all processes, by inode."""
-    for entry in os.scandir("/proc"):
-        if entry.name.isdecimal():
-            # The process may end while it is looked at.
-            with contextlib.suppress(OSError):
-                yield os.stat(f"/proc/{entry.name}/ns/net").st_ino
 
 
 @contextlib.contextmanager

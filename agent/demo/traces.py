@@ -1,0 +1,50 @@
+"""What of the demo's the kernel still has: programs, links and namespaces."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from bpf import errors, pins, syscalls
+
+
+def program_ids(installation: pins.Pins) -> list[int]:
+    """Ids of all programs that are pinned."""
+    ids = []
+    for path in installation.programs.rglob("*"):
+        if path.is_file():
+            fd = syscalls.open_pin(str(path))
+            ids.append(syscalls.program_id(fd))
+            os.close(fd)
+    return ids
+
+
+def links_to(program_ids: list[int]) -> list[int]:
+    """Ids of links, of the whole kernel, that run one of these programs."""
+    found = []
+    link_id = syscalls.next_id(syscalls.Command.LINK_GET_NEXT_ID, 0)
+    while link_id is not None:
+        fd = syscalls.fd_by_id(syscalls.Command.LINK_GET_FD_BY_ID, link_id)
+        if syscalls.link_program_id(fd) in program_ids:
+            found.append(link_id)
+        os.close(fd)
+        link_id = syscalls.next_id(syscalls.Command.LINK_GET_NEXT_ID, link_id)
+    return found
+
+
+def program_exists(program_id: int) -> bool:
+    """Whether the kernel still has it."""
+    try:
+        fd = syscalls.fd_by_id(syscalls.Command.PROG_GET_FD_BY_ID, program_id)
+    except errors.BpfError:
+        return False
+    os.close(fd)
+    return True
+
+
+def living_namespaces() -> Iterator[int]:
+    """Network namespaces of all processes, by inode."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            # The process may end while it is looked at.
+            with contextlib.suppress(OSError):
+                yield os.stat(f"/proc/{entry.name}/ns/net").st_ino
