@@ -2,23 +2,29 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import pathlib
 import sys
-from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import click
 
-from agent import VERSION, doctorcommand, probecommand, relaycommand, rulescommand
+from agent import (
+    VERSION,
+    cnicommand,
+    doctorcommand,
+    probecommand,
+    relaycommand,
+    relayoptions,
+    rulescommand,
+)
 from agent.kubeletsearch import KubeletSetting, parse_setting
 from agent.logs import LogFormat
-from agent.relayranges import DEFAULT, RelayRanges, parse_range4, parse_range6
+from agent.relayranges import RelayRanges
 from agent.settings import RUN_DIRECTORY, Settings, admin_socket
 from bpf import pins
 from bpf.gates import Attachment
 from bpf.verdicts import Mode
-
-T = TypeVar("T")
 
 _PATH = click.Path(path_type=pathlib.Path)
 
@@ -101,20 +107,11 @@ def main() -> None:
     is_flag=True,
     help="End what the node began with a pod before its gate enforced; else it is only counted.",
 )
-@click.option(
-    "--relay-range4",
-    metavar="NETWORK",
-    default=str(DEFAULT.ipv4),
-    show_default=True,
-    help="Addresses that are the relay's, for mode strict: a network that the node routes nowhere.",
-)
-@click.option(
-    "--relay-range6",
-    metavar="NETWORK",
-    default=str(DEFAULT.ipv6),
-    show_default=True,
-    help="The same for IPv6.",
-)
+@relayoptions.range4
+@relayoptions.range6
+@cnicommand.kept_conf_directory
+@cnicommand.bin_directory
+@cnicommand.strict_start
 @click.option(
     "--log-format",
     type=click.Choice([choice.value for choice in LogFormat]),
@@ -132,8 +129,11 @@ def run(
     kubelet: str,
     dead_man_hours: float,
     end_older_flows: bool,
-    relay_range4: str,
-    relay_range6: str,
+    relay_range4: ipaddress.IPv4Network,
+    relay_range6: ipaddress.IPv6Network,
+    cni_conf_dir: pathlib.Path | None,
+    cni_bin_dir: pathlib.Path,
+    cni_strict_start: bool,
     log_format: str,
     run_directory: pathlib.Path,
     bpffs: pathlib.Path,
@@ -155,10 +155,10 @@ def run(
         kubelet=_parse_kubelet(kubelet),
         dead_man_hours=dead_man_hours,
         end_older_flows=end_older_flows,
-        relay_ranges=RelayRanges(
-            _parse_relay_range(parse_range4, "--relay-range4", relay_range4),
-            _parse_relay_range(parse_range6, "--relay-range6", relay_range6),
-        ),
+        relay_ranges=RelayRanges(relay_range4, relay_range6),
+        cni_conf_directory=cni_conf_dir,
+        cni_bin_directory=cni_bin_dir,
+        cni_strict_start=cni_strict_start,
         log_format=LogFormat(log_format),
     )
     logs.configure(settings.log_format)
@@ -267,6 +267,7 @@ main.add_command(probecommand.probe)
 main.add_command(rulescommand.rules)
 main.add_command(rulescommand.suggest)
 main.add_command(doctorcommand.doctor)
+main.add_command(cnicommand.cni)
 main.add_command(relaycommand.probes)
 main.add_command(relaycommand.relay)
 
@@ -286,13 +287,6 @@ def _parse_kubelet(text: str) -> KubeletSetting:
         return parse_setting(text)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--kubelet") from error
-
-
-def _parse_relay_range(parse: Callable[[str], T], option: str, text: str) -> T:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint=option) from error
 
 
 def _fail(message: str) -> NoReturn:

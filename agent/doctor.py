@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from agent import adminclient, nft, preflight
+from agent import adminclient, nft, preflight, relaycheck
 from agent.gatekeeper import netns_cookie
+from agent.relayranges import DEFAULT, RelayRanges
 from agent.settings import admin_socket
 from agent.status import Report
 from bpf import abi, errors, features, hooks, maps, pins
@@ -40,7 +41,9 @@ class Finding(msgspec.Struct, frozen=True):
     text: str
 
 
-async def examine(bpffs: pathlib.Path, run_directory: pathlib.Path) -> list[Finding]:
+async def examine(
+    bpffs: pathlib.Path, run_directory: pathlib.Path, relay_ranges: RelayRanges = DEFAULT
+) -> list[Finding]:
     """All checks, in the order in which things are needed; those that make no sense without an
     earlier one are left out.
     """
@@ -54,7 +57,8 @@ async def examine(bpffs: pathlib.Path, run_directory: pathlib.Path) -> list[Find
     findings += _hooks()
     findings += _bpffs(bpffs)
     async with asyncio.timeout(_TIMEOUT_SECONDS):
-        findings += [await check for check in (_nftables(), _agent(run_directory))]
+        checks = (_nftables(), _strict(bpffs, relay_ranges), _agent(run_directory))
+        findings += [await check for check in checks]
     return findings
 
 
@@ -171,6 +175,18 @@ async def _nftables() -> Finding:
             "their gate stands, and for as long as no agent runs; install nftables.",
         )
     return Finding("nftables", Severity.OK, "New pods can be born closed.")
+
+
+async def _strict(bpffs: pathlib.Path, ranges: RelayRanges) -> Finding:
+    root = preflight.cgroup2_mount()
+    assert root is not None  # `preflight.check`
+    if problem := await relaycheck.why_not(ranges, root, pins.Pins(bpffs)):
+        return Finding(
+            "strict", Severity.WARNING, f"Pods in mode strict stay at enforce: {problem}"
+        )
+    return Finding(
+        "strict", Severity.OK, f"A relay can serve in {' and '.join(map(str, ranges.networks))}."
+    )
 
 
 async def _agent(run_directory: pathlib.Path) -> Finding:

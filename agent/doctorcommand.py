@@ -1,11 +1,14 @@
 """The command line of `podgate doctor`; the checks are in agent.doctor."""
 
 import asyncio
+import ipaddress
 import pathlib
 import sys
 
 import click
 
+from agent import relayoptions
+from agent.relayranges import RelayRanges
 from agent.settings import RUN_DIRECTORY
 from bpf import pins
 
@@ -29,7 +32,15 @@ _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗",
     show_default=True,
     help="The BPF file system to pin below.",
 )
-def doctor(output: str, run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
+@relayoptions.range4
+@relayoptions.range6
+def doctor(
+    output: str,
+    run_directory: pathlib.Path,
+    bpffs: pathlib.Path,
+    relay_range4: ipaddress.IPv4Network,
+    relay_range6: ipaddress.IPv6Network,
+) -> None:
     """Say what this machine offers podgate, what stands in the way, and what to do about it.
 
     Changes nothing. Ends with status 1 when there is a problem; warnings are none.
@@ -38,7 +49,8 @@ def doctor(output: str, run_directory: pathlib.Path, bpffs: pathlib.Path) -> Non
 
     from agent.doctor import Severity, examine
 
-    findings = asyncio.run(examine(bpffs, run_directory))
+    ranges = RelayRanges(relay_range4, relay_range6)
+    findings = asyncio.run(examine(bpffs, run_directory, ranges))
     if output == "json":
         click.echo(msgspec.json.encode(findings))
     else:

@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 # Pods come and change in bursts.
 _DEBOUNCE_SECONDS = 0.05
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS, _LOOK_SLACK_SECONDS = 1.0, 0.1
 # A relay reports once a second. Looks are counted, not seconds: when this process was held up, its
 # relay was not.
 _LOOKS_WITHOUT_REPORT = 3
@@ -81,7 +81,7 @@ class _Serving:
 
     def is_silent(self, now: float) -> bool:
         """To be asked at each look; several within a second are one."""
-        if now - self.looked_at < _LOOK_SECONDS:
+        if now - self.looked_at < _LOOK_SECONDS - _LOOK_SLACK_SECONDS:
             return False
         self.looked_at = now
         reports = self.relay.conversation.reports

@@ -9,9 +9,10 @@ from typing import Protocol
 import structlog
 
 from agent import relayinterfaces, relaypair, relayprocess
-from agent.gatekeeper import Gatekeeper
+from agent.gatekeeper import Gatekeeper, netns_cookie
 from agent.logs import LogFormat
 from agent.relay import messages
+from agent.relaycheck import NO_COOKIE
 from agent.relaypair import PairError
 from agent.relayprocess import Conversation, Process, RelayError
 from agent.relayranges import RelayRanges
@@ -87,6 +88,8 @@ class Launcher:
         self, on_report: Callable[[messages.Report], None], on_end: Callable[[], None]
     ) -> Launched:
         """Raises `RelayError`; then nothing is left of it."""
+        if netns_cookie() is None:
+            raise RelayError(NO_COOKIE)
         await self.hold_range()
         try:
             slot = relaypair.reserve_slot()

@@ -73,15 +73,21 @@ def reserve_slot() -> int:
     return slot
 
 
+async def overlap(ranges: RelayRanges) -> str | None:
+    """One sentence where the node uses these ranges already. Raises `PairError`."""
+    async with _said("the node's routes cannot be read"), pyroute2.AsyncIPRoute() as netlink:
+        routes = [route async for route in _foreign_routes(netlink)]
+    return relayranges.find_overlap(ranges, routes)
+
+
 async def hold_range(ranges: RelayRanges) -> None:
     """Have the range unreachable but by relays' pairs; safe to repeat, and it outlives them.
 
     Raises `PairError` where the node uses it already.
     """
+    if problem := await overlap(ranges):
+        raise PairError(problem)
     async with _said("the relay's range cannot be set apart"), pyroute2.AsyncIPRoute() as netlink:
-        routes = [route async for route in _foreign_routes(netlink)]
-        if problem := relayranges.find_overlap(ranges, routes):
-            raise PairError(problem)
         for network in ranges.networks:
             if _has_family(network.version):
                 await netlink.route(

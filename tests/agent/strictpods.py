@@ -1,0 +1,41 @@
+"""Pods in strict, made of nothing: for tests of what the relay is told."""
+
+import ipaddress
+from typing import Any
+
+from agent.guarding import Guarded
+from agent.interfaces import NodeInterface, PodNetwork
+from agent.pods import Pod
+from bpf.verdicts import Mode
+from probes.netns import Netns
+from probes.specs import parse_pod
+
+HTTP_8080 = {"readinessProbe": {"httpGet": {"port": 8080}}}
+
+
+def tcp(port: int) -> dict[str, Any]:
+    return {"livenessProbe": {"tcpSocket": {"port": port}}}
+
+
+def guarded(
+    name: str,
+    *addresses: str,
+    container: dict[str, Any] = HTTP_8080,
+    mode: Mode = Mode.STRICT,
+    stands: bool = True,
+    is_relayed: bool = True,
+    taps: tuple[str, ...] = (),
+) -> Guarded:
+    """container: its probes; stands: whether its gate does."""
+    spec = parse_pod({"spec": {"containers": [{"name": "app", **container}]}})
+    assert not spec.errors
+    pod = Pod(
+        uid=f"uid-{name}", namespace="shop", name=name, mode=mode, spec=spec, is_relayed=is_relayed
+    )
+    netns = Netns(f"/run/netns/{name}", 4, sum(name.encode()))
+    veth = NodeInterface(sum(name.encode()), f"veth{name}")
+    network = PodNetwork((veth,), tuple(map(ipaddress.ip_address, addresses)), (), 0, (), taps)
+    made = Guarded(pod, netns=netns, network=network)
+    if stands:
+        made.gates, made.isolated = {veth.ifindex: veth}, netns
+    return made

@@ -1,0 +1,260 @@
+"""The pair by which a relay hangs on the node, in real namespaces."""
+
+import asyncio
+import contextlib
+import json
+import os
+import pathlib
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent import preflight, relaycheck, relayinterfaces, relaypair
+from agent.demo.lab import Lab
+from agent.demo.operating import Operator
+from agent.relaypair import PairError
+from agent.relayranges import RelayRanges, parse_range4, parse_range6
+from bpf import pins
+from probes.netns import Netns
+from tests.kernel import links
+
+pytestmark = pytest.mark.kernel
+
+RANGES = RelayRanges(parse_range4("198.18.64.0/18"), parse_range6("fd00:18:64::/64"))
+# Of slot 0: any address of the relay, and one that is in the range and in no relay's share.
+TARGETS = ("198.18.64.77", "fd00:18:64::77")
+ELSEWHERE = ("198.18.127.1", "fd00:18:64:0:f000::1")
+
+
+@pytest.fixture
+def relay(lab: Lab) -> Iterator[Netns]:
+    """A namespace that no name keeps, as a relay's process makes it."""
+    process = subprocess.Popen(["unshare", "--net", "sleep", "60"])
+    try:
+        own = os.stat("/proc/self/ns/net").st_ino
+        path = pathlib.Path(f"/proc/{process.pid}/ns/net")
+        for _ in range(500):
+            if path.stat().st_ino != own:
+                break
+            select.select([], [], [], 0.01)
+        yield Netns.open(str(path))
+    finally:
+        process.kill()
+        process.wait()
+        asyncio.run(relaypair.remove_everything())
+
+
+async def no_gate(ifindex: int) -> None:
+    assert socket.if_indextoname(ifindex) == "podgate-relay0"
+
+
+async def make(relay: Netns) -> relaypair.Pair:
+    await relaypair.hold_range(RANGES)
+    return await relaypair.make(relaypair.reserve_slot(), RANGES, relay, gate=no_gate)
+
+
+def shown(*arguments: str) -> Any:
+    output = subprocess.run(["ip", "-j", *arguments], check=True, capture_output=True).stdout
+    return json.loads(output or b"[]")
+
+
+def routes() -> set[tuple[str, str | None]]:
+    """Destination and type of the node's routes, but for its local table."""
+    found = [*shown("-4", "route"), *shown("-6", "route")]
+    return {(route["dst"], route.get("type")) for route in found}
+
+
+def connect(address: str) -> str:
+    """How a connect from the node ends."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.settimeout(1)
+        try:
+            sock.connect((address, 8080))
+        except OSError as error:
+            return type(error).__name__ if error.errno is None else os.strerror(error.errno)
+        return f"from {sock.getsockname()[0]}"
+
+
+@contextlib.contextmanager
+def listening(relay: Netns) -> Iterator[None]:
+    """A server in the relay's namespace."""
+    with relay.socket(socket.AF_INET6, socket.SOCK_STREAM) as sock:
+        sock.bind(("", 8080))
+        sock.listen()
+        yield
+
+
+def setting(name: str) -> str:
+    return pathlib.Path("/proc/sys/net", name).read_text().strip()
+
+
+async def test_each_address_of_the_share_is_the_relays_without_being_added(relay: Netns) -> None:
+    await make(relay)
+    for address, node in zip(TARGETS, ("198.18.64.1", "fd00:18:64::1"), strict=True):
+        with listening(relay):
+            assert connect(address) == f"from {node}"
+
+
+async def test_neighbours_are_permanent_so_nothing_is_asked_on_the_wire(relay: Netns) -> None:
+    await make(relay)
+    neighbours = shown("neigh", "show", "dev", "podgate-relay0")
+    assert {each["dst"]: each["state"] for each in neighbours} == {
+        "198.18.64.2": ["PERMANENT"],
+        "fd00:18:64::2": ["PERMANENT"],
+    }
+
+
+async def test_what_no_relay_has_is_unreachable_though_there_is_a_default_route(
+    relay: Netns, lab: Lab
+) -> None:
+    with links.pair() as (one, _), links.route("default", one), links.route("::/0", one):
+        await make(relay)
+        for address in ELSEWHERE:
+            assert connect(address) == "No route to host"
+
+
+async def test_range_stays_unreachable_when_the_relay_has_ended(relay: Netns) -> None:
+    pair = await make(relay)
+    await relaypair.remove(pair.ifindex)
+    assert relayinterfaces.present() == {}
+    assert {connect(address) for address in TARGETS} == {"No route to host"}
+    assert ("198.18.64.0/18", "unreachable") in routes()
+
+
+async def test_what_comes_out_of_the_relay_is_not_forwarded(relay: Netns) -> None:
+    await make(relay)
+    assert setting("ipv4/conf/podgate-relay0/forwarding") == "0"
+    assert setting("ipv4/ip_forward") == "1"
+
+
+async def test_node_end_has_no_addresses_but_ours_and_hears_no_router(relay: Netns) -> None:
+    await make(relay)
+    (link,) = shown("addr", "show", "dev", "podgate-relay0")
+    assert {each["local"] for each in link["addr_info"]} == {"198.18.64.1", "fd00:18:64::1"}
+    assert setting("ipv6/conf/podgate-relay0/accept_ra") == "0"
+
+
+async def test_gate_is_asked_for_before_the_interface_is_up(relay: Netns) -> None:
+    seen: list[str] = []
+
+    async def gate(ifindex: int) -> None:
+        (link,) = shown("link", "show", "dev", socket.if_indextoname(ifindex))
+        seen.append(link["operstate"])
+
+    await relaypair.make(0, RANGES, relay, gate=gate)
+    assert seen == ["DOWN"]
+
+
+async def test_pair_whose_gate_fails_is_taken_away_again(relay: Netns) -> None:
+    async def gate(ifindex: int) -> None:
+        raise OSError("no gate today")
+
+    with pytest.raises(PairError, match="no gate today"):
+        await relaypair.make(0, RANGES, relay, gate=gate)
+    assert relayinterfaces.present() == {}
+
+
+@pytest.mark.parametrize(
+    ("network", "option"), [("198.18.65.0/24", "range4"), ("fd00:18:64::/48", "range6")]
+)
+async def test_route_of_somebody_else_in_the_range_is_named(
+    relay: Netns, network: str, option: str
+) -> None:
+    before = routes()
+    with links.pair() as (one, _), links.route(network, one):
+        with pytest.raises(PairError, match=f"taken by the node's route .* dev {one}.*{option}"):
+            await relaypair.hold_range(RANGES)
+        problem = await relaypair.overlap(RANGES)
+        assert problem is not None
+        assert network.partition("/")[0].rstrip(":") in problem
+    assert routes() == before
+
+
+async def test_address_of_the_node_in_the_range_is_in_its_way(relay: Netns) -> None:
+    with links.pair() as (one, _):
+        links.ip(f"addr add 198.18.100.1/32 dev {one}")
+        assert "198.18.100.1/32" in str(await relaypair.overlap(RANGES))
+
+
+async def test_relays_of_our_own_are_in_nobodys_way(relay: Netns) -> None:
+    await make(relay)
+    await relaypair.hold_range(RANGES)
+    assert await relaypair.overlap(RANGES) is None
+
+
+async def test_range_that_was_changed_gives_the_old_one_back(relay: Netns) -> None:
+    await relaypair.hold_range(RANGES)
+    other = RelayRanges(parse_range4("198.19.64.0/18"), RANGES.ipv6)
+    await relaypair.hold_range(other)
+    assert ("198.18.64.0/18", "unreachable") not in routes()
+    assert ("198.19.64.0/18", "unreachable") in routes()
+
+
+async def test_next_relay_takes_the_next_slot_and_range(relay: Netns) -> None:
+    await make(relay)
+    assert relaypair.reserve_slot() == 1
+    for slot in range(1, 8):
+        links.ip(f"link add podgate-relay{slot} type bridge")
+    with pytest.raises(PairError, match="8 relays still carry"):
+        relaypair.reserve_slot()
+    assert await relaypair.remove_everything() >= 8
+
+
+async def test_cleanup_leaves_nothing(relay: Netns) -> None:
+    before = routes()
+    await make(relay)
+    assert await relaypair.remove_everything() > 0
+    assert relayinterfaces.present() == {}
+    assert routes() == before
+    assert await relaypair.remove_everything() == 0
+
+
+async def test_machine_that_can_have_a_relay_is_found_fit_and_nothing_is_left(
+    lab: Lab, fresh_pins: pins.Pins
+) -> None:
+    interfaces, before = socket.if_nameindex(), routes()
+    cgroup = preflight.cgroup2_mount()
+    assert cgroup is not None
+    assert await relaycheck.why_not(RANGES, cgroup, fresh_pins) is None
+    assert (socket.if_nameindex(), routes()) == (interfaces, before)
+    with links.pair() as (one, _), links.route("198.18.64.0/24", one):
+        said = await relaycheck.why_not(RANGES, cgroup, fresh_pins)
+    assert said is not None
+    assert said.startswith("The relay's range 198.18.64.0/18 is taken by")
+
+
+def test_agents_relay_goes_with_cleanup(operator: Operator, lab: Lab) -> None:
+    before = routes()
+    operator.start("--mode", "strict", *_options())
+    operator.wait_for("a relay", lambda report: report.relay.is_up)
+    operator.stop(signal.SIGTERM)
+    _cleanup(operator)
+    assert relayinterfaces.present() == {}
+    assert routes() == before
+
+
+def test_taken_range_is_said_by_the_agent_and_strict_is_enforce(
+    operator: Operator, lab: Lab
+) -> None:
+    with links.pair() as (one, _), links.route("198.18.64.0/24", one):
+        operator.start("--mode", "strict", *_options())
+        report = operator.wait_for("the reason", lambda report: "taken" in report.relay.problem)
+        assert "--relay-range4" in report.relay.problem
+        assert relayinterfaces.present() == {}
+
+
+def _options() -> list[str]:
+    return ["--relay-range4", str(RANGES.ipv4), "--relay-range6", str(RANGES.ipv6)]
+
+
+def _cleanup(operator: Operator) -> None:
+    command = [sys.executable, "-m", "agent", "cleanup", "--bpffs", str(operator.bpffs)]
+    command += ["--run-directory", str(operator.run_directory)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
