@@ -1,0 +1,194 @@
+"""Under strict a kubelet's probes come to what they came to directly, and nothing of the node
+reaches a pod.
+
+A stand-in kubelet probes a hundred pods, first under enforce, where its own packets go to the pods,
+and then under strict, where a relay carries each connection. Results and classes of errors must be
+the same ones.
+"""
+
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from agent.demo.lab import LabPod
+from tests.conftest import fresh_lab
+from tests.kernel import fleet, links, nodeclient
+from tests.kernel.nodeclient import NodeClient
+from tests.kernel.strictnode import FleetPod, Node, strict_node
+
+pytestmark = pytest.mark.kernel
+
+WHOLE, BARE, BRIDGED = 90, 8, 2
+HELD_EACH = 2
+USUAL_KINDS = (
+    ("http", fleet.HTTP),
+    ("https", fleet.HTTPS),
+    ("grpc", fleet.GRPC),
+    ("tcp", fleet.TCP),
+)
+# Of a pod with an http probe, every port may be asked.
+WHOLE_PROBES = (fleet.http_probe(fleet.HTTP), fleet.grpc_probe(fleet.GRPC))
+BARE_PORTS = (fleet.GRPC, fleet.TCP)
+BARE_PROBES = (fleet.grpc_probe(fleet.GRPC), fleet.tcp_probe(fleet.TCP))
+
+# What each is asked by, and what that comes to.
+AWKWARD = {
+    ("http", fleet.REDIRECTS): nodeclient.OK,
+    ("http", fleet.ILL): "status 500",
+    ("http", fleet.CLOSED): nodeclient.REFUSED,
+    ("tcp", fleet.CLOSED): nodeclient.REFUSED,
+    ("grpc", fleet.CLOSED): "UNAVAILABLE: refused",
+    ("http", fleet.FULL): nodeclient.UNANSWERED,
+    ("tcp", fleet.FULL): nodeclient.UNANSWERED,
+    ("grpc", fleet.FULL): "DEADLINE_EXCEEDED",
+    ("http", fleet.RESETS): nodeclient.RESET,
+    ("tcp", fleet.RESETS): nodeclient.OK,
+    ("http", fleet.SILENT): nodeclient.SILENT,
+    ("grpc", fleet.SILENT): "DEADLINE_EXCEEDED",
+    ("https", fleet.HTTP): nodeclient.SILENT,
+    ("https", fleet.RESETS): nodeclient.RESET,
+    ("client-ends", fleet.CLIENT_ENDS): nodeclient.OK,
+    ("server-ends", fleet.SERVER_ENDS): nodeclient.ENDED,
+    ("bulk", fleet.BULK): nodeclient.OK,
+}
+
+
+@pytest.fixture(scope="module")
+def node(isolated: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A hundred pods: most with every kind of server, some that declare bare ports, some on a
+    bridge; and one with all that is awkward."""
+    folder: pathlib.Path = tmp_path_factory.mktemp("strict")
+    with fresh_lab() as lab, strict_node(lab, folder) as made:
+        made.add("awkward", 1, ports=(*fleet.USUAL, *fleet.AWKWARD), probes=WHOLE_PROBES)
+        for number in range(2, WHOLE + 1):
+            made.add(f"whole{number}", number, ports=fleet.USUAL, probes=WHOLE_PROBES)
+        for number in range(BARE):
+            made.add(f"bare{number}", 100 + number, ports=BARE_PORTS, probes=BARE_PROBES)
+        for number in range(BRIDGED):
+            made.add(
+                f"bridged{number}",
+                120 + number,
+                ports=fleet.USUAL,
+                probes=WHOLE_PROBES,
+                bridged=True,
+            )
+        made.start()
+        yield made
+
+
+@pytest.fixture
+def kubelet(node: Node) -> Iterator[NodeClient]:
+    with nodeclient.node_client(node.kubelet) as made:
+        yield made
+
+
+def usual_targets(node: Node) -> list[str]:
+    found = []
+    for pod in node.pods.values():
+        is_bare = pod.probes == BARE_PROBES
+        for kind, port in USUAL_KINDS:
+            if not is_bare or port in BARE_PORTS:
+                found += pod.targets(kind, port)
+    return found
+
+
+def awkward_targets(pod: FleetPod) -> dict[str, str]:
+    expected = {
+        target: result
+        for (kind, port), result in AWKWARD.items()
+        for target in pod.targets(kind, port)
+    }
+    # An IPv6 socket that speaks IPv4.
+    expected[f"mapped,{pod.pod.ipv4},{fleet.TCP}"] = nodeclient.OK
+    expected[f"mapped,{pod.pod.ipv4},{fleet.CLOSED}"] = nodeclient.REFUSED
+    return expected
+
+
+def test_probes_come_to_what_they_came_to_directly_and_no_packet_of_the_node_reaches_a_pod(
+    node: Node,
+) -> None:
+    usual = usual_targets(node)
+    awkward = awkward_targets(node.pods["awkward"])
+    assert len(usual) == 8 * (WHOLE + BRIDGED) + 4 * BARE
+
+    node.set_mode("enforce")
+    with node.watched() as seen, nodeclient.node_client(node.kubelet) as kubelet:
+        node.fleet.peers()
+        direct = kubelet.probe([*usual, *awkward])
+        from_node = seen()
+    assert direct == dict.fromkeys(usual, nodeclient.OK) | awkward
+    # So the capture would show it, and the servers would tell.
+    for pod in node.pods.values():
+        assert any(line.endswith(f" to {pod.pod.name}") for line in from_node)
+    own = {str(network.network_address) for network in node.own_networks()}
+    assert all(peers <= own for peers in node.fleet.peers().values())
+
+    # Another process: grpcio goes on for a while with what does not answer.
+    node.set_mode("strict")
+    with node.watched() as seen, nodeclient.node_client(node.kubelet) as kubelet:
+        carried = kubelet.probe([*usual, *awkward])
+        assert carried == direct
+        assert seen() == []
+    assert node.fleet.peers() == {
+        pod.pod.name: {pod.pod.ipv4, pod.pod.ipv6} for pod in node.pods.values()
+    }
+
+
+def test_connections_that_the_kubelet_keeps_stay_open_and_are_used_again(
+    node: Node, kubelet: NodeClient
+) -> None:
+    node.set_mode("strict")
+    targets = node.pods["whole2"].targets("http", fleet.HTTP)
+    with node.watched() as seen:
+        for target in targets:
+            assert kubelet.hold(target, HELD_EACH) == [nodeclient.OK] * HELD_EACH
+        kept = [nodeclient.OK] * HELD_EACH * len(targets)
+        assert kubelet.held() == kept
+        assert kubelet.ask_again() == kept
+        kubelet.let_go()
+        assert seen() == []
+
+
+def test_two_pods_with_one_address_are_both_reached_at_what_they_declare(
+    node: Node, kubelet: NodeClient
+) -> None:
+    """The node has a route to one of them only, and that is what a port that neither declares
+    comes to: its gate drops it. No hook refuses, since none knows which of them is meant."""
+    node.set_mode("strict")
+    first_port, twin_port, nobodys = 7001, 7002, 7003
+    first = node.lab.add_pod("first", 130)
+    twin = node.lab.add_pod("twin", 131)
+    take_address(twin, first)
+    with (
+        first.listen(first_port),
+        first.listen(nobodys),
+        twin.listen(twin_port),
+        twin.listen(nobodys),
+    ):
+        for pod, port in ((first, first_port), (twin, twin_port)):
+            node.operator.write_file(
+                f"{pod.name}.yaml", fleet.manifest(pod, "strict", [fleet.tcp_probe(port)])
+            )
+        declared, undeclared = (
+            [f"tcp,{host},{port}" for host in (first.ipv4, first.ipv6) for port in ports]
+            for ports in ((first_port, twin_port), (nobodys,))
+        )
+        # The first answers in any case; the twin only when its target stands.
+        reached = dict.fromkeys(declared, nodeclient.OK)
+        node.operator.wait_for("both reached", lambda _: kubelet.probe(declared) == reached)
+        assert kubelet.probe(undeclared) == dict.fromkeys(undeclared, nodeclient.UNANSWERED)
+    for pod in (first, twin):
+        (node.operator.manifests / f"{pod.name}.yaml").unlink()
+        node.lab.remove_pod(pod.name)
+    node.settle()
+
+
+def take_address(pod: LabPod, other: LabPod) -> None:
+    """As `other`: its addresses and no more those that the pod had."""
+    commands = [
+        f"address {verb} {address}/{bits} dev eth0"
+        for verb, whose in (("del", pod), ("add", other))
+        for address, bits in ((whose.ipv4, 32), (whose.ipv6, 128))
+    ]
+    links.ip_inside(pod, *commands)
