@@ -8,7 +8,7 @@ import os
 import pathlib
 import stat
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
@@ -28,8 +28,9 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
     # grpcio would wait up to two minutes before it looks whether a restarted runtime is back.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # How long one attempt may take, in spite of its name: a busy runtime is slow to greet.
+    ("grpc.min_reconnect_backoff_ms", 5000),
     # Go's servers refuse a path as the name of a host.
     ("grpc.default_authority", "localhost"),
 )
@@ -49,6 +50,17 @@ class CriGone(CriError):
 
 class CriUnimplemented(CriError):
     """The runtime lacks this call."""
+
+
+class Runtime(Protocol):
+    """What is asked of a runtime; `RuntimeClient` asks a real one."""
+
+    async def list_sandboxes(self) -> list[Sandbox]: ...
+    async def sandbox_details(self, sandbox_id: str) -> SandboxDetails: ...
+    async def list_containers(self) -> list[Container]: ...
+    async def container_started(self, container_id: str) -> datetime.datetime | None: ...
+    def events(self) -> AsyncGenerator[str, None]: ...
+    async def aclose(self) -> None: ...
 
 
 class RuntimeClient:
@@ -206,7 +218,12 @@ def _unavailable(socket: pathlib.Path, details: str) -> str:
         )
     if not is_socket:
         return f"{socket} is no socket; name that of the runtime that the kubelet uses."
-    return f"nothing at {socket} answers as a container runtime does: {details}."
+    # grpcio tells of its whole way; the end of it is the kernel's word.
+    reason = details.rpartition("error: ")[2]
+    return (
+        f"nothing at {socket} answers as a container runtime does ({reason}); it is asked again "
+        "until it does."
+    )
 
 
 def _is_of_something_executed(envelope: containerd_pb2.Envelope) -> bool:

@@ -11,14 +11,15 @@ import dataclasses
 import datetime
 import functools
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 import structlog
 
 from agent import tasks
-from agent.cri.client import CriError, CriGone, CriUnimplemented
+from agent.cri import events
+from agent.cri.client import CriError, CriGone, Runtime
+from agent.cri.events import Events
 from agent.cri.models import Container, ContainerState, Sandbox, SandboxDetails
 from agent.cri.namespaces import Located
 
@@ -32,26 +33,10 @@ _RELIST_WITH_EVENTS_SECONDS = 10.0
 _ECHO_SECONDS = (0.1, 0.4)
 # A burst of events is one list for each of these; a list of 250 pods costs some ms.
 _MIN_GAP_SECONDS = 0.1
-# A stream that is refused ends at once; one that still stands after this will tell.
-_LISTENING_SECONDS = 1.0
-_EVENTS_RETRY_SECONDS = (1.0, 60.0)
-# What a runtime without events is asked again for, in case it was replaced by one with them.
-_NO_EVENTS_SECONDS = 300.0
 # A sandbox whose shim hangs takes as long as a call may; the others are not to wait for it.
 _LOOKUP_PATIENCE_SECONDS = 1.0
 _LOOKUPS_AT_ONCE = 8
 _LOOKUP_RETRY_SECONDS = (0.5, 60.0)
-
-
-class Runtime(Protocol):
-    """What is asked of `agent.cri.client.RuntimeClient`."""
-
-    async def list_sandboxes(self) -> list[Sandbox]: ...
-    async def sandbox_details(self, sandbox_id: str) -> SandboxDetails: ...
-    async def list_containers(self) -> list[Container]: ...
-    async def container_started(self, container_id: str) -> datetime.datetime | None: ...
-    def events(self) -> AsyncGenerator[str, None]: ...
-    async def aclose(self) -> None: ...
 
 
 @dataclasses.dataclass(slots=True)
@@ -103,6 +88,7 @@ class Sandboxes:
         self._starts: dict[str, _Start] = {}
         self._lookups: dict[str, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
+        self._events = Events(lambda: self._runtime, self.hint)
         self._hinted = asyncio.Event()
         self._echoes: list[float] = []
         self.current: dict[str, Sandbox] = {}
@@ -113,8 +99,11 @@ class Sandboxes:
         """How often the runtime has answered with all it has."""
         self.problem = "the container runtime has not been asked yet."
         """One sentence why its last answer is old, or nothing."""
-        self.has_events = False
+
+    @property
+    def has_events(self) -> bool:
         """Whether the runtime tells of changes by itself."""
+        return self._events.are_coming
 
     def hint(self) -> None:
         """Something happened that the runtime's lists may show now or in a moment."""
@@ -124,7 +113,7 @@ class Sandboxes:
         """Follow the runtime until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                tasks.start(group, "cri-events", self._follow_events)
+                tasks.start(group, "cri-events", self._events.run)
                 while True:
                     await self._pass()
                     await self._wait()
@@ -245,7 +234,7 @@ class Sandboxes:
         failures, next_look = 0, math.inf
         if is_to_be_retried:
             failures = before.failures + 1 if before else 1
-            next_look = asyncio.get_running_loop().time() + _growing(
+            next_look = asyncio.get_running_loop().time() + events.growing(
                 _LOOKUP_RETRY_SECONDS, failures - 1
             )
         self._looked[sandbox.id] = _Looked(sandbox, failures, next_look)
@@ -307,40 +296,6 @@ class Sandboxes:
             grouped[sandbox_id] = (*grouped.get(sandbox_id, ()), one)
         return grouped
 
-    async def _follow_events(self) -> None:
-        failures = 0
-        while True:
-            seconds = _growing(_EVENTS_RETRY_SECONDS, failures)
-            try:
-                if self._runtime is not None:
-                    failures = 0 if await self._listen(self._runtime) else failures + 1
-            except CriUnimplemented:
-                log.info("container runtime tells of no changes; it is asked every second")
-                seconds = _NO_EVENTS_SECONDS
-            except CriError:
-                # The next list says what is wrong, if it still is.
-                failures += 1
-            await asyncio.sleep(seconds)
-
-    async def _listen(self, runtime: Runtime) -> bool:
-        """Hint at each event until the stream ends; whether it lasted."""
-        lasted = asyncio.get_running_loop().call_later(_LISTENING_SECONDS, self._set_listening)
-        try:
-            async with contextlib.aclosing(runtime.events()) as events:
-                async for _ in events:
-                    self.hint()
-            return self.has_events
-        finally:
-            lasted.cancel()
-            if self.has_events:
-                self.has_events = False
-                # Nobody knows what was not told any more.
-                self.hint()
-
-    def _set_listening(self) -> None:
-        self.has_events = True
-        self.hint()
-
 
 def _worth_a_look(listed: Iterable[Sandbox]) -> list[Sandbox]:
     """All ready ones, and of a pod without any the newest: its containers may still run."""
@@ -364,11 +319,6 @@ def _precedence(sandbox: Sandbox) -> tuple[bool, int, float]:
 
 def _container_order(container: Container) -> tuple[float, int]:
     return container.created.timestamp() if container.created else 0.0, container.attempt
-
-
-def _growing(bounds: tuple[float, float], failures: int) -> float:
-    first, most = bounds
-    return min(first * 2.0 ** min(failures, 16), most)
 
 
 def _log_change(before: Sandbox | None, sandbox: Sandbox) -> None:

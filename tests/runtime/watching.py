@@ -6,11 +6,11 @@ import os
 import pathlib
 from collections.abc import AsyncIterator, Callable
 
-from agent.cri.client import RuntimeClient
+from agent.cri.client import Runtime, RuntimeClient
 from agent.cri.endpoints import open_runtime
 from agent.cri.models import Container, Sandbox
 from agent.cri.namespaces import Locator
-from agent.cri.sandboxes import Runtime, Sandboxes
+from agent.cri.sandboxes import Sandboxes
 
 _PATIENCE_SECONDS = 20 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 _POLL_SECONDS = 0.005

@@ -1,0 +1,405 @@
+"""How the follower keeps up with a runtime: lists, hints, trouble; time is faked."""
+
+import asyncio
+import contextlib
+import datetime
+import itertools
+import pathlib
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import msgspec
+import pytest
+
+from agent.cri.client import CriError, CriGone, CriUnimplemented
+from agent.cri.models import Container, ContainerState, Sandbox, SandboxDetails
+from agent.cri.namespaces import Located
+from agent.cri.sandboxes import Sandboxes
+from probes.netns import Netns
+
+pytestmark = pytest.mark.looptime
+
+_DETAILS = SandboxDetails(host_network=False, ips=(), info={})
+_BORN = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+_AWAY = CriError("it is away.")
+
+
+class _Runtime:
+    """A runtime in memory; namespaces are files, which exist or not."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self._directory = directory
+        self.sandboxes: dict[str, Sandbox] = {}
+        self.containers: dict[str, Container] = {}
+        self.failure: CriError | None = None
+        self.stream_failure: CriError | None = None
+        self.streams: list[asyncio.Queue[str | None]] = []
+        self.slow: set[str] = set()
+        self.broken: set[str] = set()
+        self.lost: set[str] = set()
+        self.lists: list[float] = []
+        self.looks: list[tuple[float, str]] = []
+
+    def run(self, uid: str, attempt: int = 0, *, name: str | None = None) -> Sandbox:
+        sandbox = Sandbox(
+            id=name or f"{uid}-{attempt}",
+            pod_uid=uid,
+            pod_name=uid,
+            pod_namespace="tests",
+            attempt=attempt,
+            created=_BORN + datetime.timedelta(seconds=attempt),
+            is_ready=True,
+        )
+        self.sandboxes[sandbox.id] = sandbox
+        (self._directory / sandbox.id).touch()
+        return sandbox
+
+    def give_up(self, sandbox_id: str) -> None:
+        """It is not ready any more, and its namespace still stands."""
+        sandbox = self.sandboxes[sandbox_id]
+        self.sandboxes[sandbox_id] = msgspec.structs.replace(sandbox, is_ready=False)
+
+    def stop(self, sandbox_id: str) -> None:
+        self.give_up(sandbox_id)
+        (self._directory / sandbox_id).unlink()
+
+    def start(self, sandbox_id: str, name: str = "app", attempt: int = 0) -> Container:
+        container = Container(
+            id=f"{sandbox_id}-{name}-{attempt}",
+            sandbox_id=sandbox_id,
+            name=name,
+            attempt=attempt,
+            state=ContainerState.RUNNING,
+            created=_BORN + datetime.timedelta(seconds=attempt),
+        )
+        self.containers[container.id] = container
+        return container
+
+    def send(self, event: str | None) -> None:
+        """An event to each listener; None cuts their streams."""
+        for stream in self.streams:
+            stream.put_nowait(event)
+
+    async def locate(self, details: SandboxDetails) -> Located:
+        path = self._directory / details.info["id"]
+        if details.info["id"] in self.lost or not path.exists():
+            return Located(None, "It is nowhere.")
+        status = path.stat()
+        return Located(Netns(str(path), status.st_dev, status.st_ino))
+
+    async def list_sandboxes(self) -> list[Sandbox]:
+        self.lists.append(_now())
+        if self.failure:
+            raise self.failure
+        return list(self.sandboxes.values())
+
+    async def list_containers(self) -> list[Container]:
+        return list(self.containers.values())
+
+    async def sandbox_details(self, sandbox_id: str) -> SandboxDetails:
+        self.looks.append((_now(), sandbox_id))
+        if sandbox_id in self.slow:
+            await asyncio.sleep(10)
+            raise CriError("it hangs.")
+        if sandbox_id in self.broken:
+            raise CriError("it is broken.")
+        if sandbox_id not in self.sandboxes:
+            raise CriGone("it is gone.")
+        return msgspec.structs.replace(_DETAILS, info={"id": sandbox_id})
+
+    async def container_started(self, container_id: str) -> datetime.datetime | None:
+        return self.containers[container_id].created
+
+    async def events(self) -> AsyncGenerator[str, None]:
+        if self.stream_failure:
+            raise self.stream_failure
+        stream: asyncio.Queue[str | None] = asyncio.Queue()
+        self.streams.append(stream)
+        try:
+            while event := await stream.get():
+                yield event
+        finally:
+            self.streams.remove(stream)
+
+    async def aclose(self) -> None:
+        pass
+
+
+class _Told:
+    """The follower and what it told: (seconds, word, id)."""
+
+    def __init__(self, runtime: _Runtime) -> None:
+        self.told: list[tuple[float, str, str]] = []
+
+        async def open_runtime() -> _Runtime:
+            return runtime
+
+        self.sandboxes = Sandboxes(
+            open_runtime,
+            runtime.locate,
+            on_sandbox=lambda sandbox: self._note("sandbox", sandbox),
+            on_removed=lambda sandbox: self._note("removed", sandbox),
+            on_containers=lambda sandbox, _: self._note("containers", sandbox),
+        )
+
+    @property
+    def current(self) -> dict[str, Sandbox]:
+        return self.sandboxes.current
+
+    def when(self, word: str, sandbox_id: str) -> float | None:
+        found = [time for time, *rest in self.told if rest == [word, sandbox_id]]
+        return found[0] if found else None
+
+    def _note(self, word: str, sandbox: Sandbox) -> None:
+        self.told.append((_now(), word, sandbox.id))
+
+
+@pytest.fixture
+def runtime(tmp_path: pathlib.Path) -> _Runtime:
+    return _Runtime(tmp_path)
+
+
+@contextlib.asynccontextmanager
+async def _following(runtime: _Runtime, settle_seconds: float = 5) -> AsyncIterator[_Told]:
+    """A follower that runs, and had time to find its events and be quiet again."""
+    told = _Told(runtime)
+    running = asyncio.create_task(told.sandboxes.run())
+    await asyncio.sleep(settle_seconds)
+    try:
+        yield told
+    finally:
+        assert not running.done()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+async def test_an_event_is_followed_by_a_list_at_once(runtime: _Runtime) -> None:
+    async with _following(runtime) as told:
+        runtime.run("a")
+        now = _now()
+        runtime.send("/tasks/start")
+        await asyncio.sleep(1)
+        assert told.when("sandbox", "a-0") == now
+
+
+async def test_what_is_listed_only_after_its_event_is_found_soon(runtime: _Runtime) -> None:
+    async with _following(runtime) as told:
+        now = _now()
+        runtime.send("/tasks/start")
+        await asyncio.sleep(0.3)
+        runtime.run("a")
+        await asyncio.sleep(1)
+        assert (told.when("sandbox", "a-0") or 99) - now <= 0.6
+
+
+async def test_a_lost_event_costs_ten_seconds_at_most(runtime: _Runtime) -> None:
+    async with _following(runtime) as told:
+        assert told.sandboxes.has_events
+        runtime.run("a")
+        now = _now()
+        await asyncio.sleep(11)
+        assert (told.when("sandbox", "a-0") or 99) - now <= 10.1
+
+
+async def test_a_quiet_runtime_with_events_is_asked_six_times_a_minute(runtime: _Runtime) -> None:
+    async with _following(runtime, 10):
+        runtime.lists.clear()
+        await asyncio.sleep(60)
+        assert 5 <= len(runtime.lists) <= 7
+
+
+async def test_a_burst_of_events_is_ten_lists_a_second_at_most(runtime: _Runtime) -> None:
+    async with _following(runtime):
+        runtime.lists.clear()
+        for _ in range(500):
+            runtime.send("/tasks/start")
+            await asyncio.sleep(0.002)
+        assert len(runtime.lists) <= 11
+
+
+async def test_without_events_the_runtime_is_asked_every_second(runtime: _Runtime) -> None:
+    runtime.stream_failure = CriUnimplemented("no such call.")
+    async with _following(runtime) as told:
+        assert not told.sandboxes.has_events
+        runtime.run("a")
+        now = _now()
+        await asyncio.sleep(1.2)
+        assert (told.when("sandbox", "a-0") or 99) - now <= 1.1
+
+        runtime.stream_failure = None  # it was replaced by one that has them
+        await asyncio.sleep(310)
+        assert told.sandboxes.has_events
+
+
+async def test_a_stream_that_ends_at_once_is_none(runtime: _Runtime) -> None:
+    """As CRI-O's where pod events are switched off."""
+
+    async def ended() -> AsyncGenerator[str, None]:
+        for event in list[str]():
+            yield event
+
+    runtime.events = ended  # type: ignore[method-assign]
+    async with _following(runtime, 30) as told:
+        runtime.lists.clear()
+        assert not told.sandboxes.has_events
+        await asyncio.sleep(10)
+        assert len(runtime.lists) >= 9
+
+
+async def test_a_cut_stream_is_a_hint_and_is_opened_again(runtime: _Runtime) -> None:
+    async with _following(runtime) as told:
+        runtime.run("a")
+        now = _now()
+        runtime.send(None)
+        await asyncio.sleep(0.2)
+        assert told.when("sandbox", "a-0") == now
+        assert runtime.streams == []
+        await asyncio.sleep(5)
+        assert told.sandboxes.has_events
+        runtime.run("b")
+        now = _now()
+        runtime.send("/tasks/start")
+        await asyncio.sleep(1)
+        assert told.when("sandbox", "b-0") == now
+
+
+async def test_while_the_runtime_is_away_everything_stays(runtime: _Runtime) -> None:
+    sandbox = runtime.run("a")
+    runtime.start(sandbox.id)
+    async with _following(runtime) as told:
+        before = list(told.told)
+        runtime.failure = _AWAY
+        runtime.stop(sandbox.id)
+        await asyncio.sleep(60)
+        assert told.told == before
+        assert told.sandboxes.problem == "it is away."
+
+        runtime.failure = None
+        await asyncio.sleep(1.2)
+        assert told.sandboxes.problem == ""
+        assert told.when("removed", sandbox.id)
+
+
+async def test_a_runtime_that_was_never_there_is_asked_until_it_is(runtime: _Runtime) -> None:
+    runtime.failure = _AWAY
+    async with _following(runtime) as told:
+        assert told.sandboxes.relists == 0
+        runtime.run("a")
+        runtime.failure = None
+        await asyncio.sleep(1.2)
+        assert list(told.current) == ["a"]
+
+
+async def test_of_several_sandboxes_the_ready_one_with_the_highest_attempt_counts(
+    runtime: _Runtime,
+) -> None:
+    made = [runtime.run("a", attempt) for attempt in range(4)]
+    runtime.give_up("a-3")  # its namespace stands, but a ready one is before it
+    for order in itertools.permutations(made):
+        runtime.sandboxes = {one.id: runtime.sandboxes[one.id] for one in order}
+        told = _Told(runtime)
+        await told.sandboxes.relist()
+        assert told.current["a"].id == "a-2"
+
+
+async def test_a_sandbox_that_was_given_up_stays_while_its_namespace_stands(
+    runtime: _Runtime,
+) -> None:
+    sandbox = runtime.run("a")
+    async with _following(runtime) as told:
+        runtime.give_up(sandbox.id)
+        await asyncio.sleep(11)
+        assert not told.current["a"].is_ready
+        del runtime.sandboxes[sandbox.id]  # forgotten by its runtime, too
+        await asyncio.sleep(11)
+        assert told.current["a"].netns is not None
+        new = runtime.run("a", 1)
+        await asyncio.sleep(11)
+        assert told.current["a"].id == new.id
+        assert told.when("removed", sandbox.id) is None
+
+
+async def test_a_finished_pod_is_looked_at_once_and_never_told(runtime: _Runtime) -> None:
+    runtime.run("a")
+    runtime.stop("a-0")
+    async with _following(runtime, 60) as told:
+        assert told.told == []
+        assert len(runtime.looks) == 1
+
+
+async def test_a_sandbox_that_hangs_holds_up_no_other(runtime: _Runtime) -> None:
+    runtime.run("stuck")
+    runtime.slow.add("stuck-0")
+    async with _following(runtime, 2) as told:
+        assert list(told.current) == []
+        runtime.run("fine")
+        now = _now()
+        runtime.send("/tasks/start")
+        await asyncio.sleep(0.2)
+        assert told.when("sandbox", "fine-0") == now
+        await asyncio.sleep(20)
+        assert told.current["stuck"].problem == "it hangs."
+        runtime.slow.clear()
+        await asyncio.sleep(60)
+        assert told.current["stuck"].netns is not None
+
+
+async def test_a_namespace_that_is_not_found_is_looked_for_ever_less_often(
+    runtime: _Runtime,
+) -> None:
+    runtime.run("a")
+    runtime.lost.add("a-0")
+    runtime.stream_failure = CriUnimplemented("no such call.")
+    async with _following(runtime, 600) as told:
+        assert told.current["a"].problem == "It is nowhere."
+        times = [time for time, _ in runtime.looks]
+        assert len(times) <= 18
+        assert max(b - a for a, b in itertools.pairwise(times)) <= 61.5
+
+        runtime.lost.clear()
+        await asyncio.sleep(62)
+        assert told.current["a"].netns is not None
+        assert told.current["a"].problem == ""
+
+
+async def test_a_namespace_that_was_found_survives_its_runtime_s_trouble(
+    runtime: _Runtime,
+) -> None:
+    sandbox = runtime.run("a")
+    async with _following(runtime) as told:
+        found = told.current["a"].netns
+        runtime.broken.add(sandbox.id)
+        runtime.give_up(sandbox.id)
+        await asyncio.sleep(30)
+        assert told.current["a"].netns == found
+
+
+async def test_containers_are_told_newest_of_each_name_with_their_start(
+    runtime: _Runtime,
+) -> None:
+    sandbox = runtime.run("a")
+    for name, attempt in (("app", 0), ("app", 1), ("side", 0)):
+        runtime.start(sandbox.id, name, attempt)
+    runtime.start("of nobody")
+    async with _following(runtime) as told:
+        app, side = told.sandboxes.containers["a"]
+        assert (app.name, app.attempt, side.name) == ("app", 1, "side")
+        assert app.started == _BORN + datetime.timedelta(seconds=1)
+        assert told.when("containers", sandbox.id) == told.when("sandbox", sandbox.id)
+
+        runtime.stop(sandbox.id)
+        await asyncio.sleep(11)
+        assert told.sandboxes.containers == {}
+
+
+async def test_the_end_waits_for_nothing(runtime: _Runtime) -> None:
+    runtime.run("stuck")
+    runtime.slow.add("stuck-0")
+    async with _following(runtime, 2):
+        now = _now()
+    assert _now() == now
+    assert runtime.streams == []
+
+
+def _now() -> float:
+    return round(asyncio.get_running_loop().time(), 3)

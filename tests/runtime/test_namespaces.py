@@ -1,0 +1,141 @@
+"""What runtimes say of where a namespace is, and whether it is believed."""
+
+import asyncio
+import ipaddress
+import json
+import os
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from agent.cri.models import SandboxDetails
+from agent.cri.namespaces import Located, Locator, netns_paths
+from agent.demo.lab import Lab
+
+_PATH = "/var/run/netns/cni-0a"
+_SPEC = {"linux": {"namespaces": [{"type": "pid"}, {"type": "network", "path": _PATH}]}}
+
+
+def _details(info: dict[str, str], ips: Iterable[str] = ("198.18.1.1",)) -> SandboxDetails:
+    return SandboxDetails(
+        host_network=False, ips=tuple(ipaddress.ip_address(ip) for ip in ips), info=info
+    )
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        pytest.param(
+            {"pid": 42, "processStatus": "running", "runtimeSpec": _SPEC},
+            ["/run/netns/cni-0a", "/proc/42/ns/net"],
+            id="containerd 1.6",
+        ),
+        pytest.param(
+            {
+                "pid": 42,
+                "runtimeSpec": _SPEC,
+                "sandboxMetadata": {"ID": "s", "NetNSPath": _PATH, "IP": "198.18.1.1"},
+            },
+            ["/run/netns/cni-0a", "/proc/42/ns/net"],
+            id="containerd 1.7",
+        ),
+        pytest.param(
+            {"pid": 0, "runtimeSpec": None, "sandboxMetadata": {"NetNSPath": "/run/netns/other"}},
+            ["/run/netns/other"],
+            id="without a first process",
+        ),
+        pytest.param(
+            {"image": "pause", "pid": 42, "runtimeSpec": _SPEC},
+            ["/run/netns/cni-0a", "/proc/42/ns/net"],
+            id="CRI-O",
+        ),
+        pytest.param({"runtimeSpec": {"linux": {"namespaces": None}}}, [], id="none"),
+        pytest.param({"runtimeSpec": {"linux": "strange"}}, [], id="of another shape"),
+        pytest.param(
+            {"runtimeSpec": {"linux": {"namespaces": [{"type": "network", "path": "x/y"}]}}},
+            [],
+            id="not absolute",
+        ),
+    ],
+)
+def test_paths_are_read_from_the_runtime_s_own_json(
+    info: dict[str, Any], expected: list[str]
+) -> None:
+    assert list(netns_paths(_details({"info": json.dumps(info)}))) == expected
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[]", "null", '{"pid": "x"}', "{" * 5000])
+def test_junk_in_a_runtime_s_json_is_nothing(text: str) -> None:
+    assert list(netns_paths(_details({"info": text}))) == []
+
+
+def test_a_process_counts_only_where_addresses_can_tell() -> None:
+    info = {"info": json.dumps({"pid": 42})}
+    assert list(netns_paths(_details(info, ips=()))) == []
+
+
+@pytest.mark.kernel
+def test_a_namespace_with_the_pod_s_addresses_is_taken(lab: Lab) -> None:
+    pod = lab.add_pod("one", 1)
+    located = _locate([pod.netns.path], pod.addresses)
+    assert (located.netns, located.problem) == (pod.netns, "")
+
+
+@pytest.mark.kernel
+def test_another_pod_s_namespace_is_refused(lab: Lab) -> None:
+    one, other = lab.add_pod("one", 1), lab.add_pod("other", 2)
+    located = _locate([other.netns.path], one.addresses)
+    assert located.netns is None
+    assert f"{one.ipv4}, {one.ipv6} is on no interface of {other.netns.path}" in located.problem
+
+
+@pytest.mark.kernel
+def test_a_namespace_with_one_of_two_addresses_is_refused(lab: Lab) -> None:
+    pod = lab.add_pod("one", 1)
+    located = _locate([pod.netns.path], [pod.addresses[0], "fd00:18::99"])
+    assert located.netns is None
+    assert "fd00:18::99 is on no interface" in located.problem
+
+
+@pytest.mark.kernel
+def test_the_node_s_own_namespace_and_what_is_none_are_refused(
+    lab: Lab, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    own = _locate([f"/proc/{os.getpid()}/ns/net"], ["198.18.0.1"])
+    assert own.netns is None
+    assert "the node's own" in own.problem
+    for path in (file, tmp_path / "nothing"):
+        located = _locate([str(path)], ["198.18.0.1"])
+        assert located.netns is None
+        assert str(path) in located.problem
+
+
+@pytest.mark.kernel
+def test_the_next_place_is_tried_where_one_is_not_the_pod_s(lab: Lab) -> None:
+    one, other = lab.add_pod("one", 1), lab.add_pod("other", 2)
+    located = _locate(["/run/netns/gone", other.netns.path, one.netns.path], one.addresses)
+    assert (located.netns, located.problem) == (one.netns, "")
+
+
+def test_a_runtime_that_says_nothing_is_a_sentence() -> None:
+    located = _locate([], ["198.18.0.1"])
+    assert located.netns is None
+    assert located.problem == "The runtime does not say where the network namespace is."
+
+
+def _locate(paths: Iterable[str], ips: Iterable[object]) -> Located:
+    spec = {"linux": {"namespaces": [{"type": "network", "path": path} for path in paths]}}
+    details = _details({"info": json.dumps({"runtimeSpec": spec})}, [str(ip) for ip in ips])
+
+    async def locate() -> Located:
+        locator = Locator()
+        try:
+            return await locator.locate(details)
+        finally:
+            locator.close()
+
+    return asyncio.run(locate())

@@ -1,0 +1,133 @@
+"""Pods of the API and sandboxes of the runtime, joined."""
+
+import msgspec
+
+from agent.admission import kubelet_rules
+from agent.cri.models import Sandbox
+from agent.cri.podnetns import PodNamespaces
+from agent.pods import Pod, Problem
+from bpf.verdicts import Mode
+from probes.netns import Netns
+
+_POD = Pod(uid="u1", namespace="shop", name="web", mode=Mode.ENFORCE, labels={"app": "web"})
+_SANDBOX = Sandbox(
+    id="s1",
+    pod_uid="u1",
+    pod_name="web",
+    pod_namespace="shop",
+    attempt=0,
+    created=None,
+    is_ready=True,
+    netns=Netns("/run/netns/one", 4, 100),
+)
+_SECOND = msgspec.structs.replace(
+    _SANDBOX, id="s2", attempt=1, netns=Netns("/run/netns/two", 4, 101)
+)
+
+
+class _Told:
+    def __init__(self) -> None:
+        self.pods: list[Pod] = []
+        self.removed: list[str] = []
+        self.joined = PodNamespaces(
+            unknown_mode=Mode.AUDIT, on_pod=self.pods.append, on_removed=self.removed.append
+        )
+
+
+def test_a_pod_gets_the_path_of_its_sandbox() -> None:
+    told = _Told()
+    told.joined.set_sandbox(_SANDBOX)
+    told.joined.set_pod(_POD)
+
+    assert told.pods[-1] == msgspec.structs.replace(_POD, netns_path="/run/netns/one")
+
+
+def test_a_pod_without_a_sandbox_says_what_it_waits_for() -> None:
+    told = _Told()
+    told.joined.set_pod(_POD)
+
+    [pod] = told.pods
+    assert pod.netns_path is None
+    assert pod.manifest_problem is not None
+    assert pod.manifest_problem.reason == "SandboxMissing"
+
+
+def test_a_namespace_that_was_not_found_is_said_beside_the_pod_s_own_problem() -> None:
+    told = _Told()
+    told.joined.set_sandbox(msgspec.structs.replace(_SANDBOX, netns=None, problem="It is nowhere."))
+    told.joined.set_pod(_POD)
+    assert told.pods[-1].manifest_problem == Problem("NetnsNotFound", "It is nowhere.")
+
+    wrong = Problem("InvalidLabel", "The label is wrong.")
+    told.joined.set_pod(msgspec.structs.replace(_POD, manifest_problem=wrong))
+    assert told.pods[-1].manifest_problem == Problem(
+        "InvalidLabel", "The label is wrong. It is nowhere."
+    )
+
+
+def test_a_second_sandbox_takes_over() -> None:
+    told = _Told()
+    told.joined.set_pod(_POD)
+    told.joined.set_sandbox(_SANDBOX)
+    told.joined.set_sandbox(_SECOND)
+
+    assert [pod.netns_path for pod in told.pods] == [None, "/run/netns/one", "/run/netns/two"]
+    assert not told.removed
+
+
+def test_what_changes_nothing_is_not_told() -> None:
+    told = _Told()
+    told.joined.set_pod(_POD)
+    told.joined.set_sandbox(_SANDBOX)
+    before = len(told.pods)
+    told.joined.set_pod(msgspec.structs.replace(_POD))
+    told.joined.set_sandbox(msgspec.structs.replace(_SANDBOX, is_ready=False))
+
+    assert len(told.pods) == before
+
+
+def test_a_sandbox_that_nobody_described_is_guarded_and_open_to_the_kubelet() -> None:
+    told = _Told()
+    told.joined.set_sandbox(_SANDBOX)
+
+    [pod] = told.pods
+    assert (pod.full_name, pod.mode, pod.netns_path) == ("shop/web", Mode.AUDIT, "/run/netns/one")
+    [rule] = kubelet_rules(pod.spec)
+    assert rule.first_port == 0  # any
+
+
+def test_a_deleted_pod_stays_while_its_sandbox_does() -> None:
+    told = _Told()
+    told.joined.set_pod(_POD)
+    told.joined.set_sandbox(_SANDBOX)
+    told.joined.remove_pod("u1")
+    assert not told.removed
+    told.joined.set_sandbox(_SECOND)
+    assert told.pods[-1] == msgspec.structs.replace(_POD, netns_path="/run/netns/two")
+
+    told.joined.remove_sandbox(_SECOND)
+    assert told.removed == ["u1"]
+    told.joined.set_sandbox(_SANDBOX)
+    assert told.pods[-1].labels == {}  # nothing of it was kept
+
+
+def test_a_pod_stays_while_its_sandbox_is_made_anew() -> None:
+    told = _Told()
+    told.joined.set_pod(_POD)
+    told.joined.set_sandbox(_SANDBOX)
+    told.joined.remove_sandbox(_SANDBOX)
+    assert told.pods[-1].netns_path is None
+
+    told.joined.remove_pod("u1")
+    assert told.removed == ["u1"]
+
+
+def test_pods_of_the_node_s_network_need_no_namespace() -> None:
+    told = _Told()
+    told.joined.set_pod(msgspec.structs.replace(_POD, host_network=True))
+    assert told.pods[-1].manifest_problem is None
+
+    told.joined.set_sandbox(
+        msgspec.structs.replace(_SANDBOX, pod_uid="u2", host_network=True, netns=None)
+    )
+    assert (told.pods[-1].host_network, told.pods[-1].netns_path) == (True, None)
