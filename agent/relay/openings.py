@@ -27,6 +27,8 @@ log = structlog.get_logger(__name__)
 # before. One that does not come means that the kubelet has given up.
 _PATIENCE_SECONDS = 1.5
 _PATIENCE_FACTOR = 2.5
+# One line tells as much as a thousand.
+_QUIET_SECONDS = 10.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
 
@@ -88,9 +90,10 @@ class HeldOpenings:
         self._tally = tally
         self._on_exhausted = on_exhausted
         self._now = now
+        self._quiet_until = 0.0
         self._held: dict[segments.Flow, _Held] = {}
         self._injector = Injector()
-        self._listeners = Listeners(poller, self._accept)
+        self._listeners = Listeners(poller, self)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -186,16 +189,17 @@ class HeldOpenings:
             return
         listener.accept()
 
-    def _accept(self, accepted: socket.socket, flow: segments.Flow) -> None:
+    def accepted(self, sock: socket.socket, flow: segments.Flow) -> None:
+        """An opening that was released is open: carry it."""
         held = self._held.pop(flow, None)
         if held is None:  # given up, or the sandbox is gone
-            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, segments.RESET_ON_CLOSE)
-            accepted.close()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, segments.RESET_ON_CLOSE)
+            sock.close()
             return
         self.connections.add(
             Carried(
                 self._poller,
-                accepted,
+                sock,
                 held.pod,
                 target=held.target,
                 port=held.opening.port,
@@ -203,6 +207,12 @@ class HeldOpenings:
                 on_end=self._ended,
             )
         )
+
+    def turned_away(self, flow: segments.Flow) -> None:
+        """There is no descriptor left for an opening that was released."""
+        if held := self._held.get(flow):
+            self._drop(held, "failed")
+        self._on_exhausted()
 
     def _ended(self, connection: Carried, was_reset_by_pod: bool) -> None:
         self.connections.discard(connection)
@@ -235,5 +245,6 @@ class HeldOpenings:
         self._tally.add(target.key, port, "failed", 0.0)
         if error.errno in _EXHAUSTED:
             self._on_exhausted()
-        else:
-            log.warning("a connection could not be carried", pod=target.key, error=str(error))
+        elif self._now() >= self._quiet_until:
+            self._quiet_until = self._now() + _QUIET_SECONDS
+            log.warning("a connection could not be carried", target=target.key, error=str(error))

@@ -41,7 +41,8 @@ _IDLE_SECONDS = 3600.0
 # As long as the kernel keeps what was closed at one end (tcp_fin_timeout).
 _HALF_CLOSED_SECONDS = 60.0
 
-# Descriptors that are not for connections: listeners, maps, links, sockets of our own.
+# Descriptors that are not for connections: listeners, maps, links, sockets of our own. Where there
+# are few, a quarter of all.
 _OTHER_DESCRIPTORS = 1200
 # After the kernel said that there is no room, whatever was counted here.
 _EXHAUSTED_SECONDS = 1.0
@@ -68,7 +69,8 @@ class Relay:
         self._held: HeldOpenings | None = None
         self._is_engaged = False
         self._exhausted_until = 0.0
-        self._most_connections = (_raise_descriptor_limit() - _OTHER_DESCRIPTORS) // 2
+        descriptors = _raise_descriptor_limit()
+        self._most_connections = (descriptors - min(_OTHER_DESCRIPTORS, descriptors // 4)) // 2
         self._is_told_to_end = False
         self._ends_at: float | None = None
         self._last_activity: dict[object, float] = {}

@@ -2,9 +2,12 @@
 
 import collections
 import ctypes
+import errno
+import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from agent.relay import segments
 from agent.relay.poller import READABLE, Poller
@@ -57,8 +60,9 @@ class Injector:
     def __init__(self) -> None:
         self._ipv4 = socket.socket(socket.AF_INET, _RAW, socket.IPPROTO_RAW)
         self._ipv4.setsockopt(socket.IPPROTO_IP, socket.IP_HDRINCL, 1)
-        self._ipv6 = socket.socket(socket.AF_INET6, _RAW, socket.IPPROTO_RAW)
-        self._ipv6.setsockopt(socket.IPPROTO_IPV6, _IPV6_HDRINCL, 1)
+        if _FAMILY == socket.AF_INET6:
+            self._ipv6 = socket.socket(socket.AF_INET6, _RAW, socket.IPPROTO_RAW)
+            self._ipv6.setsockopt(socket.IPPROTO_IPV6, _IPV6_HDRINCL, 1)
 
     def open_again(self, opening: segments.Opening) -> None:
         """Raises `OSError`."""
@@ -75,17 +79,25 @@ class Injector:
             self._ipv6.sendto(packet, (socket.inet_ntop(socket.AF_INET6, destination), 0))
 
 
+class Arrivals(Protocol):
+    """Who is told of what listeners accept."""
+
+    def accepted(self, sock: socket.socket, flow: segments.Flow) -> None:
+        """A connection is open; the socket is the receiver's."""
+
+    def turned_away(self, flow: segments.Flow) -> None:
+        """A connection was reset, because the process has no descriptor left for it."""
+
+
 class Listeners:
     """One listening socket for each port that a pod has answered at, for all targets together.
 
     Nobody reaches one by himself: every SYN from the node is held until the pod has answered.
     """
 
-    def __init__(
-        self, poller: Poller, on_accepted: Callable[[socket.socket, segments.Flow], None]
-    ) -> None:
+    def __init__(self, poller: Poller, arrivals: Arrivals) -> None:
         self._poller = poller
-        self._on_accepted = on_accepted
+        self._door = _Door(arrivals)
         self._by_port: collections.OrderedDict[int, Listener] = collections.OrderedDict()
 
     def prepare(self, port: int) -> "Listener":
@@ -96,24 +108,23 @@ class Listeners:
         if len(self._by_port) >= _MOST_PORTS:
             _, oldest = self._by_port.popitem(last=False)
             oldest.close(self._poller)
-        listener = self._by_port[port] = Listener(port, self._on_accepted)
+        listener = self._by_port[port] = Listener(port, self._door)
         self._poller.watch(listener.fd, READABLE, listener)
         return listener
 
 
 class Listener:
-    """One listening socket."""
+    """One listening socket, for both families."""
 
-    def __init__(
-        self, port: int, on_accepted: Callable[[socket.socket, segments.Flow], None]
-    ) -> None:
-        self._on_accepted = on_accepted
-        self._socket = socket.socket(socket.AF_INET6, _STREAM)
-        self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    def __init__(self, port: int, door: "_Door") -> None:
+        self._door = door
+        self._socket = socket.socket(_FAMILY, _STREAM)
+        if _FAMILY == socket.AF_INET6:
+            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # For what is accepted. Who sends decides what goes together, and has done so.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.bind(("::", port))
+        self._socket.bind(("", port))
         self._socket.listen(_BACKLOG)
         self.fd = self._socket.fileno()
 
@@ -122,34 +133,85 @@ class Listener:
         self._socket.close()
 
     def on_event(self, events: int) -> None:
-        """Accept all that is there. Out of descriptors, what is left is told again."""
+        """Accept all that is there."""
         while self.accept():
             pass
 
     def accept(self) -> bool:
         """Accept one; whether there was one."""
+        return self._door.accept(self._socket)
+
+
+class _Door:
+    """Accepts. A descriptor is kept in reserve: what cannot be accepted would be told of for ever,
+    and so it is accepted with that one, and reset.
+    """
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
+        self._reserve = _open_nothing()
+
+    def accept(self, listening: socket.socket) -> bool:
         try:
-            accepted, peer = self._socket.accept()
+            sock, peer = listening.accept()
+        except OSError as error:
+            return error.errno in _NO_DESCRIPTOR and self._turn_away(listening)
+        sock.setblocking(False)
+        if flow := _flow(sock, peer):
+            self._arrivals.accepted(sock, flow)
+        else:
+            sock.close()
+        return True
+
+    def _turn_away(self, listening: socket.socket) -> bool:
+        os.close(self._reserve)
+        try:
+            sock, peer = listening.accept()
+            flow = _flow(sock, peer)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, segments.RESET_ON_CLOSE)
+            sock.close()
         except OSError:
             return False
-        accepted.setblocking(False)
-        try:
-            local = accepted.getsockname()
-        except OSError:
-            accepted.close()
-            return True
-        flow = (_pack(peer[0]), peer[1], _pack(local[0]), local[1])
-        self._on_accepted(accepted, flow)
+        finally:
+            self._reserve = _open_nothing()
+        if flow:
+            self._arrivals.turned_away(flow)
         return True
+
+
+def _open_nothing() -> int:
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _flow(sock: socket.socket, peer: tuple[str, int]) -> segments.Flow | None:
+    """None where it has been reset already."""
+    try:
+        local = sock.getsockname()
+    except OSError:
+        return None
+    return _pack(peer[0]), peer[1], _pack(local[0]), local[1]
+
+
+def _listening_family() -> int:
+    """What listens for both families; a kernel may be without IPv6 (ipv6.disable=1)."""
+    try:
+        socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
+    except OSError:
+        return socket.AF_INET
+    return socket.AF_INET6
 
 
 _RAW = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _STREAM = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+_FAMILY = _listening_family()
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 _MAPPED = bytes(10) + b"\xff\xff"
 
 
 def _pack(text: str) -> bytes:
-    """An address of a dual-stack socket: 4 bytes for a mapped one (RFC 4291, 2.5.5.2)."""
+    """4 bytes for an IPv4 address, also for a mapped one (RFC 4291, 2.5.5.2)."""
+    if ":" not in text:
+        return socket.inet_aton(text)
     packed = socket.inet_pton(socket.AF_INET6, text.partition("%")[0])
     return packed[12:] if packed.startswith(_MAPPED) else packed
 
