@@ -7,6 +7,7 @@ import asyncio
 import copy
 import json
 import pathlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -91,6 +92,7 @@ class ApiServer:
         self._objects: dict[str, dict[tuple[str, str], Json]] = {}
         self._history: list[tuple[str, int, Json]] = []
         self._version = 100
+        self._began = asyncio.Event()
 
     @property
     def version(self) -> int:
@@ -139,22 +141,26 @@ class ApiServer:
         while sum(1 for one in self.of(path) if one.is_watch) < count or not any(
             one.path == path for one in self.streams
         ):
-            await asyncio.sleep(0.05)
+            self._began.clear()
+            await self._began.wait()
         return self.stream(path)
 
     def bookmark(self, path: str = PODS) -> None:
         self.stream(path).send(self._bookmark(path))
 
     @asynccontextmanager
-    async def running(self, port: int = 0) -> AsyncIterator[None]:
+    async def running(
+        self, port: int = 0, *, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[None]:
+        scheme = "https" if tls else "http"
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._serve)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
         await runner.setup()
         try:
-            site = web.TCPSite(runner, "127.0.0.1", port)
+            site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls)
             await site.start()
-            self.address = "http://127.0.0.1:{}".format(runner.addresses[0][1])
+            self.address = f"{scheme}://127.0.0.1:{runner.addresses[0][1]}"
             yield
         finally:
             for stream in self.streams:
@@ -194,8 +200,10 @@ class ApiServer:
                 return answer
         if request.method == "PATCH" and request.path.endswith("/status"):
             return self._patch(request, json.loads(content))
-        if request.method == "POST":
-            return web.json_response(json.loads(content), status=201)
+        if request.method in ("POST", "PATCH"):
+            return web.json_response(
+                json.loads(content), status=201 if request.method == "POST" else 200
+            )
         if request.query.get("watch") == "true":
             return await self._watch(request)
         return self._list(request)
@@ -212,7 +220,7 @@ class ApiServer:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         assert request.transport is not None
-        stream = Stream(request.path, transport=request.transport)  # type: ignore[arg-type]
+        stream = Stream(request.path, transport=request.transport)
         since = int(request.query["resourceVersion"] or 0)
         if request.query.get("sendInitialEvents"):
             if not self.can_stream_lists:
@@ -229,6 +237,7 @@ class ApiServer:
                 if path == request.path and version > since:
                     stream.send(line(event))
         self.streams.append(stream)
+        self._began.set()
         try:
             while (text := await stream.lines.get()) is not None:
                 await response.write(text)

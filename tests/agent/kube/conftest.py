@@ -3,6 +3,7 @@
 import json
 import pathlib
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -21,6 +22,15 @@ def write_kubeconfig(path: pathlib.Path, server: str, *, token: str = "secret") 
     return str(path)
 
 
+@asynccontextmanager
+async def opened(kubeconfig: str | None = None) -> AsyncIterator[Api]:
+    api = await Api.open(kubeconfig)
+    try:
+        yield api
+    finally:
+        await api.aclose()
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
     made = ApiServer()
@@ -30,6 +40,5 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def api(server: ApiServer, tmp_path: pathlib.Path) -> AsyncIterator[Api]:
-    opened = await Api.open(write_kubeconfig(tmp_path / "kubeconfig", server.address))
-    yield opened
-    await opened.aclose()
+    async with opened(write_kubeconfig(tmp_path / "kubeconfig", server.address)) as made:
+        yield made

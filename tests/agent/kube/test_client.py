@@ -1,0 +1,177 @@
+"""Configuration, TLS, tokens and refusals of the API server."""
+
+import asyncio
+import pathlib
+import shutil
+import ssl
+import subprocess
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.config import incluster_config
+
+from agent.kube.client import Api, ApiError, NoCluster
+from tests.agent.kube import apiserver
+from tests.agent.kube.apiserver import PODS, ApiServer
+from tests.agent.kube.conftest import opened, write_kubeconfig
+
+pytestmark = pytest.mark.looptime(noop_cycles=300)
+
+
+def certificate(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    cert, key = folder / "ca.crt", folder / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=test"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return cert, key
+
+
+@pytest.fixture
+def pod_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """What the kubelet mounts into each pod; its server is to be named in the environment."""
+    (tmp_path / "token").write_text("first", encoding="utf-8")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    return tmp_path
+
+
+def tokens(server: ApiServer) -> list[str]:
+    return [one.headers["Authorization"].partition(" ")[2] for one in server.asked]
+
+
+async def ask(api: Api) -> bytes:
+    return await api.request("GET", PODS, query={"resourceVersion": "0"})
+
+
+async def test_in_a_pod_by_tls_and_with_a_token_that_is_read_again(
+    pod_files: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = certificate(pod_files)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(cert, key)
+    server = ApiServer()
+    async with server.running(tls=tls):
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
+        async with opened() as api:
+            await ask(api)
+            (pod_files / "token").write_text("second\n", encoding="utf-8")
+            await ask(api)
+            await asyncio.sleep(61)
+            await ask(api)
+    assert tokens(server) == ["first", "first", "second"]
+
+
+async def test_server_that_is_not_certified_is_not_told_the_token(
+    pod_files: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = certificate(pod_files)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(cert, key)
+    cert = cert.rename(pod_files / "renewed.crt")
+    certificate(pod_files)
+    server = ApiServer()
+    async with server.running(tls=tls):
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
+        async with opened() as api:
+            with pytest.raises(ApiError, match="certificate verify failed"):
+                await ask(api)
+            # The cluster's certificate is renewed, and no restart is needed.
+            shutil.copy(cert, pod_files / "ca.crt")
+            await ask(api)
+    assert tokens(server) == ["first"]
+
+
+async def test_refused_token_is_read_again_at_once(
+    server: ApiServer, tmp_path: pathlib.Path
+) -> None:
+    async def only_second(request: web.Request) -> web.StreamResponse | None:
+        is_good = request.headers["Authorization"] == "Bearer second"
+        return None if is_good else apiserver.refusal(401, "Unauthorized")
+
+    server.faults.append(only_second)
+    kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", server.address, token="first")
+    async with opened(kubeconfig) as api:
+        write_kubeconfig(tmp_path / "kubeconfig", server.address, token="second")
+        with pytest.raises(ApiError, match="Unauthorized"):
+            await ask(api)
+        await ask(api)
+
+
+async def test_configuration_that_vanishes_is_not_needed(
+    server: ApiServer, tmp_path: pathlib.Path
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    async with opened(write_kubeconfig(kubeconfig, server.address)) as api:
+        kubeconfig.unlink()
+        await asyncio.sleep(61)
+        await ask(api)
+        assert tokens(server) == ["secret"]
+
+
+@pytest.mark.parametrize("content", ["", "clusters: [", "[]", "{current-context: nowhere}"])
+async def test_bad_kubeconfig_is_one_sentence(tmp_path: pathlib.Path, content: str) -> None:
+    (tmp_path / "kubeconfig").write_text(content, encoding="utf-8")
+    with pytest.raises(NoCluster, match="name a kubeconfig in KUBECONFIG"):
+        await Api.open(str(tmp_path / "kubeconfig"))
+
+
+async def test_outside_a_pod_without_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(NoCluster, match="service account"):
+        await Api.open()
+
+
+async def test_nobody_listens(tmp_path: pathlib.Path) -> None:
+    async with opened(write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:9")) as api:
+        with pytest.raises(ApiError, match=r"127\.0\.0\.1:9") as caught:
+            await ask(api)
+        assert caught.value.code == 0
+        assert caught.value.means_away
+
+
+async def test_request_that_is_never_answered_ends(server: ApiServer, api: Api) -> None:
+    async def hang(request: web.Request) -> web.StreamResponse | None:
+        await asyncio.sleep(100_000)
+        return None
+
+    server.faults.append(hang)
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(ApiError, match="does not answer in time"):
+        await ask(api)
+    assert asyncio.get_running_loop().time() - started < 40
+
+
+async def test_refusal_tells_what_the_status_says(server: ApiServer, api: Api) -> None:
+    async def refuse(request: web.Request) -> web.StreamResponse | None:
+        return apiserver.as_recorded("patch-wrong-uid")
+
+    server.faults.append(refuse)
+    with pytest.raises(ApiError, match="field is immutable") as caught:
+        await ask(api)
+    assert caught.value.code == 422
+    assert ("metadata.uid", "FieldValueInvalid") in caught.value.causes
+    assert not caught.value.means_away
+
+
+async def test_refusal_that_is_no_status(server: ApiServer, api: Api) -> None:
+    async def refuse(request: web.Request) -> web.StreamResponse | None:
+        return web.Response(status=502, text="<html>proxy</html>")
+
+    server.faults.append(refuse)
+    with pytest.raises(ApiError, match="HTTP status 502 Bad Gateway") as caught:
+        await ask(api)
+    assert caught.value.means_away
+
+
+async def test_server_is_told_who_asks(server: ApiServer, api: Api) -> None:
+    await ask(api)
+    assert server.asked[0].headers["User-Agent"].startswith("podgate/")
