@@ -2,10 +2,11 @@
 
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
-C_FILES := $(shell find bpf -name '*.[ch]')
+C_FILES := $(shell find bpf deploy -name '*.[ch]')
+CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: demo test lint types test-unit test-kernel test-continuity test-kernels bench fuzz format docs proto setup clean
+.PHONY: demo test lint types test-unit test-kernel test-continuity test-strict test-kernels bench fuzz format docs proto setup clean
 
 demo: setup
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -33,6 +34,14 @@ test-kernel: setup
 test-continuity: setup
 	PODGATE_TEST_CONTINUITY=1 $(PYTEST) tests/kernel/test_continuity.py
 
+# The relay killed, hung for a minute and upgraded ten times under 200 probes a second.
+test-strict: setup
+	PODGATE_TEST_STRICT=1 $(PYTEST) tests/kernel/test_strict_faults.py
+
+# A hundred pods in a container runtime, where the kernel tests have eight.
+test-pods: setup
+	PODGATE_TEST_PODS=100 $(PYTEST) -s tests/runtime/test_crowd.py
+
 # The same tests on Debian's kernels in QEMU, into docs/kernels.md; `make test-kernels KERNEL=6.1`
 # takes one. Most of an hour for each: the machines are emulated in software.
 test-kernels: setup
@@ -59,7 +68,11 @@ docs: setup
 proto: setup
 	$(PYTHON) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTO_FILES)
 
-setup: .venv/.complete
+setup: .venv/.complete $(CNI)
+
+# The CNI plugin: a static program, which `podgate cni install` copies to the node's plugins.
+$(CNI): .venv/.complete deploy/cni/build.sh $(wildcard deploy/cni/*.[ch]) bpf/src/abi.h bpf/abi.py
+	@deploy/cni/build.sh $@
 
 .venv/.complete: pyproject.toml deploy/constraints.txt deploy/setup.sh
 	@deploy/setup.sh

@@ -175,9 +175,9 @@ def _text(packed: bytes) -> str:
     return str(address.ipv4_mapped or address)
 
 
-def wait_until(what: str, holds: Callable[[], bool]) -> None:
-    """Ask again and again; for what no report of the agent's tells."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+def wait_until(what: str, holds: Callable[[], bool], *, patience: float = 1) -> None:
+    """Ask again and again; for what no report of the agent's tells. patience: a multiple."""
+    deadline = time.monotonic() + patience * _PATIENCE_SECONDS
     while not holds():
         assert time.monotonic() < deadline, f"{what} did not come true"
         time.sleep(0.01)

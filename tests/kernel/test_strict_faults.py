@@ -1,0 +1,268 @@
+"""The relay is killed, hung, replaced and out of descriptors, while the kubelet probes 200 times a
+second with failureThreshold 1, and another process of the node tries every pod each millisecond.
+
+Probes may fail that were in flight at that instant, for a relay that hangs until its heartbeat is
+stale, and no others; how many is printed. Nobody else gets in at any time.
+
+`make test-strict` is the long form; every run of the tests has a short one.
+"""
+
+import contextlib
+import dataclasses
+import ipaddress
+import os
+import pathlib
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from agent.relay.targets import FIRST_HOST
+from tests.conftest import fresh_lab
+from tests.kernel import fleet, loads, nodeclient, pacing
+from tests.kernel.nodeclient import NodeClient
+from tests.kernel.strictnode import RANGE4, Node, strict_node, wait_until
+
+pytestmark = pytest.mark.kernel
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scale:
+    """How much happens in one run."""
+
+    kills: int
+    upgrades: int
+    stopped_seconds: float
+    """How long a relay is kept from running, whether or not another has taken its place."""
+
+
+SHORT = Scale(kills=3, upgrades=3, stopped_seconds=2)
+LONG = Scale(kills=6, upgrades=10, stopped_seconds=60)
+SCALE = LONG if os.environ.get("PODGATE_TEST_STRICT") else SHORT
+
+PER_SECOND = 200
+# Between two faults.
+PROBES_BETWEEN = PER_SECOND // 2
+# bpf/src/abi.h: RELAY_BEAT_LIMIT_NS. A tick of the kernel's coarse clock comes on top.
+STALE_AFTER_SECONDS = 0.3 + 0.01
+PODS = 10
+# The relay keeps a quarter back, since it looks only every 50 ms whether there is room for more.
+FEW_DESCRIPTORS = 2048
+MOST_KEPT = FEW_DESCRIPTORS
+PROBES = (fleet.http_probe(fleet.HTTP), fleet.tcp_probe(fleet.TCP))
+
+Instant = tuple[float, float]
+
+
+@pytest.fixture(scope="module")
+def node(isolated: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    folder = tmp_path_factory.mktemp("strict")
+    with fresh_lab() as lab, strict_node(lab, folder) as made:
+        for name in ("witness", *(f"web{number}" for number in range(PODS))):
+            number = len(made.pods) + 1
+            made.add(name, number, ports=(fleet.HTTP, fleet.TCP), probes=PROBES, mode="strict")
+        made.start()
+        yield made
+
+
+@pytest.fixture
+def kubelet(node: Node) -> Iterator[NodeClient]:
+    with nodeclient.node_client(node.kubelet) as made:
+        yield made
+
+
+class Load:
+    """The kubelet's probes, and somebody who tries to get in."""
+
+    def __init__(self, node: Node, kubelet: NodeClient, paced: pacing.Pacing) -> None:
+        self._node = node
+        self._kubelet = kubelet
+        self._paced = paced
+
+    def go_on(self) -> None:
+        """Until the kubelet is carried, and for some more probes."""
+        # An agent whose relays end one after the other waits for up to 30 s.
+        wait_until("the kubelet carried", lambda: is_carried(self._node, self._kubelet), patience=3)
+        self._paced.wait_for_more(PROBES_BETWEEN)
+
+    def lost(self, instants: list[Instant]) -> tuple[int, int]:
+        """How many probes failed, and how many were in flight at one of the instants.
+
+        Ends the probes. No other may have failed.
+        """
+        probes = self._paced.result()
+        lost = [probe for probe in probes if probe.result != pacing.OK]
+        in_flight = [
+            probe for probe in probes if any(probe.was_in_flight(*each) for each in instants)
+        ]
+        assert [probe for probe in lost if probe not in in_flight] == []
+        return len(lost), len(in_flight)
+
+
+@contextlib.contextmanager
+def under_load(node: Node, kubelet: NodeClient, folder: pathlib.Path) -> Iterator[Load]:
+    """Nobody but the kubelet may have reached a pod or the relay when the block is over."""
+    pods = [pod for name, pod in node.pods.items() if name != "witness"]
+    targets = [
+        target
+        for pod in pods
+        for target in (*pod.targets("http", fleet.HTTP), *pod.targets("tcp", fleet.TCP))
+    ]
+    with (
+        pacing.paced(node.kubelet, folder, PER_SECOND, targets) as paced,
+        loads.attacker() as attacker,
+    ):
+        attacker.tell([*(pod.pod.ipv4 for pod in pods), *some_of_the_relays_addresses()])
+        load = Load(node, kubelet, paced)
+        load.go_on()
+        yield load
+        attacked = attacker.result()
+    assert attacked["reached"] == []
+    assert attacked["attempts"] > PER_SECOND
+
+
+def some_of_the_relays_addresses() -> list[str]:
+    """The first targets of the first relays, which lie where each share of the range begins."""
+    shares = list(ipaddress.IPv4Network(RANGE4).subnets(prefixlen_diff=3))
+    return [str(share[FIRST_HOST + number]) for share in shares[:3] for number in range(PODS)]
+
+
+def is_carried(node: Node, kubelet: NodeClient) -> bool:
+    """Whether the pod that nobody else asks sees itself as the peer."""
+    witness = node.pods["witness"]
+    node.fleet.peers()
+    targets = witness.targets("http", fleet.HTTP)
+    assert kubelet.probe(targets) == dict.fromkeys(targets, nodeclient.OK)
+    return node.fleet.peers()[witness.pod.name] == {witness.pod.ipv4, witness.pod.ipv6}
+
+
+def relay(node: Node) -> int:
+    pid = node.relay_pid()
+    assert pid is not None, "no relay runs"
+    return pid
+
+
+def kill(pid: int) -> Instant:
+    """From before its end until all that it held is closed."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        began = time.monotonic()
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        ended = select.poll()
+        ended.register(descriptor, select.POLLIN)
+        assert ended.poll(10_000), "a killed relay does not end"
+        return began, time.monotonic()
+    finally:
+        os.close(descriptor)
+
+
+def stop(pid: int) -> Instant:
+    """From before it stops until its last beat is stale."""
+    began = time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    wait_until("the relay stopped", lambda: state_of(pid) == "T")
+    return began, time.monotonic() + STALE_AFTER_SECONDS
+
+
+def state_of(pid: int) -> str:
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def say(capsys: pytest.CaptureFixture[str], what: str, lost: tuple[int, int]) -> None:
+    with capsys.disabled():
+        sys.stdout.write(f"\n{what}: {lost[0]} probes lost of {lost[1]} in flight\n")
+
+
+def test_when_the_relay_is_killed_only_probes_in_flight_fail(
+    node: Node, kubelet: NodeClient, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    instants = []
+    with under_load(node, kubelet, tmp_path) as load:
+        for _ in range(SCALE.kills):
+            instants.append(kill(relay(node)))
+            load.go_on()
+    say(capsys, f"{SCALE.kills} relays killed", load.lost(instants))
+
+
+def test_when_the_relay_hangs_only_probes_until_its_heartbeat_is_stale_fail(
+    node: Node, kubelet: NodeClient, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with under_load(node, kubelet, tmp_path) as load:
+        hung = relay(node)
+        instant = stop(hung)
+        try:
+            time.sleep(SCALE.stopped_seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # its agent may have ended it
+                os.kill(hung, signal.SIGCONT)
+        load.go_on()
+    say(capsys, f"a relay hung for {SCALE.stopped_seconds} s", load.lost([instant]))
+
+
+def test_when_the_relay_is_upgraded_no_probe_fails(
+    node: Node, kubelet: NodeClient, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with under_load(node, kubelet, tmp_path) as load:
+        for _ in range(SCALE.upgrades):
+            before = relay(node)
+            restart_relay(node)
+            assert relay(node) != before
+            load.go_on()
+    lost = load.lost([])
+    assert lost == (0, 0)
+    say(capsys, f"{SCALE.upgrades} upgrades", lost)
+
+
+def restart_relay(node: Node) -> None:
+    command = [sys.executable, "-m", "agent", "relay", "restart"]
+    done = subprocess.run(
+        [*command, "--run-directory", str(node.operator.run_directory)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_when_the_agent_is_killed_no_probe_fails(
+    node: Node, kubelet: NodeClient, tmp_path: pathlib.Path
+) -> None:
+    """Its relay carries on what is open, and all else goes direct until there is another one."""
+    with under_load(node, kubelet, tmp_path) as load:
+        node.operator.stop(signal.SIGKILL)
+        wait_until("the kubelet not carried", lambda: not is_carried(node, kubelet))
+        node.start()
+        load.go_on()
+    assert load.lost([]) == (0, 0)
+
+
+def test_connections_that_a_relay_has_no_descriptors_for_go_direct(
+    node: Node, kubelet: NodeClient
+) -> None:
+    witness = node.pods["witness"]
+    own = {witness.pod.ipv4, witness.pod.ipv6}
+    target, _ = witness.targets("http", fleet.HTTP)
+    try:
+        # The agent's, and so its next relay's; not everybody may raise it again.
+        resource.prlimit(node.operator.pid, resource.RLIMIT_NOFILE, (FEW_DESCRIPTORS,) * 2)
+        restart_relay(node)
+        wait_until("the kubelet carried", lambda: is_carried(node, kubelet))
+        peers: set[str] = set()
+        for _ in range(MOST_KEPT):
+            assert kubelet.hold(target) == [nodeclient.OK]
+            peers |= node.fleet.peers()[witness.pod.name]
+            if peers - own:
+                break
+        assert peers - own
+        assert set(kubelet.ask_again()) == {nodeclient.OK}
+        kubelet.let_go()
+        wait_until("the kubelet carried again", lambda: is_carried(node, kubelet))
+    finally:
+        node.operator.stop(signal.SIGTERM)
+        node.start()
