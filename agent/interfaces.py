@@ -121,7 +121,11 @@ class NetworkReader:
             except OSError:
                 return None
             stack.callback(os.close, fd)
-            answer = await self._node.get_netnsid(fd=fd)
+            try:
+                answer = await self._node.get_netnsid(fd=fd)
+            except pyroute2.NetlinkError:
+                # It ended since, and left the file that it was mounted on.
+                return None
         return int(answer["nsid"]) if answer["nsid"] >= 0 else None
 
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 
 import msgspec
+import pyroute2
 
 from agent.cri.models import SandboxDetails
 from agent.interfaces import NetworkReader
@@ -71,7 +72,7 @@ class Locator:
                     return Located(netns)
             except NetnsError as error:
                 problems.append(str(error))
-            except (OSError, TimeoutError) as error:
+            except (OSError, TimeoutError, pyroute2.NetlinkError) as error:
                 problems.append(f"{path} cannot be looked into ({error or 'no answer'}).")
         if not problems:
             return Located(None, "The runtime does not say where the network namespace is.")

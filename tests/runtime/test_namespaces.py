@@ -5,7 +5,7 @@ import ipaddress
 import json
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -119,6 +119,36 @@ def test_the_next_place_is_tried_where_one_is_not_the_pod_s(lab: Lab) -> None:
     one, other = lab.add_pod("one", 1), lab.add_pod("other", 2)
     located = _locate(["/run/netns/gone", other.netns.path, one.netns.path], one.addresses)
     assert (located.netns, located.problem) == (one.netns, "")
+
+
+@pytest.mark.kernel
+def test_a_namespace_that_ends_while_it_is_looked_into_is_no_accident(
+    lab: Lab, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mount goes first; the file that it was mounted on is there for a moment longer."""
+    pod = lab.add_pod("one", 1)
+    file = tmp_path / "file"
+    file.touch()
+    opened: list[str] = []
+
+    def open_left_over(path: str, flags: int) -> int:
+        opened.append(path)
+        return os.open(file, flags)
+
+    monkeypatch.setattr("agent.interfaces.os", _OsWithOther(open_left_over))
+    located = _locate([pod.netns.path], pod.addresses)
+    assert opened == [pod.netns.path]
+    assert located.problem == ""
+
+
+class _OsWithOther:
+    """The module os, but for open."""
+
+    def __init__(self, other: Callable[[str, int], int]) -> None:
+        self.open = other
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
 
 
 def test_a_runtime_that_says_nothing_is_a_sentence() -> None:

@@ -205,6 +205,25 @@ async def test_a_restarted_runtime_changes_nothing_and_what_it_did_meanwhile_is_
         assert not {("sandbox", kept), ("removed", kept), ("containers", kept)} & set(watched.told)
 
 
+async def test_a_runtime_that_is_stopped_in_its_tracks_is_said_and_changes_nothing(
+    runtime: Containerd, driver: Driver
+) -> None:
+    await driver.run_sandbox("web")
+
+    async with following(runtime.socket, call_seconds=0.5) as watched:
+        await watched.until("it is known", lambda: _current(watched))
+        before = _current(watched)["uid-web"]
+        os.kill(runtime.pid, signal.SIGSTOP)
+        try:
+            await watched.until("it is said", lambda: watched.sandboxes.problem)
+            assert "did not answer" in watched.sandboxes.problem
+            assert _current(watched) == {"uid-web": before}
+        finally:
+            os.kill(runtime.pid, signal.SIGCONT)
+        await watched.until("it answers again", lambda: not watched.sandboxes.problem)
+        assert _current(watched) == {"uid-web": before}
+
+
 async def test_a_namespace_whose_name_is_gone_is_found_by_its_process(
     runtime: Containerd, driver: Driver
 ) -> None:

@@ -6,8 +6,7 @@ import os
 import pathlib
 from collections.abc import AsyncIterator, Callable
 
-from agent.cri.client import Runtime, RuntimeClient
-from agent.cri.endpoints import open_runtime
+from agent.cri.client import CALL_SECONDS, Runtime, RuntimeClient
 from agent.cri.models import Container, Sandbox
 from agent.cri.namespaces import Locator
 from agent.cri.sandboxes import Sandboxes
@@ -50,12 +49,15 @@ class Watched:
 
 @contextlib.asynccontextmanager
 async def following(
-    socket: pathlib.Path, wrap: Callable[[RuntimeClient], Runtime] | None = None
+    socket: pathlib.Path,
+    *,
+    wrap: Callable[[RuntimeClient], Runtime] | None = None,
+    call_seconds: float = CALL_SECONDS,
 ) -> AsyncIterator[Watched]:
     """A follower of the runtime at this socket, running. wrap: something in between."""
 
     async def open_wrapped() -> Runtime:
-        runtime = await open_runtime(socket)
+        runtime = RuntimeClient(socket, call_seconds=call_seconds)
         return wrap(runtime) if wrap else runtime
 
     locator = Locator()
@@ -73,7 +75,6 @@ async def following(
         try:
             yield watched
         finally:
-            assert not running.done(), running.exception()
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running
