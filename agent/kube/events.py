@@ -74,6 +74,8 @@ class Events:
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
         jitter: pacing.Jitter = random.random,
     ) -> None:
+        self.told = 0
+        """How many requests about events were taken."""
         self.dropped = 0
         """How many events, not counting repetitions, were never told."""
         self._api = api
@@ -162,6 +164,7 @@ class Events:
             await self._take_in(error, series)
             return
         self._is_away = False
+        self.told += 1
         self._backoff.reset()
         series.tries = 0
         series.sent_count = count
