@@ -101,6 +101,11 @@ class Sandboxes:
         """One sentence why its last answer is old, or nothing."""
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the runtime answers, and every ready sandbox of its last list is known."""
+        return not self.problem and not self._lookups
+
+    @property
     def has_events(self) -> bool:
         """Whether the runtime tells of changes by itself."""
         return self._events.are_coming
@@ -196,9 +201,10 @@ class Sandboxes:
         looked = self._looked.get(sandbox.id)
         if looked is None or looked.sandbox.is_ready != sandbox.is_ready:
             return True
+        if looked.next_look < math.inf:
+            return asyncio.get_running_loop().time() >= looked.next_look
         netns = looked.sandbox.netns
-        is_lost = sandbox.is_ready and netns is not None and not netns.exists()
-        return is_lost or asyncio.get_running_loop().time() >= looked.next_look
+        return sandbox.is_ready and netns is not None and not netns.exists()
 
     def _lacks_start(self, container: Container) -> bool:
         known = self._starts.get(container.id)
@@ -220,6 +226,10 @@ class Sandboxes:
             self._note(before, known, is_to_be_retried=True)
             return
         located = Located(None) if details.host_network else await self._locate(details)
+        if located.problem and sandbox.is_ready and before and before.failures == 0:
+            # Most likely it ends just now, which the next list says: no reason for an alarm.
+            self._note(before, before.sandbox, is_to_be_retried=True)
+            return
         found = msgspec.structs.replace(
             sandbox,
             host_network=details.host_network,

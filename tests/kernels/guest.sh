@@ -33,8 +33,9 @@ export HOME=/root LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/us
 # A compile takes ten seconds here, not 0.2: time limits that are right anywhere else are too short.
 export PODGATE_TEST_PATIENCE=6
 uname -r >/exchange/release
-.venv/bin/python -m pytest -m kernel -p no:cacheprovider -p tests.kernels.recorder \
-	-o faulthandler_timeout=300 "${arguments[@]}" >/exchange/output.txt 2>&1
+# What a container runtime tells is the same on every kernel.
+.venv/bin/python -m pytest -m kernel --ignore tests/runtime -p no:cacheprovider \
+	-p tests.kernels.recorder -o faulthandler_timeout=300 "${arguments[@]}" >/exchange/output.txt 2>&1
 echo $? >/exchange/status
 dmesg >/exchange/dmesg.txt
 sync

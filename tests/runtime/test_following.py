@@ -337,11 +337,43 @@ async def test_a_sandbox_that_hangs_holds_up_no_other(runtime: _Runtime) -> None
         runtime.send("/tasks/start")
         await asyncio.sleep(0.2)
         assert told.when("sandbox", "fine-0") == now
+        assert not told.sandboxes.is_settled
         await asyncio.sleep(20)
         assert told.current["stuck"].problem == "it hangs."
         runtime.slow.clear()
         await asyncio.sleep(60)
         assert told.current["stuck"].netns is not None
+        assert told.sandboxes.is_settled
+
+
+async def test_a_namespace_that_goes_just_before_its_sandbox_is_no_problem(
+    runtime: _Runtime, tmp_path: pathlib.Path
+) -> None:
+    sandbox = runtime.run("a")
+    async with _following(runtime) as told:
+        before = told.current["a"]
+        (tmp_path / sandbox.id).unlink()
+        runtime.send("/tasks/exit")
+        await asyncio.sleep(0.05)
+        assert told.current["a"] == before
+        runtime.give_up(sandbox.id)
+        await asyncio.sleep(0.3)
+        assert [word for _, word, _ in told.told] == ["sandbox", "removed"]
+
+
+async def test_a_namespace_that_is_lost_is_said_and_looked_for(
+    runtime: _Runtime, tmp_path: pathlib.Path
+) -> None:
+    sandbox = runtime.run("a")
+    runtime.stream_failure = CriUnimplemented("no such call.")
+    async with _following(runtime) as told:
+        (tmp_path / sandbox.id).rename(tmp_path / "away")
+        await asyncio.sleep(3)
+        assert told.current["a"].netns is None
+        assert told.current["a"].problem == "It is nowhere."
+        (tmp_path / "away").rename(tmp_path / sandbox.id)
+        await asyncio.sleep(10)
+        assert told.current["a"].netns is not None
 
 
 async def test_a_namespace_that_is_not_found_is_looked_for_ever_less_often(

@@ -39,7 +39,7 @@ def test_a_runtime_and_its_containers_end_with_the_test(
 
     deadline = time.monotonic() + _PATIENCE_SECONDS
     # Orphans are there until process 1 has reaped them.
-    while left := reaper.cgroups(name) or [pid for pid in held if _is_of(pid, name)]:
+    while left := (*reaper.cgroups(name), *(pid for pid in held if _is_of(pid, name))):
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.05)
 
