@@ -93,6 +93,9 @@ class ScriptedLauncher:
     def newest(self) -> ScriptedRelay:
         return self.relays[-1]
 
+    def killed(self) -> list[ScriptedRelay]:
+        return [relay for relay in self.relays if relay.is_killed]
+
     async def look(self) -> None:
         pass
 

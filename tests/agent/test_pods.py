@@ -99,3 +99,18 @@ def test_a_probe_with_a_mistake_leaves_the_pod_usable() -> None:
     assert pod.probe_problem is not None
     assert pod.probe_problem.reason == "InvalidProbe"
     assert "nowhere" in pod.probe_problem.message
+
+
+def with_relay(word: str) -> dict[str, Any]:
+    annotations = MANIFEST["metadata"]["annotations"]
+    return changed("metadata/annotations", {**annotations, names.RELAY_ANNOTATION: word})
+
+
+def test_relay_is_kept_off_by_an_annotation() -> None:
+    assert read(MANIFEST).is_relayed
+    assert not read(with_relay("off")).is_relayed
+
+
+def test_any_other_word_for_the_relay_is_refused() -> None:
+    with pytest.raises(PodError, match="'on' is not known; write \"off\", or leave"):
+        read(with_relay("on"))

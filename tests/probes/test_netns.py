@@ -71,6 +71,20 @@ def test_socket_is_in_the_namespace(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.kernel
+def test_setting_is_the_namespaces_own(sandbox: Sandbox) -> None:
+    name = "ipv4/ip_default_ttl"
+    own = Path("/proc/sys/net", name).read_text()
+    sandbox.netns.set_sysctl(name, "77")
+    inside = ["nsenter", f"--net={sandbox.netns.path}", "cat", f"/proc/sys/net/{name}"]
+    assert subprocess.run(inside, check=True, capture_output=True).stdout == b"77\n"
+    assert Path("/proc/sys/net", name).read_text() == own
+
+
+def test_setting_that_does_not_exist_is_said(sandbox: Sandbox) -> None:
+    with pytest.raises(FileNotFoundError):
+        sandbox.netns.set_sysctl("ipv4/no_such_setting", "1")
+
+
 def test_caller_stays_where_it_was(sandbox: Sandbox) -> None:
     before = os.stat(OWN).st_ino
     sandbox.netns.socket(socket.AF_INET6, socket.SOCK_STREAM).close()

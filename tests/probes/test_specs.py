@@ -271,6 +271,24 @@ def test_http_hook_declares_any_port() -> None:
     assert specs.parse_pod(pod(hook)).declared == specs.DeclaredPorts(True, frozenset({81}))
 
 
+def test_users_of_ports_are_named_by_container_and_handler() -> None:
+    container = {
+        "readinessProbe": TCP,
+        "livenessProbe": {"grpc": {"port": 2}},
+        "startupProbe": {"exec": {"command": ["true"]}},
+        "lifecycle": {"preStop": {"httpGet": {"port": 81}}},
+    }
+    users = specs.parse_pod(pod(container)).port_users
+    name = users[0].container
+    assert {(user.port, user.handler) for user in users} == {
+        (1, "readiness"),
+        (2, "liveness"),
+        (81, "preStop"),
+    }
+    assert {user.container for user in users} == {name}
+    assert name
+
+
 def test_hooks_of_other_kinds_are_not_podgates() -> None:
     """The kubelet supports no tcpSocket hook, though the API takes one; exec and sleep are its."""
     hooks = {

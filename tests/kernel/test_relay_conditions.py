@@ -1,0 +1,273 @@
+"""What pods in strict say of themselves while a real relay comes, goes or passes them by."""
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from agent import names
+from agent.conditions import TRUE, Condition
+from agent.demo.lab import Lab, LabPod
+from agent.demo.operating import Operator, condition_of, pod_of
+from agent.status import Report
+from tests.kernel import cgroups
+from tests.kernel.cgroups import Cgroup
+
+pytestmark = pytest.mark.kernel
+
+RANGES = ("--relay-range4", "198.18.64.0/18", "--relay-range6", "fd00:18:64::/64")
+PROBE = {"readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 3600}}
+
+
+@pytest.fixture
+def kubelet() -> Iterator[Cgroup]:
+    with cgroups.cgroup() as made:
+        yield made
+
+
+@pytest.fixture
+def pod(lab: Lab) -> Iterator[LabPod]:
+    made = lab.add_pod("web", 1)
+    with made.listen(8080) as listener:
+        listener.settimeout(None)
+        echo = threading.Thread(target=_echo, args=(listener,))
+        echo.start()
+        yield made
+        listener.shutdown(socket.SHUT_RDWR)
+        echo.join()
+
+
+def _echo(listener: socket.socket) -> None:
+    """One connection after the other, until nobody listens."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                while received := connection.recv(100):
+                    connection.sendall(received)
+
+
+def start(operator: Operator, kubelet: Cgroup, *extra: str) -> None:
+    operator.start("--kubelet", f"cgroup:{kubelet.path}", *RANGES, *extra)
+
+
+def said(report: Report, name: str = "web") -> Condition | None:
+    return condition_of(report, name, names.ISOLATION_READY)
+
+
+def is_strict(report: Report) -> bool:
+    condition = said(report)
+    return condition is not None and (condition.status, condition.reason) == (TRUE, "Strict")
+
+
+def is_enforced_because(why: str) -> Callable[[Report], bool]:
+    def holds(report: Report) -> bool:
+        condition = said(report)
+        return (
+            condition is not None
+            and (condition.status, condition.reason) == (TRUE, "Enforced")
+            and f"Strict is wanted: {why}" in condition.message
+        )
+
+    return holds
+
+
+def dial(kubelet: Cgroup, address: str) -> str:
+    """How a connect of the kubelet's to port 8080 ends: with whom it says it talks."""
+    script = (
+        "import socket, sys\n"
+        "with socket.create_connection((sys.argv[1], 8080), 2) as s: print(s.getpeername()[0])"
+    )
+    done = kubelet.run([sys.executable, "-c", script, address])
+    return done.stdout.decode().strip() or done.stderr.decode().splitlines()[-1]
+
+
+def relay_pid(operator: Operator) -> int:
+    lines = [line for line in operator.log_lines() if line["message"] == "relay started"]
+    return int(lines[-1]["pid"])
+
+
+@contextlib.contextmanager
+def tap_inside(pod: LabPod) -> Iterator[None]:
+    """As Kata has one, next to the pod's own interface."""
+    command = ["nsenter", f"--net={pod.netns.path}", "ip", "tuntap"]
+    subprocess.run([*command, "add", "tap0_kata", "mode", "tap"], check=True)
+    yield
+
+
+def manifest(pod: LabPod, **annotations: str) -> str:
+    metadata = {
+        "name": pod.name,
+        "namespace": "demo",
+        "labels": {names.MODE_LABEL: "strict"},
+        "annotations": {names.NETNS_ANNOTATION: pod.netns.path, **annotations},
+    }
+    container = {"name": "app", "image": "none", **PROBE}
+    spec: dict[str, Any] = {"containers": [container]}
+    return json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+
+
+def test_pod_is_strict_when_the_relay_has_it_and_its_connections_are_counted(
+    operator: Operator, pod: LabPod, kubelet: Cgroup
+) -> None:
+    operator.write_manifest(pod, mode="strict", container=PROBE)
+    start(operator, kubelet)
+    operator.wait_for("strict", is_strict)
+    for address in (pod.ipv4, pod.ipv6):
+        assert dial(kubelet, address) == address
+
+    def has_counted(report: Report) -> bool:
+        found = pod_of(report, "web")
+        return found is not None and [
+            (one.container, one.handler, one.port, one.outcomes) for one in found.carried
+        ] == [("app", "readiness", 8080, {"carried": 2})]
+
+    report = operator.wait_for("both counted", has_counted)
+    with urllib.request.urlopen(f"http://{report.http_address}/metrics", timeout=5) as answer:
+        shown = answer.read().decode()
+    assert (
+        'podgate_relay_connections_total{container="app",handler="readiness",namespace="demo",'
+        'outcome="carried",pod="web"} 2.0'
+    ) in shown
+    assert "podgate_relay_up 1.0" in shown
+
+
+def test_relay_that_is_killed_is_said_replaced_and_leaves_no_interface(
+    operator: Operator, pod: LabPod, kubelet: Cgroup
+) -> None:
+    operator.write_manifest(pod, mode="strict", container=PROBE)
+    start(operator, kubelet)
+    operator.wait_for("strict", is_strict)
+    os.kill(relay_pid(operator), signal.SIGKILL)
+    operator.wait_for("the reason", is_enforced_because("the relay failed: it ended."))
+    assert dial(kubelet, pod.ipv4) == pod.ipv4
+    report = operator.wait_for("strict again", is_strict)
+    assert report.relay.restarts == 1
+    relays = [name for _, name in socket.if_nameindex() if name.startswith("podgate-relay")]
+    assert relays == ["podgate-relay0"]
+
+
+def test_relay_that_hangs_is_replaced(operator: Operator, pod: LabPod, kubelet: Cgroup) -> None:
+    operator.write_manifest(pod, mode="strict", container=PROBE)
+    start(operator, kubelet)
+    operator.wait_for("strict", is_strict)
+    os.kill(relay_pid(operator), signal.SIGSTOP)
+    operator.wait_for("the reason", is_enforced_because("the relay does not answer."))
+    assert dial(kubelet, pod.ipv4) == pod.ipv4
+    operator.wait_for("strict again", is_strict)
+
+
+def test_relay_outlives_its_agent_and_the_next_agent_takes_the_next_slot(
+    operator: Operator, pod: LabPod, kubelet: Cgroup
+) -> None:
+    operator.write_manifest(pod, mode="strict", container=PROBE)
+    start(operator, kubelet)
+    operator.wait_for("strict", is_strict)
+    script = (
+        "import socket, sys\n"
+        "s = socket.create_connection((sys.argv[1], 8080), 2)\n"
+        "print('open', flush=True); sys.stdin.readline(); s.sendall(b'x'); print(s.recv(1))"
+    )
+    arguments = [sys.executable, "-c", script, pod.ipv4]
+    with kubelet.popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as held:
+        assert held.stdin is not None
+        assert held.stdout is not None
+        assert held.stdout.readline() == b"open\n"
+        operator.stop(signal.SIGTERM)
+        start(operator, kubelet)
+        operator.wait_for("strict", is_strict)
+        report = operator.report()
+        assert report is not None
+        # What leads to the old one is as closed to the node as the new.
+        gated = {gate.interface for gate in report.relay.gates}
+        assert gated == {"podgate-relay0", "podgate-relay1"}
+        held.stdin.write(b"\n")
+        held.stdin.flush()
+        assert held.stdout.readline() == b"b'x'\n"
+    operator.wait_for("the old one gone", lambda report: len(report.relay.gates) == 1)
+
+
+def test_annotation_keeps_the_relay_off(operator: Operator, pod: LabPod, kubelet: Cgroup) -> None:
+    operator.write_file("web.yaml", manifest(pod, **{names.RELAY_ANNOTATION: "off"}))
+    start(operator, kubelet)
+    why = "the annotation podgate.io/relay keeps the relay off."
+    operator.wait_for("the reason", is_enforced_because(why))
+    assert dial(kubelet, pod.ipv4) == pod.ipv4
+    operator.write_file("web.yaml", manifest(pod))
+    operator.wait_for("strict", is_strict)
+
+
+def test_virtual_machine_stays_enforced(operator: Operator, pod: LabPod, kubelet: Cgroup) -> None:
+    with tap_inside(pod):
+        operator.write_manifest(pod, mode="strict", container=PROBE)
+        start(operator, kubelet)
+        why = "the pod runs in a virtual machine behind tap0_kata"
+        operator.wait_for("the reason", is_enforced_because(why))
+
+
+def test_hand_over_on_demand_leaves_one_relay(
+    operator: Operator, pod: LabPod, kubelet: Cgroup
+) -> None:
+    operator.write_manifest(pod, mode="strict", container=PROBE)
+    start(operator, kubelet)
+    operator.wait_for("strict", is_strict)
+    first = relay_pid(operator)
+    command = [sys.executable, "-m", "agent", "relay", "restart"]
+    command += ["--run-directory", str(operator.run_directory)]
+    done = subprocess.run(command, check=True, capture_output=True, timeout=60)
+    assert done.stdout == b"Another relay has taken over.\n"
+    assert relay_pid(operator) != first
+    assert dial(kubelet, pod.ipv4) == pod.ipv4
+    operator.wait_for("the old one gone", lambda report: len(report.relay.gates) == 1)
+    assert not [
+        line
+        for line in operator.log_lines()
+        if line["message"] == "condition changed"
+        and line.get("was")
+        and line["reason"] != "Strict"
+        and line["type"] == names.ISOLATION_READY
+    ]
+
+
+def test_hand_over_where_no_relay_runs_is_refused_with_a_sentence(
+    operator: Operator, lab: Lab, kubelet: Cgroup
+) -> None:
+    start(operator, kubelet)
+    operator.wait_for("the agent", lambda report: report.is_synced)
+    command = [sys.executable, "-m", "agent", "relay", "restart"]
+    command += ["--run-directory", str(operator.run_directory)]
+    done = subprocess.run(command, check=False, capture_output=True, timeout=60)
+    assert done.returncode == 1
+    assert b"no relay runs, since no pod is in strict" in done.stderr
+
+
+def test_who_dials_the_relays_range_is_refused_counted_and_named(
+    operator: Operator, pod: LabPod, kubelet: Cgroup
+) -> None:
+    operator.write_manifest(pod, mode="strict", container=PROBE)
+    start(operator, kubelet)
+    operator.wait_for("strict", is_strict)
+    with socket.socket() as sock:
+        sock.settimeout(2)
+        # By a hook; where the kernel has none, by silence.
+        assert sock.connect_ex(("198.18.64.16", 8080)) in (errno.EPERM, errno.EAGAIN)
+    report = operator.report()
+    assert report is not None
+    drops = [gate.packets.get("drop", {}).get("node", 0) for gate in report.relay.gates]
+    assert sum(drops) >= 1
+    command = [sys.executable, "-m", "agent", "drops", "--run-directory"]
+    done = subprocess.run(
+        [*command, str(operator.run_directory)], check=True, capture_output=True, timeout=30
+    )
+    (line,) = [line for line in done.stdout.decode().splitlines() if "8080" in line]
+    assert line.split()[0] == "relay"
