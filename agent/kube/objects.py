@@ -96,6 +96,7 @@ class PodSpecFields(msgspec.Struct, frozen=True, kw_only=True, rename="camel", o
 
     node_name: str = ""
     host_network: bool = False
+    restart_policy: str = "Always"
     init_containers: tuple[Container, ...] = ()
     containers: tuple[Container, ...] = ()
     readiness_gates: tuple[ReadinessGate, ...] = ()
