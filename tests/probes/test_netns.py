@@ -80,11 +80,13 @@ def test_setting_is_the_namespaces_own(sandbox: Sandbox) -> None:
     assert Path("/proc/sys/net", name).read_text() == own
 
 
+@pytest.mark.kernel
 def test_setting_that_does_not_exist_is_said(sandbox: Sandbox) -> None:
     with pytest.raises(FileNotFoundError):
         sandbox.netns.set_sysctl("ipv4/no_such_setting", "1")
 
 
+@pytest.mark.kernel
 def test_caller_stays_where_it_was(sandbox: Sandbox) -> None:
     before = os.stat(OWN).st_ino
     sandbox.netns.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
