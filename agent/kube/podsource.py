@@ -88,7 +88,7 @@ class PodSource:
         self._file = SavedPodsFile(state) if state else None
         self._changed = asyncio.Event()
         self._made = 0
-        self._by_origin: dict[str, dict[str, ApiPod]] = {}
+        self._by_origin: dict[str, dict[str, ApiPod]] = {API: {}, KUBELET: {}}
         self._told: dict[str, Pod] = {}
         self._warned: dict[str, set[Problem]] = {}
         self._knows_labels = False
@@ -122,15 +122,15 @@ class PodSource:
 
     def get(self, uid: str) -> ApiPod | None:
         """The newest object of a pod. Its own uid, by which the API patches it, may be another."""
-        found = [pods[uid] for pods in self._by_origin.values() if uid in pods]
-        newest = found[0] if found else None
-        for pod in found[1:]:
-            assert newest is not None
-            version = pod.metadata.resource_version
-            # A static pod's own manifest has no version: the API's copy of it says more.
-            if version and not objects.is_older(version, newest.metadata.resource_version):
-                newest = pod
-        return newest
+        of_api = self._by_origin[API].get(uid)
+        of_kubelet = self._by_origin[KUBELET].get(uid)
+        if of_api is None or of_kubelet is None:
+            return of_api or of_kubelet
+        version = of_kubelet.metadata.resource_version
+        # A static pod's own manifest has no version: the API's copy of it says more.
+        if not version or objects.is_older(version, of_api.metadata.resource_version):
+            return of_api
+        return of_kubelet
 
     def namespace_labels(self, name: str) -> modes.Labels:
         """Empty for a namespace that is not known (yet)."""
@@ -138,7 +138,7 @@ class PodSource:
 
     def take(self, origin: str, pod: ApiPod) -> None:
         """An origin has this pod, or another version of it."""
-        self._by_origin.setdefault(origin, {})[pod.uid] = pod
+        self._by_origin[origin][pod.uid] = pod
         if origin == API:
             self._on_object(pod)
         self._tell(pod.uid)
@@ -146,18 +146,25 @@ class PodSource:
     def drop(self, origin: str, uid: str) -> None:
         """An origin does not have this pod any more. The kubelet is the last to forget one, so what
         it has dropped is gone, even where the API server could not say so yet."""
-        pods = self._by_origin.get(origin, {})
-        if pods.pop(uid, None) is None:
-            return
+        known = self._by_origin[origin].pop(uid, None)
         if origin == KUBELET:
-            for others in self._by_origin.values():
-                others.pop(uid, None)
+            known = self._by_origin[API].pop(uid, known)
+        if known is None:
+            return
         if self.get(uid) is None:
             self._warned.pop(uid, None)
             if self._told.pop(uid, None):
                 self._on_removed(uid)
         else:
             self._tell(uid)
+
+    def leave(self, origin: str) -> None:
+        """An origin cannot be heard any more: what others know as well is theirs to tell now."""
+        pods = self._by_origin[origin]
+        for uid in list(pods):
+            if any(uid in others for others in self._by_origin.values() if others is not pods):
+                del pods[uid]
+                self._tell(uid)
 
     def _tell(self, uid: str) -> None:
         found = self.get(uid)
