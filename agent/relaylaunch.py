@@ -77,10 +77,10 @@ class Launcher:
         except (AttachError, OSError, TimeoutError) as error:
             log.error("a relay's interface could not be looked at", error=str(error))
 
-    async def hold_range(self) -> None:
-        """As `relaypair.hold_range`. Raises `RelayError`."""
+    async def keep_range(self) -> None:
+        """As `relaypair.keep_range`. Raises `RelayError`."""
         try:
-            await relaypair.hold_range(self._ranges)
+            await relaypair.keep_range(self._ranges)
         except PairError as error:
             raise RelayError(str(error)) from error
 
@@ -90,8 +90,8 @@ class Launcher:
         """Raises `RelayError`; then nothing is left of it."""
         if netns_cookie() is None:
             raise RelayError(NO_COOKIE)
-        await self.hold_range()
         try:
+            await relaypair.claim_range(self._ranges)
             slot = relaypair.reserve_slot()
             process, control = relayprocess.spawn(self._log_format)
         except PairError as error:

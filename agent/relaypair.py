@@ -80,13 +80,23 @@ async def overlap(ranges: RelayRanges) -> str | None:
     return relayranges.find_overlap(ranges, routes)
 
 
-async def hold_range(ranges: RelayRanges) -> None:
-    """Have the range unreachable but by relays' pairs; safe to repeat, and it outlives them.
+async def claim_range(ranges: RelayRanges) -> None:
+    """Have the range for the relays alone: unreachable but by their pairs. It outlives them.
 
     Raises `PairError` where the node uses it already.
     """
     if problem := await overlap(ranges):
         raise PairError(problem)
+    await keep_range(ranges)
+    async with _said("a range of earlier cannot be given back"), pyroute2.AsyncIPRoute() as netlink:
+        await _remove_ranges(netlink, {str(network) for network in ranges.networks})
+
+
+async def keep_range(ranges: RelayRanges) -> None:
+    """Put back what somebody may have taken away; without a look at all routes, which may be many.
+
+    Raises `PairError`.
+    """
     async with _said("the relay's range cannot be set apart"), pyroute2.AsyncIPRoute() as netlink:
         for network in ranges.networks:
             if _has_family(network.version):
@@ -98,7 +108,6 @@ async def hold_range(ranges: RelayRanges) -> None:
                     priority=_LAST_METRIC,
                     proto=_PROTOCOL,
                 )
-        await _remove_ranges(netlink, {str(network) for network in ranges.networks})
 
 
 async def make(

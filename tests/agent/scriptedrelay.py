@@ -99,7 +99,7 @@ class ScriptedLauncher:
     async def look(self) -> None:
         pass
 
-    async def hold_range(self) -> None:
+    async def keep_range(self) -> None:
         if self.range_problem is not None:
             raise RelayError(self.range_problem)
 
@@ -109,7 +109,7 @@ class ScriptedLauncher:
         self.tried_at.append(asyncio.get_running_loop().time())
         if self.problem is not None:
             raise RelayError(self.problem)
-        await self.hold_range()
+        await self.keep_range()
         relay = self.next()
         await relay.begin(on_report, on_end)
         self.relays.append(relay)

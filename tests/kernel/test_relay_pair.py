@@ -55,7 +55,7 @@ async def no_gate(ifindex: int) -> None:
 
 
 async def make(relay: Netns) -> relaypair.Pair:
-    await relaypair.hold_range(RANGES)
+    await relaypair.claim_range(RANGES)
     return await relaypair.make(relaypair.reserve_slot(), RANGES, relay, gate=no_gate)
 
 
@@ -170,7 +170,7 @@ async def test_route_of_somebody_else_in_the_range_is_named(
     before = routes()
     with links.pair() as (one, _), links.route(network, one):
         with pytest.raises(PairError, match=f"taken by the node's route .* dev {one}.*{option}"):
-            await relaypair.hold_range(RANGES)
+            await relaypair.claim_range(RANGES)
         problem = await relaypair.overlap(RANGES)
         assert problem is not None
         assert network.partition("/")[0].rstrip(":") in problem
@@ -185,14 +185,21 @@ async def test_address_of_the_node_in_the_range_is_in_its_way(relay: Netns) -> N
 
 async def test_relays_of_our_own_are_in_nobodys_way(relay: Netns) -> None:
     await make(relay)
-    await relaypair.hold_range(RANGES)
+    await relaypair.claim_range(RANGES)
     assert await relaypair.overlap(RANGES) is None
 
 
+async def test_route_that_somebody_took_away_is_put_back(relay: Netns) -> None:
+    await relaypair.claim_range(RANGES)
+    links.ip("route del unreachable 198.18.64.0/18")
+    await relaypair.keep_range(RANGES)
+    assert ("198.18.64.0/18", "unreachable") in routes()
+
+
 async def test_range_that_was_changed_gives_the_old_one_back(relay: Netns) -> None:
-    await relaypair.hold_range(RANGES)
+    await relaypair.claim_range(RANGES)
     other = RelayRanges(parse_range4("198.19.64.0/18"), RANGES.ipv6)
-    await relaypair.hold_range(other)
+    await relaypair.claim_range(other)
     assert ("198.18.64.0/18", "unreachable") not in routes()
     assert ("198.19.64.0/18", "unreachable") in routes()
 
