@@ -58,8 +58,28 @@ def main() -> None:
 @click.option(
     "--manifests",
     type=_PATH,
-    required=True,
     help="Directory of pod manifests (YAML or JSON), one pod a file; followed while it changes.",
+)
+@click.option(
+    "--node-name",
+    envvar="NODE_NAME",
+    show_envvar=True,
+    help="This node's name in the cluster: its pods are those of the API server.",
+)
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    help="How to reach the API server; else KUBECONFIG says it, or the pod's service account.",
+)
+@click.option(
+    "--cri-socket",
+    type=_PATH,
+    help="The container runtime's socket, if it is not where runtimes have theirs.",
+)
+@click.option(
+    "--write-all-conditions",
+    is_flag=True,
+    help="Write conditions also of pods without one of podgate's readiness gates.",
 )
 @click.option(
     "--rules",
@@ -121,7 +141,11 @@ def main() -> None:
 @_run_directory
 @_bpffs
 def run(
-    manifests: pathlib.Path,
+    manifests: pathlib.Path | None,
+    node_name: str | None,
+    kubeconfig: str | None,
+    cri_socket: pathlib.Path | None,
+    write_all_conditions: bool,
     rules: pathlib.Path | None,
     mode: str,
     http_address: str,
@@ -140,11 +164,16 @@ def run(
 ) -> None:
     """Guard this node's pods until told to stop."""
     from agent import daemon, http, locks, logs, preflight
+    from agent.kube.client import NoCluster
     from bpf import errors
 
     host, port = _parse_address(http_address)
     settings = Settings(
         manifests=manifests,
+        node_name=node_name,
+        kubeconfig=kubeconfig,
+        cri_socket=cri_socket,
+        write_all_conditions=write_all_conditions,
         rules=rules,
         mode=Mode.from_word(mode),
         http_host=host,
@@ -166,6 +195,7 @@ def run(
         asyncio.run(daemon.run(settings))
     except (
         preflight.Unfit,
+        NoCluster,
         daemon.StartError,
         locks.Locked,
         http.ListenError,

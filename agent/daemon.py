@@ -2,23 +2,26 @@
 
 import asyncio
 import datetime
+import functools
 import gc
 import os
 import signal
 
 import structlog
 
-from agent import VERSION, http, preflight, tasks, unmanaged
+from agent import VERSION, cni, cnistate, http, preflight, tasks, unmanaged
 from agent.admission import pods_cgroup
 from agent.bornclosed import BornClosed
 from agent.callers import CallerBook
 from agent.carried import Carried
+from agent.cluster import Cluster
 from agent.conditions import Conditions
 from agent.crossings import Crossings
 from agent.gatekeeper import Gatekeeper
 from agent.heartbeat import Heartbeat
 from agent.hostaccess import HostAccess
 from agent.interfaces import NetworkReader
+from agent.kube.client import Api
 from agent.kubelet import KubeletIdentity
 from agent.kubeletsearch import KubeletCgroup
 from agent.linkwatch import LinkWatch
@@ -27,6 +30,7 @@ from agent.manifests import ManifestSource
 from agent.metrics import GateSample, Metrics
 from agent.olderflows import OlderFlows
 from agent.origins import Origins
+from agent.podfeed import ManifestFeed, PodFeed
 from agent.pods import Pod
 from agent.probing import Probing
 from agent.reconciler import Reconciler
@@ -65,11 +69,12 @@ class StartError(Exception):
 class Agent:
     """One running agent. `run` returns when the process is told to end."""
 
-    def __init__(self, settings: Settings, gatekeeper: Gatekeeper) -> None:
+    def __init__(self, settings: Settings, gatekeeper: Gatekeeper, api: Api | None) -> None:
+        """api: for a node of a cluster."""
         self._settings = settings
         self._gatekeeper = gatekeeper
         self._started = datetime.datetime.now(datetime.UTC)
-        self._conditions = Conditions()
+        self._conditions = Conditions(on_change=lambda uid: self._feed.changed(uid))
         self._metrics = Metrics(self._conditions)
         self._metrics.describe_agent(
             source_hash=sources.fingerprint(),
@@ -82,6 +87,8 @@ class Agent:
             self._conditions,
             self._metrics,
             pins.Pins(settings.bpffs),
+            run_of=lambda uid: self._feed.run_of(uid),
+            on_outcome=lambda pod, key, outcome: self._feed.probed(pod, key, outcome),
             state=settings.run_directory / "state" / "probes.json",
         )
         self._host_access = HostAccess(
@@ -103,6 +110,8 @@ class Agent:
             on_change=lambda: self._relaying.hint(),
             why_not_strict=lambda guarded: self._relaying.why_not(guarded),
             other_gates=lambda: self._launcher.interfaces,
+            unready_because=lambda: self._feed.unready_because,
+            on_gate_lost=lambda pod, problem: self._feed.gate_lost(pod, problem),
         )
         cgroup = preflight.cgroup2_mount()
         assert cgroup is not None  # `preflight.check`
@@ -123,12 +132,7 @@ class Agent:
         )
         self._carried = Carried(self._pod)
         self._metrics.registry.register(RelayCollector(self._relaying, self._carried))
-        self._manifests = ManifestSource(
-            settings.manifests,
-            default_mode=settings.mode,
-            on_pod=self._reconciler.set_pod,
-            on_removed=self._reconciler.remove_pod,
-        )
+        self._feed = self._feed_of(settings, api)
         crossings = Crossings(
             gatekeeper, gated=self._gated, is_synced=lambda: self._reconciler.is_synced
         )
@@ -179,7 +183,7 @@ class Agent:
         # Before anybody takes the gates of an earlier agent's relays for leftovers.
         await self._launcher.look()
         await self._host_access.open()
-        self._manifests.look()
+        self._feed.start()
         # What stands now stays; a full collection of it would hold up the loop for 20 ms.
         gc.collect()
         gc.freeze()
@@ -210,13 +214,15 @@ class Agent:
                     tasks.start(group, "older-flows", self._older_flows.run),
                     tasks.start(group, "probes", self._probing.run),
                     tasks.start(group, "origins", self._origins.run),
-                    tasks.start(group, "manifests", self._manifests.run),
+                    tasks.start(group, "pods", self._feed.run),
                     tasks.start(group, "callers", self._callers.run),
                     tasks.start(group, "refusals", self._refusals.run),
                     tasks.start(group, "relay", self._relaying.run),
                 ]
                 if settings.rules:
                     running.append(tasks.start(group, "rules", self._host_access.run))
+                if plugin := cni.CniPlugin.of(settings):
+                    running.append(tasks.start(group, "cni", functools.partial(cni.keep, plugin)))
                 await stop.wait()
                 for task in running:
                     task.cancel()
@@ -232,6 +238,8 @@ class Agent:
         return None
 
     def unready_because(self) -> str | None:
+        if because := self._feed.unready_because:
+            return because
         if not self._reconciler.is_synced:
             return "not every pod has been looked at yet"
         return None
@@ -352,7 +360,32 @@ class Agent:
         if cgroup2 and (pods := pods_cgroup(cgroup2)):
             config.set_pods(*pods)
 
+    def _feed_of(self, settings: Settings, api: Api | None) -> PodFeed:
+        if api is not None:
+            return Cluster(
+                api,
+                settings,
+                conditions=self._conditions,
+                on_pod=self._reconciler.set_pod,
+                on_removed=self._reconciler.remove_pod,
+                on_run=self._on_run,
+            )
+        assert settings.manifests is not None  # `run`
+        source = ManifestSource(
+            settings.manifests,
+            default_mode=settings.mode,
+            on_pod=self._reconciler.set_pod,
+            on_removed=self._reconciler.remove_pod,
+        )
+        return ManifestFeed(source)
+
+    def _on_run(self, uid: str) -> None:
+        guarded = self._reconciler.guarded.get(uid)
+        if guarded is not None and guarded.isolated is not None:
+            self._probing.update(guarded)
+
     def _on_node_change(self) -> None:
+        self._feed.hint()
         self._reconciler.mark_pending()
         self._reconciler.places.hint()
         self._origins.hint()
@@ -363,17 +396,26 @@ class Agent:
         self._origins.hint()
 
 
-async def run(settings: Settings) -> None:
-    """Start an agent and run it to its end.
-
-    Raises `Unfit`, `StartError`, `Locked`, `PinError`, `CompileError` or `ListenError`, each one
-    sentence.
-    """
-    preflight.check()
-    if not settings.manifests.is_dir():
+def _check_feed(settings: Settings) -> None:
+    if (settings.manifests is None) == (settings.node_name is None):
+        raise StartError(
+            "say where pods come from: --node-name NAME for a node of a cluster, or "
+            "--manifests DIRECTORY for one without; one of the two."
+        )
+    if settings.manifests is not None and not settings.manifests.is_dir():
         raise StartError(
             f"{settings.manifests} is not a directory; make it, or name another with --manifests."
         )
+
+
+async def run(settings: Settings) -> None:
+    """Start an agent and run it to its end.
+
+    Raises `Unfit`, `StartError`, `NoCluster`, `Locked`, `PinError`, `CompileError` or
+    `ListenError`, each one sentence.
+    """
+    preflight.check()
+    _check_feed(settings)
     if settings.rules is not None and not settings.rules.exists():
         raise StartError(f"{settings.rules} is not there; make it, or name another with --rules.")
     installation = pins.Pins(settings.bpffs)
@@ -385,10 +427,20 @@ async def run(settings: Settings) -> None:
             f"cannot write to {settings.run_directory} ({error.strerror}); "
             "name another directory with --run-directory."
         ) from error
+    api = await Api.open(settings.kubeconfig) if settings.node_name else None
+    try:
+        await _run(settings, installation, api)
+    finally:
+        if api is not None:
+            await api.aclose()
+
+
+async def _run(settings: Settings, installation: pins.Pins, api: Api | None) -> None:
     with exclusive(settings.run_directory), exclusive(installation.root):
         gatekeeper = await Gatekeeper.open(settings)
         try:
-            agent = Agent(settings, gatekeeper)
+            cnistate.publish(settings.run_directory, settings.mode, gatekeeper.attachment)
+            agent = Agent(settings, gatekeeper, api)
             try:
                 await agent.run()
             finally:

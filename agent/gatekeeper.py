@@ -135,6 +135,10 @@ class Gatekeeper:
 
         await self._call(remove)
 
+    async def stands(self, ifindex: int) -> bool:
+        """As `Gates.stands`."""
+        return await self._call(lambda: self._gates.stands(ifindex))
+
     async def installed(self) -> dict[int, GateConfig | None]:
         """As `Gates.installed`."""
         return await self._call(self._gates.installed)

@@ -24,6 +24,9 @@ log = structlog.get_logger(__name__)
 ENFORCED = "Enforced"
 """The reason for gates that stand; the relay makes it "Strict"."""
 
+# podgate-cni comes to its end within 20 s, and says nothing to the agent.
+_PLUGIN_SECONDS = 25.0
+
 _REASONS = {Mode.AUDIT: "Audit", Mode.ENFORCE: ENFORCED, Mode.STRICT: ENFORCED}
 
 
@@ -50,8 +53,23 @@ class Guarded:
     """One sentence where somebody's program runs before a gate, and stays there."""
     isolated: Netns | None = None
     """The namespace for which the wanted state was reached; it latches."""
+    opened: frozenset[int] | None = None
+    """Interfaces that are meant to have no gate (mode off), as of the last look."""
+    unsettled_until: float = 0.0
+    """Of the event loop's clock: until then podgate-cni may still gate an opened interface."""
     isolation: Isolation | None = None
     """What the last look at its gates came to."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether another look may find what was missing: a namespace, an interface, a lock."""
+        pod = self.pod
+        return self.isolated is None and not pod.host_network and not pod.has_no_sandbox
+
+    @property
+    def wants_look(self) -> bool:
+        """Whether another look is due soon without any hint."""
+        return self.is_waiting or asyncio.get_running_loop().time() < self.unsettled_until
 
     @property
     def interfaces(self) -> set[int]:
@@ -71,15 +89,17 @@ class Guard:
         owner_of: Callable[[Netns, Pod], Pod | None],
         admit: Callable[[Pod], Awaitable[Admission]],
         places: Places,
+        on_gate_lost: Callable[[Pod, str], None],
     ) -> None:
         """owner_of: another pod that already uses this namespace, if there is one; admit: what the
-        pod's gates let in."""
+        pod's gates let in; on_gate_lost: told why a gate that stood does not, in one sentence."""
         self._gatekeeper = gatekeeper
         self._reader = reader
         self._metrics = metrics
         self._owner_of = owner_of
         self._admit = admit
         self._places = places
+        self._on_gate_lost = on_gate_lost
 
     async def bring_up(self, guarded: Guarded) -> Isolation:
         """One pass over one pod; safe to repeat at any time."""
@@ -150,7 +170,7 @@ class Guard:
         guarded.network = network
         pod = guarded.pod
         if pod.mode is Mode.OFF:
-            await self.release(guarded)
+            await self._open(guarded, network)
             guarded.isolated = netns
             return Isolation(TRUE, "Off", "The pod's mode is off: its interfaces are not gated.")
 
@@ -162,6 +182,7 @@ class Guard:
                 return Isolation(FALSE, "GateFailed", f"{error}.")
             self._metrics.gates_lost.inc()
             log.error("gate lost; it will be tried again", pod=pod.full_name, error=str(error))
+            self._on_gate_lost(pod, f"The gate is lost and will be put back: {error}.")
         if network.not_gatable:
             guarded.isolated = netns
             return Isolation(TRUE, "NotSupported", "; ".join(network.not_gatable) + ".")
@@ -192,6 +213,17 @@ class Guard:
                 )
             guarded.gates[interface.ifindex] = interface
             guarded.behind = await self._places.keep(interface) or guarded.behind
+
+    async def _open(self, guarded: Guarded, network: PodNetwork) -> None:
+        """Take away every gate: podgate-cni goes by the node's default, not by the pod's mode."""
+        await self.release(guarded)
+        opened = frozenset(interface.ifindex for interface in network.interfaces)
+        if opened != guarded.opened:
+            guarded.opened = opened
+            guarded.unsettled_until = asyncio.get_running_loop().time() + _PLUGIN_SECONDS
+        for interface in network.interfaces:
+            if await self._gatekeeper.stands(interface.ifindex):
+                await self._gatekeeper.remove(interface.ifindex)
 
     async def _forget_vanished(self, guarded: Guarded) -> None:
         """Drop what is left of gates whose interface is gone.

@@ -13,6 +13,9 @@ from probes.specs import PodSpec, parse_pod
 _UID_SPACE = uuid.UUID("9b0f6c4e-6f2e-4c55-a7f5-0f3d5a1c7f0e")
 
 
+SANDBOX_MISSING = "SandboxMissing"
+
+
 class Problem(msgspec.Struct, frozen=True):
     """What is wrong with a pod's manifest: a condition's reason and message."""
 
@@ -41,6 +44,12 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     def full_name(self) -> str:
         """ "namespace/name"; for a file that never was a pod, the file's name."""
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+    @property
+    def has_no_sandbox(self) -> bool:
+        """Whether the container runtime was asked, and runs nothing of it."""
+        problem = self.manifest_problem
+        return problem is not None and problem.reason == SANDBOX_MISSING
 
     @property
     def probe_problem(self) -> Problem | None:

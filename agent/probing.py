@@ -2,12 +2,14 @@
 
 import asyncio
 import pathlib
+from collections.abc import Callable
 
 import msgspec
 import structlog
 
 from agent import names, tasks
 from agent.conditions import FALSE, TRUE, UNKNOWN, Conditions
+from agent.containers import PodRun
 from agent.guarding import Guarded
 from agent.listeners import ListenerWatch
 from agent.metrics import Metrics
@@ -19,7 +21,15 @@ from probes import probespec
 from probes.netns import Netns
 from probes.results import Outcome, Result
 from probes.scheduler import ContainerTarget, PodTarget, ProbeKey, Scheduler
-from probes.specs import Grpc, Handler, HttpGet, TcpSocket, with_annotation
+from probes.specs import (
+    ContainerProbes,
+    Exec,
+    Grpc,
+    Handler,
+    HttpGet,
+    TcpSocket,
+    with_annotation,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -37,9 +47,16 @@ class Probing:
         metrics: Metrics,
         installation: pins.Pins,
         *,
+        run_of: Callable[[str], PodRun | None] = lambda uid: None,
+        on_outcome: Callable[[Pod, ProbeKey, Outcome], None] = lambda pod, key, outcome: None,
         state: pathlib.Path | None = None,
     ) -> None:
-        """state: the file that keeps results over the agent's restarts, if they are to be kept."""
+        """run_of: what is known of a pod's containers, None where nobody knows; on_outcome: told of
+        every probe that counts; state: the file that keeps results over the agent's restarts, if
+        they are to be kept.
+        """
+        self._run_of = run_of
+        self._on_outcome = on_outcome
         self._conditions = conditions
         self._metrics = metrics
         self._scheduler = Scheduler(
@@ -171,22 +188,42 @@ class Probing:
         netns, network = guarded.netns, guarded.network
         if netns is None or network is None:
             return None
-        # What an earlier agent found counts for its sandbox, until this one has asked.
-        restored = {} if pod.uid in self._probed else sandbox.results
-        # Without a container runtime to ask, a sandbox's containers live as long as it does.
+        run = self._run_of(pod.uid)
         return PodTarget(
             uid=pod.uid,
             netns=netns,
             addresses=network.probe_addresses,
             containers=tuple(
-                ContainerTarget(
-                    probes=probes,
-                    container_id=sandbox.sandbox,
-                    started_at=sandbox.started_at,
-                    restored=restored.get(probes.name, {}),
-                )
-                for probes in pod.spec.containers
+                self._container(pod, probes, sandbox, run) for probes in pod.spec.containers
             ),
+            deleting=run is not None and run.is_deleting,
+        )
+
+    def _container(
+        self, pod: Pod, probes: ContainerProbes, sandbox: SandboxProbes, run: PodRun | None
+    ) -> ContainerTarget:
+        # What an earlier agent found counts for its sandbox, until this one has asked.
+        restored = {} if pod.uid in self._probed else sandbox.results.get(probes.name, {})
+        if run is None:
+            # Without a container runtime to ask, a sandbox's containers live as long as it does.
+            return ContainerTarget(
+                probes=probes,
+                container_id=sandbox.sandbox,
+                started_at=sandbox.started_at,
+                restored=restored,
+            )
+        container = run.containers.get(probes.name)
+        if container is None:
+            return ContainerTarget(probes=probes, running=False, restarts=run.restarts)
+        is_startup_ours = not (probes.startup and isinstance(probes.startup.handler, Exec))
+        return ContainerTarget(
+            probes=probes,
+            container_id=container.id,
+            started_at=container.started_at,
+            running=container.is_running,
+            restarts=run.restarts,
+            started=None if is_startup_ours else bool(container.kubelet_says_started),
+            restored=restored,
         )
 
     def _on_result(self, key: ProbeKey, result: Result) -> None:
@@ -205,6 +242,7 @@ class Probing:
             result="successful" if outcome.passed else "failed",
             seconds=outcome.duration_seconds,
         )
+        self._on_outcome(pod, key, outcome)
         if not outcome.passed:
             # The text tells what is wrong now, though the status may have been False before.
             self._say(pod)

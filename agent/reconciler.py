@@ -48,11 +48,14 @@ class Reconciler:
         on_change: Callable[[], None],
         why_not_strict: Callable[[Guarded], str | None],
         other_gates: Callable[[], Iterable[int]],
+        unready_because: Callable[[], str | None],
+        on_gate_lost: Callable[[Pod, str], None],
     ) -> None:
         """admit: what a pod's gates let in; on_gated: awaited with the interfaces of a pod whose
         wanted state stands; on_change: pods came, went or were looked at; why_not_strict: one
         sentence about a pod in strict to which the relay does not carry, None where it does;
-        other_gates: interfaces of no pod that are gated."""
+        other_gates: interfaces of no pod that are gated; unready_because: why not every pod of the
+        node has been told yet; on_gate_lost: told why a gate that stood does not."""
         self.guarded: dict[str, Guarded] = {}
         self.is_synced = False
         self._gatekeeper = gatekeeper
@@ -64,13 +67,17 @@ class Reconciler:
         self._on_change = on_change
         self._why_not_strict = why_not_strict
         self._other_gates = other_gates
+        self._unready_because = unready_because
         self.places = Places(gatekeeper, metrics, self._mark_interfaces)
-        self._guard = Guard(gatekeeper, reader, metrics, self._other_user_of, admit, self.places)
+        self._guard = Guard(
+            gatekeeper, reader, metrics, self._other_user_of, admit, self.places, on_gate_lost
+        )
         self.self_test = SelfTest(gatekeeper.self_tests, metrics, self.publish)
         self._marked: dict[str, None] = {}
         self._leaving: list[Guarded] = []
         self._wake = asyncio.Event()
         self._may_hold_leftovers = True
+        self._earlier: set[int] = set()
         self._next_resync = 0.0
         self._pass_started: float | None = None
 
@@ -107,7 +114,7 @@ class Reconciler:
 
     def mark_pending(self) -> None:
         """Have another look at pods that wait for something: an interface came or went."""
-        self._mark_where(lambda guarded: guarded.isolated is None)
+        self._mark_where(lambda guarded: guarded.wants_look)
 
     def mark_namespace(self, nsid: int) -> None:
         """Have another look at the pod in the namespace with this number."""
@@ -127,6 +134,8 @@ class Reconciler:
 
     async def run(self) -> None:
         """Bring marked pods up to date, for ever."""
+        # What podgate-cni gates from now on are pods that nobody has told of yet.
+        self._earlier = set(await self._gatekeeper.installed())
         while True:
             self._pass_started = None
             await self._wait()
@@ -145,6 +154,8 @@ class Reconciler:
                 self.self_test.want(guarded)
             for guarded in looked_at:
                 await self._remember(guarded)
+            if self._unready_because() is not None:
+                continue
             if self._may_hold_leftovers:
                 await self._release_leftovers()
             self.is_synced = True
@@ -154,7 +165,7 @@ class Reconciler:
         loop = asyncio.get_running_loop()
         until_resync = max(0.0, self._next_resync - loop.time())
         is_waiting = bool(self._leaving) or any(
-            guarded.isolated is None for guarded in self.guarded.values()
+            guarded.wants_look for guarded in self.guarded.values()
         )
         seconds = min(_RETRY_SECONDS, until_resync) if is_waiting else until_resync
         try:
@@ -242,15 +253,13 @@ class Reconciler:
         Not while a pod's manifest cannot be read or its namespace cannot be looked at: the gate may
         be its.
         """
-        if any(
-            guarded.isolated is None and not guarded.pod.host_network
-            for guarded in self.guarded.values()
-        ):
+        if any(guarded.is_waiting for guarded in self.guarded.values()):
             return
         claimed = {ifindex for guarded in self.guarded.values() for ifindex in guarded.gates}
         claimed.update(self._other_gates())
         try:
-            for ifindex in (await self._gatekeeper.installed()).keys() - claimed:
+            installed = (await self._gatekeeper.installed()).keys()
+            for ifindex in (installed & self._earlier) - claimed:
                 await self._gatekeeper.remove(ifindex)
                 log.info("gate of a pod that is gone removed", ifindex=ifindex)
             is_clean = await self._gatekeeper.collect()

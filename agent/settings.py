@@ -12,13 +12,29 @@ from bpf.gates import Attachment
 from bpf.verdicts import Mode
 
 RUN_DIRECTORY = pathlib.Path("/run/podgate")
+CNI_CONF_DIRECTORY = pathlib.Path("/etc/cni/net.d")
+CNI_BIN_DIRECTORY = pathlib.Path("/opt/cni/bin")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """One agent's settings. The command line fills them; nothing else changes them."""
 
-    manifests: pathlib.Path
-    """Directory of pod manifests (YAML or JSON), one pod a file."""
+    manifests: pathlib.Path | None = None
+    """Directory of pod manifests (YAML or JSON), one pod a file: for nodes without a cluster."""
+
+    node_name: str | None = None
+    """This node's name in the cluster, whose API server says which pods are here. None: there are
+    manifests instead."""
+
+    kubeconfig: str | None = None
+    """How to reach the API server; None: by KUBECONFIG, else as a pod does."""
+
+    cri_socket: pathlib.Path | None = None
+    """Of the container runtime that the kubelet uses; None: looked for where runtimes have it."""
+
+    write_all_conditions: bool = False
+    """Whether pods get conditions that carry no readiness gate for them. Nobody waits for those,
+    and each is a write to the API server."""
 
     rules: pathlib.Path | None = None
     """A HostAccessPolicy file, or a directory of them. None: only the kubelet is let in."""
@@ -56,6 +72,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses of the relay's own, which only the node itself ever sees: link-local ones that
     nobody assigns by hand (RFC 3927 leaves out the first and the last 256), and unique local ones
     that spell its name."""
+
+    cni_conf_directory: pathlib.Path | None = None
+    """Where podgate-cni is kept in the node's CNI configuration. None: whoever runs the node
+    decides about that directory."""
+
+    cni_bin_directory: pathlib.Path = CNI_BIN_DIRECTORY
+    """Where the container runtime looks for plugins."""
+
+    cni_strict_start: bool = False
+    """Whether pods wait for the gates after a reboot. Not by default: without an agent no pod would
+    start."""
 
     log_format: LogFormat = LogFormat.JSON
     """JSON: the lines are for a cluster's log collector first."""

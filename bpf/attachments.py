@@ -63,6 +63,17 @@ class Attachments:
         self._filtered = filtered | other_filters
         self.standing = linked | filtered
 
+    def notice(self, ifindex: int) -> bool:
+        """Whether it is attached, also since the last look and by somebody else: podgate-cni."""
+        if ifindex not in self.standing:
+            if self._links.is_attached(ifindex):
+                self._linked.add(ifindex)
+                self.standing.add(ifindex)
+            elif self._filters.is_attached(ifindex):
+                self._filtered.add(ifindex)
+                self.standing.add(ifindex)
+        return ifindex in self.standing
+
     def attach(self, ifindex: int) -> None:
         """Attach, or swap to this version's program whatever version's it is.
 
@@ -81,6 +92,7 @@ class Attachments:
 
     def detach(self, ifindex: int) -> None:
         """Detach; an interface that is gone has taken its filters along. Raises `AttachError`."""
+        self.notice(ifindex)
         self._drop_link(ifindex)
         self._drop_filter(ifindex)
         self.standing.discard(ifindex)

@@ -102,6 +102,13 @@ class ClsactFilters:
                     f"removing the filter of interface {ifindex}: {error}"
                 ) from error
 
+    def is_attached(self, ifindex: int) -> bool:
+        """Whether a filter of this schema stands, whoever made it."""
+        try:
+            return any(entry.name.startswith(self._schema) for entry in self._ours(ifindex))
+        except pyroute2.NetlinkError:  # no such interface, or no such qdisc
+            return False
+
     def look(self) -> tuple[set[int], set[int]]:
         """Interfaces that carry a filter of ours: of this schema, and of others."""
         ours, others = set(), set()

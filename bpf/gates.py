@@ -124,7 +124,7 @@ class Gates:
         key = _KEY.pack(ifindex)
         previous = self._previous(key)
         value = config.pack()
-        if previous and ifindex in self._egress.standing:
+        if previous and self._egress.notice(ifindex):
             value.grace_until_ns = previous.grace_until_ns
         elif grace_seconds:
             value.grace_until_ns = time.monotonic_ns() + int(grace_seconds * 1e9)
@@ -198,6 +198,10 @@ class Gates:
         self._egress.detach(ifindex)
         self._ingress.detach(ifindex)
         self._forget(_KEY.pack(ifindex))
+
+    def stands(self, ifindex: int) -> bool:
+        """Whether an interface has a gate, also one that podgate-cni made just now."""
+        return self._egress.notice(ifindex)
 
     def installed(self) -> dict[int, GateConfig | None]:
         """Gates that are attached now, with what they know.

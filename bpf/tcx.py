@@ -8,8 +8,13 @@ import errno
 import os
 import pathlib
 import struct
+import time
 
 from bpf import errors, pins, syscalls
+
+# What somebody else has attached is pinned by him a moment later.
+_ATTEMPTS = 10
+_PAUSE_SECONDS = 0.02
 
 # `struct bpf_link_info`: type, id, prog_id, (padding,) then for tcx: ifindex, attach_type
 _LINK_INFO = struct.Struct("=IIIIII")
@@ -49,10 +54,32 @@ class TcxLinks:
         gate would never see the packet. A link of another schema is taken over: at each moment
         either version's program judges, by its own maps. Raises `BpfError` (ENODEV: no such
         interface).
+
+        podgate-cni may do the same at the same time: whose link is pinned is the one that stays.
         """
-        if not self._take_over(ifindex):
-            path = self._pins.link(self._program, ifindex)
-            os.close(self._attach_first(self._copies[0], ifindex, path))
+        path = self._pins.link(self._program, ifindex)
+        for attempt in range(_ATTEMPTS):
+            if self._take_over(ifindex):
+                return
+            try:
+                os.close(self._attach_first(self._copies[0], ifindex, path))
+            except errors.BpfError as error:
+                if error.errno != errno.EEXIST or attempt == _ATTEMPTS - 1:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+            else:
+                return
+
+    def is_attached(self, ifindex: int) -> bool:
+        """Whether a link of this schema stands, whoever made it."""
+        path = self._pins.link(self._program, ifindex)
+        try:
+            with contextlib.closing(_Link(path, self._attach_type)) as link:
+                return link.ifindex == ifindex
+        except errors.BpfError as error:
+            if error.errno == errno.ENOENT:
+                return False
+            raise
 
     def detach(self, ifindex: int) -> None:
         """Detach and unpin, whichever version attached: afterwards nothing of ours judges."""
@@ -81,6 +108,7 @@ class TcxLinks:
         alike. Raises `BpfError`.
         """
         path = self._pins.link(self._program, ifindex)
+        pins.unlink_quietly(path + pins.MOVING)
         with contextlib.closing(_Link(path, self._attach_type)) as behind:
             spare = self._copies[1 if behind.program_id == self._ids[0] else 0]
             front = self._attach_first(spare, ifindex, path + pins.MOVING)
@@ -92,7 +120,6 @@ class TcxLinks:
 
     def _attach_first(self, program_fd: int, ifindex: int, path: str) -> int:
         """The descriptor of a new link, pinned at `path`."""
-        pins.unlink_quietly(path)
         link_fd = syscalls.link_create_tcx(
             program_fd, ifindex, self._attach_type, syscalls.BPF_F_BEFORE
         )

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import msgspec
 
 from agent.cri.models import Sandbox
-from agent.pods import Pod, Problem
+from agent.pods import SANDBOX_MISSING, Pod, Problem
 from bpf.verdicts import Mode
 from probes.specs import DeclaredPorts, PodSpec
 
 _NO_SANDBOX = Problem(
-    "SandboxMissing", "The container runtime shows no sandbox of this pod yet; waiting for one."
+    SANDBOX_MISSING, "The container runtime shows no sandbox of this pod yet; waiting for one."
 )
 
 

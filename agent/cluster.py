@@ -1,0 +1,212 @@
+"""This node's pods in a cluster: the API server says what they are, the container runtime where.
+
+And the way back: conditions and Events to the API server. Either side may be away for as long as
+it likes: what was known last stays in force, and what is to be told waits.
+"""
+
+import asyncio
+import pathlib
+from collections.abc import Callable
+
+import structlog
+
+from agent import tasks
+from agent.conditions import Conditions
+from agent.containers import ContainerRun, PodRun
+from agent.cri.client import Runtime
+from agent.cri.endpoints import open_runtime
+from agent.cri.models import Container, ContainerState, Sandbox
+from agent.cri.namespaces import Locator
+from agent.cri.podnetns import PodNamespaces
+from agent.cri.sandboxes import Sandboxes
+from agent.kube.client import Api
+from agent.kube.conditionwriter import ConditionWriter
+from agent.kube.events import Events, kubelet_tells
+from agent.kube.objects import ApiPod, ContainerStatus
+from agent.kube.podsource import PodSource
+from agent.pods import Pod, Problem
+from agent.settings import Settings
+from probes.results import Outcome, Result
+from probes.targets import ProbeKey
+
+log = structlog.get_logger(__name__)
+
+_BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
+_RESTARTS_NEVER = "Never"
+
+
+class Cluster:
+    """A `PodFeed`: tells of the cluster's pods, and tells the cluster about them."""
+
+    def __init__(
+        self,
+        api: Api,
+        settings: Settings,
+        *,
+        conditions: Conditions,
+        on_pod: Callable[[Pod], None],
+        on_removed: Callable[[str], None],
+        on_run: Callable[[str], None],
+    ) -> None:
+        """conditions: what is to be written, told by `changed`; on_run: gets the uid of a pod of
+        whose containers `run_of` has something new to say.
+        """
+        assert settings.node_name is not None
+        self._settings = settings
+        self._on_run = on_run
+        self._joined = PodNamespaces(
+            unknown_mode=settings.mode, on_pod=on_pod, on_removed=on_removed
+        )
+        self.pods = PodSource(
+            api,
+            node_name=settings.node_name,
+            default_mode=settings.mode,
+            on_pod=self._set_pod,
+            on_removed=self._forget,
+            on_object=self._see,
+            on_warning=self._warn,
+            state=settings.run_directory / "state" / "pods.json",
+        )
+        self._locator = Locator()
+        self.sandboxes = Sandboxes(
+            self._open_runtime,
+            self._locator.locate,
+            on_sandbox=self._set_sandbox,
+            on_removed=self._remove_sandbox,
+            on_containers=self._set_containers,
+        )
+        self.writer = ConditionWriter(
+            api,
+            conditions_of=conditions.of,
+            sandbox_of=self._sandbox_name,
+            boot=_BOOT_ID.read_text(encoding="ascii").strip(),
+            writes_all=settings.write_all_conditions,
+        )
+        self.events = Events(api, node_name=settings.node_name)
+
+    def start(self) -> None:
+        """Tell of the pods that an earlier agent knew. Reads a file."""
+        self.pods.restore()
+
+    async def run(self) -> None:
+        """Follow both until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks.start(group, "pods of the API", self.pods.run)
+                tasks.start(group, "sandboxes", self.sandboxes.run)
+                tasks.start(group, "conditions to the API", self.writer.run)
+                tasks.start(group, "events to the API", self.events.run)
+        finally:
+            self._locator.close()
+
+    @property
+    def unready_because(self) -> str | None:
+        """Why not every pod of the node has been told yet, in one sentence; else None."""
+        if not self.pods.is_synced:
+            return self.pods.pods.problem or "the API server has not told of the pods yet"
+        # A sandbox that comes while the first list is made is in the second.
+        if self.sandboxes.relists < 2 or not self.sandboxes.is_settled:
+            return self.sandboxes.problem or "not every sandbox has been looked at yet"
+        return None
+
+    def hint(self) -> None:
+        """An interface came or went, so sandboxes may have."""
+        self.sandboxes.hint()
+
+    def changed(self, uid: str) -> None:
+        """A condition of this pod has changed."""
+        self.writer.want(uid)
+
+    def probed(self, pod: Pod, key: ProbeKey, outcome: Outcome) -> None:
+        """A probe of podgate's has ended: what is wrong is told in the kubelet's words, unless the
+        kubelet runs the same one and tells (pkg/kubelet/events/event.go).
+        """
+        is_warning = outcome.result is Result.WARNING
+        if outcome.passed and not is_warning:
+            return
+        if kubelet_tells(pod.spec, key.container, key.type.value.lower()):
+            return
+        reason, what = ("ProbeWarning", "warning") if is_warning else ("Unhealthy", "failed")
+        note = f"{key.type.value} probe {what}: {outcome.message}"
+        self._tell(pod.uid, reason, note, action="Probing", container=key.container)
+
+    def gate_lost(self, pod: Pod, problem: str) -> None:
+        """A gate that stood does not, and is being put back."""
+        self._tell(pod.uid, "GateLost", problem, action="Gating")
+
+    def run_of(self, uid: str) -> PodRun:
+        """What is known of the pod's containers: the runtime's word, and the API's where only the
+        kubelet knows."""
+        api_pod = self.pods.get(uid)
+        status = {one.name: one for one in _statuses(api_pod)} if api_pod else {}
+        return PodRun(
+            containers={
+                container.name: _run(container, status.get(container.name))
+                for container in self.sandboxes.containers.get(uid, ())
+            },
+            restarts=api_pod is None or api_pod.spec.restart_policy != _RESTARTS_NEVER,
+            is_deleting=api_pod is not None and api_pod.metadata.deletion_timestamp is not None,
+        )
+
+    async def _open_runtime(self) -> Runtime:
+        return await open_runtime(self._settings.cri_socket)
+
+    def _set_pod(self, pod: Pod) -> None:
+        api_pod = self.pods.get(pod.uid)
+        if api_pod is not None and _has_ended(api_pod):
+            self._forget(pod.uid)
+        else:
+            self._joined.set_pod(pod)
+
+    def _see(self, actual: ApiPod) -> None:
+        if _has_ended(actual):
+            self._forget(actual.uid)
+            return
+        self.writer.see(actual)
+        self._on_run(actual.uid)
+
+    def _forget(self, uid: str) -> None:
+        self.writer.forget(uid)
+        self._joined.remove_pod(uid)
+
+    def _set_sandbox(self, sandbox: Sandbox) -> None:
+        self._joined.set_sandbox(sandbox)
+        # The stamp of its conditions names another one now.
+        self.writer.want(sandbox.pod_uid)
+
+    def _remove_sandbox(self, sandbox: Sandbox) -> None:
+        self._joined.remove_sandbox(sandbox)
+        self.writer.want(sandbox.pod_uid)
+
+    def _set_containers(self, sandbox: Sandbox, containers: tuple[Container, ...]) -> None:
+        self._on_run(sandbox.pod_uid)
+
+    def _sandbox_name(self, uid: str) -> str:
+        sandbox = self.sandboxes.current.get(uid)
+        return sandbox.id[:12] if sandbox else ""
+
+    def _warn(self, pod: Pod, problem: Problem) -> None:
+        self._tell(pod.uid, problem.reason, problem.message, action="Reading")
+
+    def _tell(self, uid: str, reason: str, note: str, *, action: str, container: str = "") -> None:
+        if api_pod := self.pods.get(uid):
+            self.events.tell(api_pod, reason, note, action=action, container=container)
+
+
+def _has_ended(pod: ApiPod) -> bool:
+    """A Job's pod stays in the API for long after its containers; nobody waits for it then."""
+    return pod.status.phase in ("Succeeded", "Failed")
+
+
+def _statuses(pod: ApiPod) -> tuple[ContainerStatus, ...]:
+    return (*pod.status.init_container_statuses, *pod.status.container_statuses)
+
+
+def _run(container: Container, status: ContainerStatus | None) -> ContainerRun:
+    is_same = status is not None and status.container_id.rpartition("/")[2] == container.id
+    return ContainerRun(
+        id=container.id,
+        started_at=container.started.timestamp() if container.started else 0.0,
+        is_running=container.state is ContainerState.RUNNING,
+        kubelet_says_started=status.started if status and is_same else None,
+    )

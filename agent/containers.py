@@ -1,0 +1,24 @@
+"""What is known of a pod's containers as they run; a container runtime is needed to know it."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+class ContainerRun(msgspec.Struct, frozen=True):
+    """One container's newest run. id: of the runtime; started_at: Unix time in seconds."""
+
+    id: str
+    started_at: float
+    is_running: bool
+    kubelet_says_started: bool | None = None
+    """Its `status.containerStatuses[].started`; None where the API does not speak of this run."""
+
+
+class PodRun(msgspec.Struct, frozen=True):
+    """A pod's containers by name; those that have not been created yet are not there."""
+
+    containers: Mapping[str, ContainerRun] = {}
+    restarts: bool = True
+    """Whether containers that end are started again (restartPolicy)."""
+    is_deleting: bool = False
