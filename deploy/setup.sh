@@ -10,7 +10,8 @@ say() {
 
 # bcc is the distribution's: PyPI's package of that name is another project. Its Python module is
 # built for the distribution's Python, so that one makes the virtual environment.
-packages="python3-bpfcc python3-venv iproute2 util-linux nftables"
+# gcc and the C library's headers are for podgate-cni.
+packages="python3-bpfcc python3-venv iproute2 util-linux nftables gcc libc6-dev"
 
 # For the tests of pods in a container runtime. Docker's packages bring containerd and runc, too,
 # and Debian's would take their place.

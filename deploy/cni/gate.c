@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/bpf.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "gate.h"
+#include "kernel.h"
+#include "netlink.h"
+#include "problem.h"
+
+/* PODGATE_SCHEMA is SCHEMA of bpf/abi.py: build.sh says it. */
+#define TEXT_OF(number) #number
+#define AS_TEXT(number) TEXT_OF(number)
+#define DIRECTORY	"podgate/v" AS_TEXT(PODGATE_SCHEMA)
+#define EGRESS		"gate_egress"
+#define INGRESS		"gate_ingress"
+#define MOVING		"-moving"
+#define SEVERAL		0 /* behind which interface an address lies that several pods have */
+#define LAST_PORT	65535
+
+static const struct map_shape gates_shape = {
+	"gates", BPF_MAP_TYPE_HASH, 4, sizeof(struct gate), MAX_GATES, BPF_F_NO_PREALLOC,
+};
+static const struct map_shape counters_shape = {
+	"counters", BPF_MAP_TYPE_PERCPU_HASH, 4, sizeof(struct counters),
+	MAX_GATES,  BPF_F_NO_PREALLOC,
+};
+static const struct map_shape addresses_shape = {
+	"addresses", BPF_MAP_TYPE_HASH, sizeof(struct address), 4, MAX_ADDRESSES, BPF_F_NO_PREALLOC,
+};
+static const struct map_shape replies_shape = {
+	"replies", BPF_MAP_TYPE_HASH_OF_MAPS, 4, 4, MAX_GATES, 0,
+};
+static const struct map_shape reply_table_shape = {
+	"reply_table", BPF_MAP_TYPE_ARRAY, 4, sizeof(struct reply_slot), REPLY_SLOTS, 0,
+};
+
+static int open_shared_map(const char *bpffs, const struct map_shape *shape)
+{
+	char path[PATH_MAX];
+
+	snprintf(path, sizeof(path), "%s/" DIRECTORY "/maps/%s", bpffs, shape->name);
+	return open_map(path, shape);
+}
+
+bool open_installation(struct installation *opened, const char *bpffs)
+{
+	opened->bpffs = bpffs;
+	opened->egress = opened->ingress = -1;
+	return (opened->gates = open_shared_map(bpffs, &gates_shape)) >= 0 &&
+	       (opened->counters = open_shared_map(bpffs, &counters_shape)) >= 0 &&
+	       (opened->addresses = open_shared_map(bpffs, &addresses_shape)) >= 0 &&
+	       (opened->replies = open_shared_map(bpffs, &replies_shape)) >= 0;
+}
+
+static int open_program(const char *bpffs, const char *directory, const char *name)
+{
+	char path[PATH_MAX];
+	int program;
+
+	snprintf(path, sizeof(path), "%s/" DIRECTORY "/progs/%s/%s", bpffs, directory, name);
+	program = open_pin(path);
+	if (program < 0)
+		failed("%s cannot be opened (%s)", path, strerror(errno));
+	return program;
+}
+
+bool open_programs(struct installation *opened, const struct wanted *wanted)
+{
+	const char *directory = wanted->programs;
+
+	return (opened->egress = open_program(opened->bpffs, directory, EGRESS)) >= 0 &&
+	       (opened->ingress = open_program(opened->bpffs, directory, INGRESS)) >= 0;
+}
+
+static bool is_own_netns(int netns)
+{
+	struct stat own, other;
+
+	return !stat("/proc/self/ns/net", &own) && !fstat(netns, &other) &&
+	       own.st_dev == other.st_dev && own.st_ino == other.st_ino;
+}
+
+bool open_pod(struct pod *opened, const char *netns)
+{
+	opened->netns = open(netns, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	if (opened->netns < 0)
+		return failed("%s cannot be opened (%s)", netns, strerror(errno));
+	if (is_own_netns(opened->netns))
+		return failed("%s is the node's own network namespace", netns);
+	return (opened->netlink = netlink_open()) >= 0;
+}
+
+/* A netlink socket that was born in the pod; -1 with a problem noted. */
+static int netlink_in(int netns)
+{
+	int home = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+	int netlink;
+
+	if (home < 0 || setns(netns, CLONE_NEWNET)) {
+		failed("the pod's network namespace cannot be entered (%s)", strerror(errno));
+		if (home >= 0)
+			close(home);
+		return -1;
+	}
+	netlink = netlink_open();
+	if (setns(home, CLONE_NEWNET))
+		abort(); /* whatever came next would happen to the pod */
+	close(home);
+	return netlink;
+}
+
+/*
+ * The node's ends of the pod's veths. Checked from both ends, as agent/interfaces.py does: names
+ * say nothing, and a veth within the pod may name an ifindex that on the node is somebody else's.
+ */
+static bool find_own(const struct pod *pod, int inside, struct links *own)
+{
+	struct links links = {.count = 0};
+	int nsid;
+
+	own->count = 0;
+	if (!read_links(inside, &links))
+		return false;
+	for (size_t i = 0; i < links.count; i++) {
+		const struct link *link = &links.all[i];
+		struct link peer;
+
+		if (!link->is_veth || !link->peer || !read_link(pod->netlink, link->peer, &peer))
+			continue;
+		if (peer.is_veth && peer.peer == link->ifindex)
+			own->all[own->count++] = peer;
+	}
+	/* Asking for the peers has made the kernel number the pod's namespace. */
+	if (!read_nsid(pod->netlink, pod->netns, &nsid))
+		return false;
+	for (size_t i = 0; i < own->count;)
+		if (nsid < 0 || own->all[i].peer_nsid != nsid)
+			own->all[i] = own->all[--own->count];
+		else
+			i++;
+	return true;
+}
+
+static void link_path(char path[PATH_MAX], const struct installation *at, bool is_egress,
+		      int ifindex)
+{
+	snprintf(path, PATH_MAX, "%s/" DIRECTORY "/links/%s-%d", at->bpffs,
+		 is_egress ? EGRESS : INGRESS, ifindex);
+}
+
+/* The interface to which a pinned link leads; 0 when that is gone, -1 when there is no such pin. */
+static int pinned_ifindex(const char *path)
+{
+	int link = open_pin(path);
+	int ifindex;
+
+	if (link < 0)
+		return -1;
+	ifindex = link_ifindex(link);
+	close(link);
+	return ifindex;
+}
+
+/*
+ * The agent may do the same at the same time. Whose link is pinned is the one that stays: the other
+ * ends with its descriptor, and at each moment one of them judges.
+ */
+static bool attach_link(const struct installation *at, int ifindex, bool is_egress)
+{
+	int link = attach_first(is_egress ? at->egress : at->ingress, ifindex, is_egress);
+	char path[PATH_MAX];
+	int error;
+
+	if (link < 0)
+		return errno == EEXIST ||
+		       failed("interface %d cannot be gated (%s)", ifindex, strerror(errno));
+	link_path(path, at, is_egress, ifindex);
+	error = pin(link, path) ? errno : 0;
+	if (error == EEXIST && pinned_ifindex(path) == ifindex) {
+		error = 0;
+	} else if (error == EEXIST) {
+		unlink(path);
+		error = pin(link, path) ? errno : 0;
+	}
+	close(link);
+	return !error || failed("%s cannot be pinned (%s)", path, strerror(error));
+}
+
+static bool attach(const struct installation *at, const struct pod *pod,
+		   const struct wanted *wanted, int ifindex, bool is_egress)
+{
+	if (wanted->is_tcx)
+		return attach_link(at, ifindex, is_egress);
+	return add_filter(pod->netlink, ifindex, is_egress, is_egress ? at->egress : at->ingress,
+			  is_egress ? DIRECTORY "/" EGRESS : DIRECTORY "/" INGRESS);
+}
+
+static bool is_attached(const struct installation *at, const struct pod *pod, int ifindex,
+			bool is_egress)
+{
+	char path[PATH_MAX];
+
+	link_path(path, at, is_egress, ifindex);
+	return pinned_ifindex(path) == ifindex || has_filter(pod->netlink, ifindex, is_egress);
+}
+
+static void detach(const struct installation *at, const struct pod *pod, int ifindex,
+		   bool is_egress)
+{
+	char path[PATH_MAX];
+
+	link_path(path, at, is_egress, ifindex);
+	for (int is_moving = 0; is_moving < 2; is_moving++) {
+		int link;
+
+		if (is_moving)
+			strncat(path, MOVING, PATH_MAX - strlen(path) - 1);
+		link = open_pin(path);
+		if (link < 0)
+			continue;
+		if (link_ifindex(link) == ifindex)
+			detach_link(link);
+		close(link);
+		unlink(path);
+	}
+	delete_filter(pod->netlink, ifindex, is_egress);
+}
+
+static bool has_address(const struct gate *gate, const struct address *address)
+{
+	for (__u32 i = 0; i < gate->address_count && i < GATE_ADDRESSES; i++)
+		if (!memcmp(&gate->addresses[i], address, sizeof(*address)))
+			return true;
+	return false;
+}
+
+static bool exists(__u32 ifindex)
+{
+	char name[IF_NAMESIZE];
+
+	return if_indextoname(ifindex, name) || errno != ENXIO;
+}
+
+/* Have the map say behind which interface an address lies, as bpf/addresses.py does. */
+static void settle(const struct installation *at, const struct address *address)
+{
+	__u32 owners = 0, owner = 0, ifindex;
+	struct gate gate;
+	bool is_first = true;
+
+	/* An entry that goes meanwhile lets the walk begin anew: never for ever. */
+	for (int i = 0; i < 2 * MAX_GATES; i++, is_first = false) {
+		if (map_next(at->gates, is_first ? NULL : &ifindex, &ifindex))
+			break;
+		if (map_get(at->gates, &ifindex, &gate) || !has_address(&gate, address) ||
+		    owner == ifindex || !exists(ifindex))
+			continue;
+		owner = ifindex;
+		owners++;
+	}
+	if (owners > 1)
+		owner = SEVERAL;
+	if (owners)
+		map_set(at->addresses, address, &owner); /* full: the gate judges all the same */
+	else
+		map_delete(at->addresses, address);
+}
+
+static void forget(const struct installation *at, __u32 ifindex)
+{
+	struct gate gate = {0};
+
+	map_get(at->gates, &ifindex, &gate);
+	map_delete(at->gates, &ifindex);
+	map_delete(at->counters, &ifindex);
+	map_delete(at->replies, &ifindex);
+	for (__u32 i = 0; i < gate.address_count && i < GATE_ADDRESSES; i++)
+		settle(at, &gate.addresses[i]);
+}
+
+static bool insert(int map, const char *name, __u32 ifindex, const void *value)
+{
+	return !map_insert(map, &ifindex, value) || errno == EEXIST ||
+	       failed("the map %s takes no more (%s)", name, strerror(errno));
+}
+
+static bool start_counters(const struct installation *at, __u32 ifindex)
+{
+	unsigned int cpus = possible_cpus();
+	void *zeros = cpus ? calloc(cpus, sizeof(struct counters)) : NULL;
+	bool is_done = zeros && insert(at->counters, "counters", ifindex, zeros);
+
+	free(zeros);
+	return is_done;
+}
+
+static bool start_replies(const struct installation *at, __u32 ifindex)
+{
+	int table = create_map(&reply_table_shape);
+	bool is_done;
+
+	if (table < 0)
+		return failed("no table for what the pod asks (%s)", strerror(errno));
+	is_done = insert(at->replies, "replies", ifindex, &table);
+	close(table);
+	return is_done;
+}
+
+static bool gate_interface(const struct installation *at, const struct pod *pod,
+			   const struct wanted *wanted, __u32 ifindex, const struct gate *gate)
+{
+	bool is_new = !map_insert(at->gates, &ifindex, gate);
+	bool is_done;
+
+	if (!is_new && errno != EEXIST)
+		return failed("the map gates takes no more (%s)", strerror(errno));
+	is_done = start_counters(at, ifindex) && attach(at, pod, wanted, (int)ifindex, true);
+	if (!is_done && is_new)
+		forget(at, ifindex);
+	if (!is_done)
+		return false;
+	/* An agent that has just started may have taken an entry without a gate for a leftover. */
+	if (!insert(at->gates, "gates", ifindex, gate))
+		return false;
+	for (__u32 i = 0; i < gate->address_count; i++)
+		settle(at, &gate->addresses[i]);
+	/* Closed first; then the node may answer what the pod asks. */
+	return start_replies(at, ifindex) && attach(at, pod, wanted, (int)ifindex, false);
+}
+
+bool gate_pod(const struct installation *at, const struct pod *pod, const struct wanted *wanted)
+{
+	int inside = netlink_in(pod->netns);
+	struct addresses addresses = {.count = 0};
+	struct gate gate = {.mode = wanted->mode};
+	struct links own;
+	bool is_read;
+
+	if (inside < 0)
+		return false;
+	is_read = find_own(pod, inside, &own) && read_addresses(inside, &addresses);
+	close(inside);
+	if (!is_read)
+		return false;
+	if (!own.count)
+		return failed("no veth leads from the node to the pod, and nothing else is gated");
+	if (addresses.count > GATE_ADDRESSES)
+		return failed("the pod has %zu addresses and a gate holds %d", addresses.count,
+			      GATE_ADDRESSES);
+	gate.address_count = (__u32)addresses.count;
+	memcpy(gate.addresses, addresses.all, sizeof(gate.addresses));
+	/* What the pod declares is not known here: agent/admission.py, _ANY_TCP_PORT. */
+	gate.rule_count = 1;
+	gate.rules[0].sender = SENDER_KUBELET;
+	gate.rules[0].protocol = IPPROTO_TCP;
+	gate.rules[0].last_port = LAST_PORT;
+	wait_for_programs();
+	for (size_t i = 0; i < own.count; i++)
+		if (!gate_interface(at, pod, wanted, (__u32)own.all[i].ifindex, &gate))
+			return false;
+	return true;
+}
+
+bool check_pod(const struct installation *at, const struct pod *pod)
+{
+	int inside = netlink_in(pod->netns);
+	struct links own;
+	bool is_read;
+
+	if (inside < 0)
+		return false;
+	is_read = find_own(pod, inside, &own);
+	close(inside);
+	for (size_t i = 0; is_read && i < own.count; i++) {
+		__u32 ifindex = (__u32)own.all[i].ifindex;
+		struct gate gate;
+		bool is_known = !map_get(at->gates, &ifindex, &gate);
+
+		if (is_known && !is_attached(at, pod, (int)ifindex, true))
+			return failed("the gate of interface %u is not attached", ifindex);
+		if (!is_known && is_attached(at, pod, (int)ifindex, true))
+			return failed("the gate of interface %u judges nothing", ifindex);
+	}
+	return is_read;
+}
+
+static int index_of(int netlink, const char *name)
+{
+	struct ifreq wanted = {.ifr_ifindex = 0};
+
+	strncpy(wanted.ifr_name, name, sizeof(wanted.ifr_name) - 1);
+	return ioctl(netlink, SIOCGIFINDEX, &wanted) ? 0 : wanted.ifr_ifindex;
+}
+
+bool release_pod(const struct installation *at, const struct pod *pod, const char *name)
+{
+	int inside = netlink_in(pod->netns);
+	struct links own;
+	int wanted;
+	bool is_read;
+
+	if (inside < 0)
+		return false;
+	wanted = index_of(inside, name);
+	is_read = find_own(pod, inside, &own);
+	close(inside);
+	for (size_t i = 0; is_read && i < own.count; i++) {
+		if (own.all[i].peer != wanted)
+			continue;
+		/* Egress first: as long as it judges, what the pod asks must be remembered. */
+		detach(at, pod, own.all[i].ifindex, true);
+		detach(at, pod, own.all[i].ifindex, false);
+		wait_for_programs();
+		forget(at, (__u32)own.all[i].ifindex);
+	}
+	return is_read;
+}
+
+/* Unpin links that lead nowhere. */
+static void sweep_links(const struct installation *at)
+{
+	char directory[PATH_MAX], path[PATH_MAX];
+	struct dirent *entry;
+	DIR *listing;
+
+	snprintf(directory, sizeof(directory), "%s/" DIRECTORY "/links", at->bpffs);
+	listing = opendir(directory);
+	while (listing && (entry = readdir(listing))) {
+		if (strncmp(entry->d_name, EGRESS "-", strlen(EGRESS "-")) &&
+		    strncmp(entry->d_name, INGRESS "-", strlen(INGRESS "-")))
+			continue;
+		if (snprintf(path, sizeof(path), "%s/%s", directory, entry->d_name) < PATH_MAX &&
+		    pinned_ifindex(path) == 0)
+			unlink(path);
+	}
+	if (listing)
+		closedir(listing);
+}
+
+void sweep(const struct installation *at)
+{
+	static __u32 gone[MAX_GATES];
+	size_t count = 0;
+	__u32 ifindex;
+	bool is_first = true;
+
+	sweep_links(at);
+	for (int i = 0; i < MAX_GATES; i++, is_first = false) {
+		if (map_next(at->gates, is_first ? NULL : &ifindex, &ifindex))
+			break;
+		if (!exists(ifindex))
+			gone[count++] = ifindex;
+	}
+	while (count)
+		forget(at, gone[--count]);
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bpf(2): pinned maps, and programs attached by tcx links. */
+#ifndef PODGATE_CNI_KERNEL_H
+#define PODGATE_CNI_KERNEL_H
+
+#include <linux/types.h>
+#include <stdbool.h>
+
+/* As a pinned map must be; sizes in bytes. */
+struct map_shape {
+	const char *name;
+	__u32 type;
+	__u32 key_size;
+	__u32 value_size; /* of one CPU */
+	__u32 max_entries;
+	__u32 flags;
+};
+
+/* -1 with errno. */
+int open_pin(const char *path);
+int pin(int descriptor, const char *path);
+
+/* A descriptor; -1 with a problem noted, also for a map of another shape. */
+int open_map(const char *path, const struct map_shape *shape);
+
+/* Of a map that has no name yet; -1 with errno. */
+int create_map(const struct map_shape *shape);
+
+/* These are 0, or -1 with errno. `insert` does not replace: EEXIST. */
+int map_get(int map, const void *key, void *value);
+int map_insert(int map, const void *key, const void *value);
+int map_set(int map, const void *key, const void *value);
+int map_delete(int map, const void *key);
+int map_next(int map, const void *key, void *next); /* key: NULL for the first */
+
+/* How many values a per-CPU map has for each key; 0 with a problem noted. */
+unsigned int possible_cpus(void);
+
+/* Wait until every program that runs now has ended: see bpf/published.py. */
+void wait_for_programs(void);
+
+/* Before whatever is attached already; the link, or -1 with errno (EEXIST: it is there already). */
+int attach_first(int program, int ifindex, bool is_egress);
+int detach_link(int link);
+
+/* The interface of a tcx link; 0 when it is gone, -1 when this is no such link. */
+int link_ifindex(int link);
+
+#endif

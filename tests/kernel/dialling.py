@@ -1,0 +1,73 @@
+"""A process of the node that dials an address in a tight loop, from before there is such a pod."""
+
+import contextlib
+import errno
+import ipaddress
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+PORT = 8080
+_ATTEMPT_MS = 3
+_LIMIT_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+
+
+class Dialler:
+    """Counts its attempts, and how many of them connected."""
+
+    def __init__(self, addresses: tuple[str, ...]) -> None:
+        self.attempts = 0
+        self.connected = 0
+        self._addresses = addresses
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dialler")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def go_on(self, attempts: int = 30) -> None:
+        """Wait until so many more attempts have come to their end."""
+        until = self.attempts + attempts
+        deadline = time.monotonic() + _LIMIT_SECONDS
+        while self.attempts < until:
+            assert time.monotonic() < deadline, "the dialler does not dial"
+            time.sleep(0.001)
+
+    def _run(self) -> None:
+        while not self._ends.is_set():
+            for address in self._addresses:
+                self.connected += _dial(address)
+                self.attempts += 1
+
+
+def _dial(address: str) -> bool:
+    version = ipaddress.ip_address(address).version
+    family = socket.AF_INET if version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as sock:
+        error = sock.connect_ex((address, PORT))
+        if error == errno.EINPROGRESS:
+            poll = select.poll()
+            poll.register(sock, select.POLLOUT)
+            # Here a connection takes a tenth of it.
+            if not poll.poll(_ATTEMPT_MS):
+                return False
+            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        return error == 0
+
+
+@contextlib.contextmanager
+def dialling(*addresses: str) -> Iterator[Dialler]:
+    """One that dials PORT of these addresses, for as long as the block."""
+    dialler = Dialler(addresses)
+    dialler.start()
+    try:
+        yield dialler
+    finally:
+        dialler.stop()

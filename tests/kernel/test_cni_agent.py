@@ -1,0 +1,145 @@
+"""podgate-cni and the agent, one after the other and side by side, while somebody dials."""
+
+import asyncio
+import pathlib
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent import backstop, names
+from agent.demo import attempts
+from agent.demo.lab import Lab, LabPod
+from agent.demo.operating import Operator, condition_of
+from agent.status import Report
+from bpf.gates import Attachment
+from tests.cni import calling
+from tests.kernel import dialling, offers
+from tests.kernel.cniruntime import FIRST, Network, pod_in, sandbox
+from tests.kernel.dialling import PORT
+
+pytestmark = pytest.mark.kernel
+
+ATTACHMENTS = pytest.mark.parametrize("attachment", list(Attachment))
+LISTENING = {"readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1}}
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return calling.build(tmp_path_factory.mktemp("cni") / "podgate-cni")
+
+
+@pytest.fixture
+def network(
+    lab: Lab, operator: Operator, plugin: pathlib.Path, tmp_path: pathlib.Path
+) -> Iterator[Network]:
+    """Of a node whose agent is the operator's."""
+    where = {"bpffs": str(operator.bpffs), "runDirectory": str(operator.run_directory)}
+    yield Network(tmp_path, "ptp", plugin, **where)
+    operator.stop(signal.SIGKILL)
+    asyncio.run(backstop.remove())
+
+
+@pytest.fixture
+def path(lab: Lab) -> Iterator[str]:
+    with sandbox("web") as made:
+        yield made
+
+
+def isolated_as(reason: str) -> Callable[[Report], bool]:
+    def holds(report: Report) -> bool:
+        condition = condition_of(report, "web", names.ISOLATION_READY)
+        return condition is not None and condition.reason == reason
+
+    return holds
+
+
+def reaches(pod: LabPod) -> bool:
+    return attempts.connect_from_node(pod, "IPv4", PORT, is_refused=True) == "connects"
+
+
+def to_be(path: str) -> LabPod:
+    """A pod that has a namespace and nothing in it yet, for a manifest."""
+    from probes.netns import Netns
+
+    return LabPod("web", Netns.open(path), "", 0, (), is_bridged=False)
+
+
+@ATTACHMENTS
+def test_an_agent_that_starts_later_takes_the_gate_over_without_a_gap(
+    operator: Operator, network: Network, path: str, attachment: Attachment
+) -> None:
+    if attachment is Attachment.TCX:
+        offers.need_tcx()
+    options = ("--mode", "enforce", "--attach", attachment.value)
+    operator.start(*options)
+    operator.wait_for("pins", lambda report: report.is_synced)
+    operator.stop(signal.SIGKILL)
+    asyncio.run(backstop.remove())  # which would hide a gap of the gate's
+    with dialling.dialling(*FIRST.values()) as dialler:
+        network.add("web", path)
+        assert not network.said
+        pod = pod_in(path, "web")
+        with pod.listen(PORT):
+            dialler.go_on()
+            operator.write_manifest(pod, mode=None, container=LISTENING)
+            operator.start(*options)
+            operator.wait_for("the gate", isolated_as("Enforced"))
+            dialler.go_on()
+    assert dialler.connected == 0
+    network.delete("web", path)
+
+
+def test_an_agent_that_runs_finds_the_pod_closed_and_opens_nothing(
+    operator: Operator, network: Network, path: str
+) -> None:
+    operator.write_manifest(to_be(path), mode=None, container=LISTENING)
+    operator.start("--mode", "enforce")
+    operator.wait_for("the agent", lambda report: report.is_synced)
+    with dialling.dialling(*FIRST.values()) as dialler:
+        network.add("web", path)
+        assert not network.said
+        with pod_in(path, "web").listen(PORT):
+            operator.wait_for("the gate", isolated_as("Enforced"))
+            dialler.go_on()
+            assert dialler.connected == 0
+            network.delete("web", path)
+
+
+def test_a_pod_that_is_to_have_no_gate_loses_the_plugin_s(
+    operator: Operator, network: Network, path: str
+) -> None:
+    operator.write_manifest(to_be(path), mode="off", container=LISTENING)
+    operator.start("--mode", "enforce")
+    operator.wait_for("the agent", isolated_as("Off"))
+    network.add("web", path)
+    pod = pod_in(path, "web")
+    with pod.listen(PORT):
+        operator.wait_for("open", lambda _: reaches(pod))
+    network.delete("web", path)
+
+
+def test_a_pod_of_which_nobody_has_told_yet_keeps_its_gate(
+    operator: Operator, network: Network, path: str
+) -> None:
+    """An agent that has just started removes what an earlier one left, and nothing else."""
+    waiting = {
+        "kind": "Pod",
+        "metadata": {"name": "late", "annotations": {names.NETNS_ANNOTATION: "/nowhere"}},
+        "spec": {"containers": [{"name": "app"}]},
+    }
+    operator.write_file("late.yaml", str(waiting))
+    operator.start("--mode", "enforce")
+    operator.wait_for("the agent", lambda report: report.is_synced and bool(report.pods))
+    asyncio.run(backstop.remove())
+    network.add("web", path)
+    (operator.manifests / "late.yaml").unlink()
+    operator.wait_for("the other pod gone", lambda report: not report.pods)
+    pod = pod_in(path, "web")
+    with dialling.dialling(*FIRST.values()) as dialler, pod.listen(PORT):
+        dialler.go_on()
+        operator.write_manifest(pod, mode=None, container=LISTENING)
+        operator.wait_for("the gate", isolated_as("Enforced"))
+        dialler.go_on()
+        assert dialler.connected == 0
+    network.delete("web", path)
