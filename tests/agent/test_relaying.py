@@ -378,9 +378,9 @@ async def test_at_the_agents_end_the_relay_is_released_and_left_alone() -> None:
 async def test_reports_come_through_also_of_one_that_drains(node: Node, web: Guarded) -> None:
     old = node.launcher.newest
     await node.relaying.restart()
-    node.reports.clear()
-    await asyncio.sleep(1.5)
-    assert len(node.reports) == 2
+    before = len(node.reports)
+    await asyncio.sleep(3.5)
+    assert len(node.reports) - before >= 6  # each says something once a second
     assert sum(report.open for report in node.relaying.last_reports) == 2
     old.end()
     await asyncio.sleep(2)
