@@ -7,7 +7,7 @@ to stderr.
 import subprocess
 import sys
 
-BENCHES = ("start", "gate", "backstop", "probe")
+BENCHES = ("start", "gate", "backstop", "probe", "relay")
 
 
 def main() -> int:

@@ -1,0 +1,185 @@
+"""What strict mode costs the kubelet, and how soon it goes direct: bench `relay`.
+
+A real agent, its relay, and a stand-in kubelet. Probes by the relay and direct ones take turns: one
+pod is in strict, the other in enforce, both are served by one process.
+"""
+
+import contextlib
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from agent.demo import lab
+from agent.demo.lab import Lab, LabPod
+from agent.demo.operating import Operator
+from bpf import pins
+from tests.bench import answering, figures
+from tests.bench.relayclient import RelayClient
+from tests.kernel import cgroups, fleet
+from tests.kernel.strictnode import Node, wait_until
+
+_RUNS = 9
+_ROUNDS = 1000
+_WARM_UP = 200
+# More would fill half of the pod's ports, and then the kernel searches for long.
+_CONNECTS = 1000
+_IDLE = 5000
+_FAILOVERS = 30
+
+
+def main() -> None:
+    lab.isolate()
+    with _node() as (node, client):
+        _memory(node, client)  # while the relay is small
+        _latency(node, client)
+        _rate(node, client)
+        _fail_over(node, client)
+
+
+@contextlib.contextmanager
+def _node() -> Iterator[tuple[Node, RelayClient]]:
+    """For each measurement pods of its own: TIME-WAIT keeps the ports of the one before."""
+    with (
+        Lab() as network,
+        tempfile.TemporaryDirectory() as folder,
+        cgroups.cgroup() as kubelet,
+        fleet.fleet(pathlib.Path(folder)) as served,
+    ):
+        operator = Operator(pathlib.Path(folder))
+        node = Node(network, served, operator, kubelet)
+        for number, purpose in enumerate(("tcp", "http", "rate", "idle")):
+            for mode in ("strict", "enforce"):
+                node.add(
+                    f"{purpose}-{mode}",
+                    2 * number + 1 + (mode == "strict"),
+                    ports=(),
+                    probes=(fleet.http_probe(answering.PORT),),
+                    mode=mode,
+                )
+        with _served(*(pod.pod for pod in node.pods.values())):
+            client = RelayClient(kubelet)
+            try:
+                node.start()
+                yield node, client
+            finally:
+                client.end()
+                operator.stop(signal.SIGKILL)
+                pins.Pins(operator.bpffs).remove_everything()
+
+
+def _hosts(node: Node, purpose: str) -> list[str]:
+    """Of the pod that the relay carries to, and of the one that is reached directly."""
+    return [node.pods[f"{purpose}-{mode}"].pod.ipv4 for mode in ("strict", "enforce")]
+
+
+@contextlib.contextmanager
+def _served(*pods: LabPod) -> Iterator[None]:
+    paths = [pod.netns.path for pod in pods]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.bench.answering", "http", "", "", *paths],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        yield
+    finally:
+        process.stdin.close()
+        process.wait(timeout=30)
+        process.stdout.close()
+
+
+def _latency(node: Node, client: RelayClient) -> None:
+    """Of both kinds, and again of the one to which the relay adds more."""
+    _note("time of a whole probe, by the relay and direct in turn")
+    runs = {}
+    for kind in ("tcp", "http"):
+        hosts = _hosts(node, kind)
+        client.probe(kind, hosts, _WARM_UP)
+        runs[kind] = [client.probe(kind, hosts, _ROUNDS) for _ in range(_RUNS)]
+    for figure, at in (("added_p50_us", 0.5), ("added_p99_us", 0.99)):
+        added, direct = {}, {}
+        for kind, samples in runs.items():
+            times = [[_quantile(host, at) * 1e6 for host in run] for run in samples]
+            added[kind] = [carried - plain for carried, plain in times]
+            direct[kind] = [plain for _, plain in times]
+            figures.emit("relay", f"{figure}_{kind}", added[kind], "us", baseline=direct[kind])
+        worst = max(added, key=lambda kind: statistics.median(added[kind]))
+        figures.emit("relay", figure, added[worst], "us", baseline=direct[worst])
+
+
+def _rate(node: Node, client: RelayClient) -> None:
+    _note(f"{_CONNECTS} connections, 50 at a time; CPU of the relay's process")
+    pid = _relay(node)
+    strict, direct = _hosts(node, "rate")
+    carried, plain, cpu_us = [], [], []
+    for _ in range(_RUNS):
+        plain.append(_CONNECTS / client.connect(direct, _CONNECTS))
+        before = _cpu_seconds(pid)
+        carried.append(_CONNECTS / client.connect(strict, _CONNECTS))
+        cpu_us.append((_cpu_seconds(pid) - before) / _CONNECTS * 1e6)
+    figures.emit("relay", "connections_per_s", carried, "1/s", baseline=plain)
+    figures.emit("relay", "cpu_us_per_probe", cpu_us, "us")
+
+
+def _memory(node: Node, client: RelayClient) -> None:
+    _note(f"{_IDLE} idle connections; the kernel's memory for their sockets is not counted")
+    pid = _relay(node)
+    before = _pss_mb(pid)
+    client.hold(_hosts(node, "idle")[0], _IDLE)
+    wait_until("all carried", lambda: _open_connections(node) >= _IDLE)
+    figures.emit("relay", "mb_5000_idle", [_pss_mb(pid) - before], "MB")
+    client.let_go()
+
+
+def _fail_over(node: Node, client: RelayClient) -> None:
+    _note(f"{_FAILOVERS} relays killed, each until the first connection that began afterwards")
+    milliseconds = []
+    for _ in range(_FAILOVERS):
+        # A new agent, since one that lost a relay waits before it starts another.
+        node.operator.stop(signal.SIGKILL)
+        node.start()
+        milliseconds.append(client.fail_over(_hosts(node, "idle")[0], _relay(node)) * 1000)
+    figures.emit("relay", "failover_p99_ms", [_quantile(milliseconds, 0.99)], "ms")
+    _note(f"median {statistics.median(milliseconds):.2f} ms, longest {max(milliseconds):.2f} ms")
+
+
+def _relay(node: Node) -> int:
+    pid = node.relay_pid()
+    assert pid is not None, "no relay runs"
+    return pid
+
+
+def _open_connections(node: Node) -> int:
+    report = node.operator.report()
+    return report.relay.open if report else 0
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of all of its threads; the clock ticks are too coarse."""
+    tasks = pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+def _pss_mb(pid: int) -> float:
+    rollup = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    (line,) = [line for line in rollup if line.startswith("Pss:")]
+    return int(line.split()[1]) / 1024
+
+
+def _quantile(samples: list[float], at: float) -> float:
+    return sorted(samples)[int(len(samples) * at)]
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"bench: {text}\n")
+
+
+if __name__ == "__main__":
+    main()
