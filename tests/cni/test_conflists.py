@@ -1,0 +1,145 @@
+"""One plugin more, and one less, in texts that are others'."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent import conflists
+from agent.conflists import ConflistError
+
+ENTRY = {"type": "podgate-cni"}
+STRICT = {"type": "podgate-cni", "strictStart": True}
+
+CALICO = """{
+  "name": "k8s-pod-network",
+  "cniVersion": "0.3.1",
+  "plugins": [
+    {
+      "type": "calico",
+      "policy": {"type": "k8s", "plugins": [1, [2]]},
+      "text": "]}, \\"plugins\\": ["
+    },
+    {
+      "type": "portmap",
+      "snat": true,
+      "capabilities": {"portMappings": true}
+    }
+  ]
+}
+"""
+
+
+def test_the_plugin_comes_last_and_all_else_stays() -> None:
+    text = conflists.with_entry(CALICO, ENTRY)
+    assert text == CALICO.replace(
+        '{"portMappings": true}\n    }\n', '{"portMappings": true}\n    },\n    ' + "{}\n"
+    ).replace("{}\n", json.dumps(ENTRY) + "\n")
+    assert conflists.has_entry(text)
+    assert not conflists.has_entry(CALICO)
+
+
+def test_with_the_plugin_it_stays_as_it_is() -> None:
+    text = conflists.with_entry(CALICO, ENTRY)
+    assert conflists.with_entry(text, ENTRY) == text
+
+
+def test_other_options_replace_the_plugin() -> None:
+    text = conflists.with_entry(conflists.with_entry(CALICO, ENTRY), STRICT)
+    assert text == conflists.with_entry(CALICO, STRICT)
+
+
+def test_two_of_it_become_one() -> None:
+    twice = CALICO.replace(
+        '{\n      "type": "portmap"', '{"type":"podgate-cni"}, {"type":"portmap"'
+    )
+    twice = conflists.with_entry(twice, STRICT)
+    types = [plugin["type"] for plugin in json.loads(twice)["plugins"]]
+    assert types == ["calico", "portmap", "podgate-cni"]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_it_is_taken_out_wherever_others_have_put_it(at: int) -> None:
+    document = json.loads(CALICO)
+    document["plugins"].insert(at, ENTRY)
+    assert json.loads(conflists.without_entry(json.dumps(document, indent=1))) == json.loads(CALICO)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+plugins = st.builds(
+    lambda kind, rest: {**rest, "type": kind},
+    st.text().filter(lambda kind: kind != conflists.TYPE),
+    st.dictionaries(st.text() | st.just("plugins"), json_values, max_size=3),
+)
+documents = st.builds(
+    lambda rest, inner: {**rest, "cniVersion": "1.0.0", "name": "pods", "plugins": inner},
+    st.dictionaries(st.text(), json_values, max_size=3).filter(lambda it: "cniVersions" not in it),
+    st.lists(plugins, min_size=1, max_size=4),
+)
+
+
+@given(document=documents, indent=st.none() | st.integers(0, 3), ascii_only=st.booleans())
+def test_in_and_out_again_leaves_every_byte(
+    document: dict[str, Any], indent: int | None, ascii_only: bool
+) -> None:
+    text = json.dumps(document, indent=indent, ensure_ascii=ascii_only)
+    entered = conflists.with_entry(text, STRICT)
+    assert json.loads(entered) == {**document, "plugins": [*document["plugins"], STRICT]}
+    assert conflists.without_entry(entered) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "{}", '{"plugins": {}}', '{"plugins": ["x"]}', '{"plugins": [{}]}'),
+        *('{"plugins": [{"type": 1}]}', '{"cniVersion": 1, "plugins": [{"type": "x"}]}'),
+    ],
+)
+def test_what_is_no_list_is_refused(text: str) -> None:
+    for function in (conflists.without_entry, conflists.has_entry):
+        with pytest.raises(ConflistError, match="it is no CNI configuration"):
+            function(text)
+    with pytest.raises(ConflistError, match="it is no CNI configuration"):
+        conflists.with_entry(text, ENTRY)
+
+
+@pytest.mark.parametrize("inner", ["", '{"type": "podgate-cni", "strictStart": true}'])
+def test_a_list_of_no_other_plugin_is_refused(inner: str) -> None:
+    with pytest.raises(ConflistError, match="names no plugin that makes interfaces"):
+        conflists.with_entry(f'{{"cniVersion": "1.0.0", "plugins": [{inner}]}}', ENTRY)
+
+
+@pytest.mark.parametrize(
+    ("versions", "newest"),
+    [
+        ({}, "0.1.0"),
+        ({"cniVersion": "0.2.0"}, "0.2.0"),
+        ({"cniVersion": "1.2.0"}, "1.2.0"),
+        ({"cniVersion": "1.0.0", "cniVersions": ["0.4.0", "10.0.0"]}, "10.0.0"),
+        ({"cniVersion": "x"}, "x"),
+    ],
+)
+def test_a_version_that_the_plugin_does_not_speak_is_refused(
+    versions: dict[str, object], newest: str
+) -> None:
+    text = json.dumps({**versions, "plugins": [{"type": "x"}]})
+    with pytest.raises(ConflistError, match=f"its cniVersion is {newest}, and podgate-cni speaks"):
+        conflists.with_entry(text, ENTRY)
+
+
+def test_a_single_plugin_becomes_a_list_around_it() -> None:
+    network = '{ "cniVersion": "0.4.0",\n "name": "n", "type": "bridge"}\n'
+    text = conflists.from_network(network, ENTRY)
+    assert network.strip() in text
+    assert json.loads(text) == {
+        **{"cniVersion": "0.4.0", "name": "n"},
+        "plugins": [json.loads(network), ENTRY],
+    }
+    with pytest.raises(ConflistError):
+        conflists.from_network('{"plugins": []}', ENTRY)

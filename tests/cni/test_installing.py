@@ -1,0 +1,321 @@
+"""The plugin in and out of a node's directories, whatever stands there, and whenever one is killed.
+
+`network_of` is what runtimes do: the first file by name of those that they read.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from agent import cni
+from agent.cli import main
+from agent.cni import CniError, CniPlugin
+
+CONFLIST = '{"cniVersion": "1.0.0", "name": "pods",\n "plugins": [{"type": "ptp"}]}\n'
+NETWORK = '{"cniVersion": "0.4.0", "name": "pods", "type": "bridge"}\n'
+Directory = dict[str, bytes]
+
+
+@pytest.fixture
+def node(tmp_path: pathlib.Path) -> CniPlugin:
+    """A node without any network yet."""
+    (tmp_path / "net.d").mkdir()
+    (tmp_path / "built").write_bytes(b"\x7fELF")
+    return CniPlugin(
+        conf_directory=tmp_path / "net.d",
+        bin_directory=tmp_path / "bin",
+        binary=tmp_path / "built",
+    )
+
+
+def write(node: CniPlugin, files: dict[str, str]) -> Directory:
+    for name, text in files.items():
+        (node.conf_directory / name).write_text(text)
+    return content(node)
+
+
+def content(node: CniPlugin) -> Directory:
+    return {path.name: path.read_bytes() for path in node.conf_directory.iterdir()}
+
+
+def network_of(node: CniPlugin) -> tuple[str, list[str]]:
+    """Name and plugins of the network that a runtime reads."""
+    name = min(n for n in os.listdir(node.conf_directory) if n.endswith(cni._SUFFIXES))
+    document: dict[str, Any] = json.loads((node.conf_directory / name).read_bytes())
+    if not name.endswith(".conflist"):
+        return document["name"], [document["type"]]
+    return document["name"], [plugin["type"] for plugin in document["plugins"]]
+
+
+NETWORKS = pytest.mark.parametrize(
+    ("files", "plugins"),
+    [
+        pytest.param({"10-x.conflist": CONFLIST}, ["ptp"], id="a list"),
+        pytest.param({"10-x.conf": NETWORK}, ["bridge"], id="a single plugin"),
+        pytest.param({"10-x.json": NETWORK}, ["bridge"], id="a single plugin as .json"),
+        pytest.param({"10-x.conf": NETWORK, "10-x.conflist": CONFLIST}, ["bridge"], id="both"),
+        pytest.param(
+            {"20-y.conflist": CONFLIST, "10-x.conflist": CONFLIST, "README": "", "0.conf.bak": "{"},
+            ["ptp"],
+            id="several",
+        ),
+    ],
+)
+
+
+@NETWORKS
+def test_in_and_out_again_leaves_the_directory_as_it_was(
+    node: CniPlugin, files: dict[str, str], plugins: list[str]
+) -> None:
+    before = write(node, files)
+    assert node.install()
+    assert network_of(node) == ("pods", [*plugins, "podgate-cni"])
+    assert node.installed_binary.read_bytes() == b"\x7fELF"
+    assert os.access(node.installed_binary, os.X_OK)
+    after = content(node)
+    assert not node.install()
+    assert content(node) == after
+    assert node.remove()
+    assert content(node) == before
+    assert not list(node.bin_directory.iterdir())
+    assert not node.remove()
+
+
+def test_owner_and_mode_of_the_file_stay(node: CniPlugin) -> None:
+    write(node, {"10-x.conflist": CONFLIST})
+    path = node.conf_directory / "10-x.conflist"
+    path.chmod(0o600)
+    for change in (node.install, node.remove):
+        change()
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_a_link_leads_to_is_changed(node: CniPlugin, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "elsewhere.conflist").write_text(CONFLIST)
+    (node.conf_directory / "10-x.conflist").symlink_to(tmp_path / "elsewhere.conflist")
+    node.install()
+    assert (node.conf_directory / "10-x.conflist").is_symlink()
+    assert network_of(node)[1] == ["ptp", "podgate-cni"]
+
+
+def test_options_are_in_the_entry(node: CniPlugin) -> None:
+    write(node, {"10-x.conflist": CONFLIST})
+    node.install()
+    other = CniPlugin(
+        conf_directory=node.conf_directory,
+        bin_directory=node.bin_directory,
+        binary=node.binary,
+        is_strict=True,
+        run_directory=pathlib.Path("/run/other"),
+        bpffs=pathlib.Path("/bpf"),
+    )
+    assert other.install()
+    document = json.loads((node.conf_directory / "10-x.conflist").read_bytes())
+    assert document["plugins"][1:] == [
+        {
+            **{"type": "podgate-cni", "strictStart": True},
+            **{"runDirectory": "/run/other", "bpffs": "/bpf"},
+        }
+    ]
+
+
+def test_a_newer_binary_takes_the_place_of_the_old(node: CniPlugin) -> None:
+    write(node, {"10-x.conflist": CONFLIST})
+    node.install()
+    node.binary.write_bytes(b"newer")
+    assert node.install()
+    assert node.installed_binary.read_bytes() == b"newer"
+
+
+def test_on_request_the_binary_stays(node: CniPlugin) -> None:
+    write(node, {"10-x.conflist": CONFLIST})
+    node.install()
+    node.remove(keeps_binary=True)
+    assert node.installed_binary.exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, "holds no CNI configuration yet; install a CNI first"),
+        ({"10-x.conflist": "{"}, "10-x.conflist is left as it is: it is no CNI configuration"),
+        ({"10-x.conf": "{"}, "10-x.conf is left as it is: it is no CNI configuration"),
+        ({"10-x.conflist": CONFLIST.replace("1.0.0", "0.2.0")}, "its cniVersion is 0.2.0"),
+    ],
+)
+def test_what_cannot_be_changed_stays_as_it_is(
+    node: CniPlugin, files: dict[str, str], words: str
+) -> None:
+    before = write(node, files)
+    with pytest.raises(CniError, match=words) as error:
+        node.install()
+    assert str(error.value).count("\n") == 0
+    assert content(node) == before
+    node.remove()
+    assert content(node) == before
+
+
+def test_text_of_another_encoding_is_left_alone(node: CniPlugin) -> None:
+    (node.conf_directory / "10-x.conflist").write_bytes(b"\xff")
+    with pytest.raises(CniError, match="is left as it is: it is not UTF-8"):
+        node.install()
+    node.remove()
+
+
+def test_a_plugin_that_was_not_built_is_said(node: CniPlugin) -> None:
+    before = write(node, {"10-x.conflist": CONFLIST})
+    node.binary.unlink()
+    with pytest.raises(CniError, match=r"cannot be read .* build it with 'make setup'"):
+        node.install()
+    assert content(node) == before
+
+
+def test_a_cni_that_writes_its_single_plugin_anew_gets_the_list_anew(node: CniPlugin) -> None:
+    write(node, {"10-x.conf": NETWORK})
+    node.install()
+    newer = NETWORK.replace("pods", "newer")
+    write(node, {"10-x.conf": newer})
+    assert node.install()
+    assert network_of(node) == ("newer", ["bridge", "podgate-cni"])
+    node.remove()
+    assert content(node) == {"10-x.conf": newer.encode()}
+
+
+# Kills the process at its nth system call that changes a directory or a file's content.
+_KILLED = """
+import os, pathlib, signal, sys
+from agent.cni import CniPlugin
+
+left = int(sys.argv[1])
+
+def counted(function):
+    def call(*arguments, **options):
+        global left
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+        return function(*arguments, **options)
+    return call
+
+for name in ("open", "rename", "unlink", "fchmod", "fsync"):
+    setattr(os, name, counted(getattr(os, name)))
+paths = [pathlib.Path(path) for path in sys.argv[3:]]
+plugin = CniPlugin(conf_directory=paths[0], bin_directory=paths[1], binary=paths[2])
+getattr(plugin, sys.argv[2])()
+"""
+
+
+def kill_at(node: CniPlugin, step: int, command: str) -> bool:
+    """Whether the process was killed, rather than done before."""
+    paths = map(str, (node.conf_directory, node.bin_directory, node.binary))
+    done = subprocess.run([sys.executable, "-c", _KILLED, str(step), command, *paths], check=False)
+    assert done.returncode in (0, -9)
+    return done.returncode != 0
+
+
+def until_done(node: CniPlugin, command: str) -> Iterator[None]:
+    """One item after each place at which the process can be killed."""
+    for step in itertools.count():
+        if not kill_at(node, step, command):
+            return
+        yield
+
+
+@pytest.mark.parametrize(
+    ("files", "plugins"),
+    [({"10-x.conflist": CONFLIST}, ["ptp"]), ({"10-x.conf": NETWORK}, ["bridge"])],
+)
+def test_who_is_killed_in_between_leaves_a_network(
+    node: CniPlugin, files: dict[str, str], plugins: list[str]
+) -> None:
+    before = write(node, files)
+    states = 0
+    for _ in until_done(node, "install"):
+        states += 1
+        name, found = network_of(node)
+        assert (name, found) in [("pods", plugins), ("pods", [*plugins, "podgate-cni"])]
+        assert "podgate-cni" not in found or node.installed_binary.read_bytes() == b"\x7fELF"
+        # Each time from the beginning, or a later step would never be reached.
+        node.remove()
+        assert content(node) == before
+    assert states > 5
+    for _ in until_done(node, "remove"):
+        name, found = network_of(node)
+        assert (name, found) in [("pods", plugins), ("pods", [*plugins, "podgate-cni"])]
+        assert "podgate-cni" not in found or node.installed_binary.exists()
+        node.install()
+    assert content(node) == before
+
+
+async def soon(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def has_plugin(node: CniPlugin) -> bool:
+    try:
+        return "podgate-cni" in network_of(node)[1]
+    except (ValueError, OSError):
+        return False
+
+
+async def test_the_agent_puts_the_plugin_back(node: CniPlugin) -> None:
+    keeping = asyncio.create_task(cni.keep(node))
+    try:
+        await asyncio.sleep(0.01)  # no network yet
+        write(node, {"10-x.conflist": CONFLIST})
+        await soon(lambda: has_plugin(node))
+        for number in range(3):
+            newer = node.conf_directory / ".newer"
+            newer.write_text(CONFLIST.replace("pods", f"pods{number}"))
+            newer.rename(node.conf_directory / "10-x.conflist")
+            await soon(lambda: has_plugin(node))
+            assert network_of(node)[0] == f"pods{number}"
+        # An earlier file, as of a CNI that is put in another's place.
+        write(node, {"05-y.conf": NETWORK})
+        await soon(lambda: network_of(node)[1] == ["bridge", "podgate-cni"])
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+def test_two_who_insist_take_ever_longer_turns() -> None:
+    turns = cni.Turns()
+    now, pauses = 0.0, []
+    for _ in range(12):
+        pauses.append(turns.pause_seconds(now))
+        now += pauses[-1] + 0.3
+    assert pauses[:3] == [0.1, 0.2, 0.4]
+    assert pauses[-1] == 60
+    assert turns.pause_seconds(now + 1000) == 0.1
+
+
+def test_the_commands_do_it_and_say_so(node: CniPlugin) -> None:
+    before = write(node, {"10-x.conflist": CONFLIST})
+    where = [
+        *("--cni-conf-dir", str(node.conf_directory)),
+        *("--cni-bin-dir", str(node.bin_directory)),
+    ]
+    install = ["cni", "install", *where, "--binary", str(node.binary), "--cni-strict-start"]
+    runner = CliRunner()
+    assert runner.invoke(main, install).output == "Installed.\n"
+    assert runner.invoke(main, install).output == "Nothing to do: it is installed.\n"
+    assert "strictStart" in (node.conf_directory / "10-x.conflist").read_text()
+    assert runner.invoke(main, ["cni", "remove", *where]).output == "Removed.\n"
+    assert content(node) == before
+    assert "Nothing to do" in runner.invoke(main, ["cni", "remove", *where]).output
+    (node.conf_directory / "10-x.conflist").unlink()
+    failed = runner.invoke(main, install)
+    assert failed.exit_code == 1
+    assert "podgate: " in failed.output
+    assert "Traceback" not in failed.output
