@@ -51,14 +51,17 @@ class Control:
     def _read(self) -> None:
         try:
             received = self._socket.recv(_READ_BYTES)
-            if not received:
-                self._end()
-                return
-            for body in self._frames.feed(received):
-                self._on_message(messages.read_for_relay(body))
         except BlockingIOError:
             return
-        except (OSError, messages.FrameError):
+        except OSError:
+            received = b""
+        try:
+            told = [messages.read_for_relay(body) for body in self._frames.feed(received)]
+        except messages.FrameError:
+            received, told = b"", []
+        for message in told:
+            self._on_message(message)
+        if not received:
             self._end()
 
     def _flush(self) -> None:

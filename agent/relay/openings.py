@@ -95,8 +95,15 @@ class HeldOpenings:
         self._injector = Injector()
         self._listeners = Listeners(poller, self)
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
+        """How many are held."""
         return len(self._held)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held, and nothing carried."""
+        return not self._held and not self.connections
 
     def take(self, opening: segments.Opening) -> None:
         """A SYN was seen: a new one, or one that is sent again."""

@@ -107,7 +107,7 @@ class Relay:
             self._release(_ORPHAN_DRAIN_SECONDS)
         if self._ends_at is None:
             return False
-        is_empty = not self._held or not (self._held.connections or len(self._held))
+        is_empty = self._held is None or self._held.is_empty
         return is_empty or self._now() >= self._ends_at
 
     def _do_what_is_due(self) -> None:
@@ -242,7 +242,7 @@ class Relay:
         if self._now() < self._exhausted_until:
             return True
         return self._held is not None and (
-            len(self._held.connections) + len(self._held) >= self._most_connections
+            len(self._held.connections) + self._held.count >= self._most_connections
         )
 
     def _exhausted(self) -> None:
@@ -254,7 +254,7 @@ class Relay:
             self._control.tell(
                 messages.Report(
                     len(self._held.connections),
-                    len(self._held),
+                    self._held.count,
                     self._is_full(),
                     self._tally.take(),
                 )
