@@ -257,7 +257,7 @@ def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
 
     All gates open. Stop the agent first: it would put them back.
     """
-    from agent import backstop, locks, preflight, relaypair, unmanaged
+    from agent import backstop, cnistate, locks, preflight, relaypair, unmanaged
     from bpf import cleanup as bpf_cleanup
     from bpf import errors
 
@@ -268,6 +268,7 @@ def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
             locks.exclusive_if_present(run_directory),
             locks.exclusive_if_present(installation.root),
         ):
+            cnistate.retire(run_directory)
             removed = bpf_cleanup.remove_everything(installation)
             asyncio.run(backstop.remove())
             asyncio.run(relaypair.remove_everything())

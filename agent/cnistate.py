@@ -29,6 +29,15 @@ class CniState(msgspec.Struct, frozen=True):
     programs: str = msgspec.field(default_factory=sources.fingerprint)
 
 
+def retire(run_directory: pathlib.Path) -> None:
+    """Have new pods start without gates, and without waiting for any: podgate is gone from here.
+
+    Raises `OSError`.
+    """
+    if run_directory.is_dir():
+        publish(run_directory, Mode.OFF, Attachment.CLSACT)
+
+
 def publish(run_directory: pathlib.Path, mode: Mode, attachment: Attachment) -> None:
     """Replace the file in one step. To be called when everything is pinned. Raises `OSError`."""
     state = CniState(mode.word, attachment.value)

@@ -143,3 +143,19 @@ def test_a_pod_of_which_nobody_has_told_yet_keeps_its_gate(
         dialler.go_on()
         assert dialler.connected == 0
     network.delete("web", path)
+
+
+def test_after_cleanup_no_pod_waits_for_gates(
+    operator: Operator, network: Network, plugin: pathlib.Path, tmp_path: pathlib.Path, path: str
+) -> None:
+    operator.start("--mode", "enforce")
+    operator.wait_for("pins", lambda report: report.is_synced)
+    operator.stop(signal.SIGTERM)
+    assert operator.cleanup().returncode == 0
+    where = {"bpffs": str(operator.bpffs), "runDirectory": str(operator.run_directory)}
+    strict = Network(tmp_path, "ptp", plugin, strictStart=True, **where)
+    strict.add("web", path)
+    pod = pod_in(path, "web")
+    with pod.listen(PORT):
+        assert attempts.connect_from_node(pod, "IPv4", PORT, is_refused=False) == "connects"
+    strict.delete("web", path)
