@@ -11,7 +11,7 @@ from agent.pods import Pod
 
 log = structlog.get_logger(__name__)
 
-TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
+TRUE, FALSE = "True", "False"
 
 TYPES = (names.ISOLATION_READY, names.PROBES_PASSING)
 

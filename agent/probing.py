@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from agent import names, tasks
-from agent.conditions import FALSE, TRUE, UNKNOWN, Conditions
+from agent.conditions import FALSE, TRUE, Conditions
 from agent.containers import PodRun
 from agent.guarding import Guarded
 from agent.listeners import ListenerWatch
@@ -257,7 +257,8 @@ class Probing:
         if problem := pod.probe_problem:
             return FALSE, problem.reason, problem.message
         if pod.host_network:
-            return UNKNOWN, "HostNetwork", "Probes of hostNetwork pods are the kubelet's."
+            # True: a gate that asks for it must not hold the pod back for ever.
+            return TRUE, "HostNetwork", "Probes of hostNetwork pods are the kubelet's alone."
         if pod.uid not in self._probed:
             return FALSE, "NotProbed", "The pod has no network namespace to probe in."
         passes, reason, message = self._scheduler.passing(pod.uid)

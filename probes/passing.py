@@ -29,8 +29,9 @@ def passing(pod: PodSlots | None) -> tuple[bool, str, str]:
                 return False, *problem
     if not count:
         return True, "NoProbes", "no container has a startup or readiness probe to run here"
-    probes = "the startup and readiness probe" if count == 1 else f"all {count} probes"
-    return True, "ProbesPassing", f"{probes} of startup and readiness pass"
+    if count == 1:
+        return True, "ProbesPassing", "the only probe of startup and readiness passes"
+    return True, "ProbesPassing", f"all {count} probes of startup and readiness pass"
 
 
 def _problem(slot: Slot, container: ContainerTarget) -> tuple[str, str] | None:

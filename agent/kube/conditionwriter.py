@@ -6,6 +6,8 @@ a foreign hand is corrected, and after an outage each pod that changed costs one
 
 * All pods together: a bucket, and while the API server is away everybody waits for one back-off.
 * One pod: a small bucket, for probes that flap and for others who write the same conditions.
+* What changes nobody's mind waits for more: while one condition of a pod that starts is False
+  anyway, the others need not be told at once.
 * Text alone (each failing probe says how long it took) goes once a minute.
 * Conditions of sandboxes that are gone go first: they say Ready of a pod nobody has looked at.
 """
@@ -32,6 +34,8 @@ _AT_ONCE = 8
 _PER_POD_PER_SECOND = 0.1
 _PER_POD_BURST = 4
 _TEXT_SECONDS = 60.0
+# Sandbox, gate, container and its first probe come one after the other; most pods start in this.
+_SETTLE_SECONDS = 3.0
 _PATCH_SECONDS = 10.0
 _TICK_SECONDS = 0.001
 _REFUSED_BASE_SECONDS, _REFUSED_CAP_SECONDS = 5.0, 300.0
@@ -46,6 +50,8 @@ class _Pod:
         self.is_in_flight = False
         self.text_at = 0.0
         """When a new text alone may be sent."""
+        self.differs_since: float | None = None
+        """Since when the API's conditions are not what they should be."""
         self.not_before = 0.0
         """When it may be tried again after a refusal."""
         self.refused = ""
@@ -75,6 +81,8 @@ class ConditionWriter:
         """
         self.patches = 0
         """How many were sent."""
+        self.replaced = 0
+        """How many of them met another pod, or none."""
         self.problem = ""
         """Why nothing can be written now; empty while all is well."""
         self._api = api
@@ -116,18 +124,24 @@ class ConditionWriter:
         pod = self._pods.get(uid)
         if pod is None or pod.is_replaced or pod.is_in_flight:
             return
-        found = patches.difference(pod.actual, self._wanted(uid, pod))
+        wanted = self._wanted(uid, pod)
+        found = patches.difference(pod.actual, wanted)
         self._stale.discard(uid)
         if found is Difference.NONE:
             self._due.pop(uid, None)
+            pod.differs_since = None
             return
         now = asyncio.get_running_loop().time()
+        if pod.differs_since is None:
+            pod.differs_since = now
         due = max(now + pod.bucket.seconds_until_next(), pod.not_before)
         if found is Difference.TEXT:
             due = max(due, pod.text_at)
         stamp = Stamp(self._sandbox_of(uid), self._boot)
         if any(self._is_stale(pod, kind, stamp) for kind in TYPES):
             self._stale.add(uid)
+        elif not patches.decides(pod.actual, wanted):
+            due = max(due, pod.differs_since + _SETTLE_SECONDS)
         self._due[uid] = due
         self._wake.set()
 
@@ -174,6 +188,7 @@ class ConditionWriter:
         conditions = self._wanted(uid, pod)
         if patches.difference(pod.actual, conditions) is not Difference.NONE:
             pod.bucket.take()
+            pod.differs_since = None
             self.patches += 1
             try:
                 content = await self._api.request(
@@ -234,6 +249,7 @@ class ConditionWriter:
         now = asyncio.get_running_loop().time()
         if patches.means_replaced(error):
             pod.is_replaced = True
+            self.replaced += 1
             log.info("pod is gone from the API; its conditions are dropped", pod=name)
         elif error.means_away:
             if not self.problem:

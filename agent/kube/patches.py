@@ -8,12 +8,12 @@ very pod: for another one of the same name the API server answers 422 for `metad
 import datetime
 import enum
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from agent.conditions import FALSE, TYPES, Condition
+from agent.conditions import FALSE, TRUE, TYPES, Condition
 from agent.kube.client import ApiError
 from agent.kube.objects import ApiPod, PodCondition
 
@@ -88,6 +88,15 @@ def difference(pod: ApiPod, conditions: Sequence[PodCondition]) -> Difference:
     return max(found, default=Difference.NONE)
 
 
+def decides(pod: ApiPod, conditions: Sequence[PodCondition]) -> bool:
+    """Whether these make a pod ready that was not, or the other way round, as far as it is
+    podgate's to say: all of its gates that are podgate's are True."""
+    kinds = pod.gates.intersection(TYPES) or TYPES
+    now = {one.type: one for one in pod.status.conditions}
+    then = now | {one.type: one for one in conditions}
+    return _are_true(now, kinds) != _are_true(then, kinds)
+
+
 def body(pod: ApiPod, conditions: Sequence[PodCondition]) -> dict[str, object]:
     """The patch, for plain JSON."""
     return {
@@ -131,6 +140,10 @@ def _made(
         last_transition_time=since,
         observed_generation=pod.metadata.generation or None,
     )
+
+
+def _are_true(conditions: Mapping[str, PodCondition], kinds: Iterable[str]) -> bool:
+    return all(kind in conditions and conditions[kind].status == TRUE for kind in kinds)
 
 
 def _difference(actual: PodCondition | None, one: PodCondition) -> Difference:

@@ -17,6 +17,8 @@ from aiohttp import web
 
 RECORDED = pathlib.Path(__file__).parent / "recorded"
 PODS = "/api/v1/pods"
+NODES = "/api/v1/nodes"
+NAMESPACES = "/api/v1/namespaces"
 
 Json = dict[str, Any]
 Fault = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
