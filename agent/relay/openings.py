@@ -80,10 +80,16 @@ class HeldOpenings:
         targets: Targets,
         tally: Tally,
         *,
+        most: int,
+        on_full: Callable[[], None],
         on_exhausted: Callable[[], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """on_exhausted: the process has no descriptors or memory left for another connection."""
+        """most: how many may be held and carried at once; on_full: so many are, and no more should
+        come; on_exhausted: the process has no descriptor or memory left for another.
+        """
+        self._most = most
+        self._on_full = on_full
         self.connections: set[Carried] = set()
         self._poller = poller
         self._targets = targets
@@ -99,6 +105,11 @@ class HeldOpenings:
     def count(self) -> int:
         """How many are held."""
         return len(self._held)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many are held and carried as may be."""
+        return len(self._held) + len(self.connections) >= self._most
 
     @property
     def is_empty(self) -> bool:
@@ -159,6 +170,8 @@ class HeldOpenings:
         pod.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         held = _Held(self, opening, target, pod, started)
         self._held[opening.flow] = held
+        if self.is_full:
+            self._on_full()
         address = (str(target.address), opening.port)
         # The way goes by the pod's loopback: by the time connect returns the answer is there, and
         # asking a second time gets it.

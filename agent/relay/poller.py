@@ -25,6 +25,7 @@ class Poller:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._watchers: dict[int, Watcher] = {}
+        self._forgotten: set[int] = set()
 
     def close(self) -> None:
         self._epoll.close()
@@ -42,20 +43,22 @@ class Poller:
     def forget(self, fd: int) -> None:
         """Wait for it no more."""
         self._epoll.unregister(fd)
-        del self._watchers[fd]
+        self.forget_closed(fd)
 
     def forget_closed(self, fd: int) -> None:
         """The same for one that is closed next: the kernel forgets it by itself, since no process
         and no other descriptor shares it.
         """
         del self._watchers[fd]
+        self._forgotten.add(fd)
 
     def poll(self, seconds: float) -> None:
         """Wait for at most so long, and tell everybody concerned.
 
-        A descriptor that was closed and given out again within one round may hear of an event of
-        its predecessor's: sockets do not block, so its watcher finds nothing to do.
+        What was closed in this round may be given out again in it, and an event of the one before
+        is no news of the next: what there is to tell of that, the next round tells.
         """
+        self._forgotten.clear()
         for fd, events in self._epoll.poll(seconds):
-            if watcher := self._watchers.get(fd):
+            if fd not in self._forgotten and (watcher := self._watchers.get(fd)):
                 watcher.on_event(events)

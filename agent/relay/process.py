@@ -150,6 +150,8 @@ class Relay:
             self._poller,
             self._targets,
             self._tally,
+            most=self._most_connections,
+            on_full=self._beat,
             on_exhausted=self._exhausted,
             now=self._now,
         )
@@ -241,9 +243,7 @@ class Relay:
     def _is_full(self) -> bool:
         if self._now() < self._exhausted_until:
             return True
-        return self._held is not None and (
-            len(self._held.connections) + self._held.count >= self._most_connections
-        )
+        return self._held is not None and self._held.is_full
 
     def _exhausted(self) -> None:
         self._exhausted_until = self._now() + _EXHAUSTED_SECONDS
