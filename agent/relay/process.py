@@ -47,6 +47,8 @@ _OTHER_DESCRIPTORS = 1200
 # After the kernel said that there is no room, whatever was counted here.
 _EXHAUSTED_SECONDS = 1.0
 _ORPHAN_DRAIN_SECONDS = 10.0
+# A connect that was redirected a moment before a release is still on its way.
+_LINGER_SECONDS = 0.5
 
 
 class Relay:
@@ -72,6 +74,7 @@ class Relay:
         descriptors = _raise_descriptor_limit()
         self._most_connections = (descriptors - min(_OTHER_DESCRIPTORS, descriptors // 4)) // 2
         self._is_told_to_end = False
+        self._lingers_until = 0.0
         self._ends_at: float | None = None
         self._last_activity: dict[object, float] = {}
         self._due = dict.fromkeys((self._beat, self._report, self._expire, self._look), 0.0)
@@ -106,6 +109,8 @@ class Relay:
         if self._is_told_to_end:
             self._release(_ORPHAN_DRAIN_SECONDS)
         if self._ends_at is None:
+            return False
+        if self._now() < self._lingers_until:
             return False
         is_empty = self._held is None or self._held.is_empty
         return is_empty or self._now() >= self._ends_at
@@ -220,6 +225,7 @@ class Relay:
         if self._ends_at is not None:
             return
         self._is_engaged = False
+        self._lingers_until = self._now() + _LINGER_SECONDS
         self._ends_at = self._now() + drain_seconds
         if self._redirect is None or self._targets is None:
             return
