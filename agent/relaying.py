@@ -31,7 +31,6 @@ _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 1.0, 30.0
 _HEALTHY_SECONDS = 60.0
 # A pod that is replaced comes back at once.
 _IDLE_SECONDS = 60.0
-_ON_THE_WAY_SECONDS = 0.5
 # Probes end within seconds; a hook's connection may be idle, and its client opens another.
 _DRAIN_SECONDS = 30.0
 # What released itself, and is still there so long after its drain, hangs.
@@ -271,8 +270,6 @@ class Relaying:
             serving.told = None
             self._answer(error)
             return
-        # What was redirected to the old one just before may still be on its way there.
-        await asyncio.sleep(_ON_THE_WAY_SECONDS)
         self._release(serving.relay)
         self._answer(None)
 
