@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from agent import tasks
-from agent.conditions import Conditions
+from agent.conditions import Condition, Conditions
 from agent.containers import ContainerRun, PodRun
 from agent.cri.client import Runtime
 from agent.cri.endpoints import open_runtime
@@ -74,10 +74,13 @@ class Cluster:
             on_sandbox=self._set_sandbox,
             on_removed=self._remove_sandbox,
             on_containers=self._set_containers,
+            on_relist=self._on_relist,
         )
+        self._knows_sandboxes = False
+        self._conditions = conditions
         self.writer = ConditionWriter(
             api,
-            conditions_of=conditions.of,
+            conditions_of=self._conditions_of,
             sandbox_of=self._sandbox_name,
             boot=_BOOT_ID.read_text(encoding="ascii").strip(),
             writes_all=settings.write_all_conditions,
@@ -180,6 +183,22 @@ class Cluster:
 
     def _set_containers(self, sandbox: Sandbox, containers: tuple[Container, ...]) -> None:
         self._on_run(sandbox.pod_uid)
+
+    def _on_relist(self) -> None:
+        if not self._knows_sandboxes and self.sandboxes.is_settled:
+            self._knows_sandboxes = True
+            self.writer.want_all()
+
+    def _conditions_of(self, uid: str) -> list[Condition]:
+        """What the API is to be told of a pod.
+
+        Until the runtime has told of its sandboxes, that one is missing says nothing; of a pod that
+        is being deleted it says nothing new.
+        """
+        api_pod = self.pods.get(uid)
+        is_deleting = api_pod is not None and api_pod.metadata.deletion_timestamp is not None
+        has_ended = is_deleting and uid not in self.sandboxes.current
+        return self._conditions.of(uid) if self._knows_sandboxes and not has_ended else []
 
     def _sandbox_name(self, uid: str) -> str:
         sandbox = self.sandboxes.current.get(uid)

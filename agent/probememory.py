@@ -41,6 +41,8 @@ class SandboxProbes(msgspec.Struct, kw_only=True):
     is_taken: bool = False
     """Whether it was good: a refused one may still be mended."""
     results: Results = {}
+    containers: dict[str, str] = {}
+    """The runtime's ids of the containers that these are of, where a runtime tells them."""
 
 
 class _File(msgspec.Struct):

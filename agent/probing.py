@@ -189,7 +189,7 @@ class Probing:
         if netns is None or network is None:
             return None
         run = self._run_of(pod.uid)
-        return PodTarget(
+        target = PodTarget(
             uid=pod.uid,
             netns=netns,
             addresses=network.probe_addresses,
@@ -198,6 +198,12 @@ class Probing:
             ),
             deleting=run is not None and run.is_deleting,
         )
+        if run is not None:
+            ids = {name: container.id for name, container in run.containers.items()}
+            if ids != sandbox.containers:
+                sandbox.containers = ids
+                self._memory.save_soon()
+        return target
 
     def _container(
         self, pod: Pod, probes: ContainerProbes, sandbox: SandboxProbes, run: PodRun | None
@@ -215,6 +221,8 @@ class Probing:
         container = run.containers.get(probes.name)
         if container is None:
             return ContainerTarget(probes=probes, running=False, restarts=run.restarts)
+        if sandbox.containers.get(probes.name) != container.id:
+            restored = {}
         is_startup_ours = not (probes.startup and isinstance(probes.startup.handler, Exec))
         return ContainerTarget(
             probes=probes,

@@ -84,6 +84,11 @@ class Reconciler:
     def set_pod(self, pod: Pod) -> None:
         """A pod is new or has changed."""
         guarded = self.guarded.get(pod.uid) or self._take_back(pod.uid) or Guarded(pod)
+        if guarded.pod.netns_path != pod.netns_path:
+            # What was said is of a sandbox that is another one now.
+            guarded.isolation = None
+            self._probing.remove(pod.uid)
+            self._conditions.forget(pod.uid)
         guarded.pod = pod
         self.guarded[pod.uid] = guarded
         self.mark(pod.uid)

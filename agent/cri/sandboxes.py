@@ -73,16 +73,19 @@ class Sandboxes:
         on_sandbox: Callable[[Sandbox], None],
         on_removed: Callable[[Sandbox], None],
         on_containers: Callable[[Sandbox, tuple[Container, ...]], None],
+        on_relist: Callable[[], None] = lambda: None,
     ) -> None:
         """on_sandbox gets a pod's current sandbox when it is new or changed, also when it takes
         over from another; on_removed the last one of a pod that has none any more; on_containers
-        the newest container of each name, after `on_sandbox`.
+        the newest container of each name, after `on_sandbox`; on_relist is called after all that
+        one list had to tell.
         """
         self._open_runtime = open_runtime
         self._locate = locate
         self._on_sandbox = on_sandbox
         self._on_removed = on_removed
         self._on_containers = on_containers
+        self._on_relist = on_relist
         self._runtime: Runtime | None = None
         self._looked: dict[str, _Looked] = {}
         self._starts: dict[str, _Start] = {}
@@ -152,6 +155,8 @@ class Sandboxes:
         elif self.problem and not problem:
             log.info("container runtime answers", sandboxes=len(self.current))
         self.problem = problem
+        if not problem:
+            self._on_relist()
 
     async def _wait(self) -> None:
         """Until a hint or its echo, else for the time between lists."""

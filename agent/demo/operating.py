@@ -43,6 +43,8 @@ class Operator:
         self.run_directory = directory / "run"
         self.log = directory / "agent.log"
         self.bpffs = bpffs
+        self.pods_from: tuple[str, ...] = ("--manifests", str(self.manifests))
+        """Where the agent is told that pods come from."""
         self.manifests.mkdir()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -74,7 +76,7 @@ class Operator:
     def start_in(self, directory: pathlib.Path | None, *extra: str) -> None:
         """Start it where its packages are looked for in `directory` first: another version."""
         arguments = [
-            *("--manifests", str(self.manifests)),
+            *self.pods_from,
             *("--run-directory", str(self.run_directory)),
             *("--bpffs", str(self.bpffs)),
             *("--http-address", "127.0.0.1:0"),

@@ -4,7 +4,8 @@
 patched, with the newest at that moment, however much happened before. So nothing is sent at rest,
 a foreign hand is corrected, and after an outage each pod that changed costs one PATCH.
 
-* All pods together: a bucket, and while the API server is away everybody waits for one back-off.
+* All pods together: a bucket, and while the API server is away one pod tries for all, less and less
+  often.
 * One pod: a small bucket, for probes that flap and for others who write the same conditions.
 * What changes nobody's mind waits for more: while one condition of a pod that starts is False
   anyway, the others need not be told at once.
@@ -95,6 +96,7 @@ class ConditionWriter:
         self._due: dict[str, float] = {}
         self._stale: set[str] = set()
         self._resume_at = 0.0
+        self._in_flight = 0
         self._wake = asyncio.Event()
         self._bucket = pacing.Bucket(per_second=_PATCHES_PER_SECOND, burst=_BURST)
         self._backoff = pacing.Backoff(base_seconds=1.0, cap_seconds=30.0, jitter=jitter)
@@ -102,7 +104,7 @@ class ConditionWriter:
     @property
     def pending(self) -> int:
         """How many pods' conditions in the API are not what they should be."""
-        return len(self._due) + sum(pod.is_in_flight for pod in self._pods.values())
+        return len(self._due) + self._in_flight
 
     def see(self, actual: ApiPod) -> None:
         """The API has this version of a pod."""
@@ -145,6 +147,11 @@ class ConditionWriter:
         self._due[uid] = due
         self._wake.set()
 
+    def want_all(self) -> None:
+        """What is known of any pod may have changed."""
+        for uid in list(self._pods):
+            self.want(uid)
+
     def forget(self, uid: str) -> None:
         """The pod is gone."""
         self._pods.pop(uid, None)
@@ -160,6 +167,7 @@ class ConditionWriter:
                 await self._bucket.wait()
                 uid, pod = await self._next()
                 pod.is_in_flight = True
+                self._in_flight += 1
                 task = group.create_task(self._write(uid, pod), name=f"conditions of {uid}")
                 task.add_done_callback(lambda done: places.release())
 
@@ -171,12 +179,16 @@ class ConditionWriter:
             now = loop.time()
             # A timer's rounding must not make this a busy loop.
             ready = [uid for uid, due in self._due.items() if due <= now + _TICK_SECONDS]
-            if ready and now + _TICK_SECONDS >= self._resume_at:
+            # While nothing can be written, one pod tries for all.
+            has_way = now + _TICK_SECONDS >= self._resume_at and not (
+                self.problem and self._in_flight
+            )
+            if ready and has_way:
                 uid = min(ready, key=lambda one: (one not in self._stale, self._due[one]))
                 del self._due[uid]
                 return uid, self._pods[uid]
             wait = None
-            if self._due:
+            if self._due and (has_way or not self._in_flight):
                 wait = max(min(self._due.values()), self._resume_at) - now
             try:
                 async with asyncio.timeout(wait):
@@ -204,6 +216,8 @@ class ConditionWriter:
                 self._is_well(pod)
                 self._take_answer(content, pod, conditions)
         pod.is_in_flight = False
+        self._in_flight -= 1
+        self._wake.set()
         if self._pods.get(uid) is pod:
             self.want(uid)
 

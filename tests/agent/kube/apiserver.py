@@ -1,6 +1,8 @@
 """An API server of the tests' own: real HTTP over real sockets, with faults on demand.
 
-It answers as the recordings beside it show; what they do not show it does not do.
+It answers as the recordings beside it show; what they do not show it does not do. It listens on a
+unix socket: what is written there is there to be read at once, while packets on the loopback may
+wait for a busy machine, and faked time would not wait for them.
 """
 
 import asyncio
@@ -90,7 +92,7 @@ class ApiServer:
         """Watches from before it are 410."""
         self.faults: list[Fault] = []
         """Asked first, in order; the first answer is given."""
-        self.address = ""
+        self.port = 0
         self._objects: dict[str, dict[tuple[str, str], Json]] = {}
         self._history: list[tuple[str, int, Json]] = []
         self._version = 100
@@ -152,26 +154,31 @@ class ApiServer:
 
     @asynccontextmanager
     async def running(
-        self, port: int = 0, *, tls: ssl.SSLContext | None = None
+        self,
+        path: pathlib.Path | None = None,
+        *,
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
     ) -> AsyncIterator[None]:
-        scheme = "https" if tls else "http"
+        """Serve on a unix socket, or on a port of 127.0.0.1 (0: any)."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._serve)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
         await runner.setup()
         try:
-            site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls)
+            site: web.BaseSite
+            if path:
+                site = web.UnixSite(runner, path)
+            else:
+                site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls)
             await site.start()
-            self.address = f"{scheme}://127.0.0.1:{runner.addresses[0][1]}"
+            if not path:
+                self.port = runner.addresses[0][1]
             yield
         finally:
             for stream in self.streams:
                 stream.end()
             await runner.cleanup()
-
-    @property
-    def port(self) -> int:
-        return int(self.address.rpartition(":")[2])
 
     def _tell(self, path: str, event: Json) -> None:
         self._history.append((path, self._version, copy.deepcopy(event)))

@@ -1,0 +1,40 @@
+"""A node of a cluster for each test: container runtime, API server, and whoever runs agents."""
+
+import pathlib
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent import backstop
+from agent.demo.operating import Operator
+from bpf import pins
+from tests.agent.kube.apiserver import ApiServer
+from tests.agent.kube.conftest import write_kubeconfig
+from tests.kernel.conftest import fresh_pins
+from tests.node.node import Node
+from tests.runtime.conftest import driver, runtime
+from tests.runtime.containerd import Containerd
+from tests.runtime.driving import Driver
+
+__all__ = ["driver", "fresh_pins", "runtime"]
+
+
+@pytest.fixture
+async def node(
+    runtime: Containerd,
+    driver: Driver,
+    fresh_pins: pins.Pins,
+    tmp_path: pathlib.Path,
+) -> AsyncIterator[Node]:
+    """No agent runs yet; none outlives the test."""
+    operator = Operator(tmp_path, fresh_pins.bpffs)
+    made = Node(runtime, driver, ApiServer(), operator)
+    await made.start_api()
+    write_kubeconfig(made.kubeconfig, f"http://127.0.0.1:{made.server.port}")
+    try:
+        yield made
+    finally:
+        operator.stop(signal.SIGKILL)
+        await made.stop_api()
+        await backstop.remove()

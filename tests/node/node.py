@@ -1,0 +1,179 @@
+"""One node of a cluster, in the test's hands: API server, container runtime, agent."""
+
+import asyncio
+import contextlib
+import copy
+import json
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+from agent import names
+from agent.demo import operating
+from agent.demo.operating import GaveUp, Operator
+from agent.status import PodStatus, Report
+from tests.agent.kube import apiserver
+from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer, Asked, Json
+from tests.runtime.containerd import Containerd
+from tests.runtime.driving import Driver
+
+NAME = "node1"
+NAMESPACE = "tests"
+PORT = 8080
+READY = {
+    "readinessProbe": {
+        "httpGet": {"path": "/healthz", "port": PORT},
+        "periodSeconds": 1,
+        "failureThreshold": 1,
+    }
+}
+_PATIENCE_SECONDS = 20 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_POLL_SECONDS = 0.02
+
+
+class Node:
+    """Pods are the test's to make in the API and in the runtime, as scheduler and kubelet do."""
+
+    def __init__(
+        self,
+        runtime: Containerd,
+        driver: Driver,
+        server: ApiServer,
+        operator: Operator,
+    ) -> None:
+        self.runtime = runtime
+        self.driver = driver
+        self.server = server
+        self.operator = operator
+        self.kubeconfig = operator.log.with_name("kubeconfig")
+        self._api = contextlib.AsyncExitStack()
+        operator.pods_from = (
+            *("--node-name", NAME, "--kubeconfig", str(self.kubeconfig)),
+            *("--cri-socket", str(runtime.socket)),
+        )
+        metadata = {"metadata": {"name": NAME}}
+        server.put({"kind": "Node", **metadata}, path=NODES)
+        self.label_namespace({})
+
+    async def start_api(self) -> None:
+        """Serve at the address that it had before, if it had one."""
+        await self._api.enter_async_context(self.server.running(port=self.server.port))
+
+    async def stop_api(self) -> None:
+        """Nobody listens there any more; what the server knows stays."""
+        await self._api.aclose()
+
+    def create(
+        self, name: str, *, container: Json = READY, is_gated: bool = True, **metadata: Any
+    ) -> Json:
+        """Have the API know a pod. container: fields of its only one; is_gated: whether it has
+        both of podgate's readiness gates."""
+        make = apiserver.gated if is_gated else apiserver.pod
+        thing = make(name, namespace=NAMESPACE, **metadata)
+        thing["spec"]["containers"][0].update(copy.deepcopy(container))
+        return self.server.put(thing)
+
+    def delete(self, name: str) -> None:
+        self.server.delete(name, namespace=NAMESPACE)
+
+    def change(self, name: str, edit: Callable[[Json], object]) -> None:
+        """Another version of a pod in the API."""
+        thing = copy.deepcopy(self.get(name))
+        edit(thing)
+        self.server.put(thing)
+
+    def label_namespace(self, labels: dict[str, str]) -> None:
+        """The namespace that all pods are in."""
+        metadata = {"metadata": {"name": NAMESPACE, "labels": labels}}
+        self.server.put({"kind": "Namespace", **metadata}, path=NAMESPACES)
+
+    def get(self, name: str) -> Json:
+        return self.server.get(name, namespace=NAMESPACE)
+
+    def condition(self, name: str, kind: str) -> Json:
+        """As the API has it; empty while it does not."""
+        found = self.get(name)["status"].get("conditions", ())
+        return next((one for one in found if one["type"] == kind), {})
+
+    def is_ready(self, name: str) -> bool:
+        """Whether both of podgate's conditions are True in the API."""
+        return all(
+            self.condition(name, kind).get("status") == "True"
+            for kind in (names.ISOLATION_READY, names.PROBES_PASSING)
+        )
+
+    def patches(self, name: str) -> list[Asked]:
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/status"
+        return self.server.of(path, method="PATCH")
+
+    def events(self) -> list[Json]:
+        """Bodies of the Events that were made."""
+        path = f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"
+        return [one.body for one in self.server.of(path, method="POST")]
+
+    async def run_pod(self, name: str, **options: Any) -> str:
+        """Its sandbox and its container; the sandbox' id."""
+        sandbox = await self.driver.run_sandbox(name, **options)
+        await self.driver.start_container(sandbox)
+        return sandbox
+
+    async def end_pod(self, sandbox: str) -> None:
+        await self.driver.stop_sandbox(sandbox)
+        await self.driver.remove_sandbox(sandbox)
+
+    async def start_agent(self, *options: str) -> None:
+        """Start it, and wait until it answers."""
+        self.operator.start("--mode", "enforce", *options)
+        await self.told("an agent", lambda report: True)
+
+    async def stop_agent(self, number: signal.Signals = signal.SIGTERM) -> None:
+        await asyncio.to_thread(self.operator.stop, number)
+
+    async def told(self, what: str, holds: Callable[[Report], object]) -> Report:
+        """Ask the agent until it holds."""
+        return await asyncio.to_thread(
+            self.operator.wait_for, what, lambda report: bool(holds(report))
+        )
+
+    async def until(self, what: str, holds: Callable[[], object]) -> None:
+        """Wait until something holds of the API server or of the kernel."""
+        deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
+        while not holds():
+            if asyncio.get_running_loop().time() > deadline:
+                lines = [json.dumps(line) for line in self.operator.log_lines()][-5:]
+                raise GaveUp(f"{what} did not come true; the agent's last lines: {lines}")
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def ready(self, *pods: str) -> None:
+        """Until the API says both conditions of each."""
+        await self.until(f"{pods} ready", lambda: all(self.is_ready(name) for name in pods))
+
+    async def get_http(self, path: str) -> tuple[int, str]:
+        """Status and text of the agent's own server."""
+        report = await self.told("an agent", lambda report: True)
+        url = f"http://{report.http_address}{path}"
+
+        def ask() -> tuple[int, str]:
+            try:
+                with urllib.request.urlopen(url, timeout=_PATIENCE_SECONDS) as answer:
+                    return answer.status, answer.read().decode()
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, error.read().decode()
+
+        return await asyncio.to_thread(ask)
+
+
+def status_of(report: Report, name: str) -> PodStatus:
+    found = operating.pod_of(report, name)
+    assert found is not None, f"{name} is not among {[pod.name for pod in report.pods]}"
+    return found
+
+
+def reason_of(report: Report, name: str, kind: str = names.ISOLATION_READY) -> str:
+    """Empty where the agent says nothing."""
+    found = operating.condition_of(report, name, kind)
+    return found.reason if found else ""

@@ -1,0 +1,154 @@
+"""A pod's life in a cluster, told by the API server and the container runtime, seen in both."""
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from agent import names
+from tests.agent.kube.apiserver import Json
+from tests.node.node import READY, Node, reason_of, status_of
+
+pytestmark = pytest.mark.kernel
+
+BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+ASLEEP = ("/bin/sleep", "1000000")
+
+
+async def test_a_pod_is_gated_probed_and_said_to_be_ready_until_it_ends(node: Node) -> None:
+    await node.start_agent()
+    node.create("web")
+    sandbox = await node.run_pod("web")
+    await node.ready("web")
+
+    isolation = node.condition("web", names.ISOLATION_READY)
+    assert isolation["reason"] == "Enforced"
+    assert isolation["message"].endswith(f"(sandbox {sandbox[:12]}, boot {BOOT})")
+    assert node.condition("web", names.PROBES_PASSING)["reason"] == "ProbesPassing"
+    # Both at once; a machine that takes longer than 3 s to start a pod hears that it waits.
+    *waiting, patch = node.patches("web")
+    assert len(waiting) <= 1
+    assert patch.body["metadata"] == {"uid": "uid-web"}
+    assert len(patch.body["status"]["conditions"]) == 2
+    report = await node.told("a gate", lambda report: status_of(report, "web").gates)
+    assert status_of(report, "web").source == "api"
+    assert (await node.get_http("/readyz"))[0] == 200
+
+    node.change("web", lambda pod: pod["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"))
+    await node.driver.stop_sandbox(sandbox)
+    await node.told("no gate", lambda report: not status_of(report, "web").gates)
+    node.delete("web")
+    await node.driver.remove_sandbox(sandbox)
+    await node.told("nothing", lambda report: not report.pods)
+    _, metrics = await node.get_http("/metrics")
+    assert 'pod="web"' not in metrics
+
+
+async def test_a_restarted_container_is_probed_anew(node: Node) -> None:
+    await node.start_agent()
+    node.create("web")
+    sandbox = await node.driver.run_sandbox("web")
+    first = await node.driver.start_container(sandbox)
+    await node.ready("web")
+
+    await node.driver.stop_container(first)
+    second = await node.driver.start_container(sandbox, attempt=1, command=ASLEEP)
+    await node.until("the second's failure", lambda: reason(node) == "ProbeFailing")
+    assert "refused" in node.condition("web", names.PROBES_PASSING)["message"]
+    assert node.condition("web", names.ISOLATION_READY)["status"] == "True"
+
+    await node.driver.stop_container(second)
+    await node.until("its end", lambda: reason(node) == "ContainerNotRunning")
+    await node.driver.start_container(sandbox, attempt=2)
+    await node.ready("web")
+
+
+async def test_readiness_is_followed_while_a_pod_is_being_deleted(node: Node) -> None:
+    await node.start_agent()
+    node.create("web")
+    sandbox = await node.driver.run_sandbox("web")
+    container = await node.driver.start_container(sandbox)
+    await node.ready("web")
+
+    node.change("web", lambda pod: pod["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"))
+    await node.driver.stop_container(container)
+    await node.until("its end", lambda: reason(node) == "ContainerNotRunning")
+    assert node.condition("web", names.ISOLATION_READY)["status"] == "True"
+
+
+async def test_probes_wait_for_a_startup_probe_that_only_the_kubelet_runs(node: Node) -> None:
+    startup = {"startupProbe": {"exec": {"command": ["true"]}}}
+    await node.start_agent()
+    node.create("web", container={**READY, **startup})
+    sandbox = await node.driver.run_sandbox("web")
+    container = await node.driver.start_container(sandbox)
+    await node.until("waiting", lambda: reason(node) == "ProbePending")
+
+    def start(pod: Json) -> None:
+        status = {"name": "app", "containerID": f"containerd://{container}", "started": True}
+        pod["status"]["containerStatuses"] = [status]
+
+    node.change("web", start)
+    await node.ready("web")
+
+    await node.driver.stop_container(container)
+    await node.driver.start_container(sandbox, attempt=1)
+    # What the API says is of another container.
+    await node.until("waiting again", lambda: reason(node) == "ProbePending")
+
+
+@pytest.mark.parametrize(
+    "container",
+    [{}, {"readinessProbe": {"exec": {"command": ["true"]}}}],
+    ids=["none", "exec"],
+)
+async def test_a_gate_without_probes_to_run_is_true_and_says_so(
+    node: Node, container: dict[str, Any]
+) -> None:
+    await node.start_agent()
+    node.create("web", container=container)
+    await node.run_pod("web")
+    await node.ready("web")
+    assert reason(node) == "NoProbes"
+    assert "no container has" in node.condition("web", names.PROBES_PASSING)["message"].lower()
+
+
+async def test_a_pod_on_the_node_s_network_is_held_back_by_no_gate(node: Node) -> None:
+    await node.start_agent()
+    node.create("web")
+    node.change("web", lambda pod: pod["spec"].update(hostNetwork=True))
+    await node.driver.run_sandbox("web", host_network=True)
+    await node.ready("web")
+    assert reason(node) == "HostNetwork"
+
+
+async def test_a_pod_without_a_readiness_gate_is_guarded_and_not_written(node: Node) -> None:
+    await node.start_agent()
+    node.create("web", is_gated=False)
+    await node.run_pod("web")
+    report = await node.told("a gate", lambda report: reason_of(report, "web") == "Enforced")
+    assert status_of(report, "web").probes == []
+    # Another pod's conditions went out meanwhile, so this one's would have.
+    node.create("api")
+    await node.run_pod("api")
+    await node.ready("api")
+    assert node.patches("web") == []
+
+
+async def test_modes_come_from_node_namespace_and_pod(node: Node) -> None:
+    await node.start_agent()
+    node.create("web", labels={names.MODE_LABEL: "audit"})
+    await node.run_pod("web")
+    await node.ready("web")
+    # A pod may not open itself.
+    assert node.condition("web", names.ISOLATION_READY)["reason"] == "Enforced"
+    node.label_namespace({names.MODE_LABEL: "audit"})
+    await node.until("audit", lambda: isolation_reason(node) == "Audit")
+
+
+def reason(node: Node) -> str:
+    return str(node.condition("web", names.PROBES_PASSING).get("reason", ""))
+
+
+def isolation_reason(node: Node) -> str:
+    return str(node.condition("web", names.ISOLATION_READY).get("reason", ""))
