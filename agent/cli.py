@@ -133,6 +133,18 @@ def main() -> None:
 @cnicommand.bin_directory
 @cnicommand.strict_start
 @click.option(
+    "--standby-seconds",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Where another agent runs, wait so long for its end, prepared; else that is an error.",
+)
+@click.option(
+    "--started-file",
+    type=_PATH,
+    help="Made when this agent has started or stands by: for a start-up probe.",
+)
+@click.option(
     "--log-format",
     type=click.Choice([choice.value for choice in LogFormat]),
     default=LogFormat.JSON.value,
@@ -158,6 +170,8 @@ def run(
     cni_conf_dir: pathlib.Path | None,
     cni_bin_dir: pathlib.Path,
     cni_strict_start: bool,
+    standby_seconds: float,
+    started_file: pathlib.Path | None,
     log_format: str,
     run_directory: pathlib.Path,
     bpffs: pathlib.Path,
@@ -188,6 +202,8 @@ def run(
         cni_conf_directory=cni_conf_dir,
         cni_bin_directory=cni_bin_dir,
         cni_strict_start=cni_strict_start,
+        standby_seconds=standby_seconds,
+        started_file=started_file,
         log_format=LogFormat(log_format),
     )
     logs.configure(settings.log_format)

@@ -9,7 +9,7 @@ import signal
 
 import structlog
 
-from agent import VERSION, cni, cnistate, http, preflight, tasks, unmanaged
+from agent import VERSION, cni, cnistate, http, preflight, standby, tasks, unmanaged
 from agent.admission import pods_cgroup
 from agent.bornclosed import BornClosed
 from agent.callers import CallerBook
@@ -25,7 +25,6 @@ from agent.kube.client import Api
 from agent.kubelet import KubeletIdentity
 from agent.kubeletsearch import KubeletCgroup
 from agent.linkwatch import LinkWatch
-from agent.locks import exclusive
 from agent.manifests import ManifestSource
 from agent.metrics import GateSample, Metrics
 from agent.olderflows import OlderFlows
@@ -200,6 +199,7 @@ class Agent:
                 compiled=self._gatekeeper.loaded.was_compiled,
                 load_ms=round(self._gatekeeper.loaded.load_ms, 1),
             )
+            standby.tell_start(settings.started_file)
             # Before a gate is taken over by maps that are new: they do not know the kubelet yet.
             await self._kubelet.look()
             async with asyncio.TaskGroup() as group:
@@ -427,6 +427,13 @@ async def run(settings: Settings) -> None:
             f"cannot write to {settings.run_directory} ({error.strerror}); "
             "name another directory with --run-directory."
         ) from error
+    try:
+        standby.forget_start(settings.started_file)
+    except OSError as error:
+        raise StartError(
+            f"cannot write {settings.started_file} ({error.strerror}); "
+            "name another file with --started-file."
+        ) from error
     api = await Api.open(settings.kubeconfig) if settings.node_name else None
     try:
         await _run(settings, installation, api)
@@ -436,7 +443,9 @@ async def run(settings: Settings) -> None:
 
 
 async def _run(settings: Settings, installation: pins.Pins, api: Api | None) -> None:
-    with exclusive(settings.run_directory), exclusive(installation.root):
+    async with standby.turn(settings, installation) as is_ours:
+        if not is_ours:
+            return
         gatekeeper = await Gatekeeper.open(settings)
         try:
             cnistate.publish(settings.run_directory, settings.mode, gatekeeper.attachment)

@@ -87,6 +87,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_format: LogFormat = LogFormat.JSON
     """JSON: the lines are for a cluster's log collector first."""
 
+    standby_seconds: float = 0.0
+    """How long to wait, prepared, for the end of another agent on this node. 0: by hand a second
+    agent is a mistake."""
+
+    started_file: pathlib.Path | None = None
+    """Made when this very agent has started or stands by. Over HTTP, on the node's network, the
+    agent before it may be the one that answers."""
+
     resync_seconds: float = 30.0
     """How often every pod is looked at without a hint. Netlink hints come within milliseconds;
     this only bounds what a lost one costs."""

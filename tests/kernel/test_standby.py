@@ -1,0 +1,118 @@
+"""A second agent on a node waits for the first one's end, prepared, and then takes over."""
+
+import os
+import pathlib
+import shutil
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from agent.demo import lab as labs
+from agent.demo import operating
+from agent.demo.operating import Operator, pod_of
+from agent.status import Report
+from bpf import pins, syscalls
+
+pytestmark = pytest.mark.kernel
+
+_ARRAY = 2  # BPF_MAP_TYPE_ARRAY
+_LIMIT_SECONDS = 20 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+
+
+class _Second(Operator):
+    """Another agent with the first one's pods and directories."""
+
+    def __init__(self, first: Operator, directory: pathlib.Path) -> None:
+        directory.mkdir()
+        super().__init__(directory, first.bpffs)
+        self.pods_from = ("--manifests", str(first.manifests))
+        self.run_directory = first.run_directory
+        self.started_file = directory / "started"
+
+    def stand_by(self, seconds: float = 60) -> None:
+        self.start(
+            *("--standby-seconds", str(seconds)), *("--started-file", str(self.started_file))
+        )
+
+    def wait(self) -> int:
+        """Its exit status, when it ends by itself."""
+        assert self._process is not None
+        return self._process.wait(_LIMIT_SECONDS)
+
+    def has_said(self, text: str) -> bool:
+        return text in self.log.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def second(operator: Operator, tmp_path: pathlib.Path) -> Iterator[_Second]:
+    made = _Second(operator, tmp_path / "second")
+    yield made
+    made.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def pod(lab: labs.Lab, operator: Operator) -> labs.LabPod:
+    made = lab.add_pod("web", 1)
+    operator.write_manifest(made, mode="enforce", container={})
+    return made
+
+
+def _is_gated(report: Report) -> bool:
+    found = pod_of(report, "web")
+    return found is not None and report.is_synced and bool(found.gates)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["told", "killed"])
+def test_the_second_agent_takes_over_when_the_first_ends(
+    operator: Operator, second: _Second, pod: labs.LabPod, end: signal.Signals
+) -> None:
+    operator.start()
+    first = operator.wait_for("the gate", _is_gated)
+    second.stand_by()
+    operating.wait_until("the second agent stands by", second.started_file.exists)
+    # Still the first one's node.
+    assert operator.wait_for("the first", lambda report: True).pid == first.pid
+
+    operator.stop(end)
+    report = second.wait_for("the take-over", _is_gated)
+    assert report.pid == second.pid
+    assert not report.was_compiled
+    assert second.has_said("taking over")
+
+
+def test_who_stands_by_ends_when_told(
+    operator: Operator, second: _Second, pod: labs.LabPod
+) -> None:
+    operator.start()
+    operator.wait_for("the gate", _is_gated)
+    second.stand_by()
+    operating.wait_until("the second agent stands by", second.started_file.exists)
+    second.stop(signal.SIGTERM)
+    assert not second.has_said("taking over")
+    operator.wait_for("the first", _is_gated)
+
+
+def test_standing_by_has_an_end(operator: Operator, second: _Second, pod: labs.LabPod) -> None:
+    operator.start()
+    operator.wait_for("the gate", _is_gated)
+    second.stand_by(0.2)
+    assert second.wait() == 1
+    assert "another agent is running" in second.log.read_text()
+
+
+def test_who_cannot_take_over_does_not_say_that_it_has_started(
+    operator: Operator, second: _Second, pod: labs.LabPod, fresh_pins: pins.Pins
+) -> None:
+    operator.start()
+    operator.wait_for("the gate", _is_gated)
+    shutil.rmtree(next(fresh_pins.programs.iterdir()))
+    gates = fresh_pins.maps / "gates"
+    gates.unlink()
+    other = syscalls.map_create(_ARRAY, 4, 4, 1)
+    syscalls.pin(other, str(gates))
+    os.close(other)
+    second.stand_by()
+    assert second.wait() == 1
+    assert "gates" in second.log.read_text()
+    assert not second.started_file.exists()
