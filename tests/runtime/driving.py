@@ -59,7 +59,7 @@ class Driver:
                 ),
             ),
         )
-        answer = await self._call(
+        answer = await self.call(
             "RunPodSandbox",
             driving_pb2.RunPodSandboxRequest(config=config),
             driving_pb2.RunPodSandboxResponse,
@@ -70,14 +70,14 @@ class Driver:
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
         """End its containers and its network."""
-        await self._call(
+        await self.call(
             "StopPodSandbox",
             driving_pb2.StopPodSandboxRequest(pod_sandbox_id=sandbox_id),
             driving_pb2.StopPodSandboxResponse,
         )
 
     async def remove_sandbox(self, sandbox_id: str) -> None:
-        await self._call(
+        await self.call(
             "RemovePodSandbox",
             driving_pb2.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id),
             driving_pb2.RemovePodSandboxResponse,
@@ -93,7 +93,7 @@ class Driver:
     ) -> str:
         """Create and start a container of the pod image; its id."""
         config = self._configs[sandbox_id]
-        created = await self._call(
+        created = await self.call(
             "CreateContainer",
             driving_pb2.CreateContainerRequest(
                 pod_sandbox_id=sandbox_id,
@@ -113,7 +113,7 @@ class Driver:
             driving_pb2.CreateContainerResponse,
         )
         container_id: str = created.container_id
-        await self._call(
+        await self.call(
             "StartContainer",
             driving_pb2.StartContainerRequest(container_id=container_id),
             driving_pb2.StartContainerResponse,
@@ -122,20 +122,21 @@ class Driver:
 
     async def stop_container(self, container_id: str, *, seconds: int = 0) -> None:
         """seconds: between TERM and KILL."""
-        await self._call(
+        await self.call(
             "StopContainer",
             driving_pb2.StopContainerRequest(container_id=container_id, timeout=seconds),
             driving_pb2.StopContainerResponse,
         )
 
     async def remove_container(self, container_id: str) -> None:
-        await self._call(
+        await self.call(
             "RemoveContainer",
             driving_pb2.RemoveContainerRequest(container_id=container_id),
             driving_pb2.RemoveContainerResponse,
         )
 
-    async def _call(self, name: str, request: Any, answer: type[T]) -> T:
+    async def call(self, name: str, request: Any, answer: type[T]) -> T:
+        """Any other call of the runtime's; answer: the type of its answer."""
         result: T = await self._channel.unary_unary(
             f"/runtime.v1.RuntimeService/{name}",
             request_serializer=type(request).SerializeToString,
