@@ -274,7 +274,7 @@ class ConditionWriter:
                 )
             self.problem = str(error)
             # Those that were under way together are one failure.
-            if now >= self._resume_at:
+            if now + _TICK_SECONDS >= self._resume_at:
                 delay = max(error.retry_after_seconds, self._backoff.next_seconds())
                 self._resume_at = now + delay
         else:

@@ -5,13 +5,17 @@ import pathlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
+from kubernetes.aio.client import rest
 
 from agent.kube.client import Api
 from tests.agent.kube.apiserver import ApiServer
 
 
-def write_kubeconfig(path: pathlib.Path, server: str, *, token: str = "secret") -> str:
+def write_kubeconfig(
+    path: pathlib.Path, server: str = "http://server", *, token: str = "secret"
+) -> str:
     content = {
         "current-context": "test",
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
@@ -32,13 +36,29 @@ async def opened(kubeconfig: str | None = None) -> AsyncIterator[Api]:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[ApiServer]:
+def listening(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Where every client of the test finds its server; the client's documented place for that."""
+    path = tmp_path / "api.sock"
+    monkeypatch.setattr(
+        rest.RESTClientObject, "_create_connector", lambda client: aiohttp.UnixConnector(str(path))
+    )
+    return path
+
+
+@pytest.fixture
+async def server(listening: pathlib.Path) -> AsyncIterator[ApiServer]:
     made = ApiServer()
-    async with made.running():
+    async with made.running(listening):
         yield made
 
 
 @pytest.fixture
-async def api(server: ApiServer, tmp_path: pathlib.Path) -> AsyncIterator[Api]:
-    async with opened(write_kubeconfig(tmp_path / "kubeconfig", server.address)) as made:
+def kubeconfig(tmp_path: pathlib.Path) -> str:
+    """Of `server`."""
+    return write_kubeconfig(tmp_path / "kubeconfig")
+
+
+@pytest.fixture
+async def api(server: ApiServer, kubeconfig: str) -> AsyncIterator[Api]:
+    async with opened(kubeconfig) as made:
         yield made

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import pathlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,7 +23,7 @@ from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import PODS, ApiServer, Json, pod
 from tests.agent.kube.conftest import opened, write_kubeconfig
 
-pytestmark = pytest.mark.looptime(noop_cycles=300)
+pytestmark = pytest.mark.looptime
 
 BOOT = "5be0b7e0-boot"
 NOW = datetime.datetime(2026, 11, 21, 8, 0, 0, 123456, tzinfo=datetime.UTC)
@@ -247,29 +248,29 @@ async def test_conditions_of_others_stay(server: ApiServer, api: Api) -> None:
 
 # The emulator would answer by itself for pods that it does not have.
 @pytest.mark.kmock(cls=kmock.RawHandler)
+@pytest.mark.looptime(False)
 @pytest.mark.parametrize("recording", ["patch-404", "patch-old-resourceversion", "patch-wrong-uid"])
 async def test_replaced_pod_is_dropped_as_recorded(
-    recording: str, kmock: kmock.RawHandler, tmp_path: Any
+    recording: str, kmock: kmock.RawHandler, tmp_path: pathlib.Path
 ) -> None:
     answer = apiserver.recorded(recording)
     kmock["patch /api/v1/namespaces/default/pods/gated/status"] << answer["http"] << answer["body"]
     thing = gated("gated")
     thing["metadata"]["resourceVersion"] = "5515"
-    seen = msgspec.convert(thing, ApiPod)
-    kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", str(kmock.url).rstrip("/"))
+    address = str(kmock.url).rstrip("/")
+    kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", address)
     async with opened(kubeconfig) as api, Agent(api).running(watches=False) as agent:
-        agent.writer.see(seen)
+        agent.writer.see(msgspec.convert(thing, ApiPod))
         agent.know("gated")
-        await asyncio.sleep(5)
-        assert len(kmock["patch"]) == 1
-        assert agent.writer.replaced == 1
+        async with asyncio.timeout(20):
+            while not agent.writer.replaced:  # noqa: ASYNC110  (its server is not ours)
+                await asyncio.sleep(0.01)
         agent.know("gated", status=FALSE, reason="GateFailed")
         thing["metadata"]["resourceVersion"] = "5516"
         agent.writer.see(msgspec.convert(thing, ApiPod))
-        await asyncio.sleep(600)
-        assert len(kmock["patch"]) == 1
         assert agent.writer.pending == 0
         assert agent.writer.problem == ""
+    assert len(kmock["patch"]) == 1
 
 
 async def test_pod_that_took_the_name_is_not_written_with_the_olds_condition(
@@ -364,8 +365,8 @@ async def test_after_an_outage_each_changed_pod_costs_one_patch(
                 agent.know(f"a{number}", status=(FALSE, TRUE)[turn % 2], reason=f"Turn{turn}")
             agent.know("a20", status=(FALSE, TRUE)[turn % 2])
             await asyncio.sleep(30)
-        # 600 s of it, at most eight at once and half a minute apart, and not all pods each time.
-        assert len(server.patches()) - before < 8 * 30
+        # The first eight at once, then one each half minute.
+        assert len(server.patches()) - before < 8 + 25
         assert agent.writer.problem
         assert agent.writer.pending == 10
         server.faults.clear()

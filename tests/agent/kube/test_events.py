@@ -19,7 +19,7 @@ from probes.specs import parse_pod
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import ApiServer, Asked, pod
 
-pytestmark = pytest.mark.looptime(noop_cycles=300)
+pytestmark = pytest.mark.looptime
 
 PATH = "/apis/events.k8s.io/v1/namespaces/default/events"
 

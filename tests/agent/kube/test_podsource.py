@@ -20,9 +20,9 @@ from agent.pods import Pod, Problem
 from bpf.verdicts import Mode
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import ApiServer, pod
-from tests.agent.kube.conftest import opened, write_kubeconfig
+from tests.agent.kube.conftest import opened
 
-pytestmark = pytest.mark.looptime(noop_cycles=300)
+pytestmark = pytest.mark.looptime
 
 NAMESPACES = "/api/v1/namespaces"
 NODES = "/api/v1/nodes"
@@ -191,16 +191,21 @@ async def test_warnings_are_told_once(furnished: ApiServer, api: Api) -> None:
 
 
 async def test_whole_life_of_an_agent_without_api_server(
-    furnished: ApiServer, tmp_path: pathlib.Path
+    listening: pathlib.Path, kubeconfig: str, tmp_path: pathlib.Path
 ) -> None:
     state = tmp_path / "state" / "pods.json"
-    kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", furnished.address)
-    furnished.put(labelled("default", mode="audit"), path=NAMESPACES)
-    async with opened(kubeconfig) as api, Told(api, state=state).running() as told:
+    server = ApiServer()
+    server.put(labelled("node1"), path=NODES)
+    server.put(labelled("default", mode="audit"), path=NAMESPACES)
+    server.put(pod("a"))
+    async with (
+        server.running(listening),
+        opened(kubeconfig) as api,
+        Told(api, state=state).running() as told,
+    ):
         await asyncio.sleep(5)
         before = told.pods
-    nowhere = write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:9")
-    async with opened(nowhere) as api:
+    async with opened(kubeconfig) as api:
         restarted = Told(api, state=state)
         restarted.source.restore()
         assert restarted.pods == before
@@ -210,29 +215,28 @@ async def test_whole_life_of_an_agent_without_api_server(
             assert restarted.told == ["+a"]
             assert restarted.source.is_synced
             assert restarted.source.pods.problem
-            # The three of them together, over an hour.
             assert restarted.source.pods.requests < 200
-    furnished.delete("a")
-    furnished.put(pod("b"))
-    write_kubeconfig(tmp_path / "kubeconfig", furnished.address)
-    async with opened(kubeconfig) as api, Told(api, state=state).running() as back:
+    server.delete("a")
+    server.put(pod("b"))
+    async with (
+        server.running(listening),
+        opened(kubeconfig) as api,
+        Told(api, state=state).running() as back,
+    ):
         assert sorted(back.told) == ["+a", "+b", "-a"]
 
 
 async def test_agent_goes_on_when_the_server_comes_back(
-    tmp_path: pathlib.Path,
+    listening: pathlib.Path, kubeconfig: str
 ) -> None:
     server = ApiServer()
-    async with server.running():
-        port = server.port
     server.put(labelled("node1"), path=NODES)
     server.put(labelled("default"), path=NAMESPACES)
     server.put(pod("a"))
-    kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{port}")
     async with opened(kubeconfig) as api, Told(api).running() as told:
         await asyncio.sleep(300)
         assert told.told == []
-        async with server.running(port):
+        async with server.running(listening):
             await asyncio.sleep(60)
             assert told.told == ["+a"]
 

@@ -13,8 +13,7 @@ from agent.kube.watcher import Query, Watcher
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import PODS, ApiServer, line, pod
 
-# Each of them a look at the sockets before time may pass: the kernel may need a moment.
-pytestmark = pytest.mark.looptime(noop_cycles=300)
+pytestmark = pytest.mark.looptime
 
 
 class Seen:
