@@ -38,9 +38,15 @@ async def _ask(path: pathlib.Path, method: str, resource: str, timeout_seconds: 
                 )
             return await response.read()
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        reason = (
-            f"no answer within {timeout_seconds} s" if isinstance(error, TimeoutError) else error
-        )
         raise Unreachable(
-            f"no agent answers at {path} ({reason}); is 'podgate run' running, and are you root?"
+            f"no agent answers at {path} ({_reason(error, timeout_seconds)}); is 'podgate run' "
+            "running, and are you root?"
         ) from error
+
+
+def _reason(error: Exception, timeout_seconds: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {timeout_seconds} s"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.os_error.strerror or str(error.os_error)
+    return str(error)

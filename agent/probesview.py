@@ -62,7 +62,7 @@ def _of_podgate(probe: ProbeStatus) -> tuple[str, ...]:
     message = probe.last_message.splitlines()[0] if probe.last_message else "-"
     return (
         probe.container,
-        probe.type,
+        probe.type.lower(),
         "podgate",
         probe.handler,
         _coloured(probe.result, is_well=probe.result == "success"),
