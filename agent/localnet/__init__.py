@@ -1,0 +1,1 @@
+"""What this node should use of each service, for whoever runs on it."""
