@@ -4,6 +4,7 @@ It lives in a network namespace of its own, which ends with it, and so do the li
 kubelet's connects are redirected: whatever ends this process, the next connect goes direct.
 """
 
+import contextlib
 import gc
 import ipaddress
 import os
@@ -49,6 +50,9 @@ _EXHAUSTED_SECONDS = 1.0
 _ORPHAN_DRAIN_SECONDS = 10.0
 # A connect that was redirected a moment before a release is still on its way.
 _LINGER_SECONDS = 0.5
+# A probe that waits behind a busy node's processes is one that fails; and so is the end of a relay
+# that is killed, which has to run for that.
+_NICENESS = -10
 
 
 class Relay:
@@ -90,17 +94,24 @@ class Relay:
         # A terminal's or service manager's signal to the whole group must not cut what is carried.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._told_to_end)
+        with contextlib.suppress(OSError):  # without CAP_SYS_NICE
+            os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
         # What stands stays, and connections are no cycles: a collection would only cost time.
         gc.collect()
         gc.freeze()
         try:
             while not self._is_over():
-                self._poller.poll(max(0.0, min(self._due.values()) - self._now()))
+                self._poll_until(min(self._due.values()))
                 self._do_what_is_due()
         except (BpfError, PinError, OSError, ValueError) as error:
             return self._fail(error)
         self._forget_targets()
         return 0
+
+    def _poll_until(self, due: float) -> None:
+        """Most rounds are one event: nothing else is looked at between them."""
+        while (left := due - self._now()) > 0:
+            self._poller.poll(left)
 
     def _told_to_end(self, _number: int, _frame: object) -> None:
         self._is_told_to_end = True

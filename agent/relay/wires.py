@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 from agent.relay import segments
@@ -19,7 +19,6 @@ _IPV6_HDRINCL = 36
 # 4096 openings at once: a skb of a SYN counts as less than 1 KiB.
 _SEEN_BYTES = 4 << 20
 _LONGEST_PACKET = 65536
-_BATCH = 64
 
 # A pod with an http probe may be asked at any port, so their number has to end somewhere.
 _MOST_PORTS = 1024
@@ -37,19 +36,15 @@ class Openings:
         poller.watch(self._socket.fileno(), READABLE, self)
 
     def on_event(self, events: int) -> None:
-        for packet in self._received():
-            if opening := segments.read_opening(packet):
-                self._on_opening(opening)
-
-    def _received(self) -> Iterator[bytes]:
-        """A batch at most: others wait too."""
-        for _ in range(_BATCH):
-            try:
-                yield self._socket.recv(_LONGEST_PACKET)
-            except BlockingIOError:
-                return
-            except OSError:  # ENETDOWN: the agent took the pair away, and ends the relay next
-                return
+        """One at a time: what else is there is told again, and others wait too."""
+        try:
+            packet = self._socket.recv(_LONGEST_PACKET)
+        except BlockingIOError:
+            return
+        except OSError:  # ENETDOWN: the agent took the pair away, and ends the relay next
+            return
+        if opening := segments.read_opening(packet):
+            self._on_opening(opening)
 
 
 class Injector:
