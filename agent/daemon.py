@@ -119,7 +119,6 @@ class Agent:
             ranges=settings.relay_ranges,
             bpffs=settings.bpffs,
             cgroup=cgroup,
-            log_format=settings.log_format,
             on_gated=self._on_gated,
         )
         self._relaying = Relaying(

@@ -10,7 +10,6 @@ import structlog
 
 from agent import relayinterfaces, relaypair, relayprocess
 from agent.gatekeeper import Gatekeeper, netns_cookie
-from agent.logs import LogFormat
 from agent.relay import messages
 from agent.relaycheck import NO_COOKIE
 from agent.relaypair import PairError
@@ -50,7 +49,6 @@ class Launcher:
         ranges: RelayRanges,
         bpffs: pathlib.Path,
         cgroup: pathlib.Path,
-        log_format: LogFormat,
         on_gated: Callable[[set[int]], Awaitable[None]],
     ) -> None:
         """cgroup: the root's directory; on_gated: awaited with interfaces whose gate stands."""
@@ -58,7 +56,6 @@ class Launcher:
         self._ranges = ranges
         self._bpffs = bpffs
         self._cgroup = cgroup
-        self._log_format = log_format
         self._on_gated = on_gated
         self.interfaces: dict[int, str] = {}
         """The node's ends that are gated, by ifindex."""
@@ -93,7 +90,7 @@ class Launcher:
         try:
             await relaypair.claim_range(self._ranges)
             slot = relaypair.reserve_slot()
-            process, control = relayprocess.spawn(self._log_format)
+            process, control = relayprocess.spawn()
         except PairError as error:
             raise RelayError(str(error)) from error
         except OSError as error:

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import structlog
 
-from agent.logs import LogFormat
 from agent.relay import messages
 
 A = TypeVar("A", bound=messages.FromRelay)
@@ -116,6 +115,8 @@ class Conversation:
         if isinstance(message, messages.Report):
             self.reports += 1
             self._on_report(message)
+        elif isinstance(message, messages.Trouble):
+            log.warning("trouble at the relay", detail=message.message)
         elif isinstance(message, messages.Failed):
             self._end(message.message)
         elif self._answer is not None and not self._answer.done():
@@ -167,7 +168,7 @@ class Process:
         self.leave()
 
 
-def spawn(log_format: LogFormat) -> tuple[Process, socket.socket]:
+def spawn() -> tuple[Process, socket.socket]:
     """Start a relay; our end of the socket pair. Raises `OSError`."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -177,8 +178,7 @@ def spawn(log_format: LogFormat) -> tuple[Process, socket.socket]:
                 sys.executable,
                 [
                     *(sys.executable, "-m", "agent.relay"),
-                    *("--control", str(_CONTROL_FD)),
-                    *("--log-format", log_format.value),
+                    str(_CONTROL_FD),
                 ],
                 os.environ,
                 file_actions=[

@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Iterable
 from types import TracebackType
 
-from bpf import abi, errors, hooks, maps, pins, sources, syscalls, tcx
+from bpf import abi, errors, maps, pins, sources, syscalls, tcx
 
 _BEAT_KEY = bytes(4)
 _BEAT = struct.Struct("=Q")
@@ -201,6 +201,8 @@ class Redirect:
                 self._programs[hook.name], cgroup_fd, hook.attach_type
             )
         except errors.BpfError as error:
+            from bpf import hooks  # with what loads programs
+
             foreign = hooks.describe_exclusive(cgroup_fd, hook)
             if foreign is None:
                 raise

@@ -105,6 +105,12 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+class Trouble(msgspec.Struct, frozen=True, tag=True):
+    """Something did not work, and the relay goes on. message: one sentence for the agent's log."""
+
+    message: str
+
+
 class Sample(msgspec.Struct, frozen=True):
     """Connections to one port of one target that ended alike, since the last report.
 
@@ -134,7 +140,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
 
 ToRelay = Start | Paired | Want | Engage | Release
-FromRelay = Unshared | Ready | Have | Engaged | Failed | Report
+FromRelay = Unshared | Ready | Have | Engaged | Failed | Trouble | Report
 
 
 class FrameError(Exception):

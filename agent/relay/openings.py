@@ -10,8 +10,6 @@ import socket
 import time
 from collections.abc import Callable
 
-import structlog
-
 from agent.relay import segments
 from agent.relay.carrying import Carried
 from agent.relay.messages import Outcome
@@ -21,13 +19,11 @@ from agent.relay.targets import Target, Targets
 from agent.relay.wires import Injector, Listeners
 from probes.netns import NetnsGone
 
-log = structlog.get_logger(__name__)
-
 # The kernel sends a SYN again after 1 s (RFC 6298), and each time waits up to twice as long as
 # before. One that does not come means that the kubelet has given up.
 _PATIENCE_SECONDS = 1.5
 _PATIENCE_FACTOR = 2.5
-# One line tells as much as a thousand.
+# One sentence tells as much as a thousand.
 _QUIET_SECONDS = 10.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
@@ -83,11 +79,14 @@ class HeldOpenings:
         most: int,
         on_full: Callable[[], None],
         on_exhausted: Callable[[], None],
+        on_trouble: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """most: how many may be held and carried at once; on_full: so many are, and no more should
-        come; on_exhausted: the process has no descriptor or memory left for another.
+        come; on_exhausted: the process has no descriptor or memory left for another;
+        on_trouble: told in one sentence what did not work, once in a while.
         """
+        self._on_trouble = on_trouble
         self._most = most
         self._on_full = on_full
         self.connections: set[Carried] = set()
@@ -258,13 +257,17 @@ class HeldOpenings:
             self._injector.refuse(opening)
         except OSError as error:
             # The kubelet asks again, and waits until its own limit.
-            log.warning("an opening could not be refused", error=str(error))
+            self._tell(f"an opening could not be refused: {error}")
 
     def _fail(self, target: Target, port: int, error: OSError) -> None:
         """The relay's own trouble. The SYN comes again in a second, and is tried again then."""
         self._tally.add(target.key, port, "failed", 0.0)
         if error.errno in _EXHAUSTED:
             self._on_exhausted()
-        elif self._now() >= self._quiet_until:
+        else:
+            self._tell(f"a connection to {target.key} could not be carried: {error}")
+
+    def _tell(self, sentence: str) -> None:
+        if self._now() >= self._quiet_until:
             self._quiet_until = self._now() + _QUIET_SECONDS
-            log.warning("a connection could not be carried", target=target.key, error=str(error))
+            self._on_trouble(sentence)

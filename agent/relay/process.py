@@ -1,5 +1,9 @@
 """The relay's process: one loop that holds, dials, carries and reports.
 
+Its end is what the kubelet waits for when it is killed, and the kernel needs a millisecond for each
+10 MB of a process's memory: so nothing is imported here that is not used, no logging, no asyncio.
+What is to be logged, the agent is told.
+
 It lives in a network namespace of its own, which ends with it, and so do the links by which the
 kubelet's connects are redirected: whatever ends this process, the next connect goes direct.
 """
@@ -15,8 +19,6 @@ import socket
 import time
 from collections.abc import Callable
 
-import structlog
-
 from agent.relay import messages
 from agent.relay.control import Control
 from agent.relay.openings import HeldOpenings
@@ -28,8 +30,6 @@ from agent.relay.wires import Openings
 from bpf import pins
 from bpf.errors import BpfError, PinError
 from bpf.relay import Redirect
-
-log = structlog.get_logger(__name__)
 
 # The kernel takes a relay for hung after 300 ms.
 _BEAT_SECONDS = 0.05
@@ -169,6 +169,7 @@ class Relay:
             most=self._most_connections,
             on_full=self._beat,
             on_exhausted=self._exhausted,
+            on_trouble=lambda sentence: self._control.tell(messages.Trouble(sentence)),
             now=self._now,
         )
         Openings(inside, self._poller, self._held.take)
@@ -299,7 +300,6 @@ class Relay:
 
     def _fail(self, error: Exception) -> int:
         """The links end with the process, so all goes direct from here on."""
-        log.error("the relay cannot go on", error=str(error))
         self._control.tell(messages.Failed(str(error)))
         return 1
 
