@@ -5,6 +5,7 @@ it likes: what was known last stays in force, and what is to be told waits.
 """
 
 import asyncio
+import datetime
 import pathlib
 from collections.abc import Callable
 
@@ -22,10 +23,13 @@ from agent.cri.sandboxes import Sandboxes
 from agent.kube.client import Api
 from agent.kube.conditionwriter import ConditionWriter
 from agent.kube.events import Events, kubelet_tells
+from agent.kube.kubeletpods import KubeletPods
 from agent.kube.objects import ApiPod, ContainerStatus
 from agent.kube.podsource import PodSource
+from agent.metrics import Metrics
 from agent.pods import Pod, Problem
 from agent.settings import Settings
+from agent.status import FeedStatus
 from probes.results import Outcome, Result
 from probes.targets import ProbeKey
 
@@ -33,6 +37,8 @@ log = structlog.get_logger(__name__)
 
 _BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 _RESTARTS_NEVER = "Never"
+# A sandbox that comes while the first list is made is in the second.
+_COMPLETE_RELISTS = 2
 
 
 class Cluster:
@@ -42,6 +48,7 @@ class Cluster:
         self,
         api: Api,
         settings: Settings,
+        metrics: Metrics,
         *,
         conditions: Conditions,
         on_pod: Callable[[Pod], None],
@@ -53,6 +60,7 @@ class Cluster:
         """
         assert settings.node_name is not None
         self._settings = settings
+        self._metrics = metrics
         self._on_run = on_run
         self._joined = PodNamespaces(
             unknown_mode=settings.mode, on_pod=on_pod, on_removed=on_removed
@@ -85,6 +93,7 @@ class Cluster:
             boot=_BOOT_ID.read_text(encoding="ascii").strip(),
             writes_all=settings.write_all_conditions,
         )
+        self.kubelet_pods = KubeletPods(self.pods)
         self.events = Events(api, node_name=settings.node_name)
 
     def start(self) -> None:
@@ -96,6 +105,7 @@ class Cluster:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks.start(group, "pods of the API", self.pods.run)
+                tasks.start(group, "pods of the kubelet", self.kubelet_pods.run)
                 tasks.start(group, "sandboxes", self.sandboxes.run)
                 tasks.start(group, "conditions to the API", self.writer.run)
                 tasks.start(group, "events to the API", self.events.run)
@@ -107,8 +117,7 @@ class Cluster:
         """Why not every pod of the node has been told yet, in one sentence; else None."""
         if not self.pods.is_synced:
             return self.pods.pods.problem or "the API server has not told of the pods yet"
-        # A sandbox that comes while the first list is made is in the second.
-        if self.sandboxes.relists < 2 or not self.sandboxes.is_settled:
+        if self.sandboxes.relists < _COMPLETE_RELISTS or not self.sandboxes.is_settled:
             return self.sandboxes.problem or "not every sandbox has been looked at yet"
         return None
 
@@ -136,6 +145,49 @@ class Cluster:
     def gate_lost(self, pod: Pod, problem: str) -> None:
         """A gate that stood does not, and is being put back."""
         self._tell(pod.uid, "GateLost", problem, action="Gating")
+
+    def gated(self, pod: Pod) -> None:
+        sandbox = self.sandboxes.current.get(pod.uid)
+        if sandbox is None or sandbox.created is None:
+            return
+        age = datetime.datetime.now(datetime.UTC) - sandbox.created
+        seconds = max(0.0, age.total_seconds())
+        self._metrics.ungated_seconds.observe(seconds)
+        started = [
+            one.name
+            for one in self.sandboxes.containers.get(pod.uid, ())
+            if one.state is not ContainerState.CREATED
+        ]
+        say = log.warning if started else log.info
+        say(
+            "containers started before their pod's gate" if started else "pod's first gate",
+            pod=pod.full_name,
+            sandbox=sandbox.id,
+            ungated_seconds=round(seconds, 3),
+            containers=started,
+        )
+
+    @property
+    def api_problems(self) -> dict[str, str]:
+        """What of the API server is not heard or not told now, and why."""
+        found = {
+            watcher.query.name: watcher.problem
+            for watcher in (self.pods.pods, self.pods.namespaces, self.pods.nodes)
+        }
+        found["conditions"] = self.writer.problem
+        return {what: problem for what, problem in found.items() if problem}
+
+    def status(self) -> FeedStatus:
+        problems = [f"API server, {what}: {problem}" for what, problem in self.api_problems.items()]
+        if self.sandboxes.problem:
+            problems.append(f"Container runtime: {self.sandboxes.problem}")
+        kubelet = " and the kubelet" if self.kubelet_pods.is_heard else ""
+        return FeedStatus(
+            pods_from=f"the API server{kubelet}, for node {self._settings.node_name}; "
+            f"{len(self.sandboxes.current)} sandboxes of the container runtime",
+            problems=problems,
+            unsaid=self.writer.pending,
+        )
 
     def run_of(self, uid: str) -> PodRun:
         """What is known of the pod's containers: the runtime's word, and the API's where only the
@@ -185,6 +237,8 @@ class Cluster:
         self._on_run(sandbox.pod_uid)
 
     def _on_relist(self) -> None:
+        if self.sandboxes.relists < _COMPLETE_RELISTS:
+            self.sandboxes.hint()
         if not self._knows_sandboxes and self.sandboxes.is_settled:
             self._knows_sandboxes = True
             self.writer.want_all()

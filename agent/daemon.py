@@ -15,6 +15,7 @@ from agent.bornclosed import BornClosed
 from agent.callers import CallerBook
 from agent.carried import Carried
 from agent.cluster import Cluster
+from agent.clustermetrics import ClusterCollector
 from agent.conditions import Conditions
 from agent.crossings import Crossings
 from agent.gatekeeper import Gatekeeper
@@ -110,6 +111,7 @@ class Agent:
             why_not_strict=lambda guarded: self._relaying.why_not(guarded),
             other_gates=lambda: self._launcher.interfaces,
             unready_because=lambda: self._feed.unready_because,
+            on_first_gate=lambda pod: self._feed.gated(pod),
             on_gate_lost=lambda pod, problem: self._feed.gate_lost(pod, problem),
         )
         cgroup = preflight.cgroup2_mount()
@@ -277,6 +279,7 @@ class Agent:
                 HookStatus(name=hook.name, problem=hook.problem)
                 for hook in self._gatekeeper.hook_states
             ],
+            feed=self._feed.status(),
             node_refusals=await self._node_refusals(),
             relay=relay_status(self._relaying, self._carried, self._launcher.interfaces, counts),
             pods=[
@@ -361,14 +364,17 @@ class Agent:
 
     def _feed_of(self, settings: Settings, api: Api | None) -> PodFeed:
         if api is not None:
-            return Cluster(
+            cluster = Cluster(
                 api,
                 settings,
+                self._metrics,
                 conditions=self._conditions,
                 on_pod=self._reconciler.set_pod,
                 on_removed=self._reconciler.remove_pod,
                 on_run=self._on_run,
             )
+            self._metrics.registry.register(ClusterCollector(cluster))
+            return cluster
         assert settings.manifests is not None  # `run`
         source = ManifestSource(
             settings.manifests,
@@ -376,7 +382,7 @@ class Agent:
             on_pod=self._reconciler.set_pod,
             on_removed=self._reconciler.remove_pod,
         )
-        return ManifestFeed(source)
+        return ManifestFeed(source, settings.manifests)
 
     def _on_run(self, uid: str) -> None:
         guarded = self._reconciler.guarded.get(uid)

@@ -208,6 +208,7 @@ async def _agent(run_directory: pathlib.Path) -> Finding:
 
 
 def _agent_troubles(report: Report) -> Iterator[tuple[bool, str]]:
+    yield bool(report.feed.problems), " ".join(report.feed.problems)
     missing = ", ".join(hook.name for hook in report.hooks if hook.problem)
     yield not report.is_synced, "The agent has not looked at every pod yet; ask again soon."
     yield report.kubelet is None, f"No kubelet is admitted: {report.kubelet_problem}"

@@ -89,16 +89,19 @@ class Guard:
         owner_of: Callable[[Netns, Pod], Pod | None],
         admit: Callable[[Pod], Awaitable[Admission]],
         places: Places,
+        on_first_gate: Callable[[Pod], None],
         on_gate_lost: Callable[[Pod, str], None],
     ) -> None:
         """owner_of: another pod that already uses this namespace, if there is one; admit: what the
-        pod's gates let in; on_gate_lost: told why a gate that stood does not, in one sentence."""
+        pod's gates let in; on_first_gate: told of a sandbox that nobody had gated before;
+        on_gate_lost: told why a gate that stood does not, in one sentence."""
         self._gatekeeper = gatekeeper
         self._reader = reader
         self._metrics = metrics
         self._owner_of = owner_of
         self._admit = admit
         self._places = places
+        self._on_first_gate = on_first_gate
         self._on_gate_lost = on_gate_lost
 
     async def bring_up(self, guarded: Guarded) -> Isolation:
@@ -200,7 +203,12 @@ class Guard:
         config = GateConfig(guarded.pod.mode, network.addresses, guarded.admission.rules)
         guarded.behind = ""
         for interface in network.interfaces:
+            was_open = guarded.isolated != guarded.netns and not await self._gatekeeper.stands(
+                interface.ifindex
+            )
             seconds = await self._gatekeeper.install(interface.ifindex, config)
+            if was_open:
+                self._on_first_gate(guarded.pod)
             if interface.ifindex not in guarded.gates:
                 self._metrics.attach_seconds.observe(seconds)
                 log.info(

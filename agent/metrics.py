@@ -19,6 +19,8 @@ from bpf.gates import Counts
 _PROBE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 1, 2.5, 10)
 # 0.1 ms by clsact, 10 ms by tcx, seconds when others hold RTNL.
 _ATTACH_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
+# A runtime needs 0.1 to 2 s for a sandbox; minutes are a node that came up before its agent.
+_UNGATED_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600, 3600)
 # Microseconds while the loop is idle; where it is seconds, the cap holds probes back.
 _DELAY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1, 5)
 
@@ -72,6 +74,11 @@ LOAD_SECONDS = Family(
     "podgate_load_seconds", "gauge", "Time to load, or only open, the programs.", ("compiled",)
 )
 ATTACH_SECONDS = Family("podgate_gate_attach_seconds", "histogram", "Time to attach one gate.")
+UNGATED_SECONDS = Family(
+    "podgate_ungated_seconds",
+    "histogram",
+    "Time from a sandbox's creation to its gate, of those that podgate-cni had not gated before.",
+)
 GATES_LOST = Family(
     "podgate_gates_lost_total",
     "counter",
@@ -155,7 +162,7 @@ FAMILIES = (
     *(SELF_TESTS, SELF_TEST_PATHS, OLDER_FLOWS, OLDER_FLOWS_ENDED),
     *(PROBES_IN_FLIGHT, PROBES_WAITING, PROBE_DELAY_SECONDS),
     *(LISTENER_HINTS, LISTENER_EVENTS_LOST, LISTENERS_UNWATCHED),
-    RULE_HITS,
+    *(RULE_HITS, UNGATED_SECONDS),
 )
 
 
@@ -278,6 +285,7 @@ class Metrics:
         self._info = self._gauge(INFO)
         self._load = self._gauge(LOAD_SECONDS)
         self.attach_seconds = self._histogram(ATTACH_SECONDS, _ATTACH_BUCKETS)
+        self.ungated_seconds = self._histogram(UNGATED_SECONDS, _UNGATED_BUCKETS)
         self.gates_lost = self._counter(GATES_LOST)
         self.gates_moved = self._counter(GATES_MOVED)
         self.self_tests = self._counter(SELF_TESTS)

@@ -1,10 +1,12 @@
 """Where the agent's pods come from, and where what happens to them is told."""
 
+import pathlib
 from typing import Protocol
 
 from agent.containers import PodRun
 from agent.manifests import ManifestSource
 from agent.pods import Pod
+from agent.status import FeedStatus
 from probes.results import Outcome
 from probes.targets import ProbeKey
 
@@ -34,8 +36,14 @@ class PodFeed(Protocol):
     def probed(self, pod: Pod, key: ProbeKey, outcome: Outcome) -> None:
         """A probe has ended."""
 
+    def gated(self, pod: Pod) -> None:
+        """A pod's interface has its first gate, and nobody had gated it before."""
+
     def gate_lost(self, pod: Pod, problem: str) -> None:
         """A gate that stood does not, and is being put back."""
+
+    def status(self) -> FeedStatus:
+        """For `podgate status`."""
 
 
 class ManifestFeed:
@@ -43,8 +51,9 @@ class ManifestFeed:
 
     unready_because: str | None = None
 
-    def __init__(self, source: ManifestSource) -> None:
+    def __init__(self, source: ManifestSource, directory: pathlib.Path) -> None:
         self._source = source
+        self._directory = directory
 
     def start(self) -> None:
         self._source.look()
@@ -64,5 +73,11 @@ class ManifestFeed:
     def probed(self, pod: Pod, key: ProbeKey, outcome: Outcome) -> None:
         """The same."""
 
+    def gated(self, pod: Pod) -> None:
+        """The same."""
+
     def gate_lost(self, pod: Pod, problem: str) -> None:
         """The same."""
+
+    def status(self) -> FeedStatus:
+        return FeedStatus(pods_from=f"manifests in {self._directory}")

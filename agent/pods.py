@@ -39,6 +39,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     """The manifest's file name."""
     manifest_problem: Problem | None = None
+    is_described: bool = True
+    """False where only its sandbox is known, and not what it is to be probed for."""
 
     @property
     def full_name(self) -> str:

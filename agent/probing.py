@@ -267,6 +267,8 @@ class Probing:
         if pod.host_network:
             # True: a gate that asks for it must not hold the pod back for ever.
             return TRUE, "HostNetwork", "Probes of hostNetwork pods are the kubelet's alone."
+        if not pod.is_described:
+            return FALSE, "NotDescribed", "Nobody has told of the pod's probes yet."
         if pod.uid not in self._probed:
             return FALSE, "NotProbed", "The pod has no network namespace to probe in."
         passes, reason, message = self._scheduler.passing(pod.uid)

@@ -49,13 +49,14 @@ class Reconciler:
         why_not_strict: Callable[[Guarded], str | None],
         other_gates: Callable[[], Iterable[int]],
         unready_because: Callable[[], str | None],
+        on_first_gate: Callable[[Pod], None],
         on_gate_lost: Callable[[Pod, str], None],
     ) -> None:
         """admit: what a pod's gates let in; on_gated: awaited with the interfaces of a pod whose
         wanted state stands; on_change: pods came, went or were looked at; why_not_strict: one
         sentence about a pod in strict to which the relay does not carry, None where it does;
         other_gates: interfaces of no pod that are gated; unready_because: why not every pod of the
-        node has been told yet; on_gate_lost: told why a gate that stood does not."""
+        node has been told yet; on_first_gate, on_gate_lost: as of `Guard`."""
         self.guarded: dict[str, Guarded] = {}
         self.is_synced = False
         self._gatekeeper = gatekeeper
@@ -70,7 +71,14 @@ class Reconciler:
         self._unready_because = unready_because
         self.places = Places(gatekeeper, metrics, self._mark_interfaces)
         self._guard = Guard(
-            gatekeeper, reader, metrics, self._other_user_of, admit, self.places, on_gate_lost
+            gatekeeper,
+            reader,
+            metrics,
+            self._other_user_of,
+            admit,
+            self.places,
+            on_first_gate,
+            on_gate_lost,
         )
         self.self_test = SelfTest(gatekeeper.self_tests, metrics, self.publish)
         self._marked: dict[str, None] = {}
@@ -169,8 +177,10 @@ class Reconciler:
         """Until something is marked; what waits is marked after 1 s, everything at resync."""
         loop = asyncio.get_running_loop()
         until_resync = max(0.0, self._next_resync - loop.time())
-        is_waiting = bool(self._leaving) or any(
-            guarded.wants_look for guarded in self.guarded.values()
+        is_waiting = (
+            not self.is_synced
+            or bool(self._leaving)
+            or any(guarded.wants_look for guarded in self.guarded.values())
         )
         seconds = min(_RETRY_SECONDS, until_resync) if is_waiting else until_resync
         try:

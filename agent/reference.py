@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from agent import cli, metrics, relaymetrics
+from agent import cli, clustermetrics, metrics, relaymetrics
 from bpf.verdicts import Mode, Reason, Verdict
 from probes import probespec
 
@@ -45,7 +45,7 @@ def _kind(reason: Reason) -> str:
 
 def _metrics() -> str:
     lines = ["# Metrics", "", "| name | kind | labels | meaning |", "|---|---|---|---|"]
-    for family in (*metrics.FAMILIES, *relaymetrics.FAMILIES):
+    for family in (*metrics.FAMILIES, *relaymetrics.FAMILIES, *clustermetrics.FAMILIES):
         labels = ", ".join(f"`{label}`" for label in family.labels) or "none"
         lines.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
     lines += ["", "Beside these, the usual `process_*` series. A pod's series vanish with the pod."]

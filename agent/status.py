@@ -96,6 +96,15 @@ class RelayStatus(msgspec.Struct, frozen=True, kw_only=True):
     gates: list[GateStatus]
 
 
+class FeedStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Where pods come from, and what is wrong there. pods_from: in words; problems: one sentence
+    each; unsaid: how many pods' conditions the API server has still to be told."""
+
+    pods_from: str
+    problems: list[str] = []
+    unsaid: int = 0
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The whole agent. `load_ms`: milliseconds from start to loaded programs; `kubelet`: the path
     of its cgroup, or None for the reason in `kubelet_problem`."""
@@ -112,6 +121,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     kubelet_problem: str
     http_address: str
     hooks: list[HookStatus]
+    feed: FeedStatus
     node_refusals: dict[str, int]
     """By reason: what hooks and the tunnels' guard refused before an interface was chosen."""
     relay: RelayStatus

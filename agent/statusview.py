@@ -37,6 +37,16 @@ def show(content: bytes) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    unsaid = report.feed.unsaid
+    console.print(
+        f"pods from {report.feed.pods_from}"
+        + (f"; conditions of {unsaid} still to be written" if unsaid else ""),
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    for problem in report.feed.problems:
+        console.print(problem, style="yellow", markup=False, highlight=False, soft_wrap=True)
     for hook in report.hooks:
         if hook.problem:
             console.print(

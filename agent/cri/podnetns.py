@@ -108,6 +108,7 @@ def undescribed(sandbox: Sandbox, mode: Mode) -> Pod:
         host_network=sandbox.host_network,
         spec=PodSpec(declared=DeclaredPorts(any_port=True)),
         source="runtime",
+        is_described=False,
     )
 
 

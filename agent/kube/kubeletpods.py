@@ -45,6 +45,7 @@ class KubeletPods:
     ) -> None:
         self.problem = ""
         """Why the kubelet's word is not heard now; empty while it is."""
+        self.is_heard = False
         self._source = source
         self._socket = socket
         self._known: set[str] = set()
@@ -63,6 +64,7 @@ class KubeletPods:
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                     self._take_in(error)
+            self.is_heard = False
             self._source.leave(KUBELET)
             if loop.time() - begun >= _WELL_SECONDS:
                 self._backoff.reset()
@@ -77,6 +79,7 @@ class KubeletPods:
         # What an earlier stream told and this one does not is gone.
         missing = set(self._known)
         async for event in watch(kubelet_pb2.WatchPodsRequest(), timeout=_STREAM_SECONDS):
+            self.is_heard = True
             if self.problem:
                 log.info("the kubelet tells of its pods", socket=str(self._socket))
                 self.problem = ""

@@ -151,6 +151,17 @@ class Node:
         """Until the API says both conditions of each."""
         await self.until(f"{pods} ready", lambda: all(self.is_ready(name) for name in pods))
 
+    async def saved(self, *pods: str) -> None:
+        """Until the agent's saved state has the pods as the API has them."""
+        path = self.operator.run_directory / "state" / "pods.json"
+
+        def is_saved() -> bool:
+            known = json.loads(path.read_text())["pods"] if path.exists() else []
+            versions = {one["metadata"]["name"]: version(one) for one in known}
+            return all(versions.get(name) == version(self.get(name)) for name in pods)
+
+        await self.until("saved pods", is_saved)
+
     async def get_http(self, path: str) -> tuple[int, str]:
         """Status and text of the agent's own server."""
         report = await self.told("an agent", lambda report: True)
@@ -165,6 +176,10 @@ class Node:
                     return error.code, error.read().decode()
 
         return await asyncio.to_thread(ask)
+
+
+def version(thing: Json) -> str:
+    return str(thing["metadata"]["resourceVersion"])
 
 
 def status_of(report: Report, name: str) -> PodStatus:

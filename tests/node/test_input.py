@@ -1,0 +1,80 @@
+"""What pods of the API ask wrongly: it is said, to whoever looks there, and harms nobody else."""
+
+import pytest
+
+from agent import names
+from tests.agent.kube.apiserver import Json
+from tests.node.node import READY, Node
+
+pytestmark = pytest.mark.kernel
+
+WRONG: dict[str, Json] = {
+    "netns": {"annotations": {names.NETNS_ANNOTATION: "/proc/1/ns/net"}},
+    "probes": {"annotations": {"podgate.io/probes": "yes, please"}},
+    "relay": {"annotations": {names.RELAY_ANNOTATION: "perhaps"}},
+    "spec": {"annotations": {"podgate.io/probe-spec": "{not JSON"}},
+    "mode": {"labels": {names.MODE_LABEL: "fortress"}},
+}
+
+
+async def test_wrong_words_are_said_and_touch_no_other_pod(node: Node) -> None:
+    await node.start_agent()
+    node.create("well")
+    for name, metadata in WRONG.items():
+        node.create(name, **metadata)
+    for name in ("well", *WRONG):
+        await node.run_pod(name)
+    # Each is guarded as if nothing had been said; a probe spec that cannot be read is no probe.
+    await node.ready("well", "netns", "probes", "relay", "mode")
+    await node.until("a condition", lambda: probing(node, "spec"))
+    assert probing(node, "spec")["reason"] == "InvalidProbeSpec"
+    assert node.condition("spec", names.ISOLATION_READY)["reason"] == "Enforced"
+    assert "podgate.io/probe-spec" in probing(node, "spec")["message"]
+    assert "fortress" in node.condition("mode", names.ISOLATION_READY)["message"]
+
+    await node.until("events", lambda: len(told(node)) >= len(WRONG) - 1)
+    assert told(node) >= {
+        ("netns", "AnnotationIgnored", names.NETNS_ANNOTATION),
+        ("probes", "InvalidAnnotation", "podgate.io/probes"),
+        ("relay", "InvalidAnnotation", names.RELAY_ANNOTATION),
+        ("mode", "InvalidMode", names.MODE_LABEL),
+    }
+    assert "well" not in {pod for pod, _, _ in told(node)}
+
+
+async def test_fields_that_nobody_knows_and_values_of_other_types_end_nothing(node: Node) -> None:
+    await node.start_agent()
+    node.create("odd", container={**READY, "lifecycle": 7, "ports": "none", "newField": [1]})
+    node.change("odd", lambda pod: pod["spec"].update(newList=[{"a": None}]))
+    node.create("well")
+    for name in ("odd", "well"):
+        await node.run_pod(name)
+    await node.ready("well")
+    await node.until("a condition", lambda: probing(node, "odd"))
+    assert node.condition("odd", names.ISOLATION_READY)["status"] == "True"
+    assert probing(node, "odd")["status"] == "False"
+    assert "ports" in probing(node, "odd")["message"]
+
+
+async def test_an_event_that_cannot_be_read_is_not_the_end_of_the_others(node: Node) -> None:
+    await node.start_agent()
+    node.create("well")
+    await node.run_pod("well")
+    stream = await node.server.watched()
+    stream.send(b'{"type": "ADDED", "object": {"metadata": {"name": 7, "uid": []}}}\n')
+    stream.send(b"no JSON at all\n")
+    node.create("later")
+    await node.run_pod("later")
+    await node.ready("well", "later")
+
+
+def probing(node: Node, name: str) -> Json:
+    return node.condition(name, names.PROBES_PASSING)
+
+
+def told(node: Node) -> set[tuple[str, str, str]]:
+    """Events: pod, reason, and what it is about."""
+    return {
+        (event["regarding"]["name"], event["reason"], event["note"].split()[1].split("=")[0])
+        for event in node.events()
+    }

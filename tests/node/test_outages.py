@@ -1,0 +1,210 @@
+"""API server, container runtime or agent away, in every order: nothing opens, nothing is lost."""
+
+import signal
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from agent import names
+from agent.demo import attempts
+from agent.status import GateStatus, Report
+from tests.agent.kube.apiserver import Json
+from tests.node.node import PORT, Node, reason_of, status_of
+
+pytestmark = pytest.mark.kernel
+
+ASLEEP = ("/bin/sleep", "1000000")
+
+
+async def test_a_runtime_that_restarts_changes_nothing(node: Node) -> None:
+    await node.start_agent()
+    node.create("web")
+    await node.run_pod("web")
+    await node.ready("web")
+    before, patches = node.get("web"), len(node.patches("web"))
+    gates = status_of(await report(node), "web").gates
+
+    node.runtime.stop(signal.SIGKILL)
+    seen = await node.told("its absence", lambda report: report.feed.problems)
+    [problem] = seen.feed.problems
+    assert problem.startswith("Container runtime: ")
+    assert "podgate_runtime_problem 1.0" in (await node.get_http("/metrics"))[1]
+    assert names_of(status_of(seen, "web").gates) == names_of(gates)
+    code, text = await node.get_http("/readyz")
+    assert code == 503
+    assert str(node.runtime.socket) in text
+
+    node.runtime.start()
+    await node.told("its return", lambda report: not report.feed.problems)
+    # What comes after it is seen, and what was before it has stayed as it was.
+    node.create("api")
+    await node.run_pod("api")
+    await node.ready("api")
+    assert node.get("web")["status"] == before["status"]
+    assert len(node.patches("web")) == patches
+    assert names_of(status_of(await report(node), "web").gates) == names_of(gates)
+
+
+async def test_another_sandbox_of_a_pod_takes_over(node: Node) -> None:
+    await node.start_agent()
+    node.create("web")
+    first = await node.run_pod("web")
+    await node.ready("web")
+    [gate] = status_of(await report(node), "web").gates
+
+    await node.driver.stop_sandbox(first)
+    await node.until("the first's end", lambda: not node.is_ready("web"))
+    second = await node.driver.run_sandbox("web", attempt=1)
+    await node.until("a gate", lambda: is_of(second)(node.condition("web", names.ISOLATION_READY)))
+    # The first one's results say nothing of the second.
+    assert node.condition("web", names.PROBES_PASSING)["status"] == "False"
+    await node.driver.start_container(second, attempt=1)
+    await node.ready("web")
+    assert is_of(second)(node.condition("web", names.PROBES_PASSING))
+    [other] = status_of(await report(node), "web").gates
+    assert other.ifindex != gate.ifindex
+
+
+async def test_a_restarted_agent_writes_nothing_that_is_there(node: Node) -> None:
+    await node.start_agent()
+    node.create("web")
+    await node.run_pod("web")
+    await node.ready("web")
+    before, patches = node.get("web"), len(node.patches("web"))
+
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        await node.stop_agent(number)
+        await node.start_agent()
+        await node.told("all pods", lambda report: report.is_synced)
+    node.create("api")
+    await node.run_pod("api")
+    await node.ready("api")
+    assert node.get("web") == before
+    assert len(node.patches("web")) == patches
+
+
+async def test_results_of_a_container_that_ended_meanwhile_are_not_restored(node: Node) -> None:
+    await node.start_agent()
+    node.create("web")
+    sandbox = await node.driver.run_sandbox("web")
+    container = await node.driver.start_container(sandbox)
+    await node.ready("web")
+
+    await node.stop_agent()
+    await node.driver.stop_container(container)
+    await node.driver.start_container(sandbox, attempt=1, command=ASLEEP)
+    await node.start_agent()
+    await node.until("its failure", lambda: not node.is_ready("web"))
+    statuses = [
+        one["status"]
+        for patch in node.patches("web")[-1:]
+        for one in patch.body["status"]["conditions"]
+        if one["type"] == names.PROBES_PASSING
+    ]
+    assert statuses == ["False"]
+
+
+async def test_an_agent_that_starts_without_the_api_goes_on_from_what_was_saved(
+    node: Node,
+) -> None:
+    """And writes what changed when it returns, once for each pod."""
+    node.label_namespace({names.MODE_LABEL: "audit"})
+    await node.start_agent()
+    sandboxes, containers = {}, {}
+    for name in ("well", "ill"):
+        node.create(name)
+        sandboxes[name] = await node.driver.run_sandbox(name)
+        containers[name] = await node.driver.start_container(sandboxes[name])
+    await node.ready("well", "ill")
+    await node.saved("well", "ill")
+    patches = {name: len(node.patches(name)) for name in sandboxes}
+
+    await node.stop_api()
+    await node.stop_agent(signal.SIGKILL)
+    await node.start_agent()
+    # The mode is its namespace's, its probes are the spec's: only the API says either.
+    await node.told("its pods", lambda report: reason_of(report, "ill") == "Audit")
+    await node.told("its probes", probes_say("ill", "ProbesPassing"))
+    await node.driver.stop_container(containers["ill"])
+    seen = await node.told("the illness", probes_say("ill", "ContainerNotRunning"))
+    assert any(problem.startswith("API server, pods: ") for problem in seen.feed.problems)
+    await node.told("all pods", lambda report: report.is_synced)
+    assert (await node.get_http("/readyz"))[0] == 200
+    assert 'podgate_api_problem{what="pods"} 1.0' in (await node.get_http("/metrics"))[1]
+    await node.told("one pod to be written", lambda report: report.feed.unsaid == 1)
+
+    await node.start_api()
+    await node.until("the news", lambda: not node.is_ready("ill"))
+    seen = await node.told("no problem", lambda report: not report.feed.problems)
+    assert len(node.patches("ill")) == patches["ill"] + 1
+    assert len(node.patches("well")) == patches["well"]
+
+
+async def test_pods_are_gated_by_the_runtime_s_word_alone(node: Node) -> None:
+    """The API server is away for an agent's whole life, and nothing was saved."""
+    await node.stop_api()
+    await node.start_agent()
+    sandbox = await node.run_pod("web")
+    seen = await node.told("a gate", lambda report: reason_of(report, "web") == "Enforced")
+    assert status_of(seen, "web").source == "runtime"
+    code, text = await node.get_http("/readyz")
+    assert code == 503
+    assert text
+    assert refused(seen, "web")
+
+    await node.stop_agent()
+    await node.start_agent()
+    seen = await node.told("the gate", lambda report: reason_of(report, "web") == "Enforced")
+    node.create("web")
+    await node.start_api()
+    await node.ready("web")
+    assert is_of(sandbox)(node.condition("web", names.ISOLATION_READY))
+    *waiting, _ = node.patches("web")
+    assert len(waiting) <= 1
+
+
+async def test_conditions_from_before_a_reboot_are_corrected_before_anything_else(
+    node: Node,
+) -> None:
+    """The pods' sandboxes are gone with the reboot, and the runtime is not up yet."""
+    thing = node.create("web")
+    thing["status"]["conditions"] = [
+        {
+            **{"type": kind, "status": "True", "reason": "Enforced"},
+            "message": "All is well. (sandbox 0123456789ab, boot 00000000-before)",
+        }
+        for kind in (names.ISOLATION_READY, names.PROBES_PASSING)
+    ]
+    node.server.put(thing)
+    node.runtime.stop()
+    await node.start_agent()
+    await node.until("the correction", lambda: not node.is_ready("web"))
+    assert node.condition("web", names.ISOLATION_READY)["reason"] == "SandboxChanged"
+    node.runtime.start()
+    await node.run_pod("web", attempt=1)
+    await node.ready("web")
+
+
+async def report(node: Node) -> Report:
+    return await node.told("an agent", lambda report: True)
+
+
+def names_of(gates: list[GateStatus]) -> set[str]:
+    return {gate.interface for gate in gates}
+
+
+def is_of(sandbox: str) -> Callable[[Json], bool]:
+    """Whether a condition speaks of this sandbox."""
+    return lambda condition: f"(sandbox {sandbox[:12]}, " in condition.get("message", "")
+
+
+def probes_say(name: str, reason: str) -> Callable[[Report], bool]:
+    return lambda report: reason_of(report, name, names.PROBES_PASSING) == reason
+
+
+def refused(report: Report, name: str) -> bool:
+    """Whether a process of the node cannot connect to the pod."""
+    [address] = status_of(report, name).addresses
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    return attempts.connect(sock, address, PORT, seconds=0.4) != "connects"
