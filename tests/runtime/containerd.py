@@ -119,6 +119,10 @@ class Containerd:
         """Bring in the images of `tests.runtime.images`."""
         archive = self.directory / "images.tar"
         images.write(archive, os.uname().machine)
+        self.import_archive(archive)
+
+    def import_archive(self, archive: pathlib.Path) -> None:
+        """Bring in the images of an OCI archive."""
         subprocess.run(
             [
                 *(_binary("ctr"), "--address", str(self.socket), "--namespace", "k8s.io"),
