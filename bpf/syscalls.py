@@ -14,6 +14,7 @@ import os
 import platform
 import resource
 import struct
+from collections.abc import Sequence
 
 from bpf import errors
 
@@ -50,6 +51,8 @@ class Command(enum.IntEnum):
     OBJ_GET_INFO_BY_FD = 15
     PROG_QUERY = 16
     MAP_LOOKUP_BATCH = 24
+    MAP_UPDATE_BATCH = 26
+    MAP_DELETE_BATCH = 27
     LINK_CREATE = 28
     LINK_UPDATE = 29
     LINK_GET_FD_BY_ID = 30
@@ -166,6 +169,33 @@ def map_lookup_batch(
     )
 
 
+def map_update_batch(map_fd: int, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    """Insert or replace many, one after the other (Linux 5.6)."""
+    _batch(Command.MAP_UPDATE_BATCH, map_fd, keys, values, what="writing a map")
+
+
+def map_delete_batch(map_fd: int, keys: Sequence[bytes]) -> None:
+    """Delete many. Raises `BpfError` (ENOENT) at the first that is not there."""
+    _batch(Command.MAP_DELETE_BATCH, map_fd, keys, (), what="deleting from a map")
+
+
+def _batch(
+    command: Command, map_fd: int, keys: Sequence[bytes], values: Sequence[bytes], *, what: str
+) -> None:
+    if not keys:
+        return
+    key_buffer, value_buffer = (
+        ctypes.create_string_buffer(joined, len(joined) or 1)
+        for joined in (b"".join(keys), b"".join(values))
+    )
+    attributes = struct.pack(
+        "=QQQQIIQQ",
+        *(0, 0, _address(key_buffer), _address(value_buffer)),
+        *(len(keys), map_fd, 0, 0),
+    )
+    call(command, attributes, what=what)
+
+
 def pin(fd: int, path: str) -> None:
     """Pin a map, program or link at `path`, on a bpffs."""
     name = ctypes.create_string_buffer(os.fsencode(path))
@@ -215,12 +245,13 @@ def _allocate(command: Command, attributes: bytes, *, what: str) -> int:
     return call(command, attributes, what=what)[0]
 
 
-def link_create_cgroup(program_fd: int, cgroup_fd: int, attach_type: int) -> int:
+def link_create_cgroup(program_fd: int, cgroup_fd: int, attach_type: int, flags: int = 0) -> int:
     """Attach a program to a cgroup and all below it, beside others' (Linux 5.7); the link.
 
-    Raises `BpfError` (EPERM: somebody attached without BPF_F_ALLOW_MULTI).
+    flags: BPF_F_BEFORE puts it before all others of this cgroup (Linux 6.16; else EINVAL). Raises
+    `BpfError` (EPERM: somebody attached without BPF_F_ALLOW_MULTI).
     """
-    attributes = struct.pack("=IIII", program_fd, cgroup_fd, attach_type, 0)
+    attributes = struct.pack("=IIIIIIQ", program_fd, cgroup_fd, attach_type, flags, 0, 0, 0)
     return call(Command.LINK_CREATE, attributes, what="attaching to the root cgroup")[0]
 
 

@@ -17,9 +17,6 @@
 #define ADMITTED_RULE  0x7067
 #define ADMITTED_PROBE 0x7068
 
-#define SOCK_DGRAM  2
-#define SOCK_STREAM 1
-
 #define TCP_FLAGS_OFFSET 13
 #define TCP_MINIMUM	 20
 #define TCP_FIN		 0x01

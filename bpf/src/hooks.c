@@ -5,13 +5,8 @@
  * at once, with EPERM, and is known by name, where a dropped SYN would leave him waiting.
  *
  * In connect the relay's hooks (relay.c) may come before or after these, which see either address
- * of what is redirected: each of them has a gate. Translation of services, too, will come here.
+ * of what is redirected: each of them has a gate. Translation of services (services.c) comes first.
  */
-#define SOCKET_REFUSE 0
-#define SOCKET_ALLOW  1
-
-#define IPPROTO_MPTCP 262
-
 #define SOL_PACKET	    263
 #define PACKET_QDISC_BYPASS 20
 #define SOL_XDP		    283
@@ -78,12 +73,6 @@ ALWAYS_INLINE int judge_datagram(struct bpf_sock_addr *context, struct address *
 	return judge_tunnel(known, to, bpf_ntohs(context->user_port));
 }
 
-ALWAYS_INLINE bool is_tcp(struct bpf_sock_addr *context)
-{
-	return context->type == SOCK_STREAM &&
-	       (context->protocol == IPPROTO_TCP || context->protocol == IPPROTO_MPTCP);
-}
-
 /*
  * A socket that is bound to an interface may go another way than to the pod. Not over IPv6: there a
  * router may send it back, and unlike IPv4's martians nothing stops it then.
@@ -143,14 +132,6 @@ ALWAYS_INLINE int judge_connect(struct bpf_sock_addr *context, struct address *t
 		count->packets[DROP(REASON_NODE)]++;
 	tell_hook(to, port, IPPROTO_TCP, caller.ifindex, REASON_NODE, now_ns);
 	return SOCKET_REFUSE;
-}
-
-ALWAYS_INLINE struct address ipv6_destination(struct bpf_sock_addr *context)
-{
-	struct address to = {{context->user_ip6[0], context->user_ip6[1], context->user_ip6[2],
-			      context->user_ip6[3]}};
-
-	return to;
 }
 
 int hook_connect4(struct bpf_sock_addr *context)

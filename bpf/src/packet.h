@@ -9,7 +9,8 @@
 #ifndef PODGATE_PACKET_H
 #define PODGATE_PACKET_H
 
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#include "addresses.h"
+#include "protocols.h"
 
 #define ETHERNET_TYPE_OFFSET 12
 #define ETHERNET_LENGTH	     14
@@ -17,23 +18,6 @@
 #define ETHERTYPE_IPV4 0x0800
 #define ETHERTYPE_ARP  0x0806
 #define ETHERTYPE_IPV6 0x86dd
-
-#define IPPROTO_HOPOPTS	 0
-#define IPPROTO_ICMP	 1
-#define IPPROTO_TCP	 6
-#define IPPROTO_UDP	 17
-#define IPPROTO_DCCP	 33
-#define IPPROTO_ROUTING	 43
-#define IPPROTO_FRAGMENT 44
-#define IPPROTO_AH	 51
-#define IPPROTO_ICMPV6	 58
-#define IPPROTO_NONE	 59
-#define IPPROTO_DSTOPTS	 60
-#define IPPROTO_SCTP	 132
-#define IPPROTO_MOBILITY 135
-#define IPPROTO_UDPLITE	 136
-#define IPPROTO_HIP	 139
-#define IPPROTO_SHIM6	 140
 
 /* RFC 8200 sets no limit. Longer chains are seen only where somebody hides something. */
 #define IPV6_MAX_HEADERS 8
@@ -90,13 +74,6 @@ struct ipv6_extension {
 		__be16 offset; /* of a fragment header, with two reserved bits and more-fragments */
 	};
 };
-
-ALWAYS_INLINE struct address map_ipv4(__be32 address)
-{
-	struct address mapped = {{0, 0, bpf_htonl(0xffff), address}};
-
-	return mapped;
-}
 
 ALWAYS_INLINE bool read_ipv4(struct __sk_buff *skb, struct packet *packet)
 {

@@ -12,6 +12,7 @@
 #include "callers.h"
 #include "replies.h"
 #include "rules.h"
+#include "sockets.h"
 #include "gate.c"
 #include "bridges.c"
 #include "tunnels.c"

@@ -8,13 +8,6 @@
 #define ICMPV6_NEIGHBOUR_SOLICITATION  135
 #define ICMPV6_NEIGHBOUR_ADVERTISEMENT 136
 
-ALWAYS_INLINE bool is_same_address(struct address *one, struct address *other)
-{
-	__u32 *a = one->word, *b = other->word;
-
-	return !((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]));
-}
-
 /* A relay that hangs would have connect hang with it. One that never beat did so at boot. */
 ALWAYS_INLINE bool is_relay_beating(void)
 {
@@ -75,14 +68,6 @@ int relay_connect4(struct bpf_sock_addr *context)
 	if (redirect(context, &to))
 		context->user_ip4 = to.word[3];
 	return SOCKET_ALLOW;
-}
-
-ALWAYS_INLINE void write_ipv6(struct bpf_sock_addr *context, struct address *address)
-{
-	context->user_ip6[0] = address->word[0];
-	context->user_ip6[1] = address->word[1];
-	context->user_ip6[2] = address->word[2];
-	context->user_ip6[3] = address->word[3];
 }
 
 int relay_connect6(struct bpf_sock_addr *context)

@@ -27,7 +27,7 @@ class _Table:
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     made: list[None] = []
-    monkeypatch.setattr(published, "_wait_for_programs", lambda: made.append(None))
+    monkeypatch.setattr(published, "wait_for_programs", lambda: made.append(None))
     return made
 
 
@@ -71,8 +71,8 @@ def test_what_is_there_already_is_not_written(waits: list[None]) -> None:
 def test_the_kernel_waits_or_the_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("bpf.published.time.sleep", slept.append)
-    published._wait_for_programs()
+    published.wait_for_programs()
     assert slept == []
     monkeypatch.setattr("bpf.published.platform.machine", lambda: "abacus")
-    published._wait_for_programs()
+    published.wait_for_programs()
     assert slept == [pytest.approx(0.1)]

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+#ifndef PODGATE_PROTOCOLS_H
+#define PODGATE_PROTOCOLS_H
+
+#define IPPROTO_HOPOPTS	 0
+#define IPPROTO_ICMP	 1
+#define IPPROTO_TCP	 6
+#define IPPROTO_UDP	 17
+#define IPPROTO_DCCP	 33
+#define IPPROTO_ROUTING	 43
+#define IPPROTO_FRAGMENT 44
+#define IPPROTO_AH	 51
+#define IPPROTO_ICMPV6	 58
+#define IPPROTO_NONE	 59
+#define IPPROTO_DSTOPTS	 60
+#define IPPROTO_SCTP	 132
+#define IPPROTO_MOBILITY 135
+#define IPPROTO_UDPLITE	 136
+#define IPPROTO_HIP	 139
+#define IPPROTO_SHIM6	 140
+#define IPPROTO_MPTCP	 262
+
+#endif

@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * Services at the socket: who connects or sends to a service's address goes to one of its endpoints
+ * from the start, so no packet is ever translated. For the sockets of every network namespace below
+ * the cgroup, the pods' as the node's, and before all other hooks: those judge the endpoint.
+ *
+ * A service is one entry, replaced as a whole, which names a set of endpoints. A set is written
+ * before the entry that names it, never changed, and removed some time after the last one has.
+ * bpf/services.py has the twins of what is declared here.
+ */
+#include "abi.h"
+#include "addresses.h"
+#include "protocols.h"
+#include "sockets.h"
+
+#define ECONNREFUSED 111
+
+#define MAX_SERVICES  131072
+#define MAX_ENDPOINTS 1048576
+#define MAX_CLIENTS   131072
+#define MAX_TALKS     65536
+
+/* A set that is replaced while it is read is read again; thrice in a row is no accident. */
+#define ATTEMPTS 4
+
+/* Where something listens, or seems to. */
+struct place {
+	struct address address;
+	__be16 port;
+	__u8 protocol; /* IPPROTO_TCP or IPPROTO_UDP */
+	__u8 pad;
+};
+
+struct service {
+	__u64 id; /* the same for all addresses of one port of a service */
+	__u32 set;
+	__u32 endpoint_count;
+	__u32 affinity_seconds; /* 0: none */
+	__u32 pad;
+};
+
+struct endpoint_key {
+	__u32 set;
+	__u32 number;
+};
+
+struct member_key {
+	__u32 set;
+	struct place place;
+};
+
+/*
+ * Who has affinity: a network namespace is what kube-proxy sees as one client's address, be it a
+ * pod's or the node's.
+ */
+struct client_key {
+	__u64 service;
+	__u64 netns;
+};
+
+struct choice {
+	struct place place;
+	__u32 pad;
+	__u64 used_ns; /* CLOCK_MONOTONIC */
+};
+
+/* What a socket that connected believes to be connected to. */
+struct peer {
+	struct place service;
+	struct place endpoint;
+};
+
+/* One direction of what a socket sends without having connected. */
+struct talk_key {
+	__u64 socket;
+	struct place place; /* the service, or of what comes back the endpoint */
+	__u32 is_answer;
+};
+
+enum service_count {
+	COUNT_TRANSLATED,
+	COUNT_REFUSED,	/* no endpoints */
+	COUNT_AFFINITY, /* of those translated, to where the client was before */
+	COUNT_ANSWERS,	/* datagrams that came back */
+	COUNT_RACES,	/* gave up on a set that was replaced again and again */
+	SERVICE_COUNTS,
+};
+
+enum outcome {
+	OUTCOME_NO_SERVICE,
+	OUTCOME_TRANSLATED,
+	OUTCOME_REFUSED,
+};
+
+BPF_F_TABLE("hash", struct place, struct service, services, MAX_SERVICES, BPF_F_NO_PREALLOC);
+BPF_F_TABLE("hash", struct endpoint_key, struct place, service_endpoints, MAX_ENDPOINTS,
+	    BPF_F_NO_PREALLOC);
+/* Of the sets of which it may be asked: those of UDP, and of services with affinity. */
+BPF_F_TABLE("hash", struct member_key, __u32, service_members, MAX_ENDPOINTS, BPF_F_NO_PREALLOC);
+BPF_TABLE("lru_hash", struct client_key, struct choice, service_clients, MAX_CLIENTS);
+BPF_TABLE("lru_hash", struct talk_key, struct place, service_talks, MAX_TALKS);
+BPF_SK_STORAGE(service_peers, struct peer);
+BPF_PERCPU_ARRAY(service_counts, __u64, SERVICE_COUNTS);
+
+ALWAYS_INLINE void count_service(__u32 what)
+{
+	__u64 *count = service_counts.lookup(&what);
+
+	if (count)
+		(*count)++;
+}
+
+ALWAYS_INLINE bool is_same_place(struct place *one, struct place *other)
+{
+	return one->port == other->port && one->protocol == other->protocol &&
+	       is_same_address(&one->address, &other->address);
+}
+
+/* 0 for what services do not carry. */
+ALWAYS_INLINE __u8 service_protocol(struct bpf_sock_addr *context)
+{
+	if (is_tcp(context))
+		return IPPROTO_TCP;
+	if (context->type == SOCK_DGRAM && context->protocol == IPPROTO_UDP)
+		return IPPROTO_UDP;
+	return 0;
+}
+
+ALWAYS_INLINE bool is_member(__u32 set, struct place *place)
+{
+	struct member_key key = {.set = set, .place = *place};
+
+	return service_members.lookup(&key);
+}
+
+/* Where this client went before, if it is not too long ago and still an endpoint. */
+ALWAYS_INLINE bool find_choice(struct service *service, struct client_key *client,
+			       struct place *chosen, __u64 now_ns)
+{
+	struct choice *choice = service_clients.lookup(client);
+	__u64 age;
+
+	if (!choice)
+		return false;
+	age = now_ns > choice->used_ns ? now_ns - choice->used_ns : 0;
+	if (age > service->affinity_seconds * 1000000000ULL)
+		return false;
+	*chosen = choice->place;
+	return is_member(service->set, chosen);
+}
+
+/* Any of them. False where the set was removed meanwhile. */
+ALWAYS_INLINE bool pick(struct service *service, struct place *chosen)
+{
+	struct endpoint_key key = {.set = service->set};
+	struct place *found;
+
+	key.number = bpf_get_prandom_u32() % service->endpoint_count;
+	found = service_endpoints.lookup(&key);
+	if (!found)
+		return false;
+	*chosen = *found;
+	return true;
+}
+
+/*
+ * Puts an endpoint in the place of a service's. talk: of a socket that did not connect, which stays
+ * with its endpoint; else NULL.
+ *
+ * The memory of an entry that is replaced may be another's while it is read here, so it is only
+ * believed when it says the same afterwards: no two entries ever name one set unless they may.
+ */
+ALWAYS_INLINE enum outcome translate(struct bpf_sock_addr *context, struct place *place,
+				     struct talk_key *talk)
+{
+	__u64 now_ns = 0;
+
+#pragma clang loop unroll(disable)
+	for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
+		struct service *found = services.lookup(place);
+		struct client_key client = {};
+		struct place *before = 0;
+		bool is_affine = false;
+		struct service service;
+		struct place chosen = {};
+		bool is_chosen = false;
+
+		if (!found)
+			return OUTCOME_NO_SERVICE;
+		service = *found;
+		if (service.endpoint_count) {
+			if (talk) {
+				before = service_talks.lookup(talk);
+				if (before) {
+					chosen = *before;
+					is_chosen = is_member(service.set, &chosen);
+				}
+			}
+			if (!is_chosen && service.affinity_seconds) {
+				client.service = service.id;
+				client.netns = bpf_get_netns_cookie(context);
+				now_ns = bpf_ktime_get_ns();
+				is_affine = find_choice(&service, &client, &chosen, now_ns);
+				is_chosen = is_affine;
+			}
+			if (!is_chosen && !pick(&service, &chosen))
+				continue;
+		}
+		found = services.lookup(place);
+		if (!found)
+			return OUTCOME_NO_SERVICE;
+		if (found->set != service.set)
+			continue;
+		if (!service.endpoint_count) {
+			count_service(COUNT_REFUSED);
+			return OUTCOME_REFUSED;
+		}
+		if (client.service) {
+			struct choice choice = {.place = chosen, .used_ns = now_ns};
+
+			service_clients.update(&client, &choice);
+		}
+		if (is_affine)
+			count_service(COUNT_AFFINITY);
+		count_service(COUNT_TRANSLATED);
+		*place = chosen;
+		return OUTCOME_TRANSLATED;
+	}
+	count_service(COUNT_RACES);
+	return OUTCOME_REFUSED;
+}
+
+/* connect: an endpoint for the life of the connection, which getpeername shows as the service. */
+ALWAYS_INLINE enum outcome connect_to(struct bpf_sock_addr *context, struct place *place)
+{
+	struct peer peer = {.service = *place};
+	struct bpf_sock *sk = context->sk;
+	enum outcome outcome;
+	struct peer *kept;
+
+	if (!place->protocol || !sk)
+		return OUTCOME_NO_SERVICE;
+	outcome = translate(context, place, 0);
+	if (outcome != OUTCOME_TRANSLATED) {
+		service_peers.sk_storage_delete(sk);
+		return outcome;
+	}
+	peer.endpoint = *place;
+	kept = service_peers.sk_storage_get(sk, &peer, BPF_SK_STORAGE_GET_F_CREATE);
+	if (kept)
+		*kept = peer;
+	return outcome;
+}
+
+/* sendmsg: the same endpoint for each datagram, as connection tracking has it with kube-proxy. */
+ALWAYS_INLINE enum outcome send_to(struct bpf_sock_addr *context, struct place *place)
+{
+	struct talk_key talk = {.place = *place};
+	struct place service = *place;
+	enum outcome outcome;
+
+	if (place->protocol != IPPROTO_UDP)
+		return OUTCOME_NO_SERVICE;
+	talk.socket = bpf_get_socket_cookie(context);
+	outcome = translate(context, place, &talk);
+	if (outcome != OUTCOME_TRANSLATED)
+		return outcome;
+	service_talks.update(&talk, place);
+	talk.place = *place;
+	talk.is_answer = 1;
+	service_talks.update(&talk, &service);
+	return outcome;
+}
+
+/* Whose answer it is, for a socket that asked a service; false: of whom it seems to be. */
+ALWAYS_INLINE bool find_service(struct bpf_sock_addr *context, struct place *place,
+				bool is_datagram)
+{
+	struct talk_key talk = {.place = *place, .is_answer = 1};
+	struct bpf_sock *sk = context->sk;
+	struct place *found;
+	struct peer *peer;
+
+	if (!sk)
+		return false;
+	peer = service_peers.sk_storage_get(sk, 0, 0);
+	if (peer && is_same_place(&peer->endpoint, place)) {
+		*place = peer->service;
+		return true;
+	}
+	if (!is_datagram)
+		return false;
+	talk.socket = bpf_get_socket_cookie(context);
+	found = service_talks.lookup(&talk);
+	if (!found)
+		return false;
+	*place = *found;
+	return true;
+}
+
+ALWAYS_INLINE struct place place4(struct bpf_sock_addr *context)
+{
+	struct place place = {.address = map_ipv4(context->user_ip4),
+			      .port = context->user_port,
+			      .protocol = service_protocol(context)};
+
+	return place;
+}
+
+ALWAYS_INLINE struct place place6(struct bpf_sock_addr *context)
+{
+	struct place place = {.address = ipv6_destination(context),
+			      .port = context->user_port,
+			      .protocol = service_protocol(context)};
+
+	return place;
+}
+
+ALWAYS_INLINE void write4(struct bpf_sock_addr *context, struct place *place)
+{
+	context->user_ip4 = place->address.word[3];
+	context->user_port = place->port;
+}
+
+ALWAYS_INLINE void write6(struct bpf_sock_addr *context, struct place *place)
+{
+	write_ipv6(context, &place->address);
+	context->user_port = place->port;
+}
+
+/* As kube-proxy rejects what comes to a service without endpoints; EPERM before Linux 5.18. */
+ALWAYS_INLINE int refuse(void)
+{
+#ifdef HAS_SET_RETVAL
+	bpf_set_retval(-ECONNREFUSED);
+#endif
+	return SOCKET_REFUSE;
+}
+
+int service_connect4(struct bpf_sock_addr *context)
+{
+	struct place place = place4(context);
+	enum outcome outcome = connect_to(context, &place);
+
+	if (outcome == OUTCOME_REFUSED)
+		return refuse();
+	if (outcome == OUTCOME_TRANSLATED)
+		write4(context, &place);
+	return SOCKET_ALLOW;
+}
+
+int service_connect6(struct bpf_sock_addr *context)
+{
+	struct place place = place6(context);
+	enum outcome outcome = connect_to(context, &place);
+
+	if (outcome == OUTCOME_REFUSED)
+		return refuse();
+	if (outcome == OUTCOME_TRANSLATED)
+		write6(context, &place);
+	return SOCKET_ALLOW;
+}
+
+int service_sendmsg4(struct bpf_sock_addr *context)
+{
+	struct place place = place4(context);
+	enum outcome outcome = send_to(context, &place);
+
+	if (outcome == OUTCOME_REFUSED)
+		return refuse();
+	if (outcome == OUTCOME_TRANSLATED)
+		write4(context, &place);
+	return SOCKET_ALLOW;
+}
+
+int service_sendmsg6(struct bpf_sock_addr *context)
+{
+	struct place place = place6(context);
+	enum outcome outcome = send_to(context, &place);
+
+	if (outcome == OUTCOME_REFUSED)
+		return refuse();
+	if (outcome == OUTCOME_TRANSLATED)
+		write6(context, &place);
+	return SOCKET_ALLOW;
+}
+
+int service_recvmsg4(struct bpf_sock_addr *context)
+{
+	struct place place = place4(context);
+
+	if (find_service(context, &place, true)) {
+		count_service(COUNT_ANSWERS);
+		write4(context, &place);
+	}
+	return SOCKET_ALLOW;
+}
+
+int service_recvmsg6(struct bpf_sock_addr *context)
+{
+	struct place place = place6(context);
+
+	if (find_service(context, &place, true)) {
+		count_service(COUNT_ANSWERS);
+		write6(context, &place);
+	}
+	return SOCKET_ALLOW;
+}
+
+int service_getpeername4(struct bpf_sock_addr *context)
+{
+	struct place place = place4(context);
+
+	if (find_service(context, &place, false))
+		write4(context, &place);
+	return SOCKET_ALLOW;
+}
+
+int service_getpeername6(struct bpf_sock_addr *context)
+{
+	struct place place = place6(context);
+
+	if (find_service(context, &place, false))
+		write6(context, &place);
+	return SOCKET_ALLOW;
+}
