@@ -117,20 +117,24 @@ class Capability(_message.Message):
     def __init__(self, add_capabilities: _Optional[_Iterable[str]] = ..., drop_capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LinuxContainerSecurityContext(_message.Message):
-    __slots__ = ("capabilities", "privileged", "namespace_options", "readonly_rootfs", "no_new_privs", "seccomp")
+    __slots__ = ("capabilities", "privileged", "namespace_options", "readonly_rootfs", "no_new_privs", "masked_paths", "readonly_paths", "seccomp")
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     PRIVILEGED_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     READONLY_ROOTFS_FIELD_NUMBER: _ClassVar[int]
     NO_NEW_PRIVS_FIELD_NUMBER: _ClassVar[int]
+    MASKED_PATHS_FIELD_NUMBER: _ClassVar[int]
+    READONLY_PATHS_FIELD_NUMBER: _ClassVar[int]
     SECCOMP_FIELD_NUMBER: _ClassVar[int]
     capabilities: Capability
     privileged: bool
     namespace_options: _runtime_pb2.NamespaceOption
     readonly_rootfs: bool
     no_new_privs: bool
+    masked_paths: _containers.RepeatedScalarFieldContainer[str]
+    readonly_paths: _containers.RepeatedScalarFieldContainer[str]
     seccomp: SecurityProfile
-    def __init__(self, capabilities: _Optional[_Union[Capability, _Mapping]] = ..., privileged: _Optional[bool] = ..., namespace_options: _Optional[_Union[_runtime_pb2.NamespaceOption, _Mapping]] = ..., readonly_rootfs: _Optional[bool] = ..., no_new_privs: _Optional[bool] = ..., seccomp: _Optional[_Union[SecurityProfile, _Mapping]] = ...) -> None: ...
+    def __init__(self, capabilities: _Optional[_Union[Capability, _Mapping]] = ..., privileged: _Optional[bool] = ..., namespace_options: _Optional[_Union[_runtime_pb2.NamespaceOption, _Mapping]] = ..., readonly_rootfs: _Optional[bool] = ..., no_new_privs: _Optional[bool] = ..., masked_paths: _Optional[_Iterable[str]] = ..., readonly_paths: _Optional[_Iterable[str]] = ..., seccomp: _Optional[_Union[SecurityProfile, _Mapping]] = ...) -> None: ...
 
 class LinuxContainerResources(_message.Message):
     __slots__ = ("cpu_period", "cpu_quota", "cpu_shares", "memory_limit_in_bytes")
