@@ -1,0 +1,84 @@
+"""Services, EndpointSlices, this node's zone and its pods' news, brought together and served."""
+
+import asyncio
+import pathlib
+import random
+from typing import Final
+
+from agent import tasks
+from agent.conditions import Condition
+from agent.kube import pacing
+from agent.kube.client import Api
+from agent.kube.objects import ApiPod, MetadataOnly
+from agent.kube.watcher import Query, Watcher
+from agent.localnet.book import Book
+from agent.localnet.news import LocalNews
+from agent.localnet.objects import ZONE_LABEL, EndpointSlice, Service
+from agent.localnet.server import Server
+
+SERVICES: Final = Query("services", "/api/v1/services", Service)
+SLICES: Final = Query("endpointslices", "/apis/discovery.k8s.io/v1/endpointslices", EndpointSlice)
+
+
+def socket_path(run_directory: pathlib.Path) -> pathlib.Path:
+    """Where the agent of a run directory serves."""
+    return run_directory / "localnet" / "localnet.sock"
+
+
+class ServiceEndpoints:
+    """What this node should use of each service, from the API server to the socket."""
+
+    def __init__(
+        self,
+        api: Api,
+        *,
+        node: str,
+        nodes: Watcher[MetadataOnly],
+        run_directory: pathlib.Path,
+        address: tuple[str, int] | None = None,
+        jitter: pacing.Jitter = random.random,
+    ) -> None:
+        """nodes: a watch of this node, run by somebody else, who calls `see_node`; address: of the
+        loopback, to serve there as well.
+        """
+        self._node = node
+        self._nodes = nodes
+        self._socket = socket_path(run_directory)
+        self._address = address
+        self.news = LocalNews(on_change=lambda keys: self.book.hear(keys))
+        self.book = Book(node, news=self.news.is_ready)
+        self.server = Server(self.book)
+        self.services = Watcher(api, SERVICES, on_change=self.book.set_service, jitter=jitter)
+        self.slices = Watcher(api, SLICES, on_change=self.book.set_slice, jitter=jitter)
+
+    async def run(self) -> None:
+        """Watch and serve until cancelled. Raises `ListenError`."""
+        async with self.server.serving(self._socket, self._address), asyncio.TaskGroup() as group:
+            for watcher in (self.services, self.slices):
+                tasks.start(group, f"watch of {watcher.query.name}", watcher.run)
+            tasks.start(group, "revisions of service endpoints", self.book.run)
+            await self._complete()
+
+    def see_node(self) -> None:
+        """The node's labels may be others."""
+        found = self._nodes.objects.get(("", self._node))
+        self.book.set_zone(found.metadata.labels.get(ZONE_LABEL, "") if found else "")
+
+    def see_pod(self, pod: ApiPod) -> None:
+        """A pod of this node came or changed."""
+        self.news.see(pod)
+
+    def forget_pod(self, uid: str) -> None:
+        """A pod of this node is gone; by the runtime's uid."""
+        self.news.forget(uid)
+
+    def changed(self, uid: str, probes_passing: Condition | None) -> None:
+        """What podgate's probes say of a pod may be something else now."""
+        self.news.note(uid, probes_passing)
+
+    async def _complete(self) -> None:
+        """Never a part of it, nor the endpoints of another zone."""
+        for watcher in (self._nodes, self.services, self.slices):
+            await watcher.synced.wait()
+        self.see_node()
+        self.book.complete()
