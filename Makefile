@@ -38,9 +38,9 @@ test-continuity: setup
 test-strict: setup
 	PODGATE_TEST_STRICT=1 $(PYTEST) tests/kernel/test_strict_faults.py
 
-# A hundred pods in a container runtime, where the kernel tests have eight.
+# A hundred pods in a container runtime, and of a cluster, where the kernel tests have eight.
 test-pods: setup
-	PODGATE_TEST_PODS=100 $(PYTEST) -s tests/runtime/test_crowd.py
+	PODGATE_TEST_PODS=100 $(PYTEST) -s tests/runtime/test_crowd.py tests/node/test_crowd.py
 
 # The same tests on Debian's kernels in QEMU, into docs/kernels.md; `make test-kernels KERNEL=6.1`
 # takes one. Most of an hour for each: the machines are emulated in software.

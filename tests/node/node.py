@@ -114,10 +114,10 @@ class Node:
         path = f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"
         return [one.body for one in self.server.of(path, method="POST")]
 
-    async def run_pod(self, name: str, **options: Any) -> str:
+    async def run_pod(self, name: str, *, attempt: int = 0) -> str:
         """Its sandbox and its container; the sandbox' id."""
-        sandbox = await self.driver.run_sandbox(name, **options)
-        await self.driver.start_container(sandbox)
+        sandbox = await self.driver.run_sandbox(name, attempt=attempt)
+        await self.driver.start_container(sandbox, attempt=attempt)
         return sandbox
 
     async def end_pod(self, sandbox: str) -> None:

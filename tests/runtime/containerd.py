@@ -71,9 +71,14 @@ class Containerd:
         """Alone in its directory, as agents mount it."""
         self.log = self.directory / "log"
         self.cni_directory = self.directory / "cni"
+        self.plugins = self.directory / "bin"
+        """What CNI plugins it has, and room for more."""
         self._process: subprocess.Popen[bytes] | None = None
         self.directory.mkdir()
         self.cni_directory.mkdir()
+        self.plugins.mkdir()
+        for plugin in PLUGINS.iterdir():
+            (self.plugins / plugin.name).symlink_to(plugin)
         network["ipam"] |= {"dataDir": str(self.directory / "ipam")}
         conflist = {"cniVersion": "1.0.0", "name": "pods", "plugins": [network]}
         (self.cni_directory / "10-pods.conflist").write_text(json.dumps(conflist))
@@ -185,7 +190,7 @@ sandbox_image = "{images.PAUSE}"
 restrict_oom_score_adj = true
 
 [{cri}.cni]
-bin_dir = "{PLUGINS}"
+bin_dir = "{self.plugins}"
 conf_dir = "{self.cni_directory}"
 """
 

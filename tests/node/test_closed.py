@@ -1,0 +1,145 @@
+"""From its first moment on no process of the node reaches an enforced pod, but for the kubelet."""
+
+import asyncio
+import shutil
+import signal
+import socket
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from agent import backstop
+from agent.cri.client import RuntimeClient
+from agent.cri.namespaces import Locator
+from agent.demo.kubelet import StandIn
+from bpf import pins
+from probes.netns import Netns
+from tests.kernel import cgroups, dialling
+from tests.kernel.cgroups import Cgroup
+from tests.kernel.dialling import PORT
+from tests.node.node import Node, reason_of
+from tests.runtime.containerd import Containerd
+
+pytestmark = pytest.mark.kernel
+
+# host-local gives the runtime's pods one after the other.
+ADDRESSES = ("198.18.16.2", "198.18.16.3", "198.18.16.4")
+
+
+@pytest.fixture
+async def kubelet() -> AsyncIterator[Cgroup]:
+    with cgroups.cgroup() as made:
+        yield made
+
+
+async def netns_of(runtime: Containerd, sandbox: str) -> Netns:
+    client, locator = RuntimeClient(runtime.socket), Locator()
+    try:
+        found = await locator.locate(await client.sandbox_details(sandbox))
+    finally:
+        locator.close()
+        await client.aclose()
+    assert found.netns is not None, found.problem
+    return found.netns
+
+
+def serve(netns: Netns) -> socket.socket:
+    """A server that is there before any container is, as a fast application would be."""
+    server = netns.socket(socket.AF_INET, socket.SOCK_STREAM)
+    server.bind(("", PORT))
+    server.listen()
+    return server
+
+
+async def test_who_dials_from_the_first_moment_on_never_connects_to_an_enforced_pod(
+    node: Node, kubelet: Cgroup
+) -> None:
+    """The window between the interface and its gate is the backstop's."""
+    await node.start_agent("--kubelet", f"cgroup:{kubelet.path}")
+    await node.told("the agent", lambda report: report.is_synced)
+    with dialling.dialling(*ADDRESSES) as dialler:
+        for name in ("one", "two", "three"):
+            node.create(name)
+            await node.run_pod(name)
+        await node.ready("one", "two", "three")
+        await asyncio.to_thread(dialler.go_on)
+        assert dialler.connected == 0
+    # They were there to be reached.
+    standing = StandIn(kubelet.directory)
+    try:
+        for address in ADDRESSES:
+            assert standing.probe("tcp", address, PORT) == "success"
+    finally:
+        standing.end()
+
+
+async def test_the_kubelet_s_first_dial_succeeds_however_early(node: Node, kubelet: Cgroup) -> None:
+    """As a postStart hook: before the API shows the pod's address, with or without a gate."""
+    standing = StandIn(kubelet.directory)
+    try:
+        await node.start_agent("--kubelet", f"cgroup:{kubelet.path}")
+        await node.told("the agent", lambda report: report.is_synced)
+        for name, address in zip(("one", "two", "three"), ADDRESSES, strict=True):
+            node.create(name)
+            sandbox = await node.driver.run_sandbox(name)
+            with serve(await netns_of(node.runtime, sandbox)):
+                assert standing.probe("tcp", address, PORT) == "success"
+    finally:
+        standing.end()
+
+
+async def test_with_strict_start_no_container_runs_before_its_gate(node: Node) -> None:
+    """As after a reboot: tasks, pins and /run are gone, and the agent is late."""
+    options = (
+        *("--cni-conf-dir", str(node.runtime.cni_directory)),
+        *("--cni-bin-dir", str(node.runtime.plugins), "--cni-strict-start"),
+    )
+    await node.start_agent(*options)
+    [conflist] = node.runtime.cni_directory.iterdir()
+    await node.until("podgate-cni", lambda: "podgate-cni" in conflist.read_text())
+    node.create("web")
+    before = await node.run_pod("web")
+    await node.ready("web")
+    await node.stop_agent(signal.SIGKILL)
+    await node.driver.stop_sandbox(before)
+    shutil.rmtree(node.operator.run_directory)
+    pins.Pins(node.operator.bpffs).remove_everything()
+    await backstop.remove()
+
+    with dialling.dialling(*ADDRESSES) as dialler:
+        with pytest.raises(grpc.aio.AioRpcError, match="podgate"):
+            await node.driver.run_sandbox("web", attempt=1)
+        await node.start_agent(*options)
+        await node.told("the agent", lambda report: report.is_synced)
+        # What is left to close the window is the plugin.
+        await backstop.remove()
+        await node.run_pod("web", attempt=2)
+        await node.ready("web")
+        await asyncio.to_thread(dialler.go_on)
+        assert dialler.connected == 0
+    assert "podgate_ungated_seconds_count 0.0" in (await node.get_http("/metrics"))[1]
+
+
+async def test_an_agent_that_comes_late_says_how_long_pods_ran_without_a_gate(node: Node) -> None:
+    for name in ("one", "two"):
+        node.create(name)
+        await node.run_pod(name)
+    await node.start_agent()
+    await node.ready("one", "two")
+    late = [
+        line
+        for line in node.operator.log_lines()
+        if line["message"] == "containers started before their pod's gate"
+    ]
+    assert {line["pod"] for line in late} == {"tests/one", "tests/two"}
+    assert all(line["ungated_seconds"] > 0 and line["level"] == "warning" for line in late)
+    _, metrics = await node.get_http("/metrics")
+    assert "podgate_ungated_seconds_count 2.0" in metrics
+
+    # Gates that an earlier agent left are no window.
+    await node.stop_agent()
+    await node.start_agent()
+    await node.told("gates", lambda report: reason_of(report, "two") == "Enforced")
+    _, metrics = await node.get_http("/metrics")
+    assert "podgate_ungated_seconds_count 0.0" in metrics
