@@ -18,6 +18,28 @@ MODIFIED: EventType
 DELETED: EventType
 INITIAL_SYNC_COMPLETE: EventType
 
+class ListPodsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPodsResponse(_message.Message):
+    __slots__ = ("pods",)
+    PODS_FIELD_NUMBER: _ClassVar[int]
+    pods: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, pods: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class GetPodRequest(_message.Message):
+    __slots__ = ("podUID",)
+    PODUID_FIELD_NUMBER: _ClassVar[int]
+    podUID: str
+    def __init__(self, podUID: _Optional[str] = ...) -> None: ...
+
+class GetPodResponse(_message.Message):
+    __slots__ = ("pod",)
+    POD_FIELD_NUMBER: _ClassVar[int]
+    pod: bytes
+    def __init__(self, pod: _Optional[bytes] = ...) -> None: ...
+
 class WatchPodsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -223,20 +245,22 @@ class PodSpec(_message.Message):
     def __init__(self, containers: _Optional[_Iterable[_Union[Container, _Mapping]]] = ..., nodeName: _Optional[str] = ..., hostNetwork: _Optional[bool] = ..., initContainers: _Optional[_Iterable[_Union[Container, _Mapping]]] = ..., readinessGates: _Optional[_Iterable[_Union[PodReadinessGate, _Mapping]]] = ...) -> None: ...
 
 class PodCondition(_message.Message):
-    __slots__ = ("type", "status", "lastTransitionTime", "reason", "message", "observedGeneration")
+    __slots__ = ("type", "status", "lastProbeTime", "lastTransitionTime", "reason", "message", "observedGeneration")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    LASTPROBETIME_FIELD_NUMBER: _ClassVar[int]
     LASTTRANSITIONTIME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     OBSERVEDGENERATION_FIELD_NUMBER: _ClassVar[int]
     type: str
     status: str
+    lastProbeTime: Time
     lastTransitionTime: Time
     reason: str
     message: str
     observedGeneration: int
-    def __init__(self, type: _Optional[str] = ..., status: _Optional[str] = ..., lastTransitionTime: _Optional[_Union[Time, _Mapping]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., observedGeneration: _Optional[int] = ...) -> None: ...
+    def __init__(self, type: _Optional[str] = ..., status: _Optional[str] = ..., lastProbeTime: _Optional[_Union[Time, _Mapping]] = ..., lastTransitionTime: _Optional[_Union[Time, _Mapping]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., observedGeneration: _Optional[int] = ...) -> None: ...
 
 class PodIP(_message.Message):
     __slots__ = ("ip",)

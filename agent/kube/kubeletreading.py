@@ -135,6 +135,7 @@ def _condition(condition: Any) -> _Json:
         status=condition.status,
         reason=condition.reason,
         message=condition.message,
+        lastProbeTime=_time(condition, "lastProbeTime"),
         lastTransitionTime=_time(condition, "lastTransitionTime"),
         observedGeneration=condition.observedGeneration,
     )

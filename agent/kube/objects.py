@@ -109,6 +109,7 @@ class PodCondition(msgspec.Struct, frozen=True, kw_only=True, rename="camel", om
     status: str = ""
     reason: str = ""
     message: str = ""
+    last_probe_time: str | None = None
     last_transition_time: str | None = None
     observed_generation: int | None = None
 

@@ -88,6 +88,8 @@ class PodSource:
         self._file = SavedPodsFile(state) if state else None
         self._changed = asyncio.Event()
         self._made = 0
+        self.on_any_change: Callable[[], None] = lambda: None
+        """Called whenever an origin has told anything of a pod, or cannot be heard any more."""
         self._by_origin: dict[str, dict[str, ApiPod]] = {API: {}, KUBELET: {}}
         self._told: dict[str, Pod] = {}
         self._warned: dict[str, set[Problem]] = {}
@@ -132,6 +134,19 @@ class PodSource:
             return of_api
         return of_kubelet
 
+    @property
+    def uids(self) -> set[str]:
+        """Of all pods that an origin has."""
+        return {uid for pods in self._by_origin.values() for uid in pods}
+
+    def of_api(self, uid: str) -> ApiPod | None:
+        """The API server's object of a pod."""
+        return self._by_origin[API].get(uid)
+
+    def of_kubelet(self, uid: str) -> ApiPod | None:
+        """The kubelet's object of a pod."""
+        return self._by_origin[KUBELET].get(uid)
+
     def namespace_labels(self, name: str) -> modes.Labels:
         """Empty for a namespace that is not known (yet)."""
         return _labels(self.namespaces.objects.get(("", name)))
@@ -139,6 +154,7 @@ class PodSource:
     def take(self, origin: str, pod: ApiPod) -> None:
         """An origin has this pod, or another version of it."""
         self._by_origin[origin][pod.uid] = pod
+        self.on_any_change()
         if origin == API:
             self._on_object(pod)
         self._tell(pod.uid)
@@ -151,6 +167,7 @@ class PodSource:
             known = self._by_origin[API].pop(uid, known)
         if known is None:
             return
+        self.on_any_change()
         if self.get(uid) is None:
             self._warned.pop(uid, None)
             if self._told.pop(uid, None):
@@ -165,6 +182,7 @@ class PodSource:
             if any(uid in others for others in self._by_origin.values() if others is not pods):
                 del pods[uid]
                 self._tell(uid)
+        self.on_any_change()
 
     def _tell(self, uid: str) -> None:
         found = self.get(uid)
@@ -190,7 +208,7 @@ class PodSource:
         self._warned[uid] = set(reading.warnings)
 
     def _tell_all(self) -> None:
-        for uid in {uid for pods in self._by_origin.values() for uid in pods}:
+        for uid in self.uids:
             self._tell(uid)
 
     def _bound(self) -> Mode:

@@ -1,0 +1,212 @@
+"""The PodInfo service on its socket: read-only, for everybody on the node, in bounds."""
+
+import asyncio
+import collections
+import contextlib
+import pathlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, NoReturn, Protocol, TypeVar
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from agent.kube.pacing import Bucket
+from agent.podinfo import podinfo_pb2
+from agent.podinfo.doorway import Doorway
+from agent.podinfo.telling import Snapshot, Telling
+
+log = structlog.get_logger(__name__)
+
+SERVICE: Final = podinfo_pb2.DESCRIPTOR.services_by_name["PodInfo"].full_name
+LIST: Final = "ListPodConditions"
+WATCH: Final = "WatchPodConditions"
+GET: Final = "GetPodConditions"
+
+# A list is 0.1 ms of the agent's time and 100 kB on a full node.
+_CALLS_PER_SECOND: Final = 100.0
+_BURST: Final = 200
+_WATCHES_EACH: Final = 2000
+# Of users that asked once; the one that asked longest ago is forgotten first, and starts anew.
+_MOST_USERS: Final = 1024
+
+_OPTIONS: Final = (
+    # Requests are an id and two numbers.
+    ("grpc.max_receive_message_length", 16 << 10),
+    ("grpc.max_concurrent_streams", 100),
+    # Who connects and says nothing, or nothing any more, has no need of a connection.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.so_reuseport", 0),
+)
+# Whatever is asked: health and reflection are asked by the same readers.
+_MOST_CALLS: Final = 8192
+_STOP_SECONDS: Final = 0.5
+
+RequestT = TypeVar("RequestT", bound=Message)
+
+
+class Asker(Protocol):
+    """What is used of grpc.aio.ServicerContext."""
+
+    def peer(self) -> str: ...
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn: ...
+
+
+class PodInfoServer:
+    """Serves what a `Telling` has."""
+
+    def __init__(
+        self,
+        telling: Telling,
+        *,
+        path: pathlib.Path,
+        inner: pathlib.Path,
+        calls_per_second: float = _CALLS_PER_SECOND,
+        burst: int = _BURST,
+    ) -> None:
+        """path: of the socket, inner: of gRPC's own, in a directory for root only;
+        calls_per_second, burst: of each user of the node."""
+        self._telling = telling
+        self._path = path
+        self._inner = inner
+        self._doorway = Doorway(path, inner)
+        self._make_bucket: Callable[[], Bucket] = lambda: Bucket(
+            per_second=calls_per_second, burst=burst
+        )
+        self._buckets: collections.OrderedDict[int, Bucket] = collections.OrderedDict()
+        self._watches: collections.Counter[int] = collections.Counter()
+        self._health = health.aio.HealthServicer()
+        self.requests: Final = collections.Counter[str]()
+        """By method, whatever became of them."""
+        self.errors: Final = collections.Counter[str]()
+        self.refused: Final = collections.Counter[str]()
+        """By reason: why somebody was told to come later."""
+
+    @property
+    def watchers(self) -> int:
+        return self._watches.total()
+
+    @property
+    def connections_refused(self) -> int:
+        return self._doorway.refused
+
+    async def run(self) -> None:
+        """Serve until cancelled. Raises `DoorError`."""
+        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS)
+        server.add_generic_rpc_handlers((self._handlers(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        await self._say_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._inner.unlink(missing_ok=True)
+        server.add_insecure_port(f"unix:{self._inner}")
+        await server.start()
+        try:
+            async with self._doorway.standing():
+                log.info("what is true of pods is told", socket=str(self._path))
+                await self._telling.is_ready.wait()
+                await self._say_health(health_pb2.HealthCheckResponse.SERVING)
+                await asyncio.Event().wait()
+        finally:
+            await server.stop(_STOP_SECONDS)
+
+    async def _say_health(self, status: Any) -> None:
+        for service in ("", SERVICE):
+            await self._health.set(service, status)
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        # Requests are read here and not by grpcio, which would call what is none a fault of ours.
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                LIST: grpc.unary_stream_rpc_method_handler(self._list),
+                WATCH: grpc.unary_stream_rpc_method_handler(self._watch),
+                GET: grpc.unary_unary_rpc_method_handler(self._get),
+            },
+        )
+
+    async def _list(self, request: bytes, context: Asker) -> AsyncIterator[bytes]:
+        async with self._counted(LIST):
+            await self._read(podinfo_pb2.ListPodConditionsRequest, request, context)
+            await self._let_in(context)
+            yield (await self._ready(context)).everything
+
+    async def _get(self, request: bytes, context: Asker) -> bytes:
+        async with self._counted(GET):
+            asked = await self._read(podinfo_pb2.GetPodConditionsRequest, request, context)
+            await self._let_in(context)
+            found = (await self._ready(context)).one(asked.pod_uid)
+            if found is None:
+                await context.abort(grpc.StatusCode.NOT_FOUND, "this node has no pod of that uid")
+            return found
+
+    async def _watch(self, request: bytes, context: Asker) -> AsyncIterator[bytes]:
+        async with self._counted(WATCH):
+            asked = await self._read(podinfo_pb2.WatchPodConditionsRequest, request, context)
+            user = await self._let_in(context)
+            if self._watches[user] >= _WATCHES_EACH:
+                await self._refuse(context, "watches", "this user has too many watches open")
+            await self._ready(context)
+            told = asked.rev if asked.instance_id == self._telling.instance_id else 0
+            self._watches[user] += 1
+            try:
+                while True:
+                    snapshot = await self._telling.newer(told)
+                    # Done when the reader has taken it; until then nothing else is queued.
+                    yield snapshot.everything
+                    told = snapshot.rev
+            finally:
+                self._watches[user] -= 1
+                if not self._watches[user]:
+                    del self._watches[user]
+
+    @contextlib.asynccontextmanager
+    async def _counted(self, method: str) -> AsyncIterator[None]:
+        self.requests[method] += 1
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            # Who asked has gone.
+            raise
+        except BaseException:
+            self.errors[method] += 1
+            raise
+
+    async def _read(self, kind: type[RequestT], content: bytes, context: Asker) -> RequestT:
+        try:
+            read: RequestT = kind.FromString(content)
+        except DecodeError:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"this is no {kind.DESCRIPTOR.full_name}"
+            )
+        return read
+
+    async def _let_in(self, context: Asker) -> int:
+        """The user who asks, if it does not ask too often."""
+        user = self._doorway.user_of(context.peer())
+        bucket = self._buckets.get(user) or self._make_bucket()
+        self._buckets[user] = bucket
+        self._buckets.move_to_end(user)
+        if len(self._buckets) > _MOST_USERS:
+            self._buckets.popitem(last=False)
+        if bucket.seconds_until_next() > 0:
+            await self._refuse(context, "rate", "this user asks too often; try again in a second")
+        bucket.take()
+        return user
+
+    async def _refuse(self, context: Asker, reason: str, message: str) -> NoReturn:
+        self.refused[reason] += 1
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+
+    async def _ready(self, context: Asker) -> Snapshot:
+        if snapshot := self._telling.snapshot:
+            return snapshot
+        await context.abort(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"not every pod of this node has been looked at: {self._telling.unready_because()}",
+        )
