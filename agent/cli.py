@@ -13,6 +13,7 @@ from agent import (
     VERSION,
     cnicommand,
     doctorcommand,
+    localnetcommand,
     probecommand,
     relaycommand,
     relayoptions,
@@ -132,6 +133,8 @@ def main() -> None:
 @cnicommand.kept_conf_directory
 @cnicommand.bin_directory
 @cnicommand.strict_start
+@localnetcommand.is_served
+@localnetcommand.address
 @click.option(
     "--standby-seconds",
     type=click.FloatRange(min=0),
@@ -170,6 +173,8 @@ def run(
     cni_conf_dir: pathlib.Path | None,
     cni_bin_dir: pathlib.Path,
     cni_strict_start: bool,
+    service_endpoints: bool,
+    localnet_address: tuple[str, int] | None,
     standby_seconds: float,
     started_file: pathlib.Path | None,
     log_format: str,
@@ -202,6 +207,8 @@ def run(
         cni_conf_directory=cni_conf_dir,
         cni_bin_directory=cni_bin_dir,
         cni_strict_start=cni_strict_start,
+        service_endpoints=service_endpoints,
+        localnet_address=localnet_address,
         standby_seconds=standby_seconds,
         started_file=started_file,
         log_format=LogFormat(log_format),
@@ -317,6 +324,7 @@ main.add_command(doctorcommand.doctor)
 main.add_command(cnicommand.cni)
 main.add_command(relaycommand.probes)
 main.add_command(relaycommand.relay)
+main.add_command(localnetcommand.services)
 
 
 def _parse_address(text: str) -> tuple[str, int]:

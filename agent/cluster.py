@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
-from agent import tasks
+from agent import names, tasks
 from agent.conditions import Condition, Conditions
 from agent.containers import ContainerRun, PodRun
 from agent.cri.client import Runtime
@@ -26,6 +26,7 @@ from agent.kube.events import Events, kubelet_tells
 from agent.kube.kubeletpods import KubeletPods
 from agent.kube.objects import ApiPod, ContainerStatus
 from agent.kube.podsource import PodSource
+from agent.localnet.source import ServiceEndpoints
 from agent.metrics import Metrics
 from agent.pods import Pod, Problem
 from agent.settings import Settings
@@ -95,6 +96,15 @@ class Cluster:
         )
         self.kubelet_pods = KubeletPods(self.pods)
         self.events = Events(api, node_name=settings.node_name)
+        self.endpoints: ServiceEndpoints | None = None
+        if settings.service_endpoints:
+            self.endpoints = ServiceEndpoints(
+                api,
+                node=settings.node_name,
+                nodes=self.pods.nodes,
+                run_directory=settings.run_directory,
+                address=settings.localnet_address,
+            )
 
     def start(self) -> None:
         """Tell of the pods that an earlier agent knew. Reads a file."""
@@ -109,6 +119,8 @@ class Cluster:
                 tasks.start(group, "sandboxes", self.sandboxes.run)
                 tasks.start(group, "conditions to the API", self.writer.run)
                 tasks.start(group, "events to the API", self.events.run)
+                if self.endpoints:
+                    tasks.start(group, "service endpoints", self.endpoints.run)
         finally:
             self._locator.close()
 
@@ -128,6 +140,8 @@ class Cluster:
     def changed(self, uid: str) -> None:
         """A condition of this pod has changed."""
         self.writer.want(uid)
+        if self.endpoints:
+            self.endpoints.changed(uid, self._conditions.get(uid, names.PROBES_PASSING))
 
     def probed(self, pod: Pod, key: ProbeKey, outcome: Outcome) -> None:
         """A probe of podgate's has ended: what is wrong is told in the kubelet's words, unless the
@@ -218,10 +232,14 @@ class Cluster:
             self._forget(actual.uid)
             return
         self.writer.see(actual)
+        if self.endpoints:
+            self.endpoints.see_pod(actual)
         self._on_run(actual.uid)
 
     def _forget(self, uid: str) -> None:
         self.writer.forget(uid)
+        if self.endpoints:
+            self.endpoints.forget_pod(uid)
         self._joined.remove_pod(uid)
 
     def _set_sandbox(self, sandbox: Sandbox) -> None:

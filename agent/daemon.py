@@ -411,6 +411,10 @@ def _check_feed(settings: Settings) -> None:
         raise StartError(
             f"{settings.manifests} is not a directory; make it, or name another with --manifests."
         )
+    if settings.service_endpoints and settings.node_name is None:
+        raise StartError("services are a cluster's: --service-endpoints needs --node-name, too.")
+    if settings.localnet_address and not settings.service_endpoints:
+        raise StartError("--localnet-address tells nothing without --service-endpoints.")
 
 
 async def run(settings: Settings) -> None:

@@ -84,6 +84,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether pods wait for the gates after a reboot. Not by default: without an agent no pod would
     start."""
 
+    service_endpoints: bool = False
+    """Whether to watch all services of the cluster and tell what this node should use of each. Not
+    by default: every node that does is one more reader of the API server's."""
+
+    localnet_address: tuple[str, int] | None = None
+    """Where on the loopback service endpoints are told as well as on their socket, for those who
+    cannot mount it. None: nowhere."""
+
     log_format: LogFormat = LogFormat.JSON
     """JSON: the lines are for a cluster's log collector first."""
 

@@ -6,7 +6,6 @@ small, their number is bounded, whoever does not read is ended, and asking in a 
 
 import asyncio
 import contextlib
-import ipaddress
 import pathlib
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -24,7 +23,6 @@ from agent.localnet.book import Book, Snapshot
 log = structlog.get_logger(__name__)
 
 SERVICE: Final = "podgate.localnet.v1alpha1.Endpoints"
-FEATURE: Final = "ServiceEndpointsAPI"
 
 _SOCKET_MODE: Final = 0o666
 _DIRECTORY_MODE: Final = 0o755
@@ -91,7 +89,10 @@ class Server:
         try:
             server.add_insecure_port(f"unix:{socket}")
             if address is not None:
-                port = server.add_insecure_port(_loopback(*address))
+                host, number = address
+                port = server.add_insecure_port(
+                    f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+                )
         except RuntimeError as error:
             raise ListenError(f"the service endpoints cannot be served: {error}") from error
         await server.start()
@@ -170,16 +171,3 @@ def _make_place(socket: pathlib.Path) -> None:
 def _open(socket: pathlib.Path) -> None:
     # Who may connect is who may write to it.
     socket.chmod(_SOCKET_MODE)
-
-
-def _loopback(host: str, port: int) -> str:
-    """Raises `ListenError` for any other address: what is told names pods of all namespaces."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        address = None
-    if address is None or not address.is_loopback:
-        raise ListenError(
-            f"{host!r} is not an address of the loopback; write for instance 127.0.0.1:9651"
-        )
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"

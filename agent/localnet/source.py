@@ -5,6 +5,8 @@ import pathlib
 import random
 from typing import Final
 
+import structlog
+
 from agent import tasks
 from agent.conditions import Condition
 from agent.kube import pacing
@@ -14,10 +16,16 @@ from agent.kube.watcher import Query, Watcher
 from agent.localnet.book import Book
 from agent.localnet.news import LocalNews
 from agent.localnet.objects import ZONE_LABEL, EndpointSlice, Service
-from agent.localnet.server import Server
+from agent.localnet.server import ListenError, Server
+
+log = structlog.get_logger(__name__)
 
 SERVICES: Final = Query("services", "/api/v1/services", Service)
 SLICES: Final = Query("endpointslices", "/apis/discovery.k8s.io/v1/endpointslices", EndpointSlice)
+
+# A node gets its zone once, soon after it joins.
+_ZONE_SECONDS: Final = 5.0
+_LISTEN_AGAIN_SECONDS: Final = 10.0
 
 
 def socket_path(run_directory: pathlib.Path) -> pathlib.Path:
@@ -38,8 +46,8 @@ class ServiceEndpoints:
         address: tuple[str, int] | None = None,
         jitter: pacing.Jitter = random.random,
     ) -> None:
-        """nodes: a watch of this node, run by somebody else, who calls `see_node`; address: of the
-        loopback, to serve there as well.
+        """nodes: a watch of this node, run by somebody else; address: of the loopback, to serve
+        there as well.
         """
         self._node = node
         self._nodes = nodes
@@ -52,17 +60,13 @@ class ServiceEndpoints:
         self.slices = Watcher(api, SLICES, on_change=self.book.set_slice, jitter=jitter)
 
     async def run(self) -> None:
-        """Watch and serve until cancelled. Raises `ListenError`."""
-        async with self.server.serving(self._socket, self._address), asyncio.TaskGroup() as group:
+        """Watch and serve until cancelled."""
+        async with asyncio.TaskGroup() as group:
             for watcher in (self.services, self.slices):
                 tasks.start(group, f"watch of {watcher.query.name}", watcher.run)
             tasks.start(group, "revisions of service endpoints", self.book.run)
-            await self._complete()
-
-    def see_node(self) -> None:
-        """The node's labels may be others."""
-        found = self._nodes.objects.get(("", self._node))
-        self.book.set_zone(found.metadata.labels.get(ZONE_LABEL, "") if found else "")
+            tasks.start(group, "zone of the node", self._follow_zone)
+            tasks.start(group, "socket of service endpoints", self._serve)
 
     def see_pod(self, pod: ApiPod) -> None:
         """A pod of this node came or changed."""
@@ -76,9 +80,22 @@ class ServiceEndpoints:
         """What podgate's probes say of a pod may be something else now."""
         self.news.note(uid, probes_passing)
 
-    async def _complete(self) -> None:
-        """Never a part of it, nor the endpoints of another zone."""
+    async def _serve(self) -> None:
+        # An agent without this socket still guards the node.
+        while True:
+            try:
+                async with self.server.serving(self._socket, self._address):
+                    await asyncio.get_running_loop().create_future()
+            except ListenError as error:
+                log.error("service endpoints are not served", problem=str(error))
+            await asyncio.sleep(_LISTEN_AGAIN_SECONDS)
+
+    async def _follow_zone(self) -> None:
+        # Never a part of the state, nor the endpoints of another zone.
         for watcher in (self._nodes, self.services, self.slices):
             await watcher.synced.wait()
-        self.see_node()
-        self.book.complete()
+        while True:
+            found = self._nodes.objects.get(("", self._node))
+            self.book.set_zone(found.metadata.labels.get(ZONE_LABEL, "") if found else "")
+            self.book.complete()
+            await asyncio.sleep(_ZONE_SECONDS)

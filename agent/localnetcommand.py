@@ -1,0 +1,102 @@
+"""`podgate services`, and what `podgate run` can be told about service endpoints."""
+
+import contextlib
+import ipaddress
+import json
+import pathlib
+import signal
+import sys
+import threading
+from typing import Any, Final
+
+import click
+
+from agent.settings import RUN_DIRECTORY
+
+# The agent answers at once, or it has not heard of all services yet.
+_ANSWER_SECONDS: Final = 10.0
+
+
+def _loopback(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if _is_loopback(host) and port.isdecimal() and int(port) < 1 << 16:
+        return host, int(port)
+    raise click.BadParameter(
+        f"{text!r} is no address and port of the loopback; write for instance 127.0.0.1:9651"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+is_served = click.option(
+    "--service-endpoints",
+    is_flag=True,
+    help="In a cluster: tell everybody on the node which endpoints of each service to use.",
+)
+address = click.option(
+    "--localnet-address",
+    metavar="HOST:PORT",
+    callback=_loopback,
+    help="Tell it on this port of the loopback, too.",
+)
+
+
+@click.command(short_help="Show which endpoints of each service this node uses.")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--watch", is_flag=True, help="Show each change, until interrupted.")
+@click.option("--target", help="The server, as gRPC writes it; else the run directory's socket.")
+@click.option(
+    "--run-directory",
+    type=click.Path(path_type=pathlib.Path),
+    default=RUN_DIRECTORY,
+    show_default=True,
+    help="Where the agent's sockets are.",
+)
+def services(output: str, watch: bool, target: str | None, run_directory: pathlib.Path) -> None:
+    """Show each service with the endpoints that connections from this node may go to.
+
+    With --output json one line for each state, as protobuf's JSON has it.
+    """
+    from agent.localnet import client, source
+
+    where = target or f"unix://{source.socket_path(run_directory).absolute()}"
+    follower = client.Client(where, on_problem=lambda problem: click.echo(problem, err=True))
+    with contextlib.closing(follower):
+        if watch:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: threading.Thread(target=follower.cancel).start())
+            for state in follower:
+                _show(state, output)
+            return
+        try:
+            found = follower.ask(_ANSWER_SECONDS)
+        except client.Broken as error:
+            _fail(f"{error}; the agent serves them if run with --service-endpoints")
+        if found is None:
+            _fail("the agent has not heard of all services yet; see its log, or try again")
+        _show(found, output)
+
+
+def _show(state: Any, output: str) -> None:
+    from agent.localnet import view
+
+    if output == "json":
+        click.echo(json.dumps(view.as_json(state), separators=(",", ":")))
+    else:
+        view.show(state)
+    sys.stdout.flush()
+
+
+def _fail(message: str) -> Any:
+    click.echo(f"podgate: {message}", err=True)
+    sys.exit(1)
