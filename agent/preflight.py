@@ -5,6 +5,16 @@ import pathlib
 
 from bpf import errors, syscalls
 
+# Bits of CapEff (linux/capability.h). SYS_ADMIN stands for BPF and PERFMON, too, which kernels
+# before 5.8 do not know.
+_CAPABILITIES = {
+    "CAP_NET_BROADCAST": 11,  # netlink messages of all pods' namespaces
+    "CAP_NET_ADMIN": 12,  # nftables, the relay's interfaces
+    "CAP_NET_RAW": 13,  # the self-test's packets, the relay's
+    "CAP_SYS_PTRACE": 19,  # in which namespaces other processes are: the kubelet, above all
+    "CAP_SYS_ADMIN": 21,  # bpf(2), pods' namespaces
+}
+
 
 class Unfit(Exception):
     """Something that podgate cannot do without is missing; the message says what to do."""
@@ -14,6 +24,11 @@ def check() -> None:
     """Raises `Unfit` when podgate cannot run here at all."""
     if os.geteuid() != 0:
         raise Unfit("podgate needs root (CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN); run it with sudo.")
+    if missing := missing_capabilities():
+        raise Unfit(
+            f"podgate runs without {', '.join(missing)}; give its container these capabilities, or "
+            "make it privileged."
+        )
     try:
         syscalls.next_id(syscalls.Command.PROG_GET_NEXT_ID, 0)
     except errors.BpfError as error:
@@ -26,6 +41,16 @@ def check() -> None:
             "no cgroup v2 hierarchy is mounted, and podgate tells the node's processes apart by "
             "it; mount one with 'mount -t cgroup2 none /sys/fs/cgroup/unified'."
         )
+
+
+def missing_capabilities(status: pathlib.Path = pathlib.Path("/proc/self/status")) -> list[str]:
+    """Names of those that podgate needs and this process has not."""
+    for line in status.read_text(encoding="ascii", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name == "CapEff":
+            effective = int(value, 16)
+            return [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
+    return []
 
 
 def cgroup2_mount(mounts: pathlib.Path = pathlib.Path("/proc/mounts")) -> pathlib.Path | None:
