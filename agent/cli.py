@@ -13,12 +13,15 @@ from agent import (
     VERSION,
     cnicommand,
     doctorcommand,
+    featuregates,
     localnetcommand,
+    podscommand,
     probecommand,
     relaycommand,
     relayoptions,
     rulescommand,
 )
+from agent.featuregates import FeatureGates
 from agent.kubeletsearch import KubeletSetting, parse_setting
 from agent.logs import LogFormat
 from agent.relayranges import RelayRanges
@@ -148,6 +151,12 @@ def main() -> None:
     help="Made when this agent has started or stands by: for a start-up probe.",
 )
 @click.option(
+    "--feature-gates",
+    metavar="NAME=true|false,...",
+    default="",
+    help="PodInfoAPI (true): who runs on the node may ask for the conditions of its pods.",
+)
+@click.option(
     "--log-format",
     type=click.Choice([choice.value for choice in LogFormat]),
     default=LogFormat.JSON.value,
@@ -177,6 +186,7 @@ def run(
     localnet_address: tuple[str, int] | None,
     standby_seconds: float,
     started_file: pathlib.Path | None,
+    feature_gates: str,
     log_format: str,
     run_directory: pathlib.Path,
     bpffs: pathlib.Path,
@@ -211,6 +221,7 @@ def run(
         localnet_address=localnet_address,
         standby_seconds=standby_seconds,
         started_file=started_file,
+        feature_gates=_parse_feature_gates(feature_gates),
         log_format=LogFormat(log_format),
     )
     logs.configure(settings.log_format)
@@ -317,6 +328,7 @@ def demo(output: str) -> None:
     sys.exit(supervisor.run(output))
 
 
+main.add_command(podscommand.pods)
 main.add_command(probecommand.probe)
 main.add_command(rulescommand.rules)
 main.add_command(rulescommand.suggest)
@@ -342,6 +354,13 @@ def _parse_kubelet(text: str) -> KubeletSetting:
         return parse_setting(text)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--kubelet") from error
+
+
+def _parse_feature_gates(text: str) -> FeatureGates:
+    try:
+        return featuregates.parse(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--feature-gates") from error
 
 
 def _fail(message: str) -> NoReturn:

@@ -31,6 +31,7 @@ from agent.metrics import GateSample, Metrics
 from agent.olderflows import OlderFlows
 from agent.origins import Origins
 from agent.podfeed import ManifestFeed, PodFeed
+from agent.podinfo.serving import PodInfo
 from agent.pods import Pod
 from agent.probing import Probing
 from agent.reconciler import Reconciler
@@ -74,7 +75,7 @@ class Agent:
         self._settings = settings
         self._gatekeeper = gatekeeper
         self._started = datetime.datetime.now(datetime.UTC)
-        self._conditions = Conditions(on_change=lambda uid: self._feed.changed(uid))
+        self._conditions = Conditions(on_change=self._on_condition)
         self._metrics = Metrics(self._conditions)
         self._metrics.describe_agent(
             source_hash=sources.fingerprint(),
@@ -107,7 +108,7 @@ class Agent:
             resync_seconds=settings.resync_seconds,
             admit=self._host_access.admit,
             on_gated=self._on_gated,
-            on_change=lambda: self._relaying.hint(),
+            on_change=self._on_pods,
             why_not_strict=lambda guarded: self._relaying.why_not(guarded),
             other_gates=lambda: self._launcher.interfaces,
             unready_because=lambda: self._feed.unready_because,
@@ -133,6 +134,13 @@ class Agent:
         self._carried = Carried(self._pod)
         self._metrics.registry.register(RelayCollector(self._relaying, self._carried))
         self._feed = self._feed_of(settings, api)
+        self._pod_info = PodInfo(
+            settings.run_directory,
+            pods=lambda: (guarded.pod for guarded in self._reconciler.guarded.values()),
+            conditions_of=self._conditions.of,
+            source=self._feed.pods if isinstance(self._feed, Cluster) else None,
+            unready_because=self.unready_because,
+        )
         crossings = Crossings(
             gatekeeper, gated=self._gated, is_synced=lambda: self._reconciler.is_synced
         )
@@ -220,6 +228,9 @@ class Agent:
                     tasks.start(group, "refusals", self._refusals.run),
                     tasks.start(group, "relay", self._relaying.run),
                 ]
+                if settings.feature_gates.pod_info_api:
+                    self._metrics.registry.register(self._pod_info)
+                    running.append(tasks.start(group, "podinfo", self._pod_info.run))
                 if settings.rules:
                     running.append(tasks.start(group, "rules", self._host_access.run))
                 if plugin := cni.CniPlugin.of(settings):
@@ -383,6 +394,14 @@ class Agent:
             on_removed=self._reconciler.remove_pod,
         )
         return ManifestFeed(source, settings.manifests)
+
+    def _on_condition(self, uid: str) -> None:
+        self._feed.changed(uid)
+        self._pod_info.hint()
+
+    def _on_pods(self) -> None:
+        self._relaying.hint()
+        self._pod_info.hint()
 
     def _on_run(self, uid: str) -> None:
         guarded = self._reconciler.guarded.get(uid)

@@ -1,5 +1,6 @@
 """`make docs`: docs/reference/ from the code, so that it cannot say anything else."""
 
+import itertools
 import json
 import pathlib
 import sys
@@ -7,6 +8,7 @@ import sys
 import click
 
 from agent import cli, clustermetrics, metrics, relaymetrics
+from agent.podinfo import serving as podinfo
 from bpf.verdicts import Mode, Reason, Verdict
 from probes import probespec
 
@@ -45,7 +47,9 @@ def _kind(reason: Reason) -> str:
 
 def _metrics() -> str:
     lines = ["# Metrics", "", "| name | kind | labels | meaning |", "|---|---|---|---|"]
-    for family in (*metrics.FAMILIES, *relaymetrics.FAMILIES, *clustermetrics.FAMILIES):
+    for family in itertools.chain(
+        metrics.FAMILIES, relaymetrics.FAMILIES, clustermetrics.FAMILIES, podinfo.FAMILIES
+    ):
         labels = ", ".join(f"`{label}`" for label in family.labels) or "none"
         lines.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
     lines += ["", "Beside these, the usual `process_*` series. A pod's series vanish with the pod."]

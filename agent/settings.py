@@ -4,6 +4,7 @@ import pathlib
 
 import msgspec
 
+from agent.featuregates import FeatureGates
 from agent.kubeletsearch import ByProcess, KubeletSetting
 from agent.logs import LogFormat
 from agent.relayranges import DEFAULT, RelayRanges
@@ -91,6 +92,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     localnet_address: tuple[str, int] | None = None
     """Where on the loopback service endpoints are told as well as on their socket, for those who
     cannot mount it. None: nowhere."""
+
+    feature_gates: FeatureGates = FeatureGates()
+    """PodInfo is on: who reads it would else ask the API server, about pods beside it."""
 
     log_format: LogFormat = LogFormat.JSON
     """JSON: the lines are for a cluster's log collector first."""

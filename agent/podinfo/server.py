@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from agent.kube.pacing import Bucket
 from agent.podinfo import podinfo_pb2
-from agent.podinfo.doorway import Doorway
+from agent.podinfo.doorway import DoorError, Doorway
 from agent.podinfo.telling import Snapshot, Telling
 
 log = structlog.get_logger(__name__)
@@ -32,7 +32,7 @@ _WATCHES_EACH: Final = 2000
 # Of users that asked once; the one that asked longest ago is forgotten first, and starts anew.
 _MOST_USERS: Final = 1024
 
-_OPTIONS: Final = (
+OPTIONS: Final = (
     # Requests are an id and two numbers.
     ("grpc.max_receive_message_length", 16 << 10),
     ("grpc.max_concurrent_streams", 100),
@@ -83,28 +83,25 @@ class PodInfoServer:
         self.requests: Final = collections.Counter[str]()
         """By method, whatever became of them."""
         self.errors: Final = collections.Counter[str]()
-        self.refused: Final = collections.Counter[str]()
-        """By reason: why somebody was told to come later."""
+        self._refused: Final = collections.Counter[str]()
 
     @property
     def watchers(self) -> int:
         return self._watches.total()
 
-    @property
-    def connections_refused(self) -> int:
-        return self._doorway.refused
+    def refusals(self) -> dict[str, int]:
+        """By what somebody had too much of."""
+        return {"connections": self._doorway.refused, **self._refused}
 
     async def run(self) -> None:
         """Serve until cancelled. Raises `DoorError`."""
-        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS)
+        server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS)
         server.add_generic_rpc_handlers((self._handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         await self._say_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        self._inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._inner.unlink(missing_ok=True)
-        server.add_insecure_port(f"unix:{self._inner}")
+        bind(server, self._inner)
         await server.start()
         try:
             async with self._doorway.standing():
@@ -200,13 +197,31 @@ class PodInfoServer:
         return user
 
     async def _refuse(self, context: Asker, reason: str, message: str) -> NoReturn:
-        self.refused[reason] += 1
+        self._refused[reason] += 1
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
     async def _ready(self, context: Asker) -> Snapshot:
-        if snapshot := self._telling.snapshot:
-            return snapshot
-        await context.abort(
-            grpc.StatusCode.FAILED_PRECONDITION,
-            f"not every pod of this node has been looked at: {self._telling.unready_because()}",
-        )
+        return self._telling.snapshot or await not_ready(self._telling, context)
+
+
+async def not_ready(telling: Telling, context: Asker) -> NoReturn:
+    """Nothing is told in part."""
+    await context.abort(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f"not every pod of this node has been looked at: {telling.unready_because()}",
+    )
+
+
+def bind(server: grpc.aio.Server, path: pathlib.Path) -> None:
+    """Have gRPC listen on a path that only root reaches. Raises `DoorError`."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.chmod(0o700)
+        # Left by an agent before this one; a living one holds the run directory's lock.
+        path.unlink(missing_ok=True)
+        server.add_insecure_port(f"unix:{path}")
+    except (OSError, RuntimeError) as error:
+        raise DoorError(
+            f"cannot make the socket {path} ({error}); choose another directory with "
+            "--run-directory"
+        ) from error

@@ -1,0 +1,60 @@
+"""The command line of `podgate pods`."""
+
+import contextlib
+import pathlib
+import sys
+
+import click
+
+from agent.settings import RUN_DIRECTORY
+
+_SECONDS = 10.0
+
+
+@click.command(short_help="Show the conditions of this node's pods, and who says so.")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--watch", is_flag=True, help="Show them again whenever one changes.")
+@click.option("--uid", default="", help="Show one pod only: by its uid, or its mirror pod's.")
+@click.option(
+    "--run-directory",
+    type=click.Path(path_type=pathlib.Path),
+    default=RUN_DIRECTORY,
+    show_default=True,
+    help="Where the agent's sockets are.",
+)
+def pods(output: str, watch: bool, uid: str, run_directory: pathlib.Path) -> None:
+    """Show the conditions of this node's pods, the newest known, and who says so.
+
+    For everybody on the node, root or not, and without the API server. With --output json one line
+    for each state.
+    """
+    from agent.podinfo import client as clients
+    from agent.podinfo import podsview
+
+    if watch and uid:
+        raise click.UsageError("--watch shows all pods; leave out --uid")
+    show = podsview.write_json if output == "json" else podsview.show
+    path = run_directory / "podinfo" / "podinfo.sock"
+    client = clients.Client(
+        f"unix://{path.absolute()}", on_problem=lambda problem: click.echo(problem, err=True)
+    )
+    with contextlib.closing(client):
+        try:
+            if watch:
+                with clients.cancelled_by_signals(client):
+                    for state in client:
+                        show(state)
+            elif uid:
+                found = client.get(uid, _SECONDS)
+                show(clients.State(instance_id=0, rev=0, pods=(found,)))
+            else:
+                show(client.list(_SECONDS))
+        except clients.Broken as error:
+            is_missing = error.code is clients.UNAVAILABLE and not path.exists()
+            why = (
+                f"{path} is not there; is 'podgate run' running, with its feature gate PodInfoAPI?"
+                if is_missing
+                else error
+            )
+            click.echo(f"podgate: {why}", err=True)
+            sys.exit(1)
