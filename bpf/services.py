@@ -7,6 +7,7 @@ What one key says changes as a whole, in one step; keys change one after the oth
 microseconds of each other.
 """
 
+import collections
 import contextlib
 import ctypes
 import dataclasses
@@ -19,7 +20,7 @@ import pathlib
 import shutil
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TypeVar
 
@@ -30,7 +31,7 @@ MAX_ENDPOINTS = 1048576
 _MAX_CLIENTS = 131072
 _MAX_TALKS = 65536
 
-_HASH, _PERCPU_ARRAY, _LRU_HASH, _SK_STORAGE = 1, 6, 9, 24
+_HASH, _PERCPU_ARRAY, _LRU_HASH = 1, 6, 9
 _NO_PREALLOC = 1
 _SOCK_ADDR = 18
 
@@ -75,12 +76,6 @@ class CService(ctypes.Structure):
     )
 
 
-class CPeer(ctypes.Structure):
-    """`struct peer`."""
-
-    _fields_ = (("service", CPlace), ("endpoint", CPlace))
-
-
 _SET = struct.Struct("=I")
 _ENDPOINT_KEY = struct.Struct("=II")
 _PLACE_SIZE = ctypes.sizeof(CPlace)
@@ -97,9 +92,9 @@ MEMBERS = abi.MapSpec(
 )
 CLIENTS = abi.MapSpec("service_clients", _LRU_HASH, 16, 32, _MAX_CLIENTS)
 TALKS = abi.MapSpec("service_talks", _LRU_HASH, 32, _PLACE_SIZE, _MAX_TALKS)
-PEERS = abi.MapSpec("service_peers", _SK_STORAGE, 4, ctypes.sizeof(CPeer), 0, _NO_PREALLOC)
 COUNTS = abi.MapSpec("service_counts", _PERCPU_ARRAY, 4, 8, 5)
-MAPS = (SERVICES, ENDPOINTS, MEMBERS, CLIENTS, TALKS, PEERS, COUNTS)
+MAPS = (SERVICES, ENDPOINTS, MEMBERS, CLIENTS, TALKS, COUNTS)
+"""All but `service_peers`, which lies with the sockets."""
 PINS = (*(hook.name for hook in HOOKS), *(spec.name for spec in MAPS))
 
 _LINK_INFO = struct.Struct("=IIIIQI")  # type, id, prog_id, (padding), cgroup id, attach_type
@@ -155,7 +150,7 @@ def directory(installation: pins.Pins) -> pathlib.Path:
 
 
 class Services:
-    """The pinned programs and maps. One writer. `put` may take a while: not for an event loop."""
+    """The pinned programs and maps. One writer. `change` takes a while: not for an event loop."""
 
     def __init__(self, installation: pins.Pins, programs: pathlib.Path) -> None:
         """programs: what `load` returned. Raises `PinError` or `BpfError`."""
@@ -169,14 +164,16 @@ class Services:
             }
             undo.pop_all()
         self._standing: dict[Place, Service] = {}
-        # What a proxy before this one left is overwritten and removed by the first `put`.
+        # What a proxy before this one left is overwritten and removed by the first change.
         self._inherited = {key for key, _ in self._map(SERVICES).items()}
         self._inherited_sets = {
             _SET.unpack_from(key)[0] for key, _ in self._map(ENDPOINTS).items()
         } | {_SET.unpack_from(value, 8)[0] for _, value in self._map(SERVICES).items()}
         self._numbers = itertools.count(max(self._inherited_sets, default=0) + 1)
-        # By what it holds; the value of each service is told by its set's number alone.
+        # Sets' numbers by what they hold, and how many places name them. A service's value follows
+        # from its set alone, so two values that differ name two sets.
         self._sets: dict[tuple[int, Service], int] = {}
+        self._users: collections.Counter[tuple[int, Service]] = collections.Counter()
 
     def __enter__(self) -> "Services":
         return self
@@ -194,20 +191,16 @@ class Services:
         for opened in self._maps.values():
             opened.close()
 
-    def put(self, wanted: Mapping[Place, Service]) -> None:
-        """From now on these are the services, and no others. Only what changes is written.
+    def change(self, changed: Mapping[Place, Service], gone: Collection[Place] = ()) -> None:
+        """From now on these places lead to these services, and those that are gone to none.
 
-        Raises `TooMany` or `BpfError`; after the latter what stands is old or new for each place.
+        The first time `changed` is all there is: what an earlier proxy left goes. Raises `TooMany`
+        or `BpfError`; after the latter what stands is old or new for each place, and the same may
+        be tried again.
         """
-        changed = {
-            place: service
-            for place, service in wanted.items()
-            if self._standing.get(place) != service
-        }
-        gone = [place for place in self._standing if place not in wanted]
-        if not changed and not gone and not self._inherited_sets:
-            return
-        self._check_room(wanted)
+        changed = {p: s for p, s in changed.items() if self._standing.get(p) != s}
+        gone = [place for place in gone if place in self._standing]
+        self._check_room(changed)
         added = {
             key: next(self._numbers)
             for key in {(place.protocol, service) for place, service in changed.items()}
@@ -219,17 +212,20 @@ class Services:
             SERVICES,
             ((p.pack(), self._pack(p.protocol, service)) for p, service in changed.items()),
         )
-        self._standing |= changed
         for place in gone:
             self._map(SERVICES).delete(place.pack())
-            del self._standing[place]
-        self._retire({(place.protocol, service) for place, service in wanted.items()})
+        left = self._note(changed, gone)
+        if left or self._inherited_sets:
+            self._remove_inherited_services()
+            published.wait_for_programs()
+            self._remove_sets(left)
+            self._remove_inherited_sets()
 
     def attach(self, cgroup: str | os.PathLike[str]) -> None:
         """Translate for `cgroup` and all below it, before whatever else is attached to it.
 
         Programs of an earlier version are replaced in place, so to be called after the first
-        `put`. Raises `BpfError`, whose text says what to do where somebody leaves no room.
+        `change`. Raises `BpfError`, whose text says what to do where somebody leaves no room.
         """
         self._links.mkdir(mode=0o700, exist_ok=True)
         cgroup_fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -244,6 +240,10 @@ class Services:
             if other not in (self._links, self._directory):
                 shutil.rmtree(other)
 
+    def detach(self) -> None:
+        """Translate nothing any more; connections that are open stay."""
+        _detach(self._links)
+
     def counts(self) -> dict[Count, int]:
         """Since the programs were loaded."""
         values = {count: self._map(COUNTS).get(struct.pack("=I", count)) for count in Count}
@@ -255,17 +255,35 @@ class Services:
     def _map(self, spec: abi.MapSpec) -> maps.Map:
         return self._maps[spec.name]
 
-    def _check_room(self, wanted: Mapping[Place, Service]) -> None:
-        sets = {(place.protocol, service) for place, service in wanted.items()} | set(self._sets)
-        endpoints = sum(len(service.endpoints) for _, service in sets)
+    def _check_room(self, changed: Mapping[Place, Service]) -> None:
+        sets = {(place.protocol, service) for place, service in changed.items()} - self._sets.keys()
+        endpoints = sum(len(service.endpoints) for _, service in (*sets, *self._sets))
         for what, count, room in (
-            ("services", len(wanted.keys() | self._standing.keys()), MAX_SERVICES),
+            ("services", len(changed.keys() | self._standing.keys()), MAX_SERVICES),
             ("endpoints", endpoints, MAX_ENDPOINTS),
         ):
             if count > room:
                 raise TooMany(
                     f"there are {count} {what} to write and room for {room}; use the nft backend"
                 )
+
+    def _note(
+        self, changed: Mapping[Place, Service], gone: Iterable[Place]
+    ) -> dict[tuple[int, Service], int]:
+        """Remember what stands now; the sets that nobody names any more."""
+        before = [(place, self._standing.pop(place, None)) for place in (*changed, *gone)]
+        self._standing |= changed
+        self._users.update((place.protocol, service) for place, service in changed.items())
+        left = {}
+        for place, service in before:
+            if service is None:
+                continue
+            key = place.protocol, service
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key]
+                left[key] = self._sets.pop(key)
+        return left
 
     def _pack(self, protocol: int, service: Service) -> bytes:
         number = self._sets[protocol, service]
@@ -296,23 +314,12 @@ class Services:
             ),
         )
 
-    def _retire(self, used: set[tuple[int, Service]]) -> None:
-        """Remove the sets that nobody names any more, when nobody reads them any more either."""
-        retired = {key: number for key, number in self._sets.items() if key not in used}
-        inherited, self._inherited = self._inherited, set()
-        standing = {place.pack() for place in self._standing} if inherited else set()
-        for left in inherited - standing:
-            self._map(SERVICES).delete(left)
-        if not retired and not self._inherited_sets:
-            return
-        published.wait_for_programs()
-        for key in retired:
-            del self._sets[key]
+    def _remove_sets(self, left: Mapping[tuple[int, Service], int]) -> None:
         self._delete(
             ENDPOINTS,
             (
                 _ENDPOINT_KEY.pack(number, i)
-                for (_, service), number in retired.items()
+                for (_, service), number in left.items()
                 for i in range(len(service.endpoints))
             ),
         )
@@ -320,11 +327,20 @@ class Services:
             MEMBERS,
             (
                 _SET.pack(number) + endpoint.pack()
-                for (protocol, service), number in retired.items()
+                for (protocol, service), number in left.items()
                 if _has_members(protocol, service)
                 for endpoint in service.endpoints
             ),
         )
+
+    def _remove_inherited_services(self) -> None:
+        if self._inherited:
+            standing = {place.pack() for place in self._standing}
+            for key in self._inherited - standing:
+                self._map(SERVICES).delete(key)
+            self._inherited = set()
+
+    def _remove_inherited_sets(self) -> None:
         for spec in (ENDPOINTS, MEMBERS) if self._inherited_sets else ():
             keys = [key for key, _ in self._map(spec).items()]
             self._delete(spec, (k for k in keys if _SET.unpack_from(k)[0] in self._inherited_sets))
@@ -419,15 +435,20 @@ async def load(installation: pins.Pins) -> pathlib.Path:
     return programs
 
 
-def remove(installation: pins.Pins) -> int:
-    """Stop translating and unpin all of it; how many links there were. Open connections stay."""
-    links = sorted((directory(installation) / "links").glob("service_*"))
-    # Who is still translated must not see it.
-    for path in sorted(links, key=lambda link: "getpeername" in link.name or "recv" in link.name):
-        with _opened(path) as link_fd:
-            syscalls.link_detach(link_fd)
-    shutil.rmtree(directory(installation), ignore_errors=True)
-    return len(links)
+def remove(installation: pins.Pins) -> None:
+    """Stop translating and unpin all of it. Needs no readable maps. Open connections stay."""
+    _detach(directory(installation) / "links")
+    if directory(installation).exists():
+        shutil.rmtree(directory(installation))
+
+
+def _detach(links: pathlib.Path) -> None:
+    """In the order opposite to attaching: who is still translated must not see it."""
+    for hook in reversed(HOOKS):
+        if os.path.lexists(links / hook.name):
+            with _opened(links / hook.name) as link_fd:
+                syscalls.link_detach(link_fd)
+            os.unlink(links / hook.name)
 
 
 def _link_first(hook: abi.HookSpec, program_fd: int, cgroup_fd: int) -> int | None:

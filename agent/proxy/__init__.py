@@ -1,0 +1,1 @@
+"""Service proxies that know nothing but what the node's localnet API tells."""

@@ -1,0 +1,64 @@
+"""Services at the socket, by the programs of `bpf.services`."""
+
+import asyncio
+import os
+import pathlib
+
+from agent.proxy.backends import BackendError
+from agent.proxy.frontends import Change, Frontend
+from bpf import errors, pins, services
+
+
+class EbpfBackend:
+    """Translates for every socket below one cgroup, whatever its network namespace."""
+
+    def __init__(self, opened: services.Services, cgroup: pathlib.Path) -> None:
+        """Use `open`."""
+        self._services = opened
+        self._cgroup = cgroup
+        self._is_attached = False
+
+    @classmethod
+    async def open(cls, bpffs: str | os.PathLike[str], cgroup: pathlib.Path) -> "EbpfBackend":
+        """Raises `BackendError` where the programs cannot be had."""
+        installation = pins.Pins(bpffs)
+        try:
+            programs = await services.load(installation)
+            return cls(services.Services(installation, programs), cgroup)
+        except (errors.PinError, errors.CompileError, errors.BpfError) as error:
+            raise BackendError(str(error)) from error
+
+    async def change(self, change: Change) -> None:
+        """Attaches with the first one: an earlier process' programs serve until then."""
+        await asyncio.to_thread(self._change, change)
+
+    async def close(self) -> None:
+        self._services.close()
+
+    def detach(self) -> None:
+        """Translate nothing any more; connections that are open stay."""
+        self._services.detach()
+        self._is_attached = False
+
+    def counts(self) -> dict[services.Count, int]:
+        return self._services.counts()
+
+    def _change(self, change: Change) -> None:
+        changed, gone = {}, change.gone
+        for place, frontend in change.changed.items():
+            if frontend.sources:
+                # Who asks is not known at the socket: the balancer itself is to judge.
+                gone = gone | {place}
+            else:
+                changed[place] = _service(frontend)
+        try:
+            self._services.change(changed, gone)
+            if not self._is_attached:
+                self._services.attach(self._cgroup)
+                self._is_attached = True
+        except (services.TooMany, OSError) as error:
+            raise BackendError(str(error)) from error
+
+
+def _service(frontend: Frontend) -> services.Service:
+    return services.Service(frontend.port_id, frontend.endpoints, frontend.affinity_seconds)

@@ -1,0 +1,119 @@
+"""Each backend over real pods, fed as the proxy's process feeds it."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from agent.demo import lab as labs
+from agent.localnet import endpoints_pb2 as pb
+from agent.proxy import nftables, nodeaddresses
+from agent.proxy.backends import Backend
+from agent.proxy.ebpf import EbpfBackend
+from agent.proxy.frontends import Book
+from bpf import pins
+from tests.kernel import cgroups, offers
+from tests.proxy import scene
+
+_numbers = itertools.count()
+
+
+class Proxy:
+    """A backend and the book that it is fed from."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._book = Book()
+
+    def serve(self, *services: pb.ServiceEndpoints) -> None:
+        """These are all the services from now on."""
+        self.serve_all(services)
+
+    def serve_all(self, services: Sequence[pb.ServiceEndpoints]) -> None:
+        change = self._book.update(services, nodeaddresses.read())
+        asyncio.run(self.backend.change(change))
+
+
+@pytest.fixture
+def fresh_pins(isolated: None) -> Iterator[pins.Pins]:
+    """An installation of the test's own."""
+    directory = labs.LAB_DIRECTORY / "bpf" / f"proxy{next(_numbers)}"
+    directory.mkdir()
+    made = pins.Pins(directory)
+    yield made
+    made.remove_everything()
+
+
+@pytest.fixture(scope="session")
+def shared_pins(isolated: None) -> pins.Pins:
+    """Where programs are compiled once for all tests."""
+    directory = labs.LAB_DIRECTORY / "bpf" / "proxy-shared"
+    directory.mkdir()
+    return pins.Pins(directory)
+
+
+@pytest.fixture
+def own_cgroup(isolated: None) -> Iterator[cgroups.Cgroup]:
+    """The test itself is in it: nobody else's sockets are translated."""
+    with cgroups.cgroup() as made, within(made):
+        yield made
+
+
+@contextlib.contextmanager
+def within(cgroup: cgroups.Cgroup) -> Iterator[None]:
+    with open("/proc/self/cgroup", encoding="utf-8") as lines:
+        path = next(line[3:].strip() for line in lines if line.startswith("0::"))
+    before = pathlib.Path(str(cgroup.directory).removesuffix(cgroup.path) + path)
+    cgroup.add(os.getpid())
+    try:
+        yield
+    finally:
+        (before / "cgroup.procs").write_text(str(os.getpid()))
+
+
+@pytest.fixture
+def ebpf(shared_pins: pins.Pins, own_cgroup: cgroups.Cgroup) -> Iterator[Proxy]:
+    offers.need_netns_cookie()
+    backend = asyncio.run(EbpfBackend.open(shared_pins.bpffs, own_cgroup.directory))
+    proxy = Proxy(backend)
+    proxy.serve()
+    try:
+        yield proxy
+    finally:
+        proxy.serve()
+        backend.detach()
+        asyncio.run(backend.close())
+
+
+@pytest.fixture
+def nft(isolated: None) -> Iterator[Proxy]:
+    with scene.routed():
+        proxy = Proxy(nftables.NftBackend())
+        try:
+            yield proxy
+            proxy.serve()
+        finally:
+            asyncio.run(nftables.remove())
+
+
+@pytest.fixture(params=["ebpf", "nft"])
+def proxy(pods: list[labs.LabPod], request: pytest.FixtureRequest) -> Proxy:
+    made = request.getfixturevalue(request.param)
+    assert isinstance(made, Proxy)
+    return made
+
+
+@pytest.fixture
+def pods(lab: labs.Lab) -> list[labs.LabPod]:
+    return [lab.add_pod(name, 1 + i) for i, name in enumerate(("one", "two", "three"))]
+
+
+@pytest.fixture
+def servers(pods: list[labs.LabPod]) -> Iterator[scene.Servers]:
+    made = scene.Servers(pods)
+    yield made
+    made.close()
