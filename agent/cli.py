@@ -17,6 +17,7 @@ from agent import (
     localnetcommand,
     podscommand,
     probecommand,
+    proxycommand,
     relaycommand,
     relayoptions,
     rulescommand,
@@ -289,9 +290,12 @@ def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
     """Remove every pin, link, filter, table, route and relay's interface that podgate ever made on
     this node.
 
-    All gates open. Stop the agent first: it would put them back.
+    All gates open, and services that a proxy of ours carried are not carried any more. Stop both
+    first: they would put them back.
     """
     from agent import backstop, cnistate, locks, preflight, relaypair, unmanaged
+    from agent.proxy import nftables
+    from agent.proxy.backends import BackendError
     from bpf import cleanup as bpf_cleanup
     from bpf import errors
 
@@ -300,12 +304,14 @@ def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
         preflight.check()
         with (
             locks.exclusive_if_present(run_directory),
+            locks.exclusive_if_present(run_directory / "proxy"),
             locks.exclusive_if_present(installation.root),
         ):
             cnistate.retire(run_directory)
             removed = bpf_cleanup.remove_everything(installation)
             asyncio.run(backstop.remove())
             asyncio.run(relaypair.remove_everything())
+            asyncio.run(nftables.remove())
             unmanaged.let_in_again()
     except (
         preflight.Unfit,
@@ -313,6 +319,7 @@ def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
         errors.AttachError,
         backstop.BackstopError,
         relaypair.PairError,
+        BackendError,
         OSError,
     ) as error:
         _fail(str(error))
@@ -334,6 +341,7 @@ main.add_command(rulescommand.rules)
 main.add_command(rulescommand.suggest)
 main.add_command(doctorcommand.doctor)
 main.add_command(cnicommand.cni)
+main.add_command(proxycommand.proxy)
 main.add_command(relaycommand.probes)
 main.add_command(relaycommand.relay)
 main.add_command(localnetcommand.services)
