@@ -64,9 +64,12 @@ class Client:
     ) -> None:
         """target: as gRPC writes it, `unix:///path` or `127.0.0.1:9651`.
 
-        instance_id, rev: of the state that is known already, to go on from there.
+        instance_id, rev: of the state that is known already, to go on from there. Raises
+        `ValueError` for numbers that cannot be.
         on_problem: gets one sentence when asking begins to fail; it goes on by itself.
         """
+        if not 0 <= min(instance_id, rev) <= max(instance_id, rev) < 1 << 64:
+            raise ValueError(f"instance id {instance_id} and rev {rev} are not those of a state")
         self.instance_id = instance_id
         self.rev = rev
         self._error_delay_seconds = error_delay_seconds
@@ -145,12 +148,15 @@ def run(handler: Callable[[State], object], arguments: Sequence[str] | None = No
     parser.add_argument("--instance-id", type=int, default=0, help="of the state that is known")
     parser.add_argument("--rev", type=int, default=0, help="of the state that is known")
     options = parser.parse_args(arguments)
-    client = Client(
-        options.target,
-        instance_id=options.instance_id,
-        rev=options.rev,
-        on_problem=lambda problem: print(problem, file=sys.stderr),  # noqa: T201
-    )
+    try:
+        client = Client(
+            options.target,
+            instance_id=options.instance_id,
+            rev=options.rev,
+            on_problem=lambda problem: print(problem, file=sys.stderr, flush=True),  # noqa: T201
+        )
+    except ValueError as error:
+        parser.error(str(error))
     with contextlib.closing(client), _cancelled_by_signals(client):
         for state in client:
             handler(state)

@@ -1,7 +1,7 @@
 """Serves the book to anyone on the node, over a unix socket, and over the loopback if asked.
 
 Who may connect is said by the socket's path and mode alone. So nobody is trusted: requests are
-small, their number is bounded, whoever does not read is ended, and asking in a loop gets a refusal.
+small, their number is bounded, and whoever asks in a loop is refused.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from agent.kube import pacing
 from agent.localnet import endpoints_pb2 as pb
-from agent.localnet.book import Book, Snapshot
+from agent.localnet.book import Book
 
 log = structlog.get_logger(__name__)
 
@@ -30,8 +30,6 @@ _DIRECTORY_MODE: Final = 0o755
 _MOST_PATH_BYTES: Final = 107
 _MOST_REQUEST_BYTES: Final = 16 << 10
 _MOST_CALLS: Final = 1024
-# Who takes longer to read a few MB on his own node has stopped to read.
-_SEND_SECONDS: Final = 30.0
 # A whole state of a big cluster is some 10 ms of the agent's time. Who has the newest one and waits
 # is told of the next as soon as it is there; who need not wait takes one of these. After a restart
 # all readers come at once.
@@ -55,17 +53,9 @@ class ListenError(Exception):
 class Server:
     """One server for one book."""
 
-    def __init__(
-        self,
-        book: Book,
-        *,
-        send_seconds: float = _SEND_SECONDS,
-        at_once_burst: int = _AT_ONCE_BURST,
-    ) -> None:
-        """send_seconds: how long a reader may take for one state; at_once_burst: how many answers
-        that nobody had to wait for are given in a row."""
+    def __init__(self, book: Book, *, at_once_burst: int = _AT_ONCE_BURST) -> None:
+        """at_once_burst: how many answers that nobody had to wait for are given in a row."""
         self._book = book
-        self._send_seconds = send_seconds
         self._at_once = pacing.Bucket(per_second=_AT_ONCE_PER_SECOND, burst=at_once_burst)
         self._health = health.aio.HealthServicer()
 
@@ -129,14 +119,10 @@ class Server:
                 )
             self._at_once.take()
         found = await self._book.newer(known.instance_id, known.rev)
-        try:
-            async with asyncio.timeout(self._send_seconds):
-                await _send(found, context)
-        except TimeoutError:
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"the reader did not take a state within {self._send_seconds:g} s; ask again",
-            )
+        # Who reads slowly holds up nobody, and finds the newest when he asks again. What he holds
+        # is shared with other revisions but for what has changed.
+        for message in found.messages():
+            await context.write(message)
 
     async def _follow_health(self) -> None:
         """What is asked for before the first whole state waits, and health says so."""
@@ -146,11 +132,6 @@ class Server:
     async def _say(self, status: Any) -> None:
         for name in ("", SERVICE):
             await self._health.set(name, status)
-
-
-async def _send(found: Snapshot, context: Any) -> None:
-    for message in found.messages():
-        await context.write(message)
 
 
 def _make_place(socket: pathlib.Path) -> None:

@@ -85,11 +85,13 @@ def slice_json(
 
 
 def service(*args: Any, **spec: Any) -> objects.Service:
-    return read(service_json(*args, **spec), objects.Service)
+    made: objects.Service = read(service_json(*args, **spec), objects.Service)
+    return made
 
 
 def endpoint_slice(*endpoints: Json, **more: Any) -> objects.EndpointSlice:
-    return read(slice_json(*endpoints, **more), objects.EndpointSlice)
+    made: objects.EndpointSlice = read(slice_json(*endpoints, **more), objects.EndpointSlice)
+    return made
 
 
 def read(content: Json, kind: Any) -> Any:
@@ -114,6 +116,4 @@ def told(
 
 def targets(port: pb.ServicePort, kind: str = "internal") -> list[str]:
     """ "address:port" of each endpoint for that kind of traffic, in the order told."""
-    return [
-        f"{one.address}:{one.port}" for one in port.endpoints if getattr(one, f"is_{kind}")
-    ]
+    return [f"{one.address}:{one.port}" for one in port.endpoints if getattr(one, f"is_{kind}")]

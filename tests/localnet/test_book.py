@@ -204,7 +204,7 @@ async def test_a_waiter_gets_what_is_newer_than_what_he_has(book: Book) -> None:
     assert (await waiting).rev == 2
 
 
-async def test_what_does_not_matter_here_makes_no_revision_in_half_an_hour() -> None:
+async def test_what_does_not_matter_here_makes_no_revision_in_a_busy_cluster() -> None:
     first = churn.first_slices()
     async with running(Book("node0", news=lambda uid, address: None)) as book:
         for one in churn.services():
@@ -222,7 +222,7 @@ async def test_what_does_not_matter_here_makes_no_revision_in_half_an_hour() -> 
             book.set_slice(change.old, change.new)
             events += 1
             mattering += change.matters
-            if events == 20000:
+            if events >= 4000:
                 break
         await asyncio.sleep(WINDOW)
-        assert 0 < book.rev - 1 <= mattering < events * 0.015
+        assert 0 < book.rev - 1 <= mattering < events * 0.02

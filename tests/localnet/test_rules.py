@@ -12,9 +12,7 @@ CLUSTER = Policies()
 LOCAL = Policies(is_internal_local=True)
 OUTSIDE = Policies(is_reachable_from_outside=True)
 OUTSIDE_LOCAL = Policies(is_external_local=True, is_reachable_from_outside=True)
-ALL_LOCAL = Policies(
-    is_internal_local=True, is_external_local=True, is_reachable_from_outside=True
-)
+ALL_LOCAL = Policies(is_internal_local=True, is_external_local=True, is_reachable_from_outside=True)
 
 
 class One(msgspec.Struct, frozen=True):
