@@ -146,7 +146,9 @@ def _make_place(socket: pathlib.Path) -> None:
         socket.parent.chmod(_DIRECTORY_MODE)
         socket.unlink(missing_ok=True)
     except OSError as error:
-        raise ListenError(f"{socket} cannot be made: {error.strerror}") from error
+        raise ListenError(
+            f"{socket} cannot be made ({error.strerror}); choose another --run-directory"
+        ) from error
 
 
 def _open(socket: pathlib.Path) -> None:
