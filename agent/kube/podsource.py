@@ -116,6 +116,9 @@ class PodSource:
                 tasks.start(group, f"watch of {watcher.query.name}", watcher.run)
             tasks.start(group, "saved pods", self._save)
             await self._wait_for_labels()
+            await self.pods.synced.wait()
+            # What was saved has been confirmed.
+            self.on_any_change()
 
     @property
     def is_synced(self) -> bool:

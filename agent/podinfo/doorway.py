@@ -40,20 +40,13 @@ class DoorError(Exception):
 class Doorway:
     """Takes connections on one path and carries them to another."""
 
-    def __init__(
-        self,
-        path: pathlib.Path,
-        inner: pathlib.Path,
-        *,
-        connections: int = 3000,
-        per_user: int = 1500,
-    ) -> None:
-        """connections: at most so many at once; per_user: and so many of one user's. Others are
-        closed at once. Both are less where the process may not open as many files."""
+    def __init__(self, path: pathlib.Path, inner: pathlib.Path, *, connections: int = 3000) -> None:
+        """connections: at most so many at once, and half of them one user's; others are closed at
+        once."""
         self._path = path
         self._inner = inner
-        self._connections = connections
-        self._per_user = per_user
+        self.connections = connections
+        self.per_user = max(1, connections // 2)
         self._open: collections.Counter[int] = collections.Counter()
         self._users: dict[str, int] = {}
         self._carried: set[_End] = set()
@@ -63,7 +56,7 @@ class Doorway:
 
     def user_of(self, peer: str) -> int:
         """The user id of a call's peer, as gRPC names it; -1 for one that did not come this way."""
-        return self._users.get(peer, -1)
+        return self._users.get(peer.removeprefix("unix-abstract:"), -1)
 
     @property
     def open(self) -> int:
@@ -72,7 +65,7 @@ class Doorway:
     @contextlib.asynccontextmanager
     async def standing(self) -> AsyncIterator[None]:
         """Take connections while inside. Raises `DoorError`."""
-        self._limit()
+        self.limit()
         try:
             listener = listen(self._path, mode=0o666)
         except OSError as error:
@@ -92,25 +85,25 @@ class Doorway:
             for end in list(self._carried):
                 end.transport.abort()
 
-    def _limit(self) -> None:
+    def limit(self) -> None:
+        """Have no more connections than there are files for them."""
         soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = self._connections * _DESCRIPTORS_EACH + _DESCRIPTORS_KEPT
+        wanted = self.connections * _DESCRIPTORS_EACH + _DESCRIPTORS_KEPT
         if soft < wanted:
             soft = min(wanted, most)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
         fitting = max(1, (soft - _DESCRIPTORS_KEPT) // _DESCRIPTORS_EACH)
-        if fitting < self._connections:
+        if fitting < self.connections:
             log.warning("few files may be open, so few readers at once", readers=fitting)
-        self._connections = min(self._connections, fitting)
-        # Half stays for others.
-        self._per_user = min(self._per_user, max(1, self._connections // 2))
+        self.connections = min(self.connections, fitting)
+        self.per_user = max(1, self.connections // 2)
 
     def take(self, end: "_End") -> None:
         """Somebody has connected."""
         outer = end.transport.get_extra_info("socket")
         credentials = outer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user, _ = _CREDENTIALS.unpack(credentials)
-        if self.open >= self._connections or self._open[user] >= self._per_user:
+        if self.open >= self.connections or self._open[user] >= self.per_user:
             self.refused += 1
             end.transport.abort()
             return
@@ -130,8 +123,8 @@ class Doorway:
         try:
             made.setblocking(False)
             made.bind("")
-            # As gRPC writes abstract names (src/core: grpc_sockaddr_to_uri).
-            name = f"unix-abstract:%00{made.getsockname()[1:].decode('ascii')}"
+            # A zero and five hexadecimal digits.
+            name = made.getsockname()[1:].decode("ascii")
             async with asyncio.timeout(_CONNECT_SECONDS):
                 await loop.sock_connect(made, str(self._inner))
             self._users[name] = user

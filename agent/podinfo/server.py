@@ -29,6 +29,7 @@ GET: Final = "GetPodConditions"
 _CALLS_PER_SECOND: Final = 100.0
 _BURST: Final = 200
 _WATCHES_EACH: Final = 2000
+_CONNECTIONS: Final = 3000
 # Of users that asked once; the one that asked longest ago is forgotten first, and starts anew.
 _MOST_USERS: Final = 1024
 
@@ -67,13 +68,14 @@ class PodInfoServer:
         inner: pathlib.Path,
         calls_per_second: float = _CALLS_PER_SECOND,
         burst: int = _BURST,
+        connections: int = _CONNECTIONS,
     ) -> None:
         """path: of the socket, inner: of gRPC's own, in a directory for root only;
-        calls_per_second, burst: of each user of the node."""
+        calls_per_second, burst: of each user of the node; connections: of all users together."""
         self._telling = telling
         self._path = path
         self._inner = inner
-        self._doorway = Doorway(path, inner)
+        self._doorway = Doorway(path, inner, connections=connections)
         self._make_bucket: Callable[[], Bucket] = lambda: Bucket(
             per_second=calls_per_second, burst=burst
         )
@@ -88,6 +90,15 @@ class PodInfoServer:
     @property
     def watchers(self) -> int:
         return self._watches.total()
+
+    @property
+    def connections(self) -> int:
+        return self._doorway.open
+
+    @property
+    def users(self) -> list[int]:
+        """Who has asked, the last one at the end."""
+        return list(self._buckets)
 
     def refusals(self) -> dict[str, int]:
         """By what somebody had too much of."""

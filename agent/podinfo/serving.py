@@ -90,6 +90,11 @@ class PodInfo:
         if source is not None:
             source.on_any_change = self.hint
 
+    @property
+    def is_ready(self) -> asyncio.Event:
+        """Whether everything can be told."""
+        return self._conditions.is_ready
+
     def hint(self) -> None:
         """Something about a pod may have changed."""
         self._conditions.hint()

@@ -93,6 +93,11 @@ class Telling:
         self._hinted.set()
         self._waiting: dict[asyncio.Future[None], None] = {}
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for something newer."""
+        return len(self._waiting)
+
     def unready_because(self) -> str:
         """Why there is no snapshot yet, in one sentence."""
         return self._unready_because() or "the first list is being made"
