@@ -1,0 +1,64 @@
+"""podgate's image, built once, and a node for each test on a runtime that the tests share."""
+
+import fcntl
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from agent import backstop, relaypair
+from tests.conftest import fresh_lab
+from tests.image import node as nodes
+from tests.image import role
+from tests.image.node import IMAGE, Node
+from tests.runtime import containerd
+from tests.runtime.containerd import Containerd
+from tests.runtime.driving import Driver
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The OCI archive that deploy/rootfs.py makes; one for all workers of a run."""
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent
+    path = directory / "podgate.tar"
+    with (directory / "podgate.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            unfinished = directory / "unfinished.tar"
+            build = [sys.executable, str(_ROOT / "deploy" / "rootfs.py"), "--name", IMAGE]
+            subprocess.run([*build, str(unfinished)], check=True, timeout=300)
+            unfinished.rename(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def runtime(isolated: None, image: pathlib.Path) -> Iterator[Containerd]:
+    """containerd with routed IPv4 pods, which has podgate's image."""
+    with fresh_lab(), containerd.running(containerd.ptp()) as made:
+        made.import_archive(image)
+        yield made
+
+
+@pytest.fixture
+async def node(runtime: Containerd, tmp_path: pathlib.Path) -> AsyncIterator[Node]:
+    """No agent runs yet; nothing of one is left after the test."""
+    with nodes.as_on_a_node(runtime):
+        async with (
+            nodes.api_server(tmp_path) as server,
+            Driver(runtime.socket, runtime.pods_cgroup, runtime.directory / "logs") as driver,
+        ):
+            made = Node(runtime, driver, server, tmp_path)
+            try:
+                yield made
+            finally:
+                await made.clean_up()
+                await backstop.remove()
+                await relaypair.remove_everything()
+            assert role.needed(server.asked) <= role.granted()

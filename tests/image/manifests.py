@@ -1,0 +1,38 @@
+"""deploy/manifests, as they are applied."""
+
+import copy
+import pathlib
+from typing import Any
+
+import yaml
+
+Json = dict[str, Any]
+
+DIRECTORY = pathlib.Path(__file__).parents[2] / "deploy" / "manifests"
+
+
+def applied() -> list[Json]:
+    """All objects, in the order of the kustomization."""
+    listed = yaml.safe_load((DIRECTORY / "kustomization.yaml").read_text(encoding="utf-8"))
+    return [
+        thing
+        for name in listed["resources"]
+        for thing in yaml.safe_load_all((DIRECTORY / name).read_text(encoding="utf-8"))
+    ]
+
+
+def of_kind(kind: str) -> Json:
+    (found,) = (thing for thing in applied() if thing["kind"] == kind)
+    return found
+
+
+def agent_pod(name: str) -> Json:
+    """A pod of the DaemonSet, as its controller makes it."""
+    daemon_set = of_kind("DaemonSet")
+    template = copy.deepcopy(daemon_set["spec"]["template"])
+    template["metadata"] |= {
+        "name": name,
+        "namespace": daemon_set["metadata"]["namespace"],
+        "uid": f"uid-{name}",
+    }
+    return {"apiVersion": "v1", "kind": "Pod", **template}

@@ -1,0 +1,152 @@
+"""The DaemonSet's pod on a real container runtime: what it does there, and what outlives it."""
+
+import pathlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from agent.status import PodStatus
+from tests.image import podspec
+from tests.image.node import BPFFS, PORT, AgentPod, Node
+from tests.kernel import cgroups
+from tests.kernel.cgroups import Cgroup
+from tests.kernel.standin import StandIn
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def kubelet() -> Iterator[Cgroup]:
+    """A cgroup of the node, in which no container is."""
+    with cgroups.cgroup() as group:
+        yield group
+
+
+def _connects(pod: PodStatus) -> bool:
+    """Whether a process of the node, this one, reaches the pod."""
+    try:
+        socket.create_connection((pod.addresses[0], PORT), 1).close()
+    except (PermissionError, TimeoutError):
+        return False
+    return True
+
+
+async def test_as_applied_it_audits_pods_that_come_later(node: Node) -> None:
+    agent = await node.start(node.pod())
+    await node.ready(agent)
+    await node.run_pod("web", mode="")
+    pod = await node.gated(agent, "web", "Audit")
+    # The namespace's name is mounted on the node after the agent's container was started.
+    assert pod.netns is not None
+    assert pod.netns.startswith("/run/netns/")
+    assert _connects(pod)
+    await node.gated(agent, "web", "ProbesPassing")
+
+
+async def test_it_compiles_and_serves_within_its_limit_and_a_read_only_root(node: Node) -> None:
+    agent = await node.start(node.pod())
+    await node.ready(agent)
+    report = await node.report()
+    assert report is not None
+    assert report.was_compiled
+    most, limit = _memory(agent, "max_usage_in_bytes"), _memory(agent, "limit_in_bytes")
+    print(f"{most >> 20} MiB of {limit >> 20}")  # noqa: T201
+    assert limit == podspec.memory_limit(node.pod()["spec"]["containers"][0])
+    assert _memory(agent, "failcnt") == 0
+    assert not await node.succeeds(agent, "test", "-w", "/usr/local/bin")
+    assert await node.succeeds(agent, "test", "-w", "/tmp")
+
+
+async def test_gates_and_the_kubelet_s_way_outlive_the_container(
+    node: Node, kubelet: Cgroup
+) -> None:
+    await node.run_pod("web", mode="enforce")
+    agent = await node.start(node.pod(args=("--mode=enforce",)))
+    pod = await node.gated(agent, "web", "Enforced")
+    standin = StandIn(kubelet, "kubelet", [f"http,{pod.addresses[0]},{PORT}"])
+    try:
+        await node.until("the kubelet found", agent, lambda: node.knows(kubelet))
+        assert not _connects(pod)
+        assert set(*standin.probe().values()) == {""}
+
+        await node.kill(agent)
+        assert await node.report() is None
+        assert not _connects(pod)
+        assert set(*standin.probe().values()) == {""}
+
+        agent = await node.start_container(agent.sandbox, attempt=1)
+        await node.ready(agent)
+        report = await node.report()
+        assert report is not None
+        assert not report.was_compiled
+        assert report.kubelet == kubelet.path
+        assert not _connects(pod)
+    finally:
+        standin.end()
+
+
+async def test_strict_carries_the_kubelet_from_within_the_container(
+    node: Node, kubelet: Cgroup
+) -> None:
+    await node.run_pod("web", mode="strict")
+    agent = await node.start(node.pod(args=("--mode=strict",)))
+    pod = await node.gated(agent, "web", "Strict")
+    standin = StandIn(kubelet, "kubelet", [f"http,{pod.addresses[0]},{PORT}"])
+    try:
+        await node.until("the kubelet found", agent, lambda: node.knows(kubelet))
+        assert set(*standin.probe().values()) == {""}
+        assert not _connects(pod)
+        await node.until("carried", agent, node.carries)
+    finally:
+        standin.end()
+
+
+async def test_a_roll_out_never_leaves_the_node_alone(node: Node) -> None:
+    await node.run_pod("web", mode="enforce")
+    first = await node.start(node.pod("podgate-a", args=("--mode=enforce",)))
+    pod = await node.gated(first, "web", "Enforced")
+    await node.ready(first)
+
+    second = await node.start(node.pod("podgate-b", args=("--mode=enforce",)))
+    # Both probes pass, so the old pod is deleted; it is still the one that answers.
+    await node.ready(second)
+    report = await node.report()
+    assert report is not None
+    assert report.pid == first.pid
+    assert not _connects(pod)
+
+    await node.end(first)
+    assert not _connects(pod)
+
+    async def has_taken_over() -> bool:
+        report = await node.report()
+        return report is not None and report.pid == second.pid
+
+    await node.until("the take-over", second, has_taken_over)
+    await node.ready(second)
+    assert not _connects(pod)
+
+
+def _memory(agent: AgentPod, name: str) -> int:
+    """Of the container's cgroup, in bytes or times."""
+    for line in pathlib.Path(f"/proc/{agent.pid}/cgroup").read_text().splitlines():
+        _, kinds, path = line.split(":")
+        if kinds == "memory":
+            return int(pathlib.Path(f"/sys/fs/cgroup/memory{path}/memory.{name}").read_text())
+    raise AssertionError("no memory cgroup")
+
+
+async def test_cleanup_in_the_same_pod_leaves_nothing(node: Node) -> None:
+    await node.run_pod("web", mode="enforce")
+    agent = await node.start(node.pod(args=("--mode=enforce",)))
+    pod = await node.gated(agent, "web", "Enforced")
+    await node.end(agent)
+    assert not _connects(pod)
+
+    cleaning = node.pod("podgate-b")
+    cleaning["spec"]["containers"][0]["args"] = ["cleanup"]
+    cleaner = await node.start(cleaning)
+    await node.until("the end", cleaner, lambda: "Removed " in cleaner.lines())
+    assert not (BPFFS / "podgate").exists()
+    assert _connects(pod)

@@ -1,0 +1,123 @@
+"""What is applied to a cluster holds together, and grants what the agent uses."""
+
+import asyncio
+import datetime
+import pathlib
+
+import pytest
+
+from agent import cli, names
+from agent.conditions import TRUE, Conditions
+from agent.kube.client import Api
+from agent.kube.conditionwriter import ConditionWriter
+from agent.kube.events import Events
+from agent.kube.podsource import PodSource
+from agent.pods import Pod
+from bpf.verdicts import Mode
+from tests.agent.kube import apiserver
+from tests.agent.kube.apiserver import ApiServer
+from tests.agent.kube.conftest import api, kubeconfig, listening, server
+from tests.image import manifests, role
+
+__all__ = ["api", "kubeconfig", "listening", "server"]
+
+
+def _agent_container() -> manifests.Json:
+    (container,) = manifests.agent_pod("any")["spec"]["containers"]
+    made: manifests.Json = container
+    return made
+
+
+def test_every_file_is_applied() -> None:
+    files = {path.name for path in manifests.DIRECTORY.glob("*.yaml")} - {"kustomization.yaml"}
+    kinds = [thing["kind"] for thing in manifests.applied()]
+    assert files == {"namespace.yaml", "rbac.yaml", "daemonset.yaml"}
+    assert kinds == [
+        *("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet"),
+    ]
+
+
+def test_objects_name_each_other() -> None:
+    namespace = manifests.of_kind("Namespace")["metadata"]["name"]
+    account, binding = manifests.of_kind("ServiceAccount"), manifests.of_kind("ClusterRoleBinding")
+    daemon_set = manifests.of_kind("DaemonSet")
+    assert account["metadata"]["namespace"] == namespace == daemon_set["metadata"]["namespace"]
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": namespace}
+    ]
+    assert binding["roleRef"]["name"] == manifests.of_kind("ClusterRole")["metadata"]["name"]
+    spec = daemon_set["spec"]
+    assert spec["template"]["spec"]["serviceAccountName"] == account["metadata"]["name"]
+    assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_every_volume_is_mounted_and_every_mount_has_one() -> None:
+    spec = manifests.agent_pod("any")["spec"]
+    mounted = [mount["name"] for mount in _agent_container()["volumeMounts"]]
+    assert sorted(mounted) == sorted(volume["name"] for volume in spec["volumes"])
+
+
+def test_arguments_are_those_of_the_command_line() -> None:
+    command, *arguments = _agent_container()["args"]
+    parsed = cli.main.commands[command].make_context(command, arguments)
+    assert parsed.params["mode"] == Mode.AUDIT.word
+    assert parsed.params["standby_seconds"] > 0
+
+
+def test_probes_ask_where_the_agent_listens_and_look_for_the_file_it_makes() -> None:
+    container = _agent_container()
+    parsed = cli.main.commands["run"].make_context("run", container["args"][1:])
+    address = parsed.params["http_address"]
+    for name, path in (("readinessProbe", "/readyz"), ("livenessProbe", "/healthz")):
+        probe = container[name]["httpGet"]
+        assert (f"{probe['host']}:{probe['port']}", probe["path"]) == (address, path)
+    command = container["startupProbe"]["exec"]["command"]
+    assert command == ["test", "-e", str(parsed.params["started_file"])]
+
+
+def test_two_agents_fit_on_a_node_during_a_roll_out() -> None:
+    strategy = manifests.of_kind("DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"]
+    assert strategy == {"maxSurge": 1, "maxUnavailable": 0}
+    # A declared port of a pod on the node's network is one that the scheduler gives once a node.
+    assert "ports" not in _agent_container()
+
+
+@pytest.mark.looptime
+async def test_the_role_grants_what_is_asked_and_nothing_else(
+    server: ApiServer,
+    api: Api,
+    tmp_path: pathlib.Path,
+) -> None:
+    # With it the watches alone are asked.
+    server.can_stream_lists = False
+    server.put(apiserver.gated("web"))
+    conditions = Conditions(now=lambda: datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC))
+    writer = ConditionWriter(
+        api, conditions_of=conditions.of, sandbox_of=lambda uid: "one", boot="b", writes_all=False
+    )
+    source = PodSource(
+        api,
+        node_name="node1",
+        default_mode=Mode.AUDIT,
+        on_pod=lambda pod: None,
+        on_removed=lambda uid: None,
+        on_object=writer.see,
+        state=tmp_path / "pods.json",
+    )
+    events = Events(api, node_name="node1")
+    running = [asyncio.create_task(one.run()) for one in (source, writer, events)]
+    await asyncio.sleep(5)
+    conditions.set(
+        Pod(uid="uid-web", namespace="default", name="web"),
+        *(names.ISOLATION_READY, TRUE, "Audit", "All is well."),
+    )
+    writer.want("uid-web")
+    for _ in range(20):
+        found = source.get("uid-web")
+        assert found is not None
+        events.tell(found, "GateLost", "It was put back.", action="Gating")
+        await asyncio.sleep(60)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    assert role.needed(server.asked) == role.granted()
