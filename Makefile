@@ -6,7 +6,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: demo test lint types test-unit test-kernel test-continuity test-strict test-kernels bench fuzz format docs proto setup clean
+.PHONY: demo test lint types test-unit test-kernel test-container test-continuity test-strict test-kernels bench fuzz format docs proto setup clean
 
 demo: setup
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -41,6 +41,13 @@ test-strict: setup
 # A hundred pods in a container runtime, and of a cluster, where the kernel tests have eight.
 test-pods: setup
 	PODGATE_TEST_PODS=100 $(PYTEST) -s tests/runtime/test_crowd.py tests/node/test_crowd.py
+
+# Kernel tests inside the container that the DaemonSet makes: the image's Python, compiler and
+# programs, its rights and mounts. `make test-container FILES="tests/kernel/test_agent.py"` for some.
+FILES = $(addprefix tests/kernel/test_,$(addsuffix .py,agent attach backstop bypass hooks kubelet \
+	listener_watch loader policies probing relay_pair strict upgrade))
+test-container: setup
+	@$(PYTHON) -m tests.image.inside $(FILES)
 
 # The same tests on Debian's kernels in QEMU, into docs/kernels.md; `make test-kernels KERNEL=6.1`
 # takes one. Most of an hour for each: the machines are emulated in software.
