@@ -1,0 +1,191 @@
+"""Translation comes before all other hooks: those judge the endpoint."""
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from agent.demo import lab as labs
+from agent.gatekeeper import netns_cookie
+from agent.localnet import endpoints_pb2 as pb
+from agent.proxy.ebpf import EbpfBackend
+from bpf import abi, loader, pins, services, syscalls
+from bpf.gates import Attachment, GateConfig, Gates
+from bpf.hooks import Hooks
+from bpf.nodeconfig import NodeConfig
+from bpf.rules import Rule, Sender
+from bpf.verdicts import Mode
+from tests.kernel import cgroups, offers, redirecting
+from tests.proxy import scene
+from tests.proxy.conftest import Proxy
+from tests.proxy.scene import ask, cluster_ip, endpoints, service
+
+pytestmark = pytest.mark.kernel
+
+BOTH = pytest.mark.parametrize("version", [4, 6])
+KUBELET = Rule(Sender.KUBELET, socket.IPPROTO_TCP)
+CONNECT4, CONNECT6 = 10, 11
+
+
+@pytest.fixture
+def agent(shared_pins: pins.Pins) -> Iterator[loader.Loaded]:
+    """The agent's programs, which know this node."""
+    offers.need_netns_cookie()
+    loaded = asyncio.run(loader.load(shared_pins))
+    NodeConfig(loaded).set_netns(netns_cookie())
+    yield loaded
+    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.Config()))
+    loaded.close()
+
+
+@pytest.fixture
+def hooks(
+    agent: loader.Loaded, shared_pins: pins.Pins, own_cgroup: cgroups.Cgroup
+) -> Iterator[Hooks]:
+    """At the cgroup of the proxy, as on a node both are at the root."""
+    made = Hooks(agent, shared_pins, own_cgroup.directory)
+    assert [hook.problem for hook in made.attach()] == [None] * len(abi.HOOKS)
+    yield made
+    made.detach()
+
+
+@pytest.fixture
+def gates(agent: loader.Loaded, shared_pins: pins.Pins) -> Iterator[Gates]:
+    made = Gates(agent, shared_pins, Attachment.CLSACT)
+    yield made
+    for ifindex in made.installed():
+        made.remove(ifindex)
+    made.close()
+
+
+@pytest.fixture(params=["before", "in the place of the agent's"])
+def first(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    pods: list[labs.LabPod],
+    servers: scene.Servers,
+    gates: Gates,
+    hooks: Hooks,
+    shared_pins: pins.Pins,
+    own_cgroup: cgroups.Cgroup,
+) -> Iterator[Proxy]:
+    """A proxy that comes after the agent; without order among programs, too (before 6.16)."""
+    if request.param != "before":
+        monkeypatch.setattr(services, "_link_first", lambda *_: None)
+    backend = asyncio.run(EbpfBackend.open(shared_pins.bpffs, own_cgroup.directory))
+    proxy = Proxy(backend)
+    proxy.serve(service("web", endpoints(pods[0])))
+    yield proxy
+    backend.detach()
+    asyncio.run(backend.close())
+
+
+def names(cgroup: cgroups.Cgroup, attach_type: int) -> list[str]:
+    """Of the programs attached to it, in the order in which they run."""
+    cgroup_fd = os.open(cgroup.directory, os.O_RDONLY)
+    try:
+        ids, _ = syscalls.query_cgroup_programs(cgroup_fd, attach_type)
+    finally:
+        os.close(cgroup_fd)
+    found = []
+    for number in ids:
+        fd = syscalls.fd_by_id(syscalls.Command.PROG_GET_FD_BY_ID, number)
+        try:
+            # struct bpf_prog_info: name is at 64, after load_time, created_by_uid, map ids.
+            name = syscalls.object_info(fd, 80)[64:80]
+        finally:
+            os.close(fd)
+        found.append(name.rstrip(b"\0").decode())
+    return found
+
+
+def enforce(gates: Gates, pod: labs.LabPod) -> None:
+    gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses, (KUBELET,)))
+
+
+@pytest.mark.parametrize("attach_type", [CONNECT4, CONNECT6])
+def test_proxy_that_comes_later_is_asked_first(
+    first: Proxy, own_cgroup: cgroups.Cgroup, attach_type: int
+) -> None:
+    translating, judging = names(own_cgroup, attach_type)
+    assert translating.startswith("service_connec")
+    assert judging.startswith("hook_connect")
+
+
+@BOTH
+def test_node_s_process_is_refused_an_enforced_endpoint_by_its_service(
+    first: Proxy, gates: Gates, pods: list[labs.LabPod], version: int
+) -> None:
+    assert ask(cluster_ip(version)) == "one"
+    enforce(gates, pods[0])
+    with pytest.raises(PermissionError):
+        ask(cluster_ip(version))
+    assert ask(cluster_ip(version), client=pods[1]) == "one"
+
+
+@BOTH
+def test_kubelet_reaches_what_the_pod_declares(
+    first: Proxy, agent: loader.Loaded, gates: Gates, pods: list[labs.LabPod], version: int
+) -> None:
+    enforce(gates, pods[0])
+    NodeConfig(agent).set_kubelet(redirecting.own_cgroup())
+    pod = pods[0].ipv4 if version == 4 else pods[0].ipv6
+    assert ask(pod, scene.PORT) == "one"
+    assert ask(cluster_ip(version)) == "one"
+
+
+@BOTH
+def test_agent_that_goes_on_after_the_proxy_came_keeps_its_hook(
+    first: Proxy,
+    hooks: Hooks,
+    gates: Gates,
+    own_cgroup: cgroups.Cgroup,
+    pods: list[labs.LabPod],
+    version: int,
+) -> None:
+    """An agent's start swaps the programs of the links that it finds by name."""
+    before = names(own_cgroup, CONNECT4)
+    assert [hook.problem for hook in hooks.attach()] == [None] * len(abi.HOOKS)
+    assert names(own_cgroup, CONNECT4) == before
+    enforce(gates, pods[0])
+    with pytest.raises(PermissionError):
+        ask(cluster_ip(version))
+
+
+@BOTH
+def test_agent_that_ends_its_hooks_leaves_translation(
+    first: Proxy, hooks: Hooks, gates: Gates, pods: list[labs.LabPod], version: int
+) -> None:
+    hooks.detach()
+    assert ask(cluster_ip(version)) == "one"
+
+
+@BOTH
+def test_gate_stops_datagrams_that_a_service_leads_to_an_enforced_pod(
+    first: Proxy, gates: Gates, pods: list[labs.LabPod], version: int
+) -> None:
+    first.serve(service("dns", endpoints(pods[0]), protocol=pb.PROTOCOL_UDP))
+    enforce(gates, pods[0])
+    family = socket.AF_INET if version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(0.3)
+        sock.sendto(b"who?", (cluster_ip(version), scene.SERVICE_PORT))
+        with pytest.raises(TimeoutError):
+            sock.recv(100)
+
+
+def test_counts_say_what_was_done(first: Proxy, pods: list[labs.LabPod]) -> None:
+    backend = first.backend
+    assert isinstance(backend, EbpfBackend)
+    before = backend.counts()
+    first.serve(service("web", endpoints(pods[0])), service("none", [], number=1))
+    assert ask(cluster_ip(4)) == "one"
+    with socket.socket() as sock:
+        assert sock.connect_ex((cluster_ip(4, 1), scene.SERVICE_PORT)) == errno.ECONNREFUSED
+    after = backend.counts()
+    moved = {count: after[count] - before[count] for count in after}
+    assert moved[services.Count.TRANSLATED] == moved[services.Count.REFUSED] == 1
+    assert moved[services.Count.RACES] == 0
