@@ -7,7 +7,7 @@ to stderr.
 import subprocess
 import sys
 
-BENCHES = ("start", "gate", "backstop", "probe", "relay")
+BENCHES = ("start", "gate", "backstop", "probe", "relay", "localapi")
 
 
 def main() -> int:
