@@ -23,8 +23,10 @@ import structlog
 log = structlog.get_logger(__name__)
 
 _CREDENTIALS: Final = struct.Struct("iII")
-# Also how many are taken in one turn of the event loop.
-_BACKLOG: Final = 128
+# Taken in one turn of the event loop; and those that may wait for it: after a restart all readers
+# come back at once, and who finds no room is refused.
+_AT_ONCE: Final = 64
+_BACKLOG: Final = 4096
 _CONNECT_SECONDS: Final = 5.0
 
 # The one that was accepted, the one that carries on, and gRPC's end of it.
@@ -74,7 +76,8 @@ class Doorway:
                 "choose another directory with --run-directory"
             ) from error
         loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(lambda: _End(self), sock=listener, backlog=_BACKLOG)
+        server = await loop.create_unix_server(lambda: _End(self), sock=listener, backlog=_AT_ONCE)
+        listener.listen(_BACKLOG)
         try:
             yield
         finally:
