@@ -98,6 +98,11 @@ async def test_strict_carries_the_kubelet_from_within_the_container(
         assert set(*standin.probe().values()) == {""}
         assert not _connects(pod)
         await node.until("carried", agent, node.carries)
+
+        # The relay ends with its container, and the gate admits the kubelet.
+        await node.kill(agent)
+        assert set(*standin.probe().values()) == {""}
+        assert not _connects(pod)
     finally:
         standin.end()
 
