@@ -1,0 +1,81 @@
+"""PodInfo of a whole agent, without a cluster."""
+
+import json
+import signal
+import urllib.request
+from typing import Any
+
+import pytest
+
+from agent import names
+from agent.demo.lab import Lab
+from agent.demo.operating import Operator, pod_of
+from agent.podinfo.client import Client
+from tests.kernel.test_agent import LISTENING, isolated_as
+
+pytestmark = pytest.mark.kernel
+
+
+def told(operator: Operator, *arguments: str) -> Any:
+    """What `podgate pods` has."""
+    waiting = Client(f"unix://{operator.run_directory}/podinfo/podinfo.sock")
+    # Who comes before every pod has been looked at is told so.
+    assert waiting.next() is not None
+    waiting.close()
+    where = ("--run-directory", str(operator.run_directory))
+    found = operator.run("pods", "--output", "json", *where, *arguments)
+    assert found.returncode == 0, found.stderr
+    return json.loads(found.stdout)
+
+
+def test_podgate_pods_tells_of_manifests_and_again_after_a_restart(
+    operator: Operator, lab: Lab
+) -> None:
+    pod = lab.add_pod("web", 1)
+    operator.write_manifest(pod, mode="enforce", container=LISTENING)
+    operator.write_file("broken.yaml", "kind: Nothing")
+    operator.start()
+    report = operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    state = told(operator)
+    (one,) = state["pods"]
+    assert (one["podNamespace"], one["podName"], one["static"]) == ("demo", "web", False)
+    conditions = {each["type"]: each for each in one["conditions"]}
+    isolation = conditions[names.ISOLATION_READY]
+    assert isolation["status"] == "CONDITION_STATUS_TRUE"
+    assert isolation["reason"] == "Enforced"
+    assert isolation["source"] == "CONDITION_SOURCE_PODGATE"
+    known = pod_of(report, "web")
+    assert known is not None
+    assert told(operator, "--uid", known.uid)["pods"][0]["podName"] == "web"
+    with urllib.request.urlopen(f"http://{report.http_address}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    total = next(line for line in lines if line.startswith("pod_info_endpoint_requests_total "))
+    # Watches count here alone, also those that came too early.
+    assert float(total.split()[1]) >= 4
+    assert "pod_info_endpoint_requests_list 1.0" in lines
+    assert "pod_info_endpoint_requests_get 1.0" in lines
+    assert "pod_info_endpoint_errors_get 0.0" in lines
+    operator.stop(signal.SIGKILL)
+    operator.start()
+    operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    again = told(operator)
+    assert again["instanceId"] != state["instanceId"]
+    assert [each["podName"] for each in again["pods"]] == ["web"]
+
+
+def test_feature_gate_takes_the_socket_away(operator: Operator, lab: Lab) -> None:
+    pod = lab.add_pod("web", 1)
+    operator.write_manifest(pod, mode="enforce", container=LISTENING)
+    operator.start()
+    operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    operator.stop(signal.SIGKILL)
+    operator.start("--feature-gates", "PodInfoAPI=false")
+    report = operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    refused = operator.run("pods", "--run-directory", str(operator.run_directory))
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1
+    with urllib.request.urlopen(f"http://{report.http_address}/metrics", timeout=10) as answer:
+        assert b"pod_info" not in answer.read()
+    wrong = operator.run("run", "--manifests", "/", "--feature-gates", "PodInfo=true")
+    assert wrong.returncode == 2
+    assert "known: PodInfoAPI" in wrong.stderr
