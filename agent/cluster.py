@@ -189,6 +189,8 @@ class Cluster:
             for watcher in (self.pods.pods, self.pods.namespaces, self.pods.nodes)
         }
         found["conditions"] = self.writer.problem
+        if self.endpoints:
+            found |= self.endpoints.problems
         return {what: problem for what, problem in found.items() if problem}
 
     def status(self) -> FeedStatus:

@@ -71,7 +71,7 @@ class LocalNews:
         """The pod is this now, as the API or the kubelet has it."""
         before = self._pods.get(pod.uid)
         if before is not None and _keys(before) != _keys(pod):
-            self.forget_pod(pod.uid)
+            self._leave(pod.uid)
         self._pods[pod.uid] = pod
         for key in _keys(pod):
             self._by_key[key] = pod.uid
@@ -80,9 +80,9 @@ class LocalNews:
     def forget(self, uid: str) -> None:
         """The pod is gone."""
         self._words.pop(uid, None)
-        self.forget_pod(uid)
+        self._leave(uid)
 
-    def forget_pod(self, uid: str) -> None:
+    def _leave(self, uid: str) -> None:
         pod = self._pods.pop(uid, None)
         if pod is None:
             return

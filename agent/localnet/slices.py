@@ -43,7 +43,7 @@ class Candidate(msgspec.Struct, frozen=True):
         )
 
 
-class SlicePorts(msgspec.Struct, frozen=True):
+class NamedPort(msgspec.Struct, frozen=True):
     """One port of a slice, as a service's port finds it."""
 
     name: str
@@ -54,7 +54,7 @@ class SlicePorts(msgspec.Struct, frozen=True):
 class Slice(msgspec.Struct, frozen=True):
     """One EndpointSlice."""
 
-    ports: tuple[SlicePorts, ...] = ()
+    ports: tuple[NamedPort, ...] = ()
     candidates: tuple[Candidate, ...] = ()
 
     @property
@@ -71,7 +71,7 @@ def read(found: objects.EndpointSlice, node: str) -> Slice:
         return Slice()
     return Slice(
         ports=tuple(
-            SlicePorts(port.name, port.protocol or PROTOCOLS[0], port.port)
+            NamedPort(port.name, port.protocol or PROTOCOLS[0], port.port)
             for port in found.ports or ()
             if port.name is not None and port.port is not None and 0 < port.port < 1 << 16
         ),

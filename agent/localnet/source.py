@@ -68,6 +68,11 @@ class ServiceEndpoints:
             tasks.start(group, "zone of the node", self._follow_zone)
             tasks.start(group, "socket of service endpoints", self._serve)
 
+    @property
+    def problems(self) -> dict[str, str]:
+        """What the API server, or its absence, said last of each resource; empty if all is well."""
+        return {one.query.name: one.problem for one in (self.services, self.slices)}
+
     def see_pod(self, pod: ApiPod) -> None:
         """A pod of this node came or changed."""
         self.news.see(pod)
