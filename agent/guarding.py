@@ -57,6 +57,8 @@ class Guarded:
     """Interfaces that are meant to have no gate (mode off), as of the last look."""
     unsettled_until: float = 0.0
     """Of the event loop's clock: until then podgate-cni may still gate an opened interface."""
+    told: set[int] = dataclasses.field(default_factory=set)
+    """Interfaces whose wanted state others know to stand."""
     isolation: Isolation | None = None
     """What the last look at its gates came to."""
 

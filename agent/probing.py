@@ -137,8 +137,7 @@ class Probing:
                 successes=found.passed,
                 failures=found.failed,
             )
-            for found in self._scheduler.snapshot()
-            if found.key.uid == uid
+            for found in self._scheduler.snapshot(uid)
         ]
 
     def _sandbox_of(self, pod: Pod, netns: Netns) -> str:

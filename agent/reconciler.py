@@ -29,6 +29,8 @@ log = structlog.get_logger(__name__)
 
 # What waits (for a namespace, an interface, a lock) is tried again this often without a hint.
 _RETRY_SECONDS = 1.0
+# In a pass over many pods; the last are told at its end.
+_TELL_SECONDS = 0.2
 
 
 class Reconciler:
@@ -88,6 +90,9 @@ class Reconciler:
         self._earlier: set[int] = set()
         self._next_resync = 0.0
         self._pass_started: float | None = None
+        self._gated: set[int] = set()
+        """Interfaces that `on_gated` is still to be told of."""
+        self._next_telling = 0.0
 
     def set_pod(self, pod: Pod) -> None:
         """A pod is new or has changed."""
@@ -163,6 +168,7 @@ class Reconciler:
                 if guarded := self.guarded.get(uid):
                     await self._bring_up(guarded)
                     looked_at.append(guarded)
+                    await self._tell_gated(is_last=not self._marked)
             for guarded in looked_at:
                 self.self_test.want(guarded)
             for guarded in looked_at:
@@ -208,8 +214,18 @@ class Reconciler:
         self._on_change()
         self.publish(pod.uid)
         self._probing.update(guarded)
-        if guarded.isolated and guarded.interfaces:
-            await self._on_gated(guarded.interfaces)
+        if guarded.isolated:
+            # A look that finds all as it was costs the others nothing.
+            self._gated |= guarded.interfaces - guarded.told
+            guarded.told = guarded.interfaces
+
+    async def _tell_gated(self, *, is_last: bool) -> None:
+        """Some at a time: telling a node's rule set takes longer than a gate does."""
+        now = asyncio.get_running_loop().time()
+        if self._gated and (is_last or now >= self._next_telling):
+            self._next_telling = now + _TELL_SECONDS
+            await self._on_gated(self._gated)
+            self._gated = set()
 
     def publish(self, uid: str) -> None:
         """Say what is known of a pod's isolation, unless its self-test has still to tell."""

@@ -157,10 +157,12 @@ class Scheduler:
             and slot.worker.probe.handler.port == port
         ]
 
-    def snapshot(self) -> list[ProbeStatus]:
-        """All probes as they are now, in order of their keys."""
+    def snapshot(self, uid: str | None = None) -> list[ProbeStatus]:
+        """A pod's probes as they are now, or all pods', in order of their keys."""
         now = self._loop.time()
-        slots = [slot for pod in self._pods.values() for slot in pod.slots.values()]
+        uids = self._pods if uid is None else self._pods.keys() & {uid}
+        pods = [self._pods[one] for one in uids]
+        slots = [slot for pod in pods for slot in pod.slots.values()]
         return [slot.status(now) for slot in sorted(slots, key=lambda slot: slot.key)]
 
     def results(self, uid: str) -> dict[ProbeKey, Result]:

@@ -7,7 +7,7 @@ to stderr.
 import subprocess
 import sys
 
-BENCHES = ("start", "gate", "backstop", "probe", "relay", "localapi")
+BENCHES = ("start", "gate", "backstop", "probe", "relay", "localapi", "kube")
 
 
 def main() -> int:

@@ -1,0 +1,355 @@
+"""What 250 pods of a cluster cost, and how soon the API server hears of a change: bench `kube`.
+
+Pods are namespaces of the lab, and the runtime is a CRI server that tells of them: 250 real
+sandboxes would be 500 more processes, and nothing that the agent does depends on them. API server
+and CRI answer over real sockets, from the process that measures.
+"""
+
+import asyncio
+import contextlib
+import datetime
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from aiohttp import web
+
+from agent import backstop, names
+from agent.cri import runtime_pb2
+from agent.demo import lab
+from agent.demo.lab import BPFFS, Lab, LabPod
+from agent.demo.operating import Operator
+from agent.status import Report
+from tests.agent.kube import apiserver
+from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer
+from tests.agent.kube.conftest import write_kubeconfig
+from tests.bench import answering, figures
+from tests.runtime import servers
+
+_PODS = 250
+# Each with a server of its own, so that it can fail alone.
+_SINGLE = 20
+_CHANGED = 5
+_REST_SECONDS = 15.0
+_PATIENCE_SECONDS = 60.0
+_NODE = "node1"
+_PROBE = {
+    # All else as the kubelet has it; failures count at once, so that one is a change.
+    "readinessProbe": {
+        "httpGet": {"path": "/healthz", "port": answering.PORT},
+        "failureThreshold": 1,
+    }
+}
+
+
+def main() -> None:
+    lab.isolate()
+    with tempfile.TemporaryDirectory() as directory, Lab() as network:
+        _note(f"making {_PODS} pods")
+        pods = [network.add_pod(f"pod-{number}", number + 1) for number in range(_PODS)]
+        asyncio.run(_run(pathlib.Path(directory), pods))
+
+
+async def _run(directory: pathlib.Path, pods: list[LabPod]) -> None:
+    api, arrived = ApiServer(), Arrivals()
+    api.faults.append(arrived.note)
+    api.put({"kind": "Node", "metadata": {"name": _NODE}}, path=NODES)
+    api.put({"kind": "Namespace", "metadata": {"name": "default"}}, path=NAMESPACES)
+    for pod in pods:
+        thing = apiserver.gated(pod.name)
+        thing["spec"]["containers"][0].update(_PROBE)
+        api.put(thing)
+    socket = directory / "cri.sock"
+    operator = Operator(directory, BPFFS)
+    async with serving_pods(socket, pods), contextlib.AsyncExitStack() as serving:
+        await serving.enter_async_context(api.running())
+        kubeconfig = write_kubeconfig(directory / "kube", f"http://127.0.0.1:{api.port}")
+        operator.pods_from = (
+            *("--node-name", _NODE, "--kubeconfig", kubeconfig),
+            *("--cri-socket", str(socket)),
+        )
+        apps = Apps(pods)
+        try:
+            begun = time.monotonic()
+            operator.start("--mode", "enforce")
+            await _until(lambda: all(is_ready(api, pod) for pod in pods))
+            _note(f"all ready in the API after {time.monotonic() - begun:.1f} s")
+            await _rest(operator, api)
+            await _single_flips(operator, arrived, apps)
+            await _all_flip(operator, arrived, apps)
+            await serving.aclose()
+            await _outage(operator, api, serving, apps)
+        finally:
+            operator.stop(signal.SIGKILL)
+            apps.end()
+            await backstop.remove()
+
+
+class Arrivals:
+    """When each pod's patches came to the API server, in Unix time."""
+
+    def __init__(self) -> None:
+        self.by_pod: dict[str, list[float]] = {}
+
+    async def note(self, request: web.Request) -> web.StreamResponse | None:
+        if request.method == "PATCH" and request.path.endswith("/status"):
+            self.by_pod.setdefault(request.path.split("/")[-2], []).append(time.time())
+        return None
+
+    def last(self, pod: str) -> float:
+        return self.by_pod[pod][-1]
+
+    def count(self) -> int:
+        return sum(map(len, self.by_pod.values()))
+
+
+class Apps:
+    """Servers in the pods: one process for most of them, and one for each that fails alone."""
+
+    def __init__(self, pods: list[LabPod]) -> None:
+        self.single, self._others = pods[:_SINGLE], pods[_SINGLE:]
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self.start()
+
+    def start(self) -> None:
+        """All that do not run."""
+        for pod in self.single:
+            self._start(pod.name, [pod])
+        self._start("", self._others)
+
+    def end(self, *names_of_single: str) -> None:
+        """These, or all of them."""
+        for name in names_of_single or tuple(self._running):
+            process = self._running.pop(name)
+            process.kill()
+            process.communicate()
+
+    def _start(self, name: str, pods: list[LabPod]) -> None:
+        if name not in self._running:
+            paths = [pod.netns.path for pod in pods]
+            self._running[name] = process = subprocess.Popen(
+                [sys.executable, "-m", "tests.bench.answering", "http", "", "", *paths],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+
+
+async def _rest(operator: Operator, api: ApiServer) -> None:
+    _note(f"at rest for {_REST_SECONDS:.0f} s")
+    patches, cpu, begun = len(api.patches()), _cpu_seconds(operator.pid), time.monotonic()
+    await asyncio.sleep(_REST_SECONDS)
+    seconds = time.monotonic() - begun
+    percent = (_cpu_seconds(operator.pid) - cpu) / seconds * 100
+    figures.emit("kube", "pss_mb_250_pods", [_pss_mb(operator.pid)], "MB")
+    figures.emit("kube", "cpu_percent_at_rest", [percent], "% of one CPU")
+    per_minute = (len(api.patches()) - patches) / seconds * 60
+    figures.emit("kube", "patches_per_min_at_rest", [per_minute], "1/min")
+
+
+async def _single_flips(operator: Operator, arrived: Arrivals, apps: Apps) -> None:
+    _note(f"{_SINGLE} pods fail one after the other")
+    milliseconds = []
+    for pod in apps.single:
+        seen = arrived.count()
+        apps.end(pod.name)
+        await _until(lambda seen=seen: arrived.count() > seen)  # type: ignore[misc]
+        milliseconds.append((arrived.last(pod.name) - _changed(operator)[pod.name]) * 1000)
+    figures.emit("kube", "result_to_patch_p99_ms", [_p99(milliseconds)], "ms")
+    apps.start()
+    await _wait(operator, "all pods ready again", _all_ready)
+
+
+async def _all_flip(operator: Operator, arrived: Arrivals, apps: Apps) -> None:
+    _note(f"{_PODS} pods fail at once")
+    # What flipped before may be patched no more than every ten seconds; its turn comes.
+    await asyncio.sleep(10)
+    seen = {name: len(times) for name, times in arrived.by_pod.items()}
+    apps.end()
+    await _until(lambda: all(len(arrived.by_pod[name]) > count for name, count in seen.items()))
+    changed = _changed(operator)
+    milliseconds = [(arrived.last(name) - changed[name]) * 1000 for name in seen]
+    figures.emit("kube", "result_to_patch_250_p99_ms", [_p99(milliseconds)], "ms")
+    apps.start()
+    await _wait(operator, "all pods ready again", _all_ready)
+    await _wait(operator, "all said", lambda report: not report.feed.unsaid)
+
+
+async def _outage(
+    operator: Operator, api: ApiServer, serving: contextlib.AsyncExitStack, apps: Apps
+) -> None:
+    _note("API server away")
+    names_of_changed = [pod.name for pod in apps.single[:_CHANGED]]
+    before = len(api.patches())
+    for _ in range(2):
+        apps.end(*names_of_changed)
+        await _wait(operator, "failures", lambda report: report.feed.unsaid == _CHANGED)
+        apps.start()
+        await _wait(operator, "ready again", _all_ready)
+    apps.end(*names_of_changed)
+    await _wait(operator, "failures", lambda report: report.feed.unsaid == _CHANGED)
+    await serving.enter_async_context(api.running(port=api.port))
+    await _wait(operator, "all said", lambda report: not report.feed.unsaid)
+    each = (len(api.patches()) - before) / _CHANGED
+    figures.emit("kube", "patches_per_changed_pod", [each], "patches")
+
+
+@contextlib.asynccontextmanager
+async def serving_pods(socket: pathlib.Path, pods: list[LabPod]) -> AsyncIterator[None]:
+    """A CRI server that has a ready sandbox, with one running container, for each pod."""
+    born = time.time_ns()
+    runtime = PodRuntime({f"sandbox-{pod.name}": pod for pod in pods}, born)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((runtime,))
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(None)
+
+
+class PodRuntime(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers as containerd does, with events that never come."""
+
+    def __init__(self, pods: dict[str, LabPod], born: int) -> None:
+        """pods: by sandbox id; born: of all of it, nanoseconds of Unix time."""
+        self._pods = pods
+        self._born = born
+        self._calls = {
+            "Version": (runtime_pb2.VersionRequest, self._version),
+            "ListPodSandbox": (runtime_pb2.ListPodSandboxRequest, self._sandboxes),
+            "ListContainers": (runtime_pb2.ListContainersRequest, self._containers),
+            "PodSandboxStatus": (runtime_pb2.PodSandboxStatusRequest, self._sandbox),
+            "ContainerStatus": (runtime_pb2.ContainerStatusRequest, self._container),
+        }
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        if details.method == servers.EVENTS:
+            return grpc.unary_stream_rpc_method_handler(_no_events)
+        name = details.method.rpartition("/")[2]
+        if name not in self._calls:
+            return None
+        request, answer = self._calls[name]
+
+        async def call(asked: Any, context: Any) -> bytes:
+            return bytes(answer(asked).SerializeToString())
+
+        return grpc.unary_unary_rpc_method_handler(call, request_deserializer=request.FromString)
+
+    def _version(self, asked: Any) -> Any:
+        return runtime_pb2.VersionResponse(runtime_name="bench", runtime_version="1")
+
+    def _sandboxes(self, asked: Any) -> Any:
+        return runtime_pb2.ListPodSandboxResponse(
+            items=[
+                runtime_pb2.PodSandbox(
+                    id=key,
+                    metadata=runtime_pb2.PodSandboxMetadata(
+                        name=pod.name, uid=f"uid-{pod.name}", namespace="default"
+                    ),
+                    state=runtime_pb2.SANDBOX_READY,
+                    created_at=self._born,
+                )
+                for key, pod in self._pods.items()
+            ]
+        )
+
+    def _containers(self, asked: Any) -> Any:
+        return runtime_pb2.ListContainersResponse(
+            containers=[
+                runtime_pb2.Container(
+                    id=f"app-{key}",
+                    pod_sandbox_id=key,
+                    metadata=runtime_pb2.ContainerMetadata(name="app"),
+                    state=runtime_pb2.CONTAINER_RUNNING,
+                    created_at=self._born,
+                )
+                for key in self._pods
+            ]
+        )
+
+    def _sandbox(self, asked: Any) -> Any:
+        pod = self._pods[asked.pod_sandbox_id]
+        namespace = {"type": "network", "path": pod.netns.path}
+        info = {"runtimeSpec": {"linux": {"namespaces": [namespace]}}}
+        return runtime_pb2.PodSandboxStatusResponse(
+            status=runtime_pb2.PodSandboxStatus(
+                network=runtime_pb2.PodSandboxNetworkStatus(ip=pod.ipv4)
+            ),
+            info={"info": json.dumps(info)},
+        )
+
+    def _container(self, asked: Any) -> Any:
+        return runtime_pb2.ContainerStatusResponse(
+            status=runtime_pb2.ContainerStatus(started_at=self._born)
+        )
+
+
+async def _no_events(request: bytes, context: Any) -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
+def is_ready(api: ApiServer, pod: LabPod) -> bool:
+    """Whether the API has both conditions as True."""
+    found = api.get(pod.name)["status"].get("conditions", ())
+    return [one["status"] for one in found] == ["True", "True"]
+
+
+def _all_ready(report: Report) -> bool:
+    statuses = [condition.status for pod in report.pods for condition in pod.conditions]
+    return statuses.count("True") == 2 * _PODS
+
+
+def _changed(operator: Operator) -> dict[str, float]:
+    """When each pod's probes changed their mind last, in Unix time: as the log says it."""
+    return {
+        line["pod"].partition("/")[2]: datetime.datetime.fromisoformat(line["time"]).timestamp()
+        for line in operator.log_lines()
+        if line.get("type") == names.PROBES_PASSING and line["was"] != line["status"]
+    }
+
+
+async def _wait(operator: Operator, what: str, holds: Any) -> None:
+    await asyncio.to_thread(operator.wait_for, what, holds)
+
+
+async def _until(holds: Any) -> None:
+    async with asyncio.timeout(_PATIENCE_SECONDS):
+        while not holds():  # noqa: ASYNC110 - of things that nobody tells of
+            await asyncio.sleep(0.001)
+
+
+def _p99(samples: list[float]) -> float:
+    return sorted(samples)[max(0, -(-len(samples) * 99 // 100) - 1)]
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _pss_mb(pid: int) -> float:
+    rollup = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    found = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"bench: {text}\n")
+
+
+if __name__ == "__main__":
+    main()
