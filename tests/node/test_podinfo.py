@@ -1,0 +1,59 @@
+"""What a reader on the node hears of its pods while the API server is away."""
+
+import asyncio
+import signal
+
+import pytest
+
+from agent import names
+from agent.podinfo import podinfo_pb2
+from agent.podinfo.client import Client, State
+from tests.node.node import Node
+
+pytestmark = pytest.mark.kernel
+
+_PODGATE = podinfo_pb2.CONDITION_SOURCE_PODGATE
+_SECONDS = 60
+
+
+async def next_of(client: Client) -> State:
+    async with asyncio.timeout(_SECONDS):
+        state = await asyncio.to_thread(client.next)
+    assert state is not None
+    return state
+
+
+def passing(state: State) -> podinfo_pb2.PodCondition | None:
+    conditions = [one for pod in state.pods for one in pod.conditions]
+    return next((one for one in conditions if one.type == names.PROBES_PASSING), None)
+
+
+async def test_readiness_is_told_without_api_server_also_by_a_restarted_agent(node: Node) -> None:
+    await node.start_agent()
+    node.create("web")
+    sandbox = await node.driver.run_sandbox("web")
+    container = await node.driver.start_container(sandbox)
+    await node.ready("web")
+    await node.saved("web")
+    await node.stop_api()
+
+    client = Client(f"unix://{node.operator.run_directory}/podinfo/podinfo.sock")
+    try:
+        state = await next_of(client)
+        assert [(pod.pod_uid, pod.pod_name) for pod in state.pods] == [("uid-web", "web")]
+        await node.stop_agent(signal.SIGKILL)
+        await node.start_agent()
+        first = state
+        while state.instance_id == first.instance_id or not (said := passing(state)):
+            state = await next_of(client)
+        assert [pod.pod_uid for pod in state.pods] == ["uid-web"]
+        # Its listener ends: nobody but the node knows.
+        await node.driver.stop_container(container)
+        while said is None or said.status != podinfo_pb2.CONDITION_STATUS_FALSE:
+            assert [pod.pod_uid for pod in state.pods] == ["uid-web"]
+            state = await next_of(client)
+            said = passing(state)
+        assert said.source == _PODGATE
+        assert node.condition("web", names.PROBES_PASSING)["status"] == "True"
+    finally:
+        await asyncio.to_thread(client.close)
