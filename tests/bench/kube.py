@@ -163,7 +163,7 @@ async def _single_flips(operator: Operator, arrived: Arrivals, apps: Apps) -> No
     for pod in apps.single:
         seen = arrived.count()
         apps.end(pod.name)
-        await _until(lambda seen=seen: arrived.count() > seen)  # type: ignore[misc]
+        await _until(lambda seen=seen: arrived.count() > seen)
         milliseconds.append((arrived.last(pod.name) - _changed(operator)[pod.name]) * 1000)
     figures.emit("kube", "result_to_patch_p99_ms", [_p99(milliseconds)], "ms")
     apps.start()
@@ -226,7 +226,7 @@ class PodRuntime(grpc.GenericRpcHandler):  # type: ignore[misc]
         """pods: by sandbox id; born: of all of it, nanoseconds of Unix time."""
         self._pods = pods
         self._born = born
-        self._calls = {
+        self._calls: dict[str, tuple[Any, Any]] = {
             "Version": (runtime_pb2.VersionRequest, self._version),
             "ListPodSandbox": (runtime_pb2.ListPodSandboxRequest, self._sandboxes),
             "ListContainers": (runtime_pb2.ListContainersRequest, self._containers),
