@@ -1,10 +1,12 @@
 """Serves the book to anyone on the node, over a unix socket, and over the loopback if asked.
 
-Who may connect is said by the socket's path and mode alone. So nobody is trusted: requests are
-small, their number is bounded, and whoever asks in a loop is refused.
+Nobody is trusted: requests are small, and of each user of the node only so many may wait, and only
+so many states are told without waiting. Connections come through `agent/podinfo/doorway.py`, which
+knows whose they are. All who come over the loopback are one user.
 """
 
 import asyncio
+import collections
 import contextlib
 import pathlib
 from collections.abc import AsyncIterator
@@ -19,20 +21,21 @@ from grpc_reflection.v1alpha import reflection
 from agent.kube import pacing
 from agent.localnet import endpoints_pb2 as pb
 from agent.localnet.book import Book
+from agent.podinfo.doorway import DoorError, Doorway
 
 log = structlog.get_logger(__name__)
 
 SERVICE: Final = "podgate.localnet.v1alpha1.Endpoints"
 
-_SOCKET_MODE: Final = 0o666
-_DIRECTORY_MODE: Final = 0o755
-# sun_path of unix(7).
-_MOST_PATH_BYTES: Final = 107
 _MOST_REQUEST_BYTES: Final = 16 << 10
-_MOST_CALLS: Final = 1024
+_MOST_CALLS: Final = 4096
+_CALLS_EACH: Final = 1000
+"""Of one user at a time; so several can have theirs."""
+# Of users that asked once; the one that asked longest ago is forgotten first, and starts anew.
+_MOST_USERS: Final = 1024
 # A whole state of a big cluster is some 10 ms of the agent's time. Who has the newest one and waits
-# is told of the next as soon as it is there; who need not wait takes one of these. After a restart
-# all readers come at once.
+# is told of the next as soon as it is there; who need not wait takes one of these, of each user's.
+# After a restart all readers come at once.
 _AT_ONCE_PER_SECOND: Final = 20.0
 _AT_ONCE_BURST: Final = 200
 
@@ -54,55 +57,61 @@ class Server:
     """One server for one book."""
 
     def __init__(self, book: Book, *, at_once_burst: int = _AT_ONCE_BURST) -> None:
-        """at_once_burst: how many answers that nobody had to wait for are given in a row."""
+        """at_once_burst: how many answers that he need not wait for a user is given in a row."""
         self._book = book
-        self._at_once = pacing.Bucket(per_second=_AT_ONCE_PER_SECOND, burst=at_once_burst)
+        self._at_once_burst = at_once_burst
+        self._at_once: collections.OrderedDict[int, pacing.Bucket] = collections.OrderedDict()
+        self._calls: collections.Counter[int] = collections.Counter()
         self._health = health.aio.HealthServicer()
 
     @contextlib.asynccontextmanager
     async def serving(
-        self, socket: pathlib.Path, address: tuple[str, int] | None = None
+        self, socket: pathlib.Path, inner: pathlib.Path, address: tuple[str, int] | None = None
     ) -> AsyncIterator[int]:
         """Serve while entered; gives the port on the loopback, 0 without `address`.
 
-        address: host and port of the loopback; port 0 takes a free one. Raises `ListenError`.
+        inner: gRPC's own socket, in a directory for root only; address: host and port of the
+        loopback; port 0 takes a free one. Raises `ListenError`.
         """
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS)
-        server.add_generic_rpc_handlers((self._handler(),))
+        doorway = Doorway(socket, inner)
+        server.add_generic_rpc_handlers((self._handler(doorway),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(
             (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
         await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
-        _make_place(socket)
-        port = 0
-        try:
-            server.add_insecure_port(f"unix:{socket}")
-            if address is not None:
-                host, number = address
-                port = server.add_insecure_port(
-                    f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
-                )
-        except RuntimeError as error:
-            raise ListenError(f"the service endpoints cannot be served: {error}") from error
+        port = _bind(server, inner, address)
         await server.start()
         watching = asyncio.create_task(self._follow_health(), name="health of service endpoints")
         try:
-            _open(socket)
-            log.info("service endpoints are served", socket=str(socket), port=port or None)
-            yield port
+            async with _standing(doorway):
+                log.info("service endpoints are served", socket=str(socket), port=port or None)
+                yield port
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
             await server.stop(grace=None)
 
-    def _handler(self) -> Any:
+    def _handler(self, doorway: Doorway) -> Any:
+        async def answer(request: bytes, context: Any) -> None:
+            user = doorway.user_of(context.peer())
+            if self._calls[user] >= _CALLS_EACH:
+                await _refuse(context, "this user has too many calls open")
+            self._calls[user] += 1
+            try:
+                await self._next(request, context, user)
+            finally:
+                self._calls[user] -= 1
+                if not self._calls[user]:
+                    del self._calls[user]
+
         # Bytes both ways: a request that cannot be read gets a status of ours, and answers are
         # encoded already.
-        next_handler = grpc.unary_stream_rpc_method_handler(self._next)
+        next_handler = grpc.unary_stream_rpc_method_handler(answer)
         return grpc.method_handlers_generic_handler(SERVICE, {"Next": next_handler})
 
-    async def _next(self, request: bytes, context: Any) -> None:
+    async def _next(self, request: bytes, context: Any, user: int) -> None:
         try:
             known = pb.NextFilter.FromString(request)
         except DecodeError:
@@ -111,18 +120,28 @@ class Server:
                 f"the request is no {SERVICE.rpartition('.')[0]}.NextFilter",
             )
         if self._book.is_newer(known.instance_id, known.rev):
-            if self._at_once.seconds_until_next() > 0:
-                await context.abort(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED,
-                    "too many states are asked for; send the instance_id and rev of the last "
+            bucket = self._bucket(user)
+            if bucket.seconds_until_next() > 0:
+                await _refuse(
+                    context,
+                    "this user asks for too many states; send the instance_id and rev of the last "
                     "header, or come later",
                 )
-            self._at_once.take()
+            bucket.take()
         found = await self._book.newer(known.instance_id, known.rev)
         # Who reads slowly holds up nobody, and finds the newest when he asks again. What he holds
         # is shared with other revisions but for what has changed.
         for message in found.messages():
             await context.write(message)
+
+    def _bucket(self, user: int) -> pacing.Bucket:
+        found = self._at_once.pop(user, None) or pacing.Bucket(
+            per_second=_AT_ONCE_PER_SECOND, burst=self._at_once_burst
+        )
+        self._at_once[user] = found
+        if len(self._at_once) > _MOST_USERS:
+            self._at_once.popitem(last=False)
+        return found
 
     async def _follow_health(self) -> None:
         """What is asked for before the first whole state waits, and health says so."""
@@ -134,23 +153,35 @@ class Server:
             await self._health.set(name, status)
 
 
-def _make_place(socket: pathlib.Path) -> None:
-    """A directory of its own, since clients mount directories."""
-    if len(bytes(socket)) > _MOST_PATH_BYTES:
-        raise ListenError(
-            f"{socket} is too long for a socket ({_MOST_PATH_BYTES} bytes at most); choose another "
-            "--run-directory"
-        )
+async def _refuse(context: Any, message: str) -> None:
+    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+
+
+def _bind(server: grpc.aio.Server, inner: pathlib.Path, address: tuple[str, int] | None) -> int:
     try:
-        socket.parent.mkdir(parents=True, exist_ok=True)
-        socket.parent.chmod(_DIRECTORY_MODE)
-        socket.unlink(missing_ok=True)
-    except OSError as error:
+        inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        inner.parent.chmod(0o700)
+        inner.unlink(missing_ok=True)
+        server.add_insecure_port(f"unix:{inner}")
+        if address is None:
+            return 0
+        host, port = address
+        bound: int = server.add_insecure_port(
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        )
+    except (OSError, RuntimeError) as error:
         raise ListenError(
-            f"{socket} cannot be made ({error.strerror}); choose another --run-directory"
+            f"service endpoints cannot be served ({error}); choose another --run-directory or "
+            "--localnet-address"
         ) from error
+    return bound
 
 
-def _open(socket: pathlib.Path) -> None:
-    # Who may connect is who may write to it.
-    socket.chmod(_SOCKET_MODE)
+@contextlib.asynccontextmanager
+async def _standing(doorway: Doorway) -> AsyncIterator[None]:
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(doorway.standing())
+        except DoorError as error:
+            raise ListenError(str(error)) from error
+        yield

@@ -52,6 +52,7 @@ class ServiceEndpoints:
         self._node = node
         self._nodes = nodes
         self._socket = socket_path(run_directory)
+        self._inner = run_directory / "admin" / "localnet.sock"
         self._address = address
         self.news = LocalNews(on_change=lambda keys: self.book.hear(keys))
         self.book = Book(node, news=self.news.is_ready)
@@ -89,7 +90,7 @@ class ServiceEndpoints:
         # An agent without this socket still guards the node.
         while True:
             try:
-                async with self.server.serving(self._socket, self._address):
+                async with self.server.serving(self._socket, self._inner, self._address):
                     await asyncio.get_running_loop().create_future()
             except ListenError as error:
                 log.error("service endpoints are not served", problem=str(error))

@@ -76,7 +76,7 @@ async def _served(count: int, ready: set[str]) -> AsyncIterator[tuple[Book, str]
     running = asyncio.create_task(book.run())
     with tempfile.TemporaryDirectory() as directory:
         socket = pathlib.Path(directory) / "localnet" / "localnet.sock"
-        async with Server(book).serving(socket):
+        async with Server(book).serving(socket, pathlib.Path(directory) / "inner" / "grpc.sock"):
             await book.newer(0, 0)
             yield book, f"unix:{socket}"
     running.cancel()

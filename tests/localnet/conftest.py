@@ -38,7 +38,7 @@ class Served:
         self.book = Book(NODE, news=lambda uid, address: None)
         self._running = asyncio.create_task(self.book.run())
         self.port = await self._stack.enter_async_context(
-            make(self.book).serving(self.socket, address)
+            make(self.book).serving(self.socket, self.socket.parent.parent / "a" / "i", address)
         )
         self.book.set_service(None, service())
         self.book.set_slice(None, endpoint_slice(endpoint_json("198.19.0.1", node=NODE)))

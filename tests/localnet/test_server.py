@@ -246,28 +246,59 @@ async def test_who_asks_in_a_loop_is_refused_and_a_follower_is_not(
     assert names(await following) == ["api", "web"]
 
 
-async def test_a_reader_without_rights_reads(served: Served, tmp_path: pathlib.Path) -> None:
-    if os.geteuid() != 0:
-        pytest.fail("to become somebody else the test needs root")
+async def test_a_user_has_only_so_many_calls_open(
+    served: Served, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.localnet.server._CALLS_EACH", 2)
+    await served.begin()
+    waiting = [asyncio.create_task(ask(channel, served.book.instance_id, 1)) for _ in range(2)]
+    await served_a_call(channel)
+    assert await raw(channel, METHOD, b"") is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert await as_nobody(served) == "['web']"
+    await served.change("api")
+    assert [names(items) for items in await asyncio.gather(*waiting)] == [["api", "web"]] * 2
+    assert names(await ask(channel)) == ["api", "web"]
+
+
+async def test_a_reader_without_rights_reads(served: Served) -> None:
     await served.begin()
     assert stat.S_IMODE(served.socket.stat().st_mode) == 0o666
     assert stat.S_IMODE(served.socket.parent.stat().st_mode) == 0o755
+    assert await as_nobody(served) == "['web']"
+
+
+async def test_what_one_user_asks_too_often_another_still_gets(
+    served: Served, channel: grpc.aio.Channel
+) -> None:
+    await served.begin(make=lambda book: Server(book, at_once_burst=1))
+    codes = [await raw(channel, METHOD, b"") for _ in range(10)]
+    assert grpc.StatusCode.RESOURCE_EXHAUSTED in codes
+    assert await as_nobody(served) == "['web']"
+
+
+async def as_nobody(served: Served) -> str:
+    """What a process of another user is told."""
+    if os.geteuid() != 0:
+        pytest.fail("to become somebody else the test needs root")
     code = (
         "import os, sys; from agent.localnet.client import Client;"
         "os.chdir(sys.argv[1]); os.setgroups([]); os.setgid(65534); os.setuid(65534);"
-        "print([one.name for one in Client('unix:localnet/localnet.sock').next().services])"
+        "state = Client('unix:localnet/localnet.sock').ask(20);"
+        "print([one.name for one in state.services])"
     )
+    directory = served.socket.parent.parent
     # The socket's own directory is open; those above it are the test's.
-    os.chmod(tmp_path, 0o755)
+    os.chmod(directory, 0o755)
     told = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-c", code, str(tmp_path)],
+        [sys.executable, "-c", code, str(directory)],
         capture_output=True,
         text=True,
         timeout=WAIT_SECONDS,
         cwd=ROOT,
     )
-    assert told.stdout == "['web']\n", told.stderr
+    assert told.returncode == 0, told.stderr
+    return told.stdout.strip()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
