@@ -29,6 +29,8 @@ GET: Final = "GetPodConditions"
 _CALLS_PER_SECOND: Final = 100.0
 _BURST: Final = 200
 _WATCHES_EACH: Final = 2000
+# Of health and reflection, which stay open for as long as somebody likes.
+_STREAMS_EACH: Final = 100
 _CONNECTIONS: Final = 3000
 # Of users that asked once; the one that asked longest ago is forgotten first, and starts anew.
 _MOST_USERS: Final = 1024
@@ -81,6 +83,7 @@ class PodInfoServer:
         )
         self._buckets: collections.OrderedDict[int, Bucket] = collections.OrderedDict()
         self._watches: collections.Counter[int] = collections.Counter()
+        self._others: collections.Counter[int] = collections.Counter()
         self._health = health.aio.HealthServicer()
         self.requests: Final = collections.Counter[str]()
         """By method, whatever became of them."""
@@ -106,7 +109,11 @@ class PodInfoServer:
 
     async def run(self) -> None:
         """Serve until cancelled. Raises `DoorError`."""
-        server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS)
+        server = grpc.aio.server(
+            interceptors=(_OthersStreams(self._let_others_in),),
+            options=OPTIONS,
+            maximum_concurrent_rpcs=_MOST_CALLS,
+        )
         server.add_generic_rpc_handlers((self._handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -207,12 +214,64 @@ class PodInfoServer:
         bucket.take()
         return user
 
+    @contextlib.asynccontextmanager
+    async def _let_others_in(self, context: Asker) -> AsyncIterator[None]:
+        user = self._doorway.user_of(context.peer())
+        if self._others[user] >= _STREAMS_EACH:
+            await self._refuse(context, "streams", "this user has too many streams open")
+        self._others[user] += 1
+        try:
+            yield
+        finally:
+            self._others[user] -= 1
+            if not self._others[user]:
+                del self._others[user]
+
     async def _refuse(self, context: Asker, reason: str, message: str) -> NoReturn:
         self._refused[reason] += 1
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
     async def _ready(self, context: Asker) -> Snapshot:
         return self._telling.snapshot or await not_ready(self._telling, context)
+
+
+class _OthersStreams(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Has every stream of the services that are not ours pass `let_in`."""
+
+    def __init__(
+        self, let_in: Callable[[Asker], contextlib.AbstractAsyncContextManager[None]]
+    ) -> None:
+        self._let_in = let_in
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = await continuation(details)
+        if handler is None or not handler.response_streaming:
+            return handler
+        if details.method.startswith(f"/{SERVICE}/"):
+            return handler
+        is_stream = handler.request_streaming
+        behaviour = handler.stream_stream if is_stream else handler.unary_stream
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if is_stream
+            else grpc.unary_stream_rpc_method_handler
+        )
+
+        async def limited(request: Any, context: Asker) -> AsyncIterator[Any]:
+            async with self._let_in(context):
+                answering = behaviour(request, context)
+                if not hasattr(answering, "__aiter__"):
+                    # It writes to the context by itself.
+                    await answering
+                    return
+                async for answer in answering:
+                    yield answer
+
+        return make(
+            limited,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
 
 
 async def not_ready(telling: Telling, context: Asker) -> NoReturn:

@@ -12,6 +12,7 @@ import sys
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from agent.podinfo import doorway, podinfo_pb2
 from agent.podinfo.server import GET, LIST, SERVICE
@@ -60,6 +61,24 @@ async def test_who_asks_too_often_is_told_to_come_later(node: Node) -> None:
         assert node.server.errors[GET] == 2
         assert node.server.requests[LIST] == 1
         assert node.server.refusals() == {"connections": 0, "rate": 4}
+
+
+async def test_streams_of_health_are_limited_too(node: Node) -> None:
+    node.add("web")
+    async with node.serving() as calls, contextlib.AsyncExitStack() as stack:
+        watches = []
+        # A connection carries a hundred.
+        for channel in [await stack.enter_async_context(node.channel()) for _ in range(2)]:
+            stub = health_pb2_grpc.HealthStub(channel)
+            for _ in range(60):
+                watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_SECONDS)
+                stack.callback(watch.cancel)
+                watches.append(watch)
+        answers = await asyncio.gather(*(one.read() for one in watches), return_exceptions=True)
+        refused = [one for one in answers if isinstance(one, grpc.aio.AioRpcError)]
+        assert {one.code() for one in refused} == {EXHAUSTED}
+        assert len(refused) == 20
+        assert [one.pod_name for one in (await calls.listed()).pods] == ["web"]
 
 
 async def test_a_watch_that_stands_is_not_limited(node: Node) -> None:
