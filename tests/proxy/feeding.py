@@ -85,7 +85,8 @@ class Teller:
         self._slices: dict[str, objects.EndpointSlice] = {}
         self._book = Book(making.NODE, news=lambda uid, address: self._ready.get(address))
         running = asyncio.create_task(self._book.run())
-        async with Server(self._book).serving(self._socket):
+        inner = self._socket.parent / "inner" / "grpc.sock"
+        async with Server(self._book).serving(self._socket, inner):
             self._book.complete()
             self._begun.set()
             await self._ended.wait()
