@@ -18,7 +18,7 @@ from agent import nft
 from agent.proxy import conntrack
 from agent.proxy.backends import BackendError
 from agent.proxy.frontends import Change, Frontend
-from agent.proxy.nftentries import Chain, Clients, Element, Entry, entries_of
+from agent.proxy.nftentries import Chain, Clients, Element, Entry, entries_of, ready_chains
 from bpf.abi import IPNetwork
 from bpf.services import Place
 
@@ -79,7 +79,8 @@ class NftBackend:
         users = self._users
         added = [entry for entry, more in moved.items() if users[entry] + more > 0 >= users[entry]]
         gone = [entry for entry, more in moved.items() if users[entry] > 0 >= users[entry] + more]
-        if self._is_whole:
+        is_late = any(isinstance(entry, Chain) and entry.is_late for entry in added)
+        if self._is_whole and not is_late:
             return removal_of(gone) + addition_of(added)
         return whole((users.keys() - gone) | set(added), self._pod_networks)
 
@@ -102,6 +103,7 @@ def whole(entries: Iterable[Entry], pod_networks: Collection[IPNetwork]) -> str:
     return (
         f"add table inet {TABLE}\ndelete table inet {TABLE}\n"
         + _frame(pod_networks)
+        + addition_of(ready_chains())
         + addition_of(entries)
     )
 
@@ -241,7 +243,8 @@ def _masking(pod_networks: Collection[IPNetwork]) -> str:
 def _containers(ip: str, version: int, pod_networks: Collection[IPNetwork]) -> str:
     place = f"ipv{version}_addr . inet_proto . inet_service"
     number = "numgen random mod 65536"
-    endpoint = f"typeof {ip} daddr . meta l4proto . th dport . {number} : {ip} daddr . th dport"
+    key = f"{ip} daddr . meta l4proto . th dport . {number}"
+    endpoint = f"typeof {key} : {ip} daddr . th dport"
     pods = ", ".join(str(network) for network in pod_networks if network.version == version)
     verdicts = ("services", "outside", "refused", "refused_outside", "sources")
     return "".join(

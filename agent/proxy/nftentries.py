@@ -12,6 +12,10 @@ from collections.abc import Generator, Iterator
 from agent.proxy.frontends import Frontend
 from bpf.services import Place
 
+READY_COUNTS = 128
+"""nft 1.0.6 takes no rule that looks into a map of ports once that map is in the kernel, so these
+come with it. A service with another number of endpoints has all of the table written anew."""
+
 _PROTOCOLS = {socket.IPPROTO_TCP: "tcp", socket.IPPROTO_UDP: "udp"}
 
 
@@ -35,11 +39,12 @@ class Clients:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chain:
-    """rank: who goes to another chain has the higher one."""
+    """rank: who goes to another chain has the higher one. is_late: only with the whole table."""
 
     name: str
     rules: tuple[str, ...]
     rank: int = 0
+    is_late: bool = False
 
 
 Entry = Element | Clients | Chain
@@ -86,20 +91,29 @@ def _way(
     """Entries that lead to one of the endpoints; returns the chain's name."""
     if frontend.affinity_seconds:
         return (yield from _affinity(place, frontend, endpoints))
-    family = place.address.version
-    ip = _ip(family)
     for number, endpoint in enumerate(endpoints):
         yield Element(
             container, f"{_key(place)} . {number}", f"{endpoint.address} . {endpoint.port}"
         )
-    count = len(endpoints)
-    key = f"{ip} daddr . meta l4proto . th dport . numgen random mod {count}"
-    chain = Chain(
-        f"{container}-{count}",
-        (f"meta l4proto {{ tcp, udp }} dnat {ip} to {key} map @{container}",),
-    )
-    yield chain
+    chain = _chain(container, len(endpoints))
+    if chain.is_late:
+        yield chain
     return chain.name
+
+
+def ready_chains() -> Iterator[Chain]:
+    """One for each number of endpoints that is likely, in every table."""
+    for container in (f"{name}{v}" for name in ("endpoints", "outside_endpoints") for v in (4, 6)):
+        for count in range(1, READY_COUNTS + 1):
+            yield _chain(container, count)
+
+
+def _chain(container: str, count: int) -> Chain:
+    """Takes one of so many endpoints."""
+    ip = _ip(int(container[-1]))
+    key = f"{ip} daddr . meta l4proto . th dport . numgen random mod {count}"
+    rule = f"meta l4proto {{ tcp, udp }} dnat {ip} to {key} map @{container}"
+    return Chain(f"{container}-{count}", (rule,), is_late=count > READY_COUNTS)
 
 
 def _affinity(

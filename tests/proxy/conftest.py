@@ -14,7 +14,7 @@ from agent.localnet import endpoints_pb2 as pb
 from agent.proxy import nftables, nodeaddresses
 from agent.proxy.backends import Backend
 from agent.proxy.ebpf import EbpfBackend
-from agent.proxy.frontends import Book
+from agent.proxy.frontends import Book, Change
 from bpf import pins
 from tests.kernel import cgroups, offers
 from tests.proxy import scene
@@ -28,6 +28,7 @@ class Proxy:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._book = Book()
+        self._pending = Change({}, set())
 
     def serve(self, *services: pb.ServiceEndpoints) -> None:
         """These are all the services from now on."""
@@ -35,7 +36,9 @@ class Proxy:
 
     def serve_all(self, services: Sequence[pb.ServiceEndpoints]) -> None:
         change = self._book.update(services, nodeaddresses.read())
-        asyncio.run(self.backend.change(change))
+        self._pending = self._pending.then(change)
+        asyncio.run(self.backend.change(self._pending))
+        self._pending = Change({}, set())
 
 
 @pytest.fixture
