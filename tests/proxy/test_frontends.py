@@ -1,0 +1,147 @@
+"""What leads where, told from one state to the next."""
+
+import ipaddress
+import socket
+from typing import Any
+
+from agent.localnet import endpoints_pb2 as pb
+from agent.proxy.frontends import Book, Change, Frontend
+from bpf.services import Place
+
+NODE = (ipaddress.ip_address("198.18.0.1"), ipaddress.ip_address("fd00:18::1"))
+
+
+def place(text: str, port: int, protocol: int = socket.IPPROTO_TCP) -> Place:
+    return Place(ipaddress.ip_address(text), port, protocol)
+
+
+def endpoint(address: str, **more: Any) -> pb.Endpoint:
+    told: dict[str, Any] = {
+        "is_internal": True,
+        "is_external": True,
+        "is_external_from_node": True,
+    } | more
+    return pb.Endpoint(address=address, port=8080, **told)
+
+
+def service(
+    name: str = "web",
+    *endpoints: pb.Endpoint,
+    protocol: "pb.Protocol" = pb.PROTOCOL_TCP,
+    node_port: int = 0,
+    **more: Any,
+) -> pb.ServiceEndpoints:
+    port = pb.ServicePort(
+        protocol=protocol,
+        port=80,
+        node_port=node_port,
+        endpoints=endpoints or (endpoint("198.18.1.1"), endpoint("fd00:18:0:1::1")),
+        has_endpoints_anywhere=True,
+    )
+    told: dict[str, Any] = {"cluster_ips": ["198.18.96.1", "fd00:18:96::1"], "ports": [port]} | more
+    return pb.ServiceEndpoints(namespace="shop", name=name, **told)
+
+
+def first(*services: pb.ServiceEndpoints) -> dict[Place, Frontend]:
+    return Book().update(services, NODE).changed
+
+
+def test_each_family_has_its_own_endpoints() -> None:
+    found = first(service())
+    assert {key: one.endpoints for key, one in found.items()} == {
+        place("198.18.96.1", 80): (place("198.18.1.1", 8080),),
+        place("fd00:18:96::1", 80): (place("fd00:18:0:1::1", 8080),),
+    }
+
+
+def test_node_ports_are_at_every_address_of_the_node() -> None:
+    found = first(service(node_port=30080))
+    external = {key for key, one in found.items() if one.is_external}
+    assert external == {place("198.18.0.1", 30080), place("fd00:18::1", 30080)}
+
+
+def test_all_places_of_a_port_share_their_clients() -> None:
+    found = first(service(node_port=30080), service("other", cluster_ips=["198.18.96.2"]))
+    ids = {one.port_id for one in found.values()}
+    assert len(ids) == 2
+    assert 0 not in ids
+
+
+def test_inside_and_outside_have_what_the_api_says_of_each() -> None:
+    found = first(
+        service(
+            "web",
+            endpoint("198.18.1.1", is_external=False),
+            endpoint("198.18.1.2", is_internal=False, is_local=True),
+            node_port=30080,
+            external_traffic_policy=pb.TRAFFIC_POLICY_LOCAL,
+        )
+    )
+    cluster, node = found[place("198.18.96.1", 80)], found[place("198.18.0.1", 30080)]
+    assert cluster.endpoints == cluster.outside == (place("198.18.1.1", 8080),)
+    assert node.endpoints == (place("198.18.1.1", 8080), place("198.18.1.2", 8080))
+    assert node.outside == (place("198.18.1.2", 8080),)
+    assert node.local == {place("198.18.1.2", 8080)}
+    assert node.keeps_client
+    assert node.drops
+    assert not cluster.drops
+
+
+def test_only_balancers_addresses_have_sources() -> None:
+    found = first(
+        service(
+            external_ips=["198.18.97.1"],
+            load_balancer_ips=["198.18.97.2"],
+            load_balancer_source_ranges=["198.18.128.0/24"],
+        )
+    )
+    ranged = {key for key, one in found.items() if one.sources}
+    assert ranged == {place("198.18.97.2", 80)}
+
+
+def test_headless_services_and_sctp_lead_nowhere() -> None:
+    assert first(service(is_headless=True), service("x", protocol=pb.PROTOCOL_SCTP)) == {}
+
+
+def test_affinity_without_the_word_for_it_is_none() -> None:
+    found = first(service(session_affinity_timeout_seconds=10))
+    assert {one.affinity_seconds for one in found.values()} == {0}
+
+
+def test_what_stays_is_not_told_again() -> None:
+    book = Book()
+    book.update([service(), service("other", cluster_ips=["198.18.96.2"])], NODE)
+    change = book.update([service(), service("other", cluster_ips=["198.18.96.3"])], NODE)
+    assert change.changed.keys() == {place("198.18.96.3", 80)}
+    assert change.gone == {place("198.18.96.2", 80)}
+
+
+def test_other_addresses_of_the_node_move_the_node_ports() -> None:
+    book = Book()
+    book.update([service(node_port=30080)], NODE)
+    change = book.update([service(node_port=30080)], NODE[:1])
+    assert change == Change({}, {place("fd00:18::1", 30080)})
+
+
+def test_of_two_that_claim_a_place_the_first_by_name_has_it_as_long_as_it_is_there() -> None:
+    shared = place("198.18.97.1", 80)
+    one, two = (
+        service(name, endpoint(address), cluster_ips=(), external_ips=["198.18.97.1"])
+        for name, address in (("a", "198.18.1.1"), ("b", "198.18.1.2"))
+    )
+    book = Book()
+    assert book.update([two], NODE).changed[shared].endpoints == (place("198.18.1.2", 8080),)
+    assert book.update([one, two], NODE).changed[shared].endpoints == (place("198.18.1.1", 8080),)
+    assert book.update([two], NODE).changed[shared].endpoints == (place("198.18.1.2", 8080),)
+    assert book.update([], NODE) == Change({}, {shared})
+
+
+def test_changes_that_could_not_be_made_come_with_the_next_ones() -> None:
+    book = Book()
+    pending = book.update([service(cluster_ips=["198.18.96.1"])], NODE)
+    pending = pending.then(book.update([service(cluster_ips=["198.18.96.2"])], NODE))
+    assert pending.changed.keys() == {place("198.18.96.2", 80)}
+    assert pending.gone == {place("198.18.96.1", 80)}
+    back = pending.then(book.update([service(cluster_ips=["198.18.96.1"])], NODE))
+    assert back.changed.keys() == {place("198.18.96.1", 80)}
+    assert back.gone == {place("198.18.96.2", 80)}
