@@ -68,7 +68,7 @@ class LocalNews:
         self._tell(uid)
 
     def see(self, pod: ApiPod) -> None:
-        """The pod is this now, as the API or the kubelet has it."""
+        """The pod is this now, as the API has it."""
         before = self._pods.get(pod.uid)
         if before is not None and _keys(before) != _keys(pod):
             self._leave(pod.uid)
