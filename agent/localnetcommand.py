@@ -7,11 +7,11 @@ import pathlib
 import signal
 import sys
 import threading
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 
-from agent.settings import RUN_DIRECTORY
+from agent.settings import RUN_DIRECTORY, localnet_socket
 
 # The agent answers at once, or it has not heard of all services yet.
 _ANSWER_SECONDS: Final = 10.0
@@ -67,9 +67,9 @@ def services(output: str, watch: bool, target: str | None, run_directory: pathli
 
     With --output json one line for each state, as protobuf's JSON has it.
     """
-    from agent.localnet import client, source
+    from agent.localnet import client
 
-    where = target or f"unix://{source.socket_path(run_directory).absolute()}"
+    where = target or f"unix://{localnet_socket(run_directory).absolute()}"
     follower = client.Client(where, on_problem=lambda problem: click.echo(problem, err=True))
     with contextlib.closing(follower):
         if watch:
@@ -97,6 +97,7 @@ def _show(state: Any, output: str) -> None:
     sys.stdout.flush()
 
 
-def _fail(message: str) -> Any:
+def _fail(message: str) -> NoReturn:
+    """One sentence on stderr, and exit status 1."""
     click.echo(f"podgate: {message}", err=True)
     sys.exit(1)

@@ -119,3 +119,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def admin_socket(run_directory: pathlib.Path) -> pathlib.Path:
     """In a directory of its own: clients mount directories, since a socket is made anew."""
     return run_directory / "admin" / "admin.sock"
+
+
+def localnet_socket(run_directory: pathlib.Path) -> pathlib.Path:
+    """Where service endpoints are told."""
+    return run_directory / "localnet" / "localnet.sock"

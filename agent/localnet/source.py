@@ -17,6 +17,7 @@ from agent.localnet.book import Book
 from agent.localnet.news import LocalNews
 from agent.localnet.objects import ZONE_LABEL, EndpointSlice, Service
 from agent.localnet.server import ListenError, Server
+from agent.settings import localnet_socket
 
 log = structlog.get_logger(__name__)
 
@@ -26,11 +27,6 @@ SLICES: Final = Query("endpointslices", "/apis/discovery.k8s.io/v1/endpointslice
 # A node gets its zone once, soon after it joins.
 _ZONE_SECONDS: Final = 5.0
 _LISTEN_AGAIN_SECONDS: Final = 10.0
-
-
-def socket_path(run_directory: pathlib.Path) -> pathlib.Path:
-    """Where the agent of a run directory serves."""
-    return run_directory / "localnet" / "localnet.sock"
 
 
 class ServiceEndpoints:
@@ -51,7 +47,7 @@ class ServiceEndpoints:
         """
         self._node = node
         self._nodes = nodes
-        self._socket = socket_path(run_directory)
+        self._socket = localnet_socket(run_directory)
         self._inner = run_directory / "admin" / "localnet.sock"
         self._address = address
         self.news = LocalNews(on_change=lambda keys: self.book.hear(keys))

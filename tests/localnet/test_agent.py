@@ -12,10 +12,10 @@ from agent import names
 from agent.cluster import Cluster
 from agent.conditions import FALSE, TRUE, Conditions
 from agent.kube.client import Api
-from agent.localnet.source import SERVICES, SLICES, socket_path
+from agent.localnet.source import SERVICES, SLICES
 from agent.metrics import Metrics
 from agent.pods import Pod
-from agent.settings import Settings
+from agent.settings import Settings, localnet_socket
 from tests.agent.kube.apiserver import NODES, ApiServer
 from tests.agent.kube.conftest import api, kubeconfig, listening, server
 from tests.localnet.conftest import WAIT_SECONDS, ask
@@ -48,7 +48,7 @@ class Agent:
         )
         assert self.cluster.endpoints is not None
         self.book = self.cluster.endpoints.book
-        self.target = f"unix:{socket_path(directory)}"
+        self.target = f"unix:{localnet_socket(directory)}"
 
     def probed(self, status: str, reason: str) -> None:
         self.conditions.set(WEB, names.PROBES_PASSING, status, reason, "")

@@ -17,7 +17,8 @@ from agent.kube.client import Api
 from agent.kube.objects import ApiPod, MetadataOnly
 from agent.kube.watcher import Query, Watcher
 from agent.localnet import endpoints_pb2 as pb
-from agent.localnet.source import SERVICES, SLICES, ServiceEndpoints, socket_path
+from agent.localnet.source import SERVICES, SLICES, ServiceEndpoints
+from agent.settings import localnet_socket
 from tests.agent.kube.apiserver import NODES, ApiServer
 from tests.agent.kube.conftest import api, kubeconfig, listening, server
 from tests.localnet.conftest import WAIT_SECONDS, ask
@@ -42,7 +43,7 @@ class Node:
         self.endpoints = ServiceEndpoints(
             api, node=NODE, nodes=self._nodes, run_directory=directory
         )
-        self.target = f"unix:{socket_path(directory)}"
+        self.target = f"unix:{localnet_socket(directory)}"
         self.rev = 0
 
     @asynccontextmanager
@@ -214,6 +215,6 @@ async def test_a_socket_that_cannot_be_had_ends_nothing(
             await node.endpoints.book.newer(0, 0)
         in_the_way.unlink()
         async with asyncio.timeout(WAIT_SECONDS):
-            while not socket_path(tmp_path).exists():  # noqa: ASYNC110
+            while not localnet_socket(tmp_path).exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert await node.newest() == {}
