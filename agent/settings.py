@@ -107,10 +107,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Made when this very agent has started or stands by. Over HTTP, on the node's network, the
     agent before it may be the one that answers."""
 
-    resync_seconds: float = 30.0
-    """How often every pod is looked at without a hint. Netlink hints come within milliseconds;
-    this only bounds what a lost one costs."""
-
     @property
     def admin_socket(self) -> pathlib.Path:
         return admin_socket(self.run_directory)
