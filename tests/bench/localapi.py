@@ -1,11 +1,16 @@
 """What the node's own APIs cost: PodInfo, and the node's service endpoints."""
 
+import subprocess
+import sys
+
 from tests.bench import localnet, podinfo
 
 
 def main() -> None:
     podinfo.run()
     localnet.run()
+    # In namespaces of its own.
+    subprocess.run([sys.executable, "-m", "tests.bench.proxies"], check=True)
 
 
 if __name__ == "__main__":

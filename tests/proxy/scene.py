@@ -17,7 +17,7 @@ CLUSTER_IP = {4: "198.18.96.1", 6: "fd00:18:96::1"}
 SERVICE_PORT = 80
 NODE_PORT = 30080
 _UPLINK = "uplink"
-_NETWORKS = ("198.18.96.0/19", "fd00:18:96::/48")
+_NETWORKS = ("198.18.96.0/19", "198.18.128.0/19", "fd00:18:96::/48")
 
 
 class Servers:

@@ -1,0 +1,97 @@
+"""What services cost who connects, with ten thousand of them: figures of bench `localapi`.
+
+Connections to a pod by its service's cluster IP with ten thousand services, against connections to
+the pod itself without any proxy; the two take turns.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+
+from agent.demo import lab
+from agent.proxy import nftables
+from agent.proxy.backends import Backend
+from agent.proxy.ebpf import EbpfBackend
+from agent.proxy.frontends import Book
+from tests.bench import figures
+from tests.kernel import cgroups
+from tests.proxy import scene
+from tests.proxy.conftest import within
+
+_SERVICES = 10_000
+_RUNS = 9
+_CONNECTS = 1500
+_PORT = 8080
+# Ends with RST: no TIME-WAIT takes the ports of the next run.
+_NO_LINGER = struct.pack("ii", 1, 0)
+
+
+def main() -> None:
+    lab.isolate()
+    sys.stderr.write(f"bench: connects to one of {_SERVICES} services and to the pod, in turn\n")
+    with lab.Lab() as network, scene.routed():
+        pod = network.add_pod("served", 1)
+        with pod.listen(_PORT) as listener:
+            listener.listen(4096)
+            for name in ("ebpf", "nft"):
+                _measure(name, pod, listener)
+
+
+def _measure(name: str, pod: lab.LabPod, listener: socket.socket) -> None:
+    place = scene.cluster_ip(4, _SERVICES // 2)
+    with cgroups.cgroup() as cgroup, within(cgroup):
+        plain, translated = [], []
+        _rate(listener, pod.ipv4, _PORT)  # to warm up
+        for _ in range(_RUNS):
+            plain.append(_rate(listener, pod.ipv4, _PORT))
+            with _carried(name, cgroup, pod):
+                translated.append(_rate(listener, place, scene.SERVICE_PORT))
+    ratios = [one / other for one, other in zip(translated, plain, strict=True)]
+    figures.emit("localapi", f"{name}_connects_per_s", translated, "1/s", baseline=plain)
+    figures.emit("localapi", f"{name}_connect_ratio", ratios, "")
+
+
+@contextlib.contextmanager
+def _carried(name: str, cgroup: cgroups.Cgroup, pod: lab.LabPod) -> Iterator[None]:
+    backend: Backend
+    if name == "nft":
+        backend = nftables.NftBackend()
+    else:
+        backend = asyncio.run(EbpfBackend.open(lab.BPFFS, cgroup.directory))
+    change = Book().update(
+        [
+            scene.service(f"s{number}", scene.endpoints(pod), number=number)
+            for number in range(_SERVICES)
+        ],
+        (),
+    )
+    began = time.monotonic()
+    asyncio.run(backend.change(change))
+    sys.stderr.write(f"bench: {name} took {(time.monotonic() - began) * 1000:.0f} ms for all\n")
+    try:
+        yield
+    finally:
+        if isinstance(backend, EbpfBackend):
+            backend.detach()
+        else:
+            asyncio.run(nftables.remove())
+        asyncio.run(backend.close())
+
+
+def _rate(listener: socket.socket, address: str, port: int) -> float:
+    """Connections a second, one after the other, each accepted."""
+    began = time.monotonic()
+    for _ in range(_CONNECTS):
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            sock.connect((address, port))
+            listener.accept()[0].close()
+    return _CONNECTS / (time.monotonic() - began)
+
+
+if __name__ == "__main__":
+    main()
