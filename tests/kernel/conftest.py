@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from agent import backstop
 from agent.demo import lab as labs
 from agent.demo.operating import Operator
 from bpf import gates as gates_module
@@ -42,10 +43,11 @@ def fresh_pins(isolated: None) -> Iterator[pins.Pins]:
 
 @pytest.fixture
 def operator(isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> Iterator[Operator]:
-    """Starts agents on pins of the test's own; none outlives it."""
+    """Starts agents on pins of the test's own; none outlives it, nor does what closes new pods."""
     made = Operator(tmp_path, fresh_pins.bpffs)
     yield made
     made.stop(signal.SIGKILL)
+    asyncio.run(backstop.remove())
 
 
 @pytest.fixture
