@@ -173,6 +173,8 @@ class Reconciler:
                 self.self_test.want(guarded)
             for guarded in looked_at:
                 await self._remember(guarded)
+            if looked_at:
+                self._on_change()
             if self._unready_because() is not None:
                 continue
             if self._may_hold_leftovers:

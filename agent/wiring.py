@@ -359,7 +359,6 @@ class Agent:
 
     async def _on_gated(self, ifindexes: set[int]) -> None:
         self._origins.hint()
-        self._older_flows.hint()
         if self._born_closed:
             await self._born_closed.gate(ifindexes)
 
@@ -401,6 +400,7 @@ class Agent:
         self._pod_info.hint()
 
     def _on_pods(self) -> None:
+        self._older_flows.hint()
         self._relaying.hint()
         self._pod_info.hint()
 
