@@ -23,7 +23,7 @@ types: setup
 	.venv/bin/mypy
 
 test-unit: setup
-	$(PYTEST) -m 'not kernel'
+	$(PYTEST) -m 'not kernel' -n auto
 
 # Needs root and a kernel with BPF; what is missing is an error, never a skip. Each worker has a
 # node of its own; a file's tests share one, for its fixtures.

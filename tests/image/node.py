@@ -50,8 +50,8 @@ def as_on_a_node(runtime: Containerd) -> Iterator[None]:
     """Sockets and BPF file system where nodes have them, and mounts that containers learn of, as
     systemd makes them; in the lab's own mount namespace, as it was afterwards."""
     with contextlib.ExitStack() as undo:
-        SOCKETS.mkdir()
-        undo.callback(SOCKETS.rmdir)
+        # containerd's shims have theirs below it, those of tests before this one, too.
+        SOCKETS.mkdir(exist_ok=True)
         _mount(str(runtime.socket.parent), str(SOCKETS), None, _MS_BIND)
         undo.callback(_libc.umount2, os.fsencode(SOCKETS), _MNT_DETACH)
         _mount("bpf", str(BPFFS), "bpf", 0)
