@@ -5,6 +5,7 @@ the agent are real, and every check compares what was seen with what was promise
 """
 
 import asyncio
+import contextlib
 import functools
 import os
 import pathlib
@@ -268,6 +269,9 @@ class Stage:
         done = self._agent.cleanup()
         if done.returncode:
             raise operating.GaveUp(f"podgate cleanup failed: {done.stderr}")
+        # A relay that has let go has a moment to end in.
+        with contextlib.suppress(operating.GaveUp):
+            operating.wait_until("no links", lambda: not traces.links_to(program_ids))
         left = {
             "pins": len(list(installation.root.rglob("*"))) + installation.root.exists(),
             "links": len(traces.links_to(program_ids)),

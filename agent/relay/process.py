@@ -172,8 +172,15 @@ class Relay:
             on_trouble=lambda sentence: self._control.tell(messages.Trouble(sentence)),
             now=self._now,
         )
-        Openings(inside, self._poller, self._held.take)
+        Openings(inside, self._poller, on_opening=self._held.take, on_gone=self._pair_gone)
         self._control.tell(messages.Ready())
+
+    def _pair_gone(self) -> None:
+        """Nothing comes and goes any more. `podgate cleanup` takes it from a relay that drains."""
+        if self._ends_at is None:
+            self._control.tell(messages.Failed("its interface was taken away"))
+            self._release(0.0)
+        self._ends_at = self._lingers_until = self._now()
 
     def _want(self, want: messages.Want) -> None:
         """Make the targets what is wanted: those that go first, since others may have their

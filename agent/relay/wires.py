@@ -29,10 +29,17 @@ class Openings:
     """A packet socket that sees every SYN that comes by the pair, before it is dropped there."""
 
     def __init__(
-        self, interface: str, poller: Poller, on_opening: Callable[[segments.Opening], None]
+        self,
+        interface: str,
+        poller: Poller,
+        *,
+        on_opening: Callable[[segments.Opening], None],
+        on_gone: Callable[[], None],
     ) -> None:
+        """on_gone: the interface was taken away."""
         self._socket = _packet_socket(interface)
         self._on_opening = on_opening
+        self._on_gone = on_gone
         poller.watch(self._socket.fileno(), READABLE, self)
 
     def on_event(self, events: int) -> None:
@@ -41,7 +48,8 @@ class Openings:
             packet = self._socket.recv(_LONGEST_PACKET)
         except BlockingIOError:
             return
-        except OSError:  # ENETDOWN: the agent took the pair away, and ends the relay next
+        except OSError:  # ENETDOWN
+            self._on_gone()
             return
         if opening := segments.read_opening(packet):
             self._on_opening(opening)

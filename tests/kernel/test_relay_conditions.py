@@ -271,3 +271,17 @@ def test_who_dials_the_relays_range_is_refused_counted_and_named(
     )
     (line,) = [line for line in done.stdout.decode().splitlines() if "8080" in line]
     assert line.split()[0] == "relay"
+
+
+def test_relay_whose_interface_is_taken_away_ends_and_is_replaced(
+    operator: Operator, kubelet: Cgroup, pod: LabPod
+) -> None:
+    operator.write_file("web.yaml", manifest(pod))
+    start(operator, kubelet)
+    operator.wait_for("strict", is_strict)
+    first = relay_pid(operator)
+    subprocess.run(["ip", "link", "del", "podgate-relay0"], check=True)
+    operator.wait_for("another relay", lambda _: relay_pid(operator) != first)
+    operator.wait_for("strict", is_strict)
+    assert not os.path.exists(f"/proc/{first}/ns/net")
+    assert dial(kubelet, pod.ipv4) == pod.ipv4
