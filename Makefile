@@ -6,7 +6,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: demo test lint types test-unit test-kernel test-container test-continuity test-strict test-kernels bench fuzz format docs proto setup clean
+.PHONY: demo test lint types test-unit test-kernel test-image test-container test-continuity test-strict test-kernels bench fuzz format docs proto setup clean
 
 demo: setup
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -28,7 +28,11 @@ test-unit: setup
 # Needs root and a kernel with BPF; what is missing is an error, never a skip. Each worker has a
 # node of its own; a file's tests share one, for its fixtures.
 test-kernel: setup
-	$(PYTEST) -m kernel -n auto --dist loadfile
+	$(PYTEST) -m kernel -n auto --dist loadfile --ignore tests/image
+
+# The DaemonSet's pod on a containerd of the tests' own; a minute, most of it for building the image.
+test-image: setup
+	$(PYTEST) tests/image
 
 # Gates and conversations over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact.
 test-continuity: setup
