@@ -2,11 +2,13 @@
 
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
+# Have suites of their own: the image, and the proxies, which are off unless somebody starts them.
+APART := --ignore tests/image --ignore tests/proxy
 C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: demo test lint types test-unit test-kernel test-image test-container test-continuity test-strict test-kernels bench fuzz format docs proto setup clean
+.PHONY: demo test lint types test-unit test-kernel test-image test-proxy test-container test-continuity test-strict test-kernels bench fuzz format docs proto setup clean
 
 demo: setup
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -28,7 +30,11 @@ test-unit: setup
 # Needs root and a kernel with BPF; what is missing is an error, never a skip. Each worker has a
 # node of its own; a file's tests share one, for its fixtures.
 test-kernel: setup
-	$(PYTEST) -m kernel -n auto --dist loadfile --ignore tests/image
+	$(PYTEST) -m kernel -n auto --dist loadfile $(APART)
+
+# Both proxies, a minute.
+test-proxy: setup
+	$(PYTEST) tests/proxy -n auto --dist loadfile
 
 # The DaemonSet's pod on a containerd of the tests' own; a minute, most of it for building the image.
 test-image: setup
