@@ -1,14 +1,12 @@
 """Pods that come and go leave nothing of the agent's: eight, or a hundred by `make test-pods`."""
 
 import asyncio
-import contextlib
 import os
 import pathlib
 import time
 
 import pytest
 
-from agent.demo.operating import GaveUp
 from bpf import abi, maps, pins
 from tests.kernel import dialling
 from tests.node.node import Node, reason_of
@@ -64,8 +62,7 @@ async def test_pods_that_come_and_go_leave_nothing_behind(node: Node) -> None:
         await asyncio.gather(*(end(number, one) for number, one in enumerate(sandboxes)))
         print(f"ended in {time.monotonic() - begun:.1f} s")  # noqa: T201
     await node.told("no pods", lambda report: not report.pods)
-    with contextlib.suppress(GaveUp):
-        await node.until("nothing left", lambda: held(node) == before)
+    await node.until("nothing left", lambda: held(node) == before)
     _, metrics = await node.get_http("/metrics")
     assert 'pod="pod-' not in metrics
 
