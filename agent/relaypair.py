@@ -32,6 +32,8 @@ _PROTOCOL = 112
 # After whatever the node's owner may want.
 _LAST_METRIC = 4_000_000_000
 _ONLINK = 4  # RTNH_F_ONLINK
+_RTN_LOCAL = 2
+_ROUTE_PAUSE_SECONDS = 0.002
 _LOCAL_TABLE = 255
 _NUD_PERMANENT = 0x80
 _IFA_F_NODAD, _IFA_F_NOPREFIXROUTE = 0x02, 0x200
@@ -228,6 +230,18 @@ async def _add_address(netlink: pyroute2.AsyncIPRoute, ifindex: int, address: An
         prefixlen=address.max_prefixlen,
         flags=_IFA_F_NOPREFIXROUTE | nodad,
     )
+    # Of IPv6 the kernel adds the route in a worker of its own (addrconf_dad_work,
+    # net/ipv6/addrconf.c), without a word; until then answers to this address find no way in.
+    while not await _is_local(netlink, address):  # noqa: ASYNC110
+        await asyncio.sleep(_ROUTE_PAUSE_SECONDS)
+
+
+async def _is_local(netlink: pyroute2.AsyncIPRoute, address: Any) -> bool:
+    try:
+        found = await netlink.route("get", dst=str(address), family=_family(address.version))
+    except pyroute2.NetlinkError:
+        return False
+    return bool(found[0]["type"] == _RTN_LOCAL)
 
 
 async def _add_neighbour(

@@ -17,6 +17,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from types import TracebackType
 
 import pyroute2
@@ -30,6 +31,8 @@ _MS_BIND = 0x1000
 _MS_REC = 0x4000
 _MS_PRIVATE = 1 << 18
 _IFA_F_NODAD = 0x02
+_RTN_LOCAL = 2
+_ROUTE_TRIES, _ROUTE_PAUSE_SECONDS = 5000, 0.002
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -165,9 +168,9 @@ class Lab:
     def _route(self, netns: Netns, ifindex: int, number: int) -> tuple[IPAddress, ...]:
         ipv4 = ipaddress.IPv4Address(f"198.18.1.{number}")
         ipv6 = ipaddress.IPv6Address(f"fd00:18:0:1::{number:x}")
+        self._netlink.link("set", index=ifindex, state="up")
         _add_address(self._netlink, ifindex, NODE_IPV4)
         _add_address(self._netlink, ifindex, NODE_IPV6)
-        self._netlink.link("set", index=ifindex, state="up")
         with _netlink_in(netns) as inside:
             eth0 = _bring_up(inside)
             for own, node in ((ipv4, NODE_IPV4), (ipv6, NODE_IPV6)):
@@ -194,9 +197,9 @@ class Lab:
     def _make_bridge(self) -> int:
         self._netlink.link("add", ifname=BRIDGE, kind="bridge")
         ifindex = int(self._netlink.link_lookup(ifname=BRIDGE)[0])
+        self._netlink.link("set", index=ifindex, state="up")
         for interface in (_BRIDGE_IPV4, _BRIDGE_IPV6):
             _add_address(self._netlink, ifindex, interface.ip, interface.network.prefixlen)
-        self._netlink.link("set", index=ifindex, state="up")
         return ifindex
 
 
@@ -258,6 +261,21 @@ def _add_address(
         # No duplicate address detection: an address would be unusable for its first second.
         **({"flags": _IFA_F_NODAD} if address.version == 6 else {}),
     )
+    # Of IPv6 the kernel adds the route in a worker of its own (addrconf_dad_work,
+    # net/ipv6/addrconf.c).
+    for _ in range(_ROUTE_TRIES):
+        if _is_local(netlink, address):
+            return
+        time.sleep(_ROUTE_PAUSE_SECONDS)
+    raise TimeoutError(f"{address} was added, and is not the namespace's own yet.")
+
+
+def _is_local(netlink: pyroute2.IPRoute, address: IPAddress) -> bool:
+    try:
+        route = netlink.route("get", dst=str(address), family=_family(address))[0]
+    except pyroute2.NetlinkError:
+        return False
+    return bool(route["type"] == _RTN_LOCAL)
 
 
 def _family(address: IPAddress) -> int:

@@ -74,7 +74,7 @@ def connect(address: str) -> str:
     """How a connect from the node ends."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.settimeout(1)
+        sock.settimeout(10)
         try:
             sock.connect((address, 8080))
         except OSError as error:
@@ -100,6 +100,12 @@ async def test_each_address_of_the_share_is_the_relays_without_being_added(relay
     for address, node in zip(TARGETS, ("198.18.64.1", "fd00:18:64::1"), strict=True):
         with listening(relay):
             assert connect(address) == f"from {node}"
+
+
+async def test_node_answers_to_its_own_addresses_as_soon_as_the_pair_is_made(relay: Netns) -> None:
+    await make(relay)
+    for node in ("198.18.64.1", "fd00:18:64::1"):
+        assert shown("route", "get", node)[0]["type"] == "local"
 
 
 async def test_neighbours_are_permanent_so_nothing_is_asked_on_the_wire(relay: Netns) -> None:

@@ -58,6 +58,8 @@ def sandbox_netns() -> Iterator[Sandbox]:
     script = (
         "ip link set lo up"
         f" && ip address add {V4}/32 dev lo && ip address add {V6}/128 dev lo nodad"
+        # The kernel adds the route to an IPv6 address a moment after the address.
+        f" && until ip route get {V6} | grep -q ^local; do :; done"
         " && echo ready && exec cat"
     )
     holder = subprocess.Popen(
