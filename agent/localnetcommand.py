@@ -4,9 +4,7 @@ import contextlib
 import ipaddress
 import json
 import pathlib
-import signal
 import sys
-import threading
 from typing import Any, Final, NoReturn
 
 import click
@@ -67,16 +65,16 @@ def services(output: str, watch: bool, target: str | None, run_directory: pathli
 
     With --output json one line for each state, as protobuf's JSON has it.
     """
+    from agent import localclient
     from agent.localnet import client
 
     where = target or f"unix://{localnet_socket(run_directory).absolute()}"
     follower = client.Client(where, on_problem=lambda problem: click.echo(problem, err=True))
     with contextlib.closing(follower):
         if watch:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda *_: threading.Thread(target=follower.cancel).start())
-            for state in follower:
-                _show(state, output)
+            with localclient.cancelled_by_signals(follower.cancel):
+                for state in follower:
+                    _show(state, output)
             return
         try:
             found = follower.ask(_ANSWER_SECONDS)

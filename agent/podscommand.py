@@ -28,6 +28,7 @@ def pods(output: str, watch: bool, uid: str, run_directory: pathlib.Path) -> Non
     For everybody on the node, root or not, and without the API server. With --output json one line
     for each state.
     """
+    from agent import localclient
     from agent.podinfo import client as clients
     from agent.podinfo import podsview
 
@@ -41,7 +42,7 @@ def pods(output: str, watch: bool, uid: str, run_directory: pathlib.Path) -> Non
     with contextlib.closing(client):
         try:
             if watch:
-                with clients.cancelled_by_signals(client):
+                with localclient.cancelled_by_signals(client.cancel):
                     for state in client:
                         show(state)
             elif uid:

@@ -7,17 +7,14 @@ A whole client:
     client.run(lambda state: print(state.rev, len(state.services)))
 """
 
-import argparse
-import contextlib
 import dataclasses
-import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import grpc
 
+from agent import localclient
 from agent.localnet import endpoints_pb2
 
 DEFAULT_TARGET: Final = "unix:///run/podgate/localnet/localnet.sock"
@@ -25,15 +22,6 @@ METHOD: Final = "/podgate.localnet.v1alpha1.Endpoints/Next"
 
 # Nothing may be new for as long as it likes; a server that hangs must not be waited for for ever.
 _CALL_SECONDS: Final = 600.0
-_OPTIONS: Final = (
-    # A service's endpoints are in one message, however many they are.
-    ("grpc.max_receive_message_length", 64 << 20),
-    # grpcio would wait up to two minutes before it looks whether a restarted agent is back.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # No proxy stands between a node and itself, whatever the environment says.
-    ("grpc.enable_http_proxy", 0),
-)
 
 
 class Broken(Exception):
@@ -68,8 +56,7 @@ class Client:
         `ValueError` for numbers that cannot be.
         on_problem: gets one sentence when asking begins to fail; it goes on by itself.
         """
-        if not 0 <= min(instance_id, rev) <= max(instance_id, rev) < 1 << 64:
-            raise ValueError(f"instance id {instance_id} and rev {rev} are not those of a state")
+        localclient.check_known(instance_id, rev)
         self.instance_id = instance_id
         self.rev = rev
         self._error_delay_seconds = error_delay_seconds
@@ -77,7 +64,7 @@ class Client:
         self._problem = ""
         self._cancelled = threading.Event()
         self._call: Any = None
-        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self._channel = localclient.channel(target)
         self._next = self._channel.unary_stream(
             METHOD,
             request_serializer=endpoints_pb2.NextFilter.SerializeToString,
@@ -142,44 +129,8 @@ def run(handler: Callable[[State], object], arguments: Sequence[str] | None = No
 
     arguments: those of the process, if None.
     """
-    parser = argparse.ArgumentParser(description="Follows the service endpoints of this node.")
-    parser.add_argument("--target", default=DEFAULT_TARGET, help="where the server listens")
-    parser.add_argument("--once", action="store_true", help="end after one state")
-    parser.add_argument("--instance-id", type=int, default=0, help="of the state that is known")
-    parser.add_argument("--rev", type=int, default=0, help="of the state that is known")
-    options = parser.parse_args(arguments)
-    try:
-        client = Client(
-            options.target,
-            instance_id=options.instance_id,
-            rev=options.rev,
-            on_problem=lambda problem: print(problem, file=sys.stderr, flush=True),  # noqa: T201
-        )
-    except ValueError as error:
-        parser.error(str(error))
-    with contextlib.closing(client), _cancelled_by_signals(client):
-        for state in client:
-            handler(state)
-            if options.once:
-                print(  # noqa: T201
-                    f"to go on from here: --instance-id {state.instance_id} --rev {state.rev}",
-                    file=sys.stderr,
-                )
-                return
-
-
-@contextlib.contextmanager
-def _cancelled_by_signals(client: Client) -> Iterator[None]:
-    def cancel(*_: object) -> None:
-        # Not in the handler itself: it may have interrupted one who holds a lock of the client's.
-        threading.Thread(target=client.cancel).start()
-
-    before = {number: signal.signal(number, cancel) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    described = "Follows the service endpoints of this node."
+    localclient.run(described, DEFAULT_TARGET, Client, handler, arguments)
 
 
 def _whole(items: Iterator[endpoints_pb2.NextItem]) -> State:

@@ -7,33 +7,21 @@ A whole client:
     client.run(lambda state: print(state.rev, len(state.pods)))
 """
 
-import argparse
-import contextlib
 import dataclasses
 import random
-import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import grpc
 
+from agent import localclient
 from agent.podinfo import podinfo_pb2
 
 DEFAULT_TARGET: Final = "unix:///run/podgate/podinfo/podinfo.sock"
 SERVICE: Final = "podgate.podinfo.v1alpha1.PodInfo"
 UNAVAILABLE: Final = grpc.StatusCode.UNAVAILABLE
 
-_OPTIONS: Final = (
-    # A node may have pods with messages of any length, and all are told at once.
-    ("grpc.max_receive_message_length", 64 << 20),
-    # grpcio would wait up to two minutes before it looks whether a restarted agent is back.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # No proxy stands between a node and itself, whatever the environment says.
-    ("grpc.enable_http_proxy", 0),
-)
 # A stream may be silent for as long as nothing changes; a server that hangs must not be waited for
 # for ever.
 _STREAM_SECONDS: Final = 600.0
@@ -71,10 +59,12 @@ class Client:
     ) -> None:
         """target: as gRPC writes it, `unix:///path`.
 
-        instance_id, rev: of the state that is known already, to go on from there.
+        instance_id, rev: of the state that is known already, to go on from there. Raises
+        `ValueError` for numbers that cannot be.
         error_delay_seconds: between tries, half to one and a half times as long.
         on_problem: gets one sentence when asking begins to fail; it goes on by itself.
         """
+        localclient.check_known(instance_id, rev)
         self.instance_id = instance_id
         self.rev = rev
         self._error_delay_seconds = error_delay_seconds
@@ -82,7 +72,7 @@ class Client:
         self._problem = ""
         self._cancelled = threading.Event()
         self._call: Any = None
-        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self._channel = localclient.channel(target)
         self._watch = self._channel.unary_stream(
             f"/{SERVICE}/WatchPodConditions",
             request_serializer=podinfo_pb2.WatchPodConditionsRequest.SerializeToString,
@@ -182,40 +172,5 @@ def run(handler: Callable[[State], object], arguments: Sequence[str] | None = No
 
     arguments: those of the process, if None.
     """
-    parser = argparse.ArgumentParser(description="Follows the conditions of this node's pods.")
-    parser.add_argument("--target", default=DEFAULT_TARGET, help="where the server listens")
-    parser.add_argument("--once", action="store_true", help="end after one state")
-    parser.add_argument("--instance-id", type=int, default=0, help="of the state that is known")
-    parser.add_argument("--rev", type=int, default=0, help="of the state that is known")
-    options = parser.parse_args(arguments)
-    client = Client(
-        options.target,
-        instance_id=options.instance_id,
-        rev=options.rev,
-        on_problem=lambda problem: print(problem, file=sys.stderr),  # noqa: T201
-    )
-    with contextlib.closing(client), cancelled_by_signals(client):
-        for state in client:
-            handler(state)
-            if options.once:
-                print(  # noqa: T201
-                    f"to go on from here: --instance-id {state.instance_id} --rev {state.rev}",
-                    file=sys.stderr,
-                )
-                return
-
-
-@contextlib.contextmanager
-def cancelled_by_signals(client: Client) -> Iterator[None]:
-    """SIGINT and SIGTERM end `next`. For the main thread."""
-
-    def cancel(*_: object) -> None:
-        # Not in the handler itself: it may have interrupted one who holds a lock of the client's.
-        threading.Thread(target=client.cancel).start()
-
-    before = {number: signal.signal(number, cancel) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    described = "Follows the conditions of this node's pods."
+    localclient.run(described, DEFAULT_TARGET, Client, handler, arguments)

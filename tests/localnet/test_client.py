@@ -224,7 +224,8 @@ def test_the_client_needs_nothing_of_the_agent() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert told.stdout == (
-        "['agent'] ['agent.localnet', 'agent.localnet.client', 'agent.localnet.endpoints_pb2']\n"
+        "['agent'] ['agent.localclient', 'agent.localnet', 'agent.localnet.client', "
+        "'agent.localnet.endpoints_pb2']\n"
     ), told.stderr
 
 

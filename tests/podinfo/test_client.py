@@ -139,3 +139,8 @@ async def test_podgate_pods_shows_a_table_and_json(node: Node) -> None:
     status, _, errors = await podgate_pods(node)
     assert status == 1
     assert "is 'podgate run' running" in errors
+
+
+def test_numbers_that_cannot_be_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="-1"):
+        Client("unix:/nowhere", rev=-1)
