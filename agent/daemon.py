@@ -1,6 +1,7 @@
 """`podgate run`: what has to be right before an agent starts, and its start."""
 
-from agent import cnistate, preflight, standby
+from agent import preflight, standby
+from agent.cni import cnistate
 from agent.gatekeeper import Gatekeeper
 from agent.kube.client import Api
 from agent.settings import Settings

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from agent import adminclient, nft, preflight, relaycheck
+from agent import adminclient, nft, preflight
 from agent.gatekeeper import netns_cookie
-from agent.relayranges import DEFAULT, RelayRanges
 from agent.settings import admin_socket
 from agent.status import Report
+from agent.strict import relaycheck
+from agent.strict.relayranges import DEFAULT, RelayRanges
 from bpf import abi, errors, features, hooks, maps, pins
 from bpf.gates import Attachment
 

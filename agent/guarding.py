@@ -13,7 +13,7 @@ from agent.interfaces import NetworkReader, NodeInterface, PodNetwork
 from agent.metrics import Metrics
 from agent.places import Places
 from agent.pods import Pod
-from agent.rulebook import Admission
+from agent.rules.rulebook import Admission
 from bpf.errors import AttachError
 from bpf.gates import GateConfig
 from bpf.verdicts import Mode

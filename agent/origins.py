@@ -7,8 +7,8 @@ from typing import Any
 import pyroute2
 import structlog
 
-from agent import relayinterfaces
 from agent.gatekeeper import Gatekeeper
+from agent.strict import relayinterfaces
 
 log = structlog.get_logger(__name__)
 

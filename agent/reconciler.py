@@ -19,9 +19,9 @@ from agent.metrics import Metrics
 from agent.places import Places
 from agent.pods import Pod
 from agent.probing import Probing
-from agent.relaytargets import wants_strict
-from agent.rulebook import Admission
+from agent.rules.rulebook import Admission
 from agent.selftest import SelfTest
+from agent.strict.relaytargets import wants_strict
 from bpf.errors import AttachError
 from probes.netns import Netns
 

@@ -7,8 +7,9 @@ import sys
 
 import click
 
-from agent import cli, clustermetrics, metrics, relaymetrics
+from agent import cli, clustermetrics, metrics
 from agent.podinfo import serving as podinfo
+from agent.strict import relaymetrics
 from bpf.verdicts import Mode, Reason, Verdict
 from probes import probespec
 

@@ -3,11 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from agent.callers import protocol_word, wall_clock
-from agent.carried import Carried
 from agent.conditions import Condition
 from agent.guarding import Guarded
 from agent.pods import Pod
-from agent.relaying import Relaying
 from agent.status import (
     CallerStatus,
     CarriedStatus,
@@ -18,6 +16,8 @@ from agent.status import (
     ProbeStatus,
     RelayStatus,
 )
+from agent.strict.carried import Carried
+from agent.strict.relaying import Relaying
 from bpf.callers import Seen
 from bpf.gates import Counts
 from bpf.verdicts import Mode

@@ -7,7 +7,7 @@ import msgspec
 from agent.featuregates import FeatureGates
 from agent.kubeletsearch import ByProcess, KubeletSetting
 from agent.logs import LogFormat
-from agent.relayranges import DEFAULT, RelayRanges
+from agent.strict.relayranges import DEFAULT, RelayRanges
 from bpf import pins
 from bpf.gates import Attachment
 from bpf.verdicts import Mode

@@ -9,7 +9,7 @@ import pathlib
 
 import structlog
 
-from agent.relayinterfaces import PREFIX
+from agent.strict.relayinterfaces import PREFIX
 
 log = structlog.get_logger(__name__)
 

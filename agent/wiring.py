@@ -9,18 +9,17 @@ import signal
 
 import structlog
 
-from agent import VERSION, cni, http, preflight, standby, tasks, unmanaged
+from agent import VERSION, http, preflight, standby, tasks, unmanaged
 from agent.admission import pods_cgroup
 from agent.bornclosed import BornClosed
 from agent.callers import CallerBook
-from agent.carried import Carried
 from agent.cluster import Cluster
 from agent.clustermetrics import ClusterCollector
+from agent.cni import plugin
 from agent.conditions import Conditions
 from agent.crossings import Crossings
 from agent.gatekeeper import Gatekeeper
 from agent.heartbeat import Heartbeat
-from agent.hostaccess import HostAccess
 from agent.interfaces import NetworkReader
 from agent.kube.client import Api
 from agent.kubelet import KubeletIdentity
@@ -37,11 +36,8 @@ from agent.probing import Probing
 from agent.reconciler import Reconciler
 from agent.refusals import RefusalLog
 from agent.relay import messages
-from agent.relaying import Relaying
-from agent.relaylaunch import Launcher
-from agent.relaymetrics import RelayCollector
-from agent.relayprocess import RelayError
 from agent.reporting import RELAY, drops_of, pod_status, relay_status
+from agent.rules.hostaccess import HostAccess
 from agent.settings import Settings
 from agent.status import (
     Drops,
@@ -50,6 +46,11 @@ from agent.status import (
     Report,
     Rules,
 )
+from agent.strict.carried import Carried
+from agent.strict.relaying import Relaying
+from agent.strict.relaylaunch import Launcher
+from agent.strict.relaymetrics import RelayCollector
+from agent.strict.relayprocess import RelayError
 from bpf import pins, sources
 from bpf.callers import Callers
 from bpf.gates import Attachment
@@ -234,8 +235,8 @@ class Agent:
                     running.append(tasks.start(group, "podinfo", self._pod_info.run))
                 if settings.rules:
                     running.append(tasks.start(group, "rules", self._host_access.run))
-                if plugin := cni.CniPlugin.of(settings):
-                    running.append(tasks.start(group, "cni", functools.partial(cni.keep, plugin)))
+                if kept := plugin.CniPlugin.of(settings):
+                    running.append(tasks.start(group, "cni", functools.partial(plugin.keep, kept)))
                 await stop.wait()
                 for task in running:
                     task.cancel()

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from agent import names, relayinterfaces
+from agent import names
 from agent.conditions import FALSE, TRUE
 from agent.demo import attempts, events, lab, operating, traces
 from agent.demo.attempts import FAMILIES
@@ -26,6 +26,7 @@ from agent.demo.kubelet import StandIn
 from agent.demo.kubeletacts import RELAY_OPTIONS, KubeletActs, is_strict
 from agent.demo.lab import BPFFS, Lab, LabPod
 from agent.status import Report
+from agent.strict import relayinterfaces
 from bpf import cleanup, pins
 from probes.prober import probe
 from probes.specs import Grpc, Handler, HttpGet, Probe, TcpSocket

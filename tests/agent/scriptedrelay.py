@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 
 from agent.relay import messages
-from agent.relayprocess import Conversation, RelayError
+from agent.strict.relayprocess import Conversation, RelayError
 
 
 class ScriptedRelay:

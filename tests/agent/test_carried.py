@@ -5,11 +5,11 @@ from typing import cast
 import prometheus_client
 import pytest
 
-from agent.carried import Carried, purpose_of
 from agent.pods import Pod
 from agent.relay.messages import OPEN_BUCKETS, Outcome, Sample
-from agent.relaying import Relaying
-from agent.relaymetrics import RelayCollector
+from agent.strict.carried import Carried, purpose_of
+from agent.strict.relaying import Relaying
+from agent.strict.relaymetrics import RelayCollector
 from tests.agent.strictpods import guarded
 
 PROBES = {

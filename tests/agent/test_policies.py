@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent import policies
 from agent.pods import Pod
-from agent.policies import PolicyError, PolicyRule, Sender
+from agent.rules import policies
+from agent.rules.policies import PolicyError, PolicyRule, Sender
 
 ANY = Sender("any")
 SERVICE = "/system.slice/a.service"

@@ -3,11 +3,12 @@
 import pathlib
 from typing import Any
 
-from agent import cgrouppaths, policies
+from agent import cgrouppaths
 from agent.cgrouppaths import CgroupId
 from agent.pods import Pod
-from agent.policies import Policy
-from agent.rulebook import Admission, RuleBook
+from agent.rules import policies
+from agent.rules.policies import Policy
+from agent.rules.rulebook import Admission, RuleBook
 from bpf import abi
 from bpf.rules import Rule, Sender
 

@@ -7,8 +7,9 @@ import msgspec
 import pytest
 import yaml
 
-from agent import documents, policies
-from agent.policysource import PolicySource
+from agent import documents
+from agent.rules import policies
+from agent.rules.policysource import PolicySource
 
 
 class Files:

@@ -1,7 +1,7 @@
 """Which addresses and ports the relay is told to carry, and whose they are."""
 
 from agent.guarding import Guarded
-from agent.relaytargets import plan_of, uid_of, why_never
+from agent.strict.relaytargets import plan_of, uid_of, why_never
 from bpf.verdicts import Mode
 from tests.agent.strictpods import HTTP_8080, guarded, tcp
 

@@ -4,8 +4,8 @@ import ipaddress
 
 import pytest
 
-from agent import relayinterfaces
-from agent.relayranges import (
+from agent.strict import relayinterfaces
+from agent.strict.relayranges import (
     DEFAULT,
     SLOTS,
     RelayRanges,

@@ -9,8 +9,8 @@ import pytest
 
 from agent.guarding import Guarded
 from agent.relay import messages
-from agent.relaying import Relaying
-from agent.relayprocess import RelayError
+from agent.strict.relaying import Relaying
+from agent.strict.relayprocess import RelayError
 from bpf.verdicts import Mode
 from tests.agent.scriptedrelay import ScriptedLauncher, ScriptedRelay
 from tests.agent.strictpods import guarded, tcp

@@ -4,7 +4,7 @@ import pathlib
 
 import yaml
 
-from agent import policies
+from agent.rules import policies
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "rules.md"
 

@@ -8,12 +8,13 @@ import msgspec
 import pytest
 import yaml
 
-from agent import documents, policies, suggestions
+from agent import documents
 from agent.callers import NO_SOCKET, protocol_word
 from agent.cgrouppaths import CgroupId
 from agent.pods import Pod
-from agent.policies import HostAccessPolicy
-from agent.rulebook import RuleBook
+from agent.rules import policies, suggestions
+from agent.rules.policies import HostAccessPolicy
+from agent.rules.rulebook import RuleBook
 from agent.status import CallerStatus
 from bpf import abi
 from bpf.rules import Rule, Sender

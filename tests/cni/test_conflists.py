@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent import conflists
-from agent.conflists import ConflistError
+from agent.cni import conflists
+from agent.cni.conflists import ConflistError
 
 ENTRY = {"type": "podgate-cni"}
 STRICT = {"type": "podgate-cni", "strictStart": True}

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from agent import backstop, relaypair
+from agent import backstop
+from agent.strict import relaypair
 from tests.conftest import fresh_lab
 from tests.image import node as nodes
 from tests.image import role

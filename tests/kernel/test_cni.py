@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent import cnistate
+from agent.cni import cnistate
 from agent.demo import attempts
 from agent.demo.lab import Lab, LabPod
 from bpf import abi, loader, maps, pins, syscalls

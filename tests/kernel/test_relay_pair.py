@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from agent import preflight, relaycheck, relayinterfaces, relaypair
+from agent import preflight
 from agent.demo.lab import Lab
 from agent.demo.operating import Operator
-from agent.relaypair import PairError
-from agent.relayranges import RelayRanges, parse_range4, parse_range6
+from agent.strict import relaycheck, relayinterfaces, relaypair
+from agent.strict.relaypair import PairError
+from agent.strict.relayranges import RelayRanges, parse_range4, parse_range6
 from bpf import pins
 from probes.netns import Netns
 from tests.kernel import links

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent import relayinterfaces
 from agent.demo.operating import packets, pod_of
 from agent.relay.messages import Outcome
 from agent.status import Report
+from agent.strict import relayinterfaces
 from probes.netns import Netns
 from tests.conftest import fresh_lab
 from tests.kernel import cgroups, fleet, frames, links, nodeclient, openings

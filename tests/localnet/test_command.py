@@ -76,7 +76,7 @@ async def test_without_a_server_one_sentence_says_what_to_do(tmp_path: pathlib.P
 async def test_before_all_services_are_known_one_sentence_says_so(
     served: Served, run_directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.localnetcommand._ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("agent.commands.services._ANSWER_SECONDS", 0.1)
     await served.begin(is_complete=False)
     told = await podgate("services", "--run-directory", run_directory)
     assert told.exit_code == 1

@@ -4,19 +4,18 @@ import asyncio
 import contextlib
 import ipaddress
 import pathlib
-import sys
 from collections.abc import Callable
 from typing import TypeVar
 
 import click
 
+from agent.commands import options
 from agent.logs import LogFormat
 from agent.settings import RUN_DIRECTORY
 from bpf import pins
 
 _T = TypeVar("_T")
 
-_PATH = click.Path(path_type=pathlib.Path)
 _TARGET = "unix:///run/podgate/localnet/localnet.sock"
 
 
@@ -39,30 +38,21 @@ _TARGET = "unix:///run/podgate/localnet/localnet.sock"
 )
 @click.option(
     "--cgroup",
-    type=_PATH,
+    type=options.PATH,
     help="With ebpf: for the sockets of this cgroup and all below it. Else for all of them.",
 )
-@click.option(
-    "--bpffs",
-    type=_PATH,
-    default=pins.DEFAULT_BPFFS,
-    show_default=True,
-    help="The BPF file system to pin below.",
-)
+@options.bpffs
 @click.option(
     "--run-directory",
-    type=_PATH,
+    type=options.PATH,
     default=RUN_DIRECTORY,
     show_default=True,
     help="Where the proxy keeps a second one away.",
 )
-@click.option("--started-file", type=_PATH, help="Made when the first state is in the kernel.")
 @click.option(
-    "--log-format",
-    type=click.Choice([choice.value for choice in LogFormat]),
-    default=LogFormat.JSON.value,
-    show_default=True,
+    "--started-file", type=options.PATH, help="Made when the first state is in the kernel."
 )
+@options.log_format
 @click.option("--cleanup", is_flag=True, help="Remove what this backend left, and end.")
 def proxy(
     backend: str,
@@ -108,8 +98,7 @@ def proxy(
                 )
             )
     except (preflight.Unfit, locks.Locked, BackendError, errors.AttachError, OSError) as error:
-        click.echo(f"podgate: {error}", err=True)
-        sys.exit(1)
+        options.fail(error)
 
 
 async def _run(

@@ -5,11 +5,12 @@ import ipaddress
 import json
 import pathlib
 import sys
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import click
 
-from agent.settings import RUN_DIRECTORY, localnet_socket
+from agent.commands import options
+from agent.settings import localnet_socket
 
 # The agent answers at once, or it has not heard of all services yet.
 _ANSWER_SECONDS: Final = 10.0
@@ -50,16 +51,10 @@ address = click.option(
 
 
 @click.command(short_help="Show which endpoints of each service this node uses.")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@options.output
 @click.option("--watch", is_flag=True, help="Show each change, until interrupted.")
 @click.option("--target", help="The server, as gRPC writes it; else the run directory's socket.")
-@click.option(
-    "--run-directory",
-    type=click.Path(path_type=pathlib.Path),
-    default=RUN_DIRECTORY,
-    show_default=True,
-    help="Where the agent's sockets are.",
-)
+@options.run_directory
 def services(output: str, watch: bool, target: str | None, run_directory: pathlib.Path) -> None:
     """Show each service with the endpoints that connections from this node may go to.
 
@@ -79,9 +74,9 @@ def services(output: str, watch: bool, target: str | None, run_directory: pathli
         try:
             found = follower.ask(_ANSWER_SECONDS)
         except client.Broken as error:
-            _fail(f"{error}; the agent serves them if run with --service-endpoints")
+            options.fail(f"{error}; the agent serves them if run with --service-endpoints")
         if found is None:
-            _fail("the agent has not heard of all services yet; see its log, or try again")
+            options.fail("the agent has not heard of all services yet; see its log, or try again")
         _show(found, output)
 
 
@@ -93,9 +88,3 @@ def _show(state: Any, output: str) -> None:
     else:
         view.show(state)
     sys.stdout.flush()
-
-
-def _fail(message: str) -> NoReturn:
-    """One sentence on stderr, and exit status 1."""
-    click.echo(f"podgate: {message}", err=True)
-    sys.exit(1)

@@ -17,9 +17,9 @@ from typing import Any
 
 import pyroute2
 
-from agent import relayinterfaces, relayranges
 from agent.interfaces import netlink_in
-from agent.relayranges import RelayRanges, Route, Share
+from agent.strict import relayinterfaces, relayranges
+from agent.strict.relayranges import RelayRanges, Route, Share
 from probes.netns import Netns, NetnsError
 
 INSIDE = "node0"

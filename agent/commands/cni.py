@@ -1,31 +1,28 @@
 """The command line of `podgate cni`."""
 
 import pathlib
-import sys
-from typing import NoReturn
 
 import click
 
+from agent.commands import options
 from agent.settings import CNI_BIN_DIRECTORY, CNI_CONF_DIRECTORY, RUN_DIRECTORY
 from bpf import pins
 
-_PATH = click.Path(path_type=pathlib.Path)
-
 _conf_directory = click.option(
     "--cni-conf-dir",
-    type=_PATH,
+    type=options.PATH,
     default=CNI_CONF_DIRECTORY,
     show_default=True,
     help="Where the container runtime looks for networks.",
 )
 kept_conf_directory = click.option(
     "--cni-conf-dir",
-    type=_PATH,
+    type=options.PATH,
     help="Keep podgate-cni in the network that is configured there, usually /etc/cni/net.d.",
 )
 bin_directory = click.option(
     "--cni-bin-dir",
-    type=_PATH,
+    type=options.PATH,
     default=CNI_BIN_DIRECTORY,
     show_default=True,
     help="Where the container runtime looks for CNI plugins.",
@@ -52,19 +49,19 @@ def cni() -> None:
 @strict_start
 @click.option(
     "--binary",
-    type=_PATH,
+    type=options.PATH,
     help="The plugin to copy; by default the one that was built with this podgate.",
 )
 @click.option(
     "--run-directory",
-    type=_PATH,
+    type=options.PATH,
     default=RUN_DIRECTORY,
     show_default=True,
     help="The agent's, as the node sees it.",
 )
 @click.option(
     "--bpffs",
-    type=_PATH,
+    type=options.PATH,
     default=pins.DEFAULT_BPFFS,
     show_default=True,
     help="The agent's, as the node sees it.",
@@ -81,7 +78,7 @@ def install(
 
     Everything else in the file stays as it is. Safe to repeat, and to interrupt.
     """
-    from agent.cni import BUILT, CniError, CniPlugin
+    from agent.cni.plugin import BUILT, CniError, CniPlugin
 
     plugin = CniPlugin(
         conf_directory=cni_conf_dir,
@@ -94,7 +91,7 @@ def install(
     try:
         has_changed = plugin.install()
     except CniError as error:
-        _fail(str(error))
+        options.fail(error)
     click.echo("Installed." if has_changed else "Nothing to do: it is installed.")
 
 
@@ -108,16 +105,11 @@ def install(
 )
 def remove(cni_conf_dir: pathlib.Path, cni_bin_dir: pathlib.Path, keep_binary: bool) -> None:
     """Leave both directories as they were. Gates stay; the agent or the pods' end takes them."""
-    from agent.cni import CniError, CniPlugin
+    from agent.cni.plugin import CniError, CniPlugin
 
     plugin = CniPlugin(conf_directory=cni_conf_dir, bin_directory=cni_bin_dir)
     try:
         has_changed = plugin.remove(keeps_binary=keep_binary)
     except CniError as error:
-        _fail(str(error))
+        options.fail(error)
     click.echo("Removed." if has_changed else "Nothing to do: it is not installed.")
-
-
-def _fail(message: str) -> NoReturn:
-    click.echo(f"podgate: {message}", err=True)
-    sys.exit(1)

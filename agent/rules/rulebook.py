@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from agent.cgrouppaths import CgroupId
 from agent.pods import Pod
-from agent.policies import Policy, PolicyRule
+from agent.rules.policies import Policy, PolicyRule
 from bpf import abi
 from bpf.rules import Rule, Sender
 

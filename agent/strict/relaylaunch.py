@@ -8,13 +8,13 @@ from typing import Protocol
 
 import structlog
 
-from agent import relayinterfaces, relaypair, relayprocess
 from agent.gatekeeper import Gatekeeper, netns_cookie
 from agent.relay import messages
-from agent.relaycheck import NO_COOKIE
-from agent.relaypair import PairError
-from agent.relayprocess import Conversation, Process, RelayError
-from agent.relayranges import RelayRanges
+from agent.strict import relayinterfaces, relaypair, relayprocess
+from agent.strict.relaycheck import NO_COOKIE
+from agent.strict.relaypair import PairError
+from agent.strict.relayprocess import Conversation, Process, RelayError
+from agent.strict.relayranges import RelayRanges
 from bpf.errors import AttachError
 from bpf.gates import GateConfig
 from bpf.rules import Rule, Sender

@@ -7,33 +7,18 @@ import sys
 
 import click
 
-from agent import relayoptions
-from agent.relayranges import RelayRanges
-from agent.settings import RUN_DIRECTORY
-from bpf import pins
+from agent.commands import options
+from agent.strict.relayranges import RelayRanges
 
-_PATH = click.Path(path_type=pathlib.Path)
 _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
 
 
 @click.command(short_help="Say what this machine offers and what stands in the way.")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option(
-    "--run-directory",
-    type=_PATH,
-    default=RUN_DIRECTORY,
-    show_default=True,
-    help="Where the agent's sockets are.",
-)
-@click.option(
-    "--bpffs",
-    type=_PATH,
-    default=pins.DEFAULT_BPFFS,
-    show_default=True,
-    help="The BPF file system to pin below.",
-)
-@relayoptions.range4
-@relayoptions.range6
+@options.output
+@options.run_directory
+@options.bpffs
+@options.relay_range4
+@options.relay_range6
 def doctor(
     output: str,
     run_directory: pathlib.Path,

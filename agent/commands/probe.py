@@ -1,4 +1,4 @@
-"""The command line of `podgate probe`; what it does is in agent.probecli."""
+"""The command line of `podgate probe`; what it does is in agent.commands.probecli."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agent.settings import RUN_DIRECTORY
+from agent.commands import options
 
 if TYPE_CHECKING:
     from probes.definitions import Handler
@@ -66,14 +66,8 @@ def _headers(
     type=click.Choice(["SingleStack", "PreferDualStack", "RequireDualStack"]),
 )
 @click.option("--localhost", is_flag=True, help="Probe the pod's 127.0.0.1 and ::1.")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option(
-    "--run-directory",
-    type=click.Path(path_type=pathlib.Path),
-    default=RUN_DIRECTORY,
-    show_default=True,
-    help="Where the agent's sockets are, for --pod.",
-)
+@options.output
+@options.run_directory
 def probe(
     netns: str | None,
     pod: str | None,
@@ -92,7 +86,8 @@ def probe(
 
     The exit status is 0 when the probe passes and 1 when it fails.
     """
-    from agent import adminclient, probecli
+    from agent import adminclient
+    from agent.commands import probecli
     from probes.definitions import Probe
 
     if (netns is None) == (pod is None):
@@ -126,8 +121,7 @@ def probe(
     try:
         outcome = asyncio.run(work())
     except (probecli.ProbeCommandError, adminclient.Unreachable) as error:
-        click.echo(f"podgate: {error}", err=True)
-        sys.exit(1)
+        options.fail(error)
     if output == "json":
         click.echo(json.dumps(_document(outcome, steps), indent=2))
     else:

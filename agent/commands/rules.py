@@ -1,28 +1,18 @@
 """The command lines of `podgate rules` and `podgate suggest`."""
 
-import asyncio
 import pathlib
-import sys
 
 import click
 
-from agent.settings import RUN_DIRECTORY, admin_socket
-
-_run_directory = click.option(
-    "--run-directory",
-    type=click.Path(path_type=pathlib.Path),
-    default=RUN_DIRECTORY,
-    show_default=True,
-    help="Where the agent's sockets are.",
-)
+from agent.commands import options
 
 
 @click.command(short_help="Show the rules in force, for whom, and how often they were used.")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@_run_directory
+@options.output
+@options.run_directory
 def rules(output: str, run_directory: pathlib.Path) -> None:
     """Show each rule of each policy in force: its pods, its hits, and what is wrong."""
-    content = _fetch(run_directory, "/rules")
+    content = options.ask_agent(run_directory, "/rules")
     if output == "json":
         click.echo(content)
     else:
@@ -32,7 +22,7 @@ def rules(output: str, run_directory: pathlib.Path) -> None:
 
 
 @click.command(short_help="Write the policies that would let in who is refused.")
-@_run_directory
+@options.run_directory
 def suggest(run_directory: pathlib.Path) -> None:
     """Write, as YAML for --rules, policies that would let in who is refused, or in audit would be.
 
@@ -41,10 +31,10 @@ def suggest(run_directory: pathlib.Path) -> None:
     import msgspec
     import yaml
 
-    from agent import suggestions
+    from agent.rules import suggestions
     from agent.status import Drops
 
-    drops = msgspec.json.decode(_fetch(run_directory, "/drops"), type=Drops)
+    drops = msgspec.json.decode(options.ask_agent(run_directory, "/drops"), type=Drops)
     policies, nameless = suggestions.suggest(drops.callers)
     for caller in nameless:
         who = caller.process or "a process"
@@ -55,13 +45,3 @@ def suggest(run_directory: pathlib.Path) -> None:
         click.echo("podgate: there is nobody to suggest a policy for.", err=True)
     documents = (msgspec.to_builtins(policy) for policy in policies)
     click.echo(yaml.safe_dump_all(documents, sort_keys=False), nl=False)
-
-
-def _fetch(run_directory: pathlib.Path, resource: str) -> bytes:
-    from agent import adminclient
-
-    try:
-        return asyncio.run(adminclient.fetch(admin_socket(run_directory), resource))
-    except adminclient.Unreachable as error:
-        click.echo(f"podgate: {error}", err=True)
-        sys.exit(1)

@@ -12,12 +12,12 @@ from typing import Protocol
 
 import structlog
 
-from agent import relaytargets
 from agent.guarding import Guarded
 from agent.relay import messages
-from agent.relaylaunch import Launched
-from agent.relayprocess import RelayError
-from agent.relaytargets import Plan
+from agent.strict import relaytargets
+from agent.strict.relaylaunch import Launched
+from agent.strict.relayprocess import RelayError
+from agent.strict.relaytargets import Plan
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +41,7 @@ _STARTING = "the relay is starting"
 
 
 class Launching(Protocol):
-    """Where relays come from: `agent.relaylaunch.Launcher`."""
+    """Where relays come from: `agent.strict.relaylaunch.Launcher`."""
 
     async def look(self) -> None: ...
 

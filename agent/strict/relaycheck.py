@@ -8,11 +8,11 @@ import threading
 
 import pyroute2
 
-from agent import relaypair
 from agent.gatekeeper import netns_cookie
 from agent.relay.unsharing import unshare_network
-from agent.relaypair import PairError
-from agent.relayranges import RelayRanges
+from agent.strict import relaypair
+from agent.strict.relaypair import PairError
+from agent.strict.relayranges import RelayRanges
 from bpf import abi, hooks, pins, sources
 
 NO_COOKIE = (

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import msgspec
 import structlog
 
-from agent import documents, policies
-from agent.policies import HostAccessPolicy, Policy, PolicyError
+from agent import documents
+from agent.rules import policies
+from agent.rules.policies import HostAccessPolicy, Policy, PolicyError
 
 log = structlog.get_logger(__name__)
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from agent import names
 from agent.callers import NO_SOCKET
-from agent.policies import (
+from agent.rules.policies import (
     CgroupField,
     FromField,
     HostAccessPolicy,
@@ -17,7 +17,7 @@ from agent.policies import (
     PortField,
     SpecField,
 )
-from agent.selectors import LabelSelector, PodSelector
+from agent.rules.selectors import LabelSelector, PodSelector
 from agent.status import CallerStatus
 from bpf import abi
 

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 import msgspec
 import structlog
 
-from agent import conflists, documents
-from agent.conflists import ConflistError, Entry
+from agent import documents
+from agent.cni import conflists
+from agent.cni.conflists import ConflistError, Entry
 from agent.settings import CNI_BIN_DIRECTORY, CNI_CONF_DIRECTORY, RUN_DIRECTORY, Settings
 from bpf import pins
 

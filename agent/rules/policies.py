@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from agent import names
-from agent.selectors import PodSelector
+from agent.rules.selectors import PodSelector
 from bpf import abi
 from bpf.rules import MAX_PORT
 

@@ -12,8 +12,8 @@ from agent.admission import kubelet_rules
 from agent.guarding import Guarded
 from agent.metrics import RuleSample
 from agent.pods import Pod
-from agent.policysource import PolicySource
-from agent.rulebook import Admission, RuleBook
+from agent.rules.policysource import PolicySource
+from agent.rules.rulebook import Admission, RuleBook
 from agent.settings import Settings
 from agent.status import PolicyStatus, Rules, RuleStatus
 from bpf.errors import BpfError

@@ -2,39 +2,28 @@
 
 import asyncio
 import pathlib
-import sys
 
 import click
 
-from agent.settings import RUN_DIRECTORY, admin_socket
+from agent.commands import options
+from agent.settings import admin_socket
 
 # A relay's start waits for the kernel and for RCU, a few times.
 _RESTART_SECONDS = 90
 
-_run_directory = click.option(
-    "--run-directory",
-    type=click.Path(path_type=pathlib.Path),
-    default=RUN_DIRECTORY,
-    show_default=True,
-    help="Where the agent's sockets are.",
-)
-
 
 @click.command(short_help="Show every probe of every pod, the kubelet's and podgate's own.")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@_run_directory
+@options.output
+@options.run_directory
 def probes(output: str, run_directory: pathlib.Path) -> None:
     """Show what came of every pod's probes: podgate's own, and of the kubelet's those that the
     relay carries, which are the ones of pods in strict.
 
     The kubelet's are seen as connections: a port that several probes or hooks share is one line.
     """
-    from agent import adminclient, probesview
+    from agent import probesview
 
-    try:
-        content = asyncio.run(adminclient.fetch(admin_socket(run_directory), "/status"))
-    except adminclient.Unreachable as error:
-        _fail(error)
+    content = options.ask_agent(run_directory, "/status")
     if output == "json":
         click.echo(probesview.as_json(content))
     else:
@@ -47,7 +36,7 @@ def relay() -> None:
 
 
 @relay.command(short_help="Have a new relay take over.")
-@_run_directory
+@options.run_directory
 def restart(run_directory: pathlib.Path) -> None:
     """Start another relay, let it take over, and wait until it has.
 
@@ -62,10 +51,5 @@ def restart(run_directory: pathlib.Path) -> None:
             )
         )
     except adminclient.Unreachable as error:
-        _fail(error)
+        options.fail(error)
     click.echo("Another relay has taken over.")
-
-
-def _fail(error: Exception) -> None:
-    click.echo(f"podgate: {error}", err=True)
-    sys.exit(1)

@@ -7,10 +7,10 @@ is asked there.
 import dataclasses
 from collections.abc import Callable, Container, Iterable, Iterator
 
-from agent import relaytargets
 from agent.pods import Pod
 from agent.relay.messages import OPEN_BUCKETS, Outcome, Sample
 from agent.status import CarriedStatus
+from agent.strict import relaytargets
 
 _REDIRECT = "redirect"
 # The pod answered, so how long it took is its answer's time.

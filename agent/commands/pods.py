@@ -2,26 +2,19 @@
 
 import contextlib
 import pathlib
-import sys
 
 import click
 
-from agent.settings import RUN_DIRECTORY
+from agent.commands import options
 
 _SECONDS = 10.0
 
 
 @click.command(short_help="Show the conditions of this node's pods, and who says so.")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@options.output
 @click.option("--watch", is_flag=True, help="Show them again whenever one changes.")
 @click.option("--uid", default="", help="Show one pod only: by its uid, or its mirror pod's.")
-@click.option(
-    "--run-directory",
-    type=click.Path(path_type=pathlib.Path),
-    default=RUN_DIRECTORY,
-    show_default=True,
-    help="Where the agent's sockets are.",
-)
+@options.run_directory
 def pods(output: str, watch: bool, uid: str, run_directory: pathlib.Path) -> None:
     """Show the conditions of this node's pods, the newest known, and who says so.
 
@@ -57,5 +50,4 @@ def pods(output: str, watch: bool, uid: str, run_directory: pathlib.Path) -> Non
                 if is_missing
                 else error
             )
-            click.echo(f"podgate: {why}", err=True)
-            sys.exit(1)
+            options.fail(why)

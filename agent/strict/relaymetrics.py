@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from prometheus_client import core
 
-from agent.carried import Carried, Tally
 from agent.metrics import Family, family
 from agent.relay.messages import OPEN_BUCKETS
-from agent.relaying import Relaying
+from agent.strict.carried import Carried, Tally
+from agent.strict.relaying import Relaying
 
 CONNECTIONS = Family(
     "podgate_relay_connections_total",

@@ -1,0 +1,1 @@
+"""podgate-cni in the node's network: its place there, and what the agent leaves for it."""
