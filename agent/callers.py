@@ -11,6 +11,7 @@ from collections.abc import Callable, Container
 import msgspec
 import structlog
 
+from agent import statefiles
 from agent.preflight import cgroup2_mount
 from bpf.callers import Callers, Seen
 
@@ -94,11 +95,8 @@ class CallerBook:
 
     def _save(self) -> None:
         names = [CallerName(cgroup, path) for cgroup, path in sorted(self._names.items())]
-        unfinished = self._state.with_suffix(".new")
         try:
-            self._state.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            unfinished.write_bytes(msgspec.json.encode(names))
-            unfinished.rename(self._state)
+            statefiles.replace(self._state, msgspec.json.encode(names))
         except OSError as error:
             log.warning("names of callers cannot be saved", error=str(error))
 

@@ -6,12 +6,12 @@ before the kubelet); podgate has nobody's status to read yet, so it keeps a file
 
 import asyncio
 import pathlib
-import threading
 import time
 
 import msgspec
 import structlog
 
+from agent.statefiles import StateFile
 from probes.netns import Netns
 from probes.results import Result
 from probes.workers import ProbeType
@@ -59,14 +59,13 @@ class ProbeMemory:
 
         Without a path nothing is kept.
         """
-        self._path = path
+        self._file = None if path is None else StateFile(path)
         self._boot = _BOOT_ID.read_text(encoding="ascii").strip()
         self._pods: dict[str, SandboxProbes] = {}
         self._unclaimed = {} if path is None else {pod.uid: pod for pod in self._read(path)}
         self._unclaimed_until = time.monotonic() + _UNCLAIMED_SECONDS
         self._changed = asyncio.Event()
-        self._lock = threading.Lock()
-        self._made = self._written = 0
+        self._made = 0
 
     def claim(self, uid: str, sandbox: str) -> SandboxProbes:
         """What is known of this sandbox of the pod; empty for one that is new."""
@@ -128,21 +127,13 @@ class ProbeMemory:
 
     def _write(self, number: int, content: bytes) -> None:
         """Replace the file; a thread that a cancelled `run` left behind never undoes the last."""
-        with self._lock:
-            if self._path is None or number < self._written:
-                return
-            self._written = number
-            unfinished = self._path.with_suffix(".new")
-            try:
-                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                unfinished.unlink(missing_ok=True)
-                unfinished.touch(mode=0o600)
-                unfinished.write_bytes(content)
-                unfinished.rename(self._path)
-            except OSError as error:
-                log.warning(
-                    "results of probes cannot be saved", path=str(self._path), error=str(error)
-                )
+        if self._file is None:
+            return
+        try:
+            self._file.write(number, content)
+        except OSError as error:
+            path = str(self._file.path)
+            log.warning("results of probes cannot be saved", path=path, error=str(error))
 
 
 def sandbox_of(netns: Netns) -> str:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from agent import statefiles
 from bpf import abi, sources
 from bpf.gates import Attachment
 from bpf.verdicts import Mode
@@ -41,6 +42,4 @@ def retire(run_directory: pathlib.Path) -> None:
 def publish(run_directory: pathlib.Path, mode: Mode, attachment: Attachment) -> None:
     """Replace the file in one step. To be called when everything is pinned. Raises `OSError`."""
     state = CniState(mode.word, attachment.value)
-    unfinished = run_directory / f".{_NAME}"
-    unfinished.write_bytes(msgspec.json.encode(state) + b"\n")
-    unfinished.rename(run_directory / _NAME)
+    statefiles.replace(run_directory / _NAME, msgspec.json.encode(state) + b"\n", mode=0o644)

@@ -2,12 +2,12 @@
 while the API server is away. Environment values are not in it: they are never decoded."""
 
 import pathlib
-import threading
 
 import msgspec
 import structlog
 
 from agent.kube.objects import ApiPod, MetadataOnly
+from agent.statefiles import StateFile
 
 log = structlog.get_logger(__name__)
 
@@ -38,8 +38,7 @@ class SavedPodsFile:
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
-        self._lock = threading.Lock()
-        self._written = 0
+        self._file = StateFile(path)
 
     def read(self, node_name: str) -> SavedPods:
         """The saved state; empty where there is none that can be used."""
@@ -59,18 +58,8 @@ class SavedPodsFile:
         return saved if saved.node_name == node_name else nothing
 
     def write(self, number: int, saved: SavedPods) -> None:
-        """Replace the file at once and as a whole. number: an older one never undoes a newer."""
-        content = msgspec.json.encode(saved)
-        with self._lock:
-            if number < self._written:
-                return
-            self._written = number
-            unfinished = self._path.with_suffix(".new")
-            try:
-                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                unfinished.unlink(missing_ok=True)
-                unfinished.touch(mode=0o600)
-                unfinished.write_bytes(content)
-                unfinished.rename(self._path)
-            except OSError as error:
-                log.warning("pods cannot be saved", path=str(self._path), error=str(error))
+        """Replace the file. number: grows; an older one never undoes a newer."""
+        try:
+            self._file.write(number, msgspec.json.encode(saved))
+        except OSError as error:
+            log.warning("pods cannot be saved", path=str(self._path), error=str(error))

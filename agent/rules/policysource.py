@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 import structlog
 
-from agent import documents
+from agent import documents, statefiles
 from agent.rules import policies
 from agent.rules.policies import HostAccessPolicy, Policy, PolicyError
 
@@ -177,11 +177,8 @@ class PolicySource:
             str(self._path),
             {name: [one.document for one in file.policies] for name, file in self._files.items()},
         )
-        unfinished = self._state.with_suffix(".new")
         try:
-            self._state.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            unfinished.write_bytes(msgspec.json.encode(content))
-            unfinished.rename(self._state)
+            statefiles.replace(self._state, msgspec.json.encode(content))
         except OSError as error:
             log.warning("policies cannot be saved", error=str(error))
 
