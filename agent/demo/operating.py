@@ -24,7 +24,7 @@ from agent.status import PodStatus, Report
 
 # A multiple for machines emulated in software (make test-kernels), where all takes twenty times as
 # long as elsewhere.
-_PATIENCE_SECONDS = 20 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 _POLL_SECONDS = 0.02
 
 

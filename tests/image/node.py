@@ -40,7 +40,7 @@ _MS_REC = 0x4000
 _MS_PRIVATE = 1 << 18
 _MS_SHARED = 1 << 20
 _MNT_DETACH = 2
-_PATIENCE_SECONDS = 20 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 _POLL_SECONDS = 0.05
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from agent import preflight
 
-_LIMIT_SECONDS = 5
+_LIMIT_SECONDS = 20
 _numbers = itertools.count()
 
 

@@ -26,7 +26,7 @@ RANGE4, RANGE6 = "198.18.64.0/18", "fd00:18:64::/64"
 REASONS = {"enforce": "Enforced", "strict": "Strict"}
 
 _numbers = itertools.count()
-_PATIENCE_SECONDS = 20 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 
 Probes = tuple[dict[str, Any], ...]
 

@@ -350,7 +350,7 @@ def test_endpoints_answer_and_metrics_count_the_drop(operator: Operator, web: La
 
 
 def get(report: Report, path: str) -> str:
-    with urllib.request.urlopen(f"http://{report.http_address}{path}", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{report.http_address}{path}", timeout=20) as answer:
         content: bytes = answer.read()
         return content.decode()
 

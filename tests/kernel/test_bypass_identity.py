@@ -18,7 +18,7 @@ pytestmark = pytest.mark.kernel
 
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
 NODE_DROPPED = (Verdict.DROP, Reason.NODE)
-LIMIT_SECONDS = 5
+LIMIT_SECONDS = 20
 
 # Begins to connect: by the socket that is its standard input; by one of its own; or by one that it
 # makes before it is told to go on, when it has been moved.

@@ -16,7 +16,7 @@ from bpf import abi, errors, syscalls
 pytestmark = pytest.mark.kernel
 
 # Process teardown, RCU and the namespaces' work queue.
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_gate_that_is_lost_is_put_back_and_its_pod_stays_ready(
 
 
 def losses(report: Report) -> float:
-    with urllib.request.urlopen(f"http://{report.http_address}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{report.http_address}/metrics", timeout=20) as answer:
         lines = answer.read().decode().splitlines()
     return next(
         float(line.split()[1]) for line in lines if line.startswith("podgate_gates_lost_total ")

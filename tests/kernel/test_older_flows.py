@@ -62,14 +62,15 @@ def test_a_connection_from_before_goes_on_and_is_counted(
         start(operator, web)
         report = operator.wait_for("the flow counted", lambda r: older_flows(r) == 1)
         assert_talks(client, server)
+        command = [sys.executable, "-m", "agent", "status"]
+        done = subprocess.run(
+            [*command, "--run-directory", str(operator.run_directory)],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
     assert any(line.get("flows") == 1 for line in operator.log_lines())
-    done = subprocess.run(
-        [sys.executable, "-m", "agent", "status", "--run-directory", str(operator.run_directory)],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
     assert "demo/web: 1 flows that the node began" in done.stdout
     assert report.pods
 

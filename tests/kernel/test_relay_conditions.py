@@ -133,7 +133,7 @@ def test_pod_is_strict_when_the_relay_has_it_and_its_connections_are_counted(
         ] == [("app", "readiness", 8080, {"carried": 2})]
 
     report = operator.wait_for("both counted", has_counted)
-    with urllib.request.urlopen(f"http://{report.http_address}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{report.http_address}/metrics", timeout=20) as answer:
         shown = answer.read().decode()
     assert (
         'podgate_relay_connections_total{container="app",handler="readiness",namespace="demo",'

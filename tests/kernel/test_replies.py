@@ -25,7 +25,7 @@ pytestmark = pytest.mark.kernel
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
 PORT = 5300
 WAIT_SECONDS = 0.3
-PATIENCE_SECONDS = 3
+PATIENCE_SECONDS = 20
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def touch(operator: Operator, pod: LabPod) -> None:
 
 
 def fetch(report: Report, path: str) -> str:
-    with urllib.request.urlopen(f"http://{report.http_address}{path}", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{report.http_address}{path}", timeout=20) as answer:
         content: bytes = answer.read()
         return content.decode()
 

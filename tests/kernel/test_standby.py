@@ -17,7 +17,7 @@ from bpf import pins, syscalls
 pytestmark = pytest.mark.kernel
 
 _ARRAY = 2  # BPF_MAP_TYPE_ARRAY
-_LIMIT_SECONDS = 20 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_LIMIT_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 
 
 class _Second(Operator):

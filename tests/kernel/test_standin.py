@@ -69,7 +69,7 @@ def pods(lab: labs.Lab) -> Iterator[list[labs.LabPod]]:
 
 
 def wait_for_listener(pod: labs.LabPod, port: int) -> None:
-    deadline = time.monotonic() + 20 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+    deadline = time.monotonic() + 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
     while time.monotonic() < deadline:
         with contextlib.closing(pod.open_socket(socket.AF_INET, socket.SOCK_STREAM)) as sock:
             if sock.connect_ex(("127.0.0.1", port)) == 0:

@@ -30,7 +30,7 @@ READY = {
         "failureThreshold": 1,
     }
 }
-_PATIENCE_SECONDS = 20 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 _POLL_SECONDS = 0.02
 
 

@@ -18,7 +18,7 @@ from tests.kernel import traffic
 from tests.localnet import making
 from tests.proxy import scene
 
-_LIMIT_SECONDS = 4 * traffic.LIMIT_SECONDS
+_LIMIT_SECONDS = traffic.LIMIT_SECONDS
 
 
 class Teller:

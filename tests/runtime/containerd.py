@@ -26,7 +26,7 @@ from tests.runtime import images
 
 PLUGINS = pathlib.Path("/usr/lib/cni")
 BRIDGE = "pgcni0"
-_PATIENCE_SECONDS = 20 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 _MNT_DETACH = 2
 _numbers = itertools.count()
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -11,7 +11,7 @@ from agent.cri.models import Container, Sandbox
 from agent.cri.namespaces import Locator
 from agent.cri.sandboxes import Sandboxes
 
-_PATIENCE_SECONDS = 20 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 _POLL_SECONDS = 0.005
 
 
