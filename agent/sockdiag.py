@@ -10,7 +10,6 @@ import os
 import socket
 import struct
 from collections.abc import Container, Iterator
-from types import TracebackType
 
 NETLINK_SOCK_DIAG = 4
 
@@ -72,12 +71,7 @@ class SockDiag:
     def __enter__(self) -> "SockDiag":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._netlink.close()
 
     def sockets(

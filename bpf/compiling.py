@@ -12,10 +12,10 @@ import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import ModuleType
 
-from bpf import errors, sources
+from bpf import errors, sources, syscalls
 
 # A compile takes 0.2 s on an idle machine; a minute means that something is badly wrong.
 _TIMEOUT_SECONDS = 60
@@ -74,6 +74,34 @@ def pinning(directory: pathlib.Path, names: Collection[str]) -> Iterator[pathlib
         unfinished.mkdir(mode=0o700)
         yield unfinished
         os.rename(unfinished, directory)
+
+
+def compile_and_pin(
+    directory: pathlib.Path,
+    names: Collection[str],
+    load: Callable[[ModuleType], tuple[object, Mapping[str, int]]],
+    *,
+    what: str,
+    needs: str,
+) -> None:
+    """Pin what `load` makes in `directory`, which appears only when all of `names` are there.
+
+    load: gets bcc; returns who owns the descriptors, and the descriptors by name.
+    what, needs: for a message: the programs, and the kernel that they need. Raises `CompileError`
+    when the compiler or the verifier refuses.
+    """
+    bcc = import_bcc()
+    with pinning(directory, names) as unfinished:
+        if unfinished is None:
+            return
+        try:
+            _owner, descriptors = load(bcc)
+            for name, fd in descriptors.items():
+                syscalls.pin(fd, str(unfinished / name))
+        except Exception as error:  # bcc raises plain Exception for all that fails
+            raise errors.CompileError(
+                f"{what} could not be compiled or loaded: {error}; it needs {needs}"
+            ) from error
 
 
 def import_bcc() -> ModuleType:

@@ -1,12 +1,9 @@
 """The hooks at the root cgroup, each by a pinned link, beside whatever others attach."""
 
-import contextlib
 import dataclasses
 import errno
 import os
-import pathlib
 import struct
-from collections.abc import Iterator
 
 from bpf import abi, errors, loader, pins, syscalls
 
@@ -53,7 +50,7 @@ class Hooks:
         """Detach all, and unpin them."""
         for hook in abi.HOOKS:
             for path in self._pins.find_links(hook.name):
-                with _opened(path) as link_fd:
+                with pins.opened(path) as link_fd:
                     syscalls.link_detach(link_fd)
                 pins.unlink_quietly(path)
 
@@ -82,7 +79,7 @@ class Hooks:
         The program first and then the pin, as for gates.
         """
         for path in self._pins.find_links(hook.name):
-            with _opened(path) as link_fd:
+            with pins.opened(path) as link_fd:
                 kind, _, program_id, _, cgroup, attach_type = _LINK_INFO.unpack(
                     syscalls.object_info(link_fd, _LINK_INFO.size)
                 )
@@ -113,12 +110,3 @@ def describe_exclusive(cgroup_fd: int, hook: abi.HookSpec) -> str | None:
         f"no room for others; find its owner with 'bpftool prog show id {programs[0]}' and have "
         "it attach with that flag"
     )
-
-
-@contextlib.contextmanager
-def _opened(path: pathlib.Path) -> Iterator[int]:
-    fd = syscalls.open_pin(str(path))
-    try:
-        yield fd
-    finally:
-        os.close(fd)

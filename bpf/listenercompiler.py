@@ -6,31 +6,30 @@ Apart from the gate, because a kernel that refuses this program (before 5.15) ca
 import mmap
 import pathlib
 import sys
+from types import ModuleType
+from typing import Any
 
-from bpf import compiling, errors, listeners, sources, syscalls
+from bpf import compiling, listeners, sources
 
 
 def compile_and_pin(directory: pathlib.Path) -> None:
-    """Pin the program and its maps in `directory`, which appears only when all are there.
+    """As `compiling.compile_and_pin`: the program and its maps."""
+    compiling.compile_and_pin(
+        directory,
+        listeners.PINS,
+        _load,
+        what="the listener events' program",
+        needs="Linux 5.15",
+    )
 
-    Raises `CompileError` when the compiler or the verifier refuses.
-    """
-    bcc = compiling.import_bcc()
-    with compiling.pinning(directory, listeners.PINS) as unfinished:
-        if unfinished is None:
-            return
-        try:
-            flags = ["-Wall", "-Werror", f"-DPAGE_SIZE={mmap.PAGESIZE}"]
-            module = bcc.BPF(text=sources.expand("listeners.c"), cflags=flags)
-            function = module.load_func(listeners.PROGRAM.encode(), bcc.BPF.SOCK_OPS)
-            syscalls.pin(function.fd, str(unfinished / listeners.PROGRAM))
-            for spec in listeners.MAPS:
-                syscalls.pin(module[spec.name].map_fd, str(unfinished / spec.name))
-        except Exception as error:  # bcc raises plain Exception for all that fails
-            raise errors.CompileError(
-                f"the listener events' program could not be compiled or loaded: {error}; "
-                "it needs Linux 5.15"
-            ) from error
+
+def _load(bcc: ModuleType) -> tuple[Any, dict[str, int]]:
+    flags = ["-Wall", "-Werror", f"-DPAGE_SIZE={mmap.PAGESIZE}"]
+    module = bcc.BPF(text=sources.expand("listeners.c"), cflags=flags)
+    function = module.load_func(listeners.PROGRAM.encode(), bcc.BPF.SOCK_OPS)
+    loaded = {listeners.PROGRAM: function.fd}
+    loaded |= {spec.name: module[spec.name].map_fd for spec in listeners.MAPS}
+    return module, loaded
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import os
 import pathlib
 import shutil
 import struct
-from types import TracebackType
 
 from bpf import abi, compiling, errors, maps, pins, ringbuffer, sources, syscalls
 
@@ -81,12 +80,7 @@ class ListenerEvents:
     def __enter__(self) -> "ListenerEvents":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ import functools
 import os
 import struct
 from collections.abc import Iterator
-from types import TracebackType
 
 from bpf import abi, errors, pins, syscalls
 
@@ -56,12 +55,7 @@ class Map:
     def __enter__(self) -> "Map":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def get(self, key: bytes) -> bytes | None:

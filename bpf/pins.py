@@ -15,8 +15,9 @@ import os
 import pathlib
 import re
 import shutil
+from collections.abc import Iterator
 
-from bpf import abi, errors
+from bpf import abi, errors, syscalls
 
 DEFAULT_BPFFS = "/sys/fs/bpf"
 
@@ -134,6 +135,16 @@ def _remove_tree(root: pathlib.Path) -> int:
             count += 1
         os.rmdir(directory)
     return count
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[int]:
+    """The descriptor of what is pinned there, for as long as the block. Raises `BpfError`."""
+    fd = syscalls.open_pin(os.fspath(path))
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def unlink_quietly(path: str | os.PathLike[str]) -> None:

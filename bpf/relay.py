@@ -11,7 +11,6 @@ import pathlib
 import struct
 import time
 from collections.abc import Collection, Iterable
-from types import TracebackType
 
 from bpf import abi, errors, maps, pins, sources, syscalls, tcx
 
@@ -57,12 +56,7 @@ class Redirect:
     def __enter__(self) -> "Redirect":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

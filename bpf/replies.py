@@ -9,7 +9,6 @@ import os
 import socket
 import struct
 from collections.abc import Iterable
-from types import TracebackType
 
 from bpf import abi, loader, syscalls
 
@@ -70,12 +69,7 @@ class ReplyTable:
     def __enter__(self) -> "ReplyTable":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
     def slot(self, index: int) -> abi.ReplySlot:

@@ -9,36 +9,23 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from bpf import compiling, errors, services, sources, syscalls
+from bpf import compiling, services, sources
+from bpf.servicelinks import HOOKS
+from bpf.servicetables import MAPS
 
 # Linux 5.18 (b44123b4a3dc): who is refused hears why. Earlier ones refuse the program.
 _VARIANTS: tuple[list[str], ...] = (["-DHAS_SET_RETVAL"], [])
 
 
 def compile_and_pin(directory: pathlib.Path) -> None:
-    """Pin the programs and their maps in `directory`, which appears only when all are there.
-
-    Raises `CompileError` when the compiler or the verifier refuses.
-    """
-    bcc = compiling.import_bcc()
-    with compiling.pinning(directory, services.PINS) as unfinished:
-        if unfinished is None:
-            return
-        try:
-            module, loaded = _load(bcc)
-            for name, fd in loaded.items():
-                syscalls.pin(fd, str(unfinished / name))
-            for spec in services.MAPS:
-                syscalls.pin(module[spec.name].map_fd, str(unfinished / spec.name))
-        except Exception as error:  # bcc raises plain Exception for all that fails
-            raise errors.CompileError(
-                f"the proxy's programs could not be compiled or loaded: {error}; "
-                "it needs Linux 5.10"
-            ) from error
+    """As `compiling.compile_and_pin`: the programs and their maps."""
+    compiling.compile_and_pin(
+        directory, services.PINS, _load, what="the proxy's programs", needs="Linux 5.10"
+    )
 
 
 def _load(bcc: ModuleType) -> tuple[Any, dict[str, int]]:
-    """The module and its programs' descriptors, of the first variant that the kernel takes."""
+    """Of the first variant that the kernel takes."""
     *better, last = _VARIANTS
     for flags in better:
         with contextlib.suppress(Exception):  # bcc raises plain Exception for all that fails
@@ -49,9 +36,10 @@ def _load(bcc: ModuleType) -> tuple[Any, dict[str, int]]:
 def _load_variant(bcc: ModuleType, flags: list[str]) -> tuple[Any, dict[str, int]]:
     module = bcc.BPF(text=sources.expand("services.c"), cflags=["-Wall", "-Werror", *flags])
     loaded = {}
-    for hook in services.HOOKS:
+    for hook in HOOKS:
         function = module.load_func(hook.name.encode(), hook.type, attach_type=hook.attach_type)
         loaded[hook.name] = function.fd
+    loaded |= {spec.name: module[spec.name].map_fd for spec in MAPS}
     return module, loaded
 
 

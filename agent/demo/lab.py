@@ -18,7 +18,6 @@ import socket
 import subprocess
 import threading
 import time
-from types import TracebackType
 
 import pyroute2
 
@@ -115,12 +114,7 @@ class Lab:
     def __enter__(self) -> "Lab":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for name in list(self.pods):
             self.remove_pod(name)
         if self._bridge_ifindex is not None:

@@ -1,7 +1,6 @@
 """The demo for people (a table that grows, in colour) and for machines (one JSON object)."""
 
 import sys
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -44,12 +43,7 @@ class _Collected:
 class JsonView(_Collected):
     """Silent until the end, then {"ok", "checks", "timings_ms"} on stdout."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             return
         checks = [
@@ -77,12 +71,7 @@ class TextView(_Collected):
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._live.stop()
         if kind is not None:
             return

@@ -7,14 +7,19 @@ import pathlib
 from agent.proxy.backends import BackendError
 from agent.proxy.frontends import Change, Frontend
 from bpf import errors, pins, services
+from bpf.servicelinks import ServiceLinks
+from bpf.servicetables import Count, Service
 
 
 class EbpfBackend:
     """Translates for every socket below one cgroup, whatever its network namespace."""
 
-    def __init__(self, opened: services.Services, cgroup: pathlib.Path) -> None:
+    def __init__(
+        self, opened: services.Services, links: ServiceLinks, cgroup: pathlib.Path
+    ) -> None:
         """Use `open`."""
         self._services = opened
+        self._links = links
         self._cgroup = cgroup
         self._is_attached = False
 
@@ -24,7 +29,8 @@ class EbpfBackend:
         installation = pins.Pins(bpffs)
         try:
             programs = await services.load(installation)
-            return cls(services.Services(installation, programs), cgroup)
+            links = ServiceLinks(installation, programs)
+            return cls(services.Services(programs), links, cgroup)
         except (errors.PinError, errors.CompileError, errors.BpfError) as error:
             raise BackendError(str(error)) from error
 
@@ -35,12 +41,7 @@ class EbpfBackend:
     async def close(self) -> None:
         self._services.close()
 
-    def detach(self) -> None:
-        """Translate nothing any more; connections that are open stay."""
-        self._services.detach()
-        self._is_attached = False
-
-    def counts(self) -> dict[services.Count, int]:
+    def counts(self) -> dict[Count, int]:
         return self._services.counts()
 
     def _change(self, change: Change) -> None:
@@ -54,11 +55,11 @@ class EbpfBackend:
         try:
             self._services.change(changed, gone)
             if not self._is_attached:
-                self._services.attach(self._cgroup)
+                self._links.attach(self._cgroup)
                 self._is_attached = True
         except (services.TooMany, OSError) as error:
             raise BackendError(str(error)) from error
 
 
-def _service(frontend: Frontend) -> services.Service:
-    return services.Service(frontend.port_id, frontend.endpoints, frontend.affinity_seconds)
+def _service(frontend: Frontend) -> Service:
+    return Service(frontend.port_id, frontend.endpoints, frontend.affinity_seconds)

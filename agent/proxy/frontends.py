@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from agent.localnet import endpoints_pb2
 from bpf.abi import IPAddress, IPNetwork
-from bpf.services import Place
+from bpf.servicetables import Place
 
 _PROTOCOLS = {
     endpoints_pb2.PROTOCOL_TCP: socket.IPPROTO_TCP,

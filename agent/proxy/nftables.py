@@ -20,7 +20,7 @@ from agent.proxy.backends import BackendError
 from agent.proxy.frontends import Change, Frontend
 from agent.proxy.nftentries import Chain, Clients, Element, Entry, entries_of, ready_chains
 from bpf.abi import IPNetwork
-from bpf.services import Place
+from bpf.servicetables import Place
 
 log = structlog.get_logger(__name__)
 

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Generator, Iterator
 
 from agent.proxy.frontends import Frontend
-from bpf.services import Place
+from bpf.servicetables import Place
 
 READY_COUNTS = 128
 """nft 1.0.6 takes no rule that looks into a map of ports once that map is in the kernel, so these

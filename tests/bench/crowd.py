@@ -1,7 +1,5 @@
 """Many interfaces of the kind that pods have, all of them with their other end beside it."""
 
-from types import TracebackType
-
 import pyroute2
 
 _PREFIX = "crowd"
@@ -30,12 +28,7 @@ class Crowd:
             ]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with pyroute2.IPRoute() as netlink:
             for ifindex in self.ifindexes:
                 netlink.link("del", index=ifindex)

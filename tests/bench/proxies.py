@@ -17,6 +17,7 @@ from agent.proxy import nftables
 from agent.proxy.backends import Backend
 from agent.proxy.ebpf import EbpfBackend
 from agent.proxy.frontends import Book
+from bpf import pins, servicelinks
 from tests.bench import figures
 from tests.kernel import cgroups
 from tests.proxy import scene
@@ -76,7 +77,7 @@ def _carried(name: str, cgroup: cgroups.Cgroup, pod: lab.LabPod) -> Iterator[Non
         yield
     finally:
         if isinstance(backend, EbpfBackend):
-            backend.detach()
+            servicelinks.detach(pins.Pins(lab.BPFFS))
         else:
             asyncio.run(nftables.remove())
         asyncio.run(backend.close())

@@ -10,7 +10,6 @@ import itertools
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 
 from agent.demo.lab import LabPod
 from tests.kernel import frames
@@ -48,12 +47,7 @@ class Wire:
     def __enter__(self) -> "Wire":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.node.close()
         self.inside.close()
 

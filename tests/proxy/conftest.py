@@ -15,7 +15,7 @@ from agent.proxy import nftables, nodeaddresses
 from agent.proxy.backends import Backend
 from agent.proxy.ebpf import EbpfBackend
 from agent.proxy.frontends import Book, Change
-from bpf import pins
+from bpf import pins, servicelinks
 from tests.kernel import cgroups, offers
 from tests.proxy import scene
 
@@ -88,7 +88,7 @@ def ebpf(shared_pins: pins.Pins, own_cgroup: cgroups.Cgroup) -> Iterator[Proxy]:
         yield proxy
     finally:
         proxy.serve()
-        backend.detach()
+        servicelinks.detach(shared_pins)
         asyncio.run(backend.close())
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from agent.localnet import endpoints_pb2 as pb
 from agent.proxy.frontends import Book, Change, Frontend
-from bpf.services import Place
+from bpf.servicetables import Place
 
 NODE = (ipaddress.ip_address("198.18.0.1"), ipaddress.ip_address("fd00:18::1"))
 

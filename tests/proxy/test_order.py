@@ -12,11 +12,12 @@ from agent.demo import lab as labs
 from agent.gatekeeper import netns_cookie
 from agent.localnet import endpoints_pb2 as pb
 from agent.proxy.ebpf import EbpfBackend
-from bpf import abi, loader, pins, services, syscalls
+from bpf import abi, loader, pins, servicelinks, syscalls
 from bpf.gates import Attachment, GateConfig, Gates
 from bpf.hooks import Hooks
 from bpf.nodeconfig import NodeConfig
 from bpf.rules import Rule, Sender
+from bpf.servicetables import Count
 from bpf.verdicts import Mode
 from tests.kernel import cgroups, offers, redirecting
 from tests.proxy import scene
@@ -74,12 +75,12 @@ def first(
 ) -> Iterator[Proxy]:
     """A proxy that comes after the agent; without order among programs, too (before 6.16)."""
     if request.param != "before":
-        monkeypatch.setattr(services, "_link_first", lambda *_: None)
+        monkeypatch.setattr(servicelinks, "_link_first", lambda *_: None)
     backend = asyncio.run(EbpfBackend.open(shared_pins.bpffs, own_cgroup.directory))
     proxy = Proxy(backend)
     proxy.serve(service("web", endpoints(pods[0])))
     yield proxy
-    backend.detach()
+    servicelinks.detach(shared_pins)
     asyncio.run(backend.close())
 
 
@@ -187,5 +188,5 @@ def test_counts_say_what_was_done(first: Proxy, pods: list[labs.LabPod]) -> None
         assert sock.connect_ex((cluster_ip(4, 1), scene.SERVICE_PORT)) == errno.ECONNREFUSED
     after = backend.counts()
     moved = {count: after[count] - before[count] for count in after}
-    assert moved[services.Count.TRANSLATED] == moved[services.Count.REFUSED] == 1
-    assert moved[services.Count.RACES] == 0
+    assert moved[Count.TRANSLATED] == moved[Count.REFUSED] == 1
+    assert moved[Count.RACES] == 0

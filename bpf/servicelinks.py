@@ -1,0 +1,160 @@
+"""The links of `src/services.c`: what keeps the programs attached.
+
+They are pinned below `<bpffs>/podgate/services/`, beside the gates' schemas, so connections to
+services go on without the proxy, to what it knew last, as with kube-proxy's rules.
+"""
+
+import errno
+import os
+import pathlib
+import shutil
+import struct
+
+from bpf import abi, errors, hooks, pins, syscalls
+
+_SOCK_ADDR = 18
+
+HOOKS = (
+    abi.HookSpec("service_getpeername4", _SOCK_ADDR, 29),
+    abi.HookSpec("service_getpeername6", _SOCK_ADDR, 30),
+    abi.HookSpec("service_recvmsg4", _SOCK_ADDR, 19),
+    abi.HookSpec("service_recvmsg6", _SOCK_ADDR, 20),
+    abi.HookSpec("service_connect4", _SOCK_ADDR, 10),
+    abi.HookSpec("service_connect6", _SOCK_ADDR, 11),
+    abi.HookSpec("service_sendmsg4", _SOCK_ADDR, 14),
+    abi.HookSpec("service_sendmsg6", _SOCK_ADDR, 15),
+)
+"""In this order: who is translated must not see it."""
+
+_LINK_INFO = struct.Struct("=IIIIQI")  # type, id, prog_id, (padding), cgroup id, attach_type
+_BPF_LINK_TYPE_CGROUP = 3
+
+
+def directory(installation: pins.Pins) -> pathlib.Path:
+    """Where all of the proxy's is pinned, whatever the schema of the gates."""
+    return installation.root / "services"
+
+
+class ServiceLinks:
+    """They keep the programs attached, whoever pinned them."""
+
+    def __init__(self, installation: pins.Pins, programs: pathlib.Path) -> None:
+        """programs: where they are pinned."""
+        self._installation = installation
+        self._directory = programs
+        self._links = directory(installation) / "links"
+
+    def attach(self, cgroup: str | os.PathLike[str]) -> None:
+        """Translate for `cgroup` and all below it, before whatever else is attached to it.
+
+        Programs of an earlier version are replaced in place, so to be called after the first
+        `change`. Raises `BpfError`, whose text says what to do where somebody leaves no room.
+        """
+        self._links.mkdir(mode=0o700, exist_ok=True)
+        cgroup_fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for hook in HOOKS:
+                with pins.opened(self._directory / hook.name) as program_fd:
+                    if not self._reuse(hook, program_fd, cgroup_fd):
+                        self._link(hook, program_fd, cgroup_fd)
+        finally:
+            os.close(cgroup_fd)
+        for other in directory(self._installation).iterdir():
+            if other not in (self._links, self._directory):
+                shutil.rmtree(other)
+
+    def _reuse(self, hook: abi.HookSpec, program_fd: int, cgroup_fd: int) -> bool:
+        """Swap the program of the pinned link; False if there is none to this cgroup."""
+        path = self._links / hook.name
+        if not os.path.lexists(path):
+            return False
+        with pins.opened(path) as link_fd:
+            if _is_to(link_fd, cgroup_fd, hook):
+                if syscalls.link_program_id(link_fd) != syscalls.program_id(program_fd):
+                    syscalls.link_update(link_fd, program_fd)
+                return True
+            syscalls.link_detach(link_fd)
+        os.unlink(path)
+        return False
+
+    def _link(self, hook: abi.HookSpec, program_fd: int, cgroup_fd: int) -> None:
+        path = self._links / hook.name
+        try:
+            link_fd = _link_first(hook, program_fd, cgroup_fd)
+            if link_fd is None:
+                if self._take_place(hook, program_fd, cgroup_fd, path):
+                    return
+                link_fd = syscalls.link_create_cgroup(program_fd, cgroup_fd, hook.attach_type)
+        except errors.BpfError as error:
+            foreign = hooks.describe_exclusive(cgroup_fd, hook) if error.errno == errno.EPERM else 0
+            if not foreign:
+                raise
+            raise errors.BpfError(error.errno, foreign) from error
+        try:
+            syscalls.pin(link_fd, str(path))
+        finally:
+            os.close(link_fd)
+
+    def _take_place(
+        self, hook: abi.HookSpec, program_fd: int, cgroup_fd: int, path: pathlib.Path
+    ) -> bool:
+        """Take the place of the agent's link, and give the agent another one at the end.
+
+        There is no moment at which its hook does not run. False where it has none here.
+        """
+        name = hook.name.replace("service_", "hook_")
+        for agents in self._installation.find_links(name):
+            with pins.opened(agents) as first_fd:
+                if not _is_to(first_fd, cgroup_fd, hook):
+                    continue
+                hook_fd = syscalls.fd_by_id(
+                    syscalls.Command.PROG_GET_FD_BY_ID, syscalls.link_program_id(first_fd)
+                )
+                try:
+                    last_fd = syscalls.link_create_cgroup(hook_fd, cgroup_fd, hook.attach_type)
+                finally:
+                    os.close(hook_fd)
+                try:
+                    moving = agents.with_name(f"{name}{pins.MOVING}")
+                    pins.unlink_quietly(moving)
+                    syscalls.pin(last_fd, str(moving))
+                    syscalls.link_update(first_fd, program_fd)
+                    syscalls.pin(first_fd, str(path))
+                    os.rename(moving, agents)
+                finally:
+                    os.close(last_fd)
+                return True
+        return False
+
+
+def detach(installation: pins.Pins) -> None:
+    """Translate nothing any more; connections that are open stay.
+
+    In the order opposite to attaching: who is still translated must not see it.
+    """
+    links = directory(installation) / "links"
+    for hook in reversed(HOOKS):
+        if os.path.lexists(links / hook.name):
+            with pins.opened(links / hook.name) as link_fd:
+                syscalls.link_detach(link_fd)
+            os.unlink(links / hook.name)
+
+
+def _link_first(hook: abi.HookSpec, program_fd: int, cgroup_fd: int) -> int | None:
+    """None where the kernel knows no order (before Linux 6.16)."""
+    try:
+        return syscalls.link_create_cgroup(
+            program_fd, cgroup_fd, hook.attach_type, syscalls.BPF_F_BEFORE
+        )
+    except errors.BpfError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return None
+
+
+def _is_to(link_fd: int, cgroup_fd: int, hook: abi.HookSpec) -> bool:
+    kind, _, _, _, cgroup, attach_type = _LINK_INFO.unpack(
+        syscalls.object_info(link_fd, _LINK_INFO.size)
+    )
+    wanted = (_BPF_LINK_TYPE_CGROUP, os.fstat(cgroup_fd).st_ino, hook.attach_type)
+    return (kind, cgroup, attach_type) == wanted

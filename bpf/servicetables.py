@@ -1,0 +1,99 @@
+"""What `src/services.c` shares with user space: its tables, and what their entries mean."""
+
+import ctypes
+import dataclasses
+import enum
+import struct
+
+from bpf import abi
+
+MAX_SERVICES = 131072
+MAX_ENDPOINTS = 1048576
+_MAX_CLIENTS = 131072
+_MAX_TALKS = 65536
+
+_HASH, _PERCPU_ARRAY, _LRU_HASH = 1, 6, 9
+_NO_PREALLOC = 1
+
+
+class CPlace(ctypes.Structure):
+    """`struct place`: port in network order."""
+
+    _fields_ = (
+        ("address", abi.Address),
+        ("port", ctypes.c_uint16),
+        ("protocol", ctypes.c_uint8),
+        ("pad", ctypes.c_uint8),
+    )
+
+
+class CService(ctypes.Structure):
+    """`struct service`."""
+
+    _fields_ = (
+        ("id", ctypes.c_uint64),
+        ("set", ctypes.c_uint32),
+        ("endpoint_count", ctypes.c_uint32),
+        ("affinity_seconds", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
+    )
+
+
+SET = struct.Struct("=I")
+ENDPOINT_KEY = struct.Struct("=II")
+_PLACE_SIZE = ctypes.sizeof(CPlace)
+ONE = struct.pack("=I", 1)
+
+SERVICES = abi.MapSpec(
+    "services", _HASH, _PLACE_SIZE, ctypes.sizeof(CService), MAX_SERVICES, _NO_PREALLOC
+)
+ENDPOINTS = abi.MapSpec(
+    "service_endpoints", _HASH, ENDPOINT_KEY.size, _PLACE_SIZE, MAX_ENDPOINTS, _NO_PREALLOC
+)
+MEMBERS = abi.MapSpec(
+    "service_members", _HASH, SET.size + _PLACE_SIZE, 4, MAX_ENDPOINTS, _NO_PREALLOC
+)
+CLIENTS = abi.MapSpec("service_clients", _LRU_HASH, 16, 32, _MAX_CLIENTS)
+TALKS = abi.MapSpec("service_talks", _LRU_HASH, 32, _PLACE_SIZE, _MAX_TALKS)
+COUNTS = abi.MapSpec("service_counts", _PERCPU_ARRAY, 4, 8, 5)
+MAPS = (SERVICES, ENDPOINTS, MEMBERS, CLIENTS, TALKS, COUNTS)
+"""All but `service_peers`, which lies with the sockets."""
+
+
+class Count(enum.IntEnum):
+    """`enum service_count`."""
+
+    TRANSLATED = 0
+    REFUSED = 1
+    AFFINITY = 2
+    ANSWERS = 3
+    RACES = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where something listens. protocol: IPPROTO_TCP or IPPROTO_UDP."""
+
+    address: abi.IPAddress
+    port: int
+    protocol: int
+
+    def pack(self) -> bytes:
+        return (
+            abi.pack_address(self.address)
+            + self.port.to_bytes(2, "big")
+            + bytes((self.protocol, 0))
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Service:
+    """Where connections to one place go instead; without endpoints they are refused.
+
+    id: the same for all places of one port of a service, and never 0: clients that have affinity
+    have it to all of them. affinity_seconds: 0 for none.
+    """
+
+    id: int
+    endpoints: tuple[Place, ...]
+    affinity_seconds: int = 0
