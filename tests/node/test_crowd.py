@@ -44,6 +44,8 @@ async def test_pods_that_come_and_go_leave_nothing_behind(node: Node) -> None:
     await node.end_pod(first)
     await node.told("no pods", lambda report: not report.pods)
     await node.until("the first one's gate gone", lambda: not held(node)["gates"])
+    # Compiled beside everything else, and attached when it is there.
+    await node.until("listener events", lambda: held(node)["anon_inode:bpf_link"])
     before = held(node)
 
     with dialling.dialling("198.18.16.3") as dialler:
@@ -86,7 +88,6 @@ def held(node: Node) -> Counter[str]:
     for fd in pathlib.Path(f"/proc/{node.operator.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
             target = os.readlink(fd)
-            kind = target.partition(":")[0]
-            if kind not in ("socket", "pipe") and target != own:
-                found[kind] += 1
+            if not target.startswith(("socket:", "pipe:")) and target != own:
+                found[target] += 1
     return found
