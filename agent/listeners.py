@@ -11,6 +11,7 @@ import pathlib
 import structlog
 
 from agent.metrics import Metrics
+from agent.preflight import cgroup2_mount
 from bpf import errors, listeners, pins
 from probes import listening
 from probes.hints import Fate, Hints
@@ -109,4 +110,7 @@ class ListenerWatch:
 
 
 def _attach(directory: pathlib.Path) -> listeners.ListenerEvents:
-    return listeners.ListenerEvents(directory, listeners.cgroup_root())
+    root = cgroup2_mount()
+    if root is None:
+        raise errors.AttachError("cgroup v2 is not mounted any more")
+    return listeners.ListenerEvents(directory, root)

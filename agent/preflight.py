@@ -16,6 +16,9 @@ _CAPABILITIES = {
 }
 
 
+_ROOT_INODE = 1
+
+
 class Unfit(Exception):
     """Something that podgate cannot do without is missing; the message says what to do."""
 
@@ -54,9 +57,20 @@ def missing_capabilities(status: pathlib.Path = pathlib.Path("/proc/self/status"
 
 
 def cgroup2_mount(mounts: pathlib.Path = pathlib.Path("/proc/mounts")) -> pathlib.Path | None:
-    """Where cgroup v2 is mounted: on hybrid hosts it is not /sys/fs/cgroup itself."""
+    """Where the root of cgroup v2 is mounted: on hybrid hosts it is not /sys/fs/cgroup itself, and
+    a container may have a part of it, too."""
     for line in mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         _, path, kind, *_ = line.split()
-        if kind == "cgroup2":
-            return pathlib.Path(path.encode().decode("unicode_escape"))
+        mount = pathlib.Path(path.encode().decode("unicode_escape"))
+        if kind == "cgroup2" and _is_root(mount):
+            return mount
     return None
+
+
+def _is_root(mount: pathlib.Path) -> bool:
+    """By its inode, whatever cgroup namespaces hide: cgroup_setup_root in kernel/cgroup/cgroup.c
+    warns of any other."""
+    try:
+        return mount.stat().st_ino == _ROOT_INODE
+    except OSError:
+        return False

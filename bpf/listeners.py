@@ -13,7 +13,7 @@ import pathlib
 import shutil
 import struct
 
-from bpf import abi, compiling, errors, maps, pins, ringbuffer, sources, syscalls
+from bpf import abi, compiling, maps, pins, ringbuffer, sources, syscalls
 
 PROGRAM = "watch_listeners"
 
@@ -136,19 +136,6 @@ async def load(installation: pins.Pins) -> pathlib.Path:
 def unpin(directory: pathlib.Path) -> None:
     """Remove a directory of pins; what is open or attached stays until it is closed."""
     shutil.rmtree(directory)
-
-
-def cgroup_root() -> pathlib.Path:
-    """Where cgroup v2 is mounted, on unified and on hybrid hosts. Raises `AttachError`."""
-    text = pathlib.Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
-    for line in text.splitlines():
-        before, _, after = line.partition(" - ")
-        # "ID PARENT MAJOR:MINOR ROOT MOUNT-POINT ..."; a root other than / is a container's part.
-        if after.startswith("cgroup2 ") and before.split()[3] == "/":
-            return pathlib.Path(before.split()[4])
-    raise errors.AttachError(
-        "cgroup v2 is not mounted; mount it with 'mount -t cgroup2 none /sys/fs/cgroup'"
-    )
 
 
 def _link_create(program_fd: int, cgroup_fd: int) -> int:

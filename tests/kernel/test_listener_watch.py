@@ -151,11 +151,8 @@ async def test_port_shared_by_two_listeners_stays_open_with_one(
 async def test_without_cgroups_probes_run_at_their_times(
     installation: pins.Pins, web: labs.LabPod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing() -> None:
-        raise OSError("cgroup v2 is not mounted")
-
     installation.prepare()
-    monkeypatch.setattr("bpf.listeners.cgroup_root", missing)
+    monkeypatch.setattr("agent.listeners.cgroup2_mount", lambda: None)
     watched = Watched(installation)
     task = asyncio.create_task(watched.watch.run())
     with web.listen(8080):

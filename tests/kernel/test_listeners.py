@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.demo import lab as labs
+from agent.preflight import cgroup2_mount
 from bpf import listeners, pins
 from tests.kernel import offers
 
@@ -17,6 +18,8 @@ pytestmark = pytest.mark.kernel
 
 _SO_NETNS_COOKIE = 71
 _SO_REUSEPORT = 15
+
+ROOT_CGROUP = cgroup2_mount() or pathlib.Path("/sys/fs/cgroup")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,7 @@ def directory(installation: pins.Pins) -> pathlib.Path:
 
 @pytest.fixture
 def events(directory: pathlib.Path) -> Iterator[listeners.ListenerEvents]:
-    with listeners.ListenerEvents(directory, listeners.cgroup_root()) as opened:
+    with listeners.ListenerEvents(directory, ROOT_CGROUP) as opened:
         yield opened
 
 
@@ -149,7 +152,7 @@ def test_events_beyond_the_ring_are_counted(
 
 
 def test_detached_program_tells_nothing(directory: pathlib.Path, pod: labs.LabPod) -> None:
-    with listeners.ListenerEvents(directory, listeners.cgroup_root()) as first:
+    with listeners.ListenerEvents(directory, ROOT_CGROUP) as first:
         first.watch(cookie(pod))
-    with pod.listen(8080), listeners.ListenerEvents(directory, listeners.cgroup_root()) as second:
+    with pod.listen(8080), listeners.ListenerEvents(directory, ROOT_CGROUP) as second:
         assert heard(second) == []
