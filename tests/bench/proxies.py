@@ -6,9 +6,11 @@ the pod itself without any proxy; the two take turns.
 
 import asyncio
 import contextlib
+import pathlib
 import socket
 import struct
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 
@@ -20,13 +22,14 @@ from agent.proxy.frontends import Book
 from bpf import pins, servicelinks
 from tests.bench import figures
 from tests.kernel import cgroups
-from tests.proxy import scene
+from tests.proxy import dying, scene
 from tests.proxy.conftest import within
 
 _SERVICES = 10_000
 _RUNS = 9
 _CONNECTS = 1500
 _PORT = 8080
+_DEATHS = 10
 # Ends with RST: no TIME-WAIT takes the ports of the next run.
 _NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -40,6 +43,8 @@ def main() -> None:
             listener.listen(4096)
             for name in ("ebpf", "nft"):
                 _measure(name, pod, listener)
+        network.remove_pod(pod.name)
+        _measure_deaths(network)
 
 
 def _measure(name: str, pod: lab.LabPod, listener: socket.socket) -> None:
@@ -54,6 +59,19 @@ def _measure(name: str, pod: lab.LabPod, listener: socket.socket) -> None:
     ratios = [one / other for one, other in zip(translated, plain, strict=True)]
     figures.emit("localapi", f"{name}_connects_per_s", translated, "1/s", baseline=plain)
     figures.emit("localapi", f"{name}_connect_ratio", ratios, "")
+
+
+def _measure_deaths(network: lab.Lab) -> None:
+    sys.stderr.write(f"bench: {_DEATHS} of {_DEATHS + 1} pods' listeners are closed in turn\n")
+    pods = [network.add_pod(f"web-{number}", number + 1) for number in range(_DEATHS + 1)]
+
+    async def end_all_but_one(directory: pathlib.Path) -> list[float]:
+        async with dying.chain(directory, pins.Pins(lab.BPFFS), pods, cgroup) as chain:
+            return [await chain.end(pod) for pod in pods[:-1]]
+
+    with cgroups.cgroup() as cgroup, tempfile.TemporaryDirectory() as directory:
+        milliseconds = asyncio.run(end_all_but_one(pathlib.Path(directory)))
+    figures.emit("localapi", "listener_end_to_avoided_ms", milliseconds, "ms")
 
 
 @contextlib.contextmanager
