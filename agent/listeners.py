@@ -7,6 +7,7 @@ once, and probes run at their times.
 import asyncio
 import contextlib
 import pathlib
+from typing import NoReturn
 
 import structlog
 
@@ -33,6 +34,8 @@ class ListenerWatch:
         self._events: listeners.ListenerEvents | None = None
         self._watched: dict[str, tuple[Netns, int]] = {}
         self._pods: dict[int, str] = {}
+        self._older: asyncio.Queue[str] = asyncio.Queue()
+        """Pods with listeners that are older than our watching."""
 
     async def run(self) -> None:
         """Attach, and follow events until cancelled."""
@@ -51,7 +54,7 @@ class ListenerWatch:
             loop.add_reader(events.fileno(), self._read)
             self.attached.set()
             try:
-                await asyncio.Event().wait()
+                await self._adopt_older(directory)
             finally:
                 loop.remove_reader(events.fileno())
                 self._events = None
@@ -88,10 +91,28 @@ class ListenerWatch:
         except errors.BpfError as error:
             log.warning("the pod's listeners are not watched", uid=uid, reason=str(error))
             return
-        # Those that listen already will not tell when they close. Read after the watch began, so
-        # that none is missed by both.
+        # Those that listen already do not tell by themselves when they close. Read after the watch
+        # began, so that none is missed by both.
         with contextlib.suppress(NetnsError, OSError):
-            self._metrics.unwatched_listeners[uid] = len(listening.listeners(netns))
+            if older := len(listening.listeners(netns)):
+                self._metrics.unwatched_listeners[uid] = older
+                self._older.put_nowait(uid)
+
+    async def _adopt_older(self, directory: pathlib.Path) -> NoReturn:
+        """Have them report all the same, one pod after the other, for ever."""
+        while True:
+            uid = await self._older.get()
+            known = self._watched.get(uid)
+            if known is None:
+                continue
+            try:
+                adopted = await asyncio.to_thread(listeners.adopt, directory, known[0].visit)
+            except (NetnsError, errors.PinError, OSError) as error:
+                log.warning("older listeners stay unheard", uid=uid, reason=str(error))
+                continue
+            if self._watched.get(uid) == known:
+                left = self._metrics.unwatched_listeners.get(uid, 0) - adopted
+                self._metrics.unwatched_listeners[uid] = max(0, left)
 
     def _read(self) -> None:
         events = self._events

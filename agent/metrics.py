@@ -145,7 +145,7 @@ LISTENER_EVENTS_LOST = Family(
 LISTENERS_UNWATCHED = Family(
     "podgate_listeners_unwatched",
     "gauge",
-    "Listeners of a pod from before podgate watched it: they do not tell when they close.",
+    "Listeners of a pod from before podgate watched it that do not tell when they close.",
     ("namespace", "pod"),
 )
 

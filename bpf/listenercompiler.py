@@ -3,6 +3,7 @@
 Apart from the gate, because a kernel that refuses this program (before 5.15) can still have gates.
 """
 
+import contextlib
 import mmap
 import pathlib
 import sys
@@ -10,6 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from bpf import compiling, listeners, sources
+
+_TRACING = 26  # BPF_PROG_TYPE_TRACING
 
 
 def compile_and_pin(directory: pathlib.Path) -> None:
@@ -28,6 +31,9 @@ def _load(bcc: ModuleType) -> tuple[Any, dict[str, int]]:
     module = bcc.BPF(text=sources.expand("listeners.c"), cflags=flags)
     function = module.load_func(listeners.PROGRAM.encode(), bcc.BPF.SOCK_OPS)
     loaded = {listeners.PROGRAM: function.fd}
+    with contextlib.suppress(Exception):  # what bcc raises
+        iterator = module.load_func(listeners.ITERATOR.encode(), _TRACING)
+        loaded[listeners.ITERATOR] = iterator.fd
     loaded |= {spec.name: module[spec.name].map_fd for spec in listeners.MAPS}
     return module, loaded
 

@@ -1,7 +1,8 @@
 """Events of listeners that open and close in chosen network namespaces, by sock_ops.
 
 Hints, not facts: an event comes a moment before what it tells of, events are lost when the ring is
-full (counted), and listeners from before the attachment never report. The link is not pinned:
+full (counted), and listeners from before `watch` report only when adopted, and not at all before
+Linux 6.12. The link is not pinned:
 nobody hears the events of an agent that is gone, and its sockets should not pay for them.
 """
 
@@ -12,10 +13,13 @@ import os
 import pathlib
 import shutil
 import struct
+from collections.abc import Callable
 
 from bpf import abi, compiling, maps, pins, ringbuffer, sources, syscalls
 
 PROGRAM = "watch_listeners"
+ITERATOR = "bpf_iter__tcp"
+"""Pinned only where the kernel takes it: Linux 5.9, and 6.12 for it to be of any use."""
 
 _MAX_WATCHED = 4096
 _RING_BYTES = 65536
@@ -24,10 +28,12 @@ _HASH, _ARRAY, _RINGBUF = 1, 2, 27
 WATCHED = abi.MapSpec("watched_netns", _HASH, 8, 4, _MAX_WATCHED)
 LOSSES = abi.MapSpec("listener_losses", _ARRAY, 4, 8, 1)
 EVENTS = abi.MapSpec("listener_events", _RINGBUF, 0, 0, _RING_BYTES)
-MAPS = (WATCHED, LOSSES, EVENTS)
+ADOPTED = abi.MapSpec("listeners_adopted", _ARRAY, 4, 8, 1)
+MAPS = (WATCHED, LOSSES, EVENTS, ADOPTED)
 PINS = (PROGRAM, *(spec.name for spec in MAPS))
 
 _BPF_CGROUP_SOCK_OPS = 3
+_BPF_TRACE_ITER = 28
 
 
 class Event(ctypes.Structure):
@@ -114,8 +120,35 @@ class ListenerEvents:
         return self._lost() - self._losses_before
 
     def _lost(self) -> int:
-        value = self._losses.get(struct.pack("=I", 0))
-        return int(struct.unpack("=Q", value)[0]) if value else 0
+        return _first(self._losses)
+
+
+def adopt(directory: pathlib.Path, enter: Callable[[Callable[[], int]], int]) -> int:
+    """Have the listeners of one network namespace report that are older than `watch`.
+
+    enter: calls what it gets inside of that namespace. How many report now, whether or not they did
+    before; 0 where the kernel offers no way. Takes 2 ms and more, so not for an event loop, and one
+    at a time. Raises what `enter` raises, and `BpfError`.
+    """
+    if not os.path.lexists(directory / ITERATOR):
+        return 0
+    with maps.Map.open(str(directory / ADOPTED.name), ADOPTED) as adopted:
+        before = _first(adopted)
+        with pins.opened(directory / ITERATOR) as program:
+            attributes = struct.pack("=IIII", program, 0, _BPF_TRACE_ITER, 0)
+            what = "listing sockets"
+            link, _ = syscalls.call(syscalls.Command.LINK_CREATE, attributes, what=what)
+        try:
+            # Which namespace it is about is settled here.
+            attributes = struct.pack("=II", link, 0)
+            create = syscalls.Command.ITER_CREATE
+            sockets = enter(lambda: syscalls.call(create, attributes, what=what)[0])
+        finally:
+            os.close(link)
+        with open(sockets, "rb", buffering=0) as stream:
+            while stream.read(4096):
+                pass
+        return _first(adopted) - before
 
 
 async def load(installation: pins.Pins) -> pathlib.Path:
@@ -136,6 +169,11 @@ async def load(installation: pins.Pins) -> pathlib.Path:
 def unpin(directory: pathlib.Path) -> None:
     """Remove a directory of pins; what is open or attached stays until it is closed."""
     shutil.rmtree(directory)
+
+
+def _first(counts: maps.Map) -> int:
+    value = counts.get(struct.pack("=I", 0))
+    return int(struct.unpack("=Q", value)[0]) if value else 0
 
 
 def _link_create(program_fd: int, cgroup_fd: int) -> int:

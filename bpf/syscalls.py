@@ -57,6 +57,7 @@ class Command(enum.IntEnum):
     LINK_UPDATE = 29
     LINK_GET_FD_BY_ID = 30
     LINK_GET_NEXT_ID = 31
+    ITER_CREATE = 33
     LINK_DETACH = 34
 
 

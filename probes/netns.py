@@ -152,7 +152,7 @@ class Netns:
         the kernel has no descriptor or memory left, or lacks the privilege
         (CAP_SYS_ADMIN): the caller's own trouble, not the pod's.
         """
-        return self._visit(lambda: socket.socket(family, type | _SOCKET_FLAGS, proto))
+        return self.visit(lambda: socket.socket(family, type | _SOCKET_FLAGS, proto))
 
     def read_proc_net(self, name: str) -> str:
         """A file of /proc/net as processes inside see it; it may take milliseconds.
@@ -161,7 +161,7 @@ class Netns:
         """
         # Which namespace it is about is settled when it is opened.
         path = f"/proc/thread-self/net/{name}"
-        descriptor = self._visit(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        descriptor = self.visit(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         with open(descriptor, encoding="ascii", errors="replace") as file:
             return file.read()
 
@@ -179,10 +179,10 @@ class Netns:
             finally:
                 os.close(descriptor)
 
-        self._visit(write)
+        self.visit(write)
 
-    def _visit(self, act: Callable[[], T]) -> T:
-        """Do one short thing inside. Raises NetnsGone, and OSError."""
+    def visit(self, act: Callable[[], T]) -> T:
+        """Do one short thing inside, in this thread. Raises NetnsGone, and OSError."""
         home = _per_thread.home
         if home is None:
             home = _per_thread.home = _Home()

@@ -10,6 +10,8 @@
 #define SOCK_OPS_TCP_LISTEN	     11
 #define STATE_CB_FLAG		     4
 #define STATE_LISTEN		     10 /* TCP_LISTEN */
+#define LEVEL_TCP		     6
+#define TCP_SOCK_OPS_FLAGS	     1008 /* TCP_BPF_SOCK_OPS_CB_FLAGS */
 
 #define MAX_WATCHED 4096
 #define RING_BYTES  65536 /* 2,000 events: 500 pods with four ports each, all at once */
@@ -27,6 +29,9 @@ BPF_HASH(watched_netns, __u64, __u32, MAX_WATCHED);
 BPF_ARRAY(listener_losses, __u64, 1);
 /* PAGE_SIZE: the kernel's, defined by the compile process. */
 BPF_RINGBUF_OUTPUT(listener_events, RING_BYTES / PAGE_SIZE);
+
+/* How many sockets `bpf_iter__tcp` has had report. */
+BPF_ARRAY(listeners_adopted, __u64, 1);
 
 static inline __attribute__((always_inline)) void tell(struct bpf_sock_ops *ctx, __u64 cookie,
 						       __u32 is_open)
@@ -81,4 +86,41 @@ int watch_listeners(struct bpf_sock_ops *ctx)
 		break;
 	}
 	return 1;
+}
+
+/* The beginning of `struct sock_common`. */
+struct listed_socket {
+	__u8 addresses_and_ports[16];
+	__u16 family;
+	volatile __u8 state;
+};
+
+/* `struct bpf_iter__tcp`. */
+struct iterated_socket {
+	void *meta;
+	struct listed_socket *socket;
+};
+
+/*
+ * Have listeners report that are older than somebody's wish to hear of them: all of the network
+ * namespace in which the iterator is read. Before Linux 6.12 the flags cannot be set from here
+ * (EINVAL); nobody is adopted then.
+ */
+int bpf_iter__tcp(struct iterated_socket *ctx)
+{
+	struct listed_socket *socket = ctx->socket;
+	__u32 zero = 0, flags = 0;
+	__u64 *adopted;
+
+	if (!socket || socket->state != STATE_LISTEN)
+		return 0;
+	if (bpf_getsockopt((void *)socket, LEVEL_TCP, TCP_SOCK_OPS_FLAGS, &flags, sizeof(flags)))
+		return 0;
+	flags |= STATE_CB_FLAG;
+	if (bpf_setsockopt((void *)socket, LEVEL_TCP, TCP_SOCK_OPS_FLAGS, &flags, sizeof(flags)))
+		return 0;
+	adopted = listeners_adopted.lookup(&zero);
+	if (adopted)
+		__sync_fetch_and_add(adopted, 1);
+	return 0;
 }

@@ -3,11 +3,13 @@
 import errno
 import functools
 import os
+import pathlib
+import socket
 
 import pytest
 
 from agent.gatekeeper import netns_cookie
-from bpf import errors, syscalls, tcx
+from bpf import errors, listeners, syscalls, tcx
 from tests.kernel import foreign
 
 # The kernel matrix counts tests that end with these words; any other skip is a failure there.
@@ -24,6 +26,14 @@ def need_netns_cookie() -> None:
     """Ends the test where namespaces have no number; hooks and listener events are off there."""
     if netns_cookie() is None:
         pytest.skip(NOT_OFFERED + "SO_NETNS_COOKIE (Linux 5.14)")
+
+
+def need_older_listeners(directory: pathlib.Path) -> None:
+    """Ends the test where programs cannot have a socket report; directory: of the pinned ones."""
+    with socket.create_server(("127.0.0.1", 0)):
+        adopted = listeners.adopt(directory, lambda act: act())
+    if not adopted:
+        pytest.skip(NOT_OFFERED + "TCP_BPF_SOCK_OPS_CB_FLAGS (Linux 6.12)")
 
 
 def need_ingress_in_test_runs() -> None:

@@ -11,7 +11,7 @@ from agent.conditions import Conditions
 from agent.demo import lab as labs
 from agent.listeners import ListenerWatch
 from agent.metrics import Metrics
-from bpf import pins
+from bpf import listeners, pins
 from probes import scheduler
 from probes.definitions import Probe, TcpSocket
 from probes.results import Result
@@ -101,9 +101,23 @@ async def test_only_the_pod_concerned_is_probed(
     assert await watched.next() == ("shop", Result.FAILURE)
 
 
-async def test_listener_from_before_is_known_not_to_report(
-    watched: Watched, web: labs.LabPod
+async def test_listener_from_before_reports_as_well(
+    watched: Watched, web: labs.LabPod, installation: pins.Pins
 ) -> None:
+    offers.need_older_listeners(await listeners.load(installation))
+    with web.listen(8080):
+        watched.add(web)
+        assert await watched.next() == ("web", Result.SUCCESS)
+        async with asyncio.timeout(20):
+            while watched.metrics.unwatched_listeners["web"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert await watched.next() == ("web", Result.FAILURE)
+
+
+async def test_listener_from_before_is_known_not_to_report_where_it_cannot(
+    watched: Watched, web: labs.LabPod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bpf.listeners.ITERATOR", "none")
     with web.listen(8080), web.listen(8081):
         watched.add(web)
         assert await watched.next() == ("web", Result.SUCCESS)

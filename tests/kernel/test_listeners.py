@@ -12,6 +12,7 @@ import pytest
 from agent.demo import lab as labs
 from agent.preflight import cgroup2_mount
 from bpf import listeners, pins
+from probes.netns import NetnsGone
 from tests.kernel import offers
 
 pytestmark = pytest.mark.kernel
@@ -99,12 +100,41 @@ def test_forgotten_pod_is_silent(events: listeners.ListenerEvents, pod: labs.Lab
     assert heard(events) == [(8080, True)]
 
 
-def test_listener_from_before_never_reports(
+def test_listener_from_before_does_not_report_by_itself(
     events: listeners.ListenerEvents, pod: labs.LabPod
 ) -> None:
     with pod.listen(8080):
         events.watch(cookie(pod))
     assert heard(events) == []
+
+
+def test_listeners_from_before_report_when_they_are_adopted(
+    events: listeners.ListenerEvents, directory: pathlib.Path, pod: labs.LabPod, lab: labs.Lab
+) -> None:
+    offers.need_older_listeners(directory)
+    other = lab.add_pod("shop", 2)
+    with other.listen(8080):
+        with pod.listen(8080), pod.listen(8081, socket.AF_INET) as server:
+            client = pod.open_socket(socket.AF_INET, socket.SOCK_STREAM)
+            client.connect(("127.0.0.1", 8081))
+            for one in (pod, other):
+                events.watch(cookie(one))
+            assert listeners.adopt(directory, pod.netns.visit) == 2
+            assert listeners.adopt(directory, pod.netns.visit) == 2
+            # What is accepted from now on inherits the flag only until it is established.
+            server.accept()[0].close()
+            client.close()
+        assert heard(events) == [(8081, False), (8080, False)]
+    assert heard(events) == []
+
+
+def test_nobody_is_adopted_in_a_namespace_that_is_gone(
+    directory: pathlib.Path, pod: labs.LabPod, lab: labs.Lab
+) -> None:
+    offers.need_older_listeners(directory)
+    lab.remove_pod(pod.name)
+    with pytest.raises(NetnsGone):
+        listeners.adopt(directory, pod.netns.visit)
 
 
 def test_accepted_connections_report_nothing(

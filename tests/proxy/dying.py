@@ -86,7 +86,7 @@ async def chain(
             )
             await asyncio.to_thread(operator.start, "--service-endpoints")
             await asyncio.to_thread(operator.wait_for, "all gates", _are_gated(len(pods)))
-            # A listener that is older than the agent's look at the pod is told of by no event.
+            # Before Linux 6.12 a listener that is older than the agent's look at it tells nothing.
             await asyncio.to_thread(wait_until, lambda: _hears_of_listeners(operator))
             for pod in pods:
                 servers.start(pod)
