@@ -28,6 +28,7 @@ from probes.definitions import ContainerProbes, Grpc, Handler, HttpGet, Probe, T
 from probes.netns import Netns
 from probes.results import Outcome
 from probes.specs import PodSpec
+from tests import processes
 from tests.bench import answering, figures
 from tests.probes import servers
 from tests.probes.conftest import Sandbox, sandbox_netns
@@ -304,16 +305,8 @@ def _server(kind: str, cert: str, key: str, *sandboxes: Sandbox) -> Iterator[Non
     else:
         paths = [sandbox.path for sandbox in sandboxes]
         command = [sys.executable, "-m", "tests.bench.answering", kind, cert, key, *paths]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == b"ready\n"
+    with processes.served(command):
         yield
-    finally:
-        process.stdin.close()
-        process.wait(timeout=30)
-        process.stdout.close()
 
 
 @contextlib.contextmanager

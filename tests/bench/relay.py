@@ -8,7 +8,6 @@ import contextlib
 import pathlib
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from agent.demo import lab
 from agent.demo.lab import Lab, LabPod
 from agent.demo.operating import Operator
 from bpf import pins
+from tests import processes
 from tests.bench import answering, figures
 from tests.bench.relayclient import RelayClient
 from tests.kernel import cgroups, fleet
@@ -79,20 +79,9 @@ def _hosts(node: Node, purpose: str) -> list[str]:
 @contextlib.contextmanager
 def _served(*pods: LabPod) -> Iterator[None]:
     paths = [pod.netns.path for pod in pods]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.bench.answering", "http", "", "", *paths],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == b"ready\n"
+    command = [sys.executable, "-m", "tests.bench.answering", "http", "", ""]
+    with processes.served([*command, *paths]):
         yield
-    finally:
-        process.stdin.close()
-        process.wait(timeout=30)
-        process.stdout.close()
 
 
 def _latency(node: Node, client: RelayClient) -> None:

@@ -26,6 +26,7 @@ import h2.events
 from agent import names
 from agent.demo.lab import LabPod
 from probes.netns import Netns
+from tests import processes
 from tests.probes import servers
 
 HTTP, HTTPS, GRPC, TCP = 8080, 8443, 50051, 9000
@@ -76,11 +77,7 @@ class Fleet:
         self._process.communicate()
 
     def _ask(self, command: dict[str, Any]) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(command).encode() + b"\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        return processes.ask(self._process, command)
 
 
 @contextlib.contextmanager

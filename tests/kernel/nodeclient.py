@@ -25,6 +25,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from tests import processes
 from tests.kernel.cgroups import Cgroup
 
 # Long for what should answer, on a machine that does other things too; and a SYN is sent three
@@ -90,11 +91,7 @@ class NodeClient:
         self._process.communicate()
 
     def _ask(self, command: dict[str, Any]) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(command).encode() + b"\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        return processes.ask(self._process, command)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ _RESULTS = pathlib.Path(os.environ.get("PODGATE_MATRIX_RESULTS", "/exchange/resu
 
 
 # They start whole agents, each of which compiles: as long as all others together.
-_LAST = ("test_agent", "test_backstop", "test_demo")
+_LAST = ("test_agent", "test_demo")
 
 
 @pytest.hookimpl(trylast=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from probes import grpc_health, prober
 from probes.exchanges import Broken, Phase
 from probes.results import Outcome, Result, Verdict
 from probes.specs import Grpc, Probe
+from tests import processes
 from tests.probes import servers
 from tests.probes.conftest import Sandbox
 
@@ -304,23 +304,12 @@ def test_timeout_header_has_eight_digits_at_most(seconds: float, header: bytes) 
 
 @contextmanager
 def grpcio(sandbox: Sandbox, address: str, *files: Path) -> Iterator[None]:
-    process = subprocess.Popen(
-        [
-            *("nsenter", f"--net={sandbox.path}", sys.executable),
-            *("-m", "tests.probes.grpc_server", address, *map(str, files)),
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == b"ready\n"
+    command = [
+        *("nsenter", f"--net={sandbox.path}", sys.executable),
+        *("-m", "tests.probes.grpc_server", address, *map(str, files)),
+    ]
+    with processes.served(command):
         yield
-    finally:
-        process.stdin.close()
-        process.wait(timeout=30)
-        process.stdout.close()
 
 
 @pytest.fixture(scope="module")

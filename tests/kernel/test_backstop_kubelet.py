@@ -1,0 +1,133 @@
+"""Whom the backstop lets in: the kubelet, by its cgroup, and whoever may be it without an agent."""
+
+import asyncio
+import os
+import pathlib
+
+import pytest
+
+from agent.backstop import Backstop, BackstopError
+from agent.demo import lab as labs
+from tests.kernel import cgroups, traffic
+from tests.kernel.backstops import (
+    OURS,
+    PATHS,
+    VERSIONS,
+    Driven,
+    OpenBackstop,
+    backstop,
+    connect_from,
+    flush_ruleset,
+    open_backstop,
+    record_scripts,
+    remove_without_agent,
+    tables,
+)
+
+pytestmark = pytest.mark.kernel
+
+__all__ = ["backstop", "open_backstop"]
+
+
+@PATHS
+@VERSIONS
+def test_the_kubelet_reaches_a_new_pod_and_others_do_not(
+    lab: labs.Lab, backstop: Driven, bridged: bool, version: int
+) -> None:
+    with (
+        cgroups.cgroup() as system,
+        cgroups.cgroup("kubelet.service", below=system) as kubelet,
+        cgroups.cgroup("other.service", below=system) as other,
+    ):
+        backstop.admit(kubelet.path)
+        pod = lab.add_pod("web", 1, bridged=bridged)
+        with pod.listen(80):
+            assert connect_from(kubelet, pod, version, traffic.LIMIT_SECONDS)
+            assert not connect_from(other, pod, version, traffic.DROPPED_AFTER_SECONDS)
+            assert not connect_from(system, pod, version, traffic.DROPPED_AFTER_SECONDS)
+
+
+def test_a_kubelet_in_a_fresh_cgroup_of_the_same_name_is_admitted_anew(
+    lab: labs.Lab, backstop: Driven
+) -> None:
+    pod = lab.add_pod("web", 1)
+    with pod.listen(80), cgroups.cgroup() as kubelet:
+        backstop.admit(kubelet.path)
+        before = kubelet.id
+        cgroups.remove(kubelet)
+        kubelet.directory.mkdir()
+        assert kubelet.id != before
+        assert not connect_from(kubelet, pod, 4, traffic.DROPPED_AFTER_SECONDS)
+        backstop.admit(kubelet.path)
+        assert connect_from(kubelet, pod, 4, traffic.LIMIT_SECONDS)
+        backstop.admit(None)
+        assert not connect_from(kubelet, pod, 4, traffic.DROPPED_AFTER_SECONDS)
+
+
+@pytest.mark.parametrize("path", ["/", "/../elsewhere", "/podgate-test-no-such-cgroup"])
+def test_a_cgroup_that_tells_nobody_apart_is_refused_and_the_last_one_stays(
+    lab: labs.Lab, backstop: Driven, path: str
+) -> None:
+    pod = lab.add_pod("web", 1)
+    with pod.listen(80), cgroups.cgroup() as kubelet:
+        backstop.admit(kubelet.path)
+        with pytest.raises(BackstopError, match="cgroup"):
+            backstop.admit(path)
+        backstop.ensure()
+        assert connect_from(kubelet, pod, 4, traffic.LIMIT_SECONDS)
+
+
+def test_while_no_agent_lives_any_process_outside_of_pods_may_be_the_kubelet(
+    lab: labs.Lab, open_backstop: OpenBackstop
+) -> None:
+    with (
+        cgroups.cgroup() as pods,
+        cgroups.cgroup("host-network-pod", below=pods) as host_network_pod,
+        cgroups.cgroup() as restarted_kubelet,
+    ):
+        open_backstop(stale_seconds=1, pods=[pods.path])
+        web, bridged = lab.add_pod("web", 1), lab.add_pod("bridged", 2, bridged=True)
+        with web.listen(80), bridged.listen(80):
+            # Its SYN is sent again until the heartbeat is stale.
+            assert connect_from(restarted_kubelet, web, 4, traffic.LIMIT_SECONDS)
+            assert connect_from(restarted_kubelet, bridged, 6, traffic.LIMIT_SECONDS)
+            limit = traffic.DROPPED_AFTER_SECONDS
+            assert not connect_from(host_network_pod, web, 4, limit)
+            assert not connect_from(host_network_pod, bridged, 6, limit)
+
+
+def test_a_heartbeat_closes_again(lab: labs.Lab, open_backstop: OpenBackstop) -> None:
+    opened = open_backstop(stale_seconds=1)
+    pod = lab.add_pod("web", 1)
+    with pod.listen(80):
+        assert traffic.node_reaches(pod, 4)  # stale by now
+        opened.made._wanted.stale_seconds = 60
+        for _ in range(2):
+            opened.beat()
+            assert traffic.node_is_dropped(pod, 4)
+
+
+@pytest.mark.parametrize("name", ["kubepods", "x/kubepods", "kubepods.slice", "x/x-kubepods.slice"])
+def test_pods_cgroups_are_found_by_their_names(
+    lab: labs.Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, name: str
+) -> None:
+    (tmp_path / name / "pod1").mkdir(parents=True)
+    (tmp_path / "system.slice" / "kubelet.service").mkdir(parents=True)
+    scripts = record_scripts(monkeypatch)
+    asyncio.run(Backstop.open(cgroup2=tmp_path))
+    level = name.count("/") + 1
+    relative = os.path.relpath(tmp_path / name, "/sys/fs/cgroup")
+    rules = [line.strip() for line in scripts[-1].splitlines() if line.endswith(" return")]
+    assert rules == [f'socket cgroupv2 level {level} "{relative}" return']
+    remove_without_agent()
+
+
+def test_a_kubelets_cgroup_that_is_gone_does_not_stop_changes(
+    lab: labs.Lab, backstop: Driven
+) -> None:
+    with cgroups.cgroup() as kubelet:
+        backstop.admit(kubelet.path)
+    assert not backstop.ensure()
+    flush_ruleset()
+    assert backstop.ensure()
+    assert tables() == OURS

@@ -1,0 +1,207 @@
+"""The backstop's own life: killed, flushed, without nft, in bursts."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from agent import nft, ruleset
+from agent.backstop import BackstopError
+from agent.demo import lab as labs
+from tests.kernel import traffic
+from tests.kernel.backstops import (
+    OURS,
+    Driven,
+    OpenBackstop,
+    backstop,
+    elements,
+    flush_ruleset,
+    open_backstop,
+    record_scripts,
+    remove_without_agent,
+    tables,
+)
+
+pytestmark = pytest.mark.kernel
+
+__all__ = ["backstop", "open_backstop"]
+
+
+def test_remove_leaves_no_table(lab: labs.Lab, backstop: Driven) -> None:
+    assert tables() == OURS
+    backstop.remove()
+    assert tables() == []
+    assert not backstop.available
+    backstop.gate([1])
+    remove_without_agent()
+    assert tables() == []
+
+
+_MAKER = """
+import asyncio, sys
+from agent.backstop import Backstop
+async def main():
+    opened = await Backstop.open()
+    assert opened.available, opened.reason_unavailable
+    print("open", flush=True)
+    await opened.gate([int(await asyncio.to_thread(sys.stdin.readline))])
+    print("gated", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+asyncio.run(main())
+"""
+
+
+def test_it_outlives_its_killed_maker_and_the_next_takes_it_over(
+    lab: labs.Lab, open_backstop: OpenBackstop
+) -> None:
+    maker = subprocess.Popen(
+        [sys.executable, "-c", _MAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with maker:
+        assert maker.stdin is not None
+        assert maker.stdout is not None
+        assert maker.stdout.readline() == b"open\n"
+        gated = lab.add_pod("gated", 1)
+        maker.stdin.write(b"%d\n" % gated.ifindex)
+        maker.stdin.flush()
+        assert maker.stdout.readline() == b"gated\n"
+        maker.send_signal(signal.SIGKILL)
+    born_after = lab.add_pod("after", 2)
+    with gated.listen(80), born_after.listen(80):
+        assert traffic.node_is_dropped(born_after, 4)
+        opened = open_backstop()
+        assert tables() == OURS
+        assert traffic.node_is_dropped(born_after, 4)
+        assert traffic.node_reaches(gated, 4)
+        opened.gate([born_after.ifindex])
+        assert traffic.node_reaches(born_after, 4)
+
+
+def test_it_comes_back_when_somebody_flushes_all_rules(lab: labs.Lab, backstop: Driven) -> None:
+    pod, other = lab.add_pod("web", 1), lab.add_pod("other", 2)
+    backstop.gate([pod.ifindex])
+    assert not backstop.ensure()
+    flush_ruleset()
+    assert backstop.ensure()
+    with pod.listen(80), other.listen(80):
+        assert traffic.node_reaches(pod, 4)
+        assert traffic.node_is_dropped(other, 4)
+    flush_ruleset()
+    backstop.gate([other.ifindex])  # does not wait for the next look
+    assert tables() == OURS
+
+
+def test_a_rule_that_somebody_took_out_comes_back(backstop: Driven) -> None:
+    subprocess.run(["nft", "flush", "chain", "inet", "podgate", "postrouting"], check=True)
+    assert backstop.ensure()
+    assert not backstop.ensure()
+
+
+def test_bursts_become_few_transactions(backstop: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = record_scripts(monkeypatch)
+    backstop.all_at_once(*(backstop.made.gate([1000 + number]) for number in range(200)))
+    assert len(scripts) <= 2
+    assert elements(ruleset.GATED) == set(range(1000, 1200))
+
+
+def test_changes_of_mind_within_a_burst_end_in_the_last_word(backstop: Driven) -> None:
+    made = backstop.made
+    backstop.all_at_once(
+        made.gate([1000, 1001]),
+        made.exempt([1000]),
+        made.release([1001]),
+        made.gate([1001]),
+        made.release([1000]),
+    )
+    assert elements(ruleset.GATED) == {1001}
+    assert 1000 not in elements(ruleset.NOT_PODS)
+
+
+def test_an_interface_with_a_number_for_a_name_is_not_taken_for_another(
+    lab: labs.Lab, backstop: Driven
+) -> None:
+    pod = lab.add_pod("web", 1)
+    names = ["ip", "link", "add", str(pod.ifindex), "type", "veth", "peer", "name", "pgpeer"]
+    subprocess.run(names, check=True)
+    try:
+        backstop.gate([pod.ifindex])
+        with pod.listen(80):
+            assert traffic.node_reaches(pod, 4)
+    finally:
+        subprocess.run(["ip", "link", "del", "pgpeer"], check=True)
+
+
+def test_without_nft_it_is_one_sentence_and_nothing_happens(
+    lab: labs.Lab,
+    open_backstop: OpenBackstop,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    opened = open_backstop()
+    assert not opened.available
+    assert opened.reason_unavailable == (
+        "without the nftables backstop a new pod is open to the node until its gate is on: "
+        "there is no nft command."
+    )
+    opened.gate([1])
+    opened.admit("/x")
+    assert not opened.ensure()
+    opened.remove()
+    remove_without_agent()
+
+
+def test_an_nft_that_the_kernel_refuses_is_one_sentence(
+    lab: labs.Lab,
+    open_backstop: OpenBackstop,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+) -> None:
+    fake = tmp_path / "nft"
+    fake.write_text("#!/bin/sh\necho 'x:0:0-0: Error: Operation not supported' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    opened = open_backstop()
+    assert opened.reason_unavailable.endswith("Operation not supported.")
+    monkeypatch.undo()
+    assert tables() == []
+
+
+def test_a_kernel_that_cannot_filter_bridges_closes_what_is_routed(
+    lab: labs.Lab, open_backstop: OpenBackstop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = nft.apply
+
+    async def without_bridges(script: str, *, only_check: bool = False) -> None:
+        if "table bridge podgate {" in script:
+            raise nft.NftError("Could not process rule: Operation not supported")
+        await apply(script, only_check=only_check)
+
+    monkeypatch.setattr(nft, "apply", without_bridges)
+    opened = open_backstop()
+    assert opened.available
+    assert not opened.covers_bridges
+    pod, bridged = lab.add_pod("web", 1), lab.add_pod("bridged", 2, bridged=True)
+    with pod.listen(80), bridged.listen(80):
+        assert traffic.node_is_dropped(pod, 4)
+        assert traffic.node_reaches(bridged, 4)
+        opened.gate([pod.ifindex])
+        assert traffic.node_reaches(pod, 4)
+
+
+def test_an_nft_that_hangs_is_given_up(
+    backstop: Driven, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    fake = tmp_path / "nft"
+    fake.write_text("#!/bin/sh\nexec sleep 60\n")
+    fake.chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        patched.setattr(nft, "_TIMEOUT_SECONDS", 0.2)
+        with pytest.raises(BackstopError, match="did not answer in time"):
+            backstop.gate([1000])
+    backstop.gate([1001])
+    assert elements(ruleset.GATED) == {1000, 1001}

@@ -1,0 +1,31 @@
+"""Processes that tests and benches start beside them, and talk to by pipes."""
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+
+@contextlib.contextmanager
+def served(command: Sequence[str]) -> Iterator[None]:
+    """A process that says when it is ready, and ends when its input does."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        yield
+    finally:
+        process.stdin.close()
+        process.wait(timeout=30)
+        process.stdout.close()
+
+
+def ask(process: "subprocess.Popen[bytes]", command: dict[str, Any]) -> Any:
+    """A process' answer to a command; both are one line of JSON."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(command).encode() + b"\n")
+    process.stdin.flush()
+    return json.loads(process.stdout.readline())
