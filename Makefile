@@ -77,7 +77,7 @@ format: setup
 	.venv/bin/ruff format .
 	.venv/bin/clang-format -i $(C_FILES)
 
-# docs/reference/ from the code; a test fails when it is not current.
+# docs/reference/ and deploy/manifests/crd.yaml from the code; a test fails when one is not current.
 docs: setup
 	$(PYTHON) -m agent.reference
 

@@ -16,4 +16,7 @@ NETNS_ANNOTATION = f"{DOMAIN}/netns"
 RELAY_ANNOTATION = f"{DOMAIN}/relay"
 
 POLICY_KIND: Final = "HostAccessPolicy"
+POLICY_PLURAL: Final = "hostaccesspolicies"
+POLICY_GROUP: Final = f"policy.{DOMAIN}"
+POLICY_VERSION: Final = "v1alpha1"
 POLICY_API_VERSION: Final = "policy.podgate.io/v1alpha1"

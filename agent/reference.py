@@ -1,4 +1,4 @@
-"""`make docs`: docs/reference/ from the code, so that it cannot say anything else."""
+"""`make docs`: docs/reference/ and the CustomResourceDefinition, made from the code."""
 
 import itertools
 import json
@@ -9,20 +9,22 @@ import click
 
 from agent import cli, clustermetrics, metrics
 from agent.podinfo import serving as podinfo
+from agent.rules import definition
 from agent.strict import relaymetrics
 from bpf.verdicts import Mode, Reason, Verdict
 from probes import probespec
 
-DIRECTORY = pathlib.Path(__file__).parent.parent / "docs" / "reference"
+ROOT = pathlib.Path(__file__).parent.parent
 
 
 def pages() -> dict[str, str]:
-    """File name and content of every page."""
+    """Path and content of every file."""
     return {
-        "reasons.md": _reasons(),
-        "metrics.md": _metrics(),
-        "cli.md": _commands(),
-        "probe-spec.schema.json": json.dumps(probespec.schema(), indent=2) + "\n",
+        "docs/reference/reasons.md": _reasons(),
+        "docs/reference/metrics.md": _metrics(),
+        "docs/reference/cli.md": _commands(),
+        "docs/reference/probe-spec.schema.json": json.dumps(probespec.schema(), indent=2) + "\n",
+        "deploy/manifests/crd.yaml": definition.manifest(),
     }
 
 
@@ -74,10 +76,9 @@ def _block(title: str, text: str) -> str:
 
 
 def main() -> None:
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
     for name, content in pages().items():
-        (DIRECTORY / name).write_text(content, encoding="utf-8")
-        sys.stderr.write(f"wrote docs/reference/{name}\n")
+        (ROOT / name).write_text(content, encoding="utf-8")
+        sys.stderr.write(f"wrote {name}\n")
 
 
 if __name__ == "__main__":

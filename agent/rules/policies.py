@@ -1,8 +1,9 @@
 """HostAccessPolicy documents: who of the node may start flows to which pods, as people write it.
 
-The structs have the shape of the API's objects; `read` checks one and makes a `Policy` of it. None
-holds itself, so the garbage collector need not go through them (gc=False): with thousands of
-policies that would stop the event loop for a tenth of a second.
+The structs have the shape of the API's objects, whose schema is made from them (definition.py);
+`read` checks one and makes a `Policy` of it. None holds itself, so the garbage collector need not
+go through them (gc=False): with thousands of policies that would stop the event loop for a tenth of
+a second.
 """
 
 import re
@@ -25,10 +26,10 @@ _MAX_NAME = 253
 
 # ICMP is one to people and two to the kernel, one for each family.
 _ICMP, _ICMPV6 = 1, 58
-_PROTOCOLS = {"TCP": (6,), "UDP": (17,), "SCTP": (132,), "ICMP": (_ICMP, _ICMPV6)}
+PROTOCOLS = {"TCP": (6,), "UDP": (17,), "SCTP": (132,), "ICMP": (_ICMP, _ICMPV6)}
 _WORDS = {6: "TCP", 17: "UDP", 132: "SCTP", _ICMP: "ICMP", _ICMPV6: "ICMPv6"}
 # As `has_ports` in bpf/src/replies.h: TCP, UDP, DCCP, SCTP, UDP-Lite.
-_WITH_PORTS = {6, 17, 33, 132, 136}
+WITH_PORTS = {6, 17, 33, 132, 136}
 
 _Port = Annotated[int, msgspec.Meta(ge=1, le=MAX_PORT)]
 
@@ -230,10 +231,10 @@ def _numbers(where: str, protocol: str | int) -> tuple[int, ...]:
         if not 0 < protocol < 256:
             raise PolicyError(f"{where}: {protocol} is not an IP protocol number (1 to 255)")
         return (protocol,)
-    if protocol not in _PROTOCOLS:
-        known = ", ".join(_PROTOCOLS)
+    if protocol not in PROTOCOLS:
+        known = ", ".join(PROTOCOLS)
         raise PolicyError(f"{where}: {protocol!r} is none of {known}, nor a number (1 to 255)")
-    return _PROTOCOLS[protocol]
+    return PROTOCOLS[protocol]
 
 
 def _range(where: str, field: PortField, protocol: int) -> tuple[int, int]:
@@ -241,7 +242,7 @@ def _range(where: str, field: PortField, protocol: int) -> tuple[int, int]:
         if field.end_port is not None:
             raise PolicyError(f"{where}.endPort: needs a port")
         return 0, MAX_PORT
-    if protocol not in _WITH_PORTS:
+    if protocol not in WITH_PORTS:
         raise PolicyError(f"{where}.port: protocol {field.protocol} has no ports; leave it out")
     last = field.port if field.end_port is None else field.end_port
     if last < field.port:

@@ -12,6 +12,43 @@ from agent.rules.policies import PolicyError, PolicyRule, Sender
 ANY = Sender("any")
 SERVICE = "/system.slice/a.service"
 
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"pods": {"namespace": ["a"]}}, "spec.pods: object contains unknown field `namespace`"),
+    ({"pods": {"namespaces": []}}, "spec.pods.namespaces: expected `array` of length >= 1"),
+    ({"pods": None}, "spec.pods: "),
+    ({"pods": {"podSelector": {"matchLabels": {"a": 1}}}}, "spec.pods.podSelector.matchLabels"),
+    (
+        {
+            "pods": {
+                "podSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]},
+            }
+        },
+        "spec.pods.podSelector.matchExpressions[0]: In needs values",
+    ),
+    ({"from": []}, "spec.from: expected `array` of length >= 1"),
+    ({"from": [{}]}, "spec.from[0]: say exactly one of"),
+    ({"from": [{"kernel": {}, "anyProcess": {}}]}, "spec.from[0]: say exactly one of"),
+    ({"from": [{"kernel": {}}, {"cgrup": {}}]}, "spec.from[1]: object contains unknown field"),
+    ({"from": [{"anyProcess": {"name": "x"}}]}, "spec.from[0].anyProcess: object contains"),
+    ({"from": [{"cgroup": {}}]}, "spec.from[0].cgroup: object missing required field `path`"),
+    ({"from": [{"cgroup": {"path": "a"}}]}, "spec.from[0].cgroup.path: 'a' is not a path"),
+    ({"from": [{"cgroup": {"path": "/a/../b"}}]}, "spec.from[0].cgroup.path: "),
+    ({"from": [{"cgroup": {"path": "/a\0"}}]}, "spec.from[0].cgroup.path: "),
+    ({"from": [{"cgroup": {"path": "/a", "match": "all"}}]}, "spec.from[0].cgroup.match: "),
+    ({"ports": []}, "spec.ports: expected `array` of length >= 1"),
+    ({"ports": [{"port": 0}]}, "spec.ports[0].port: expected `int` >= 1"),
+    ({"ports": [{"port": 65536}]}, "spec.ports[0].port: expected `int` <= 65535"),
+    ({"ports": [{"port": "http"}]}, "spec.ports[0].port: expected `int | null`, got `str`"),
+    ({"ports": [{"port": 2, "endPort": 1}]}, "spec.ports[0].endPort: 1 is before port 2"),
+    ({"ports": [{"endPort": 1}]}, "spec.ports[0].endPort: needs a port"),
+    ({"ports": [{"protocol": "tcp"}]}, "spec.ports[0].protocol: 'tcp' is none of TCP"),
+    ({"ports": [{"protocol": 0}]}, "spec.ports[0].protocol: 0 is not an IP protocol number"),
+    ({"ports": [{"protocol": 256}]}, "spec.ports[0].protocol: 256 is not an IP protocol"),
+    ({"ports": [{"protocol": "ICMP", "port": 1}]}, "spec.ports[0].port: protocol ICMP has no"),
+    ({"ingress": []}, "spec: object contains unknown field `ingress`"),
+]
+"""What a spec may not say, and how the refusal begins."""
+
 
 def document(**spec: Any) -> dict[str, Any]:
     return {
@@ -82,44 +119,7 @@ def test_thirty_two_rules_fit_and_thirty_three_do_not() -> None:
         rules(ports=[{"port": 2 * number} for number in range(1, 34)])
 
 
-@pytest.mark.parametrize(
-    ("spec", "where"),
-    [
-        ({"pods": {"namespace": ["a"]}}, "spec.pods: object contains unknown field `namespace`"),
-        ({"pods": {"namespaces": []}}, "spec.pods.namespaces: expected `array` of length >= 1"),
-        ({"pods": None}, "spec.pods: "),
-        ({"pods": {"podSelector": {"matchLabels": {"a": 1}}}}, "spec.pods.podSelector.matchLabels"),
-        (
-            {
-                "pods": {
-                    "podSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]},
-                }
-            },
-            "spec.pods.podSelector.matchExpressions[0]: In needs values",
-        ),
-        ({"from": []}, "spec.from: expected `array` of length >= 1"),
-        ({"from": [{}]}, "spec.from[0]: say exactly one of"),
-        ({"from": [{"kernel": {}, "anyProcess": {}}]}, "spec.from[0]: say exactly one of"),
-        ({"from": [{"kernel": {}}, {"cgrup": {}}]}, "spec.from[1]: object contains unknown field"),
-        ({"from": [{"anyProcess": {"name": "x"}}]}, "spec.from[0].anyProcess: object contains"),
-        ({"from": [{"cgroup": {}}]}, "spec.from[0].cgroup: object missing required field `path`"),
-        ({"from": [{"cgroup": {"path": "a"}}]}, "spec.from[0].cgroup.path: 'a' is not a path"),
-        ({"from": [{"cgroup": {"path": "/a/../b"}}]}, "spec.from[0].cgroup.path: "),
-        ({"from": [{"cgroup": {"path": "/a\0"}}]}, "spec.from[0].cgroup.path: "),
-        ({"from": [{"cgroup": {"path": "/a", "match": "all"}}]}, "spec.from[0].cgroup.match: "),
-        ({"ports": []}, "spec.ports: expected `array` of length >= 1"),
-        ({"ports": [{"port": 0}]}, "spec.ports[0].port: expected `int` >= 1"),
-        ({"ports": [{"port": 65536}]}, "spec.ports[0].port: expected `int` <= 65535"),
-        ({"ports": [{"port": "http"}]}, "spec.ports[0].port: expected `int | null`, got `str`"),
-        ({"ports": [{"port": 2, "endPort": 1}]}, "spec.ports[0].endPort: 1 is before port 2"),
-        ({"ports": [{"endPort": 1}]}, "spec.ports[0].endPort: needs a port"),
-        ({"ports": [{"protocol": "tcp"}]}, "spec.ports[0].protocol: 'tcp' is none of TCP"),
-        ({"ports": [{"protocol": 0}]}, "spec.ports[0].protocol: 0 is not an IP protocol number"),
-        ({"ports": [{"protocol": 256}]}, "spec.ports[0].protocol: 256 is not an IP protocol"),
-        ({"ports": [{"protocol": "ICMP", "port": 1}]}, "spec.ports[0].port: protocol ICMP has no"),
-        ({"ingress": []}, "spec: object contains unknown field `ingress`"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "where"), WRONG)
 def test_a_mistake_is_named_by_the_path_of_its_field(spec: dict[str, Any], where: str) -> None:
     with pytest.raises(PolicyError) as refused:
         rules(**spec)
