@@ -9,6 +9,8 @@ from there, for ever. How the faults are taken:
   only what differs. 410 to the list itself: list the newest.
 * 504 with ResourceVersionTooLarge: this server is behind the one before, or etcd was put back from
   a backup; list the newest.
+* 404 to a resource that need not be there: there is nothing of it. Asked again about once a minute,
+  as after 403, since somebody may install it, or give the right.
 * Anything else: the same request again, later each time; Retry-After is respected.
 * Events that come twice or late are told by their resource version, and change nothing.
 
@@ -18,12 +20,12 @@ client-go's reflector.go is the model for the order of things.
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Final, Generic, Literal, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 import structlog
 
-from agent.kube import objects, pacing
+from agent.kube import answers, objects, pacing
 from agent.kube.client import JSON, Api, ApiError
 
 log = structlog.get_logger(__name__)
@@ -39,9 +41,10 @@ _SHORTEST_STREAM_SECONDS: Final = 5.0
 _LIST_SECONDS: Final = 60.0
 _LONGEST_RETRY_AFTER_SECONDS: Final = 300.0
 _INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
-_TOO_LARGE: Final = "ResourceVersionTooLarge"
+# Only people change it; for 5,000 nodes these are 80 small answers a second.
+_LASTING_SECONDS: Final = 60.0
 # Refusals that say nothing about whether the server can stream lists.
-_UNRELATED_TO_STREAMING: Final = (0, 401, 403, 410, 429, 503)
+_UNRELATED_TO_STREAMING: Final = (0, 401, 403, 404, 410, 429, 503)
 _MOST_GONE: Final = 1024
 
 _METADATA_ACCEPT: Final = ",".join(
@@ -62,33 +65,8 @@ class Query(msgspec.Struct, Generic[ObjectT], frozen=True):
     kind: type[ObjectT]
     field_selector: str = ""
     is_metadata_only: bool = False
-
-
-class _ListMetadata(msgspec.Struct, rename="camel"):
-    resource_version: str = ""
-
-
-class _List(msgspec.Struct):
-    metadata: _ListMetadata = msgspec.field(default_factory=_ListMetadata)
-    items: list[msgspec.Raw] | None = None
-
-
-class _Event(msgspec.Struct):
-    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
-    object: msgspec.Raw
-
-
-class _MarkMetadata(msgspec.Struct, rename="camel"):
-    """What can be read of an object that cannot be read."""
-
-    name: str = ""
-    namespace: str = ""
-    resource_version: str = ""
-    annotations: dict[str, str] | None = None
-
-
-class _Mark(msgspec.Struct):
-    metadata: _MarkMetadata
+    may_be_absent: bool = False
+    """Whether a server may do without this resource, as without a custom one."""
 
 
 class Watcher(Generic[ObjectT]):
@@ -110,6 +88,10 @@ class Watcher(Generic[ObjectT]):
         self.objects: dict[_Key, ObjectT] = {}
         self.synced = asyncio.Event()
         """Whether everything was seen once."""
+        self.answered = asyncio.Event()
+        """The same, or that it cannot be seen for now."""
+        self.is_absent = False
+        """Whether the server does not have this resource."""
         self.problem = ""
         """What the API server, or its absence, said last; empty while all is well."""
         self.requests = 0
@@ -150,10 +132,30 @@ class Watcher(Generic[ObjectT]):
                 else:
                     await self._list()
             except ApiError as error:
-                self._take_in(error)
                 wait = min(error.retry_after_seconds, _LONGEST_RETRY_AFTER_SECONDS)
                 wait *= 1.0 + 0.1 * self._jitter()
-                await asyncio.sleep(max(wait, self._backoff.next_seconds()))
+                wait = max(wait, self._backoff.next_seconds())
+                if self.query.may_be_absent and error.code in (403, 404):
+                    wait = max(wait, _LASTING_SECONDS * (0.5 + self._jitter()))
+                if self.query.may_be_absent and error.code == 404:
+                    self._take_absence()
+                else:
+                    self._take_in(error)
+                await asyncio.sleep(wait)
+
+    def _take_absence(self) -> None:
+        """There is nothing of the resource. But said once it may be the word of a server that is
+        just starting: what is known goes when it is said again."""
+        if not self.is_absent:
+            log.info(
+                "the API server does not have this resource; it is asked again once a minute",
+                resource=self.query.name,
+            )
+        if self.is_absent or not self.objects:
+            self._replace_all([], "")
+        self._is_well()
+        self.is_absent = True
+        self._is_current = False
 
     def _take_in(self, error: ApiError) -> None:
         """What a failure means for the next request."""
@@ -165,10 +167,12 @@ class Watcher(Generic[ObjectT]):
                 code=error.code,
             )
         self.problem = str(error)
+        if error.means_away or error.code == 403:
+            self.answered.set()
         if error.code == 410:
             self._wants_newest = not self._is_current
             self._is_current = False
-        elif _is_too_large(error):
+        elif answers.is_too_large(error):
             self._wants_newest = True
             self._is_current = False
 
@@ -190,7 +194,7 @@ class Watcher(Generic[ObjectT]):
             timeout_seconds=_LIST_SECONDS,
         )
         try:
-            listed = msgspec.json.decode(content, type=_List)
+            listed = answers.decode(content, answers.List)
         except msgspec.DecodeError as error:
             raise ApiError(f"the API server's list cannot be read: {error}") from error
         found = [self._read(item) for item in listed.items or ()]
@@ -204,7 +208,7 @@ class Watcher(Generic[ObjectT]):
         try:
             await self._follow(query, initial=[])
         except ApiError as error:
-            is_unrelated = error.code in _UNRELATED_TO_STREAMING or _is_too_large(error)
+            is_unrelated = error.code in _UNRELATED_TO_STREAMING or answers.is_too_large(error)
             if not self._is_current and not is_unrelated:
                 self._may_stream = False
             raise
@@ -229,11 +233,11 @@ class Watcher(Generic[ObjectT]):
         ) as lines:
             async for line in lines:
                 try:
-                    event = msgspec.json.decode(line, type=_Event)
+                    event = answers.decode(line, answers.Event)
                 except msgspec.DecodeError as error:
                     raise ApiError(f"the API server's event cannot be read: {error}") from error
                 if event.type == "ERROR":
-                    raise ApiError.of_status(_status(event.object))
+                    raise ApiError.of_status(answers.status(event.object))
                 has_spoken = True
                 if initial is None:
                     self._is_well()
@@ -242,7 +246,7 @@ class Watcher(Generic[ObjectT]):
                     if one := self._read(event.object):
                         initial.append(one)
                 else:
-                    mark = _mark(event.object)
+                    mark = answers.mark(event.object)
                     if mark and (mark.annotations or {}).get(_INITIAL_EVENTS_END) == "true":
                         self._replace_all(initial, mark.resource_version)
                         self._is_well()
@@ -275,9 +279,9 @@ class Watcher(Generic[ObjectT]):
     def _read(self, raw: msgspec.Raw) -> ObjectT | None:
         """The object; what it was, where it cannot be read; None where it never could."""
         try:
-            return msgspec.json.decode(raw, type=self.query.kind)
+            return answers.decode(raw, self.query.kind)
         except msgspec.DecodeError as error:
-            mark = _mark(raw)
+            mark = answers.mark(raw)
             known = self.objects.get((mark.namespace, mark.name)) if mark else None
             log.warning(
                 "an object of the API server cannot be read; it stays as it was",
@@ -287,9 +291,9 @@ class Watcher(Generic[ObjectT]):
             )
             return known
 
-    def _take(self, event: _Event) -> None:
+    def _take(self, event: answers.Event) -> None:
         if event.type == "BOOKMARK":
-            if mark := _mark(event.object):
+            if mark := answers.mark(event.object):
                 self._version = mark.resource_version or self._version
             return
         new = self._read(event.object)
@@ -316,6 +320,7 @@ class Watcher(Generic[ObjectT]):
         """Take a whole list as the truth, and tell what differs."""
         self._version = version
         self._is_current, self._wants_newest = True, False
+        self.is_absent = False
         self._gone.clear()
         listed = {_key(one): one for one in found}
         for key in self.objects.keys() - listed.keys():
@@ -325,6 +330,7 @@ class Watcher(Generic[ObjectT]):
             if old is None or old.metadata.resource_version != new.metadata.resource_version:
                 self._put(key, old, new)
         self.synced.set()
+        self.answered.set()
 
     def _put(self, key: _Key, old: ObjectT | None, new: ObjectT) -> None:
         if old and old.metadata.uid != new.metadata.uid:
@@ -343,24 +349,3 @@ class Watcher(Generic[ObjectT]):
 
 def _key(one: objects.Object) -> _Key:
     return one.metadata.namespace, one.metadata.name
-
-
-def _mark(raw: msgspec.Raw) -> _MarkMetadata | None:
-    try:
-        return msgspec.json.decode(raw, type=_Mark).metadata
-    except msgspec.DecodeError:
-        return None
-
-
-def _status(raw: msgspec.Raw) -> objects.Status:
-    try:
-        return msgspec.json.decode(raw, type=objects.Status)
-    except msgspec.DecodeError:
-        return objects.Status(message="the watch ended with an error that cannot be read")
-
-
-def _is_too_large(error: ApiError) -> bool:
-    """apimachinery's NewTooLargeResourceVersionError; the text is that of servers before 1.17."""
-    return any(reason == _TOO_LARGE for _, reason in error.causes) or (
-        "Too large resource version" in str(error)
-    )

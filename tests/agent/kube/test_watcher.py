@@ -456,6 +456,35 @@ async def test_line_that_is_no_event_ends_the_stream_and_not_the_watch(
         assert seen.told == ["+a", "+b"]
 
 
+async def test_an_event_that_is_nested_very_deeply_ends_the_stream_and_not_the_watch(
+    server: ApiServer, api: Api
+) -> None:
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        deep = b'{"a":' * 10_000 + b"1" + b"}" * 10_000
+        server.stream().send(b'{"type":"ADDED","object":' + deep + b"}\n")
+        await server.watched(count=2)
+        server.put(pod("b"))
+        await asyncio.sleep(1)
+        assert seen.told == ["+a", "+b"]
+
+
+async def test_a_resource_that_must_be_there_is_a_problem_when_it_is_not(
+    server: ApiServer, api: Api
+) -> None:
+    async def unknown(request: web.Request) -> web.StreamResponse | None:
+        return web.Response(status=404, text="404 page not found\n")
+
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        server.faults.append(unknown)
+        server.stream().end()
+        await asyncio.sleep(120)
+        assert seen.names == {"a"}
+        assert seen.watcher.problem == "HTTP status 404 Not Found"
+        assert not seen.watcher.is_absent
+
+
 async def test_what_was_known_before_is_compared_and_not_told(server: ApiServer, api: Api) -> None:
     server.can_stream_lists = False
     for name in ("a", "b"):

@@ -1,0 +1,78 @@
+"""What an API server answers to list and watch, around the objects themselves."""
+
+from typing import Final, Literal, TypeVar
+
+import msgspec
+
+from agent.kube import objects
+from agent.kube.client import ApiError
+
+_TOO_LARGE: Final = "ResourceVersionTooLarge"
+
+T = TypeVar("T")
+
+
+class ListMetadata(msgspec.Struct, rename="camel"):
+    """metav1.ListMeta."""
+
+    resource_version: str = ""
+
+
+class List(msgspec.Struct):
+    """Any list of objects, each of which is still to be read."""
+
+    metadata: ListMetadata = msgspec.field(default_factory=ListMetadata)
+    items: list[msgspec.Raw] | None = None
+
+
+class Event(msgspec.Struct):
+    """metav1.WatchEvent."""
+
+    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
+    object: msgspec.Raw
+
+
+class MarkMetadata(msgspec.Struct, rename="camel"):
+    """What can be read of an object that cannot be read."""
+
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class Mark(msgspec.Struct):
+    """An object that cannot be read, or a bookmark."""
+
+    metadata: MarkMetadata
+
+
+def decode(content: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """Read JSON, however deeply it is nested. Raises `msgspec.DecodeError`."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except RecursionError as error:
+        raise msgspec.DecodeError("it is nested too deeply") from error
+
+
+def mark(raw: msgspec.Raw) -> MarkMetadata | None:
+    """What can be read of any object."""
+    try:
+        return decode(raw, Mark).metadata
+    except msgspec.DecodeError:
+        return None
+
+
+def status(raw: msgspec.Raw) -> objects.Status:
+    """The object of an ERROR event."""
+    try:
+        return decode(raw, objects.Status)
+    except msgspec.DecodeError:
+        return objects.Status(message="the watch ended with an error that cannot be read")
+
+
+def is_too_large(error: ApiError) -> bool:
+    """apimachinery's NewTooLargeResourceVersionError; the text is that of servers before 1.17."""
+    return any(reason == _TOO_LARGE for _, reason in error.causes) or (
+        "Too large resource version" in str(error)
+    )
