@@ -29,6 +29,7 @@ from agent.kube.podsource import PodSource
 from agent.localnet.source import ServiceEndpoints
 from agent.metrics import Metrics
 from agent.pods import Pod, Problem
+from agent.rules.apipolicies import ApiPolicies
 from agent.settings import Settings
 from agent.status import FeedStatus
 from probes.results import Outcome, Result
@@ -52,12 +53,13 @@ class Cluster:
         metrics: Metrics,
         *,
         conditions: Conditions,
+        policies: ApiPolicies,
         on_pod: Callable[[Pod], None],
         on_removed: Callable[[str], None],
         on_run: Callable[[str], None],
     ) -> None:
-        """conditions: what is to be written, told by `changed`; on_run: gets the uid of a pod of
-        whose containers `run_of` has something new to say.
+        """conditions: what is to be written, told by `changed`; policies: whose watch is run here;
+        on_run: gets the uid of a pod of whose containers `run_of` has something new to say.
         """
         assert settings.node_name is not None
         self._settings = settings
@@ -87,6 +89,7 @@ class Cluster:
         )
         self._knows_sandboxes = False
         self._conditions = conditions
+        self._policies = policies.watcher
         self.writer = ConditionWriter(
             api,
             conditions_of=self._conditions_of,
@@ -116,6 +119,7 @@ class Cluster:
             async with asyncio.TaskGroup() as group:
                 tasks.start(group, "pods of the API", self.pods.run)
                 tasks.start(group, "pods of the kubelet", self.kubelet_pods.run)
+                tasks.start(group, "watch of policies", self._policies.run)
                 tasks.start(group, "sandboxes", self.sandboxes.run)
                 tasks.start(group, "conditions to the API", self.writer.run)
                 tasks.start(group, "events to the API", self.events.run)
@@ -186,7 +190,10 @@ class Cluster:
         """What of the API server is not heard or not told now, and why."""
         found = {
             watcher.query.name: watcher.problem
-            for watcher in (self.pods.pods, self.pods.namespaces, self.pods.nodes)
+            for watcher in (
+                *(self.pods.pods, self.pods.namespaces, self.pods.nodes),
+                self._policies,
+            )
         }
         found["conditions"] = self.writer.problem
         if self.endpoints:

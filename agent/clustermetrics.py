@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client import core
 
+from agent import names
 from agent.cluster import Cluster
 from agent.metrics import Family, family
 
@@ -18,8 +19,8 @@ RUNTIME_PROBLEM = Family(
 API_PROBLEM = Family(
     "podgate_api_problem",
     "gauge",
-    "1 while the API server does not tell of this (pods, namespaces, nodes), or cannot be told "
-    "(conditions).",
+    "1 while the API server does not tell of this (pods, namespaces, nodes, hostaccesspolicies), "
+    "or cannot be told (conditions).",
     ("what",),
 )
 KUBELET_PODS = Family(
@@ -43,7 +44,7 @@ FAMILIES = (
     *(PATCHES, PENDING, EVENTS, EVENTS_DROPPED),
 )
 
-_ASKED = ("pods", "namespaces", "nodes", "conditions")
+_ASKED = ("pods", "namespaces", "nodes", names.POLICY_PLURAL, "conditions")
 
 
 class ClusterCollector:

@@ -155,6 +155,12 @@ RULE_HITS = Family(
     "Opening packets that a rule of a policy let in, over all gates.",
     ("policy", "sender", "protocol", "ports"),
 )
+POLICY_PROBLEMS = Family(
+    "podgate_policy_problems",
+    "gauge",
+    "Policies, or sources of policies, that are not in force as they stand; `podgate rules` says "
+    "which.",
+)
 
 FAMILIES = (
     *(GATE_PACKETS, NODE_REFUSALS, REFUSALS_UNTOLD, GATES, POD_CONDITION, MANIFEST_PROBLEM, INFO),
@@ -162,7 +168,7 @@ FAMILIES = (
     *(SELF_TESTS, SELF_TEST_PATHS, OLDER_FLOWS, OLDER_FLOWS_ENDED),
     *(PROBES_IN_FLIGHT, PROBES_WAITING, PROBE_DELAY_SECONDS),
     *(LISTENER_HINTS, LISTENER_EVENTS_LOST, LISTENERS_UNWATCHED),
-    *(RULE_HITS, UNGATED_SECONDS),
+    *(RULE_HITS, POLICY_PROBLEMS, UNGATED_SECONDS),
 )
 
 
@@ -222,6 +228,9 @@ class _ScrapeTimeCollector:
         untold = family(REFUSALS_UNTOLD)
         untold.add_metric((), metrics.refusals_untold)
         yield untold
+        problems = family(POLICY_PROBLEMS)
+        problems.add_metric((), metrics.policy_problems)
+        yield problems
 
     def _probes(self, metrics: "Metrics") -> Iterator[core.Metric]:
         for one, value in zip(
@@ -304,6 +313,7 @@ class Metrics:
         self.node_refusals: dict[str, int] = {}
         """By reason."""
         self.refusals_untold = 0
+        self.policy_problems = 0
         self.unwatched_listeners: dict[str, int] = {}
         """By pod uid."""
         self._scraped.metrics = self

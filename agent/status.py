@@ -175,10 +175,10 @@ class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """What `podgate rules` shows. path: of the policies, None without --rules; problems: of files,
-    and of pods whose gates have no more room."""
+    """What `podgate rules` shows. sources: where policies come from, for people; problems: of
+    policies, and of pods whose gates have no more room."""
 
-    path: str | None
+    sources: list[str]
     policies: list[PolicyStatus]
     problems: list[str]
 

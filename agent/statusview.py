@@ -151,10 +151,11 @@ def show_rules(content: bytes) -> None:
     """Print every rule of every policy, and what is wrong."""
     rules = msgspec.json.decode(content, type=Rules)
     console = tables.console()
-    if rules.path is None:
+    if not rules.sources:
         console.print("The agent was started without --rules: only the kubelet is let in.")
     elif not rules.policies:
-        console.print(f"No policy of {rules.path} is in force.", markup=False)
+        sources = " or ".join(rules.sources)
+        console.print(f"No policy of {sources} is in force.", markup=False, soft_wrap=True)
     else:
         table = tables.table("POLICY", "FROM", "TO", "PODS", "HITS")
         for policy in rules.policies:

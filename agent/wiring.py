@@ -37,6 +37,7 @@ from agent.reconciler import Reconciler
 from agent.refusals import RefusalLog
 from agent.relay import messages
 from agent.reporting import RELAY, drops_of, pod_status, relay_status
+from agent.rules.apipolicies import ApiPolicies
 from agent.rules.hostaccess import HostAccess
 from agent.settings import Settings
 from agent.status import (
@@ -94,9 +95,14 @@ class Agent:
             on_outcome=lambda pod, key, outcome: self._feed.probed(pod, key, outcome),
             state=settings.run_directory / "state" / "probes.json",
         )
+        policies = None
+        if api:
+            state = settings.run_directory / "state" / "apipolicies.json"
+            policies = ApiPolicies(api, state=state)
         self._host_access = HostAccess(
             settings,
             RuleHits(gatekeeper.loaded),
+            api=policies,
             guarded=lambda: self._reconciler.guarded.values(),
             on_change=lambda uid: self._reconciler.mark(uid),
             is_settled=lambda: self._reconciler.is_settled(),
@@ -135,7 +141,7 @@ class Agent:
         )
         self._carried = Carried(self._pod)
         self._metrics.registry.register(RelayCollector(self._relaying, self._carried))
-        self._feed = self._feed_of(settings, api)
+        self._feed = self._feed_of(settings, api, policies)
         self._pod_info = PodInfo(
             settings.run_directory,
             pods=lambda: (guarded.pod for guarded in self._reconciler.guarded.values()),
@@ -233,7 +239,7 @@ class Agent:
                 if settings.feature_gates.pod_info_api:
                     self._metrics.registry.register(self._pod_info)
                     running.append(tasks.start(group, "podinfo", self._pod_info.run))
-                if settings.rules:
+                if self._host_access.is_followed:
                     running.append(tasks.start(group, "rules", self._host_access.run))
                 if kept := plugin.CniPlugin.of(settings):
                     running.append(tasks.start(group, "cni", functools.partial(plugin.keep, kept)))
@@ -272,6 +278,7 @@ class Agent:
         pods = [guarded.pod for guarded in self._reconciler.guarded.values()]
         self._metrics.refusals_untold = self._refusals.lost
         self._metrics.node_refusals = await self._node_refusals()
+        self._metrics.policy_problems = len(self._host_access.problems)
         return self._metrics.render(pods, samples, await self._host_access.samples())
 
     async def report(self) -> Report:
@@ -374,13 +381,16 @@ class Agent:
         if cgroup2 and (pods := pods_cgroup(cgroup2)):
             config.set_pods(*pods)
 
-    def _feed_of(self, settings: Settings, api: Api | None) -> PodFeed:
-        if api is not None:
+    def _feed_of(
+        self, settings: Settings, api: Api | None, policies: ApiPolicies | None
+    ) -> PodFeed:
+        if api and policies:
             cluster = Cluster(
                 api,
                 settings,
                 self._metrics,
                 conditions=self._conditions,
+                policies=policies,
                 on_pod=self._reconciler.set_pod,
                 on_removed=self._reconciler.remove_pod,
                 on_run=self._on_run,

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
-from agent import cgrouppaths, documents, preflight
+from agent import cgrouppaths, preflight
 from agent.admission import kubelet_rules
 from agent.guarding import Guarded
 from agent.metrics import RuleSample
 from agent.pods import Pod
+from agent.rules.apipolicies import ApiPolicies
+from agent.rules.inforce import InForce, Source
 from agent.rules.policysource import PolicySource
 from agent.rules.rulebook import Admission, RuleBook
 from agent.settings import Settings
@@ -43,17 +45,24 @@ class HostAccess:
         settings: Settings,
         hits: RuleHits,
         *,
+        api: ApiPolicies | None,
         guarded: Callable[[], Iterable[Guarded]],
         on_change: Callable[[str], None],
         is_settled: Callable[[], bool],
         cgroup2: pathlib.Path | None = None,
     ) -> None:
-        """guarded: all pods; on_change gets the uid of one whose gate has to be told; is_settled:
-        whether all gates are as was wanted last; cgroup2: for tests.
+        """api: policies of a cluster, whose watch somebody else runs; guarded: all pods; on_change
+        gets the uid of one whose gate has to be told; is_settled: whether all gates are as was
+        wanted last; cgroup2: for tests.
         """
         self._path = settings.rules
-        self._source: PolicySource | None = None
         self._state = settings.run_directory / "state" / "policies.json"
+        self._api = api
+        self.is_followed = self._path is not None or api is not None
+        """Whether there is anything to `run` for."""
+        self._in_force = InForce(())
+        self._is_known = asyncio.Event()
+        """Set when the API server has had its moment to tell of policies."""
         self._hits = hits
         self._guarded = guarded
         self._on_change = on_change
@@ -65,36 +74,51 @@ class HostAccess:
 
     async def open(self) -> None:
         """Read the policies for the first time, so that no gate is made without its rules."""
-        if self._path is None:
+        if self._api is None:
+            self._is_known.set()
+        if not self.is_followed:
             self._hits.keep(())
             return
-        self._source = await asyncio.to_thread(PolicySource, self._path, state=self._state)
-        await asyncio.to_thread(self._source.restore)
-        self._book = await asyncio.to_thread(self._look, self._book, self._source)
+        sources: list[Source] = []
+        if self._path:
+            sources.append(await asyncio.to_thread(PolicySource, self._path, state=self._state))
+        if self._api:
+            sources.append(self._api)
+        self._in_force = InForce(sources)
+        await asyncio.to_thread(self._in_force.restore)
+        self._book = await asyncio.to_thread(self._look, self._book)
 
     async def run(self) -> None:
-        """Follow files and cgroups, for ever, where there are policies to follow.
+        """Follow policies and cgroups, for ever, where there are policies to follow.
 
         Raises `TimeoutError` when the file system does not answer.
         """
-        source = self._source
-        assert source is not None
-        async for _ in documents.changes(source.directory, at_least_every_seconds=_PERIOD_SECONDS):
-            started = time.monotonic()
-            async with asyncio.timeout(_LOOK_SECONDS):
-                book = await asyncio.to_thread(self._look, self._book, source)
-            seconds = time.monotonic() - started
-            if book is not self._book:
-                await self._put_in_force(book)
-            if self._has_old_counters and self._is_settled():
-                self._has_old_counters = False
-                ids = set(self._book.ids.values())
-                self._counted &= ids
-                await asyncio.to_thread(self._hits.keep, ids)
+        if self._api:
+            await self._api.first_answer()
+        await self._follow()
+        self._is_known.set()
+        async for _ in self._in_force.changes(at_least_every_seconds=_PERIOD_SECONDS):
+            seconds = await self._follow()
             await asyncio.sleep(min(seconds * _REST_PER_LOOK, _LONGEST_REST_SECONDS))
+
+    async def _follow(self) -> float:
+        """Have in force what is to be now. Returns the seconds that it took to find out."""
+        started = time.monotonic()
+        async with asyncio.timeout(_LOOK_SECONDS):
+            book = await asyncio.to_thread(self._look, self._book)
+        seconds = time.monotonic() - started
+        if book is not self._book:
+            await self._put_in_force(book)
+        if self._has_old_counters and self._is_settled():
+            self._has_old_counters = False
+            ids = set(self._book.ids.values())
+            self._counted &= ids
+            await asyncio.to_thread(self._hits.keep, ids)
+        return seconds
 
     async def admit(self, pod: Pod) -> Admission:
         """What the pod's gate lets in, with counters for it made before."""
+        await self._is_known.wait()
         own = kubelet_rules(pod.spec)
         while True:
             book = self._book
@@ -108,6 +132,11 @@ class HostAccess:
         except BpfError as error:
             log.warning("hits of some rules are not counted", pod=pod.full_name, error=str(error))
         return admission
+
+    @property
+    def problems(self) -> list[str]:
+        """What is not in force as it stands, one sentence each."""
+        return self._in_force.problems
 
     async def samples(self) -> list[RuleSample]:
         """Hits of every rule that a gate has had."""
@@ -126,11 +155,11 @@ class HostAccess:
         ]
         return await asyncio.to_thread(self._report, self._book, gated)
 
-    def _look(self, book: RuleBook, source: PolicySource) -> RuleBook:
+    def _look(self, book: RuleBook) -> RuleBook:
         """The book as it has to be now; the same one if nothing changed. Blocks."""
-        if source.look():
-            book = RuleBook.of(source.policies).with_cgroups(book.cgroups)
-            log.info("policies in force", policies=len(book.policies), source=str(self._path))
+        if self._in_force.look():
+            book = RuleBook.of(self._in_force.policies).with_cgroups(book.cgroups)
+            log.info("policies in force", policies=len(book.policies), of=self._in_force.names)
         paths = book.paths()
         cgroups = cgrouppaths.resolve(self._cgroup2, paths)
         if cgroups == book.cgroups and book is self._book:
@@ -167,15 +196,13 @@ class HostAccess:
             )
             for policy in book.policies
         ]
-        problems = list(self._source.problems) if self._source else []
+        problems = self._in_force.problems
         problems += sorted(
             f"Pod {pod.full_name}: {admission.problem}"
             for pod, admission in gated
             if admission and admission.problem
         )
-        return Rules(
-            path=str(self._path) if self._path else None, policies=found, problems=problems
-        )
+        return Rules(sources=self._in_force.names, policies=found, problems=problems)
 
 
 def _changed(book: RuleBook, admitted: Iterable[_Admitted]) -> list[str]:

@@ -2,22 +2,17 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 
 import msgspec
-import structlog
 
-from agent import documents, statefiles
-from agent.rules import policies
+from agent import documents
+from agent.rules import inforce, policies, savedpolicies
+from agent.rules.inforce import Batch
 from agent.rules.policies import HostAccessPolicy, Policy, PolicyError
-
-log = structlog.get_logger(__name__)
 
 # All files together. A policy has some 300 bytes, so this is more than may be in force.
 _MAX_TOTAL_BYTES = 4 * documents.MAX_BYTES
-# A file that is something else altogether may be wrong in thousands of places.
-_MOST_PROBLEMS = 20
-_LONGEST_PROBLEM = 500
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,37 +33,39 @@ class _Saved(msgspec.Struct):
 
 
 class PolicySource:
-    """What is in force of a file or directory. Its methods block: call them beside the loop."""
+    """A `Source`: a file or directory."""
 
     def __init__(self, path: pathlib.Path, *, state: pathlib.Path) -> None:
         """state: a file of ours for what was in force last."""
         self._path = path
         is_directory = path.is_dir()
-        self.directory = path if is_directory else path.parent
-        """Where changes happen."""
+        self._directory = path if is_directory else path.parent
         self._only = None if is_directory else path.name
         self._state = state
         # In the order in which they came: of two that cannot both be, the first stays.
         self._files: dict[str, _File] = {}
         self._was_readable = True
-        self.policies: tuple[Policy, ...] = ()
-        """Those in force, in the order of their names."""
-        self.problems: tuple[str, ...] = ()
-        """One sentence for each document that is not in force as it stands."""
+        self.batch = Batch(str(path))
+        """Those in force, and one sentence for each document that is not, as it stands."""
+
+    @property
+    def name(self) -> str:
+        return str(self._path)
+
+    problem = ""
+    """That the directory cannot be read is told with the rest."""
+
+    def changes(self, *, at_least_every_seconds: float) -> AsyncIterator[None]:
+        return documents.changes(self._directory, at_least_every_seconds=at_least_every_seconds)
 
     def restore(self) -> None:
         """Take up what an earlier run saved, to be what is left of files that are wrong now."""
-        try:
-            saved = msgspec.json.decode(self._state.read_bytes(), type=_Saved)
-            if saved.path != str(self._path):
-                return
-            for name, kept in saved.files.items():
-                good = tuple(policies.check(document, source=name) for document in kept)
-                self._files[name] = _File(documents.NEVER_READ, good)
-        except FileNotFoundError:
+        saved = savedpolicies.read(self._state, _Saved)
+        if saved is None or saved.path != str(self._path):
             return
-        except (OSError, msgspec.MsgspecError, PolicyError) as error:
-            log.warning("policies of an earlier run cannot be read", error=str(error))
+        for name, kept in saved.files.items():
+            good = savedpolicies.checked(kept, source=name)
+            self._files[name] = _File(documents.NEVER_READ, good)
 
     def look(self) -> bool:
         """Read what changed since the last look; whether anything did.
@@ -77,12 +74,15 @@ class PolicySource:
         noted. When the directory cannot be read, all stays as it is.
         """
         try:
-            stamps = documents.stamps(self.directory, self._only)
+            stamps = documents.stamps(self._directory, self._only)
         except OSError as error:
             self._was_readable = False
-            return self._tell(
-                (f"{self.directory} cannot be read ({error.strerror}); policies stay as they are.",)
+            problem = (
+                f"{self._directory} cannot be read ({error.strerror}); policies stay as they are."
             )
+            is_news = self.batch.problems != (problem,)
+            self.batch = dataclasses.replace(self.batch, problems=(problem,))
+            return is_news
         files = {name: file for name, file in self._files.items() if name in stamps}
         settled = {name for name, file in files.items() if file.stamp == stamps[name] and file.fits}
         room = _MAX_TOTAL_BYTES - sum(stamps[name][1] for name in settled)
@@ -98,21 +98,27 @@ class PolicySource:
         for name in sorted(to_read, key=lambda name: (name not in files, name)):
             before = files[name].policies if name in files else ()
             if stamps[name][1] > room:
-                problem = _sentence(f"{name}: all files together may have 4 MiB", bool(before))
+                problem = inforce.sentence(
+                    f"{name}: all files together may have 4 MiB", is_kept=bool(before)
+                )
                 files[name] = _File(stamps[name], before, (problem,), fits=False)
             else:
                 room -= stamps[name][1]
                 files[name] = self._read(name, stamps[name], before)
         self._files = files
-        self._put_in_force()
-        self._save()
+        self.batch = inforce.join(
+            (Batch(name, file.policies, file.problems) for name, file in files.items()),
+            name=str(self._path),
+        )
+        kept = {name: [one.document for one in file.policies] for name, file in files.items()}
+        savedpolicies.write(self._state, _Saved(str(self._path), kept))
         return True
 
     def _read(self, name: str, stamp: documents.Stamp, before: tuple[Policy, ...]) -> _File:
         try:
-            found = list(_unfolded(documents.read_all(self.directory / name)))
+            found = list(_unfolded(documents.read_all(self._directory / name)))
         except documents.DocumentError as error:
-            return _File(stamp, before, (_sentence(str(error), bool(before)),))
+            return _File(stamp, before, (inforce.sentence(str(error), is_kept=bool(before)),))
         good: dict[str, Policy] = {}
         refused: list[tuple[str | None, str]] = []
         for number, document in enumerate(found, start=1):
@@ -133,54 +139,12 @@ class PolicySource:
             if policy.name not in good and (policy.name in wrong or None in wrong)
         }
         problems = [
-            _sentence(problem, called in kept or (called is None and bool(kept)))
+            inforce.sentence(problem, is_kept=called in kept or (called is None and bool(kept)))
             for called, problem in refused
         ]
-        return _File(stamp, (*good.values(), *kept.values()), tuple(_abridged(problems, name)))
-
-    def _put_in_force(self) -> None:
-        active: dict[str, Policy] = {}
-        problems: list[str] = []
-        too_many = 0
-        for name, file in self._files.items():
-            twins: list[str] = []
-            for policy in file.policies:
-                if twin := active.get(policy.name):
-                    twins.append(
-                        f"{policy.source} describes policy {policy.name}, which {twin.source} "
-                        "describes already; remove one of the two."
-                    )
-                elif len(active) == policies.MOST_POLICIES:
-                    too_many += 1
-                else:
-                    active[policy.name] = policy
-            problems += [*file.problems, *_abridged(twins, name)]
-        if too_many:
-            problems.append(
-                f"{self._path} holds {too_many} policies more than the {policies.MOST_POLICIES:,} "
-                "that can be in force; those that came last are left out."
-            )
-        self.policies = tuple(active[name] for name in sorted(active))
-        self._tell(tuple(problems))
-
-    def _tell(self, problems: tuple[str, ...]) -> bool:
-        """Log what is new; whether anything is."""
-        for problem in problems:
-            if problem not in self.problems:
-                log.warning("policy problem", problem=problem)
-        is_news = problems != self.problems
-        self.problems = problems
-        return is_news
-
-    def _save(self) -> None:
-        content = _Saved(
-            str(self._path),
-            {name: [one.document for one in file.policies] for name, file in self._files.items()},
+        return _File(
+            stamp, (*good.values(), *kept.values()), tuple(inforce.abridged(problems, name))
         )
-        try:
-            statefiles.replace(self._state, msgspec.json.encode(content))
-        except OSError as error:
-            log.warning("policies cannot be saved", error=str(error))
 
 
 def _unfolded(found: Iterable[object]) -> Iterable[object]:
@@ -191,15 +155,3 @@ def _unfolded(found: Iterable[object]) -> Iterable[object]:
             yield from items if isinstance(items, list) else [document]
         else:
             yield document
-
-
-def _sentence(problem: str, is_kept: bool) -> str:
-    ending = " The last good one stays in force." if is_kept else ""
-    return f"{problem[:_LONGEST_PROBLEM]}.{ending}"
-
-
-def _abridged(problems: list[str], name: str) -> list[str]:
-    if len(problems) <= _MOST_PROBLEMS:
-        return problems
-    more = len(problems) - _MOST_PROBLEMS
-    return [*problems[:_MOST_PROBLEMS], f"{name} has {more:,} problems more like these."]

@@ -28,10 +28,13 @@ class Files:
         unfinished.write_text("---\n".join(text), encoding="utf-8")
         unfinished.rename(self.path / name)
 
+    def remove(self, name: str) -> None:
+        (self.path / name).unlink()
+
     def look(self) -> list[str]:
         """Names of the policies in force."""
         self.source.look()
-        return [policy.name for policy in self.source.policies]
+        return sorted(policy.name for policy in self.source.batch.policies)
 
     def restart(self) -> None:
         self.source = PolicySource(self.path, state=self.state)
@@ -52,7 +55,7 @@ def wrong(name: str) -> dict[str, Any]:
 
 
 def ports(files: Files) -> dict[str, int]:
-    return {policy.name: policy.rules[0].first_port for policy in files.source.policies}
+    return {policy.name: policy.rules[0].first_port for policy in files.source.batch.policies}
 
 
 @pytest.fixture
@@ -65,7 +68,7 @@ def test_several_policies_a_file_and_several_files(files: Files) -> None:
     files.write("b.json", msgspec.json.encode(policy("b")).decode())
     files.write("c.txt", policy("d"))
     assert files.look() == ["a", "b", "c"]
-    assert files.source.problems == ()
+    assert files.source.batch.problems == ()
 
 
 def test_one_file_may_be_named(files: Files) -> None:
@@ -73,10 +76,10 @@ def test_one_file_may_be_named(files: Files) -> None:
     files.write("b.yaml", policy("b"))
     source = PolicySource(files.path / "a.yaml", state=files.state)
     source.look()
-    assert [policy.name for policy in source.policies] == ["a"]
+    assert [policy.name for policy in source.batch.policies] == ["a"]
     files.write("a.yaml", policy("c"))
     assert source.look()
-    assert [policy.name for policy in source.policies] == ["c"]
+    assert [policy.name for policy in source.batch.policies] == ["c"]
 
 
 def test_a_list_as_kubectl_writes_it(files: Files) -> None:
@@ -104,7 +107,7 @@ def test_changes_and_removals_are_followed(files: Files) -> None:
 def test_a_wrong_document_is_one_sentence_and_nobody_else_s_trouble(files: Files) -> None:
     files.write("a.yaml", policy("a"), wrong("b"), policy("c"))
     assert files.look() == ["a", "c"]
-    assert files.source.problems == (
+    assert files.source.batch.problems == (
         "a.yaml, document 2 ('b'): spec: object missing required field `from`.",
     )
 
@@ -115,7 +118,7 @@ def test_a_policy_that_becomes_wrong_stays_as_it_was(files: Files) -> None:
     files.write("a.yaml", policy("a", 81), wrong("b"))
     assert files.look() == ["a", "b"]
     assert ports(files) == {"a": 81, "b": 80}
-    (problem,) = files.source.problems
+    (problem,) = files.source.batch.problems
     assert problem.endswith("The last good one stays in force.")
 
 
@@ -126,7 +129,7 @@ def test_a_document_without_a_name_may_be_any_that_was_there(files: Files) -> No
     assert files.look() == ["a", "b"]
     files.write("a.yaml", policy("a", 81))
     assert files.look() == ["a"]
-    assert files.source.problems == ()
+    assert files.source.batch.problems == ()
 
 
 @pytest.mark.parametrize("content", ["a: [", "[" * 5000, "\0"])
@@ -136,7 +139,7 @@ def test_a_file_that_cannot_be_read_keeps_what_it_held(files: Files, content: st
     files.look()
     files.write("a.yaml", content)
     assert files.look() == ["a", "b"]
-    assert len(files.source.problems) == 1
+    assert len(files.source.batch.problems) == 1
 
 
 def test_a_mistake_does_not_outlive_the_agent_that_knew_better(files: Files) -> None:
@@ -147,7 +150,7 @@ def test_a_mistake_does_not_outlive_the_agent_that_knew_better(files: Files) -> 
     (files.path / "b.yaml").unlink()
     files.restart()
     assert files.look() == ["a"]
-    (problem,) = files.source.problems
+    (problem,) = files.source.batch.problems
     assert "stays in force" in problem
 
 
@@ -160,7 +163,7 @@ def test_what_another_path_held_is_not_taken_up(files: Files, tmp_path: pathlib.
     source = PolicySource(other, state=files.state)
     source.restore()
     source.look()
-    assert source.policies == ()
+    assert source.batch.policies == ()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"path": 1}', b"\xff"])
@@ -178,7 +181,7 @@ def test_a_second_policy_of_a_name_is_refused_until_the_first_goes(files: Files)
     files.write("a.yaml", policy("a", 2), policy("b"))
     assert files.look() == ["a", "b"]
     assert ports(files)["a"] == 1
-    (problem,) = files.source.problems
+    (problem,) = files.source.batch.problems
     assert "a.yaml, document 1 describes policy a, which b.yaml" in problem
     (files.path / "b.yaml").unlink()
     files.look()
@@ -189,7 +192,7 @@ def test_the_same_name_twice_in_a_file(files: Files) -> None:
     files.write("a.yaml", policy("a", 1), policy("a", 2))
     files.look()
     assert ports(files) == {"a": 1}
-    assert "twice" in files.source.problems[0]
+    assert "twice" in files.source.batch.problems[0]
 
 
 def test_a_directory_that_is_gone_takes_nothing_along(files: Files) -> None:
@@ -198,10 +201,10 @@ def test_a_directory_that_is_gone_takes_nothing_along(files: Files) -> None:
     hidden = files.path.with_name("hidden")
     files.path.rename(hidden)
     assert files.look() == ["a"]
-    assert "cannot be read" in files.source.problems[0]
+    assert "cannot be read" in files.source.batch.problems[0]
     hidden.rename(files.path)
     assert files.look() == ["a"]
-    assert files.source.problems == ()
+    assert files.source.batch.problems == ()
 
 
 def test_more_policies_than_have_counters_are_left_out(files: Files) -> None:
@@ -215,7 +218,7 @@ def test_more_policies_than_have_counters_are_left_out(files: Files) -> None:
     names = files.look()
     assert len(names) == most
     assert "first" in names
-    (problem,) = files.source.problems
+    (problem,) = files.source.batch.problems
     assert "holds 1 policies more than the 2,048" in problem
 
 
@@ -228,7 +231,8 @@ def test_files_beyond_what_is_read_wait_until_there_is_room(
         text = yaml.safe_dump(policy(f"p{number}"))
         files.write(f"{number}.yaml", text + "#" * (documents.MAX_BYTES - len(text)))
     assert files.look() == ["p0", "p1", "p2", "z"]
-    assert [problem.split(":")[0] for problem in files.source.problems] == ["3.yaml", "4.yaml"]
+    problems = files.source.batch.problems
+    assert [problem.split(":")[0] for problem in problems] == ["3.yaml", "4.yaml"]
     assert not files.source.look()
     (files.path / "1.yaml").unlink()
     assert files.look() == ["p0", "p2", "p3", "z"]
@@ -243,7 +247,7 @@ def test_a_hundred_thousand_rules_in_a_file_are_one_sentence(files: Files) -> No
     files.write("b.yaml", "---\n".join(f"a{number}: b\n" for number in range(100_000)))
     files.write("c.yaml", "\n---\n".join("x" for _ in range(100_000)))
     assert files.look() == ["z"]
-    about = [[one for one in files.source.problems if one.startswith(name)] for name in "abc"]
+    about = [[one for one in files.source.batch.problems if one.startswith(name)] for name in "abc"]
     assert len(about[0]) == 1
     assert "more rules than the 32" in about[0][0]
     assert len(about[1]) == 1
@@ -254,4 +258,4 @@ def test_a_hundred_thousand_rules_in_a_file_are_one_sentence(files: Files) -> No
 def test_a_problem_is_not_longer_than_a_paragraph(files: Files) -> None:
     files.write("a.yaml", {**policy("a"), "kind": "x" * 100_000}, policy("b" * 100_000))
     files.look()
-    assert all(len(problem) < 600 for problem in files.source.problems)
+    assert all(len(problem) < 600 for problem in files.source.batch.problems)

@@ -13,6 +13,7 @@ from agent.kube.conditionwriter import ConditionWriter
 from agent.kube.events import Events
 from agent.kube.podsource import PodSource
 from agent.pods import Pod
+from agent.rules.apipolicies import ApiPolicies
 from bpf.verdicts import Mode
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import ApiServer
@@ -31,9 +32,10 @@ def _agent_container() -> manifests.Json:
 def test_every_file_is_applied() -> None:
     files = {path.name for path in manifests.DIRECTORY.glob("*.yaml")} - {"kustomization.yaml"}
     kinds = [thing["kind"] for thing in manifests.applied()]
-    assert files == {"namespace.yaml", "rbac.yaml", "daemonset.yaml"}
+    assert files == {"namespace.yaml", "crd.yaml", "rbac.yaml", "daemonset.yaml"}
     assert kinds == [
-        *("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet"),
+        *("Namespace", "CustomResourceDefinition"),
+        *("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet"),
     ]
 
 
@@ -105,7 +107,8 @@ async def test_the_role_grants_what_is_asked_and_nothing_else(
         state=tmp_path / "pods.json",
     )
     events = Events(api, node_name="node1")
-    running = [asyncio.create_task(one.run()) for one in (source, writer, events)]
+    policies = ApiPolicies(api, state=tmp_path / "policies.json")
+    running = [asyncio.create_task(one.run()) for one in (source, writer, events, policies.watcher)]
     await asyncio.sleep(5)
     conditions.set(
         Pod(uid="uid-web", namespace="default", name="web"),

@@ -15,6 +15,7 @@ from agent.kube.client import Api
 from agent.localnet.source import SERVICES, SLICES
 from agent.metrics import Metrics
 from agent.pods import Pod
+from agent.rules.apipolicies import ApiPolicies
 from agent.settings import Settings, localnet_socket
 from tests.agent.kube.apiserver import NODES, ApiServer
 from tests.agent.kube.conftest import api, kubeconfig, listening, server
@@ -42,6 +43,7 @@ class Agent:
             settings,
             Metrics(self.conditions),
             conditions=self.conditions,
+            policies=ApiPolicies(api, state=directory / "policies.json"),
             on_pod=lambda pod: None,
             on_removed=lambda uid: None,
             on_run=lambda uid: None,
