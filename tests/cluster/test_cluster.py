@@ -6,11 +6,13 @@ import msgspec
 
 from agent import names
 from agent.conditions import FALSE, TRUE, TYPES, Conditions
+from agent.kube.client import ApiError
 from agent.kube.conditionwriter import ConditionWriter
 from agent.kube.events import Events
 from agent.kube.objects import ApiPod, MetadataOnly
 from agent.kube.watcher import Query, Watcher
 from agent.pods import Pod
+from agent.rules import definition
 from tests.cluster.cluster import Cluster, running, until
 
 
@@ -129,3 +131,14 @@ async def test_events_are_taken(cluster: Cluster) -> None:
 
 def decoded(content: bytes) -> ApiPod:
     return msgspec.json.decode(content, type=ApiPod)
+
+
+async def test_the_definition_of_policies_is_taken(cluster: Cluster) -> None:
+    """Nothing is stored. One that is there already is told of after the new one was judged."""
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    try:
+        body = definition.definition()
+        await cluster.api.request("POST", path, query={"dryRun": "All"}, body=body)
+    except ApiError as error:
+        if error.code != 409:
+            raise

@@ -11,10 +11,13 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from agent import names
+import msgspec
+
+from agent import adminclient, names
 from agent.demo import operating
 from agent.demo.operating import GaveUp, Operator
-from agent.status import PodStatus, Report
+from agent.settings import admin_socket
+from agent.status import PodStatus, Report, Rules
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer, Asked, Json
 from tests.runtime.containerd import Containerd
@@ -137,6 +140,18 @@ class Node:
         return await asyncio.to_thread(
             self.operator.wait_for, what, lambda report: bool(holds(report))
         )
+
+    async def rules(self, what: str, holds: Callable[[Rules], object]) -> Rules:
+        """Ask the agent for what `podgate rules` shows, until it holds."""
+        path = admin_socket(self.operator.run_directory)
+        deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
+        while True:
+            rules = msgspec.json.decode(await adminclient.fetch(path, "/rules"), type=Rules)
+            if holds(rules):
+                return rules
+            if asyncio.get_running_loop().time() > deadline:
+                raise GaveUp(f"{what} did not come true of {rules}")
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def until(self, what: str, holds: Callable[[], object]) -> None:
         """Wait until something holds of the API server or of the kernel."""

@@ -1,0 +1,86 @@
+"""HostAccessPolicies of the API server: who of the node gets in, whatever becomes of server and
+agent."""
+
+import signal
+import socket
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from agent.demo import attempts
+from agent.rules.apipolicies import QUERY
+from tests.node.node import PORT, Node, reason_of, status_of
+
+pytestmark = pytest.mark.kernel
+
+
+async def test_a_policy_lets_in_until_it_is_deleted(node: Node) -> None:
+    """Also while it is wrong, and while neither API server nor the agent that knew it is there."""
+    await node.start_agent()
+    address = await web_address(node)
+    assert not is_let_in(address)
+    put(node, {"pods": {"namespaces": ["tests"]}, "from": [{"anyProcess": {}}]})
+    await node.until("a way in", lambda: is_let_in(address))
+
+    put(node, {"pods": {}, "from": []})
+    rules = await node.rules("a problem", lambda rules: rules.problems)
+    (problem,) = rules.problems
+    assert problem.startswith("API server, policy 'everybody': spec.from: ")
+    assert problem.endswith("The last good one stays in force.")
+    assert "podgate_policy_problems 1.0" in (await node.get_http("/metrics"))[1]
+    assert is_let_in(address)
+
+    await node.stop_api()
+    await node.stop_agent(signal.SIGKILL)
+    await node.start_agent()
+    await node.told("its pods", lambda report: reason_of(report, "web") == "Enforced")
+    rules = await node.rules("its absence", lambda rules: len(rules.problems) > 1)
+    assert [(policy.name, policy.source) for policy in rules.policies] == [
+        ("everybody", "API server")
+    ]
+    assert is_let_in(address)
+
+    node.server.delete("everybody", namespace="", path=QUERY.path)
+    await node.start_api()
+    await node.until("its end", lambda: not is_let_in(address))
+    assert (await node.rules("an answer", lambda rules: True)).policies == []
+
+
+async def test_a_cluster_without_the_resource_is_like_one_without_policies(node: Node) -> None:
+    async def not_installed(request: web.Request) -> web.StreamResponse | None:
+        if request.path != QUERY.path:
+            return None
+        return web.Response(status=404, text="404 page not found\n")
+
+    node.server.faults.append(not_installed)
+    await node.start_agent()
+    address = await web_address(node)
+    await node.told("no problem", lambda report: not report.feed.problems)
+    assert not is_let_in(address)
+    rules = await node.rules("an answer", lambda rules: True)
+    assert rules.sources == ["the API server (which has no resource hostaccesspolicies)"]
+    assert rules.problems == []
+    lines = [line for line in node.operator.log_lines() if line.get("resource") == QUERY.name]
+    assert [line["level"] for line in lines] == ["info"]
+
+
+def put(node: Node, spec: dict[str, Any]) -> None:
+    metadata = {"name": "everybody", "uid": "uid-everybody"}
+    node.server.put({"metadata": metadata, "spec": spec}, path=QUERY.path)
+
+
+def is_let_in(address: str) -> bool:
+    """Whether a process of the node, this one, can connect to the pod."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    return attempts.connect(sock, address, PORT, seconds=0.4) == "connects"
+
+
+async def web_address(node: Node) -> str:
+    """Of the pod that all tests have."""
+    node.create("web")
+    await node.run_pod("web")
+    await node.ready("web")
+    report = await node.told("a gate", lambda report: reason_of(report, "web") == "Enforced")
+    [address] = status_of(report, "web").addresses
+    return address
