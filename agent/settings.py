@@ -38,7 +38,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     and each is a write to the API server."""
 
     rules: pathlib.Path | None = None
-    """A HostAccessPolicy file, or a directory of them. None: only the kubelet is let in."""
+    """A HostAccessPolicy file, or a directory of them, beside those of the cluster. None: those
+    alone, and without a cluster the kubelet alone is let in."""
 
     mode: Mode = Mode.AUDIT
     """For pods whose `podgate.io/mode` label says nothing. Audit: a first run breaks nothing."""

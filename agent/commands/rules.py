@@ -24,9 +24,10 @@ def rules(output: str, run_directory: pathlib.Path) -> None:
 @click.command(short_help="Write the policies that would let in who is refused.")
 @options.run_directory
 def suggest(run_directory: pathlib.Path) -> None:
-    """Write, as YAML for --rules, policies that would let in who is refused, or in audit would be.
+    """Write policies, as YAML, that would let in who is refused, or in audit would be.
 
-    They let in all that was seen. Read them first: whoever should stay out is in there, too.
+    They are for kubectl apply, or for --rules, and let in all that was seen. Read them first:
+    whoever should stay out is in there, too.
     """
     import msgspec
     import yaml

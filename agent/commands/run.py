@@ -56,7 +56,8 @@ def _parse_address(text: str) -> tuple[str, int]:
 @click.option(
     "--rules",
     type=options.PATH,
-    help="HostAccessPolicies (YAML or JSON): a file, or a directory; followed while it changes.",
+    help="HostAccessPolicies (YAML or JSON), beside the cluster's: a file, or a directory; "
+    "followed while it changes.",
 )
 @click.option(
     "--mode",
