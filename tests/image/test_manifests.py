@@ -72,7 +72,7 @@ def test_probes_ask_where_the_agent_listens_and_look_for_the_file_it_makes() -> 
     address = parsed.params["http_address"]
     for name, path in (("readinessProbe", "/readyz"), ("livenessProbe", "/healthz")):
         probe = container[name]["httpGet"]
-        assert (f"{probe['host']}:{probe['port']}", probe["path"]) == (address, path)
+        assert ((probe["host"], probe["port"]), probe["path"]) == (address, path)
     command = container["startupProbe"]["exec"]["command"]
     assert command == ["test", "-e", str(parsed.params["started_file"])]
 
