@@ -228,6 +228,7 @@ async def test_a_resource_that_is_installed_later_is_found(
         await asyncio.sleep(90)
         assert followed.ports == {"a": 80}
         assert followed.source.name == "the API server"
+        assert server.of(QUERY.path)[-1].is_streamed_list
         put(server, policy("b"))
         await asyncio.sleep(1)
         assert followed.ports == {"a": 80, "b": 80}
@@ -390,6 +391,11 @@ async def test_gates_wait_for_the_first_answer_and_no_longer_than_a_moment(
         before = now()
         await silent.source.first_answer()
         assert now() - before < 2.1
+    knowing = Followed(api, state)
+    async with knowing.running():
+        before = now()
+        await knowing.source.first_answer()
+        assert now() == before
 
 
 async def test_nobody_waits_for_a_server_that_is_not_there(
