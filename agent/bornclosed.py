@@ -6,14 +6,14 @@ Only where the node's default is enforce or strict: elsewhere a new interface mu
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import pyroute2
 import structlog
 
-from agent import backstop
+from agent import backstop, links
 from agent.backstop import Backstop, BackstopError
 from agent.kubeletsearch import KubeletCgroup
+from agent.links import Link
 from agent.settings import Settings
 from bpf.verdicts import Mode
 
@@ -94,9 +94,9 @@ class BornClosed:
                         with _said("the kubelet does not reach pods without gates"):
                             await self._table.admit(self._kubelet.path)
                 async with asyncio.timeout(_TIMEOUT_SECONDS):
-                    links = [link async for link in await netlink.get_links()]
+                    found = await links.read(netlink)
                 with _said("the backstop could not be brought up to date"):
-                    await self._release_unclaimed(links)
+                    await self._release_unclaimed(found)
                     if self._now() >= next_beat:
                         next_beat = self._now() + _BEAT_SECONDS
                         await self._table.beat()
@@ -107,9 +107,9 @@ class BornClosed:
                     async with asyncio.timeout(_UNCLAIMED_SECONDS / 5):
                         await self._kubelet_changed.wait()
 
-    async def _release_unclaimed(self, links: list[Any]) -> None:
+    async def _release_unclaimed(self, found: list[Link]) -> None:
         assert self._table is not None
-        veths = {link["index"] for link in links if link.get(("linkinfo", "kind")) == "veth"}
+        veths = {link.index for link in found if link.kind == "veth"}
         gone = (self._first_seen.keys() | self._exempt) - veths
         for ifindex in gone:
             self._first_seen.pop(ifindex, None)

@@ -1,11 +1,11 @@
 """The node's own interfaces by which its packets would get round a gate, or lose their sender."""
 
 from collections.abc import Callable, Container
-from typing import Any
 
 import structlog
 
 from agent.gatekeeper import Gatekeeper
+from agent.links import Link
 from agent.tunnels import Tunnels, find_tunnels
 from bpf.errors import AttachError
 
@@ -30,8 +30,8 @@ class Crossings:
         self._tunnels: Tunnels | None = None
         self._has_switch: bool | None = None
 
-    async def keep(self, links: list[Any]) -> None:
-        """links: all of the node's, as pyroute2's `get_links` gives them. Safe to repeat."""
+    async def keep(self, links: list[Link]) -> None:
+        """links: all of the node's. Safe to repeat."""
         self._keep_switch(links)
         are_all = self._is_synced()
         bridges = find_bridges(links, self._gated())
@@ -48,8 +48,8 @@ class Crossings:
             # Tried again at the next change of any interface.
             log.error("the node's own interfaces are not guarded", error=str(error))
 
-    def _keep_switch(self, links: list[Any]) -> None:
-        has_switch = any(link.get(("linkinfo", "kind")) == "openvswitch" for link in links)
+    def _keep_switch(self, links: list[Link]) -> None:
+        has_switch = any(link.kind == "openvswitch" for link in links)
         if has_switch != self._has_switch:
             self._gatekeeper.config.set_switch(is_there=has_switch)
             if has_switch:
@@ -60,11 +60,7 @@ class Crossings:
             self._has_switch = has_switch
 
 
-def find_bridges(links: list[Any], gated: Container[int]) -> set[int]:
+def find_bridges(links: list[Link], gated: Container[int]) -> set[int]:
     """Bridges that a gated interface belongs to."""
-    masters = {link.get("master") for link in links if link["index"] in gated}
-    return {
-        link["index"]
-        for link in links
-        if link["index"] in masters and link.get(("linkinfo", "kind")) == "bridge"
-    }
+    masters = {link.master for link in links if link.index in gated}
+    return {link.index for link in links if link.index in masters and link.kind == "bridge"}

@@ -10,10 +10,11 @@ import dataclasses
 import ipaddress
 import os
 import socket
-from typing import Any
 
 import pyroute2
 
+from agent import links
+from agent.links import Link
 from bpf.abi import IPAddress
 from probes.netns import Netns
 
@@ -23,9 +24,6 @@ _NOT_GATABLE = {None: "a physical device", "macvlan": "macvlan", "macvtap": "mac
     kind: kind for kind in ("ipvlan", "ipvtap", "netkit", "vlan")
 }
 _TIMEOUT_SECONDS = 5
-_IFF_UP = 1
-_IFF_LOOPBACK = 8
-_TUN_TYPE_TAP = 2  # IFLA_TUN_TYPE: IFF_TAP of linux/if_tun.h
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,46 +69,49 @@ class NetworkReader:
         """Raises `NetnsGone`, or `TimeoutError`."""
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             async with netlink_in(netns) as inside:
-                links = [link async for link in await inside.get_links()]
+                found = await links.read(inside)
                 addresses = [
                     ipaddress.ip_address(address.get("address"))
                     async for address in await inside.get_addr()
                 ]
-            veths = [link for link in links if _kind(link) == "veth" and link.get("link")]
             # Asking the node for the other end also makes the kernel number the pod's namespace.
-            peers = [(link, await self._link(link.get("link"))) for link in veths]
+            peers = [
+                (link, await self._link(link.peer))
+                for link in found
+                if link.kind == "veth" and link.peer
+            ]
             nsid = await self._nsid(netns)
         own = [
             (link, peer)
             for link, peer in peers
             if peer is not None and _is_other_end(peer, of=link, nsid=nsid)
         ]
-        ours = {link["index"] for link, _ in own}
+        ours = {link.index for link, _ in own}
         routable = {address for address in addresses if not address.is_loopback}
         return PodNetwork(
-            tuple(NodeInterface(peer["index"], peer.get("ifname")) for _, peer in own),
+            tuple(NodeInterface(peer.index, peer.name) for _, peer in own),
             tuple(sorted(routable, key=lambda address: (address.version, address))),
             tuple(
-                f"interface {link.get('ifname')} ({_NOT_GATABLE[_kind(link)]}) cannot be gated"
-                for link in links
-                if _kind(link) in _NOT_GATABLE and _is_up_and_not_loopback(link)
+                f"interface {link.name} ({_NOT_GATABLE[link.kind]}) cannot be gated"
+                for link in found
+                if link.kind in _NOT_GATABLE and link.is_up and not link.is_loopback
             ),
             nsid,
             tuple(
-                str(link.get("ifname"))
-                for link in links
-                if _is_up_and_not_loopback(link) and link["index"] not in ours
+                link.name
+                for link in found
+                if link.is_up and not link.is_loopback and link.index not in ours
             ),
-            tuple(str(link.get("ifname")) for link in links if _is_tap(link)),
+            tuple(link.name for link in found if link.is_tap),
         )
 
     async def exists(self, ifindex: int) -> bool:
         """Whether the node has such an interface."""
         return await self._link(ifindex) is not None
 
-    async def _link(self, ifindex: int) -> Any:
+    async def _link(self, ifindex: int) -> Link | None:
         try:
-            return (await self._node.link("get", index=ifindex))[0]
+            return links.of_message((await self._node.link("get", index=ifindex))[0])
         except pyroute2.NetlinkError:
             return None
 
@@ -129,32 +130,14 @@ class NetworkReader:
         return int(answer["nsid"]) if answer["nsid"] >= 0 else None
 
 
-def _kind(link: Any) -> str | None:
-    kind = link.get(("linkinfo", "kind"))
-    return None if kind is None else str(kind)
-
-
-def _is_tap(link: Any) -> bool:
-    is_tap_of_tun = link.get(("linkinfo", "data", "tun_type")) == _TUN_TYPE_TAP
-    return _kind(link) == "macvtap" or (_kind(link) == "tun" and is_tap_of_tun)
-
-
-def _is_other_end(peer: Any, *, of: Any, nsid: int | None) -> bool:
+def _is_other_end(peer: Link, *, of: Link, nsid: int | None) -> bool:
     """Whether `peer`, a link of the node, is the other end of the pod's veth `of`.
 
     Checked from both ends: a veth inside the pod (of a container engine in it, say) may name an
     ifindex that on the node is somebody else's.
     """
-    return bool(
-        _kind(peer) == "veth"
-        and peer.get("link") == of["index"]
-        and nsid is not None
-        and peer.get("link_netnsid") == nsid
-    )
-
-
-def _is_up_and_not_loopback(link: Any) -> bool:
-    return bool(link["flags"] & (_IFF_UP | _IFF_LOOPBACK) == _IFF_UP)
+    is_veth_to_it = peer.kind == "veth" and peer.peer == of.index
+    return is_veth_to_it and nsid is not None and peer.peer_nsid == nsid
 
 
 def netlink_in(netns: Netns) -> pyroute2.AsyncIPRoute:

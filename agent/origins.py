@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pyroute2
 import structlog
 
+from agent import links
 from agent.gatekeeper import Gatekeeper
+from agent.links import Link
 from agent.strict import relayinterfaces
 
 log = structlog.get_logger(__name__)
@@ -31,7 +32,7 @@ class Origins:
         self,
         gatekeeper: Gatekeeper,
         *,
-        on_links: Callable[[list[Any]], Awaitable[None]],
+        on_links: Callable[[list[Link]], Awaitable[None]],
         now: Callable[[], float] | None = None,
     ) -> None:
         """on_links: awaited with all of the node's interfaces, at first and after every hint."""
@@ -51,9 +52,9 @@ class Origins:
         async with pyroute2.AsyncIPRoute() as netlink:
             while True:
                 async with asyncio.timeout(_TIMEOUT_SECONDS):
-                    links = [link async for link in await netlink.get_links()]
-                marked = await self._mark(links, marked)
-                await self._on_links(links)
+                    found = await links.read(netlink)
+                marked = await self._mark(found, marked)
+                await self._on_links(found)
                 await self._wait()
 
     async def _wait(self) -> None:
@@ -67,9 +68,9 @@ class Origins:
         await asyncio.sleep(_DEBOUNCE_SECONDS)
         self._changed.clear()
 
-    async def _mark(self, links: list[Any], marked: set[int]) -> set[int]:
+    async def _mark(self, found: list[Link], marked: set[int]) -> set[int]:
         """Clear at once what cannot inject (any more), mark what has long been able to."""
-        injecting = {link["index"] for link in links if can_inject(link)}
+        injecting = {link.index for link in found if can_inject(link)}
         for ifindex in self._first_seen.keys() - injecting:
             del self._first_seen[ifindex]
         settled = set()
@@ -85,15 +86,14 @@ class Origins:
         return after
 
 
-def can_inject(link: Any) -> bool:
+def can_inject(link: Link) -> bool:
     """Whether what comes in by a link of the node may have been sent by the node itself.
 
     A veth whose other end has no namespace number is paired within the node. What comes out of a
     relay began with the kubelet.
     """
-    if relayinterfaces.is_relays(link.get("ifname") or ""):
+    if relayinterfaces.is_relays(link.name):
         return True
-    kind = link.get(("linkinfo", "kind"))
-    if kind == "veth":
-        return link.get("link") is not None and link.get("link_netnsid") is None
-    return kind in _INJECTING_KINDS
+    if link.kind == "veth":
+        return link.peer is not None and link.peer_nsid is None
+    return link.kind in _INJECTING_KINDS

@@ -2,17 +2,9 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
 
-_IFF_UP = 1
+from agent.links import Link
 
-# Attributes of `IFLA_INFO_DATA` that name the UDP port a device listens on
-# (include/uapi/linux/if_link.h); of IP tunnels, the one by which FOU or GUE wraps them.
-_PORTS = (
-    *("IFLA_VXLAN_PORT", "IFLA_GENEVE_PORT"),
-    *("IFLA_IPIP_ENCAP_DPORT", "IFLA_IP6TNL_ENCAP_DPORT"),
-    *("IFLA_GRE_ENCAP_DPORT", "IFLA_IP6GRE_ENCAP_DPORT"),
-)
 _IP_TUNNELS = frozenset(
     {
         *("ipip", "sit", "ip6tnl", "vti", "vti6"),
@@ -29,20 +21,8 @@ class Tunnels:
     any: bool
 
 
-def find_tunnels(links: Iterable[Any]) -> Tunnels:
-    """Of interfaces that are up; links: as pyroute2's `get_links` gives them."""
-    ports: set[int] = set()
-    has_ip_tunnel = False
-    for link in links:
-        if not link["flags"] & _IFF_UP:
-            continue
-        info = link.get_attr("IFLA_LINKINFO")
-        if info is None:
-            continue
-        if info.get_attr("IFLA_INFO_KIND") in _IP_TUNNELS:
-            has_ip_tunnel = True
-        data = info.get_attr("IFLA_INFO_DATA")
-        if data is None or not hasattr(data, "get_attr"):
-            continue
-        ports |= {port for name in _PORTS if (port := data.get_attr(name))}
-    return Tunnels(frozenset(ports), bool(ports) or has_ip_tunnel)
+def find_tunnels(links: Iterable[Link]) -> Tunnels:
+    """Of interfaces that are up."""
+    up = [link for link in links if link.is_up]
+    ports = frozenset(port for link in up for port in link.udp_ports)
+    return Tunnels(ports, bool(ports) or any(link.kind in _IP_TUNNELS for link in up))

@@ -1,48 +1,13 @@
 """What the node's interfaces tell of ways round a gate."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from agent.crossings import Crossings, find_bridges
+from agent.links import Link
 from agent.tunnels import Tunnels, find_tunnels
 from bpf.errors import AttachError
-
-UP = 1
-
-
-class Link(dict[Any, Any]):
-    """A link as pyroute2 gives it, as far as it is asked."""
-
-    def __init__(
-        self,
-        index: int,
-        *,
-        kind: str | None = None,
-        master: int | None = None,
-        flags: int = UP,
-        data: dict[str, int] | None = None,
-    ) -> None:
-        info = (
-            None if kind is None else _Attributes({"IFLA_INFO_KIND": kind, "IFLA_INFO_DATA": data})
-        )
-        super().__init__(
-            {"index": index, "flags": flags, "master": master, ("linkinfo", "kind"): kind}
-        )
-        self._info = info
-
-    def get_attr(self, name: str) -> Any:
-        return self._info if name == "IFLA_LINKINFO" else None
-
-
-class _Attributes:
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
-
-    def get_attr(self, name: str) -> Any:
-        value = self._values.get(name)
-        return _Attributes(value) if isinstance(value, dict) else value
 
 
 class _Config:
@@ -85,29 +50,29 @@ def make(
 
 def test_a_tunnel_that_is_up_tells_its_port() -> None:
     links = [
-        Link(2, kind="vxlan", data={"IFLA_VXLAN_PORT": 8472}),
-        Link(3, kind="geneve", data={"IFLA_GENEVE_PORT": 6081}),
-        Link(4, kind="vxlan", data={"IFLA_VXLAN_PORT": 4789}, flags=0),
-        Link(5, kind="veth"),
-        Link(6),
+        Link(2, "vxlan2", kind="vxlan", udp_ports=frozenset({8472})),
+        Link(3, "geneve3", kind="geneve", udp_ports=frozenset({6081})),
+        Link(4, "vxlan4", kind="vxlan", udp_ports=frozenset({4789}), flags=0),
+        Link(5, "veth5", kind="veth"),
+        Link(6, "eth6"),
     ]
     assert find_tunnels(links) == Tunnels(frozenset({8472, 6081}), any=True)
 
 
 @pytest.mark.parametrize("kind", ["ipip", "gre", "sit", "ip6tnl"])
 def test_a_tunnel_without_ports_is_one_too(kind: str) -> None:
-    assert find_tunnels([Link(2, kind=kind)]) == Tunnels(frozenset(), any=True)
-    assert find_tunnels([Link(2, kind=kind, flags=0)]) == Tunnels(frozenset(), any=False)
+    assert find_tunnels([Link(2, "tunnel0", kind=kind)]) == Tunnels(frozenset(), any=True)
+    assert find_tunnels([Link(2, "tunnel0", kind=kind, flags=0)]) == Tunnels(frozenset(), any=False)
 
 
 def test_only_bridges_of_gated_interfaces_count() -> None:
     links = [
-        Link(2, kind="bridge"),
-        Link(3, kind="bridge"),
-        Link(4, kind="vrf"),
-        Link(5, kind="veth", master=2),
-        Link(6, kind="veth", master=3),
-        Link(7, kind="veth", master=4),
+        Link(2, "bridge2", kind="bridge"),
+        Link(3, "bridge3", kind="bridge"),
+        Link(4, "vrf4", kind="vrf"),
+        Link(5, "veth5", kind="veth", master=2),
+        Link(6, "veth6", kind="veth", master=3),
+        Link(7, "veth7", kind="veth", master=4),
     ]
     assert find_bridges(links, {5, 7}) == {2}
 
@@ -116,13 +81,13 @@ async def test_the_kernel_is_told_of_changes_only() -> None:
     keeper = _Keeper()
     gated = {5}
     crossings = make(keeper, gated)
-    links = [Link(2, kind="bridge"), Link(5, kind="veth", master=2)]
+    links = [Link(2, "bridge2", kind="bridge"), Link(5, "veth5", kind="veth", master=2)]
     await crossings.keep(links)
     await crossings.keep(links)
     assert keeper.bridges == [{2}]
     assert keeper.tunnels == [(frozenset(), False)]
     gated.clear()
-    await crossings.keep([*links, Link(9, kind="vxlan", data={"IFLA_VXLAN_PORT": 8472})])
+    await crossings.keep([*links, Link(9, "vxlan9", kind="vxlan", udp_ports=frozenset({8472}))])
     assert keeper.bridges == [{2}, set()]
     assert keeper.tunnels[1:] == [(frozenset({8472}), True)]
 
@@ -132,7 +97,7 @@ async def test_no_bridge_is_let_go_before_every_pod_has_been_seen() -> None:
     keeper = _Keeper()
     is_synced = False
     crossings = make(keeper, {5}, lambda: is_synced)
-    links = [Link(2, kind="bridge"), Link(5, kind="veth", master=2)]
+    links = [Link(2, "bridge2", kind="bridge"), Link(5, "veth5", kind="veth", master=2)]
     await crossings.keep(links)
     assert (keeper.bridges, keeper.are_all) == ([{2}], False)
     is_synced = True
@@ -143,7 +108,7 @@ async def test_no_bridge_is_let_go_before_every_pod_has_been_seen() -> None:
 async def test_what_is_refused_is_tried_again() -> None:
     keeper = _Keeper()
     crossings = make(keeper, {5})
-    links = [Link(2, kind="bridge"), Link(5, kind="veth", master=2)]
+    links = [Link(2, "bridge2", kind="bridge"), Link(5, "veth5", kind="veth", master=2)]
     keeper.refuses = True
     await crossings.keep(links)
     keeper.refuses = False
@@ -154,6 +119,7 @@ async def test_what_is_refused_is_tried_again() -> None:
 async def test_a_switch_is_told_when_it_comes_and_goes() -> None:
     keeper = _Keeper()
     crossings = make(keeper, set())
-    for links in ([], [], [Link(3, kind="openvswitch")], [Link(3, kind="openvswitch")], []):
+    switch = Link(3, "ovs-system", kind="openvswitch")
+    for links in ([], [], [switch], [switch], []):
         await crossings.keep(list(links))
     assert keeper.config.switches == [False, True, False]

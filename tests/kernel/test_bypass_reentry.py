@@ -13,6 +13,7 @@ import pyroute2
 import pytest
 
 from agent.demo import lab as labs
+from agent.links import of_message
 from agent.origins import can_inject
 from bpf import loader, origin
 from bpf.gates import Gates
@@ -142,7 +143,8 @@ def test_agent_marks_the_interface_and_no_pod_s(
 ) -> None:
     pods = [lab.add_pod("routed", 1), lab.add_pod("bridged", 2, bridged=True)]
     with way() as by, pyroute2.IPRoute() as netlink:
-        injecting = {link.get("index") for link in netlink.get_links() if can_inject(link)}
+        found = map(of_message, netlink.get_links())
+        injecting = {link.index for link in found if can_inject(link)}
         assert links.index_of(by.interface) in injecting
         assert not injecting & {pod.ifindex for pod in pods}
         assert links.index_of(labs.BRIDGE) not in injecting

@@ -1,0 +1,62 @@
+"""The dump of a node's interfaces says what pyroute2 makes of the whole messages."""
+
+import asyncio
+import socket
+
+import pyroute2
+import pytest
+
+from agent import links
+from agent.demo import lab as labs
+from agent.links import Link
+from tests.kernel import links as made
+
+pytestmark = pytest.mark.kernel
+
+
+async def read() -> list[Link]:
+    async with pyroute2.AsyncIPRoute() as netlink:
+        return await links.read(netlink)
+
+
+def read_whole() -> list[Link]:
+    with pyroute2.IPRoute() as netlink:
+        return [links.of_message(message) for message in netlink.get_links()]
+
+
+def test_each_kind_is_read_as_it_is_decoded(lab: labs.Lab) -> None:
+    pods = [lab.add_pod("routed", 1), lab.add_pod("bridged", 2, bridged=True)]
+    with (
+        made.pair() as (inner, outer),
+        made.macvlans() as (macvlan, _),
+        made.tun() as (tun, _),
+        made.vxlan(bytes((2, 0, 0, 0, 0, 1)), 4790, 7, "198.18.0.1"),
+        made.made("tap-pg", "tuntap add tap-pg mode tap"),
+    ):
+        found = asyncio.run(read())
+        assert found == read_whole()
+        by_name = {link.name: link for link in found}
+        assert {link.index: link.name for link in found} == dict(socket.if_nameindex())
+
+    routed, bridged = (by_name[pod.interface] for pod in pods)
+    assert (routed.kind, routed.master, routed.is_up) == ("veth", None, True)
+    assert routed.peer is not None
+    assert routed.peer_nsid is not None
+    assert bridged.master == by_name[labs.BRIDGE].index
+    assert by_name[inner].peer == by_name[outer].index
+    assert by_name[inner].peer_nsid is None
+    assert by_name[macvlan].kind == "macvlan"
+    assert (by_name[tun].kind, by_name[tun].is_tap) == ("tun", False)
+    assert (by_name["tap-pg"].kind, by_name["tap-pg"].is_tap) == ("tun", True)
+    assert by_name["vxlan4-pg"].udp_ports == {4790}
+    assert by_name["lo"].is_loopback
+    assert not by_name["tap-pg"].is_up
+
+
+def test_more_links_than_one_answer_holds_are_all_read(lab: labs.Lab) -> None:
+    commands = [f"link add many{number} type veth peer name many-{number}" for number in range(60)]
+    try:
+        made.ip(*commands)
+        assert asyncio.run(read()) == read_whole()
+    finally:
+        made.ip(*(f"link del many{number}" for number in range(60)))
