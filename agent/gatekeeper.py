@@ -31,9 +31,8 @@ log = structlog.get_logger(__name__)
 
 _SO_NETNS_COOKIE = 71  # Linux 5.14
 
-# What a pod asked before its gate remembers is answered within this time or asked again:
-# resolv.conf's default timeout is 5 s. It ends as soon as the pod's sockets tell what was asked.
-_GRACE_SECONDS = 5.0
+# Until a gate remembers what its pod asks; with some hundred pods at once that takes seconds.
+_GRACE_SECONDS = 30.0
 
 # An attach takes 10 ms and RTNL can be held for seconds by others; longer means a hung kernel.
 _TIMEOUT_SECONDS = 60
@@ -118,13 +117,13 @@ class Gatekeeper:
         """As `Gates.remember`."""
         return await self._call(lambda: self._gates.remember(ifindex))
 
-    async def recall(
-        self, ifindex: int, questions: Collection[Question], *, is_complete: bool
-    ) -> bool:
+    async def recall(self, ifindex: int, questions: Collection[Question]) -> bool:
         """As `Gates.recall`."""
-        return await self._call(
-            lambda: self._gates.recall(ifindex, questions, is_complete=is_complete)
-        )
+        return await self._call(lambda: self._gates.recall(ifindex, questions))
+
+    async def end_grace(self, ifindex: int, at_ns: int) -> None:
+        """As `Gates.end_grace`."""
+        await self._call(lambda: self._gates.end_grace(ifindex, at_ns))
 
     async def remove(self, ifindex: int) -> None:
         """As `Gates.remove`; who was refused there is forgotten as well."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -24,6 +25,10 @@ log = structlog.get_logger(__name__)
 ENFORCED = "Enforced"
 """The reason for gates that stand; the relay makes it "Strict"."""
 
+# What a pod asked before its gate remembered is answered within this time or asked again:
+# resolv.conf's default timeout is 5 s.
+_GRACE_NS = 5_000_000_000
+
 # podgate-cni comes to its end within 20 s, and says nothing to the agent.
 _PLUGIN_SECONDS = 25.0
 
@@ -37,6 +42,20 @@ class Isolation:
     status: str
     reason: str
     message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Grace:
+    """A gate that remembers, and still lets through what might be an answer to older questions."""
+
+    pod: str
+    interface: NodeInterface
+    questions: int
+    """How many the pod's sockets told of."""
+    unknown: str
+    """Why there may be more; empty if not."""
+    at_ns: int
+    """When it is to end, by CLOCK_MONOTONIC; 0: now."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -135,31 +154,48 @@ class Guard:
             )
         return await self._isolate(guarded, netns)
 
-    async def remember(self, guarded: Guarded) -> None:
+    async def remember(self, guarded: Guarded) -> list[Grace]:
         """Have the pod's gates remember what it asks; after `bring_up` of all that are marked,
         since closing comes first. Raises `AttachError`.
 
         Gates that only begin to are told what the pod asked before. Where that cannot be told for
-        sure their grace goes on: an answer too many is better than one too few.
+        sure their grace goes on for a while: an answer too many is better than one too few.
         """
         new = [ifindex for ifindex in guarded.gates if await self._gatekeeper.remember(ifindex)]
         if not new or guarded.netns is None or guarded.network is None:
-            return
+            return []
         try:
             asked = await asyncio.to_thread(questions.read, guarded.netns, guarded.network)
         except (NetnsGone, OSError) as error:
             asked = questions.Asked((), str(error))
+        graces = []
         for ifindex in new:
-            is_over = await self._gatekeeper.recall(
-                ifindex, asked.questions, is_complete=not asked.unknown
+            have_all_room = await self._gatekeeper.recall(ifindex, asked.questions)
+            unknown = asked.unknown or ("" if have_all_room else "some questions found no place")
+            graces.append(
+                Grace(
+                    guarded.pod.full_name,
+                    guarded.gates[ifindex],
+                    len(asked.questions),
+                    unknown,
+                    time.monotonic_ns() + _GRACE_NS if unknown else 0,
+                )
             )
-            log.info(
-                "gate knows what the pod asked" if is_over else "gate gives grace for 5 s",
-                pod=guarded.pod.full_name,
-                interface=guarded.gates[ifindex].name,
-                questions=len(asked.questions),
-                because=asked.unknown,
-            )
+        return graces
+
+    async def end(self, grace: Grace) -> None:
+        """Have it end in time; later than `remember`, because it takes long and harms nobody.
+
+        Raises `BpfError`.
+        """
+        await self._gatekeeper.end_grace(grace.interface.ifindex, grace.at_ns)
+        log.info(
+            "gate gives grace for 5 s" if grace.unknown else "gate knows what the pod asked",
+            pod=grace.pod,
+            interface=grace.interface.name,
+            questions=grace.questions,
+            because=grace.unknown,
+        )
 
     async def release(self, guarded: Guarded) -> None:
         """Take the pod's gates away."""

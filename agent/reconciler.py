@@ -13,7 +13,7 @@ import structlog
 from agent import names
 from agent.conditions import FALSE, Conditions
 from agent.gatekeeper import Gatekeeper
-from agent.guarding import ENFORCED, Guard, Guarded, Isolation
+from agent.guarding import ENFORCED, Grace, Guard, Guarded, Isolation
 from agent.interfaces import NetworkReader
 from agent.metrics import Metrics
 from agent.places import Places
@@ -84,6 +84,9 @@ class Reconciler:
         )
         self.self_test = SelfTest(gatekeeper.self_tests, metrics, self.publish)
         self._marked: dict[str, None] = {}
+        self._forgetful: dict[str, None] = {}
+        """Pods whose gates may not remember yet what they ask."""
+        self._graces: list[Grace] = []
         self._leaving: list[Guarded] = []
         self._wake = asyncio.Event()
         self._may_hold_leftovers = True
@@ -171,8 +174,8 @@ class Reconciler:
                     await self._tell_gated(is_last=not self._marked)
             for guarded in looked_at:
                 self.self_test.want(guarded)
-            for guarded in looked_at:
-                await self._remember(guarded)
+                self._forgetful[guarded.pod.uid] = None
+            await self._remember()
             if looked_at:
                 self._on_change()
             if self._unready_because() is not None:
@@ -249,9 +252,28 @@ class Reconciler:
         message = f"{isolation.message} Strict is wanted: {why_not}"
         return dataclasses.replace(isolation, message=message)
 
-    async def _remember(self, guarded: Guarded) -> None:
+    async def _remember(self) -> None:
+        """Have gates remember what their pods ask, for as long as no pod is to be closed.
+
+        Graces end when all remember: none may end while another pod's runs out.
+        """
+        while self._forgetful:
+            uid = next(iter(self._forgetful))
+            del self._forgetful[uid]
+            if guarded := self.guarded.get(uid):
+                await self._remember_one(guarded)
+            if self._marked:
+                return
+        while self._graces and not self._marked:
+            grace = self._graces.pop(0)
+            try:
+                await self._guard.end(grace)
+            except (OSError, TimeoutError) as error:
+                log.error("a gate's grace goes on", pod=grace.pod, error=str(error))
+
+    async def _remember_one(self, guarded: Guarded) -> None:
         try:
-            await self._guard.remember(guarded)
+            self._graces += await self._guard.remember(guarded)
         except (AttachError, OSError, TimeoutError) as error:
             # TCP is judged all the same; the next pass tries again.
             log.error(

@@ -37,8 +37,8 @@ log = structlog.get_logger(__name__)
 _WAITS_SECONDS = (0.02, 0.2)
 _WITNESS_SECONDS = 0.5
 
-# Paths change with routes and with the CNI's programs, of which nothing tells. The reconciler looks
-# at every pod each 30 s; of two looks one tests again, which costs 250 pods 0.1 s of CPU.
+# Paths change with routes and with the CNI's programs, of which nothing tells. So what is older is
+# tested again at the reconciler's next look, of which every pod gets one now and then.
 _CONFIRMED_FOR_SECONDS = 45
 # Enough for an IPv6 header and the beginning of TCP's.
 _HEADERS_BYTES = 64

@@ -168,26 +168,28 @@ class Gates:
             raise _attach_error("remembering what the pod asks at", ifindex, error) from error
         return begins or is_new
 
-    def recall(
-        self, ifindex: int, questions: Iterable[Question], *, is_complete: bool = False
-    ) -> bool:
+    def recall(self, ifindex: int, questions: Iterable[Question]) -> bool:
         """Have a gate that remembers know what the pod asked before.
 
-        is_complete: the pod waits for no other answer, so its grace ends if all found a place.
-        Whether it ended. Raises `BpfError`.
+        Whether all found a place. Raises `BpfError`.
         """
-        key = _KEY.pack(ifindex)
-        table = self._replies.get(key)
-        value = self._previous(key)
-        if table is None or value is None:
+        table = self._replies.get(_KEY.pack(ifindex))
+        if table is None:
             return False
         with ReplyTable(_KEY.unpack(table)[0]) as opened:
-            have_all_room = opened.fill(questions, time.monotonic_ns())
-        if not (is_complete and have_all_room):
-            return False
-        value.grace_until_ns = 0
-        self._published.set(key, bytes(value))
-        return True
+            return opened.fill(questions, time.monotonic_ns())
+
+    def end_grace(self, ifindex: int, at_ns: int) -> None:
+        """Have a gate's grace end then, by CLOCK_MONOTONIC, if it would not sooner.
+
+        Apart from `recall`, because it may take 20 ms, and nobody needs it at once. Raises
+        `BpfError`.
+        """
+        key = _KEY.pack(ifindex)
+        value = self._previous(key)
+        if value is not None and value.grace_until_ns > at_ns:
+            value.grace_until_ns = at_ns
+            self._published.set(key, bytes(value))
 
     def remove(self, ifindex: int) -> None:
         """Detach and forget, whichever version's it is.

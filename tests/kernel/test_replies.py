@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -341,12 +342,16 @@ def test_a_gate_says_that_it_only_begins_to_remember_once(gates: Gates, pod: lab
     assert not gates.remember(pod.ifindex)
 
 
-def test_grace_ends_when_all_questions_are_known(gates: Gates, pod: labs.LabPod) -> None:
+def test_grace_ends_when_it_is_told_to_and_never_later(gates: Gates, pod: labs.LabPod) -> None:
     enforce(gates, pod, grace_seconds=60)
-    assert not gates.recall(pod.ifindex, [])
+    assert gates.recall(pod.ifindex, [])
     assert count_graces(gates, pod) == 1
-    assert gates.recall(pod.ifindex, [], is_complete=True)
-    assert count_graces(gates, pod) == 1
+    gates.end_grace(pod.ifindex, time.monotonic_ns() + 60_000_000_000)
+    assert count_graces(gates, pod) == 2
+    gates.end_grace(pod.ifindex, 0)
+    assert count_graces(gates, pod) == 2
+    gates.end_grace(pod.ifindex, time.monotonic_ns() + 60_000_000_000)
+    assert count_graces(gates, pod) == 2
 
 
 def count_graces(gates: Gates, pod: labs.LabPod) -> int:
@@ -356,12 +361,12 @@ def count_graces(gates: Gates, pod: labs.LabPod) -> int:
     return count(gates, pod, Verdict.PASS, Reason.GRACE)
 
 
-def test_grace_stays_when_two_questions_fall_on_one_place(gates: Gates, pod: labs.LabPod) -> None:
+def test_two_questions_that_fall_on_one_place_are_told(gates: Gates, pod: labs.LabPod) -> None:
     first, *others = (question(pod, 4, port) for port in range(10_000, 20_000))
     second = next(other for other in others if slot_of(other.pack()) == slot_of(first.pack()))
     enforce(gates, pod, grace_seconds=60)
-    assert not gates.recall(pod.ifindex, [first, second], is_complete=True)
-    assert gates.recall(pod.ifindex, [first], is_complete=True)
+    assert not gates.recall(pod.ifindex, [first, second])
+    assert gates.recall(pod.ifindex, [first])
 
 
 def read_asked(pod: labs.LabPod) -> questions.Asked:
