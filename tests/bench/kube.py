@@ -29,6 +29,8 @@ from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer
 from tests.agent.kube.conftest import write_kubeconfig
 from tests.bench import answering, figures
+from tests.kernel import cgroups
+from tests.kernel.cgroups import Cgroup
 from tests.runtime.labpods import serving_pods
 
 _PODS = 250
@@ -52,10 +54,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory, Lab() as network:
         _note(f"making {_PODS} pods")
         pods = [network.add_pod(f"pod-{number}", number + 1) for number in range(_PODS)]
-        asyncio.run(_run(pathlib.Path(directory), pods))
+        # On a node without a kubelet the agent looks for it all the time.
+        with cgroups.cgroup() as kubelet:
+            kubelet.popen(["sleep", "1000"])
+            asyncio.run(_run(pathlib.Path(directory), pods, kubelet))
 
 
-async def _run(directory: pathlib.Path, pods: list[LabPod]) -> None:
+async def _run(directory: pathlib.Path, pods: list[LabPod], kubelet: Cgroup) -> None:
     api, arrived = ApiServer(), Arrivals()
     api.faults.append(arrived.note)
     api.put({"kind": "Node", "metadata": {"name": _NODE}}, path=NODES)
@@ -76,7 +81,7 @@ async def _run(directory: pathlib.Path, pods: list[LabPod]) -> None:
         apps = Apps(pods)
         try:
             begun = time.monotonic()
-            operator.start("--mode", "enforce")
+            operator.start("--mode", "enforce", "--kubelet", f"cgroup:{kubelet.path}")
             await _until(lambda: all(is_ready(api, pod) for pod in pods))
             _note(f"all ready in the API after {time.monotonic() - begun:.1f} s")
             await _rest(operator, api)
