@@ -1,5 +1,6 @@
 """Rules from outside with the whole agent: who gets in, who does not, and what is told of it."""
 
+import asyncio
 import json
 import pathlib
 import select
@@ -17,10 +18,11 @@ import msgspec
 import pytest
 import yaml
 
-from agent import names
+from agent import adminclient, names
 from agent.demo import lab as labs
 from agent.demo.lab import Lab, LabPod
 from agent.demo.operating import Operator, condition_of
+from agent.settings import admin_socket
 from agent.status import PolicyStatus, Report, Rules
 from bpf import abi, loader, pins
 from bpf.gates import GateConfig, Gates
@@ -64,7 +66,9 @@ class Node:
         return done.stdout
 
     def rules(self) -> Rules:
-        return msgspec.json.decode(self.podgate("rules", "--output", "json"), type=Rules)
+        """As `podgate rules --output json` shows them."""
+        path = admin_socket(self.operator.run_directory)
+        return msgspec.json.decode(asyncio.run(adminclient.fetch(path, "/rules")), type=Rules)
 
     def wait_for_rules(self, what: str, holds: Callable[[Rules], bool]) -> Rules:
         self.operator.wait_for(what, lambda _: holds(self.rules()))
@@ -142,6 +146,8 @@ def test_a_named_cgroup_gets_in_to_the_named_port_and_is_counted(
     assert shown.pods == ["demo/web"]
     assert rules.problems == []
     assert hits_of(rules, "service") >= 1
+    document = msgspec.json.decode(node.podgate("rules", "--output", "json"), type=Rules)
+    assert document.policies == rules.policies
     text = node.podgate("rules")
     assert f"{service.path} and below" in text
     assert f"TCP {PORT}" in text
