@@ -253,7 +253,7 @@ class Reconciler:
         return dataclasses.replace(isolation, message=message)
 
     async def _remember(self) -> None:
-        """Have gates remember what their pods ask, for as long as no pod is to be closed.
+        """Have gates remember what their pods ask, for as long as no pod comes, changes or goes.
 
         Graces end when all remember: none may end while another pod's runs out.
         """
@@ -262,9 +262,9 @@ class Reconciler:
             del self._forgetful[uid]
             if guarded := self.guarded.get(uid):
                 await self._remember_one(guarded)
-            if self._marked:
+            if self._wake.is_set():
                 return
-        while self._graces and not self._marked:
+        while self._graces and not self._wake.is_set():
             grace = self._graces.pop(0)
             try:
                 await self._guard.end(grace)
