@@ -54,15 +54,16 @@ test-pods: setup
 
 # Kernel tests inside the container that the DaemonSet makes: the image's Python, compiler and
 # programs, its rights and mounts. `make test-container FILES="tests/kernel/test_agent.py"` for some.
-FILES = $(addprefix tests/kernel/test_,$(addsuffix .py,agent attach backstop bypass hooks kubelet \
+INSIDE := $(addprefix tests/kernel/test_,$(addsuffix .py,agent attach backstop bypass hooks kubelet \
 	listener_watch loader policies probing relay_pair strict upgrade))
 test-container: setup
-	@$(PYTHON) -m tests.image.inside $(FILES)
+	@$(PYTHON) -m tests.image.inside $(or $(FILES),$(INSIDE))
 
-# The same tests on Debian's kernels in QEMU, into docs/kernels.md; `make test-kernels KERNEL=6.1`
-# takes one. Most of an hour for each: the machines are emulated in software.
+# All kernel tests on Debian's kernels in QEMU, into docs/kernels.md; `make test-kernels KERNEL=6.1`
+# takes one. Most of an hour for each: the machines are emulated in software. Fewer tests with
+# `make test-kernels KERNEL=6.1 FILES="tests/kernel/test_agent.py tests/kernel/test_strict.py"`.
 test-kernels: setup
-	@$(PYTHON) -m tests.kernels $(KERNEL)
+	@$(PYTHON) -m tests.kernels $(KERNEL) $(if $(FILES),--files $(FILES))
 
 # All benchmarks, or `make bench BENCH=start`; figures are JSON lines on stdout.
 bench: setup

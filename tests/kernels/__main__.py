@@ -1,4 +1,5 @@
-"""`python -m tests.kernels [SERIES]`: the kernel tests on Debian's kernels, and docs/kernels.md.
+"""`python -m tests.kernels [SERIES] [--files FILE...]`: the kernel tests on Debian's kernels, or
+some files of them, and docs/kernels.md.
 
 Exits with 1 when a test failed or a guest did not come to its end; a kernel that is not to be had
 is said on the page and is no failure.
@@ -23,10 +24,14 @@ _PACKAGES = ("qemu-system-x86", "busybox-static", "kmod", "debian-archive-keyrin
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kernels", description=__doc__)
     parser.add_argument("series", nargs="?", choices=[kernel.series for kernel in suites.KERNELS])
+    parser.add_argument("--files", nargs="+", default=[], help="instead of all tests/kernel has")
     parser.add_argument("--only", default="", help="pytest -k: a try, which writes no page")
     # The suite takes most of an hour in software emulation; more, for a busy host.
     parser.add_argument("--minutes", type=float, default=120, help="the limit for each kernel")
     options = parser.parse_args()
+    for file in options.files:
+        if not (_CHECKOUT / file).is_file():
+            parser.error(f"there is no {file}; name files as from {_CHECKOUT}")
 
     _install()
     _CACHE.mkdir(parents=True, exist_ok=True)
@@ -35,29 +40,34 @@ def main() -> int:
     failed = False
     for kernel in suites.KERNELS:
         if options.series in (None, kernel.series):
-            arguments = ["-k", options.only] if options.only else []
-            entry, is_good = _try(kernel, mirrors, arguments, options.minutes * 60)
+            title = report.title(kernel.series, options.files)
+            arguments = [*options.files, *(["-k", options.only] if options.only else [])]
+            entry, is_good = _try(kernel, title, mirrors, arguments, options.minutes * 60)
             failed |= not is_good
             _say(entry.row)
             if not options.only:
-                _write(kernel.series, entry)
+                _write(title, entry)
     return int(failed)
 
 
-def _write(series: str, entry: report.Entry) -> None:
+def _write(title: str, entry: report.Entry) -> None:
     with (_CACHE / "page.lock").open("w") as lock:  # one kernel each may run beside each other
         fcntl.flock(lock, fcntl.LOCK_EX)
         known = report.read(_PAGE.read_text(encoding="utf-8") if _PAGE.exists() else "")
-        _PAGE.write_text(report.render(known | {series: entry}), encoding="utf-8")
+        _PAGE.write_text(report.render(known | {title: entry}), encoding="utf-8")
 
 
 def _try(
-    kernel: suites.Kernel, mirrors: suites.Mirrors, arguments: list[str], limit_seconds: float
+    kernel: suites.Kernel,
+    title: str,
+    mirrors: suites.Mirrors,
+    arguments: list[str],
+    limit_seconds: float,
 ) -> tuple[report.Entry, bool]:
     try:
         image = suites.fetch(kernel, mirrors, _CACHE)
     except suites.NotToBeHadError as error:
-        return report.entry_not_to_be_had(kernel.series, str(error)), True
+        return report.entry_not_to_be_had(title, str(error)), True
     exchange = _CACHE / "exchange" / kernel.series
     _say(f"{image.release}: running; follow it in {exchange.relative_to(_CHECKOUT)}/output.txt")
     commit = _commit()
@@ -71,7 +81,7 @@ def _try(
     elif not found.collected:
         remark = f"No test was collected; see {exchange.relative_to(_CHECKOUT)}."
     entry = report.entry_of_run(
-        series=kernel.series,
+        title=title,
         release=image.release,
         package=f"{image.package_version} ({image.suite})",
         commit=commit,

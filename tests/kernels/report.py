@@ -13,28 +13,34 @@ _INTRODUCTION = """\
 
 The kernel tests (`pytest -m kernel`) on Debian's kernels, each booted in QEMU with software
 emulation over the host's files. `make test-kernels` runs all of them, `make test-kernels
-KERNEL=6.1` one. "Not offered" are tests of something that the kernel lacks, found out by trying; a
-skip for any other reason counts as a failure. Seconds are those of an emulated machine, from
-switching it on to its end; the commit is that of the sources.
+KERNEL=6.1` one; with `FILES="tests/kernel/test_agent.py"` some files only, which stand in a row of
+their own. "Not offered" are tests of something that the kernel lacks, found out by trying; a skip
+for any other reason counts as a failure. Seconds are those of an emulated machine, from switching
+it on to its end; the commit is that of the sources.
 """
 _HEADER = (
-    "| kernel | release | package | passed | failed | not offered | attached by "
-    "| seconds | commit |",
+    "| run | release | package | passed | failed | not offered | attached by | seconds | commit |",
     "|---|---|---|---|---|---|---|---|---|",
 )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """A kernel's part of the page: its row in the table and the lines of its section."""
+    """A run's part of the page: its row in the table and the lines of its section."""
 
     row: str
     section: str
 
 
+def title(series: str, files: Sequence[str]) -> str:
+    """What tells a run from others: the kernel, and which files, unless all. files: paths."""
+    names = sorted(re.sub(r"^test_|\.py$", "", file.rpartition("/")[2]) for file in files)
+    return f"{series} ({', '.join(names)})" if names else series
+
+
 def entry_of_run(
     *,
-    series: str,
+    title: str,
     release: str,
     package: str,
     commit: str,
@@ -44,7 +50,7 @@ def entry_of_run(
 ) -> Entry:
     """What a guest came to. `remark` says why it did not come to its end, or is empty."""
     row = (
-        series,
+        title,
         release,
         package,
         len(found.passed),
@@ -74,27 +80,30 @@ def entry_of_run(
     return Entry(_row(row), "\n\n".join(part for part in parts if part))
 
 
-def entry_not_to_be_had(series: str, reason: str) -> Entry:
+def entry_not_to_be_had(title: str, reason: str) -> Entry:
     """A kernel that no suite offered on the machine of the run."""
-    row = (series, "not to be had", "", "", "", "", "", "", "")
+    row = (title, "not to be had", "", "", "", "", "", "", "")
     return Entry(_row(row), f"This kernel could not be had: {reason}.")
 
 
 def read(page: str) -> dict[str, Entry]:
-    """The entries of a page as `render` made it; series to entry. Nothing for another page."""
-    rows = {match[1]: match[0] for match in re.finditer(r"^\| (\d\S*) \|.*$", page, re.MULTILINE)}
-    sections = dict(re.findall(r"^## (\S+)\n\n(.*?)(?=\n\n## |\n*\Z)", page, re.M | re.S))
-    return {
-        series: Entry(row, sections[series]) for series, row in rows.items() if series in sections
-    }
+    """The entries of a page as `render` made it; title to entry. Nothing for another page."""
+    rows = {match[1]: match[0] for match in re.finditer(r"^\| (\d[^|]*) \|.*$", page, re.MULTILINE)}
+    sections = dict(re.findall(r"^## ([^\n]+)\n\n(.*?)(?=\n\n## |\n*\Z)", page, re.M | re.S))
+    return {title: Entry(row, sections[title]) for title, row in rows.items() if title in sections}
 
 
 def render(entries: Mapping[str, Entry]) -> str:
-    """The page, with kernels from old to new."""
-    order = sorted(entries, key=lambda series: [int(part) for part in series.split(".")])
-    table = "\n".join((*_HEADER, *(entries[series].row for series in order)))
-    sections = "\n\n".join(f"## {series}\n\n{entries[series].section}" for series in order)
+    """The page, with kernels from old to new, and all files before some."""
+    order = sorted(entries, key=_order)
+    table = "\n".join((*_HEADER, *(entries[title].row for title in order)))
+    sections = "\n\n".join(f"## {title}\n\n{entries[title].section}" for title in order)
     return f"{_INTRODUCTION}\n{table}\n\n{sections}\n"
+
+
+def _order(title: str) -> tuple[list[int], str]:
+    series, _, files = title.partition(" ")
+    return [int(part) for part in series.split(".")], files
 
 
 def _row(cells: Sequence[object]) -> str:

@@ -54,7 +54,7 @@ def test_guest_that_hangs_tells_the_test_it_was_in() -> None:
 def test_page_keeps_the_entries_of_other_kernels() -> None:
     found = results.summarise([collected(1), *ran("a", "failed", "went `wrong`\nbadly")])
     entry = report.entry_of_run(
-        series="6.1",
+        title="6.1",
         release="6.1.0",
         package="6.1.9-1",
         commit="abc",
@@ -63,7 +63,10 @@ def test_page_keeps_the_entries_of_other_kernels() -> None:
         remark="",
     )
     other = report.entry_not_to_be_had("5.10", "bullseye: no mirror")
-    page = report.render({"6.1": entry, "5.10": other})
-    assert report.read(page) == {"6.1": entry, "5.10": other}
-    assert page.index("| 5.10 ") < page.index("| 6.1 ")
+    some = report.title("6.1", ["tests/kernel/test_strict.py", "tests/kernel/test_redirect.py"])
+    part = report.entry_not_to_be_had(some, "bookworm: no mirror")
+    page = report.render({some: part, "6.1": entry, "5.10": other})
+    assert report.read(page) == {"6.1": entry, "5.10": other, some: part}
+    rows = [page.index(f"| {row} |") for row in ("5.10", "6.1", "6.1 (redirect, strict)")]
+    assert rows == sorted(rows)
     assert "Failed, `went 'wrong'`:\n\n* `a`" in page
