@@ -2,6 +2,7 @@
 # Runs as the guest's init, over the host's files: what a node has mounted, then the suite. All that
 # it finds out lies in /exchange when the machine goes off.
 . /exchange/settings
+export HOME=/root LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
@@ -29,7 +30,6 @@ mkdir -p "$checkout" # gone if it was below /tmp
 mount --rbind /run/checkout "$checkout"
 cd "$checkout" || exit 1
 
-export HOME=/root LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 # A compile takes ten seconds here, not 0.2: time limits that are right anywhere else are too short.
 export PODGATE_TEST_PATIENCE=6
 uname -r >/exchange/release
