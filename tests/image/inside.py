@@ -23,7 +23,7 @@ from tests.runtime import containerd
 from tests.runtime.driving import Driver
 
 ROOT = pathlib.Path(__file__).parents[2]
-PROGRAMS = ("cat", "ip", "nsenter", "openssl", "sh", "sleep", "tc", "true", "unshare")
+PROGRAMS = ("awk", "cat", "ip", "nsenter", "openssl", "rm", "sh", "sleep", "tc", "true", "unshare")
 PACKAGES = pathlib.Path(sysconfig.get_path("purelib"))
 STATUS = "/tmp/status"
 _OPENSSL = (("openssl", "/usr/lib/ssl"), ("configuration", "/etc/ssl"))
