@@ -94,13 +94,13 @@ def _kernel() -> Iterator[Finding]:
             "This kernel has no tcx (Linux 6.6): gates are filters, which come after other "
             "programs of tcx and which anybody who may configure interfaces can remove.",
         )
-    if features.is_offered(features.Helper.GET_CURRENT_CGROUP_ID):
+    if features.names_task():
         yield Finding("names", Severity.OK, "The kernel names the processes whose packets drop.")
     else:
         yield Finding(
             "names",
             Severity.WARNING,
-            "This kernel does not tell gates which process runs (Linux 6.10): 'podgate drops' "
+            "This kernel does not tell gates which process runs (Linux 6.16): 'podgate drops' "
             "names cgroups, and processes only where a hook refuses them.",
         )
 

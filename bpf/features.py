@@ -1,4 +1,4 @@
-"""What this kernel offers, found out by loading a program of three instructions.
+"""What this kernel offers, found out by loading a program of a few instructions.
 
 The compiler needs to know beforehand: a program that calls a missing helper is refused as a whole.
 """
@@ -14,10 +14,16 @@ _SCHED_CLS = 3  # `enum bpf_prog_type`
 
 
 class Helper(enum.IntEnum):
-    """`enum bpf_func_id`, of helpers without arguments that not every kernel lends tc programs."""
+    """`enum bpf_func_id`, of helpers that not every kernel lends tc programs."""
+
+    GET_CURRENT_PID_TGID = 14
+    """Linux 6.10 (eb166e522c77)."""
+
+    GET_CURRENT_COMM = 16
+    """Linux 6.16 (ee971630f20f)."""
 
     GET_CURRENT_CGROUP_ID = 80
-    """Who is running, its name included: Linux 6.10 (eb166e522c77)."""
+    """Linux 6.4 (c501bf55c88b)."""
 
     KTIME_GET_COARSE_NS = 160
     """Linux 5.11 (d05512618056)."""
@@ -25,11 +31,13 @@ class Helper(enum.IntEnum):
 
 def is_offered(helper: Helper) -> bool:
     """Whether tc programs may call it. Raises `BpfError` where nothing can be loaded at all."""
+    # 16 bytes of the stack, for those that fill a buffer; the others take no arguments.
+    buffer = struct.pack("=BBhiBBhiBBhi", 0xBF, 0xA1, 0, 0, 0x07, 1, 0, -16, 0xB7, 2, 0, 16)
     call = struct.pack("=BBhi", 0x85, 0, 0, helper)
     return_0 = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
     os.close(syscalls.program_load(_SCHED_CLS, return_0))
     try:
-        os.close(syscalls.program_load(_SCHED_CLS, call + return_0))
+        os.close(syscalls.program_load(_SCHED_CLS, buffer + call + return_0))
     except errors.BpfError as error:
         if error.errno in (errno.EINVAL, errno.EACCES, errno.EPERM):
             return False
@@ -37,10 +45,19 @@ def is_offered(helper: Helper) -> bool:
     return True
 
 
+def names_task() -> bool:
+    """Whether tc programs can tell who is running: cgroup, process and name."""
+    return all(
+        map(
+            is_offered,
+            (Helper.GET_CURRENT_CGROUP_ID, Helper.GET_CURRENT_PID_TGID, Helper.GET_CURRENT_COMM),
+        )
+    )
+
+
 def compiler_flags() -> list[str]:
     """The -D flags for what the sources can do in two ways."""
-    has_task = is_offered(Helper.GET_CURRENT_CGROUP_ID)
-    flags = [f"-DHAS_CURRENT_TASK={int(has_task)}"]
+    flags = [f"-DHAS_CURRENT_TASK={int(names_task())}"]
     if is_offered(Helper.KTIME_GET_COARSE_NS):
         flags.append("-DCOARSE_CLOCK")
     return flags
