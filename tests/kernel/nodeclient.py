@@ -174,8 +174,13 @@ def _grpc(host: str, port: int) -> str:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    # Each channel connects anew, as the kubelet does.
-    options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+    # Each channel connects anew, as the kubelet does. Its own limit for a connect, 20 s, would race
+    # with the call's.
+    options = [
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.min_reconnect_backoff_ms", int(2000 * PATIENCE_SECONDS)),
+    ]
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     with grpc.insecure_channel(where, options) as channel:
         try:
