@@ -14,6 +14,7 @@ from agent.demo.operating import Operator
 from bpf import gates as gates_module
 from bpf import loader, pins
 from tests.kernel import offers
+from tests.kernel.secondagent import SecondAgent
 
 _numbers = itertools.count()
 
@@ -48,6 +49,14 @@ def operator(isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> I
     yield made
     made.stop(signal.SIGKILL)
     asyncio.run(backstop.remove())
+
+
+@pytest.fixture
+def second(operator: Operator, tmp_path: pathlib.Path) -> Iterator[SecondAgent]:
+    """Another agent beside the operator's, not started yet."""
+    made = SecondAgent(operator, tmp_path / "second")
+    yield made
+    made.stop(signal.SIGKILL)
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """A second agent on a node waits for the first one's end, prepared, and then takes over."""
 
 import os
-import pathlib
 import shutil
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,42 +11,11 @@ from agent.demo import operating
 from agent.demo.operating import Operator, pod_of
 from agent.status import Report
 from bpf import pins, syscalls
+from tests.kernel.secondagent import SecondAgent
 
 pytestmark = pytest.mark.kernel
 
 _ARRAY = 2  # BPF_MAP_TYPE_ARRAY
-_LIMIT_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
-
-
-class _Second(Operator):
-    """Another agent with the first one's pods and directories."""
-
-    def __init__(self, first: Operator, directory: pathlib.Path) -> None:
-        directory.mkdir()
-        super().__init__(directory, first.bpffs)
-        self.pods_from = ("--manifests", str(first.manifests))
-        self.run_directory = first.run_directory
-        self.started_file = directory / "started"
-
-    def stand_by(self, seconds: float = 60) -> None:
-        self.start(
-            *("--standby-seconds", str(seconds)), *("--started-file", str(self.started_file))
-        )
-
-    def wait(self) -> int:
-        """Its exit status, when it ends by itself."""
-        assert self._process is not None
-        return self._process.wait(_LIMIT_SECONDS)
-
-    def has_said(self, text: str) -> bool:
-        return text in self.log.read_text(encoding="utf-8")
-
-
-@pytest.fixture
-def second(operator: Operator, tmp_path: pathlib.Path) -> Iterator[_Second]:
-    made = _Second(operator, tmp_path / "second")
-    yield made
-    made.stop(signal.SIGKILL)
 
 
 @pytest.fixture
@@ -65,7 +32,7 @@ def _is_gated(report: Report) -> bool:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["told", "killed"])
 def test_the_second_agent_takes_over_when_the_first_ends(
-    operator: Operator, second: _Second, pod: labs.LabPod, end: signal.Signals
+    operator: Operator, second: SecondAgent, pod: labs.LabPod, end: signal.Signals
 ) -> None:
     operator.start()
     first = operator.wait_for("the gate", _is_gated)
@@ -82,7 +49,7 @@ def test_the_second_agent_takes_over_when_the_first_ends(
 
 
 def test_who_stands_by_ends_when_told(
-    operator: Operator, second: _Second, pod: labs.LabPod
+    operator: Operator, second: SecondAgent, pod: labs.LabPod
 ) -> None:
     operator.start()
     operator.wait_for("the gate", _is_gated)
@@ -93,16 +60,16 @@ def test_who_stands_by_ends_when_told(
     operator.wait_for("the first", _is_gated)
 
 
-def test_standing_by_has_an_end(operator: Operator, second: _Second, pod: labs.LabPod) -> None:
+def test_standing_by_has_an_end(operator: Operator, second: SecondAgent, pod: labs.LabPod) -> None:
     operator.start()
     operator.wait_for("the gate", _is_gated)
-    second.stand_by(0.2)
+    second.stand_by(seconds=0.2)
     assert second.wait() == 1
     assert "another agent is running" in second.log.read_text()
 
 
 def test_who_cannot_take_over_does_not_say_that_it_has_started(
-    operator: Operator, second: _Second, pod: labs.LabPod, fresh_pins: pins.Pins
+    operator: Operator, second: SecondAgent, pod: labs.LabPod, fresh_pins: pins.Pins
 ) -> None:
     operator.start()
     operator.wait_for("the gate", _is_gated)

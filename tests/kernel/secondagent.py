@@ -1,0 +1,35 @@
+"""Another agent of a node, for what happens between two."""
+
+import os
+import pathlib
+
+from agent.demo.operating import Operator
+
+_LIMIT_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+
+
+class SecondAgent(Operator):
+    """Another agent with the first one's pods and directories."""
+
+    def __init__(self, first: Operator, directory: pathlib.Path) -> None:
+        directory.mkdir()
+        super().__init__(directory, first.bpffs)
+        self.pods_from = ("--manifests", str(first.manifests))
+        self.run_directory = first.run_directory
+        self.started_file = directory / "started"
+
+    def stand_by(self, *extra: str, seconds: float = _LIMIT_SECONDS) -> None:
+        """Start it, to wait for the first one's end; `started_file` is there once it does."""
+        self.start(
+            *("--standby-seconds", str(seconds)),
+            *("--started-file", str(self.started_file)),
+            *extra,
+        )
+
+    def wait(self) -> int:
+        """Its exit status, when it ends by itself."""
+        assert self._process is not None
+        return self._process.wait(_LIMIT_SECONDS)
+
+    def has_said(self, text: str) -> bool:
+        return text in self.log.read_text(encoding="utf-8")
