@@ -21,6 +21,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -30,7 +31,11 @@ from tests.kernel.cgroups import Cgroup
 
 # Long for what should answer, on a machine that does other things too; and a SYN is sent three
 # times meanwhile.
-PATIENCE_SECONDS = 4 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_PATIENCE = float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+PATIENCE_SECONDS = 4 * _PATIENCE
+# Between two probes, on emulated machines: all at once they would keep a relay from running for the
+# 300 ms after which the kernel takes it for hung.
+_PAUSE_SECONDS = 0.02 * (_PATIENCE - 1)
 
 _THREADS = 24
 _BULK_BYTES = 3 << 20
@@ -267,6 +272,12 @@ def _probe(target: str) -> str:
         return type(error).__name__
 
 
+def _one_by_one(targets: list[str]) -> Iterator[str]:
+    for target in targets:
+        time.sleep(_PAUSE_SECONDS)
+        yield target
+
+
 class _Held:
     """One connection that is kept."""
 
@@ -312,7 +323,7 @@ def main() -> None:
             match command["do"]:
                 case "probe":
                     targets = command["targets"]
-                    answer = dict(zip(targets, pool.map(_probe, targets), strict=True))
+                    answer = dict(zip(targets, pool.map(_probe, _one_by_one(targets)), strict=True))
                 case "hold":
                     answer = [_hold(held, command["target"]) for _ in range(command["count"])]
                 case "held":
