@@ -11,7 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent import names
+from agent.conditions import TRUE
 from agent.demo.lab import LabPod
+from agent.demo.operating import condition_of
+from agent.status import Report
 from tests.conftest import fresh_lab
 from tests.kernel import fleet, links, nodeclient
 from tests.kernel.nodeclient import NodeClient
@@ -174,14 +178,20 @@ def test_two_pods_with_one_address_are_both_reached_at_what_they_declare(
             [f"tcp,{host},{port}" for host in (first.ipv4, first.ipv6) for port in ports]
             for ports in ((first_port, twin_port), (nobodys,))
         )
-        # The first answers in any case; the twin only when its target stands.
-        reached = dict.fromkeys(declared, nodeclient.OK)
-        node.operator.wait_for("both reached", lambda _: kubelet.probe(declared) == reached)
+        node.operator.wait_for(
+            "both in strict", lambda report: all(is_strict(report, pod) for pod in (first, twin))
+        )
+        assert kubelet.probe(declared) == dict.fromkeys(declared, nodeclient.OK)
         assert kubelet.probe(undeclared) == dict.fromkeys(undeclared, nodeclient.UNANSWERED)
     for pod in (first, twin):
         (node.operator.manifests / f"{pod.name}.yaml").unlink()
         node.lab.remove_pod(pod.name)
     node.settle()
+
+
+def is_strict(report: Report, pod: LabPod) -> bool:
+    said = condition_of(report, pod.name, names.ISOLATION_READY)
+    return said is not None and (said.status, said.reason) == (TRUE, "Strict")
 
 
 def take_address(pod: LabPod, other: LabPod) -> None:
