@@ -19,10 +19,10 @@ from bpf import errors, pins, syscalls
 INGRESS = 0xFFFFFFF2
 EGRESS = 0xFFFFFFF3
 # Priority 1 is the first. Others use it too (Cilium's legacy mode): cls_bpf puts a new filter at
-# the head of its priority's list (cls_bpf_change), and the handles keep ours apart. The second one
-# is for the moment in which a filter changes its place.
+# the head of its priority's list (cls_bpf_change), and the handles keep ours apart: a relay's pair
+# has two programs, and each may have two filters for the moment in which it changes its place.
 _PRIORITY = 1
-_HANDLES = (0x706F6467, 0x706F6468)  # "podg", "podh"
+_HANDLES = (0x706F6467, 0x706F6468, 0x706F6469, 0x706F646A)  # "podg", "podh", ...
 _NAME_PREFIX = "podgate/"
 _MADE_QDISC = "+qdisc"
 
@@ -71,7 +71,7 @@ class ClsactFilters:
             ours = [] if made_qdisc else self._ours(ifindex)
             made_qdisc = made_qdisc or self._made_qdisc(ifindex)
             wanted = _Filter(
-                ours[0].handle if ours else _HANDLES[0],
+                ours[0].handle if ours else self._free_handle(ifindex),
                 self._name + (_MADE_QDISC if made_qdisc else ""),
                 syscalls.program_id(self._program_fd),
             )
@@ -140,9 +140,8 @@ class ClsactFilters:
         """
         try:
             ours = self._ours(ifindex)
-            handle = next(h for h in _HANDLES if h not in [entry.handle for entry in ours])
             name = ours[0].name if ours else self._name
-            self._put("add-filter", ifindex, _Filter(handle, name, None))
+            self._put("add-filter", ifindex, _Filter(self._free_handle(ifindex), name, None))
             for entry in ours:
                 self._delete(ifindex, entry)
         except pyroute2.NetlinkError as error:
@@ -193,6 +192,17 @@ class ClsactFilters:
             for entry in self._filters(ifindex, self._parent)
             if entry.is_ours and self._program in ("", entry.program)
         ]
+
+    def _free_handle(self, ifindex: int) -> int:
+        """One that replaces nobody's filter. Raises `AttachError`."""
+        taken = {entry.handle for entry in self._filters(ifindex, self._parent)}
+        for handle in _HANDLES:
+            if handle not in taken:
+                return handle
+        raise errors.AttachError(
+            f"interface {ifindex} has filters under all of podgate's handles "
+            f"({', '.join(map(hex, _HANDLES))}); remove what is not podgate's with 'tc filter del'"
+        )
 
     def _all(self, ifindex: int) -> Iterator[_Filter]:
         for parent in (EGRESS, INGRESS):

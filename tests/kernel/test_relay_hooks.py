@@ -1,20 +1,23 @@
 """Whom connect(2) takes to the relay, what getpeername(2) shows, and who else may dial it."""
 
+import contextlib
 import errno
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from agent.demo import lab as labs
 from agent.gatekeeper import netns_cookie
 from bpf import abi, loader, pins
+from bpf.attachments import Attachment
 from bpf.gates import GateConfig, Gates
 from bpf.hooks import Hooks
 from bpf.nodeconfig import NodeConfig
+from bpf.nodeguards import NodeGuards
 from bpf.relay import Redirect
 from bpf.rules import Rule, Sender
 from bpf.verdicts import Mode, Reason, Verdict
@@ -252,23 +255,35 @@ def test_two_engaged_relays_redirect_once_and_either_goes_on_alone(
 KUBELET = Rule(Sender.KUBELET, socket.IPPROTO_TCP)
 
 
-def guard(gates: Gates, pair: labs.LabPod) -> Counting:
-    """Guard the relay's pair as the agent does."""
-    gates.install(pair.ifindex, GateConfig(Mode.ENFORCE, (), (KUBELET,), any_address=True))
-    return Counting(gates, pair.ifindex)
+Guard = Callable[[labs.LabPod], Counting]
+
+
+@pytest.fixture
+def guard(gates: Gates, loaded: loader.Loaded, installation: pins.Pins) -> Iterator[Guard]:
+    """Guards a relay's pair as the agent does."""
+    with contextlib.closing(NodeGuards(loaded, installation, Attachment.CLSACT)) as guards:
+
+        def install(pair: labs.LabPod) -> Counting:
+            gate = GateConfig(Mode.ENFORCE, (), (KUBELET,), any_address=True)
+            gates.install(pair.ifindex, gate)
+            guards.keep_pairs({pair.ifindex})
+            return Counting(gates, pair.ifindex)
+
+        yield install
+        guards.keep_pairs(set())
 
 
 def judged(counting: Counting) -> dict[tuple[Verdict, Reason], int]:
     """What was counted of connections that begin; the kernels also talk by themselves."""
-    reasons = (Reason.PROBE, Reason.NODE)
+    reasons = (Reason.PROBE, Reason.NODE, Reason.RELAY)
     return {key: count for key, count in counting.moved().items() if key[1] in reasons}
 
 
 @BOTH
 def test_others_who_dial_the_relay_hear_no_and_are_counted_at_its_gate(
-    refusing: None, scene: Scene, gates: Gates, version: int
+    refusing: None, scene: Scene, guard: Guard, version: int
 ) -> None:
-    counting = guard(gates, scene.relay)
+    counting = guard(scene.relay)
     address = traffic.address(scene.relay, version)
     with cgroups.cgroup() as stranger:
         assert connected(stranger, address) == errno.EPERM
@@ -279,11 +294,11 @@ def test_others_who_dial_the_relay_hear_no_and_are_counted_at_its_gate(
 
 @BOTH
 def test_enforced_pod_s_hook_lets_the_kubelet_through_to_the_relay(
-    refusing: None, scene: Scene, gates: Gates, version: int
+    refusing: None, scene: Scene, gates: Gates, guard: Guard, version: int
 ) -> None:
     """Whichever of the two programs the kernel runs first, and although its gate stays closed."""
     gates.install(scene.pod.ifindex, GateConfig(Mode.STRICT, scene.pod.addresses, (KUBELET,)))
-    guard(gates, scene.relay)
+    guard(scene.relay)
     counting = Counting(gates, scene.pod.ifindex)
     assert scene.reached_from_node(version) == "relay"
     assert judged(counting) == {}
@@ -297,14 +312,14 @@ RANGES = {4: ("198.18.64.0/24", "198.18.64.77"), 6: ("fd00:18:64::/64", "fd00:18
 
 @BOTH
 def test_gate_for_any_address_lets_in_the_kubelet_and_nobody_else(
-    scene: Scene, gates: Gates, version: int
+    scene: Scene, guard: Guard, version: int
 ) -> None:
     span, address = RANGES[version]
     gateway = traffic.address(scene.relay, version)
     inside = ["nsenter", f"--net={scene.relay.netns.path}"]
     subprocess.run([*inside, "ip", "route", "add", "local", span, "dev", "lo"], check=True)
     subprocess.run(["ip", "route", "add", span, "via", gateway], check=True)
-    counting = guard(gates, scene.relay)
+    counting = guard(scene.relay)
     with socket.socket(traffic.family(version), socket.SOCK_STREAM) as sock:
         assert scene.reached(sock, address) == "relay"
     assert judged(counting) == {(Verdict.PASS, Reason.PROBE): 1}
@@ -312,6 +327,19 @@ def test_gate_for_any_address_lets_in_the_kubelet_and_nobody_else(
         dropped = connected(stranger, address, traffic.DROPPED_AFTER_SECONDS)
     assert dropped == errno.EAGAIN  # a time limit's end, as connect_ex says it
     assert judged(counting) == {(Verdict.DROP, Reason.NODE): 1}
+
+
+@BOTH
+def test_pod_that_dials_the_relay_is_dropped_beside_the_gate(
+    scene: Scene, guard: Guard, version: int
+) -> None:
+    counting = guard(scene.relay)
+    family = traffic.family(version)
+    with scene.successor.open_socket(family, socket.SOCK_STREAM) as sock:
+        sock.settimeout(traffic.DROPPED_AFTER_SECONDS)
+        with pytest.raises(TimeoutError):
+            sock.connect((traffic.address(scene.relay, version), PORT))
+    assert judged(counting) == {(Verdict.DROP, Reason.RELAY): 1}
 
 
 @BOTH
