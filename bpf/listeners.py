@@ -2,8 +2,8 @@
 
 Hints, not facts: an event comes a moment before what it tells of, events are lost when the ring is
 full (counted), and listeners from before `watch` report only when adopted, and not at all before
-Linux 6.12. The link is not pinned:
-nobody hears the events of an agent that is gone, and its sockets should not pay for them.
+Linux 6.12. The link is not pinned: nobody hears the events of an agent that is gone, and its
+sockets should not pay for them.
 """
 
 import ctypes
