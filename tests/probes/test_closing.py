@@ -118,7 +118,8 @@ async def test_end_of_a_tcp_probe_carries_the_handshakes_last_acknowledgement(
 
 
 def leave_twenty_ports(sandbox: Sandbox) -> None:
-    words = ["sysctl", "-qw", "net.ipv4.ip_local_port_range=40000 40019"]
+    # /proc/sys/net is the reader's own namespace's.
+    words = ["sh", "-c", "echo 40000 40019 > /proc/sys/net/ipv4/ip_local_port_range"]
     subprocess.run(["nsenter", f"--net={sandbox.path}", *words], check=True)
 
 
