@@ -282,9 +282,11 @@ async def as_nobody(served: Served) -> str:
         pytest.fail("to become somebody else the test needs root")
     code = (
         "import os, sys; from agent.localnet.client import Client;"
+        # Before it becomes somebody else, who may be unable to reach packages below this user's
+        # home: grpcio imports with its first channel. It connects with the first call.
+        "client = Client('unix:localnet/localnet.sock');"
         "os.chdir(sys.argv[1]); os.setgroups([]); os.setgid(65534); os.setuid(65534);"
-        "state = Client('unix:localnet/localnet.sock').ask(20);"
-        "print([one.name for one in state.services])"
+        "print([one.name for one in client.ask(20).services])"
     )
     directory = served.socket.parent.parent
     # The socket's own directory is open; those above it are the test's.
