@@ -18,6 +18,7 @@ from agent.demo import operating
 from agent.demo.operating import GaveUp, Operator
 from agent.settings import admin_socket
 from agent.status import PodStatus, Report, Rules
+from tests import polling
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer, Asked, Json
 from tests.runtime.containerd import Containerd
@@ -191,6 +192,13 @@ class Node:
                     return error.code, error.read().decode()
 
         return await asyncio.to_thread(ask)
+
+    async def serves(self, path: str, code: int) -> str:
+        """Wait until the agent's own server answers with this status; the text."""
+        _, text = await polling.request_until(
+            f"{code} of {path}", lambda: self.get_http(path), lambda answer: answer[0] == code
+        )
+        return text
 
 
 def version(thing: Json) -> str:

@@ -130,7 +130,7 @@ async def test_an_agent_that_starts_without_the_api_goes_on_from_what_was_saved(
     seen = await node.told("the illness", probes_say("ill", "ContainerNotRunning"))
     assert any(problem.startswith("API server, pods: ") for problem in seen.feed.problems)
     await node.told("all pods", lambda report: report.is_synced)
-    assert (await node.get_http("/readyz"))[0] == 200
+    await node.serves("/readyz", 200)
     assert 'podgate_api_problem{what="pods"} 1.0' in (await node.get_http("/metrics"))[1]
     await node.told("one pod to be written", lambda report: report.feed.unsaid == 1)
 
