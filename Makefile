@@ -4,6 +4,8 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 # Have suites of their own: the image, and the proxies, which are off unless somebody starts them.
 APART := --ignore tests/image --ignore tests/proxy
+# Time limits of suites that take more than minutes for a test.
+LONG := --timeout 3600 -o faulthandler_timeout=7200
 C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
@@ -43,15 +45,15 @@ test-image: setup
 
 # Gates and conversations over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact.
 test-continuity: setup
-	PODGATE_TEST_CONTINUITY=1 $(PYTEST) tests/kernel/test_continuity.py
+	PODGATE_TEST_CONTINUITY=1 $(PYTEST) $(LONG) tests/kernel/test_continuity.py
 
 # The relay killed, hung for a minute and upgraded ten times under 200 probes a second.
 test-strict: setup
-	PODGATE_TEST_STRICT=1 $(PYTEST) tests/kernel/test_strict_faults.py
+	PODGATE_TEST_STRICT=1 $(PYTEST) $(LONG) tests/kernel/test_strict_faults.py
 
 # A hundred pods in a container runtime, and of a cluster, where the kernel tests have eight.
 test-pods: setup
-	PODGATE_TEST_PODS=100 $(PYTEST) -s tests/runtime/test_crowd.py tests/node/test_crowd.py
+	PODGATE_TEST_PODS=100 $(PYTEST) $(LONG) -s tests/runtime/test_crowd.py tests/node/test_crowd.py
 
 # Kernel tests inside the container that the DaemonSet makes: the image's Python, compiler and
 # programs, its rights and mounts. `make test-container FILES="tests/kernel/test_agent.py"` for some.

@@ -18,6 +18,19 @@ from bpf import errors, syscalls
 
 _problem = pytest.StashKey[str]()
 
+# The longest takes a minute alone on an idle machine; beside a load, or on a machine emulated in
+# software (PODGATE_TEST_PATIENCE), it takes several times as long.
+_KERNEL_TEST_SECONDS = 600 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give kernel tests their time limit, unless the command line sets one (`--timeout`)."""
+    if config.getoption("timeout") is not None:
+        return
+    for item in items:
+        if item.get_closest_marker("kernel") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_KERNEL_TEST_SECONDS))
+
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Isolate before any test runs: later there may be threads, which would stay behind."""
