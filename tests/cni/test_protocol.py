@@ -62,6 +62,24 @@ def test_the_result_before_is_passed_on_to_the_byte(
     assert answer.output == previous.encode() + b"\n"
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        # Each is refused by a JSON library that was tried in place of json.c.
+        *("1e999", "-1e999", "1" + "0" * 400, "12345678901234567890123"),
+        *('"\\ud800"', '"\\udc00"', '"\\u0000"'),
+    ],
+)
+def test_values_that_no_c_type_holds_are_passed_on(
+    plugin: pathlib.Path, conf: dict[str, Any], value: str
+) -> None:
+    previous = f'{{"cniVersion": "1.0.0", "x": {value}}}'
+    text = json.dumps({**conf, "prevResult": "X"}).replace('"X"', previous)
+    answer = call(plugin, "ADD", text.encode(), POD)
+    assert answer.status == 0
+    assert answer.output == previous.encode() + b"\n"
+
+
 @pytest.mark.parametrize("previous", [{}, {"ips": []}])
 def test_a_result_without_a_version_gets_one(
     plugin: pathlib.Path, conf: dict[str, Any], previous: dict[str, Any]
@@ -168,6 +186,10 @@ def test_it_must_come_after_others(
         *(b"", b"{", b'{"a":1,}', b'{"a" 1}', b"[1 2]", b'"\\x"', b"nul", b"01", b"1.", b"--1"),
         *(b"\xff", b'{"a":"\n"}', b'"\\u12"', b'"\xed\xa0\x80"', b"{}{}", b"[" * 65 + b"]" * 65),
         *(b"[]", b"1"),
+        # Each is accepted by a JSON library that was tried in place of json.c.
+        *(b'{"a":NaN}', b'{"a":Infinity}', b'{"a":1.}', b'{"a":1.e1}', b"{}\0", b'{"a":\f1}'),
+        *(b'{"a":"\xc0\x80"}', b'{"a":"\xed\xa0\x80"}', b'{"a":"\xf4\x90\x80\x80"}'),
+        b'{"a":' + b"[" * 64 + b"]" * 64 + b"}",
     ],
 )
 @pytest.mark.parametrize("command", ["ADD", "CHECK", "GC", "STATUS"])
