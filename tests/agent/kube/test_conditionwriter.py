@@ -2,12 +2,10 @@
 
 import asyncio
 import datetime
-import pathlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import kmock
 import msgspec
 import pytest
 from aiohttp import web
@@ -21,7 +19,6 @@ from agent.kube.watcher import Query, Watcher
 from agent.pods import Pod
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import PODS, ApiServer, Json, pod
-from tests.agent.kube.conftest import opened, write_kubeconfig
 
 pytestmark = pytest.mark.looptime
 
@@ -246,31 +243,29 @@ async def test_conditions_of_others_stay(server: ApiServer, api: Api) -> None:
     assert set(conditions(server, "a")) == {"Ready", names.ISOLATION_READY}
 
 
-# The emulator would answer by itself for pods that it does not have.
-@pytest.mark.kmock(cls=kmock.RawHandler)
-@pytest.mark.looptime(False)
 @pytest.mark.parametrize("recording", ["patch-404", "patch-old-resourceversion", "patch-wrong-uid"])
 async def test_replaced_pod_is_dropped_as_recorded(
-    recording: str, kmock: kmock.RawHandler, tmp_path: pathlib.Path
+    recording: str, server: ApiServer, api: Api
 ) -> None:
-    answer = apiserver.recorded(recording)
-    kmock["patch /api/v1/namespaces/default/pods/gated/status"] << answer["http"] << answer["body"]
+    async def answer(_: web.Request) -> web.Response:
+        return apiserver.as_recorded(recording)
+
+    server.faults.append(answer)
     thing = gated("gated")
     thing["metadata"]["resourceVersion"] = "5515"
-    address = str(kmock.url).rstrip("/")
-    kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", address)
-    async with opened(kubeconfig) as api, Agent(api).running(watches=False) as agent:
+    async with Agent(api).running(watches=False) as agent:
         agent.writer.see(msgspec.convert(thing, ApiPod))
         agent.know("gated")
-        async with asyncio.timeout(20):
-            while not agent.writer.replaced:  # noqa: ASYNC110  (its server is not ours)
-                await asyncio.sleep(0.01)
+        await asyncio.sleep(1)
+        assert agent.writer.replaced
         agent.know("gated", status=FALSE, reason="GateFailed")
         thing["metadata"]["resourceVersion"] = "5516"
         agent.writer.see(msgspec.convert(thing, ApiPod))
         assert agent.writer.pending == 0
         assert agent.writer.problem == ""
-    assert len(kmock["patch"]) == 1
+        await asyncio.sleep(60)
+    (patch,) = server.patches()
+    assert patch.path == "/api/v1/namespaces/default/pods/gated/status"
 
 
 async def test_pod_that_took_the_name_is_not_written_with_the_olds_condition(
