@@ -164,6 +164,10 @@ class Cluster:
         """A gate that stood does not, and is being put back."""
         self._tell(pod.uid, "GateLost", problem, action="Gating")
 
+    def unconfirmed_address(self, pod: Pod, problem: str) -> None:
+        """A pod claims addresses that are not its own."""
+        self._tell(pod.uid, "UnconfirmedAddress", problem, action="Gating")
+
     def gated(self, pod: Pod) -> None:
         sandbox = self.sandboxes.current.get(pod.uid)
         if sandbox is None or sandbox.created is None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from agent import questions
+from agent.addressclaims import AddressAuthority, AddressClaims
 from agent.conditions import FALSE, TRUE
 from agent.gatekeeper import Gatekeeper
 from agent.interfaces import NetworkReader, NodeInterface, PodNetwork
@@ -65,6 +66,8 @@ class Guarded:
     pod: Pod
     netns: Netns | None = None
     network: PodNetwork | None = None
+    claims: AddressClaims = dataclasses.field(default_factory=AddressClaims)
+    """Which of the network's addresses are the pod's own."""
     gates: dict[int, NodeInterface] = dataclasses.field(default_factory=dict)
     admission: Admission | None = None
     """What its gates let in."""
@@ -90,7 +93,20 @@ class Guarded:
     @property
     def wants_look(self) -> bool:
         """Whether another look is due soon without any hint."""
-        return self.is_waiting or asyncio.get_running_loop().time() < self.unsettled_until
+        is_unsettled = asyncio.get_running_loop().time() < self.unsettled_until
+        return self.is_waiting or is_unsettled or self.claims.is_settling
+
+    @property
+    def own_addresses(self) -> tuple[str, ...]:
+        """Confirmed ones: what others may know the pod by."""
+        return tuple(map(str, self.claims.confirmed))
+
+    @property
+    def probe_addresses(self) -> tuple[str, ...]:
+        """Where probes dial, from inside the pod's namespace. While nothing is confirmed, what the
+        namespace shows: from there only the pod itself answers."""
+        shown = self.network.probe_addresses if self.network else ()
+        return self.own_addresses or shown
 
     @property
     def interfaces(self) -> set[int]:
@@ -110,20 +126,25 @@ class Guard:
         owner_of: Callable[[Netns, Pod], Pod | None],
         admit: Callable[[Pod], Awaitable[Admission]],
         places: Places,
+        authority: AddressAuthority,
         on_first_gate: Callable[[Pod], None],
         on_gate_lost: Callable[[Pod, str], None],
+        on_unconfirmed_address: Callable[[Pod, str], None],
     ) -> None:
         """owner_of: another pod that already uses this namespace, if there is one; admit: what the
         pod's gates let in; on_first_gate: told of a sandbox that nobody had gated before;
-        on_gate_lost: told why a gate that stood does not, in one sentence."""
+        on_gate_lost: told why a gate that stood does not, in one sentence; on_unconfirmed_address:
+        which addresses a pod claims that are not its own."""
         self._gatekeeper = gatekeeper
         self._reader = reader
         self._metrics = metrics
         self._owner_of = owner_of
         self._admit = admit
         self._places = places
+        self._authority = authority
         self._on_first_gate = on_first_gate
         self._on_gate_lost = on_gate_lost
+        self._on_unconfirmed_address = on_unconfirmed_address
 
     async def bring_up(self, guarded: Guarded) -> Isolation:
         """One pass over one pod; safe to repeat at any time."""
@@ -210,6 +231,8 @@ class Guard:
         guarded.netns = netns
         guarded.network = network
         pod = guarded.pod
+        guarded.claims = await self._authority.check(pod, netns, network)
+        self._report_claims(guarded)
         if pod.mode is Mode.OFF:
             await self._open(guarded, network)
             guarded.isolated = netns
@@ -234,11 +257,22 @@ class Guard:
         guarded.isolated = netns
         return Isolation(TRUE, _REASONS[pod.mode], _describe(guarded, network))
 
+    def _report_claims(self, guarded: Guarded) -> None:
+        problem = guarded.claims.problem
+        if self._authority.is_news(guarded.pod.uid, problem):
+            log.warning("pod claims addresses", pod=guarded.pod.full_name, problem=problem)
+            self._on_unconfirmed_address(guarded.pod, problem)
+
     async def _install(self, guarded: Guarded) -> None:
         network = guarded.network
         assert network is not None
         guarded.admission = await self._admit(guarded.pod)
-        config = GateConfig(guarded.pod.mode, network.addresses, guarded.admission.rules)
+        config = GateConfig(
+            guarded.pod.mode,
+            guarded.claims.confirmed,
+            guarded.admission.rules,
+            claimed=tuple(a for a in network.addresses if a not in guarded.claims.confirmed),
+        )
         guarded.behind = ""
         for interface in network.interfaces:
             was_open = guarded.isolated != guarded.netns and not await self._gatekeeper.stands(
@@ -294,6 +328,8 @@ def _describe(guarded: Guarded, network: PodNetwork) -> str:
     text = f"Gate on {gated}, sandbox net:[{guarded.netns.inode if guarded.netns else '?'}]."
     if guarded.admission and guarded.admission.problem:
         text += f" {guarded.admission.problem}"
+    if guarded.claims.problem:
+        text += f" {guarded.claims.problem}"
     if guarded.behind:
         text += f" {guarded.behind}"
     if guarded.pod.manifest_problem:

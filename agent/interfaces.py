@@ -32,6 +32,8 @@ class NodeInterface:
 
     ifindex: int
     name: str
+    bridge: int | None = None
+    """The ifindex of the bridge that it is a port of."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class PodNetwork:
 
     @property
     def probe_addresses(self) -> tuple[str, ...]:
-        """Where probes dial: as status.podIPs, so without link-local ones."""
+        """As status.podIPs, so without link-local ones; some may be only claimed."""
         return tuple(str(a) for a in self.addresses if not a.is_link_local)
 
 
@@ -89,7 +91,7 @@ class NetworkReader:
         ours = {link.index for link, _ in own}
         routable = {address for address in addresses if not address.is_loopback}
         return PodNetwork(
-            tuple(NodeInterface(peer.index, peer.name) for _, peer in own),
+            tuple(NodeInterface(peer.index, peer.name, peer.master) for _, peer in own),
             tuple(sorted(routable, key=lambda address: (address.version, address))),
             tuple(
                 f"interface {link.name} ({_NOT_GATABLE[link.kind]}) cannot be gated"

@@ -97,6 +97,13 @@ SELF_TEST_PATHS = Family(
     "it past the gate.",
     ("namespace", "pod", "result"),
 )
+UNCONFIRMED_ADDRESSES = Family(
+    "podgate_unconfirmed_addresses",
+    "gauge",
+    "Addresses in a pod's network namespace that neither the container runtime nor the node's "
+    "routes confirm; they count in the pod's own gate alone.",
+    ("namespace", "pod"),
+)
 OLDER_FLOWS = Family(
     "podgate_older_flows",
     "gauge",
@@ -165,7 +172,7 @@ POLICY_PROBLEMS = Family(
 FAMILIES = (
     *(GATE_PACKETS, NODE_REFUSALS, REFUSALS_UNTOLD, GATES, POD_CONDITION, MANIFEST_PROBLEM, INFO),
     *(LOAD_SECONDS, ATTACH_SECONDS, GATES_LOST, GATES_MOVED, PROBES, PROBE_SECONDS),
-    *(SELF_TESTS, SELF_TEST_PATHS, OLDER_FLOWS, OLDER_FLOWS_ENDED),
+    *(SELF_TESTS, SELF_TEST_PATHS, UNCONFIRMED_ADDRESSES, OLDER_FLOWS, OLDER_FLOWS_ENDED),
     *(PROBES_IN_FLIGHT, PROBES_WAITING, PROBE_DELAY_SECONDS),
     *(LISTENER_HINTS, LISTENER_EVENTS_LOST, LISTENERS_UNWATCHED),
     *(RULE_HITS, POLICY_PROBLEMS, UNGATED_SECONDS),
@@ -266,6 +273,7 @@ class _ScrapeTimeCollector:
         yield conditions
         yield problems
         yield self._paths()
+        yield self._unconfirmed()
         yield self._older_flows()
 
     def _older_flows(self) -> core.Metric:
@@ -274,6 +282,13 @@ class _ScrapeTimeCollector:
             if count := self.metrics.older_flows.get(pod.uid) if self.metrics else None:
                 flows.add_metric((pod.namespace, pod.name), count)
         return flows
+
+    def _unconfirmed(self) -> core.Metric:
+        addresses = family(UNCONFIRMED_ADDRESSES)
+        for pod in self.pods:
+            if count := self.metrics.unconfirmed_addresses.get(pod.uid) if self.metrics else None:
+                addresses.add_metric((pod.namespace, pod.name), count)
+        return addresses
 
     def _paths(self) -> core.Metric:
         paths = family(SELF_TEST_PATHS)
@@ -300,6 +315,8 @@ class Metrics:
         self.self_tests = self._counter(SELF_TESTS)
         self.paths: dict[str, list[str]] = {}
         """By pod uid: the last result for each address."""
+        self.unconfirmed_addresses: dict[str, int] = {}
+        """By pod uid."""
         self.older_flows: dict[str, int] = {}
         """By pod uid."""
         self.older_flows_ended = self._counter(OLDER_FLOWS_ENDED)

@@ -66,7 +66,7 @@ class Target:
     @classmethod
     def of(cls, guarded: Guarded) -> "Target | None":
         """None for a pod whose gates are not there, or let all pass."""
-        if guarded.isolated is None or guarded.network is None or guarded.admission is None:
+        if guarded.isolated is None or guarded.admission is None:
             return None
         if not guarded.gates or guarded.pod.mode not in (Mode.ENFORCE, Mode.STRICT):
             return None
@@ -74,7 +74,7 @@ class Target:
             guarded.pod,
             guarded.isolated,
             tuple(guarded.gates),
-            tuple(abi.pack_address(address) for address in guarded.network.addresses),
+            tuple(abi.pack_address(address) for address in guarded.claims.confirmed),
             guarded.admission.rules,
         )
 

@@ -42,6 +42,9 @@ class PodFeed(Protocol):
     def gate_lost(self, pod: Pod, problem: str) -> None:
         """A gate that stood does not, and is being put back."""
 
+    def unconfirmed_address(self, pod: Pod, problem: str) -> None:
+        """A pod claims addresses that are not its own."""
+
     def status(self) -> FeedStatus:
         """For `podgate status`."""
 
@@ -77,6 +80,9 @@ class ManifestFeed:
         """The same."""
 
     def gate_lost(self, pod: Pod, problem: str) -> None:
+        """The same."""
+
+    def unconfirmed_address(self, pod: Pod, problem: str) -> None:
         """The same."""
 
     def status(self) -> FeedStatus:

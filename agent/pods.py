@@ -1,11 +1,13 @@
 """A pod as podgate knows it: read from a manifest, checked at the edge."""
 
+import ipaddress
 import uuid
 from typing import Literal
 
 import msgspec
 
 from agent import names
+from bpf.abi import IPAddress
 from bpf.verdicts import Mode
 from probes.specs import PodSpec, parse_pod
 
@@ -39,6 +41,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     """The manifest's file name."""
     manifest_problem: Problem | None = None
+    reported_addresses: tuple[IPAddress, ...] = ()
+    """What the container runtime, or the manifest's status.podIPs, reports as the pod's own."""
     is_described: bool = True
     """False where only its sandbox is known, and not what it is to be probed for."""
 
@@ -79,9 +83,18 @@ class _Metadata(msgspec.Struct):
     annotations: dict[str, str] = {}
 
 
+class _PodIp(msgspec.Struct):
+    ip: str
+
+
+class _Status(msgspec.Struct):
+    podIPs: list[_PodIp] = []
+
+
 class _Manifest(msgspec.Struct):
     kind: Literal["Pod"]
     metadata: _Metadata
+    status: _Status | None = None
     apiVersion: Literal["v1"] = "v1"
 
 
@@ -131,7 +144,15 @@ def read_pod(document: object, *, default_mode: Mode, source: str) -> Pod:
         labels=metadata.labels,
         spec=spec,
         source=source,
+        reported_addresses=_pod_ips(manifest.status, source),
     )
+
+
+def _pod_ips(status: _Status | None, source: str) -> tuple[IPAddress, ...]:
+    try:
+        return tuple(ipaddress.ip_address(one.ip) for one in (status.podIPs if status else ()))
+    except ValueError as error:
+        raise PodError("InvalidManifest", f"{source}: status.podIPs: {error}.") from error
 
 
 def _sentence(error: msgspec.ValidationError) -> str:

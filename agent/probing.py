@@ -184,14 +184,14 @@ class Probing:
             self._memory.save_soon()
 
     def _target(self, pod: Pod, guarded: Guarded, sandbox: SandboxProbes) -> PodTarget | None:
-        netns, network = guarded.netns, guarded.network
-        if netns is None or network is None:
+        netns = guarded.netns
+        if netns is None or guarded.network is None:
             return None
         run = self._run_of(pod.uid)
         target = PodTarget(
             uid=pod.uid,
             netns=netns,
-            addresses=network.probe_addresses,
+            addresses=guarded.probe_addresses,
             containers=tuple(
                 self._container(pod, probes, sandbox, run) for probes in pod.spec.containers
             ),

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import structlog
 
 from agent import names
+from agent.addressclaims import AddressAuthority
 from agent.conditions import FALSE, Conditions
 from agent.gatekeeper import Gatekeeper
 from agent.guarding import ENFORCED, Grace, Guard, Guarded, Isolation
@@ -53,15 +54,19 @@ class Reconciler:
         unready_because: Callable[[], str | None],
         on_first_gate: Callable[[Pod], None],
         on_gate_lost: Callable[[Pod, str], None],
+        on_unconfirmed_address: Callable[[Pod, str], None],
+        authority: AddressAuthority,
     ) -> None:
         """admit: what a pod's gates let in; on_gated: awaited with the interfaces of a pod whose
         wanted state stands; on_change: pods came, went or were looked at; why_not_strict: one
         sentence about a pod in strict to which the relay does not carry, None where it does;
         other_gates: interfaces of no pod that are gated; unready_because: why not every pod of the
-        node has been told yet; on_first_gate, on_gate_lost: as of `Guard`."""
+        node has been told yet; on_first_gate, on_gate_lost, on_unconfirmed_address: as of
+        `Guard`."""
         self.guarded: dict[str, Guarded] = {}
         self.is_synced = False
         self._gatekeeper = gatekeeper
+        self._authority = authority
         self._conditions = conditions
         self._probing = probing
         self._metrics = metrics
@@ -79,8 +84,10 @@ class Reconciler:
             self._other_user_of,
             admit,
             self.places,
+            authority,
             on_first_gate,
             on_gate_lost,
+            on_unconfirmed_address,
         )
         self.self_test = SelfTest(gatekeeper.self_tests, metrics, self.publish)
         self._marked: dict[str, None] = {}
@@ -106,6 +113,7 @@ class Reconciler:
             self._probing.remove(pod.uid)
             self._conditions.forget(pod.uid)
         guarded.pod = pod
+        self._authority.set_pod(pod)
         self.guarded[pod.uid] = guarded
         self.mark(pod.uid)
 
@@ -117,6 +125,7 @@ class Reconciler:
             return
         self._probing.remove(uid)
         self.self_test.forget(uid)
+        self._authority.forget(uid)
         self._conditions.forget(uid)
         self._metrics.forget(guarded.pod)
         self._leaving.append(guarded)

@@ -76,11 +76,10 @@ class Tested:
     def is_about(self, guarded: Guarded) -> bool:
         """Whether the pod still is as it was tested."""
         return (
-            guarded.network is not None
-            and self.netns == guarded.isolated
+            self.netns == guarded.isolated
             and self.mode is guarded.pod.mode
             and self.gates == guarded.gates.keys()
-            and self.results.keys() == set(guarded.network.probe_addresses)
+            and self.results.keys() == set(guarded.own_addresses)
         )
 
 
@@ -138,6 +137,8 @@ class SelfTest:
         is_trusted = self._trusted.get(guarded.pod.uid) == guarded.isolated
         if tested is None:
             return isolation if is_trusted else None
+        if tested.worst is None and guarded.claims.is_settling and not is_trusted:
+            return None
         if tested.worst is Result.BYPASSED and not is_trusted:
             return Isolation(FALSE, "GateBypassed", f"{_doubt(tested)} {isolation.message}")
         if tested.worst is not None and guarded.isolated is not None:
@@ -177,13 +178,13 @@ class SelfTest:
 
     async def _try(self, guarded: Guarded) -> Tested | None:
         """None when the pod ended meanwhile, or has no gates any more."""
-        netns, network, mode = guarded.isolated, guarded.network, guarded.pod.mode
+        netns, mode = guarded.isolated, guarded.pod.mode
         gates = frozenset(guarded.gates)
-        if netns is None or network is None:
+        if netns is None:
             return None
         results = {}
         # One after the other: what a gate refused does not tell of which address it was.
-        for address in network.probe_addresses:
+        for address in guarded.own_addresses:
             path = _Path(self._gates, netns, ipaddress.ip_address(address), gates)
             try:
                 results[address] = await path.test()

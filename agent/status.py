@@ -65,6 +65,9 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     netns: str | None
     addresses: list[str]
+    """Its own."""
+    unconfirmed: dict[str, str] = {}
+    """Addresses that its namespace shows and that nothing confirms, with the reason."""
     conditions: list[Condition]
     gates: list[GateStatus]
     paths: list[PathStatus]

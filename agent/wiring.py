@@ -10,6 +10,7 @@ import signal
 import structlog
 
 from agent import VERSION, http, preflight, standby, tasks, unmanaged
+from agent.addressclaims import AddressAuthority
 from agent.admission import pods_cgroup
 from agent.bornclosed import BornClosed
 from agent.callers import CallerBook
@@ -87,6 +88,7 @@ class Agent:
             load_seconds=gatekeeper.loaded.load_ms / 1000,
         )
         self._reader = NetworkReader()
+        self._authority = AddressAuthority(self._metrics)
         self._probing = Probing(
             self._conditions,
             self._metrics,
@@ -122,6 +124,10 @@ class Agent:
             unready_because=lambda: self._feed.unready_because,
             on_first_gate=lambda pod: self._feed.gated(pod),
             on_gate_lost=lambda pod, problem: self._feed.gate_lost(pod, problem),
+            on_unconfirmed_address=lambda pod, problem: self._feed.unconfirmed_address(
+                pod, problem
+            ),
+            authority=self._authority,
         )
         cgroup = preflight.cgroup2_mount()
         assert cgroup is not None  # `preflight.check`
@@ -250,6 +256,7 @@ class Agent:
 
     def close(self) -> None:
         self._reader.close()
+        self._authority.close()
 
     def unhealthy_because(self) -> str | None:
         seconds = self._reconciler.seconds_in_pass()

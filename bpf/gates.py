@@ -32,19 +32,23 @@ _KEY = struct.Struct("=I")
 class GateConfig:
     """What one gate knows.
 
-    addresses: all of the pod's netns but loopback, at most 16; rules: at most 32; any_address:
-    whatever lies behind the interface is its own, and no packet a stray (the relay's range).
+    addresses: the pod's own, by which hooks and bridges know its gate; claimed: others that its
+    namespace shows, which count in this gate alone; at most 16 together. rules: at most 32.
+    any_address: whatever lies behind the interface is its own, and no packet a stray (the relay's
+    range).
     """
 
     mode: Mode
     addresses: tuple[abi.IPAddress, ...]
     rules: tuple[Rule, ...] = ()
     any_address: bool = False
+    claimed: tuple[abi.IPAddress, ...] = ()
 
     def pack(self) -> abi.Gate:
         """The value of the gates map. Raises `ValueError` when there is too much for a gate."""
+        addresses = (*self.addresses, *self.claimed)
         for things, room, what in (
-            (self.addresses, abi.GATE_ADDRESSES, "addresses"),
+            (addresses, abi.GATE_ADDRESSES, "addresses"),
             (self.rules, abi.GATE_RULES, "rules"),
         ):
             if len(things) > room:
@@ -53,11 +57,12 @@ class GateConfig:
                 )
         gate = abi.Gate(
             mode=self.mode,
-            address_count=len(self.addresses),
+            address_count=len(addresses),
+            claimed_count=len(self.claimed),
             rule_count=len(self.rules),
             flags=abi.GATE_ANY_ADDRESS if self.any_address else 0,
         )
-        for slot, address in zip(gate.addresses, self.addresses, strict=False):
+        for slot, address in zip(gate.addresses, addresses, strict=False):
             ctypes.memmove(ctypes.addressof(slot), abi.pack_address(address), 16)
         for index, rule in enumerate(self.rules):
             gate.rules[index] = rule.pack()
@@ -66,12 +71,17 @@ class GateConfig:
     @classmethod
     def unpack(cls, value: bytes) -> "GateConfig":
         gate = abi.Gate.from_buffer_copy(value)
-        addresses = list(gate.addresses)[: gate.address_count]
+        addresses = [
+            abi.unpack_address(bytes(address))
+            for address in list(gate.addresses)[: gate.address_count]
+        ]
+        own = gate.address_count - gate.claimed_count
         return cls(
             Mode(gate.mode),
-            tuple(abi.unpack_address(bytes(address)) for address in addresses),
+            tuple(addresses[:own]),
             tuple(Rule.unpack(entry) for entry in list(gate.rules)[: gate.rule_count]),
             any_address=bool(gate.flags & abi.GATE_ANY_ADDRESS),
+            claimed=tuple(addresses[own:]),
         )
 
 

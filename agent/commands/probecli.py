@@ -63,7 +63,7 @@ async def find_pod(name: str, run_directory: pathlib.Path) -> Where:
     if pod.netns is None:
         raise ProbeCommandError(f"pod {name} has no network namespace of its own to probe in.")
     try:
-        return Where(Netns.open(pod.netns), tuple(pod.addresses))
+        return Where(Netns.open(pod.netns), tuple(pod.addresses or pod.unconfirmed))
     except NetnsError as error:
         raise ProbeCommandError(str(error)) from error
 

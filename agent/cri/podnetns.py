@@ -94,7 +94,9 @@ def joined(pod: Pod, sandbox: Sandbox | None) -> Pod:
         return msgspec.structs.replace(pod, host_network=True)
     if sandbox.netns is None:
         return _with_problem(pod, Problem("NetnsNotFound", sandbox.problem))
-    return msgspec.structs.replace(pod, netns_path=sandbox.netns.path)
+    return msgspec.structs.replace(
+        pod, netns_path=sandbox.netns.path, reported_addresses=sandbox.ips
+    )
 
 
 def undescribed(sandbox: Sandbox, mode: Mode) -> Pod:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -48,8 +48,15 @@ class Operator:
         self.manifests.mkdir()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def write_manifest(self, pod: LabPod, *, mode: str | None, container: dict[str, Any]) -> None:
-        """Write (or replace, in one step) the pod's manifest."""
+    def write_manifest(
+        self,
+        pod: LabPod,
+        *,
+        mode: str | None,
+        container: dict[str, Any],
+        addresses: Sequence[str] = (),
+    ) -> None:
+        """Write (or replace, in one step) the pod's manifest. addresses: as its status.podIPs."""
         manifest = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -60,6 +67,7 @@ class Operator:
                 "annotations": {names.NETNS_ANNOTATION: pod.netns.path},
             },
             "spec": {"containers": [{"name": "app", "image": "none", **container}]},
+            "status": {"podIPs": [{"ip": address} for address in addresses]},
         }
         self.write_file(f"{pod.name}.yaml", json.dumps(manifest, indent=2))
 

@@ -48,9 +48,9 @@ def plan_of(pods: Iterable[Guarded]) -> Plan:
 
 def wanted_targets(guarded: Guarded) -> tuple[WantedTarget, ...]:
     """One for each address of the pod, as if nobody else had it; none where nothing is declared."""
-    netns, network = guarded.netns, guarded.network
+    netns = guarded.netns
     admitted = kubelet_rules(guarded.pod.spec)
-    if netns is None or network is None or not admitted:
+    if netns is None or not admitted:
         return ()
     claims = _claims_of(guarded)
     return tuple(
@@ -63,7 +63,7 @@ def wanted_targets(guarded: Guarded) -> tuple[WantedTarget, ...]:
             ports=tuple((rule.first_port, rule.last_port) for rule in admitted),
             claims=claims,
         )
-        for address in network.probe_addresses
+        for address in guarded.own_addresses
     )
 
 
@@ -94,7 +94,9 @@ def why_never(guarded: Guarded) -> str | None:
             f"the pod runs in a virtual machine behind {', '.join(network.taps)}, which cannot be "
             "dialled from its network namespace."
         )
-    if network is not None and not network.probe_addresses and kubelet_rules(guarded.pod.spec):
+    if network is not None and not guarded.own_addresses and kubelet_rules(guarded.pod.spec):
+        if network.probe_addresses:
+            return "no address in the pod's network namespace is confirmed as its own."
         return "no address of the pod is on an interface in its network namespace."
     return None
 
@@ -109,8 +111,8 @@ class _Claims:
             guarded.pod.uid for guarded in pods if why_never(guarded) is None and stands(guarded)
         }
         for guarded in pods:
-            if guarded.network is not None and not guarded.pod.host_network:
-                for address in guarded.network.probe_addresses:
+            if not guarded.pod.host_network:
+                for address in guarded.own_addresses:
                     self._wishes[address][guarded.pod.uid] = _claims_of(guarded)
 
     def granted(self, guarded: Guarded, address: str, claims: tuple[int, ...]) -> tuple[int, ...]:

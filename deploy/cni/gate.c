@@ -238,9 +238,10 @@ static void detach(const struct installation *at, const struct pod *pod, int ifi
 	delete_filter(pod->netlink, ifindex, is_egress);
 }
 
-static bool has_address(const struct gate *gate, const struct address *address)
+/* One that it only claims is known to nobody else. */
+static bool owns_address(const struct gate *gate, const struct address *address)
 {
-	for (__u32 i = 0; i < gate->address_count && i < GATE_ADDRESSES; i++)
+	for (__u32 i = 0; i + gate->claimed_count < gate->address_count && i < GATE_ADDRESSES; i++)
 		if (!memcmp(&gate->addresses[i], address, sizeof(*address)))
 			return true;
 	return false;
@@ -264,7 +265,7 @@ static void settle(const struct installation *at, const struct address *address)
 	for (int i = 0; i < 2 * MAX_GATES; i++, is_first = false) {
 		if (map_next(at->gates, is_first ? NULL : &ifindex, &ifindex))
 			break;
-		if (map_get(at->gates, &ifindex, &gate) || !has_address(&gate, address) ||
+		if (map_get(at->gates, &ifindex, &gate) || !owns_address(&gate, address) ||
 		    owner == ifindex || !exists(ifindex))
 			continue;
 		owner = ifindex;

@@ -3,6 +3,7 @@
 import ipaddress
 from typing import Any
 
+from agent.addressclaims import AddressClaims
 from agent.guarding import Guarded
 from agent.interfaces import NodeInterface, PodNetwork
 from agent.pods import Pod
@@ -25,8 +26,10 @@ def guarded(
     stands: bool = True,
     is_relayed: bool = True,
     taps: tuple[str, ...] = (),
+    claimed: tuple[str, ...] = (),
 ) -> Guarded:
-    """container: its probes; stands: whether its gate does."""
+    """container: its probes; stands: whether its gate does; claimed: addresses that its namespace
+    shows and nothing confirms."""
     spec = parse_pod({"spec": {"containers": [{"name": "app", **container}]}})
     assert not spec.errors
     pod = Pod(
@@ -34,8 +37,11 @@ def guarded(
     )
     netns = Netns(f"/run/netns/{name}", 4, sum(name.encode()))
     veth = NodeInterface(sum(name.encode()), f"veth{name}")
-    network = PodNetwork((veth,), tuple(map(ipaddress.ip_address, addresses)), (), 0, (), taps)
-    made = Guarded(pod, netns=netns, network=network)
+    own = tuple(map(ipaddress.ip_address, addresses))
+    shown = (*own, *map(ipaddress.ip_address, claimed))
+    network = PodNetwork((veth,), shown, (), 0, (), taps)
+    claims = AddressClaims(tuple(address for address in own if not address.is_link_local))
+    made = Guarded(pod, netns=netns, network=network, claims=claims)
     if stands:
         made.gates, made.isolated = {veth.ifindex: veth}, netns
     return made

@@ -1,6 +1,7 @@
 """Reading a pod at the edge."""
 
 import copy
+import ipaddress
 from typing import Any
 
 import pytest
@@ -114,3 +115,18 @@ def test_relay_is_kept_off_by_an_annotation() -> None:
 def test_any_other_word_for_the_relay_is_refused() -> None:
     with pytest.raises(PodError, match="'on' is not known; write \"off\", or leave"):
         read(with_relay("on"))
+
+
+def test_addresses_in_a_manifest_s_status_are_the_pod_s() -> None:
+    document = changed("status", {"phase": "Running", "podIPs": [{"ip": "198.18.1.1"}]})
+    assert read(document).reported_addresses == (ipaddress.ip_address("198.18.1.1"),)
+
+
+def test_a_manifest_s_status_without_addresses_reports_none() -> None:
+    assert read(changed("status", {"phase": "Pending"})).reported_addresses == ()
+
+
+def test_an_address_in_a_manifest_s_status_that_is_none_is_one_sentence() -> None:
+    with pytest.raises(PodError, match=r"status\.podIPs: 'web'") as raised:
+        read(changed("status", {"podIPs": [{"ip": "web"}]}))
+    assert raised.value.problem.reason == "InvalidManifest"

@@ -59,6 +59,8 @@ async def test_closing_comes_before_remembering_and_graces_end_last() -> None:
         unready_because=lambda: None,
         on_first_gate=lambda pod: None,
         on_gate_lost=lambda pod, why: None,
+        on_unconfirmed_address=lambda pod, why: None,
+        authority=mock.Mock(),
     )
     first, second, late = (Pod(uid=name, namespace="demo", name=name) for name in "abc")
     guard = FakeGuard(reconciler, late)

@@ -24,6 +24,19 @@ def test_each_address_is_a_target_with_the_ports_that_the_gate_admits() -> None:
     assert {target.netns_inode for target in targets} == {web.netns.inode if web.netns else 0}
 
 
+def test_an_address_that_the_pod_only_claims_is_no_target() -> None:
+    (target,) = plan_of([guarded("web", ONE, claimed=(OTHER,))]).targets
+    assert target.address == ONE
+    assert plan_of([guarded("web", claimed=(OTHER,))]).targets == ()
+    why = why_never(guarded("web", claimed=(OTHER,)))
+    assert why == "no address in the pod's network namespace is confirmed as its own."
+
+
+def test_a_claim_takes_no_port_from_the_pod_whose_address_it_is() -> None:
+    pods = [guarded("web", ONE, container=tcp(80)), guarded("b", OTHER, claimed=(ONE,))]
+    assert claims(*pods) == {"web": (80,), "b": (8080, 0)}
+
+
 def test_any_port_of_a_pod_with_http_is_carried() -> None:
     (target,) = plan_of([guarded("web", ONE)]).targets
     assert target.ports == ((0, 65535),)

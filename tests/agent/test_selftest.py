@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from agent import selftest
+from agent.addressclaims import AddressClaims
 from agent.conditions import FALSE, TRUE, Conditions
 from agent.guarding import Guarded, Isolation
 from agent.interfaces import NodeInterface, PodNetwork
@@ -34,6 +35,7 @@ def guarded(mode: Mode = Mode.ENFORCE) -> Guarded:
         Pod(uid="u", namespace="shop", name="web", mode=mode),
         netns=NETNS,
         network=PodNetwork((veth,), addresses, (), 0),
+        claims=AddressClaims(addresses),
         gates={7: veth},
         isolated=NETNS,
     )
@@ -53,6 +55,19 @@ def found(
     tested = selftest.Tested(pod.isolated, pod.pod.mode, frozenset(pod.gates), dict(results))
     self_test._note(pod, tested)
     return self_test.judge(pod, ENFORCED)
+
+
+def test_a_pod_of_which_nothing_is_confirmed_yet_waits_for_its_condition(
+    self_test: SelfTest,
+) -> None:
+    pod = guarded()
+    pod.claims = AddressClaims(is_settling=True)
+    assert pod.isolated is not None
+    tested = selftest.Tested(pod.isolated, pod.pod.mode, frozenset(pod.gates), {})
+    self_test._note(pod, tested)
+    assert self_test.judge(pod, ENFORCED) is None
+    pod.claims = AddressClaims(is_settling=False)
+    assert self_test.judge(pod, ENFORCED) == ENFORCED
 
 
 def test_nothing_is_said_before_the_first_result(self_test: SelfTest) -> None:

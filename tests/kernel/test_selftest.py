@@ -44,7 +44,7 @@ def results(report: Report, name: str = "web") -> dict[str, str]:
 
 def start(operator: Operator, *pods: LabPod, mode: str = "enforce") -> None:
     for pod in pods:
-        operator.write_manifest(pod, mode=mode, container={})
+        write_manifest(operator, pod, mode)
     operator.start()
 
 
@@ -56,6 +56,13 @@ def test_an_enforced_pod_is_ready_when_every_path_is_confirmed(
     start(operator, pod)
     report = operator.wait_for("the gate", isolated_as("Enforced"))
     assert results(report) == {pod.ipv4: "confirmed", pod.ipv6: "confirmed"}
+
+
+def write_manifest(operator: Operator, pod: LabPod, mode: str = "enforce") -> None:
+    """With the addresses in its status: the node's routes may not confirm them."""
+    operator.write_manifest(
+        pod, mode=mode, container={}, addresses=[str(address) for address in pod.addresses]
+    )
 
 
 @pytest.fixture
@@ -179,7 +186,7 @@ def test_in_audit_nothing_is_tested_and_nothing_arrives(operator: Operator, web:
         start(operator, web, mode="audit")
         report = operator.wait_for("audit", isolated_as("Audit"))
         assert results(report) == {}
-        operator.write_manifest(web, mode="enforce", container={})
+        write_manifest(operator, web, "enforce")
         operator.wait_for("the gate", isolated_as("Enforced"))
         inside.settimeout(0)
         with pytest.raises(BlockingIOError):

@@ -1,10 +1,13 @@
 """What pods of the API ask wrongly: it is said, to whoever looks there, and harms nobody else."""
 
+import asyncio
+import subprocess
+
 import pytest
 
 from agent import names
 from tests.agent.kube.apiserver import Json
-from tests.node.node import READY, Node
+from tests.node.node import NAMESPACE, READY, Node, status_of
 
 pytestmark = pytest.mark.kernel
 
@@ -78,3 +81,29 @@ def told(node: Node) -> set[tuple[str, str, str]]:
         (event["regarding"]["name"], event["reason"], event["note"].split()[1].split("=")[0])
         for event in node.events()
     }
+
+
+async def test_an_address_that_only_the_pod_claims_is_an_event(node: Node) -> None:
+    await node.start_agent()
+    node.create("web")
+    await node.run_pod("web")
+    await node.ready("web")
+    report = await node.told("its namespace", lambda report: status_of(report, "web").netns)
+    confirmed = status_of(report, "web").addresses
+    assert confirmed
+    enter = ["nsenter", f"--net={status_of(report, 'web').netns}"]
+    command = [*enter, "ip", "address", "add", "198.18.99.9/32", "dev", "eth0"]
+    await asyncio.to_thread(subprocess.run, command, check=True)
+
+    await node.until(
+        "the event",
+        lambda: any(
+            event["reason"] == "UnconfirmedAddress" and "198.18.99.9" in event["note"]
+            for event in node.events()
+        ),
+    )
+    report = await node.told("the claim", lambda report: status_of(report, "web").unconfirmed)
+    assert status_of(report, "web").addresses == confirmed
+    assert node.condition("web", names.ISOLATION_READY)["status"] == "True"
+    _, metrics = await node.get_http("/metrics")
+    assert f'podgate_unconfirmed_addresses{{namespace="{NAMESPACE}",pod="web"}} 1.0' in metrics

@@ -1,0 +1,107 @@
+"""Where the node itself would send a packet: its routes, and below a bridge its neighbours.
+
+These are the node's own facts. A pod cannot write them, but for its own entry in the tables of a
+bridge that it is on.
+"""
+
+import dataclasses
+import enum
+import errno
+import socket
+
+import pyroute2
+from pyroute2.netlink.rtnl import ndmsg
+
+from bpf.abi import IPAddress
+
+# include/uapi/linux/rtnetlink.h: types under which the node keeps a packet for itself.
+_RTN_UNICAST, _OWN_TYPES = 1, frozenset({2, 3, 4, 5})  # local, broadcast, anycast, multicast
+# Errors of a lookup without a result: no route, or one that forbids.
+_NO_ROUTE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL})
+_NO_ENTRY = frozenset({errno.ENOENT, errno.ENODEV, errno.EINVAL})
+_HAS_LLADDR = sum(ndmsg.states[n] for n in ("reachable", "stale", "delay", "probe", "permanent"))
+
+
+class RouteKind(enum.Enum):
+    """What the node does with a packet for an address."""
+
+    NONE = enum.auto()
+    OWN = enum.auto()
+    """The address is the node's own."""
+    SENT = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeRoute:
+    """ifindex: of the interface by which the packet leaves; 0 unless it is sent."""
+
+    kind: RouteKind
+    ifindex: int = 0
+
+
+class NodeRoutes:
+    """Queries about the node's forwarding tables, on the event loop; `close` it at the end."""
+
+    def __init__(self, netlink: pyroute2.AsyncIPRoute | None = None) -> None:
+        self._netlink = netlink or pyroute2.AsyncIPRoute()
+
+    def close(self) -> None:
+        self._netlink.close()
+
+    async def route_to(self, address: IPAddress) -> NodeRoute:
+        """The main lookup of the FIB, as for a packet of a local process. Raises `OSError`."""
+        try:
+            answer = await self._netlink.route("get", dst=str(address), family=_family(address))
+        except pyroute2.NetlinkError as error:
+            if error.code in _NO_ROUTE:
+                return NodeRoute(RouteKind.NONE)
+            raise OSError(error.code, f"route to {address}") from error
+        (route, *_) = answer
+        if route["type"] in _OWN_TYPES:
+            return NodeRoute(RouteKind.OWN)
+        ifindex = route.get_attr("RTA_OIF")
+        if route["type"] != _RTN_UNICAST or not ifindex:
+            return NodeRoute(RouteKind.NONE)
+        return NodeRoute(RouteKind.SENT, int(ifindex))
+
+    async def bridge_port_of(self, address: IPAddress, bridge: int) -> int | None:
+        """The port of a bridge behind which the node finds an address of its own link.
+
+        By the node's neighbour entry and the bridge's forwarding entry for it (RTM_GETNEIGH for one
+        entry: Linux 5.0). None where either is missing. Raises `OSError`.
+        """
+        neighbour = await self._entry(dst=str(address), ifindex=bridge, family=_family(address))
+        if neighbour is None or not neighbour["state"] & _HAS_LLADDR:
+            return None
+        lladdr = neighbour.get_attr("NDA_LLADDR")
+        if lladdr is None:
+            return None
+        port = await self._entry(lladdr=lladdr, master=bridge, family=socket.AF_BRIDGE)
+        return int(port["ifindex"]) if port is not None else None
+
+    async def solicit(self, address: IPAddress, ifindex: int) -> None:
+        """Make the kernel resolve a neighbour, as a packet for it would. Raises `OSError`."""
+        try:
+            await self._netlink.neigh(
+                "replace",
+                dst=str(address),
+                ifindex=ifindex,
+                family=_family(address),
+                flags=ndmsg.flags["use"],
+                state=0,
+            )
+        except pyroute2.NetlinkError as error:
+            if error.code not in _NO_ENTRY:
+                raise OSError(error.code, f"resolving {address}") from error
+
+    async def _entry(self, **key: object) -> ndmsg.ndmsg | None:
+        try:
+            return (await self._netlink.neigh("get", **key))[0]
+        except pyroute2.NetlinkError as error:
+            if error.code in _NO_ENTRY:
+                return None
+            raise OSError(error.code, f"neighbour {key}") from error
+
+
+def _family(address: IPAddress) -> int:
+    return socket.AF_INET if address.version == 4 else socket.AF_INET6
