@@ -1,5 +1,9 @@
 """Modules are loaded after what they need, and the archive is one that the kernel reads."""
 
+import lzma
+import pathlib
+import subprocess
+
 from tests.kernels import initramfs
 
 DEPENDENCIES = """\
@@ -16,29 +20,29 @@ def test_each_module_comes_once_and_after_its_needs() -> None:
     assert names == ["9pnet.ko.xz", "9pnet_virtio.ko.xz", "netfs.ko.xz", "9p.ko.xz"]
 
 
-def test_archive_holds_what_was_added() -> None:
-    archive = initramfs.Archive()
-    archive.add_folder("bin")
-    archive.add_file("bin/odd", b"12345", executable=True)
-    archive.add_file("init", b"")
-    assert entries(archive.finish()) == {
-        "bin": (0o040755, b""),
-        "bin/odd": (0o100755, b"12345"),
-        "init": (0o100644, b""),
-        "TRAILER!!!": (0, b""),
+def test_archive_holds_busybox_the_script_and_the_modules_in_order(tmp_path: pathlib.Path) -> None:
+    modules = tmp_path / "6.1.0"
+    for line in DEPENDENCIES.splitlines():
+        path = modules / line.partition(":")[0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(lzma.compress(path.name.encode()))
+    (modules / "modules.dep").write_text(DEPENDENCIES)
+    script = tmp_path / "init.sh"
+    script.write_text("#!/bin/busybox sh\n")
+
+    archive = initramfs.build(modules, script)
+    root = tmp_path / "root"
+    root.mkdir()
+    subprocess.run(["busybox", "cpio", "-i"], cwd=root, input=archive, check=True)
+    assert archive.startswith(b"070701")  # "newc", the only format that the kernel reads
+    assert {path.name: path.read_text() for path in (root / "modules").iterdir()} == {
+        "00-9pnet.ko": "9pnet.ko.xz",
+        "01-9pnet_virtio.ko": "9pnet_virtio.ko.xz",
+        "02-netfs.ko": "netfs.ko.xz",
+        "03-9p.ko": "9p.ko.xz",
     }
-
-
-def entries(data: bytes) -> dict[str, tuple[int, bytes]]:
-    """Names to mode and content, read as the kernel reads them: all parts begin at 4 bytes."""
-    found = {}
-    position = 0
-    while position < len(data):
-        assert data[position : position + 6] == b"070701"
-        fields = [int(data[position + 6 + 8 * i : position + 14 + 8 * i], 16) for i in range(13)]
-        mode, size, name_size = fields[1], fields[6], fields[11]
-        name = data[position + 110 : position + 110 + name_size - 1].decode()
-        start = (position + 110 + name_size + 3) // 4 * 4
-        found[name] = (mode, data[start : start + size])
-        position = (start + size + 3) // 4 * 4
-    return found
+    assert (root / "init").read_text() == script.read_text()
+    for name in ("init", "bin/busybox"):
+        assert (root / name).stat().st_mode == 0o100755
+    for name in ("dev", "host", "memory", "proc", "root", "sys"):
+        assert (root / name).is_dir()
