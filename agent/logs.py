@@ -1,4 +1,8 @@
-"""Log lines: structured, one event a line, to stderr."""
+"""Log lines: one event per line, to stderr, with a stable key, a sentence and fields.
+
+Calls are `log.info(Event.INTERFACE_GATED, interface="veth0")`: the first argument is a member of
+`Event`, everything else is a field. `time`, `level`, `event` and `message` are not names of fields.
+"""
 
 import enum
 import logging
@@ -8,26 +12,197 @@ import structlog
 
 
 class LogFormat(enum.StrEnum):
-    """How log lines look."""
+    """Log format: `json` for log collectors, `text` for people."""
 
     JSON = "json"
     TEXT = "text"
 
 
+@enum.unique
+class Event(enum.Enum):
+    """Every event that podgate logs. The name in lower case is its stable key; the value is the
+    sentence for people. Details are fields of the line, never part of the sentence."""
+
+    AGENT_STARTED = "Agent started."
+    AGENT_STOPPED = "Agent stopped; gates stay attached."
+    CHAIN_ORDER_UNKNOWN = "Program order on gated interfaces cannot be read."
+    CNI_PLUGIN_INSTALLED = "podgate-cni is in the CNI configuration."
+    CNI_PLUGIN_NOT_INSTALLED = (
+        "podgate-cni is not in the CNI configuration; new pods start without it."
+    )
+    CONDITION_CHANGED = "Pod condition changed."
+    CONDITION_POD_DELETED = "Pod deleted from the API; its pending conditions are discarded."
+    CONDITION_WRITE_REJECTED = (
+        "API server rejects a condition patch; check the agent's RBAC for patch pods/status."
+    )
+    CONDITION_WRITES_FAILING = "Conditions cannot be written; retrying with the newest of each pod."
+    CONDITION_WRITES_RESUMED = "Condition writes resumed."
+    CONTAINERS_STARTED_BEFORE_GATE = "Containers started before the gate was attached."
+    CREDENTIALS_RELOADED = "API credentials reloaded."
+    CREDENTIALS_UNREADABLE = "API credentials cannot be reloaded; using the previous ones."
+    DEFAULT_DENY_GATE_NOT_ADDED = (
+        "Gated interface cannot be added to the default-deny table; it stays blocked."
+    )
+    DEFAULT_DENY_KUBELET_NOT_SET = (
+        "Kubelet cgroup cannot be set in the default-deny table; the kubelet cannot "
+        "reach pods without a gate."
+    )
+    DEFAULT_DENY_NOT_REMOVED = "Default-deny table of a previous run cannot be removed."
+    DEFAULT_DENY_NOT_UPDATED = "Default-deny table cannot be updated; retrying."
+    DEFAULT_DENY_READY = (
+        "Default-deny table installed; new pods are blocked until their gate is attached."
+    )
+    DEFAULT_DENY_TABLE_RESTORED = "Default-deny table was modified by another program; restored."
+    DEFAULT_DENY_UNAVAILABLE = (
+        "Default-deny table unavailable; new pods are open until their gate is attached."
+    )
+    DROP_EVENTS_SUPPRESSED = (
+        "Drop events suppressed by rate limiting; 'podgate drops' counts all of them."
+    )
+    EVENT_NOT_SENT = "Kubernetes Event cannot be sent."
+    EXISTING_FLOWS_CLOSED = "Existing flows closed."
+    EXISTING_FLOWS_NOT_CLOSABLE = (
+        "Kernel lacks CONFIG_INET_DIAG_DESTROY; existing flows stay open until their "
+        "processes close them."
+    )
+    EXISTING_FLOWS_OPEN = "Connections opened before enforcement are still open."
+    EXISTING_LISTENERS_UNWATCHED = (
+        "Existing listeners cannot be watched; only their restart triggers a probe."
+    )
+    FIRST_GATE = "First gate of this sandbox attached."
+    GATE_BYPASSED = "The host reaches the pod without passing its gate."
+    GATE_DETACH_FAILED = "Gate cannot be detached; retrying."
+    GATE_DISPLACED = "Another program runs before the gate."
+    GATE_LOST = "Gate lost; attaching it again."
+    GATE_MOVED_FIRST = "Gate moved before another program on the same interface."
+    GRACE_PERIOD_NOT_ENDED = (
+        "Grace period of a gate cannot be ended; it stays open until the next pass."
+    )
+    GRACE_PERIOD_STARTED = "Open sockets not fully known; gate passes possible replies for 5 s."
+    HOOK_NOT_ATTACHED = (
+        "cgroup hook not attached; gates still drop, but processes get a timeout instead of EPERM."
+    )
+    HOST_DEVICES_NOT_PROTECTED = "Host devices cannot be protected; retrying."
+    HOST_SOCKETS_UNREADABLE = "Host sockets cannot be listed; existing flows are not counted."
+    INJECTABLE_INTERFACES_CHANGED = "Injectable interfaces changed."
+    INTERFACE_GATED = "Gate attached to pod interface."
+    INTERFACES_RELEASED = "Interfaces without a pod released from the default-deny table."
+    KUBELET_FOUND = "Kubelet identified."
+    KUBELET_NOT_FOUND = (
+        "Kubelet not identified; its probes are dropped in enforce unless a rule admits them."
+    )
+    KUBELET_POD_INVALID = "Pod from the kubelet cannot be decoded."
+    KUBELET_PODS_API_CONNECTED = "Kubelet pods API connected."
+    KUBELET_PODS_API_UNAVAILABLE = "Kubelet pods API unavailable; using the API server only."
+    LABELS_UNKNOWN = "Node or namespace labels unknown; pods use the default mode."
+    LEFTOVERS_NOT_REMOVED = "Leftovers of a previous run cannot be removed; retrying."
+    LISTENER_EVENTS_UNAVAILABLE = "Listener events unavailable; probes run on schedule only."
+    LISTENERS_NOT_WATCHED = "Listeners of a pod cannot be watched; its probes run on schedule only."
+    MANIFESTS_UNREADABLE = "Manifest directory cannot be read; using the last known pods."
+    NETLINK_OVERRUN = "Netlink messages lost; reconciling all pods."
+    NETWORK_MANAGER_CONFIGURED = "Network manager configured to ignore relay interfaces."
+    NETWORK_MANAGER_NOT_CONFIGURED = (
+        "Network manager cannot be configured; it may change relay interfaces."
+    )
+    NODE_LABEL_INVALID = "Mode label of the node is invalid."
+    OBJECT_INVALID = "API object cannot be decoded; using its previous version."
+    OVS_DATAPATH_FOUND = (
+        "Open vSwitch datapath found; packets without a socket pass gates, since it "
+        "strips their origin."
+    )
+    PATCH_RESPONSE_INVALID = "Response to a condition patch cannot be decoded."
+    PATH_TEST_FAILED = "Path test failed."
+    PATH_TEST_NOT_SENT = "Path test packet not sent."
+    PATH_TESTED = "Path test finished."
+    POD_RECONCILE_FAILED = "Pod cannot be reconciled; retrying."
+    POD_REMOVED = "Pod removed."
+    POD_SETTING_REJECTED = "Setting of a pod has no effect."
+    POD_VANISHED = "Pod disappeared while it was being reconciled."
+    PODINFO_CLIENTS_LIMITED = "Low file descriptor limit; PodInfo clients limited."
+    PODINFO_LISTENING = "PodInfo API listening."
+    PODINFO_NOT_SERVED = "PodInfo API cannot be served; retrying."
+    PODS_NOT_SAVED = "Pods cannot be saved."
+    POLICIES_APPLIED = "Policies applied."
+    POLICIES_NOT_SAVED = "Policies cannot be saved."
+    POLICY_PROBLEM = "Policy not applied as written."
+    PROBE_SPEC_DEFERRED = "Changed probe spec takes effect with the pod's next sandbox."
+    RELAY_ENGAGED = "Relay engaged."
+    RELAY_HANDOVER_FAILED = "Relay handover failed; keeping the current relay."
+    RELAY_INTERFACE_UNREADABLE = "Relay interface cannot be checked."
+    RELAY_NOT_REAPED = "Killed relay process does not exit."
+    RELAY_RELEASED = "Relay released; no pod is in strict."
+    RELAY_STARTED = "Relay process started."
+    RELAY_WARNING = "Relay reports a problem."
+    REPLY_TABLE_FAILED = (
+        "Reply table cannot be filled; non-TCP replies from the host to this pod are dropped."
+    )
+    REPLY_TABLE_READY = "Reply table initialised from the pod's open sockets."
+    RESOURCE_NOT_SERVED = "Resource not served by the API server; retrying every minute."
+    RESULTS_NOT_SAVED = "Probe results cannot be saved."
+    RULE_CGROUP_MISSING = "cgroup not found; rules that name it admit nothing."
+    RULE_CGROUP_RESOLVED = "cgroup found, or no longer named by a rule."
+    RULE_CGROUPS_MISSING = "More cgroups named by rules not found."
+    RULE_HITS_UNCOUNTED = "No room for more rule counters; hits of some rules are not counted."
+    RUNTIME_EVENTS_UNSUPPORTED = "Container runtime has no event stream; polling."
+    RUNTIME_REACHABLE = "Container runtime reachable."
+    RUNTIME_UNREACHABLE = "Container runtime unreachable; using the last known sandboxes."
+    SANDBOX_FOUND = "Sandbox found."
+    SANDBOX_NETNS_MISSING = "Sandbox has no usable network namespace."
+    SANDBOX_NOT_READY = "Sandbox not ready; its network namespace still exists."
+    SANDBOX_REMOVED = "Sandbox removed."
+    SAVED_PODS_RESTORED = "Saved pods restored."
+    SAVED_PODS_UNREADABLE = "Saved pods cannot be read; waiting for the API server."
+    SAVED_POLICIES_UNREADABLE = "Saved policies cannot be read."
+    SAVED_RESULTS_UNREADABLE = "Saved probe results cannot be read; probing every container again."
+    SERVICES_APPLIED = "Services applied."
+    SERVICES_LISTENING = "Service endpoints API listening."
+    SERVICES_NOT_APPLIED = "Services cannot be applied; using the previous rules."
+    SERVICES_NOT_SERVED = "Service endpoints API cannot be served; retrying."
+    SERVICES_STREAM_INTERRUPTED = "Service stream interrupted; using the last known services."
+    SOURCE_NAMES_NOT_SAVED = "Source names cannot be saved."
+    SOURCE_NAMES_UNREADABLE = "Saved source names cannot be read; starting without them."
+    STALE_CONNTRACK_NOT_REMOVED = (
+        "Stale UDP conntrack entries cannot be removed; some datagrams go to removed endpoints."
+    )
+    STALE_GATE_REMOVED = "Gate of a deleted pod removed."
+    STANDBY_TAKING_OVER = "The other agent stopped; taking over."
+    STANDBY_WAITING = "Another agent is running; standing by to take over."
+    STRICT_UNAVAILABLE = "Strict unavailable; pods fall back to enforce."
+    TUNNEL_PORTS_PROTECTED = "Tunnel ports protected."
+    WATCH_INTERRUPTED = "Watch interrupted; using the last known objects."
+    WATCH_RESUMED = "Watch resumed."
+
+    @property
+    def key(self) -> str:
+        """As in the field `event` of a line: `interface_gated`."""
+        return self.name.lower()
+
+    @property
+    def message(self) -> str:
+        return self.value
+
+
+def add_message(
+    _logger: object, _method: str, fields: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Put time, level, key and sentence first. Lines of libraries have the key `library`."""
+    event = fields.pop("event")
+    head = {name: fields.pop(name) for name in ("time", "level") if name in fields}
+    if isinstance(event, Event):
+        return {**head, "event": event.key, "message": event.message, **fields}
+    return {**head, "event": "library", "message": str(event), **fields}
+
+
 def configure(log_format: LogFormat) -> None:
-    """Set up structlog and route the standard library's warnings the same way."""
-    renderer: structlog.typing.Processor
-    if log_format is LogFormat.JSON:
-        renderer = structlog.processors.JSONRenderer()
-    else:
-        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    """Set up structlog, and send the standard library's warnings through it."""
+    renderer = _renderer(log_format)
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
         structlog.processors.format_exc_info,
     ]
     structlog.configure(
-        processors=[*shared, structlog.processors.EventRenamer("message"), renderer],
+        processors=[*shared, add_message, renderer],
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
@@ -36,7 +211,7 @@ def configure(log_format: LogFormat) -> None:
         structlog.stdlib.ProcessorFormatter(
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.EventRenamer("message"),
+                add_message,
                 renderer,
             ],
             foreign_pre_chain=shared,
@@ -45,3 +220,11 @@ def configure(log_format: LogFormat) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
+
+
+def _renderer(log_format: LogFormat) -> structlog.typing.Processor:
+    if log_format is LogFormat.JSON:
+        return structlog.processors.JSONRenderer()
+    return structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), event_key="message", timestamp_key="time", sort_keys=False
+    )

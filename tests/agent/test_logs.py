@@ -1,0 +1,76 @@
+import io
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import structlog
+
+from agent import logs
+from agent.logs import Event, LogFormat
+
+Configure = Callable[[LogFormat], io.StringIO]
+
+
+@pytest.fixture
+def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Configure]:
+    """Configure logging with a stderr that can be read; everything is reset afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+
+    def configured(log_format: LogFormat) -> io.StringIO:
+        output = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", output)
+        logs.configure(log_format)
+        return output
+
+    yield configured
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def test_line_has_key_sentence_and_fields(configure: Configure) -> None:
+    output = configure(LogFormat.JSON)
+    structlog.get_logger().info(Event.INTERFACE_GATED, interface="veth0", pod="default/web")
+    line = json.loads(output.getvalue())
+    assert line.pop("time")
+    assert list(line.items()) == [
+        ("level", "info"),
+        ("event", "interface_gated"),
+        ("message", "Gate attached to pod interface."),
+        ("interface", "veth0"),
+        ("pod", "default/web"),
+    ]
+
+
+def test_lines_of_libraries_have_a_key_of_their_own(configure: Configure) -> None:
+    output = configure(LogFormat.JSON)
+    logging.getLogger("aiohttp").warning("slow %s", "client")
+    line = json.loads(output.getvalue())
+    assert (line["level"], line["event"], line["message"]) == ("warning", "library", "slow client")
+
+
+def test_text_begins_with_time_level_and_sentence(configure: Configure) -> None:
+    output = configure(LogFormat.TEXT)
+    structlog.get_logger().warning(Event.GATE_LOST, pod="default/web")
+    time, rest = output.getvalue().split(maxsplit=1)
+    assert time.endswith("Z")
+    assert rest.startswith("[warning  ] Gate lost; attaching it again. ")
+    assert rest.split()[-2:] == ["event=gate_lost", "pod=default/web"]
+
+
+def test_exceptions_are_in_the_line(configure: Configure) -> None:
+    output = configure(LogFormat.JSON)
+    try:
+        raise RuntimeError("broken")
+    except RuntimeError:
+        structlog.get_logger().error(Event.POD_RECONCILE_FAILED, exc_info=True)
+    assert "RuntimeError: broken" in json.loads(output.getvalue())["exception"]
+
+
+@pytest.mark.parametrize("event", Event)
+def test_sentences_are_sentences(event: Event) -> None:
+    assert event.message[0].isupper() or event.message.startswith(("cgroup", "podgate"))
+    assert event.message.endswith(".")
