@@ -83,7 +83,7 @@ format: setup
 
 # docs/reference/ and deploy/manifests/crd.yaml from the code; a test fails when one is not current.
 docs: setup
-	$(PYTHON) -m agent.reference
+	$(PYTHON) -m agent.cli.reference
 
 # The messages of other programs' APIs, from our own excerpts of their definitions.
 proto: setup

@@ -11,8 +11,8 @@ import prometheus_client
 from prometheus_client import core
 
 from agent import VERSION
-from agent.conditions import TYPES, Conditions
-from agent.pods import Pod
+from agent.pods.conditions import TYPES, Conditions
+from agent.pods.pod import Pod
 from bpf.gates import Counts
 
 # Probes answer in well under a millisecond on a healthy node and end at their timeout.

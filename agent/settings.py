@@ -5,9 +5,9 @@ import pathlib
 import msgspec
 
 from agent.featuregates import FeatureGates
-from agent.kubeletsearch import ByProcess, KubeletSetting
+from agent.kubelet.search import ByProcess, KubeletSetting
 from agent.logs import LogFormat
-from agent.strict.relayranges import DEFAULT, RelayRanges
+from agent.strict.ranges import DEFAULT, RelayRanges
 from bpf import pins
 from bpf.gates import Attachment
 from bpf.verdicts import Mode

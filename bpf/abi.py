@@ -297,8 +297,8 @@ RELAY_HOOKS = (
     HookSpec("relay_connect4", _SOCK_ADDR, 10),
     HookSpec("relay_connect6", _SOCK_ADDR, 11),
 )
-"""Attached by the relay's process (`bpf/relay.py`), all or none, in this order: who is redirected
-must not see it.
+"""Attached by the relay's process (`bpf/redirect.py`), all or none, in this order: who is
+redirected must not see it.
 """
 
 

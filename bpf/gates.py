@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from bpf import abi, errors, loader, pins, sources, syscalls
 from bpf.addresses import Addresses
 from bpf.attachments import Attachment, Attachments, Direction
-from bpf.published import Published
+from bpf.rcu_map import Published
 from bpf.replies import Question, ReplyTable
 from bpf.rules import Rule
 from bpf.verdicts import Mode, Reason, Verdict

@@ -45,7 +45,7 @@ OPENED = ("libbcc.so.0", "libgcc_s.so.1")
 # Debian's usual links; programs and libraries name each other by both ways.
 LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
 LAUNCHER = f"""#!/usr/bin/{PYTHON}
-from agent.cli import main
+from agent.cli.main import main
 
 main(prog_name="podgate")
 """

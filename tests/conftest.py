@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from bpf import errors, syscalls
 
 _problem = pytest.StashKey[str]()

@@ -47,8 +47,10 @@ def main() -> int:
 
 
 def _targets() -> Iterator[tuple[str, Callable[[], None]]]:
-    for path in sorted((pathlib.Path(__file__).parent / "probes").glob("test_*.py")):
-        module = importlib.import_module(f"tests.probes.{path.stem}")
+    tests = pathlib.Path(__file__).parent
+    for path in sorted((tests / "probes").rglob("test_*.py")):
+        place = path.relative_to(tests.parent).with_suffix("")
+        module = importlib.import_module(".".join(place.parts))
         for name, function in inspect.getmembers(module, inspect.isfunction):
             if not getattr(function, "is_hypothesis_test", False):
                 continue

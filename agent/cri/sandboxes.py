@@ -21,7 +21,7 @@ from agent.cri import events
 from agent.cri.client import CriError, CriGone, Runtime
 from agent.cri.events import Events
 from agent.cri.models import Container, ContainerState, Sandbox, SandboxDetails
-from agent.cri.namespaces import Located
+from agent.cri.sandbox_netns import Located
 
 log = structlog.get_logger(__name__)
 

@@ -18,18 +18,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from agent import names
-from agent.conditions import FALSE, TRUE
-from agent.demo import attempts, events, lab, operating, traces
-from agent.demo.attempts import FAMILIES
-from agent.demo.kubelet import StandIn
-from agent.demo.kubeletacts import RELAY_OPTIONS, KubeletActs, is_strict
-from agent.demo.lab import BPFFS, Lab, LabPod
-from agent.status import Report
-from agent.strict import relayinterfaces
+from agent import labels
+from agent.admin.report import Report
+from agent.demo import events
+from agent.demo.kubelet_acts import RELAY_OPTIONS, KubeletActs, is_strict
+from agent.lab import agent_process, attempts, leftovers
+from agent.lab import lab as labs
+from agent.lab.attempts import FAMILIES
+from agent.lab.kubelet_stub import StandIn
+from agent.lab.lab import BPFFS, Lab, LabPod
+from agent.pods.conditions import FALSE, TRUE
+from agent.relay import interfaces as relay_interfaces
 from bpf import cleanup, pins
-from probes.prober import probe
-from probes.specs import Grpc, Handler, HttpGet, Probe, TcpSocket
+from probes.engine.prober import probe
+from probes.spec.specs import Grpc, Handler, HttpGet, Probe, TcpSocket
 
 _PORT = 8080
 _NODE_PORT = 9090
@@ -38,7 +40,7 @@ _FAILURE_THRESHOLD = 2
 # A probe takes its own time to answer, and the clock of the log has milliseconds.
 _ANSWER_SECONDS = 0.1
 
-_SICK_FILE = lab.LAB_DIRECTORY / "shop-is-sick"
+_SICK_FILE = labs.LAB_DIRECTORY / "shop-is-sick"
 
 _Fields = dict[str, Any]
 
@@ -61,7 +63,7 @@ class Stage:
         self.cart = network.add_pod("cart", 4, bridged=True)
         self._containers = {"web": _HTTP, "rpc": _GRPC, "shop": _HTTP, "cart": _TCP}
         self._pods = (self.web, self.rpc, self.shop, self.cart)
-        self._agent = operating.Operator()
+        self._agent = agent_process.Operator()
         self._options = ("--kubelet", f"cgroup:/{cgroup.name}", *RELAY_OPTIONS)
         self._kubelet = StandIn(cgroup)
         self._kubelet_acts = KubeletActs(
@@ -106,9 +108,9 @@ class Stage:
             kind = kinds[pod.name]
             rest = [str(_SICK_FILE)] if pod is self.shop else []
             arguments = [sys.executable, "-m", "agent.demo.servers", *kind, str(_PORT), *rest]
-            self._servers.append(lab.popen_in(pod.netns, arguments))
+            self._servers.append(labs.popen_in(pod.netns, arguments))
         for pod in self._pods:
-            operating.wait_until(
+            agent_process.wait_until(
                 f"the server in {pod.name} answers", functools.partial(_answers, pod)
             )
 
@@ -126,11 +128,11 @@ class Stage:
         self._agent.start(*self._options)
         report = self._agent.wait_for("isolation in audit", self._all_isolated("Audit"))
         self._timings["compile_load"] = round(report.load_ms, 1)
-        self._refusal = operating.refusal(report)
+        self._refusal = agent_process.refusal(report)
         for family in FAMILIES:
-            before = operating.packets(self._report(), "web", "would-drop")
+            before = agent_process.packets(self._report(), "web", "would-drop")
             observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=False)
-            counted = operating.packets(self._report(), "web", "would-drop") - before
+            counted = agent_process.packets(self._report(), "web", "would-drop") - before
             events.check(
                 f"node to pod in audit, {family}",
                 "connects, counted as would-drop",
@@ -146,14 +148,14 @@ class Stage:
             for line in self._agent.log_lines()
             if line["message"] == "interface gated"
         )
-        operating.wait_until(
+        agent_process.wait_until(
             "the pods' grace is over", functools.partial(self._is_judged, self.cart)
         )
         for family in FAMILIES:
             for pod in (self.web, self.shop):
-                before = operating.packets(self._report(), pod.name, "drop")
+                before = agent_process.packets(self._report(), pod.name, "drop")
                 observed = attempts.connect_from_node(pod, family, _PORT, is_refused=True)
-                counted = operating.packets(self._report(), pod.name, "drop") - before
+                counted = agent_process.packets(self._report(), pod.name, "drop") - before
                 events.check(
                     f"node to {_kind(pod)} pod under enforce, {family}",
                     f"{self._refusal}, counted as drop",
@@ -169,7 +171,7 @@ class Stage:
                 route = f"{_kind(source)} pod to {_kind(target)} pod"
                 events.check(f"{route} under enforce, {family}", "connects", observed)
             for source in (self.web, self.shop):
-                node = str(lab.NODE_IPV4 if family == "IPv4" else lab.NODE_IPV6)
+                node = str(labs.NODE_IPV4 if family == "IPv4" else labs.NODE_IPV6)
                 observed = attempts.connect_from_pod(source, node, family, _NODE_PORT)
                 events.check(
                     f"{_kind(source)} pod to node under enforce, {family}", "connects", observed
@@ -207,7 +209,7 @@ class Stage:
         reasons = {
             str(condition and condition.status)
             for pod in self._pods
-            for condition in [operating.condition_of(report, pod.name, names.PROBES_PASSING)]
+            for condition in [agent_process.condition_of(report, pod.name, labels.PROBES_PASSING)]
         }
         events.check("condition probes-passing of every pod", TRUE, ", ".join(sorted(reasons)))
         self._timings["first_probe"] = _first_probe_ms(list(self._agent.log_lines()), "demo/web")
@@ -225,7 +227,7 @@ class Stage:
                 f"probes-passing {wanted}",
                 functools.partial(_has_status, pod=self.shop, status=wanted),
             )
-            condition = operating.condition_of(report, self.shop.name, names.PROBES_PASSING)
+            condition = agent_process.condition_of(report, self.shop.name, labels.PROBES_PASSING)
             assert condition is not None
             seconds = condition.last_transition_time.timestamp() - started
             promise = f"{wanted} within {bound:.1f} s"
@@ -261,7 +263,7 @@ class Stage:
     def _cleanup(self) -> None:
         events.emit(events.Step("cleaning up"))
         installation = pins.Pins(BPFFS)
-        program_ids = traces.program_ids(installation)
+        program_ids = leftovers.program_ids(installation)
         inodes = [pod.netns.inode for pod in self._pods] + [os.stat("/proc/self/ns/net").st_ino]
         events.emit(events.Traces(inodes, program_ids))
         self._agent.stop(signal.SIGTERM)
@@ -269,15 +271,15 @@ class Stage:
         events.check("node to pod, agent stopped", self._refusal, observed)
         done = self._agent.cleanup()
         if done.returncode:
-            raise operating.GaveUp(f"podgate cleanup failed: {done.stderr}")
+            raise agent_process.GaveUp(f"podgate cleanup failed: {done.stderr}")
         # A relay that has let go has a moment to end in.
-        with contextlib.suppress(operating.GaveUp):
-            operating.wait_until("no links", lambda: not traces.links_to(program_ids))
+        with contextlib.suppress(agent_process.GaveUp):
+            agent_process.wait_until("no links", lambda: not leftovers.links_to(program_ids))
         left = {
             "pins": len(list(installation.root.rglob("*"))) + installation.root.exists(),
-            "links": len(traces.links_to(program_ids)),
+            "links": len(leftovers.links_to(program_ids)),
             "filters": cleanup.remove_everything(installation).filters,
-            "relays": len(relayinterfaces.present()),
+            "relays": len(relay_interfaces.present()),
         }
         expected = "0 pins, 0 links, 0 filters, 0 relays"
         events.check(
@@ -294,7 +296,7 @@ class Stage:
     def _inject(self, pod: LabPod, family: str) -> str:
         # A port of its own each time: a retransmission of an earlier one must not count.
         self._source_port += 1
-        source = str(lab.NODE_IPV4 if family == "IPv4" else lab.NODE_IPV6)
+        source = str(labs.NODE_IPV4 if family == "IPv4" else labs.NODE_IPV6)
         return attempts.inject_syn(pod, source, family, _PORT, self._source_port)
 
     def _is_judged(self, pod: LabPod) -> bool:
@@ -308,7 +310,7 @@ class Stage:
     def _all_isolated(self, reason: str) -> Callable[[Report], bool]:
         def holds(report: Report) -> bool:
             found = [
-                operating.condition_of(report, pod.name, names.ISOLATION_READY)
+                agent_process.condition_of(report, pod.name, labels.ISOLATION_READY)
                 for pod in self._pods
             ]
             return all(condition and condition.reason == reason for condition in found)
@@ -320,7 +322,7 @@ class Stage:
 
 
 def main() -> None:
-    lab.isolate()
+    labs.isolate()
     try:
         with Lab() as network:
             stage = Stage(network, pathlib.Path(sys.argv[1]))
@@ -328,9 +330,9 @@ def main() -> None:
                 stage.play()
             finally:
                 stage.end()
-        left = sorted(path.name for path in (lab.LAB_DIRECTORY / "netns").iterdir())
+        left = sorted(path.name for path in (labs.LAB_DIRECTORY / "netns").iterdir())
         events.check("namespaces removed", "0 left", f"{len(left)} left")
-    except operating.GaveUp as error:
+    except agent_process.GaveUp as error:
         events.check("the demo ran to its end", "yes", str(error))
 
 
@@ -355,7 +357,7 @@ def _has_status(report: Report, *, pod: LabPod, status: str) -> bool:
 
 
 def _status_of(report: Report, pod: LabPod) -> str | None:
-    condition = operating.condition_of(report, pod.name, names.PROBES_PASSING)
+    condition = agent_process.condition_of(report, pod.name, labels.PROBES_PASSING)
     return condition.status if condition else None
 
 
@@ -366,9 +368,9 @@ def _first_probe_ms(lines: list[dict[str, Any]], pod: str) -> float:
         line
         for line in lines
         if line["message"] == "condition changed"
-        and (line["pod"], line["type"], line["status"]) == (pod, names.PROBES_PASSING, TRUE)
+        and (line["pod"], line["type"], line["status"]) == (pod, labels.PROBES_PASSING, TRUE)
     )
-    seconds = (operating.log_time(passed) - operating.log_time(started)).total_seconds()
+    seconds = (agent_process.log_time(passed) - agent_process.log_time(started)).total_seconds()
     return round(seconds * 1000, 1)
 
 

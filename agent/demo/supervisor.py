@@ -18,9 +18,11 @@ from types import FrameType
 import click
 import msgspec
 
-from agent import preflight
-from agent.demo import cgroup, events, traces
+from agent.app import preflight
+from agent.demo import events
 from agent.demo.view import JsonView, TextView, View
+from agent.lab import cgroups as lab_cgroups
+from agent.lab import leftovers
 
 _TOOLS = {"unshare": "util-linux", "setpriv": "util-linux", "nsenter": "util-linux"}
 _INTERRUPTED_STATUS = 130
@@ -42,7 +44,7 @@ def run(output: str) -> int:
         return 1
     try:
         with _signals_raise(), view:
-            with cgroup.own() as kubelet:
+            with lab_cgroups.own() as kubelet:
                 left = _play(view, kubelet)
             if left is not None:
                 view.take(_check_forgotten(left, kubelet))
@@ -96,8 +98,8 @@ def _check_forgotten(left: events.Traces, kubelet: pathlib.Path) -> events.Check
     """Whether the kernel has let go of every namespace and program of the stage."""
     deadline = time.monotonic() + _FORGET_SECONDS
     while True:
-        programs = sum(traces.program_exists(program_id) for program_id in left.program_ids)
-        namespaces = len(set(traces.living_namespaces()) & set(left.netns_inodes))
+        programs = sum(leftovers.program_exists(program_id) for program_id in left.program_ids)
+        namespaces = len(set(leftovers.living_namespaces()) & set(left.netns_inodes))
         if not (programs or namespaces) or time.monotonic() > deadline:
             break
         time.sleep(0.05)

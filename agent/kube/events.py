@@ -16,18 +16,17 @@ from typing import Final
 
 import structlog
 
-from agent import names
-from agent.kube import pacing
+from agent import backoff, labels
 from agent.kube.client import MERGE, Api, ApiError
 from agent.kube.objects import ApiPod
-from probes.specs import PodSpec
+from probes.spec.specs import PodSpec
 
 log = structlog.get_logger(__name__)
 
 NORMAL: Final = "Normal"
 WARNING: Final = "Warning"
 
-CONTROLLER: Final = f"{names.DOMAIN}/agent"
+CONTROLLER: Final = f"{labels.DOMAIN}/agent"
 
 # pkg/apis/core/validation/events.go
 _MAX_NOTE = 1024
@@ -72,7 +71,7 @@ class Events:
         *,
         node_name: str,
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
-        jitter: pacing.Jitter = random.random,
+        jitter: backoff.Jitter = random.random,
     ) -> None:
         self.told = 0
         """How many requests about events were taken."""
@@ -84,8 +83,8 @@ class Events:
         self._series: dict[_Key, _Series] = {}
         self._waiting: dict[_Key, None] = {}
         self._wake = asyncio.Event()
-        self._bucket = pacing.Bucket(per_second=_PER_SECOND, burst=_BURST)
-        self._backoff = pacing.Backoff(base_seconds=1.0, cap_seconds=60.0, jitter=jitter)
+        self._bucket = backoff.Bucket(per_second=_PER_SECOND, burst=_BURST)
+        self._backoff = backoff.Backoff(base_seconds=1.0, cap_seconds=60.0, jitter=jitter)
         self._is_away = False
 
     def tell(

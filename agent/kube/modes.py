@@ -11,11 +11,11 @@ from typing import Final
 
 import msgspec
 
-from agent import names
-from agent.pods import Problem
+from agent import labels as agent_labels
+from agent.pods.pod import Problem
 from bpf.verdicts import Mode
 
-OVERRIDE_LABEL: Final = f"{names.DOMAIN}/mode-override"
+OVERRIDE_LABEL: Final = f"{agent_labels.DOMAIN}/mode-override"
 OVERRIDE_ALLOWED: Final = "allowed"
 
 INVALID: Final = "InvalidMode"
@@ -48,7 +48,7 @@ def decide(bound: Mode, namespace: Labels, pod: Labels) -> Decision:
     if of_pod < of_namespace and namespace.get(OVERRIDE_LABEL) != OVERRIDE_ALLOWED:
         note = Problem(
             NOT_ALLOWED,
-            f"label {names.MODE_LABEL}={of_pod.word} of the pod is less strict than "
+            f"label {agent_labels.MODE_LABEL}={of_pod.word} of the pod is less strict than "
             f"{of_namespace.word} and has no effect; label the namespace "
             f"{OVERRIDE_LABEL}={OVERRIDE_ALLOWED} to allow it.",
         )
@@ -56,18 +56,18 @@ def decide(bound: Mode, namespace: Labels, pod: Labels) -> Decision:
     if of_pod > bound:
         note = Problem(
             NOT_ALLOWED,
-            f"label {names.MODE_LABEL}={of_pod.word} of the pod goes beyond {bound.word}, the "
-            "most that this node does; raise the node's default to have it.",
+            f"label {agent_labels.MODE_LABEL}={of_pod.word} of the pod goes beyond {bound.word}, "
+            "the most that this node does; raise the node's default to have it.",
         )
         return Decision(bound, (*problems, note))
     return Decision(of_pod, problems)
 
 
 def _read(labels: Labels, whose: str) -> tuple[Mode | None, tuple[Problem, ...]]:
-    word = labels.get(names.MODE_LABEL)
+    word = labels.get(agent_labels.MODE_LABEL)
     if word is None:
         return None, ()
     try:
         return Mode.from_word(word), ()
     except ValueError as error:
-        return None, (Problem(INVALID, f"label {names.MODE_LABEL} of {whose}: {error}."),)
+        return None, (Problem(INVALID, f"label {agent_labels.MODE_LABEL} of {whose}: {error}."),)

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from agent import names
+from agent import labels as agent_labels
 
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 """On the API's copy of a static pod: the uid by which the kubelet and the runtime know it."""
@@ -74,7 +74,7 @@ class MetadataOnly(msgspec.Struct, frozen=True):
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What probes and hooks are read from, as it came: probes/specs.py checks each field."""
+    """What probes and hooks are read from, as it came: probes/spec/specs.py checks each field."""
 
     name: Any = None
     ports: Any = None
@@ -191,4 +191,4 @@ def is_older(one: str, other: str) -> bool:
 
 
 def _is_ours(annotation: str) -> bool:
-    return annotation.startswith(f"{names.DOMAIN}/") or annotation == MIRROR_ANNOTATION
+    return annotation.startswith(f"{agent_labels.DOMAIN}/") or annotation == MIRROR_ANNOTATION

@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from agent.conditions import FALSE, TRUE, TYPES, Condition
 from agent.kube.client import ApiError
 from agent.kube.objects import ApiPod, PodCondition
+from agent.pods.conditions import FALSE, TRUE, TYPES, Condition
 
 SANDBOX_CHANGED: Final = "SandboxChanged"
 

@@ -25,7 +25,8 @@ from typing import Final, Generic, TypeVar
 import msgspec
 import structlog
 
-from agent.kube import answers, objects, pacing
+from agent import backoff
+from agent.kube import objects, responses
 from agent.kube.client import JSON, Api, ApiError
 
 log = structlog.get_logger(__name__)
@@ -78,7 +79,7 @@ class Watcher(Generic[ObjectT]):
         query: Query[ObjectT],
         *,
         on_change: Callable[[ObjectT | None, ObjectT | None], None],
-        jitter: pacing.Jitter = random.random,
+        jitter: backoff.Jitter = random.random,
     ) -> None:
         """on_change: gets the object before and after; None for one that was or is not there.
 
@@ -106,8 +107,8 @@ class Watcher(Generic[ObjectT]):
         self._gone: dict[str, str] = {}
         """Versions at which the objects with these uids went."""
         # Under one a second in the long run, but a list and its watch at once.
-        self._bucket = pacing.Bucket(per_second=0.8, burst=2)
-        self._backoff = pacing.Backoff(base_seconds=1.0, cap_seconds=30.0, jitter=jitter)
+        self._bucket = backoff.Bucket(per_second=0.8, burst=2)
+        self._backoff = backoff.Backoff(base_seconds=1.0, cap_seconds=30.0, jitter=jitter)
 
     def seed(self, found: list[ObjectT], version: str) -> None:
         """Begin with what was known before; it is not told. To be called before `run`."""
@@ -172,7 +173,7 @@ class Watcher(Generic[ObjectT]):
         if error.code == 410:
             self._wants_newest = not self._is_current
             self._is_current = False
-        elif answers.is_too_large(error):
+        elif responses.is_too_large(error):
             self._wants_newest = True
             self._is_current = False
 
@@ -194,7 +195,7 @@ class Watcher(Generic[ObjectT]):
             timeout_seconds=_LIST_SECONDS,
         )
         try:
-            listed = answers.decode(content, answers.List)
+            listed = responses.decode(content, responses.List)
         except msgspec.DecodeError as error:
             raise ApiError(f"the API server's list cannot be read: {error}") from error
         found = [self._read(item) for item in listed.items or ()]
@@ -208,7 +209,7 @@ class Watcher(Generic[ObjectT]):
         try:
             await self._follow(query, initial=[])
         except ApiError as error:
-            is_unrelated = error.code in _UNRELATED_TO_STREAMING or answers.is_too_large(error)
+            is_unrelated = error.code in _UNRELATED_TO_STREAMING or responses.is_too_large(error)
             if not self._is_current and not is_unrelated:
                 self._may_stream = False
             raise
@@ -233,11 +234,11 @@ class Watcher(Generic[ObjectT]):
         ) as lines:
             async for line in lines:
                 try:
-                    event = answers.decode(line, answers.Event)
+                    event = responses.decode(line, responses.Event)
                 except msgspec.DecodeError as error:
                     raise ApiError(f"the API server's event cannot be read: {error}") from error
                 if event.type == "ERROR":
-                    raise ApiError.of_status(answers.status(event.object))
+                    raise ApiError.of_status(responses.status(event.object))
                 has_spoken = True
                 if initial is None:
                     self._is_well()
@@ -246,7 +247,7 @@ class Watcher(Generic[ObjectT]):
                     if one := self._read(event.object):
                         initial.append(one)
                 else:
-                    mark = answers.mark(event.object)
+                    mark = responses.mark(event.object)
                     if mark and (mark.annotations or {}).get(_INITIAL_EVENTS_END) == "true":
                         self._replace_all(initial, mark.resource_version)
                         self._is_well()
@@ -279,9 +280,9 @@ class Watcher(Generic[ObjectT]):
     def _read(self, raw: msgspec.Raw) -> ObjectT | None:
         """The object; what it was, where it cannot be read; None where it never could."""
         try:
-            return answers.decode(raw, self.query.kind)
+            return responses.decode(raw, self.query.kind)
         except msgspec.DecodeError as error:
-            mark = answers.mark(raw)
+            mark = responses.mark(raw)
             known = self.objects.get((mark.namespace, mark.name)) if mark else None
             log.warning(
                 "an object of the API server cannot be read; it stays as it was",
@@ -291,9 +292,9 @@ class Watcher(Generic[ObjectT]):
             )
             return known
 
-    def _take(self, event: answers.Event) -> None:
+    def _take(self, event: responses.Event) -> None:
         if event.type == "BOOKMARK":
-            if mark := answers.mark(event.object):
+            if mark := responses.mark(event.object):
                 self._version = mark.resource_version or self._version
             return
         new = self._read(event.object)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
 
-from bpf.servicetables import Place
+from bpf.services.tables import Place
 
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 

@@ -1,4 +1,4 @@
-"""Services at the socket, by the programs of `bpf.services`."""
+"""Services at the socket, by the programs of `bpf.services.services`."""
 
 import asyncio
 import os
@@ -6,9 +6,10 @@ import pathlib
 
 from agent.proxy.backends import BackendError
 from agent.proxy.frontends import Change, Frontend
-from bpf import errors, pins, services
-from bpf.servicelinks import ServiceLinks
-from bpf.servicetables import Count, Service
+from bpf import errors, pins
+from bpf.services import services
+from bpf.services.links import ServiceLinks
+from bpf.services.tables import Count, Service
 
 
 class EbpfBackend:

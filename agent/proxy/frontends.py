@@ -11,9 +11,9 @@ import ipaddress
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 
-from agent.localnet import endpoints_pb2
+from agent.client import endpoints_pb2
 from bpf.abi import IPAddress, IPNetwork
-from bpf.servicetables import Place
+from bpf.services.tables import Place
 
 _PROTOCOLS = {
     endpoints_pb2.PROTOCOL_TCP: socket.IPPROTO_TCP,

@@ -14,13 +14,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import structlog
 from pyroute2.netlink.exceptions import NetlinkError
 
-from agent import nft
+from agent.linux import nft
 from agent.proxy import conntrack
 from agent.proxy.backends import BackendError
 from agent.proxy.frontends import Change, Frontend
-from agent.proxy.nftentries import Chain, Clients, Element, Entry, entries_of, ready_chains
+from agent.proxy.nft_entries import Chain, Clients, Element, Entry, entries_of, ready_chains
 from bpf.abi import IPNetwork
-from bpf.servicetables import Place
+from bpf.services.tables import Place
 
 log = structlog.get_logger(__name__)
 

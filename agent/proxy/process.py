@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import structlog
 
-from agent.linkwatch import LinkWatch
-from agent.localnet import client
-from agent.proxy import nodeaddresses
+from agent.client import services
+from agent.linux.link_monitor import LinkWatch
+from agent.proxy import node_addresses as proxy_node_addresses
 from agent.proxy.backends import Backend, BackendError
 from agent.proxy.frontends import Book, Change
 from bpf.abi import IPAddress
@@ -30,7 +30,7 @@ _RETRY_SECONDS = 1.0
 class _News:
     """What has come and is not in the kernel yet. Made on the event loop, used there only."""
 
-    state: client.State | None = None
+    state: services.State | None = None
     addresses: tuple[IPAddress, ...] | None = None
     awake: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
@@ -66,7 +66,7 @@ async def _told(target: str, news: _News) -> AsyncIterator[None]:
     """Ask in a thread, since the client waits as long as nothing is new."""
     loop = asyncio.get_running_loop()
 
-    def note(state: client.State) -> None:
+    def note(state: services.State) -> None:
         news.state = state
         news.awake.set()
 
@@ -74,7 +74,7 @@ async def _told(target: str, news: _News) -> AsyncIterator[None]:
         for state in follower:
             loop.call_soon_threadsafe(note, state)
 
-    follower = client.Client(target, on_problem=lambda problem: log.warning(problem))
+    follower = services.Client(target, on_problem=lambda problem: log.warning(problem))
     thread = threading.Thread(target=ask, name="localnet", daemon=True)
     thread.start()
     try:
@@ -94,7 +94,7 @@ async def _follow_addresses(news: _News) -> None:
         group.create_task(watch.run(), name="links")
         while True:
             changed.clear()
-            addresses = await asyncio.to_thread(nodeaddresses.read)
+            addresses = await asyncio.to_thread(proxy_node_addresses.read)
             if addresses != news.addresses:
                 news.addresses = addresses
                 news.awake.set()

@@ -2,6 +2,6 @@
 
 import sys
 
-from agent.relay.process import Relay, end_of
+from agent.relay.main import Relay, end_of
 
 sys.exit(Relay(end_of(int(sys.argv[1]))).run())

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Callable
 
 from agent.relay import messages
-from agent.relay.poller import HUNG_UP, READABLE, WRITABLE, Poller
+from agent.relay.epoll import HUNG_UP, READABLE, WRITABLE, Poller
 
 _READ_BYTES = 1 << 16
 

@@ -93,7 +93,7 @@ struct gate {
 	__u32 address_count;
 	__u32 rule_count;
 	__u16 flags;
-	__u16 claimed_count; /* the last of the addresses: nobody else goes by those */
+	__u16 claimed_count;  /* the last of the addresses: nobody else goes by those */
 	__u64 grace_until_ns; /* CLOCK_MONOTONIC: until then what is not TCP may be an answer */
 	struct address addresses[GATE_ADDRESSES];
 	struct rule rules[GATE_RULES];

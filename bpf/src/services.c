@@ -6,7 +6,7 @@
  *
  * A service is one entry, replaced as a whole, which names a set of endpoints. A set is written
  * before the entry that names it, never changed, and removed some time after the last one has.
- * bpf/services.py has the twins of what is declared here.
+ * bpf/services/ has the twins of what is declared here.
  */
 #include "abi.h"
 #include "addresses.h"

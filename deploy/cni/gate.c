@@ -122,8 +122,9 @@ static int netlink_in(int netns)
 }
 
 /*
- * The node's ends of the pod's veths. Checked from both ends, as agent/interfaces.py does: names
- * say nothing, and a veth within the pod may name an ifindex that on the node is somebody else's.
+ * The node's ends of the pod's veths. Checked from both ends, as agent/linux/pod_network.py does:
+ * names say nothing, and a veth within the pod may name an ifindex that on the node is somebody
+ * else's.
  */
 static bool find_own(const struct pod *pod, int inside, struct links *own)
 {
@@ -362,7 +363,8 @@ bool gate_pod(const struct installation *at, const struct pod *pod, const struct
 			      GATE_ADDRESSES);
 	gate.address_count = (__u32)addresses.count;
 	memcpy(gate.addresses, addresses.all, sizeof(gate.addresses));
-	/* What the pod declares is not known here: agent/admission.py, _ANY_TCP_PORT. */
+	/* As `_ANY_TCP_PORT` of agent/kubelet/admitted_ports.py: what the pod declares is not
+	 * known. */
 	gate.rule_count = 1;
 	gate.rules[0].sender = SENDER_KUBELET;
 	gate.rules[0].protocol = IPPROTO_TCP;

@@ -9,7 +9,7 @@
 
 #include "../../bpf/src/abi.h"
 
-/* What the agent says of new pods (agent/cni/cnistate.py). */
+/* What the agent says of new pods (agent/cni/state.py). */
 struct wanted {
 	enum mode mode;
 	bool is_tcx;	   /* else by clsact */

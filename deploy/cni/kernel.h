@@ -36,7 +36,7 @@ int map_next(int map, const void *key, void *next); /* key: NULL for the first *
 /* How many values a per-CPU map has for each key; 0 with a problem noted. */
 unsigned int possible_cpus(void);
 
-/* Wait until every program that runs now has ended: see bpf/published.py. */
+/* Wait until every program that runs now has ended: see bpf/rcu_map.py. */
 void wait_for_programs(void);
 
 /* Before whatever is attached already; the link, or -1 with errno (EEXIST: it is there already). */

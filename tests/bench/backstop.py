@@ -11,9 +11,9 @@ import select
 import socket
 import time
 
-from agent.backstop import Backstop
-from agent.demo import lab
-from agent.demo.lab import Lab, LabPod
+from agent.default_deny.table import Backstop
+from agent.lab import lab as labs
+from agent.lab.lab import Lab, LabPod
 from tests.bench import figures
 
 _RUNS = 20
@@ -23,7 +23,7 @@ _BURST = 200
 
 
 def main() -> None:
-    lab.isolate()
+    labs.isolate()
     opened: dict[bool, list[float]] = {True: [], False: []}
     with Lab() as network, asyncio.Runner() as runner:
         for number in range(1, _RUNS + 1):

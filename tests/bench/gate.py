@@ -10,10 +10,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from agent.demo import lab
-from agent.demo.lab import BPFFS, Lab, LabPod
-from agent.gatekeeper import netns_cookie
-from agent.preflight import cgroup2_mount
+from agent.app.preflight import cgroup2_mount
+from agent.gates.worker import netns_cookie
+from agent.lab import lab as labs
+from agent.lab.lab import BPFFS, Lab, LabPod
 from bpf import abi, loader, pins, syscalls
 from bpf.gates import Attachment, GateConfig, Gates
 from bpf.hooks import Hooks
@@ -43,7 +43,7 @@ table inet hole {
 
 
 def main() -> None:
-    lab.isolate()
+    labs.isolate()
     with Lab() as network:
         installation = pins.Pins(BPFFS)
         loaded = asyncio.run(loader.load(installation))

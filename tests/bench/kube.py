@@ -20,11 +20,12 @@ from typing import Any
 
 from aiohttp import web
 
-from agent import backstop, names
-from agent.demo import lab
-from agent.demo.lab import BPFFS, Lab, LabPod
-from agent.demo.operating import Operator
-from agent.status import Report
+from agent import labels
+from agent.admin.report import Report
+from agent.default_deny import table as default_deny_table
+from agent.lab import lab as labs
+from agent.lab.agent_process import Operator
+from agent.lab.lab import BPFFS, Lab, LabPod
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer
 from tests.agent.kube.conftest import write_kubeconfig
@@ -50,7 +51,7 @@ _PROBE = {
 
 
 def main() -> None:
-    lab.isolate()
+    labs.isolate()
     with tempfile.TemporaryDirectory() as directory, Lab() as network:
         _note(f"making {_PODS} pods")
         pods = [network.add_pod(f"pod-{number}", number + 1) for number in range(_PODS)]
@@ -92,7 +93,7 @@ async def _run(directory: pathlib.Path, pods: list[LabPod], kubelet: Cgroup) -> 
         finally:
             operator.stop(signal.SIGKILL)
             apps.end()
-            await backstop.remove()
+            await default_deny_table.remove()
 
 
 class Arrivals:
@@ -221,7 +222,7 @@ def _changed(operator: Operator) -> dict[str, float]:
     return {
         line["pod"].partition("/")[2]: datetime.datetime.fromisoformat(line["time"]).timestamp()
         for line in operator.log_lines()
-        if line.get("type") == names.PROBES_PASSING and line["was"] != line["status"]
+        if line.get("type") == labels.PROBES_PASSING and line["was"] != line["status"]
     }
 
 

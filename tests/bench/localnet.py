@@ -2,8 +2,8 @@
 
 Whole states: 10,000 services of two ports and five endpoints, from the ask of a client in another
 process to its last service read. Changes: 1,000 such services; one becomes another, and a follower
-in another process says when it had the state with it. Revisions: tests/localnet/churn.py in
-simulated time.
+in another process says when it had the state with it. Revisions:
+tests/agent/api/services/churn.py in simulated time.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from collections.abc import AsyncIterator, Iterator
 import looptime
 import structlog
 
-from agent.localnet.book import COALESCING_SECONDS, Book
-from agent.localnet.objects import EndpointSlice
-from agent.localnet.server import Server
+from agent.api.services.objects import EndpointSlice
+from agent.api.services.publisher import COALESCING_SECONDS, Book
+from agent.api.services.server import Server
+from tests.agent.api.services import churn
+from tests.agent.api.services.making import NODE, endpoint_json, endpoint_slice, service
 from tests.bench import figures
-from tests.localnet import churn
-from tests.localnet.making import NODE, endpoint_json, endpoint_slice, service
 
 _SERVICES = 10_000
 _FOLLOWED_SERVICES = 1_000
@@ -36,7 +36,7 @@ _HERE = "local-pod"
 # Prints how long each whole state took, in seconds.
 _ASKER = """
 import sys, time
-from agent.localnet.client import Client
+from agent.client.services import Client
 client = Client(sys.argv[1])
 client.next()
 for _ in range(int(sys.argv[2])):
@@ -49,7 +49,7 @@ for _ in range(int(sys.argv[2])):
 # Prints when each revision was there, by the clock that all processes share.
 _FOLLOWER = """
 import sys, time
-from agent.localnet.client import Client
+from agent.client.services import Client
 for state in Client(sys.argv[1]):
     print(state.rev, time.monotonic(), flush=True)
 """

@@ -17,9 +17,9 @@ from typing import Any
 import grpc
 import structlog
 
-from agent.podinfo.server import SERVICE, WATCH
+from agent.api.podinfo.server import SERVICE, WATCH
+from tests.agent.api.podinfo.serving import Node, directory_for_all, until
 from tests.bench.figures import emit
-from tests.podinfo.serving import Node, directory_for_all, until
 
 BENCH = "localapi"
 WATCHERS = 1000

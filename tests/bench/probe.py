@@ -13,21 +13,21 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from agent import names
-from agent.conditions import FALSE, TRUE, Conditions
-from agent.demo import lab
-from agent.demo.lab import BPFFS
-from agent.guarding import Guarded
-from agent.interfaces import PodNetwork
+from agent import labels
+from agent.gates.pod_gates import Guarded
+from agent.lab import lab as labs
+from agent.lab.lab import BPFFS
+from agent.linux.pod_network import PodNetwork
 from agent.metrics import Metrics
-from agent.pods import Pod
-from agent.probing import Probing
+from agent.pods.conditions import FALSE, TRUE, Conditions
+from agent.pods.pod import Pod
+from agent.probing.manager import Probing
 from bpf import pins
-from probes import prober, scheduler
-from probes.definitions import ContainerProbes, Grpc, Handler, HttpGet, Probe, TcpSocket
+from probes.engine import prober, scheduler
 from probes.netns import Netns
 from probes.results import Outcome
-from probes.specs import PodSpec
+from probes.spec.definitions import ContainerProbes, Grpc, Handler, HttpGet, Probe, TcpSocket
+from probes.spec.specs import PodSpec
 from tests import processes
 from tests.bench import answering, figures
 from tests.probes import servers
@@ -47,7 +47,7 @@ _PACED_SECONDS = 60
 
 
 def main() -> None:
-    lab.isolate()
+    labs.isolate()
     _raise_file_limit()
     with tempfile.TemporaryDirectory() as folder:
         cert, key = servers.certificate(pathlib.Path(folder))
@@ -251,7 +251,7 @@ class _TimedConditions(Conditions):
 
     def set(self, pod: Pod, kind: str, status: str, reason: str, message: str) -> bool:
         changed = super().set(pod, kind, status, reason, message)
-        if kind == names.PROBES_PASSING and status in self.changed:
+        if kind == labels.PROBES_PASSING and status in self.changed:
             self.changed[status].set()
         return changed
 
@@ -313,7 +313,7 @@ def _server(kind: str, cert: str, key: str, *sandboxes: Sandbox) -> Iterator[Non
 def _sandbox() -> Iterator[Sandbox]:
     """A namespace with a name of its own, as container runtimes make them: /proc costs more."""
     with sandbox_netns() as made:
-        path = lab.LAB_DIRECTORY / "netns" / f"bench{made.pid}"
+        path = labs.LAB_DIRECTORY / "netns" / f"bench{made.pid}"
         path.touch()
         subprocess.run(["mount", "--bind", made.path, str(path)], check=True)
         try:

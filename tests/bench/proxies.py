@@ -14,12 +14,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from agent.demo import lab
+from agent.lab import lab as labs
 from agent.proxy import nftables
 from agent.proxy.backends import Backend
 from agent.proxy.ebpf import EbpfBackend
 from agent.proxy.frontends import Book
-from bpf import pins, servicelinks
+from bpf import pins
+from bpf.services import links as service_links
 from tests.bench import figures
 from tests.kernel import cgroups
 from tests.proxy import dying, scene
@@ -35,9 +36,9 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 def main() -> None:
-    lab.isolate()
+    labs.isolate()
     sys.stderr.write(f"bench: connects to one of {_SERVICES} services and to the pod, in turn\n")
-    with lab.Lab() as network, scene.routed():
+    with labs.Lab() as network, scene.routed():
         pod = network.add_pod("served", 1)
         with pod.listen(_PORT) as listener:
             listener.listen(4096)
@@ -47,7 +48,7 @@ def main() -> None:
         _measure_deaths(network)
 
 
-def _measure(name: str, pod: lab.LabPod, listener: socket.socket) -> None:
+def _measure(name: str, pod: labs.LabPod, listener: socket.socket) -> None:
     place = scene.cluster_ip(4, _SERVICES // 2)
     with cgroups.cgroup() as cgroup, within(cgroup):
         plain, translated = [], []
@@ -61,12 +62,12 @@ def _measure(name: str, pod: lab.LabPod, listener: socket.socket) -> None:
     figures.emit("localapi", f"{name}_connect_ratio", ratios, "")
 
 
-def _measure_deaths(network: lab.Lab) -> None:
+def _measure_deaths(network: labs.Lab) -> None:
     sys.stderr.write(f"bench: {_DEATHS} of {_DEATHS + 1} pods' listeners are closed in turn\n")
     pods = [network.add_pod(f"web-{number}", number + 1) for number in range(_DEATHS + 1)]
 
     async def end_all_but_one(directory: pathlib.Path) -> list[float]:
-        async with dying.chain(directory, pins.Pins(lab.BPFFS), pods, cgroup) as chain:
+        async with dying.chain(directory, pins.Pins(labs.BPFFS), pods, cgroup) as chain:
             return [await chain.end(pod) for pod in pods[:-1]]
 
     with cgroups.cgroup() as cgroup, tempfile.TemporaryDirectory() as directory:
@@ -75,12 +76,12 @@ def _measure_deaths(network: lab.Lab) -> None:
 
 
 @contextlib.contextmanager
-def _carried(name: str, cgroup: cgroups.Cgroup, pod: lab.LabPod) -> Iterator[None]:
+def _carried(name: str, cgroup: cgroups.Cgroup, pod: labs.LabPod) -> Iterator[None]:
     backend: Backend
     if name == "nft":
         backend = nftables.NftBackend()
     else:
-        backend = asyncio.run(EbpfBackend.open(lab.BPFFS, cgroup.directory))
+        backend = asyncio.run(EbpfBackend.open(labs.BPFFS, cgroup.directory))
     change = Book().update(
         [
             scene.service(f"s{number}", scene.endpoints(pod), number=number)
@@ -95,7 +96,7 @@ def _carried(name: str, cgroup: cgroups.Cgroup, pod: lab.LabPod) -> Iterator[Non
         yield
     finally:
         if isinstance(backend, EbpfBackend):
-            servicelinks.detach(pins.Pins(lab.BPFFS))
+            service_links.detach(pins.Pins(labs.BPFFS))
         else:
             asyncio.run(nftables.remove())
         asyncio.run(backend.close())

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from agent.demo.lab import LabPod
+from agent.lab.lab import LabPod
 
 TALK_PORT, CONNECT_PORT = 8080, 8081
 _BULK_BYTES = 128 << 20

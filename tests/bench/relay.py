@@ -12,9 +12,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from agent.demo import lab
-from agent.demo.lab import Lab, LabPod
-from agent.demo.operating import Operator
+from agent.lab import lab as labs
+from agent.lab.agent_process import Operator
+from agent.lab.lab import Lab, LabPod
 from bpf import pins
 from tests import processes
 from tests.bench import answering, figures
@@ -32,7 +32,7 @@ _FAILOVERS = 30
 
 
 def main() -> None:
-    lab.isolate()
+    labs.isolate()
     with _node() as (node, client):
         _memory(node, client)  # while the relay is small
         _latency(node, client)

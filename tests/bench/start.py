@@ -10,9 +10,10 @@ import time
 
 import pyroute2
 
-from agent.demo import lab, operating
-from agent.demo.lab import BPFFS, Lab
-from agent.status import Report
+from agent.admin.report import Report
+from agent.lab import agent_process
+from agent.lab import lab as labs
+from agent.lab.lab import BPFFS, Lab
 from bpf import gates, loader, pins
 from bpf.gates import Attachment, GateConfig
 from bpf.verdicts import Mode
@@ -29,7 +30,7 @@ _STEADY_SECONDS = 5
 
 
 def main() -> None:
-    lab.isolate()
+    labs.isolate()
     _note("compile and load")
     figures.emit("start", "compile_load_ms", [_compile_load_ms() for _ in range(_RUNS)], "ms")
     _attach()
@@ -77,11 +78,11 @@ def _agent() -> None:
     _note("agent with four pods: restart, memory")
     with Lab() as network:
         servers = []
-        agent = operating.Operator()
+        agent = agent_process.Operator()
         for number, name in enumerate(("web", "rpc", "shop", "cart"), start=1):
             pod = network.add_pod(name, number, bridged=number > 2)
             command = [sys.executable, "-m", "agent.demo.servers", "http", "8080"]
-            servers.append(lab.popen_in(pod.netns, command))
+            servers.append(labs.popen_in(pod.netns, command))
             agent.write_manifest(pod, mode="enforce", container=_HTTP)
         try:
             cold = [_start_ms(agent)]
@@ -103,7 +104,7 @@ def _agent() -> None:
                 server.wait()
 
 
-def _start_ms(agent: operating.Operator) -> float:
+def _start_ms(agent: agent_process.Operator) -> float:
     """From exec to every pod isolated, python's own start included."""
     started = time.perf_counter()
     agent.start()

@@ -4,15 +4,15 @@ import json
 
 import msgspec
 
-from agent import names
-from agent.conditions import FALSE, TRUE, TYPES, Conditions
+from agent import labels as agent_labels
 from agent.kube.client import ApiError
-from agent.kube.conditionwriter import ConditionWriter
+from agent.kube.condition_writer import ConditionWriter
 from agent.kube.events import Events
 from agent.kube.objects import ApiPod, MetadataOnly
 from agent.kube.watcher import Query, Watcher
-from agent.pods import Pod
-from agent.rules import definition
+from agent.pods.conditions import FALSE, TRUE, TYPES, Conditions
+from agent.pods.pod import Pod
+from agent.policy import definition
 from tests.cluster.cluster import Cluster, running, until
 
 
@@ -88,7 +88,7 @@ async def test_conditions_are_written_and_seen_and_corrected(cluster: Cluster) -
             f"{cluster.pods_path}/a/status",
             body={
                 "status": {
-                    "conditions": [{"type": names.ISOLATION_READY, "status": "Unknown"}],
+                    "conditions": [{"type": agent_labels.ISOLATION_READY, "status": "Unknown"}],
                 }
             },
             content_type="application/strategic-merge-patch+json",
@@ -96,10 +96,10 @@ async def test_conditions_are_written_and_seen_and_corrected(cluster: Cluster) -
         await until(lambda: writing.writer.patches >= 3 and writing.has("a", TRUE))
     conditions = (await cluster.pod("a"))["status"]["conditions"]
     found = {one["type"]: one for one in conditions}
-    assert found[names.ISOLATION_READY]["message"] == (
+    assert found[agent_labels.ISOLATION_READY]["message"] == (
         "Said by a test. (sandbox sandbox-1, boot boot-1)"
     )
-    assert found[names.ISOLATION_READY]["lastTransitionTime"]
+    assert found[agent_labels.ISOLATION_READY]["lastTransitionTime"]
 
 
 async def test_pod_that_took_the_name_is_left_alone(cluster: Cluster) -> None:
@@ -114,7 +114,7 @@ async def test_pod_that_took_the_name_is_left_alone(cluster: Cluster) -> None:
         writing.know(seen, TRUE, "Enforced")
         await until(lambda: writing.writer.patches == 1 and not writing.writer.pending)
     conditions = (await cluster.pod("a"))["status"].get("conditions", [])
-    assert not any(one["type"] == names.ISOLATION_READY for one in conditions)
+    assert not any(one["type"] == agent_labels.ISOLATION_READY for one in conditions)
 
 
 async def test_events_are_taken(cluster: Cluster) -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cni import conflists
-from agent.cni.conflists import ConflistError
+from agent.cni import conflist
+from agent.cni.conflist import ConflistError
 
 ENTRY = {"type": "podgate-cni"}
 STRICT = {"type": "podgate-cni", "strictStart": True}
@@ -33,29 +33,29 @@ CALICO = """{
 
 
 def test_the_plugin_comes_last_and_all_else_stays() -> None:
-    text = conflists.with_entry(CALICO, ENTRY)
+    text = conflist.with_entry(CALICO, ENTRY)
     assert text == CALICO.replace(
         '{"portMappings": true}\n    }\n', '{"portMappings": true}\n    },\n    ' + "{}\n"
     ).replace("{}\n", json.dumps(ENTRY) + "\n")
-    assert conflists.has_entry(text)
-    assert not conflists.has_entry(CALICO)
+    assert conflist.has_entry(text)
+    assert not conflist.has_entry(CALICO)
 
 
 def test_with_the_plugin_it_stays_as_it_is() -> None:
-    text = conflists.with_entry(CALICO, ENTRY)
-    assert conflists.with_entry(text, ENTRY) == text
+    text = conflist.with_entry(CALICO, ENTRY)
+    assert conflist.with_entry(text, ENTRY) == text
 
 
 def test_other_options_replace_the_plugin() -> None:
-    text = conflists.with_entry(conflists.with_entry(CALICO, ENTRY), STRICT)
-    assert text == conflists.with_entry(CALICO, STRICT)
+    text = conflist.with_entry(conflist.with_entry(CALICO, ENTRY), STRICT)
+    assert text == conflist.with_entry(CALICO, STRICT)
 
 
 def test_two_of_it_become_one() -> None:
     twice = CALICO.replace(
         '{\n      "type": "portmap"', '{"type":"podgate-cni"}, {"type":"portmap"'
     )
-    twice = conflists.with_entry(twice, STRICT)
+    twice = conflist.with_entry(twice, STRICT)
     types = [plugin["type"] for plugin in json.loads(twice)["plugins"]]
     assert types == ["calico", "portmap", "podgate-cni"]
 
@@ -64,7 +64,7 @@ def test_two_of_it_become_one() -> None:
 def test_it_is_taken_out_wherever_others_have_put_it(at: int) -> None:
     document = json.loads(CALICO)
     document["plugins"].insert(at, ENTRY)
-    assert json.loads(conflists.without_entry(json.dumps(document, indent=1))) == json.loads(CALICO)
+    assert json.loads(conflist.without_entry(json.dumps(document, indent=1))) == json.loads(CALICO)
 
 
 json_values = st.recursive(
@@ -74,7 +74,7 @@ json_values = st.recursive(
 )
 plugins = st.builds(
     lambda kind, rest: {**rest, "type": kind},
-    st.text().filter(lambda kind: kind != conflists.TYPE),
+    st.text().filter(lambda kind: kind != conflist.TYPE),
     st.dictionaries(st.text() | st.just("plugins"), json_values, max_size=3),
 )
 documents = st.builds(
@@ -89,9 +89,9 @@ def test_in_and_out_again_leaves_every_byte(
     document: dict[str, Any], indent: int | None, ascii_only: bool
 ) -> None:
     text = json.dumps(document, indent=indent, ensure_ascii=ascii_only)
-    entered = conflists.with_entry(text, STRICT)
+    entered = conflist.with_entry(text, STRICT)
     assert json.loads(entered) == {**document, "plugins": [*document["plugins"], STRICT]}
-    assert conflists.without_entry(entered) == text
+    assert conflist.without_entry(entered) == text
 
 
 @pytest.mark.parametrize(
@@ -102,17 +102,17 @@ def test_in_and_out_again_leaves_every_byte(
     ],
 )
 def test_what_is_no_list_is_refused(text: str) -> None:
-    for function in (conflists.without_entry, conflists.has_entry):
+    for function in (conflist.without_entry, conflist.has_entry):
         with pytest.raises(ConflistError, match="it is no CNI configuration"):
             function(text)
     with pytest.raises(ConflistError, match="it is no CNI configuration"):
-        conflists.with_entry(text, ENTRY)
+        conflist.with_entry(text, ENTRY)
 
 
 @pytest.mark.parametrize("inner", ["", '{"type": "podgate-cni", "strictStart": true}'])
 def test_a_list_of_no_other_plugin_is_refused(inner: str) -> None:
     with pytest.raises(ConflistError, match="names no plugin that makes interfaces"):
-        conflists.with_entry(f'{{"cniVersion": "1.0.0", "plugins": [{inner}]}}', ENTRY)
+        conflist.with_entry(f'{{"cniVersion": "1.0.0", "plugins": [{inner}]}}', ENTRY)
 
 
 @pytest.mark.parametrize(
@@ -130,16 +130,16 @@ def test_a_version_that_the_plugin_does_not_speak_is_refused(
 ) -> None:
     text = json.dumps({**versions, "plugins": [{"type": "x"}]})
     with pytest.raises(ConflistError, match=f"its cniVersion is {newest}, and podgate-cni speaks"):
-        conflists.with_entry(text, ENTRY)
+        conflist.with_entry(text, ENTRY)
 
 
 def test_a_single_plugin_becomes_a_list_around_it() -> None:
     network = '{ "cniVersion": "0.4.0",\n "name": "n", "type": "bridge"}\n'
-    text = conflists.from_network(network, ENTRY)
+    text = conflist.from_network(network, ENTRY)
     assert network.strip() in text
     assert json.loads(text) == {
         **{"cniVersion": "0.4.0", "name": "n"},
         "plugins": [json.loads(network), ENTRY],
     }
     with pytest.raises(ConflistError):
-        conflists.from_network('{"plugins": []}', ENTRY)
+        conflist.from_network('{"plugins": []}', ENTRY)

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from agent.cli import main
-from agent.cni import plugin
-from agent.cni.plugin import CniError, CniPlugin
+from agent.cli.main import main
+from agent.cni import installer
+from agent.cni.installer import CniError, CniPlugin
 
 CONFLIST = '{"cniVersion": "1.0.0", "name": "pods",\n "plugins": [{"type": "ptp"}]}\n'
 NETWORK = '{"cniVersion": "0.4.0", "name": "pods", "type": "bridge"}\n'
@@ -49,7 +49,7 @@ def content(node: CniPlugin) -> Directory:
 
 def network_of(node: CniPlugin) -> tuple[str, list[str]]:
     """Name and plugins of the network that a runtime reads."""
-    name = min(n for n in os.listdir(node.conf_directory) if n.endswith(plugin._SUFFIXES))
+    name = min(n for n in os.listdir(node.conf_directory) if n.endswith(installer._SUFFIXES))
     document: dict[str, Any] = json.loads((node.conf_directory / name).read_bytes())
     if not name.endswith(".conflist"):
         return document["name"], [document["type"]]
@@ -193,7 +193,7 @@ def test_a_cni_that_writes_its_single_plugin_anew_gets_the_list_anew(node: CniPl
 # Kills the process at its nth system call that changes a directory or a file's content.
 _KILLED = """
 import os, pathlib, signal, sys
-from agent.cni.plugin import CniPlugin
+from agent.cni.installer import CniPlugin
 
 left = int(sys.argv[1])
 
@@ -270,7 +270,7 @@ def has_plugin(node: CniPlugin) -> bool:
 
 
 async def test_the_agent_puts_the_plugin_back(node: CniPlugin) -> None:
-    keeping = asyncio.create_task(plugin.keep(node))
+    keeping = asyncio.create_task(installer.keep(node))
     try:
         await asyncio.sleep(0.01)  # no network yet
         write(node, {"10-x.conflist": CONFLIST})
@@ -290,7 +290,7 @@ async def test_the_agent_puts_the_plugin_back(node: CniPlugin) -> None:
 
 
 def test_two_who_insist_take_ever_longer_turns() -> None:
-    turns = plugin.Turns()
+    turns = installer.Turns()
     now, pauses = 0.0, []
     for _ in range(12):
         pauses.append(turns.pause_seconds(now))

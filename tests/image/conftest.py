@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from agent import backstop
-from agent.strict import relaypair
+from agent.default_deny import table as default_deny_table
+from agent.strict import veth_pair
 from tests.conftest import fresh_lab
 from tests.image import node as nodes
 from tests.image import role
@@ -60,6 +60,6 @@ async def node(runtime: Containerd, tmp_path: pathlib.Path) -> AsyncIterator[Nod
                 yield made
             finally:
                 await made.clean_up()
-                await backstop.remove()
-                await relaypair.remove_everything()
+                await default_deny_table.remove()
+                await veth_pair.remove_everything()
             assert role.needed(server.asked) <= role.granted()

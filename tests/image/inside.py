@@ -14,7 +14,7 @@ import sysconfig
 import tempfile
 import time
 
-from agent.demo import lab
+from agent.lab import lab as labs
 from tests.agent.kube.apiserver import Json
 from tests.conftest import fresh_lab
 from tests.image import node as nodes
@@ -88,7 +88,7 @@ def _follow(pod: AgentPod, status: pathlib.Path) -> int:
 
 
 def main() -> None:
-    lab.isolate()
+    labs.isolate()
     with (
         tempfile.TemporaryDirectory(prefix="podgate-inside-") as name,
         fresh_lab(),

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from agent import adminclient
+from agent.admin import client as admin_client
+from agent.admin.report import PodStatus, Report
 from agent.settings import admin_socket
-from agent.status import PodStatus, Report
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer, Json
 from tests.agent.kube.test_client import certificate
@@ -187,8 +187,8 @@ class Node:
 
     async def report(self) -> Report | None:
         """Of the agent that has the node; None while none answers."""
-        with contextlib.suppress(adminclient.Unreachable):
-            content = await adminclient.fetch(admin_socket(RUN_DIRECTORY), "/status")
+        with contextlib.suppress(admin_client.Unreachable):
+            content = await admin_client.fetch(admin_socket(RUN_DIRECTORY), "/status")
             return msgspec.json.decode(content, type=Report)
         return None
 

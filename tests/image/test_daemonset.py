@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.status import PodStatus
+from agent.admin.report import PodStatus
 from tests.image import podspec
 from tests.image.node import BPFFS, PORT, AgentPod, Node
 from tests.kernel import cgroups

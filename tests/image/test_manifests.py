@@ -6,14 +6,15 @@ import pathlib
 
 import pytest
 
-from agent import cli, names
-from agent.conditions import TRUE, Conditions
+from agent import labels
+from agent.cli import main as cli
 from agent.kube.client import Api
-from agent.kube.conditionwriter import ConditionWriter
+from agent.kube.condition_writer import ConditionWriter
 from agent.kube.events import Events
-from agent.kube.podsource import PodSource
-from agent.pods import Pod
-from agent.rules.apipolicies import ApiPolicies
+from agent.kube.pod_source import PodSource
+from agent.pods.conditions import TRUE, Conditions
+from agent.pods.pod import Pod
+from agent.policy.api_source import ApiPolicies
 from bpf.verdicts import Mode
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import ApiServer
@@ -112,7 +113,7 @@ async def test_the_role_grants_what_is_asked_and_nothing_else(
     await asyncio.sleep(5)
     conditions.set(
         Pod(uid="uid-web", namespace="default", name="web"),
-        *(names.ISOLATION_READY, TRUE, "Audit", "All is well."),
+        *(labels.ISOLATION_READY, TRUE, "Audit", "All is well."),
     )
     writer.want("uid-web")
     for _ in range(20):

@@ -12,10 +12,10 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 
 import pytest
 
-from agent import backstop as backstops
-from agent import nft
-from agent.backstop import Backstop
-from agent.demo import lab as labs
+from agent.default_deny import table as backstops
+from agent.default_deny.table import Backstop
+from agent.lab import lab as labs
+from agent.linux import nft
 from tests.kernel import cgroups, traffic
 
 VERSIONS = pytest.mark.parametrize("version", [4, 6])

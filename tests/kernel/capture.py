@@ -14,7 +14,7 @@ import struct
 import subprocess
 from collections.abc import Iterable, Iterator
 
-from agent.demo.lab import LabPod
+from agent.lab.lab import LabPod
 from tests.kernel import frames
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network

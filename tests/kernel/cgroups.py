@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
-from agent import preflight
+from agent.app import preflight
 
 _LIMIT_SECONDS = 20
 _numbers = itertools.count()

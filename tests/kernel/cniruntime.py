@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-from agent.demo.lab import LabPod
+from agent.lab.lab import LabPod
 from bpf.abi import IPAddress
 from probes.netns import Netns
 from tests.cni import calling

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent import backstop
-from agent.demo import lab as labs
-from agent.demo.operating import Operator
+from agent.default_deny import table as default_deny_table
+from agent.lab import lab as labs
+from agent.lab.agent_process import Operator
 from bpf import gates as gates_module
 from bpf import loader, pins
 from tests.kernel import offers
@@ -48,7 +48,7 @@ def operator(isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> I
     made = Operator(tmp_path, fresh_pins.bpffs)
     yield made
     made.stop(signal.SIGKILL)
-    asyncio.run(backstop.remove())
+    asyncio.run(default_deny_table.remove())
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 
-from agent.demo.lab import LabPod
+from agent.lab.lab import LabPod
 from tests.kernel import frames, traffic
 from tests.kernel.test_replies import ECHO_REPLY, ECHO_REQUEST, ICMP
 

@@ -23,8 +23,8 @@ import h2.config
 import h2.connection
 import h2.events
 
-from agent import names
-from agent.demo.lab import LabPod
+from agent import labels
+from agent.lab.lab import LabPod
 from probes.netns import Netns
 from tests import processes
 from tests.probes import servers
@@ -119,8 +119,8 @@ def manifest(pod: LabPod, mode: str, probes: Iterable[dict[str, Any]]) -> str:
             "metadata": {
                 "name": pod.name,
                 "namespace": "demo",
-                "labels": {names.MODE_LABEL: mode},
-                "annotations": {names.NETNS_ANNOTATION: pod.netns.path},
+                "labels": {labels.MODE_LABEL: mode},
+                "annotations": {labels.NETNS_ANNOTATION: pod.netns.path},
             },
             "spec": {"containers": containers},
         }

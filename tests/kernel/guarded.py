@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 
-from agent.demo.lab import LabPod
+from agent.lab.lab import LabPod
 from bpf.gates import GateConfig, Gates
 from bpf.rules import Rule, Sender
 from bpf.verdicts import Mode, Reason, Verdict

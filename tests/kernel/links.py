@@ -10,7 +10,7 @@ import struct
 import subprocess
 from collections.abc import Iterator
 
-from agent.demo.lab import LabPod
+from agent.lab.lab import LabPod
 
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from agent.demo.lab import LabPod
+from agent.lab.lab import LabPod
 from probes.netns import Netns
 from tests.kernel import traffic
 

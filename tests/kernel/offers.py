@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from agent.gatekeeper import netns_cookie
+from agent.gates.worker import netns_cookie
 from bpf import errors, listeners, syscalls, tcx
 from tests.kernel import foreign
 

@@ -12,10 +12,10 @@ import sys
 import time
 from collections.abc import Iterator
 
-from agent import preflight
-from agent.demo import lab as labs
+from agent.app import preflight
+from agent.lab import lab as labs
 from bpf import abi, loader, pins
-from bpf.relay import Redirect
+from bpf.redirect import Redirect
 from tests.kernel import traffic
 
 PORT, OTHER_PORT = 8080, 8081

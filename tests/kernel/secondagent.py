@@ -3,7 +3,7 @@
 import os
 import pathlib
 
-from agent.demo.operating import Operator
+from agent.lab.agent_process import Operator
 
 _LIMIT_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from agent import names
-from agent.conditions import TRUE
-from agent.demo import lab as labs
-from agent.demo.lab import LabPod
-from agent.demo.operating import Operator, condition_of
-from agent.status import Report
+from agent import labels
+from agent.admin.report import Report
+from agent.lab import lab as labs
+from agent.lab.agent_process import Operator, condition_of
+from agent.lab.lab import LabPod
+from agent.pods.conditions import TRUE
 from bpf import abi, maps, pins
 from tests.kernel import capture, cgroups, fleet
 from tests.kernel.capture import IPNetwork, node_addresses
@@ -109,7 +109,7 @@ class Node:
             and report.kubelet == self.kubelet.path
             and len(report.pods) == len(self.pods)
             and all(
-                (said := condition_of(report, name, names.ISOLATION_READY)) is not None
+                (said := condition_of(report, name, labels.ISOLATION_READY)) is not None
                 and (said.status, said.reason) == (TRUE, REASONS[pod.mode])
                 for name, pod in self.pods.items()
             )

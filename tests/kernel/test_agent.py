@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent import names
-from agent.conditions import FALSE, TRUE, Condition
-from agent.demo import attempts
-from agent.demo import lab as labs
-from agent.demo.lab import Lab, LabPod
-from agent.demo.operating import Operator, condition_of, pod_of
-from agent.status import Report
+from agent import labels
+from agent.admin.report import Report
+from agent.lab import attempts
+from agent.lab import lab as labs
+from agent.lab.agent_process import Operator, condition_of, pod_of
+from agent.lab.lab import Lab, LabPod
+from agent.pods.conditions import FALSE, TRUE, Condition
 from tests.kernel import cgroups, offers
 from tests.kernel.cgroups import Cgroup
 
@@ -37,11 +37,11 @@ def web(lab: Lab) -> Iterator[LabPod]:
 
 
 def isolation(report: Report, name: str) -> Condition | None:
-    return condition_of(report, name, names.ISOLATION_READY)
+    return condition_of(report, name, labels.ISOLATION_READY)
 
 
 def passing(report: Report, name: str) -> Condition | None:
-    return condition_of(report, name, names.PROBES_PASSING)
+    return condition_of(report, name, labels.PROBES_PASSING)
 
 
 def isolated_as(name: str, reason: str) -> Callable[[Report], bool]:
@@ -59,7 +59,7 @@ def start_enforcing(operator: Operator, pod: LabPod) -> Report:
 
 
 def manifest_text(pod_netns: str | None, *, name: str = "bad", containers: str = "") -> str:
-    annotations = {names.NETNS_ANNOTATION: pod_netns} if pod_netns else {}
+    annotations = {labels.NETNS_ANNOTATION: pod_netns} if pod_netns else {}
     document = {
         "kind": "Pod",
         "metadata": {"name": name, "annotations": annotations},
@@ -159,7 +159,7 @@ def test_a_bad_manifest_is_one_line_one_condition_and_nobody_else_s_trouble(
     assert (condition.status, condition.reason) == (FALSE, reason)
     assert "\n" not in condition.message
     lines = [line for line in operator.log_lines() if line.get("uid") == bad.uid]
-    assert len([line for line in lines if line["type"] == names.ISOLATION_READY]) == 1
+    assert len([line for line in lines if line["type"] == labels.ISOLATION_READY]) == 1
     assert refuses(web)
 
 
@@ -195,7 +195,7 @@ def test_a_probe_that_cannot_be_leaves_the_gate_and_other_pods_alone(
         assert words in condition.message
         assert refuses(other)
         lines = [line for line in operator.log_lines() if line.get("pod") == "demo/other"]
-        assert len([line for line in lines if line.get("type") == names.PROBES_PASSING]) == 1
+        assert len([line for line in lines if line.get("type") == labels.PROBES_PASSING]) == 1
 
 
 def test_a_manifest_that_becomes_wrong_opens_nothing(operator: Operator, web: LabPod) -> None:

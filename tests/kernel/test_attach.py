@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from bpf import abi, errors, loader, pins, syscalls, tcx
 from bpf.gates import Attachment, GateConfig
 from bpf.verdicts import Mode, Reason, Verdict

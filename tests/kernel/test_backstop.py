@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent import ruleset
-from agent.demo import lab as labs
+from agent.default_deny import ruleset
+from agent.lab import lab as labs
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode
 from tests.kernel import links, traffic

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from agent import backstop as backstops
-from agent.demo import lab as labs
+from agent.default_deny import table as backstops
+from agent.lab import lab as labs
 from tests.kernel import traffic
 from tests.kernel.backstops import (
     PATHS,

@@ -6,8 +6,8 @@ import pathlib
 
 import pytest
 
-from agent.backstop import Backstop, BackstopError
-from agent.demo import lab as labs
+from agent.default_deny.table import Backstop, BackstopError
+from agent.lab import lab as labs
 from tests.kernel import cgroups, traffic
 from tests.kernel.backstops import (
     OURS,

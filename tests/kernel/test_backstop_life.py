@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from agent import nft, ruleset
-from agent.backstop import BackstopError
-from agent.demo import lab as labs
+from agent.default_deny import ruleset
+from agent.default_deny.table import BackstopError
+from agent.lab import lab as labs
+from agent.linux import nft
 from tests.kernel import traffic
 from tests.kernel.backstops import (
     OURS,
@@ -42,7 +43,7 @@ def test_remove_leaves_no_table(lab: labs.Lab, backstop: Driven) -> None:
 
 _MAKER = """
 import asyncio, sys
-from agent.backstop import Backstop
+from agent.default_deny.table import Backstop
 async def main():
     opened = await Backstop.open()
     assert opened.available, opened.reason_unavailable

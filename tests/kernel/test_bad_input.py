@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from bpf import abi, errors, loader, pins
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode

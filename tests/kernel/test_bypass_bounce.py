@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, guarded, links, openings, traffic, wire

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from bpf import loader, pins
 from bpf.gates import Attachment, Gates
 from bpf.nodeguards import NodeGuards

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from bpf import abi, loader, pins
 from bpf.gates import Attachment, GateConfig, Gates
 from bpf.nodeconfig import NodeConfig

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from bpf.gates import Gates
 from bpf.rules import Rule, Sender
 from bpf.verdicts import Mode, Reason, Verdict

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 import pyroute2
 import pytest
 
-from agent.demo import lab as labs
-from agent.links import of_message
-from agent.origins import can_inject
+from agent.gates.injectable import can_inject
+from agent.lab import lab as labs
+from agent.linux.rtnetlink import of_message
 from bpf import loader, origin
 from bpf.gates import Gates
 from bpf.verdicts import Mode, Reason, Verdict

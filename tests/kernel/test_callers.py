@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from bpf import loader
 from bpf.callers import Callers, Seen
 from bpf.gates import GateConfig, Gates

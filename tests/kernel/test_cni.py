@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.cni import cnistate
-from agent.demo import attempts
-from agent.demo.lab import Lab, LabPod
+from agent.cni import state as cni_state
+from agent.lab import attempts
+from agent.lab.lab import Lab, LabPod
 from bpf import abi, loader, maps, pins, syscalls
 from bpf.gates import Attachment, GateConfig
 from bpf.nodeconfig import NodeConfig
@@ -54,7 +54,7 @@ class Node:
         self.installation = installation
 
     def publish(self, mode: Mode, attachment: Attachment = Attachment.CLSACT) -> None:
-        cnistate.publish(self.directory, mode, attachment)
+        cni_state.publish(self.directory, mode, attachment)
 
     def network(self, kind: str = "ptp", *, version: str = "1.0.0", **conf: object) -> Network:
         where = {"bpffs": str(self.installation.bpffs), "runDirectory": str(self.directory)}

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent import backstop, names
-from agent.demo import attempts
-from agent.demo.lab import Lab, LabPod
-from agent.demo.operating import Operator, condition_of
-from agent.status import Report
+from agent import labels
+from agent.admin.report import Report
+from agent.default_deny import table as default_deny_table
+from agent.lab import attempts
+from agent.lab.agent_process import Operator, condition_of
+from agent.lab.lab import Lab, LabPod
 from bpf.gates import Attachment
 from tests.cni import calling
 from tests.kernel import dialling, offers
@@ -37,7 +38,7 @@ def network(
     where = {"bpffs": str(operator.bpffs), "runDirectory": str(operator.run_directory)}
     yield Network(tmp_path, "ptp", plugin, **where)
     operator.stop(signal.SIGKILL)
-    asyncio.run(backstop.remove())
+    asyncio.run(default_deny_table.remove())
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def path(lab: Lab) -> Iterator[str]:
 
 def isolated_as(reason: str) -> Callable[[Report], bool]:
     def holds(report: Report) -> bool:
-        condition = condition_of(report, "web", names.ISOLATION_READY)
+        condition = condition_of(report, "web", labels.ISOLATION_READY)
         return condition is not None and condition.reason == reason
 
     return holds
@@ -75,7 +76,7 @@ def test_an_agent_that_starts_later_takes_the_gate_over_without_a_gap(
     operator.start(*options)
     operator.wait_for("pins", lambda report: report.is_synced)
     operator.stop(signal.SIGKILL)
-    asyncio.run(backstop.remove())  # which would hide a gap of the gate's
+    asyncio.run(default_deny_table.remove())  # which would hide a gap of the gate's
     with dialling.dialling(*FIRST.values()) as dialler:
         network.add("web", path)
         assert not network.said
@@ -125,13 +126,13 @@ def test_a_pod_of_which_nobody_has_told_yet_keeps_its_gate(
     """An agent that has just started removes what an earlier one left, and nothing else."""
     waiting = {
         "kind": "Pod",
-        "metadata": {"name": "late", "annotations": {names.NETNS_ANNOTATION: "/nowhere"}},
+        "metadata": {"name": "late", "annotations": {labels.NETNS_ANNOTATION: "/nowhere"}},
         "spec": {"containers": [{"name": "app"}]},
     }
     operator.write_file("late.yaml", str(waiting))
     operator.start("--mode", "enforce")
     operator.wait_for("the agent", lambda report: report.is_synced and bool(report.pods))
-    asyncio.run(backstop.remove())
+    asyncio.run(default_deny_table.remove())
     network.add("web", path)
     (operator.manifests / "late.yaml").unlink()
     operator.wait_for("the other pod gone", lambda report: not report.pods)

@@ -20,12 +20,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.conditions import TRUE
-from agent.demo import attempts
-from agent.demo.lab import Lab, LabPod
-from agent.demo.operating import Operator, condition_of
-from agent.names import ISOLATION_READY
-from agent.status import Report
+from agent.admin.report import Report
+from agent.lab import attempts
+from agent.lab.agent_process import Operator, condition_of
+from agent.lab.lab import Lab, LabPod
+from agent.labels import ISOLATION_READY
+from agent.pods.conditions import TRUE
 from bpf import abi
 from bpf.gates import Attachment
 from tests.kernel import loads, offers, traffic, versions

@@ -10,7 +10,7 @@ from typing import IO
 
 import pytest
 
-from agent import preflight
+from agent.app import preflight
 from bpf import abi, errors, syscalls
 
 pytestmark = pytest.mark.kernel

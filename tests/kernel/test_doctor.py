@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from agent import doctor
-from agent.demo import lab as labs
-from agent.demo.operating import Operator
-from agent.doctor import Finding, Severity
-from agent.nft import NftMissing
+from agent.cli import doctor
+from agent.cli.doctor import Finding, Severity
+from agent.lab import lab as labs
+from agent.lab.agent_process import Operator
+from agent.linux.nft import NftMissing
 from bpf import abi, pins, syscalls
 from tests.kernel import foreign
 
@@ -67,7 +67,7 @@ async def test_without_nft_the_window_is_said(
     async def missing(script: str, *, only_check: bool = False) -> None:
         raise NftMissing("there is no nft command")
 
-    monkeypatch.setattr("agent.nft.apply", missing)
+    monkeypatch.setattr("agent.linux.nft.apply", missing)
     finding = (await examine(fresh_pins.bpffs, tmp_path))["nftables"]
     assert finding.severity is Severity.WARNING
     assert "(there is no nft command): new pods are open for some milliseconds" in finding.text

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from bpf import abi, loader, pins, syscalls
 from tests.kernel import frames, offers, redirecting, skb, traffic
 

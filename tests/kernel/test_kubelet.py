@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from agent import kubelet, kubeletsearch
-from agent.kubelet import KubeletIdentity
-from agent.kubeletsearch import ByCgroup, ByProcess, KubeletCgroup
+from agent.kubelet import identity as kubelet_identity
+from agent.kubelet import search as kubelet_search
+from agent.kubelet.identity import KubeletIdentity
+from agent.kubelet.search import ByCgroup, ByProcess, KubeletCgroup
 from tests.kernel import cgroups
 
 pytestmark = pytest.mark.kernel
@@ -68,7 +69,7 @@ def unit() -> Iterator[cgroups.Cgroup]:
 class Watched:
     """A running `KubeletIdentity`, and what it told in turn."""
 
-    def __init__(self, setting: kubeletsearch.KubeletSetting) -> None:
+    def __init__(self, setting: kubelet_search.KubeletSetting) -> None:
         self._told: asyncio.Queue[KubeletCgroup | None] = asyncio.Queue()
         self.identity = KubeletIdentity(setting, self._told.put_nowait)
 
@@ -84,7 +85,7 @@ class Watched:
 
 
 @contextlib.asynccontextmanager
-async def watching(setting: kubeletsearch.KubeletSetting) -> AsyncIterator[Watched]:
+async def watching(setting: kubelet_search.KubeletSetting) -> AsyncIterator[Watched]:
     watched = Watched(setting)
     task = asyncio.create_task(watched.identity.run())
     try:
@@ -135,7 +136,7 @@ async def test_a_restart_in_the_same_cgroup_ends_with_the_same_answer(
 async def test_a_move_to_another_cgroup_is_noticed(
     unit: cgroups.Cgroup, start: Callable[..., StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubelet, "_RECHECK_SECONDS", 0.05)
+    monkeypatch.setattr(kubelet_identity, "_RECHECK_SECONDS", 0.05)
     process = start(unit)
     with cgroups.cgroup() as other:
         async with watching(ByProcess("kubelet", process.port)) as watched:
@@ -147,7 +148,7 @@ async def test_a_move_to_another_cgroup_is_noticed(
 async def test_pods_that_come_into_its_cgroup_end_the_admission(
     unit: cgroups.Cgroup, start: Callable[..., StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubelet, "_RECHECK_SECONDS", 0.05)
+    monkeypatch.setattr(kubelet_identity, "_RECHECK_SECONDS", 0.05)
     process = start(unit)
     async with watching(ByProcess("kubelet", process.port)) as watched:
         await watched.next_found()

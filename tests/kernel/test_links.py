@@ -6,9 +6,9 @@ import socket
 import pyroute2
 import pytest
 
-from agent import links
-from agent.demo import lab as labs
-from agent.links import Link
+from agent.lab import lab as labs
+from agent.linux import rtnetlink
+from agent.linux.rtnetlink import Link
 from tests.kernel import links as made
 
 pytestmark = pytest.mark.kernel
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.kernel
 
 async def read() -> list[Link]:
     async with pyroute2.AsyncIPRoute() as netlink:
-        return await links.read(netlink)
+        return await rtnetlink.read(netlink)
 
 
 def read_whole() -> list[Link]:
     with pyroute2.IPRoute() as netlink:
-        return [links.of_message(message) for message in netlink.get_links()]
+        return [rtnetlink.of_message(message) for message in netlink.get_links()]
 
 
 def test_each_kind_is_read_as_it_is_decoded(lab: labs.Lab) -> None:

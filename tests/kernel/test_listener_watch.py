@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.conditions import Conditions
-from agent.demo import lab as labs
-from agent.listeners import ListenerWatch
+from agent.lab import lab as labs
 from agent.metrics import Metrics
+from agent.pods.conditions import Conditions
+from agent.probing.listeners import ListenerWatch
 from bpf import listeners, pins
-from probes import scheduler
-from probes.definitions import Probe, TcpSocket
+from probes.engine import scheduler
 from probes.results import Result
-from probes.specs import ContainerProbes
+from probes.spec.definitions import Probe, TcpSocket
+from probes.spec.specs import ContainerProbes
 from tests.kernel import offers
 
 pytestmark = pytest.mark.kernel
@@ -166,7 +166,7 @@ async def test_without_cgroups_probes_run_at_their_times(
     installation: pins.Pins, web: labs.LabPod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installation.prepare()
-    monkeypatch.setattr("agent.listeners.cgroup2_mount", lambda: None)
+    monkeypatch.setattr("agent.probing.listeners.cgroup2_mount", lambda: None)
     watched = Watched(installation)
     task = asyncio.create_task(watched.watch.run())
     with web.listen(8080):

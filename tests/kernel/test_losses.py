@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent import names
-from agent.conditions import FALSE, TRUE, Condition
-from agent.demo.lab import Lab, LabPod
-from agent.demo.operating import Operator, condition_of, pod_of
-from agent.status import Report
+from agent import labels
+from agent.admin.report import Report
+from agent.lab.agent_process import Operator, condition_of, pod_of
+from agent.lab.lab import Lab, LabPod
+from agent.pods.conditions import FALSE, TRUE, Condition
 from bpf import errors, syscalls
 from tests.kernel import foreign, offers
 
@@ -30,7 +30,7 @@ def pod(lab: Lab) -> LabPod:
 
 
 def isolation(report: Report) -> Condition | None:
-    return condition_of(report, "web", names.ISOLATION_READY)
+    return condition_of(report, "web", labels.ISOLATION_READY)
 
 
 def is_said(status: str, reason: str) -> Callable[[Report], bool]:
@@ -102,7 +102,7 @@ def test_gate_that_is_lost_is_put_back_and_its_pod_stays_ready(
     changes = [
         line["status"]
         for line in operator.log_lines()
-        if line.get("type") == names.ISOLATION_READY and "status" in line
+        if line.get("type") == labels.ISOLATION_READY and "status" in line
     ]
     assert FALSE not in changes[1:]
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from bpf import abi, loader, syscalls
 from bpf.gates import Attachment, GateConfig
 from bpf.verdicts import Mode, Reason, Verdict

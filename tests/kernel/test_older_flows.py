@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.demo.lab import Lab, LabPod
-from agent.demo.operating import Operator, pod_of
-from agent.status import Report
+from agent.admin.report import Report
+from agent.lab.agent_process import Operator, pod_of
+from agent.lab.lab import Lab, LabPod
 from tests.kernel import cgroups, traffic
 
 pytestmark = pytest.mark.kernel

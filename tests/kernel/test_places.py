@@ -6,8 +6,8 @@ from typing import NoReturn
 
 import pytest
 
-from agent.demo import lab as labs
-from agent.demo.operating import Operator
+from agent.lab import lab as labs
+from agent.lab.agent_process import Operator
 from bpf import abi, clsact, loader, pins, syscalls
 from bpf.gates import Attachment, Gates
 from tests.kernel import foreign, offers, traffic

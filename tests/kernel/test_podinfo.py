@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from agent import names
-from agent.demo.lab import Lab
-from agent.demo.operating import Operator, pod_of
-from agent.podinfo.client import Client
+from agent import labels
+from agent.client.podinfo import Client
+from agent.lab.agent_process import Operator, pod_of
+from agent.lab.lab import Lab
 from tests.kernel.test_agent import LISTENING, isolated_as
 
 pytestmark = pytest.mark.kernel
@@ -40,7 +40,7 @@ def test_podgate_pods_tells_of_manifests_and_again_after_a_restart(
     (one,) = state["pods"]
     assert (one["podNamespace"], one["podName"], one["static"]) == ("demo", "web", False)
     conditions = {each["type"]: each for each in one["conditions"]}
-    isolation = conditions[names.ISOLATION_READY]
+    isolation = conditions[labels.ISOLATION_READY]
     assert isolation["status"] == "CONDITION_STATUS_TRUE"
     assert isolation["reason"] == "Enforced"
     assert isolation["source"] == "CONDITION_SOURCE_PODGATE"

@@ -18,12 +18,13 @@ import msgspec
 import pytest
 import yaml
 
-from agent import adminclient, names
-from agent.demo import lab as labs
-from agent.demo.lab import Lab, LabPod
-from agent.demo.operating import Operator, condition_of
+from agent import labels
+from agent.admin import client as admin_client
+from agent.admin.report import PolicyStatus, Report, Rules
+from agent.lab import lab as labs
+from agent.lab.agent_process import Operator, condition_of
+from agent.lab.lab import Lab, LabPod
 from agent.settings import admin_socket
-from agent.status import PolicyStatus, Report, Rules
 from bpf import abi, loader, pins
 from bpf.gates import GateConfig, Gates
 from bpf.maps import Map
@@ -68,7 +69,7 @@ class Node:
     def rules(self) -> Rules:
         """As `podgate rules --output json` shows them."""
         path = admin_socket(self.operator.run_directory)
-        return msgspec.json.decode(asyncio.run(adminclient.fetch(path, "/rules")), type=Rules)
+        return msgspec.json.decode(asyncio.run(admin_client.fetch(path, "/rules")), type=Rules)
 
     def wait_for_rules(self, what: str, holds: Callable[[Rules], bool]) -> Rules:
         self.operator.wait_for(what, lambda _: holds(self.rules()))
@@ -355,7 +356,7 @@ def test_rules_that_find_no_room_are_told_and_the_kubelet_keeps_its_own(
     )
     node.start(web, "enforce", "--kubelet", f"cgroup:{service.path}")
     report = node.operator.wait_for("the kubelet", lambda report: report.kubelet == service.path)
-    condition = condition_of(report, "web", names.ISOLATION_READY)
+    condition = condition_of(report, "web", labels.ISOLATION_READY)
     assert condition is not None
     assert "33 rules are for this pod and a gate holds 32: 1 are left out, of b" in (
         condition.message

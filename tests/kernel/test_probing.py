@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent import names
-from agent.conditions import TRUE
-from agent.demo.lab import Lab, LabPod
-from agent.demo.operating import Operator, condition_of, pod_of
-from agent.status import ProbeStatus, Report
+from agent import labels
+from agent.admin.report import ProbeStatus, Report
+from agent.lab.agent_process import Operator, condition_of, pod_of
+from agent.lab.lab import Lab, LabPod
+from agent.pods.conditions import TRUE
 from bpf import pins
-from probes.probespec import ANNOTATION
+from probes.spec.probespec import ANNOTATION
 
 pytestmark = pytest.mark.kernel
 
@@ -36,7 +36,7 @@ def web(lab: Lab) -> LabPod:
 
 
 def passes(report: Report) -> bool:
-    condition = condition_of(report, "web", names.PROBES_PASSING)
+    condition = condition_of(report, "web", labels.PROBES_PASSING)
     return condition is not None and condition.status == TRUE
 
 
@@ -77,7 +77,7 @@ def test_a_restart_does_not_make_a_pod_unready(
     report = operator.wait_for("the first probe", has_failed_once)
     assert passes(report)
     later = list(operator.log_lines())[lines:]
-    told = {line["status"] for line in later if line.get("type") == names.PROBES_PASSING}
+    told = {line["status"] for line in later if line.get("type") == labels.PROBES_PASSING}
     assert told == {TRUE}
     assert saved.parent.stat().st_mode & 0o777 == 0o700
     assert saved.stat().st_mode & 0o777 == 0o600
@@ -88,7 +88,7 @@ def with_probe_spec(pod: LabPod, port: int) -> str:
         "apiVersion": "podgate.io/v2",
         "containers": [{"name": "app", "readiness": {"tcp": {"port": port}}}],
     }
-    annotations = {names.NETNS_ANNOTATION: pod.netns.path, ANNOTATION: json.dumps(spec)}
+    annotations = {labels.NETNS_ANNOTATION: pod.netns.path, ANNOTATION: json.dumps(spec)}
     manifest = {
         "kind": "Pod",
         "metadata": {"name": pod.name, "namespace": "demo", "annotations": annotations},
@@ -99,7 +99,7 @@ def with_probe_spec(pod: LabPod, port: int) -> str:
 
 def says(words: str) -> Callable[[Report], bool]:
     def holds(report: Report) -> bool:
-        condition = condition_of(report, "web", names.PROBES_PASSING)
+        condition = condition_of(report, "web", labels.PROBES_PASSING)
         return condition is not None and words in condition.message
 
     return holds

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from bpf import abi, errors, loader, pins, sources, syscalls
-from bpf.relay import Redirect
+from bpf.redirect import Redirect
 from tests.kernel import cgroups, foreign
 
 pytestmark = pytest.mark.kernel

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.demo import attempts
-from agent.demo import lab as labs
-from agent.demo.operating import Operator
+from agent.lab import attempts
+from agent.lab import lab as labs
+from agent.lab.agent_process import Operator
 from bpf import abi, loader, syscalls
 from bpf.events import Events
 from bpf.gates import GateConfig, Gates

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from agent import names
-from agent.conditions import TRUE, Condition
-from agent.demo.lab import Lab, LabPod
-from agent.demo.operating import Operator, condition_of, pod_of, wait_until
-from agent.status import Report
+from agent import labels
+from agent.admin.report import Report
+from agent.lab.agent_process import Operator, condition_of, pod_of, wait_until
+from agent.lab.lab import Lab, LabPod
+from agent.pods.conditions import TRUE, Condition
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.secondagent import SecondAgent
@@ -63,7 +63,7 @@ def start(operator: Operator, kubelet: Cgroup, *extra: str) -> None:
 
 
 def said(report: Report, name: str = "web") -> Condition | None:
-    return condition_of(report, name, names.ISOLATION_READY)
+    return condition_of(report, name, labels.ISOLATION_READY)
 
 
 def is_strict(report: Report) -> bool:
@@ -110,8 +110,8 @@ def manifest(pod: LabPod, **annotations: str) -> str:
     metadata = {
         "name": pod.name,
         "namespace": "demo",
-        "labels": {names.MODE_LABEL: "strict"},
-        "annotations": {names.NETNS_ANNOTATION: pod.netns.path, **annotations},
+        "labels": {labels.MODE_LABEL: "strict"},
+        "annotations": {labels.NETNS_ANNOTATION: pod.netns.path, **annotations},
     }
     container = {"name": "app", "image": "none", **PROBE}
     spec: dict[str, Any] = {"containers": [container]}
@@ -200,7 +200,7 @@ def test_relay_outlives_its_agent_and_the_next_agent_takes_the_next_slot(
 
 
 def test_annotation_keeps_the_relay_off(operator: Operator, pod: LabPod, kubelet: Cgroup) -> None:
-    operator.write_file("web.yaml", manifest(pod, **{names.RELAY_ANNOTATION: "off"}))
+    operator.write_file("web.yaml", manifest(pod, **{labels.RELAY_ANNOTATION: "off"}))
     start(operator, kubelet)
     why = "the annotation podgate.io/relay keeps the relay off."
     operator.wait_for("the reason", is_enforced_because(why))
@@ -237,7 +237,7 @@ def test_hand_over_on_demand_leaves_one_relay(
         if line["message"] == "condition changed"
         and line.get("was")
         and line["reason"] != "Strict"
-        and line["type"] == names.ISOLATION_READY
+        and line["type"] == labels.ISOLATION_READY
     ]
 
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.demo import lab as labs
-from agent.gatekeeper import netns_cookie
+from agent.gates.worker import netns_cookie
+from agent.lab import lab as labs
 from bpf import abi, loader, pins
 from bpf.attachments import Attachment
 from bpf.gates import GateConfig, Gates
 from bpf.hooks import Hooks
 from bpf.nodeconfig import NodeConfig
 from bpf.nodeguards import NodeGuards
-from bpf.relay import Redirect
+from bpf.redirect import Redirect
 from bpf.rules import Rule, Sender
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups, frames, offers, openings, redirecting, skb, traffic

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.demo.lab import Lab, LabPod
-from agent.relay import openings, segments
+from agent.lab.lab import Lab, LabPod
+from agent.relay import held_syns, segments
+from agent.relay.epoll import Poller
+from agent.relay.held_syns import HeldOpenings
 from agent.relay.messages import WantedTarget
-from agent.relay.openings import HeldOpenings
-from agent.relay.poller import Poller
 from agent.relay.segments import Opening
-from agent.relay.tally import Tally
+from agent.relay.stats import Tally
 from agent.relay.targets import Target, Targets
 
 pytestmark = pytest.mark.kernel
@@ -87,8 +87,8 @@ def pod(lab: Lab) -> Iterator[LabPod]:
 @pytest.fixture
 def relay(pod: LabPod, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
     sent = Sent()
-    monkeypatch.setattr(openings, "Injector", lambda: sent)
-    monkeypatch.setattr(openings, "Listeners", lambda poller, arrivals: NobodyComes())
+    monkeypatch.setattr(held_syns, "Injector", lambda: sent)
+    monkeypatch.setattr(held_syns, "Listeners", lambda poller, arrivals: NobodyComes())
     seconds = [100.0]
     targets = Targets(_SUBNETS, lambda: seconds[0])
     tally = Tally()

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
-from agent import preflight
-from agent.demo.lab import Lab
-from agent.demo.operating import Operator
-from agent.strict import relaycheck, relayinterfaces, relaypair
-from agent.strict.relaypair import PairError
-from agent.strict.relayranges import RelayRanges, parse_range4, parse_range6
+from agent.app import preflight
+from agent.lab.agent_process import Operator
+from agent.lab.lab import Lab
+from agent.relay import interfaces as relay_interfaces
+from agent.strict import check as strict_check
+from agent.strict import veth_pair
+from agent.strict.ranges import RelayRanges, parse_range4, parse_range6
+from agent.strict.veth_pair import PairError
 from bpf import pins
 from probes.netns import Netns
 from tests.kernel import links
@@ -48,16 +50,16 @@ def relay(lab: Lab) -> Iterator[Netns]:
     finally:
         process.kill()
         process.wait()
-        asyncio.run(relaypair.remove_everything())
+        asyncio.run(veth_pair.remove_everything())
 
 
 async def no_gate(ifindex: int) -> None:
     assert socket.if_indextoname(ifindex) == "podgate-relay0"
 
 
-async def make(relay: Netns) -> relaypair.Pair:
-    await relaypair.claim_range(RANGES)
-    return await relaypair.make(relaypair.reserve_slot(), RANGES, relay, gate=no_gate)
+async def make(relay: Netns) -> veth_pair.Pair:
+    await veth_pair.claim_range(RANGES)
+    return await veth_pair.make(veth_pair.reserve_slot(), RANGES, relay, gate=no_gate)
 
 
 def shown(*arguments: str) -> Any:
@@ -129,8 +131,8 @@ async def test_what_no_relay_has_is_unreachable_though_there_is_a_default_route(
 
 async def test_range_stays_unreachable_when_the_relay_has_ended(relay: Netns) -> None:
     pair = await make(relay)
-    await relaypair.remove(pair.ifindex)
-    assert relayinterfaces.present() == {}
+    await veth_pair.remove(pair.ifindex)
+    assert relay_interfaces.present() == {}
     assert {connect(address) for address in TARGETS} == {"No route to host"}
     assert ("198.18.64.0/18", "unreachable") in routes()
 
@@ -155,7 +157,7 @@ async def test_gate_is_asked_for_before_the_interface_is_up(relay: Netns) -> Non
         (link,) = shown("link", "show", "dev", socket.if_indextoname(ifindex))
         seen.append(link["operstate"])
 
-    await relaypair.make(0, RANGES, relay, gate=gate)
+    await veth_pair.make(0, RANGES, relay, gate=gate)
     assert seen == ["DOWN"]
 
 
@@ -164,8 +166,8 @@ async def test_pair_whose_gate_fails_is_taken_away_again(relay: Netns) -> None:
         raise OSError("no gate today")
 
     with pytest.raises(PairError, match="no gate today"):
-        await relaypair.make(0, RANGES, relay, gate=gate)
-    assert relayinterfaces.present() == {}
+        await veth_pair.make(0, RANGES, relay, gate=gate)
+    assert relay_interfaces.present() == {}
 
 
 @pytest.mark.parametrize(
@@ -177,8 +179,8 @@ async def test_route_of_somebody_else_in_the_range_is_named(
     before = routes()
     with links.pair() as (one, _), links.route(network, one):
         with pytest.raises(PairError, match=f"taken by the node's route .* dev {one}.*{option}"):
-            await relaypair.claim_range(RANGES)
-        problem = await relaypair.overlap(RANGES)
+            await veth_pair.claim_range(RANGES)
+        problem = await veth_pair.overlap(RANGES)
         assert problem is not None
         assert network.partition("/")[0].rstrip(":") in problem
     assert routes() == before
@@ -187,47 +189,47 @@ async def test_route_of_somebody_else_in_the_range_is_named(
 async def test_address_of_the_node_in_the_range_is_in_its_way(relay: Netns) -> None:
     with links.pair() as (one, _):
         links.ip(f"addr add 198.18.100.1/32 dev {one}")
-        assert "198.18.100.1/32" in str(await relaypair.overlap(RANGES))
+        assert "198.18.100.1/32" in str(await veth_pair.overlap(RANGES))
 
 
 async def test_relays_of_our_own_are_in_nobodys_way(relay: Netns) -> None:
     await make(relay)
-    await relaypair.claim_range(RANGES)
-    assert await relaypair.overlap(RANGES) is None
+    await veth_pair.claim_range(RANGES)
+    assert await veth_pair.overlap(RANGES) is None
 
 
 async def test_route_that_somebody_took_away_is_put_back(relay: Netns) -> None:
-    await relaypair.claim_range(RANGES)
+    await veth_pair.claim_range(RANGES)
     links.ip("route del unreachable 198.18.64.0/18")
-    await relaypair.keep_range(RANGES)
+    await veth_pair.keep_range(RANGES)
     assert ("198.18.64.0/18", "unreachable") in routes()
 
 
 async def test_range_that_was_changed_gives_the_old_one_back(relay: Netns) -> None:
-    await relaypair.claim_range(RANGES)
+    await veth_pair.claim_range(RANGES)
     other = RelayRanges(parse_range4("198.19.64.0/18"), RANGES.ipv6)
-    await relaypair.claim_range(other)
+    await veth_pair.claim_range(other)
     assert ("198.18.64.0/18", "unreachable") not in routes()
     assert ("198.19.64.0/18", "unreachable") in routes()
 
 
 async def test_next_relay_takes_the_next_slot_and_range(relay: Netns) -> None:
     await make(relay)
-    assert relaypair.reserve_slot() == 1
+    assert veth_pair.reserve_slot() == 1
     for slot in range(1, 8):
         links.ip(f"link add podgate-relay{slot} type bridge")
     with pytest.raises(PairError, match="8 relays still carry"):
-        relaypair.reserve_slot()
-    assert await relaypair.remove_everything() >= 8
+        veth_pair.reserve_slot()
+    assert await veth_pair.remove_everything() >= 8
 
 
 async def test_cleanup_leaves_nothing(relay: Netns) -> None:
     before = routes()
     await make(relay)
-    assert await relaypair.remove_everything() > 0
-    assert relayinterfaces.present() == {}
+    assert await veth_pair.remove_everything() > 0
+    assert relay_interfaces.present() == {}
     assert routes() == before
-    assert await relaypair.remove_everything() == 0
+    assert await veth_pair.remove_everything() == 0
 
 
 async def test_machine_that_can_have_a_relay_is_found_fit_and_nothing_is_left(
@@ -236,10 +238,10 @@ async def test_machine_that_can_have_a_relay_is_found_fit_and_nothing_is_left(
     interfaces, before = socket.if_nameindex(), routes()
     cgroup = preflight.cgroup2_mount()
     assert cgroup is not None
-    assert await relaycheck.why_not(RANGES, cgroup, fresh_pins) is None
+    assert await strict_check.why_not(RANGES, cgroup, fresh_pins) is None
     assert (socket.if_nameindex(), routes()) == (interfaces, before)
     with links.pair() as (one, _), links.route("198.18.64.0/24", one):
-        said = await relaycheck.why_not(RANGES, cgroup, fresh_pins)
+        said = await strict_check.why_not(RANGES, cgroup, fresh_pins)
     assert said is not None
     assert said.startswith("The relay's range 198.18.64.0/18 is taken by")
 
@@ -250,7 +252,7 @@ def test_agents_relay_goes_with_cleanup(operator: Operator, lab: Lab) -> None:
     operator.wait_for("a relay", lambda report: report.relay.is_up)
     operator.stop(signal.SIGTERM)
     _cleanup(operator)
-    assert relayinterfaces.present() == {}
+    assert relay_interfaces.present() == {}
     assert routes() == before
 
 
@@ -261,7 +263,7 @@ def test_taken_range_is_said_by_the_agent_and_strict_is_enforce(
         operator.start("--mode", "strict", *_options())
         report = operator.wait_for("the reason", lambda report: "taken" in report.relay.problem)
         assert "--relay-range4" in report.relay.problem
-        assert relayinterfaces.present() == {}
+        assert relay_interfaces.present() == {}
 
 
 def _options() -> list[str]:

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 import pyroute2
 import pytest
 
-from agent import adminclient, names
-from agent.conditions import FALSE, TRUE, Condition
-from agent.demo import attempts
-from agent.demo.lab import Lab, LabPod
-from agent.demo.operating import Operator, condition_of, pod_of
+from agent import labels
+from agent.admin import client as admin_client
+from agent.admin.report import Report
+from agent.lab import attempts
+from agent.lab.agent_process import Operator, condition_of, pod_of
+from agent.lab.lab import Lab, LabPod
+from agent.pods.conditions import FALSE, TRUE, Condition
 from agent.settings import admin_socket
-from agent.status import Report
 from tests.kernel import foreign
 
 pytestmark = pytest.mark.kernel
@@ -30,7 +31,7 @@ def web(lab: Lab) -> LabPod:
 
 
 def isolation(report: Report, name: str = "web") -> Condition | None:
-    return condition_of(report, name, names.ISOLATION_READY)
+    return condition_of(report, name, labels.ISOLATION_READY)
 
 
 def isolated_as(reason: str, name: str = "web") -> Callable[[Report], bool]:
@@ -211,7 +212,7 @@ def test_nobody_is_bothered_with_the_self_test_s_own_packets(
         timeout=30,
     )
     assert json.loads(done.stdout) == {"callers": [], "lost_packets": 0}
-    told = asyncio.run(adminclient.fetch(admin_socket(operator.run_directory), "/refusals"))
+    told = asyncio.run(admin_client.fetch(admin_socket(operator.run_directory), "/refusals"))
     assert json.loads(told)["refusals"] == []
 
 

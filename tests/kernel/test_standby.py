@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from agent.demo import lab as labs
-from agent.demo import operating
-from agent.demo.operating import Operator, pod_of
-from agent.status import Report
+from agent.admin.report import Report
+from agent.lab import agent_process
+from agent.lab import lab as labs
+from agent.lab.agent_process import Operator, pod_of
 from bpf import pins, syscalls
 from tests.kernel.secondagent import SecondAgent
 
@@ -37,7 +37,7 @@ def test_the_second_agent_takes_over_when_the_first_ends(
     operator.start()
     first = operator.wait_for("the gate", _is_gated)
     second.stand_by()
-    operating.wait_until("the second agent stands by", second.started_file.exists)
+    agent_process.wait_until("the second agent stands by", second.started_file.exists)
     # Still the first one's node.
     assert operator.wait_for("the first", lambda report: True).pid == first.pid
 
@@ -54,7 +54,7 @@ def test_who_stands_by_ends_when_told(
     operator.start()
     operator.wait_for("the gate", _is_gated)
     second.stand_by()
-    operating.wait_until("the second agent stands by", second.started_file.exists)
+    agent_process.wait_until("the second agent stands by", second.started_file.exists)
     second.stop(signal.SIGTERM)
     assert not second.has_said("taking over")
     operator.wait_for("the first", _is_gated)

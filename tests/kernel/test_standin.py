@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.demo import lab as labs
-from agent.demo.operating import Operator
-from agent.heartbeat import STALE_AFTER_SECONDS
-from agent.status import Report
+from agent.admin.report import Report
+from agent.gates.heartbeat import STALE_AFTER_SECONDS
+from agent.lab import lab as labs
+from agent.lab.agent_process import Operator
 from bpf import loader, pins
 from bpf.nodeconfig import NodeConfig
 from tests.kernel import cgroups

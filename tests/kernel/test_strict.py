@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent import names
-from agent.conditions import TRUE
-from agent.demo.lab import LabPod
-from agent.demo.operating import condition_of
-from agent.status import Report
+from agent import labels
+from agent.admin.report import Report
+from agent.lab.agent_process import condition_of
+from agent.lab.lab import LabPod
+from agent.pods.conditions import TRUE
 from tests.conftest import fresh_lab
 from tests.kernel import fleet, links, nodeclient
 from tests.kernel.nodeclient import NodeClient
@@ -190,7 +190,7 @@ def test_two_pods_with_one_address_are_both_reached_at_what_they_declare(
 
 
 def is_strict(report: Report, pod: LabPod) -> bool:
-    said = condition_of(report, pod.name, names.ISOLATION_READY)
+    said = condition_of(report, pod.name, labels.ISOLATION_READY)
     return said is not None and (said.status, said.reason) == (TRUE, "Strict")
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.demo.operating import packets, pod_of
+from agent.admin.report import Report
+from agent.lab.agent_process import packets, pod_of
+from agent.relay import interfaces as relay_interfaces
 from agent.relay.messages import Outcome
-from agent.status import Report
-from agent.strict import relayinterfaces
 from probes.netns import Netns
 from tests.conftest import fresh_lab
 from tests.kernel import cgroups, fleet, frames, links, nodeclient, openings
@@ -186,7 +186,7 @@ def begin(opening: openings.Opening, address: str) -> None:
 
 
 def relays_interface() -> str:
-    (name,) = relayinterfaces.present().values()
+    (name,) = relay_interfaces.present().values()
     return name
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from bpf import pins
 from bpf.gates import Attachment
 from tests.kernel import traffic

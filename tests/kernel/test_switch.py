@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from bpf import abi, loader
 from bpf.gates import GateConfig, Gates
 from bpf.nodeconfig import NodeConfig

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from bpf.gates import Attachment, GateConfig, Gates
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import traffic

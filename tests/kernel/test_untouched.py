@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from bpf.gates import GateConfig, Gates
 from bpf.rules import Rule, Sender
 from bpf.verdicts import Mode, Reason, Verdict

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import conversations, links, traffic

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from bpf import abi, cleanup, loader, pins, syscalls
 from bpf.gates import Attachment, Gates
 from bpf.origin import Origin

@@ -6,7 +6,7 @@ import subprocess
 import threading
 from collections.abc import Iterable
 
-from agent.demo.lab import LabPod
+from agent.lab.lab import LabPod
 
 # A dropped SYN is sent again after a second, so this is one SYN and no more.
 DROPPED_AFTER_SECONDS = 0.3

@@ -11,7 +11,7 @@ import socket
 import struct
 from collections.abc import Iterator, Sequence
 
-from agent.demo.lab import LabPod
+from agent.lab.lab import LabPod
 from tests.kernel import frames
 
 ETH_P_ALL = 0x0003

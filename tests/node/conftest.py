@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent import backstop
-from agent.demo.operating import Operator
+from agent.default_deny import table as default_deny_table
+from agent.lab.agent_process import Operator
 from bpf import pins
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.conftest import write_kubeconfig
@@ -37,4 +37,4 @@ async def node(
     finally:
         operator.stop(signal.SIGKILL)
         await made.stop_api()
-        await backstop.remove()
+        await default_deny_table.remove()

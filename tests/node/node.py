@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 
-from agent import adminclient, names
-from agent.demo import operating
-from agent.demo.operating import GaveUp, Operator
+from agent import labels as agent_labels
+from agent.admin import client as admin_client
+from agent.admin.report import PodStatus, Report, Rules
+from agent.lab import agent_process
+from agent.lab.agent_process import GaveUp, Operator
 from agent.settings import admin_socket
-from agent.status import PodStatus, Report, Rules
 from tests import polling
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer, Asked, Json
@@ -106,7 +107,7 @@ class Node:
         """Whether both of podgate's conditions are True in the API."""
         return all(
             self.condition(name, kind).get("status") == "True"
-            for kind in (names.ISOLATION_READY, names.PROBES_PASSING)
+            for kind in (agent_labels.ISOLATION_READY, agent_labels.PROBES_PASSING)
         )
 
     def patches(self, name: str) -> list[Asked]:
@@ -147,7 +148,7 @@ class Node:
         path = admin_socket(self.operator.run_directory)
         deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
         while True:
-            rules = msgspec.json.decode(await adminclient.fetch(path, "/rules"), type=Rules)
+            rules = msgspec.json.decode(await admin_client.fetch(path, "/rules"), type=Rules)
             if holds(rules):
                 return rules
             if asyncio.get_running_loop().time() > deadline:
@@ -206,12 +207,12 @@ def version(thing: Json) -> str:
 
 
 def status_of(report: Report, name: str) -> PodStatus:
-    found = operating.pod_of(report, name)
+    found = agent_process.pod_of(report, name)
     assert found is not None, f"{name} is not among {[pod.name for pod in report.pods]}"
     return found
 
 
-def reason_of(report: Report, name: str, kind: str = names.ISOLATION_READY) -> str:
+def reason_of(report: Report, name: str, kind: str = agent_labels.ISOLATION_READY) -> str:
     """Empty where the agent says nothing."""
-    found = operating.condition_of(report, name, kind)
+    found = agent_process.condition_of(report, name, kind)
     return found.reason if found else ""

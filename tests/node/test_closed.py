@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from agent import backstop
 from agent.cri.client import RuntimeClient
-from agent.cri.namespaces import Locator
-from agent.demo.kubelet import StandIn
+from agent.cri.sandbox_netns import Locator
+from agent.default_deny import table as default_deny_table
+from agent.lab.kubelet_stub import StandIn
 from bpf import pins
 from probes.netns import Netns
 from tests.kernel import cgroups, dialling
@@ -105,7 +105,7 @@ async def test_with_strict_start_no_container_runs_before_its_gate(node: Node) -
     await node.driver.stop_sandbox(before)
     shutil.rmtree(node.operator.run_directory)
     pins.Pins(node.operator.bpffs).remove_everything()
-    await backstop.remove()
+    await default_deny_table.remove()
 
     with dialling.dialling(*ADDRESSES) as dialler:
         with pytest.raises(grpc.aio.AioRpcError, match="podgate"):
@@ -113,7 +113,7 @@ async def test_with_strict_start_no_container_runs_before_its_gate(node: Node) -
         await node.start_agent(*options)
         await node.told("the agent", lambda report: report.is_synced)
         # What is left to close the window is the plugin.
-        await backstop.remove()
+        await default_deny_table.remove()
         await node.run_pod("web", attempt=2)
         await node.ready("web")
         await asyncio.to_thread(dialler.go_on)

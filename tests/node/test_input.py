@@ -5,18 +5,18 @@ import subprocess
 
 import pytest
 
-from agent import names
+from agent import labels
 from tests.agent.kube.apiserver import Json
 from tests.node.node import NAMESPACE, READY, Node, status_of
 
 pytestmark = pytest.mark.kernel
 
 WRONG: dict[str, Json] = {
-    "netns": {"annotations": {names.NETNS_ANNOTATION: "/proc/1/ns/net"}},
+    "netns": {"annotations": {labels.NETNS_ANNOTATION: "/proc/1/ns/net"}},
     "probes": {"annotations": {"podgate.io/probes": "yes, please"}},
-    "relay": {"annotations": {names.RELAY_ANNOTATION: "perhaps"}},
+    "relay": {"annotations": {labels.RELAY_ANNOTATION: "perhaps"}},
     "spec": {"annotations": {"podgate.io/probe-spec": "{not JSON"}},
-    "mode": {"labels": {names.MODE_LABEL: "fortress"}},
+    "mode": {"labels": {labels.MODE_LABEL: "fortress"}},
 }
 
 
@@ -31,16 +31,16 @@ async def test_wrong_words_are_said_and_touch_no_other_pod(node: Node) -> None:
     await node.ready("well", "netns", "probes", "relay", "mode")
     await node.until("a condition", lambda: probing(node, "spec"))
     assert probing(node, "spec")["reason"] == "InvalidProbeSpec"
-    assert node.condition("spec", names.ISOLATION_READY)["reason"] == "Enforced"
+    assert node.condition("spec", labels.ISOLATION_READY)["reason"] == "Enforced"
     assert "podgate.io/probe-spec" in probing(node, "spec")["message"]
-    assert "fortress" in node.condition("mode", names.ISOLATION_READY)["message"]
+    assert "fortress" in node.condition("mode", labels.ISOLATION_READY)["message"]
 
     await node.until("events", lambda: len(told(node)) >= len(WRONG) - 1)
     assert told(node) >= {
-        ("netns", "AnnotationIgnored", names.NETNS_ANNOTATION),
+        ("netns", "AnnotationIgnored", labels.NETNS_ANNOTATION),
         ("probes", "InvalidAnnotation", "podgate.io/probes"),
-        ("relay", "InvalidAnnotation", names.RELAY_ANNOTATION),
-        ("mode", "InvalidMode", names.MODE_LABEL),
+        ("relay", "InvalidAnnotation", labels.RELAY_ANNOTATION),
+        ("mode", "InvalidMode", labels.MODE_LABEL),
     }
     assert "well" not in {pod for pod, _, _ in told(node)}
 
@@ -54,7 +54,7 @@ async def test_fields_that_nobody_knows_and_values_of_other_types_end_nothing(no
         await node.run_pod(name)
     await node.ready("well")
     await node.until("a condition", lambda: probing(node, "odd"))
-    assert node.condition("odd", names.ISOLATION_READY)["status"] == "True"
+    assert node.condition("odd", labels.ISOLATION_READY)["status"] == "True"
     assert probing(node, "odd")["status"] == "False"
     assert "ports" in probing(node, "odd")["message"]
 
@@ -72,7 +72,7 @@ async def test_an_event_that_cannot_be_read_is_not_the_end_of_the_others(node: N
 
 
 def probing(node: Node, name: str) -> Json:
-    return node.condition(name, names.PROBES_PASSING)
+    return node.condition(name, labels.PROBES_PASSING)
 
 
 def told(node: Node) -> set[tuple[str, str, str]]:
@@ -104,6 +104,6 @@ async def test_an_address_that_only_the_pod_claims_is_an_event(node: Node) -> No
     )
     report = await node.told("the claim", lambda report: status_of(report, "web").unconfirmed)
     assert status_of(report, "web").addresses == confirmed
-    assert node.condition("web", names.ISOLATION_READY)["status"] == "True"
+    assert node.condition("web", labels.ISOLATION_READY)["status"] == "True"
     _, metrics = await node.get_http("/metrics")
     assert f'podgate_unconfirmed_addresses{{namespace="{NAMESPACE}",pod="web"}} 1.0' in metrics

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent import names
+from agent import labels
 from tests.agent.kube.apiserver import Json
 from tests.node.node import READY, Node, reason_of, status_of
 
@@ -21,10 +21,10 @@ async def test_a_pod_is_gated_probed_and_said_to_be_ready_until_it_ends(node: No
     sandbox = await node.run_pod("web")
     await node.ready("web")
 
-    isolation = node.condition("web", names.ISOLATION_READY)
+    isolation = node.condition("web", labels.ISOLATION_READY)
     assert isolation["reason"] == "Enforced"
     assert isolation["message"].endswith(f"(sandbox {sandbox[:12]}, boot {BOOT})")
-    assert node.condition("web", names.PROBES_PASSING)["reason"] == "ProbesPassing"
+    assert node.condition("web", labels.PROBES_PASSING)["reason"] == "ProbesPassing"
     # Both at once; a machine that takes longer than 3 s to start a pod hears that it waits.
     *waiting, patch = node.patches("web")
     assert len(waiting) <= 1
@@ -55,8 +55,8 @@ async def test_a_restarted_container_is_probed_anew(node: Node) -> None:
     await node.driver.stop_container(first)
     second = await node.driver.start_container(sandbox, attempt=1, command=ASLEEP)
     await node.until("the second's failure", lambda: reason(node) == "ProbeFailing")
-    assert "refused" in node.condition("web", names.PROBES_PASSING)["message"]
-    assert node.condition("web", names.ISOLATION_READY)["status"] == "True"
+    assert "refused" in node.condition("web", labels.PROBES_PASSING)["message"]
+    assert node.condition("web", labels.ISOLATION_READY)["status"] == "True"
 
     await node.driver.stop_container(second)
     await node.until("its end", lambda: reason(node) == "ContainerNotRunning")
@@ -74,7 +74,7 @@ async def test_readiness_is_followed_while_a_pod_is_being_deleted(node: Node) ->
     node.change("web", lambda pod: pod["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"))
     await node.driver.stop_container(container)
     await node.until("its end", lambda: reason(node) == "ContainerNotRunning")
-    assert node.condition("web", names.ISOLATION_READY)["status"] == "True"
+    assert node.condition("web", labels.ISOLATION_READY)["status"] == "True"
 
 
 async def test_probes_wait_for_a_startup_probe_that_only_the_kubelet_runs(node: Node) -> None:
@@ -111,7 +111,7 @@ async def test_a_gate_without_probes_to_run_is_true_and_says_so(
     await node.run_pod("web")
     await node.ready("web")
     assert reason(node) == "NoProbes"
-    assert "no container has" in node.condition("web", names.PROBES_PASSING)["message"].lower()
+    assert "no container has" in node.condition("web", labels.PROBES_PASSING)["message"].lower()
 
 
 async def test_a_pod_on_the_node_s_network_is_held_back_by_no_gate(node: Node) -> None:
@@ -138,18 +138,18 @@ async def test_a_pod_without_a_readiness_gate_is_guarded_and_not_written(node: N
 
 async def test_modes_come_from_node_namespace_and_pod(node: Node) -> None:
     await node.start_agent()
-    node.create("web", labels={names.MODE_LABEL: "audit"})
+    node.create("web", labels={labels.MODE_LABEL: "audit"})
     await node.run_pod("web")
     await node.ready("web")
     # A pod may not open itself.
-    assert node.condition("web", names.ISOLATION_READY)["reason"] == "Enforced"
-    node.label_namespace({names.MODE_LABEL: "audit"})
+    assert node.condition("web", labels.ISOLATION_READY)["reason"] == "Enforced"
+    node.label_namespace({labels.MODE_LABEL: "audit"})
     await node.until("audit", lambda: isolation_reason(node) == "Audit")
 
 
 def reason(node: Node) -> str:
-    return str(node.condition("web", names.PROBES_PASSING).get("reason", ""))
+    return str(node.condition("web", labels.PROBES_PASSING).get("reason", ""))
 
 
 def isolation_reason(node: Node) -> str:
-    return str(node.condition("web", names.ISOLATION_READY).get("reason", ""))
+    return str(node.condition("web", labels.ISOLATION_READY).get("reason", ""))

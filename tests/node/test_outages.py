@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from agent import names
-from agent.demo import attempts
-from agent.status import GateStatus, Report
+from agent import labels
+from agent.admin.report import GateStatus, Report
+from agent.lab import attempts
 from tests.agent.kube.apiserver import Json
 from tests.node.node import PORT, Node, reason_of, status_of
 
@@ -56,12 +56,12 @@ async def test_another_sandbox_of_a_pod_takes_over(node: Node) -> None:
     await node.driver.stop_sandbox(first)
     await node.until("the first's end", lambda: not node.is_ready("web"))
     second = await node.driver.run_sandbox("web", attempt=1)
-    await node.until("a gate", lambda: is_of(second)(node.condition("web", names.ISOLATION_READY)))
+    await node.until("a gate", lambda: is_of(second)(node.condition("web", labels.ISOLATION_READY)))
     # The first one's results say nothing of the second.
-    assert node.condition("web", names.PROBES_PASSING)["status"] == "False"
+    assert node.condition("web", labels.PROBES_PASSING)["status"] == "False"
     await node.driver.start_container(second, attempt=1)
     await node.ready("web")
-    assert is_of(second)(node.condition("web", names.PROBES_PASSING))
+    assert is_of(second)(node.condition("web", labels.PROBES_PASSING))
     [other] = status_of(await report(node), "web").gates
     assert other.ifindex != gate.ifindex
 
@@ -100,7 +100,7 @@ async def test_results_of_a_container_that_ended_meanwhile_are_not_restored(node
         one["status"]
         for patch in node.patches("web")[-1:]
         for one in patch.body["status"]["conditions"]
-        if one["type"] == names.PROBES_PASSING
+        if one["type"] == labels.PROBES_PASSING
     ]
     assert statuses == ["False"]
 
@@ -109,7 +109,7 @@ async def test_an_agent_that_starts_without_the_api_goes_on_from_what_was_saved(
     node: Node,
 ) -> None:
     """And writes what changed when it returns, once for each pod."""
-    node.label_namespace({names.MODE_LABEL: "audit"})
+    node.label_namespace({labels.MODE_LABEL: "audit"})
     await node.start_agent()
     sandboxes, containers = {}, {}
     for name in ("well", "ill"):
@@ -159,7 +159,7 @@ async def test_pods_are_gated_by_the_runtime_s_word_alone(node: Node) -> None:
     node.create("web")
     await node.start_api()
     await node.ready("web")
-    assert is_of(sandbox)(node.condition("web", names.ISOLATION_READY))
+    assert is_of(sandbox)(node.condition("web", labels.ISOLATION_READY))
     *waiting, _ = node.patches("web")
     assert len(waiting) <= 1
 
@@ -174,13 +174,13 @@ async def test_conditions_from_before_a_reboot_are_corrected_before_anything_els
             **{"type": kind, "status": "True", "reason": "Enforced"},
             "message": "All is well. (sandbox 0123456789ab, boot 00000000-before)",
         }
-        for kind in (names.ISOLATION_READY, names.PROBES_PASSING)
+        for kind in (labels.ISOLATION_READY, labels.PROBES_PASSING)
     ]
     node.server.put(thing)
     node.runtime.stop()
     await node.start_agent()
     await node.until("the correction", lambda: not node.is_ready("web"))
-    assert node.condition("web", names.ISOLATION_READY)["reason"] == "SandboxChanged"
+    assert node.condition("web", labels.ISOLATION_READY)["reason"] == "SandboxChanged"
     node.runtime.start()
     await node.run_pod("web", attempt=1)
     await node.ready("web")
@@ -200,7 +200,7 @@ def is_of(sandbox: str) -> Callable[[Json], bool]:
 
 
 def probes_say(name: str, reason: str) -> Callable[[Report], bool]:
-    return lambda report: reason_of(report, name, names.PROBES_PASSING) == reason
+    return lambda report: reason_of(report, name, labels.PROBES_PASSING) == reason
 
 
 def refused(report: Report, name: str) -> bool:

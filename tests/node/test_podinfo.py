@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from agent import names
-from agent.podinfo import podinfo_pb2
-from agent.podinfo.client import Client, State
+from agent import labels
+from agent.client import podinfo_pb2
+from agent.client.podinfo import Client, State
 from tests.node.node import Node
 
 pytestmark = pytest.mark.kernel
@@ -25,7 +25,7 @@ async def next_of(client: Client) -> State:
 
 def passing(state: State) -> podinfo_pb2.PodCondition | None:
     conditions = [one for pod in state.pods for one in pod.conditions]
-    return next((one for one in conditions if one.type == names.PROBES_PASSING), None)
+    return next((one for one in conditions if one.type == labels.PROBES_PASSING), None)
 
 
 async def test_readiness_is_told_without_api_server_also_by_a_restarted_agent(node: Node) -> None:
@@ -54,6 +54,6 @@ async def test_readiness_is_told_without_api_server_also_by_a_restarted_agent(no
             state = await next_of(client)
             said = passing(state)
         assert said.source == _PODGATE
-        assert node.condition("web", names.PROBES_PASSING)["status"] == "True"
+        assert node.condition("web", labels.PROBES_PASSING)["status"] == "True"
     finally:
         await asyncio.to_thread(client.close)

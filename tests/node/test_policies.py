@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent.demo import attempts
-from agent.rules.apipolicies import QUERY
+from agent.lab import attempts
+from agent.policy.api_source import QUERY
 from tests.node.node import PORT, Node, reason_of, status_of
 
 pytestmark = pytest.mark.kernel

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from probes import prober
-from probes.definitions import Handler, Probe
+from probes.engine import prober
 from probes.results import Outcome
+from probes.spec.definitions import Handler, Probe
 from tests.probes.conftest import Sandbox
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

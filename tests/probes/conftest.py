@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from probes import netns
-from tests.probes.schedules import Bench
+from tests.probes.engine.schedules import Bench
 
 V4 = "198.18.0.1"
 V6 = "fd00:18::1"

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes import grpc_health, hooks, http1, http_get, tls, urls
-from probes.definitions import Grpc, HttpGet
-from probes.exchanges import Broken, Exchange, Phase, Target
+from probes.engine import hooks
+from probes.protocols import grpc_health, http1, http_get, tls
+from probes.protocols.exchanges import Broken, Exchange, Phase, Target
+from probes.spec import urls
+from probes.spec.definitions import Grpc, HttpGet
 
 ADDRESS = "10.0.0.1"
 

@@ -15,7 +15,7 @@ TESTS = pathlib.Path(__file__).parents[1]
 
 @functools.cache
 def names_in(file: str) -> frozenset[str]:
-    room, name = file.split("/")
+    room, _, name = file.rpartition("/")
     tree = ast.parse((TESTS / room / f"test_{name}.py").read_text(encoding="utf-8"))
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     return frozenset(node.name for node in tree.body if isinstance(node, functions))

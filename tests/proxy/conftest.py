@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from agent.demo import lab as labs
-from agent.localnet import endpoints_pb2 as pb
-from agent.proxy import nftables, nodeaddresses
+from agent.client import endpoints_pb2 as pb
+from agent.lab import lab as labs
+from agent.proxy import nftables, node_addresses
 from agent.proxy.backends import Backend
 from agent.proxy.ebpf import EbpfBackend
 from agent.proxy.frontends import Book, Change
-from bpf import pins, servicelinks
+from bpf import pins
+from bpf.services import links as service_links
 from tests.kernel import cgroups, offers
 from tests.proxy import scene
 
@@ -35,7 +36,7 @@ class Proxy:
         self.serve_all(services)
 
     def serve_all(self, services: Sequence[pb.ServiceEndpoints]) -> None:
-        change = self._book.update(services, nodeaddresses.read())
+        change = self._book.update(services, node_addresses.read())
         self._pending = self._pending.then(change)
         asyncio.run(self.backend.change(self._pending))
         self._pending = Change({}, set())
@@ -88,7 +89,7 @@ def ebpf(shared_pins: pins.Pins, own_cgroup: cgroups.Cgroup) -> Iterator[Proxy]:
         yield proxy
     finally:
         proxy.serve()
-        servicelinks.detach(shared_pins)
+        service_links.detach(shared_pins)
         asyncio.run(backend.close())
 
 

@@ -17,17 +17,18 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-from agent import backstop
-from agent.demo.lab import LabPod
-from agent.demo.operating import Operator
+from agent.admin.report import Report
+from agent.default_deny import table as default_deny_table
+from agent.lab.agent_process import Operator
+from agent.lab.lab import LabPod
 from agent.settings import localnet_socket
-from agent.status import Report
-from bpf import pins, servicelinks
+from bpf import pins
+from bpf.services import links as service_links
+from tests.agent.api.services import making
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer
 from tests.agent.kube.conftest import write_kubeconfig
 from tests.kernel.cgroups import Cgroup
-from tests.localnet import making
 from tests.proxy import scene
 from tests.proxy.feeding import Process, wait_until
 from tests.proxy.scene import Servers
@@ -96,10 +97,10 @@ async def chain(
             yield Chain(servers, cgroup)
     finally:
         proxy.stop()
-        servicelinks.detach(installation)
+        service_links.detach(installation)
         operator.stop(signal.SIGKILL)
         servers.close()
-        await backstop.remove()
+        await default_deny_table.remove()
 
 
 def _tell(api: ApiServer, pods: Sequence[LabPod]) -> None:

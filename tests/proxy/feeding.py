@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from agent.demo import lab as labs
-from agent.localnet import objects
-from agent.localnet.book import Book
-from agent.localnet.server import Server
+from agent.api.services import objects
+from agent.api.services.publisher import Book
+from agent.api.services.server import Server
+from agent.lab import lab as labs
+from tests.agent.api.services import making
 from tests.kernel import traffic
-from tests.localnet import making
 from tests.proxy import scene
 
 _LIMIT_SECONDS = traffic.LIMIT_SECONDS

@@ -8,8 +8,8 @@ import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 
-from agent.demo import lab as labs
-from agent.localnet import endpoints_pb2 as pb
+from agent.client import endpoints_pb2 as pb
+from agent.lab import lab as labs
 from tests.kernel import traffic
 
 PORT = 8080

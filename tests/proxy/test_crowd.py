@@ -4,11 +4,11 @@ import subprocess
 
 import pytest
 
-from agent.demo import lab as labs
-from agent.localnet import endpoints_pb2 as pb
+from agent.client import endpoints_pb2 as pb
+from agent.lab import lab as labs
 from agent.proxy import nftables
 from agent.proxy.backends import BackendError
-from bpf import services
+from bpf.services import services
 from tests.proxy import scene
 from tests.proxy.conftest import Proxy
 from tests.proxy.scene import ask, cluster_ip, endpoints, service

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from agent.demo.lab import Lab
+from agent.lab.lab import Lab
 from bpf import pins
 from tests.kernel import cgroups, offers
 from tests.proxy import dying, scene

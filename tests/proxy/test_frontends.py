@@ -4,9 +4,9 @@ import ipaddress
 import socket
 from typing import Any
 
-from agent.localnet import endpoints_pb2 as pb
+from agent.client import endpoints_pb2 as pb
 from agent.proxy.frontends import Book, Change, Frontend
-from bpf.servicetables import Place
+from bpf.services.tables import Place
 
 NODE = (ipaddress.ip_address("198.18.0.1"), ipaddress.ip_address("fd00:18::1"))
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from agent.demo import lab as labs
-from agent.localnet import endpoints_pb2 as pb
+from agent.client import endpoints_pb2 as pb
+from agent.lab import lab as labs
 from tests.kernel import traffic
 from tests.proxy import scene
 from tests.proxy.conftest import Proxy

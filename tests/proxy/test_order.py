@@ -8,16 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.demo import lab as labs
-from agent.gatekeeper import netns_cookie
-from agent.localnet import endpoints_pb2 as pb
+from agent.client import endpoints_pb2 as pb
+from agent.gates.worker import netns_cookie
+from agent.lab import lab as labs
 from agent.proxy.ebpf import EbpfBackend
-from bpf import abi, loader, pins, servicelinks, syscalls
+from bpf import abi, loader, pins, syscalls
 from bpf.gates import Attachment, GateConfig, Gates
 from bpf.hooks import Hooks
 from bpf.nodeconfig import NodeConfig
 from bpf.rules import Rule, Sender
-from bpf.servicetables import Count
+from bpf.services import links as service_links
+from bpf.services.tables import Count
 from bpf.verdicts import Mode
 from tests.kernel import cgroups, offers, redirecting
 from tests.proxy import scene
@@ -75,12 +76,12 @@ def first(
 ) -> Iterator[Proxy]:
     """A proxy that comes after the agent; without order among programs, too (before 6.16)."""
     if request.param != "before":
-        monkeypatch.setattr(servicelinks, "_link_first", lambda *_: None)
+        monkeypatch.setattr(service_links, "_link_first", lambda *_: None)
     backend = asyncio.run(EbpfBackend.open(shared_pins.bpffs, own_cgroup.directory))
     proxy = Proxy(backend)
     proxy.serve(service("web", endpoints(pods[0])))
     yield proxy
-    servicelinks.detach(shared_pins)
+    service_links.detach(shared_pins)
     asyncio.run(backend.close())
 
 

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from tests.kernel import traffic
 from tests.proxy import scene
 from tests.proxy.conftest import Proxy

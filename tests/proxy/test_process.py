@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.demo import lab as labs
+from agent.lab import lab as labs
 from agent.proxy import nftables
-from bpf import pins, servicelinks
+from bpf import pins
+from bpf.services import links as service_links
 from tests.kernel import cgroups, offers, traffic
 from tests.proxy import scene
 from tests.proxy.feeding import Process, Teller, wait_until
@@ -200,7 +201,7 @@ def test_cleanup_waits_for_the_proxy_s_end_and_then_removes_all(
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     with pytest.raises((ConnectionRefusedError, TimeoutError)):
         reach_node_port()
-    assert not servicelinks.directory(shared_pins).exists()
+    assert not service_links.directory(shared_pins).exists()
     listed = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True)
     assert nftables.TABLE not in listed.stdout
 

@@ -6,7 +6,7 @@ Prints the name of the runtime's cgroups when the pod runs.
 import asyncio
 import signal
 
-from agent.demo import lab
+from agent.lab import lab as labs
 from tests.runtime import containerd
 from tests.runtime.driving import Driver
 
@@ -18,8 +18,8 @@ async def _run_pod(runtime: containerd.Containerd) -> None:
 
 
 def main() -> None:
-    lab.isolate()
-    with lab.Lab(), containerd.running(containerd.ptp()) as runtime:
+    labs.isolate()
+    with labs.Lab(), containerd.running(containerd.ptp()) as runtime:
         asyncio.run(_run_pod(runtime))
         print(runtime.name, flush=True)  # noqa: T201
         signal.pause()

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from agent.cri import runtime_pb2
-from agent.demo.lab import LabPod
+from agent.lab.lab import LabPod
 from tests.runtime import servers
 
 

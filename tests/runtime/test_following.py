@@ -12,7 +12,7 @@ import pytest
 
 from agent.cri.client import CriError, CriGone, CriUnimplemented
 from agent.cri.models import Container, ContainerState, Sandbox, SandboxDetails
-from agent.cri.namespaces import Located
+from agent.cri.sandbox_netns import Located
 from agent.cri.sandboxes import Sandboxes
 from probes.netns import Netns
 

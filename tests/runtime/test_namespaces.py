@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from agent.cri.models import SandboxDetails
-from agent.cri.namespaces import Located, Locator, netns_paths
-from agent.demo.lab import Lab
+from agent.cri.sandbox_netns import Located, Locator, netns_paths
+from agent.lab.lab import Lab
 
 _PATH = "/var/run/netns/cni-0a"
 _SPEC = {"linux": {"namespaces": [{"type": "pid"}, {"type": "network", "path": _PATH}]}}
@@ -135,7 +135,7 @@ def test_a_namespace_that_ends_while_it_is_looked_into_is_no_accident(
         opened.append(path)
         return os.open(file, flags)
 
-    monkeypatch.setattr("agent.interfaces.os", _OsWithOther(open_left_over))
+    monkeypatch.setattr("agent.linux.pod_network.os", _OsWithOther(open_left_over))
     located = _locate([pod.netns.path], pod.addresses)
     assert opened == [pod.netns.path]
     assert located.problem == ""

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from agent.admission import kubelet_rules
 from agent.cri.models import Sandbox
-from agent.cri.podnetns import PodNamespaces
-from agent.pods import Pod, Problem
+from agent.kubelet.admitted_ports import kubelet_rules
+from agent.pods.pod import Pod, Problem
+from agent.sources.pod_sandboxes import PodNamespaces
 from bpf.verdicts import Mode
 from probes.netns import Netns
 

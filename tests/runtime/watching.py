@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 from agent.cri.client import CALL_SECONDS, Runtime, RuntimeClient
 from agent.cri.models import Container, Sandbox
-from agent.cri.namespaces import Locator
+from agent.cri.sandbox_netns import Locator
 from agent.cri.sandboxes import Sandboxes
 
 _PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))

@@ -15,7 +15,7 @@ from agent.kube import events
 from agent.kube.client import MERGE, Api
 from agent.kube.events import Events
 from agent.kube.objects import ApiPod
-from probes.specs import parse_pod
+from probes.spec.specs import parse_pod
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import ApiServer, Asked, pod
 

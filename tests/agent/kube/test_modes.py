@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent import names
+from agent import labels as agent_labels
 from agent.kube import modes
 from agent.kube.modes import INVALID, NOT_ALLOWED
 from bpf.verdicts import Mode
@@ -13,7 +13,7 @@ OFF, AUDIT, ENFORCE, STRICT = Mode.OFF, Mode.AUDIT, Mode.ENFORCE, Mode.STRICT
 def labels(mode: str | None, *, override: str | None = None) -> dict[str, str]:
     found = {}
     if mode is not None:
-        found[names.MODE_LABEL] = mode
+        found[agent_labels.MODE_LABEL] = mode
     if override is not None:
         found[modes.OVERRIDE_LABEL] = override
     return found

@@ -1,0 +1,1 @@
+"""The admin API: the reports that the agent serves, and their client."""

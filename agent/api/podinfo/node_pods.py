@@ -1,0 +1,41 @@
+"""All pods of the node, by everybody who knows of them."""
+
+from collections.abc import Callable, Iterable
+
+from agent.api.podinfo.merge import Known
+from agent.kube.pod_source import PodSource
+from agent.pods.conditions import Condition
+from agent.pods.pod import Pod
+
+
+class NodePods:
+    """Joins the agent's pods and conditions with the objects of API server and kubelet."""
+
+    def __init__(
+        self,
+        *,
+        pods: Callable[[], Iterable[Pod]],
+        conditions_of: Callable[[str], list[Condition]],
+        source: PodSource | None,
+    ) -> None:
+        """pods: those that the agent guards; source: in a cluster."""
+        self._pods = pods
+        self._conditions_of = conditions_of
+        self._source = source
+
+    def everything(self) -> dict[str, Known]:
+        """By the runtime's uid."""
+        # Without a namespace it is a manifest that never was a pod.
+        pods = {pod.uid: pod for pod in self._pods() if pod.namespace}
+        source = self._source
+        uids = dict.fromkeys((*pods, *(source.uids if source else ())))
+        return {
+            uid: Known(
+                pod=pods.get(uid),
+                of_api=source.of_api(uid) if source else None,
+                of_kubelet=source.of_kubelet(uid) if source else None,
+                own=tuple(self._conditions_of(uid)),
+                is_confirmed=source is None or source.pods.synced.is_set(),
+            )
+            for uid in uids
+        }

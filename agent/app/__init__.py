@@ -1,0 +1,1 @@
+"""The agent as a whole: composition, start-up, hand-over, reconciler, reports and HTTP."""

@@ -1,0 +1,157 @@
+"""The agent over HTTP: metrics and health for the node, the admin API on a unix socket."""
+
+import contextlib
+import errno
+import os
+import pathlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+
+from agent.admin.report import Drops, Refusals, Report, Rules
+
+_SHUTDOWN_SECONDS = 1.0
+
+
+class ListenError(Exception):
+    """An address or socket path cannot be listened on; the message says what to do."""
+
+
+class Served(Protocol):
+    """What the endpoints ask of the agent."""
+
+    def unhealthy_because(self) -> str | None: ...
+
+    def unready_because(self) -> str | None: ...
+
+    async def metrics(self) -> bytes: ...
+
+    async def report(self) -> Report: ...
+
+    async def drops(self) -> Drops: ...
+
+    async def rules(self) -> Rules: ...
+
+    async def refusals(self, after: int) -> Refusals: ...
+
+    async def restart_relay(self) -> str | None:
+        """One sentence where it could not be done."""
+
+
+@contextlib.asynccontextmanager
+async def serve_http(agent: Served, host: str, port: int) -> AsyncIterator[str]:
+    """Serve /metrics, /healthz and /readyz; yields the address, "host:port".
+
+    Raises `ListenError`.
+    """
+    app = web.Application()
+    app.router.add_get("/metrics", _metrics(agent))
+    app.router.add_get("/healthz", _verdict(agent.unhealthy_because))
+    app.router.add_get("/readyz", _verdict(agent.unready_because))
+    async with _running(app) as runner:
+        site = web.TCPSite(runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ListenError(
+                f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); "
+                "choose another address with --http-address"
+            ) from error
+        bound_host, bound_port = runner.addresses[0][:2]
+        yield f"[{bound_host}]:{bound_port}" if ":" in bound_host else f"{bound_host}:{bound_port}"
+
+
+@contextlib.asynccontextmanager
+async def serve_admin(agent: Served, path: pathlib.Path) -> AsyncIterator[None]:
+    """Serve the admin API on a unix socket in a directory for root only.
+
+    Raises `ListenError`.
+    """
+    app = web.Application()
+    app.router.add_get("/status", _json(agent.report))
+    app.router.add_get("/drops", _json(agent.drops))
+    app.router.add_get("/rules", _json(agent.rules))
+    app.router.add_get("/refusals", _refusals(agent))
+    app.router.add_post("/relay/restart", _done(agent.restart_relay))
+    listener = _listen_on_path(path)
+    async with _running(app) as runner:
+        await web.SockSite(runner, listener).start()
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _running(app: web.Application) -> AsyncIterator[web.AppRunner]:
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+    await runner.setup()
+    try:
+        yield runner
+    finally:
+        await runner.cleanup()
+
+
+def _listen_on_path(path: pathlib.Path) -> socket.socket:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.chmod(0o700)
+        # Left by an agent before this one; a living one holds the run directory's lock.
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(path))
+    except OSError as error:
+        raise ListenError(
+            f"cannot make the admin socket {path} ({os.strerror(error.errno or errno.EIO)}); "
+            "choose another directory with --run-directory"
+        ) from error
+    return listener
+
+
+def _metrics(agent: Served) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=await agent.metrics(), headers=headers)
+
+    return handle
+
+
+def _json(
+    answer: Callable[[], Awaitable[msgspec.Struct]],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        body = msgspec.json.encode(await answer())
+        return web.Response(body=body, content_type="application/json")
+
+    return handle
+
+
+def _refusals(agent: Served) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        after = request.query.get("after", "0")
+        if not (after.isascii() and after.isdecimal()):
+            return web.Response(status=400, text="after must be a number\n")
+        body = msgspec.json.encode(await agent.refusals(int(after)))
+        return web.Response(body=body, content_type="application/json")
+
+    return handle
+
+
+def _done(
+    act: Callable[[], Awaitable[str | None]],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        problem = await act()
+        return web.Response(status=409 if problem else 200, text=f"{problem or 'done'}\n")
+
+    return handle
+
+
+def _verdict(
+    reason_against: Callable[[], str | None],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        reason = reason_against()
+        return web.Response(status=503 if reason else 200, text=f"{reason or 'ok'}\n")
+
+    return handle

@@ -1,0 +1,79 @@
+"""`podgate run`: what has to be right before an agent starts, and its start."""
+
+from agent.app import handover, preflight
+from agent.app.agent import Agent
+from agent.cni import state as cni_state
+from agent.gates.worker import Gatekeeper
+from agent.kube.client import Api
+from agent.settings import Settings
+from bpf import pins
+
+
+class StartError(Exception):
+    """The agent cannot start; the message says what to do."""
+
+
+def _check_feed(settings: Settings) -> None:
+    if (settings.manifests is None) == (settings.node_name is None):
+        raise StartError(
+            "say where pods come from: --node-name NAME for a node of a cluster, or "
+            "--manifests DIRECTORY for one without; one of the two."
+        )
+    if settings.manifests is not None and not settings.manifests.is_dir():
+        raise StartError(
+            f"{settings.manifests} is not a directory; make it, or name another with --manifests."
+        )
+    if settings.service_endpoints and settings.node_name is None:
+        raise StartError("services are a cluster's: --service-endpoints needs --node-name, too.")
+    if settings.localnet_address and not settings.service_endpoints:
+        raise StartError("--localnet-address tells nothing without --service-endpoints.")
+
+
+async def run(settings: Settings) -> None:
+    """Start an agent and run it to its end.
+
+    Raises `Unfit`, `StartError`, `NoCluster`, `Locked`, `PinError`, `CompileError` or
+    `ListenError`, each one sentence.
+    """
+    preflight.check()
+    _check_feed(settings)
+    if settings.rules is not None and not settings.rules.exists():
+        raise StartError(f"{settings.rules} is not there; make it, or name another with --rules.")
+    installation = pins.Pins(settings.bpffs)
+    installation.prepare()
+    try:
+        settings.run_directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(
+            f"cannot write to {settings.run_directory} ({error.strerror}); "
+            "name another directory with --run-directory."
+        ) from error
+    try:
+        handover.forget_start(settings.started_file)
+    except OSError as error:
+        raise StartError(
+            f"cannot write {settings.started_file} ({error.strerror}); "
+            "name another file with --started-file."
+        ) from error
+    api = await Api.open(settings.kubeconfig) if settings.node_name else None
+    try:
+        await _run(settings, installation, api)
+    finally:
+        if api is not None:
+            await api.aclose()
+
+
+async def _run(settings: Settings, installation: pins.Pins, api: Api | None) -> None:
+    async with handover.turn(settings, installation) as is_ours:
+        if not is_ours:
+            return
+        gatekeeper = await Gatekeeper.open(settings)
+        try:
+            cni_state.publish(settings.run_directory, settings.mode, gatekeeper.attachment)
+            agent = Agent(settings, gatekeeper, api)
+            try:
+                await agent.run()
+            finally:
+                agent.close()
+        finally:
+            await gatekeeper.aclose()

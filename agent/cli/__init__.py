@@ -1,0 +1,1 @@
+"""The command line: its commands, what they show, and `podgate doctor`."""

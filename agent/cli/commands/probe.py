@@ -1,0 +1,165 @@
+"""The command line of `podgate probe`; what it does is in agent.cli.commands.probe_runner."""
+
+import asyncio
+import json
+import pathlib
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agent.cli.commands import options
+
+if TYPE_CHECKING:
+    from probes.results import Outcome
+    from probes.spec.definitions import Handler
+
+_HEADER = re.compile(r"([-A-Za-z0-9]+):[ \t]*([^\r\n]*)")
+_ANY_PORT = 65535
+_DAY = 86_400.0
+
+
+def _headers(
+    context: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    matches = [(text, _HEADER.fullmatch(text)) for text in given]
+    for text, match in matches:
+        if match is None:
+            raise click.BadParameter(f"{text!r} is not 'Name: value'")
+    return tuple((match[1], match[2]) for _, match in matches if match is not None)
+
+
+@click.command(short_help="Run one probe by hand and show what happens.")
+@click.option(
+    "--netns",
+    metavar="PATH",
+    help="The pod's network namespace: /run/netns/NAME or /proc/PID/ns/net.",
+)
+@click.option("--pod", metavar="NAME", help="A pod that the running agent knows: [NAMESPACE/]NAME.")
+@click.argument("kind", type=click.Choice(["http", "tcp", "grpc"]))
+@click.argument("port", type=click.IntRange(1, _ANY_PORT))
+@click.option("--path", default="/", show_default=True, help="http: path and query.")
+@click.option("--tls", is_flag=True, help="http: use https; grpc: mode TLS.")
+@click.option("--h2c", is_flag=True, help="http: protocol HTTP2, in clear.")
+@click.option(
+    "--header",
+    "headers",
+    metavar="'NAME: VALUE'",
+    multiple=True,
+    callback=_headers,
+    help="http: send this header, too.",
+)
+@click.option("--service", default="", help="grpc: the service to ask for.")
+@click.option("--hook", is_flag=True, help="http: as a lifecycle hook, where any answer will do.")
+@click.option(
+    "--timeout",
+    "timeout_seconds",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0.0, max=_DAY, min_open=True),
+    default=1.0,
+    show_default=True,
+)
+@click.option("--ip-family", type=click.Choice(["IPv4", "IPv6"]))
+@click.option(
+    "--ip-family-policy",
+    type=click.Choice(["SingleStack", "PreferDualStack", "RequireDualStack"]),
+)
+@click.option("--localhost", is_flag=True, help="Probe the pod's 127.0.0.1 and ::1.")
+@options.output
+@options.run_directory
+def probe(
+    netns: str | None,
+    pod: str | None,
+    kind: str,
+    port: int,
+    hook: bool,
+    timeout_seconds: float,
+    ip_family: Any,
+    ip_family_policy: Any,
+    localhost: bool,
+    output: str,
+    run_directory: pathlib.Path,
+    **given: Any,
+) -> None:
+    """Run one probe from inside a pod and show each step.
+
+    The exit status is 0 when the probe passes and 1 when it fails.
+    """
+    from agent.admin import client as admin_client
+    from agent.cli.commands import probe_runner
+    from probes.spec.definitions import Probe
+
+    if (netns is None) == (pod is None):
+        raise click.UsageError("say which pod: either --netns PATH or --pod NAME")
+    if timeout_seconds != timeout_seconds:
+        raise click.BadParameter("nan is no time", param_hint="--timeout")
+    if hook and kind != "http":
+        raise click.UsageError("--hook goes with http only")
+    asked = Probe(
+        _handler(kind, port, **given),
+        timeout_seconds=timeout_seconds,
+        ip_family=ip_family,
+        ip_family_policy=ip_family_policy,
+        target="localhost" if localhost else "pod",
+    )
+    steps: list[tuple[float, str, str]] = []
+
+    def tell(milliseconds: float, address: str, text: str) -> None:
+        steps.append((milliseconds, address, text))
+        if output == "text":
+            click.echo(f"{milliseconds:9.1f} ms  {address}  {text}")
+
+    async def work() -> "Outcome":
+        where: probe_runner.Where
+        if netns is not None:
+            where = await probe_runner.find_netns(netns)
+        else:
+            where = await probe_runner.find_pod(str(pod), run_directory)
+        return await probe_runner.run(where, asked, is_hook=hook, tell=tell)
+
+    try:
+        outcome = asyncio.run(work())
+    except (probe_runner.ProbeCommandError, admin_client.Unreachable) as error:
+        options.fail(error)
+    if output == "json":
+        click.echo(json.dumps(_document(outcome, steps), indent=2))
+    else:
+        took = outcome.duration_seconds * 1000
+        click.echo(f"{took:9.1f} ms  {probe_runner.describe(outcome)}")
+    sys.exit(0 if outcome.passed else 1)
+
+
+def _handler(
+    kind: str,
+    port: int,
+    *,
+    path: str,
+    tls: bool,
+    h2c: bool,
+    headers: tuple[tuple[str, str], ...],
+    service: str,
+) -> "Handler":
+    from probes.spec.definitions import Grpc, HttpGet, TcpSocket
+
+    if kind == "tcp":
+        return TcpSocket(port)
+    if kind == "grpc":
+        return Grpc(port, service, "TLS" if tls else "Plaintext")
+    if tls and h2c:
+        raise click.UsageError("--h2c is HTTP/2 in clear: leave out --tls")
+    return HttpGet(port, path, "HTTPS" if tls else "HTTP", headers, "HTTP2" if h2c else "HTTP1")
+
+
+def _document(outcome: "Outcome", steps: list[tuple[float, str, str]]) -> dict[str, object]:
+    return {
+        "result": outcome.result.value,
+        "message": outcome.message,
+        "milliseconds": round(outcome.duration_seconds * 1000, 3),
+        "families": list(outcome.families),
+        "address": outcome.address,
+        "steps": [
+            {"milliseconds": round(at, 3), "address": address, "text": text}
+            for at, address, text in steps
+        ],
+    }

@@ -1,0 +1,148 @@
+"""The command line of `podgate proxy`."""
+
+import asyncio
+import contextlib
+import ipaddress
+import pathlib
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+
+from agent.cli.commands import options
+from agent.logs import LogFormat
+from agent.settings import RUN_DIRECTORY
+from bpf import pins
+
+_T = TypeVar("_T")
+
+_TARGET = "unix:///run/podgate/localnet/localnet.sock"
+
+
+@click.command(short_help="Carry the node's services, by what the localnet API tells.")
+@click.option("--backend", type=click.Choice(["ebpf", "nft"]), required=True)
+@click.option("--target", default=_TARGET, show_default=True, help="Where the API is served.")
+@click.option(
+    "--node-address",
+    "node_addresses",
+    metavar="ADDRESS",
+    multiple=True,
+    help="Where node ports are; may be given several times. Else at all of the node's addresses.",
+)
+@click.option(
+    "--pod-network",
+    "pod_networks",
+    metavar="CIDR",
+    multiple=True,
+    help="With nft: addresses of the cluster's pods. What comes from others is from outside.",
+)
+@click.option(
+    "--cgroup",
+    type=options.PATH,
+    help="With ebpf: for the sockets of this cgroup and all below it. Else for all of them.",
+)
+@options.bpffs
+@click.option(
+    "--run-directory",
+    type=options.PATH,
+    default=RUN_DIRECTORY,
+    show_default=True,
+    help="Where the proxy keeps a second one away.",
+)
+@click.option(
+    "--started-file", type=options.PATH, help="Made when the first state is in the kernel."
+)
+@options.log_format
+@click.option("--cleanup", is_flag=True, help="Remove what this backend left, and end.")
+def proxy(
+    backend: str,
+    target: str,
+    node_addresses: tuple[str, ...],
+    pod_networks: tuple[str, ...],
+    cgroup: pathlib.Path | None,
+    bpffs: pathlib.Path,
+    run_directory: pathlib.Path,
+    started_file: pathlib.Path | None,
+    log_format: str,
+    cleanup: bool,
+) -> None:
+    """Carry connections to services to their endpoints, in the place of kube-proxy.
+
+    By what `podgate run` tells of the node's services and nothing else. What was put into the
+    kernel stays there when this process ends, and the next one takes over.
+    """
+    from agent import logs
+    from agent.app import preflight
+    from agent.linux import locks
+    from agent.proxy.backends import BackendError
+    from bpf import errors
+
+    addresses = [_parsed(ipaddress.ip_address, text, "--node-address") for text in node_addresses]
+    networks = [_parsed(ipaddress.ip_network, text, "--pod-network") for text in pod_networks]
+    logs.configure(LogFormat(log_format))
+    try:
+        preflight.check()
+        directory = run_directory / "proxy"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locks.exclusive(directory):
+            if cleanup:
+                asyncio.run(_clean_up(backend, bpffs))
+                return
+            asyncio.run(
+                _run(
+                    backend,
+                    target=target,
+                    node_addresses=addresses,
+                    pod_networks=networks,
+                    cgroup=cgroup,
+                    bpffs=bpffs,
+                    started_file=started_file,
+                )
+            )
+    except (preflight.Unfit, locks.Locked, BackendError, errors.AttachError, OSError) as error:
+        options.fail(error)
+
+
+async def _run(
+    backend: str,
+    *,
+    target: str,
+    node_addresses: list[ipaddress.IPv4Address | ipaddress.IPv6Address],
+    pod_networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network],
+    cgroup: pathlib.Path | None,
+    bpffs: pathlib.Path,
+    started_file: pathlib.Path | None,
+) -> None:
+    from agent.app import preflight
+    from agent.proxy import ebpf, nftables, process
+    from agent.proxy.backends import Backend
+
+    made: Backend
+    if backend == "nft":
+        made = nftables.NftBackend(pod_networks)
+    else:
+        root = cgroup or preflight.cgroup2_mount()
+        assert root is not None  # the preflight saw it
+        made = await ebpf.EbpfBackend.open(bpffs, root)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(made.close)
+        await process.run(
+            made, target=target, node_addresses=node_addresses, started_file=started_file
+        )
+
+
+async def _clean_up(backend: str, bpffs: pathlib.Path) -> None:
+    from agent.proxy import nftables
+    from bpf.services import services
+
+    if backend == "nft":
+        await nftables.remove()
+    else:
+        services.remove(pins.Pins(bpffs))
+
+
+def _parsed(parse: Callable[[str], _T], text: str, option: str) -> _T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=option) from error

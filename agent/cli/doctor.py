@@ -1,0 +1,218 @@
+"""`podgate doctor`: what this machine offers, what stands in the way, and what to do about it.
+
+Every check tries the thing itself; none asks for the kernel's version. Nothing is changed.
+"""
+
+import asyncio
+import enum
+import importlib.util
+import os
+import pathlib
+from collections.abc import Iterator
+
+import msgspec
+
+from agent.admin import client as admin_client
+from agent.admin.report import Report
+from agent.app import preflight
+from agent.gates.worker import netns_cookie
+from agent.linux import nft
+from agent.settings import admin_socket
+from agent.strict import check as strict_check
+from agent.strict.ranges import DEFAULT, RelayRanges
+from bpf import abi, errors, features, hooks, maps, pins
+from bpf.gates import Attachment
+
+_TIMEOUT_SECONDS = 30
+
+
+class Severity(enum.StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """podgate works, with less than it could."""
+    PROBLEM = "problem"
+    """podgate does not work, or does not do what it is there for."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What one check came to; text is one sentence."""
+
+    check: str
+    severity: Severity
+    text: str
+
+
+async def examine(
+    bpffs: pathlib.Path, run_directory: pathlib.Path, relay_ranges: RelayRanges = DEFAULT
+) -> list[Finding]:
+    """All checks, in the order in which things are needed; those that make no sense without an
+    earlier one are left out.
+    """
+    try:
+        preflight.check()
+    except preflight.Unfit as error:
+        return [Finding("privileges", Severity.PROBLEM, str(error))]
+    findings = [Finding("privileges", Severity.OK, "bpf(2) is allowed and cgroup v2 is mounted.")]
+    findings += _compiler()
+    findings += _kernel()
+    findings += _hooks()
+    findings += _bpffs(bpffs)
+    async with asyncio.timeout(_TIMEOUT_SECONDS):
+        checks = (_nftables(), _strict(bpffs, relay_ranges), _agent(run_directory))
+        findings += [await check for check in checks]
+    return findings
+
+
+def _compiler() -> Iterator[Finding]:
+    spec = importlib.util.find_spec("bcc")
+    if spec is None or spec.origin is None:
+        yield Finding(
+            "compiler",
+            Severity.PROBLEM,
+            "bcc is not installed for this Python; install the distribution's python3-bpfcc and "
+            "use a virtual environment made with --system-site-packages.",
+        )
+    elif not (pathlib.Path(spec.origin).parent / "libbcc.py").exists():
+        yield Finding(
+            "compiler",
+            Severity.PROBLEM,
+            f"{spec.origin} is not the BPF compiler collection but another package of that name; "
+            "remove it and install the distribution's python3-bpfcc.",
+        )
+    else:
+        yield Finding("compiler", Severity.OK, "bcc is there; it is only used at a first start.")
+
+
+def _kernel() -> Iterator[Finding]:
+    attachment = Attachment.best()
+    if attachment is Attachment.TCX:
+        yield Finding("attachment", Severity.OK, "Gates are attached by tcx links.")
+    else:
+        yield Finding(
+            "attachment",
+            Severity.WARNING,
+            "This kernel has no tcx (Linux 6.6): gates are filters, which come after other "
+            "programs of tcx and which anybody who may configure interfaces can remove.",
+        )
+    if features.names_task():
+        yield Finding("names", Severity.OK, "The kernel names the processes whose packets drop.")
+    else:
+        yield Finding(
+            "names",
+            Severity.WARNING,
+            "This kernel does not tell gates which process runs (Linux 6.16): 'podgate drops' "
+            "names cgroups, and processes only where a hook refuses them.",
+        )
+
+
+def _hooks() -> Iterator[Finding]:
+    if netns_cookie() is None:
+        yield Finding(
+            "hooks",
+            Severity.WARNING,
+            "This kernel does not number network namespaces (Linux 5.14): gates drop, but nobody "
+            "hears of it at once, and a tunnel of the node's own can be used to get round them.",
+        )
+        return
+    root = preflight.cgroup2_mount()
+    assert root is not None  # `preflight.check`
+    root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        problems = [
+            (hook.name, problem)
+            for hook in abi.HOOKS
+            if (problem := hooks.describe_exclusive(root_fd, hook))
+        ]
+    finally:
+        os.close(root_fd)
+    for name, problem in problems:
+        yield Finding(name, Severity.WARNING, f"{problem}.")
+    if not problems:
+        yield Finding("hooks", Severity.OK, f"There is room for hooks at {root}.")
+
+
+def _bpffs(bpffs: pathlib.Path) -> Iterator[Finding]:
+    installation = pins.Pins(bpffs)
+    if not pins.is_bpffs(bpffs):
+        yield Finding(
+            "bpffs",
+            Severity.PROBLEM,
+            f"{bpffs} is not a BPF file system; mount one with 'mount -t bpf bpf {bpffs}' or name "
+            "another with --bpffs.",
+        )
+        return
+    if not os.access(bpffs, os.W_OK):
+        yield Finding(
+            "bpffs",
+            Severity.PROBLEM,
+            f"{bpffs} is mounted read-only, and podgate pins there; mount it read-write.",
+        )
+        return
+    try:
+        maps.check_pinned(installation)
+    except (errors.PinError, errors.BpfError) as error:
+        yield Finding("bpffs", Severity.PROBLEM, f"{error}.")
+        return
+    others = [schema.name for schema in installation.other_schemas()]
+    if others:
+        yield Finding(
+            "bpffs",
+            Severity.WARNING,
+            f"Pins of another version ({', '.join(others)}) are left below {installation.root}; "
+            "an agent that has seen all pods removes them.",
+        )
+    else:
+        yield Finding("bpffs", Severity.OK, f"{bpffs} can be pinned to.")
+
+
+async def _nftables() -> Finding:
+    try:
+        await nft.apply("add table inet podgate-doctor", only_check=True)
+    except (nft.NftError, TimeoutError) as error:
+        return Finding(
+            "nftables",
+            Severity.WARNING,
+            f"nft does not work here ({error}): new pods are open for some milliseconds until "
+            "their gate stands, and for as long as no agent runs; install nftables.",
+        )
+    return Finding("nftables", Severity.OK, "New pods can be born closed.")
+
+
+async def _strict(bpffs: pathlib.Path, ranges: RelayRanges) -> Finding:
+    root = preflight.cgroup2_mount()
+    assert root is not None  # `preflight.check`
+    if problem := await strict_check.why_not(ranges, root, pins.Pins(bpffs)):
+        return Finding(
+            "strict", Severity.WARNING, f"Pods in mode strict stay at enforce: {problem}"
+        )
+    return Finding(
+        "strict", Severity.OK, f"A relay can serve in {' and '.join(map(str, ranges.networks))}."
+    )
+
+
+async def _agent(run_directory: pathlib.Path) -> Finding:
+    try:
+        content = await admin_client.fetch(admin_socket(run_directory), "/status")
+        report = msgspec.json.decode(content, type=Report)
+    except admin_client.Unreachable as error:
+        return Finding("agent", Severity.WARNING, str(error))
+    except msgspec.DecodeError as error:
+        return Finding(
+            "agent",
+            Severity.WARNING,
+            f"An agent of another version answers ({error}); use its own command.",
+        )
+    for is_wrong, text in _agent_troubles(report):
+        if is_wrong:
+            return Finding("agent", Severity.WARNING, text)
+    return Finding("agent", Severity.OK, f"An agent runs, pid {report.pid}, and knows its pods.")
+
+
+def _agent_troubles(report: Report) -> Iterator[tuple[bool, str]]:
+    yield bool(report.feed.problems), " ".join(report.feed.problems)
+    missing = ", ".join(hook.name for hook in report.hooks if hook.problem)
+    yield not report.is_synced, "The agent has not looked at every pod yet; ask again soon."
+    yield report.kubelet is None, f"No kubelet is admitted: {report.kubelet_problem}"
+    yield bool(missing), f"Hooks are not in force: {missing}; 'podgate status' says why."

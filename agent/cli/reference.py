@@ -1,0 +1,87 @@
+"""`make docs`: docs/reference/ and the CustomResourceDefinition, made from the code."""
+
+import itertools
+import json
+import pathlib
+import sys
+
+import click
+
+from agent import metrics
+from agent.api.podinfo import endpoint as podinfo
+from agent.cli import main as cli
+from agent.policy import definition
+from agent.sources import cluster_metrics
+from agent.strict import metrics as relay_metrics
+from bpf.verdicts import Mode, Reason, Verdict
+from probes.spec import probespec
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def pages() -> dict[str, str]:
+    """Path and content of every file."""
+    return {
+        "docs/reference/reasons.md": _reasons(),
+        "docs/reference/metrics.md": _metrics(),
+        "docs/reference/cli.md": _commands(),
+        "docs/reference/probe-spec.schema.json": json.dumps(probespec.schema(), indent=2) + "\n",
+        "deploy/manifests/crd.yaml": definition.manifest(),
+    }
+
+
+def _reasons() -> str:
+    lines = [
+        "# Verdicts, reasons and modes",
+        "",
+        "Counters are kept per interface, for node-sent packets only.",
+        "",
+        f"Verdicts: {', '.join(f'`{verdict.word}`' for verdict in Verdict)}. "
+        f"Modes: {', '.join(f'`{mode.word}`' for mode in Mode)}.",
+        "",
+        "| reason | of | meaning |",
+        "|---|---|---|",
+        *(f"| `{reason.word}` | {_kind(reason)} | {reason.meaning} |" for reason in Reason),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _kind(reason: Reason) -> str:
+    return "drop" if reason.is_drop else "pass"
+
+
+def _metrics() -> str:
+    lines = ["# Metrics", "", "| name | kind | labels | meaning |", "|---|---|---|---|"]
+    for family in itertools.chain(
+        metrics.FAMILIES, relay_metrics.FAMILIES, cluster_metrics.FAMILIES, podinfo.FAMILIES
+    ):
+        labels = ", ".join(f"`{label}`" for label in family.labels) or "none"
+        lines.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
+    lines += ["", "Beside these, the usual `process_*` series. A pod's series vanish with the pod."]
+    return "\n".join(lines) + "\n"
+
+
+def _commands() -> str:
+    parts = ["# Command line"]
+    root = click.Context(cli.main, info_name="podgate", terminal_width=96)
+    parts.append(_block("podgate", cli.main.get_help(root)))
+    for name in cli.main.list_commands(root):
+        command = cli.main.get_command(root, name)
+        assert command is not None
+        context = click.Context(command, parent=root, info_name=name, terminal_width=96)
+        parts.append(_block(f"podgate {name}", command.get_help(context)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(title: str, text: str) -> str:
+    return f"## {title}\n\n```\n{text}\n```"
+
+
+def main() -> None:
+    for name, content in pages().items():
+        (ROOT / name).write_text(content, encoding="utf-8")
+        sys.stderr.write(f"wrote {name}\n")
+
+
+if __name__ == "__main__":
+    main()

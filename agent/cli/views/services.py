@@ -1,0 +1,76 @@
+"""`podgate services` for people and for machines."""
+
+from typing import Any
+
+from google.protobuf import json_format
+
+from agent.cli.views import tables
+from agent.client import endpoints_pb2 as pb
+from agent.client.services import State
+
+_MOST_ENDPOINTS = 6
+
+
+def as_json(state: State) -> dict[str, Any]:
+    """instanceId, rev and services, named as in protobuf's JSON."""
+    return {
+        "instanceId": str(state.instance_id),
+        "rev": str(state.rev),
+        "services": [json_format.MessageToDict(one) for one in state.services],
+    }
+
+
+def show(state: State) -> None:
+    """Print one line for each port of each service."""
+    console = tables.console()
+    table = tables.table("SERVICE", "TYPE", "ADDRESSES", "PORT", "INTERNAL", "EXTERNAL")
+    for service in state.services:
+        for port in service.ports or (pb.ServicePort(),):
+            table.add_row(
+                tables.full_name(service.namespace, service.name),
+                _type(service),
+                "\n".join(
+                    (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips)
+                ),
+                _port(port),
+                _endpoints([one for one in port.endpoints if one.is_internal]),
+                _endpoints([one for one in port.endpoints if one.is_external]),
+            )
+    console.print(table)
+    console.print(
+        f"{len(state.services)} services, revision {state.rev}; * on this node, (x) on its way out",
+        highlight=False,
+    )
+
+
+def _type(service: pb.ServiceEndpoints) -> str:
+    if service.is_headless:
+        return "headless"
+    name: str = pb.ServiceType.Name(service.type)
+    return name.removeprefix("SERVICE_TYPE_").lower().replace("_", " ")
+
+
+def _addresses(service: pb.ServiceEndpoints) -> tuple[str, ...]:
+    return (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips)
+
+
+def _port(port: pb.ServicePort) -> str:
+    if not port.port:
+        return ""
+    protocol = pb.Protocol.Name(port.protocol).removeprefix("PROTOCOL_").lower()
+    name = f"{port.name} " if port.name else ""
+    node_port = f", node {port.node_port}" if port.node_port else ""
+    return f"{name}{port.port}/{protocol}{node_port}"
+
+
+def _endpoints(found: list[pb.Endpoint]) -> str:
+    shown = [_endpoint(one) for one in found[:_MOST_ENDPOINTS]]
+    if len(found) > _MOST_ENDPOINTS:
+        shown.append(f"and {len(found) - _MOST_ENDPOINTS} more")
+    return "\n".join(shown) or "none"
+
+
+def _endpoint(one: pb.Endpoint) -> str:
+    address = f"[{one.address}]" if ":" in one.address else one.address
+    port = f":{one.port}" if one.port else ""
+    return f"{address}{port}{'*' if one.is_local else ''}{' (x)' if one.is_terminating else ''}"

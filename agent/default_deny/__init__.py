@@ -1,0 +1,1 @@
+"""The nftables table that keeps pods' interfaces closed until they are gated."""

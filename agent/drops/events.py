@@ -1,0 +1,99 @@
+"""Refusals one by one, for `podgate drops --follow`: a sample; the aggregate misses nobody."""
+
+import asyncio
+import collections
+from collections.abc import Callable
+
+import structlog
+
+from agent.admin.report import Refusals, RefusalStatus
+from agent.drops.source_processes import CallerBook, protocol_word, wall_clock
+from agent.pods.pod import Pod
+from bpf.events import Events, Refusal
+
+log = structlog.get_logger(__name__)
+
+# What a reader who comes by every second can miss none of: two CPUs tell 320 in that time.
+_KEPT = 2000
+# The ring holds two seconds of what one CPU may tell at most.
+_PERIOD_SECONDS = 0.5
+_SAID_AGAIN_SECONDS = 60.0
+
+
+class RefusalLog:
+    """The newest refusals, numbered from 1 on, with the names that pods have at that moment."""
+
+    def __init__(
+        self,
+        events: Events,
+        *,
+        callers: CallerBook,
+        pod_of: Callable[[int], Pod | None],
+    ) -> None:
+        """callers: knows the names of cgroups; pod_of: the pod behind an interface."""
+        self._events = events
+        self._pod_of = pod_of
+        self._callers = callers
+        self._kept: collections.deque[tuple[Refusal, Pod | None]] = collections.deque(maxlen=_KEPT)
+        self._count = 0
+        self._lost = events.lost()
+        self._lost_said_at = float("-inf")
+
+    async def run(self) -> None:
+        """Empty the ring before it is full, for ever."""
+        while True:
+            await self._read()
+            await asyncio.sleep(_PERIOD_SECONDS)
+
+    async def after(self, number: int) -> Refusals:
+        """Those after the one with this number (0: all that are kept), the oldest first."""
+        await self._read()
+        first = self._count - len(self._kept) + 1
+        return Refusals(
+            refusals=[
+                self._status(refusal, pod)
+                for at, (refusal, pod) in enumerate(self._kept, start=first)
+                if at > number
+            ],
+            newest=self._count,
+            lost=self._lost,
+        )
+
+    @property
+    def lost(self) -> int:
+        """Refusals that were counted and not told, since the map was made."""
+        return self._lost
+
+    async def _read(self) -> None:
+        fresh = self._events.read()
+        for refusal in fresh:
+            self._kept.append((refusal, self._pod_of(refusal.ifindex)))
+            self._count += 1
+        # Now, since a cgroup may be gone in a moment.
+        await asyncio.to_thread(self._callers.learn, {refusal.cgroup for refusal in fresh})
+        lost = self._events.lost()
+        now = asyncio.get_running_loop().time()
+        if lost > self._lost and now - self._lost_said_at >= _SAID_AGAIN_SECONDS:
+            self._lost_said_at = now
+            log.warning(
+                "more is refused than is told one by one; 'podgate drops' counts all of it",
+                not_told=lost - self._lost,
+            )
+        self._lost = lost
+
+    def _status(self, refusal: Refusal, pod: Pod | None) -> RefusalStatus:
+        return RefusalStatus(
+            at=wall_clock(refusal.at_ns),
+            namespace=pod.namespace if pod else "",
+            pod=pod.name if pod else "",
+            verdict=refusal.verdict.word,
+            reason=refusal.reason.word,
+            protocol=protocol_word(refusal.protocol) if refusal.protocol else "",
+            source=str(refusal.source or ""),
+            source_port=refusal.source_port,
+            destination=str(refusal.destination or ""),
+            destination_port=refusal.destination_port,
+            sender=self._callers.sender(refusal.cgroup),
+            process=refusal.process,
+            process_name=refusal.name,
+        )

@@ -1,0 +1,128 @@
+"""Who of the node would need a rule: the gates' aggregate, with names that people know."""
+
+import asyncio
+import contextlib
+import datetime
+import os
+import pathlib
+import time
+from collections.abc import Callable, Container
+
+import msgspec
+import structlog
+
+from agent import state_files
+from agent.app.preflight import cgroup2_mount
+from bpf.callers import Callers, Seen
+
+log = structlog.get_logger(__name__)
+
+# A cgroup may be gone a moment after its only call, and then nobody can name it any more.
+_PERIOD_SECONDS = 2.0
+_PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 47: "gre", 50: "esp", 58: "icmp", 132: "sctp"}
+NO_SOCKET = "(no socket: the kernel)"
+
+
+class CallerName(msgspec.Struct, frozen=True):
+    """What a cgroup was called when it was first seen."""
+
+    cgroup: int
+    path: str
+
+
+class CallerBook:
+    """Follows the aggregate; names survive a restart in a file below the run directory."""
+
+    def __init__(
+        self,
+        callers: Callers,
+        *,
+        state: pathlib.Path,
+        live_ifindexes: Callable[[], Container[int] | None],
+    ) -> None:
+        """state: the file for the names; live_ifindexes: gated ones, None while not all known."""
+        self._callers = callers
+        self._state = state
+        self._live_ifindexes = live_ifindexes
+        self._names: dict[int, str] = {0: NO_SOCKET}
+
+    async def run(self) -> None:
+        """Name new callers soon after they call, for ever."""
+        await asyncio.to_thread(self._restore)
+        while True:
+            await asyncio.to_thread(self._look)
+            await asyncio.sleep(_PERIOD_SECONDS)
+
+    def read(self) -> list[tuple[Seen, str]]:
+        """All callers with their cgroup's path, the busiest first. Blocks for some milliseconds."""
+        found = sorted(self._callers.read(), key=lambda seen: -seen.count)
+        self._name(found)
+        return [(seen, self._names.get(seen.cgroup, "(gone)")) for seen in found]
+
+    def lost(self) -> int:
+        return self._callers.lost()
+
+    def sender(self, cgroup: int) -> str:
+        """The path of a cgroup by its id, as far as it is known by now."""
+        return self._names.get(cgroup, f"(cgroup {cgroup})")
+
+    def _look(self) -> None:
+        live = self._live_ifindexes()
+        if live is not None:
+            self._callers.prune(live)
+        if self._name(self._callers.read()):
+            self._save()
+
+    def _name(self, found: list[Seen]) -> bool:
+        return self.learn({seen.cgroup for seen in found})
+
+    def learn(self, cgroups: set[int]) -> bool:
+        """Name the cgroups that have no name yet; whether there were any. May block for some ms."""
+        unnamed = cgroups - self._names.keys()
+        if not unnamed:
+            return False
+        self._names |= cgroup_paths(unnamed)
+        return True
+
+    def _restore(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                saved = msgspec.json.decode(self._state.read_bytes(), type=list[CallerName])
+            except msgspec.DecodeError as error:
+                log.warning("names of earlier callers cannot be read", error=str(error))
+                return
+            self._names |= {name.cgroup: name.path for name in saved}
+
+    def _save(self) -> None:
+        names = [CallerName(cgroup, path) for cgroup, path in sorted(self._names.items())]
+        try:
+            state_files.replace(self._state, msgspec.json.encode(names))
+        except OSError as error:
+            log.warning("names of callers cannot be saved", error=str(error))
+
+
+def cgroup_paths(wanted: set[int]) -> dict[int, str]:
+    """Paths of cgroups by id (their directory's inode number), as far as they still exist."""
+    root = cgroup2_mount()
+    if root is None:
+        return {}
+    found = {}
+    for directory, _, _ in os.walk(root):
+        with contextlib.suppress(OSError):
+            inode = os.stat(directory).st_ino
+            if inode in wanted:
+                found[inode] = "/" + os.path.relpath(directory, root).removeprefix(".")
+                if len(found) == len(wanted):
+                    break
+    return found
+
+
+def wall_clock(monotonic_ns: int) -> datetime.datetime:
+    """The UTC time of a CLOCK_MONOTONIC instant of this boot."""
+    age_seconds = (time.monotonic_ns() - monotonic_ns) / 1e9
+    return datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_seconds)
+
+
+def protocol_word(number: int) -> str:
+    """ "tcp" for 6; the number itself for what is rare."""
+    return _PROTOCOLS.get(number, str(number))

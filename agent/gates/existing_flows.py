@@ -1,0 +1,319 @@
+"""Flows that the node began before a gate enforced: they go on, since a gate drops only openings.
+
+Found among the node's sockets, which are asked for every so often. A flow is one that the node
+began, to an enforced pod, by a sender whom the gate would not let in today. Who began it is told by
+who listens: the pod does on its port, and the node does not on its own. Where that is no longer so
+a flow is left out: better one too few, since what is found may be ended.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import enum
+import errno
+import os
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import structlog
+
+from agent.drops.source_processes import cgroup_paths
+from agent.gates.pod_gates import Guarded
+from agent.linux import sock_diag
+from agent.metrics import Metrics
+from agent.pods.pod import Pod
+from bpf import abi
+from bpf.replies import Question, Replies
+from bpf.rules import Rule, Sender
+from bpf.verdicts import Mode
+from probes.netns import Netns, NetnsGone
+
+log = structlog.get_logger(__name__)
+
+# Nothing new can come while gates enforce, so the number only falls; this bounds how long it stands
+# too high. A hint (a pod is enforced now) is followed at once, and no more often than each second.
+_PERIOD_SECONDS = 15.0
+_PAUSE_SECONDS = 1.0
+
+# A node that has closed its side sends nothing more.
+_GOING_ON = {
+    socket.IPPROTO_TCP: sock_diag.ESTABLISHED | sock_diag.CLOSE_WAIT,
+    socket.IPPROTO_UDP: sock_diag.ESTABLISHED,
+}
+_SERVING = {socket.IPPROTO_TCP: sock_diag.LISTEN, socket.IPPROTO_UDP: sock_diag.CLOSE}
+
+
+class Entrance(enum.Enum):
+    """Whether a gate would let a sender begin the same flow today."""
+
+    OPEN = enum.auto()
+    SHUT = enum.auto()
+    UNKNOWN = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """An enforced pod, as it is when looked at."""
+
+    pod: Pod
+    netns: Netns
+    gates: tuple[int, ...]
+    addresses: tuple[bytes, ...]
+    rules: tuple[Rule, ...]
+
+    @classmethod
+    def of(cls, guarded: Guarded) -> "Target | None":
+        """None for a pod whose gates are not there, or let all pass."""
+        if guarded.isolated is None or guarded.admission is None:
+            return None
+        if not guarded.gates or guarded.pod.mode not in (Mode.ENFORCE, Mode.STRICT):
+            return None
+        return cls(
+            guarded.pod,
+            guarded.isolated,
+            tuple(guarded.gates),
+            tuple(abi.pack_address(address) for address in guarded.claims.confirmed),
+            guarded.admission.rules,
+        )
+
+
+@dataclasses.dataclass(slots=True)
+class Found:
+    """Flows of one pod. going_on: how many there are; ended: how many there were before."""
+
+    going_on: int = 0
+    ended: int = 0
+
+
+class OlderFlows:
+    """Counts older flows, and ends them where that is wanted."""
+
+    def __init__(
+        self,
+        *,
+        guarded: Callable[[], Iterable[Guarded]],
+        kubelet_cgroup: Callable[[], int],
+        replies: Replies,
+        metrics: Metrics,
+        ends: bool,
+    ) -> None:
+        """kubelet_cgroup: its id, 0 while nobody is known; ends: whether to end what is found."""
+        self._guarded = guarded
+        self._kubelet_cgroup = kubelet_cgroup
+        self._replies = replies
+        self._metrics = metrics
+        self._ends = ends
+        self._wake = asyncio.Event()
+
+    def hint(self) -> None:
+        """A pod may be enforced that was not before."""
+        self._wake.set()
+
+    def count(self, uid: str) -> int:
+        """How many go on, as of the last look."""
+        return self._metrics.older_flows.get(uid, 0)
+
+    async def run(self) -> None:
+        """Look again and again, for ever."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PERIOD_SECONDS):
+                    await self._wake.wait()
+            self._wake.clear()
+            targets = [target for target in map(Target.of, self._guarded()) if target]
+            try:
+                found = await asyncio.to_thread(self._look, targets)
+            except OSError as error:
+                log.error("the node's sockets cannot be listed", error=str(error))
+            else:
+                self._tell(targets, found)
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _tell(self, targets: Sequence[Target], found: Mapping[str, Found]) -> None:
+        before = self._metrics.older_flows
+        self._metrics.older_flows = {uid: flows.going_on for uid, flows in found.items()}
+        for target in targets:
+            flows = found.get(target.pod.uid, Found())
+            if flows.ended:
+                self._metrics.older_flows_ended.inc(flows.ended)
+                log.info("older flows ended", pod=target.pod.full_name, flows=flows.ended)
+            if flows.going_on and flows.going_on != before.get(target.pod.uid, 0):
+                log.info(
+                    "the node's flows from before the gate enforced go on",
+                    pod=target.pod.full_name,
+                    flows=flows.going_on,
+                )
+
+    def _look(self, targets: Sequence[Target]) -> dict[str, Found]:
+        """Flows by pod uid."""
+        found: dict[str, Found] = {}
+        if not targets:
+            return found
+        by_address = {address: target for target in targets for address in target.addresses}
+        own = _own_inodes()
+        with sock_diag.SockDiag() as node:
+            for protocol, states in _GOING_ON.items():
+                flows = [
+                    flow
+                    for flow in _sockets(node, protocol, states, by_address.keys())
+                    if flow.inode not in own
+                ]
+                if flows:
+                    begun = self._begun_by_node(node, protocol, flows, by_address)
+                    self._judge(node, begun, by_address, found)
+        return found
+
+    def _begun_by_node(
+        self,
+        node: sock_diag.SockDiag,
+        protocol: int,
+        flows: Iterable[sock_diag.Socket],
+        by_address: Mapping[bytes, Target],
+    ) -> list[sock_diag.Socket]:
+        """Those that the node began, and that the gate lets go on."""
+        node_serves = _served_ports(node, protocol)
+        pods_serve: dict[Netns, set[int]] = {}
+        begun = []
+        for flow in flows:
+            target = by_address[flow.remote]
+            if target.netns not in pods_serve:
+                pods_serve[target.netns] = _ports_served_in(target.netns, protocol)
+            if (
+                flow.local_port not in node_serves
+                and flow.remote_port in pods_serve[target.netns]
+                and (protocol == socket.IPPROTO_TCP or self._is_remembered(flow, target))
+            ):
+                begun.append(flow)
+        return begun
+
+    def _is_remembered(self, flow: sock_diag.Socket, target: Target) -> bool:
+        """Whether what the node sends by this socket passes as an answer."""
+        pod, node = abi.unpack_address(flow.remote), abi.unpack_address(flow.local)
+        question = Question(flow.protocol, pod, flow.remote_port, node, flow.local_port)
+        now_ns = time.monotonic_ns()
+        return any(self._replies.hold(gate, question, now_ns) for gate in target.gates)
+
+    def _judge(
+        self,
+        node: sock_diag.SockDiag,
+        flows: Sequence[sock_diag.Socket],
+        by_address: Mapping[bytes, Target],
+        found: dict[str, Found],
+    ) -> None:
+        """Count those whose senders would not be let in today, and end them where wanted."""
+        entrances = Entrances(self._kubelet_cgroup(), {flow.cgroup for flow in flows})
+        for flow in flows:
+            target = by_address[flow.remote]
+            entrance = entrances.of(target.rules, flow)
+            if entrance is Entrance.OPEN:
+                continue
+            counted = found.setdefault(target.pod.uid, Found())
+            if entrance is Entrance.SHUT and self._ends and self._end(node, flow):
+                counted.ended += 1
+            else:
+                counted.going_on += 1
+
+    def _end(self, node: sock_diag.SockDiag, flow: sock_diag.Socket) -> bool:
+        try:
+            return node.end(flow)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            self._ends = False
+            log.error(
+                "this kernel cannot end older flows (it was built without "
+                "CONFIG_INET_DIAG_DESTROY); they go on until their processes end them"
+            )
+            return False
+
+
+class Entrances:
+    """Whom gates would let in today: `find_rule` of bpf/src/rules.h, for sockets that exist."""
+
+    def __init__(self, kubelet_cgroup: int, cgroups: Iterable[int | None]) -> None:
+        """cgroups: of all senders that will be asked for."""
+        self._kubelet_cgroup = kubelet_cgroup
+        self._cgroups = {cgroup for cgroup in cgroups if cgroup is not None}
+        self._paths: dict[int, str] = {}
+        self._looked_for: set[int] = set()
+
+    def of(self, rules: Iterable[Rule], flow: sock_diag.Socket) -> Entrance:
+        entrance = Entrance.SHUT
+        for rule in rules:
+            if rule.protocol not in (0, flow.protocol):
+                continue
+            if not rule.first_port <= flow.remote_port <= rule.last_port:
+                continue
+            match self._is_sender(rule, flow.cgroup):
+                case True:
+                    return Entrance.OPEN
+                case None:
+                    entrance = Entrance.UNKNOWN
+        return entrance
+
+    def _is_sender(self, rule: Rule, cgroup: int | None) -> bool | None:
+        """None where nobody can tell."""
+        match rule.sender:
+            case Sender.ANY:
+                return True
+            case Sender.KERNEL:
+                return False
+        if cgroup is None:
+            return None
+        match rule.sender:
+            case Sender.KUBELET:
+                return cgroup == self._kubelet_cgroup if self._kubelet_cgroup else None
+            case Sender.CGROUP:
+                return cgroup == rule.cgroup
+        return self._is_below(cgroup, rule.cgroup)
+
+    def _is_below(self, cgroup: int, ancestor: int) -> bool | None:
+        if ancestor not in self._looked_for:
+            wanted = self._cgroups | {ancestor}
+            self._paths |= cgroup_paths(wanted)
+            self._looked_for |= wanted
+        path, above = self._paths.get(cgroup), self._paths.get(ancestor)
+        if path is None:
+            return None
+        return above is not None and f"{path}/".startswith(f"{above.rstrip('/')}/")
+
+
+def _sockets(
+    diag: sock_diag.SockDiag, protocol: int, states: int, remotes: Iterable[bytes] | None = None
+) -> list[sock_diag.Socket]:
+    wanted = None if remotes is None else frozenset(remotes)
+    try:
+        return list(diag.sockets(protocol, states, wanted))
+    except OSError as error:
+        # A kernel without CONFIG_INET_UDP_DIAG cannot list UDP.
+        if error.errno != errno.ENOENT:
+            raise
+        return []
+
+
+def _served_ports(diag: sock_diag.SockDiag, protocol: int) -> set[int]:
+    """Where somebody waits for others to begin: listeners, or UDP sockets connected to nobody."""
+    return {found.local_port for found in _sockets(diag, protocol, _SERVING[protocol])}
+
+
+def _ports_served_in(netns: Netns, protocol: int) -> set[int]:
+    """The same of a pod; nothing when it is gone."""
+    try:
+        netlink = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, sock_diag.NETLINK_SOCK_DIAG)
+    except NetnsGone:
+        return set()
+    with sock_diag.SockDiag(netlink) as diag:
+        return _served_ports(diag, protocol)
+
+
+def _own_inodes() -> set[int]:
+    """Of this process's sockets."""
+    inodes = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            status = os.stat(f"/proc/self/fd/{name}")
+            if stat.S_ISSOCK(status.st_mode):
+                inodes.add(status.st_ino)
+    return inodes

@@ -1,0 +1,66 @@
+"""The node's own interfaces by which its packets would get round a gate, or lose their sender."""
+
+from collections.abc import Callable, Container
+
+import structlog
+
+from agent.gates.worker import Gatekeeper
+from agent.linux.rtnetlink import Link
+from agent.linux.tunnels import Tunnels, find_tunnels
+from bpf.errors import AttachError
+
+log = structlog.get_logger(__name__)
+
+
+class Crossings:
+    """Keeps what hangs on bridges and on the loopback in step with the node's interfaces."""
+
+    def __init__(
+        self,
+        gatekeeper: Gatekeeper,
+        *,
+        gated: Callable[[], Container[int]],
+        is_synced: Callable[[], bool],
+    ) -> None:
+        """gated: interfaces that carry a gate now; is_synced: whether every pod has been seen."""
+        self._gatekeeper = gatekeeper
+        self._gated = gated
+        self._is_synced = is_synced
+        self._bridges: tuple[set[int], bool] | None = None
+        self._tunnels: Tunnels | None = None
+        self._has_switch: bool | None = None
+
+    async def keep(self, links: list[Link]) -> None:
+        """links: all of the node's. Safe to repeat."""
+        self._keep_switch(links)
+        are_all = self._is_synced()
+        bridges = find_bridges(links, self._gated())
+        tunnels = find_tunnels(links)
+        try:
+            if (bridges, are_all) != self._bridges:
+                await self._gatekeeper.keep_bridges(bridges, are_all=are_all)
+                self._bridges = (bridges, are_all)
+            if tunnels != self._tunnels:
+                await self._gatekeeper.keep_tunnels(tunnels.udp_ports, are_guarded=tunnels.any)
+                self._tunnels = tunnels
+                log.info("tunnels guarded", udp_ports=sorted(tunnels.udp_ports), any=tunnels.any)
+        except (AttachError, ValueError) as error:
+            # Tried again at the next change of any interface.
+            log.error("the node's own interfaces are not guarded", error=str(error))
+
+    def _keep_switch(self, links: list[Link]) -> None:
+        has_switch = any(link.kind == "openvswitch" for link in links)
+        if has_switch != self._has_switch:
+            self._gatekeeper.config.set_switch(is_there=has_switch)
+            if has_switch:
+                log.warning(
+                    "an Open vSwitch datapath is on this node: it forwards some packets without "
+                    "saying whose they are, so gates let in what comes without a socket"
+                )
+            self._has_switch = has_switch
+
+
+def find_bridges(links: list[Link], gated: Container[int]) -> set[int]:
+    """Bridges that a gated interface belongs to."""
+    masters = {link.master for link in links if link.index in gated}
+    return {link.index for link in links if link.index in masters and link.kind == "bridge"}

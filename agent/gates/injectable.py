@@ -1,0 +1,99 @@
+"""Which of the node's interfaces let the node inject packets that look forwarded."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pyroute2
+import structlog
+
+from agent.gates.worker import Gatekeeper
+from agent.linux import rtnetlink
+from agent.linux.rtnetlink import Link
+from agent.relay import interfaces as relay_interfaces
+
+log = structlog.get_logger(__name__)
+
+# A process of the node can write a frame to one of these and have it come in again.
+_INJECTING_KINDS = frozenset({"tun", "macvlan", "macvtap", "ipvlan", "ipvtap", "ifb"})
+
+# A CNI makes a veth pair in the node's namespace and moves one end into the pod a moment later.
+# Marked in between, the pod's own traffic would count as the node's, and stay so if the agent died
+# just then. Who makes interfaces has CAP_NET_ADMIN and is not held out anyway.
+_SETTLE_SECONDS = 2.0
+_TIMEOUT_SECONDS = 10
+# Netlink reports a new interface several times.
+_DEBOUNCE_SECONDS = 0.1
+
+
+class Origins:
+    """Keeps the origin map in step with the node's interfaces."""
+
+    def __init__(
+        self,
+        gatekeeper: Gatekeeper,
+        *,
+        on_links: Callable[[list[Link]], Awaitable[None]],
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        """on_links: awaited with all of the node's interfaces, at first and after every hint."""
+        self._gatekeeper = gatekeeper
+        self._on_links = on_links
+        self._now = now or (lambda: asyncio.get_running_loop().time())
+        self._changed = asyncio.Event()
+        self._first_seen: dict[int, float] = {}
+
+    def hint(self) -> None:
+        """An interface came, went or changed."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Look at once, and again after every hint, for ever."""
+        marked = await self._gatekeeper.marked_origins()
+        async with pyroute2.AsyncIPRoute() as netlink:
+            while True:
+                async with asyncio.timeout(_TIMEOUT_SECONDS):
+                    found = await rtnetlink.read(netlink)
+                marked = await self._mark(found, marked)
+                await self._on_links(found)
+                await self._wait()
+
+    async def _wait(self) -> None:
+        oldest = min(self._first_seen.values(), default=None)
+        deadline = None if oldest is None else max(0.0, oldest + _SETTLE_SECONDS - self._now())
+        try:
+            async with asyncio.timeout(deadline):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(_DEBOUNCE_SECONDS)
+        self._changed.clear()
+
+    async def _mark(self, found: list[Link], marked: set[int]) -> set[int]:
+        """Clear at once what cannot inject (any more), mark what has long been able to."""
+        injecting = {link.index for link in found if can_inject(link)}
+        for ifindex in self._first_seen.keys() - injecting:
+            del self._first_seen[ifindex]
+        settled = set()
+        for ifindex in injecting - marked:
+            if self._now() - self._first_seen.setdefault(ifindex, self._now()) >= _SETTLE_SECONDS:
+                settled.add(ifindex)
+                del self._first_seen[ifindex]
+        after = (marked & injecting) | settled
+        if after != marked:
+            changes = {ifindex: ifindex in after for ifindex in after ^ marked}
+            await self._gatekeeper.mark_origins(changes)
+            log.info("origin map changed", interfaces=sorted(after))
+        return after
+
+
+def can_inject(link: Link) -> bool:
+    """Whether what comes in by a link of the node may have been sent by the node itself.
+
+    A veth whose other end has no namespace number is paired within the node. What comes out of a
+    relay began with the kubelet.
+    """
+    if relay_interfaces.is_relays(link.name):
+        return True
+    if link.kind == "veth":
+        return link.peer is not None and link.peer_nsid is None
+    return link.kind in _INJECTING_KINDS

@@ -1,0 +1,92 @@
+"""What a pod asked before its gate remembered: read from its sockets.
+
+A gate that comes to a running pod would drop the node's answers to what was asked earlier. A
+connected UDP socket names whom it asks, so its conversation can be written into the gate's table.
+What else may wait for an answer names nobody: an unconnected UDP socket, a raw, ping or SCTP one,
+a namespace behind the pod's. Where there is none of those, all is known, and no grace is needed.
+"""
+
+import dataclasses
+import errno
+import socket
+from collections.abc import Iterator
+
+from agent.linux import sock_diag
+from agent.linux.pod_network import PodNetwork
+from bpf import abi
+from bpf.replies import Question
+from probes.netns import Netns
+
+# Names are those of /proc/net/protocols.
+_DATAGRAMS = {
+    socket.IPPROTO_UDP: ("UDP", "UDPv6"),
+    socket.IPPROTO_UDPLITE: ("UDP-Lite", "UDPLITEv6"),
+}
+
+# What needs no table: TCP tells answers by its flags, the others do not leave the machine. A
+# protocol that is not known here may ask things.
+_HARMLESS = frozenset(
+    {"TCP", "TCPv6", "MPTCP", "MPTCPv6", "SMC", "SMC6", "NETLINK", "UNIX", "UNIX-STREAM"}
+    | {"AF_VSOCK", "ALG"}
+)
+
+# Beyond this a direct-mapped table of 1024 places would lose many of them anyway.
+_MAX_QUESTIONS = abi.REPLY_SLOTS // 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """What a pod may be waiting for."""
+
+    questions: tuple[Question, ...]
+    unknown: str
+    """What else may wait for an answer, for people; empty: nothing does."""
+
+
+def read(netns: Netns, network: PodNetwork) -> Asked:
+    """What the pod has asked so far; to be called when its gate remembers already.
+
+    Takes milliseconds: call it from a thread. Raises NetnsGone, and OSError.
+    """
+    in_use = _sockets_in_use(netns)
+    unknown = list(network.other_devices)
+    known = _HARMLESS.union(*_DATAGRAMS.values())
+    unknown += [f"{count} sockets of {name}" for name, count in in_use if name not in known]
+    questions: list[Question] = []
+    for protocol, names in _DATAGRAMS.items():
+        if not any(name in names for name, _ in in_use):
+            continue
+        unconnected = 0
+        try:
+            for question in _conversations(netns, protocol):
+                if question is None or len(questions) >= _MAX_QUESTIONS:
+                    unconnected += 1
+                else:
+                    questions.append(question)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            unknown.append(f"{names[0]} sockets, which this kernel does not list")
+        if unconnected:
+            unknown.append(f"{unconnected} unconnected sockets of {names[0]}")
+    return Asked(tuple(questions), ", ".join(unknown))
+
+
+def _sockets_in_use(netns: Netns) -> list[tuple[str, int]]:
+    """Protocols with sockets in the namespace, and how many: columns 1 and 3."""
+    lines = netns.read_proc_net("protocols").splitlines()[1:]
+    counts = ((name, int(count)) for name, _, count, *_ in map(str.split, lines))
+    return [(name, count) for name, count in counts if count > 0]
+
+
+def _conversations(netns: Netns, protocol: int) -> Iterator[Question | None]:
+    """One for each socket; None for one that is connected to nobody."""
+    netlink = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, sock_diag.NETLINK_SOCK_DIAG)
+    with sock_diag.SockDiag(netlink) as diag:
+        for found in diag.sockets(protocol, sock_diag.ESTABLISHED | sock_diag.CLOSE):
+            peer = abi.unpack_address(found.remote)
+            if not found.remote_port:
+                yield None
+            elif not peer.is_loopback:
+                pod = abi.unpack_address(found.local)
+                yield Question(protocol, pod, found.local_port, peer, found.remote_port)

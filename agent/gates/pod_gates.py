@@ -1,0 +1,337 @@
+"""Guarding one pod: its namespace, its gates, and what to say about its isolation."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from agent.gates import pending_flows
+from agent.gates.address_claims import AddressAuthority, AddressClaims
+from agent.gates.chain_order import Places
+from agent.gates.worker import Gatekeeper
+from agent.linux.pod_network import NetworkReader, NodeInterface, PodNetwork
+from agent.metrics import Metrics
+from agent.pods.conditions import FALSE, TRUE
+from agent.pods.pod import Pod
+from agent.policy.matching import Admission
+from bpf.errors import AttachError
+from bpf.gates import GateConfig
+from bpf.verdicts import Mode
+from probes.netns import Netns, NetnsError, NetnsGone
+
+log = structlog.get_logger(__name__)
+
+ENFORCED = "Enforced"
+"""The reason for gates that stand; the relay makes it "Strict"."""
+
+# What a pod asked before its gate remembered is answered within this time or asked again:
+# resolv.conf's default timeout is 5 s.
+_GRACE_NS = 5_000_000_000
+
+# podgate-cni comes to its end within 20 s, and says nothing to the agent.
+_PLUGIN_SECONDS = 25.0
+
+_REASONS = {Mode.AUDIT: "Audit", Mode.ENFORCE: ENFORCED, Mode.STRICT: ENFORCED}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Isolation:
+    """What the condition `podgate.io/isolation-ready` should say."""
+
+    status: str
+    reason: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Grace:
+    """A gate that remembers, and still lets through what might be an answer to older questions."""
+
+    pod: str
+    interface: NodeInterface
+    questions: int
+    """How many the pod's sockets told of."""
+    unknown: str
+    """Why there may be more; empty if not."""
+    at_ns: int
+    """When it is to end, by CLOCK_MONOTONIC; 0: now."""
+
+
+@dataclasses.dataclass(slots=True)
+class Guarded:
+    """A pod and what stands of its guard. `gates` are those installed, by ifindex."""
+
+    pod: Pod
+    netns: Netns | None = None
+    network: PodNetwork | None = None
+    claims: AddressClaims = dataclasses.field(default_factory=AddressClaims)
+    """Which of the network's addresses are the pod's own."""
+    gates: dict[int, NodeInterface] = dataclasses.field(default_factory=dict)
+    admission: Admission | None = None
+    """What its gates let in."""
+    behind: str = ""
+    """One sentence where somebody's program runs before a gate, and stays there."""
+    isolated: Netns | None = None
+    """The namespace for which the wanted state was reached; it latches."""
+    opened: frozenset[int] | None = None
+    """Interfaces that are meant to have no gate (mode off), as of the last look."""
+    unsettled_until: float = 0.0
+    """Of the event loop's clock: until then podgate-cni may still gate an opened interface."""
+    told: set[int] = dataclasses.field(default_factory=set)
+    """Interfaces whose wanted state others know to stand."""
+    isolation: Isolation | None = None
+    """What the last look at its gates came to."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether another look may find what was missing: a namespace, an interface, a lock."""
+        pod = self.pod
+        return self.isolated is None and not pod.host_network and not pod.has_no_sandbox
+
+    @property
+    def wants_look(self) -> bool:
+        """Whether another look is due soon without any hint."""
+        is_unsettled = asyncio.get_running_loop().time() < self.unsettled_until
+        return self.is_waiting or is_unsettled or self.claims.is_settling
+
+    @property
+    def own_addresses(self) -> tuple[str, ...]:
+        """Confirmed ones: what others may know the pod by."""
+        return tuple(map(str, self.claims.confirmed))
+
+    @property
+    def probe_addresses(self) -> tuple[str, ...]:
+        """Where probes dial, from inside the pod's namespace. While nothing is confirmed, what the
+        namespace shows: from there only the pod itself answers."""
+        shown = self.network.probe_addresses if self.network else ()
+        return self.own_addresses or shown
+
+    @property
+    def interfaces(self) -> set[int]:
+        """The node's sides of the pod's interfaces, gated or (mode off) meant not to be."""
+        current = self.network.interfaces if self.network else ()
+        return {interface.ifindex for interface in current} | self.gates.keys()
+
+
+class Guard:
+    """Brings pods' gates into the wanted state. Not concurrent: one pod after the other."""
+
+    def __init__(
+        self,
+        gatekeeper: Gatekeeper,
+        reader: NetworkReader,
+        metrics: Metrics,
+        owner_of: Callable[[Netns, Pod], Pod | None],
+        admit: Callable[[Pod], Awaitable[Admission]],
+        places: Places,
+        authority: AddressAuthority,
+        on_first_gate: Callable[[Pod], None],
+        on_gate_lost: Callable[[Pod, str], None],
+        on_unconfirmed_address: Callable[[Pod, str], None],
+    ) -> None:
+        """owner_of: another pod that already uses this namespace, if there is one; admit: what the
+        pod's gates let in; on_first_gate: told of a sandbox that nobody had gated before;
+        on_gate_lost: told why a gate that stood does not, in one sentence; on_unconfirmed_address:
+        which addresses a pod claims that are not its own."""
+        self._gatekeeper = gatekeeper
+        self._reader = reader
+        self._metrics = metrics
+        self._owner_of = owner_of
+        self._admit = admit
+        self._places = places
+        self._authority = authority
+        self._on_first_gate = on_first_gate
+        self._on_gate_lost = on_gate_lost
+        self._on_unconfirmed_address = on_unconfirmed_address
+
+    async def bring_up(self, guarded: Guarded) -> Isolation:
+        """One pass over one pod; safe to repeat at any time."""
+        pod = guarded.pod
+        if pod.host_network:
+            return Isolation(
+                TRUE, "HostNetwork", "The pod shares the node's network; it is part of the node."
+            )
+        if pod.netns_path is None:
+            problem = pod.manifest_problem
+            return Isolation(
+                FALSE,
+                problem.reason if problem else "NetnsMissing",
+                problem.message if problem else "The pod names no network namespace.",
+            )
+        try:
+            netns = Netns.open(pod.netns_path)
+        except NetnsGone as error:
+            return Isolation(FALSE, "NetnsNotFound", str(error))
+        except NetnsError as error:
+            return Isolation(FALSE, "NetnsRefused", str(error))
+        if other := self._owner_of(netns, pod):
+            return Isolation(
+                FALSE,
+                "NetnsInUse",
+                f"{netns.path} is already the network namespace of pod {other.full_name}; "
+                "give each pod its own.",
+            )
+        return await self._isolate(guarded, netns)
+
+    async def remember(self, guarded: Guarded) -> list[Grace]:
+        """Have the pod's gates remember what it asks; after `bring_up` of all that are marked,
+        since closing comes first. Raises `AttachError`.
+
+        Gates that only begin to are told what the pod asked before. Where that cannot be told for
+        sure their grace goes on for a while: an answer too many is better than one too few.
+        """
+        new = [ifindex for ifindex in guarded.gates if await self._gatekeeper.remember(ifindex)]
+        if not new or guarded.netns is None or guarded.network is None:
+            return []
+        try:
+            asked = await asyncio.to_thread(pending_flows.read, guarded.netns, guarded.network)
+        except (NetnsGone, OSError) as error:
+            asked = pending_flows.Asked((), str(error))
+        graces = []
+        for ifindex in new:
+            have_all_room = await self._gatekeeper.recall(ifindex, asked.questions)
+            unknown = asked.unknown or ("" if have_all_room else "some questions found no place")
+            graces.append(
+                Grace(
+                    guarded.pod.full_name,
+                    guarded.gates[ifindex],
+                    len(asked.questions),
+                    unknown,
+                    time.monotonic_ns() + _GRACE_NS if unknown else 0,
+                )
+            )
+        return graces
+
+    async def end(self, grace: Grace) -> None:
+        """Have it end in time; later than `remember`, because it takes long and harms nobody.
+
+        Raises `BpfError`.
+        """
+        await self._gatekeeper.end_grace(grace.interface.ifindex, grace.at_ns)
+        log.info(
+            "gate gives grace for 5 s" if grace.unknown else "gate knows what the pod asked",
+            pod=grace.pod,
+            interface=grace.interface.name,
+            questions=grace.questions,
+            because=grace.unknown,
+        )
+
+    async def release(self, guarded: Guarded) -> None:
+        """Take the pod's gates away."""
+        for ifindex in list(guarded.gates):
+            await self._remove(guarded, ifindex)
+
+    async def _isolate(self, guarded: Guarded, netns: Netns) -> Isolation:
+        try:
+            network = await self._reader.read(netns)
+        except NetnsGone as error:
+            return Isolation(FALSE, "NetnsNotFound", str(error))
+        guarded.netns = netns
+        guarded.network = network
+        pod = guarded.pod
+        guarded.claims = await self._authority.check(pod, netns, network)
+        self._report_claims(guarded)
+        if pod.mode is Mode.OFF:
+            await self._open(guarded, network)
+            guarded.isolated = netns
+            return Isolation(TRUE, "Off", "The pod's mode is off: its interfaces are not gated.")
+
+        await self._forget_vanished(guarded)
+        try:
+            await self._install(guarded)
+        except (AttachError, ValueError) as error:
+            if guarded.isolated != netns:
+                return Isolation(FALSE, "GateFailed", f"{error}.")
+            self._metrics.gates_lost.inc()
+            log.error("gate lost; it will be tried again", pod=pod.full_name, error=str(error))
+            self._on_gate_lost(pod, f"The gate is lost and will be put back: {error}.")
+        if network.not_gatable:
+            guarded.isolated = netns
+            return Isolation(TRUE, "NotSupported", "; ".join(network.not_gatable) + ".")
+        if not network.interfaces:
+            return Isolation(
+                FALSE, "NoInterface", f"{netns.path} has no veth to this node yet; waiting for one."
+            )
+        guarded.isolated = netns
+        return Isolation(TRUE, _REASONS[pod.mode], _describe(guarded, network))
+
+    def _report_claims(self, guarded: Guarded) -> None:
+        problem = guarded.claims.problem
+        if self._authority.is_news(guarded.pod.uid, problem):
+            log.warning("pod claims addresses", pod=guarded.pod.full_name, problem=problem)
+            self._on_unconfirmed_address(guarded.pod, problem)
+
+    async def _install(self, guarded: Guarded) -> None:
+        network = guarded.network
+        assert network is not None
+        guarded.admission = await self._admit(guarded.pod)
+        config = GateConfig(
+            guarded.pod.mode,
+            guarded.claims.confirmed,
+            guarded.admission.rules,
+            claimed=tuple(a for a in network.addresses if a not in guarded.claims.confirmed),
+        )
+        guarded.behind = ""
+        for interface in network.interfaces:
+            was_open = guarded.isolated != guarded.netns and not await self._gatekeeper.stands(
+                interface.ifindex
+            )
+            seconds = await self._gatekeeper.install(interface.ifindex, config)
+            if was_open:
+                self._on_first_gate(guarded.pod)
+            if interface.ifindex not in guarded.gates:
+                self._metrics.attach_seconds.observe(seconds)
+                log.info(
+                    "interface gated",
+                    pod=guarded.pod.full_name,
+                    interface=interface.name,
+                    ifindex=interface.ifindex,
+                    mode=guarded.pod.mode.word,
+                    milliseconds=round(seconds * 1000, 2),
+                )
+            guarded.gates[interface.ifindex] = interface
+            guarded.behind = await self._places.keep(interface) or guarded.behind
+
+    async def _open(self, guarded: Guarded, network: PodNetwork) -> None:
+        """Take away every gate: podgate-cni goes by the node's default, not by the pod's mode."""
+        await self.release(guarded)
+        opened = frozenset(interface.ifindex for interface in network.interfaces)
+        if opened != guarded.opened:
+            guarded.opened = opened
+            guarded.unsettled_until = asyncio.get_running_loop().time() + _PLUGIN_SECONDS
+        for interface in network.interfaces:
+            if await self._gatekeeper.stands(interface.ifindex):
+                await self._gatekeeper.remove(interface.ifindex)
+
+    async def _forget_vanished(self, guarded: Guarded) -> None:
+        """Drop what is left of gates whose interface is gone.
+
+        An interface that is only no longer seen as the pod's keeps its gate: a netns path that is
+        missing for a moment must not open it.
+        """
+        network = guarded.network
+        current = {interface.ifindex for interface in network.interfaces} if network else set()
+        for ifindex in guarded.gates.keys() - current:
+            if not await self._reader.exists(ifindex):
+                await self._remove(guarded, ifindex)
+
+    async def _remove(self, guarded: Guarded, ifindex: int) -> None:
+        await self._gatekeeper.remove(ifindex)
+        self._places.forget(ifindex)
+        del guarded.gates[ifindex]
+
+
+def _describe(guarded: Guarded, network: PodNetwork) -> str:
+    gated = ", ".join(interface.name for interface in network.interfaces)
+    text = f"Gate on {gated}, sandbox net:[{guarded.netns.inode if guarded.netns else '?'}]."
+    if guarded.admission and guarded.admission.problem:
+        text += f" {guarded.admission.problem}"
+    if guarded.claims.problem:
+        text += f" {guarded.claims.problem}"
+    if guarded.behind:
+        text += f" {guarded.behind}"
+    if guarded.pod.manifest_problem:
+        text += f" {guarded.pod.manifest_problem.message}"
+    return text

@@ -1,0 +1,234 @@
+"""The gates, driven from the event loop: one worker thread makes the calls that wait for RTNL."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TypeVar
+
+import structlog
+
+from agent.app.preflight import cgroup2_mount
+from agent.settings import Settings
+from bpf import gates, loader, pins
+from bpf.callers import Callers
+from bpf.events import Events
+from bpf.gates import Attachment, Counts, GateConfig
+from bpf.hooks import Hooks, HookState
+from bpf.nodeconfig import NodeConfig
+from bpf.nodeguards import NodeGuards
+from bpf.origin import Origin
+from bpf.replies import Question
+from bpf.selftests import SelfTests
+from bpf.verdicts import Reason
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+_SO_NETNS_COOKIE = 71  # Linux 5.14
+
+# Until a gate remembers what its pod asks; with some hundred pods at once that takes seconds.
+_GRACE_SECONDS = 30.0
+
+# An attach takes 10 ms and RTNL can be held for seconds by others; longer means a hung kernel.
+_TIMEOUT_SECONDS = 60
+
+
+class Gatekeeper:
+    """Owns the loaded programs and maps. Every method waits at most a minute."""
+
+    def __init__(
+        self,
+        loaded: loader.Loaded,
+        opened: gates.Gates,
+        node_guards: NodeGuards,
+        worker: concurrent.futures.ThreadPoolExecutor,
+    ) -> None:
+        self.loaded = loaded
+        self._gates = opened
+        self._worker = worker
+        self._origin = Origin(loaded)
+        self._callers = Callers(loaded)
+        self._node_guards = node_guards
+        self.config = NodeConfig(loaded)
+        self.self_tests = SelfTests(loaded)
+        self.events = Events(loaded)
+        self.hook_states: list[HookState] = []
+
+    @classmethod
+    async def open(cls, settings: Settings) -> "Gatekeeper":
+        """Load what is not pinned yet. Raises `PinError` or `CompileError`."""
+        installation = pins.Pins(settings.bpffs)
+        loaded = await loader.load(installation)
+        # One thread: tcx attaches wait for each other under RTNL anyway.
+        worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="gates")
+        try:
+            loop = asyncio.get_running_loop()
+            opened = await loop.run_in_executor(
+                worker, gates.Gates, loaded, installation, settings.attachment
+            )
+            node_guards = await loop.run_in_executor(
+                worker, NodeGuards, loaded, installation, opened.attachment
+            )
+        except BaseException:
+            worker.shutdown(wait=False)
+            loaded.close()
+            raise
+        keeper = cls(loaded, opened, node_guards, worker)
+        await keeper._call(lambda: keeper._origin.inherit(installation))
+        keeper.config.set_netns(netns_cookie())
+        keeper.hook_states = await keeper._call(lambda: _attach_hooks(loaded, installation))
+        for hook in keeper.hook_states:
+            if hook.problem:
+                log.warning(
+                    "a hook is not in force: gates still drop, but nobody hears of it at once",
+                    hook=hook.name,
+                    reason=hook.problem,
+                )
+        return keeper
+
+    @property
+    def attachment(self) -> Attachment:
+        return self._gates.attachment
+
+    async def aclose(self) -> None:
+        """Close descriptors and the thread. Gates stay: they are pinned."""
+        self.events.close()
+        await self._call(self._gates.close)
+        await self._call(self._node_guards.close)
+        self._worker.shutdown(wait=False)
+        self.loaded.close()
+
+    async def install(
+        self, ifindex: int, config: GateConfig, *, grace_seconds: float = _GRACE_SECONDS
+    ) -> float:
+        """As `Gates.install`; how many seconds it took."""
+
+        def install() -> None:
+            self._gates.install(ifindex, config, grace_seconds=grace_seconds)
+
+        return await self._call(lambda: _timed(install))
+
+    async def remember(self, ifindex: int) -> bool:
+        """As `Gates.remember`."""
+        return await self._call(lambda: self._gates.remember(ifindex))
+
+    async def recall(self, ifindex: int, questions: Collection[Question]) -> bool:
+        """As `Gates.recall`."""
+        return await self._call(lambda: self._gates.recall(ifindex, questions))
+
+    async def end_grace(self, ifindex: int, at_ns: int) -> None:
+        """As `Gates.end_grace`."""
+        await self._call(lambda: self._gates.end_grace(ifindex, at_ns))
+
+    async def remove(self, ifindex: int) -> None:
+        """As `Gates.remove`; who was refused there is forgotten as well."""
+
+        def remove() -> None:
+            self._gates.remove(ifindex)
+            self._callers.forget(ifindex)
+
+        await self._call(remove)
+
+    async def stands(self, ifindex: int) -> bool:
+        """As `Gates.stands`."""
+        return await self._call(lambda: self._gates.stands(ifindex))
+
+    async def installed(self) -> dict[int, GateConfig | None]:
+        """As `Gates.installed`."""
+        return await self._call(self._gates.installed)
+
+    async def collect(self) -> bool:
+        """As `Gates.collect`, for what guards the node's own interfaces as well."""
+
+        def collect() -> bool:
+            return not self._node_guards.elsewhere and self._gates.collect()
+
+        return await self._call(collect)
+
+    async def misplaced(self) -> set[int]:
+        """As `Gates.misplaced`."""
+        return await self._call(self._gates.misplaced)
+
+    async def is_first(self, ifindex: int) -> bool:
+        """As `Gates.is_first`."""
+        return await self._call(lambda: self._gates.is_first(ifindex))
+
+    async def move_first(self, ifindex: int) -> None:
+        """As `Gates.move_first`."""
+        await self._call(lambda: self._gates.move_first(ifindex))
+
+    async def counts(self) -> dict[int, Counts]:
+        """As `Gates.counts`, without our own self-tests. Reads maps only, so it does not queue
+        behind attaches.
+        """
+        counts = await asyncio.to_thread(self._gates.counts)
+        return {ifindex: _without_self_tests(of_gate) for ifindex, of_gate in counts.items()}
+
+    async def node_counts(self) -> Counts:
+        """As `Gates.node_counts`."""
+        return await asyncio.to_thread(self._gates.node_counts)
+
+    async def mark_origins(self, marks: Mapping[int, bool]) -> None:
+        """Set or clear interfaces' bits in the origin map."""
+
+        def mark() -> None:
+            for ifindex, is_node_sent in marks.items():
+                self._origin.mark(ifindex, is_node_sent=is_node_sent)
+
+        await self._call(mark)
+
+    async def keep_bridges(self, ifindexes: set[int], *, are_all: bool) -> None:
+        """As `NodeGuards.keep_bridges`."""
+        await self._call(lambda: self._node_guards.keep_bridges(ifindexes, are_all=are_all))
+
+    async def keep_pairs(self, ifindexes: set[int]) -> None:
+        """As `NodeGuards.keep_pairs`."""
+        await self._call(lambda: self._node_guards.keep_pairs(ifindexes))
+
+    async def keep_tunnels(self, udp_ports: Iterable[int], *, are_guarded: bool) -> None:
+        """As `NodeGuards.keep_tunnels`, and refuse the node's datagrams to these ports.
+
+        Raises `AttachError`, or `ValueError` for more ports than are guarded.
+        """
+        await self._call(lambda: self._node_guards.keep_tunnels(are_guarded=are_guarded))
+        self.config.set_tunnel_ports(udp_ports)
+
+    async def marked_origins(self) -> set[int]:
+        return await self._call(self._origin.marked)
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            return await asyncio.get_running_loop().run_in_executor(self._worker, function)
+
+
+def _timed(function: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def netns_cookie() -> int | None:
+    """The cookie of the calling thread's network namespace; None where the kernel has none."""
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock,
+        contextlib.suppress(OSError),
+    ):
+        value = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+        return int.from_bytes(value, sys.byteorder)
+    return None
+
+
+def _attach_hooks(loaded: loader.Loaded, installation: pins.Pins) -> list[HookState]:
+    cgroup = cgroup2_mount()
+    if cgroup is None:
+        return [HookState("all", "cgroup v2 is not mounted")]
+    return Hooks(loaded, installation, cgroup).attach()
+
+
+def _without_self_tests(counts: Counts) -> Counts:
+    return {key: count for key, count in counts.items() if key[1] is not Reason.SELF_TEST}

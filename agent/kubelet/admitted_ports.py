@@ -1,0 +1,46 @@
+"""Which senders of the node a pod's gate lets in: the kubelet, to what the pod declares."""
+
+import pathlib
+import socket
+
+from bpf import abi
+from bpf.rules import Rule, Sender
+from probes.spec.specs import PodSpec
+
+# Of systemd's and cgroupfs' drivers, and of kind, which nests them
+# (kubernetes/pkg/kubelet/cm/cgroup_manager_linux.go).
+_PODS_CGROUPS = (
+    "kubepods.slice",
+    "kubepods",
+    "kubelet.slice/kubelet-kubepods.slice",
+    "kubelet/kubepods",
+)
+
+_ANY_TCP_PORT = Rule(Sender.KUBELET, socket.IPPROTO_TCP)
+
+
+def kubelet_rules(spec: PodSpec) -> tuple[Rule, ...]:
+    """What the kubelet may open: any port of a pod with an http(s) probe or hook, whose redirects
+    to other ports it follows (pkg/probe/http), else the declared ports.
+
+    Any port, too, of a pod whose probes could not all be read, or that declares more ports than a
+    gate has room for: a healthy pod must not restart for that.
+    """
+    declared = spec.declared
+    if declared.any_port or spec.errors or len(declared.ports) > abi.GATE_RULES:
+        return (_ANY_TCP_PORT,)
+    return tuple(
+        Rule(Sender.KUBELET, socket.IPPROTO_TCP, port, port) for port in sorted(declared.ports)
+    )
+
+
+def pods_cgroup(cgroup2: pathlib.Path) -> tuple[int, int] | None:
+    """Id of the cgroup above all pods', and how many directories below the root it lies.
+
+    None where there is no kubelet's hierarchy.
+    """
+    for name in _PODS_CGROUPS:
+        directory = cgroup2 / name
+        if directory.is_dir():
+            return directory.stat().st_ino, len(pathlib.PurePath(name).parts)
+    return None

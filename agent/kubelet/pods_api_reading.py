@@ -1,0 +1,171 @@
+"""The kubelet's v1.Pod in protobuf as the same object that the API server's JSON makes.
+
+What JSON would leave out (zeros, empty texts) is left out here, so that defaults and complaints are
+the same: Kubernetes' marshaller writes every field that is no pointer, also when it is zero.
+Fields that came with 1.37 as alpha (`httpGet.protocol`, `grpc.mode`) are not read: such probes are
+taken for the older kind until the API server's copy of the pod is there.
+"""
+
+import datetime
+from typing import Any
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from agent.kube.objects import ApiPod
+from agent.kubelet import kubelet_pb2
+
+_Json = dict[str, Any]
+
+
+class UnreadablePod(Exception):
+    """These bytes are no pod that podgate can use; the message says why."""
+
+
+def read(content: bytes) -> ApiPod:
+    """The pod. Raises `UnreadablePod`."""
+    try:
+        pod = kubelet_pb2.Pod.FromString(content)
+        return msgspec.convert(_pod(pod), ApiPod)
+    # The last three: a time that no calendar has.
+    except (DecodeError, msgspec.ValidationError, ValueError, OverflowError, OSError) as error:
+        raise UnreadablePod(str(error)) from error
+
+
+def _pod(pod: Any) -> _Json:
+    metadata, spec, status = pod.metadata, pod.spec, pod.status
+    return {
+        "metadata": _given(
+            name=metadata.name,
+            namespace=metadata.namespace,
+            uid=metadata.uid,
+            resourceVersion=metadata.resourceVersion,
+            generation=metadata.generation,
+            labels=dict(metadata.labels),
+            annotations=dict(metadata.annotations),
+            deletionTimestamp=_time(metadata, "deletionTimestamp"),
+        )
+        # A pod without a name is none, and is to be refused as such.
+        | {"name": metadata.name or None},
+        "spec": _given(
+            nodeName=spec.nodeName,
+            hostNetwork=spec.hostNetwork,
+            initContainers=[_container(one) for one in spec.initContainers],
+            containers=[_container(one) for one in spec.containers],
+            readinessGates=[{"conditionType": one.conditionType} for one in spec.readinessGates],
+        ),
+        "status": _given(
+            phase=status.phase,
+            podIPs=[{"ip": one.ip} for one in status.podIPs],
+            conditions=[_condition(one) for one in status.conditions],
+            initContainerStatuses=[_status(one) for one in status.initContainerStatuses],
+            containerStatuses=[_status(one) for one in status.containerStatuses],
+        ),
+    }
+
+
+def _container(container: Any) -> _Json:
+    return _given(
+        name=container.name,
+        ports=[
+            _given(
+                name=port.name,
+                hostPort=port.hostPort,
+                containerPort=port.containerPort,
+                protocol=port.protocol,
+            )
+            for port in container.ports
+        ],
+        startupProbe=_probe(container, "startupProbe"),
+        readinessProbe=_probe(container, "readinessProbe"),
+        livenessProbe=_probe(container, "livenessProbe"),
+        lifecycle=_lifecycle(container.lifecycle),
+        restartPolicy=container.restartPolicy,
+    )
+
+
+def _probe(container: Any, name: str) -> _Json | None:
+    if not container.HasField(name):
+        return None
+    probe = getattr(container, name)
+    found = _given(
+        initialDelaySeconds=probe.initialDelaySeconds,
+        timeoutSeconds=probe.timeoutSeconds,
+        periodSeconds=probe.periodSeconds,
+        successThreshold=probe.successThreshold,
+        failureThreshold=probe.failureThreshold,
+    )
+    if probe.HasField("terminationGracePeriodSeconds"):
+        found["terminationGracePeriodSeconds"] = probe.terminationGracePeriodSeconds
+    handler = probe.handler
+    if handler.HasField("exec"):
+        found["exec"] = {"command": list(handler.exec.command)}
+    if handler.HasField("httpGet"):
+        found["httpGet"] = _http_get(handler.httpGet)
+    if handler.HasField("tcpSocket"):
+        tcp = handler.tcpSocket
+        found["tcpSocket"] = {"port": _port(tcp.port)} | _given(host=tcp.host)
+    if handler.HasField("grpc"):
+        found["grpc"] = {"port": handler.grpc.port} | _given(service=handler.grpc.service)
+    return found
+
+
+def _lifecycle(lifecycle: Any) -> _Json:
+    found = {}
+    for name in ("postStart", "preStop"):
+        hook = getattr(lifecycle, name)
+        if hook.HasField("httpGet"):
+            found[name] = {"httpGet": _http_get(hook.httpGet)}
+    return found
+
+
+def _http_get(http: Any) -> _Json:
+    headers = [{"name": one.name, "value": one.value} for one in http.httpHeaders]
+    given = _given(path=http.path, host=http.host, scheme=http.scheme, httpHeaders=headers)
+    return {"port": _port(http.port)} | given
+
+
+def _port(port: Any) -> int | str:
+    return str(port.strVal) if port.type else int(port.intVal)
+
+
+def _condition(condition: Any) -> _Json:
+    return _given(
+        type=condition.type,
+        status=condition.status,
+        reason=condition.reason,
+        message=condition.message,
+        lastProbeTime=_time(condition, "lastProbeTime"),
+        lastTransitionTime=_time(condition, "lastTransitionTime"),
+        observedGeneration=condition.observedGeneration,
+    )
+
+
+def _status(status: Any) -> _Json:
+    found = _given(
+        name=status.name,
+        containerID=status.containerID,
+        ready=status.ready,
+        restartCount=status.restartCount,
+    )
+    if status.HasField("started"):
+        found["started"] = status.started
+    if status.state.HasField("running"):
+        running = status.state.running
+        found["state"] = {"running": _given(startedAt=_time(running, "startedAt"))}
+    return found
+
+
+def _time(message: Any, name: str) -> str | None:
+    if not message.HasField(name):
+        return None
+    seconds = getattr(message, name).seconds
+    # What time.Time's zero value is for Go.
+    if seconds <= 0:
+        return None
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _given(**fields: Any) -> _Json:
+    return {name: value for name, value in fields.items() if value}

@@ -1,0 +1,207 @@
+"""Trying to reach a pod, in the ways an attacker and a neighbour would."""
+
+import contextlib
+import ipaddress
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+
+from agent.lab.lab import LabPod
+
+# What a process hears whose connect a hook refuses; without hooks its SYN is dropped.
+REFUSED = "not permitted"
+DROPPED = "times out"
+
+FAMILIES = {"IPv4": socket.AF_INET, "IPv6": socket.AF_INET6}
+
+# A dropped SYN is sent again after a second (RFC 6298); by then it is known to be refused.
+_REFUSED_SECONDS = 0.4
+# A neighbour that is not resolved yet, or a bridge port that is not forwarding yet, costs a second.
+_ACCEPTED_SECONDS = 3.0
+_ETH_P_ALL = 3
+_ETH_P_IP = 0x0800
+_ETH_P_IPV6 = 0x86DD
+_TCP_SYN, _TCP_ACK = 0x02, 0x10
+_PACKET_OUTGOING = 4
+
+
+def address_of(pod: LabPod, family: str) -> str:
+    return pod.ipv4 if family == "IPv4" else pod.ipv6
+
+
+def connect(sock: socket.socket, address: str, port: int, seconds: float) -> str:
+    """ "connects", `DROPPED`, or the error's name; the socket is closed."""
+    with contextlib.closing(sock):
+        sock.settimeout(seconds)
+        try:
+            sock.connect((address, port))
+        except TimeoutError:
+            return DROPPED
+        except PermissionError:
+            return REFUSED
+        except OSError as error:
+            return os.strerror(error.errno) if error.errno else str(error)
+        return "connects"
+
+
+def connect_from_node(pod: LabPod, family: str, port: int, *, is_refused: bool) -> str:
+    """is_refused: what is expected, and so how long it is worth waiting for the opposite."""
+    sock = socket.socket(FAMILIES[family], socket.SOCK_STREAM)
+    seconds = _REFUSED_SECONDS if is_refused else _ACCEPTED_SECONDS
+    return connect(sock, address_of(pod, family), port, seconds)
+
+
+def connect_from_pod(source: LabPod, address: str, family: str, port: int) -> str:
+    """Expected to succeed, always: traffic between pods and to the node is never judged."""
+    sock = source.open_socket(FAMILIES[family], socket.SOCK_STREAM)
+    return connect(sock, address, port, _ACCEPTED_SECONDS)
+
+
+def datagram_from_node(pod: LabPod, family: str) -> str:
+    """Whether a datagram that the node starts "arrives" or "does not arrive"."""
+    with (
+        contextlib.closing(pod.open_socket(FAMILIES[family], socket.SOCK_DGRAM)) as inside,
+        contextlib.closing(socket.socket(FAMILIES[family], socket.SOCK_DGRAM)) as outside,
+    ):
+        inside.bind(("", 0))
+        with contextlib.suppress(OSError):
+            outside.sendto(b"hello", (address_of(pod, family), inside.getsockname()[1]))
+        return "arrives" if _receives(inside, _REFUSED_SECONDS) else "does not arrive"
+
+
+def question_from_pod(pod: LabPod, node: str, family: str) -> str:
+    """Whether the node's answer to a datagram of the pod "arrives", as with DNS."""
+    with (
+        contextlib.closing(pod.open_socket(FAMILIES[family], socket.SOCK_DGRAM)) as inside,
+        contextlib.closing(socket.socket(FAMILIES[family], socket.SOCK_DGRAM)) as outside,
+    ):
+        outside.bind((node, 0))
+        outside.settimeout(_ACCEPTED_SECONDS)
+        inside.sendto(b"question", (node, outside.getsockname()[1]))
+        try:
+            _, whence = outside.recvfrom(64)
+        except TimeoutError:
+            return "the question does not arrive"
+        outside.sendto(b"answer", whence)
+        return "arrives" if _receives(inside, _ACCEPTED_SECONDS) else "does not arrive"
+
+
+def _receives(sock: socket.socket, seconds: float) -> bool:
+    sock.settimeout(seconds)
+    try:
+        sock.recv(64)
+    except TimeoutError:
+        return False
+    return True
+
+
+def inject_syn(pod: LabPod, source: str, family: str, port: int, source_port: int) -> str:
+    """Write a SYN straight to the pod's interface by a packet socket, which no cgroup hook and no
+    netfilter rule sees; look inside the pod whether it came: "arrives" or "does not arrive"."""
+    everything = socket.htons(_ETH_P_ALL)
+    with (
+        contextlib.closing(
+            pod.open_socket(socket.AF_PACKET, socket.SOCK_RAW, everything)
+        ) as inside,
+        contextlib.closing(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)) as outside,
+    ):
+        inside.bind(("eth0", _ETH_P_ALL))
+        outside.bind((pod.interface, 0))
+        hardware = _hardware_address(inside)
+        frame = _syn_frame(hardware, source, address_of(pod, family), port, source_port)
+        # A drop at the interface comes back as ENOBUFS; what counts is what the pod sees.
+        with contextlib.suppress(OSError):
+            outside.send(frame)
+        return "arrives" if _sees(inside, source_port) else "does not arrive"
+
+
+@contextlib.contextmanager
+def openings_seen(pod: LabPod) -> Iterator[Callable[[], int]]:
+    """Watch what comes in by the pod's interface; yields what tells how many SYNs did so far.
+
+    The agent's own self-tests, to port 0, are left out.
+    """
+    everything = socket.htons(_ETH_P_ALL)
+    with contextlib.closing(
+        pod.open_socket(socket.AF_PACKET, socket.SOCK_RAW, everything)
+    ) as inside:
+        inside.bind(("eth0", _ETH_P_ALL))
+        inside.setblocking(False)
+        seen = 0
+
+        def count() -> int:
+            nonlocal seen
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    frame, address = inside.recvfrom(2048)
+                    seen += address[2] != _PACKET_OUTGOING and _opens(frame)
+            return seen
+
+        yield count
+
+
+def _opens(frame: bytes) -> bool:
+    """Whether it is a SYN of TCP to a port that somebody can listen on."""
+    kind = struct.unpack("!H", frame[12:14])[0]
+    if kind not in (_ETH_P_IP, _ETH_P_IPV6):
+        return False
+    offset, protocol = (14 + 20, frame[23]) if kind == _ETH_P_IP else (14 + 40, frame[20])
+    if protocol != socket.IPPROTO_TCP:
+        return False
+    is_self_test = frame[offset + 2 : offset + 4] == bytes(2)
+    return frame[offset + 13] & (_TCP_SYN | _TCP_ACK) == _TCP_SYN and not is_self_test
+
+
+def _sees(sock: socket.socket, source_port: int) -> bool:
+    """Whether a SYN from this port comes."""
+    deadline = time.monotonic() + _REFUSED_SECONDS
+    wanted = struct.pack("!H", source_port)
+    while (left := deadline - time.monotonic()) > 0:
+        sock.settimeout(left)
+        try:
+            frame = sock.recv(2048)
+        except TimeoutError:
+            return False
+        offset = 14 + (20 if frame[12:14] == struct.pack("!H", _ETH_P_IP) else 40)
+        if frame[offset : offset + 2] == wanted and frame[offset + 13 : offset + 14] == bytes(
+            [_TCP_SYN]
+        ):
+            return True
+    return False
+
+
+def _hardware_address(sock: socket.socket) -> bytes:
+    address: bytes = sock.getsockname()[4]
+    return address
+
+
+def _syn_frame(
+    hardware: bytes, source: str, destination: str, port: int, source_port: int
+) -> bytes:
+    from_address = ipaddress.ip_address(source)
+    to_address = ipaddress.ip_address(destination)
+    tcp = struct.pack("!HHIIBBHHH", source_port, port, 1, 0, 5 << 4, _TCP_SYN, 64240, 0, 0)
+    pseudo = from_address.packed + to_address.packed + struct.pack("!II", len(tcp), 6)
+    tcp = tcp[:16] + struct.pack("!H", _checksum(pseudo + tcp)) + tcp[18:]
+    if to_address.version == 4:
+        kind = _ETH_P_IP
+        header = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(tcp), 1, 0, 64, 6, 0)
+        header += from_address.packed + to_address.packed
+        header = header[:10] + struct.pack("!H", _checksum(header)) + header[12:]
+    else:
+        kind = _ETH_P_IPV6
+        header = struct.pack("!IHBB", 6 << 28, len(tcp), 6, 64)
+        header += from_address.packed + to_address.packed
+    return hardware + bytes(6) + struct.pack("!H", kind) + header + tcp
+
+
+def _checksum(data: bytes) -> int:
+    """The Internet checksum (RFC 1071)."""
+    if len(data) % 2:
+        data += b"\0"
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF

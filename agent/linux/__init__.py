@@ -1,0 +1,1 @@
+"""The kernel's interfaces: netlink, cgroups, procfs, nftables and raw packets."""

@@ -1,0 +1,149 @@
+"""A pod's interfaces and addresses, read from its own network namespace.
+
+Not from the API: hooks reach a pod before the API shows its addresses, and an address that the API
+does not know of is one that the gate would not close.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import ipaddress
+import os
+import socket
+
+import pyroute2
+
+from agent.linux import rtnetlink
+from agent.linux.rtnetlink import Link
+from bpf.abi import IPAddress
+from probes.netns import Netns
+
+# Kinds through which the node reaches the pod without crossing a veth of ours. No kind at all is
+# a device moved in whole: SR-IOV, host-device.
+_NOT_GATABLE = {None: "a physical device", "macvlan": "macvlan", "macvtap": "macvtap"} | {
+    kind: kind for kind in ("ipvlan", "ipvtap", "netkit", "vlan")
+}
+_TIMEOUT_SECONDS = 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeInterface:
+    """The node's side of one of the pod's veths."""
+
+    ifindex: int
+    name: str
+    bridge: int | None = None
+    """The ifindex of the bridge that it is a port of."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PodNetwork:
+    """What a pod's namespace looks like from inside and from the node."""
+
+    interfaces: tuple[NodeInterface, ...]
+    addresses: tuple[IPAddress, ...]
+    """Every address a packet to the pod may carry: all but loopback, IPv4 first."""
+    not_gatable: tuple[str, ...]
+    """Sentences about interfaces that no gate can be put on."""
+    nsid: int | None
+    """The namespace's number as seen from the node; netlink hints carry it."""
+    other_devices: tuple[str, ...] = ()
+    """Names of what else is up inside: behind it may be others that talk by the pod's address."""
+    taps: tuple[str, ...] = ()
+    """Names of tap devices: what a virtual machine in the pod is connected by."""
+
+    @property
+    def probe_addresses(self) -> tuple[str, ...]:
+        """As status.podIPs, so without link-local ones; some may be only claimed."""
+        return tuple(str(a) for a in self.addresses if not a.is_link_local)
+
+
+class NetworkReader:
+    """Reads pods' networks on the event loop, each within 5 s."""
+
+    def __init__(self) -> None:
+        self._node = pyroute2.AsyncIPRoute()
+
+    def close(self) -> None:
+        self._node.close()
+
+    async def read(self, netns: Netns) -> PodNetwork:
+        """Raises `NetnsGone`, or `TimeoutError`."""
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            async with netlink_in(netns) as inside:
+                found = await rtnetlink.read(inside)
+                addresses = [
+                    ipaddress.ip_address(address.get("address"))
+                    async for address in await inside.get_addr()
+                ]
+            # Asking the node for the other end also makes the kernel number the pod's namespace.
+            peers = [
+                (link, await self._link(link.peer))
+                for link in found
+                if link.kind == "veth" and link.peer
+            ]
+            nsid = await self._nsid(netns)
+        own = [
+            (link, peer)
+            for link, peer in peers
+            if peer is not None and _is_other_end(peer, of=link, nsid=nsid)
+        ]
+        ours = {link.index for link, _ in own}
+        routable = {address for address in addresses if not address.is_loopback}
+        return PodNetwork(
+            tuple(NodeInterface(peer.index, peer.name, peer.master) for _, peer in own),
+            tuple(sorted(routable, key=lambda address: (address.version, address))),
+            tuple(
+                f"interface {link.name} ({_NOT_GATABLE[link.kind]}) cannot be gated"
+                for link in found
+                if link.kind in _NOT_GATABLE and link.is_up and not link.is_loopback
+            ),
+            nsid,
+            tuple(
+                link.name
+                for link in found
+                if link.is_up and not link.is_loopback and link.index not in ours
+            ),
+            tuple(link.name for link in found if link.is_tap),
+        )
+
+    async def exists(self, ifindex: int) -> bool:
+        """Whether the node has such an interface."""
+        return await self._link(ifindex) is not None
+
+    async def _link(self, ifindex: int) -> Link | None:
+        try:
+            return rtnetlink.of_message((await self._node.link("get", index=ifindex))[0])
+        except pyroute2.NetlinkError:
+            return None
+
+    async def _nsid(self, netns: Netns) -> int | None:
+        with contextlib.ExitStack() as stack:
+            try:
+                fd = os.open(netns.path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return None
+            stack.callback(os.close, fd)
+            try:
+                answer = await self._node.get_netnsid(fd=fd)
+            except pyroute2.NetlinkError:
+                # It ended since, and left the file that it was mounted on.
+                return None
+        return int(answer["nsid"]) if answer["nsid"] >= 0 else None
+
+
+def _is_other_end(peer: Link, *, of: Link, nsid: int | None) -> bool:
+    """Whether `peer`, a link of the node, is the other end of the pod's veth `of`.
+
+    Checked from both ends: a veth inside the pod (of a container engine in it, say) may name an
+    ifindex that on the node is somebody else's.
+    """
+    is_veth_to_it = peer.kind == "veth" and peer.peer == of.index
+    return is_veth_to_it and nsid is not None and peer.peer_nsid == nsid
+
+
+def netlink_in(netns: Netns) -> pyroute2.AsyncIPRoute:
+    """Route netlink of another namespace. Raises `NetnsGone` or `OSError`."""
+    # asyncio, which pyroute2 is built on, takes only datagram sockets; netlink knows no difference.
+    sock = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)
+    return pyroute2.AsyncIPRoute(fileno=sock.detach())

@@ -1,0 +1,1 @@
+"""The pod model: pods, their conditions and their state."""

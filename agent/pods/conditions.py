@@ -1,0 +1,77 @@
+"""Pod conditions: what podgate says about a pod, and since when."""
+
+import datetime
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from agent import labels
+from agent.pods.pod import Pod
+
+log = structlog.get_logger(__name__)
+
+TRUE, FALSE = "True", "False"
+
+TYPES = (labels.ISOLATION_READY, labels.PROBES_PASSING)
+
+
+class Condition(msgspec.Struct, frozen=True, rename="camel"):
+    """One condition, with the fields of v1.PodCondition."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    last_transition_time: datetime.datetime
+    """When `status` (not reason or message) last changed, in UTC."""
+
+
+class Conditions:
+    """The newest condition of each type of each pod. Every change is one log line."""
+
+    def __init__(
+        self,
+        *,
+        on_change: Callable[[str], None] = lambda uid: None,
+        now: Callable[[], datetime.datetime] | None = None,
+    ) -> None:
+        """on_change: gets the uid of a pod when anything about one of its conditions changed."""
+        self._on_change = on_change
+        self._now = now or (lambda: datetime.datetime.now(datetime.UTC))
+        self._by_pod: dict[str, dict[str, Condition]] = {}
+
+    def set(self, pod: Pod, kind: str, status: str, reason: str, message: str) -> bool:
+        """Record what is true now; whether anything about it changed."""
+        conditions = self._by_pod.setdefault(pod.uid, {})
+        before = conditions.get(kind)
+        if before and (before.status, before.reason, before.message) == (status, reason, message):
+            return False
+        same_status = before is not None and before.status == status
+        since = before.last_transition_time if before and same_status else self._now()
+        conditions[kind] = Condition(kind, status, reason, message, since)
+        self._on_change(pod.uid)
+        is_well = status == TRUE and pod.manifest_problem is None
+        level = log.info if is_well else log.warning
+        level(
+            "condition changed",
+            pod=pod.full_name,
+            uid=pod.uid,
+            type=kind,
+            status=status,
+            reason=reason,
+            detail=message,
+            was=before.status if before else None,
+        )
+        return True
+
+    def of(self, uid: str) -> list[Condition]:
+        """The pod's conditions in the order of `TYPES`."""
+        conditions = self._by_pod.get(uid, {})
+        return [conditions[kind] for kind in TYPES if kind in conditions]
+
+    def get(self, uid: str, kind: str) -> Condition | None:
+        return self._by_pod.get(uid, {}).get(kind)
+
+    def forget(self, uid: str) -> None:
+        self._by_pod.pop(uid, None)

@@ -1,0 +1,162 @@
+"""A pod as podgate knows it: read from a manifest, checked at the edge."""
+
+import ipaddress
+import uuid
+from typing import Literal
+
+import msgspec
+
+from agent import labels as agent_labels
+from bpf.abi import IPAddress
+from bpf.verdicts import Mode
+from probes.spec.specs import PodSpec, parse_pod
+
+# For manifests without a uid: the same namespace and name always give the same one.
+_UID_SPACE = uuid.UUID("9b0f6c4e-6f2e-4c55-a7f5-0f3d5a1c7f0e")
+
+
+SANDBOX_MISSING = "SandboxMissing"
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """What is wrong with a pod's manifest: a condition's reason and message."""
+
+    reason: str
+    message: str
+
+
+class Pod(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod. With a problem in `manifest_problem`, the rest is the last good manifest's."""
+
+    uid: str
+    namespace: str
+    name: str
+    mode: Mode = Mode.OFF
+    netns_path: str | None = None
+    host_network: bool = False
+    is_relayed: bool = True
+    """Whether the relay may carry the kubelet's connections, in strict."""
+    labels: dict[str, str] = {}
+    spec: PodSpec = PodSpec()
+    source: str = ""
+    """The manifest's file name."""
+    manifest_problem: Problem | None = None
+    reported_addresses: tuple[IPAddress, ...] = ()
+    """What the container runtime, or the manifest's status.podIPs, reports as the pod's own."""
+    is_described: bool = True
+    """False where only its sandbox is known, and not what it is to be probed for."""
+
+    @property
+    def full_name(self) -> str:
+        """ "namespace/name"; for a file that never was a pod, the file's name."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+    @property
+    def has_no_sandbox(self) -> bool:
+        """Whether the container runtime was asked, and runs nothing of it."""
+        problem = self.manifest_problem
+        return problem is not None and problem.reason == SANDBOX_MISSING
+
+    @property
+    def probe_problem(self) -> Problem | None:
+        """All mistakes of the pod's probes together, under the first one's reason."""
+        if not self.spec.errors:
+            return None
+        return Problem(
+            self.spec.errors[0].reason, " ".join(error.message for error in self.spec.errors)
+        )
+
+
+class PodError(Exception):
+    """This manifest is not one of a pod that podgate can guard; the message says why."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.problem = Problem(reason, message)
+
+
+class _Metadata(msgspec.Struct):
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class _PodIp(msgspec.Struct):
+    ip: str
+
+
+class _Status(msgspec.Struct):
+    podIPs: list[_PodIp] = []
+
+
+class _Manifest(msgspec.Struct):
+    kind: Literal["Pod"]
+    metadata: _Metadata
+    status: _Status | None = None
+    apiVersion: Literal["v1"] = "v1"
+
+
+def read_pod(document: object, *, default_mode: Mode, source: str) -> Pod:
+    """A pod from a decoded manifest. Mistakes in probes are kept in `spec.errors`.
+
+    Raises `PodError` with the reason `InvalidManifest`, or `NetnsMissing` for a pod that does not
+    say where its network namespace is.
+    """
+    try:
+        manifest = msgspec.convert(document, _Manifest)
+    except msgspec.ValidationError as error:
+        raise PodError(
+            "InvalidManifest", f"{source} is not a pod manifest: {_sentence(error)}."
+        ) from error
+    metadata = manifest.metadata
+    mode = default_mode
+    if label := metadata.labels.get(agent_labels.MODE_LABEL):
+        try:
+            mode = Mode.from_word(label)
+        except ValueError as error:
+            raise PodError(
+                "InvalidManifest", f"label {agent_labels.MODE_LABEL}: {error}."
+            ) from error
+    spec = parse_pod(document)
+    netns_path = metadata.annotations.get(agent_labels.NETNS_ANNOTATION)
+    if netns_path is None and not spec.host_network:
+        raise PodError(
+            "NetnsMissing",
+            f"{source} does not say where the pod's network namespace is; "
+            f"add the annotation {agent_labels.NETNS_ANNOTATION} with its path.",
+        )
+    relay = metadata.annotations.get(agent_labels.RELAY_ANNOTATION)
+    if relay not in (None, "off"):
+        raise PodError(
+            "InvalidManifest",
+            f'annotation {agent_labels.RELAY_ANNOTATION}: {relay!r} is not known; write "off", or '
+            "leave the annotation out.",
+        )
+    identity = f"{metadata.namespace}/{metadata.name}"
+    return Pod(
+        uid=metadata.uid or str(uuid.uuid5(_UID_SPACE, identity)),
+        namespace=metadata.namespace,
+        name=metadata.name,
+        mode=mode,
+        netns_path=netns_path,
+        host_network=spec.host_network,
+        is_relayed=relay is None,
+        labels=metadata.labels,
+        spec=spec,
+        source=source,
+        reported_addresses=_pod_ips(manifest.status, source),
+    )
+
+
+def _pod_ips(status: _Status | None, source: str) -> tuple[IPAddress, ...]:
+    try:
+        return tuple(ipaddress.ip_address(one.ip) for one in (status.podIPs if status else ()))
+    except ValueError as error:
+        raise PodError("InvalidManifest", f"{source}: status.podIPs: {error}.") from error
+
+
+def _sentence(error: msgspec.ValidationError) -> str:
+    text = str(error)
+    return text[:1].lower() + text[1:]

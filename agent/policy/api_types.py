@@ -1,0 +1,261 @@
+"""HostAccessPolicy documents: who of the node may start flows to which pods, as people write it.
+
+The structs have the shape of the API's objects, whose schema is made from them (definition.py);
+`read` checks one and makes a `Policy` of it. None holds itself, so the garbage collector need not
+go through them (gc=False): with thousands of policies that would stop the event loop for a tenth of
+a second.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+import msgspec
+
+from agent import labels
+from agent.policy.selectors import PodSelector
+from bpf import abi
+from bpf.rules import MAX_PORT
+
+# `Policy.rules` of all policies together have a counter each.
+MOST_POLICIES = abi.MAX_RULE_HITS // abi.GATE_RULES
+
+# What the API takes as a name (RFC 1123 subdomain, k8s.io/apimachinery/pkg/util/validation).
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_MAX_NAME = 253
+
+# ICMP is one to people and two to the kernel, one for each family.
+_ICMP, _ICMPV6 = 1, 58
+PROTOCOLS = {"TCP": (6,), "UDP": (17,), "SCTP": (132,), "ICMP": (_ICMP, _ICMPV6)}
+_WORDS = {6: "TCP", 17: "UDP", 132: "SCTP", _ICMP: "ICMP", _ICMPV6: "ICMPv6"}
+# As `has_ports` in bpf/src/replies.h: TCP, UDP, DCCP, SCTP, UDP-Lite.
+WITH_PORTS = {6, 17, 33, 132, 136}
+
+_Port = Annotated[int, msgspec.Meta(ge=1, le=MAX_PORT)]
+
+
+class PolicyError(Exception):
+    """This document is not a policy that can be in force; the message is a field and what is wrong
+    with it."""
+
+
+class Nothing(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """`{}`: a choice that needs no more words."""
+
+
+class CgroupField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A cgroup by its path from where cgroup v2 is mounted; subtree: and all below it."""
+
+    path: str
+    match: Literal["exact", "subtree"] = "exact"
+
+
+class FromField(
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    rename="camel",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    """One sender: exactly one of the fields."""
+
+    any_process: Nothing | None = None
+    kernel: Nothing | None = None
+    cgroup: CgroupField | None = None
+
+
+class PortField(
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    rename="camel",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    """As networking.k8s.io/v1 NetworkPolicyPort, with more protocols and without port names.
+
+    protocol: TCP, UDP, SCTP, ICMP (both families) or an IP protocol number.
+    """
+
+    protocol: str | int = "TCP"
+    port: _Port | None = None
+    end_port: _Port | None = None
+
+
+class SpecField(
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    kw_only=True,
+):
+    pods: PodSelector
+    from_: Annotated[tuple[FromField, ...], msgspec.Meta(min_length=1)] = msgspec.field(name="from")
+    ports: Annotated[tuple[PortField, ...], msgspec.Meta(min_length=1)] | None = None
+
+
+class Metadata(msgspec.Struct, frozen=True, gc=False):
+    name: str
+
+
+class HostAccessPolicy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One object of the API. Empty lists are refused: they could mean all as well as none."""
+
+    apiVersion: Literal["policy.podgate.io/v1alpha1"] = labels.POLICY_API_VERSION
+    kind: Literal["HostAccessPolicy"] = labels.POLICY_KIND
+    metadata: Metadata
+    spec: SpecField
+
+
+class Sender(msgspec.Struct, frozen=True, gc=False, order=True):
+    """Whom a rule lets in; path: of the cgroup, normalised."""
+
+    kind: Literal["any", "kernel", "exact", "subtree"]
+    path: str = ""
+
+    def __str__(self) -> str:
+        below = " and below" if self.kind == "subtree" else ""
+        return f"{self.path}{below}" if self.path else _SENDER_WORDS[self.kind]
+
+
+_SENDER_WORDS = {"any": "any process", "kernel": "the kernel"}
+
+
+class PolicyRule(msgspec.Struct, frozen=True, gc=False, order=True):
+    """One sender and one range of ports, inclusive. protocol: IP protocol number, 0 for all."""
+
+    sender: Sender
+    protocol: int
+    first_port: int
+    last_port: int
+
+    @property
+    def protocol_word(self) -> str:
+        return _WORDS.get(self.protocol, str(self.protocol)) if self.protocol else "any"
+
+    @property
+    def ports_word(self) -> str:
+        if (self.first_port, self.last_port) == (0, MAX_PORT):
+            return "any"
+        if self.first_port == self.last_port:
+            return str(self.first_port)
+        return f"{self.first_port}-{self.last_port}"
+
+
+class Policy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One policy, checked. rules: at most as many as a gate holds; merged, and in order."""
+
+    name: str
+    source: str
+    pods: PodSelector
+    rules: tuple[PolicyRule, ...]
+    document: HostAccessPolicy
+
+
+def name_of(document: object) -> str | None:
+    """The name that even a wrong document carries, or the beginning of a very long one."""
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return name[:_MAX_NAME] if isinstance(name, str) else None
+
+
+def read(document: object, *, source: str) -> Policy:
+    """A policy from a decoded document. source: where it came from, for people.
+
+    Raises `PolicyError`.
+    """
+    if not isinstance(document, dict) or document.get("kind") != labels.POLICY_KIND:
+        raise PolicyError("it is no HostAccessPolicy")
+    try:
+        return check(msgspec.convert(document, HostAccessPolicy), source=source)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$")
+        where = path.removesuffix("`").removeprefix(".")
+        what = text[:1].lower() + text[1:]
+        raise PolicyError(f"{where}: {what}" if where else what) from error
+
+
+def check(document: HostAccessPolicy, *, source: str) -> Policy:
+    """What types cannot say. Raises `PolicyError`."""
+    name = document.metadata.name
+    if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
+        raise PolicyError(
+            f"metadata.name: {name[:_MAX_NAME]!r} is not a name; use small letters, digits, '-' "
+            "and '.'"
+        )
+    spec = document.spec
+    for index, requirement in enumerate(spec.pods.pod_selector.match_expressions):
+        if problem := requirement.problem():
+            raise PolicyError(f"spec.pods.podSelector.matchExpressions[{index}]: {problem}")
+    senders = sorted({_sender(f"spec.from[{i}]", one) for i, one in enumerate(spec.from_)})
+    ranges = [(0, 0, MAX_PORT)]
+    if spec.ports is not None:
+        ranges = _merged(
+            (protocol, *_range(f"spec.ports[{index}]", port, protocol))
+            for index, port in enumerate(spec.ports)
+            for protocol in _numbers(f"spec.ports[{index}].protocol", port.protocol)
+        )
+    if len(senders) * len(ranges) > abi.GATE_RULES:
+        raise PolicyError(
+            f"spec: {len(senders)} senders by {len(ranges)} ranges of ports are more rules than "
+            f"the {abi.GATE_RULES} that a gate holds; name fewer, or join ports into ranges"
+        )
+    return Policy(
+        name=name,
+        source=source,
+        pods=spec.pods,
+        rules=tuple(PolicyRule(sender, *one) for sender in senders for one in ranges),
+        document=document,
+    )
+
+
+def _sender(where: str, field: FromField) -> Sender:
+    given = [word for word in field.__struct_fields__ if getattr(field, word) is not None]
+    if len(given) != 1:
+        raise PolicyError(f"{where}: say exactly one of anyProcess, kernel and cgroup")
+    if field.cgroup is None:
+        return Sender("any" if field.any_process else "kernel")
+    path = field.cgroup.path
+    parts = [part for part in path.split("/") if part]
+    if not path.startswith("/") or {".", ".."} & set(parts) or "\0" in path:
+        raise PolicyError(
+            f"{where}.cgroup.path: {path!r} is not a path such as /system.slice/name.service"
+        )
+    return Sender(field.cgroup.match, "/" + "/".join(parts))
+
+
+def _numbers(where: str, protocol: str | int) -> tuple[int, ...]:
+    if isinstance(protocol, int):
+        if not 0 < protocol < 256:
+            raise PolicyError(f"{where}: {protocol} is not an IP protocol number (1 to 255)")
+        return (protocol,)
+    if protocol not in PROTOCOLS:
+        known = ", ".join(PROTOCOLS)
+        raise PolicyError(f"{where}: {protocol!r} is none of {known}, nor a number (1 to 255)")
+    return PROTOCOLS[protocol]
+
+
+def _range(where: str, field: PortField, protocol: int) -> tuple[int, int]:
+    if field.port is None:
+        if field.end_port is not None:
+            raise PolicyError(f"{where}.endPort: needs a port")
+        return 0, MAX_PORT
+    if protocol not in WITH_PORTS:
+        raise PolicyError(f"{where}.port: protocol {field.protocol} has no ports; leave it out")
+    last = field.port if field.end_port is None else field.end_port
+    if last < field.port:
+        raise PolicyError(f"{where}.endPort: {last} is before port {field.port}")
+    return field.port, last
+
+
+def _merged(ranges: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Protocols with ranges of ports, those that touch each other joined, in order."""
+    joined: list[tuple[int, int, int]] = []
+    for protocol, first, last in sorted(ranges):
+        if joined and joined[-1][0] == protocol and first <= joined[-1][2] + 1:
+            joined[-1] = (protocol, joined[-1][1], max(last, joined[-1][2]))
+        else:
+            joined.append((protocol, first, last))
+    return joined

@@ -1,0 +1,1 @@
+"""The probes of all pods, as the agent runs them."""

@@ -1,0 +1,287 @@
+"""Probes of all pods: what the scheduler finds, as conditions, metrics and status."""
+
+import asyncio
+import pathlib
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from agent import labels, tasks
+from agent.admin.report import ProbeStatus
+from agent.gates.pod_gates import Guarded
+from agent.metrics import Metrics
+from agent.pods.conditions import FALSE, TRUE, Conditions
+from agent.pods.container_runs import PodRun
+from agent.pods.pod import Pod
+from agent.probing.listeners import ListenerWatch
+from agent.probing.result_store import ProbeMemory, Results, SandboxProbes, sandbox_of
+from bpf import pins
+from probes.engine.scheduler import ContainerTarget, PodTarget, ProbeKey, Scheduler
+from probes.netns import Netns
+from probes.results import Outcome, Result
+from probes.spec import probespec
+from probes.spec.specs import (
+    ContainerProbes,
+    Exec,
+    Grpc,
+    Handler,
+    HttpGet,
+    TcpSocket,
+    with_annotation,
+)
+
+log = structlog.get_logger(__name__)
+
+# After a restart, 1,500 probes at once are 100 ms in which nothing else is done. Spread over a
+# second they are one part in ten of it, and no pod waits for longer than its probe's period.
+_SPREAD_SECONDS = 1.0
+
+
+class Probing:
+    """Runs the probes of guarded pods. To be made on the running event loop."""
+
+    def __init__(
+        self,
+        conditions: Conditions,
+        metrics: Metrics,
+        installation: pins.Pins,
+        *,
+        run_of: Callable[[str], PodRun | None] = lambda uid: None,
+        on_outcome: Callable[[Pod, ProbeKey, Outcome], None] = lambda pod, key, outcome: None,
+        state: pathlib.Path | None = None,
+    ) -> None:
+        """run_of: what is known of a pod's containers, None where nobody knows; on_outcome: told of
+        every probe that counts; state: the file that keeps results over the agent's restarts, if
+        they are to be kept.
+        """
+        self._run_of = run_of
+        self._on_outcome = on_outcome
+        self._conditions = conditions
+        self._metrics = metrics
+        self._scheduler = Scheduler(
+            on_result=self._on_result,
+            on_probe=self._on_probe,
+            on_delay=metrics.probe_delay_seconds.observe,
+            spread_seconds=_SPREAD_SECONDS,
+        )
+        self._listeners = ListenerWatch(self._scheduler, metrics, installation)
+        metrics.probe_load = lambda: (self._scheduler.in_flight, self._scheduler.waiting)
+        self._pods: dict[str, Pod] = {}
+        self._probed: set[str] = set()
+        self._memory = ProbeMemory(state)
+        self._sandboxes: dict[str, tuple[Netns, str]] = {}
+        self._ignored: dict[str, str | None] = {}
+        """By pod: a text of the annotation that came after the sandbox's start."""
+
+    async def run(self) -> None:
+        """Probe until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            tasks.start(group, "scheduler", self._scheduler.run)
+            tasks.start(group, "listeners", self._listeners.run)
+            tasks.start(group, "probe memory", self._memory.run)
+
+    async def listening(self) -> None:
+        """Wait until listener events are heard; for ever, where they cannot be."""
+        await self._listeners.attached.wait()
+
+    def update(self, guarded: Guarded) -> None:
+        """Take in what is known of a pod now, and say whether its probes pass."""
+        pod = guarded.pod
+        sandbox = None
+        if guarded.netns is not None:
+            sandbox = self._memory.claim(pod.uid, self._sandbox_of(pod, guarded.netns))
+            pod = self._as_taken(pod, sandbox)
+        self._pods[pod.uid] = pod
+        if sandbox and (target := self._target(pod, guarded, sandbox)):
+            self._scheduler.set_pod(target)
+            self._probed.add(pod.uid)
+            self._remember(pod.uid)
+            if any(container.readiness or container.startup for container in pod.spec.containers):
+                self._listeners.watch(pod.uid, target.netns)
+        self._say(pod)
+
+    def remove(self, uid: str) -> None:
+        """Stop the pod's probes and forget it."""
+        self._scheduler.remove_pod(uid)
+        self._listeners.forget(uid)
+        self._pods.pop(uid, None)
+        self._probed.discard(uid)
+        self._memory.forget(uid)
+        self._sandboxes.pop(uid, None)
+        self._ignored.pop(uid, None)
+
+    def status(self, uid: str) -> list[ProbeStatus]:
+        """The pod's probes, for `podgate status`."""
+        pod = self._pods.get(uid)
+        if pod is None:
+            return []
+        handlers = {
+            (container.name, kind): _describe(probe.handler)
+            for container in pod.spec.containers
+            for kind, probe in (
+                ("Startup", container.startup),
+                ("Readiness", container.readiness),
+                ("Liveness", container.liveness),
+            )
+            if probe is not None
+        }
+        return [
+            ProbeStatus(
+                container=found.key.container,
+                type=found.key.type.value,
+                handler=handlers.get((found.key.container, found.key.type.value), ""),
+                result=(found.result or Result.UNKNOWN).value,
+                last_message=found.outcome.message if found.outcome else "",
+                families=list(found.outcome.families) if found.outcome else [],
+                successes=found.passed,
+                failures=found.failed,
+            )
+            for found in self._scheduler.snapshot(uid)
+        ]
+
+    def _sandbox_of(self, pod: Pod, netns: Netns) -> str:
+        """Found out once: a lack of descriptors later must not look like another sandbox."""
+        known = self._sandboxes.get(pod.uid)
+        if known is None or known[0] != netns:
+            known = self._sandboxes[pod.uid] = (netns, sandbox_of(netns))
+        return known[1]
+
+    def _as_taken(self, pod: Pod, sandbox: SandboxProbes) -> Pod:
+        """The pod with podgate.io/probe-spec as it was at the sandbox's start: it is taken once.
+
+        A later change is said and ignored. One that was refused was not taken: it can be mended.
+        """
+        now = pod.spec.annotation
+        if not sandbox.is_taken:
+            sandbox.annotation = now
+            sandbox.is_taken = not any(map(probespec.is_of_annotation, pod.spec.errors))
+            self._memory.save_soon()
+        if now == sandbox.annotation:
+            self._ignored.pop(pod.uid, None)
+            return pod
+        if pod.uid not in self._ignored or self._ignored[pod.uid] != now:
+            self._ignored[pod.uid] = now
+            log.warning(
+                "a changed probe spec waits for the pod's next sandbox",
+                pod=pod.full_name,
+                uid=pod.uid,
+                annotation=probespec.ANNOTATION,
+            )
+        spec = with_annotation(pod.spec, sandbox.annotation)
+        return msgspec.structs.replace(pod, spec=spec)
+
+    def _remember(self, uid: str) -> None:
+        """Keep the pod's results for the next agent."""
+        sandbox = self._memory.get(uid)
+        if sandbox is None:
+            return
+        results: Results = {}
+        for key, result in self._scheduler.results(uid).items():
+            results.setdefault(key.container, {})[key.type] = result
+        if results != sandbox.results:
+            sandbox.results = results
+            self._memory.save_soon()
+
+    def _target(self, pod: Pod, guarded: Guarded, sandbox: SandboxProbes) -> PodTarget | None:
+        netns = guarded.netns
+        if netns is None or guarded.network is None:
+            return None
+        run = self._run_of(pod.uid)
+        target = PodTarget(
+            uid=pod.uid,
+            netns=netns,
+            addresses=guarded.probe_addresses,
+            containers=tuple(
+                self._container(pod, probes, sandbox, run) for probes in pod.spec.containers
+            ),
+            deleting=run is not None and run.is_deleting,
+        )
+        if run is not None:
+            ids = {name: container.id for name, container in run.containers.items()}
+            if ids != sandbox.containers:
+                sandbox.containers = ids
+                self._memory.save_soon()
+        return target
+
+    def _container(
+        self, pod: Pod, probes: ContainerProbes, sandbox: SandboxProbes, run: PodRun | None
+    ) -> ContainerTarget:
+        # What an earlier agent found counts for its sandbox, until this one has asked.
+        restored = {} if pod.uid in self._probed else sandbox.results.get(probes.name, {})
+        if run is None:
+            # Without a container runtime to ask, a sandbox's containers live as long as it does.
+            return ContainerTarget(
+                probes=probes,
+                container_id=sandbox.sandbox,
+                started_at=sandbox.started_at,
+                restored=restored,
+            )
+        container = run.containers.get(probes.name)
+        if container is None:
+            return ContainerTarget(probes=probes, running=False, restarts=run.restarts)
+        if sandbox.containers.get(probes.name) != container.id:
+            restored = {}
+        is_startup_ours = not (probes.startup and isinstance(probes.startup.handler, Exec))
+        return ContainerTarget(
+            probes=probes,
+            container_id=container.id,
+            started_at=container.started_at,
+            running=container.is_running,
+            restarts=run.restarts,
+            started=None if is_startup_ours else bool(container.kubelet_says_started),
+            restored=restored,
+        )
+
+    def _on_result(self, key: ProbeKey, result: Result) -> None:
+        if pod := self._pods.get(key.uid):
+            self._remember(key.uid)
+            self._say(pod)
+
+    def _on_probe(self, key: ProbeKey, outcome: Outcome) -> None:
+        pod = self._pods.get(key.uid)
+        if pod is None or outcome.error:
+            return
+        self._metrics.count_probe(
+            pod,
+            container=key.container,
+            probe_type=key.type.value,
+            result="successful" if outcome.passed else "failed",
+            seconds=outcome.duration_seconds,
+        )
+        self._on_outcome(pod, key, outcome)
+        if not outcome.passed:
+            # The text tells what is wrong now, though the status may have been False before.
+            self._say(pod)
+
+    def _say(self, pod: Pod) -> None:
+        status, reason, message = self._judge(pod)
+        if pod.uid in self._ignored:
+            message += f" A change of {probespec.ANNOTATION} waits for the pod's next sandbox."
+        self._conditions.set(pod, labels.PROBES_PASSING, status, reason, message)
+
+    def _judge(self, pod: Pod) -> tuple[str, str, str]:
+        if problem := pod.probe_problem:
+            return FALSE, problem.reason, problem.message
+        if pod.host_network:
+            # True: a gate that asks for it must not hold the pod back for ever.
+            return TRUE, "HostNetwork", "Probes of hostNetwork pods are the kubelet's alone."
+        if not pod.is_described:
+            return FALSE, "NotDescribed", "Nobody has told of the pod's probes yet."
+        if pod.uid not in self._probed:
+            return FALSE, "NotProbed", "The pod has no network namespace to probe in."
+        passes, reason, message = self._scheduler.passing(pod.uid)
+        return (TRUE if passes else FALSE), reason, f"{message[:1].upper()}{message[1:]}."
+
+
+def _describe(handler: Handler) -> str:
+    """As in "http :8080/healthz"."""
+    match handler:
+        case HttpGet():
+            return f"{handler.scheme.lower()} :{handler.port}{handler.path}"
+        case TcpSocket():
+            return f"tcp :{handler.port}"
+        case Grpc():
+            return f"grpc :{handler.port} {handler.service}".rstrip()
+        case _:
+            return "exec"

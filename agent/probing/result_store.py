@@ -1,0 +1,144 @@
+"""What has to outlive the agent of each pod's probes: their results, and what they were asked.
+
+The kubelet keeps a container ready over its own restart (worker.go, where a container started well
+before the kubelet); podgate has nobody's status to read yet, so it keeps a file of its own.
+"""
+
+import asyncio
+import pathlib
+import time
+
+import msgspec
+import structlog
+
+from agent.state_files import StateFile
+from probes.engine.workers import ProbeType
+from probes.netns import Netns
+from probes.results import Result
+
+log = structlog.get_logger(__name__)
+
+_MAX_BYTES = 16 << 20  # 1,000 pods with the longest annotation each
+_SETTLE_SECONDS = 0.5
+# Every pod is looked at within seconds of a start; what none of them claims is of pods long gone.
+_UNCLAIMED_SECONDS = 300.0
+_BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
+
+Results = dict[str, dict[ProbeType, Result]]
+"""By container."""
+
+
+class SandboxProbes(msgspec.Struct, kw_only=True):
+    """One pod's probes in one life of its network namespace."""
+
+    uid: str
+    sandbox: str
+    """See `sandbox_of`."""
+    started_at: float
+    """Unix time in seconds at which podgate first saw the sandbox."""
+    annotation: str | None = None
+    """podgate.io/probe-spec as it was taken at the sandbox's start."""
+    is_taken: bool = False
+    """Whether it was good: a refused one may still be mended."""
+    results: Results = {}
+    containers: dict[str, str] = {}
+    """The runtime's ids of the containers that these are of, where a runtime tells them."""
+
+
+class _File(msgspec.Struct):
+    boot: str
+    """A reboot ends every sandbox, and its numbers begin anew."""
+    pods: list[SandboxProbes]
+
+
+class ProbeMemory:
+    """Sandboxes by pod, in memory and in a file below the run directory."""
+
+    def __init__(self, path: pathlib.Path | None) -> None:
+        """Reads the file, if there is one; one that cannot be used is said and left alone.
+
+        Without a path nothing is kept.
+        """
+        self._file = None if path is None else StateFile(path)
+        self._boot = _BOOT_ID.read_text(encoding="ascii").strip()
+        self._pods: dict[str, SandboxProbes] = {}
+        self._unclaimed = {} if path is None else {pod.uid: pod for pod in self._read(path)}
+        self._unclaimed_until = time.monotonic() + _UNCLAIMED_SECONDS
+        self._changed = asyncio.Event()
+        self._made = 0
+
+    def claim(self, uid: str, sandbox: str) -> SandboxProbes:
+        """What is known of this sandbox of the pod; empty for one that is new."""
+        known = self._pods.get(uid) or self._unclaimed.pop(uid, None)
+        now = time.time()
+        if known is None or known.sandbox != sandbox:
+            known = SandboxProbes(uid=uid, sandbox=sandbox, started_at=now)
+        known.started_at = min(known.started_at, now)
+        if self._pods.get(uid) is not known:
+            self._pods[uid] = known
+            self.save_soon()
+        return known
+
+    def get(self, uid: str) -> SandboxProbes | None:
+        return self._pods.get(uid)
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone."""
+        if self._pods.pop(uid, None) is not None:
+            self.save_soon()
+
+    def save_soon(self) -> None:
+        """Something of what is kept has changed."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Write the file soon after each change, and at the end."""
+        try:
+            while True:
+                await self._changed.wait()
+                await asyncio.sleep(_SETTLE_SECONDS)
+                self._changed.clear()
+                await asyncio.to_thread(self._write, *self._content())
+        finally:
+            self._write(*self._content())
+
+    def _read(self, path: pathlib.Path) -> list[SandboxProbes]:
+        try:
+            with path.open("rb") as stream:
+                saved = msgspec.json.decode(stream.read(_MAX_BYTES), type=_File)
+        except FileNotFoundError:
+            return []
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning(
+                "results of probes from before the restart cannot be read; all are probed anew",
+                path=str(path),
+                error=str(error),
+            )
+            return []
+        return saved.pods if saved.boot == self._boot else []
+
+    def _content(self) -> tuple[int, bytes]:
+        """What the file is to hold, and a number that grows."""
+        if time.monotonic() > self._unclaimed_until:
+            self._unclaimed.clear()
+        pods = [*self._pods.values(), *self._unclaimed.values()]
+        self._made += 1
+        return self._made, msgspec.json.encode(_File(self._boot, pods))
+
+    def _write(self, number: int, content: bytes) -> None:
+        """Replace the file; a thread that a cancelled `run` left behind never undoes the last."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(number, content)
+        except OSError as error:
+            path = str(self._file.path)
+            log.warning("results of probes cannot be saved", path=path, error=str(error))
+
+
+def sandbox_of(netns: Netns) -> str:
+    """A sandbox's name within this boot: the namespace's device, inode and cookie.
+
+    Inodes are used again for later namespaces, cookies never are; kernels before 5.14 tell none.
+    """
+    return f"{netns.device}:{netns.inode}:{netns.cookie() or '-'}"

@@ -1,0 +1,89 @@
+"""Whether strict can work on this machine, found out by trying where nobody is disturbed."""
+
+import asyncio
+import os
+import pathlib
+import socket
+import threading
+
+import pyroute2
+
+from agent.gates.worker import netns_cookie
+from agent.linux.netns import unshare_network
+from agent.strict import veth_pair
+from agent.strict.ranges import RelayRanges
+from agent.strict.veth_pair import PairError
+from bpf import abi, hooks, pins, sources
+
+NO_COOKIE = (
+    "this kernel does not number network namespaces (Linux 5.14), so a hook cannot tell the "
+    "node's sockets from the pods'"
+)
+_TIMEOUT_SECONDS = 10
+
+
+async def why_not(ranges: RelayRanges, cgroup: pathlib.Path, installation: pins.Pins) -> str | None:
+    """One sentence, or None where nothing stands in the way. Changes nothing."""
+    if netns_cookie() is None:
+        return f"{NO_COOKIE}."
+    if problem := await _cannot_pair():
+        return f"{problem}."
+    try:
+        if problem := await veth_pair.overlap(ranges):
+            return problem[:1].upper() + problem[1:]
+    except PairError as error:
+        return str(error)
+    return _cannot_redirect(cgroup, installation)
+
+
+async def _cannot_pair() -> str | None:
+    """A pair within a namespace that ends with this look at it."""
+    try:
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            sock = _netlink_of_a_new_namespace()
+            async with pyroute2.AsyncIPRoute(fileno=sock.detach()) as netlink:
+                await netlink.link("add", ifname="try0", kind="veth", peer={"ifname": "try1"})
+    except TimeoutError:
+        return f"netlink did not answer within {_TIMEOUT_SECONDS} s"
+    except pyroute2.NetlinkError as error:
+        return f"a pair of veths cannot be made ({os.strerror(error.code)}); load the module veth"
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _netlink_of_a_new_namespace() -> socket.socket:
+    """Made in a thread of its own, which alone moves; the socket keeps the namespace. Raises
+    `OSError`."""
+    made: list[socket.socket | OSError] = []
+
+    def make() -> None:
+        try:
+            unshare_network()
+            flags = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+            made.append(socket.socket(socket.AF_NETLINK, flags, socket.NETLINK_ROUTE))
+        except OSError as error:
+            made.append(error)
+
+    thread = threading.Thread(target=make, name="trial")
+    thread.start()
+    thread.join()
+    if isinstance(made[0], OSError):
+        raise made[0]
+    return made[0]
+
+
+def _cannot_redirect(cgroup: pathlib.Path, installation: pins.Pins) -> str | None:
+    root_fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for hook in abi.RELAY_HOOKS:
+            if problem := hooks.describe_exclusive(root_fd, hook):
+                return f"{problem}."
+    finally:
+        os.close(root_fd)
+    # Whether the kernel takes the programs is known once an agent has loaded them.
+    directory = installation.programs / sources.fingerprint()
+    for hook in abi.RELAY_HOOKS:
+        if directory.is_dir() and not (directory / hook.name).exists():
+            return f"This kernel does not take the program {hook.name}."
+    return None

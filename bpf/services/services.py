@@ -1,0 +1,256 @@
+"""Services at the socket: what `src/services.c` knows of them.
+
+What one key says changes as a whole, in one step; keys change one after the other, within
+microseconds of each other.
+"""
+
+import collections
+import contextlib
+import hashlib
+import itertools
+import pathlib
+import shutil
+import socket
+import struct
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from bpf import abi, compiling, maps, pins, rcu_map, sources, syscalls
+from bpf.services import links as service_links
+from bpf.services.tables import (
+    COUNTS,
+    ENDPOINT_KEY,
+    ENDPOINTS,
+    MAPS,
+    MAX_ENDPOINTS,
+    MAX_SERVICES,
+    MEMBERS,
+    ONE,
+    SERVICES,
+    SET,
+    Count,
+    CService,
+    Place,
+    Service,
+)
+
+_T = TypeVar("_T")
+
+# How many keys one call writes or deletes.
+_BATCH = 4096
+
+
+PINS = (*(hook.name for hook in service_links.HOOKS), *(spec.name for spec in MAPS))
+
+
+class TooMany(Exception):
+    """More services or endpoints than the maps have room for; nothing was changed."""
+
+
+class Services:
+    """The pinned programs and maps. One writer. `change` takes a while: not for an event loop."""
+
+    def __init__(self, programs: pathlib.Path) -> None:
+        """programs: what `load` returned. Raises `PinError` or `BpfError`."""
+        with contextlib.ExitStack() as undo:
+            self._maps = {
+                spec.name: undo.enter_context(maps.Map.open(str(programs / spec.name), spec))
+                for spec in MAPS
+            }
+            undo.pop_all()
+        self._standing: dict[Place, Service] = {}
+        # What a proxy before this one left is overwritten and removed by the first change.
+        self._inherited = {key for key, _ in self._map(SERVICES).items()}
+        self._inherited_sets = {
+            SET.unpack_from(key)[0] for key, _ in self._map(ENDPOINTS).items()
+        } | {SET.unpack_from(value, 8)[0] for _, value in self._map(SERVICES).items()}
+        self._numbers = itertools.count(max(self._inherited_sets, default=0) + 1)
+        # Sets' numbers by what they hold, and how many places name them. A service's value follows
+        # from its set alone, so two values that differ name two sets.
+        self._sets: dict[tuple[int, Service], int] = {}
+        self._users: collections.Counter[tuple[int, Service]] = collections.Counter()
+
+    def __enter__(self) -> "Services":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptors; what is pinned stays, and goes on."""
+        for opened in self._maps.values():
+            opened.close()
+
+    def change(self, changed: Mapping[Place, Service], gone: Collection[Place] = ()) -> None:
+        """From now on these places lead to these services, and those that are gone to none.
+
+        The first time `changed` is all there is: what an earlier proxy left goes. Raises `TooMany`
+        or `BpfError`; after the latter what stands is old or new for each place, and the same may
+        be tried again.
+        """
+        changed = {p: s for p, s in changed.items() if self._standing.get(p) != s}
+        gone = [place for place in gone if place in self._standing]
+        self._check_room(changed)
+        added = {
+            key: next(self._numbers)
+            for key in {(place.protocol, service) for place, service in changed.items()}
+            if key not in self._sets
+        }
+        self._write_sets(added)
+        self._sets |= added
+        self._write(
+            SERVICES,
+            ((p.pack(), self._pack(p.protocol, service)) for p, service in changed.items()),
+        )
+        for place in gone:
+            self._map(SERVICES).delete(place.pack())
+        left = self._note(changed, gone)
+        if left or self._inherited_sets:
+            self._remove_inherited_services()
+            rcu_map.wait_for_programs()
+            self._remove_sets(left)
+            self._remove_inherited_sets()
+
+    def counts(self) -> dict[Count, int]:
+        """Since the programs were loaded."""
+        values = {count: self._map(COUNTS).get(struct.pack("=I", count)) for count in Count}
+        return {
+            count: sum(struct.unpack(f"={len(value) // 8}Q", value)) if value else 0
+            for count, value in values.items()
+        }
+
+    def _map(self, spec: abi.MapSpec) -> maps.Map:
+        return self._maps[spec.name]
+
+    def _check_room(self, changed: Mapping[Place, Service]) -> None:
+        sets = {(place.protocol, service) for place, service in changed.items()} - self._sets.keys()
+        endpoints = sum(len(service.endpoints) for _, service in (*sets, *self._sets))
+        for what, count, room in (
+            ("services", len(changed.keys() | self._standing.keys()), MAX_SERVICES),
+            ("endpoints", endpoints, MAX_ENDPOINTS),
+        ):
+            if count > room:
+                raise TooMany(
+                    f"there are {count} {what} to write and room for {room}; use the nft backend"
+                )
+
+    def _note(
+        self, changed: Mapping[Place, Service], gone: Iterable[Place]
+    ) -> dict[tuple[int, Service], int]:
+        """Remember what stands now; the sets that nobody names any more."""
+        before = [(place, self._standing.pop(place, None)) for place in (*changed, *gone)]
+        self._standing |= changed
+        self._users.update((place.protocol, service) for place, service in changed.items())
+        left = {}
+        for place, service in before:
+            if service is None:
+                continue
+            key = place.protocol, service
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key]
+                left[key] = self._sets.pop(key)
+        return left
+
+    def _pack(self, protocol: int, service: Service) -> bytes:
+        number = self._sets[protocol, service]
+        return bytes(
+            CService(service.id, number, len(service.endpoints), service.affinity_seconds, 0)
+        )
+
+    def _write_sets(self, added: Mapping[tuple[int, Service], int]) -> None:
+        packed = [
+            (number, protocol, service, [endpoint.pack() for endpoint in service.endpoints])
+            for (protocol, service), number in added.items()
+        ]
+        self._write(
+            ENDPOINTS,
+            (
+                (ENDPOINT_KEY.pack(number, i), endpoint)
+                for number, _, _, endpoints in packed
+                for i, endpoint in enumerate(endpoints)
+            ),
+        )
+        self._write(
+            MEMBERS,
+            (
+                (SET.pack(number) + endpoint, ONE)
+                for number, protocol, service, endpoints in packed
+                if _has_members(protocol, service)
+                for endpoint in endpoints
+            ),
+        )
+
+    def _remove_sets(self, left: Mapping[tuple[int, Service], int]) -> None:
+        self._delete(
+            ENDPOINTS,
+            (
+                ENDPOINT_KEY.pack(number, i)
+                for (_, service), number in left.items()
+                for i in range(len(service.endpoints))
+            ),
+        )
+        self._delete(
+            MEMBERS,
+            (
+                SET.pack(number) + endpoint.pack()
+                for (protocol, service), number in left.items()
+                if _has_members(protocol, service)
+                for endpoint in service.endpoints
+            ),
+        )
+
+    def _remove_inherited_services(self) -> None:
+        if self._inherited:
+            standing = {place.pack() for place in self._standing}
+            for key in self._inherited - standing:
+                self._map(SERVICES).delete(key)
+            self._inherited = set()
+
+    def _remove_inherited_sets(self) -> None:
+        for spec in (ENDPOINTS, MEMBERS) if self._inherited_sets else ():
+            keys = [key for key, _ in self._map(spec).items()]
+            self._delete(spec, (k for k in keys if SET.unpack_from(k)[0] in self._inherited_sets))
+        self._inherited_sets = set()
+
+    def _write(self, spec: abi.MapSpec, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        for batch in _batches(entries):
+            keys, values = zip(*batch, strict=True)
+            syscalls.map_update_batch(self._map(spec).fd, keys, values)
+
+    def _delete(self, spec: abi.MapSpec, keys: Iterable[bytes]) -> None:
+        for batch in _batches(keys):
+            syscalls.map_delete_batch(self._map(spec).fd, batch)
+
+
+async def load(installation: pins.Pins) -> pathlib.Path:
+    """Make sure that the current programs are pinned; where they are.
+
+    Compiled only when the source has changed. Those of other sources stay until `attach` has
+    replaced them. Raises `PinError` or `CompileError`.
+    """
+    installation.prepare()
+    parent = service_links.directory(installation)
+    parent.mkdir(mode=0o700, exist_ok=True)
+    text = sources.expand("services.c").encode()
+    programs = parent / hashlib.sha256(text).hexdigest()[:16]
+    if not compiling.are_pinned(programs, PINS):
+        await compiling.run("bpf.services.compiler", str(programs), what="services.c")
+    return programs
+
+
+def remove(installation: pins.Pins) -> None:
+    """Stop translating and unpin all of it. Needs no readable maps. Open connections stay."""
+    service_links.detach(installation)
+    if service_links.directory(installation).exists():
+        shutil.rmtree(service_links.directory(installation))
+
+
+def _has_members(protocol: int, service: Service) -> bool:
+    return bool(service.affinity_seconds) or protocol != socket.IPPROTO_TCP
+
+
+def _batches(entries: Iterable[_T]) -> Iterator[list[_T]]:
+    iterator = iter(entries)
+    while batch := list(itertools.islice(iterator, _BATCH)):
+        yield batch

@@ -1,0 +1,1 @@
+"""Running probes: one by one, on schedule, and what the results come to."""

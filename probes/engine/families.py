@@ -1,0 +1,66 @@
+"""Which of a pod's addresses a probe asks, and which of them have to answer.
+
+KEP-4559 leaves the choice between naming families and Happy Eyeballs; podgate
+has both, with the words that Services use for their families.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import Final
+
+from probes.spec.definitions import IpFamily, Probe
+
+LOCALHOST: Final = ("127.0.0.1", "::1")
+"""In the pod's own namespace: never the node's."""
+
+
+class NoAddress(Exception):
+    """The pod lacks an address that the probe asks for: a failure of the pod."""
+
+
+def family_of(address: str) -> IpFamily:
+    """The family of an address as text. Raises ValueError if it is none."""
+    return "IPv6" if ipaddress.ip_address(address).version == 6 else "IPv4"
+
+
+def groups(probe: Probe, pod_addresses: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """The addresses to ask: one answer of each group is needed.
+
+    `pod_addresses` are those of status.podIPs, the preferred one first;
+    link-local ones are left out: they are not the pod's to serve on, and mean
+    nothing without an interface.
+
+    Without a policy that is one group of all addresses, or of all of
+    `ip_family`. SingleStack is the first of these alone. Under PreferDualStack
+    each family that the pod has must answer; under RequireDualStack it must
+    have both. Raises NoAddress, and ValueError for what is no address.
+    """
+    addresses = LOCALHOST if probe.target == "localhost" else pod_addresses
+    by_family: dict[IpFamily, list[str]] = {}
+    usable: list[str] = []
+    for address in dict.fromkeys(addresses):
+        if not ipaddress.ip_address(address).is_link_local:
+            usable.append(address)
+            by_family.setdefault(family_of(address), []).append(address)
+    if not usable:
+        raise NoAddress("the pod has no address to probe")
+    match probe.ip_family_policy:
+        case "PreferDualStack" | "RequireDualStack":
+            if probe.ip_family_policy == "RequireDualStack":
+                _require(by_family, "IPv4")
+                _require(by_family, "IPv6")
+            first = probe.ip_family or family_of(usable[0])
+            ordered = sorted(by_family.items(), key=lambda item: item[0] != first)
+            return tuple(tuple(found) for _, found in ordered)
+        case policy:
+            if probe.ip_family is not None:
+                usable = _require(by_family, probe.ip_family)
+            return (tuple(usable[:1] if policy == "SingleStack" else usable),)
+
+
+def _require(by_family: dict[IpFamily, list[str]], family: IpFamily) -> list[str]:
+    if family not in by_family:
+        raise NoAddress(f"the pod has no {family} address to probe")
+    return by_family[family]

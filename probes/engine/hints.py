@@ -1,0 +1,187 @@
+"""Hints that a listener of a pod has opened or closed, made into probes at that instant.
+
+A hint proves nothing: it comes before what it tells of, another listener may
+share the port, and a server may only be on its way to listen again. So the
+pod's own list of listeners has to agree, and a close has to fail one probe at
+once that counts for nothing, and a second one some milliseconds later that
+counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
+from typing import Final
+
+from probes import listening
+from probes.engine.scheduler import Asking, Scheduler
+from probes.listening import Listener
+from probes.netns import Netns, NetnsGone
+from probes.results import Outcome
+
+LOOKS_SECONDS: Final = (0.0, 0.001, 0.002, 0.004)
+"""Waits before each look: the event of a close comes a moment before the listener is gone."""
+
+SECOND_PROBE_SECONDS: Final = 0.003
+"""Long enough for a server that hands its port from one process to the next."""
+
+QUIET_SECONDS: Final = 0.05
+"""After a hint's end, until the next of the same port is looked at: a pod that opens and closes
+without end costs 20 looks a second."""
+
+
+class Fate(StrEnum):
+    """What came of a hint."""
+
+    CONFIRMED = "confirmed"
+    REFUTED = "refuted"
+    """The list of listeners or the first probe said otherwise."""
+    IDLE = "idle"
+    """Nobody probes this port, or its result is that already."""
+
+
+Look = Callable[[Netns, int], list[Listener]]
+
+
+class Hints:
+    """Follows hints up; one at a time for each port of each pod, the newest wins."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        on_fate: Callable[[bool, Fate], None] = lambda is_open, fate: None,
+        look: Look = listening.listeners,
+    ) -> None:
+        """on_fate: called with a hint (open or not) and what came of it."""
+        self._loop = asyncio.get_running_loop()
+        self._scheduler = scheduler
+        self._on_fate = on_fate
+        self._look = look
+        self._followed: dict[tuple[str, int], _Following] = {}
+
+    def hint(self, uid: str, port: int, *, is_open: bool) -> None:
+        """A listener of this pod opens or closes."""
+        following = self._followed.get((uid, port))
+        if following is not None:
+            following.next = is_open
+            return
+        asking = [
+            asking for asking in self._scheduler.asking(uid, port) if asking.passes is not is_open
+        ]
+        if asking:
+            self._followed[uid, port] = _Following(self, uid, port, is_open)
+            self._followed[uid, port].begin(asking)
+        else:
+            self._on_fate(is_open, Fate.IDLE)
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone."""
+        for key in [key for key in self._followed if key[0] == uid]:
+            self._followed.pop(key).cancel()
+
+    def close(self) -> None:
+        for following in self._followed.values():
+            following.cancel()
+        self._followed.clear()
+
+    def _ended(self, following: _Following, fate: Fate) -> None:
+        self._on_fate(following.is_open, fate)
+        following.timer = self._loop.call_later(QUIET_SECONDS, self._rested, following)
+
+    def _rested(self, following: _Following) -> None:
+        del self._followed[following.uid, following.port]
+        if following.next is not None:
+            self.hint(following.uid, following.port, is_open=following.next)
+
+
+class _Following:
+    """One hint on its way to be confirmed."""
+
+    def __init__(self, hints: Hints, uid: str, port: int, is_open: bool) -> None:
+        self.uid = uid
+        self.port = port
+        self.is_open = is_open
+        self.next: bool | None = None
+        """A later hint of the same port, which is looked at when this one is done."""
+        self.timer: asyncio.TimerHandle | None = None
+        self._hints = hints
+        self._asking: list[Asking] = []
+        self._runs: list[Callable[[], None]] = []
+        self._left = 0
+        self._failed: list[Asking] = []
+
+    def begin(self, asking: list[Asking]) -> None:
+        self._asking = asking
+        self._look(0)
+
+    def cancel(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        for cancel in self._runs:
+            cancel()
+
+    def _look(self, number: int) -> None:
+        """Look at the listeners until they agree with the hint, or for some milliseconds."""
+        if not self._agrees():
+            if number + 1 == len(LOOKS_SECONDS):
+                self._end(Fate.REFUTED)
+            else:
+                self._later(LOOKS_SECONDS[number + 1], lambda: self._look(number + 1))
+        elif self.is_open:
+            for asking in self._asking:
+                key = asking.key
+                self._hints._scheduler.trigger(key.uid, key.container, key.type)
+            self._end(Fate.CONFIRMED)
+        else:
+            self._probe()
+
+    def _agrees(self) -> bool:
+        """Whether the pod's listeners are as the hint says, for at least one of the probes."""
+        try:
+            found = self._hints._look(self._asking[0].netns, self.port)
+        except (NetnsGone, OSError):
+            return False
+        return any(
+            all(
+                listening.is_open(found, self.port, [candidate.address for candidate in group])
+                for group in asking.plan.groups
+            )
+            is self.is_open
+            for asking in self._asking
+        )
+
+    def _probe(self) -> None:
+        """The first probe of a close, which does not count."""
+        self._left = len(self._asking)
+        for asking in self._asking:
+            probed = partial(self._probed, asking)
+            run = self._hints._scheduler.starter.start(asking.plan, asking.netns, probed)
+            self._runs.append(run.cancel)
+
+    def _probed(self, asking: Asking, outcome: Outcome) -> None:
+        self._left -= 1
+        if not outcome.passed and not outcome.error:
+            self._failed.append(asking)
+        if self._left:
+            return
+        if self._failed:
+            self._later(SECOND_PROBE_SECONDS, self._confirm)
+        else:
+            self._end(Fate.REFUTED)
+
+    def _confirm(self) -> None:
+        if not self._agrees():
+            self._end(Fate.REFUTED)
+            return
+        for asking in self._failed:
+            self._hints._scheduler.trigger_closed(asking.key)
+        self._end(Fate.CONFIRMED)
+
+    def _later(self, seconds: float, step: Callable[[], None]) -> None:
+        self.timer = self._hints._loop.call_later(seconds, step)
+
+    def _end(self, fate: Fate) -> None:
+        self._hints._ended(self, fate)

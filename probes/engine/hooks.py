@@ -1,0 +1,138 @@
+"""Lifecycle hooks: postStart and preStop by httpGet, from inside the pod (KEP-2771).
+
+Rules are those of pkg/kubelet/lifecycle/handlers.go: the pod is told, and any
+answer will do. The kubelet runs the hooks of a pod's spec; this is for
+`podgate probe --hook`, and for modes in which nobody else can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from probes.engine import families, prober
+from probes.netns import Netns
+from probes.protocols import http_get
+from probes.protocols.exchanges import Broken, Hop, Phase
+from probes.protocols.identity import HOOK_USER_AGENT
+from probes.results import Outcome, Result, Verdict
+from probes.spec.definitions import HttpGet, Probe
+
+FALLBACK_REASON: Final = "LifecycleHTTPFallback"
+"""The Event's reason when a hook meant for https was answered by plain http."""
+
+
+_NOT_HTTPS: Final = "http: server gave HTTP response to HTTPS client"
+
+
+def _judge(reader: http_get.Reader) -> Verdict:
+    """Any status is success, 5xx and unfollowed redirects too: the hook was heard."""
+    return Verdict(Result.SUCCESS, f"HTTP hook answered with statuscode: {reader.status}")
+
+
+# pkg/kubelet/kubelet.go makes this client with a TLS configuration of its own, which in Go
+# turns HTTP/2 off, so it offers no protocol by ALPN.
+CLIENT: Final = http_get.Client(
+    user_agent=HOOK_USER_AGENT, alpn=(), keep_alive=True, accept_gzip=True, judge=_judge
+)
+
+
+class HookTarget:
+    """An httpGet hook and an address."""
+
+    __slots__ = ("fallback", "first")
+
+    def __init__(self, handler: HttpGet, address: str) -> None:
+        self.first = http_get.HttpTarget(handler, address, CLIENT)
+        self.fallback: http_get.HttpTarget | None = None
+        if handler.scheme == "HTTPS":
+            # Credentials meant for TLS are never sent in clear, those of the path neither.
+            headers = tuple(
+                (name, value) for name, value in handler.headers if name.lower() != "authorization"
+            )
+            plain = msgspec.structs.replace(handler, scheme="HTTP", headers=headers)
+            self.fallback = http_get.HttpTarget(plain, address, CLIENT, with_user=False)
+
+    def exchange(self) -> HookExchange:
+        return HookExchange(self)
+
+
+class HookExchange:
+    """One hook: over https where asked for, then over http if that is what the server speaks."""
+
+    __slots__ = ("_exchange", "_fallback", "_refused")
+
+    def __init__(self, target: HookTarget) -> None:
+        self._exchange = target.first.exchange()
+        self._fallback = target.fallback
+        self._refused: Verdict | None = None
+        """How https failed, once plain http is tried instead."""
+
+    @property
+    def hop(self) -> Hop:
+        return self._exchange.hop
+
+    @property
+    def verdict(self) -> Verdict | None:
+        verdict = self._exchange.verdict
+        if verdict is None or self._refused is None:
+            return verdict
+        if verdict.result.passed:
+            return Verdict(Result.WARNING, f"{FALLBACK_REASON}: {verdict.message}")
+        # The kubelet tells of the first failure, not of the second try's.
+        return self._refused
+
+    def start(self) -> bytes:
+        return self._exchange.start()
+
+    def receive(self, data: bytes) -> bytes:
+        return self._exchange.receive(data)
+
+    def fail(self, broken: Broken) -> None:
+        self._exchange.fail(broken)
+        if self._fallback is not None and broken.phase is Phase.TLS and broken.text == _NOT_HTTPS:
+            self._refused = self._exchange.verdict
+            self._exchange, self._fallback = self._fallback.exchange(), None
+
+
+def plan(
+    handler: HttpGet, addresses: Sequence[str], limit_seconds: float | None = None
+) -> prober.Plan:
+    """Prepare a hook for the first of the pod's addresses, as the kubelet does.
+
+    A hook acts, so it is never sent to a second family as well. None for
+    `limit_seconds` means no limit, as the kubelet sets none for postStart;
+    preStop is given what is left of the grace period. Raises ValueError for
+    what is no address and for a limit that is not positive.
+    """
+    limit = math.inf if limit_seconds is None else limit_seconds
+    if not limit > 0:
+        raise ValueError(f"a hook's time limit must be positive, not {limit}")
+    single = Probe(handler, timeout_seconds=limit, ip_family_policy="SingleStack")
+    try:
+        ((address,),) = families.groups(single, addresses)
+    except families.NoAddress as error:
+        return prober.Plan((), limit, limit, str(error))
+    candidate = prober.candidate_for(address, HookTarget(handler, address))
+    return prober.Plan(((candidate,),), limit, limit)
+
+
+async def run(
+    handler: HttpGet,
+    *,
+    netns: Netns,
+    addresses: Sequence[str],
+    limit_seconds: float | None = None,
+) -> Outcome:
+    """Run one hook and wait for its end; Failure only when no answer came.
+
+    Warning, with FALLBACK_REASON in front of the message, when an https hook
+    was answered by plain http. Raises ValueError as `plan` does; cancelled, it
+    hangs up.
+    """
+    running = prober.Prober(asyncio.get_running_loop())
+    return await prober.run_once(running, plan(handler, addresses, limit_seconds), netns)

@@ -1,0 +1,272 @@
+"""One probe: a handler, the pod's addresses, one deadline, one outcome.
+
+With several addresses this is Happy Eyeballs (RFC 8305): the first is tried
+alone, the next joins when it fails or has not answered for a while, and one
+success is enough. A healthy pod so sees one request a probe, not one a family.
+Where a probe names a dual-stack policy, each family is such a run of its own,
+and all of them have to pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from probes.engine import families, joint
+from probes.netns import Netns
+from probes.protocols.dialing import Attempt, Poller
+from probes.protocols.exchanges import Target
+from probes.protocols.grpc_health import GrpcTarget
+from probes.protocols.http_get import HttpTarget
+from probes.protocols.tcp import TcpTarget
+from probes.results import Outcome, Result, Verdict
+from probes.spec.definitions import Exec, Grpc, HttpGet, Probe, TcpSocket
+
+ATTEMPT_DELAY_SECONDS: Final = 0.25
+"""How long one address may be silent before the next joins (RFC 8305 section 5)."""
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """One address that may answer, and the handler made ready for it."""
+
+    family: int
+    address: str
+    target: Target
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """All of a probe that stays the same from run to run."""
+
+    groups: tuple[tuple[Candidate, ...], ...]
+    """One candidate of each group has to answer; no group: no address."""
+    timeout_seconds: float
+    attempt_delay_seconds: float
+    refusal: str = ""
+    """Why there is nobody to ask."""
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All of them, in the order in which they are asked."""
+        return tuple(candidate for group in self.groups for candidate in group)
+
+
+def plan(probe: Probe, addresses: Sequence[str]) -> Plan:
+    """Prepare `probe` for the pod's `addresses`, the preferred one first.
+
+    Raises ValueError for an exec handler, for what is no address and for a
+    timeout that is not positive.
+    """
+    handler, timeout = probe.handler, probe.timeout_seconds
+    if isinstance(handler, Exec):
+        raise ValueError("exec probes are run by the kubelet, never by podgate")
+    if not timeout > 0:
+        raise ValueError(f"a probe's timeout must be positive, not {timeout}")
+    try:
+        groups = families.groups(probe, addresses)
+    except families.NoAddress as error:
+        return Plan((), timeout, timeout, str(error))
+    # Each address is to have half of the time at least, however short that is.
+    share = timeout / 2 / max(1, max(len(group) for group in groups) - 1)
+    return Plan(
+        tuple(
+            tuple(candidate_for(address, _target(handler, address, timeout)) for address in group)
+            for group in groups
+        ),
+        timeout,
+        min(ATTEMPT_DELAY_SECONDS, share),
+    )
+
+
+def candidate_for(address: str, target: Target) -> Candidate:
+    """Raises ValueError for what is no address."""
+    family = socket.AF_INET6 if families.family_of(address) == "IPv6" else socket.AF_INET
+    return Candidate(int(family), address, target)
+
+
+def _target(handler: HttpGet | TcpSocket | Grpc, address: str, timeout_seconds: float) -> Target:
+    match handler:
+        case TcpSocket():
+            return TcpTarget(handler.port)
+        case HttpGet():
+            return HttpTarget(handler, address)
+        case Grpc():
+            return GrpcTarget(handler, address, timeout_seconds)
+
+
+class Prober:
+    """Runs plans on one event loop; it belongs to the loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.poller = Poller(loop)
+
+    def start(
+        self, plan: Plan, netns: Netns, done: Callable[[Outcome], None]
+    ) -> Run | joint.JointRun:
+        """Run `plan` once in `netns`; `done` is called once, maybe before this returns."""
+        if len(plan.groups) > 1:
+            parts = [msgspec.structs.replace(plan, groups=(group,)) for group in plan.groups]
+            together = joint.JointRun(len(parts), done)
+            for number, part in enumerate(parts):
+                together.add(self.start(part, netns, together.ender(number)))
+            return together
+        run = Run(self, plan, netns, done)
+        run.begin()
+        return run
+
+    def close(self) -> None:
+        """Give back the epoll; no run may be under way."""
+        self.poller.close()
+
+
+class Run:
+    """One run of a plan: at most one attempt per address, all over at the deadline."""
+
+    __slots__ = (
+        "_done",
+        "_failed",
+        "_netns",
+        "_plan",
+        "_prober",
+        "_started",
+        "_starting",
+        "_timers",
+        "_under_way",
+        "_waiting",
+        "over",
+    )
+
+    def __init__(
+        self, prober: Prober, plan: Plan, netns: Netns, done: Callable[[Outcome], None]
+    ) -> None:
+        self.over = False
+        self._prober = prober
+        self._plan = plan
+        self._netns = netns
+        self._done = done
+        self._started = prober.loop.time()
+        self._under_way: list[Attempt] = []
+        self._failed: list[Attempt] = []
+        self._timers: list[asyncio.TimerHandle] = []
+        self._starting = False
+        self._waiting = list(plan.groups[0]) if plan.groups else []
+
+    def begin(self) -> None:
+        self._advance()
+        if self.over:
+            return
+        loop = self._prober.loop
+        deadline = loop.call_at(self._started + self._plan.timeout_seconds, self._expire)
+        self._timers.append(deadline)
+        self._wait_before_next()
+
+    def cancel(self) -> None:
+        """Stop at once; `done` is not called."""
+        if not self.over:
+            self._stop()
+
+    def _advance(self) -> None:
+        """Start the next address, and those after it while they fail at once."""
+        self._starting = True
+        while self._waiting and not self.over:
+            candidate = self._waiting.pop(0)
+            attempt = Attempt(
+                candidate.target.exchange(),
+                netns=self._netns,
+                family=candidate.family,
+                address=candidate.address,
+                poller=self._prober.poller,
+                done=self._ended,
+            )
+            self._under_way.append(attempt)
+            attempt.begin()
+            if attempt.verdict is None:
+                break
+        self._starting = False
+        if not self._under_way and not self.over:
+            self._finish(self._failure())
+
+    def _wait_before_next(self) -> None:
+        if self._waiting and not self.over:
+            loop = self._prober.loop
+            self._timers.append(loop.call_later(self._plan.attempt_delay_seconds, self._join))
+
+    def _join(self) -> None:
+        """The addresses under way have been silent for long enough."""
+        self._timers.pop()
+        self._advance()
+        self._wait_before_next()
+
+    def _ended(self, attempt: Attempt) -> None:
+        self._under_way.remove(attempt)
+        verdict = attempt.verdict
+        assert verdict is not None
+        if self.over:
+            return
+        if verdict.result.passed:
+            self._finish(self._outcome(verdict, attempt.address))
+            return
+        self._failed.append(attempt)
+        if not self._starting:
+            self._advance()
+
+    def _expire(self) -> None:
+        self._waiting.clear()
+        for attempt in tuple(self._under_way):
+            attempt.expire()
+        if not self.over:
+            self._finish(self._failure())
+
+    def _failure(self) -> Outcome:
+        """What all addresses together came to; the first one's words come first."""
+        if not self._failed:
+            return self._outcome(Verdict(Result.FAILURE, self._plan.refusal), None)
+        order = [candidate.address for candidate in self._plan.groups[0]]
+        failed = sorted(self._failed, key=lambda attempt: order.index(attempt.address))
+        verdicts = [attempt.verdict for attempt in failed if attempt.verdict is not None]
+        # A pod's own failure counts for more than a prober's trouble with another family.
+        real = [verdict for verdict in verdicts if not verdict.error] or verdicts
+        text = "; ".join(dict.fromkeys(verdict.message for verdict in real))
+        verdict = Verdict(real[0].result, text, real[0].error)
+        return self._outcome(verdict, failed[verdicts.index(real[0])].address)
+
+    def _outcome(self, verdict: Verdict, address: str | None) -> Outcome:
+        duration = self._prober.loop.time() - self._started
+        return Outcome(verdict.result, verdict.message, verdict.error, duration, address)
+
+    def _finish(self, outcome: Outcome) -> None:
+        self._stop()
+        self._done(outcome)
+
+    def _stop(self) -> None:
+        self.over = True
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        for attempt in self._under_way:
+            attempt.cancel()
+        self._under_way.clear()
+        self._waiting.clear()
+
+
+async def probe(probe: Probe, *, netns: Netns, addresses: Sequence[str]) -> Outcome:
+    """Probe once and wait for the outcome; it takes the timeout at most, and never raises for
+    what the pod does. Raises ValueError as `plan` does.
+    """
+    prepared = plan(probe, addresses)
+    return await run_once(Prober(asyncio.get_running_loop()), prepared, netns)
+
+
+async def run_once(prober: Prober, plan: Plan, netns: Netns) -> Outcome:
+    """Run a plan with a prober of its own, which is closed at the end."""
+    outcome: asyncio.Future[Outcome] = prober.loop.create_future()
+    run = prober.start(plan, netns, outcome.set_result)
+    try:
+        return await outcome
+    finally:
+        run.cancel()
+        prober.close()

@@ -1,0 +1,353 @@
+"""All probes of a node on one event loop.
+
+Each worker has one timer; nothing here is a task or a thread. What a pod does,
+and what goes wrong in one probe or callback, never reaches another pod's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+import msgspec
+
+from probes.engine import passing, prober, queue
+from probes.engine.joint import Cancellable
+from probes.engine.slots import PodSlots, Slot
+from probes.engine.spreading import Spread
+from probes.engine.targets import ContainerTarget, PodTarget, ProbeKey, ProbeStatus, wanted_probes
+from probes.engine.workers import Container, ProbeType, Worker
+from probes.netns import Netns
+from probes.results import Outcome, Result
+from probes.spec.definitions import Exec
+
+__all__ = ["ContainerTarget", "PodTarget", "ProbeKey", "ProbeStatus", "Scheduler"]
+
+MESSAGE_MAX_CHARS: Final = 1024
+"""How much of an outcome's text is kept (the kubelet cuts Events at the same length)."""
+
+
+class Asking(msgspec.Struct, frozen=True):
+    """A probe that dials a certain port."""
+
+    key: ProbeKey
+    plan: prober.Plan
+    netns: Netns
+    passes: bool
+    """Whether success is what counts now."""
+
+
+class Starter(Protocol):
+    """What runs probes: prober.Prober, or a test's own."""
+
+    def start(
+        self, plan: prober.Plan, netns: Netns, done: Callable[[Outcome], None], /
+    ) -> Cancellable: ...
+
+    def close(self) -> None: ...
+
+
+class Scheduler:
+    """Runs the probes of all pods that it is told of. To be made and used on a running loop.
+
+    on_result: called when the result that counts changes, with the new one;
+      not for the initial result of a pod that is new.
+    on_probe: called for each finished probe, prober errors too (`error` set:
+      they are in none of the kubelet's counts).
+    on_delay: called with the seconds by which each probe began after its time.
+    spread_seconds: within this time from its making, first probes are spread
+      evenly over it: for an agent that starts on a full node. Otherwise they
+      begin at once, as the kubelet's.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_result: Callable[[ProbeKey, Result], None],
+        on_probe: Callable[[ProbeKey, Outcome], None],
+        on_delay: Callable[[float], None] | None = None,
+        max_in_flight: int = queue.MAX_IN_FLIGHT,
+        spread_seconds: float = 0.0,
+        starter: Starter | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_result = on_result
+        self._on_probe = on_probe
+        self._on_delay = on_delay
+        self._spread = Spread(self._loop.time, spread_seconds)
+        self.starter: Starter = starter or prober.Prober(self._loop)
+        self._wall_clock = wall_clock
+        self._pods: dict[str, PodSlots] = {}
+        self._due = queue.DueQueue(self._loop, self._begin, max_in_flight=max_in_flight)
+        self._closed = self._loop.create_future()
+
+    @property
+    def in_flight(self) -> int:
+        """Probes under way."""
+        return self._due.in_flight
+
+    @property
+    def waiting(self) -> int:
+        """Probes that are due and held back by the cap."""
+        return len(self._due)
+
+    def set_pod(self, target: PodTarget) -> None:
+        """Add a pod, or tell what has changed of it; workers with the same probe keep their state.
+
+        Raises ValueError for an address that is none. Calls on_result only
+        for results that change thereby: a container that was restarted.
+        """
+        pod = self._pods.get(target.uid)
+        plans = {
+            key: (probe, prober.plan(probe, target.addresses))
+            for key, probe in wanted_probes(target)
+        }
+        if pod is None:
+            pod = self._pods[target.uid] = PodSlots(target)
+        pod.target = target
+        for key in [key for key in pod.slots if key not in plans]:
+            self._drop(pod.slots.pop(key))
+        for key, (probe, plan) in plans.items():
+            slot = pod.slots.get(key)
+            if slot is None or slot.worker.probe != probe:
+                if slot is not None:
+                    self._drop(slot)
+                worker = Worker(key.type, probe, first_at=self._spread.next())
+                pod.slots[key] = Slot(key, worker, plan, target.netns)
+            elif slot.netns != target.netns or slot.plan != plan:
+                self._stop_run(slot)
+                slot.plan, slot.netns = plan, target.netns
+        self._observe(pod)
+
+    def remove_pod(self, uid: str) -> None:
+        """Forget a pod and stop its probes; nothing is called for it any more."""
+        pod = self._pods.pop(uid, None)
+        if pod is not None:
+            for slot in pod.slots.values():
+                self._drop(slot)
+
+    def trigger(
+        self, uid: str, container: str | None = None, type: ProbeType | None = None
+    ) -> None:
+        """Probe now what waits for its time: all of the pod, of a container, or of one type."""
+        pod = self._pods.get(uid)
+        for key, slot in pod.slots.items() if pod else ():
+            if container in (None, key.container) and type in (None, key.type):
+                slot.worker.trigger(self._loop.time())
+                self._arm(slot)
+
+    def trigger_closed(self, key: ProbeKey) -> None:
+        """Probe now: the listener is known to be closed (see Worker.trigger_closed)."""
+        if slot := self._slot(key):
+            slot.worker.trigger_closed(self._loop.time())
+            self._arm(slot)
+
+    def asking(self, uid: str, port: int) -> list[Asking]:
+        """The startup and readiness probes of a pod that dial this port."""
+        pod = self._pods.get(uid)
+        return [
+            Asking(key, slot.plan, slot.netns, slot.worker.cached is Result.SUCCESS)
+            for key, slot in (pod.slots.items() if pod else ())
+            if key.type is not ProbeType.LIVENESS
+            and not isinstance(slot.worker.probe.handler, Exec)
+            and slot.worker.probe.handler.port == port
+        ]
+
+    def snapshot(self, uid: str | None = None) -> list[ProbeStatus]:
+        """A pod's probes as they are now, or all pods', in order of their keys."""
+        now = self._loop.time()
+        uids = self._pods if uid is None else self._pods.keys() & {uid}
+        pods = [self._pods[one] for one in uids]
+        slots = [slot for pod in pods for slot in pod.slots.values()]
+        return [slot.status(now) for slot in sorted(slots, key=lambda slot: slot.key)]
+
+    def results(self, uid: str) -> dict[ProbeKey, Result]:
+        """The results of a pod that count now."""
+        pod = self._pods.get(uid)
+        return {
+            key: slot.worker.cached
+            for key, slot in (pod.slots.items() if pod else ())
+            if slot.worker.cached is not None
+        }
+
+    def passing(self, uid: str) -> tuple[bool, str, str]:
+        """Whether the pod's probes pass: probes.engine.passing.passing."""
+        return passing.passing(self._pods.get(uid))
+
+    async def run(self) -> None:
+        """Wait until aclose(); cancelled, close."""
+        try:
+            await asyncio.shield(self._closed)
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop all probes. Nothing is called any more."""
+        if self._closed.done():
+            return
+        self._closed.set_result(None)
+        for uid in tuple(self._pods):
+            self.remove_pod(uid)
+        self.starter.close()
+
+    def _slot(self, key: ProbeKey) -> Slot | None:
+        pod = self._pods.get(key.uid)
+        return pod.slots.get(key) if pod else None
+
+    def _observe(self, pod: PodSlots) -> None:
+        """Tell the workers what is known of their containers; startup decides for its siblings."""
+        now = self._loop.time()
+        for target in pod.target.containers:
+            name = target.probes.name
+            container = Container(
+                target.container_id, self._on_loop(pod, target), target.running, target.restarts
+            )
+            # Startup is first in a container's slots: the others see what came of it.
+            for type in ProbeType:
+                slot = pod.slots.get(ProbeKey(pod.target.uid, name, type))
+                if slot is None:
+                    continue
+                worker = slot.worker
+                if worker.container_id not in ("", container.container_id):
+                    # What was found, and what is under way, is the old container's.
+                    self._stop_run(slot)
+                    slot.outcome = None
+                before = worker.cached
+                worker.observe(
+                    container,
+                    started=self._has_started(pod, target),
+                    deleting=pod.target.deleting,
+                    now=now,
+                    restored=target.restored.get(type),
+                )
+                if worker.over:
+                    self._stop_run(slot)
+                self._arm(slot)
+                if before is not None:
+                    self._report(slot, before)
+
+    def _has_started(self, pod: PodSlots, target: ContainerTarget) -> bool:
+        if target.started is not None:
+            return target.started
+        slot = pod.slots.get(ProbeKey(pod.target.uid, target.probes.name, ProbeType.STARTUP))
+        if slot is None:
+            # It has no startup probe, or one that the kubelet runs and nobody told of.
+            return True
+        worker = slot.worker
+        if not worker.container_id:
+            return target.restored.get(ProbeType.STARTUP) is Result.SUCCESS
+        return worker.cached is Result.SUCCESS and worker.container_id == target.container_id
+
+    def _on_loop(self, pod: PodSlots, target: ContainerTarget) -> float:
+        """When the container started, on the loop's clock: steps of the wall clock end here."""
+        name = target.probes.name
+        known = pod.started_at.get(name)
+        if known is None or known[0] != target.started_at:
+            age = self._wall_clock() - target.started_at
+            known = pod.started_at[name] = (target.started_at, self._loop.time() - age)
+        return known[1]
+
+    def _arm(self, slot: Slot) -> None:
+        """Set the timer to when the worker's next probe is due."""
+        due = slot.worker.due
+        if slot.timer is not None:
+            if due == slot.due:
+                return
+            slot.timer.cancel()
+            slot.timer = None
+        if slot.waiting:
+            slot.waiting = due is not None
+            return
+        if due is not None:
+            slot.due = due
+            slot.timer = self._loop.call_at(due, self._fire, slot)
+
+    def _fire(self, slot: Slot) -> None:
+        slot.timer = None
+        self._due.add(slot)
+
+    def _begin(self, slot: Slot) -> None:
+        if self._on_delay is not None:
+            self._guarded(self._on_delay, max(0.0, self._loop.time() - slot.due))
+        self._try(slot)
+
+    def _try(self, slot: Slot) -> None:
+        slot.worker.begin(self._loop.time())
+        try:
+            run = self.starter.start(slot.plan, slot.netns, partial(self._done, slot))
+        except Exception as error:
+            message = f"the prober failed: {error!r}"
+            self._done(slot, Outcome(Result.UNKNOWN, message, error=True))
+        else:
+            # Most tcp probes are over by now, and the next may even be under way.
+            if slot.worker.in_flight and slot.run is None:
+                slot.run = run
+
+    def _done(self, slot: Slot, outcome: Outcome) -> None:
+        slot.run = None
+        worker = slot.worker
+        before = worker.cached
+        if worker.finish(outcome):
+            self._try(slot)
+            return
+        self._due.release()
+        if len(outcome.message) > MESSAGE_MAX_CHARS:
+            short = outcome.message[: MESSAGE_MAX_CHARS - 3] + "..."
+            outcome = msgspec.structs.replace(outcome, message=short)
+        slot.outcome = outcome
+        if outcome.error:
+            slot.errors += 1
+        elif outcome.passed:
+            slot.passed += 1
+        else:
+            slot.failed += 1
+        self._arm(slot)
+        if worker.type is ProbeType.STARTUP and worker.cached is not before:
+            pod = self._pods.get(slot.key.uid)
+            if pod is not None:
+                self._observe(pod)
+        self._guarded(self._on_probe, slot.key, outcome)
+        self._report(slot, before)
+
+    def _report(self, slot: Slot, before: Result | None) -> None:
+        cached = slot.worker.cached
+        if cached is None or cached is before:
+            return
+        # A callback may have removed the pod.
+        pod = self._pods.get(slot.key.uid)
+        if pod is not None and pod.slots.get(slot.key) is slot:
+            self._guarded(self._on_result, slot.key, cached)
+
+    def _guarded(self, call: Callable[..., None], *args: object) -> None:
+        """A mistake in a callback is told to the loop, and stops nothing."""
+        try:
+            call(*args)
+        except Exception as error:
+            self._loop.call_exception_handler(
+                {
+                    "message": f"a callback of the probe scheduler failed: {error!r}",
+                    "exception": error,
+                }
+            )
+
+    def _stop_run(self, slot: Slot) -> None:
+        if slot.worker.in_flight:
+            if slot.run is not None:
+                slot.run.cancel()
+                slot.run = None
+            self._due.release()
+            slot.worker.abandon()
+            self._arm(slot)
+
+    def _drop(self, slot: Slot) -> None:
+        """The worker is no more."""
+        self._stop_run(slot)
+        slot.worker.over = True
+        slot.waiting = False
+        if slot.timer is not None:
+            slot.timer.cancel()
+            slot.timer = None

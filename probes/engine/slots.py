@@ -1,0 +1,72 @@
+"""What the scheduler keeps: one slot for each probe that it runs, and the slots of one pod."""
+
+from __future__ import annotations
+
+import asyncio
+
+from probes.engine import prober
+from probes.engine.joint import Cancellable
+from probes.engine.targets import PodTarget, ProbeKey, ProbeStatus
+from probes.engine.workers import Worker
+from probes.netns import Netns
+from probes.results import Outcome
+
+
+class Slot:
+    """One worker, with its timer, its run and what it has come to so far."""
+
+    __slots__ = (
+        "due",
+        "errors",
+        "failed",
+        "key",
+        "netns",
+        "outcome",
+        "passed",
+        "plan",
+        "run",
+        "timer",
+        "waiting",
+        "worker",
+    )
+
+    def __init__(self, key: ProbeKey, worker: Worker, plan: prober.Plan, netns: Netns) -> None:
+        self.key = key
+        self.worker = worker
+        self.plan = plan
+        self.netns = netns
+        self.timer: asyncio.TimerHandle | None = None
+        self.run: Cancellable | None = None
+        self.due = 0.0
+        self.waiting = False
+        """Due, and held back by the cap."""
+        self.outcome: Outcome | None = None
+        self.passed = self.failed = self.errors = 0
+
+    def status(self, now: float) -> ProbeStatus:
+        """How this probe stands at `now`, on the loop's clock."""
+        worker = self.worker
+        return ProbeStatus(
+            key=self.key,
+            result=worker.cached,
+            outcome=self.outcome,
+            run_length=worker.run_length,
+            passed=self.passed,
+            failed=self.failed,
+            errors=self.errors,
+            in_flight=worker.in_flight,
+            on_hold=worker.on_hold,
+            due_in_seconds=None if worker.due is None else worker.due - now,
+        )
+
+
+class PodSlots:
+    """A pod as it was last told of, and its probes."""
+
+    __slots__ = ("slots", "started_at", "target")
+
+    def __init__(self, target: PodTarget) -> None:
+        self.target = target
+        self.slots: dict[ProbeKey, Slot] = {}
+        self.started_at: dict[str, tuple[float, float]] = {}
+        """By container: the start in Unix time, and on the loop's clock, fixed when first seen."""

@@ -1,0 +1,82 @@
+"""What the scheduler is told of pods, and what it tells of their probes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from probes.engine.workers import ProbeType
+from probes.netns import Netns
+from probes.results import Outcome, Result
+from probes.spec.specs import ContainerProbes, Exec, Probe
+
+
+class ProbeKey(msgspec.Struct, frozen=True, order=True):
+    """One probe of one container of one pod."""
+
+    uid: str
+    container: str
+    type: ProbeType
+
+
+class ContainerTarget(msgspec.Struct, frozen=True):
+    """A container to probe and what is known of it."""
+
+    probes: ContainerProbes
+    container_id: str = ""
+    """Empty while it has not been created. A new one means that it was restarted."""
+    started_at: float = 0.0
+    """Unix time in seconds."""
+    running: bool = True
+    restarts: bool = True
+    """Whether it will be started again once it has ended (restartPolicy)."""
+    started: bool | None = None
+    """Its `status.containerStatuses[].started`; None: podgate's own startup probe decides."""
+    restored: Mapping[ProbeType, Result] = {}
+    """Results of this container id from before the agent's restart."""
+
+
+class PodTarget(msgspec.Struct, frozen=True):
+    """A pod to probe."""
+
+    uid: str
+    """Whatever tells pods apart; the agent uses the sandbox."""
+    netns: Netns
+    addresses: tuple[str, ...]
+    """The pod's own, the preferred one first."""
+    containers: tuple[ContainerTarget, ...]
+    deleting: bool = False
+
+
+class ProbeStatus(msgspec.Struct, frozen=True):
+    """One probe as `podgate status` shows it."""
+
+    key: ProbeKey
+    result: Result | None
+    """The result that counts; None until the container is known."""
+    outcome: Outcome | None
+    """The last finished probe, its text cut."""
+    run_length: int
+    """How many results like the last there were in a row."""
+    passed: int
+    failed: int
+    errors: int
+    """Thrown away since the prober failed."""
+    in_flight: bool
+    on_hold: bool
+    due_in_seconds: float | None
+    """None while there is nothing to wait for."""
+
+
+def wanted_probes(target: PodTarget) -> Iterator[tuple[ProbeKey, Probe]]:
+    """The probes of a pod that podgate runs: all but exec, which is the kubelet's."""
+    for container in target.containers:
+        probes = container.probes
+        for type, probe in (
+            (ProbeType.STARTUP, probes.startup),
+            (ProbeType.READINESS, probes.readiness),
+            (ProbeType.LIVENESS, probes.liveness),
+        ):
+            if probe is not None and not isinstance(probe.handler, Exec):
+                yield ProbeKey(target.uid, probes.name, type), probe

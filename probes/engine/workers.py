@@ -1,0 +1,231 @@
+"""When one probe runs, and what its results come to: pkg/kubelet/prober/worker.go without a clock.
+
+A worker is told the time and what is known of its container, and says when
+its probe is due. It does no I/O and keeps no timers, so a day of probing is
+tested in milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from probes.results import Outcome, Result
+from probes.spec.specs import Probe
+
+TRIES_MAX: Final = 3
+"""How often one probe is tried while the prober itself fails (prober.go maxProbeRetries)."""
+
+
+class ProbeType(StrEnum):
+    """The three probes, spelt as in the kubelet's metrics and Events."""
+
+    STARTUP = "Startup"
+    READINESS = "Readiness"
+    LIVENESS = "Liveness"
+
+
+INITIAL_RESULTS: Final = {
+    ProbeType.STARTUP: Result.UNKNOWN,
+    ProbeType.READINESS: Result.FAILURE,
+    ProbeType.LIVENESS: Result.SUCCESS,
+}
+"""What counts until the first threshold is met (worker.go newWorker)."""
+
+
+class Container(msgspec.Struct, frozen=True):
+    """What is known of a container at one moment."""
+
+    container_id: str
+    started_at: float
+    """On the clock of `now`, in seconds."""
+    running: bool = True
+    restarts: bool = True
+    """Whether it will be started again once it has ended (restartPolicy)."""
+
+
+class Worker:
+    """The state of one probe of one container.
+
+    Results count only in runs: `success_threshold` or `failure_threshold` of
+    the same kind in a row change `cached`, fewer leave it as it was.
+    """
+
+    __slots__ = (
+        "_closed",
+        "_gated",
+        "_retrying",
+        "_running",
+        "_started_at",
+        "_tick",
+        "_tries",
+        "cached",
+        "container_id",
+        "in_flight",
+        "on_hold",
+        "over",
+        "probe",
+        "run_length",
+        "run_result",
+        "type",
+    )
+
+    def __init__(self, type: ProbeType, probe: Probe, *, first_at: float) -> None:
+        self.type = type
+        self.probe = probe
+        self.cached: Result | None = None
+        """The result that counts; None until a container is known."""
+        self.container_id = ""
+        self.in_flight = False
+        self.on_hold = False
+        """No more probes of this container: it is to be restarted, or has started."""
+        self.over = False
+        """No more probes at all."""
+        self.run_result: Result | None = None
+        self.run_length = 0
+        self._closed = False
+        self._tick = first_at
+        self._started_at = 0.0
+        self._running = False
+        self._gated = False
+        self._tries = 0
+        self._retrying = False
+
+    @property
+    def due(self) -> float | None:
+        """When the next probe is to begin; None while there is nothing to wait for."""
+        if self.over or self.in_flight or self.on_hold or self._gated or not self._running:
+            return None
+        # worker.go compares whole seconds since the start with whole seconds of delay; that is
+        # the same as comparing times, and goes below the second.
+        return max(self._tick, self._started_at + self.probe.initial_delay_seconds)
+
+    def observe(
+        self,
+        container: Container | None,
+        *,
+        started: bool,
+        deleting: bool,
+        now: float,
+        restored: Result | None = None,
+    ) -> None:
+        """Take in what is known of the container now (the first half of worker.go doProbe).
+
+        `started` is whether its startup probe has succeeded, or it has none.
+        `restored` is a result from before this process, in place of the
+        initial one: restarting the prober must not make a pod unready
+        (worker.go, gate ChangeContainerStatusOnKubeletRestart).
+        """
+        if self.over or container is None or not container.container_id:
+            return
+        is_first = not self.container_id
+        is_new = container.container_id != self.container_id
+        if is_new:
+            self.container_id = container.container_id
+            self.cached = restored or INITIAL_RESULTS[self.type]
+            self.on_hold = False
+            self._closed = False
+        if self.on_hold:
+            return
+        was_waiting = self._gated or not self._running
+        self._started_at = container.started_at
+        self._running = container.running
+        if not container.running:
+            self.cached = Result.FAILURE
+            self.over = not container.restarts
+            return
+        if deleting and self.type is not ProbeType.READINESS:
+            # "Set a last result to ensure quiet shutdown." Readiness goes on.
+            self.cached = Result.SUCCESS
+            self.over = True
+            return
+        self._gated = started if self.type is ProbeType.STARTUP else not started
+        if self._gated or not (is_new or was_waiting):
+            return
+        if self.type is ProbeType.LIVENESS:
+            if self._tick < now:
+                self._skip_missed_ticks(now)
+        elif self._tick < now or not is_first:
+            # The kubelet triggers readiness as soon as it sees the container run; startup, on
+            # which readiness waits, is no worse served. Only liveness keeps its rhythm.
+            self._tick = now
+
+    def trigger(self, now: float) -> None:
+        """Probe now, and then every period from now (worker.go manualTriggerCh).
+
+        During a probe: once more, right after it.
+        """
+        self._tick = min(self._tick, now) if self.in_flight else now
+
+    def trigger_closed(self, now: float) -> None:
+        """Probe now, since the listener is known to be closed.
+
+        If that fails, and the pod asked for it, it counts as `failure_threshold`
+        failures; otherwise as one, as ever.
+        """
+        self._closed = self.probe.fail_when_listener_closes
+        self.trigger(now)
+
+    def begin(self, now: float) -> None:
+        """The probe is started; ticks that were missed until now are dropped, the rhythm stays."""
+        self.in_flight = True
+        self._tries += 1
+        if not self._retrying:
+            due = self._started_at + self.probe.initial_delay_seconds
+            self._tick = max(self._tick, due)
+            self._skip_missed_ticks(now)
+        self._retrying = False
+
+    def finish(self, outcome: Outcome) -> bool:
+        """Take the outcome; True if the same probe is to be begun again at once.
+
+        An outcome with `error` is tried three times in all, and then thrown
+        away: it is the prober's trouble and says nothing of the container.
+        """
+        self.in_flight = False
+        if outcome.error and self._tries < TRIES_MAX and self.due is not None:
+            self._retrying = True
+            return True
+        self._tries = 0
+        if not outcome.error and not self.over:
+            self._count(outcome.result.counted())
+        return False
+
+    def abandon(self) -> None:
+        """The probe was stopped and has no outcome."""
+        self.in_flight = False
+        self._retrying = False
+        self._tries = 0
+
+    def _count(self, result: Result) -> None:
+        if result is self.run_result:
+            self.run_length += 1
+        else:
+            self.run_result, self.run_length = result, 1
+        threshold = (
+            self.probe.failure_threshold
+            if result is Result.FAILURE
+            else self.probe.success_threshold
+        )
+        if self._closed and result is Result.FAILURE:
+            self.run_length = max(self.run_length, threshold)
+        self._closed = False
+        if self.run_length < threshold:
+            return
+        self.cached = result
+        if self.type is ProbeType.STARTUP or (
+            self.type is ProbeType.LIVENESS and result is Result.FAILURE
+        ):
+            # The container will be restarted, or has started: wait for a new container id.
+            self.on_hold = True
+            self.run_length = 0
+
+    def _skip_missed_ticks(self, now: float) -> None:
+        period = self.probe.period_seconds
+        if self._tick <= now:
+            self._tick += period * (math.floor((now - self._tick) / period) + 1)
+            if self._tick <= now:  # the sum was rounded down
+                self._tick += period

@@ -1,0 +1,1 @@
+"""What probes say on the wire, and the sockets that carry it."""

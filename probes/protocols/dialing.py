@@ -1,0 +1,354 @@
+"""Sockets for exchanges: connect inside the pod, carry bytes both ways, hang up.
+
+One loop runs all probes, and what a probe costs is mostly this module, so it
+works on bare sockets: no streams, no task and no future per probe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from probes.netns import Netns, NetnsGone
+from probes.protocols import tls
+from probes.protocols.exchanges import Broken, Exchange, Hop, Phase, join_host_port
+from probes.results import Result, Verdict
+
+RECEIVED_MAX_BYTES: Final = 512 * 1024
+"""All a pod may send in one probe, redirects included: it bounds the time spent on a flood."""
+
+_RECEIVE_BYTES: Final = 16 * 1024  # a probe's answer is mostly one piece of a few hundred bytes
+_EVENTS_MAX: Final = 256
+
+# pkg/probe/dialer_others.go:36 sets SO_LINGER to one second, against TIME-WAIT. On Linux that
+# only makes close() wait for the pod to acknowledge the end, even on a non-blocking socket:
+# fine in a goroutine of its own, but here a pod that drops such packets would hold up the
+# probes of all others. See _hang_up for what is done instead.
+_LINGER_ON: Final = struct.pack("ii", 1, 1)
+_LINGER_OFF: Final = struct.pack("ii", 0, 0)
+# tcp(7): the handshake's last acknowledgement waits for what is sent next, the request or the end,
+# and goes along with it. A probe is a packet less, and the pod's server is woken once, not twice.
+_QUICKACK_OFF: Final = 0
+_TCP_REPAIR: Final = 19  # linux/tcp.h
+# IP_MINTTL of linux/in.h, IPV6_MINHOPCOUNT of linux/in6.h
+_HOPS_LEFT_MIN: Final = {
+    socket.AF_INET: (socket.IPPROTO_IP, 21),
+    socket.AF_INET6: (socket.IPPROTO_IPV6, 73),
+}
+_HOPS_MAX: Final = 255
+
+
+class Poller:
+    """An epoll of our own, inside the loop's.
+
+    asyncio's add_reader and remove_reader cost several microseconds each;
+    here a socket is watched and forgotten for one, and a burst of ready ones
+    is one wake-up of the loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._epoll = select.epoll()
+        self._watched: dict[int, Callable[[], None]] = {}
+        loop.add_reader(self._epoll.fileno(), self._ready)
+
+    def watch(self, descriptor: int, events: int, ready: Callable[[], None]) -> None:
+        """Call `ready` whenever one of `events` stands, until forgotten."""
+        self._epoll.register(descriptor, events)
+        self._watched[descriptor] = ready
+
+    def change(self, descriptor: int, events: int) -> None:
+        self._epoll.modify(descriptor, events)
+
+    def forget(self, descriptor: int) -> None:
+        """Call nobody for it any more; to be closed next, which ends the kernel's watch as well."""
+        del self._watched[descriptor]
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def _ready(self) -> None:
+        for descriptor, _ in self._epoll.poll(0, _EVENTS_MAX):
+            # Forgotten by an earlier one of this batch. A descriptor that is already in use
+            # again gets an event that is not its own: attempts take those as what they are.
+            if ready := self._watched.get(descriptor):
+                ready()
+
+
+class Attempt:
+    """One exchange with one address of the pod, over as many connections as it asks for."""
+
+    __slots__ = (
+        "_done",
+        "_events",
+        "_netns",
+        "_outbox",
+        "_phase",
+        "_poller",
+        "_received_bytes",
+        "_sock",
+        "_tunnel",
+        "address",
+        "exchange",
+        "family",
+        "hop",
+        "verdict",
+    )
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        *,
+        netns: Netns,
+        family: int,
+        address: str,
+        poller: Poller,
+        done: Callable[[Attempt], None],
+    ) -> None:
+        self.exchange = exchange
+        self.family = family
+        self.address = address
+        self.verdict: Verdict | None = None
+        self.hop: Hop = exchange.hop
+        self._netns = netns
+        self._poller = poller
+        self._done = done
+        self._sock: socket.socket | None = None
+        self._tunnel: tls.Tunnel | None = None
+        self._phase = Phase.DIAL
+        self._events = 0
+        self._outbox = b""
+        self._received_bytes = 0
+
+    def begin(self) -> None:
+        """Start; `done` is called once, maybe before this returns."""
+        self._guarded(self._dial)
+
+    def expire(self) -> None:
+        """The probe's time is over: ends with the exchange's verdict on that."""
+        if self.verdict is None:
+            self._guarded(lambda: self._break("", timeout=True))
+
+    def cancel(self) -> None:
+        """Stop without a verdict and without calling `done`."""
+        self._hang_up()
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Run one step; a mistake of ours ends this attempt, and no other."""
+        try:
+            step()
+        except Exception as error:
+            self._end(Verdict(Result.UNKNOWN, f"the prober failed: {error!r}", error=True))
+        else:
+            if self.verdict is None and self.exchange.verdict is not None:
+                self._end(self.exchange.verdict)
+
+    def _end(self, verdict: Verdict) -> None:
+        if self.verdict is None:
+            self.verdict = verdict
+            self._hang_up()
+            self._done(self)
+
+    def _dial(self) -> None:
+        if self.exchange.verdict is not None:
+            return
+        self.hop = self.exchange.hop
+        self._phase = Phase.DIAL
+        try:
+            sock = self._netns.socket(self.family, socket.SOCK_STREAM)
+        except NetnsGone as error:
+            self._end(Verdict(Result.FAILURE, str(error)))
+            return
+        except OSError as error:
+            # Out of descriptors or memory: that is the node's trouble and says nothing of the pod.
+            text = f"no socket can be made in the pod's network namespace: {_strerror(error.errno)}"
+            self._end(Verdict(Result.UNKNOWN, text, error=True))
+            return
+        self._sock = sock
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ON)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, _QUICKACK_OFF)
+        self._connect()
+
+    def _connect(self) -> None:
+        """Begin to connect, or look whether it has succeeded: connect() says both.
+
+        Inside one netns the whole handshake takes place during the first
+        call, though that still says EINPROGRESS: asking again at once spares
+        the wait for an event.
+        """
+        assert self._sock is not None
+        where = (self.address, self.hop.port)
+        code = self._sock.connect_ex(where)
+        if code == errno.EINPROGRESS:
+            code = self._sock.connect_ex(where)
+        if code in (0, errno.EISCONN):
+            self._connected()
+        elif code in (errno.EALREADY, errno.EINPROGRESS):
+            self._watch(select.EPOLLOUT)
+        else:
+            self._break(f": connect: {_strerror(code)}")
+
+    def _connected(self) -> None:
+        if self.hop.tls:
+            self._phase = Phase.TLS
+            self._tunnel = tls.Tunnel(self.hop.alpn)
+            self._outbox = self._tunnel.start()
+        else:
+            self._phase = Phase.TALK
+            self._outbox = self.exchange.start()
+            if self.exchange.verdict is not None:
+                return
+        self._flush()
+
+    def _on_event(self) -> None:
+        self._guarded(self._step)
+
+    def _step(self) -> None:
+        assert self._sock is not None
+        if self._events & select.EPOLLOUT:
+            if self._phase is Phase.DIAL:
+                self._connect()
+            else:
+                self._flush()
+            return
+        try:
+            data = self._sock.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._break(f"read: {_strerror(error.errno)}")
+            return
+        self._received_bytes += len(data)
+        if self._received_bytes > RECEIVED_MAX_BYTES:
+            self._break(f"the answer is longer than {RECEIVED_MAX_BYTES} bytes")
+            return
+        if self._tunnel is None:
+            self._outbox += self.exchange.receive(data)
+        else:
+            self._receive_tls(self._tunnel, data)
+        if self.exchange.verdict is not None:
+            return
+        if self.exchange.hop is not self.hop:
+            self._hang_up()
+            self._dial()
+        elif data:
+            self._flush()
+        else:
+            # An exchange judges the end of the stream; none may leave us waiting for more.
+            self._break("EOF")
+
+    def _receive_tls(self, tunnel: tls.Tunnel, data: bytes) -> None:
+        try:
+            pieces = tunnel.receive(data)
+        except tls.TlsError as error:
+            self._outbox = b""
+            self._break(str(error))
+            return
+        if self._phase is Phase.TLS and tunnel.ready:
+            self._phase = Phase.TALK
+            tunnel.encrypt(self.exchange.start())
+        if tunnel.ended:
+            pieces.append(b"")
+        for piece in pieces:
+            reply = self.exchange.receive(piece)
+            if self.exchange.verdict is not None or self.exchange.hop is not self.hop:
+                return
+            tunnel.encrypt(reply)
+        self._outbox += tunnel.outgoing()
+
+    def _flush(self) -> None:
+        """Send what is to be sent, then wait for the pod."""
+        assert self._sock is not None
+        if self._outbox:
+            try:
+                sent = self._sock.send(self._outbox)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                self._break(f"write: {_strerror(error.errno)}")
+                return
+            self._outbox = self._outbox[sent:]
+        self._watch(select.EPOLLOUT if self._outbox else select.EPOLLIN)
+
+    def _watch(self, events: int) -> None:
+        assert self._sock is not None
+        if not self._events:
+            self._poller.watch(self._sock.fileno(), events, self._on_event)
+        elif self._events != events:
+            self._poller.change(self._sock.fileno(), events)
+        self._events = events
+
+    def _break(self, text: str, *, timeout: bool = False) -> None:
+        """Tell the exchange that the connection is no more, in Go's words."""
+        if self._phase is Phase.DIAL:
+            text = f"dial tcp {join_host_port(self.address, self.hop.port)}{text}"
+        elif text.startswith(("read: ", "write: ")):
+            text = f"{text.partition(':')[0]} tcp {self._ends()}: {text}"
+        self.exchange.fail(Broken(self._phase, text, timeout))
+
+    def _ends(self) -> str:
+        assert self._sock is not None
+        try:
+            local = self._sock.getsockname()
+        except OSError:
+            return join_host_port(self.address, self.hop.port)
+        return "->".join(
+            (join_host_port(local[0], local[1]), join_host_port(self.address, self.hop.port))
+        )
+
+    def _hang_up(self) -> None:
+        sock, self._sock = self._sock, None
+        if sock is None:
+            return
+        if self._events:
+            self._poller.forget(sock.fileno())
+            self._events = 0
+        last_words = self._tunnel.close() if self._tunnel is not None else b""
+        self._outbox = b""
+        self._tunnel = None
+        if self._phase is not Phase.DIAL:
+            _finish(sock, last_words)
+        else:
+            sock.close()
+
+
+def _finish(sock: socket.socket, last_words: bytes) -> None:
+    """Say the end to the pod, so that close() neither waits nor leaves a TIME-WAIT.
+
+    Whoever ends first keeps the port for a minute: 470 probes a second would
+    use up all ports of a pod, and long before that each connect() searches
+    thousands. So the pod gets a FIN, which is what a server wants to see, and
+    then the socket is dropped without another packet (TCP_REPAIR). TIME-WAIT
+    guards against packets that come late; on a pod's loopback none do.
+
+    A server that is woken by the FIN may answer with its own before close(),
+    which would make a TIME-WAIT after all: so the socket is made deaf first,
+    by asking for more hops left than packets have (RFC 5082). Its peer says
+    its end once more a moment later, and is told that nobody is there.
+    """
+    try:
+        if last_words:
+            sock.send(last_words)
+        # In repair mode the FIN still goes out, since no queue is chosen for repair.
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
+        sock.setsockopt(*_HOPS_LEFT_MIN[sock.family], _HOPS_MAX)
+        sock.shutdown(socket.SHUT_WR)
+    except OSError:
+        # The pod was first, or there is no CAP_NET_ADMIN in its netns: an ordinary end.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_OFF)
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_WR)
+    sock.close()
+
+
+def _strerror(number: int | None) -> str:
+    """The system's text as Go spells it."""
+    return os.strerror(number or 0).lower()

@@ -1,0 +1,314 @@
+"""The grpc probe: grpc.health.v1.Health/Check over HTTP/2 (pkg/probe/grpc/grpc.go).
+
+grpcio cannot be given a socket from another netns, so this speaks the little
+of gRPC that one unary call needs: the wire format of
+grpc/doc/PROTOCOL-HTTP2.md, and two protobuf messages of one field each
+(grpc/health/v1/health.proto). Texts are the kubelet's and grpc-go's.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from probes.protocols import http2
+from probes.protocols.exchanges import Broken, Hop, go_duration, join_host_port
+from probes.protocols.identity import PROBE_USER_AGENT
+from probes.results import Result, Verdict
+from probes.spec.specs import Grpc
+
+METHOD_PATH: Final = b"/grpc.health.v1.Health/Check"
+MESSAGE_MAX_BYTES: Final = 4096
+"""A health answer is two bytes long; unknown fields may make it somewhat longer."""
+
+SERVING: Final = 1
+_STATUS_NAMES: Final = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
+
+# google.golang.org/grpc/codes by number.
+_CODES: Final = (
+    *("OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound"),
+    *("AlreadyExists", "PermissionDenied", "ResourceExhausted", "FailedPrecondition"),
+    *("Aborted", "OutOfRange", "Unimplemented", "Internal", "Unavailable", "DataLoss"),
+    "Unauthenticated",
+)
+# grpc/doc/http-grpc-status-mapping.md
+_CODES_OF_HTTP: Final = {
+    400: "Internal",
+    401: "Unauthenticated",
+    403: "PermissionDenied",
+    404: "Unimplemented",
+    429: "Unavailable",
+    502: "Unavailable",
+    503: "Unavailable",
+    504: "Unavailable",
+}
+# PROTOCOL-HTTP2.md "Errors": RST_STREAM codes; the rest is Internal.
+_CODES_OF_RESET: Final = {
+    3: "ResourceExhausted",  # FLOW_CONTROL_ERROR, as grpc-go has it
+    7: "Unavailable",  # REFUSED_STREAM
+    8: "Canceled",  # CANCEL
+    11: "ResourceExhausted",  # ENHANCE_YOUR_CALM
+    12: "PermissionDenied",  # INADEQUATE_SECURITY
+}
+
+_VARINT_MAX_BYTES: Final = 10
+
+
+class GrpcError(Exception):
+    """The call did not succeed: a status of gRPC, by name, and its text."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"rpc error: code = {code} desc = {text}")
+        self.code = code
+        self.text = text
+
+
+class GrpcTarget:
+    """A grpc handler and an address: the request's headers and message are made once."""
+
+    __slots__ = ("endpoint", "headers", "hop", "message", "timeout")
+
+    def __init__(self, handler: Grpc, address: str, timeout_seconds: float) -> None:
+        encrypted = handler.mode == "TLS"
+        self.hop = Hop(handler.port, True, ("h2",)) if encrypted else Hop(handler.port)
+        self.endpoint = join_host_port(address, handler.port)
+        self.timeout = go_duration(timeout_seconds)
+        self.message = frame(encode_request(handler.service))
+        self.headers: http2.Headers = [
+            (b":method", b"POST"),
+            (b":scheme", b"https" if encrypted else b"http"),
+            (b":path", METHOD_PATH),
+            (b":authority", self.endpoint.encode()),
+            (b"content-type", b"application/grpc"),
+            (b"user-agent", PROBE_USER_AGENT.encode()),
+            (b"te", b"trailers"),
+            (b"grpc-timeout", encode_timeout(timeout_seconds)),
+        ]
+
+    def exchange(self) -> GrpcExchange:
+        return GrpcExchange(self)
+
+
+class GrpcExchange:
+    """One health check."""
+
+    __slots__ = ("_request", "_target", "hop", "verdict")
+
+    def __init__(self, target: GrpcTarget) -> None:
+        self.hop = target.hop
+        self.verdict: Verdict | None = None
+        self._target = target
+        self._request: http2.Request | None = None
+
+    def start(self) -> bytes:
+        target = self._target
+        self._request = http2.Request(
+            target.headers, target.message, body_max_bytes=MESSAGE_MAX_BYTES
+        )
+        return self._request.outgoing()
+
+    def receive(self, data: bytes) -> bytes:
+        request = self._request
+        assert request is not None
+        if not data:
+            self._lose("EOF")
+            return b""
+        try:
+            reply = request.receive(data)
+        except http2.Http2Error as error:
+            self._lose(str(error))
+            return b""
+        if request.ended:
+            try:
+                status = read_response(request)
+            except GrpcError as error:
+                self._fail(error)
+            else:
+                self.verdict = judge(status)
+        return reply
+
+    def fail(self, broken: Broken) -> None:
+        if self._request is None or not self._request.settled:
+            # grpc-go counts a connection as made once the server's settings are in.
+            text = "context deadline exceeded" if broken.timeout else broken.text
+            self._not_connected(text)
+        elif broken.timeout:
+            self._fail(GrpcError("DeadlineExceeded", "context deadline exceeded"))
+        else:
+            self._fail(GrpcError("Unavailable", f"error reading from server: {broken.text}"))
+
+    def _lose(self, text: str) -> None:
+        assert self._request is not None
+        if self._request.settled:
+            self._fail(GrpcError("Unavailable", f"error reading from server: {text}"))
+        else:
+            self._not_connected(f"error reading server preface: {text}")
+
+    def _not_connected(self, text: str) -> None:
+        # The kubelet's dialer keeps trying until the time is over, then says this; podgate
+        # says it at once: waiting would not make the next probe's answer any better.
+        target = self._target
+        self.verdict = Verdict(
+            Result.FAILURE,
+            f'timeout: failed to connect service "{target.endpoint}"'
+            f" within {target.timeout}: {text}",
+        )
+
+    def _fail(self, error: GrpcError) -> None:
+        match error.code:
+            case "Unimplemented":
+                text = (
+                    "error: this server does not implement the grpc health protocol"
+                    f" (grpc.health.v1.Health): {error.text}"
+                )
+            case "DeadlineExceeded":
+                text = f"timeout: health rpc did not complete within {self._target.timeout}"
+            case _:
+                text = f"error: health rpc probe failed: {error}"
+        self.verdict = Verdict(Result.FAILURE, text)
+
+
+@functools.lru_cache(maxsize=8)
+def judge(status: int) -> Verdict:
+    """What a ServingStatus means: only SERVING is healthy."""
+    if status == SERVING:
+        return Verdict(Result.SUCCESS, "service healthy")
+    name = _STATUS_NAMES.get(status, str(status))
+    return Verdict(Result.FAILURE, f'service unhealthy (responded with "{name}")')
+
+
+def read_response(request: http2.Request) -> int:
+    """The ServingStatus of an ended response. Raises GrpcError."""
+    if request.reset is not None:
+        raise GrpcError(
+            _CODES_OF_RESET.get(request.reset, "Internal"),
+            f"stream terminated by RST_STREAM with error code: {http2.error_name(request.reset)}",
+        )
+    headers = request.headers or {}
+    # Without a message there is one block of headers only ("Trailers-Only").
+    final = request.trailers or headers
+    if b"grpc-status" not in final:
+        _refuse_http(headers)
+        raise GrpcError("Internal", "server closed the stream without sending trailers")
+    code = _code(final[b"grpc-status"])
+    if code != "OK":
+        text = unquote_to_bytes(final.get(b"grpc-message", b"")[:1024])
+        raise GrpcError(code, text.decode("utf-8", "replace"))
+    return decode_response(unframe(request.body))
+
+
+def _code(text: bytes) -> str:
+    if not text.isdigit() or len(text) > 10:
+        raise GrpcError("Unknown", "malformed grpc-status in the server's answer")
+    number = int(text)
+    return _CODES[number] if number < len(_CODES) else f"Code({number})"
+
+
+def _refuse_http(headers: dict[bytes, bytes]) -> None:
+    """Whether this is another kind of server that happens to speak HTTP/2. Raises GrpcError."""
+    status = int(headers.get(b":status", b"0"))
+    kind = headers.get(b"content-type", b"")
+    is_grpc = kind.startswith(b"application/grpc")
+    if status == 200 and is_grpc:
+        return
+    text = f"unexpected HTTP status code received from server: {status}"
+    if not is_grpc:
+        shown = kind[:64].decode("latin-1").encode("unicode_escape").decode("ascii")
+        text += (
+            f'; transport: received unexpected content-type "{shown}"'
+            if kind
+            else "; malformed header: missing HTTP content-type"
+        )
+    raise GrpcError(_CODES_OF_HTTP.get(status, "Unknown"), text)
+
+
+def frame(message: bytes) -> bytes:
+    """A message with its prefix: not compressed, length in four bytes."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+def unframe(data: bytes) -> bytes:
+    """The one message in `data`. Raises GrpcError."""
+    if not data:
+        raise GrpcError("Internal", "cardinality violation: received no response message")
+    if data[0]:
+        raise GrpcError("Internal", "the server compressed its answer unasked")
+    length = int.from_bytes(data[1:5], "big")
+    if length > MESSAGE_MAX_BYTES - 5:
+        raise GrpcError(
+            "ResourceExhausted",
+            f"grpc: received message larger than max ({length} vs. {MESSAGE_MAX_BYTES})",
+        )
+    if len(data) != 5 + length:
+        raise GrpcError("Internal", "unexpected EOF")
+    return data[5:]
+
+
+def encode_timeout(seconds: float) -> bytes:
+    """The `grpc-timeout` header: at most eight digits and a unit."""
+    microseconds = max(1, int(seconds * 1e6))
+    if microseconds < 100_000_000:
+        return b"%du" % microseconds
+    milliseconds = microseconds // 1000
+    return b"%dm" % milliseconds if milliseconds < 100_000_000 else b"%dS" % (milliseconds // 1000)
+
+
+def encode_request(service: str) -> bytes:
+    """HealthCheckRequest{service}: field 1, a string, left out when empty."""
+    text = service.encode("utf-8", "replace")
+    return b"\x0a" + _encode_varint(len(text)) + text if text else b""
+
+
+def decode_response(message: bytes) -> int:
+    """HealthCheckResponse.status: field 1, an enum; 0 when left out. Raises GrpcError.
+
+    Other fields are skipped, as protobuf demands; of several of field 1 the last counts.
+    """
+    status, at = 0, 0
+    while at < len(message):
+        tag, at = _decode_varint(message, at)
+        value = 0
+        match tag & 7:
+            case 0:  # varint
+                value, at = _decode_varint(message, at)
+            case 1:  # fixed64
+                at += 8
+            case 2:  # string, bytes, message
+                length, at = _decode_varint(message, at)
+                at += length
+            case 5:  # fixed32
+                at += 4
+            case _:
+                raise _bad_message()
+        if at > len(message) or not 8 <= tag < 1 << 32:
+            raise _bad_message()
+        if tag == 8:
+            # An enum is an int32 on the wire of ten bytes when negative.
+            status = (value & 0xFFFFFFFF) - ((value & 0x80000000) << 1)
+    return status
+
+
+def _encode_varint(value: int) -> bytes:
+    data = bytearray()
+    while value > 0x7F:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    data.append(value)
+    return bytes(data)
+
+
+def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for index in range(_VARINT_MAX_BYTES):
+        if at + index >= len(data):
+            break
+        byte = data[at + index]
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80 and value < 1 << 64:
+            return value, at + index + 1
+    raise _bad_message()
+
+
+def _bad_message() -> GrpcError:
+    return GrpcError("Internal", "grpc: failed to unmarshal the received message")

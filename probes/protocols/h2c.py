@@ -1,0 +1,92 @@
+"""What an httpGet probe with `protocol: HTTP2` sends and reads: h2c by prior knowledge (KEP-5999).
+
+The counterpart of probes.protocols.http1 for probes.protocols.http_get, which knows the meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from probes.protocols import http1, http2
+
+# What Go's HTTP/2 client leaves out: it belongs to HTTP/1 connections (RFC 9113 section 8.2.2).
+_EXCLUDED: Final = frozenset(
+    {
+        *("Host", "User-Agent", "Content-Length", "Connection", "Proxy-Connection"),
+        *("Transfer-Encoding", "Upgrade", "Keep-Alive"),
+    }
+)
+
+
+def request_headers(target: str, host: str, headers: dict[str, tuple[str, ...]]) -> http2.Headers:
+    """The header list of a GET request; arguments and errors as of http1.request_bytes."""
+    host = http1.checked(host, headers)
+    fields: http2.Headers = [
+        (b":authority", host.encode("latin-1")),
+        (b":method", b"GET"),
+        (b":path", target.encode("latin-1")),
+        (b":scheme", b"http"),
+    ]
+    agent = headers.get("User-Agent", ("",))[0].strip()
+    if agent:
+        fields.append((b"user-agent", agent.encode("utf-8", "replace")))
+    for name in sorted(headers):
+        if name not in _EXCLUDED:
+            wire_name = name.lower().encode()
+            fields += [(wire_name, _value(value)) for value in headers[name]]
+    return fields
+
+
+def _value(text: str) -> bytes:
+    return text.strip().encode("utf-8", "replace")
+
+
+class ResponseReader:
+    """As http1.ResponseReader, for one request on one HTTP/2 connection."""
+
+    __slots__ = ("_outgoing", "_request", "body", "complete", "location", "status")
+
+    def __init__(self, headers: http2.Headers) -> None:
+        self.status = 0
+        self.location: str | None = None
+        self.body = b""
+        self.complete = False
+        self._request = http2.Request(headers, None, body_max_bytes=http1.BODY_MAX_BYTES)
+        self._outgoing = self._request.outgoing()
+
+    def outgoing(self) -> bytes:
+        """What is to be sent, once."""
+        data, self._outgoing = self._outgoing, b""
+        return data
+
+    def feed(self, data: bytes) -> None:
+        """Take some bytes. Raises http1.HttpError."""
+        request = self._request
+        try:
+            self._outgoing += request.receive(data)
+        except http2.Http2Error as error:
+            raise http1.HttpError(f"http2: {error}") from error
+        if request.headers is not None and not self.status:
+            self.status = _status(request.headers)
+            location = request.headers.get(b"location", b"").decode("latin-1")
+            self.location = location or None
+        self.body = request.body
+        if len(self.body) >= http1.BODY_MAX_BYTES:
+            self.complete = True
+        elif request.ended:
+            if request.reset is not None:
+                name = http2.error_name(request.reset)
+                raise http1.HttpError(f"stream error: stream ID 1; {name}; received from peer")
+            self.complete = True
+
+    def end(self) -> None:
+        """The connection has ended. Raises http1.HttpError if the response had not."""
+        if not self.complete:
+            raise http1.HttpError("unexpected EOF")
+
+
+def _status(headers: dict[bytes, bytes]) -> int:
+    text = headers.get(b":status", b"")
+    if len(text) != 3 or not text.isdigit():
+        raise http1.HttpError("malformed response from server: malformed non-numeric status")
+    return int(text)

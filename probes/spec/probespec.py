@@ -1,0 +1,305 @@
+"""podgate's own probe spec: the annotation `podgate.io/probe-spec`, version 2 of a probe's fields.
+
+The structs below are the only definition: they check what a pod's author
+wrote, and the published JSON Schema (docs/reference/probe-spec.schema.json)
+is made from them. Names are the API's wherever the API has the field
+(KEP-4559: moving from `tcpSocket:` to `tcp:` is the whole migration).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from probes.spec import definitions
+from probes.spec.apiprobes import HOST_REASON, PORT_MAX
+from probes.spec.definitions import ContainerProbes, Handler, IpFamily, IpFamilyPolicy, Probe
+from probes.spec.fields import SpecError, clipped
+
+ANNOTATION: Final = "podgate.io/probe-spec"
+API_VERSION: Final = "podgate.io/v2"
+REASON: Final = "InvalidProbeSpec"
+
+SIZE_MAX_BYTES: Final = 256 * 1024
+"""What the API allows for all annotations of an object together."""
+
+PERIOD_MIN_MILLISECONDS: Final = 100
+"""Ten probes a second see an outage as soon as users do; more would only load the pod."""
+
+_SECONDS_MAX: Final = 2**31 - 1
+_MILLISECONDS_MAX: Final = 3_600_000
+
+PortNumber = Annotated[int, Meta(ge=1, le=PORT_MAX)]
+# Without the lookahead, Python's `$` would let a line's end through.
+PortName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,15}(?!\n)$")]
+Seconds = Annotated[int, Meta(ge=1, le=_SECONDS_MAX)]
+Milliseconds = Annotated[int, Meta(ge=1, le=_MILLISECONDS_MAX)]
+Threshold = Annotated[int, Meta(ge=1, le=_SECONDS_MAX)]
+NoHost = Annotated[
+    str, Meta(max_length=0, description="Must be empty: a probe goes to its own pod only.")
+]
+
+
+class _Wrong(ValueError):
+    """A rule over several fields; `field` is the one to change."""
+
+    def __init__(self, field: str, complaint: str) -> None:
+        super().__init__(complaint)
+        self.field = field
+
+
+class _Strict(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename="camel",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    """A misspelt field is an error, not a default."""
+
+
+class Header(_Strict, frozen=True, kw_only=True, rename="camel"):
+    """One header of the request."""
+
+    name: Annotated[str, Meta(pattern=r"^[-A-Za-z0-9]+(?!\n)$")]
+    value: str = ""
+
+
+class Http(_Strict, frozen=True, kw_only=True, rename="camel"):
+    """GET a path; 200 to 399 is healthy."""
+
+    port: PortNumber | PortName
+    path: str = "/"
+    scheme: Literal["HTTP", "HTTPS"] = "HTTP"
+    http_headers: list[Header] = []
+    protocol: Literal["HTTP1", "HTTP2"] = "HTTP1"
+    host: NoHost = ""
+
+    def __post_init__(self) -> None:
+        if self.protocol == "HTTP2" and self.scheme != "HTTP":
+            raise _Wrong("protocol", "may be HTTP2 only with scheme HTTP")
+
+
+class Tcp(_Strict, frozen=True, kw_only=True, rename="camel"):
+    """Connect; an open port is healthy."""
+
+    port: PortNumber | PortName
+    host: NoHost = ""
+
+
+class Grpc(_Strict, frozen=True, kw_only=True, rename="camel"):
+    """Ask grpc.health.v1.Health/Check; only SERVING is healthy."""
+
+    port: PortNumber | PortName
+    service: str = ""
+    mode: Literal["Plaintext", "TLS"] = "Plaintext"
+
+
+class ProbeFields(_Strict, frozen=True, kw_only=True, rename="camel"):
+    """One probe: exactly one of `http`, `tcp` and `grpc`."""
+
+    http: Http | UnsetType = UNSET
+    tcp: Tcp | UnsetType = UNSET
+    grpc: Grpc | UnsetType = UNSET
+    initial_delay_seconds: Annotated[int, Meta(ge=0, le=_SECONDS_MAX)] = 0
+    period_seconds: Seconds | UnsetType = UNSET
+    period_milliseconds: (
+        Annotated[int, Meta(ge=PERIOD_MIN_MILLISECONDS, le=_MILLISECONDS_MAX)] | UnsetType
+    ) = UNSET
+    timeout_seconds: Seconds | UnsetType = UNSET
+    timeout_milliseconds: Milliseconds | UnsetType = UNSET
+    success_threshold: Threshold = 1
+    failure_threshold: Threshold = 3
+    termination_grace_period_seconds: Seconds | UnsetType = UNSET
+    ip_family: IpFamily | UnsetType = UNSET
+    ip_family_policy: IpFamilyPolicy | UnsetType = UNSET
+    target: Literal["pod", "localhost"] = "pod"
+    fail_when_listener_closes: bool = False
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("http", "tcp", "grpc") if getattr(self, name) is not UNSET]
+        if not given:
+            raise _Wrong("", "needs a handler: one of http, tcp, grpc")
+        if len(given) > 1:
+            raise _Wrong(given[-1], f"is one handler too many beside {given[0]}: keep one")
+        for name in ("period", "timeout"):
+            if UNSET not in (
+                getattr(self, f"{name}_seconds"),
+                getattr(self, f"{name}_milliseconds"),
+            ):
+                raise _Wrong(f"{name}Milliseconds", f"is given beside {name}Seconds: keep one")
+
+
+_ONE_HANDLER: Final = {
+    "oneOf": [{"required": [name]} for name in ("http", "tcp", "grpc")],
+    "not": {
+        "anyOf": [
+            {"required": [f"{name}Seconds", f"{name}Milliseconds"]}
+            for name in ("period", "timeout")
+        ]
+    },
+}
+_ProbeField = Annotated[ProbeFields, Meta(extra_json_schema=_ONE_HANDLER)] | UnsetType
+
+
+class Container(_Strict, frozen=True, kw_only=True, rename="camel"):
+    """The probes that podgate runs for one container, in place of those of the pod's spec."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    startup: _ProbeField = UNSET
+    readiness: _ProbeField = UNSET
+    liveness: _ProbeField = UNSET
+
+    def __post_init__(self) -> None:
+        for name, probe in (("startup", self.startup), ("liveness", self.liveness)):
+            if probe is not UNSET and probe.success_threshold != 1:
+                raise _Wrong(f"{name}.successThreshold", "must be 1 here")
+        readiness = self.readiness
+        if readiness is not UNSET and readiness.termination_grace_period_seconds is not UNSET:
+            field = "readiness.terminationGracePeriodSeconds"
+            raise _Wrong(field, "is not allowed on a readiness probe")
+
+
+class ProbeSpec(_Strict, frozen=True, kw_only=True, rename="camel"):
+    """The annotation's whole content."""
+
+    api_version: Literal["podgate.io/v2"]
+    containers: list[Container] = []
+
+
+class ProbeSpecError(Exception):
+    """The annotation cannot be used; `error` names the field."""
+
+    def __init__(self, path: str, complaint: str) -> None:
+        where = f"metadata.annotations[{ANNOTATION}]{'.' if path else ''}{path}"
+        reason = HOST_REASON if path.rpartition(".")[2] == "host" else REASON
+        if reason == HOST_REASON:
+            complaint = "must be empty: a probe goes to its own pod only"
+        self.error = SpecError(where, reason, f"{where} {complaint}.")
+        super().__init__(self.error.message)
+
+
+def is_of_annotation(error: SpecError) -> bool:
+    """Whether this mistake is one of the annotation."""
+    return error.path.startswith(f"metadata.annotations[{ANNOTATION}]")
+
+
+def read(text: str, ports: Mapping[str, Mapping[str, int]]) -> dict[str, ContainerProbes]:
+    """The probes of an annotation, by container.
+
+    `ports` has the named ports of each container that can be probed. Raises
+    ProbeSpecError for the first mistake: half a spec is not what was meant.
+    """
+    if len(text) > SIZE_MAX_BYTES:
+        raise ProbeSpecError("", f"is longer than {SIZE_MAX_BYTES} bytes")
+    spec = _decode(text)
+    found: dict[str, ContainerProbes] = {}
+    for index, container in enumerate(spec.containers):
+        path = f"containers[{index}]"
+        named = ports.get(container.name)
+        if named is None:
+            shown = clipped(container.name)
+            raise ProbeSpecError(f"{path}.name", f"is {shown}, no container that can be probed")
+        if container.name in found:
+            raise ProbeSpecError(f"{path}.name", "is used twice")
+        found[container.name] = ContainerProbes(
+            name=container.name,
+            startup=_probe(container.startup, f"{path}.startup", named),
+            readiness=_probe(container.readiness, f"{path}.readiness", named),
+            liveness=_probe(container.liveness, f"{path}.liveness", named),
+        )
+    return found
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of the annotation's content."""
+    made: dict[str, Any] = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"The annotation {ANNOTATION}, {API_VERSION}",
+    }
+    return made | msgspec.json.schema(ProbeSpec)
+
+
+_AT = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_FIELD = re.compile(r"^Object (missing required|contains unknown) field `([^`]*)`$")
+
+
+def _decode(text: str) -> ProbeSpec:
+    try:
+        return msgspec.json.decode(text.encode("utf-8", "replace"), type=ProbeSpec)
+    except msgspec.ValidationError as error:
+        raise _located(error) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        complaint = str(error) or "nested too deep"
+        raise ProbeSpecError("", f"is not JSON: {complaint[:200]}") from error
+
+
+def _located(error: msgspec.ValidationError) -> ProbeSpecError:
+    """msgspec's error as path and complaint."""
+    text = str(error)
+    at = _AT.search(text)
+    path, complaint = (at[1], text[: at.start()]) if at else ("", text)
+    field = ""
+    if isinstance(error.__cause__, _Wrong):
+        field = error.__cause__.field
+    elif match := _FIELD.match(complaint):
+        field = match[2][:64]
+        complaint = "is missing" if match[1] == "missing required" else "is not known here"
+    else:
+        complaint = f"is wrong: {complaint[:1].lower()}{complaint[1:]}".replace("`", "")
+    return ProbeSpecError(".".join(part for part in (path, field) if part), complaint[:300])
+
+
+def _probe(fields: ProbeFields | UnsetType, path: str, named: Mapping[str, int]) -> Probe | None:
+    if fields is UNSET:
+        return None
+    grace = fields.termination_grace_period_seconds
+    return Probe(
+        handler=_handler(fields, path, named),
+        initial_delay_seconds=float(fields.initial_delay_seconds),
+        timeout_seconds=_seconds(fields.timeout_seconds, fields.timeout_milliseconds, 1.0),
+        period_seconds=_seconds(fields.period_seconds, fields.period_milliseconds, 10.0),
+        success_threshold=fields.success_threshold,
+        failure_threshold=fields.failure_threshold,
+        termination_grace_period_seconds=None if grace is UNSET else float(grace),
+        ip_family=None if fields.ip_family is UNSET else fields.ip_family,
+        ip_family_policy=None if fields.ip_family_policy is UNSET else fields.ip_family_policy,
+        target=fields.target,
+        fail_when_listener_closes=fields.fail_when_listener_closes,
+    )
+
+
+def _handler(fields: ProbeFields, path: str, named: Mapping[str, int]) -> Handler:
+    if fields.http is not UNSET:
+        http = fields.http
+        return definitions.HttpGet(
+            port=_port(http.port, f"{path}.http", named),
+            path=http.path or "/",
+            scheme=http.scheme,
+            headers=tuple((header.name, header.value) for header in http.http_headers),
+            protocol=http.protocol,
+        )
+    if fields.tcp is not UNSET:
+        return definitions.TcpSocket(_port(fields.tcp.port, f"{path}.tcp", named))
+    assert fields.grpc is not UNSET
+    port = _port(fields.grpc.port, f"{path}.grpc", named)
+    return definitions.Grpc(port, fields.grpc.service, fields.grpc.mode)
+
+
+def _port(port: int | str, path: str, named: Mapping[str, int]) -> int:
+    if isinstance(port, int):
+        return port
+    if port not in named:
+        raise ProbeSpecError(f"{path}.port", f"names {clipped(port)}, no port of this container")
+    return named[port]
+
+
+def _seconds(seconds: int | UnsetType, milliseconds: int | UnsetType, default: float) -> float:
+    if milliseconds is not UNSET:
+        return milliseconds / 1000
+    return default if seconds is UNSET else float(seconds)

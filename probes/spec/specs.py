@@ -1,0 +1,186 @@
+"""What to probe: the probes of a pod manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from probes.spec import probespec
+from probes.spec.apiprobes import named_ports_of, read_http_get, read_probe
+from probes.spec.definitions import ContainerProbes, Exec, Grpc, Handler, HttpGet, Probe, TcpSocket
+from probes.spec.fields import Fields, SpecError
+
+__all__ = [
+    "ContainerProbes",
+    "DeclaredPorts",
+    "Exec",
+    "Grpc",
+    "Handler",
+    "HttpGet",
+    "PodSpec",
+    "PortUser",
+    "Probe",
+    "SpecError",
+    "TcpSocket",
+    "parse_pod",
+    "with_annotation",
+]
+
+
+class DeclaredPorts(msgspec.Struct, frozen=True):
+    """Which TCP ports of the pod the kubelet may have to reach for probes and hooks."""
+
+    any_port: bool = False
+    """An http or https probe or hook: the kubelet follows redirects to other ports."""
+    ports: frozenset[int] = frozenset()
+    """The ports named by probes and hooks, those of http too."""
+
+
+class PortUser(msgspec.Struct, frozen=True):
+    """A probe or hook of the manifest that goes to a port of the pod."""
+
+    port: int
+    container: str
+    handler: str
+    """startup, readiness, liveness, postStart or preStop."""
+
+
+class PodSpec(msgspec.Struct, frozen=True):
+    """What parse_pod made of a manifest: the good probes, and what is wrong with the rest."""
+
+    containers: tuple[ContainerProbes, ...] = ()
+    """What podgate runs: the manifest's probes, with those of the annotation in their place."""
+    base: tuple[ContainerProbes, ...] = ()
+    """The manifest's own, which the kubelet runs."""
+    named_ports: Mapping[str, Mapping[str, int]] = {}
+    """By container that can be probed, by name."""
+    annotation: str | None = None
+    """The text of podgate.io/probe-spec."""
+    declared: DeclaredPorts = DeclaredPorts()
+    port_users: tuple[PortUser, ...] = ()
+    """Who of the manifest's probes and hooks the kubelet connects for, in the order written."""
+    host_network: bool = False
+    errors: tuple[SpecError, ...] = ()
+
+
+def parse_pod(pod: object) -> PodSpec:
+    """Read the probes of a decoded pod manifest (YAML or JSON); never raises.
+
+    All mistakes are collected; a probe with one is left out, its neighbours
+    stay. Probes on containers that run once are refused as the API does.
+    Probes of the annotation `podgate.io/probe-spec` take the place of those
+    of the same container and type, but the kubelet still runs the latter, so
+    those are what `declared` is made of.
+    """
+    errors: list[SpecError] = []
+    root = Fields(pod if pod is not None else "null", "", errors, reason="InvalidPod")
+    if errors:
+        return PodSpec(errors=(SpecError("", "InvalidPod", "the manifest is not an object."),))
+    spec = root.child("spec")
+    if not spec.has("containers"):
+        spec.refuse("containers", "is missing: a pod needs at least one container")
+    spec.reason = "InvalidProbe"
+    reader = _PodReader()
+    for container in spec.children("initContainers"):
+        reader.read(container, init=True)
+    for container in spec.children("containers"):
+        reader.read(container, init=False)
+    annotation = root.child("metadata").child("annotations").raw(probespec.ANNOTATION)
+    spec_without = PodSpec(
+        base=tuple(reader.containers),
+        named_ports=reader.named_ports,
+        declared=DeclaredPorts(reader.any_port, frozenset(reader.ports)),
+        port_users=tuple(reader.port_users),
+        host_network=spec.flag("hostNetwork"),
+        errors=tuple(errors),
+    )
+    return with_annotation(spec_without, annotation if isinstance(annotation, str) else None)
+
+
+def with_annotation(spec: PodSpec, text: str | None) -> PodSpec:
+    """The same pod with this text of the annotation, in place of what it had."""
+    errors = tuple(error for error in spec.errors if not probespec.is_of_annotation(error))
+    own: dict[str, ContainerProbes] = {}
+    if text is not None:
+        try:
+            own = probespec.read(text, spec.named_ports)
+        except probespec.ProbeSpecError as error:
+            errors += (error.error,)
+    containers = tuple(_replaced(probes, own.get(probes.name)) for probes in spec.base)
+    return msgspec.structs.replace(spec, containers=containers, annotation=text, errors=errors)
+
+
+def _replaced(probes: ContainerProbes, own: ContainerProbes | None) -> ContainerProbes:
+    if own is None:
+        return probes
+    return msgspec.structs.replace(
+        probes,
+        startup=own.startup or probes.startup,
+        readiness=own.readiness or probes.readiness,
+        liveness=own.liveness or probes.liveness,
+    )
+
+
+class _PodReader:
+    """Collects what the containers of one pod declare."""
+
+    def __init__(self) -> None:
+        self.containers: list[ContainerProbes] = []
+        self.ports: set[int] = set()
+        self.port_users: list[PortUser] = []
+        self.any_port = False
+        self.named_ports: dict[str, dict[str, int]] = {}
+        self._names: set[str] = set()
+
+    def read(self, container: Fields, *, init: bool) -> None:
+        name = container.text("name")
+        if not name or name in self._names:
+            container.refuse("name", "is used twice" if name else "is missing")
+            return
+        self._names.add(name)
+        named = named_ports_of(container)
+        restartable = init and container.raw("restartPolicy") == "Always"
+        if init and not restartable:
+            for field in ("startupProbe", "readinessProbe", "livenessProbe"):
+                if container.has(field):
+                    container.refuse(
+                        field, "is not allowed on an init container without restartPolicy: Always"
+                    )
+            return
+        self.named_ports[name] = named
+        probes = ContainerProbes(
+            name=name,
+            startup=self._probe(container, "startupProbe", named),
+            readiness=self._probe(container, "readinessProbe", named),
+            liveness=self._probe(container, "livenessProbe", named),
+            restartable_init=restartable,
+        )
+        self.containers.append(probes)
+        self._hooks(container, named)
+
+    def _probe(self, container: Fields, name: str, named: dict[str, int]) -> Probe | None:
+        if not container.has(name):
+            return None
+        probe = read_probe(container.child(name), named, readiness=name == "readinessProbe")
+        if probe is not None:
+            user = name.removesuffix("Probe")
+            self._declare(probe.handler, container.text("name"), user)
+        return probe
+
+    def _hooks(self, container: Fields, named: dict[str, int]) -> None:
+        # Of the hooks that pkg/kubelet/lifecycle/handlers.go knows, only httpGet uses the network.
+        lifecycle = container.child("lifecycle", reason="InvalidHook")
+        for name in ("postStart", "preStop"):
+            hook = lifecycle.child(name)
+            if hook.has("httpGet"):
+                handler = read_http_get(hook.child("httpGet"), named, has_default_port=True)
+                if handler is not None:
+                    self._declare(handler, container.text("name"), name)
+
+    def _declare(self, handler: Handler, container: str, name: str) -> None:
+        if not isinstance(handler, Exec):
+            self.ports.add(handler.port)
+            self.port_users.append(PortUser(handler.port, container, name))
+        if isinstance(handler, HttpGet):
+            self.any_port = True

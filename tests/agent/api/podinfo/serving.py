@@ -1,0 +1,181 @@
+"""A node whose pods are the test's to make, told over real sockets."""
+
+import asyncio
+import contextlib
+import pathlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import grpc
+
+from agent import labels
+from agent.api.podinfo import pod_conditions
+from agent.api.podinfo.merge import Known
+from agent.api.podinfo.pod_conditions import Sightings
+from agent.api.podinfo.publisher import Telling
+from agent.api.podinfo.server import SERVICE, PodInfoServer
+from agent.client import podinfo_pb2
+from agent.pods.conditions import FALSE, TRUE, Conditions
+from agent.pods.pod import Pod
+
+PATIENCE_SECONDS = 30
+
+
+class Calls:
+    """The three methods over one channel, with the messages that the agent has."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.list = channel.unary_stream(
+            f"/{SERVICE}/ListPodConditions",
+            request_serializer=podinfo_pb2.ListPodConditionsRequest.SerializeToString,
+            response_deserializer=podinfo_pb2.ListPodConditionsResponse.FromString,
+        )
+        self.watch = channel.unary_stream(
+            f"/{SERVICE}/WatchPodConditions",
+            request_serializer=podinfo_pb2.WatchPodConditionsRequest.SerializeToString,
+            response_deserializer=podinfo_pb2.WatchPodConditionsResponse.FromString,
+        )
+        self.get = channel.unary_unary(
+            f"/{SERVICE}/GetPodConditions",
+            request_serializer=podinfo_pb2.GetPodConditionsRequest.SerializeToString,
+            response_deserializer=podinfo_pb2.GetPodConditionsResponse.FromString,
+        )
+
+    async def listed(self) -> podinfo_pb2.ListPodConditionsResponse:
+        """The one response of a list."""
+        responses = [
+            one
+            async for one in self.list(
+                podinfo_pb2.ListPodConditionsRequest(), timeout=PATIENCE_SECONDS
+            )
+        ]
+        assert len(responses) == 1
+        response: podinfo_pb2.ListPodConditionsResponse = responses[0]
+        return response
+
+    async def got(self, uid: str) -> podinfo_pb2.GetPodConditionsResponse:
+        asked = podinfo_pb2.GetPodConditionsRequest(pod_uid=uid)
+        response: podinfo_pb2.GetPodConditionsResponse = await self.get(
+            asked, timeout=PATIENCE_SECONDS
+        )
+        return response
+
+    def watched(self, instance_id: int = 0, rev: int = 0) -> Any:
+        asked = podinfo_pb2.WatchPodConditionsRequest(instance_id=instance_id, rev=rev)
+        return self.watch(asked, timeout=10 * PATIENCE_SECONDS)
+
+
+class Node:
+    """Its pods, and the server that tells of them."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.directory = directory
+        self.path = directory / "podinfo" / "podinfo.sock"
+        self.pods: dict[str, Pod] = {}
+        self.more: dict[str, Known] = {}
+        """What API server and kubelet know, by the runtime's uid."""
+        self.unready_because: str | None = None
+        self.conditions = Conditions(on_change=lambda uid: self.telling.hint())
+        self.telling = self._new_telling()
+        self.server = self._new_server()
+        self.limits: dict[str, float] = {}
+
+    def add(self, name: str, **fields: Any) -> Pod:
+        """A pod with both conditions, of uid `uid-NAME`."""
+        pod = Pod(uid=f"uid-{name}", namespace="tests", name=name, **fields)
+        self.pods[pod.uid] = pod
+        self.set(pod, True)
+        self.conditions.set(
+            pod, labels.ISOLATION_READY, TRUE, "Enforced", "Its gates are attached."
+        )
+        self.telling.hint()
+        return pod
+
+    def set(self, pod: Pod, passes: bool, message: str = "") -> None:
+        """What its probes say."""
+        status = TRUE if passes else FALSE
+        reason = "ProbesPassing" if passes else "ProbeFailed"
+        self.conditions.set(pod, labels.PROBES_PASSING, status, reason, message)
+
+    def remove(self, pod: Pod) -> None:
+        del self.pods[pod.uid]
+        self.conditions.forget(pod.uid)
+        self.telling.hint()
+
+    def everything(self) -> dict[str, Known]:
+        own = {
+            uid: Known(pod=pod, own=tuple(self.conditions.of(uid)))
+            for uid, pod in self.pods.items()
+        }
+        return own | self.more
+
+    def _new_telling(self) -> Telling:
+        return Telling(
+            self.everything,
+            teller=Sightings,
+            header=pod_conditions.header,
+            unready_because=lambda: self.unready_because,
+        )
+
+    def _new_server(self, **limits: Any) -> PodInfoServer:
+        return PodInfoServer(
+            self.telling, path=self.path, inner=self.directory / "in" / "grpc.sock", **limits
+        )
+
+    @contextlib.asynccontextmanager
+    async def serving(self, **limits: Any) -> AsyncIterator[Calls]:
+        """One life of the agent. limits: of the server."""
+        self.telling = self._new_telling()
+        self.server = self._new_server(**limits)
+        running = [
+            asyncio.create_task(self.telling.run()),
+            asyncio.create_task(self.server.run()),
+        ]
+        try:
+            await until(self.path.exists)
+            if self.unready_because is None:
+                await self.telling.is_ready.wait()
+            async with self.channel() as channel:
+                yield Calls(channel)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def channel(self, *more: tuple[str, int]) -> grpc.aio.Channel:
+        """A connection of its own."""
+        options = (
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 500),
+            *more,
+        )
+        return grpc.aio.insecure_channel(f"unix:{self.path}", options=options)
+
+    def is_waiting(self, count: int) -> bool:
+        """Whether so many watches are open."""
+        return self.server.watchers == count
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait for what another side does."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not is_so():  # noqa: ASYNC110  (of another side there is no event)
+            await asyncio.sleep(0.005)
+
+
+@contextlib.contextmanager
+def directory_for_all() -> Iterator[pathlib.Path]:
+    """A short path, as sockets need, that everybody may pass."""
+    made = pathlib.Path(tempfile.mkdtemp(prefix="podinfo-"))
+    made.chmod(0o755)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made)
+
+
+def code_of(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
+    return error.code(), error.details() or ""

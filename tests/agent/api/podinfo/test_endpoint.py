@@ -1,0 +1,141 @@
+"""In a cluster: what API server and kubelet told, and what stays when the API server is away."""
+
+import asyncio
+import contextlib
+import pathlib
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from agent import labels
+from agent.api.podinfo.endpoint import PodInfo, socket
+from agent.client import podinfo_pb2
+from agent.kube.client import Api
+from agent.kube.pod_source import KUBELET, PodSource
+from agent.pods.conditions import TRUE, Conditions
+from agent.pods.pod import Pod
+from bpf.verdicts import Mode
+from tests.agent.api.podinfo.serving import Calls, Node, until
+from tests.agent.api.podinfo.test_merge import pod as object_of
+from tests.agent.kube.apiserver import ApiServer, pod
+from tests.agent.kube.conftest import api, kubeconfig, listening, opened, server
+
+__all__ = ["api", "kubeconfig", "listening", "server"]
+
+API = podinfo_pb2.CONDITION_SOURCE_API
+PODGATE = podinfo_pb2.CONDITION_SOURCE_PODGATE
+
+
+class Agent:
+    """As much of it as PodInfo is fed by."""
+
+    def __init__(self, api: Api, run_directory: pathlib.Path) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.source = PodSource(
+            api,
+            node_name="node1",
+            default_mode=Mode.AUDIT,
+            on_pod=lambda told: self.pods.__setitem__(told.uid, told),
+            on_removed=lambda uid: self.pods.__delitem__(uid),
+            state=run_directory / "state" / "pods.json",
+        )
+        self.conditions = Conditions(on_change=lambda uid: self.pod_info.hint())
+        self.pod_info = PodInfo(
+            run_directory,
+            pods=lambda: self.pods.values(),
+            conditions_of=self.conditions.of,
+            source=self.source,
+            unready_because=lambda: None if self.source.is_synced else "nothing is known yet",
+        )
+
+
+@contextlib.asynccontextmanager
+async def running(agent: Agent, node: Node) -> AsyncIterator[Calls]:
+    agent.source.restore()
+    running = [asyncio.create_task(agent.source.run()), asyncio.create_task(agent.pod_info.run())]
+    try:
+        await until(socket(node.directory).exists)
+        async with node.channel() as channel:
+            yield Calls(channel)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def thing(name: str, ready: str) -> dict[str, object]:
+    made: dict[str, object] = pod(name)
+    made["status"] = {"conditions": [{"type": "Ready", "status": ready}]}
+    return made
+
+
+def is_confirmed(told: podinfo_pb2.WatchPodConditionsResponse) -> bool:
+    """Whether the API server has told both pods to this very agent."""
+    conditions = [one for pod in told.pods for one in pod.conditions]
+    return len(conditions) == 2 and all(
+        one.source == API and one.HasField("observe_time") for one in conditions
+    )
+
+
+async def told_of(calls: Calls, uid: str) -> dict[str, podinfo_pb2.PodCondition]:
+    return {one.type: one for one in (await calls.got(uid)).pod.conditions}
+
+
+async def test_without_api_server_from_the_first_moment_nothing_is_told(
+    node: Node, listening: pathlib.Path, kubeconfig: str
+) -> None:
+    async with opened(kubeconfig) as api, running(Agent(api, node.directory), node) as calls:
+        with pytest.raises(grpc.aio.AioRpcError, match="nothing is known yet") as caught:
+            await calls.listed()
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_with_the_api_server_down_all_is_told_and_stays_fresh(
+    node: Node, listening: pathlib.Path, kubeconfig: str
+) -> None:
+    server = ApiServer()
+    server.put(thing("web", "True"))
+    server.put(thing("other", "False"))
+    async with server.running(listening), opened(kubeconfig) as api:
+        first = Agent(api, node.directory)
+        async with running(first, node) as calls:
+            await first.pod_info.is_ready.wait()
+            watch = calls.watched()
+            while not is_confirmed(await watch.read()):
+                pass
+            watch.cancel()
+    # From here on there is no API server at all.
+    async with opened(kubeconfig) as api:
+        second = Agent(api, node.directory)
+        async with running(second, node) as calls:
+            await second.pod_info.is_ready.wait()
+            watch = calls.watched()
+            assert [one.pod_name for one in (await watch.read()).pods] == ["other", "web"]
+            # Nobody has confirmed it since the restart.
+            ready = (await told_of(calls, "uid-web"))["Ready"]
+            assert (ready.source, ready.HasField("observe_time")) == (API, False)
+            web = second.pods["uid-web"]
+            second.conditions.set(web, labels.PROBES_PASSING, TRUE, "Passing", "")
+            await watch.read()
+            watch.cancel()
+            passing = (await told_of(calls, "uid-web"))[labels.PROBES_PASSING]
+            assert (passing.source, passing.HasField("observe_time")) == (PODGATE, True)
+
+
+async def test_kubelets_news_are_told_at_once(node: Node, api: Api, server: ApiServer) -> None:
+    server.put(thing("web", "True"))
+    agent = Agent(api, node.directory)
+    async with running(agent, node) as calls:
+        await until(lambda: len(agent.pods) == 1)
+        await agent.pod_info.is_ready.wait()
+        watch = calls.watched()
+        await watch.read()
+        agent.source.take(KUBELET, object_of("", uid="uid-web", Ready="False"))
+        (condition,) = (await watch.read()).pods[0].conditions
+        assert condition.source == podinfo_pb2.CONDITION_SOURCE_KUBELET
+        assert condition.status == podinfo_pb2.CONDITION_STATUS_FALSE
+        agent.source.leave(KUBELET)
+        (condition,) = (await watch.read()).pods[0].conditions
+        assert condition.source == API
+        watch.cancel()

@@ -1,0 +1,215 @@
+"""Everybody on the node may read, so nobody may take it from the others."""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import random
+import resource
+import socket
+import subprocess
+import sys
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from agent.api import peer_credentials
+from agent.api.podinfo.server import GET, LIST, SERVICE
+from agent.client import podinfo_pb2
+from tests import polling
+from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of, until
+
+_ROOT = pathlib.Path(__file__).parents[4]
+NOBODY = 65534
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+_AS_NOBODY = f"""
+import os, sys
+from agent.client import podinfo as client
+# Before it becomes somebody else, who may be unable to reach packages below this user's home:
+# grpcio imports with its first channel. Both connect with their first call.
+asking, shut_out = client.Client(sys.argv[1]), client.Client(sys.argv[2])
+os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+state = asking.list(20)
+print(*[pod.pod_name for pod in state.pods])
+assert asking.next() == state
+asking.close()
+try:
+    shut_out.list(20)
+except client.Broken as error:
+    print(error.code.name)
+"""
+
+
+async def test_who_asks_too_often_is_told_to_come_later(node: Node) -> None:
+    pod = node.add("web")
+    async with node.serving(calls_per_second=0.001, burst=3) as calls:
+        for _ in range(3):
+            await calls.got(pod.uid)
+        for ask in (calls.listed, lambda: calls.got(pod.uid), lambda: calls.watched().read()):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await ask()
+            code, details = code_of(caught.value)
+            assert code is EXHAUSTED
+            assert "try again" in details
+        # Another connection is no other user.
+        async with node.channel() as other:
+            asked = podinfo_pb2.GetPodConditionsRequest(pod_uid=pod.uid).SerializeToString()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await other.unary_unary(f"/{SERVICE}/{GET}")(asked, timeout=PATIENCE_SECONDS)
+            assert caught.value.code() is EXHAUSTED
+        assert node.server.users == [os.getuid()]
+        assert node.server.requests[GET] == 5
+        # A call is an error once its answer is out: the client may be first.
+        await polling.until("two errors", lambda: node.server.errors[GET] == 2)
+        assert node.server.requests[LIST] == 1
+        assert node.server.refusals() == {"connections": 0, "rate": 4}
+
+
+async def test_streams_of_health_are_limited_too(node: Node) -> None:
+    node.add("web")
+    async with node.serving() as calls, contextlib.AsyncExitStack() as stack:
+        watches = []
+        # A connection carries a hundred.
+        for channel in [await stack.enter_async_context(node.channel()) for _ in range(2)]:
+            stub = health_pb2_grpc.HealthStub(channel)
+            for _ in range(60):
+                watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_SECONDS)
+                stack.callback(watch.cancel)
+                watches.append(watch)
+        answers = await asyncio.gather(*(one.read() for one in watches), return_exceptions=True)
+        refused = [one for one in answers if isinstance(one, grpc.aio.AioRpcError)]
+        assert {one.code() for one in refused} == {EXHAUSTED}
+        assert len(refused) == 20
+        assert [one.pod_name for one in (await calls.listed()).pods] == ["web"]
+
+
+async def test_a_watch_that_stands_is_not_limited(node: Node) -> None:
+    pod = node.add("web")
+    async with node.serving(calls_per_second=0.001, burst=1) as calls:
+        watch = calls.watched()
+        for number in range(10):
+            await watch.read()
+            node.set(pod, False, str(number))
+        watch.cancel()
+
+
+@pytest.mark.kernel
+async def test_reader_without_root_has_limits_of_its_own(node: Node) -> None:
+    node.add("web")
+    async with node.serving(calls_per_second=0.001, burst=2) as calls:
+        await calls.listed()
+        await calls.listed()
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _AS_NOBODY, f"unix://{node.path}"),
+            f"unix://{node.directory}/in/grpc.sock",
+            cwd=_ROOT,
+            stdout=subprocess.PIPE,
+        )
+        async with asyncio.timeout(2 * PATIENCE_SECONDS):
+            output, _ = await child.communicate()
+        # It may ask, as often as root might; what is behind the doorway is closed to it.
+        assert output.decode().split() == ["web", "UNAVAILABLE"]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await calls.listed()
+        assert caught.value.code() is EXHAUSTED
+
+
+async def test_garbage_in_requests_is_an_invalid_argument(node: Node) -> None:
+    node.add("web")
+    async with node.serving() as calls, node.channel() as channel:
+        for method in (f"/{SERVICE}/{LIST}", f"/{SERVICE}/WatchPodConditions"):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_stream(method)(b"\xff\xff\xff").read()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(f"/{SERVICE}/{GET}")(b"\x0a\xff")
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(f"/{SERVICE}/{GET}")(b"\x0a" + b"x" * 100_000)
+        assert caught.value.code() is EXHAUSTED
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(f"/{SERVICE}/Other")(b"")
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert [one.pod_name for one in (await calls.listed()).pods] == ["web"]
+
+
+async def test_garbage_on_the_socket_harms_nobody(node: Node) -> None:
+    pod = node.add("web")
+    made = random.Random(4188)
+    async with node.serving() as calls:
+        watch = calls.watched()
+        await watch.read()
+        for number in range(60):
+            reader, writer = await asyncio.open_unix_connection(str(node.path))
+            with contextlib.suppress(OSError):
+                writer.write(_PREFACE * (number % 2) + made.randbytes(made.randrange(4096)))
+                await writer.drain()
+                if number % 3:
+                    writer.write_eof()
+                    async with asyncio.timeout(PATIENCE_SECONDS):
+                        await reader.read()
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        node.set(pod, False)
+        assert (await watch.read()).pods[0].pod_name == "web"
+        watch.cancel()
+        # None of them is still carried.
+        await until(lambda: node.server.connections == 1)
+
+
+async def test_connections_beyond_a_users_share_are_closed_at_once(
+    node: Node,
+) -> None:
+    node.add("web")
+    async with contextlib.AsyncExitStack() as stack:
+        calls = await stack.enter_async_context(node.serving(connections=8))
+        await calls.listed()
+        opened = []
+        for _ in range(10):
+            reader, writer = await asyncio.open_unix_connection(str(node.path))
+            stack.callback(writer.close)
+            opened.append((reader, writer))
+        await until(lambda: node.server.refusals()["connections"] == 7)
+        assert node.server.connections == 4
+        # Who was in goes on, and whoever leaves makes room.
+        await calls.listed()
+        for _, writer in opened:
+            writer.close()
+        await until(lambda: node.server.connections == 1)
+        async with node.channel() as channel:
+            answer = channel.unary_stream(f"/{SERVICE}/{LIST}")(b"", timeout=PATIENCE_SECONDS)
+            assert await answer.read() != grpc.aio.EOF
+
+
+async def test_reader_that_never_reads_holds_up_nobody(node: Node) -> None:
+    pods = [node.add(f"pod{number}") for number in range(110)]
+    async with node.serving() as calls:
+        with socket.socket(socket.AF_UNIX) as mute:
+            mute.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(mute, str(node.path))
+            # An HTTP/2 preface, then pings for ever: each asks for an answer that it never takes.
+            ping = b"\x00\x00\x08\x06\x00\x00\x00\x00\x00" + b"\x00" * 8
+            with contextlib.suppress(OSError):
+                mute.send(
+                    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+                )
+                for _ in range(10_000):
+                    mute.send(ping * 100)
+            watch = calls.watched()
+            for pod in pods[:5]:
+                await watch.read()
+                node.set(pod, False)
+            watch.cancel()
+
+
+def test_doorway_leaves_files_for_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1024))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, wanted: None)
+    made = peer_credentials.Doorway(pathlib.Path("a"), pathlib.Path("b"))
+    made.limit()
+    assert made.connections == (1024 - 512) // 3
+    assert made.per_user == made.connections // 2

@@ -1,0 +1,149 @@
+"""Of several who say something of a pod, the newest word is told, with who says it."""
+
+import datetime
+from typing import Any
+
+import msgspec
+
+from agent import labels
+from agent.api.podinfo.merge import Known
+from agent.api.podinfo.pod_conditions import Sightings
+from agent.client import podinfo_pb2
+from agent.kube.objects import ApiPod
+from agent.pods.conditions import Condition
+from agent.pods.pod import Pod
+
+START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+SINCE = "2026-01-01T00:00:00Z"
+API, KUBELET, PODGATE = (
+    podinfo_pb2.CONDITION_SOURCE_API,
+    podinfo_pb2.CONDITION_SOURCE_KUBELET,
+    podinfo_pb2.CONDITION_SOURCE_PODGATE,
+)
+TRUE, FALSE = podinfo_pb2.CONDITION_STATUS_TRUE, podinfo_pb2.CONDITION_STATUS_FALSE
+
+
+def pod(version: str, *, uid: str = "u", mirrors: str = "", **conditions: str) -> ApiPod:
+    annotations = {"kubernetes.io/config.mirror": mirrors} if mirrors else {}
+    thing: dict[str, Any] = {
+        "metadata": {
+            "name": "web",
+            "namespace": "tests",
+            "uid": uid,
+            "resourceVersion": version,
+            "annotations": annotations,
+        },
+        "status": {
+            "conditions": [
+                {"type": kind.replace("__", "/"), "status": status, "lastTransitionTime": SINCE}
+                for kind, status in conditions.items()
+            ]
+        },
+    }
+    return msgspec.convert(thing, ApiPod)
+
+
+def own(kind: str, status: str) -> Condition:
+    return Condition(kind, status, "Reason", "message", START)
+
+
+def told(known: Known, at: datetime.datetime = START) -> podinfo_pb2.PodConditions:
+    content = Sightings().tell(known, at).content
+    response = podinfo_pb2.ListPodConditionsResponse.FromString(content)
+    first: podinfo_pb2.PodConditions = response.pods[0]
+    return first
+
+
+def said(known: Known) -> dict[str, tuple[int, int]]:
+    return {one.type: (one.status, one.source) for one in told(known).conditions}
+
+
+def test_podgates_own_conditions_come_before_the_api_servers_echo() -> None:
+    echo = pod("7")
+    stale = msgspec.json.encode(echo).replace(
+        b'"status":{}',
+        b'"status":{"conditions":[{"type":"%s","status":"False"}]}'
+        % labels.PROBES_PASSING.encode(),
+    )
+    known = Known(
+        of_api=msgspec.json.decode(stale, type=ApiPod), own=(own(labels.PROBES_PASSING, "True"),)
+    )
+    assert said(known) == {labels.PROBES_PASSING: (TRUE, PODGATE)}
+
+
+def test_kubelet_knows_best_what_it_computes_itself() -> None:
+    known = Known(
+        of_api=pod("9", Ready="True", Initialized="True"), of_kubelet=pod("7", Ready="False")
+    )
+    assert said(known) == {"Ready": (FALSE, KUBELET), "Initialized": (TRUE, API)}
+
+
+def test_of_others_conditions_the_newer_object_counts() -> None:
+    older, newer = pod("7", custom="False"), pod("9", custom="True")
+    assert said(Known(of_api=newer, of_kubelet=older)) == {"custom": (TRUE, API)}
+    assert said(Known(of_api=older, of_kubelet=newer)) == {"custom": (TRUE, KUBELET)}
+
+
+def test_pod_that_only_the_runtime_knows_has_podgates_conditions() -> None:
+    known = Known(
+        pod=Pod(uid="u", namespace="tests", name="web"), own=(own(labels.ISOLATION_READY, "True"),)
+    )
+    assert said(known) == {labels.ISOLATION_READY: (TRUE, PODGATE)}
+    assert (told(known).pod_uid, told(known).static) == ("u", False)
+
+
+def test_status_that_nobody_knows_is_unspecified_and_a_wrong_time_left_out() -> None:
+    one = pod("7", Ready="Perhaps")
+    wrong = msgspec.json.encode(one).replace(SINCE.encode(), b"yesterday")
+    (condition,) = told(Known(of_api=msgspec.json.decode(wrong, type=ApiPod))).conditions
+    assert condition.status == podinfo_pb2.CONDITION_STATUS_UNSPECIFIED
+    assert not condition.HasField("last_transition_time")
+
+
+def test_static_pod_has_both_uids() -> None:
+    mirror = pod("7", uid="api-uid", mirrors="config-hash")
+    alone = Known(of_kubelet=pod("", uid="config-hash"))
+    assert (told(alone).static, told(alone).mirror_pod_uid) == (True, "")
+    both = Known(of_api=mirror, of_kubelet=alone.of_kubelet)
+    assert told(both).static
+    assert (told(both).pod_uid, told(both).mirror_pod_uid) == ("config-hash", "api-uid")
+    assert set(Sightings().tell(both, START).uids) == {"config-hash", "api-uid"}
+
+
+def test_pod_that_is_leaving_says_since_when() -> None:
+    leaving = msgspec.structs.replace(
+        pod("7"), metadata=msgspec.structs.replace(pod("7").metadata, deletion_timestamp=SINCE)
+    )
+    assert told(Known(of_api=leaving)).deletion_timestamp.seconds == START.timestamp()
+
+
+class Ageing:
+    """One pod's `Sightings` over time."""
+
+    def __init__(self) -> None:
+        self.sightings = Sightings()
+
+    def seconds(self, at: float, known: Known) -> float | None:
+        """When its only condition was first seen as it is; None if that is not known."""
+        entry = self.sightings.tell(known, START + datetime.timedelta(seconds=at))
+        response = podinfo_pb2.ListPodConditionsResponse.FromString(entry.content)
+        (condition,) = response.pods[0].conditions
+        if not condition.HasField("observe_time"):
+            return None
+        observed: datetime.datetime = condition.observe_time.ToDatetime(datetime.UTC)
+        return (observed - START).total_seconds()
+
+
+def test_age_counts_from_the_last_change_of_anything_about_a_condition() -> None:
+    age = Ageing()
+    assert age.seconds(0, Known(of_api=pod("7", Ready="True"))) == 0
+    assert age.seconds(5, Known(of_api=pod("8", Ready="True"))) == 0
+    assert age.seconds(9, Known(of_api=pod("9", Ready="False"))) == 9
+
+
+def test_what_was_saved_before_a_restart_has_no_age_until_it_is_confirmed() -> None:
+    age = Ageing()
+    saved = Known(of_api=pod("7", Ready="True"), is_confirmed=False)
+    assert age.seconds(0, saved) is None
+    assert age.seconds(5, saved) is None
+    assert age.seconds(9, saved._replace(is_confirmed=True)) == 9

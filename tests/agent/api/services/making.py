@@ -1,0 +1,119 @@
+"""Services and slices as the API server writes them."""
+
+from typing import Any
+
+import msgspec
+
+from agent.api.services import encode, objects, slices
+from agent.api.services.endpoint_selection import Place
+from agent.api.services.slices import News
+from agent.client import endpoints_pb2 as pb
+
+Json = dict[str, Any]
+
+NODE = "node1"
+PORTS: list[Json] = [{"name": "http", "protocol": "TCP", "port": 80}]
+SLICE_PORTS: list[Json] = [{"name": "http", "protocol": "TCP", "port": 8080}]
+
+
+def service_json(name: str = "web", *, labels: dict[str, str] | None = None, **spec: Any) -> Json:
+    """ClusterIP with one port, unless `spec` says otherwise."""
+    status = spec.pop("status", {})
+    return {
+        "metadata": {
+            "namespace": "default",
+            "name": name,
+            "uid": f"uid-{name}",
+            "labels": labels or {},
+        },
+        "spec": {
+            "type": "ClusterIP",
+            "clusterIP": "198.18.0.1",
+            "clusterIPs": ["198.18.0.1"],
+            "ports": PORTS,
+            **spec,
+        },
+        "status": status,
+    }
+
+
+def endpoint_json(
+    address: str,
+    *,
+    node: str | None = "other",
+    ready: bool | None = True,
+    serving: bool | None = None,
+    terminating: bool | None = None,
+    zones: list[str] | None = None,
+    nodes: list[str] | None = None,
+    uid: str = "",
+    **more: Any,
+) -> Json:
+    made: Json = {
+        "addresses": [address],
+        "conditions": {"ready": ready, "serving": serving, "terminating": terminating},
+        "nodeName": node,
+        **more,
+    }
+    if zones is not None or nodes is not None:
+        made["hints"] = {
+            "forZones": [{"name": zone} for zone in zones or ()],
+            "forNodes": [{"name": name} for name in nodes or ()],
+        }
+    if uid:
+        made["targetRef"] = {"kind": "Pod", "namespace": "default", "name": "p", "uid": uid}
+    return made
+
+
+def slice_json(
+    *endpoints: Json,
+    name: str = "web-1",
+    service: str = "web",
+    family: str = "IPv4",
+    ports: list[Json] | None = SLICE_PORTS,
+) -> Json:
+    return {
+        "metadata": {
+            "namespace": "default",
+            "name": name,
+            "labels": {"kubernetes.io/service-name": service},
+        },
+        "addressType": family,
+        "ports": ports,
+        "endpoints": list(endpoints),
+    }
+
+
+def service(*args: Any, **spec: Any) -> objects.Service:
+    made: objects.Service = read(service_json(*args, **spec), objects.Service)
+    return made
+
+
+def endpoint_slice(*endpoints: Json, **more: Any) -> objects.EndpointSlice:
+    made: objects.EndpointSlice = read(slice_json(*endpoints, **more), objects.EndpointSlice)
+    return made
+
+
+def read(content: Json, kind: Any) -> Any:
+    """By way of JSON, as the watch does."""
+    return msgspec.json.decode(msgspec.json.encode(content), type=kind)
+
+
+def no_news(uid: str, address: str) -> bool | None:
+    return None
+
+
+def told(
+    one: objects.Service,
+    *found: objects.EndpointSlice,
+    zone: str = "",
+    news: News = no_news,
+) -> pb.ServiceEndpoints:
+    made = encode.tell(one, [slices.read(each, NODE) for each in found], Place(NODE, zone), news)
+    assert made is not None
+    return made
+
+
+def targets(port: pb.ServicePort, kind: str = "internal") -> list[str]:
+    """ "address:port" of each endpoint for that kind of traffic, in the order told."""
+    return [f"{one.address}:{one.port}" for one in port.endpoints if getattr(one, f"is_{kind}")]

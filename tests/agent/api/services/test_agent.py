@@ -1,0 +1,125 @@
+"""In an agent of a cluster: its own probes are heard by whoever follows its services."""
+
+import asyncio
+import pathlib
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from aiohttp import web
+
+from agent import labels
+from agent.api.services.source import SERVICES, SLICES
+from agent.kube.client import Api
+from agent.metrics import Metrics
+from agent.pods.conditions import FALSE, TRUE, Conditions
+from agent.pods.pod import Pod
+from agent.policy.api_source import ApiPolicies
+from agent.settings import Settings, localnet_socket
+from agent.sources.cluster import Cluster
+from tests.agent.api.services.conftest import WAIT_SECONDS, ask
+from tests.agent.api.services.making import NODE, endpoint_json, service_json, slice_json, targets
+from tests.agent.kube.apiserver import NODES, ApiServer
+from tests.agent.kube.conftest import api, kubeconfig, listening, server
+
+__all__ = ["api", "kubeconfig", "listening", "server"]
+
+WEB = Pod(uid="web-pod", namespace="default", name="web")
+
+
+class Agent:
+    """The cluster's side of one, without a container runtime."""
+
+    def __init__(self, api: Api, directory: pathlib.Path) -> None:
+        self.conditions = Conditions(on_change=lambda uid: self.cluster.changed(uid))
+        settings = Settings(
+            node_name=NODE,
+            run_directory=directory,
+            cri_socket=directory / "no-runtime.sock",
+            service_endpoints=True,
+        )
+        self.cluster = Cluster(
+            api,
+            settings,
+            Metrics(self.conditions),
+            conditions=self.conditions,
+            policies=ApiPolicies(api, state=directory / "policies.json"),
+            on_pod=lambda pod: None,
+            on_removed=lambda uid: None,
+            on_run=lambda uid: None,
+        )
+        assert self.cluster.endpoints is not None
+        self.book = self.cluster.endpoints.book
+        self.target = f"unix:{localnet_socket(directory)}"
+
+    def probed(self, status: str, reason: str) -> None:
+        self.conditions.set(WEB, labels.PROBES_PASSING, status, reason, "")
+
+    async def shown(self, count: int) -> list[str]:
+        """Over the socket, once there are so many endpoints."""
+        async with (
+            asyncio.timeout(WAIT_SECONDS),
+            grpc.aio.insecure_channel(self.target) as channel,
+        ):
+            instance_id = rev = 0
+            while True:
+                items = await ask(channel, instance_id, rev)
+                instance_id, rev = items[0].next.instance_id, items[0].next.rev
+                found = targets(items[1].services.items[0].ports[0])
+                if len(found) == count:
+                    return found
+
+
+@pytest.fixture
+async def agent(server: ApiServer, api: Api, tmp_path: pathlib.Path) -> AsyncIterator[Agent]:
+    """Its node has one pod, which the kubelet calls ready, behind a service with one elsewhere."""
+    server.put({"metadata": {"name": NODE, "uid": "n"}}, path=NODES)
+    server.put(service_json(), path=SERVICES.path)
+    here = endpoint_json("198.19.0.1", node=NODE, uid="web-pod")
+    server.put(slice_json(here, endpoint_json("198.19.0.2")), path=SLICES.path)
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    server.put(
+        {
+            "metadata": {"namespace": "default", "name": "web", "uid": "web-pod"},
+            "spec": {"nodeName": NODE, "containers": [{"name": "app"}]},
+            "status": {"phase": "Running", "conditions": [ready]},
+        }
+    )
+    made = Agent(api, tmp_path)
+    running = asyncio.create_task(made.cluster.run())
+    async with asyncio.timeout(WAIT_SECONDS):
+        await made.book.newer(0, 0)
+        while made.cluster.pods.get("web-pod") is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    yield made
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_pod_whose_probes_fail_is_left_out_until_they_pass(agent: Agent) -> None:
+    assert len(await agent.shown(2)) == 2
+    agent.probed(FALSE, "ProbeFailing")
+    assert await agent.shown(1) == ["198.19.0.2:8080"]
+    agent.probed(TRUE, "ProbesPassing")
+    assert len(await agent.shown(2)) == 2
+
+
+async def test_that_goes_on_without_an_api_server(agent: Agent, server: ApiServer) -> None:
+    async def away(request: web.Request) -> web.StreamResponse | None:
+        return web.Response(status=503)
+
+    server.faults.append(away)
+    for stream in list(server.streams):
+        await stream.cut()
+    async with asyncio.timeout(WAIT_SECONDS):
+        while "endpointslices" not in agent.cluster.api_problems:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    agent.probed(FALSE, "ProbeFailing")
+    assert await agent.shown(1) == ["198.19.0.2:8080"]
+
+
+async def test_a_pod_that_is_gone_has_no_more_news(agent: Agent, server: ApiServer) -> None:
+    agent.probed(FALSE, "ProbeFailing")
+    assert await agent.shown(1) == ["198.19.0.2:8080"]
+    server.delete("web")
+    assert len(await agent.shown(2)) == 2

@@ -1,0 +1,357 @@
+"""One service, from the API's objects to what the node is told."""
+
+from typing import Any
+
+import pytest
+
+from agent.api.services import encode, slices
+from agent.api.services.endpoint_selection import Place
+from agent.client import endpoints_pb2 as pb
+from tests.agent.api.services.making import (
+    NODE,
+    SLICE_PORTS,
+    endpoint_json,
+    endpoint_slice,
+    no_news,
+    service,
+    targets,
+    told,
+)
+
+HEADLESS = {"clusterIP": "None", "clusterIPs": ["None"]}
+BOTH = {"clusterIP": "198.18.0.1", "clusterIPs": ["198.18.0.1", "fd00:18::1"]}
+
+
+def test_a_service_is_told_with_all_that_proxies_ask() -> None:
+    found = told(
+        service(
+            type="LoadBalancer",
+            externalIPs=["198.18.9.1"],
+            ports=[
+                {
+                    "name": "http",
+                    "protocol": "TCP",
+                    "port": 80,
+                    "nodePort": 30080,
+                    "appProtocol": "kubernetes.io/h2c",
+                }
+            ],
+            sessionAffinity="ClientIP",
+            sessionAffinityConfig={"clientIP": {"timeoutSeconds": 60}},
+            internalTrafficPolicy="Cluster",
+            externalTrafficPolicy="Local",
+            healthCheckNodePort=31000,
+            loadBalancerSourceRanges=[" 198.18.3.7/24 "],
+            status={
+                "loadBalancer": {
+                    "ingress": [
+                        {"ip": "198.18.8.1"},
+                        {"ip": "198.18.8.2", "ipMode": "Proxy"},
+                        {"ip": "198.18.8.3", "ipMode": "VIP"},
+                        {"hostname": "lb.example"},
+                    ]
+                }
+            },
+        ),
+        endpoint_slice(endpoint_json("198.19.0.1", node=NODE), endpoint_json("198.19.1.1")),
+    )
+    assert (found.namespace, found.name, found.uid) == ("default", "web", "uid-web")
+    assert found.type == pb.SERVICE_TYPE_LOAD_BALANCER
+    assert list(found.cluster_ips) == ["198.18.0.1"]
+    assert list(found.external_ips) == ["198.18.9.1"]
+    assert list(found.load_balancer_ips) == ["198.18.8.1", "198.18.8.3"]
+    assert list(found.load_balancer_source_ranges) == ["198.18.3.0/24"]
+    assert found.session_affinity == pb.SESSION_AFFINITY_CLIENT_IP
+    assert found.session_affinity_timeout_seconds == 60
+    assert found.internal_traffic_policy == pb.TRAFFIC_POLICY_CLUSTER
+    assert found.external_traffic_policy == pb.TRAFFIC_POLICY_LOCAL
+    assert found.health_check_node_port == 31000
+    (port,) = found.ports
+    assert (port.name, port.protocol, port.port, port.node_port, port.app_protocol) == (
+        "http",
+        pb.PROTOCOL_TCP,
+        80,
+        30080,
+        "kubernetes.io/h2c",
+    )
+    assert port.has_endpoints_anywhere
+    assert targets(port) == ["198.19.0.1:8080", "198.19.1.1:8080"]
+    assert targets(port, "external") == ["198.19.0.1:8080"]
+    assert targets(port, "external_from_node") == ["198.19.0.1:8080", "198.19.1.1:8080"]
+    assert [one.is_local for one in port.endpoints] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"type": "ExternalName", "clusterIP": "", "clusterIPs": None, "externalName": "x.example"},
+        {"clusterIP": "", "clusterIPs": None},
+        {"clusterIP": "not an address", "clusterIPs": ["not an address"]},
+        {"type": "Unheard"},
+        {"labels": {"service.kubernetes.io/service-proxy-name": "another"}},
+    ],
+)
+def test_what_is_not_for_this_node_is_not_told(spec: dict[str, Any]) -> None:
+    assert encode.tell(service(**spec), [], Place(NODE), no_news) is None
+
+
+def test_a_service_without_ports_is_told_without_any() -> None:
+    assert not told(service(ports=None), endpoint_slice(endpoint_json("198.19.0.1"))).ports
+
+
+def test_a_port_without_endpoints_is_told_so() -> None:
+    (port,) = told(service(), endpoint_slice()).ports
+    assert not port.endpoints
+    assert not port.has_endpoints_anywhere
+
+
+def test_ports_find_their_endpoints_by_name_and_protocol() -> None:
+    found = told(
+        service(
+            ports=[
+                {"name": "dns", "protocol": "UDP", "port": 53},
+                {"name": "dns-tcp", "protocol": "TCP", "port": 53},
+                {"name": "old", "protocol": "TCP", "port": 1},
+            ]
+        ),
+        endpoint_slice(
+            endpoint_json("198.19.0.1"),
+            ports=[
+                {"name": "dns", "protocol": "UDP", "port": 5353},
+                {"name": "dns-tcp", "protocol": "TCP", "port": 5300},
+                {"name": "old", "protocol": "UDP", "port": 2},
+            ],
+        ),
+        # Pods that name another number for the port are in a slice of their own.
+        endpoint_slice(
+            endpoint_json("198.19.0.2"),
+            name="web-2",
+            ports=[{"name": "dns", "protocol": "UDP", "port": 5354}],
+        ),
+    )
+    dns, dns_tcp, old = found.ports
+    assert targets(dns) == ["198.19.0.1:5353", "198.19.0.2:5354"]
+    assert targets(dns_tcp) == ["198.19.0.1:5300"]
+    assert targets(old) == []
+
+
+def test_a_port_without_a_name_finds_those_without() -> None:
+    found = told(
+        service(ports=[{"port": 80}]),
+        endpoint_slice(endpoint_json("198.19.0.1"), ports=[{"name": "", "port": 8080}]),
+    )
+    assert targets(found.ports[0]) == ["198.19.0.1:8080"]
+
+
+def test_each_family_is_judged_by_itself() -> None:
+    found = told(
+        service(**BOTH),
+        endpoint_slice(
+            endpoint_json("198.19.0.1", ready=False, serving=True, terminating=True),
+        ),
+        endpoint_slice(
+            endpoint_json("fd00:18:0::2", zones=["a"]),
+            endpoint_json("fd00:18::3", zones=["b"]),
+            name="web-6",
+            family="IPv6",
+        ),
+        zone="a",
+    )
+    assert list(found.cluster_ips) == ["198.18.0.1", "fd00:18::1"]
+    (port,) = found.ports
+    assert targets(port) == ["198.19.0.1:8080", "fd00:18::2:8080"]
+    assert [one.is_terminating for one in port.endpoints] == [True, False]
+
+
+def test_a_family_without_a_cluster_ip_is_passed_by() -> None:
+    found = told(
+        service(externalIPs=["fd00:18::9", "198.18.9.1"]),
+        endpoint_slice(endpoint_json("fd00:18::2"), family="IPv6"),
+    )
+    assert list(found.external_ips) == ["198.18.9.1"]
+    assert not found.ports[0].endpoints
+
+
+def test_terminating_endpoints_are_a_last_resort() -> None:
+    leaving = endpoint_json("198.19.0.1", ready=False, serving=True, terminating=True)
+    gone = endpoint_json("198.19.0.2", ready=False, serving=False, terminating=True)
+    (port,) = told(service(), endpoint_slice(leaving, gone)).ports
+    assert targets(port) == ["198.19.0.1:8080"]
+    assert port.endpoints[0].is_terminating
+    (port,) = told(service(), endpoint_slice(leaving, gone, endpoint_json("198.19.0.3"))).ports
+    assert targets(port) == ["198.19.0.3:8080"]
+
+
+def test_unknown_conditions_count_as_yes_but_for_terminating() -> None:
+    (port,) = told(service(), endpoint_slice(endpoint_json("198.19.0.1", ready=None))).ports
+    assert targets(port) == ["198.19.0.1:8080"]
+    assert not port.endpoints[0].is_terminating
+
+
+def test_an_endpoint_in_two_slices_is_told_once() -> None:
+    moving = endpoint_json("198.19.0.1")
+    found = told(service(), endpoint_slice(moving), endpoint_slice(moving, name="web-2"))
+    assert targets(found.ports[0]) == ["198.19.0.1:8080"]
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_of_two_mentions_the_local_and_ready_one_counts(is_first: bool) -> None:
+    both = [
+        endpoint_slice(endpoint_json("198.19.0.1", node=NODE), name="web-2"),
+        endpoint_slice(endpoint_json("198.19.0.1", ready=False)),
+    ]
+    (port,) = told(service(), *(both if is_first else reversed(both))).ports
+    assert [one.is_local for one in port.endpoints] == [True]
+
+
+def test_headless_services_are_told_for_dns() -> None:
+    (port,) = (
+        found := told(
+            service(**HEADLESS),
+            endpoint_slice(
+                endpoint_json("198.19.0.1", zones=["b"], hostname="db-0"),
+                endpoint_json("198.19.0.2", zones=["a"]),
+                endpoint_json("198.19.0.3", ready=False),
+            ),
+            endpoint_slice(endpoint_json("fd00:18::2"), name="web-6", family="IPv6"),
+            zone="a",
+        )
+    ).ports
+    assert found.is_headless
+    assert not found.cluster_ips
+    assert targets(port) == ["198.19.0.1:8080", "198.19.0.2:8080", "fd00:18::2:8080"]
+    assert port.endpoints[0].hostname == "db-0"
+
+
+def test_a_headless_service_without_ports_has_addresses_all_the_same() -> None:
+    found = told(
+        service(**HEADLESS, ports=None), endpoint_slice(endpoint_json("198.19.0.1"), ports=None)
+    )
+    assert [(port.port, targets(port)) for port in found.ports] == [(0, ["198.19.0.1:0"])]
+
+
+def test_newer_news_of_local_pods_counts() -> None:
+    ill = endpoint_json("198.19.0.1", node=NODE, uid="ill")
+    well = endpoint_json("198.19.0.2", node=NODE, ready=False, uid="well")
+    remote = endpoint_json("198.19.0.3", uid="ill")
+    leaving = endpoint_json("198.19.0.4", node=NODE, ready=False, terminating=True, uid="well")
+
+    def news(uid: str, address: str) -> bool | None:
+        return {"ill": False, "well": True}.get(uid)
+
+    found = endpoint_slice(ill, well, remote, leaving)
+    assert targets(told(service(), found, news=news).ports[0]) == [
+        "198.19.0.2:8080",
+        "198.19.0.3:8080",
+    ]
+    assert targets(told(service(), found).ports[0]) == ["198.19.0.1:8080", "198.19.0.3:8080"]
+
+
+def test_a_service_that_publishes_all_asks_for_no_news() -> None:
+    found = told(
+        service(publishNotReadyAddresses=True),
+        endpoint_slice(endpoint_json("198.19.0.1", node=NODE, serving=False, uid="ill")),
+        news=lambda uid, address: False,
+    )
+    assert targets(found.ports[0]) == ["198.19.0.1:8080"]
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        {},
+        {"addresses": None},
+        {"addresses": []},
+        {"addresses": ["no address"]},
+        {"addresses": ["fd00:18::2"]},
+        {"addresses": ["198.19.0.999"]},
+        {"addresses": ["198.19.0.1%eth0"]},
+        {"addresses": [""]},
+    ],
+)
+def test_a_malformed_endpoint_is_left_out(endpoint: dict[str, Any]) -> None:
+    found = told(service(), endpoint_slice(endpoint, endpoint_json("198.19.0.7")))
+    assert targets(found.ports[0]) == ["198.19.0.7:8080"]
+
+
+@pytest.mark.parametrize(
+    "port",
+    [
+        {},
+        {"name": "http"},
+        {"name": "http", "port": 0},
+        {"name": "http", "port": 65536},
+        {"name": "http", "port": -1},
+        {"name": None, "port": 8080},
+        {"name": "http", "protocol": "ICMP", "port": 8080},
+    ],
+)
+def test_a_malformed_port_of_a_slice_is_left_out(port: dict[str, Any]) -> None:
+    found = told(
+        service(),
+        endpoint_slice(endpoint_json("198.19.0.1"), ports=[port]),
+        endpoint_slice(endpoint_json("198.19.0.2"), name="web-2"),
+    )
+    assert targets(found.ports[0]) == ["198.19.0.2:8080"]
+
+
+@pytest.mark.parametrize("family", ["FQDN", "", "IPv5"])
+def test_slices_of_other_kinds_are_left_out(family: str) -> None:
+    found = told(service(), endpoint_slice(endpoint_json("198.19.0.1"), family=family))
+    assert not found.ports[0].endpoints
+
+
+def test_malformed_ports_of_a_service_are_left_out() -> None:
+    found = told(
+        service(
+            ports=[
+                {"name": "none"},
+                {"name": "big", "port": 65536},
+                {"name": "odd", "port": 80, "protocol": "ICMP"},
+                {"name": "http", "port": 80, "nodePort": 70000},
+            ]
+        ),
+        endpoint_slice(endpoint_json("198.19.0.1")),
+    )
+    assert [(port.name, port.node_port) for port in found.ports] == [("http", 0)]
+
+
+def test_addresses_are_canonical() -> None:
+    found = told(
+        service(clusterIP="FD00:0018:0::1", clusterIPs=["FD00:0018:0::1"]),
+        endpoint_slice(endpoint_json("fd00:18:0:0::00a"), family="IPv6"),
+    )
+    assert list(found.cluster_ips) == ["fd00:18::1"]
+    assert targets(found.ports[0]) == ["fd00:18::a:8080"]
+    old = told(service(), endpoint_slice(endpoint_json("198.019.000.010")))
+    assert targets(old.ports[0]) == ["198.19.0.10:8080"]
+
+
+def test_five_thousand_endpoints_are_told_sorted_and_once() -> None:
+    found = [
+        endpoint_slice(
+            *(
+                endpoint_json(f"198.19.{number // 250}.{number % 250 + 1}")
+                for number in range(first, first + 100)
+            ),
+            name=f"web-{first}",
+        )
+        for first in reversed(range(0, 5000, 100))
+    ]
+    (port,) = told(service(), *found).ports
+    assert len(port.endpoints) == 5000
+    assert targets(port)[:2] == ["198.19.0.1:8080", "198.19.0.2:8080"]
+    assert targets(port)[-1] == "198.19.19.250:8080"
+
+
+def test_a_slice_needs_news_only_of_its_local_pods() -> None:
+    read = slices.read(
+        endpoint_slice(
+            endpoint_json("198.19.0.1", node=NODE, uid="a"),
+            endpoint_json("198.19.0.2", node=NODE),
+            endpoint_json("198.19.0.3", uid="c"),
+        ),
+        NODE,
+    )
+    assert read.local_keys == {"a", "198.19.0.2"}
+    assert SLICE_PORTS[0]["port"] == read.ports[0].number

@@ -1,0 +1,199 @@
+"""Whose word counts of a local pod's readiness: podgate's or the API's."""
+
+import datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.api.services.local_readiness import LocalNews, Word, judge
+from agent.kube.objects import ApiPod
+from agent.pods.conditions import FALSE, TRUE, Condition
+
+NOON = datetime.datetime(2026, 1, 1, 12, 0, 0, tzinfo=datetime.UTC)
+PROBE = {"httpGet": {"port": 80}}
+GATE = "podgate.io/probes-passing"
+
+
+def at(seconds: float) -> datetime.datetime:
+    return NOON + datetime.timedelta(seconds=seconds)
+
+
+def pod(
+    ready: str | None = "True",
+    since: str | None = "2026-01-01T12:00:00Z",
+    *,
+    probe: dict[str, Any] | None = PROBE,
+    is_container_ready: bool = True,
+    gates: tuple[str, ...] = (),
+    conditions: dict[str, str] | None = None,
+    uid: str = "api-1",
+    ip: str = "198.19.0.1",
+    **spec: Any,
+) -> ApiPod:
+    told = [{"type": kind, "status": status} for kind, status in (conditions or {}).items()]
+    if ready is not None:
+        told.append({"type": "Ready", "status": ready, "lastTransitionTime": since})  # type: ignore[dict-item]
+    return msgspec.convert(
+        {
+            "metadata": {"name": "web", "namespace": "default", "uid": uid},
+            "spec": {
+                "containers": [{"name": "app", "readinessProbe": probe}],
+                "readinessGates": [{"conditionType": gate} for gate in gates],
+                **spec,
+            },
+            "status": {
+                "podIPs": [{"ip": ip}],
+                "conditions": told,
+                "containerStatuses": [{"name": "app", "ready": is_container_ready}],
+            },
+        },
+        ApiPod,
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "found", "verdict"),
+    [
+        # Nobody probes it.
+        (None, pod("True"), None),
+        # Both say the same: so it is, whatever the slices still say.
+        (Word(True, at(-9)), pod("True"), True),
+        (Word(False, at(-9)), pod("False"), False),
+        # Who changed his mind last is believed.
+        (Word(False, at(1)), pod("True"), False),
+        (Word(False, at(-1)), pod("True"), None),
+        (Word(True, at(1)), pod("False", is_container_ready=False), True),
+        (Word(True, at(-1)), pod("False", is_container_ready=False), None),
+        # In the same second: podgate, since the API's time was cut off.
+        (Word(False, at(0.5)), pod("True"), False),
+        (Word(False, at(0)), pod("True"), False),
+        # The kubelet has not said anything, or not when.
+        (Word(False, at(-1)), pod(None), False),
+        (Word(False, at(-1)), pod("True", None), False),
+        (Word(False, at(-1)), pod("True", "yesterday"), False),
+        (Word(True, at(1)), pod(None, is_container_ready=False), True),
+        # That probes pass is not enough where something else is missing.
+        (Word(True, at(1)), pod("False", is_container_ready=False, probe=None), None),
+        (
+            Word(True, at(1)),
+            pod("False", is_container_ready=False, probe={"exec": {"command": ["true"]}}),
+            None,
+        ),
+        (Word(True, at(1)), pod("False", gates=("other",)), None),
+        (Word(True, at(1)), pod("False", gates=("other",), conditions={"other": "False"}), None),
+        (Word(True, at(1)), pod("False", gates=("other",), conditions={"other": "True"}), True),
+        (Word(True, at(1)), pod("False", gates=(GATE,), conditions={GATE: "False"}), True),
+        # That they fail is enough.
+        (Word(False, at(1)), pod("True", gates=("other",), conditions={"other": "True"}), False),
+        # The node's own address is not the pod's.
+        (Word(False, at(1)), pod("True", hostNetwork=True), None),
+    ],
+)
+def test_who_changed_his_mind_last_is_believed(
+    word: Word | None, found: ApiPod, verdict: bool | None
+) -> None:
+    assert judge(word, found) is verdict
+
+
+def test_a_container_that_nobody_has_started_is_not_ready() -> None:
+    bare = msgspec.structs.replace(
+        pod("False"), status=msgspec.structs.replace(pod("False").status, container_statuses=())
+    )
+    assert judge(Word(True, at(1)), bare) is None
+
+
+class Heard:
+    """The news, with a clock of the test's, and whom they were told of."""
+
+    def __init__(self) -> None:
+        self.now = at(10)
+        self.told: list[frozenset[str]] = []
+        self.news = LocalNews(on_change=self.told.append, now=lambda: self.now)
+
+    def note(self, reason: str) -> None:
+        status = TRUE if reason == "ProbesPassing" else FALSE
+        self.news.note("api-1", Condition(GATE, status, reason, "", self.now))
+
+    def is_ready(self) -> bool | None:
+        return self.news.is_ready("api-1", "198.19.0.1")
+
+
+BOTH = frozenset(("api-1", "198.19.0.1"))
+
+
+def test_a_pod_that_fails_is_told_once_by_uid_and_address() -> None:
+    heard = Heard()
+    heard.news.see(pod())
+    assert heard.is_ready() is None
+    heard.note("ProbeFailing")
+    heard.note("ProbeFailing")
+    assert heard.is_ready() is False
+    assert heard.news.is_ready("", "198.19.0.1") is False
+    assert heard.news.is_ready("another", "198.19.0.1") is None
+    assert heard.told == [BOTH]
+
+
+def test_since_when_is_when_the_word_changed_and_not_the_condition() -> None:
+    heard = Heard()
+    heard.now = at(-5)
+    heard.note("NotProbed")
+    heard.now = at(10)
+    heard.note("ProbeFailing")
+    heard.news.see(pod())
+    assert heard.is_ready() is False
+
+
+@pytest.mark.parametrize("reason", ["NoProbes", "HostNetwork", "NotProbed", "NotDescribed"])
+def test_reasons_that_tell_of_no_probe_are_no_news(reason: str) -> None:
+    heard = Heard()
+    heard.news.see(pod())
+    heard.note(reason)
+    assert heard.is_ready() is None
+
+
+def test_an_agent_that_has_just_begun_has_no_news() -> None:
+    heard = Heard()
+    heard.news.see(pod())
+    heard.note("ProbePending")
+    assert heard.is_ready() is None
+
+
+def test_a_pod_that_recovers_stays_out_until_it_has_passed_often_enough() -> None:
+    heard = Heard()
+    heard.news.see(pod())
+    for reason in ("ProbesPassing", "ProbeFailing", "ProbePending"):
+        heard.note(reason)
+    assert heard.is_ready() is False
+    heard.note("ProbesPassing")
+    assert heard.is_ready() is True
+
+
+def test_the_kubelets_later_word_takes_over() -> None:
+    heard = Heard()
+    heard.news.see(pod())
+    heard.note("ProbeFailing")
+    heard.news.see(pod("True", "2026-01-01T12:00:20Z"))
+    assert heard.is_ready() is None
+    assert heard.told == [BOTH, BOTH]
+
+
+def test_a_pod_that_is_gone_says_nothing_of_the_next_one_at_its_address() -> None:
+    heard = Heard()
+    heard.news.see(pod())
+    heard.note("ProbeFailing")
+    heard.news.forget("api-1")
+    heard.news.see(pod(uid="api-2"))
+    assert heard.news.is_ready("", "198.19.0.1") is None
+    assert heard.is_ready() is None
+    assert heard.told == [BOTH, BOTH]
+
+
+def test_a_pod_gets_its_address_later() -> None:
+    heard = Heard()
+    heard.note("ProbeFailing")
+    heard.news.see(pod(ip="198.19.0.9"))
+    assert heard.is_ready() is False
+    heard.news.see(pod())
+    assert heard.news.is_ready("", "198.19.0.1") is False
+    assert heard.news.is_ready("", "198.19.0.9") is None

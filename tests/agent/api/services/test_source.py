@@ -1,0 +1,220 @@
+"""From the API server to the socket: what is told, and for how long it is told without one."""
+
+import asyncio
+import datetime
+import pathlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+from aiohttp import web
+
+from agent.api.services.source import SERVICES, SLICES, ServiceEndpoints
+from agent.client import endpoints_pb2 as pb
+from agent.kube.client import Api
+from agent.kube.objects import ApiPod, MetadataOnly
+from agent.kube.watcher import Query, Watcher
+from agent.pods.conditions import FALSE, Condition
+from agent.settings import localnet_socket
+from tests.agent.api.services.conftest import WAIT_SECONDS, ask
+from tests.agent.api.services.making import (
+    NODE,
+    Json,
+    endpoint_json,
+    service_json,
+    slice_json,
+    targets,
+)
+from tests.agent.kube.apiserver import NODES, ApiServer
+from tests.agent.kube.conftest import api, kubeconfig, listening, server
+
+__all__ = ["api", "kubeconfig", "listening", "server"]
+
+
+class Node:
+    """One node's service endpoints, from an API server of the test's own."""
+
+    def __init__(self, api: Api, directory: pathlib.Path) -> None:
+        query = Query("nodes", NODES, MetadataOnly, f"metadata.name={NODE}", is_metadata_only=True)
+        self._nodes = Watcher(api, query, on_change=lambda old, new: None)
+        self.endpoints = ServiceEndpoints(
+            api, node=NODE, nodes=self._nodes, run_directory=directory
+        )
+        self.target = f"unix:{localnet_socket(directory)}"
+        self.rev = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Node"]:
+        async with asyncio.TaskGroup() as group:
+            running = [
+                group.create_task(self._nodes.run()),
+                group.create_task(self.endpoints.run()),
+            ]
+            yield self
+            for task in running:
+                task.cancel()
+
+    async def newest(self) -> dict[str, pb.ServiceEndpoints]:
+        """The next state by name, over the socket."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            await self.endpoints.book.newer(self.endpoints.book.instance_id, self.rev)
+            async with grpc.aio.insecure_channel(self.target) as channel:
+                items = await ask(channel)
+        self.rev = items[0].next.rev
+        return {one.name: one for item in items for one in item.services.items}
+
+
+def put_node(server: ApiServer, zone: str = "a") -> None:
+    labels = {"topology.kubernetes.io/zone": zone}
+    server.put({"metadata": {"name": NODE, "uid": "n", "labels": labels}}, path=NODES)
+
+
+def put_web(server: ApiServer, *endpoints: Json) -> None:
+    server.put(slice_json(*endpoints), path=SLICES.path)
+
+
+HERE = endpoint_json("198.19.0.1", node=NODE, zones=["a"], uid="web-pod")
+AWAY = endpoint_json("198.19.0.2", zones=["b"])
+
+
+@pytest.fixture
+async def node(server: ApiServer, api: Api, tmp_path: pathlib.Path) -> AsyncIterator[Node]:
+    """In zone a, with one service of an endpoint here and one in zone b."""
+    put_node(server)
+    server.put(service_json(), path=SERVICES.path)
+    put_web(server, HERE, AWAY)
+    async with Node(api, tmp_path).running() as made:
+        yield made
+
+
+async def test_what_the_api_server_tells_is_told(node: Node, server: ApiServer) -> None:
+    assert targets((await node.newest())["web"].ports[0]) == ["198.19.0.1:8080"]
+    put_web(server, {**HERE, "hints": None}, AWAY)
+    assert targets((await node.newest())["web"].ports[0]) == [
+        "198.19.0.1:8080",
+        "198.19.0.2:8080",
+    ]
+    server.delete("web", path=SERVICES.path)
+    assert await node.newest() == {}
+
+
+async def test_nothing_is_told_until_all_has_been_heard(
+    server: ApiServer, api: Api, tmp_path: pathlib.Path
+) -> None:
+    server.put(service_json(), path=SERVICES.path)
+    may_tell = asyncio.Event()
+
+    async def hold(request: web.Request) -> web.StreamResponse | None:
+        if request.path == SLICES.path:
+            await may_tell.wait()
+        return None
+
+    server.faults.append(hold)
+    async with Node(api, tmp_path).running() as node:
+        asking = asyncio.create_task(node.newest())
+        async with asyncio.timeout(WAIT_SECONDS):
+            await node.endpoints.services.synced.wait()
+        await asyncio.sleep(0.2)
+        assert (asking.done(), node.endpoints.book.rev) == (False, 0)
+        may_tell.set()
+        assert list(await asking) == ["web"]
+
+
+async def test_what_was_heard_last_is_told_without_an_api_server(
+    node: Node, server: ApiServer
+) -> None:
+    await node.newest()
+
+    async def away(request: web.Request) -> web.StreamResponse | None:
+        return web.Response(status=503)
+
+    server.faults.append(away)
+    for stream in list(server.streams):
+        await stream.cut()
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not node.endpoints.services.problem:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    async with grpc.aio.insecure_channel(node.target) as channel:
+        items = await ask(channel)
+    assert items[-1].end.service_count == 1
+
+
+async def test_local_pods_are_told_of_without_an_api_server(node: Node) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    await node.newest()
+    node.endpoints.see_pod(pod())
+    node.endpoints.changed("web-pod", condition(now, "ProbeFailing"))
+    assert targets((await node.newest())["web"].ports[0]) == ["198.19.0.2:8080"]
+    node.endpoints.forget_pod("web-pod")
+    assert targets((await node.newest())["web"].ports[0]) == ["198.19.0.1:8080"]
+
+
+def pod() -> ApiPod:
+    return msgspec.convert(
+        {
+            "metadata": {"name": "web", "namespace": "default", "uid": "web-pod"},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        },
+        ApiPod,
+    )
+
+
+def condition(now: datetime.datetime, reason: str) -> Condition:
+    return Condition("podgate.io/probes-passing", FALSE, reason, "", now)
+
+
+WRONG: list[tuple[str, Callable[[], Json]]] = [
+    ("ports", lambda: {**slice_json(AWAY, name="web-2"), "ports": "http"}),
+    ("endpoints", lambda: {**slice_json(name="web-2"), "endpoints": [7]}),
+    ("addresses", lambda: slice_json({**AWAY, "addresses": "x"}, name="web-2")),
+    ("conditions", lambda: slice_json({**AWAY, "conditions": []}, name="web-2")),
+    ("no service", lambda: slice_json(AWAY, name="web-2", service="")),
+    ("nothing", lambda: {"metadata": {"name": "web-2", "namespace": "default"}}),
+]
+
+
+@pytest.mark.parametrize(("what", "wrong"), WRONG, ids=[what for what, _ in WRONG])
+async def test_a_malformed_slice_harms_no_other(
+    node: Node, server: ApiServer, what: str, wrong: Callable[[], Json]
+) -> None:
+    before = await node.newest()
+    server.put(wrong(), path=SLICES.path)
+    server.put(service_json("later"), path=SERVICES.path)
+    after = await node.newest()
+    assert after.pop("later").name == "later"
+    assert after == before
+
+
+@pytest.mark.parametrize("spec", [{"ports": "x"}, {"clusterIPs": 7}, {"type": None}])
+async def test_a_malformed_service_stays_as_it_was(
+    node: Node, server: ApiServer, spec: dict[str, Any]
+) -> None:
+    before = await node.newest()
+    server.put(service_json(**spec), path=SERVICES.path)
+    server.put(service_json("later"), path=SERVICES.path)
+    after = await node.newest()
+    assert after["web"] == before["web"]
+    assert sorted(after) == ["later", "web"]
+
+
+async def test_a_socket_that_cannot_be_had_ends_nothing(
+    server: ApiServer,
+    api: Api,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agent.api.services.source._LISTEN_AGAIN_SECONDS", 0.05)
+    put_node(server)
+    in_the_way = tmp_path / "localnet"
+    in_the_way.write_text("not a directory", encoding="utf-8")
+    async with Node(api, tmp_path).running() as node:
+        async with asyncio.timeout(WAIT_SECONDS):
+            await node.endpoints.book.newer(0, 0)
+        in_the_way.unlink()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not localnet_socket(tmp_path).exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await node.newest() == {}

@@ -1,0 +1,118 @@
+"""`podgate services`, and what `podgate run` says of its options."""
+
+import asyncio
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agent.cli.main import main
+from tests.agent.api.services.conftest import WAIT_SECONDS, Served
+from tests.agent.api.services.making import endpoint_json, endpoint_slice, service
+
+ROOT = pathlib.Path(__file__).parents[4]
+
+
+async def podgate(*arguments: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, main, arguments)
+
+
+@pytest.fixture
+def run_directory(served: Served) -> str:
+    return str(served.socket.parent.parent)
+
+
+async def test_services_are_a_table(served: Served, run_directory: str) -> None:
+    await served.begin()
+    leaving = endpoint_json("198.19.0.9", ready=False, serving=True, terminating=True)
+    served.book.set_service(None, service("dns", type="NodePort", ports=[PORT]))
+    ports = [{"name": "dns", "protocol": "UDP", "port": 8080}]
+    served.book.set_slice(None, endpoint_slice(leaving, service="dns", name="d", ports=ports))
+    served.book.set_service(None, service("set", clusterIP="None", clusterIPs=["None"]))
+    served.book.set_service(None, service("bare", ports=None))
+    await served.book.newer(served.book.instance_id, 1)
+    told = await podgate("services", "--run-directory", run_directory)
+    lines = [line.split() for line in told.output.splitlines() if line.strip()]
+    assert told.exit_code == 0
+    assert lines[0] == ["SERVICE", "TYPE", "ADDRESSES", "PORT", "INTERNAL", "EXTERNAL"]
+    assert lines[2] == ["default/bare", "cluster", "ip", "198.18.0.1", "none", "none"]
+    assert " ".join(lines[3]) == (
+        "default/dns node port 198.18.0.1 dns 53/udp, node 30053 "
+        "198.19.0.9:8080 (x) 198.19.0.9:8080 (x)"
+    )
+    assert " ".join(lines[4]) == "default/set headless http 80/tcp none none"
+    assert " ".join(lines[5]) == (
+        "default/web cluster ip 198.18.0.1 http 80/tcp 198.19.0.1:8080* none"
+    )
+    assert " ".join(lines[6]).startswith("4 services, revision 2;")
+
+
+PORT = {"name": "dns", "protocol": "UDP", "port": 53, "nodePort": 30053}
+
+
+async def test_services_are_json(served: Served, run_directory: str) -> None:
+    await served.begin()
+    told = await podgate("services", "--output", "json", "--run-directory", run_directory)
+    found = json.loads(told.output)
+    assert found["rev"] == "1"
+    assert found["services"][0]["ports"][0]["endpoints"] == [
+        {"address": "198.19.0.1", "port": 8080, "isLocal": True, "isInternal": True}
+    ]
+
+
+async def test_without_a_server_one_sentence_says_what_to_do(tmp_path: pathlib.Path) -> None:
+    told = await podgate("services", "--run-directory", str(tmp_path))
+    assert told.exit_code == 1
+    assert told.output.startswith("podgate: the node's service endpoints cannot be asked for")
+    assert "--service-endpoints" in told.output
+    assert told.output.count("\n") == 1
+
+
+async def test_before_all_services_are_known_one_sentence_says_so(
+    served: Served, run_directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.cli.commands.services._ANSWER_SECONDS", 0.1)
+    await served.begin(is_complete=False)
+    told = await podgate("services", "--run-directory", run_directory)
+    assert told.exit_code == 1
+    assert "has not heard of all services yet" in told.output
+
+
+def watching(run_directory: str) -> "subprocess.Popen[str]":
+    command = (sys.executable, "-m", "agent", "services", "--watch", "--output", "json")
+    return subprocess.Popen(
+        [*command, "--run-directory", run_directory],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "GRPC_VERBOSITY": "NONE"},
+    )
+
+
+async def test_watching_shows_each_state_until_interrupted(
+    served: Served, run_directory: str
+) -> None:
+    await served.begin()
+    program = watching(run_directory)
+    assert program.stdout is not None
+    first = json.loads(await asyncio.to_thread(program.stdout.readline))
+    await served.change("api")
+    second = json.loads(await asyncio.to_thread(program.stdout.readline))
+    program.send_signal(signal.SIGINT)
+    await asyncio.to_thread(program.communicate, timeout=WAIT_SECONDS)
+    assert (first["rev"], second["rev"], program.returncode) == ("1", "2", 0)
+
+
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0:9651", "127.0.0.1", "127.0.0.1:99999", "localhost:9651", "x", ":9651"]
+)
+async def test_only_the_loopback_is_taken(address: str) -> None:
+    told = await podgate("run", "--node-name", "n", "--localnet-address", address)
+    assert told.exit_code == 2
+    assert "no address and port of the loopback" in told.output

@@ -1,0 +1,18 @@
+"""docs/reference/ and the CustomResourceDefinition say what the code says."""
+
+import pytest
+
+from agent.cli import reference
+from bpf.verdicts import Reason, Verdict
+
+
+@pytest.mark.parametrize("name", sorted(reference.pages()))
+def test_a_page_is_current(name: str) -> None:
+    written = (reference.ROOT / name).read_text(encoding="utf-8")
+    assert written == reference.pages()[name], "run 'make docs' and commit the result"
+
+
+def test_every_reason_and_verdict_is_explained() -> None:
+    page = reference.pages()["docs/reference/reasons.md"]
+    for word in (*(r.word for r in Reason), *(v.word for v in Verdict)):
+        assert f"`{word}`" in page

@@ -1,0 +1,146 @@
+"""The small client: it goes on whatever happens, and ends when it is told to."""
+
+import asyncio
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from agent.client import podinfo as clients
+from agent.client.podinfo import Client, State
+from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, until
+
+_ROOT = pathlib.Path(__file__).parents[3]
+
+_PRINTING = """
+import sys
+from agent.client import podinfo as client
+loaded = {name.partition(".")[0] for name in sys.modules}
+assert loaded.isdisjoint(("structlog", "msgspec", "aiohttp", "rich", "click")), loaded
+client.run(lambda state: print(len(state.pods), state.instance_id, state.rev, flush=True))
+"""
+
+
+async def next_of(client: Client) -> State | None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        return await asyncio.to_thread(client.next)
+
+
+async def test_next_goes_on_over_a_restart_and_a_server_that_does_not_know_yet(node: Node) -> None:
+    problems: list[str] = []
+    client = Client(f"unix://{node.path}", error_delay_seconds=0.05, on_problem=problems.append)
+    waiting = asyncio.create_task(next_of(client))
+    await until(lambda: len(problems) == 1)
+    pod = node.add("web")
+    async with node.serving():
+        first = await waiting
+        assert first is not None
+        assert [one.pod_name for one in first.pods] == ["web"]
+        node.set(pod, False)
+        second = await next_of(client)
+        assert second is not None
+        assert (second.instance_id, second.rev) == (first.instance_id, first.rev + 1)
+    node.unready_because = "not every sandbox has been looked at yet"
+    waiting = asyncio.create_task(next_of(client))
+    async with node.serving():
+        await until(lambda: len(problems) == 2)
+        node.unready_because = None
+        third = await waiting
+        assert third is not None
+        assert third.instance_id != first.instance_id
+        assert [one.pod_name for one in third.pods] == ["web"]
+    await asyncio.to_thread(client.close)
+    assert len(problems) == 2
+
+
+async def test_cancel_ends_next_that_waits_and_all_after(node: Node) -> None:
+    node.add("web")
+    async with node.serving():
+        client = Client(f"unix://{node.path}")
+        await next_of(client)
+        waiting = asyncio.create_task(next_of(client))
+        await until(lambda: node.is_waiting(1))
+        client.cancel()
+        assert await waiting is None
+        assert await next_of(client) is None
+        await asyncio.to_thread(client.close)
+
+
+async def test_list_and_get_raise_with_the_code(node: Node) -> None:
+    pod = node.add("web")
+    async with node.serving():
+        client = Client(f"unix://{node.path}")
+        listed = await asyncio.to_thread(client.list, PATIENCE_SECONDS)
+        got = await asyncio.to_thread(client.get, pod.uid, PATIENCE_SECONDS)
+        assert listed.pods == (got,)
+        with pytest.raises(clients.Broken, match="no pod of that uid") as caught:
+            await asyncio.to_thread(client.get, "other", PATIENCE_SECONDS)
+        assert caught.value.code.name == "NOT_FOUND"
+        await asyncio.to_thread(client.close)
+
+
+async def start(node: Node, *arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _PRINTING, "--target", f"unix://{node.path}", *arguments),
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+async def test_run_takes_once_and_goes_on_from_what_it_printed(node: Node) -> None:
+    pod = node.add("web")
+    async with node.serving(), asyncio.timeout(2 * PATIENCE_SECONDS):
+        output, errors = await (await start(node, "--once")).communicate()
+        count, instance, rev = output.split()
+        assert count == b"1"
+        resume = errors.decode().partition("go on from here: ")[2].split()
+        assert resume == ["--instance-id", instance.decode(), "--rev", rev.decode()]
+        child = await start(node, *resume)
+        await until(lambda: node.is_waiting(1))
+        node.set(pod, False)
+        assert child.stdout is not None
+        assert int((await child.stdout.readline()).split()[2]) == int(rev) + 1
+        child.send_signal(signal.SIGTERM)
+        rest, errors = await child.communicate()
+        assert (rest, errors, child.returncode) == (b"", b"", 0)
+
+
+async def podgate_pods(node: Node, *arguments: str) -> tuple[int | None, str, str]:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agent", "pods", "--run-directory", str(node.directory)),
+        *arguments,
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        output, errors = await child.communicate()
+    return child.returncode, output.decode(), errors.decode()
+
+
+async def test_podgate_pods_shows_a_table_and_json(node: Node) -> None:
+    pod = node.add("web")
+    node.set(pod, False, "connection refused")
+    async with node.serving():
+        status, table, _ = await podgate_pods(node)
+        assert status == 0
+        assert "tests/web" in table
+        assert "podgate.io/probes-passing" in table
+        _, text, _ = await podgate_pods(node, "--output", "json", "--uid", pod.uid)
+        (told,) = json.loads(text)["pods"]
+        reasons = {one["type"]: one["reason"] for one in told["conditions"]}
+        assert reasons["podgate.io/probes-passing"] == "ProbeFailed"
+        status, _, errors = await podgate_pods(node, "--uid", "other")
+        assert (status, errors.count("\n")) == (1, 1)
+    status, _, errors = await podgate_pods(node)
+    assert status == 1
+    assert "is 'podgate run' running" in errors
+
+
+def test_numbers_that_cannot_be_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="-1"):
+        Client("unix:/nowhere", rev=-1)

@@ -1,0 +1,256 @@
+"""The client library: whole states, again and again, whatever happens to the server."""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+
+import grpc
+import pytest
+
+from agent.client import endpoints_pb2 as pb
+from agent.client import services as clients
+from agent.client.services import Broken, Client, State
+from tests.agent.api.services.conftest import WAIT_SECONDS, Served
+
+ROOT = pathlib.Path(__file__).parents[3]
+HEADER = pb.NextItem(next=pb.NextFilter(instance_id=7, rev=3))
+WEB = pb.NextItem(services=pb.Services(items=[pb.ServiceEndpoints(name="web")]))
+
+
+def end(count: int) -> pb.NextItem:
+    return pb.NextItem(end=pb.End(service_count=count))
+
+
+@contextlib.contextmanager
+def scripted(path: pathlib.Path, *streams: list[pb.NextItem]) -> Iterator[list[pb.NextFilter]]:
+    """A server that answers one call after the other as told; gives what it was asked."""
+    asked: list[pb.NextFilter] = []
+    left = iter(streams)
+
+    def answer(request: pb.NextFilter, context: grpc.ServicerContext) -> Iterator[pb.NextItem]:
+        asked.append(request)
+        yield from next(left, [HEADER, end(0)])
+
+    with futures.ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        handler = grpc.unary_stream_rpc_method_handler(
+            answer,
+            request_deserializer=pb.NextFilter.FromString,
+            response_serializer=pb.NextItem.SerializeToString,
+        )
+        service = "podgate.localnet.v1alpha1.Endpoints"
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {"Next": handler}),)
+        )
+        server.add_insecure_port(f"unix:{path}")
+        server.start()
+        try:
+            yield asked
+        finally:
+            server.stop(None).wait()
+
+
+def client_of(path: pathlib.Path, problems: list[str] | None = None) -> Client:
+    on_problem = problems.append if problems is not None else lambda problem: None
+    return Client(f"unix:{path}", error_delay_seconds=0.01, on_problem=on_problem)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        [],
+        [HEADER],
+        [HEADER, WEB],
+        [WEB, end(1)],
+        [HEADER, WEB, end(2)],
+        [HEADER, HEADER, end(0)],
+        [HEADER, pb.NextItem(), end(0)],
+    ],
+)
+def test_what_is_not_whole_does_not_count(
+    tmp_path: pathlib.Path, broken: list[pb.NextItem]
+) -> None:
+    problems: list[str] = []
+    with scripted(tmp_path / "s", broken, broken, [HEADER, WEB, end(1)]) as asked:
+        with contextlib.closing(client_of(tmp_path / "s", problems)) as client:
+            state = client.next()
+        assert state is not None
+        assert (state.instance_id, state.rev) == (7, 3)
+        assert [one.name for one in state.services] == ["web"]
+        assert asked == [pb.NextFilter()] * 3
+    assert problems == ["what the server tells of the services is not whole"]
+
+
+def test_each_call_asks_for_what_comes_next(tmp_path: pathlib.Path) -> None:
+    with scripted(tmp_path / "s") as asked:
+        with contextlib.closing(client_of(tmp_path / "s")) as client:
+            client.next()
+            client.next()
+        assert asked == [pb.NextFilter(), HEADER.next]
+
+
+def test_what_is_known_already_is_said(tmp_path: pathlib.Path) -> None:
+    with scripted(tmp_path / "s") as asked:
+        client = Client(f"unix:{tmp_path / 's'}", instance_id=5, rev=9)
+        with contextlib.closing(client):
+            client.next()
+        assert asked == [pb.NextFilter(instance_id=5, rev=9)]
+
+
+def test_asking_once_says_what_is_wrong(tmp_path: pathlib.Path) -> None:
+    with (
+        contextlib.closing(client_of(tmp_path / "nobody")) as client,
+        pytest.raises(Broken, match="cannot be asked for"),
+    ):
+        client.ask(1.0)
+
+
+def test_numbers_that_cannot_be_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="-1"):
+        Client("unix:/nowhere", rev=-1)
+
+
+async def test_asking_once_does_not_wait_for_ever(served: Served, client: Client) -> None:
+    await served.begin(is_complete=False)
+    assert await asyncio.to_thread(client.ask, 0.2) is None
+    client.close()
+
+
+async def test_a_server_that_comes_later_is_found(served: Served, client: Client) -> None:
+    asking = asyncio.create_task(asyncio.to_thread(client.next))
+    await asyncio.sleep(0.1)
+    await served.begin()
+    state = await asyncio.wait_for(asking, WAIT_SECONDS)
+    client.close()
+    assert state is not None
+    assert [one.name for one in state.services] == ["web"]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_cancelling_ends_a_wait(served: Served, client: Client, is_there: bool) -> None:
+    if is_there:
+        await served.begin()
+        await asyncio.to_thread(client.next)
+    asking = asyncio.create_task(asyncio.to_thread(client.next))
+    await asyncio.sleep(0.05)
+    client.cancel()
+    assert await asyncio.wait_for(asking, WAIT_SECONDS) is None
+    assert await asyncio.to_thread(client.next) is None
+    client.close()
+
+
+async def test_iterating_gives_each_change(served: Served, client: Client) -> None:
+    await served.begin()
+    seen: asyncio.Queue[State] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def follow() -> None:
+        for state in client:
+            loop.call_soon_threadsafe(seen.put_nowait, state)
+
+    following = asyncio.create_task(asyncio.to_thread(follow))
+    async with asyncio.timeout(WAIT_SECONDS):
+        assert len((await seen.get()).services) == 1
+        await served.change("api")
+        assert len((await seen.get()).services) == 2
+        client.cancel()
+        await following
+    client.close()
+
+
+PROGRAM = """
+from agent.client import services as client
+client.run(lambda state: print(state.rev, *(one.name for one in state.services), flush=True))
+"""
+
+
+def start(*arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "GRPC_VERBOSITY": "NONE"},
+    )
+
+
+async def test_a_small_client_runs_once_and_says_how_to_go_on(served: Served) -> None:
+    await served.begin()
+    program = start("--target", served.target, "--once")
+    told, said = await asyncio.to_thread(program.communicate, timeout=WAIT_SECONDS)
+    known = f"--instance-id {served.book.instance_id} --rev 1"
+    assert (told, said) == ("1 web\n", f"to go on from here: {known}\n")
+    program = start("--target", served.target, "--once", *known.split())
+    await served.change("api")
+    told, _ = await asyncio.to_thread(program.communicate, timeout=WAIT_SECONDS)
+    assert told == "2 api web\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_small_client_ends_when_told_to(served: Served, number: signal.Signals) -> None:
+    await served.begin()
+    program = start("--target", served.target)
+    assert program.stdout is not None
+    assert await asyncio.to_thread(program.stdout.readline) == "1 web\n"
+    program.send_signal(number)
+    _, said = await asyncio.to_thread(program.communicate, timeout=WAIT_SECONDS)
+    assert (program.returncode, said) == (0, "")
+
+
+async def test_a_small_client_says_that_nobody_answers(tmp_path: pathlib.Path) -> None:
+    program = start("--target", f"unix:{tmp_path / 'nobody'}")
+    assert program.stderr is not None
+    said = await asyncio.to_thread(program.stderr.readline)
+    assert said.startswith("the node's service endpoints cannot be asked for")
+    program.terminate()
+    await asyncio.to_thread(program.communicate, timeout=WAIT_SECONDS)
+
+
+def test_the_client_needs_nothing_of_the_agent() -> None:
+    code = (
+        "import sys, agent.client.services;"
+        "print(sorted({name.partition('.')[0] for name in sys.modules}"
+        " & {'agent', 'aiohttp', 'bpf', 'click', 'msgspec', 'probes', 'structlog'}),"
+        " sorted(name for name in sys.modules if name.startswith('agent.')))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert told.stdout == (
+        "['agent'] ['agent.client', 'agent.client.base', 'agent.client.endpoints_pb2', "
+        "'agent.client.services']\n"
+    ), told.stderr
+
+
+def test_a_server_that_is_none_is_a_problem_and_no_failure(tmp_path: pathlib.Path) -> None:
+    problems: list[str] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken, _ = listener.accept()
+                    taken.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    taken.close()
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        client = client_of(tmp_path / "s", problems)
+        timer = threading.Timer(0.5, client.cancel)
+        timer.start()
+        assert client.next() is None
+        timer.join()
+        client.close()
+        listener.shutdown(socket.SHUT_RDWR)
+        answering.join(WAIT_SECONDS)
+    assert len(problems) == 1
+    assert clients.DEFAULT_TARGET == "unix:///run/podgate/localnet/localnet.sock"

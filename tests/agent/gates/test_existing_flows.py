@@ -1,0 +1,118 @@
+"""Whom a gate would let in today, as the gate says it; and a kernel that cannot end a flow."""
+
+import errno
+import socket
+
+import pytest
+import structlog.testing
+
+from agent.gates import existing_flows
+from agent.gates.existing_flows import Entrance, Entrances
+from agent.linux import sock_diag
+from agent.metrics import Metrics
+from agent.pods.conditions import Conditions
+from agent.pods.pod import Pod
+from bpf.replies import Replies
+from bpf.rules import Rule, Sender
+from probes.netns import Netns
+
+KUBELET, SENDER, ABOVE, GONE = 10, 20, 30, 40
+PATHS = {SENDER: "/above/sender", ABOVE: "/above", KUBELET: "/kubelet"}
+
+
+@pytest.fixture(autouse=True)
+def _paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        existing_flows,
+        "cgroup_paths",
+        lambda wanted: {cgroup: PATHS[cgroup] for cgroup in wanted if cgroup in PATHS},
+    )
+
+
+def flow(cgroup: int | None = SENDER, port: int = 80) -> sock_diag.Socket:
+    protocol = socket.IPPROTO_TCP
+    nowhere = bytes(16)
+    return sock_diag.Socket(
+        socket.AF_INET, protocol, nowhere, 40000, nowhere, port, 0, cgroup, bytes(48)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "cgroup", "entrance"),
+    [
+        (Rule(Sender.ANY), SENDER, Entrance.OPEN),
+        (Rule(Sender.ANY), None, Entrance.OPEN),
+        (Rule(Sender.ANY, socket.IPPROTO_UDP), SENDER, Entrance.SHUT),
+        (Rule(Sender.ANY, socket.IPPROTO_TCP, 80, 80), SENDER, Entrance.OPEN),
+        (Rule(Sender.ANY, socket.IPPROTO_TCP, 81, 90), SENDER, Entrance.SHUT),
+        (Rule(Sender.KERNEL), SENDER, Entrance.SHUT),
+        (Rule(Sender.CGROUP, cgroup=SENDER), SENDER, Entrance.OPEN),
+        (Rule(Sender.CGROUP, cgroup=ABOVE), SENDER, Entrance.SHUT),
+        (Rule(Sender.CGROUP, cgroup=SENDER), None, Entrance.UNKNOWN),
+        (Rule(Sender.ANCESTOR, cgroup=ABOVE), SENDER, Entrance.OPEN),
+        (Rule(Sender.ANCESTOR, cgroup=ABOVE), ABOVE, Entrance.OPEN),
+        (Rule(Sender.ANCESTOR, cgroup=SENDER), ABOVE, Entrance.SHUT),
+        (Rule(Sender.ANCESTOR, cgroup=ABOVE), KUBELET, Entrance.SHUT),
+        (Rule(Sender.ANCESTOR, cgroup=ABOVE), GONE, Entrance.UNKNOWN),
+        (Rule(Sender.ANCESTOR, cgroup=GONE), SENDER, Entrance.SHUT),
+        (Rule(Sender.KUBELET), KUBELET, Entrance.OPEN),
+        (Rule(Sender.KUBELET), SENDER, Entrance.SHUT),
+    ],
+)
+def test_an_entrance_is_what_the_gate_s_rule_says(
+    rule: Rule, cgroup: int | None, entrance: Entrance
+) -> None:
+    assert Entrances(KUBELET, {cgroup}).of([rule], flow(cgroup)) is entrance
+
+
+def test_while_no_kubelet_is_known_anybody_may_be_it() -> None:
+    assert Entrances(0, {SENDER}).of([Rule(Sender.KUBELET)], flow()) is Entrance.UNKNOWN
+
+
+def test_one_rule_that_lets_in_is_enough() -> None:
+    rules = [Rule(Sender.CGROUP, cgroup=ABOVE), Rule(Sender.KUBELET), Rule(Sender.ANY)]
+    assert Entrances(0, {SENDER}).of(rules, flow()) is Entrance.OPEN
+
+
+def test_without_rules_nobody_is_let_in() -> None:
+    assert Entrances(KUBELET, {SENDER}).of([], flow()) is Entrance.SHUT
+
+
+class _CannotEnd(sock_diag.SockDiag):
+    """As of a kernel without CONFIG_INET_DIAG_DESTROY."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def end(self, ended: sock_diag.Socket) -> bool:
+        self.asked += 1
+        raise OSError(errno.EOPNOTSUPP, "sock_diag: not supported")
+
+
+class _NoReplies(Replies):
+    def __init__(self) -> None:
+        pass
+
+
+def test_a_kernel_that_cannot_end_flows_is_told_of_once() -> None:
+    flows = existing_flows.OlderFlows(
+        guarded=lambda: (),
+        kubelet_cgroup=lambda: KUBELET,
+        replies=_NoReplies(),
+        metrics=Metrics(Conditions()),
+        ends=True,
+    )
+    target = existing_flows.Target(
+        Pod(uid="web", namespace="shop", name="web"),
+        Netns("/run/netns/web", 1, 1),
+        (7,),
+        (bytes(16),),
+        (Rule(Sender.KERNEL),),
+    )
+    node = _CannotEnd()
+    found: dict[str, existing_flows.Found] = {}
+    with structlog.testing.capture_logs() as lines:
+        flows._judge(node, [flow(), flow()], {bytes(16): target}, found)
+    assert found == {"web": existing_flows.Found(going_on=2, ended=0)}
+    assert node.asked == 1
+    assert [line["event"].startswith("this kernel cannot end") for line in lines] == [True]

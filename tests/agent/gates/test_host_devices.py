@@ -1,0 +1,125 @@
+"""What the node's interfaces tell of ways round a gate."""
+
+from collections.abc import Callable
+
+import pytest
+
+from agent.gates.host_devices import Crossings, find_bridges
+from agent.linux.rtnetlink import Link
+from agent.linux.tunnels import Tunnels, find_tunnels
+from bpf.errors import AttachError
+
+
+class _Config:
+    def __init__(self) -> None:
+        self.switches: list[bool] = []
+
+    def set_switch(self, *, is_there: bool) -> None:
+        self.switches.append(is_there)
+
+
+class _Keeper:
+    """What `Crossings` asks of the gatekeeper."""
+
+    def __init__(self) -> None:
+        self.config = _Config()
+        self.bridges: list[set[int]] = []
+        self.are_all = True
+        self.tunnels: list[tuple[frozenset[int], bool]] = []
+        self.refuses = False
+
+    async def keep_bridges(self, ifindexes: set[int], *, are_all: bool) -> None:
+        if self.refuses:
+            raise AttachError("guarding interface 5: no")
+        self.are_all = are_all
+        self.bridges.append(ifindexes)
+
+    async def keep_tunnels(self, udp_ports: frozenset[int], *, are_guarded: bool) -> None:
+        self.tunnels.append((udp_ports, are_guarded))
+
+
+def make(
+    keeper: _Keeper, gated: set[int], is_synced: Callable[[], bool] = lambda: True
+) -> Crossings:
+    return Crossings(
+        keeper,  # type: ignore[arg-type]
+        gated=lambda: gated,
+        is_synced=is_synced,
+    )
+
+
+def test_a_tunnel_that_is_up_tells_its_port() -> None:
+    links = [
+        Link(2, "vxlan2", kind="vxlan", udp_ports=frozenset({8472})),
+        Link(3, "geneve3", kind="geneve", udp_ports=frozenset({6081})),
+        Link(4, "vxlan4", kind="vxlan", udp_ports=frozenset({4789}), flags=0),
+        Link(5, "veth5", kind="veth"),
+        Link(6, "eth6"),
+    ]
+    assert find_tunnels(links) == Tunnels(frozenset({8472, 6081}), any=True)
+
+
+@pytest.mark.parametrize("kind", ["ipip", "gre", "sit", "ip6tnl"])
+def test_a_tunnel_without_ports_is_one_too(kind: str) -> None:
+    assert find_tunnels([Link(2, "tunnel0", kind=kind)]) == Tunnels(frozenset(), any=True)
+    assert find_tunnels([Link(2, "tunnel0", kind=kind, flags=0)]) == Tunnels(frozenset(), any=False)
+
+
+def test_only_bridges_of_gated_interfaces_count() -> None:
+    links = [
+        Link(2, "bridge2", kind="bridge"),
+        Link(3, "bridge3", kind="bridge"),
+        Link(4, "vrf4", kind="vrf"),
+        Link(5, "veth5", kind="veth", master=2),
+        Link(6, "veth6", kind="veth", master=3),
+        Link(7, "veth7", kind="veth", master=4),
+    ]
+    assert find_bridges(links, {5, 7}) == {2}
+
+
+async def test_the_kernel_is_told_of_changes_only() -> None:
+    keeper = _Keeper()
+    gated = {5}
+    crossings = make(keeper, gated)
+    links = [Link(2, "bridge2", kind="bridge"), Link(5, "veth5", kind="veth", master=2)]
+    await crossings.keep(links)
+    await crossings.keep(links)
+    assert keeper.bridges == [{2}]
+    assert keeper.tunnels == [(frozenset(), False)]
+    gated.clear()
+    await crossings.keep([*links, Link(9, "vxlan9", kind="vxlan", udp_ports=frozenset({8472}))])
+    assert keeper.bridges == [{2}, set()]
+    assert keeper.tunnels[1:] == [(frozenset({8472}), True)]
+
+
+async def test_no_bridge_is_let_go_before_every_pod_has_been_seen() -> None:
+    """Those of an earlier run are still judged by what it left."""
+    keeper = _Keeper()
+    is_synced = False
+    crossings = make(keeper, {5}, lambda: is_synced)
+    links = [Link(2, "bridge2", kind="bridge"), Link(5, "veth5", kind="veth", master=2)]
+    await crossings.keep(links)
+    assert (keeper.bridges, keeper.are_all) == ([{2}], False)
+    is_synced = True
+    await crossings.keep(links)
+    assert (keeper.bridges, keeper.are_all) == ([{2}, {2}], True)
+
+
+async def test_what_is_refused_is_tried_again() -> None:
+    keeper = _Keeper()
+    crossings = make(keeper, {5})
+    links = [Link(2, "bridge2", kind="bridge"), Link(5, "veth5", kind="veth", master=2)]
+    keeper.refuses = True
+    await crossings.keep(links)
+    keeper.refuses = False
+    await crossings.keep(links)
+    assert keeper.bridges == [{2}]
+
+
+async def test_a_switch_is_told_when_it_comes_and_goes() -> None:
+    keeper = _Keeper()
+    crossings = make(keeper, set())
+    switch = Link(3, "ovs-system", kind="openvswitch")
+    for links in ([], [], [switch], [switch], []):
+        await crossings.keep(list(links))
+    assert keeper.config.switches == [False, True, False]

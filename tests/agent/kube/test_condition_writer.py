@@ -1,0 +1,540 @@
+"""Conditions in the API: true, written once, and never of another pod."""
+
+import asyncio
+import datetime
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from agent import labels
+from agent.kube.client import STRATEGIC_MERGE, Api
+from agent.kube.condition_writer import ConditionWriter
+from agent.kube.objects import ApiPod
+from agent.kube.watcher import Query, Watcher
+from agent.pods.conditions import FALSE, TRUE, Conditions
+from agent.pods.pod import Pod
+from tests.agent.kube import apiserver
+from tests.agent.kube.apiserver import PODS, ApiServer, Json, pod
+
+pytestmark = pytest.mark.looptime
+
+BOOT = "5be0b7e0-boot"
+NOW = datetime.datetime(2026, 11, 21, 8, 0, 0, 123456, tzinfo=datetime.UTC)
+
+
+class Agent:
+    """A writer, the watch that it hears of the API by, and what the agent knows."""
+
+    def __init__(self, api: Api, *, writes_all: bool = False) -> None:
+        self.conditions = Conditions(now=lambda: NOW)
+        self.sandboxes: dict[str, str] = {}
+        self.writer = ConditionWriter(
+            api,
+            conditions_of=self.conditions.of,
+            sandbox_of=lambda uid: self.sandboxes.get(uid, "sandbox-1"),
+            boot=BOOT,
+            writes_all=writes_all,
+            jitter=lambda: 0.5,
+        )
+        self.watcher = Watcher(
+            api, Query("pods", PODS, ApiPod), on_change=self._on_change, jitter=lambda: 0.5
+        )
+
+    def _on_change(self, old: ApiPod | None, new: ApiPod | None) -> None:
+        if new:
+            self.writer.see(new)
+        elif old:
+            self.writer.forget(old.uid)
+
+    def know(
+        self,
+        name: str,
+        kind: str = labels.ISOLATION_READY,
+        *,
+        status: str = TRUE,
+        reason: str = "Enforced",
+        message: str = "All is well.",
+    ) -> None:
+        """Something is found out about a pod."""
+        told = Pod(uid=f"uid-{name}", namespace="default", name=name)
+        self.conditions.set(told, kind, status, reason, message)
+        self.writer.want(told.uid)
+
+    @asynccontextmanager
+    async def running(self, *, watches: bool = True) -> AsyncIterator["Agent"]:
+        tasks = [asyncio.create_task(self.writer.run())]
+        if watches:
+            tasks.append(asyncio.create_task(self.watcher.run()))
+        try:
+            await asyncio.sleep(1)
+            yield self
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def gated(name: str, kind: str = labels.ISOLATION_READY, **metadata: Any) -> Json:
+    """A pod with one readiness gate, so that its status decides."""
+    made = pod(name, **metadata)
+    made["spec"]["readinessGates"] = [{"conditionType": kind}]
+    return made
+
+
+def conditions(server: ApiServer, name: str) -> dict[str, dict[str, Any]]:
+    return {one["type"]: one for one in server.get(name)["status"].get("conditions", [])}
+
+
+def with_condition(thing: Any, **fields: Any) -> Any:
+    one = {
+        "type": labels.ISOLATION_READY,
+        "status": TRUE,
+        "reason": "Enforced",
+        "message": f"All is well. (sandbox sandbox-1, boot {BOOT})",
+        "lastTransitionTime": "2026-11-20T00:00:00Z",
+        "observedGeneration": 1,
+        **fields,
+    }
+    thing["status"]["conditions"] = [one]
+    return thing
+
+
+async def failing(request: web.Request) -> web.StreamResponse | None:
+    return apiserver.refusal(503, "ServiceUnavailable") if request.method == "PATCH" else None
+
+
+async def test_both_conditions_go_in_one_patch_that_is_held_to_the_uid(
+    server: ApiServer, api: Api
+) -> None:
+    server.put(apiserver.gated("a", generation=3))
+    agent = Agent(api)
+    agent.know("a")
+    agent.know("a", labels.PROBES_PASSING, status=FALSE, reason="ProbeFailing", message="No.")
+    async with agent.running():
+        await asyncio.sleep(5)
+    (patch,) = server.patches()
+    assert patch.path == "/api/v1/namespaces/default/pods/a/status"
+    assert patch.headers["Content-Type"] == STRATEGIC_MERGE
+    stamp = f"(sandbox sandbox-1, boot {BOOT})"
+    assert patch.body == {
+        "metadata": {"uid": "uid-a"},
+        "status": {
+            "conditions": [
+                {
+                    "type": "podgate.io/isolation-ready",
+                    "status": "True",
+                    "reason": "Enforced",
+                    "message": f"All is well. {stamp}",
+                    "lastTransitionTime": "2026-11-21T08:00:00Z",
+                    "observedGeneration": 3,
+                },
+                {
+                    "type": "podgate.io/probes-passing",
+                    "status": "False",
+                    "reason": "ProbeFailing",
+                    "message": f"No. {stamp}",
+                    "lastTransitionTime": "2026-11-21T08:00:00Z",
+                    "observedGeneration": 3,
+                },
+            ]
+        },
+    }
+
+
+async def test_steps_of_a_start_that_decide_nothing_are_one_patch(
+    server: ApiServer, api: Api
+) -> None:
+    server.put(apiserver.gated("a"))
+    async with Agent(api).running() as agent:
+        agent.know("a", status=FALSE, reason="SandboxMissing")
+        await asyncio.sleep(0.5)
+        agent.know("a")
+        agent.know("a", labels.PROBES_PASSING, status=FALSE, reason="ContainerNotRunning")
+        await asyncio.sleep(0.5)
+        agent.know("a", labels.PROBES_PASSING, status=FALSE, reason="ProbePending")
+        await asyncio.sleep(0.5)
+        assert server.patches() == []
+        agent.know("a", labels.PROBES_PASSING, reason="ProbesPassing")
+        await asyncio.sleep(0.1)
+        assert len(server.patches()) == 1
+        await asyncio.sleep(100)
+    assert len(server.patches()) == 1
+
+
+async def test_a_start_that_takes_longer_says_what_it_waits_for(
+    server: ApiServer, api: Api
+) -> None:
+    server.put(apiserver.gated("a"))
+    async with Agent(api).running() as agent:
+        agent.know("a")
+        agent.know("a", labels.PROBES_PASSING, status=FALSE, reason="ProbePending")
+        await asyncio.sleep(5)
+        assert conditions(server, "a")[labels.ISOLATION_READY]["status"] == TRUE
+        assert conditions(server, "a")[labels.PROBES_PASSING]["reason"] == "ProbePending"
+        agent.know("a", labels.PROBES_PASSING, reason="ProbesPassing")
+        await asyncio.sleep(0.1)
+        agent.know("a", labels.PROBES_PASSING, status=FALSE, reason="ProbeFailing")
+        await asyncio.sleep(0.1)
+        assert conditions(server, "a")[labels.PROBES_PASSING]["status"] == FALSE
+    assert len(server.patches()) == 3
+
+
+async def test_nothing_is_sent_at_rest(server: ApiServer, api: Api) -> None:
+    server.put(gated("a"))
+    agent = Agent(api)
+    agent.know("a")
+    async with agent.running():
+        for _ in range(100):
+            await asyncio.sleep(60)
+            agent.know("a")
+            server.put(server.get("a"))
+    assert len(server.patches()) == 1
+    assert agent.writer.pending == 0
+
+
+async def test_restarted_agent_writes_nothing_that_is_there(server: ApiServer, api: Api) -> None:
+    server.put(with_condition(gated("a")))
+    agent = Agent(api)
+    async with agent.running():
+        agent.know("a")
+        await asyncio.sleep(60)
+    assert server.patches() == []
+
+
+async def test_transition_time_moves_with_the_status_only(server: ApiServer, api: Api) -> None:
+    server.put(with_condition(gated("a"), reason="Audit"))
+    async with Agent(api).running() as agent:
+        agent.know("a")
+        await asyncio.sleep(5)
+        found = conditions(server, "a")[labels.ISOLATION_READY]
+        assert found["reason"] == "Enforced"
+        assert found["lastTransitionTime"] == "2026-11-20T00:00:00Z"
+        agent.know("a", status=FALSE, reason="GateFailed")
+        await asyncio.sleep(1)
+        found = conditions(server, "a")[labels.ISOLATION_READY]
+        assert found["lastTransitionTime"] == "2026-11-21T08:00:00Z"
+
+
+async def test_pods_without_a_gate_are_left_alone(server: ApiServer, api: Api) -> None:
+    server.put(pod("a"))
+    async with Agent(api).running() as agent:
+        agent.know("a")
+        await asyncio.sleep(1)
+    assert server.patches() == []
+
+
+async def test_pods_without_a_gate_are_written_when_asked_for(server: ApiServer, api: Api) -> None:
+    server.put(pod("a"))
+    async with Agent(api, writes_all=True).running() as agent:
+        agent.know("a")
+        await asyncio.sleep(5)
+    assert len(server.patches()) == 1
+
+
+async def test_conditions_of_others_stay(server: ApiServer, api: Api) -> None:
+    server.put(with_condition(gated("a"), type="Ready", message=""))
+    async with Agent(api).running() as agent:
+        agent.know("a")
+        await asyncio.sleep(1)
+    assert set(conditions(server, "a")) == {"Ready", labels.ISOLATION_READY}
+
+
+@pytest.mark.parametrize("recording", ["patch-404", "patch-old-resourceversion", "patch-wrong-uid"])
+async def test_replaced_pod_is_dropped_as_recorded(
+    recording: str, server: ApiServer, api: Api
+) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return apiserver.as_recorded(recording)
+
+    server.faults.append(answer)
+    thing = gated("gated")
+    thing["metadata"]["resourceVersion"] = "5515"
+    async with Agent(api).running(watches=False) as agent:
+        agent.writer.see(msgspec.convert(thing, ApiPod))
+        agent.know("gated")
+        await asyncio.sleep(1)
+        assert agent.writer.replaced
+        agent.know("gated", status=FALSE, reason="GateFailed")
+        thing["metadata"]["resourceVersion"] = "5516"
+        agent.writer.see(msgspec.convert(thing, ApiPod))
+        assert agent.writer.pending == 0
+        assert agent.writer.problem == ""
+        await asyncio.sleep(60)
+    (patch,) = server.patches()
+    assert patch.path == "/api/v1/namespaces/default/pods/gated/status"
+
+
+async def test_pod_that_took_the_name_is_not_written_with_the_olds_condition(
+    server: ApiServer, api: Api
+) -> None:
+    server.put(gated("a"))
+    async with Agent(api).running() as agent:
+        await server.watched()
+        server.silently(lambda: server.put(gated("a", uid="another")))
+        agent.know("a")
+        await asyncio.sleep(5)
+    assert len(server.patches()) == 1
+    assert conditions(server, "a") == {}
+
+
+async def test_mirror_pod_is_patched_by_its_own_uid(server: ApiServer, api: Api) -> None:
+    mirror = gated(
+        "static", uid="api-uid", annotations={"kubernetes.io/config.mirror": "uid-static"}
+    )
+    server.put(mirror)
+    async with Agent(api).running() as agent:
+        agent.know("static")
+        await asyncio.sleep(1)
+    assert server.patches()[0].body["metadata"]["uid"] == "api-uid"
+    assert conditions(server, "static")
+
+
+async def test_foreign_hand_is_corrected(server: ApiServer, api: Api) -> None:
+    server.put(gated("a"))
+    async with Agent(api).running() as agent:
+        agent.know("a")
+        await asyncio.sleep(1)
+        server.put(with_condition(server.get("a"), status=FALSE, reason="Meddled"))
+        await asyncio.sleep(1)
+        assert conditions(server, "a")[labels.ISOLATION_READY]["status"] == TRUE
+        server.put(pod("a") | {"spec": server.get("a")["spec"]})
+        await asyncio.sleep(1)
+        assert conditions(server, "a")[labels.ISOLATION_READY]["status"] == TRUE
+    assert len(server.patches()) == 3
+
+
+async def test_somebody_who_never_gives_up_costs_little(server: ApiServer, api: Api) -> None:
+    server.put(gated("a"))
+    async with Agent(api).running() as agent:
+        agent.know("a")
+        for _ in range(600):
+            await asyncio.sleep(1)
+            server.put(with_condition(server.get("a"), status=FALSE, reason="Meddled"))
+    assert 50 < len(server.patches()) < 80
+
+
+async def test_flapping_probe_is_written_at_once_and_then_less_often(
+    server: ApiServer, api: Api
+) -> None:
+    server.put(gated("a", labels.PROBES_PASSING))
+    async with Agent(api).running() as agent:
+        for number in range(601):
+            status = FALSE if number % 2 else TRUE
+            agent.know("a", labels.PROBES_PASSING, status=status, reason="Flapping")
+            await asyncio.sleep(0.1)
+            if number < 4:
+                assert conditions(server, "a")[labels.PROBES_PASSING]["status"] == status
+        await asyncio.sleep(20)
+    assert conditions(server, "a")[labels.PROBES_PASSING]["status"] == TRUE
+    assert len(server.patches()) < 15
+
+
+async def test_text_alone_is_written_once_a_minute(server: ApiServer, api: Api) -> None:
+    server.put(gated("a"))
+    async with Agent(api).running() as agent:
+        for number in range(600):
+            agent.know("a", status=FALSE, reason="GateFailed", message=f"Try {number}.")
+            await asyncio.sleep(1)
+        await asyncio.sleep(60)
+    assert 9 <= len(server.patches()) <= 12
+    assert conditions(server, "a")[labels.ISOLATION_READY]["message"].startswith("Try 599.")
+
+
+async def test_after_an_outage_each_changed_pod_costs_one_patch(
+    server: ApiServer, api: Api
+) -> None:
+    for number in range(30):
+        server.put(gated(f"a{number}"))
+    async with Agent(api).running() as agent:
+        for number in range(30):
+            agent.know(f"a{number}")
+        await asyncio.sleep(5)
+        before = len(server.patches())
+        server.faults.append(failing)
+        for turn in range(20):
+            for number in range(10):
+                agent.know(f"a{number}", status=(FALSE, TRUE)[turn % 2], reason=f"Turn{turn}")
+            agent.know("a20", status=(FALSE, TRUE)[turn % 2])
+            await asyncio.sleep(30)
+        # The first eight at once, then one each half minute.
+        assert len(server.patches()) - before < 8 + 25
+        assert agent.writer.problem
+        assert agent.writer.pending == 10
+        server.faults.clear()
+        before = len(server.patches())
+        await asyncio.sleep(60)
+        assert sorted(one.path for one in server.patches()[before:]) == [
+            f"/api/v1/namespaces/default/pods/a{number}/status" for number in range(10)
+        ]
+        assert agent.writer.problem == ""
+        assert conditions(server, "a3")[labels.ISOLATION_READY]["reason"] == "Turn19"
+
+
+async def test_too_many_requests_are_waited_for(server: ApiServer, api: Api) -> None:
+    async def busy(request: web.Request) -> web.StreamResponse | None:
+        if request.method != "PATCH":
+            return None
+        server.faults.clear()
+        return apiserver.refusal(429, "TooManyRequests", retry_after=45)
+
+    server.put(gated("a"))
+    server.faults.append(busy)
+    async with Agent(api).running() as agent:
+        agent.know("a")
+        await asyncio.sleep(60)
+    first, second = (one.at for one in server.patches())
+    assert second - first >= 45
+
+
+async def test_failures_of_the_same_moment_are_one(server: ApiServer, api: Api) -> None:
+    async def hiccup(request: web.Request) -> web.StreamResponse | None:
+        return await failing(request) if len(server.patches()) <= 8 else None
+
+    for number in range(20):
+        server.put(gated(f"a{number}"))
+    server.faults.append(hiccup)
+    async with Agent(api).running() as agent:
+        for number in range(20):
+            agent.know(f"a{number}")
+        await asyncio.sleep(3)
+        assert agent.writer.pending == 0
+    assert len(server.patches()) == 28
+
+
+async def test_what_the_watch_tells_late_is_not_corrected(server: ApiServer, api: Api) -> None:
+    late = msgspec.convert(server.put(gated("a")), ApiPod)
+    async with Agent(api).running() as agent:
+        agent.know("a")
+        await asyncio.sleep(1)
+        agent.writer.see(late)
+        await asyncio.sleep(60)
+    assert len(server.patches()) == 1
+
+
+async def test_refusal_of_one_pod_holds_up_no_other(server: ApiServer, api: Api) -> None:
+    async def forbid(request: web.Request) -> web.StreamResponse | None:
+        is_meant = request.method == "PATCH" and "/a/" in request.path
+        return apiserver.refusal(403, "Forbidden") if is_meant else None
+
+    server.put(gated("a"))
+    server.put(gated("b"))
+    server.faults.append(forbid)
+    async with Agent(api).running() as agent:
+        agent.know("a")
+        await asyncio.sleep(1)
+        agent.know("b")
+        await asyncio.sleep(1)
+        assert conditions(server, "b")
+        await asyncio.sleep(3600)
+        assert len([one for one in server.patches() if "/a/" in one.path]) < 20
+
+
+async def test_answers_that_are_never_given_are_asked_for_again(
+    server: ApiServer, api: Api
+) -> None:
+    async def hang(request: web.Request) -> web.StreamResponse | None:
+        if request.method == "PATCH" and len(server.patches()) == 1:
+            await asyncio.sleep(100_000)
+        return None
+
+    server.put(gated("a"))
+    server.faults.append(hang)
+    async with Agent(api).running() as agent:
+        agent.know("a")
+        await asyncio.sleep(30)
+        assert conditions(server, "a")
+    assert len(server.patches()) == 2
+
+
+async def test_condition_of_an_earlier_boot_is_corrected_before_anything_is_known(
+    server: ApiServer, api: Api
+) -> None:
+    server.put(with_condition(gated("a"), message="Fine. (sandbox sandbox-1, boot before)"))
+    server.put(with_condition(gated("b")))
+    async with Agent(api).running() as agent:
+        (patch,) = server.patches()
+        found = conditions(server, "a")[labels.ISOLATION_READY]
+        assert (found["status"], found["reason"]) == (FALSE, "SandboxChanged")
+        agent.know("a")
+        await asyncio.sleep(1)
+        assert conditions(server, "a")[labels.ISOLATION_READY]["status"] == TRUE
+    assert "/a/" in patch.path
+    assert len(server.patches()) == 2
+
+
+async def test_new_sandbox_makes_the_old_ones_conditions_stale(server: ApiServer, api: Api) -> None:
+    server.put(with_condition(gated("a")))
+    agent = Agent(api)
+    agent.sandboxes["uid-a"] = ""
+    async with agent.running():
+        assert server.patches() == []
+        agent.sandboxes["uid-a"] = "sandbox-2"
+        agent.writer.want("uid-a")
+        await asyncio.sleep(1)
+        assert conditions(server, "a")[labels.ISOLATION_READY]["reason"] == "SandboxChanged"
+
+
+async def test_stale_conditions_go_first(server: ApiServer, api: Api) -> None:
+    for number in range(150):
+        server.put(apiserver.gated(f"a{number}"))
+    for number in range(150, 200):
+        stale = with_condition(
+            apiserver.gated(f"a{number}"), message="Fine. (sandbox x, boot before)"
+        )
+        server.put(stale)
+    agent = Agent(api)
+    for number in range(200):
+        agent.know(f"a{number}")
+    async with agent.running():
+        await asyncio.sleep(10)
+
+    order = [int(one.path.split("/")[-2].removeprefix("a")) for one in server.patches()]
+    assert sorted(order) == list(range(200))
+    assert set(order[:50]) == set(range(150, 200))
+
+
+async def test_many_at_once_keep_to_the_limit(server: ApiServer, api: Api) -> None:
+    for number in range(250):
+        server.put(gated(f"a{number}"))
+    async with Agent(api).running() as agent:
+        started = asyncio.get_running_loop().time()
+        for number in range(250):
+            agent.know(f"a{number}")
+        await asyncio.sleep(10)
+    times = [one.at - started for one in server.patches()]
+    assert len(times) == 250
+    assert 2.5 <= times[-1] <= 4
+    assert max(sum(start <= at < start + 1 for at in times) for start in times) <= 151
+
+
+async def test_server_that_does_not_know_the_generation_is_not_asked_for_ever(
+    server: ApiServer, api: Api
+) -> None:
+    async def drop(request: web.Request) -> web.StreamResponse | None:
+        if request.method == "PATCH":
+            patch = server.asked[-1].body
+            for one in patch["status"]["conditions"]:
+                one.pop("observedGeneration", None)
+            return server._patch(request, patch)
+        return None
+
+    server.put(gated("a"))
+    server.faults.append(drop)
+    async with Agent(api).running() as agent:
+        agent.know("a")
+        await asyncio.sleep(600)
+    assert len(server.patches()) == 1
+
+
+async def test_long_messages_are_clipped_and_keep_their_stamp(server: ApiServer, api: Api) -> None:
+    server.put(gated("a"))
+    async with Agent(api).running() as agent:
+        agent.know("a", message="x" * 100_000)
+        await asyncio.sleep(1)
+    message = conditions(server, "a")[labels.ISOLATION_READY]["message"]
+    assert len(message) == 1024
+    assert message.endswith(f"(sandbox sandbox-1, boot {BOOT})")

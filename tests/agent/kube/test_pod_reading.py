@@ -1,0 +1,191 @@
+"""What becomes of the API's pods: the same as of manifests, but for what only the node may say."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent import labels
+from agent.kube import pod_reading
+from agent.kube.objects import ApiPod
+from agent.kube.pod_reading import Reading
+from agent.pods.pod import read_pod
+from bpf.verdicts import Mode
+from probes.spec.specs import DeclaredPorts, TcpSocket
+from tests.agent.kube.apiserver import gated, pod, recorded
+
+SECRET = "hunter2"
+
+
+def decoded(thing: Any) -> ApiPod:
+    return msgspec.json.decode(msgspec.json.encode(thing), type=ApiPod)
+
+
+def reading(thing: Any, *, bound: Mode = Mode.ENFORCE) -> Reading:
+    return pod_reading.read(decoded(thing), bound=bound, namespace={})
+
+
+def with_containers(*containers: dict[str, Any], **metadata: Any) -> Any:
+    made = gated("web", **metadata)
+    made["spec"]["containers"] = list(containers)
+    return made
+
+
+def test_recorded_pod() -> None:
+    found = decoded(recorded("pod-with-gate"))
+    assert found.uid == "deecb517-768e-42ed-af43-05d0497bc45b"
+    assert found.metadata.resource_version == "5515"
+    assert found.spec.node_name == "node1"
+    assert found.gates == {"podgate.io/ready"}
+    assert [one.ip for one in found.status.pod_ips] == ["198.18.0.18", "fd00:18::12"]
+    assert found.status.container_statuses[0].container_id.startswith("containerd://0527bf1f")
+    assert found.status.container_statuses[0].state.running is not None
+    condition = found.condition("podgate.io/ready")
+    assert condition is not None
+    assert condition.last_transition_time == "2026-11-21T01:00:11Z"
+    assert condition.observed_generation == 99
+    assert pod_reading.read(found, bound=Mode.AUDIT, namespace={}).pod.full_name == "default/gated"
+
+
+def test_mirror_pod_goes_by_the_runtimes_uid() -> None:
+    found = decoded(recorded("mirror-pod"))
+    assert found.is_mirror
+    assert found.uid == "25fc56ec767d2a7cf6725c538f7206da"
+    assert found.metadata.uid == "86b0b0e6-aee3-4e5a-962f-befd62d6faad"
+    made = pod_reading.read(found, bound=Mode.AUDIT, namespace={}).pod
+    assert made.uid == "25fc56ec767d2a7cf6725c538f7206da"
+    assert made.spec.declared == DeclaredPorts(ports=frozenset({8080}))
+
+
+def test_secrets_are_not_held() -> None:
+    thing = with_containers(
+        {"name": "app", "env": [{"name": "PASSWORD", "value": SECRET}]},
+        annotations={"kubectl.kubernetes.io/last-applied-configuration": SECRET},
+    )
+    found = decoded(thing)
+    assert SECRET not in repr(found)
+    assert SECRET.encode() not in msgspec.json.encode(found)
+
+
+GOOD = {
+    "name": "app",
+    "ports": [{"name": "http", "containerPort": 8080}],
+    "startupProbe": {"grpc": {"port": 9000}},
+    "readinessProbe": {"httpGet": {"path": "/healthz", "port": "http"}, "periodSeconds": 2},
+    "livenessProbe": {"exec": {"command": ["true"]}},
+    "lifecycle": {"preStop": {"httpGet": {"port": 8081}}},
+}
+SIDECAR = {"name": "side", "restartPolicy": "Always", "readinessProbe": {"tcpSocket": {"port": 1}}}
+
+
+@pytest.mark.parametrize(
+    "containers",
+    [
+        [GOOD],
+        [{"name": "app", "readinessProbe": {"tcpSocket": {"port": "nowhere"}}}, {"name": "b"}],
+        [{"name": "app", "readinessProbe": {"tcpSocket": {"port": 1, "host": "elsewhere"}}}],
+        [{"name": "app", "readinessProbe": {}}, {"name": "app"}],
+        [{"name": "app", "readinessProbe": {"tcpSocket": {"port": 1}, "periodSeconds": "often"}}],
+        [{"name": "app", "ports": [{"containerPort": "x"}], "readinessProbe": "yes"}],
+        [{"name": "app", "livenessProbe": {"tcpSocket": {"port": 1}, "successThreshold": 2}}],
+        [{"name": 7}, {"name": "b", "lifecycle": {"postStart": {"httpGet": {"port": 0}}}}],
+    ],
+)
+def test_probes_and_their_mistakes_are_those_of_a_manifest(
+    containers: list[dict[str, Any]],
+) -> None:
+    thing = with_containers(*containers)
+    thing["spec"]["initContainers"] = [SIDECAR, {"name": "once"}]
+    thing["metadata"]["annotations"] = {labels.NETNS_ANNOTATION: "/run/netns/web"}
+    from_manifest = read_pod(thing, default_mode=Mode.ENFORCE, source="web.yaml")
+    from_api = reading(thing).pod
+    assert from_api.spec == from_manifest.spec
+    assert from_api.probe_problem == from_manifest.probe_problem
+    assert (from_api.uid, from_api.mode) == (from_manifest.uid, from_manifest.mode)
+
+
+def test_network_namespace_is_never_taken_from_the_api() -> None:
+    made = reading(pod("web", annotations={labels.NETNS_ANNOTATION: "/proc/1/ns/net"}))
+    assert made.pod.netns_path is None
+    assert made.pod.manifest_problem is None
+    assert [warning.reason for warning in made.warnings] == [pod_reading.IGNORED]
+    assert labels.NETNS_ANNOTATION in made.warnings[0].message
+
+
+def test_pods_that_do_not_ask_are_the_kubelets_to_probe() -> None:
+    thing = with_containers(GOOD)
+    del thing["spec"]["readinessGates"]
+    made = reading(thing).pod
+    assert made.spec.containers == ()
+    assert made.spec.declared == DeclaredPorts(True, frozenset({8080, 8081, 9000}))
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        {"annotations": {"podgate.io/probes": "agent"}},
+        {"annotations": {"podgate.io/probe-spec": "{}"}},
+    ],
+)
+def test_an_annotation_asks_for_probes(asking: dict[str, Any]) -> None:
+    thing = with_containers(GOOD, **asking)
+    del thing["spec"]["readinessGates"]
+    assert reading(thing).pod.spec.containers[0].readiness is not None
+
+
+def test_own_probe_spec_comes_with_the_annotation() -> None:
+    text = (
+        '{"apiVersion": "podgate.io/v2", "containers":'
+        ' [{"name": "app", "readiness": {"tcp": {"port": 5}}}]}'
+    )
+    made = reading(pod("web", annotations={"podgate.io/probe-spec": text})).pod
+    assert not made.spec.errors
+    readiness = made.spec.containers[0].readiness
+    assert readiness is not None
+    assert isinstance(readiness.handler, TcpSocket)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"apiVersion": "podgate.io/v9"}', "x" * 300_000])
+def test_malformed_probe_spec_is_the_probes_problem(text: str) -> None:
+    made = reading(pod("web", annotations={"podgate.io/probe-spec": text})).pod
+    assert made.probe_problem is not None
+    assert made.probe_problem.reason == "InvalidProbeSpec"
+    assert made.mode is Mode.ENFORCE
+
+
+@pytest.mark.parametrize("annotation", ["podgate.io/probes", "podgate.io/relay"])
+def test_unknown_word_of_an_annotation_is_a_warning(annotation: str) -> None:
+    made = reading(pod("web", annotations={annotation: "please"}))
+    assert made.pod.spec.containers == ()
+    assert made.pod.is_relayed
+    assert [warning.reason for warning in made.warnings] == [pod_reading.INVALID]
+    assert annotation in made.warnings[0].message
+
+
+def test_a_pod_may_go_without_the_relay() -> None:
+    made = reading(pod("web", annotations={"podgate.io/relay": "off"}))
+    assert not made.pod.is_relayed
+    assert not made.warnings
+
+
+def test_unknown_mode_is_told_in_the_condition_and_leaves_the_pod_guarded() -> None:
+    made = reading(pod("web", labels={labels.MODE_LABEL: "enfroce"}))
+    assert made.pod.mode is Mode.ENFORCE
+    assert made.pod.manifest_problem is not None
+    assert made.pod.manifest_problem.reason == "InvalidMode"
+    assert "'enfroce'" in made.pod.manifest_problem.message
+
+
+def test_unknown_fields_are_skipped() -> None:
+    thing = with_containers({**GOOD, "future": {"x": [1]}})
+    thing["spec"]["futureField"] = {"deep": [{}]}
+    thing["future"] = 1
+    assert reading(thing).pod.spec == reading(with_containers(GOOD)).pod.spec
+
+
+def test_host_network_pods_are_part_of_the_node() -> None:
+    thing = pod("web")
+    thing["spec"]["hostNetwork"] = True
+    made = reading(thing).pod
+    assert made.host_network
+    assert made.spec.host_network

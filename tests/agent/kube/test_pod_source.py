@@ -1,0 +1,304 @@
+"""The node's pods, told as manifests are; also while the API server is away."""
+
+import asyncio
+import json
+import pathlib
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from agent import labels as agent_labels
+from agent.kube.client import Api
+from agent.kube.objects import ApiPod
+from agent.kube.pod_source import KUBELET, PodSource
+from agent.pods.pod import Pod, Problem
+from bpf.verdicts import Mode
+from tests.agent.kube import apiserver
+from tests.agent.kube.apiserver import ApiServer, pod
+from tests.agent.kube.conftest import opened
+
+pytestmark = pytest.mark.looptime
+
+NAMESPACES = "/api/v1/namespaces"
+NODES = "/api/v1/nodes"
+
+
+class Told:
+    """A pod source, and what it told in order."""
+
+    def __init__(self, api: Api, *, state: pathlib.Path | None = None) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.told: list[str] = []
+        self.objects: list[ApiPod] = []
+        self.warnings: list[tuple[str, str]] = []
+        self.source = PodSource(
+            api,
+            node_name="node1",
+            default_mode=Mode.ENFORCE,
+            on_pod=self._on_pod,
+            on_removed=self._on_removed,
+            on_object=self.objects.append,
+            on_warning=self._on_warning,
+            state=state,
+            jitter=lambda: 0.5,
+        )
+
+    def _on_pod(self, told: Pod) -> None:
+        self.told.append(f"{'~' if told.uid in self.pods else '+'}{told.name}")
+        self.pods[told.uid] = told
+
+    def _on_removed(self, uid: str) -> None:
+        self.told.append(f"-{self.pods.pop(uid).name}")
+
+    def _on_warning(self, told: Pod, problem: Problem) -> None:
+        self.warnings.append((told.name, problem.reason))
+
+    def mode(self, name: str) -> Mode:
+        return next(one.mode for one in self.pods.values() if one.name == name)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Told"]:
+        self.source.restore()
+        task = asyncio.create_task(self.source.run())
+        try:
+            await asyncio.sleep(1)
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def labelled(name: str, **labels: str) -> Any:
+    found = {f"podgate.io/{key.replace('_', '-')}": text for key, text in labels.items()}
+    return {"metadata": {"name": name, "uid": f"uid-{name}", "labels": found}}
+
+
+@pytest.fixture
+def furnished(server: ApiServer) -> ApiServer:
+    server.put(labelled("node1"), path=NODES)
+    server.put(labelled("default"), path=NAMESPACES)
+    server.put(pod("a"))
+    return server
+
+
+async def test_pods_come_change_and_go(furnished: ApiServer, api: Api) -> None:
+    async with Told(api).running() as told:
+        furnished.put(pod("b"))
+        await asyncio.sleep(1)
+        furnished.put(pod("a", labels={agent_labels.MODE_LABEL: "strict"}))
+        furnished.delete("b")
+        await asyncio.sleep(1)
+        assert told.told == ["+a", "+b", "~a", "-b"]
+        assert told.source.is_synced
+
+
+async def test_a_change_that_is_none_to_the_agent_is_told_to_the_writer_alone(
+    furnished: ApiServer, api: Api
+) -> None:
+    async with Told(api).running() as told:
+        furnished.put(
+            {**pod("a"), "status": {"phase": "Running", "podIPs": [{"ip": "198.18.0.2"}]}}
+        )
+        await asyncio.sleep(1)
+        assert told.told == ["+a"]
+        assert len(told.objects) == 2
+
+
+async def test_pod_replaced_under_the_same_name(furnished: ApiServer, api: Api) -> None:
+    async with Told(api).running() as told:
+        furnished.delete("a")
+        furnished.put(pod("a", uid="another"))
+        await asyncio.sleep(1)
+        assert told.told == ["+a", "-a", "+a"]
+        assert set(told.pods) == {"another"}
+
+
+async def test_mirror_pod_is_told_and_removed_by_the_runtimes_uid(
+    furnished: ApiServer, api: Api
+) -> None:
+    mirror = apiserver.recorded("mirror-pod")
+    async with Told(api).running() as told:
+        furnished.put(mirror)
+        await asyncio.sleep(1)
+        assert "25fc56ec767d2a7cf6725c538f7206da" in told.pods
+        furnished.delete("stb-node1")
+        await asyncio.sleep(1)
+        assert told.told == ["+a", "+stb-node1", "-stb-node1"]
+
+
+async def test_labels_of_namespace_and_node_decide_and_are_followed(
+    furnished: ApiServer, api: Api
+) -> None:
+    async with Told(api).running() as told:
+        assert told.mode("a") is Mode.ENFORCE
+        furnished.put(labelled("default", mode="audit"), path=NAMESPACES)
+        await asyncio.sleep(1)
+        assert told.mode("a") is Mode.AUDIT
+        furnished.put(labelled("node1", mode="off"), path=NODES)
+        await asyncio.sleep(1)
+        assert told.mode("a") is Mode.OFF
+        furnished.put(labelled("node1"), path=NODES)
+        furnished.delete("default", namespace="", path=NAMESPACES)
+        await asyncio.sleep(1)
+        assert told.mode("a") is Mode.ENFORCE
+
+
+async def test_nobody_is_told_before_the_labels_are_known(furnished: ApiServer, api: Api) -> None:
+    asking = asyncio.Event()
+
+    async def late(request: web.Request) -> web.StreamResponse | None:
+        if request.path == NAMESPACES:
+            await asking.wait()
+        return None
+
+    furnished.put(labelled("default", mode="off"), path=NAMESPACES)
+    furnished.faults.append(late)
+    async with Told(api).running() as told:
+        await asyncio.sleep(2)
+        assert told.told == []
+        asking.set()
+        await asyncio.sleep(1)
+        assert told.told == ["+a"]
+        assert told.mode("a") is Mode.OFF
+
+
+async def test_without_the_right_to_see_namespaces_the_nodes_default_holds(
+    furnished: ApiServer, api: Api
+) -> None:
+    async def forbid(request: web.Request) -> web.StreamResponse | None:
+        return apiserver.refusal(403, "Forbidden") if request.path == NAMESPACES else None
+
+    furnished.faults.append(forbid)
+    async with Told(api).running() as told:
+        await asyncio.sleep(15)
+        assert told.told == ["+a"]
+        assert told.mode("a") is Mode.ENFORCE
+        assert told.source.namespaces.problem == "Forbidden"
+
+
+async def test_warnings_are_told_once(furnished: ApiServer, api: Api) -> None:
+    annotations = {agent_labels.NETNS_ANNOTATION: "/proc/1/ns/net"}
+    async with Told(api).running() as told:
+        furnished.put(pod("b", annotations=annotations))
+        furnished.put(pod("b", annotations=annotations, generation=2))
+        await asyncio.sleep(1)
+        assert told.warnings == [("b", "AnnotationIgnored")]
+
+
+async def test_whole_life_of_an_agent_without_api_server(
+    listening: pathlib.Path, kubeconfig: str, tmp_path: pathlib.Path
+) -> None:
+    state = tmp_path / "state" / "pods.json"
+    server = ApiServer()
+    server.put(labelled("node1"), path=NODES)
+    server.put(labelled("default", mode="audit"), path=NAMESPACES)
+    server.put(pod("a"))
+    async with (
+        server.running(listening),
+        opened(kubeconfig) as api,
+        Told(api, state=state).running() as told,
+    ):
+        await asyncio.sleep(5)
+        before = told.pods
+    async with opened(kubeconfig) as api:
+        restarted = Told(api, state=state)
+        restarted.source.restore()
+        assert restarted.pods == before
+        assert restarted.mode("a") is Mode.AUDIT
+        async with restarted.running():
+            await asyncio.sleep(3600)
+            assert restarted.told == ["+a"]
+            assert restarted.source.is_synced
+            assert restarted.source.pods.problem
+            assert restarted.source.pods.requests < 200
+    server.delete("a")
+    server.put(pod("b"))
+    async with (
+        server.running(listening),
+        opened(kubeconfig) as api,
+        Told(api, state=state).running() as back,
+    ):
+        assert sorted(back.told) == ["+a", "+b", "-a"]
+
+
+async def test_agent_goes_on_when_the_server_comes_back(
+    listening: pathlib.Path, kubeconfig: str
+) -> None:
+    server = ApiServer()
+    server.put(labelled("node1"), path=NODES)
+    server.put(labelled("default"), path=NAMESPACES)
+    server.put(pod("a"))
+    async with opened(kubeconfig) as api, Told(api).running() as told:
+        await asyncio.sleep(300)
+        assert told.told == []
+        async with server.running(listening):
+            await asyncio.sleep(60)
+            assert told.told == ["+a"]
+
+
+async def test_saved_pods_are_for_root_and_hold_no_secrets(
+    furnished: ApiServer, api: Api, tmp_path: pathlib.Path
+) -> None:
+    state = tmp_path / "state" / "pods.json"
+    secret = {"kubectl.kubernetes.io/last-applied-configuration": "hunter2"}
+    thing = pod("b", annotations=secret)
+    thing["spec"]["containers"][0]["env"] = [{"name": "PASSWORD", "value": "hunter2"}]
+    furnished.put(thing)
+    async with Told(api, state=state).running():
+        await asyncio.sleep(5)
+        content = state.read_text(encoding="utf-8")
+        assert stat.S_IMODE(state.stat().st_mode) == 0o600
+        assert stat.S_IMODE(state.parent.stat().st_mode) == 0o700
+    assert "hunter2" not in content
+    assert {one["metadata"]["name"] for one in json.loads(content)["pods"]} == {"a", "b"}
+
+
+async def test_nothing_is_written_at_rest(
+    furnished: ApiServer, api: Api, tmp_path: pathlib.Path
+) -> None:
+    state = tmp_path / "pods.json"
+    async with Told(api, state=state).running():
+        await asyncio.sleep(5)
+        before = state.stat().st_ino, state.stat().st_mtime_ns
+        await asyncio.sleep(600)
+        assert (state.stat().st_ino, state.stat().st_mtime_ns) == before
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"pods": 1}', '{"node_name": "other", "pods": []}'])
+async def test_saved_pods_that_cannot_be_used_are_left_alone(
+    furnished: ApiServer, api: Api, tmp_path: pathlib.Path, content: str
+) -> None:
+    state = tmp_path / "pods.json"
+    state.write_text(content, encoding="utf-8")
+    async with Told(api, state=state).running() as told:
+        assert told.told == ["+a"]
+
+
+def decoded(thing: Any, version: str) -> ApiPod:
+    thing["metadata"]["resourceVersion"] = version
+    return msgspec.convert(thing, ApiPod)
+
+
+async def test_newest_version_counts_whoever_brought_it(furnished: ApiServer, api: Api) -> None:
+    async with Told(api).running() as told:
+        told.source.take(KUBELET, decoded(pod("a", labels={"is": "old"}), "9"))
+        assert told.pods["uid-a"].labels == {}
+        told.source.take(KUBELET, decoded(pod("a", labels={"is": "new"}), "1000"))
+        assert told.pods["uid-a"].labels == {"is": "new"}
+        furnished.delete("a")
+        await asyncio.sleep(1)
+        assert "uid-a" in told.pods
+        told.source.drop(KUBELET, "uid-a")
+        assert told.pods == {}
+
+
+async def test_what_the_kubelet_has_dropped_is_gone(furnished: ApiServer, api: Api) -> None:
+    async with Told(api).running() as told:
+        told.source.take(KUBELET, decoded(pod("a"), "12"))
+        told.source.drop(KUBELET, "uid-a")
+        assert told.told == ["+a", "-a"]

@@ -1,0 +1,58 @@
+"""What the kubelet is let in to."""
+
+import pathlib
+import socket
+
+import pytest
+
+from agent.kubelet.admitted_ports import kubelet_rules, pods_cgroup
+from bpf import abi
+from bpf.rules import Rule, Sender
+from probes.spec.specs import DeclaredPorts, PodSpec, SpecError
+
+ANY = (Rule(Sender.KUBELET, socket.IPPROTO_TCP),)
+
+
+def spec(*ports: int, any_port: bool = False, errors: tuple[SpecError, ...] = ()) -> PodSpec:
+    return PodSpec(declared=DeclaredPorts(any_port, frozenset(ports)), errors=errors)
+
+
+def test_declared_ports_and_no_others() -> None:
+    rules = kubelet_rules(spec(80, 443))
+    assert [(rule.sender, rule.first_port, rule.last_port) for rule in rules] == [
+        (Sender.KUBELET, 80, 80),
+        (Sender.KUBELET, 443, 443),
+    ]
+    assert {rule.protocol for rule in rules} == {socket.IPPROTO_TCP}
+
+
+def test_a_pod_that_declares_nothing_lets_nobody_in() -> None:
+    assert kubelet_rules(spec()) == ()
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        pytest.param(spec(80, any_port=True), id="http, whose redirects go to other ports"),
+        pytest.param(
+            spec(80, errors=(SpecError("spec", "InvalidProbe", "wrong."),)), id="not all known"
+        ),
+        pytest.param(spec(*range(1, abi.GATE_RULES + 2)), id="more than a gate has room for"),
+    ],
+)
+def test_any_port_where_a_healthy_pod_might_restart_else(declared: PodSpec) -> None:
+    assert kubelet_rules(declared) == ANY
+
+
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [("kubepods.slice", 1), ("kubepods", 1), ("kubelet.slice/kubelet-kubepods.slice", 2)],
+)
+def test_the_cgroup_above_all_pods_is_found(tmp_path: pathlib.Path, name: str, level: int) -> None:
+    (tmp_path / name).mkdir(parents=True)
+    assert pods_cgroup(tmp_path) == ((tmp_path / name).stat().st_ino, level)
+
+
+def test_a_node_without_pods_has_no_such_cgroup(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "system.slice").mkdir()
+    assert pods_cgroup(tmp_path) is None

@@ -1,0 +1,364 @@
+"""Who counts as the kubelet, on a /proc and a cgroup tree made of files."""
+
+import asyncio
+import pathlib
+
+import pytest
+
+from agent.kubelet import search as kubelet_search
+from agent.kubelet.identity import KubeletIdentity
+from agent.kubelet.search import ByCgroup, ByProcess, KubeletCgroup, Refused
+from agent.linux.procfs import Procfs
+
+NODE_NET = "net:[1]"
+UNIT = "/system.slice/kubelet.service"
+
+
+class Node:
+    """A /proc and a cgroup v2 tree that tests fill with processes."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.proc = directory / "proc"
+        self.cgroup2 = directory / "cgroup"
+        self.cgroup2.mkdir()
+        self._add_namespaces("self", NODE_NET, "pid:[1]")
+
+    def _add_namespaces(self, pid: int | str, net: str, pids: str) -> None:
+        spaces = self.proc / str(pid) / "ns"
+        spaces.mkdir(parents=True)
+        (spaces / "net").symlink_to(net)
+        (spaces / "pid").symlink_to(pids)
+
+    def add(
+        self,
+        pid: int,
+        name: str = "kubelet",
+        cgroup: str = UNIT,
+        *,
+        uid: int = 0,
+        net: str = NODE_NET,
+        pids: str = "pid:[1]",
+        state: str = "S",
+        parent: int = 1,
+        port: int | None = None,
+        started: int | None = None,
+    ) -> None:
+        self._add_namespaces(pid, net, pids)
+        directory = self.proc / str(pid)
+        (directory / "comm").write_text(name[:15] + "\n")
+        rest = " ".join(["0"] * 17 + [str(started or pid)] + ["0"] * 10)
+        (directory / "stat").write_text(f"{pid} ({name[:15]}) {state} {parent} {rest}\n")
+        (directory / "status").write_text(f"Name:\t{name}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+        (directory / "cgroup").write_text(f"5:devices:/elsewhere\n0::{cgroup}\n")
+        self._listen(directory, port)
+        self.cgroup_directory(cgroup)
+        with (self.cgroup2 / cgroup.lstrip("/") / "cgroup.procs").open("a") as procs:
+            procs.write(f"{pid}\n")
+
+    def _listen(self, directory: pathlib.Path, port: int | None) -> None:
+        (directory / "fd").mkdir()
+        (directory / "net").mkdir()
+        lines = ["  sl  local_address rem_address   st ..."]
+        for number, (at, state) in enumerate([(port, "0A"), (9, "01")]):
+            if at is not None:
+                local = f"00000000:{at:04X}"
+                middle = "00000000:0000 00:00 00:0 0 0 0"
+                lines.append(f"  {number}: {local} {middle.replace(' ', f' {state} ', 1)} 77{at} 1")
+                (directory / "fd" / str(number)).symlink_to(f"socket:[77{at}]")
+        (directory / "net" / "tcp6").write_text("\n".join(lines) + "\n")
+
+    def remove(self, pid: int) -> None:
+        for path in sorted((self.proc / str(pid)).rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        (self.proc / str(pid)).rmdir()
+
+    def cgroup_directory(self, path: str) -> pathlib.Path:
+        directory = self.cgroup2 / path.lstrip("/")
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+    def find(
+        self,
+        setting: kubelet_search.KubeletSetting | None = None,
+        keep: KubeletCgroup | None = None,
+    ) -> KubeletCgroup | None:
+        return kubelet_search.find(
+            setting or ByProcess(), procfs=Procfs(self.proc), cgroup2=self.cgroup2, keep=keep
+        )
+
+    def found_pid(
+        self,
+        setting: kubelet_search.KubeletSetting | None = None,
+        keep: KubeletCgroup | None = None,
+    ) -> int | None:
+        found = self.find(setting, keep)
+        return None if found is None else found.pid
+
+
+@pytest.fixture
+def node(tmp_path: pathlib.Path) -> Node:
+    made = Node(tmp_path)
+    made.add(1, "systemd", "/init.scope")
+    return made
+
+
+def test_the_kubelet_is_found_by_its_name(node: Node) -> None:
+    node.add(700)
+    found = node.find()
+    assert found is not None
+    assert found.path == UNIT
+    assert found.id == node.cgroup_directory(UNIT).stat().st_ino
+    assert found.pid == 700
+    assert not found.is_shared
+
+
+def test_without_a_kubelet_there_is_none(node: Node) -> None:
+    assert node.find() is None
+
+
+def test_a_name_with_spaces_and_brackets_is_read_right(node: Node) -> None:
+    node.add(700, "a) S (b")
+    assert node.found_pid(ByProcess("a) S (b")) == 700
+
+
+def test_a_long_name_is_cut_as_the_kernel_cuts_it(node: Node) -> None:
+    node.add(700, "the-kubelet-of-this-node")
+    assert node.found_pid(ByProcess("the-kubelet-of-this-node")) == 700
+
+
+@pytest.mark.parametrize(
+    "lack",
+    [
+        {"uid": 65534},
+        {"net": "net:[2]"},
+        {"state": "Z"},
+        {"cgroup": "/kubepods.slice/kubepods-pod1.slice/x"},
+        {"cgroup": "/kubelet.slice/kubelet-kubepods.slice/x"},
+    ],
+    ids=["not-root", "in-a-pods-netns", "zombie", "in-a-pod", "in-a-pod-of-kind"],
+)
+def test_a_namesake_is_not_the_kubelet(node: Node, lack: dict[str, str]) -> None:
+    node.add(600, **{"cgroup": "/elsewhere", **lack})  # type: ignore[arg-type]
+    assert node.find() is None
+    node.add(700)
+    assert node.found_pid() == 700
+
+
+def test_a_port_tells_it_from_a_namesake_of_roots(node: Node) -> None:
+    node.add(600, cgroup="/system.slice/other.service", port=81)
+    node.add(700, port=12345)
+    assert node.found_pid(ByProcess("kubelet", 12345)) == 700
+    assert node.found_pid(ByProcess("kubelet", 9)) is None  # connected, not listening
+
+
+def test_of_several_the_one_with_the_kubelets_usual_port_is_taken(node: Node) -> None:
+    node.add(600, cgroup="/system.slice/other.service")
+    node.add(700, port=10250)
+    assert node.found_pid() == 700
+
+
+def test_several_that_cannot_be_told_apart_are_refused(node: Node) -> None:
+    node.add(600, cgroup="/system.slice/other.service")
+    node.add(700)
+    with pytest.raises(Refused, match=r"several processes .*\(pids 600, 700\)"):
+        node.find()
+
+
+def test_the_one_that_is_known_stays_the_kubelet_when_a_namesake_comes(node: Node) -> None:
+    node.add(700)
+    known = node.find()
+    node.add(800, cgroup="/system.slice/other.service")
+    assert node.found_pid(keep=known) == 700
+
+
+def test_a_new_process_with_the_old_number_is_not_the_one_that_is_known(node: Node) -> None:
+    node.add(700)
+    known = node.find()
+    node.remove(700)
+    node.add(700, cgroup="/system.slice/other.service", started=7000)
+    node.add(800, cgroup="/system.slice/kubelet2.service", port=10250)
+    assert node.found_pid(keep=known) == 800
+
+
+def test_a_child_that_still_has_its_name_is_no_second_kubelet(node: Node) -> None:
+    node.add(700)
+    node.add(800, parent=700)
+    found = node.find()
+    assert found is not None
+    assert found.pid == 700
+    assert not found.is_shared
+
+
+def test_a_kubelet_that_shares_its_cgroup_is_marked(node: Node) -> None:
+    node.add(600, "rke2")
+    node.add(700, parent=600)
+    found = node.find()
+    assert found is not None
+    assert found.is_shared
+
+
+def test_a_kubelet_that_is_one_process_with_the_api_server_is_marked(node: Node) -> None:
+    node.add(700, "k3s-server")
+    found = node.find(ByProcess("k3s-server"))
+    assert found is not None
+    assert found.is_shared
+
+
+def test_what_the_kubelet_starts_is_not_sharing(node: Node) -> None:
+    node.add(700)
+    node.add(800, "mount", parent=700)
+    node.add(801, "mount.nfs", parent=800)
+    found = node.find()
+    assert found is not None
+    assert not found.is_shared
+
+
+def test_the_root_cgroup_is_refused(node: Node) -> None:
+    node.add(700, cgroup="/")
+    with pytest.raises(Refused, match=r"kubelet \(pid 700\) is in the root cgroup.*unit"):
+        node.find()
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        "kubepods",
+        "kubepods.slice",
+        "deeper/kubelet-kubepods.slice",
+        "kubepods-besteffort-pod0f2ab7a6_8c5a_4b5d_9d5d_0d9f5b0f0a11.slice",
+        "pod0f2ab7a6-8c5a-4b5d-9d5d-0d9f5b0f0a11",
+        "cri-containerd-0123456789abcdef.scope",
+    ],
+)
+def test_a_cgroup_with_pods_below_is_refused(node: Node, below: str) -> None:
+    node.add(700, cgroup="/kubelet")
+    node.cgroup_directory(f"/kubelet/{below}")
+    with pytest.raises(Refused, match="/kubelet holds pods"):
+        node.find()
+
+
+def test_cgroups_of_its_own_below_are_fine(node: Node) -> None:
+    node.add(700)
+    node.cgroup_directory(f"{UNIT}/podgate-is-no-pod")
+    node.cgroup_directory(f"{UNIT}/helpers")
+    assert node.found_pid() == 700
+
+
+@pytest.mark.parametrize("space", [{"net": "net:[9]"}, {"pids": "pid:[9]"}], ids=["net", "pid"])
+@pytest.mark.parametrize("below", ["", "/sub"])
+def test_a_containers_process_in_its_cgroup_is_refused(
+    node: Node, space: dict[str, str], below: str
+) -> None:
+    """Where the runtime uses cgroup v1, containers stay in whatever v2 cgroup they began in."""
+    node.add(700)
+    node.add(900, "nginx", UNIT + below, **space)  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="process 900 of another namespace"):
+        node.find()
+
+
+def test_a_cgroup_outside_of_the_agents_view_is_refused(node: Node) -> None:
+    node.add(700, cgroup="/../../system.slice/kubelet.service")
+    with pytest.raises(Refused, match="cannot see from its own cgroup namespace"):
+        node.find()
+
+
+def test_a_cgroup_that_is_mounted_nowhere_is_refused(node: Node) -> None:
+    node.add(700)
+    (node.cgroup2 / UNIT[1:] / "cgroup.procs").unlink()
+    (node.cgroup2 / UNIT[1:]).rmdir()
+    with pytest.raises(Refused, match="is not below"):
+        node.find()
+
+
+def test_a_cgroup_that_was_removed_is_none(node: Node) -> None:
+    node.add(700)
+    (node.proc / "700" / "cgroup").write_text(f"0::{UNIT} (deleted)\n")
+    assert node.find() is None
+
+
+def test_a_fixed_cgroup_is_taken_with_whatever_runs_in_it(node: Node) -> None:
+    node.add(700, "anything", "/fixed")
+    found = node.find(ByCgroup("/fixed"))
+    assert found is not None
+    assert (found.path, found.pid, found.is_shared) == ("/fixed", 700, False)
+
+
+def test_a_fixed_cgroup_may_be_empty_or_missing(node: Node) -> None:
+    assert node.find(ByCgroup("/fixed")) is None
+    node.cgroup_directory("/fixed")
+    found = node.find(ByCgroup("/fixed"))
+    assert found is not None
+    assert found.pid is None
+
+
+def test_a_fixed_cgroup_of_pods_is_refused(node: Node) -> None:
+    node.cgroup_directory("/kubepods.slice")
+    with pytest.raises(Refused, match=r"/kubepods.slice is a pod's"):
+        node.find(ByCgroup("/kubepods.slice"))
+
+
+def test_the_same_cgroup_with_another_process_is_no_change() -> None:
+    assert KubeletCgroup("/a", 5, False, 700, 1) == KubeletCgroup("/a", 5, False, 800, 2)
+    assert KubeletCgroup("/a", 5, False, 700, 1) != KubeletCgroup("/a", 6, False, 700, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ("process:kubelet", ByProcess("kubelet")),
+        ("process:k3s-server:10250", ByProcess("k3s-server", 10250)),
+        ("cgroup:/system.slice//kubelet.service/", ByCgroup(UNIT)),
+        ("unit:kubelet.service", ByCgroup(UNIT)),
+    ],
+)
+def test_settings_are_read(text: str, setting: kubelet_search.KubeletSetting) -> None:
+    assert kubelet_search.parse_setting(text) == setting
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "kubelet",
+        "process:",
+        "process:kubelet:0",
+        "process:kubelet:65536",
+        "process:kubelet:http",
+        "cgroup:system.slice",
+        "cgroup:/",
+        "cgroup:/a/../b",
+        "unit:",
+        "unit:a/b",
+    ],
+)
+def test_a_setting_that_says_nothing_is_one_sentence(text: str) -> None:
+    with pytest.raises(ValueError, match="does not say who the kubelet is; write"):
+        kubelet_search.parse_setting(text)
+
+
+async def test_problems_are_sentences_and_changes_are_told_once(node: Node) -> None:
+    told: list[KubeletCgroup | None] = []
+    identity = KubeletIdentity(
+        ByProcess(), told.append, procfs=Procfs(node.proc), cgroup2=node.cgroup2
+    )
+    await identity.look()
+    assert told == []
+    assert identity.problem.startswith("there is no process named kubelet on this node")
+    node.add(700)
+    await asyncio.gather(identity.look())
+    await identity.look()
+    assert told == [identity.current]
+    assert identity.problem == ""
+    node.cgroup_directory(f"{UNIT}/kubepods")
+    await identity.look()
+    assert told[1:] == [None]
+    assert "holds pods" in identity.problem
+
+
+async def test_a_host_without_cgroup_v2_is_one_sentence(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.app.preflight.cgroup2_mount", lambda: None)
+    identity = KubeletIdentity(ByProcess(), lambda _: None, procfs=Procfs(node.proc))
+    assert await identity.look() is None
+    assert identity.problem == "no cgroup v2 is mounted, and the kubelet is known by its cgroup."

@@ -1,0 +1,286 @@
+"""The kubelet's own word about its pods, over a real unix socket."""
+
+import asyncio
+import contextlib
+import copy
+import datetime
+import pathlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+from google.protobuf import json_format
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.kube.client import Api
+from agent.kube.objects import ApiPod
+from agent.kube.pod_source import PodSource
+from agent.kubelet import kubelet_pb2, pods_api_reading
+from agent.kubelet.pods_api import KubeletPods
+from agent.pods.pod import Pod
+from bpf.verdicts import Mode
+from tests.agent.kube.apiserver import ApiServer, gated, pod, recorded
+
+ADDED, MODIFIED, DELETED = kubelet_pb2.ADDED, kubelet_pb2.MODIFIED, kubelet_pb2.DELETED
+_TIMES = ("lastTransitionTime", "startedAt", "deletionTimestamp")
+_PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+_HANDLERS = ("exec", "httpGet", "tcpSocket", "grpc")
+
+
+def encoded(thing: Any) -> bytes:
+    """A pod as the kubelet would send it."""
+    message = json_format.ParseDict(
+        _as_protobuf(copy.deepcopy(thing)), kubelet_pb2.Pod(), ignore_unknown_fields=True
+    )
+    return bytes(message.SerializeToString())
+
+
+def _as_protobuf(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_protobuf(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    for name in _PROBES:
+        if name in value:
+            handler = {key: value[name].pop(key) for key in _HANDLERS if key in value[name]}
+            value[name]["handler"] = handler
+    for name in ("httpGet", "tcpSocket"):
+        if name in value:
+            port = value[name]["port"]
+            is_name = isinstance(port, str)
+            value[name]["port"] = {"type": 1, "strVal": port} if is_name else {"intVal": port}
+    for name in _TIMES:
+        if isinstance(value.get(name), str):
+            moment = datetime.datetime.fromisoformat(value[name])
+            value[name] = {"seconds": int(moment.timestamp())}
+    return {name: _as_protobuf(one) for name, one in value.items() if one is not None}
+
+
+def rich() -> Any:
+    thing = gated("rich", labels={"a": "b"}, deletionTimestamp="2026-11-21T08:00:00Z")
+    thing["metadata"]["resourceVersion"] = "7"
+    thing["metadata"]["annotations"] = {"podgate.io/probes": "agent"}
+    thing["spec"]["hostNetwork"] = True
+    thing["spec"]["initContainers"] = [{"name": "side", "restartPolicy": "Always"}]
+    thing["spec"]["containers"] = [
+        {
+            "name": "app",
+            "ports": [{"name": "http", "containerPort": 8080, "protocol": "TCP"}],
+            "startupProbe": {
+                "httpGet": {
+                    "path": "/x",
+                    "port": "http",
+                    "scheme": "HTTPS",
+                    "httpHeaders": [{"name": "A", "value": ""}],
+                },
+                "failureThreshold": 30,
+            },
+            "readinessProbe": {"tcpSocket": {"port": 8080, "host": "h"}, "periodSeconds": 1},
+            "livenessProbe": {
+                "exec": {"command": ["true", "x"]},
+                "terminationGracePeriodSeconds": 5,
+            },
+            "lifecycle": {"preStop": {"httpGet": {"port": 9, "path": "/bye"}}},
+        },
+        {"name": "other", "readinessProbe": {"grpc": {"port": 5, "service": "s"}}},
+    ]
+    return thing
+
+
+@pytest.mark.parametrize(
+    "thing", [recorded("pod-with-gate"), recorded("mirror-pod"), rich(), pod("small")]
+)
+def test_kubelets_pod_is_the_api_servers(thing: Any) -> None:
+    from_api = msgspec.convert(thing, ApiPod)
+    assert pods_api_reading.read(encoded(thing)) == from_api
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xff", b"\x0a\x05ab", encoded({"metadata": {}})])
+def test_bytes_that_are_no_pod_are_refused(content: bytes) -> None:
+    with pytest.raises(pods_api_reading.UnreadablePod):
+        pods_api_reading.read(content)
+
+
+@given(st.binary(max_size=200), st.integers(min_value=-(2**63), max_value=2**63 - 1))
+def test_whatever_bytes_come_are_a_pod_or_are_refused(content: bytes, seconds: int) -> None:
+    message = kubelet_pb2.Pod(metadata=kubelet_pb2.ObjectMeta(name="a"))
+    message.metadata.deletionTimestamp.seconds = seconds
+    for one in (content, message.SerializeToString() + content):
+        with contextlib.suppress(pods_api_reading.UnreadablePod):
+            pods_api_reading.read(one)
+
+
+class FakeKubelet:
+    """Tells what it is given; ends each stream when it is told to."""
+
+    def __init__(self) -> None:
+        self.first: list[tuple[Any, bytes]] = []
+        self.changes: asyncio.Queue[tuple[Any, bytes] | grpc.StatusCode] = asyncio.Queue()
+        self.says_all_are_told = True
+        self.streams = 0
+
+    async def watch(
+        self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Any]:
+        self.streams += 1
+        for kind, content in self.first:
+            yield kubelet_pb2.WatchPodsEvent(type=kind, pod=content)
+        if self.says_all_are_told:
+            yield kubelet_pb2.WatchPodsEvent(type=kubelet_pb2.INITIAL_SYNC_COMPLETE)
+        while True:
+            change = await self.changes.get()
+            if isinstance(change, grpc.StatusCode):
+                await context.abort(change, "the client is too slow")
+            kind, content = change
+            yield kubelet_pb2.WatchPodsEvent(type=kind, pod=content)
+
+    @asynccontextmanager
+    async def running(self, path: pathlib.Path) -> AsyncIterator[None]:
+        server = grpc.aio.server()
+        handler = grpc.unary_stream_rpc_method_handler(
+            self.watch,
+            request_deserializer=kubelet_pb2.WatchPodsRequest.FromString,
+            response_serializer=kubelet_pb2.WatchPodsEvent.SerializeToString,
+        )
+        methods = grpc.method_handlers_generic_handler("v1alpha1.Pods", {"WatchPods": handler})
+        server.add_generic_rpc_handlers((methods,))
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop(None)
+
+
+class Following:
+    """A pod source that hears the kubelet, and what it told."""
+
+    def __init__(self, api: Api, socket: pathlib.Path) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.source = PodSource(
+            api,
+            node_name="node1",
+            default_mode=Mode.AUDIT,
+            on_pod=lambda told: self.pods.__setitem__(told.uid, told),
+            on_removed=lambda uid: self.pods.__delitem__(uid),
+        )
+        # Back after a twentieth of the usual time: this is no fake clock.
+        self.kubelet = KubeletPods(self.source, socket=socket, jitter=lambda: -0.45)
+
+    @property
+    def names(self) -> set[str]:
+        return {one.name for one in self.pods.values()}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Following"]:
+        tasks = [
+            asyncio.create_task(self.source.run()),
+            asyncio.create_task(self.kubelet.run()),
+        ]
+        try:
+            yield self
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110  (of another process' server there is no event)
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def socket(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / "pods-api.sock"
+
+
+async def test_pods_come_change_and_go(server: ApiServer, api: Api, socket: pathlib.Path) -> None:
+    kubelet = FakeKubelet()
+    kubelet.first = [(ADDED, encoded(pod("a"))), (ADDED, b"\xff"), (ADDED, encoded(pod("b")))]
+    async with kubelet.running(socket), Following(api, socket).running() as seen:
+        await until(lambda: seen.names == {"a", "b"})
+        changed = pod("a", labels={"x": "y"})
+        kubelet.changes.put_nowait((MODIFIED, encoded(changed)))
+        kubelet.changes.put_nowait((DELETED, encoded(pod("b"))))
+        await until(lambda: seen.names == {"a"})
+        assert seen.pods["uid-a"].labels == {"x": "y"}
+        assert seen.kubelet.problem == ""
+
+
+async def test_what_a_restarted_kubelet_does_not_tell_is_gone(
+    server: ApiServer, api: Api, socket: pathlib.Path
+) -> None:
+    kubelet = FakeKubelet()
+    kubelet.first = [(ADDED, encoded(pod("a"))), (ADDED, encoded(pod("b")))]
+    async with kubelet.running(socket), Following(api, socket).running() as seen:
+        await until(lambda: seen.names == {"a", "b"})
+        kubelet.first = [(ADDED, encoded(pod("b")))]
+        kubelet.changes.put_nowait(grpc.StatusCode.RESOURCE_EXHAUSTED)
+        await until(lambda: seen.names == {"b"})
+        assert kubelet.streams == 2
+
+
+async def test_kubelet_that_never_says_that_it_told_all_takes_nothing_away(
+    server: ApiServer, api: Api, socket: pathlib.Path
+) -> None:
+    kubelet = FakeKubelet()
+    kubelet.says_all_are_told = False
+    kubelet.first = [(ADDED, encoded(pod("a")))]
+    async with kubelet.running(socket), Following(api, socket).running() as seen:
+        await until(lambda: seen.names == {"a"})
+        kubelet.first = [(ADDED, encoded(pod("b")))]
+        kubelet.changes.put_nowait(grpc.StatusCode.UNAVAILABLE)
+        await until(lambda: seen.names == {"a", "b"})
+
+
+async def test_without_its_socket_the_api_server_goes_alone(
+    server: ApiServer, api: Api, socket: pathlib.Path
+) -> None:
+    server.put(pod("a"))
+    async with Following(api, socket).running() as seen:
+        await until(lambda: seen.names == {"a"} and bool(seen.kubelet.problem))
+        kubelet = FakeKubelet()
+        kubelet.first = [(ADDED, encoded(pod("b")))]
+        async with kubelet.running(socket):
+            await until(lambda: seen.names == {"a", "b"})
+            assert seen.kubelet.problem == ""
+
+
+async def test_pod_that_ends_while_the_kubelet_is_away_goes_by_the_api_server(
+    server: ApiServer, api: Api, socket: pathlib.Path
+) -> None:
+    server.put(pod("a"))
+    kubelet = FakeKubelet()
+    fresh = pod("a", labels={"from": "kubelet"})
+    fresh["metadata"]["resourceVersion"] = "5000"
+    kubelet.first = [(ADDED, encoded(fresh))]
+    async with Following(api, socket).running() as seen:
+        async with kubelet.running(socket):
+            await until(lambda: "uid-a" in seen.pods and bool(seen.pods["uid-a"].labels))
+            await until(lambda: bool(seen.source.pods.objects))
+        await until(lambda: not seen.pods["uid-a"].labels)
+        server.delete("a")
+        await until(lambda: seen.names == set())
+
+
+async def test_static_pod_and_its_mirror_are_one(
+    server: ApiServer, api: Api, socket: pathlib.Path
+) -> None:
+    static = pod("static", uid="config-hash")
+    mirror = pod("static", uid="api-uid", labels={"from": "api"})
+    mirror["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "config-hash"}
+    kubelet = FakeKubelet()
+    kubelet.first = [(ADDED, encoded(static))]
+    async with kubelet.running(socket), Following(api, socket).running() as seen:
+        await until(lambda: set(seen.pods) == {"config-hash"})
+        server.put(mirror)
+        await until(lambda: seen.pods["config-hash"].labels == {"from": "api"})
+        found = seen.source.get("config-hash")
+        assert found is not None
+        assert found.metadata.uid == "api-uid"

@@ -1,0 +1,81 @@
+"""Conditions: what changes, when, and what is logged."""
+
+import datetime
+
+import structlog.testing
+
+from agent import labels
+from agent.pods.conditions import FALSE, TRUE, Conditions
+from agent.pods.pod import Pod, Problem
+
+POD = Pod(uid="u", namespace="shop", name="web")
+START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> datetime.datetime:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += datetime.timedelta(seconds=seconds)
+
+
+def test_transition_time_moves_only_with_the_status() -> None:
+    clock = Clock()
+    conditions = Conditions(now=clock)
+    conditions.set(POD, labels.ISOLATION_READY, FALSE, "GateFailed", "one")
+    clock.advance(5)
+    conditions.set(POD, labels.ISOLATION_READY, FALSE, "NoInterface", "two")
+    condition = conditions.get("u", labels.ISOLATION_READY)
+    assert condition is not None
+    assert (condition.reason, condition.last_transition_time) == ("NoInterface", START)
+    clock.advance(5)
+    conditions.set(POD, labels.ISOLATION_READY, TRUE, "Enforced", "")
+    condition = conditions.get("u", labels.ISOLATION_READY)
+    assert condition is not None
+    assert condition.last_transition_time == START + datetime.timedelta(seconds=10)
+
+
+def test_what_does_not_change_is_neither_told_nor_logged() -> None:
+    conditions = Conditions(now=Clock())
+    assert conditions.set(POD, labels.PROBES_PASSING, TRUE, "ProbesPassing", "")
+    with structlog.testing.capture_logs() as lines:
+        assert not conditions.set(POD, labels.PROBES_PASSING, TRUE, "ProbesPassing", "")
+    assert lines == []
+
+
+def test_every_change_is_one_line_that_says_all() -> None:
+    conditions = Conditions(now=Clock())
+    with structlog.testing.capture_logs() as lines:
+        conditions.set(POD, labels.ISOLATION_READY, FALSE, "NetnsRefused", "why")
+    assert lines == [
+        {
+            "event": "condition changed",
+            "log_level": "warning",
+            "pod": "shop/web",
+            "uid": "u",
+            "type": labels.ISOLATION_READY,
+            "status": FALSE,
+            "reason": "NetnsRefused",
+            "detail": "why",
+            "was": None,
+        }
+    ]
+
+
+def test_a_manifest_problem_is_a_warning_though_the_gate_stands() -> None:
+    conditions = Conditions(now=Clock())
+    pod = Pod(uid="u", namespace="shop", name="web", manifest_problem=Problem("x", "y"))
+    with structlog.testing.capture_logs() as lines:
+        conditions.set(pod, labels.ISOLATION_READY, TRUE, "Enforced", "")
+    assert [line["log_level"] for line in lines] == ["warning"]
+
+
+def test_a_forgotten_pod_has_no_conditions() -> None:
+    conditions = Conditions(now=Clock())
+    conditions.set(POD, labels.ISOLATION_READY, TRUE, "Audit", "")
+    conditions.forget("u")
+    assert conditions.of("u") == []

@@ -1,0 +1,132 @@
+"""Reading a pod at the edge."""
+
+import copy
+import ipaddress
+from typing import Any
+
+import pytest
+
+from agent import labels
+from agent.pods.pod import Pod, PodError, read_pod
+from bpf.verdicts import Mode
+
+MANIFEST: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "name": "web",
+        "namespace": "shop",
+        "uid": "b7c1",
+        "labels": {labels.MODE_LABEL: "enforce"},
+        "annotations": {labels.NETNS_ANNOTATION: "/run/netns/web"},
+    },
+    "spec": {"containers": [{"name": "app"}]},
+}
+
+
+def read(document: object) -> Pod:
+    return read_pod(document, default_mode=Mode.AUDIT, source="web.yaml")
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    """The manifest with one field set, or removed for None."""
+    document = copy.deepcopy(MANIFEST)
+    target: Any = document
+    *parents, last = path.split("/")
+    for parent in parents:
+        target = target[parent]
+    if value is None:
+        del target[last]
+    else:
+        target[last] = value
+    return document
+
+
+def test_a_whole_manifest_is_read() -> None:
+    pod = read(MANIFEST)
+    assert (pod.namespace, pod.name, pod.uid) == ("shop", "web", "b7c1")
+    assert pod.mode is Mode.ENFORCE
+    assert pod.netns_path == "/run/netns/web"
+
+
+def test_a_pod_without_a_label_gets_the_node_s_mode() -> None:
+    assert read(changed("metadata/labels", None)).mode is Mode.AUDIT
+
+
+def test_a_pod_without_a_uid_gets_the_same_one_every_time() -> None:
+    first, second = read(changed("metadata/uid", None)), read(changed("metadata/uid", None))
+    assert first.uid == second.uid != ""
+
+
+def test_pods_of_different_namespaces_get_different_uids() -> None:
+    one = changed("metadata/uid", None)
+    other = copy.deepcopy(one)
+    other["metadata"]["namespace"] = "other"
+    assert read(one).uid != read(other).uid
+
+
+def test_a_host_network_pod_needs_no_namespace_path() -> None:
+    document = changed("metadata/annotations", None)
+    document["spec"]["hostNetwork"] = True
+    assert read(document).host_network
+
+
+@pytest.mark.parametrize(
+    ("document", "reason", "words"),
+    [
+        (None, "InvalidManifest", "not a pod manifest"),
+        ([MANIFEST], "InvalidManifest", "not a pod manifest"),
+        (changed("kind", "Service"), "InvalidManifest", "Service"),
+        (changed("apiVersion", "v2"), "InvalidManifest", "v2"),
+        (changed("metadata/name", None), "InvalidManifest", "name"),
+        (changed("metadata/name", 7), "InvalidManifest", "str"),
+        (changed("metadata/labels", {labels.MODE_LABEL: "shut"}), "InvalidManifest", "audit"),
+        (changed("metadata/annotations", {}), "NetnsMissing", labels.NETNS_ANNOTATION),
+    ],
+)
+def test_a_mistake_is_one_sentence(document: object, reason: str, words: str) -> None:
+    with pytest.raises(PodError) as caught:
+        read(document)
+    problem = caught.value.problem
+    assert problem.reason == reason
+    assert words in problem.message
+    assert problem.message.endswith(".")
+    assert "\n" not in problem.message
+
+
+def test_a_probe_with_a_mistake_leaves_the_pod_usable() -> None:
+    probe = {"httpGet": {"port": "nowhere"}}
+    pod = read(changed("spec/containers", [{"name": "app", "readinessProbe": probe}]))
+    assert pod.probe_problem is not None
+    assert pod.probe_problem.reason == "InvalidProbe"
+    assert "nowhere" in pod.probe_problem.message
+
+
+def with_relay(word: str) -> dict[str, Any]:
+    annotations = MANIFEST["metadata"]["annotations"]
+    return changed("metadata/annotations", {**annotations, labels.RELAY_ANNOTATION: word})
+
+
+def test_relay_is_kept_off_by_an_annotation() -> None:
+    assert read(MANIFEST).is_relayed
+    assert not read(with_relay("off")).is_relayed
+
+
+def test_any_other_word_for_the_relay_is_refused() -> None:
+    with pytest.raises(PodError, match="'on' is not known; write \"off\", or leave"):
+        read(with_relay("on"))
+
+
+def test_addresses_in_a_manifest_s_status_are_the_pod_s() -> None:
+    document = changed("status", {"phase": "Running", "podIPs": [{"ip": "198.18.1.1"}]})
+    assert read(document).reported_addresses == (ipaddress.ip_address("198.18.1.1"),)
+
+
+def test_a_manifest_s_status_without_addresses_reports_none() -> None:
+    assert read(changed("status", {"phase": "Pending"})).reported_addresses == ()
+
+
+def test_an_address_in_a_manifest_s_status_that_is_none_is_one_sentence() -> None:
+    with pytest.raises(PodError, match=r"status\.podIPs: 'web'") as raised:
+        read(changed("status", {"podIPs": [{"ip": "web"}]}))
+    assert raised.value.problem.reason == "InvalidManifest"

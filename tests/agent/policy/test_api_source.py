@@ -1,0 +1,440 @@
+"""Policies of the API server, beside those of files, in whatever state either is."""
+
+import asyncio
+import pathlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import structlog.testing
+from aiohttp import web
+
+from agent.kube.client import Api
+from agent.policy import api_types
+from agent.policy.api_source import QUERY, ApiPolicies
+from agent.policy.in_force import InForce, Source
+from agent.policy.sources import PolicySource
+from tests.agent.kube import apiserver
+from tests.agent.kube.apiserver import ApiServer
+from tests.agent.kube.conftest import api, kubeconfig, listening, opened, server
+from tests.agent.policy.test_sources import Files, policy, wrong
+
+__all__ = ["api", "kubeconfig", "listening", "server"]
+
+pytestmark = pytest.mark.looptime
+
+
+class Followed:
+    """The API's policies, watched and looked at as the agent does."""
+
+    def __init__(self, api: Api, state: pathlib.Path, files: PolicySource | None = None) -> None:
+        self.source = ApiPolicies(api, state=state, jitter=lambda: 0.5)
+        sources: list[Source] = [files] if files else []
+        self.in_force = InForce([*sources, self.source])
+        self.in_force.restore()
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """The policies in force, with the one port that each has."""
+        self.in_force.look()
+        return {one.name: one.rules[0].first_port for one in self.in_force.policies}
+
+    @property
+    def problems(self) -> list[str]:
+        self.in_force.look()
+        return self.in_force.problems
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Followed"]:
+        task = asyncio.create_task(self.source.watcher.run())
+        try:
+            await asyncio.sleep(1)
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def put(server: ApiServer, thing: dict[str, Any], *, uid: str = "") -> None:
+    name = thing["metadata"]["name"]
+    made = {**thing, "metadata": {**thing["metadata"], "uid": uid or f"uid-{name}"}}
+    server.put(made, path=QUERY.path)
+
+
+def delete(server: ApiServer, name: str) -> None:
+    server.delete(name, namespace="", path=QUERY.path)
+
+
+def spoil(state: pathlib.Path, content: bytes) -> None:
+    state.parent.mkdir()
+    state.write_bytes(content)
+
+
+def stamp(state: pathlib.Path) -> tuple[int, int]:
+    return state.stat().st_ino, state.stat().st_mtime_ns
+
+
+async def not_installed(request: web.Request) -> web.StreamResponse | None:
+    """As kube-apiserver answers whoever asks for a group that it does not have."""
+    if request.path != QUERY.path:
+        return None
+    return web.Response(status=404, text="404 page not found\n")
+
+
+async def forbidden(request: web.Request) -> web.StreamResponse | None:
+    return apiserver.refusal(403, "Forbidden") if request.path == QUERY.path else None
+
+
+@pytest.fixture
+def state(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / "state" / "apipolicies.json"
+
+
+async def test_policies_come_change_and_go(
+    server: ApiServer, api: Api, state: pathlib.Path
+) -> None:
+    put(server, policy("a"))
+    async with Followed(api, state).running() as followed:
+        assert followed.ports == {"a": 80}
+        put(server, policy("a", 81))
+        put(server, policy("b"))
+        await asyncio.sleep(1)
+        assert followed.ports == {"a": 81, "b": 80}
+        delete(server, "a")
+        await asyncio.sleep(1)
+        assert followed.ports == {"b": 80}
+        assert followed.problems == []
+
+
+async def test_whoever_follows_hears_of_news_at_once(
+    server: ApiServer, api: Api, state: pathlib.Path
+) -> None:
+    async with Followed(api, state).running() as followed:
+        changes = followed.source.changes(at_least_every_seconds=100)
+        asyncio.get_running_loop().call_later(7, put, server, policy("a"))
+        before = asyncio.get_running_loop().time()
+        await anext(changes)
+        assert asyncio.get_running_loop().time() - before < 8
+        assert followed.ports == {"a": 80}
+        await anext(changes)
+        assert asyncio.get_running_loop().time() - before >= 100
+
+
+async def test_a_wrong_policy_is_one_sentence_and_nobody_else_s_trouble(
+    server: ApiServer, api: Api, state: pathlib.Path
+) -> None:
+    put(server, policy("a"))
+    put(server, wrong("b"))
+    put(server, {"metadata": {"name": "c"}})
+    put(server, {**policy("d"), "spec": "text"})
+    async with Followed(api, state).running() as followed:
+        assert followed.ports == {"a": 80}
+        assert followed.problems == [
+            "API server, policy 'b': spec: object missing required field `from`.",
+            "API server, policy 'c': spec: expected `object`, got `null`.",
+            "API server, policy 'd': spec: expected `object`, got `str`.",
+        ]
+
+
+async def test_a_policy_that_becomes_wrong_stays_as_it_was_until_it_is_right_or_goes(
+    server: ApiServer, api: Api, state: pathlib.Path
+) -> None:
+    put(server, policy("a"))
+    async with Followed(api, state).running() as followed:
+        assert followed.ports == {"a": 80}
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(3):
+                put(server, wrong("a"))
+                await asyncio.sleep(1)
+                assert followed.ports == {"a": 80}
+        assert [line["event"] for line in lines] == ["policy problem"]
+        (problem,) = followed.problems
+        assert problem.endswith("The last good one stays in force.")
+        put(server, policy("a", 82))
+        await asyncio.sleep(1)
+        assert followed.ports == {"a": 82}
+        assert followed.problems == []
+        put(server, wrong("a"))
+        delete(server, "a")
+        await asyncio.sleep(1)
+        assert followed.ports == {}
+        assert followed.problems == []
+
+
+async def test_a_wrong_policy_that_takes_another_s_name_gets_nothing_of_it(
+    server: ApiServer, api: Api, state: pathlib.Path
+) -> None:
+    put(server, policy("a"))
+    async with Followed(api, state).running() as followed:
+        assert followed.ports == {"a": 80}
+        delete(server, "a")
+        put(server, wrong("a"), uid="another")
+        await asyncio.sleep(1)
+        assert followed.ports == {}
+
+
+async def test_a_policy_that_is_made_anew_at_once_is_never_away(
+    server: ApiServer, api: Api, state: pathlib.Path
+) -> None:
+    server.can_stream_lists = False
+    put(server, policy("a"))
+    async with Followed(api, state).running() as followed:
+        await asyncio.sleep(5)
+        assert followed.ports == {"a": 80}
+        stream = await server.watched(QUERY.path, count=2)
+
+        def meanwhile() -> None:
+            delete(server, "a")
+            put(server, policy("a", 81), uid="another")
+
+        server.silently(meanwhile)
+        server.oldest_version = server.version
+        stream.end()
+        seen = []
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            seen.append(followed.ports["a"])
+        assert sorted(seen) == seen
+        assert set(seen) == {80, 81}
+
+
+async def test_a_server_without_the_resource_is_no_problem_and_asked_slowly(
+    server: ApiServer, api: Api, state: pathlib.Path
+) -> None:
+    server.faults.append(not_installed)
+    with structlog.testing.capture_logs() as lines:
+        async with Followed(api, state).running() as followed:
+            assert followed.source.watcher.answered.is_set()
+            await asyncio.sleep(600)
+            assert followed.ports == {}
+            assert followed.problems == []
+            assert "which has no resource hostaccesspolicies" in followed.source.name
+    assert 8 <= len(server.of(QUERY.path)) <= 12
+    told = [line for line in lines if line.get("resource") == "hostaccesspolicies"]
+    assert [(line["log_level"], line["event"].split(";")[0]) for line in told] == [
+        ("info", "the API server does not have this resource")
+    ]
+
+
+async def test_a_resource_that_is_installed_later_is_found(
+    server: ApiServer, api: Api, state: pathlib.Path
+) -> None:
+    server.faults.append(not_installed)
+    async with Followed(api, state).running() as followed:
+        await asyncio.sleep(300)
+        server.faults.clear()
+        put(server, policy("a"))
+        await asyncio.sleep(90)
+        assert followed.ports == {"a": 80}
+        assert followed.source.name == "the API server"
+        assert server.of(QUERY.path)[-1].is_streamed_list
+        put(server, policy("b"))
+        await asyncio.sleep(1)
+        assert followed.ports == {"a": 80, "b": 80}
+
+
+async def test_policies_go_with_their_resource_but_not_by_one_server_s_word(
+    server: ApiServer, api: Api, state: pathlib.Path
+) -> None:
+    """Servers that have just started say 404 of everything custom, until 1.23."""
+    put(server, policy("a"))
+    async with Followed(api, state).running() as followed:
+        server.faults.append(not_installed)
+        server.stream(QUERY.path).end()
+        await asyncio.sleep(20)
+        assert followed.ports == {"a": 80}
+        server.faults.clear()
+        await asyncio.sleep(90)
+        assert followed.ports == {"a": 80}
+        server.faults.append(not_installed)
+        server.stream(QUERY.path).end()
+        await asyncio.sleep(200)
+        assert followed.ports == {}
+
+
+async def test_a_right_that_is_missing_is_one_sentence_and_asked_for_slowly(
+    server: ApiServer, api: Api, state: pathlib.Path
+) -> None:
+    server.faults.append(forbidden)
+    with structlog.testing.capture_logs() as lines:
+        async with Followed(api, state).running() as followed:
+            assert followed.source.watcher.answered.is_set()
+            await asyncio.sleep(600)
+            assert followed.problems == [
+                "API server: Forbidden; its policies stay as they were told last."
+            ]
+            assert len(server.of(QUERY.path)) <= 12
+            server.faults.clear()
+            put(server, policy("a"))
+            await asyncio.sleep(90)
+            assert followed.ports == {"a": 80}
+            assert followed.problems == []
+    warnings = [line for line in lines if line["log_level"] == "warning"]
+    assert [(line["resource"], line["error"]) for line in warnings] == [
+        ("hostaccesspolicies", "Forbidden")
+    ]
+
+
+async def test_a_right_that_is_taken_away_takes_no_policy_along(
+    server: ApiServer, api: Api, state: pathlib.Path
+) -> None:
+    put(server, policy("a"))
+    async with Followed(api, state).running() as followed:
+        server.faults.append(forbidden)
+        server.stream(QUERY.path).end()
+        await asyncio.sleep(600)
+        assert followed.ports == {"a": 80}
+
+
+async def test_what_was_in_force_is_so_after_a_restart_without_api_server(
+    listening: pathlib.Path, kubeconfig: str, state: pathlib.Path
+) -> None:
+    server = ApiServer()
+    for name in ("a", "b", "c"):
+        put(server, policy(name))
+    async with (
+        server.running(listening),
+        opened(kubeconfig) as api,
+        Followed(api, state).running() as followed,
+    ):
+        assert followed.ports == {"a": 80, "b": 80, "c": 80}
+        put(server, policy("a", 81))
+        put(server, wrong("b"))
+        delete(server, "c")
+        await asyncio.sleep(1)
+        before = followed.ports
+        problems = followed.problems
+    async with opened(kubeconfig) as api:
+        restarted = Followed(api, state)
+        assert restarted.ports == before == {"a": 81, "b": 80}
+        assert restarted.problems == problems
+        async with restarted.running():
+            await restarted.source.first_answer()
+            await asyncio.sleep(3600)
+            assert restarted.ports == before
+            assert restarted.problems[:-1] == problems
+            assert restarted.problems[-1].endswith("its policies stay as they were told last.")
+
+
+async def test_what_changed_meanwhile_is_taken_up_when_the_server_is_back(
+    server: ApiServer, api: Api, state: pathlib.Path
+) -> None:
+    for name in ("a", "b", "c"):
+        put(server, policy(name))
+    async with Followed(api, state).running() as followed:
+        assert followed.ports == {"a": 80, "b": 80, "c": 80}
+    put(server, wrong("a"))
+    put(server, policy("b", 81))
+    delete(server, "c")
+    put(server, policy("d"))
+    restarted = Followed(api, state)
+    assert restarted.ports == {"a": 80, "b": 80, "c": 80}
+    async with restarted.running():
+        assert restarted.ports == {"a": 80, "b": 81, "d": 80}
+
+
+async def test_a_policy_that_was_made_anew_and_wrong_meanwhile_gets_nothing_of_the_old_one(
+    server: ApiServer, api: Api, state: pathlib.Path
+) -> None:
+    put(server, policy("a"))
+    async with Followed(api, state).running() as followed:
+        assert followed.ports == {"a": 80}
+    delete(server, "a")
+    put(server, wrong("a"), uid="another")
+    restarted = Followed(api, state)
+    assert restarted.ports == {"a": 80}
+    async with restarted.running():
+        assert restarted.ports == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"version": 1}', b"\xff"])
+async def test_saved_policies_that_are_spoilt_are_left(
+    server: ApiServer, api: Api, state: pathlib.Path, content: bytes
+) -> None:
+    spoil(state, content)
+    put(server, policy("a"))
+    async with Followed(api, state).running() as followed:
+        assert followed.ports == {"a": 80}
+
+
+async def test_nothing_is_written_at_rest(server: ApiServer, api: Api, state: pathlib.Path) -> None:
+    put(server, policy("a"))
+    async with Followed(api, state).running() as followed:
+        assert followed.ports
+        before = stamp(state)
+        for _ in range(10):
+            await asyncio.sleep(60)
+            server.bookmark(QUERY.path)
+            assert followed.ports
+        assert stamp(state) == before
+
+
+async def test_gates_wait_for_the_first_answer_and_no_longer_than_a_moment(
+    server: ApiServer, api: Api, state: pathlib.Path
+) -> None:
+    async def hang(request: web.Request) -> web.StreamResponse | None:
+        await asyncio.sleep(100_000)
+        return None
+
+    now = asyncio.get_running_loop().time
+    followed = Followed(api, state)
+    put(server, policy("a"))
+    async with followed.running():
+        before = now()
+        await followed.source.first_answer()
+        assert followed.ports == {"a": 80}
+        assert now() - before < 1
+    server.faults.append(hang)
+    silent = Followed(api, state.with_name("other.json"))
+    async with silent.running():
+        before = now()
+        await silent.source.first_answer()
+        assert now() - before < 2.1
+    knowing = Followed(api, state)
+    async with knowing.running():
+        before = now()
+        await knowing.source.first_answer()
+        assert now() == before
+
+
+async def test_nobody_waits_for_a_server_that_is_not_there(
+    listening: pathlib.Path, kubeconfig: str, state: pathlib.Path
+) -> None:
+    async with opened(kubeconfig) as api, Followed(api, state).running() as followed:
+        assert followed.source.watcher.answered.is_set()
+
+
+async def test_files_and_the_api_are_in_force_together_and_the_file_s_of_one_name(
+    server: ApiServer, api: Api, state: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    files = Files(tmp_path)
+    files.write("a.yaml", policy("both", 1), policy("file", 2))
+    put(server, policy("both", 3))
+    put(server, policy("api", 4))
+    async with Followed(api, state, files.source).running() as followed:
+        assert followed.ports == {"both": 1, "file": 2, "api": 4}
+        assert followed.problems == [
+            "API server describes policy both, which a.yaml, document 1 describes already; "
+            "remove one of the two."
+        ]
+        files.remove("a.yaml")
+        assert followed.ports == {"both": 3, "api": 4}
+        assert followed.problems == []
+        files.write("b.yaml", policy("api", 5))
+        assert followed.ports == {"both": 3, "api": 5}
+        assert len(followed.problems) == 1
+
+
+async def test_all_sources_together_hold_no_more_than_have_counters(
+    server: ApiServer, api: Api, state: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    files = Files(tmp_path)
+    files.write("a.yaml", policy("file"))
+    for number in range(api_types.MOST_POLICIES):
+        put(server, policy(f"p{number}"))
+    async with Followed(api, state, files.source).running() as followed:
+        assert len(followed.ports) == api_types.MOST_POLICIES
+        assert "file" in followed.ports
+        (problem,) = followed.problems
+        assert "together with API server holds 1 policies more than the 2,048" in problem

@@ -1,0 +1,198 @@
+"""What a HostAccessPolicy may say, and how a wrong one is refused."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.pods.pod import Pod
+from agent.policy import api_types
+from agent.policy.api_types import PolicyError, PolicyRule, Sender
+
+ANY = Sender("any")
+SERVICE = "/system.slice/a.service"
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"pods": {"namespace": ["a"]}}, "spec.pods: object contains unknown field `namespace`"),
+    ({"pods": {"namespaces": []}}, "spec.pods.namespaces: expected `array` of length >= 1"),
+    ({"pods": None}, "spec.pods: "),
+    ({"pods": {"podSelector": {"matchLabels": {"a": 1}}}}, "spec.pods.podSelector.matchLabels"),
+    (
+        {
+            "pods": {
+                "podSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]},
+            }
+        },
+        "spec.pods.podSelector.matchExpressions[0]: In needs values",
+    ),
+    ({"from": []}, "spec.from: expected `array` of length >= 1"),
+    ({"from": [{}]}, "spec.from[0]: say exactly one of"),
+    ({"from": [{"kernel": {}, "anyProcess": {}}]}, "spec.from[0]: say exactly one of"),
+    ({"from": [{"kernel": {}}, {"cgrup": {}}]}, "spec.from[1]: object contains unknown field"),
+    ({"from": [{"anyProcess": {"name": "x"}}]}, "spec.from[0].anyProcess: object contains"),
+    ({"from": [{"cgroup": {}}]}, "spec.from[0].cgroup: object missing required field `path`"),
+    ({"from": [{"cgroup": {"path": "a"}}]}, "spec.from[0].cgroup.path: 'a' is not a path"),
+    ({"from": [{"cgroup": {"path": "/a/../b"}}]}, "spec.from[0].cgroup.path: "),
+    ({"from": [{"cgroup": {"path": "/a\0"}}]}, "spec.from[0].cgroup.path: "),
+    ({"from": [{"cgroup": {"path": "/a", "match": "all"}}]}, "spec.from[0].cgroup.match: "),
+    ({"ports": []}, "spec.ports: expected `array` of length >= 1"),
+    ({"ports": [{"port": 0}]}, "spec.ports[0].port: expected `int` >= 1"),
+    ({"ports": [{"port": 65536}]}, "spec.ports[0].port: expected `int` <= 65535"),
+    ({"ports": [{"port": "http"}]}, "spec.ports[0].port: expected `int | null`, got `str`"),
+    ({"ports": [{"port": 2, "endPort": 1}]}, "spec.ports[0].endPort: 1 is before port 2"),
+    ({"ports": [{"endPort": 1}]}, "spec.ports[0].endPort: needs a port"),
+    ({"ports": [{"protocol": "tcp"}]}, "spec.ports[0].protocol: 'tcp' is none of TCP"),
+    ({"ports": [{"protocol": 0}]}, "spec.ports[0].protocol: 0 is not an IP protocol number"),
+    ({"ports": [{"protocol": 256}]}, "spec.ports[0].protocol: 256 is not an IP protocol"),
+    ({"ports": [{"protocol": "ICMP", "port": 1}]}, "spec.ports[0].port: protocol ICMP has no"),
+    ({"ingress": []}, "spec: object contains unknown field `ingress`"),
+]
+"""What a spec may not say, and how the refusal begins."""
+
+
+def document(**spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "policy.podgate.io/v1alpha1",
+        "kind": "HostAccessPolicy",
+        "metadata": {"name": "a-policy", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"pods": {}, "from": [{"anyProcess": {}}], **spec},
+        "status": {"conditions": []},
+    }
+
+
+def rules(**spec: Any) -> list[PolicyRule]:
+    return list(api_types.read(document(**spec), source="a.yaml").rules)
+
+
+def is_for(pods: dict[str, Any], pod: Pod) -> bool:
+    return api_types.read(document(pods=pods), source="a.yaml").pods.selects(pod)
+
+
+def pod(namespace: str = "default", **labels: str) -> Pod:
+    return Pod(uid="1", namespace=namespace, name="web", labels=labels)
+
+
+def test_a_policy_without_ports_is_for_every_protocol() -> None:
+    assert rules() == [PolicyRule(ANY, 0, 0, 65535)]
+
+
+@pytest.mark.parametrize(
+    ("ports", "wanted"),
+    [
+        pytest.param([{"port": 53}], [(6, 53, 53)], id="TCP where nothing is said"),
+        pytest.param([{"protocol": "UDP"}], [(17, 0, 65535)], id="every port"),
+        pytest.param([{"port": 1, "endPort": 9}], [(6, 1, 9)], id="a range"),
+        pytest.param([{"protocol": "ICMP"}], [(1, 0, 65535), (58, 0, 65535)], id="both families"),
+        pytest.param([{"protocol": 47}], [(47, 0, 65535)], id="a number"),
+        pytest.param([{"protocol": 136, "port": 7}], [(136, 7, 7)], id="UDP-Lite has ports"),
+        pytest.param([{"port": 2}, {"port": 1}, {"port": 3}], [(6, 1, 3)], id="neighbours join"),
+        pytest.param([{"port": 1, "endPort": 9}, {"port": 4}], [(6, 1, 9)], id="covered"),
+        pytest.param([{"port": 4}, {"port": 4}], [(6, 4, 4)], id="twice"),
+        pytest.param(
+            [{"port": 4}, {"port": 5, "protocol": "UDP"}],
+            [(6, 4, 4), (17, 5, 5)],
+            id="protocols do not join",
+        ),
+    ],
+)
+def test_ports_are_merged(ports: list[Any], wanted: list[tuple[int, int, int]]) -> None:
+    assert rules(ports=ports) == [PolicyRule(ANY, *one) for one in wanted]
+
+
+def test_each_sender_gets_each_range_and_none_of_them_twice() -> None:
+    senders = [
+        {"cgroup": {"path": f"/{SERVICE}/"}},
+        {"cgroup": {"path": SERVICE, "match": "subtree"}},
+        {"cgroup": {"path": SERVICE, "match": "exact"}},
+        {"kernel": {}},
+    ]
+    assert rules(**{"from": senders}, ports=[{"port": 1}]) == [
+        PolicyRule(Sender("exact", SERVICE), 6, 1, 1),
+        PolicyRule(Sender("kernel"), 6, 1, 1),
+        PolicyRule(Sender("subtree", SERVICE), 6, 1, 1),
+    ]
+
+
+def test_thirty_two_rules_fit_and_thirty_three_do_not() -> None:
+    assert len(rules(ports=[{"port": 2 * number} for number in range(1, 33)])) == 32
+    with pytest.raises(PolicyError, match="1 senders by 33 ranges"):
+        rules(ports=[{"port": 2 * number} for number in range(1, 34)])
+
+
+@pytest.mark.parametrize(("spec", "where"), WRONG)
+def test_a_mistake_is_named_by_the_path_of_its_field(spec: dict[str, Any], where: str) -> None:
+    with pytest.raises(PolicyError) as refused:
+        rules(**spec)
+    assert str(refused.value).startswith(where)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "A", "-a", "a_b", "a..b", "a" * 254, "a\nb", "../../etc/passwd"]
+)
+def test_a_name_is_one_that_the_api_would_take(name: str) -> None:
+    with pytest.raises(PolicyError, match=r"metadata.name"):
+        api_types.read({**document(), "metadata": {"name": name}}, source="a.yaml")
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, [], "text", {"kind": "Pod"}, {"kind": "HostAccessPolicy"}, {1: 2}]
+)
+def test_what_is_no_policy_is_refused(wrong: object) -> None:
+    with pytest.raises(PolicyError):
+        api_types.read(wrong, source="a.yaml")
+
+
+def test_another_version_of_the_api_is_refused() -> None:
+    with pytest.raises(PolicyError, match="apiVersion"):
+        api_types.read({**document(), "apiVersion": "policy.podgate.io/v9"}, source="a.yaml")
+
+
+def test_a_policy_is_written_as_it_was_read() -> None:
+    ports = [{"port": 1, "protocol": "UDP"}, {"protocol": 47}, {"port": 2, "endPort": 3}]
+    senders = [{"kernel": {}}, {"cgroup": {"path": SERVICE, "match": "subtree"}}]
+    pods = {"namespaces": ["a"], "podSelector": {"matchLabels": {"app": "web"}}}
+    read = api_types.read(document(**{"from": senders}, pods=pods, ports=ports), source="a.yaml")
+    written = msgspec.to_builtins(read.document)
+    assert api_types.read(written, source="a.yaml") == read
+
+
+def test_a_policy_for_all_pods_is_for_all_pods() -> None:
+    assert is_for({}, pod())
+    assert is_for({"podSelector": {}}, pod("other", app="web"))
+
+
+def test_a_policy_for_some_namespaces_is_for_no_other() -> None:
+    assert is_for({"namespaces": ["a", "default"]}, pod())
+    assert not is_for({"namespaces": ["a"]}, pod())
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "with_x", "with_y", "without"),
+    [
+        ("In", ["x"], True, False, False),
+        ("NotIn", ["x"], False, True, True),
+        ("Exists", [], True, True, False),
+        ("DoesNotExist", [], False, False, True),
+    ],
+)
+def test_expressions_select_as_the_api_s_do(
+    operator: str, values: list[str], with_x: bool, with_y: bool, without: bool
+) -> None:
+    expression = {"key": "app", "operator": operator, "values": values}
+    pods = {"podSelector": {"matchExpressions": [expression]}}
+    assert [is_for(pods, one) for one in (pod(app="x"), pod(app="y"), pod())] == [
+        with_x,
+        with_y,
+        without,
+    ]
+
+
+def test_all_of_a_selector_must_hold() -> None:
+    selector = {
+        "matchLabels": {"app": "web", "tier": "front"},
+        "matchExpressions": [{"key": "canary", "operator": "DoesNotExist"}],
+    }
+    assert is_for({"podSelector": selector}, pod(app="web", tier="front", other="x"))
+    assert not is_for({"podSelector": selector}, pod(app="web"))
+    assert not is_for({"podSelector": selector}, pod(app="web", tier="front", canary="yes"))
+    assert not is_for({"namespaces": ["a"], "podSelector": selector}, pod(app="web", tier="front"))

@@ -1,0 +1,126 @@
+"""What a pod's gate gets of the policies in force."""
+
+import pathlib
+from typing import Any
+
+from agent.linux import cgroups
+from agent.linux.cgroups import CgroupId
+from agent.pods.pod import Pod
+from agent.policy import api_types
+from agent.policy.api_types import Policy
+from agent.policy.matching import Admission, RuleBook
+from bpf import abi
+from bpf.rules import Rule, Sender
+
+POD = Pod(uid="1", namespace="demo", name="web", labels={"app": "web"})
+SERVICE = "/system.slice/a.service"
+KUBELET = Rule(Sender.KUBELET, 6, 80, 80)
+
+
+def policy(name: str, *ports: int, sender: dict[str, Any] | None = None) -> Policy:
+    document = {
+        "apiVersion": "policy.podgate.io/v1alpha1",
+        "kind": "HostAccessPolicy",
+        "metadata": {"name": name},
+        "spec": {
+            "pods": {"namespaces": ["demo"]},
+            "from": [sender or {"anyProcess": {}}],
+            "ports": [{"port": port} for port in ports],
+        },
+    }
+    return api_types.read(document, source="a.yaml")
+
+
+def cgroup(match: str = "exact") -> dict[str, Any]:
+    return {"cgroup": {"path": SERVICE, "match": match}}
+
+
+def admit(*given: Policy, own: tuple[Rule, ...] = (KUBELET,), pod: Pod = POD) -> Admission:
+    return RuleBook.of(given).admit(pod, own)
+
+
+def ports(admission: Admission) -> list[int]:
+    return [rule.first_port for rule in admission.rules]
+
+
+def test_the_kubelet_s_rules_come_first_and_then_policies_by_name() -> None:
+    assert ports(admit(policy("b", 2), policy("a", 3))) == [80, 3, 2]
+
+
+def test_a_pod_that_no_policy_is_for_gets_the_kubelet_s_alone() -> None:
+    elsewhere = Pod(uid="2", namespace="other", name="web")
+    assert admit(policy("a", 1), pod=elsewhere) == Admission((KUBELET,))
+
+
+def test_equal_rules_take_one_place_and_count_for_the_first_policy() -> None:
+    book = RuleBook.of([policy("a", 1), policy("b", 1)])
+    (only,) = book.admit(POD, ()).rules
+    assert only.id == book.ids["a", book.policies[0].rules[0]]
+
+
+def test_what_finds_no_room_is_the_same_each_time_and_never_the_kubelet_s() -> None:
+    many = [policy(f"p{number}", *range(number, 4000, 200)) for number in range(1, 3)]
+    for given in (many, many[::-1]):
+        admission = admit(*given)
+        assert len(admission.rules) == abi.GATE_RULES
+        assert admission.rules[0] == KUBELET
+        assert ports(admission)[1:21] == list(range(1, 4000, 200))
+        assert admission.problem == (
+            "41 rules are for this pod and a gate holds 32: 9 are left out, of p2; let fewer "
+            "policies select the pod, or join their ports into ranges."
+        )
+
+
+def test_a_cgroup_that_is_not_there_lets_nobody_in_and_takes_no_room() -> None:
+    book = RuleBook.of([policy("a", 1, sender=cgroup())])
+    assert book.admit(POD, ()) == Admission()
+    (rule,) = book.policies[0].rules
+    assert book.problem(rule).startswith(f"Cgroup {SERVICE} is not there")
+    found = book.with_cgroups({SERVICE: CgroupId(7, 2)})
+    assert found.problem(rule) == ""
+    (admitted,) = found.admit(POD, ()).rules
+    assert (admitted.sender, admitted.cgroup) == (Sender.CGROUP, 7)
+
+
+def test_a_cgroup_that_is_made_anew_keeps_its_counter() -> None:
+    book = RuleBook.of([policy("a", 1, sender=cgroup("subtree"))])
+    (before,) = book.with_cgroups({SERVICE: CgroupId(7, 2)}).admit(POD, ()).rules
+    (after,) = book.with_cgroups({SERVICE: CgroupId(8, 2)}).admit(POD, ()).rules
+    assert (before.sender, before.level) == (Sender.ANCESTOR, 2)
+    assert (before.cgroup, after.cgroup) == (7, 8)
+    assert before.id == after.id != 0
+
+
+def test_a_counter_outlives_changes_around_its_rule() -> None:
+    before = RuleBook.of([policy("b", 1, 5)])
+    after = RuleBook.of([policy("a", 1), policy("b", 3, 5)])
+    five = before.policies[0].rules[1]
+    assert before.ids["b", five] == after.ids["b", five]
+    assert len(set(after.ids.values())) == 3
+
+
+def test_a_subtree_needs_the_node_s_own_view_of_cgroups() -> None:
+    book = RuleBook.of(
+        [policy("a", 1, sender=cgroup("subtree")), policy("b", 2, sender=cgroup())]
+    ).with_cgroups({SERVICE: CgroupId(7, None)})
+    assert ports(book.admit(POD, ())) == [2]
+    assert "cgroup namespace" in book.problem(book.policies[0].rules[0])
+
+
+def test_the_kernel_s_packets_are_not_a_process_s() -> None:
+    assert admit(policy("a", 1, sender={"kernel": {}}), own=()).rules[0].sender is Sender.KERNEL
+    assert admit(policy("a", 1), own=()).rules[0].sender is Sender.ANY
+
+
+def test_paths_are_found_below_the_mount(tmp_path: pathlib.Path) -> None:
+    service = tmp_path / SERVICE[1:]
+    service.mkdir(parents=True)
+    (service / "cgroup.procs").touch()
+    paths = [SERVICE, "/", f"{SERVICE}/cgroup.procs", "/nowhere", "/" + "x" * 5000]
+    assert cgroups.resolve(tmp_path, paths) == {
+        SERVICE: CgroupId(service.stat().st_ino, 2),
+        "/": CgroupId(tmp_path.stat().st_ino, 0),
+    }
+    (tmp_path / "cgroup.type").touch()
+    assert cgroups.resolve(tmp_path, [SERVICE])[SERVICE].level is None
+    assert cgroups.resolve(None, paths) == {}

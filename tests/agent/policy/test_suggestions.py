@@ -1,0 +1,128 @@
+"""Policies suggested from who is refused: what they let in, and that --rules takes them."""
+
+import datetime
+import pathlib
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+import yaml
+
+from agent.admin.report import CallerStatus
+from agent.drops.source_processes import NO_SOCKET, protocol_word
+from agent.linux.cgroups import CgroupId
+from agent.pods import documents
+from agent.pods.pod import Pod
+from agent.policy import api_types, suggestions
+from agent.policy.api_types import HostAccessPolicy
+from agent.policy.matching import RuleBook
+from bpf import abi
+from bpf.rules import Rule, Sender
+
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+WEB = Pod(uid="1", namespace="demo", name="web-1", labels={"app": "web", "pod-template-hash": "1"})
+OTHER = Pod(uid="2", namespace="demo", name="other", labels={"app": "other"})
+A, B = "/system.slice/a.service", "/system.slice/b.service"
+
+
+def caller(sender: str, protocol: int, port: int = 0, pod: Pod = WEB) -> CallerStatus:
+    return CallerStatus(
+        namespace=pod.namespace,
+        pod=pod.name,
+        mode="audit",
+        protocol=protocol_word(protocol),
+        port=port,
+        sender=sender,
+        process="",
+        packets=1,
+        first=NOW,
+        last=NOW,
+        labels=pod.labels,
+    )
+
+
+def taken(suggested: Iterable[HostAccessPolicy], directory: pathlib.Path) -> RuleBook:
+    """What --rules makes of what `podgate suggest` writes."""
+    path = directory / "suggested.yaml"
+    path.write_text(yaml.safe_dump_all(msgspec.to_builtins(one) for one in suggested))
+    read = [api_types.read(document, source="x") for document in documents.read_all(path)]
+    book = RuleBook.of(read)
+    return book.with_cgroups({one: CgroupId(index, 2) for index, one in enumerate([A, B], 1)})
+
+
+def admitted(book: RuleBook, pod: Pod) -> set[tuple[Sender, int, int, int, int]]:
+    def short(rule: Rule) -> tuple[Sender, int, int, int, int]:
+        return rule.sender, rule.cgroup, rule.protocol, rule.first_port, rule.last_port
+
+    admission = book.admit(pod, ())
+    assert admission.problem == ""
+    return {short(rule) for rule in admission.rules}
+
+
+def test_they_let_in_who_was_seen_and_nobody_else(tmp_path: pathlib.Path) -> None:
+    seen = [
+        caller(A, 6, 80),
+        caller(A, 6, 81),
+        caller(B, 6, 80),
+        caller(B, 17, 53),
+        caller(A, 1),
+        caller(NO_SOCKET, 47),
+        caller(A, 6, 443, OTHER),
+    ]
+    suggested, nameless = suggestions.suggest(seen)
+    assert nameless == []
+    book = taken(suggested, tmp_path)
+    assert admitted(book, WEB) == {
+        (Sender.CGROUP, 1, 6, 80, 81),
+        (Sender.CGROUP, 1, 1, 0, 65535),
+        (Sender.CGROUP, 1, 58, 0, 65535),
+        (Sender.CGROUP, 2, 6, 80, 80),
+        (Sender.CGROUP, 2, 17, 53, 53),
+        (Sender.KERNEL, 0, 47, 0, 65535),
+    }
+    assert admitted(book, OTHER) == {(Sender.CGROUP, 1, 6, 443, 443)}
+
+
+def test_senders_that_ask_for_the_same_share_a_policy() -> None:
+    suggested, _ = suggestions.suggest([caller(A, 6, 80), caller(B, 6, 80)])
+    assert [len(policy.spec.from_) for policy in suggested] == [2]
+
+
+def test_labels_of_one_pod_or_revision_alone_are_not_asked_for() -> None:
+    (policy,), _ = suggestions.suggest([caller(A, 6, 80)])
+    assert policy.spec.pods.pod_selector.match_labels == {"app": "web"}
+    assert policy.spec.pods.namespaces == ("demo",)
+
+
+def test_a_container_is_named_by_its_pod_whose_cgroup_stays() -> None:
+    slice_of_pod = (
+        "/kubepods.slice/kubepods-burstable.slice/"
+        "kubepods-burstable-pod0123abcd_0123_4567_89ab_0123456789ab.slice"
+    )
+    (policy,), _ = suggestions.suggest(
+        [caller(f"{slice_of_pod}/cri-containerd-{'ab' * 32}.scope", 6, 80)]
+    )
+    cgroup = policy.spec.from_[0].cgroup
+    assert cgroup is not None
+    assert (cgroup.path, cgroup.match) == (slice_of_pod, "subtree")
+
+
+def test_a_caller_without_a_name_is_told_and_not_guessed_at() -> None:
+    gone = caller("(gone)", 6, 80)
+    assert suggestions.suggest([gone]) == ([], [gone])
+
+
+@pytest.mark.parametrize("protocol", [6, 17, 132, 1, 58, 47, 50, 103, 136])
+def test_every_protocol_that_drops_shows_is_taken(protocol: int, tmp_path: pathlib.Path) -> None:
+    port = 7 if protocol in (6, 17, 132, 136) else 0
+    suggested, _ = suggestions.suggest([caller(A, protocol, port)])
+    assert protocol in {rule[2] for rule in admitted(taken(suggested, tmp_path), WEB)}
+
+
+def test_more_than_a_policy_holds_becomes_several(tmp_path: pathlib.Path) -> None:
+    seen = [caller(sender, 6, port) for sender in (A, B) for port in range(1, 100, 2)]
+    suggested, _ = suggestions.suggest([*seen, caller(A, 1), caller(B, 1)])
+    book = taken(suggested, tmp_path)
+    assert all(len(policy.rules) <= abi.GATE_RULES for policy in book.policies)
+    rules = {rule for policy in book.policies for rule in policy.rules}
+    assert len(rules) == 2 * (50 + 2)

@@ -1,0 +1,149 @@
+"""Results of probes outlive the agent for the same sandbox, and for no other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import pathlib
+import time
+
+import pytest
+
+from agent.probing.result_store import ProbeMemory, sandbox_of
+from probes.engine.workers import ProbeType
+from probes.netns import Netns
+from probes.results import Result
+from tests.probes.conftest import sandbox_netns
+
+RESULTS = {"app": {ProbeType.READINESS: Result.SUCCESS}}
+
+
+def end(memory: ProbeMemory) -> None:
+    """End it as an agent ends."""
+
+    async def run() -> None:
+        running = asyncio.create_task(memory.run())
+        await asyncio.sleep(0)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+    asyncio.run(run())
+
+
+def save(path: pathlib.Path) -> ProbeMemory:
+    """A memory that has had one pod, and has ended."""
+    memory = ProbeMemory(path)
+    memory.claim("u", "4:1:1").results = RESULTS
+    end(memory)
+    return memory
+
+
+@pytest.fixture
+def path(tmp_path: pathlib.Path) -> pathlib.Path:
+    made = tmp_path / "state" / "probes.json"
+    save(made)
+    return made
+
+
+def test_the_same_sandbox_finds_its_results(path: pathlib.Path) -> None:
+    assert ProbeMemory(path).claim("u", "4:1:1").results == RESULTS
+
+
+def test_another_sandbox_of_the_pod_finds_nothing(path: pathlib.Path) -> None:
+    assert ProbeMemory(path).claim("u", "4:1:2").results == {}
+
+
+def test_another_pod_finds_nothing(path: pathlib.Path) -> None:
+    assert ProbeMemory(path).claim("v", "4:1:1").results == {}
+
+
+def test_what_nobody_has_claimed_yet_is_kept(path: pathlib.Path) -> None:
+    memory = ProbeMemory(path)
+    memory.claim("v", "4:2:2")
+    end(memory)
+    assert ProbeMemory(path).claim("u", "4:1:1").results == RESULTS
+
+
+def test_a_pod_that_is_gone_is_forgotten(path: pathlib.Path) -> None:
+    memory = ProbeMemory(path)
+    memory.claim("u", "4:1:1")
+    memory.forget("u")
+    end(memory)
+    assert ProbeMemory(path).claim("u", "4:1:1").results == {}
+
+
+def test_results_of_another_boot_do_not_count(path: pathlib.Path) -> None:
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"boot": "another"}))
+    assert ProbeMemory(path).claim("u", "4:1:1").results == {}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{", '{"boot": 1, "pods": []}', '{"boot": "b", "pods": [{"uid": "u"}]}', "\x00"],
+)
+def test_a_file_that_is_none_is_left_out(path: pathlib.Path, content: str) -> None:
+    path.write_text(content)
+    assert ProbeMemory(path).claim("u", "4:1:1").results == {}
+
+
+def test_a_result_that_there_is_not_is_left_out(path: pathlib.Path) -> None:
+    path.write_text(path.read_text().replace('"success"', '"perfect"'))
+    assert ProbeMemory(path).claim("u", "4:1:1").results == {}
+
+
+def test_a_start_in_the_future_is_now(path: pathlib.Path) -> None:
+    content = json.loads(path.read_text())
+    content["pods"][0]["started_at"] = time.time() + 1e6
+    path.write_text(json.dumps(content))
+    assert ProbeMemory(path).claim("u", "4:1:1").started_at <= time.time()
+
+
+def test_a_directory_that_cannot_be_written_stops_nothing(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    memory = save(tmp_path / "state" / "probes.json")
+    assert memory.claim("u", "4:1:1").results == RESULTS
+
+
+async def test_changes_are_written_while_running(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state" / "probes.json"
+    memory = ProbeMemory(path)
+    loop, written = asyncio.get_running_loop(), asyncio.Event()
+    write = memory._write
+
+    def tells(number: int, content: bytes) -> None:
+        write(number, content)
+        loop.call_soon_threadsafe(written.set)
+
+    monkeypatch.setattr(memory, "_write", tells)
+    running = asyncio.create_task(memory.run())
+    memory.claim("u", "4:1:1")
+    async with asyncio.timeout(20):
+        await written.wait()
+    assert ProbeMemory(path).claim("u", "4:1:1").started_at < time.time()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+def test_an_older_content_never_comes_after_a_newer(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "state" / "probes.json"
+    memory = ProbeMemory(path)
+    older = memory._content()
+    memory.claim("u", "4:1:1").results = RESULTS
+    memory._write(*memory._content())
+    memory._write(*older)
+    assert ProbeMemory(path).claim("u", "4:1:1").results == RESULTS
+
+
+@pytest.mark.kernel
+def test_no_two_sandboxes_have_one_name() -> None:
+    with sandbox_netns() as first:
+        name = sandbox_of(first.netns)
+        assert name == sandbox_of(Netns.open(first.path))
+    with sandbox_netns() as second:
+        assert sandbox_of(second.netns) != name

@@ -1,0 +1,207 @@
+"""Following a directory of manifests."""
+
+import asyncio
+import json
+import pathlib
+
+import pytest
+
+from agent import labels
+from agent.pods.pod import Pod
+from agent.sources.manifests import ManifestSource
+from bpf.verdicts import Mode
+
+
+class Recorder:
+    """What a source told, in order."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.directory = directory
+        self.pods: dict[str, Pod] = {}
+        self.told: list[str] = []
+        self.changed = asyncio.Event()
+        self.source = ManifestSource(
+            directory, default_mode=Mode.AUDIT, on_pod=self._on_pod, on_removed=self._on_removed
+        )
+
+    def _on_pod(self, pod: Pod) -> None:
+        self.pods[pod.uid] = pod
+        self.told.append(f"+{pod.name}")
+        self.changed.set()
+
+    def _on_removed(self, uid: str) -> None:
+        self.told.append(f"-{self.pods.pop(uid).name}")
+        self.changed.set()
+
+    def write(self, file: str, content: str) -> None:
+        # As an editor does it: never a half-written file under the final name.
+        unfinished = self.directory / f".{file}"
+        unfinished.write_text(content, encoding="utf-8")
+        unfinished.rename(self.directory / file)
+
+    def pod(self, name: str) -> Pod:
+        return next(pod for pod in self.pods.values() if pod.name == name)
+
+
+def manifest(name: str, *, mode: str = "audit", uid: str = "") -> str:
+    return json.dumps(
+        {
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "uid": uid,
+                "labels": {labels.MODE_LABEL: mode},
+                "annotations": {labels.NETNS_ANNOTATION: f"/run/netns/{name}"},
+            },
+            "spec": {"containers": [{"name": "app"}]},
+        }
+    )
+
+
+@pytest.fixture
+def recorder(tmp_path: pathlib.Path) -> Recorder:
+    return Recorder(tmp_path)
+
+
+def test_yaml_and_json_files_are_read_and_others_are_not(recorder: Recorder) -> None:
+    for file in ("a.yaml", "b.yml", "c.json", "d.txt", ".e.yaml"):
+        recorder.write(file, manifest(file[0] if file[0] != "." else "e"))
+    recorder.source.look()
+    assert recorder.told == ["+a", "+b", "+c"]
+
+
+def test_nothing_is_told_twice(recorder: Recorder) -> None:
+    recorder.write("a.yaml", manifest("a"))
+    recorder.source.look()
+    recorder.source.look()
+    assert recorder.told == ["+a"]
+
+
+def test_a_changed_file_is_told_again(recorder: Recorder) -> None:
+    recorder.write("a.yaml", manifest("a"))
+    recorder.source.look()
+    recorder.write("a.yaml", manifest("a", mode="enforce"))
+    recorder.source.look()
+    assert recorder.told == ["+a", "+a"]
+    assert recorder.pod("a").mode is Mode.ENFORCE
+
+
+def test_a_removed_file_removes_its_pod(recorder: Recorder) -> None:
+    recorder.write("a.yaml", manifest("a"))
+    recorder.source.look()
+    (recorder.directory / "a.yaml").unlink()
+    recorder.source.look()
+    assert recorder.told == ["+a", "-a"]
+
+
+def test_a_file_that_changes_its_pod_removes_the_old_one(recorder: Recorder) -> None:
+    recorder.write("a.yaml", manifest("a"))
+    recorder.source.look()
+    recorder.write("a.yaml", manifest("other"))
+    recorder.source.look()
+    assert recorder.told == ["+a", "-a", "+other"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("a: [", "not YAML at line"),
+        ("\x00", "not YAML"),
+        ("kind: Service\nmetadata: {name: x}", "not a pod manifest"),
+        ("[" * 5000, "nested"),
+        ("a: b\n---\nc: d\n", "2 documents"),
+        ("a: &a [1]\nb: &b [" + "*a," * 999 + "]\nc: [" + "*b," * 999 + "]", "20,000 values"),
+    ],
+)
+def test_a_file_that_is_no_pod_is_one_problem(recorder: Recorder, content: str, words: str) -> None:
+    recorder.write("a.yaml", manifest("a"))
+    recorder.write("bad.yaml", content)
+    recorder.source.look()
+    assert recorder.told == ["+a", "+bad.yaml"]
+    problem = recorder.pod("bad.yaml").manifest_problem
+    assert problem is not None
+    assert words in f"{problem.reason} {problem.message}"
+    assert "bad.yaml" in problem.message
+
+
+def test_a_json_file_must_be_json(recorder: Recorder) -> None:
+    recorder.write("bad.json", "kind: Pod")
+    recorder.source.look()
+    problem = recorder.pod("bad.json").manifest_problem
+    assert problem is not None
+    assert "not JSON" in problem.message
+
+
+def test_a_huge_file_is_not_read(recorder: Recorder) -> None:
+    recorder.write("big.yaml", " " * (1 << 21))
+    recorder.source.look()
+    problem = recorder.pod("big.yaml").manifest_problem
+    assert problem is not None
+    assert "1 MiB" in problem.message
+
+
+def test_a_pod_whose_file_becomes_wrong_stays_as_it_was(recorder: Recorder) -> None:
+    recorder.write("a.yaml", manifest("a", mode="enforce"))
+    recorder.source.look()
+    recorder.write("a.yaml", "a: [")
+    recorder.source.look()
+    pod = recorder.pod("a")
+    assert pod.mode is Mode.ENFORCE
+    assert pod.netns_path == "/run/netns/a"
+    assert pod.manifest_problem is not None
+    assert "last good one stays in force" in pod.manifest_problem.message
+
+
+def test_a_repaired_file_has_no_problem_left(recorder: Recorder) -> None:
+    recorder.write("a.yaml", "a: [")
+    recorder.source.look()
+    recorder.write("a.yaml", manifest("a"))
+    recorder.source.look()
+    assert recorder.told == ["+a.yaml", "-a.yaml", "+a"]
+    assert recorder.pod("a").manifest_problem is None
+
+
+def test_a_second_file_for_the_same_pod_is_refused(recorder: Recorder) -> None:
+    recorder.write("a.yaml", manifest("a", mode="enforce"))
+    recorder.write("b.yaml", manifest("a", mode="off"))
+    recorder.source.look()
+    assert recorder.pod("a").mode is Mode.ENFORCE
+    problem = recorder.pod("b.yaml").manifest_problem
+    assert problem is not None
+    assert problem.reason == "DuplicatePod"
+    assert "a.yaml" in problem.message
+
+
+def test_a_second_file_takes_over_when_the_first_goes(recorder: Recorder) -> None:
+    recorder.write("a.yaml", manifest("a", mode="enforce"))
+    recorder.write("b.yaml", manifest("a", mode="audit"))
+    recorder.source.look()
+    (recorder.directory / "a.yaml").unlink()
+    recorder.source.look()
+    assert recorder.pod("a").mode is Mode.AUDIT
+    assert len(recorder.pods) == 1
+
+
+def test_a_renamed_file_ends_with_its_pod_told(recorder: Recorder) -> None:
+    recorder.write("a.yaml", manifest("a"))
+    recorder.source.look()
+    (recorder.directory / "a.yaml").rename(recorder.directory / "z.yaml")
+    recorder.source.look()
+    assert recorder.pod("a").source == "z.yaml"
+
+
+async def test_changes_are_seen_while_running(recorder: Recorder) -> None:
+    running = asyncio.create_task(recorder.source.run())
+    try:
+        async with asyncio.timeout(10):
+            while not recorder.told:
+                # The watcher may not be listening yet: write until it is.
+                recorder.write("a.yaml", manifest("a"))
+                try:
+                    async with asyncio.timeout(0.5):
+                        await recorder.changed.wait()
+                except TimeoutError:
+                    continue
+    finally:
+        running.cancel()
+    assert recorder.told[0] == "+a"

@@ -1,0 +1,47 @@
+"""Pods in strict, made of nothing: for tests of what the relay is told."""
+
+import ipaddress
+from typing import Any
+
+from agent.gates.address_claims import AddressClaims
+from agent.gates.pod_gates import Guarded
+from agent.linux.pod_network import NodeInterface, PodNetwork
+from agent.pods.pod import Pod
+from bpf.verdicts import Mode
+from probes.netns import Netns
+from probes.spec.specs import parse_pod
+
+HTTP_8080 = {"readinessProbe": {"httpGet": {"port": 8080}}}
+
+
+def tcp(port: int) -> dict[str, Any]:
+    return {"livenessProbe": {"tcpSocket": {"port": port}}}
+
+
+def guarded(
+    name: str,
+    *addresses: str,
+    container: dict[str, Any] = HTTP_8080,
+    mode: Mode = Mode.STRICT,
+    stands: bool = True,
+    is_relayed: bool = True,
+    taps: tuple[str, ...] = (),
+    claimed: tuple[str, ...] = (),
+) -> Guarded:
+    """container: its probes; stands: whether its gate does; claimed: addresses that its namespace
+    shows and nothing confirms."""
+    spec = parse_pod({"spec": {"containers": [{"name": "app", **container}]}})
+    assert not spec.errors
+    pod = Pod(
+        uid=f"uid-{name}", namespace="shop", name=name, mode=mode, spec=spec, is_relayed=is_relayed
+    )
+    netns = Netns(f"/run/netns/{name}", 4, sum(name.encode()))
+    veth = NodeInterface(sum(name.encode()), f"veth{name}")
+    own = tuple(map(ipaddress.ip_address, addresses))
+    shown = (*own, *map(ipaddress.ip_address, claimed))
+    network = PodNetwork((veth,), shown, (), 0, (), taps)
+    claims = AddressClaims(tuple(address for address in own if not address.is_link_local))
+    made = Guarded(pod, netns=netns, network=network, claims=claims)
+    if stands:
+        made.gates, made.isolated = {veth.ifindex: veth}, netns
+    return made

@@ -1,0 +1,121 @@
+"""A scheduler with fake pods and fake time, for tests of what it does and when."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from probes.engine import prober, scheduler
+from probes.engine.workers import ProbeType
+from probes.netns import Netns
+from probes.results import Outcome, Result
+from probes.spec import specs
+
+STARTUP, READINESS, LIVENESS = ProbeType.STARTUP, ProbeType.READINESS, ProbeType.LIVENESS
+GOOD, BAD = Outcome(Result.SUCCESS, "fine"), Outcome(Result.FAILURE, "ill")
+ERROR = Outcome(Result.UNKNOWN, "no socket", error=True)
+NETNS = Netns("/run/netns/none", 0, 0)
+
+
+@dataclasses.dataclass
+class Started:
+    """One probe that the scheduler began."""
+
+    at: float
+    port: int
+    netns: Netns
+    addresses: list[str]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Pods:
+    """Stands for the prober and all pods: answers by port, after as long as the test says."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.answers: dict[int, Outcome | Exception] = {}
+        self.takes: dict[int, float] = {}
+        self.started: list[Started] = []
+        self.closed = False
+
+    def start(self, plan: prober.Plan, netns: Netns, done: Callable[[Outcome], None], /) -> Started:
+        port = plan.candidates[0].target.exchange().hop.port
+        addresses = [candidate.address for candidate in plan.candidates]
+        run = Started(self.loop.time(), port, netns, addresses)
+        self.started.append(run)
+        answer = self.answers.get(port, GOOD)
+        if isinstance(answer, Exception):
+            raise answer
+        if seconds := self.takes.get(port):
+            self.loop.call_later(seconds, self._answer, run, answer, done)
+        else:
+            done(answer)
+        return run
+
+    def _answer(self, run: Started, answer: Outcome, done: Callable[[Outcome], None]) -> None:
+        if not run.cancelled:
+            done(answer)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def times(self, port: int) -> list[float]:
+        return [round(run.at, 6) for run in self.started if run.port == port]
+
+
+class Bench:
+    """A scheduler, the pods it probes, and what it told."""
+
+    def __init__(self, **settings: float) -> None:
+        self.pods = Pods()
+        self.results: list[tuple[str, str, Result]] = []
+        self.probes: list[tuple[str, Outcome]] = []
+        self.delays: list[float] = []
+        self.scheduler = scheduler.Scheduler(
+            on_result=lambda key, result: self.results.append((key.uid, key.type, result)),
+            on_probe=lambda key, outcome: self.probes.append((key.uid, outcome)),
+            on_delay=self.delays.append,
+            starter=self.pods,
+            wall_clock=asyncio.get_running_loop().time,
+            max_in_flight=int(settings.pop("max_in_flight", 100)),
+            **settings,
+        )
+
+    def status(self, uid: str, type: ProbeType = READINESS) -> scheduler.ProbeStatus:
+        (found,) = (s for s in self.scheduler.snapshot() if s.key.uid == uid and s.key.type == type)
+        return found
+
+
+def probe(port: int, *, period: float = 10.0, success: int = 1, failure: int = 3) -> specs.Probe:
+    return specs.Probe(specs.TcpSocket(port), 0.0, 1.0, period, success, failure)
+
+
+def pod(
+    uid: str = "a",
+    *,
+    readiness: specs.Probe | None = None,
+    liveness: specs.Probe | None = None,
+    startup: specs.Probe | None = None,
+    container_id: str = "c1",
+    started_at: float = 0.0,
+    running: bool = True,
+    started: bool | None = None,
+    deleting: bool = False,
+    restored: Mapping[ProbeType, Result] | None = None,
+    netns: Netns = NETNS,
+    addresses: tuple[str, ...] = ("198.18.0.1",),
+) -> scheduler.PodTarget:
+    probes = specs.ContainerProbes("app", startup, readiness, liveness)
+    container = scheduler.ContainerTarget(
+        probes,
+        container_id,
+        started_at,
+        running=running,
+        started=started,
+        restored=restored or {},
+    )
+    return scheduler.PodTarget(uid, netns, addresses, (container,), deleting)

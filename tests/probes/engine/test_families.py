@@ -1,0 +1,184 @@
+"""A probe asks the families that it names, or both at once; the result says which answered."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from probes.engine import families, joint, prober
+from probes.results import Outcome, Result
+from probes.spec.definitions import IpFamily, IpFamilyPolicy, Probe, TcpSocket
+from tests.probes.conftest import Sandbox, sandbox_netns
+
+V4, V6 = "198.18.0.1", "fd00:18::1"
+PREFER: IpFamilyPolicy = "PreferDualStack"
+REQUIRE: IpFamilyPolicy = "RequireDualStack"
+
+
+@pytest.mark.parametrize(
+    ("family", "policy", "addresses", "asked"),
+    [
+        (None, None, (V4, V6), ((V4, V6),)),
+        (None, None, (V6, V4), ((V6, V4),)),
+        (None, None, (V6, V6, "fe80::1"), ((V6,),)),
+        ("IPv4", None, (V6, V4), ((V4,),)),
+        ("IPv6", None, (V4, V6, "fd00:18::2"), ((V6, "fd00:18::2"),)),
+        (None, "SingleStack", (V6, V4), ((V6,),)),
+        ("IPv4", "SingleStack", (V6, V4), ((V4,),)),
+        (None, PREFER, (V4, V6), ((V4,), (V6,))),
+        (None, PREFER, (V6,), ((V6,),)),
+        ("IPv6", PREFER, (V4, V6), ((V6,), (V4,))),
+        ("IPv6", PREFER, (V4,), ((V4,),)),
+        (None, REQUIRE, (V6, V4), ((V6,), (V4,))),
+        ("IPv4", REQUIRE, (V6, V4), ((V4,), (V6,))),
+    ],
+)
+def test_addresses_are_chosen_by_family_and_policy(
+    family: IpFamily | None,
+    policy: IpFamilyPolicy | None,
+    addresses: tuple[str, ...],
+    asked: tuple[tuple[str, ...], ...],
+) -> None:
+    probe = Probe(TcpSocket(80), ip_family=family, ip_family_policy=policy)
+    assert families.groups(probe, addresses) == asked
+
+
+@pytest.mark.parametrize(
+    ("family", "policy", "addresses", "text"),
+    [
+        (None, None, (), "the pod has no address to probe"),
+        (None, None, ("fe80::1",), "the pod has no address to probe"),
+        ("IPv6", None, (V4,), "the pod has no IPv6 address to probe"),
+        ("IPv4", "SingleStack", (V6,), "the pod has no IPv4 address to probe"),
+        (None, REQUIRE, (V4,), "the pod has no IPv6 address to probe"),
+        (None, REQUIRE, (V6,), "the pod has no IPv4 address to probe"),
+    ],
+)
+def test_missing_address_is_a_failure_that_names_the_family(
+    family: IpFamily | None, policy: IpFamilyPolicy | None, addresses: tuple[str, ...], text: str
+) -> None:
+    probe = Probe(TcpSocket(80), ip_family=family, ip_family_policy=policy)
+    with pytest.raises(families.NoAddress, match=text):
+        families.groups(probe, addresses)
+    assert prober.plan(probe, addresses).refusal == text
+
+
+def test_localhost_is_asked_only_when_the_probe_says_so() -> None:
+    probe = Probe(TcpSocket(80), target="localhost")
+    assert families.groups(probe, (V4,)) == (("127.0.0.1", "::1"),)
+    only_v6 = Probe(TcpSocket(80), target="localhost", ip_family="IPv6")
+    assert families.groups(only_v6, (V4,)) == (("::1",),)
+
+
+async def ask(
+    sandbox: Sandbox,
+    port: int,
+    *addresses: str,
+    family: IpFamily | None = None,
+    policy: IpFamilyPolicy | None = None,
+    localhost: bool = False,
+) -> Outcome:
+    probe = Probe(
+        TcpSocket(port),
+        timeout_seconds=5.0,
+        ip_family=family,
+        ip_family_policy=policy,
+        target="localhost" if localhost else "pod",
+    )
+    return await prober.probe(probe, netns=sandbox.netns, addresses=addresses or (V4, V6))
+
+
+@contextlib.contextmanager
+def listening(sandbox: Sandbox, *addresses: str) -> Iterator[int]:
+    """All of them on one port."""
+    with contextlib.ExitStack() as stack:
+        port = 0
+        for address in addresses:
+            sock = stack.enter_context(sandbox.listen(address, port))
+            port = sock.getsockname()[1]
+        yield port
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("served", "family"), [(V4, "IPv4"), (V6, "IPv6")])
+@pytest.mark.parametrize("addresses", [(V4, V6), (V6, V4)])
+async def test_one_family_is_enough_and_is_named(
+    shared_sandbox: Sandbox, served: str, family: str, addresses: tuple[str, ...]
+) -> None:
+    with listening(shared_sandbox, served) as port:
+        outcome = await ask(shared_sandbox, port, *addresses)
+    assert (outcome.result, outcome.address) == (Result.SUCCESS, served)
+    assert outcome.families == (family,)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("policy", [PREFER, REQUIRE])
+async def test_dual_stack_policies_need_both_families(
+    shared_sandbox: Sandbox, policy: IpFamilyPolicy
+) -> None:
+    with listening(shared_sandbox, V4) as port:
+        outcome = await ask(shared_sandbox, port, policy=policy)
+    assert outcome.result is Result.FAILURE
+    assert outcome.message == f"dial tcp [{V6}]:{port}: connect: connection refused"
+    assert outcome.families == ("IPv6",)
+    with listening(shared_sandbox, V4, V6) as port:
+        outcome = await ask(shared_sandbox, port, policy=policy)
+    assert outcome.result is Result.SUCCESS
+    assert outcome.families == ("IPv4", "IPv6")
+
+
+@pytest.mark.kernel
+async def test_both_families_failing_are_both_told(shared_sandbox: Sandbox) -> None:
+    outcome = await ask(shared_sandbox, 9, policy=REQUIRE)
+    assert outcome.families == ("IPv4", "IPv6")
+    assert f"{V4}:9" in outcome.message
+    assert f"[{V6}]:9" in outcome.message
+
+
+@pytest.mark.kernel
+async def test_named_family_is_the_only_one_asked(shared_sandbox: Sandbox) -> None:
+    with listening(shared_sandbox, V4) as port:
+        outcome = await ask(shared_sandbox, port, family="IPv6")
+    assert (outcome.result, outcome.families) == (Result.FAILURE, ("IPv6",))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+async def test_localhost_server_passes_only_by_request(
+    shared_sandbox: Sandbox, address: str
+) -> None:
+    with listening(shared_sandbox, address) as port:
+        assert not (await ask(shared_sandbox, port)).passed
+        assert (await ask(shared_sandbox, port, localhost=True)).address == address
+
+
+@pytest.mark.kernel
+async def test_localhost_of_one_pod_is_not_anothers() -> None:
+    with sandbox_netns() as first, sandbox_netns() as second, listening(first, "::1") as port:
+        assert (await ask(first, port, localhost=True)).passed
+        assert not (await ask(second, port, localhost=True)).passed
+
+
+def outcome(result: Result, address: str, *, error: bool = False) -> Outcome:
+    return Outcome(result, f"{result} {address}", error, 0.5, address)
+
+
+def test_warning_of_one_family_is_kept() -> None:
+    both = [outcome(Result.SUCCESS, V4), outcome(Result.WARNING, V6)]
+    assert joint.together(both).result is Result.WARNING
+
+
+def test_pods_failure_counts_for_more_than_the_probers() -> None:
+    both = [outcome(Result.UNKNOWN, V4, error=True), outcome(Result.FAILURE, V6)]
+    assert joint.together(both) == outcome(Result.FAILURE, V6)
+
+
+def test_cancelled_run_tells_nothing() -> None:
+    told: list[Outcome] = []
+    run = joint.JointRun(2, told.append)
+    run.ender(0)(outcome(Result.SUCCESS, V4))
+    run.cancel()
+    run.ender(1)(outcome(Result.SUCCESS, V6))
+    assert told == []

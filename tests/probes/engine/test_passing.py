@@ -1,0 +1,81 @@
+"""What conditions and `podgate status` are told of a pod's probes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from probes.engine import scheduler
+from probes.results import Outcome, Result
+from tests.probes.engine.schedules import BAD, GOOD, LIVENESS, Bench, pod, probe
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_snapshot_shows_what_status_needs(bench: Bench) -> None:
+    bench.pods.takes[2] = 5.0
+    bench.pods.answers[1] = Outcome(Result.FAILURE, "x" * 5000, address="198.18.0.1")
+    bench.scheduler.set_pod(pod(readiness=probe(1), liveness=probe(2)))
+    await asyncio.sleep(4)
+    readiness, liveness = bench.status("a"), bench.status("a", LIVENESS)
+    assert (readiness.passed, readiness.failed, readiness.run_length) == (0, 1, 1)
+    assert readiness.outcome is not None
+    assert len(readiness.outcome.message) == scheduler.MESSAGE_MAX_CHARS
+    assert readiness.due_in_seconds == pytest.approx(6.0)
+    assert (liveness.in_flight, liveness.due_in_seconds) == (True, None)
+    assert liveness.result is Result.SUCCESS
+
+
+async def test_passing_names_the_first_probe_that_does_not(bench: Bench) -> None:
+    assert bench.scheduler.passing("a") == (
+        False,
+        "NotScheduled",
+        "no probes are scheduled for this pod",
+    )
+    bench.pods.answers[1] = BAD
+    bench.pods.takes[1] = 1.0
+    bench.scheduler.set_pod(pod(startup=probe(1, period=5), readiness=probe(2)))
+    await asyncio.sleep(0.5)
+    assert bench.scheduler.passing("a") == (
+        False,
+        "ProbePending",
+        'container "app": startup probe has no result yet',
+    )
+    await asyncio.sleep(1)
+    assert bench.scheduler.passing("a") == (
+        False,
+        "ProbeFailing",
+        'container "app": startup probe failed: ill',
+    )
+    bench.pods.answers[1] = GOOD
+    await asyncio.sleep(5)
+    assert bench.scheduler.passing("a") == (
+        True,
+        "ProbesPassing",
+        "all 2 probes of startup and readiness pass",
+    )
+
+
+async def test_liveness_does_not_decide_about_passing(bench: Bench) -> None:
+    bench.pods.answers[1] = BAD
+    bench.scheduler.set_pod(pod(liveness=probe(1, failure=1)))
+    await asyncio.sleep(1)
+    assert bench.scheduler.passing("a")[:2] == (True, "NoProbes")
+
+
+async def test_container_that_does_not_run_is_not_passing(bench: Bench) -> None:
+    bench.scheduler.set_pod(pod(readiness=probe(1), running=False))
+    assert bench.scheduler.passing("a") == (
+        False,
+        "ContainerNotRunning",
+        'container "app" is not running',
+    )
+
+
+async def test_successes_that_do_not_suffice_yet_are_counted_out(bench: Bench) -> None:
+    bench.scheduler.set_pod(pod(readiness=probe(1, success=3)))
+    await asyncio.sleep(11)
+    assert bench.scheduler.passing("a")[2] == (
+        'container "app": readiness probe has succeeded 2 of 3 times'
+    )

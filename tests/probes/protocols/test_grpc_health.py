@@ -1,0 +1,372 @@
+"""A grpc probe says what the kubelet's says, of real servers and of any bytes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+from grpc_health.v1 import health_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probes.engine import prober
+from probes.protocols import grpc_health
+from probes.protocols.exchanges import Broken, Phase
+from probes.results import Outcome, Result, Verdict
+from probes.spec.specs import Grpc, Probe
+from tests import processes
+from tests.probes import servers
+from tests.probes.conftest import Sandbox
+
+ENDPOINT = "10.0.0.1:50051"
+GRPC = (("content-type", "application/grpc"),)
+
+
+class Server:
+    """An h2 server that answers one exchange."""
+
+    def __init__(self, handler: Grpc | None = None, timeout_seconds: float = 1.0) -> None:
+        target = grpc_health.GrpcTarget(handler or Grpc(50051), "10.0.0.1", timeout_seconds)
+        self.exchange = target.exchange()
+        config = h2.config.H2Configuration(client_side=False, header_encoding="utf-8")
+        self.connection = h2.connection.H2Connection(config)
+        self.connection.initiate_connection()
+        self.events = self.connection.receive_data(self.exchange.start())
+
+    def settle(self) -> None:
+        self.exchange.receive(self.connection.data_to_send())
+
+    def answer(
+        self,
+        data: bytes = b"",
+        *,
+        status: int = 200,
+        headers: tuple[tuple[str, str], ...] = GRPC,
+        trailers: tuple[tuple[str, str], ...] | None = (("grpc-status", "0"),),
+    ) -> Verdict:
+        connection = self.connection
+        connection.send_headers(1, [(":status", str(status)), *headers])
+        connection.send_data(1, data, end_stream=trailers is None)
+        if trailers is not None:
+            connection.send_headers(1, trailers, end_stream=True)
+        return self.sent()
+
+    def sent(self) -> Verdict:
+        self.exchange.receive(self.connection.data_to_send())
+        assert self.exchange.verdict is not None
+        return self.exchange.verdict
+
+
+def response(status: int) -> bytes:
+    message: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
+    return grpc_health.frame(message)
+
+
+def failure(text: str) -> Verdict:
+    return Verdict(Result.FAILURE, text)
+
+
+def test_request_is_that_of_the_kubelet() -> None:
+    server = Server(Grpc(50051, "db"), timeout_seconds=2.0)
+    (headers,) = (e for e in server.events if isinstance(e, h2.events.RequestReceived))
+    (data,) = (e for e in server.events if isinstance(e, h2.events.DataReceived))
+    assert {str(name): str(value) for name, value in headers.headers or ()} == {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/grpc.health.v1.Health/Check",
+        ":authority": ENDPOINT,
+        "content-type": "application/grpc",
+        "user-agent": "kube-probe/1.36",
+        "te": "trailers",
+        "grpc-timeout": "2000000u",
+    }
+    message = health_pb2.HealthCheckRequest(service="db").SerializeToString()
+    assert data.data == grpc_health.frame(message)
+    assert any(isinstance(event, h2.events.StreamEnded) for event in server.events)
+
+
+def test_serving_is_success() -> None:
+    assert Server().answer(response(1)) == Verdict(Result.SUCCESS, "service healthy")
+
+
+@pytest.mark.parametrize(
+    ("status", "name"), [(0, "UNKNOWN"), (2, "NOT_SERVING"), (3, "SERVICE_UNKNOWN"), (9, "9")]
+)
+def test_any_other_status_is_failure(status: int, name: str) -> None:
+    assert Server().answer(response(status)) == failure(
+        f'service unhealthy (responded with "{name}")'
+    )
+
+
+def test_server_without_the_health_service_is_told() -> None:
+    trailers = (("grpc-status", "12"), ("grpc-message", "unknown%20service"))
+    assert Server().answer(trailers=trailers) == failure(
+        "error: this server does not implement the grpc health protocol"
+        " (grpc.health.v1.Health): unknown service"
+    )
+
+
+def test_unknown_service_is_a_failure() -> None:
+    server = Server()
+    server.connection.send_headers(
+        1,
+        [(":status", "200"), *GRPC, ("grpc-status", "5"), ("grpc-message", "no such %zz")],
+        end_stream=True,
+    )
+    assert server.sent() == failure(
+        "error: health rpc probe failed: rpc error: code = NotFound desc = no such %zz"
+    )
+
+
+def test_deadline_of_the_server_is_told_as_ours() -> None:
+    assert Server(timeout_seconds=2).answer(trailers=(("grpc-status", "4"),)) == failure(
+        "timeout: health rpc did not complete within 2s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "text"),
+    [
+        (404, GRPC, "error: this server does not implement"),
+        (503, GRPC, "code = Unavailable desc = unexpected HTTP status code received"),
+        (200, (("content-type", "text/html"),), 'unexpected content-type "text/html"'),
+        (200, (), "missing HTTP content-type"),
+        (200, GRPC, "code = Internal desc = server closed the stream without sending trailers"),
+    ],
+)
+def test_server_that_speaks_no_grpc_is_a_failure(
+    status: int, headers: tuple[tuple[str, str], ...], text: str
+) -> None:
+    verdict = Server().answer(b"x", status=status, headers=headers, trailers=None)
+    assert verdict.result is Result.FAILURE
+    assert text in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "cardinality violation"),
+        (b"\x01\0\0\0\x00", "compressed"),
+        (b"\0\0\0\0\x05x", "unexpected EOF"),
+        (b"\0\0\0\0\x01\x08", "failed to unmarshal"),
+        (b"\0\x7f\xff\xff\xff", "larger than max"),
+        (b"\0" * 70_000, "unexpected EOF"),
+    ],
+)
+def test_bad_message_is_a_failure(data: bytes, text: str) -> None:
+    server = Server()
+    server.connection.send_headers(1, [(":status", "200"), *GRPC])
+    for at in range(0, len(data), 16_000):
+        if server.connection.local_flow_control_window(1) < 16_000:
+            server.connection.receive_data(
+                server.exchange.receive(server.connection.data_to_send())
+            )
+        server.connection.send_data(1, data[at : at + 16_000])
+    server.connection.send_headers(1, [("grpc-status", "0")], end_stream=True)
+    assert text in server.sent().message
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (7, "code = Unavailable desc = stream terminated by RST_STREAM with error code: REFUSED"),
+        (2, "code = Internal desc = stream terminated by RST_STREAM with error code: INTERNAL"),
+        (99, "unknown error code 99"),
+    ],
+)
+def test_reset_stream_is_a_failure(code: int, text: str) -> None:
+    server = Server()
+    server.connection.reset_stream(1, code)
+    assert text in server.sent().message
+
+
+def test_server_that_goes_away_is_a_failure() -> None:
+    server = Server()
+    server.settle()
+    server.connection.close_connection(error_code=11, last_stream_id=0)
+    assert server.sent() == failure(
+        "error: health rpc probe failed: rpc error: code = Unavailable desc = "
+        "error reading from server: the server went away (ENHANCE_YOUR_CALM)"
+    )
+
+
+def test_no_connection_in_time_is_told_in_the_kubelets_words() -> None:
+    server = Server()
+    server.exchange.fail(Broken(Phase.TALK, "", timeout=True))
+    assert server.exchange.verdict == failure(
+        f'timeout: failed to connect service "{ENDPOINT}" within 1s: context deadline exceeded'
+    )
+
+
+def test_no_answer_in_time_is_told_in_the_kubelets_words() -> None:
+    server = Server(timeout_seconds=2)
+    server.settle()
+    server.exchange.fail(Broken(Phase.TALK, "", timeout=True))
+    assert server.exchange.verdict == failure("timeout: health rpc did not complete within 2s")
+
+
+def test_refused_connection_is_told_at_once() -> None:
+    exchange = grpc_health.GrpcTarget(Grpc(50051), "10.0.0.1", 1.0).exchange()
+    exchange.fail(Broken(Phase.DIAL, "dial tcp 10.0.0.1:50051: connect: connection refused"))
+    assert exchange.verdict == failure(
+        f'timeout: failed to connect service "{ENDPOINT}" within 1s:'
+        " dial tcp 10.0.0.1:50051: connect: connection refused"
+    )
+
+
+def test_other_protocol_is_no_connection() -> None:
+    server = Server()
+    server.exchange.receive(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+    assert server.exchange.verdict is not None
+    assert "failed to connect service" in server.exchange.verdict.message
+
+
+def test_early_end_after_the_settings_is_a_failure() -> None:
+    server = Server()
+    server.settle()
+    server.exchange.receive(b"")
+    assert server.exchange.verdict == failure(
+        "error: health rpc probe failed: rpc error: code = Unavailable desc ="
+        " error reading from server: EOF"
+    )
+
+
+@given(st.binary(max_size=200), st.booleans(), st.integers(1, 40))
+def test_no_bytes_make_an_exchange_raise(data: bytes, settled: bool, size: int) -> None:
+    server = Server()
+    if settled:
+        server.settle()
+    for at in range(0, len(data), size):
+        server.exchange.receive(data[at : at + size])
+        if server.exchange.verdict is not None:
+            break
+    else:
+        server.exchange.receive(b"")
+    assert server.exchange.verdict is not None
+    assert server.exchange.verdict.result is Result.FAILURE
+
+
+FRAME = st.builds(
+    lambda kind, flags, stream, body: (
+        len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + body
+    ),
+    st.integers(0, 12),
+    st.sampled_from([0, 1, 4, 5, 8, 0x20, 0xFF]),
+    st.sampled_from([0, 1, 2, 3, 2**31 - 1]),
+    st.binary(max_size=40),
+)
+
+
+@given(st.lists(FRAME, max_size=12), st.booleans())
+def test_no_frames_make_an_exchange_raise(frames: list[bytes], settled: bool) -> None:
+    server = Server()
+    if settled:
+        server.settle()
+    for data in frames:
+        if server.exchange.verdict is None:
+            server.exchange.receive(data)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_request_message_is_protobufs(service: str) -> None:
+    expected = health_pb2.HealthCheckRequest(service=service).SerializeToString()
+    assert grpc_health.encode_request(service) == expected
+
+
+@given(st.integers(-(2**31), 2**31 - 1))
+def test_response_message_is_protobufs(status: int) -> None:
+    assert grpc_health.decode_response(response(status)[5:]) == status
+
+
+@given(st.binary())
+def test_message_is_decoded_as_protobuf_does_or_refused(data: bytes) -> None:
+    try:
+        status = grpc_health.decode_response(data)
+    except grpc_health.GrpcError:
+        return
+    message = health_pb2.HealthCheckResponse()
+    message.ParseFromString(data)
+    assert message.status == status
+
+
+@pytest.mark.parametrize(
+    ("seconds", "header"),
+    [(1, b"1000000u"), (0.0000001, b"1u"), (100, b"100000m"), (1e6, b"1000000S")],
+)
+def test_timeout_header_has_eight_digits_at_most(seconds: float, header: bytes) -> None:
+    assert grpc_health.encode_timeout(seconds) == header
+
+
+@contextmanager
+def grpcio(sandbox: Sandbox, address: str, *files: Path) -> Iterator[None]:
+    command = [
+        *("nsenter", f"--net={sandbox.path}", sys.executable),
+        *("-m", "tests.probes.grpc_server", address, *map(str, files)),
+    ]
+    with processes.served(command):
+        yield
+
+
+@pytest.fixture(scope="module")
+def health_server(shared_sandbox: Sandbox) -> Iterator[Sandbox]:
+    with grpcio(shared_sandbox, "[::]:50051"):
+        yield shared_sandbox
+
+
+async def ask(sandbox: Sandbox, handler: Grpc, *addresses: str) -> Outcome:
+    return await prober.probe(
+        Probe(handler, timeout_seconds=10.0),
+        netns=sandbox.netns,
+        addresses=addresses or (sandbox.v4,),
+    )
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("address", ["198.18.0.1", "fd00:18::1"])
+async def test_real_server_is_healthy(health_server: Sandbox, address: str) -> None:
+    outcome = await ask(health_server, Grpc(50051), address)
+    assert (outcome.result, outcome.message) == (Result.SUCCESS, "service healthy")
+
+
+@pytest.mark.kernel
+async def test_real_server_with_an_ill_service(health_server: Sandbox) -> None:
+    outcome = await ask(health_server, Grpc(50051, "ill"))
+    assert outcome.message == 'service unhealthy (responded with "NOT_SERVING")'
+
+
+@pytest.mark.kernel
+async def test_real_server_without_that_service(health_server: Sandbox) -> None:
+    outcome = await ask(health_server, Grpc(50051, "nothing"))
+    assert outcome.result is Result.FAILURE
+    assert "code = NotFound" in outcome.message
+
+
+@pytest.mark.kernel
+async def test_real_server_without_health_checking(shared_sandbox: Sandbox) -> None:
+    with grpcio(shared_sandbox, "198.18.0.1:50052"):
+        outcome = await ask(shared_sandbox, Grpc(50052))
+    assert outcome.message.startswith(
+        "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): "
+    )
+
+
+@pytest.mark.kernel
+async def test_real_server_with_tls(shared_sandbox: Sandbox, tmp_path: Path) -> None:
+    with grpcio(shared_sandbox, "198.18.0.1:50053", *servers.certificate(tmp_path)):
+        outcome = await ask(shared_sandbox, Grpc(50053, mode="TLS"))
+    assert (outcome.result, outcome.message) == (Result.SUCCESS, "service healthy")
+
+
+@pytest.mark.kernel
+async def test_http_server_is_no_grpc_server(shared_sandbox: Sandbox) -> None:
+    said = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
+    async with servers.serving(shared_sandbox.listen(), servers.saying(said)) as port:
+        outcome = await ask(shared_sandbox, Grpc(port))
+    assert outcome.result is Result.FAILURE
+    assert f'failed to connect service "198.18.0.1:{port}" within 10s' in outcome.message

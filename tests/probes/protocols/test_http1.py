@@ -1,0 +1,295 @@
+"""HTTP/1 responses are read as Go reads them, in pieces of any size, within bounds."""
+
+from __future__ import annotations
+
+import h11
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probes.protocols import http1
+
+
+def read(*pieces: bytes, end: bool = False) -> http1.ResponseReader:
+    reader = http1.ResponseReader()
+    for piece in pieces:
+        reader.feed(piece)
+    if end:
+        reader.end()
+    return reader
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "body"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", 200, b"ok"),
+        (b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok", 200, b"ok"),
+        (b"HTTP/1.1 200\r\nContent-Length: 2\r\n\r\nok", 200, b"ok"),
+        (b"HTTP/1.0 404 Not Found\r\ncontent-length:0\r\n\r\n", 404, b""),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nok", 200, b"ok"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok and more", 200, b"ok"),
+        (b"HTTP/1.1 204 No Content\r\nContent-Length: 2\r\n\r\n", 204, b""),
+        (b"HTTP/1.1 304 Not Modified\r\n\r\n", 304, b""),
+        (b"HTTP/1.1 101 Switching\r\n\r\n", 101, b""),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 200, b""),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n"
+            b"2\r\nok\r\n3;x=y\r\n ok\r\n0\r\n\r\n",
+            200,
+            b"ok ok",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n0\r\nA: b\r\nC: d\r\n\r\n",
+            200,
+            b"",
+        ),
+        (b"HTTP/1.1 200 OK\r\nX: a\r\n b\r\nContent-Length:\r\n 2\r\n\r\nok", 200, b"ok"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_response_is_read(data: bytes, status: int, body: bytes, size: int) -> None:
+    reader = read(*(data[at : at + size] for at in range(0, len(data), size)))
+    assert (reader.complete, reader.status, reader.body) == (True, status, body)
+
+
+def test_body_without_length_ends_with_the_stream() -> None:
+    reader = read(b"HTTP/1.0 200 OK\r\n\r\nabc", b"def")
+    assert not reader.complete
+    reader.end()
+    assert (reader.complete, reader.body) == (True, b"abcdef")
+
+
+def test_http_1_0_knows_no_chunks() -> None:
+    reader = read(b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n", end=True)
+    assert reader.body == b"2\r\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Length: 999999999\r\n\r\n",
+        b"\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\nFFFFFF\r\n",
+    ],
+)
+def test_body_is_cut_at_ten_kibibytes(head: bytes) -> None:
+    reader = read(b"HTTP/1.1 200 OK\r\n" + head, b"x" * 10_239, b"yz")
+    assert reader.complete
+    assert reader.body == b"x" * 10_239 + b"y"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", 'malformed HTTP response "SSH-2.0-OpenSSH_9.2"'),
+        (b"\x00\x00\x12\x04", "malformed HTTP response"),
+        (b"HTTP/1.1 2000 OK\r\n", "malformed HTTP response"),
+        (b"HTTP/1.1 abc OK\r\n", "malformed HTTP response"),
+        (b"\r\n", "malformed HTTP response"),
+        (b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n", 'malformed MIME header line: "no colon"'),
+        (b"HTTP/1.1 200 OK\r\n folded: first\r\n\r\n", "malformed MIME header line"),
+        (b"HTTP/1.1 200 OK\r\nA : b\r\n\r\n", "malformed MIME header line"),
+        (b"HTTP/1.1 200 OK\r\nA: b\x00\r\n\r\n", "malformed MIME header line"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", "bad Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "bad Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", "bad Content-Length"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            "multiple Content-Length",
+        ),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n", "unsupported transfer encoding"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "too many transfer encodings",
+        ),
+        (b"HTTP/1.1 103 Early\r\n\r\n" * 6, "too many 1xx"),
+    ],
+)
+def test_what_is_no_response_is_refused(data: bytes, words: str) -> None:
+    with pytest.raises(http1.HttpError) as caught:
+        read(data)
+    assert words in str(caught.value)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"x\r\n", "invalid byte in chunk length"),
+        (b"\r\n", "empty hex number"),
+        (b"2\n", "bare LF"),
+        (b"2\r\nokay", "malformed chunked encoding"),
+        (b"1" * 17 + b"\r\n", "chunk length too large"),
+        (b"1;" + b"x" * 5000, "header line too long"),
+        (b"1;" + b"x" * 5000 + b"\r\n", "header line too long"),
+        ((b"1;" + b"x" * 4000 + b"\r\na\r\n") * 6, "too much non-data"),
+        (b"0\r\n" + b"A: b\r\n" * 1000, "suspiciously long trailer"),
+    ],
+)
+def test_bad_chunks_are_refused(data: bytes, words: str) -> None:
+    with pytest.raises(http1.HttpError) as caught:
+        read(CHUNKED + data)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "EOF"),
+        (b"HTTP/1.1 2", "unexpected EOF"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", "unexpected EOF"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok", "unexpected EOF"),
+        (CHUNKED + b"2\r\nok\r\n", "unexpected EOF"),
+        (CHUNKED + b"0\r\n", "unexpected EOF"),
+    ],
+)
+def test_early_end_is_told_from_no_answer(data: bytes, text: str) -> None:
+    with pytest.raises(http1.HttpError, match=f"^{text}$"):
+        read(data, end=True)
+
+
+@pytest.mark.parametrize("line", [b"A: " + b"b" * 1000 + b"\r\n", b"b" * 1000])
+def test_endless_headers_are_refused(line: bytes) -> None:
+    with pytest.raises(http1.HttpError, match="headers exceeded 262144 bytes"):
+        read(b"HTTP/1.1 200 OK\r\nX: ", *[line] * 300)
+
+
+def test_endless_status_line_is_refused() -> None:
+    with pytest.raises(http1.HttpError, match="headers exceeded"):
+        read(b"HTTP/1.1 200 ", *[b"x" * 1000] * 300)
+
+
+def test_headers_of_informational_responses_count() -> None:
+    with pytest.raises(http1.HttpError, match="headers exceeded"):
+        read(*[b"HTTP/1.1 103 Early\r\nX: " + b"x" * 60_000 + b"\r\n\r\n"] * 5)
+
+
+@given(st.binary(), st.lists(st.integers(1, 30)))
+def test_arbitrary_bytes_are_read_or_refused(data: bytes, cuts: list[int]) -> None:
+    reader = http1.ResponseReader()
+    try:
+        for cut in cuts:
+            reader.feed(data[:cut])
+            data = data[cut:]
+        reader.feed(CHUNKED)
+        reader.feed(data)
+        reader.end()
+    except http1.HttpError:
+        return
+    assert reader.complete
+
+
+TOKEN = st.text("abcXYZ019-_!~", min_size=1, max_size=8)
+VALUE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=12)
+
+
+@given(
+    st.integers(200, 599),
+    st.lists(st.tuples(TOKEN, VALUE), max_size=5),
+    st.lists(st.binary(max_size=40), max_size=5),
+    st.sampled_from(["chunked", "length", "close"]),
+    st.integers(1, 50),
+)
+def test_h11_agrees(
+    status: int,
+    extra: list[tuple[str, str]],
+    pieces: list[bytes],
+    framing: str,
+    size: int,
+) -> None:
+    if status in (204, 304):
+        pieces = []
+    body = b"".join(pieces)
+    headers = [(f"X-{name}", value) for name, value in extra]
+    if framing == "chunked":
+        headers.append(("Transfer-Encoding", "chunked"))
+        sent = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces if piece)
+        sent += b"0\r\n\r\n"
+    else:
+        sent = body
+        if framing == "length":
+            headers.append(("Content-Length", str(len(body))))
+    if status in (204, 304):
+        sent = b""
+    head = f"HTTP/1.1 {status} Text\r\n" + "".join(f"{n}: {v}\r\n" for n, v in headers)
+    data = head.encode() + b"\r\n" + sent
+
+    oracle = h11.Connection(h11.CLIENT)
+    oracle.send(h11.Request(method="GET", target="/", headers=[("Host", "h")]))
+    oracle.send(h11.EndOfMessage())
+    oracle.receive_data(data)
+    oracle.receive_data(b"")
+    response = oracle.next_event()
+    assert isinstance(response, h11.Response)
+    seen = b""
+    while isinstance(event := oracle.next_event(), h11.Data):
+        seen += bytes(event.data)
+    assert isinstance(event, h11.EndOfMessage)
+
+    reader = read(*(data[at : at + size] for at in range(0, len(data), size)), end=True)
+    assert (reader.status, reader.body) == (response.status_code, seen)
+
+
+def test_bare_request_has_three_headers() -> None:
+    headers = http1.request_headers((), "kube-probe/1.36")
+    assert http1.request_bytes("/x?y", "10.0.0.1:80", headers) == (
+        b"GET /x?y HTTP/1.1\r\nHost: 10.0.0.1:80\r\nUser-Agent: kube-probe/1.36\r\n"
+        b"Accept: */*\r\nConnection: close\r\n\r\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("headers", "lines"),
+    [
+        ((("user-agent", "me"),), ["User-Agent: me", "Accept: */*", "Connection: close"]),
+        ((("User-Agent", ""),), ["Accept: */*", "Connection: close"]),
+        ((("accept", ""),), ["User-Agent: agent", "Connection: close"]),
+        ((("Accept", "a"),), ["User-Agent: agent", "Accept: a", "Connection: close"]),
+        (
+            (("x-b", "2"), ("X-A", "1"), ("X-B", "3")),
+            ["User-Agent: agent", "Accept: */*", "X-A: 1", "X-B: 2", "X-B: 3", "Connection: close"],
+        ),
+        (
+            (("connection", "keep-alive, Close"),),
+            ["User-Agent: agent", "Accept: */*", "Connection: keep-alive, Close"],
+        ),
+        (
+            (("Content-Length", "9"), ("Transfer-Encoding", "chunked")),
+            ["User-Agent: agent", "Accept: */*", "Connection: close"],
+        ),
+        ((("X", " é "),), ["User-Agent: agent", "Accept: */*", "X: é", "Connection: close"]),
+    ],
+)
+def test_request_headers(headers: tuple[tuple[str, str], ...], lines: list[str]) -> None:
+    data = http1.request_bytes("/", "h", http1.request_headers(headers, "agent"))
+    assert data.decode().split("\r\n")[2:-2] == lines
+
+
+@pytest.mark.parametrize(
+    ("headers", "host", "words"),
+    [
+        ((("X-A", "a\r\nB: c"),), "h", 'invalid header field value for "X-A"'),
+        ((("X-A", "a\x00"),), "h", 'invalid header field value for "X-A"'),
+        ((), "h\r\nX: y", "invalid Host header"),
+    ],
+)
+def test_nothing_is_smuggled_into_a_request(
+    headers: tuple[tuple[str, str], ...], host: str, words: str
+) -> None:
+    with pytest.raises(http1.HttpError) as caught:
+        http1.request_bytes("/", host, http1.request_headers(headers, "agent"))
+    assert words in str(caught.value)
+
+
+@given(st.lists(st.tuples(st.from_regex(r"[-A-Za-z0-9]+", fullmatch=True), st.text())))
+def test_request_has_one_head_whatever_the_values(headers: list[tuple[str, str]]) -> None:
+    made = http1.request_headers(tuple(headers), "agent")
+    try:
+        data = http1.request_bytes("/", "h", made)
+    except http1.HttpError:
+        return
+    assert data.count(b"\r\n\r\n") == 1
+    assert data.endswith(b"\r\n\r\n")
+    assert data.count(b"\n") == data.count(b"\r\n")

@@ -1,0 +1,321 @@
+"""An httpGet probe asks, follows and judges as the kubelet's does."""
+
+from __future__ import annotations
+
+import base64
+from typing import Literal
+
+import pytest
+
+from probes.protocols import exchanges, http_get
+from probes.protocols.exchanges import Broken, Phase
+from probes.results import Result, Verdict
+from probes.spec.specs import HttpGet
+
+ADDRESS = "10.0.0.1"
+URL = "http://10.0.0.1:80/"
+
+
+def answer(status: int, *headers: str, body: str = "") -> bytes:
+    lines = [f"HTTP/1.1 {status} Text", f"Content-Length: {len(body)}", *headers, "", body]
+    return "\r\n".join(lines).encode()
+
+
+class Talk:
+    """Runs an exchange against scripted answers, one a connection."""
+
+    def __init__(self, handler: HttpGet, *answers: bytes, address: str = ADDRESS) -> None:
+        self.exchange = http_get.HttpTarget(handler, address).exchange()
+        self.requests: list[bytes] = []
+        self.hops: list[exchanges.Hop] = []
+        for data in answers:
+            hop = self.exchange.hop
+            self.hops.append(hop)
+            self.requests.append(self.exchange.start())
+            self.exchange.receive(data)
+            if self.exchange.hop is hop:
+                break
+
+    @property
+    def verdict(self) -> Verdict:
+        assert self.exchange.verdict is not None
+        return self.exchange.verdict
+
+    def line(self, index: int = -1) -> str:
+        return self.requests[index].decode().split("\r\n")[0]
+
+    def headers(self, index: int = -1) -> dict[str, str]:
+        lines = self.requests[index].decode().split("\r\n")[1:-2]
+        return dict(line.split(": ", 1) for line in lines)
+
+
+def talk(
+    *answers: bytes,
+    path: str = "/",
+    scheme: Literal["HTTP", "HTTPS"] = "HTTP",
+    headers: tuple[tuple[str, str], ...] = (),
+) -> Talk:
+    return Talk(HttpGet(80, path, scheme, headers), *answers)
+
+
+@pytest.mark.parametrize("status", [200, 201, 204, 299])
+def test_two_hundreds_are_success(status: int) -> None:
+    assert talk(answer(status)).verdict == Verdict(Result.SUCCESS, "")
+
+
+@pytest.mark.parametrize("status", [101, 400, 404, 500, 503, 999])
+def test_other_codes_are_failures_without_the_body(status: int) -> None:
+    assert talk(answer(status, body="secret")).verdict == Verdict(
+        Result.FAILURE, f"HTTP probe failed with statuscode: {status}"
+    )
+
+
+def test_body_is_the_text_of_a_success() -> None:
+    assert talk(answer(200, body="fine")).verdict == Verdict(Result.SUCCESS, "fine")
+
+
+@pytest.mark.parametrize("status", [300, 304, 305, 399])
+def test_three_hundred_that_is_no_redirect_is_a_warning(status: int) -> None:
+    assert talk(answer(status, "Location: /x")).verdict == Verdict(
+        Result.WARNING, "Probe terminated redirects, Response body: "
+    )
+
+
+def test_redirect_without_location_is_a_warning() -> None:
+    assert talk(answer(302, body="b")).verdict == Verdict(
+        Result.WARNING, "Probe terminated redirects, Response body: b"
+    )
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("location", ["/x", "x", "http://10.0.0.1/x", "//10.0.0.1:80/x"])
+def test_redirect_within_the_pod_is_followed(status: int, location: str) -> None:
+    seen = talk(answer(status, f"Location: {location}"), answer(200, body="there"))
+    assert seen.line() == "GET /x HTTP/1.1"
+    assert seen.verdict == Verdict(Result.SUCCESS, "there")
+
+
+def test_redirect_is_followed_without_waiting_for_its_body() -> None:
+    seen = talk(b"HTTP/1.1 302 F\r\nLocation: /x\r\nContent-Length: 9999\r\n\r\n", answer(200))
+    assert seen.verdict.result is Result.SUCCESS
+
+
+def test_redirect_to_an_ill_page_is_a_failure() -> None:
+    seen = talk(answer(302, "Location: /x"), answer(500))
+    assert seen.verdict == Verdict(Result.FAILURE, "HTTP probe failed with statuscode: 500")
+
+
+@pytest.mark.parametrize(("status", "result"), [(200, Result.SUCCESS), (500, Result.FAILURE)])
+def test_redirect_to_another_port_of_the_pod_is_followed(status: int, result: Result) -> None:
+    seen = talk(answer(302, "Location: http://10.0.0.1:8443/"), answer(status))
+    assert seen.hops[1] == exchanges.Hop(8443)
+    assert seen.verdict.result is result
+
+
+def test_redirect_to_https_is_followed() -> None:
+    seen = talk(answer(302, "Location: https://10.0.0.1/"), answer(200))
+    assert (seen.hops[1].port, seen.hops[1].tls) == (443, True)
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["http://10.0.0.2/", "http://example.test/", "//other/x", "mailto:a@b", "http:///x"],
+)
+def test_redirect_to_another_host_is_a_warning_and_never_dialled(location: str) -> None:
+    seen = talk(answer(302, f"Location: {location}", body="go"), answer(200))
+    assert len(seen.requests) == 1
+    assert seen.verdict == Verdict(Result.WARNING, "Probe terminated redirects, Response body: go")
+
+
+def test_host_of_the_first_request_counts_not_of_the_last() -> None:
+    seen = talk(answer(302, "Location: http://10.0.0.1:81/"), answer(302, "Location: //evil/"))
+    assert seen.verdict.result is Result.WARNING
+
+
+def test_redirect_loop_is_a_failure_after_ten_requests() -> None:
+    seen = talk(*[answer(302, "Location: /loop")] * 20)
+    assert len(seen.requests) == 10
+    assert seen.verdict == Verdict(
+        Result.FAILURE, 'Get "http://10.0.0.1:80/loop": stopped after 10 redirects'
+    )
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        ("/%zz", "failed to parse Location header"),
+        ("ftp://10.0.0.1/", 'unsupported protocol scheme "ftp"'),
+        ("http://10.0.0.1:99999/", "invalid port"),
+    ],
+)
+def test_redirect_that_cannot_be_followed_is_a_failure(location: str, words: str) -> None:
+    verdict = talk(answer(302, f"Location: {location}")).verdict
+    assert verdict.result is Result.FAILURE
+    assert words in verdict.message
+
+
+def test_host_header_replaces_the_address_in_the_request_only() -> None:
+    seen = talk(answer(200), headers=(("host", "www.test"),))
+    assert seen.headers() == {
+        "Host": "www.test",
+        "User-Agent": "kube-probe/1.36",
+        "Accept": "*/*",
+        "Connection": "close",
+    }
+    assert seen.hops[0] == exchanges.Hop(80)
+
+
+def test_host_header_is_kept_over_a_redirect_on_the_same_host() -> None:
+    seen = talk(answer(302, "Location: /x"), answer(200), headers=(("Host", "www.test"),))
+    assert seen.headers()["Host"] == "www.test"
+
+
+def test_host_header_is_dropped_when_the_redirect_names_the_host() -> None:
+    seen = talk(
+        answer(302, "Location: http://10.0.0.1/x"), answer(200), headers=(("Host", "www.test"),)
+    )
+    assert seen.headers()["Host"] == "10.0.0.1"
+
+
+def test_headers_go_along_with_redirects() -> None:
+    headers = (("Authorization", "Bearer t"), ("X-A", "1"))
+    seen = talk(answer(302, "Location: /x"), answer(200), headers=headers)
+    assert seen.headers() == {
+        **seen.headers(0),
+        "Referer": "http://10.0.0.1:80/",
+    }
+
+
+def test_referer_does_not_leave_https() -> None:
+    seen = talk(answer(302, "Location: http://10.0.0.1/"), answer(200), scheme="HTTPS")
+    assert "Referer" not in seen.headers()
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("healthz", "GET /healthz HTTP/1.1"),
+        ("/a?b=c", "GET /a?b=c HTTP/1.1"),
+        ("/%zz?a", "GET /%25zz%3Fa HTTP/1.1"),
+        ("/a\r\nX: y", "GET /a%0D%0AX:%20y HTTP/1.1"),
+        ("http://evil.test:99/x", "GET /x HTTP/1.1"),
+        ("//evil.test/x", "GET /x HTTP/1.1"),
+    ],
+)
+def test_path_is_sent_but_never_changes_where(path: str, line: str) -> None:
+    seen = talk(answer(200), path=path)
+    assert seen.line() == line
+    assert seen.headers()["Host"] == "10.0.0.1:80"
+    assert seen.hops[0] == exchanges.Hop(80)
+
+
+def test_user_in_the_path_becomes_basic_authorization() -> None:
+    seen = talk(answer(200), path="//me:a%20b@h/")
+    assert seen.headers()["Authorization"] == "Basic " + base64.b64encode(b"me:a b").decode()
+
+
+def test_password_is_not_shown_in_a_failure() -> None:
+    seen = talk(b"nonsense\n", path="//me:secret@h/")
+    assert "secret" not in seen.verdict.message
+    assert "me:***@" in seen.verdict.message
+
+
+def test_ipv6_address_is_bracketed() -> None:
+    seen = Talk(HttpGet(80), answer(302, "Location: http://[fd00::1]:81/"), address="fd00::1")
+    assert seen.headers()["Host"] == "[fd00::1]:80"
+    assert seen.exchange.hop.port == 81
+
+
+def test_https_offers_http_1_1_only() -> None:
+    hop = http_get.HttpTarget(HttpGet(443, scheme="HTTPS"), ADDRESS).exchange().hop
+    assert hop == exchanges.Hop(443, True, ("http/1.1",))
+
+
+def test_header_value_that_cannot_be_sent_is_a_failure() -> None:
+    seen = talk(headers=(("X-A", "a\nb"),))
+    assert seen.verdict == Verdict(
+        Result.FAILURE, f'Get "{URL}": net/http: invalid header field value for "X-A"'
+    )
+
+
+def test_path_without_a_place_for_the_host_is_a_failure() -> None:
+    assert talk(path="mailto:x").verdict == Verdict(
+        Result.FAILURE, 'Get "http:x": http: no Host in request URL'
+    )
+
+
+@pytest.mark.parametrize(
+    ("sent", "text"),
+    [
+        (b"", "EOF"),
+        (b"HTTP/1.1 2", "net/http: HTTP/1.x transport connection broken: unexpected EOF"),
+    ],
+)
+def test_early_end_is_a_failure(sent: bytes, text: str) -> None:
+    exchange = http_get.HttpTarget(HttpGet(80), ADDRESS).exchange()
+    exchange.start()
+    if sent:
+        exchange.receive(sent)
+    exchange.receive(b"")
+    assert exchange.verdict == Verdict(Result.FAILURE, f'Get "{URL}": {text}')
+
+
+def test_another_protocol_is_a_failure_at_its_first_bytes() -> None:
+    assert talk(b"SSH-2.0-x\r\n").verdict == Verdict(
+        Result.FAILURE,
+        f'Get "{URL}": net/http: HTTP/1.x transport connection broken:'
+        ' malformed HTTP response "SSH-2.0-x"',
+    )
+
+
+def test_body_that_breaks_off_is_a_prober_error() -> None:
+    seen = talk(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok")
+    seen.exchange.receive(b"")
+    assert seen.verdict == Verdict(Result.FAILURE, "unexpected EOF", error=True)
+
+
+def test_time_over_in_the_body_is_a_prober_error() -> None:
+    seen = talk(b"HTTP/1.1 500 Ill\r\nContent-Length: 9\r\n\r\nok")
+    seen.exchange.fail(Broken(Phase.TALK, "", timeout=True))
+    assert seen.verdict.error
+    assert "while reading body" in seen.verdict.message
+
+
+@pytest.mark.parametrize(
+    ("broken", "text"),
+    [
+        (
+            Broken(Phase.DIAL, "dial tcp 10.0.0.1:80: connect: connection refused"),
+            "dial tcp 10.0.0.1:80: connect: connection refused",
+        ),
+        (
+            Broken(Phase.DIAL, "dial tcp 10.0.0.1:80", timeout=True),
+            "context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
+        ),
+        (
+            Broken(Phase.TALK, "", timeout=True),
+            "context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
+        ),
+    ],
+)
+def test_transport_errors_are_failures(broken: Broken, text: str) -> None:
+    exchange = http_get.HttpTarget(HttpGet(80), ADDRESS).exchange()
+    exchange.fail(broken)
+    assert exchange.verdict == Verdict(Result.FAILURE, f'Get "{URL}": {text}')
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (1, "1s"),
+        (1.5, "1.5s"),
+        (0.5, "500ms"),
+        (0.0015, "1.5ms"),
+        (0.00005, "50µs"),
+        (60, "1m0s"),
+        (3661.25, "1h1m1.25s"),
+        (0, "0s"),
+    ],
+)
+def test_durations_are_spelt_as_in_go(seconds: float, text: str) -> None:
+    assert exchanges.go_duration(seconds) == text

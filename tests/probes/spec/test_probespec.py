@@ -1,0 +1,203 @@
+"""The annotation becomes probes, or one error that names the field; its schema says the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probes.spec import probespec, specs
+from probes.spec.definitions import Grpc, HttpGet, Probe, TcpSocket
+
+PORTS = {"app": {"web": 8080}, "side": {}}
+HERE = "metadata.annotations[podgate.io/probe-spec]"
+
+
+def spec(readiness: object, name: str = "app", kind: str = "readiness") -> str:
+    return json.dumps(
+        {"apiVersion": "podgate.io/v2", "containers": [{"name": name, kind: readiness}]}
+    )
+
+
+def readiness(probe: object) -> Probe:
+    found = probespec.read(spec(probe), PORTS)["app"].readiness
+    assert found is not None
+    return found
+
+
+def wrong(text: str) -> specs.SpecError:
+    with pytest.raises(probespec.ProbeSpecError) as caught:
+        probespec.read(text, PORTS)
+    return caught.value.error
+
+
+def test_defaults_are_those_of_the_api() -> None:
+    assert readiness({"tcp": {"port": 80}}) == Probe(TcpSocket(80))
+    assert readiness({"http": {"port": 80}}) == Probe(HttpGet(80))
+    assert readiness({"grpc": {"port": 80}}) == Probe(Grpc(80))
+
+
+def test_all_fields_are_read() -> None:
+    http = {
+        "port": "web",
+        "path": "/x?y",
+        "scheme": "HTTPS",
+        "protocol": "HTTP1",
+        "httpHeaders": [{"name": "X-A", "value": "1"}, {"name": "x-a", "value": "2"}],
+        "host": "",
+    }
+    given_fields = {
+        "http": http,
+        "initialDelaySeconds": 3,
+        "periodMilliseconds": 250,
+        "timeoutMilliseconds": 40,
+        "successThreshold": 2,
+        "failureThreshold": 5,
+        "ipFamily": "IPv6",
+        "ipFamilyPolicy": "PreferDualStack",
+        "target": "localhost",
+        "failWhenListenerCloses": True,
+    }
+    headers = (("X-A", "1"), ("x-a", "2"))
+    assert readiness(given_fields) == Probe(
+        HttpGet(8080, "/x?y", "HTTPS", headers),
+        initial_delay_seconds=3.0,
+        timeout_seconds=0.04,
+        period_seconds=0.25,
+        success_threshold=2,
+        failure_threshold=5,
+        ip_family="IPv6",
+        ip_family_policy="PreferDualStack",
+        target="localhost",
+        fail_when_listener_closes=True,
+    )
+
+
+def test_whole_seconds_can_be_written_as_seconds() -> None:
+    probe = readiness({"tcp": {"port": 1}, "periodSeconds": 2, "timeoutSeconds": 3})
+    assert (probe.period_seconds, probe.timeout_seconds) == (2.0, 3.0)
+
+
+def test_startup_and_liveness_have_a_grace_period() -> None:
+    text = spec({"tcp": {"port": 1}, "terminationGracePeriodSeconds": 7}, kind="liveness")
+    liveness = probespec.read(text, PORTS)["app"].liveness
+    assert liveness is not None
+    assert liveness.termination_grace_period_seconds == 7.0
+
+
+@pytest.mark.parametrize(
+    ("probe", "path"),
+    [
+        ({}, ""),
+        ({"exec": {"command": ["true"]}}, ".exec"),
+        ({"http": {"port": 80}, "tcp": {"port": 80}}, ".tcp"),
+        ({"http": {}}, ".http.port"),
+        ({"http": {"port": 0}}, ".http.port"),
+        ({"http": {"port": 65536}}, ".http.port"),
+        ({"http": {"port": "nobody"}}, ".http.port"),
+        ({"http": {"port": None}}, ".http.port"),
+        ({"http": {"port": 80, "scheme": "FTP"}}, ".http.scheme"),
+        ({"http": {"port": 80, "scheme": "HTTPS", "protocol": "HTTP2"}}, ".http.protocol"),
+        ({"http": {"port": 80, "paht": "/"}}, ".http.paht"),
+        ({"http": {"port": 80, "httpHeaders": [{"name": "a b"}]}}, ".http.httpHeaders[0].name"),
+        ({"http": {"port": 80, "httpHeaders": [{"name": "a\n"}]}}, ".http.httpHeaders[0].name"),
+        ({"tcp": {"port": 80}, "periodMilliseconds": 99}, ".periodMilliseconds"),
+        ({"tcp": {"port": 80}, "timeoutMilliseconds": 0}, ".timeoutMilliseconds"),
+        ({"tcp": {"port": 80}, "timeoutSeconds": 1.5}, ".timeoutSeconds"),
+        (
+            {"tcp": {"port": 80}, "periodSeconds": 1, "periodMilliseconds": 100},
+            ".periodMilliseconds",
+        ),
+        ({"tcp": {"port": 80}, "ipFamily": "IPv5"}, ".ipFamily"),
+        ({"tcp": {"port": 80}, "ipFamilyPolicy": "Both"}, ".ipFamilyPolicy"),
+        ({"tcp": {"port": 80}, "target": "node"}, ".target"),
+        (
+            {"tcp": {"port": 80}, "terminationGracePeriodSeconds": 1},
+            ".terminationGracePeriodSeconds",
+        ),
+    ],
+)
+def test_error_names_the_path_of_the_wrong_field(probe: dict[str, object], path: str) -> None:
+    error = wrong(spec(probe))
+    assert (error.path, error.reason) == (
+        f"{HERE}.containers[0].readiness{path}",
+        "InvalidProbeSpec",
+    )
+    assert error.message.startswith(f"{error.path} ")
+    assert error.message.endswith(".")
+
+
+@pytest.mark.parametrize("handler", ["http", "tcp"])
+@pytest.mark.parametrize("host", ["10.0.0.1", "127.0.0.1", "evil.test"])
+def test_host_is_refused_with_its_own_reason(handler: str, host: str) -> None:
+    error = wrong(spec({handler: {"port": 80, "host": host}}))
+    assert error.reason == "ProbeHostNotAllowed"
+    assert error.path == f"{HERE}.containers[0].readiness.{handler}.host"
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("{}", ".apiVersion"),
+        ('{"apiVersion":"podgate.io/v1"}', ".apiVersion"),
+        ("[]", ""),
+        ("{", ""),
+        ("[" * 100_000, ""),
+        (" " * (probespec.SIZE_MAX_BYTES + 1), ""),
+        (spec({"tcp": {"port": 1}}, name="nobody"), ".containers[0].name"),
+        (spec({"tcp": {"port": 1}, "successThreshold": 2}, kind="startup"), None),
+        (
+            '{"apiVersion":"podgate.io/v2","containers":[{"name":"app"},{"name":"app"}]}',
+            ".containers[1].name",
+        ),
+    ],
+)
+def test_what_is_no_spec_is_one_sentence(text: str, path: str | None) -> None:
+    expected = ".containers[0].startup.successThreshold" if path is None else path
+    assert wrong(text).path == HERE + expected
+
+
+@given(st.text() | st.recursive(st.none() | st.text(), lambda s: st.lists(s)).map(json.dumps))
+def test_any_text_is_refused_and_nothing_else_happens(text: str) -> None:
+    assert wrong(text).path.startswith(HERE)
+
+
+def manifest(annotation: str, **container: object) -> dict[str, object]:
+    return {
+        "metadata": {"annotations": {"podgate.io/probe-spec": annotation}},
+        "spec": {"containers": [{"name": "app", **container}]},
+    }
+
+
+def test_annotation_replaces_the_same_probe_and_keeps_the_others() -> None:
+    parsed = specs.parse_pod(
+        manifest(
+            spec({"tcp": {"port": "web"}, "periodMilliseconds": 200}),
+            ports=[{"name": "web", "containerPort": 9090}],
+            readinessProbe={"httpGet": {"port": 80}},
+            livenessProbe={"tcpSocket": {"port": 81}},
+        )
+    )
+    (app,) = parsed.containers
+    assert app.readiness == Probe(TcpSocket(9090), period_seconds=0.2)
+    assert app.liveness == Probe(TcpSocket(81))
+    assert parsed.declared == specs.DeclaredPorts(any_port=True, ports=frozenset({80, 81}))
+
+
+def test_wrong_annotation_is_an_error_of_the_pod_and_leaves_its_probes() -> None:
+    parsed = specs.parse_pod(manifest("{}", readinessProbe={"tcpSocket": {"port": 80}}))
+    assert [error.reason for error in parsed.errors] == ["InvalidProbeSpec"]
+    assert parsed.containers[0].readiness == Probe(TcpSocket(80))
+
+
+def test_schema_names_every_field_of_the_code_and_refuses_others() -> None:
+    made = probespec.schema()
+    for struct in (probespec.ProbeSpec, probespec.Container, probespec.ProbeFields, probespec.Http):
+        described: dict[str, Any] = made["$defs"][struct.__name__]
+        fields = {field.encode_name for field in msgspec.structs.fields(struct)}
+        assert set(described["properties"]) == fields
+        assert described["additionalProperties"] is False

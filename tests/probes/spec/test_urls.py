@@ -1,0 +1,131 @@
+"""URLs are read, escaped and resolved as by Go's net/url."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probes.spec import urls
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("", "/"),
+        ("/", "/"),
+        ("healthz", "/healthz"),
+        ("/a/b?c=d&e", "/a/b?c=d&e"),
+        ("/a?", "/a?"),
+        ("?q", "/?q"),
+        ("/a?b?c", "/a?b?c"),
+        ("/a#fragment", "/a"),
+        ("/a b", "/a%20b"),
+        ("/a%20b", "/a%20b"),
+        ("/a%2Fb", "/a%2Fb"),
+        ("/a%2fb c", "/a/b%20c"),  # Go escapes anew once anything needs it
+        ("/[x]!*'()", "/[x]!*'()"),
+        ('/"<>\\^`{|}', "/%22%3C%3E%5C%5E%60%7B%7C%7D"),
+        ("//other:81/x", "/x"),
+        ("///x", "///x"),
+        ("http://other/x", "/x"),
+        ("http://other", "/"),
+    ],
+)
+def test_request_target(text: str, target: str) -> None:
+    assert urls.parse(text).request_target == target
+
+
+def test_text_beyond_ascii_is_sent_as_escaped_utf8() -> None:
+    assert urls.parse(urls.to_bytes_text("/é")).request_target == "/%C3%A9"
+
+
+def test_lone_surrogate_becomes_the_replacement_character() -> None:
+    assert urls.parse(urls.to_bytes_text("/\ud800")).request_target == "/%EF%BF%BD"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("/%zz", 'invalid URL escape "%zz"'),
+        ("/%2", 'invalid URL escape "%2"'),
+        ("/a\nb", "invalid control character"),
+        ("/a\x7f", "invalid control character"),
+        ("1a:b", "first path segment"),
+        (":a", "missing protocol scheme"),
+        ("//[::1", "missing ']'"),
+        ("//h:x/", "invalid port"),
+        ("//a b/", "invalid character in host"),
+        ("//a\\b@h/", "invalid userinfo"),
+    ],
+)
+def test_what_go_refuses_is_refused(text: str, words: str) -> None:
+    with pytest.raises(urls.UrlError) as caught:
+        urls.parse(text)
+    assert words in str(caught.value)
+
+
+def test_bad_path_can_be_kept_as_is() -> None:
+    assert urls.escape_path("/%zz?a b\n") == "/%25zz%3Fa%20b%0A"
+
+
+@pytest.mark.parametrize(
+    ("text", "hostname", "port"),
+    [
+        ("http://h/", "h", 80),
+        ("https://h/", "h", 443),
+        ("http://h:81/", "h", 81),
+        ("http://h:/", "h", 80),
+        ("http://[fd00::1]:81/", "fd00::1", 81),
+        ("http://[fd00::1]/", "fd00::1", 80),
+        ("http://user:secret@h:81/", "h", 81),
+        ("http://h:99999/", "h", 0),
+        ("http://h:" + "9" * 5000, "h", 0),
+        ("mailto:a@h", "", 80),
+    ],
+)
+def test_host_and_port(text: str, hostname: str, port: int) -> None:
+    url = urls.parse(text)
+    assert (url.hostname, url.port) == (hostname, port)
+
+
+@pytest.mark.parametrize(
+    ("reference", "resolved"),
+    [
+        ("/x", "http://h:80/x"),
+        ("x", "http://h:80/a/x"),
+        ("?y", "http://h:80/a/b?y"),
+        ("", "http://h:80/a/b?q"),
+        ("../x", "http://h:80/x"),
+        ("../../../x", "http://h:80/x"),
+        ("./x/.", "http://h:80/a/x/"),
+        ("/x/..", "http://h:80/"),
+        ("//other/x", "http://other/x"),
+        ("https://h:443/x/../y", "https://h:443/y"),
+        ("http://h", "http://h"),
+        ("mailto:x", "mailto:x"),
+        ("//u:p@h/x", "http://u:p@h/x"),
+    ],
+)
+def test_reference_is_resolved(reference: str, resolved: str) -> None:
+    base = urls.parse("http://h:80/a/b?q")
+    assert str(urls.resolve(base, urls.parse(reference))) == resolved
+
+
+@given(st.text(st.characters(max_codepoint=255)))
+def test_no_text_makes_a_request_line_of_two(text: str) -> None:
+    try:
+        target = urls.parse(text).request_target
+    except urls.UrlError:
+        target = urls.escape_path(text)
+    assert not set(target) & {"\r", "\n", "\0"}
+    assert set(target.partition("?")[0]) <= {chr(code) for code in range(0x21, 0x7F)}
+
+
+@given(st.text(st.characters(max_codepoint=255)), st.text(st.characters(max_codepoint=255)))
+def test_what_was_parsed_parses_again(base: str, reference: str) -> None:
+    try:
+        url = urls.resolve(urls.parse("http://h/" + base), urls.parse(reference))
+    except urls.UrlError:
+        return
+    assert urls.parse(str(url)).request_target == url.request_target
