@@ -14,13 +14,13 @@ from agent import labels
 from agent.gates.address_claims import AddressAuthority
 from agent.gates.chain_order import Places
 from agent.gates.path_test import SelfTest
-from agent.gates.pod_gates import ENFORCED, Grace, Guard, Guarded, Isolation
+from agent.gates.pod_gates import ENFORCED, Guard
 from agent.gates.worker import Gatekeeper
 from agent.linux.pod_network import NetworkReader
 from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, Conditions
 from agent.pods.pod import Pod
-from agent.policy.matching import Admission
+from agent.pods.pod_state import Admission, Grace, Guarded, Isolation
 from agent.probing.manager import Probing
 from agent.strict.targets import wants_strict
 from bpf.errors import AttachError

@@ -13,9 +13,9 @@ from agent.admin.report import (
     RelayStatus,
 )
 from agent.drops.source_processes import protocol_word, wall_clock
-from agent.gates.pod_gates import Guarded
 from agent.pods.conditions import Condition
 from agent.pods.pod import Pod
+from agent.pods.pod_state import Guarded
 from agent.strict.stats import Carried
 from agent.strict.supervisor import Relaying
 from bpf.callers import Seen

@@ -13,7 +13,6 @@ Link-local addresses are never confirmed: they mean nothing without an interface
 import asyncio
 import dataclasses
 import enum
-from collections.abc import Mapping
 
 import structlog
 
@@ -21,6 +20,7 @@ from agent.linux.node_routes import NodeRoutes, RouteKind
 from agent.linux.pod_network import PodNetwork
 from agent.metrics import Metrics
 from agent.pods.pod import Pod
+from agent.pods.pod_state import AddressClaims
 from bpf.abi import IPAddress
 from probes.netns import Netns
 
@@ -33,7 +33,6 @@ _SETTLE_SECONDS = 6.0
 _RESOLVE_WAITS_SECONDS = (0.001, 0.004, 0.015)
 # A pod may give itself thousands, and each costs the agent some queries at each check.
 _MOST_CHECKED = 64
-_MOST_NAMED = 4
 
 
 class _Standing(enum.Enum):
@@ -44,29 +43,6 @@ class _Standing(enum.Enum):
     """The node routes it by another interface: the same, since a CNI may change its ways."""
     FOREIGN = enum.auto()
     """It is the node's or another pod's."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class AddressClaims:
-    """The addresses of one pod's namespace, link-local ones left out.
-
-    confirmed: the pod's own, IPv4 first; unconfirmed: why each of the others is not, in words that
-    complete "198.18.0.1 is ..."; is_settling: whether another check may soon find more.
-    """
-
-    confirmed: tuple[IPAddress, ...] = ()
-    unconfirmed: Mapping[IPAddress, str] = dataclasses.field(default_factory=dict)
-    is_settling: bool = False
-
-    @property
-    def problem(self) -> str:
-        """One sentence about unconfirmed addresses that will most likely stay so, or nothing."""
-        if self.is_settling or not self.unconfirmed:
-            return ""
-        named = [f"{address} is {why}" for address, why in self.unconfirmed.items()]
-        more = len(named) - _MOST_NAMED
-        text = "; ".join(named[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
-        return f"Addresses that only the pod itself claims count in its own gate alone: {text}."
 
 
 @dataclasses.dataclass(slots=True)

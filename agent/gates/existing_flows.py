@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import structlog
 
 from agent.drops.source_processes import cgroup_paths
-from agent.gates.pod_gates import Guarded
 from agent.linux import sock_diag
 from agent.metrics import Metrics
 from agent.pods.pod import Pod
+from agent.pods.pod_state import Guarded
 from bpf import abi
 from bpf.replies import Question, Replies
 from bpf.rules import Rule, Sender

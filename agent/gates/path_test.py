@@ -21,10 +21,10 @@ from collections.abc import Callable, Collection
 import structlog
 
 from agent.admin.report import PathStatus
-from agent.gates.pod_gates import Guarded, Isolation
 from agent.linux import packets
 from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE
+from agent.pods.pod_state import Guarded, Isolation
 from bpf import abi
 from bpf.selftests import SelfTests
 from bpf.verdicts import Mode

@@ -1,21 +1,20 @@
 """Guarding one pod: its namespace, its gates, and what to say about its isolation."""
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import Awaitable, Callable
 
 import structlog
 
 from agent.gates import pending_flows
-from agent.gates.address_claims import AddressAuthority, AddressClaims
+from agent.gates.address_claims import AddressAuthority
 from agent.gates.chain_order import Places
 from agent.gates.worker import Gatekeeper
-from agent.linux.pod_network import NetworkReader, NodeInterface, PodNetwork
+from agent.linux.pod_network import NetworkReader, PodNetwork
 from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.pod import Pod
-from agent.policy.matching import Admission
+from agent.pods.pod_state import Admission, Grace, Guarded, Isolation
 from bpf.errors import AttachError
 from bpf.gates import GateConfig
 from bpf.verdicts import Mode
@@ -34,85 +33,6 @@ _GRACE_NS = 5_000_000_000
 _PLUGIN_SECONDS = 25.0
 
 _REASONS = {Mode.AUDIT: "Audit", Mode.ENFORCE: ENFORCED, Mode.STRICT: ENFORCED}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Isolation:
-    """What the condition `podgate.io/isolation-ready` should say."""
-
-    status: str
-    reason: str
-    message: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Grace:
-    """A gate that remembers, and still lets through what might be an answer to older questions."""
-
-    pod: str
-    interface: NodeInterface
-    questions: int
-    """How many the pod's sockets told of."""
-    unknown: str
-    """Why there may be more; empty if not."""
-    at_ns: int
-    """When it is to end, by CLOCK_MONOTONIC; 0: now."""
-
-
-@dataclasses.dataclass(slots=True)
-class Guarded:
-    """A pod and what stands of its guard. `gates` are those installed, by ifindex."""
-
-    pod: Pod
-    netns: Netns | None = None
-    network: PodNetwork | None = None
-    claims: AddressClaims = dataclasses.field(default_factory=AddressClaims)
-    """Which of the network's addresses are the pod's own."""
-    gates: dict[int, NodeInterface] = dataclasses.field(default_factory=dict)
-    admission: Admission | None = None
-    """What its gates let in."""
-    behind: str = ""
-    """One sentence where somebody's program runs before a gate, and stays there."""
-    isolated: Netns | None = None
-    """The namespace for which the wanted state was reached; it latches."""
-    opened: frozenset[int] | None = None
-    """Interfaces that are meant to have no gate (mode off), as of the last look."""
-    unsettled_until: float = 0.0
-    """Of the event loop's clock: until then podgate-cni may still gate an opened interface."""
-    told: set[int] = dataclasses.field(default_factory=set)
-    """Interfaces whose wanted state others know to stand."""
-    isolation: Isolation | None = None
-    """What the last look at its gates came to."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether another look may find what was missing: a namespace, an interface, a lock."""
-        pod = self.pod
-        return self.isolated is None and not pod.host_network and not pod.has_no_sandbox
-
-    @property
-    def wants_look(self) -> bool:
-        """Whether another look is due soon without any hint."""
-        is_unsettled = asyncio.get_running_loop().time() < self.unsettled_until
-        return self.is_waiting or is_unsettled or self.claims.is_settling
-
-    @property
-    def own_addresses(self) -> tuple[str, ...]:
-        """Confirmed ones: what others may know the pod by."""
-        return tuple(map(str, self.claims.confirmed))
-
-    @property
-    def probe_addresses(self) -> tuple[str, ...]:
-        """Where probes dial, from inside the pod's namespace. While nothing is confirmed, what the
-        namespace shows: from there only the pod itself answers."""
-        shown = self.network.probe_addresses if self.network else ()
-        return self.own_addresses or shown
-
-    @property
-    def interfaces(self) -> set[int]:
-        """The node's sides of the pod's interfaces, gated or (mode off) meant not to be."""
-        current = self.network.interfaces if self.network else ()
-        return {interface.ifindex for interface in current} | self.gates.keys()
 
 
 class Guard:

@@ -9,14 +9,14 @@ import structlog
 
 from agent.admin.report import PolicyStatus, Rules, RuleStatus
 from agent.app import preflight
-from agent.gates.pod_gates import Guarded
 from agent.kubelet.admitted_ports import kubelet_rules
 from agent.linux import cgroups as linux_cgroups
 from agent.metrics import RuleSample
 from agent.pods.pod import Pod
+from agent.pods.pod_state import Admission, Guarded
 from agent.policy.api_source import ApiPolicies
 from agent.policy.in_force import InForce, Source
-from agent.policy.matching import Admission, RuleBook
+from agent.policy.matching import RuleBook
 from agent.policy.sources import PolicySource
 from agent.settings import Settings
 from bpf.errors import BpfError

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from agent.linux.cgroups import CgroupId
 from agent.pods.pod import Pod
+from agent.pods.pod_state import Admission
 from agent.policy.api_types import Policy, PolicyRule
 from bpf import abi
 from bpf.rules import Rule, Sender
@@ -13,14 +14,6 @@ from bpf.rules import Rule, Sender
 _Key = tuple[str, PolicyRule]
 # Names in one sentence; more would fill a screen.
 _MOST_NAMES = 5
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Admission:
-    """What one gate lets in. problem: one sentence about rules that found no room, or nothing."""
-
-    rules: tuple[Rule, ...] = ()
-    problem: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ import structlog
 
 from agent import labels, tasks
 from agent.admin.report import ProbeStatus
-from agent.gates.pod_gates import Guarded
 from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE, Conditions
 from agent.pods.container_runs import PodRun
 from agent.pods.pod import Pod
+from agent.pods.pod_state import Guarded
 from agent.probing.listeners import ListenerWatch
 from agent.probing.result_store import ProbeMemory, Results, SandboxProbes, sandbox_of
 from bpf import pins

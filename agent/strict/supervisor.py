@@ -12,7 +12,7 @@ from typing import Protocol
 
 import structlog
 
-from agent.gates.pod_gates import Guarded
+from agent.pods.pod_state import Guarded
 from agent.relay import messages
 from agent.strict import targets as relay_targets
 from agent.strict.launcher import Launched

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from agent.gates.pod_gates import Guarded
 from agent.kubelet.admitted_ports import kubelet_rules
+from agent.pods.pod_state import Guarded
 from agent.relay.messages import WantedTarget
 from bpf import rules
 from bpf.verdicts import Mode

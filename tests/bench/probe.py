@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterator
 
 from agent import labels
-from agent.gates.pod_gates import Guarded
 from agent.lab import lab as labs
 from agent.lab.lab import BPFFS
 from agent.linux.pod_network import PodNetwork
 from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE, Conditions
 from agent.pods.pod import Pod
+from agent.pods.pod_state import Guarded
 from agent.probing.manager import Probing
 from bpf import pins
 from probes.engine import prober, scheduler

@@ -11,7 +11,7 @@ import pytest
 
 from agent import labels
 from agent.admin.report import Report
-from agent.gates.address_claims import AddressAuthority, AddressClaims
+from agent.gates.address_claims import AddressAuthority
 from agent.lab import lab as labs
 from agent.lab.agent_process import Operator, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
@@ -19,6 +19,7 @@ from agent.linux.pod_network import NetworkReader
 from agent.metrics import Metrics
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
+from agent.pods.pod_state import AddressClaims
 from tests.kernel import cgroups, fleet, nodeclient, traffic
 
 pytestmark = pytest.mark.kernel

@@ -4,10 +4,10 @@ import asyncio
 from unittest import mock
 
 from agent.app.reconciler import Reconciler
-from agent.gates.pod_gates import Grace, Guarded, Isolation
 from agent.linux.pod_network import NodeInterface
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.pod import Pod
+from agent.pods.pod_state import Grace, Guarded, Isolation
 
 
 class FakeGuard:

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 import pytest
 
 from agent.gates import path_test
-from agent.gates.address_claims import AddressClaims
 from agent.gates.path_test import Result, SelfTest
-from agent.gates.pod_gates import Guarded, Isolation
 from agent.linux.pod_network import NodeInterface, PodNetwork
 from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE, Conditions
 from agent.pods.pod import Pod
+from agent.pods.pod_state import AddressClaims, Guarded, Isolation
 from bpf.selftests import SelfTests
 from bpf.verdicts import Mode
 from probes.netns import Netns

@@ -6,9 +6,10 @@ from typing import Any
 from agent.linux import cgroups
 from agent.linux.cgroups import CgroupId
 from agent.pods.pod import Pod
+from agent.pods.pod_state import Admission
 from agent.policy import api_types
 from agent.policy.api_types import Policy
-from agent.policy.matching import Admission, RuleBook
+from agent.policy.matching import RuleBook
 from bpf import abi
 from bpf.rules import Rule, Sender
 

@@ -3,10 +3,9 @@
 import ipaddress
 from typing import Any
 
-from agent.gates.address_claims import AddressClaims
-from agent.gates.pod_gates import Guarded
 from agent.linux.pod_network import NodeInterface, PodNetwork
 from agent.pods.pod import Pod
+from agent.pods.pod_state import AddressClaims, Guarded
 from bpf.verdicts import Mode
 from probes.netns import Netns
 from probes.spec.specs import parse_pod

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from agent.gates.pod_gates import Guarded
+from agent.pods.pod_state import Guarded
 from agent.relay import messages
 from agent.strict.process import RelayError
 from agent.strict.supervisor import Relaying

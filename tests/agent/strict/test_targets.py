@@ -1,6 +1,6 @@
 """Which addresses and ports the relay is told to carry, and whose they are."""
 
-from agent.gates.pod_gates import Guarded
+from agent.pods.pod_state import Guarded
 from agent.strict.targets import plan_of, uid_of, why_never
 from bpf.verdicts import Mode
 from tests.agent.strict.strict_pods import HTTP_8080, guarded, tcp

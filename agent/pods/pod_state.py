@@ -1,0 +1,123 @@
+"""What is known of a pod's gates: the state that the agent's parts share."""
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+
+from agent.linux.pod_network import NodeInterface, PodNetwork
+from agent.pods.pod import Pod
+from bpf.abi import IPAddress
+from bpf.rules import Rule
+from probes.netns import Netns
+
+_MOST_NAMED = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AddressClaims:
+    """The addresses of one pod's namespace, link-local ones left out.
+
+    confirmed: the pod's own, IPv4 first; unconfirmed: why each of the others is not, in words that
+    complete "198.18.0.1 is ..."; is_settling: whether another check may soon find more.
+    """
+
+    confirmed: tuple[IPAddress, ...] = ()
+    unconfirmed: Mapping[IPAddress, str] = dataclasses.field(default_factory=dict)
+    is_settling: bool = False
+
+    @property
+    def problem(self) -> str:
+        """One sentence about unconfirmed addresses that will most likely stay so, or nothing."""
+        if self.is_settling or not self.unconfirmed:
+            return ""
+        named = [f"{address} is {why}" for address, why in self.unconfirmed.items()]
+        more = len(named) - _MOST_NAMED
+        text = "; ".join(named[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+        return f"Addresses that only the pod itself claims count in its own gate alone: {text}."
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Admission:
+    """What one gate lets in. problem: one sentence about rules that found no room, or nothing."""
+
+    rules: tuple[Rule, ...] = ()
+    problem: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Isolation:
+    """What the condition `podgate.io/isolation-ready` should say."""
+
+    status: str
+    reason: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Grace:
+    """A gate that remembers, and still lets through what might be an answer to older questions."""
+
+    pod: str
+    interface: NodeInterface
+    questions: int
+    """How many the pod's sockets told of."""
+    unknown: str
+    """Why there may be more; empty if not."""
+    at_ns: int
+    """When it is to end, by CLOCK_MONOTONIC; 0: now."""
+
+
+@dataclasses.dataclass(slots=True)
+class Guarded:
+    """A pod and what stands of its guard. `gates` are those installed, by ifindex."""
+
+    pod: Pod
+    netns: Netns | None = None
+    network: PodNetwork | None = None
+    claims: AddressClaims = dataclasses.field(default_factory=AddressClaims)
+    """Which of the network's addresses are the pod's own."""
+    gates: dict[int, NodeInterface] = dataclasses.field(default_factory=dict)
+    admission: Admission | None = None
+    """What its gates let in."""
+    behind: str = ""
+    """One sentence where somebody's program runs before a gate, and stays there."""
+    isolated: Netns | None = None
+    """The namespace for which the wanted state was reached; it latches."""
+    opened: frozenset[int] | None = None
+    """Interfaces that are meant to have no gate (mode off), as of the last look."""
+    unsettled_until: float = 0.0
+    """Of the event loop's clock: until then podgate-cni may still gate an opened interface."""
+    told: set[int] = dataclasses.field(default_factory=set)
+    """Interfaces whose wanted state others know to stand."""
+    isolation: Isolation | None = None
+    """What the last look at its gates came to."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether another look may find what was missing: a namespace, an interface, a lock."""
+        pod = self.pod
+        return self.isolated is None and not pod.host_network and not pod.has_no_sandbox
+
+    @property
+    def wants_look(self) -> bool:
+        """Whether another look is due soon without any hint."""
+        is_unsettled = asyncio.get_running_loop().time() < self.unsettled_until
+        return self.is_waiting or is_unsettled or self.claims.is_settling
+
+    @property
+    def own_addresses(self) -> tuple[str, ...]:
+        """Confirmed ones: what others may know the pod by."""
+        return tuple(map(str, self.claims.confirmed))
+
+    @property
+    def probe_addresses(self) -> tuple[str, ...]:
+        """Where probes dial, from inside the pod's namespace. While nothing is confirmed, what the
+        namespace shows: from there only the pod itself answers."""
+        shown = self.network.probe_addresses if self.network else ()
+        return self.own_addresses or shown
+
+    @property
+    def interfaces(self) -> set[int]:
+        """The node's sides of the pod's interfaces, gated or (mode off) meant not to be."""
+        current = self.network.interfaces if self.network else ()
+        return {interface.ifindex for interface in current} | self.gates.keys()
