@@ -12,7 +12,7 @@ import structlog
 from agent import VERSION, tasks
 from agent.admin.report import Drops, HookStatus, Refusals, Report, Rules
 from agent.api.podinfo.endpoint import PodInfo
-from agent.app import handover, http_server, network_managers, preflight
+from agent.app import handover, http_server, network_managers
 from agent.app.reconciler import Reconciler
 from agent.app.reports import RELAY, drops_of, pod_status, relay_status
 from agent.cni import installer
@@ -29,6 +29,7 @@ from agent.kube.client import Api
 from agent.kubelet.admitted_ports import pods_cgroup
 from agent.kubelet.identity import KubeletIdentity
 from agent.kubelet.search import KubeletCgroup
+from agent.linux.cgroups import cgroup2_mount
 from agent.linux.link_monitor import LinkWatch
 from agent.linux.pod_network import NetworkReader
 from agent.metrics import GateSample, Metrics
@@ -124,7 +125,7 @@ class Agent:
             ),
             authority=self._authority,
         )
-        cgroup = preflight.cgroup2_mount()
+        cgroup = cgroup2_mount()
         assert cgroup is not None  # `preflight.check`
         self._launcher = Launcher(
             gatekeeper=gatekeeper,
@@ -383,7 +384,7 @@ class Agent:
         config = self._gatekeeper.config
         config.set_kubelet(found.id if found else None)
         # Made by the kubelet at its first start, so looked for whenever there is one.
-        cgroup2 = preflight.cgroup2_mount()
+        cgroup2 = cgroup2_mount()
         if cgroup2 and (pods := pods_cgroup(cgroup2)):
             config.set_pods(*pods)
 

@@ -3,6 +3,8 @@
 import os
 import pathlib
 
+from agent.errors import Unfit
+from agent.linux.cgroups import cgroup2_mount
 from bpf import errors, syscalls
 
 # Bits of CapEff (linux/capability.h). SYS_ADMIN stands for BPF and PERFMON, too, which kernels
@@ -14,13 +16,6 @@ _CAPABILITIES = {
     "CAP_SYS_PTRACE": 19,  # in which namespaces other processes are: the kubelet, above all
     "CAP_SYS_ADMIN": 21,  # bpf(2), pods' namespaces
 }
-
-
-_ROOT_INODE = 1
-
-
-class Unfit(Exception):
-    """Something that podgate cannot do without is missing; the message says what to do."""
 
 
 def check() -> None:
@@ -54,23 +49,3 @@ def missing_capabilities(status: pathlib.Path = pathlib.Path("/proc/self/status"
             effective = int(value, 16)
             return [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
     return []
-
-
-def cgroup2_mount(mounts: pathlib.Path = pathlib.Path("/proc/mounts")) -> pathlib.Path | None:
-    """Where the root of cgroup v2 is mounted: on hybrid hosts it is not /sys/fs/cgroup itself, and
-    a container may have a part of it, too."""
-    for line in mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        _, path, kind, *_ = line.split()
-        mount = pathlib.Path(path.encode().decode("unicode_escape"))
-        if kind == "cgroup2" and _is_root(mount):
-            return mount
-    return None
-
-
-def _is_root(mount: pathlib.Path) -> bool:
-    """By its inode, whatever cgroup namespaces hide: cgroup_setup_root in kernel/cgroup/cgroup.c
-    warns of any other."""
-    try:
-        return mount.stat().st_ino == _ROOT_INODE
-    except OSError:
-        return False

@@ -15,8 +15,10 @@ import msgspec
 from agent.admin import client as admin_client
 from agent.admin.report import Report
 from agent.app import preflight
+from agent.errors import Unfit
 from agent.gates.worker import netns_cookie
 from agent.linux import nft
+from agent.linux.cgroups import cgroup2_mount
 from agent.settings import admin_socket
 from agent.strict import check as strict_check
 from agent.strict.ranges import DEFAULT, RelayRanges
@@ -52,7 +54,7 @@ async def examine(
     """
     try:
         preflight.check()
-    except preflight.Unfit as error:
+    except Unfit as error:
         return [Finding("privileges", Severity.PROBLEM, str(error))]
     findings = [Finding("privileges", Severity.OK, "bpf(2) is allowed and cgroup v2 is mounted.")]
     findings += _compiler()
@@ -116,7 +118,7 @@ def _hooks() -> Iterator[Finding]:
             "hears of it at once, and a tunnel of the node's own can be used to get round them.",
         )
         return
-    root = preflight.cgroup2_mount()
+    root = cgroup2_mount()
     assert root is not None  # `preflight.check`
     root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -181,7 +183,7 @@ async def _nftables() -> Finding:
 
 
 async def _strict(bpffs: pathlib.Path, ranges: RelayRanges) -> Finding:
-    root = preflight.cgroup2_mount()
+    root = cgroup2_mount()
     assert root is not None  # `preflight.check`
     if problem := await strict_check.why_not(ranges, root, pins.Pins(bpffs)):
         return Finding(

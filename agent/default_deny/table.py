@@ -18,9 +18,9 @@ from collections.abc import Iterable
 
 import structlog
 
-from agent.app import preflight
 from agent.default_deny import ruleset
 from agent.linux import nft
+from agent.linux.cgroups import cgroup2_mount
 from agent.linux.nft_cgroups import CgroupGone, NoMatch, SocketMatches
 
 log = structlog.get_logger(__name__)
@@ -46,7 +46,7 @@ class Backstop:
         pods: Iterable[str] | None,
     ) -> None:
         """Use `open`."""
-        mount = cgroup2 or preflight.cgroup2_mount()
+        mount = cgroup2 or cgroup2_mount()
         self._matches = None if mount is None else SocketMatches(mount)
         self._pods = None if pods is None else tuple(pods)
         self._kubelet: str | None = None

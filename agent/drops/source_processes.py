@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import datetime
-import os
 import pathlib
 import time
 from collections.abc import Callable, Container
@@ -12,7 +11,7 @@ import msgspec
 import structlog
 
 from agent import state_files
-from agent.app.preflight import cgroup2_mount
+from agent.linux.cgroups import cgroup_paths
 from bpf.callers import Callers, Seen
 
 log = structlog.get_logger(__name__)
@@ -99,22 +98,6 @@ class CallerBook:
             state_files.replace(self._state, msgspec.json.encode(names))
         except OSError as error:
             log.warning("names of callers cannot be saved", error=str(error))
-
-
-def cgroup_paths(wanted: set[int]) -> dict[int, str]:
-    """Paths of cgroups by id (their directory's inode number), as far as they still exist."""
-    root = cgroup2_mount()
-    if root is None:
-        return {}
-    found = {}
-    for directory, _, _ in os.walk(root):
-        with contextlib.suppress(OSError):
-            inode = os.stat(directory).st_ino
-            if inode in wanted:
-                found[inode] = "/" + os.path.relpath(directory, root).removeprefix(".")
-                if len(found) == len(wanted):
-                    break
-    return found
 
 
 def wall_clock(monotonic_ns: int) -> datetime.datetime:

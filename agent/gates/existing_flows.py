@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
-from agent.drops.source_processes import cgroup_paths
 from agent.linux import sock_diag
+from agent.linux.cgroups import cgroup_paths
 from agent.metrics import Metrics
 from agent.pods.pod import Pod
 from agent.pods.pod_state import Guarded

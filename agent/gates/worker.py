@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import structlog
 
-from agent.app.preflight import cgroup2_mount
+from agent.linux.cgroups import cgroup2_mount
 from agent.settings import Settings
 from bpf import gates, loader, pins
 from bpf.callers import Callers

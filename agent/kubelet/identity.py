@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import structlog
 
-from agent.app import preflight
 from agent.kubelet import search as kubelet_search
 from agent.kubelet.search import KubeletCgroup, KubeletSetting, Refused
+from agent.linux.cgroups import cgroup2_mount
 from agent.linux.procfs import Procfs
 
 log = structlog.get_logger(__name__)
@@ -86,7 +86,7 @@ class KubeletIdentity:
         return found
 
     def _find(self) -> KubeletCgroup | None:
-        cgroup2 = self._cgroup2 or preflight.cgroup2_mount()
+        cgroup2 = self._cgroup2 or cgroup2_mount()
         if cgroup2 is None:
             raise Refused("no cgroup v2 is mounted, and the kubelet is known by its cgroup.")
         return kubelet_search.find(

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from agent.admin.report import PolicyStatus, Rules, RuleStatus
-from agent.app import preflight
 from agent.kubelet.admitted_ports import kubelet_rules
 from agent.linux import cgroups as linux_cgroups
+from agent.linux.cgroups import cgroup2_mount
 from agent.metrics import RuleSample
 from agent.pods.pod import Pod
 from agent.pods.pod_state import Admission, Guarded
@@ -68,7 +68,7 @@ class HostAccess:
         self._guarded = guarded
         self._on_change = on_change
         self._is_settled = is_settled
-        self._cgroup2 = cgroup2 or preflight.cgroup2_mount()
+        self._cgroup2 = cgroup2 or cgroup2_mount()
         self._book = RuleBook()
         self._counted: set[int] = set()
         self._has_old_counters = True

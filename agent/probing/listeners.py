@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import structlog
 
-from agent.app.preflight import cgroup2_mount
+from agent.linux.cgroups import cgroup2_mount
 from agent.metrics import Metrics
 from bpf import errors, listeners, pins
 from probes import listening

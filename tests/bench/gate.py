@@ -10,10 +10,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from agent.app.preflight import cgroup2_mount
 from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.lab.lab import BPFFS, Lab, LabPod
+from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins, syscalls
 from bpf.gates import Attachment, GateConfig, Gates
 from bpf.hooks import Hooks

@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
-from agent.app import preflight
+from agent.linux.cgroups import cgroup2_mount
 
 _LIMIT_SECONDS = 20
 _numbers = itertools.count()
@@ -61,7 +61,7 @@ class Cgroup:
 @contextlib.contextmanager
 def cgroup(name: str = "", *, below: Cgroup | None = None) -> Iterator[Cgroup]:
     """A new cgroup, below the root or another of these; its processes end with it."""
-    mount = preflight.cgroup2_mount()
+    mount = cgroup2_mount()
     assert mount is not None, "no cgroup v2 is mounted"
     name = name or f"podgate-test-{os.getpid()}-{next(_numbers)}"
     path = f"{below.path if below else ''}/{name}"

@@ -12,8 +12,8 @@ import sys
 import time
 from collections.abc import Iterator
 
-from agent.app import preflight
 from agent.lab import lab as labs
+from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins
 from bpf.redirect import Redirect
 from tests.kernel import traffic
@@ -34,7 +34,7 @@ sys.stdin.read()
 
 
 def root_cgroup() -> pathlib.Path:
-    mount = preflight.cgroup2_mount()
+    mount = cgroup2_mount()
     assert mount is not None
     return mount
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.app.preflight import cgroup2_mount
 from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
+from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins
 from bpf.gates import GateConfig, Gates
 from bpf.hooks import Hooks

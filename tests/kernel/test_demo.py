@@ -10,7 +10,7 @@ from typing import IO
 
 import pytest
 
-from agent.app import preflight
+from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, errors, syscalls
 
 pytestmark = pytest.mark.kernel
@@ -95,7 +95,7 @@ def test_a_demo_that_is_stopped_leaves_nothing(
     isolated: None, number: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
     before = programs()
-    mount = preflight.cgroup2_mount()
+    mount = cgroup2_mount()
     assert mount is not None
     demo: subprocess.Popen[str] = request.getfixturevalue("demo")
     assert stages()

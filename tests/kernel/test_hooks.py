@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.app.preflight import cgroup2_mount
 from agent.gates.worker import netns_cookie
 from agent.lab import attempts
 from agent.lab import lab as labs
+from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins, syscalls
 from bpf.callers import Callers
 from bpf.events import Events, Refusal

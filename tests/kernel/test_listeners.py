@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.app.preflight import cgroup2_mount
 from agent.lab import lab as labs
+from agent.linux.cgroups import cgroup2_mount
 from bpf import listeners, pins
 from probes.netns import NetnsGone
 from tests.kernel import offers

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from agent.app import preflight
 from agent.lab.agent_process import Operator
 from agent.lab.lab import Lab
+from agent.linux.cgroups import cgroup2_mount
 from agent.relay import interfaces as relay_interfaces
 from agent.strict import check as strict_check
 from agent.strict import veth_pair
@@ -236,7 +236,7 @@ async def test_machine_that_can_have_a_relay_is_found_fit_and_nothing_is_left(
     lab: Lab, fresh_pins: pins.Pins
 ) -> None:
     interfaces, before = socket.if_nameindex(), routes()
-    cgroup = preflight.cgroup2_mount()
+    cgroup = cgroup2_mount()
     assert cgroup is not None
     assert await strict_check.why_not(RANGES, cgroup, fresh_pins) is None
     assert (socket.if_nameindex(), routes()) == (interfaces, before)

@@ -73,6 +73,7 @@ def proxy(
     """
     from agent import logs
     from agent.app import preflight
+    from agent.errors import Unfit
     from agent.linux import locks
     from agent.proxy.backends import BackendError
     from bpf import errors
@@ -99,7 +100,7 @@ def proxy(
                     started_file=started_file,
                 )
             )
-    except (preflight.Unfit, locks.Locked, BackendError, errors.AttachError, OSError) as error:
+    except (Unfit, locks.Locked, BackendError, errors.AttachError, OSError) as error:
         options.fail(error)
 
 
@@ -113,7 +114,7 @@ async def _run(
     bpffs: pathlib.Path,
     started_file: pathlib.Path | None,
 ) -> None:
-    from agent.app import preflight
+    from agent.linux.cgroups import cgroup2_mount
     from agent.proxy import ebpf, nftables, process
     from agent.proxy.backends import Backend
 
@@ -121,7 +122,7 @@ async def _run(
     if backend == "nft":
         made = nftables.NftBackend(pod_networks)
     else:
-        root = cgroup or preflight.cgroup2_mount()
+        root = cgroup or cgroup2_mount()
         assert root is not None  # the preflight saw it
         made = await ebpf.EbpfBackend.open(bpffs, root)
     async with contextlib.AsyncExitStack() as stack:

@@ -160,7 +160,8 @@ def run(
 ) -> None:
     """Guard this node's pods until told to stop."""
     from agent import logs
-    from agent.app import http_server, preflight, startup
+    from agent.app import http_server, startup
+    from agent.errors import Unfit
     from agent.kube.client import NoCluster
     from agent.linux import locks
     from bpf import errors
@@ -196,7 +197,7 @@ def run(
     try:
         asyncio.run(startup.run(settings))
     except (
-        preflight.Unfit,
+        Unfit,
         NoCluster,
         startup.StartError,
         locks.Locked,

@@ -24,12 +24,3 @@ def test_what_a_container_has_without_asking_is_not_enough(tmp_path: pathlib.Pat
     assert _missing(tmp_path, "00000000a80425fb") == [
         *("CAP_NET_BROADCAST", "CAP_NET_ADMIN", "CAP_SYS_PTRACE", "CAP_SYS_ADMIN"),
     ]
-
-
-def test_only_the_root_of_cgroups_counts(tmp_path: pathlib.Path) -> None:
-    mounts = tmp_path / "mounts"
-    mounts.write_text(
-        f"cgroup2 {tmp_path} cgroup2 rw 0 0\ncgroup2 /nowhere cgroup2 rw 0 0\n"
-        "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n"
-    )
-    assert preflight.cgroup2_mount(mounts) is None

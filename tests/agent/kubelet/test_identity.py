@@ -358,7 +358,7 @@ async def test_problems_are_sentences_and_changes_are_told_once(node: Node) -> N
 async def test_a_host_without_cgroup_v2_is_one_sentence(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.app.preflight.cgroup2_mount", lambda: None)
+    monkeypatch.setattr("agent.kubelet.identity.cgroup2_mount", lambda: None)
     identity = KubeletIdentity(ByProcess(), lambda _: None, procfs=Procfs(node.proc))
     assert await identity.look() is None
     assert identity.problem == "no cgroup v2 is mounted, and the kubelet is known by its cgroup."

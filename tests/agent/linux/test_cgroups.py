@@ -1,0 +1,14 @@
+"""Where cgroup v2 is found."""
+
+import pathlib
+
+from agent.linux.cgroups import cgroup2_mount
+
+
+def test_only_the_root_of_cgroups_counts(tmp_path: pathlib.Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        f"cgroup2 {tmp_path} cgroup2 rw 0 0\ncgroup2 /nowhere cgroup2 rw 0 0\n"
+        "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n"
+    )
+    assert cgroup2_mount(mounts) is None
