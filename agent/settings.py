@@ -1,20 +1,78 @@
 """What `podgate run` can be told, with the reason for each default."""
 
+import dataclasses
+import ipaddress
 import pathlib
+from typing import Final
 
 import msgspec
 
-from agent.featuregates import FeatureGates
-from agent.kubelet.search import ByProcess, KubeletSetting
 from agent.logs import LogFormat
-from agent.strict.ranges import DEFAULT, RelayRanges
 from bpf import pins
+from bpf.abi import IPNetwork
 from bpf.gates import Attachment
 from bpf.verdicts import Mode
 
 RUN_DIRECTORY = pathlib.Path("/run/podgate")
 CNI_CONF_DIRECTORY = pathlib.Path("/etc/cni/net.d")
 CNI_BIN_DIRECTORY = pathlib.Path("/opt/cni/bin")
+
+KUBELET_NAME = "kubelet"
+_WORDS: Final = {"true": True, "false": False}
+
+# Eight shares of 256 addresses, and for IPv6 what is usual for one link; the shortest are there to
+# catch a slip of the pen.
+_RANGE_LENGTHS = {4: (8, 21), 6: (16, 64)}
+_RANGES = {4: "169.254.64.0/18", 6: "fd70:6f64:6761:7465::/64"}
+
+
+class FeatureGates(msgspec.Struct, frozen=True, kw_only=True):
+    """What is on, written as Kubernetes' components take it: `Name=true,Other=false`."""
+
+    pod_info_api: bool = msgspec.field(default=True, name="PodInfoAPI")
+    """The PodInfo socket (KEP-4188 names the gate)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ByProcess:
+    """The kubelet is the process with this name, and, if given, with this TCP port."""
+
+    name: str = KUBELET_NAME
+    port: int | None = None
+
+    def __str__(self) -> str:
+        listening = "" if self.port is None else f" that listens on port {self.port}"
+        return f"process named {self.name}{listening}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ByCgroup:
+    """The kubelet is whatever runs in this cgroup, a path such as /system.slice/kubelet.service."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"cgroup {self.path}"
+
+
+KubeletSetting = ByProcess | ByCgroup
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RelayRanges:
+    """What is the relay's, and nobody else's, on this node."""
+
+    ipv4: ipaddress.IPv4Network
+    ipv6: ipaddress.IPv6Network
+
+    @property
+    def networks(self) -> tuple[IPNetwork, IPNetwork]:
+        return self.ipv4, self.ipv6
+
+
+DEFAULT_RELAY_RANGES = RelayRanges(
+    ipaddress.IPv4Network(_RANGES[4]), ipaddress.IPv6Network(_RANGES[6])
+)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +128,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether to end what the node began before a gate enforced. It breaks something once, so
     somebody has to ask for it."""
 
-    relay_ranges: RelayRanges = DEFAULT
+    relay_ranges: RelayRanges = DEFAULT_RELAY_RANGES
     """Addresses of the relay's own, which only the node itself ever sees: link-local ones that
     nobody assigns by hand (RFC 3927 leaves out the first and the last 256), and unique local ones
     that spell its name."""
@@ -121,3 +179,60 @@ def admin_socket(run_directory: pathlib.Path) -> pathlib.Path:
 def localnet_socket(run_directory: pathlib.Path) -> pathlib.Path:
     """Where service endpoints are told."""
     return run_directory / "localnet" / "localnet.sock"
+
+
+def parse_feature_gates(text: str) -> FeatureGates:
+    """The gates that `text` sets, the others at their defaults. Raises `ValueError`."""
+    known = ", ".join(field.encode_name for field in msgspec.structs.fields(FeatureGates))
+    given: dict[str, bool] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, separator, word = part.partition("=")
+        if not separator or word.strip().lower() not in _WORDS:
+            raise ValueError(f"{part!r} is not NAME=true or NAME=false")
+        if name.strip() not in known.split(", "):
+            raise ValueError(f"there is no feature gate {name.strip()!r}; known: {known}")
+        given[name.strip()] = _WORDS[word.strip().lower()]
+    return msgspec.convert(given, FeatureGates)
+
+
+def parse_kubelet(text: str) -> KubeletSetting:
+    """From `process:NAME[:PORT]`, `cgroup:/PATH` or `unit:NAME.service`. Raises `ValueError`."""
+    kind, _, value = text.partition(":")
+    if kind == "process":
+        name, _, port = value.partition(":")
+        if name and (not port or (port.isdecimal() and 0 < int(port) < 1 << 16)):
+            return ByProcess(name, int(port) if port else None)
+    elif kind == "cgroup":
+        parts = [part for part in value.split("/") if part]
+        if value.startswith("/") and parts and not {".", ".."} & set(parts):
+            return ByCgroup("/" + "/".join(parts))
+    elif kind == "unit" and value and "/" not in value:
+        return ByCgroup(f"/system.slice/{value}")
+    raise ValueError(
+        f"{text!r} does not say who the kubelet is; write process:NAME, process:NAME:PORT, "
+        "cgroup:/PATH or unit:NAME.service."
+    )
+
+
+def parse_range4(text: str) -> ipaddress.IPv4Network:
+    """Raises `ValueError` with one sentence."""
+    return ipaddress.IPv4Network(_parse_range(text, 4))
+
+
+def parse_range6(text: str) -> ipaddress.IPv6Network:
+    """Raises `ValueError` with one sentence."""
+    return ipaddress.IPv6Network(_parse_range(text, 6))
+
+
+def _parse_range(text: str, version: int) -> IPNetwork:
+    shortest, longest = _RANGE_LENGTHS[version]
+    hint = f"give an IPv{version} network of /{shortest} to /{longest}, such as {_RANGES[version]}"
+    try:
+        network = ipaddress.ip_network(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a network ({error}); {hint}") from error
+    if network.version != version or not shortest <= network.prefixlen <= longest:
+        raise ValueError(f"{text} does not do for the relay; {hint}")
+    if network.is_multicast or network.is_loopback:
+        raise ValueError(f"{text} cannot be routed to the relay; {hint}")
+    return network

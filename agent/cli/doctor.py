@@ -19,9 +19,8 @@ from agent.errors import Unfit
 from agent.gates.worker import netns_cookie
 from agent.linux import nft
 from agent.linux.cgroups import cgroup2_mount
-from agent.settings import admin_socket
+from agent.settings import DEFAULT_RELAY_RANGES, RelayRanges, admin_socket
 from agent.strict import check as strict_check
-from agent.strict.ranges import DEFAULT, RelayRanges
 from bpf import abi, errors, features, hooks, maps, pins
 from bpf.gates import Attachment
 
@@ -47,7 +46,9 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 async def examine(
-    bpffs: pathlib.Path, run_directory: pathlib.Path, relay_ranges: RelayRanges = DEFAULT
+    bpffs: pathlib.Path,
+    run_directory: pathlib.Path,
+    relay_ranges: RelayRanges = DEFAULT_RELAY_RANGES,
 ) -> list[Finding]:
     """All checks, in the order in which things are needed; those that make no sense without an
     earlier one are left out.

@@ -14,9 +14,10 @@ from collections.abc import Callable
 import structlog
 
 from agent.kubelet import search as kubelet_search
-from agent.kubelet.search import KubeletCgroup, KubeletSetting, Refused
+from agent.kubelet.search import KubeletCgroup, Refused
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.procfs import Procfs
+from agent.settings import KubeletSetting
 
 log = structlog.get_logger(__name__)
 

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator
 
 from agent.linux.procfs import Procfs
+from agent.settings import KUBELET_NAME, ByProcess, KubeletSetting
 
-DEFAULT_NAME = "kubelet"
 _KUBELET_PORT = 10250  # --port's default, kubernetes/pkg/cluster/ports
 
 # What the kubelet's cgroup managers and container runtimes call what they make, systemd's way and
@@ -26,31 +26,6 @@ _PODS = re.compile(
 )
 # No kubelet has so many cgroups of its own; whoever has, has containers'.
 _MOST_CGROUPS = 500
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ByProcess:
-    """The kubelet is the process with this name, and, if given, with this TCP port."""
-
-    name: str = DEFAULT_NAME
-    port: int | None = None
-
-    def __str__(self) -> str:
-        listening = "" if self.port is None else f" that listens on port {self.port}"
-        return f"process named {self.name}{listening}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ByCgroup:
-    """The kubelet is whatever runs in this cgroup, a path such as /system.slice/kubelet.service."""
-
-    path: str
-
-    def __str__(self) -> str:
-        return f"cgroup {self.path}"
-
-
-KubeletSetting = ByProcess | ByCgroup
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,25 +46,6 @@ class KubeletCgroup:
 
 class Refused(Exception):
     """The kubelet is there, but its cgroup must not be admitted; the message is one sentence."""
-
-
-def parse_setting(text: str) -> KubeletSetting:
-    """From `process:NAME[:PORT]`, `cgroup:/PATH` or `unit:NAME.service`. Raises `ValueError`."""
-    kind, _, value = text.partition(":")
-    if kind == "process":
-        name, _, port = value.partition(":")
-        if name and (not port or (port.isdecimal() and 0 < int(port) < 1 << 16)):
-            return ByProcess(name, int(port) if port else None)
-    elif kind == "cgroup":
-        parts = [part for part in value.split("/") if part]
-        if value.startswith("/") and parts and not {".", ".."} & set(parts):
-            return ByCgroup("/" + "/".join(parts))
-    elif kind == "unit" and value and "/" not in value:
-        return ByCgroup(f"/system.slice/{value}")
-    raise ValueError(
-        f"{text!r} does not say who the kubelet is; write process:NAME, process:NAME:PORT, "
-        "cgroup:/PATH or unit:NAME.service."
-    )
 
 
 def find(
@@ -199,7 +155,7 @@ def _is_shared(
 ) -> bool:
     """Whether processes that the kubelet did not start are in its cgroup, or it is itself more
     than the kubelet: one that is known by another name (k3s) is."""
-    if isinstance(setting, ByProcess) and setting.name != DEFAULT_NAME:
+    if isinstance(setting, ByProcess) and setting.name != KUBELET_NAME:
         return True
     return pid is not None and any(
         not _descends(member, pid, procfs) for member in _members(directory)

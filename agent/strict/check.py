@@ -10,8 +10,8 @@ import pyroute2
 
 from agent.gates.worker import netns_cookie
 from agent.linux.netns import unshare_network
+from agent.settings import RelayRanges
 from agent.strict import veth_pair
-from agent.strict.ranges import RelayRanges
 from agent.strict.veth_pair import PairError
 from bpf import abi, hooks, pins, sources
 

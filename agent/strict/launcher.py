@@ -11,11 +11,12 @@ import structlog
 from agent.gates.worker import Gatekeeper, netns_cookie
 from agent.relay import interfaces as relay_interfaces
 from agent.relay import messages
+from agent.settings import RelayRanges
 from agent.strict import process as relay_process
+from agent.strict import ranges as strict_ranges
 from agent.strict import veth_pair
 from agent.strict.check import NO_COOKIE
 from agent.strict.process import Conversation, Process, RelayError
-from agent.strict.ranges import RelayRanges
 from agent.strict.veth_pair import PairError
 from bpf.errors import AttachError
 from bpf.gates import GateConfig
@@ -107,7 +108,7 @@ class Launcher:
         return relay
 
     async def _begin(self, relay: "_Running", slot: int) -> None:
-        subnets = [str(share.subnet) for share in self._ranges.shares(slot)]
+        subnets = [str(share.subnet) for share in strict_ranges.shares(self._ranges, slot)]
         start = messages.Start(
             str(self._bpffs), str(self._cgroup), subnets[0], subnets[1], veth_pair.INSIDE
         )

@@ -8,16 +8,12 @@ import dataclasses
 import ipaddress
 from collections.abc import Iterable, Sequence
 
+from agent.settings import RelayRanges
 from bpf.abi import IPAddress, IPNetwork
 
 SLOTS = 8
 _SLOT_BITS = 3
 _NODE_HOST, _INSIDE_HOST = 1, 2
-
-# Eight shares of 256 addresses, and for IPv6 what is usual for one link; the shortest are there to
-# catch a slip of the pen.
-_PREFIX_LENGTHS = {4: (8, 21), 6: (16, 64)}
-_DEFAULTS = {4: "169.254.64.0/18", 6: "fd70:6f64:6761:7465::/64"}
 
 # A default route in two halves, as VPNs write it, claims no address of its own either.
 _HALF = 1
@@ -49,50 +45,10 @@ class Share:
         return self.subnet[_INSIDE_HOST]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RelayRanges:
-    """What is the relay's, and nobody else's, on this node."""
-
-    ipv4: ipaddress.IPv4Network
-    ipv6: ipaddress.IPv6Network
-
-    @property
-    def networks(self) -> tuple[IPNetwork, IPNetwork]:
-        return self.ipv4, self.ipv6
-
-    def shares(self, slot: int) -> tuple[Share, Share]:
-        """IPv4 and IPv6, for the relay in this slot (0 to 7)."""
-        first, second = (_cut(network, slot) for network in self.networks)
-        return Share(first), Share(second)
-
-
-DEFAULT = RelayRanges(ipaddress.IPv4Network(_DEFAULTS[4]), ipaddress.IPv6Network(_DEFAULTS[6]))
-
-
-def parse_range4(text: str) -> ipaddress.IPv4Network:
-    """Raises `ValueError` with one sentence."""
-    return ipaddress.IPv4Network(_parse(text, 4))
-
-
-def parse_range6(text: str) -> ipaddress.IPv6Network:
-    """Raises `ValueError` with one sentence."""
-    return ipaddress.IPv6Network(_parse(text, 6))
-
-
-def _parse(text: str, version: int) -> IPNetwork:
-    shortest, longest = _PREFIX_LENGTHS[version]
-    hint = (
-        f"give an IPv{version} network of /{shortest} to /{longest}, such as {_DEFAULTS[version]}"
-    )
-    try:
-        network = ipaddress.ip_network(text)
-    except ValueError as error:
-        raise ValueError(f"{text!r} is not a network ({error}); {hint}") from error
-    if network.version != version or not shortest <= network.prefixlen <= longest:
-        raise ValueError(f"{text} does not do for the relay; {hint}")
-    if network.is_multicast or network.is_loopback:
-        raise ValueError(f"{text} cannot be routed to the relay; {hint}")
-    return network
+def shares(ranges: RelayRanges, slot: int) -> tuple[Share, Share]:
+    """IPv4 and IPv6, for the relay in this slot (0 to 7)."""
+    first, second = (_cut(network, slot) for network in ranges.networks)
+    return Share(first), Share(second)
 
 
 def find_overlap(ranges: RelayRanges, routes: Iterable[Route]) -> str | None:

@@ -19,8 +19,9 @@ import pyroute2
 
 from agent.linux.pod_network import netlink_in
 from agent.relay import interfaces as relay_interfaces
+from agent.settings import RelayRanges
 from agent.strict import ranges as strict_ranges
-from agent.strict.ranges import RelayRanges, Route, Share
+from agent.strict.ranges import Route, Share
 from probes.netns import Netns, NetnsError
 
 INSIDE = "node0"
@@ -136,7 +137,9 @@ async def make(
             await gate(pair.ifindex)
             async with netlink_in(netns) as inside:
                 within = (await inside.link("get", ifname=INSIDE))[0]
-                shares = [s for s in ranges.shares(slot) if _has_family(s.subnet.version)]
+                shares = [
+                    s for s in strict_ranges.shares(ranges, slot) if _has_family(s.subnet.version)
+                ]
                 await _set_up_within(inside, netns, within, link, shares)
                 await _set_up_node(netlink, link, within, shares)
         except BaseException:

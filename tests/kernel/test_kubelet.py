@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from agent.kubelet import identity as kubelet_identity
-from agent.kubelet import search as kubelet_search
 from agent.kubelet.identity import KubeletIdentity
-from agent.kubelet.search import ByCgroup, ByProcess, KubeletCgroup
+from agent.kubelet.search import KubeletCgroup
+from agent.settings import ByCgroup, ByProcess, KubeletSetting
 from tests.kernel import cgroups
 
 pytestmark = pytest.mark.kernel
@@ -69,7 +69,7 @@ def unit() -> Iterator[cgroups.Cgroup]:
 class Watched:
     """A running `KubeletIdentity`, and what it told in turn."""
 
-    def __init__(self, setting: kubelet_search.KubeletSetting) -> None:
+    def __init__(self, setting: KubeletSetting) -> None:
         self._told: asyncio.Queue[KubeletCgroup | None] = asyncio.Queue()
         self.identity = KubeletIdentity(setting, self._told.put_nowait)
 
@@ -85,7 +85,7 @@ class Watched:
 
 
 @contextlib.asynccontextmanager
-async def watching(setting: kubelet_search.KubeletSetting) -> AsyncIterator[Watched]:
+async def watching(setting: KubeletSetting) -> AsyncIterator[Watched]:
     watched = Watched(setting)
     task = asyncio.create_task(watched.identity.run())
     try:

@@ -19,9 +19,9 @@ from agent.lab.agent_process import Operator
 from agent.lab.lab import Lab
 from agent.linux.cgroups import cgroup2_mount
 from agent.relay import interfaces as relay_interfaces
+from agent.settings import RelayRanges, parse_range4, parse_range6
 from agent.strict import check as strict_check
 from agent.strict import veth_pair
-from agent.strict.ranges import RelayRanges, parse_range4, parse_range6
 from agent.strict.veth_pair import PairError
 from bpf import pins
 from probes.netns import Netns

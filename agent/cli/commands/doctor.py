@@ -8,7 +8,7 @@ import sys
 import click
 
 from agent.cli.commands import options
-from agent.strict.ranges import RelayRanges
+from agent.settings import RelayRanges
 
 _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
 

@@ -9,8 +9,13 @@ from typing import NoReturn, TypeVar
 import click
 
 from agent.logs import LogFormat
-from agent.settings import RUN_DIRECTORY, admin_socket
-from agent.strict import ranges
+from agent.settings import (
+    DEFAULT_RELAY_RANGES,
+    RUN_DIRECTORY,
+    admin_socket,
+    parse_range4,
+    parse_range6,
+)
 from bpf import pins
 
 T = TypeVar("T")
@@ -56,16 +61,16 @@ log_format = click.option(
 relay_range4 = click.option(
     "--relay-range4",
     metavar="NETWORK",
-    callback=parsed(ranges.parse_range4),
-    default=str(ranges.DEFAULT.ipv4),
+    callback=parsed(parse_range4),
+    default=str(DEFAULT_RELAY_RANGES.ipv4),
     show_default=True,
     help="Addresses that are the relay's, for mode strict: a network that the node routes nowhere.",
 )
 relay_range6 = click.option(
     "--relay-range6",
     metavar="NETWORK",
-    callback=parsed(ranges.parse_range6),
-    default=str(ranges.DEFAULT.ipv6),
+    callback=parsed(parse_range6),
+    default=str(DEFAULT_RELAY_RANGES.ipv6),
     show_default=True,
     help="The same for IPv6.",
 )

@@ -6,13 +6,16 @@ import pathlib
 
 import click
 
-from agent import featuregates
 from agent.cli.commands import cni, options, services
-from agent.featuregates import FeatureGates
-from agent.kubelet.search import KubeletSetting, parse_setting
 from agent.logs import LogFormat
-from agent.settings import Settings
-from agent.strict.ranges import RelayRanges
+from agent.settings import (
+    FeatureGates,
+    KubeletSetting,
+    RelayRanges,
+    Settings,
+    parse_feature_gates,
+    parse_kubelet,
+)
 from bpf.gates import Attachment
 from bpf.verdicts import Mode
 
@@ -85,7 +88,7 @@ def _parse_address(text: str) -> tuple[str, int]:
 @click.option(
     "--kubelet",
     metavar="WHO",
-    callback=options.parsed(parse_setting),
+    callback=options.parsed(parse_kubelet),
     default="process:kubelet",
     show_default=True,
     help="Who may reach what pods declare: process:NAME[:PORT], cgroup:/PATH or unit:NAME.service.",
@@ -124,7 +127,7 @@ def _parse_address(text: str) -> tuple[str, int]:
 @click.option(
     "--feature-gates",
     metavar="NAME=true|false,...",
-    callback=options.parsed(featuregates.parse),
+    callback=options.parsed(parse_feature_gates),
     default="",
     help="PodInfoAPI (true): who runs on the node may ask for the conditions of its pods.",
 )

@@ -7,8 +7,9 @@ import pytest
 
 from agent.kubelet import search as kubelet_search
 from agent.kubelet.identity import KubeletIdentity
-from agent.kubelet.search import ByCgroup, ByProcess, KubeletCgroup, Refused
+from agent.kubelet.search import KubeletCgroup, Refused
 from agent.linux.procfs import Procfs
+from agent.settings import ByCgroup, ByProcess, KubeletSetting
 
 NODE_NET = "net:[1]"
 UNIT = "/system.slice/kubelet.service"
@@ -79,7 +80,7 @@ class Node:
 
     def find(
         self,
-        setting: kubelet_search.KubeletSetting | None = None,
+        setting: KubeletSetting | None = None,
         keep: KubeletCgroup | None = None,
     ) -> KubeletCgroup | None:
         return kubelet_search.find(
@@ -88,7 +89,7 @@ class Node:
 
     def found_pid(
         self,
-        setting: kubelet_search.KubeletSetting | None = None,
+        setting: KubeletSetting | None = None,
         keep: KubeletCgroup | None = None,
     ) -> int | None:
         found = self.find(setting, keep)
@@ -300,40 +301,6 @@ def test_a_fixed_cgroup_of_pods_is_refused(node: Node) -> None:
 def test_the_same_cgroup_with_another_process_is_no_change() -> None:
     assert KubeletCgroup("/a", 5, False, 700, 1) == KubeletCgroup("/a", 5, False, 800, 2)
     assert KubeletCgroup("/a", 5, False, 700, 1) != KubeletCgroup("/a", 6, False, 700, 1)
-
-
-@pytest.mark.parametrize(
-    ("text", "setting"),
-    [
-        ("process:kubelet", ByProcess("kubelet")),
-        ("process:k3s-server:10250", ByProcess("k3s-server", 10250)),
-        ("cgroup:/system.slice//kubelet.service/", ByCgroup(UNIT)),
-        ("unit:kubelet.service", ByCgroup(UNIT)),
-    ],
-)
-def test_settings_are_read(text: str, setting: kubelet_search.KubeletSetting) -> None:
-    assert kubelet_search.parse_setting(text) == setting
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "kubelet",
-        "process:",
-        "process:kubelet:0",
-        "process:kubelet:65536",
-        "process:kubelet:http",
-        "cgroup:system.slice",
-        "cgroup:/",
-        "cgroup:/a/../b",
-        "unit:",
-        "unit:a/b",
-    ],
-)
-def test_a_setting_that_says_nothing_is_one_sentence(text: str) -> None:
-    with pytest.raises(ValueError, match="does not say who the kubelet is; write"):
-        kubelet_search.parse_setting(text)
 
 
 async def test_problems_are_sentences_and_changes_are_told_once(node: Node) -> None:
