@@ -10,7 +10,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: demo test lint types test-unit test-kernel test-image test-proxy test-container test-continuity test-strict test-kernels bench fuzz format docs proto setup clean
+.PHONY: demo test lint types test-unit test-kernel test-image test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs proto setup clean
 
 demo: setup
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -67,6 +67,11 @@ test-container: setup
 # `make test-kernels KERNEL=6.1 FILES="tests/kernel/test_agent.py tests/kernel/test_strict.py"`.
 test-kernels: setup
 	@$(PYTHON) -m tests.kernels $(KERNEL) $(if $(FILES),--files $(FILES))
+
+# `make demo` and `make test` on a bare Debian 12 or 13, from a clean clone of HEAD; needs root and
+# debootstrap. `make test-bare DEBIAN=12 ARGS="--times 10 --load"`, and `--help` for more.
+test-bare:
+	@PYTHONDONTWRITEBYTECODE=1 python3 -m tests.bare $(or $(DEBIAN),13) $(ARGS)
 
 # All benchmarks, or `make bench BENCH=start`; figures are JSON lines on stdout.
 bench: setup

@@ -1,0 +1,1 @@
+"""podgate's make targets on a bare Debian, as a newcomer has it."""
