@@ -15,6 +15,7 @@ import pytest
 
 from agent.lab import lab as labs
 from bpf import errors, syscalls
+from tests import blocking
 
 _problem = pytest.StashKey[str]()
 
@@ -64,6 +65,18 @@ def isolated(pytestconfig: pytest.Config) -> None:
 def _kernel_is_there(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("kernel"):
         request.getfixturevalue("isolated")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Not in kernel tests: there agents are processes of their own, and what runs in this one are
+    tests that look at the kernel, which blocks.
+    """
+    if request.node.get_closest_marker("kernel"):
+        yield
+        return
+    with blocking.forbidden():
+        yield
 
 
 @contextlib.contextmanager

@@ -19,15 +19,19 @@ from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.conftest import api, kubeconfig, listening, opened, server
 from tests.agent.policy.test_sources import Files, policy, wrong
+from tests.blocking import may_block
 
 __all__ = ["api", "kubeconfig", "listening", "server"]
 
 pytestmark = pytest.mark.looptime
 
+IN_A_THREAD = "the agent calls it in a thread, for which fake time would not wait"
+
 
 class Followed:
     """The API's policies, watched and looked at as the agent does."""
 
+    @may_block(IN_A_THREAD)
     def __init__(self, api: Api, state: pathlib.Path, files: PolicySource | None = None) -> None:
         self.source = ApiPolicies(api, state=state, jitter=lambda: 0.5)
         sources: list[Source] = [files] if files else []
@@ -37,13 +41,17 @@ class Followed:
     @property
     def ports(self) -> dict[str, int]:
         """The policies in force, with the one port that each has."""
-        self.in_force.look()
+        self._look()
         return {one.name: one.rules[0].first_port for one in self.in_force.policies}
 
     @property
     def problems(self) -> list[str]:
-        self.in_force.look()
+        self._look()
         return self.in_force.problems
+
+    @may_block(IN_A_THREAD)
+    def _look(self) -> None:
+        self.in_force.look()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Followed"]:

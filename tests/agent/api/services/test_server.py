@@ -147,7 +147,7 @@ async def test_a_client_goes_on_over_a_restart(served: Served, client: Client) -
     await served.end()
     await served.begin()
     second = await asyncio.wait_for(asking, WAIT_SECONDS)
-    client.close()
+    await asyncio.to_thread(client.close)
     assert first is not None
     assert second is not None
     assert first.instance_id != second.instance_id

@@ -1,0 +1,106 @@
+"""Fails unit tests in which something of the product blocks the event loop.
+
+blockbuster finds calls of the standard library that may block (sleep, files, blocking sockets,
+locks) while a loop runs in the same thread, below any frame of `agent`, `bpf` or `probes`. What a
+test itself does between two of them, such as writing a file, is not the product's.
+"""
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import TypeVar
+
+import blockbuster.blockbuster as blockbuster
+import pytest
+
+_PRODUCT = ("agent", "bpf", "probes")
+_of_tests: list[CodeType] = []
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def may_block(reason: str) -> Callable[[F], F]:
+    """Lets a helper of tests block the loop, with all that it calls."""
+    assert reason
+
+    def allow(function: F) -> F:
+        _of_tests.append(function.__code__)
+        return function
+
+    return allow
+
+
+@contextlib.contextmanager
+def forbidden() -> Iterator[None]:
+    """Raise in whatever blocks, and again at the end: an `except Exception` may hide the first."""
+    found: list[str] = []
+
+    class Recorded(blockbuster.BlockingError):
+        def __init__(self, function: str) -> None:
+            super().__init__(function)
+            found.append(f"{function}, called by {_callers()}")
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        blockbuster.blockbuster_ctx(_PRODUCT) as watcher,
+    ):
+        patch.setattr(blockbuster, "BlockingError", Recorded)
+        for code in [*_of_product(), *_of_tests]:
+            for function in watcher.functions.values():
+                function.can_block_in(code.co_filename, code.co_name)
+        yield
+    assert not found, f"blocked the event loop: {found}"
+
+
+def _of_product() -> Iterator[CodeType]:
+    """What may block in the product."""
+    from agent.api import peer_credentials
+    from agent.api.podinfo import server as podinfo
+    from agent.api.services import server as services
+    from agent.cri import client as cri
+    from agent.cri import endpoints
+    from agent.kube import client as kube
+    from agent.kube import pod_source
+    from agent.policy.sources import PolicySource
+    from agent.probing.result_store import ProbeMemory
+    from agent.sources.cluster import Cluster
+    from probes.netns import Netns
+
+    yield from (
+        inspect.unwrap(function).__code__
+        for function in (
+            # grpcio waits for its poller's thread where its last server ends, whose frames in C are
+            # not seen; ours joins threads only outside of loops. From Python 3.13 on it has no lock
+            # that is seen.
+            threading.Thread.join,
+            # Runs in a thread, with a loop of its own for the official client's loader.
+            kube._load,
+            # At start, before anything else runs: the boot's id and what an earlier agent saved.
+            Cluster.__init__,
+            pod_source.PodSource.restore,
+            PolicySource.__init__,
+            ProbeMemory.__init__,
+            # The last write of an agent that ends; those before it run in threads.
+            ProbeMemory.run,
+            pod_source.PodSource._save,
+            # Sockets in the run directory, a tmpfs, when a server starts or ends.
+            peer_credentials.listen,
+            peer_credentials.Doorway.standing,
+            podinfo.bind,
+            services._bind,
+            # Names of sockets and of namespaces, each in a tmpfs or in procfs.
+            cri._unavailable,
+            endpoints.open_runtime,
+            Netns.exists,
+            Netns.open,
+        )
+    )
+
+
+def _callers() -> str:
+    """The innermost functions outside of the standard library."""
+    frames = [frame for frame in inspect.stack(0) if not frame.filename.endswith("blockbuster.py")]
+    names = [f"{frame.filename}:{frame.lineno} {frame.function}" for frame in frames[1:]]
+    return " < ".join([name for name in names if any(f"/{p}/" in name for p in _PRODUCT)][:3])
