@@ -1,5 +1,9 @@
-"""Errors whose message is one sentence for the user, and says what to do."""
+"""The base of errors that users read. A class below it exists only where someone catches it."""
 
 
-class Unfit(Exception):
-    """Something that podgate cannot do without is missing; the message says what to do."""
+class PodgateError(Exception):
+    """An error for the user: its text is one sentence that names the cause and what to do."""
+
+
+class PreflightError(PodgateError):
+    """This machine lacks something that podgate needs."""

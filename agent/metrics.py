@@ -111,7 +111,9 @@ OLDER_FLOWS = Family(
     ("namespace", "pod"),
 )
 OLDER_FLOWS_ENDED = Family(
-    "podgate_older_flows_ended_total", "counter", "Such flows that --end-older-flows has ended."
+    "podgate_older_flows_ended_total",
+    "counter",
+    "Such flows that --close-existing-flows has ended.",
 )
 GATES_MOVED = Family(
     "podgate_gates_moved_total",

@@ -124,7 +124,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """After so long without an agent everything passes, and says so: a node whose agent never comes
     back must not stay half-reachable for ever. 0: never."""
 
-    end_older_flows: bool = False
+    close_existing_flows: bool = False
     """Whether to end what the node began before a gate enforced. It breaks something once, so
     somebody has to ask for it."""
 

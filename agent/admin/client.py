@@ -4,10 +4,12 @@ import pathlib
 
 import aiohttp
 
+from agent.errors import PodgateError
+
 _TIMEOUT_SECONDS = 10
 
 
-class Unreachable(Exception):
+class Unreachable(PodgateError):
     """No agent answers on this socket, or it cannot do what it was told; the message says what to
     do."""
 

@@ -160,7 +160,7 @@ class Agent:
             kubelet_cgroup=lambda: gatekeeper.config.read().kubelet_cgroup,
             replies=Replies(gatekeeper.loaded),
             metrics=self._metrics,
-            ends=settings.end_older_flows,
+            ends=settings.close_existing_flows,
         )
         self._heartbeat = Heartbeat(gatekeeper.config, dead_man_hours=settings.dead_man_hours)
         self._kubelet = KubeletIdentity(settings.kubelet, self._on_kubelet)

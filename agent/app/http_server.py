@@ -12,11 +12,12 @@ import msgspec
 from aiohttp import web
 
 from agent.admin.report import Drops, Refusals, Report, Rules
+from agent.errors import PodgateError
 
 _SHUTDOWN_SECONDS = 1.0
 
 
-class ListenError(Exception):
+class ListenError(PodgateError):
     """An address or socket path cannot be listened on; the message says what to do."""
 
 

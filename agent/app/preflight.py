@@ -3,7 +3,7 @@
 import os
 import pathlib
 
-from agent.errors import Unfit
+from agent.errors import PreflightError
 from agent.linux.cgroups import cgroup2_mount
 from bpf import errors, syscalls
 
@@ -19,23 +19,25 @@ _CAPABILITIES = {
 
 
 def check() -> None:
-    """Raises `Unfit` when podgate cannot run here at all."""
+    """Raises `PreflightError` when podgate cannot run here at all."""
     if os.geteuid() != 0:
-        raise Unfit("podgate needs root (CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN); run it with sudo.")
+        raise PreflightError(
+            "podgate needs root (CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN); run it with sudo."
+        )
     if missing := missing_capabilities():
-        raise Unfit(
+        raise PreflightError(
             f"podgate runs without {', '.join(missing)}; give its container these capabilities, or "
             "make it privileged."
         )
     try:
         syscalls.next_id(syscalls.Command.PROG_GET_NEXT_ID, 0)
     except errors.BpfError as error:
-        raise Unfit(
+        raise PreflightError(
             f"this kernel or container does not allow bpf(2) ({error.strerror}); podgate needs a "
             "kernel of 5.10 or newer with CONFIG_BPF_SYSCALL, and CAP_BPF or CAP_SYS_ADMIN."
         ) from error
     if cgroup2_mount() is None:
-        raise Unfit(
+        raise PreflightError(
             "no cgroup v2 hierarchy is mounted, and podgate tells the node's processes apart by "
             "it; mount one with 'mount -t cgroup2 none /sys/fs/cgroup/unified'."
         )

@@ -3,13 +3,14 @@
 from agent.app import handover, preflight
 from agent.app.agent import Agent
 from agent.cni import state as cni_state
+from agent.errors import PodgateError
 from agent.gates.worker import Gatekeeper
 from agent.kube.client import Api
 from agent.settings import Settings
 from bpf import pins
 
 
-class StartError(Exception):
+class StartError(PodgateError):
     """The agent cannot start; the message says what to do."""
 
 
@@ -32,7 +33,7 @@ def _check_feed(settings: Settings) -> None:
 async def run(settings: Settings) -> None:
     """Start an agent and run it to its end.
 
-    Raises `Unfit`, `StartError`, `NoCluster`, `Locked`, `PinError`, `CompileError` or
+    Raises `PreflightError`, `StartError`, `NoCluster`, `Locked`, `PinError`, `CompileError` or
     `ListenError`, each one sentence.
     """
     preflight.check()

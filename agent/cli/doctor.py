@@ -15,7 +15,7 @@ import msgspec
 from agent.admin import client as admin_client
 from agent.admin.report import Report
 from agent.app import preflight
-from agent.errors import Unfit
+from agent.errors import PreflightError
 from agent.gates.worker import netns_cookie
 from agent.linux import nft
 from agent.linux.cgroups import cgroup2_mount
@@ -55,7 +55,7 @@ async def examine(
     """
     try:
         preflight.check()
-    except Unfit as error:
+    except PreflightError as error:
         return [Finding("privileges", Severity.PROBLEM, str(error))]
     findings = [Finding("privileges", Severity.OK, "bpf(2) is allowed and cgroup v2 is mounted.")]
     findings += _compiler()

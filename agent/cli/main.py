@@ -46,7 +46,7 @@ def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
     from agent.app import network_managers, preflight
     from agent.cni import state as cni_state
     from agent.default_deny import table as default_deny_table
-    from agent.errors import Unfit
+    from agent.errors import PreflightError
     from agent.linux import locks
     from agent.proxy import nftables
     from agent.proxy.backends import BackendError
@@ -69,7 +69,7 @@ def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
             asyncio.run(nftables.remove())
             network_managers.let_in_again()
     except (
-        Unfit,
+        PreflightError,
         locks.Locked,
         errors.AttachError,
         default_deny_table.BackstopError,

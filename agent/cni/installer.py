@@ -18,6 +18,7 @@ import structlog
 
 from agent.cni import conflist
 from agent.cni.conflist import ConflistError, Entry
+from agent.errors import PodgateError
 from agent.pods import documents
 from agent.settings import CNI_BIN_DIRECTORY, CNI_CONF_DIRECTORY, RUN_DIRECTORY, Settings
 from bpf import pins
@@ -41,7 +42,7 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 60.0
 
 
-class CniError(Exception):
+class CniError(PodgateError):
     """The node's CNI configuration is as it was; the message is one sentence."""
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 import structlog
 
 from agent.default_deny import ruleset
+from agent.errors import PodgateError
 from agent.linux import nft
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.nft_cgroups import CgroupGone, NoMatch, SocketMatches
@@ -28,7 +29,7 @@ log = structlog.get_logger(__name__)
 _CONNTRACK_COUNT = pathlib.Path("/proc/sys/net/netfilter/nf_conntrack_count")
 
 
-class BackstopError(Exception):
+class BackstopError(PodgateError):
     """The table could not be changed and is as it was; the message is one sentence."""
 
 

@@ -21,7 +21,7 @@ import msgspec
 from agent.app import preflight
 from agent.demo import events
 from agent.demo.view import JsonView, TextView, View
-from agent.errors import Unfit
+from agent.errors import PreflightError
 from agent.lab import cgroups as lab_cgroups
 from agent.lab import leftovers
 
@@ -40,7 +40,7 @@ def run(output: str) -> int:
     view: View = JsonView() if output == "json" else TextView()
     try:
         _check_machine()
-    except Unfit as error:
+    except PreflightError as error:
         click.echo(f"podgate: {error}", err=True)
         return 1
     try:
@@ -59,7 +59,7 @@ def _check_machine() -> None:
     preflight.check()
     for tool, package in _TOOLS.items():
         if shutil.which(tool) is None:
-            raise Unfit(f"{tool} is missing; install the package {package}.")
+            raise PreflightError(f"{tool} is missing; install the package {package}.")
 
 
 def _play(view: View, kubelet: pathlib.Path) -> events.Traces | None:

@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from agent import VERSION
+from agent.errors import PodgateError
 from agent.kube.objects import Status
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _MAX_LINE_BYTES = 16 << 20
 _MAX_ERROR_BYTES = 64 << 10
 
 
-class NoCluster(Exception):
+class NoCluster(PodgateError):
     """There is no usable configuration of a cluster; the message says what to do."""
 
 
@@ -229,7 +230,7 @@ class Api:
         self._fresh_until = asyncio.get_running_loop().time() + _CREDENTIALS_SECONDS
 
 
-class ConfigurationError(Exception):
+class ConfigurationError(PodgateError):
     """A configuration that the official client does not understand, in its words."""
 
 

@@ -6,7 +6,7 @@ import pathlib
 import subprocess
 from collections.abc import Iterator
 
-from agent.errors import Unfit
+from agent.errors import PreflightError
 from agent.linux.cgroups import cgroup2_mount
 
 # The kernel takes a moment to forget the processes of a namespace that has ended: up to 10 s.
@@ -22,14 +22,14 @@ done
 
 @contextlib.contextmanager
 def own() -> Iterator[pathlib.Path]:
-    """Its directory. Raises `Unfit` where there is no cgroup v2.
+    """Its directory. Raises `PreflightError` where there is no cgroup v2.
 
     A cgroup outlives its processes and belongs to no namespace that would end. So a process of its
     own removes it, which hears by the end of its input that this one is no more, even if killed.
     """
     mount = cgroup2_mount()
     if mount is None:
-        raise Unfit("cgroup v2 is not mounted; mount it, as systemd does by itself.")
+        raise PreflightError("cgroup v2 is not mounted; mount it, as systemd does by itself.")
     made = mount / f"podgate-demo-{os.getpid()}"
     sweeper = subprocess.Popen(
         ["sh", "-c", _SWEEP, str(made)], stdin=subprocess.PIPE, start_new_session=True

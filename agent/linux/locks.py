@@ -6,8 +6,10 @@ import os
 import pathlib
 from collections.abc import Iterator
 
+from agent.errors import PodgateError
 
-class Locked(Exception):
+
+class Locked(PodgateError):
     """Another agent holds it; the message says what to do."""
 
 

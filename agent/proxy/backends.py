@@ -2,10 +2,11 @@
 
 from typing import Protocol
 
+from agent.errors import PodgateError
 from agent.proxy.frontends import Change
 
 
-class BackendError(Exception):
+class BackendError(PodgateError):
     """The kernel was not changed, or in part; the message is one sentence."""
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyroute2
 
+from agent.errors import PodgateError
 from agent.linux.pod_network import netlink_in
 from agent.relay import interfaces as relay_interfaces
 from agent.settings import RelayRanges
@@ -53,7 +54,7 @@ _INSIDE_SETTINGS = {
 }
 
 
-class PairError(Exception):
+class PairError(PodgateError):
     """The node cannot be joined to a relay; the message is one sentence."""
 
 

@@ -308,7 +308,7 @@ def test_connections_to_a_claimed_address_are_not_ended(
         with accepted, trapped:
             claim(thief, stolen)
             operator.write_manifest(thief, mode="enforce", container={})
-            operator.start("--end-older-flows")
+            operator.start("--close-existing-flows")
             with pytest.raises(ConnectionAbortedError):
                 older.recv(1)  # so all flows were looked at
             honest.send(b"still there")

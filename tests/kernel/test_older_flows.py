@@ -80,7 +80,7 @@ def test_a_connection_from_before_is_ended_where_that_is_asked(
     operator: Operator, web: LabPod, version: int
 ) -> None:
     with connected(web, traffic.address(web, version)) as (client, server):
-        start(operator, web, "--end-older-flows")
+        start(operator, web, "--close-existing-flows")
         with pytest.raises(ConnectionResetError):
             server.recv(64)
         with pytest.raises(ConnectionAbortedError):
@@ -91,7 +91,7 @@ def test_a_connection_from_before_is_ended_where_that_is_asked(
 
 def test_a_switch_from_audit_to_enforce_ends_them(operator: Operator, web: LabPod) -> None:
     with connected(web, web.ipv4) as (client, server):
-        start(operator, web, "--end-older-flows", mode="audit")
+        start(operator, web, "--close-existing-flows", mode="audit")
         operator.wait_for("the gate", lambda r: bool((p := pod_of(r, "web")) and p.gates))
         assert_talks(client, server)
         operator.write_manifest(web, mode="enforce", container={})
@@ -115,7 +115,7 @@ def test_what_the_pod_began_is_neither_counted_nor_ended(
         left, _ = listener.accept()
         listener.close()  # who listened for it is gone, and still the pod began it
         with accepted, orphaned, left:
-            start(operator, web, "--end-older-flows")
+            start(operator, web, "--close-existing-flows")
             with pytest.raises(ConnectionResetError):
                 server.recv(64)
             assert_talks(client, accepted)
@@ -128,7 +128,7 @@ def test_who_may_be_the_kubelet_is_counted_and_not_ended(operator: Operator, web
     probe = {"readinessProbe": {"tcpSocket": {"port": PORT}}}
     with connected(web, web.ipv4) as (client, server):
         operator.write_manifest(web, mode="enforce", container=probe)
-        operator.start("--end-older-flows", "--kubelet", "cgroup:/podgate-test-nobody")
+        operator.start("--close-existing-flows", "--kubelet", "cgroup:/podgate-test-nobody")
         operator.wait_for("the flow counted", lambda r: older_flows(r) == 1)
         assert_talks(client, server)
 
@@ -151,7 +151,7 @@ def test_whom_the_gate_lets_in_today_is_left_alone(operator: Operator, web: LabP
             accepted.append((process, listener.accept()[0]))
         probe = {"readinessProbe": {"tcpSocket": {"port": PORT}}}
         operator.write_manifest(web, mode="enforce", container=probe)
-        operator.start("--end-older-flows", "--kubelet", f"cgroup:{kubelet.path}")
+        operator.start("--close-existing-flows", "--kubelet", f"cgroup:{kubelet.path}")
         (ours, kept), (theirs, ended) = accepted
         ended.settimeout(traffic.LIMIT_SECONDS)
         with pytest.raises(ConnectionResetError):
@@ -184,7 +184,7 @@ def test_datagrams_that_the_pod_has_answered_are_a_flow(
         for sock in (client, unanswered):
             sock.settimeout(traffic.LIMIT_SECONDS)
             sock.connect((traffic.address(web, version), PORT))
-        start(operator, web, "--end-older-flows", mode="audit")
+        start(operator, web, "--close-existing-flows", mode="audit")
         operator.wait_for("a gate that remembers", lambda _: has_logged(operator, "gate "))
         client.send(b"question")
         _, whence = server.recvfrom(64)

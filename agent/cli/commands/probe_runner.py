@@ -9,6 +9,7 @@ import msgspec
 
 from agent.admin import client as admin_client
 from agent.admin.report import Report
+from agent.errors import PodgateError
 from agent.linux.pod_network import NetworkReader
 from agent.settings import admin_socket
 from probes.engine import hooks, prober, tracing
@@ -17,7 +18,7 @@ from probes.results import Outcome
 from probes.spec.definitions import HttpGet, Probe
 
 
-class ProbeCommandError(Exception):
+class ProbeCommandError(PodgateError):
     """The probe cannot be run; one sentence that says what to do."""
 
 

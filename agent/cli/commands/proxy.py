@@ -73,7 +73,7 @@ def proxy(
     """
     from agent import logs
     from agent.app import preflight
-    from agent.errors import Unfit
+    from agent.errors import PreflightError
     from agent.linux import locks
     from agent.proxy.backends import BackendError
     from bpf import errors
@@ -100,7 +100,7 @@ def proxy(
                     started_file=started_file,
                 )
             )
-    except (Unfit, locks.Locked, BackendError, errors.AttachError, OSError) as error:
+    except (PreflightError, locks.Locked, BackendError, errors.AttachError, OSError) as error:
         options.fail(error)
 
 

@@ -101,7 +101,7 @@ def _parse_address(text: str) -> tuple[str, int]:
     help="After so long without an agent the gates let everything pass; 0 for never.",
 )
 @click.option(
-    "--end-older-flows",
+    "--close-existing-flows",
     is_flag=True,
     help="End what the node began with a pod before its gate enforced; else it is only counted.",
 )
@@ -146,7 +146,7 @@ def run(
     attachment: str,
     kubelet: KubeletSetting,
     dead_man_hours: float,
-    end_older_flows: bool,
+    close_existing_flows: bool,
     relay_range4: ipaddress.IPv4Network,
     relay_range6: ipaddress.IPv6Network,
     cni_conf_dir: pathlib.Path | None,
@@ -164,7 +164,7 @@ def run(
     """Guard this node's pods until told to stop."""
     from agent import logs
     from agent.app import http_server, startup
-    from agent.errors import Unfit
+    from agent.errors import PreflightError
     from agent.kube.client import NoCluster
     from agent.linux import locks
     from bpf import errors
@@ -184,7 +184,7 @@ def run(
         attachment=None if attachment == "auto" else Attachment(attachment),
         kubelet=kubelet,
         dead_man_hours=dead_man_hours,
-        end_older_flows=end_older_flows,
+        close_existing_flows=close_existing_flows,
         relay_ranges=RelayRanges(relay_range4, relay_range6),
         cni_conf_directory=cni_conf_dir,
         cni_bin_directory=cni_bin_dir,
@@ -200,7 +200,7 @@ def run(
     try:
         asyncio.run(startup.run(settings))
     except (
-        Unfit,
+        PreflightError,
         NoCluster,
         startup.StartError,
         locks.Locked,

@@ -69,7 +69,7 @@ def show(content: bytes) -> None:
         if pod.older_flows:
             console.print(
                 f"{name}: {pod.older_flows} flows that the node began before the gate "
-                "enforced go on; --end-older-flows ends such.",
+                "enforced go on; --close-existing-flows ends such.",
                 style="yellow",
                 markup=False,
                 highlight=False,
