@@ -64,7 +64,7 @@ def _of_product() -> Iterator[CodeType]:
     from agent.kube import client as kube
     from agent.kube import pod_source
     from agent.policy.sources import PolicySource
-    from agent.probing.result_store import ProbeMemory
+    from agent.probing.result_store import ResultStore
     from agent.sources.cluster import Cluster
     from probes.netns import Netns
 
@@ -81,9 +81,9 @@ def _of_product() -> Iterator[CodeType]:
             Cluster.__init__,
             pod_source.PodSource.restore,
             PolicySource.__init__,
-            ProbeMemory.__init__,
+            ResultStore.__init__,
             # The last write of an agent that ends; those before it run in threads.
-            ProbeMemory.run,
+            ResultStore.run,
             pod_source.PodSource._save,
             # Sockets in the run directory, a tmpfs, when a server starts or ends.
             peer_credentials.listen,

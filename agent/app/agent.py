@@ -16,15 +16,15 @@ from agent.app import handover, http_server, network_managers
 from agent.app.reconciler import Reconciler
 from agent.app.reports import RELAY, drops_of, pod_status, relay_status
 from agent.cni import installer
-from agent.default_deny.controller import BornClosed
-from agent.drops.events import RefusalLog
-from agent.drops.source_processes import CallerBook
+from agent.default_deny.controller import DefaultDenyController
+from agent.drops.events import DropEventLog
+from agent.drops.source_processes import SourceProcesses
 from agent.gates.address_claims import AddressAuthority
-from agent.gates.existing_flows import OlderFlows
+from agent.gates.existing_flows import ExistingFlows
 from agent.gates.heartbeat import Heartbeat
-from agent.gates.host_devices import Crossings
-from agent.gates.injectable import Origins
-from agent.gates.worker import Gatekeeper
+from agent.gates.host_devices import HostDevices
+from agent.gates.injectable import InjectableInterfaces
+from agent.gates.worker import GateWorker
 from agent.kube.client import Api
 from agent.kubelet.admitted_ports import pods_cgroup
 from agent.kubelet.identity import KubeletIdentity
@@ -37,7 +37,7 @@ from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.policy.api_source import ApiPolicies
 from agent.policy.controller import HostAccess
-from agent.probing.manager import Probing
+from agent.probing.manager import ProbeManager
 from agent.relay import messages
 from agent.settings import Settings
 from agent.sources.cluster import Cluster
@@ -70,22 +70,22 @@ _STUCK_SECONDS = 90
 class Agent:
     """One running agent. `run` returns when the process is told to end."""
 
-    def __init__(self, settings: Settings, gatekeeper: Gatekeeper, api: Api | None) -> None:
+    def __init__(self, settings: Settings, gate_worker: GateWorker, api: Api | None) -> None:
         """api: for a node of a cluster."""
         self._settings = settings
-        self._gatekeeper = gatekeeper
+        self._gate_worker = gate_worker
         self._started = datetime.datetime.now(datetime.UTC)
         self._conditions = Conditions(on_change=self._on_condition)
         self._metrics = Metrics(self._conditions)
         self._metrics.describe_agent(
             source_hash=sources.fingerprint(),
-            attachment=gatekeeper.attachment.value,
-            was_compiled=gatekeeper.loaded.was_compiled,
-            load_seconds=gatekeeper.loaded.load_ms / 1000,
+            attachment=gate_worker.attachment.value,
+            was_compiled=gate_worker.loaded.was_compiled,
+            load_seconds=gate_worker.loaded.load_ms / 1000,
         )
         self._reader = NetworkReader()
         self._authority = AddressAuthority(self._metrics)
-        self._probing = Probing(
+        self._probing = ProbeManager(
             self._conditions,
             self._metrics,
             pins.Pins(settings.bpffs),
@@ -99,19 +99,19 @@ class Agent:
             policies = ApiPolicies(api, state=state)
         self._host_access = HostAccess(
             settings,
-            RuleHits(gatekeeper.loaded),
+            RuleHits(gate_worker.loaded),
             api=policies,
             guarded=lambda: self._reconciler.guarded.values(),
             on_change=lambda uid: self._reconciler.mark(uid),
             is_settled=lambda: self._reconciler.is_settled(),
         )
         self._reconciler = Reconciler(
-            gatekeeper=gatekeeper,
+            gate_worker=gate_worker,
             reader=self._reader,
             conditions=self._conditions,
             probing=self._probing,
             metrics=self._metrics,
-            resync_seconds=_RESYNC_SECONDS[gatekeeper.attachment],
+            resync_seconds=_RESYNC_SECONDS[gate_worker.attachment],
             admit=self._host_access.admit,
             on_gated=self._on_gated,
             on_change=self._on_pods,
@@ -128,7 +128,7 @@ class Agent:
         cgroup = cgroup2_mount()
         assert cgroup is not None  # `preflight.check`
         self._launcher = Launcher(
-            gatekeeper=gatekeeper,
+            gate_worker=gate_worker,
             ranges=settings.relay_ranges,
             bpffs=settings.bpffs,
             cgroup=cgroup,
@@ -151,26 +151,28 @@ class Agent:
             source=self._feed.pods if isinstance(self._feed, Cluster) else None,
             unready_because=self.unready_because,
         )
-        crossings = Crossings(
-            gatekeeper, gated=self._gated, is_synced=lambda: self._reconciler.is_synced
+        crossings = HostDevices(
+            gate_worker, gated=self._gated, is_synced=lambda: self._reconciler.is_synced
         )
-        self._origins = Origins(gatekeeper, on_links=crossings.keep)
-        self._older_flows = OlderFlows(
+        self._origins = InjectableInterfaces(gate_worker, on_links=crossings.keep)
+        self._older_flows = ExistingFlows(
             guarded=lambda: self._reconciler.guarded.values(),
-            kubelet_cgroup=lambda: gatekeeper.config.read().kubelet_cgroup,
-            replies=Replies(gatekeeper.loaded),
+            kubelet_cgroup=lambda: gate_worker.config.read().kubelet_cgroup,
+            replies=Replies(gate_worker.loaded),
             metrics=self._metrics,
             ends=settings.close_existing_flows,
         )
-        self._heartbeat = Heartbeat(gatekeeper.config, dead_man_hours=settings.dead_man_hours)
+        self._heartbeat = Heartbeat(gate_worker.config, dead_man_hours=settings.dead_man_hours)
         self._kubelet = KubeletIdentity(settings.kubelet, self._on_kubelet)
-        self._callers = CallerBook(
-            Callers(gatekeeper.loaded),
+        self._callers = SourceProcesses(
+            Callers(gate_worker.loaded),
             state=settings.run_directory / "state" / "callers.json",
             live_ifindexes=self._live_ifindexes,
         )
-        self._refusals = RefusalLog(gatekeeper.events, callers=self._callers, pod_of=self._pod_of)
-        self._born_closed: BornClosed | None = None
+        self._refusals = DropEventLog(
+            gate_worker.events, callers=self._callers, pod_of=self._pod_of
+        )
+        self._born_closed: DefaultDenyController | None = None
         self._http_address = ""
 
     async def run(self) -> None:
@@ -185,15 +187,15 @@ class Agent:
             on_pod_change=self._reconciler.mark_namespace,
             on_overrun=self._on_overrun,
         )
-        self._born_closed = await BornClosed.open(
+        self._born_closed = await DefaultDenyController.open(
             settings,
-            await self._gatekeeper.installed(),
+            await self._gate_worker.installed(),
             claimed=lambda: (
                 self._launcher.interfaces.keys()
                 | {
                     ifindex
                     for guarded in self._reconciler.guarded.values()
-                    for ifindex in guarded.interfaces
+                    for ifindex in guarded.interface_indexes
                 }
             ),
         )
@@ -216,9 +218,9 @@ class Agent:
                 version=VERSION,
                 pid=os.getpid(),
                 http=self._http_address,
-                attachment=self._gatekeeper.attachment.value,
-                compiled=self._gatekeeper.loaded.was_compiled,
-                load_ms=round(self._gatekeeper.loaded.load_ms, 1),
+                attachment=self._gate_worker.attachment.value,
+                compiled=self._gate_worker.loaded.was_compiled,
+                load_ms=round(self._gate_worker.loaded.load_ms, 1),
             )
             handover.tell_start(settings.started_file)
             # Before a gate is taken over by maps that are new: they do not know the kubelet yet.
@@ -272,7 +274,7 @@ class Agent:
         return None
 
     async def metrics(self) -> bytes:
-        counts = await self._gatekeeper.counts()
+        counts = await self._gate_worker.counts()
         samples = [
             GateSample(guarded.pod, interface.name, counts.get(ifindex, {}))
             for guarded in self._reconciler.guarded.values()
@@ -289,22 +291,22 @@ class Agent:
         return self._metrics.render(pods, samples, await self._host_access.samples())
 
     async def report(self) -> Report:
-        counts = await self._gatekeeper.counts()
+        counts = await self._gate_worker.counts()
         return Report(
             version=VERSION,
             pid=os.getpid(),
             started=self._started,
             source_hash=sources.fingerprint(),
-            attachment=self._gatekeeper.attachment.value,
-            was_compiled=self._gatekeeper.loaded.was_compiled,
-            load_ms=self._gatekeeper.loaded.load_ms,
+            attachment=self._gate_worker.attachment.value,
+            was_compiled=self._gate_worker.loaded.was_compiled,
+            load_ms=self._gate_worker.loaded.load_ms,
             is_synced=self._reconciler.is_synced,
             kubelet=self._kubelet.current.path if self._kubelet.current else None,
             kubelet_problem=self._kubelet.problem,
             http_address=self._http_address,
             hooks=[
                 HookStatus(name=hook.name, problem=hook.problem)
-                for hook in self._gatekeeper.hook_states
+                for hook in self._gate_worker.hook_states
             ],
             feed=self._feed.status(),
             node_refusals=await self._node_refusals(),
@@ -326,7 +328,7 @@ class Agent:
         )
 
     async def _node_refusals(self) -> dict[str, int]:
-        counts = await self._gatekeeper.node_counts()
+        counts = await self._gate_worker.node_counts()
         return {reason.word: count for (_, reason), count in counts.items()}
 
     async def drops(self) -> Drops:
@@ -381,7 +383,7 @@ class Agent:
         if self._born_closed:
             self._born_closed.admit(found)
         self._older_flows.hint()
-        config = self._gatekeeper.config
+        config = self._gate_worker.config
         config.set_kubelet(found.id if found else None)
         # Made by the kubelet at its first start, so looked for whenever there is one.
         cgroup2 = cgroup2_mount()
@@ -424,7 +426,7 @@ class Agent:
 
     def _on_run(self, uid: str) -> None:
         guarded = self._reconciler.guarded.get(uid)
-        if guarded is not None and guarded.isolated is not None:
+        if guarded is not None and guarded.gated_netns is not None:
             self._probing.update(guarded)
 
     def _on_node_change(self) -> None:

@@ -12,16 +12,16 @@ import structlog
 
 from agent import labels
 from agent.gates.address_claims import AddressAuthority
-from agent.gates.chain_order import Places
-from agent.gates.path_test import SelfTest
-from agent.gates.pod_gates import ENFORCED, Guard
-from agent.gates.worker import Gatekeeper
+from agent.gates.chain_order import ChainOrder
+from agent.gates.path_test import PathTester
+from agent.gates.pod_gates import ENFORCED, PodGates
+from agent.gates.worker import GateWorker
 from agent.linux.pod_network import NetworkReader
 from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, Conditions
 from agent.pods.pod import Pod
-from agent.pods.pod_state import Admission, Grace, Guarded, Isolation
-from agent.probing.manager import Probing
+from agent.pods.pod_state import Admission, GracePeriod, IsolationStatus, PodState
+from agent.probing.manager import ProbeManager
 from agent.strict.targets import wants_strict
 from bpf.errors import AttachError
 from probes.netns import Netns
@@ -40,16 +40,16 @@ class Reconciler:
     def __init__(
         self,
         *,
-        gatekeeper: Gatekeeper,
+        gate_worker: GateWorker,
         reader: NetworkReader,
         conditions: Conditions,
-        probing: Probing,
+        probing: ProbeManager,
         metrics: Metrics,
         resync_seconds: float,
         admit: Callable[[Pod], Awaitable[Admission]],
         on_gated: Callable[[set[int]], Awaitable[None]],
         on_change: Callable[[], None],
-        why_not_strict: Callable[[Guarded], str | None],
+        why_not_strict: Callable[[PodState], str | None],
         other_gates: Callable[[], Iterable[int]],
         unready_because: Callable[[], str | None],
         on_first_gate: Callable[[Pod], None],
@@ -62,10 +62,10 @@ class Reconciler:
         sentence about a pod in strict to which the relay does not carry, None where it does;
         other_gates: interfaces of no pod that are gated; unready_because: why not every pod of the
         node has been told yet; on_first_gate, on_gate_lost, on_unconfirmed_address: as of
-        `Guard`."""
-        self.guarded: dict[str, Guarded] = {}
+        `PodGates`."""
+        self.guarded: dict[str, PodState] = {}
         self.is_synced = False
-        self._gatekeeper = gatekeeper
+        self._gate_worker = gate_worker
         self._authority = authority
         self._conditions = conditions
         self._probing = probing
@@ -76,9 +76,9 @@ class Reconciler:
         self._why_not_strict = why_not_strict
         self._other_gates = other_gates
         self._unready_because = unready_because
-        self.places = Places(gatekeeper, metrics, self._mark_interfaces)
-        self._guard = Guard(
-            gatekeeper,
+        self.places = ChainOrder(gate_worker, metrics, self._mark_interfaces)
+        self._guard = PodGates(
+            gate_worker,
             reader,
             metrics,
             self._other_user_of,
@@ -89,12 +89,12 @@ class Reconciler:
             on_gate_lost,
             on_unconfirmed_address,
         )
-        self.self_test = SelfTest(gatekeeper.self_tests, metrics, self.publish)
+        self.self_test = PathTester(gate_worker.self_tests, metrics, self.publish)
         self._marked: dict[str, None] = {}
         self._forgetful: dict[str, None] = {}
         """Pods whose gates may not remember yet what they ask."""
-        self._graces: list[Grace] = []
-        self._leaving: list[Guarded] = []
+        self._graces: list[GracePeriod] = []
+        self._leaving: list[PodState] = []
         self._wake = asyncio.Event()
         self._may_hold_leftovers = True
         self._earlier: set[int] = set()
@@ -106,10 +106,10 @@ class Reconciler:
 
     def set_pod(self, pod: Pod) -> None:
         """A pod is new or has changed."""
-        guarded = self.guarded.get(pod.uid) or self._take_back(pod.uid) or Guarded(pod)
+        guarded = self.guarded.get(pod.uid) or self._take_back(pod.uid) or PodState(pod)
         if guarded.pod.netns_path != pod.netns_path:
             # What was said is of a sandbox that is another one now.
-            guarded.isolation = None
+            guarded.status = None
             self._probing.remove(pod.uid)
             self._conditions.forget(pod.uid)
         guarded.pod = pod
@@ -144,7 +144,7 @@ class Reconciler:
 
     def mark_pending(self) -> None:
         """Have another look at pods that wait for something: an interface came or went."""
-        self._mark_where(lambda guarded: guarded.wants_look)
+        self._mark_where(lambda guarded: guarded.needs_recheck)
 
     def mark_namespace(self, nsid: int) -> None:
         """Have another look at the pod in the namespace with this number."""
@@ -165,7 +165,7 @@ class Reconciler:
     async def run(self) -> None:
         """Bring marked pods up to date, for ever."""
         # What podgate-cni gates from now on are pods that nobody has told of yet.
-        self._earlier = set(await self._gatekeeper.installed())
+        self._earlier = set(await self._gate_worker.installed())
         while True:
             self._pass_started = None
             await self._wait()
@@ -173,7 +173,7 @@ class Reconciler:
             self._wake.clear()
             for leaving in list(self._leaving):
                 await self._release(leaving)
-            looked_at: list[Guarded] = []
+            looked_at: list[PodState] = []
             while self._marked:
                 uid = next(iter(self._marked))
                 del self._marked[uid]
@@ -197,12 +197,12 @@ class Reconciler:
         """Until something is marked; what waits is marked after 1 s, everything at resync."""
         loop = asyncio.get_running_loop()
         until_resync = max(0.0, self._next_resync - loop.time())
-        is_waiting = (
+        is_pending = (
             not self.is_synced
             or bool(self._leaving)
-            or any(guarded.wants_look for guarded in self.guarded.values())
+            or any(guarded.needs_recheck for guarded in self.guarded.values())
         )
-        seconds = min(_RETRY_SECONDS, until_resync) if is_waiting else until_resync
+        seconds = min(_RETRY_SECONDS, until_resync) if is_pending else until_resync
         try:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
@@ -212,26 +212,26 @@ class Reconciler:
             self._next_resync = loop.time() + self._resync_seconds
             self.mark_all()
 
-    async def _bring_up(self, guarded: Guarded) -> None:
+    async def _bring_up(self, guarded: PodState) -> None:
         pod = guarded.pod
         try:
             isolation = await self._guard.bring_up(guarded)
         except (AttachError, OSError, TimeoutError) as error:
             # The kernel or its netlink had a bad moment; the next pass tries again.
             log.error("pod could not be looked at", pod=pod.full_name, error=str(error))
-            if guarded.isolated:
+            if guarded.gated_netns:
                 return
-            isolation = Isolation(FALSE, "GateFailed", f"The kernel refused: {error}.")
+            isolation = IsolationStatus(FALSE, "GateFailed", f"The kernel refused: {error}.")
         if pod.uid not in self.guarded:
             return
-        guarded.isolation = isolation
+        guarded.status = isolation
         self._on_change()
         self.publish(pod.uid)
         self._probing.update(guarded)
-        if guarded.isolated:
+        if guarded.gated_netns:
             # A look that finds all as it was costs the others nothing.
-            self._gated |= guarded.interfaces - guarded.told
-            guarded.told = guarded.interfaces
+            self._gated |= guarded.interface_indexes - guarded.announced
+            guarded.announced = guarded.interface_indexes
 
     async def _tell_gated(self, *, is_last: bool) -> None:
         """Some at a time: telling a node's rule set takes longer than a gate does."""
@@ -244,14 +244,14 @@ class Reconciler:
     def publish(self, uid: str) -> None:
         """Say what is known of a pod's isolation, unless its self-test has still to tell."""
         guarded = self.guarded.get(uid)
-        if guarded is None or guarded.isolation is None:
+        if guarded is None or guarded.status is None:
             return
-        if said := self.self_test.judge(guarded, self._as_strict(guarded, guarded.isolation)):
+        if said := self.self_test.judge(guarded, self._as_strict(guarded, guarded.status)):
             self._conditions.set(
                 guarded.pod, labels.ISOLATION_READY, said.status, said.reason, said.message
             )
 
-    def _as_strict(self, guarded: Guarded, isolation: Isolation) -> Isolation:
+    def _as_strict(self, guarded: PodState, isolation: IsolationStatus) -> IsolationStatus:
         """What the relay adds to gates that stand."""
         if isolation.reason != ENFORCED or not wants_strict(guarded):
             return isolation
@@ -280,7 +280,7 @@ class Reconciler:
             except (OSError, TimeoutError) as error:
                 log.error("a gate's grace goes on", pod=grace.pod, error=str(error))
 
-    async def _remember_one(self, guarded: Guarded) -> None:
+    async def _remember_one(self, guarded: PodState) -> None:
         try:
             self._graces += await self._guard.remember(guarded)
         except (AttachError, OSError, TimeoutError) as error:
@@ -291,7 +291,7 @@ class Reconciler:
                 error=str(error),
             )
 
-    async def _release(self, guarded: Guarded) -> None:
+    async def _release(self, guarded: PodState) -> None:
         try:
             await self._guard.release(guarded)
         except (AttachError, OSError, TimeoutError) as error:
@@ -303,7 +303,7 @@ class Reconciler:
         else:
             self._leaving.remove(guarded)
 
-    def _take_back(self, uid: str) -> Guarded | None:
+    def _take_back(self, uid: str) -> PodState | None:
         """A pod that left and came back before its gates were removed (a renamed manifest)."""
         for guarded in self._leaving:
             if guarded.pod.uid == uid:
@@ -317,16 +317,16 @@ class Reconciler:
         Not while a pod's manifest cannot be read or its namespace cannot be looked at: the gate may
         be its.
         """
-        if any(guarded.is_waiting for guarded in self.guarded.values()):
+        if any(guarded.is_pending for guarded in self.guarded.values()):
             return
         claimed = {ifindex for guarded in self.guarded.values() for ifindex in guarded.gates}
         claimed.update(self._other_gates())
         try:
-            installed = (await self._gatekeeper.installed()).keys()
+            installed = (await self._gate_worker.installed()).keys()
             for ifindex in (installed & self._earlier) - claimed:
-                await self._gatekeeper.remove(ifindex)
+                await self._gate_worker.remove(ifindex)
                 log.info("gate of a pod that is gone removed", ifindex=ifindex)
-            is_clean = await self._gatekeeper.collect()
+            is_clean = await self._gate_worker.collect()
         except (AttachError, OSError, TimeoutError) as error:
             log.error("what an earlier run left could not be removed", error=str(error))
             return
@@ -335,7 +335,7 @@ class Reconciler:
     def _mark_interfaces(self, ifindexes: set[int]) -> None:
         self._mark_where(lambda guarded: not guarded.gates.keys().isdisjoint(ifindexes))
 
-    def _mark_where(self, predicate: Callable[[Guarded], bool]) -> None:
+    def _mark_where(self, predicate: Callable[[PodState], bool]) -> None:
         for uid, guarded in self.guarded.items():
             if predicate(guarded):
                 self._marked[uid] = None

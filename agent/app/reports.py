@@ -15,7 +15,7 @@ from agent.admin.report import (
 from agent.drops.source_processes import protocol_word, wall_clock
 from agent.pods.conditions import Condition
 from agent.pods.pod import Pod
-from agent.pods.pod_state import Guarded
+from agent.pods.pod_state import PodState
 from agent.strict.stats import Carried
 from agent.strict.supervisor import Relaying
 from bpf.callers import Seen
@@ -27,7 +27,7 @@ RELAY = Pod(uid="relay", namespace="", name="relay", mode=Mode.ENFORCE)
 
 
 def pod_status(
-    guarded: Guarded,
+    guarded: PodState,
     counts: dict[int, Counts],
     *,
     conditions: list[Condition],

@@ -4,7 +4,7 @@ from agent.app import handover, preflight
 from agent.app.agent import Agent
 from agent.cni import state as cni_state
 from agent.errors import PodgateError
-from agent.gates.worker import Gatekeeper
+from agent.gates.worker import GateWorker
 from agent.kube.client import Api
 from agent.settings import Settings
 from bpf import pins
@@ -68,13 +68,13 @@ async def _run(settings: Settings, installation: pins.Pins, api: Api | None) -> 
     async with handover.turn(settings, installation) as is_ours:
         if not is_ours:
             return
-        gatekeeper = await Gatekeeper.open(settings)
+        gate_worker = await GateWorker.open(settings)
         try:
-            cni_state.publish(settings.run_directory, settings.mode, gatekeeper.attachment)
-            agent = Agent(settings, gatekeeper, api)
+            cni_state.publish(settings.run_directory, settings.mode, gate_worker.attachment)
+            agent = Agent(settings, gate_worker, api)
             try:
                 await agent.run()
             finally:
                 agent.close()
         finally:
-            await gatekeeper.aclose()
+            await gate_worker.aclose()

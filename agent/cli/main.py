@@ -72,7 +72,7 @@ def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
         PreflightError,
         locks.Locked,
         errors.AttachError,
-        default_deny_table.BackstopError,
+        default_deny_table.DefaultDenyError,
         veth_pair.PairError,
         BackendError,
         OSError,

@@ -11,7 +11,7 @@ import pyroute2
 import structlog
 
 from agent.default_deny import table as default_deny_table
-from agent.default_deny.table import Backstop, BackstopError
+from agent.default_deny.table import DefaultDenyError, DefaultDenyTable
 from agent.kubelet.search import KubeletCgroup
 from agent.linux import rtnetlink
 from agent.linux.rtnetlink import Link
@@ -30,12 +30,12 @@ _BEAT_SECONDS = 20.0
 _TIMEOUT_SECONDS = 10
 
 
-class BornClosed:
+class DefaultDenyController:
     """The backstop with its owner's knowledge of pods. Without one, every method does nothing."""
 
     def __init__(
         self,
-        table: Backstop | None,
+        table: DefaultDenyTable | None,
         *,
         claimed: Callable[[], set[int]],
         now: Callable[[], float] | None = None,
@@ -52,12 +52,12 @@ class BornClosed:
     @classmethod
     async def open(
         cls, settings: Settings, gated: Iterable[int], *, claimed: Callable[[], set[int]]
-    ) -> "BornClosed":
+    ) -> "DefaultDenyController":
         """Put the tables there where the node's default asks for it, else take old ones away."""
         if settings.mode not in (Mode.ENFORCE, Mode.STRICT):
             await _remove_quietly()
             return cls(None, claimed=claimed)
-        table = await Backstop.open(gated=gated)
+        table = await DefaultDenyTable.open(gated=gated)
         if not table.available:
             log.warning("new pods are not born closed", reason=table.reason_unavailable)
             return cls(None, claimed=claimed)
@@ -136,7 +136,7 @@ def _said(consequence: str) -> Iterator[None]:
     """Trouble with the backstop is logged and no more: gates do their work without it."""
     try:
         yield
-    except BackstopError as error:
+    except DefaultDenyError as error:
         log.error(consequence, error=str(error))
 
 
@@ -145,4 +145,4 @@ async def _remove_quietly() -> None:
         try:
             await default_deny_table.remove()
         except (OSError, TimeoutError) as error:
-            raise BackstopError(str(error)) from error
+            raise DefaultDenyError(str(error)) from error

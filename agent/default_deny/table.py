@@ -29,11 +29,11 @@ log = structlog.get_logger(__name__)
 _CONNTRACK_COUNT = pathlib.Path("/proc/sys/net/netfilter/nf_conntrack_count")
 
 
-class BackstopError(PodgateError):
+class DefaultDenyError(PodgateError):
     """The table could not be changed and is as it was; the message is one sentence."""
 
 
-class Backstop:
+class DefaultDenyTable:
     """The node's tables, and what they should say. All methods are for one event loop.
 
     Where the backstop is not available, every method does nothing: `reason_unavailable` is to be
@@ -69,7 +69,7 @@ class Backstop:
         pods: Iterable[str] | None = None,
         stale_seconds: int = 60,
         cgroup2: pathlib.PurePath | None = None,
-    ) -> "Backstop":
+    ) -> "DefaultDenyTable":
         """Put the tables there, or take over those of an earlier run, in one transaction.
 
         gated: interface numbers with a gate that stands. kubelet: its cgroup's path from the mount
@@ -129,26 +129,26 @@ class Backstop:
 
     async def gate(self, ifindexes: Iterable[int]) -> None:
         """From now on these interfaces' gates alone decide. To be called when they are attached,
-        and for pods that are to have none (mode off). Raises `BackstopError`.
+        and for pods that are to have none (mode off). Raises `DefaultDenyError`.
         """
         await self._move(ifindexes, ruleset.GATED)
 
     async def exempt(self, ifindexes: Iterable[int]) -> None:
         """These are no pods' interfaces: uplinks, veth pairs within the node, other containers'.
 
-        Raises `BackstopError`.
+        Raises `DefaultDenyError`.
         """
         await self._move(ifindexes, ruleset.NOT_PODS)
 
     async def release(self, ifindexes: Iterable[int]) -> None:
-        """These are gone, or unknown again, and so closed. Raises `BackstopError`."""
+        """These are gone, or unknown again, and so closed. Raises `DefaultDenyError`."""
         await self._move(ifindexes, None)
 
     async def admit(self, kubelet: str | None) -> None:
         """Let the kubelet in this cgroup (and below it) reach pods without gates; none: nobody.
 
         Call it for every new cgroup, also of the same path: the kernel goes by the cgroup's id.
-        Raises `BackstopError`; then the one before stays admitted.
+        Raises `DefaultDenyError`; then the one before stays admitted.
         """
         async with self._lock:
             if not self.available:
@@ -159,15 +159,15 @@ class Backstop:
                 self._kubelet = kubelet
                 await self._apply(self._wanted.admission())
             except NoMatch as error:
-                raise BackstopError(str(error)) from error
-            except BackstopError:
+                raise DefaultDenyError(str(error)) from error
+            except DefaultDenyError:
                 self._wanted.kubelet, self._kubelet = before
                 raise
 
     async def beat(self) -> None:
         """Say that the agent lives. To be called three times in `stale_seconds`, whatever else.
 
-        Raises `BackstopError`.
+        Raises `DefaultDenyError`.
         """
         async with self._lock:
             if self.available:
@@ -178,7 +178,7 @@ class Backstop:
 
         To be called now and then, such as with every full look at the pods.
         `nft flush ruleset`, which is what a restart of nftables.service does, takes ours along.
-        Raises `BackstopError`.
+        Raises `DefaultDenyError`.
         """
         async with self._lock:
             if not self.available:
@@ -188,14 +188,14 @@ class Backstop:
                 if await self._listing() == self._standing:
                     return False
             except (nft.NftError, TimeoutError) as error:
-                raise BackstopError(f"nftables cannot be read: {_words(error)}") from error
+                raise DefaultDenyError(f"nftables cannot be read: {_words(error)}") from error
             self._is_stale = True
             await self._apply("")
         log.warning("somebody changed the nftables backstop; it was put back")
         return True
 
     async def remove(self) -> None:
-        """Take the tables away, in one step. Raises `BackstopError`."""
+        """Take the tables away, in one step. Raises `DefaultDenyError`."""
         async with self._lock:
             if not self.available:
                 return
@@ -209,7 +209,7 @@ class Backstop:
         self._wanted.tracks = self._is_stale = True
         try:
             await self._apply("")
-        except BackstopError:
+        except DefaultDenyError:
             self._wanted.tracks = False
             raise
 
@@ -248,7 +248,7 @@ class Backstop:
             except nft.NftError:
                 await self._put()
         except (nft.NftError, TimeoutError) as error:
-            raise BackstopError(
+            raise DefaultDenyError(
                 f"the nftables backstop stays as it is: {_words(error)}."
             ) from error
         self._is_stale = False
@@ -301,7 +301,7 @@ class Backstop:
 async def remove() -> None:
     """Take the tables away, whoever put them there. Needs no agent.
 
-    Raises `BackstopError`. Where there is no nft command there is nothing to remove.
+    Raises `DefaultDenyError`. Where there is no nft command there is nothing to remove.
     """
     try:
         if families := await _families_present():
@@ -309,7 +309,7 @@ async def remove() -> None:
     except nft.NftMissing:
         return
     except (nft.NftError, TimeoutError) as error:
-        raise BackstopError(
+        raise DefaultDenyError(
             f"the nftables backstop cannot be removed: {_words(error)}; try "
             f"'nft delete table inet {ruleset.TABLE}' and the same with 'bridge'."
         ) from error

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import structlog
 
 from agent.admin.report import Refusals, RefusalStatus
-from agent.drops.source_processes import CallerBook, protocol_word, wall_clock
+from agent.drops.source_processes import SourceProcesses, protocol_word, wall_clock
 from agent.pods.pod import Pod
 from bpf.events import Events, Refusal
 
@@ -20,14 +20,14 @@ _PERIOD_SECONDS = 0.5
 _SAID_AGAIN_SECONDS = 60.0
 
 
-class RefusalLog:
+class DropEventLog:
     """The newest refusals, numbered from 1 on, with the names that pods have at that moment."""
 
     def __init__(
         self,
         events: Events,
         *,
-        callers: CallerBook,
+        callers: SourceProcesses,
         pod_of: Callable[[int], Pod | None],
     ) -> None:
         """callers: knows the names of cgroups; pod_of: the pod behind an interface."""

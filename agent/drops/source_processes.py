@@ -22,14 +22,14 @@ _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 47: "gre", 50: "esp", 58: "icmp", 
 NO_SOCKET = "(no socket: the kernel)"
 
 
-class CallerName(msgspec.Struct, frozen=True):
+class CgroupName(msgspec.Struct, frozen=True):
     """What a cgroup was called when it was first seen."""
 
     cgroup: int
     path: str
 
 
-class CallerBook:
+class SourceProcesses:
     """Follows the aggregate; names survive a restart in a file below the run directory."""
 
     def __init__(
@@ -86,14 +86,14 @@ class CallerBook:
     def _restore(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             try:
-                saved = msgspec.json.decode(self._state.read_bytes(), type=list[CallerName])
+                saved = msgspec.json.decode(self._state.read_bytes(), type=list[CgroupName])
             except msgspec.DecodeError as error:
                 log.warning("names of earlier callers cannot be read", error=str(error))
                 return
             self._names |= {name.cgroup: name.path for name in saved}
 
     def _save(self) -> None:
-        names = [CallerName(cgroup, path) for cgroup, path in sorted(self._names.items())]
+        names = [CgroupName(cgroup, path) for cgroup, path in sorted(self._names.items())]
         try:
             state_files.replace(self._state, msgspec.json.encode(names))
         except OSError as error:

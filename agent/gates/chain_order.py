@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
-from agent.gates.worker import Gatekeeper
+from agent.gates.worker import GateWorker
 from agent.linux.pod_network import NodeInterface
 from agent.metrics import Metrics
 from bpf.errors import AttachError
@@ -27,12 +27,12 @@ _MOVES = 3
 _WINDOW_SECONDS = 60.0
 
 
-class Places:
+class ChainOrder:
     """Where gates stand in their chains."""
 
     def __init__(
         self,
-        gatekeeper: Gatekeeper,
+        gate_worker: GateWorker,
         metrics: Metrics,
         on_misplaced: Callable[[set[int]], None],
         *,
@@ -40,7 +40,7 @@ class Places:
     ) -> None:
         """on_misplaced: told the interfaces on which somebody stands before the gate, each time
         that it is so; `keep` mends it."""
-        self._gatekeeper = gatekeeper
+        self._gate_worker = gate_worker
         self._metrics = metrics
         self._on_misplaced = on_misplaced
         self._now = now or (lambda: asyncio.get_running_loop().time())
@@ -58,11 +58,11 @@ class Places:
         Not where gates are filters, of which 250 take 100 ms: there the look at each pod, every
         30 s, must do.
         """
-        if self._gatekeeper.attachment is Attachment.CLSACT:
+        if self._gate_worker.attachment is Attachment.CLSACT:
             await asyncio.Event().wait()
         while True:
             try:
-                if misplaced := await self._gatekeeper.misplaced():
+                if misplaced := await self._gate_worker.misplaced():
                     self._on_misplaced(misplaced)
             except (OSError, TimeoutError) as error:
                 log.error("the places of gates cannot be looked at", error=str(error))
@@ -80,21 +80,21 @@ class Places:
         One sentence when it is behind one all the same. Raises `BpfError`.
         """
         ifindex = interface.ifindex
-        if await self._gatekeeper.is_first(ifindex):
+        if await self._gate_worker.is_first(ifindex):
             self._given_up.discard(ifindex)
             return ""
         moves = self._moves.setdefault(ifindex, collections.deque(maxlen=_MOVES))
         if len(moves) < _MOVES or self._now() - moves[0] > _WINDOW_SECONDS:
             moves.append(self._now())
             try:
-                await self._gatekeeper.move_first(ifindex)
+                await self._gate_worker.move_first(ifindex)
             except AttachError as error:
                 return self._behind(interface, f"the gate cannot be moved ({error})")
             self._metrics.gates_moved.inc()
             log.warning(
                 "gate moved before another program", interface=interface.name, ifindex=ifindex
             )
-            if await self._gatekeeper.is_first(ifindex):
+            if await self._gate_worker.is_first(ifindex):
                 return ""
         return self._behind(interface, "have whoever attaches it do so after the gate")
 

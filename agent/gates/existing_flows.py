@@ -1,6 +1,6 @@
 """Flows that the node began before a gate enforced: they go on, since a gate drops only openings.
 
-Found among the node's sockets, which are asked for every so often. A flow is one that the node
+FlowCount among the node's sockets, which are asked for every so often. A flow is one that the node
 began, to an enforced pod, by a sender whom the gate would not let in today. Who began it is told by
 who listens: the pod does on its port, and the node does not on its own. Where that is no longer so
 a flow is left out: better one too few, since what is found may be ended.
@@ -23,7 +23,7 @@ from agent.linux import sock_diag
 from agent.linux.cgroups import cgroup_paths
 from agent.metrics import Metrics
 from agent.pods.pod import Pod
-from agent.pods.pod_state import Guarded
+from agent.pods.pod_state import PodState
 from bpf import abi
 from bpf.replies import Question, Replies
 from bpf.rules import Rule, Sender
@@ -45,7 +45,7 @@ _GOING_ON = {
 _SERVING = {socket.IPPROTO_TCP: sock_diag.LISTEN, socket.IPPROTO_UDP: sock_diag.CLOSE}
 
 
-class Entrance(enum.Enum):
+class Access(enum.Enum):
     """Whether a gate would let a sender begin the same flow today."""
 
     OPEN = enum.auto()
@@ -54,7 +54,7 @@ class Entrance(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Target:
+class EnforcedPod:
     """An enforced pod, as it is when looked at."""
 
     pod: Pod
@@ -64,15 +64,15 @@ class Target:
     rules: tuple[Rule, ...]
 
     @classmethod
-    def of(cls, guarded: Guarded) -> "Target | None":
+    def of(cls, guarded: PodState) -> "EnforcedPod | None":
         """None for a pod whose gates are not there, or let all pass."""
-        if guarded.isolated is None or guarded.admission is None:
+        if guarded.gated_netns is None or guarded.admission is None:
             return None
         if not guarded.gates or guarded.pod.mode not in (Mode.ENFORCE, Mode.STRICT):
             return None
         return cls(
             guarded.pod,
-            guarded.isolated,
+            guarded.gated_netns,
             tuple(guarded.gates),
             tuple(abi.pack_address(address) for address in guarded.claims.confirmed),
             guarded.admission.rules,
@@ -80,20 +80,20 @@ class Target:
 
 
 @dataclasses.dataclass(slots=True)
-class Found:
+class FlowCount:
     """Flows of one pod. going_on: how many there are; ended: how many there were before."""
 
     going_on: int = 0
     ended: int = 0
 
 
-class OlderFlows:
+class ExistingFlows:
     """Counts older flows, and ends them where that is wanted."""
 
     def __init__(
         self,
         *,
-        guarded: Callable[[], Iterable[Guarded]],
+        guarded: Callable[[], Iterable[PodState]],
         kubelet_cgroup: Callable[[], int],
         replies: Replies,
         metrics: Metrics,
@@ -122,7 +122,7 @@ class OlderFlows:
                 async with asyncio.timeout(_PERIOD_SECONDS):
                     await self._wake.wait()
             self._wake.clear()
-            targets = [target for target in map(Target.of, self._guarded()) if target]
+            targets = [target for target in map(EnforcedPod.of, self._guarded()) if target]
             try:
                 found = await asyncio.to_thread(self._look, targets)
             except OSError as error:
@@ -131,11 +131,11 @@ class OlderFlows:
                 self._tell(targets, found)
             await asyncio.sleep(_PAUSE_SECONDS)
 
-    def _tell(self, targets: Sequence[Target], found: Mapping[str, Found]) -> None:
+    def _tell(self, targets: Sequence[EnforcedPod], found: Mapping[str, FlowCount]) -> None:
         before = self._metrics.older_flows
         self._metrics.older_flows = {uid: flows.going_on for uid, flows in found.items()}
         for target in targets:
-            flows = found.get(target.pod.uid, Found())
+            flows = found.get(target.pod.uid, FlowCount())
             if flows.ended:
                 self._metrics.older_flows_ended.inc(flows.ended)
                 log.info("older flows ended", pod=target.pod.full_name, flows=flows.ended)
@@ -146,9 +146,9 @@ class OlderFlows:
                     flows=flows.going_on,
                 )
 
-    def _look(self, targets: Sequence[Target]) -> dict[str, Found]:
+    def _look(self, targets: Sequence[EnforcedPod]) -> dict[str, FlowCount]:
         """Flows by pod uid."""
-        found: dict[str, Found] = {}
+        found: dict[str, FlowCount] = {}
         if not targets:
             return found
         by_address = {address: target for target in targets for address in target.addresses}
@@ -170,7 +170,7 @@ class OlderFlows:
         node: sock_diag.SockDiag,
         protocol: int,
         flows: Iterable[sock_diag.Socket],
-        by_address: Mapping[bytes, Target],
+        by_address: Mapping[bytes, EnforcedPod],
     ) -> list[sock_diag.Socket]:
         """Those that the node began, and that the gate lets go on."""
         node_serves = _served_ports(node, protocol)
@@ -188,7 +188,7 @@ class OlderFlows:
                 begun.append(flow)
         return begun
 
-    def _is_remembered(self, flow: sock_diag.Socket, target: Target) -> bool:
+    def _is_remembered(self, flow: sock_diag.Socket, target: EnforcedPod) -> bool:
         """Whether what the node sends by this socket passes as an answer."""
         pod, node = abi.unpack_address(flow.remote), abi.unpack_address(flow.local)
         question = Question(flow.protocol, pod, flow.remote_port, node, flow.local_port)
@@ -199,18 +199,18 @@ class OlderFlows:
         self,
         node: sock_diag.SockDiag,
         flows: Sequence[sock_diag.Socket],
-        by_address: Mapping[bytes, Target],
-        found: dict[str, Found],
+        by_address: Mapping[bytes, EnforcedPod],
+        found: dict[str, FlowCount],
     ) -> None:
         """Count those whose senders would not be let in today, and end them where wanted."""
-        entrances = Entrances(self._kubelet_cgroup(), {flow.cgroup for flow in flows})
+        entrances = AccessCheck(self._kubelet_cgroup(), {flow.cgroup for flow in flows})
         for flow in flows:
             target = by_address[flow.remote]
             entrance = entrances.of(target.rules, flow)
-            if entrance is Entrance.OPEN:
+            if entrance is Access.OPEN:
                 continue
-            counted = found.setdefault(target.pod.uid, Found())
-            if entrance is Entrance.SHUT and self._ends and self._end(node, flow):
+            counted = found.setdefault(target.pod.uid, FlowCount())
+            if entrance is Access.SHUT and self._ends and self._end(node, flow):
                 counted.ended += 1
             else:
                 counted.going_on += 1
@@ -229,7 +229,7 @@ class OlderFlows:
             return False
 
 
-class Entrances:
+class AccessCheck:
     """Whom gates would let in today: `find_rule` of bpf/src/rules.h, for sockets that exist."""
 
     def __init__(self, kubelet_cgroup: int, cgroups: Iterable[int | None]) -> None:
@@ -239,8 +239,8 @@ class Entrances:
         self._paths: dict[int, str] = {}
         self._looked_for: set[int] = set()
 
-    def of(self, rules: Iterable[Rule], flow: sock_diag.Socket) -> Entrance:
-        entrance = Entrance.SHUT
+    def of(self, rules: Iterable[Rule], flow: sock_diag.Socket) -> Access:
+        entrance = Access.SHUT
         for rule in rules:
             if rule.protocol not in (0, flow.protocol):
                 continue
@@ -248,9 +248,9 @@ class Entrances:
                 continue
             match self._is_sender(rule, flow.cgroup):
                 case True:
-                    return Entrance.OPEN
+                    return Access.OPEN
                 case None:
-                    entrance = Entrance.UNKNOWN
+                    entrance = Access.UNKNOWN
         return entrance
 
     def _is_sender(self, rule: Rule, cgroup: int | None) -> bool | None:

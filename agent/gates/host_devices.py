@@ -4,7 +4,7 @@ from collections.abc import Callable, Container
 
 import structlog
 
-from agent.gates.worker import Gatekeeper
+from agent.gates.worker import GateWorker
 from agent.linux.rtnetlink import Link
 from agent.linux.tunnels import Tunnels, find_tunnels
 from bpf.errors import AttachError
@@ -12,18 +12,18 @@ from bpf.errors import AttachError
 log = structlog.get_logger(__name__)
 
 
-class Crossings:
+class HostDevices:
     """Keeps what hangs on bridges and on the loopback in step with the node's interfaces."""
 
     def __init__(
         self,
-        gatekeeper: Gatekeeper,
+        gate_worker: GateWorker,
         *,
         gated: Callable[[], Container[int]],
         is_synced: Callable[[], bool],
     ) -> None:
         """gated: interfaces that carry a gate now; is_synced: whether every pod has been seen."""
-        self._gatekeeper = gatekeeper
+        self._gate_worker = gate_worker
         self._gated = gated
         self._is_synced = is_synced
         self._bridges: tuple[set[int], bool] | None = None
@@ -38,10 +38,10 @@ class Crossings:
         tunnels = find_tunnels(links)
         try:
             if (bridges, are_all) != self._bridges:
-                await self._gatekeeper.keep_bridges(bridges, are_all=are_all)
+                await self._gate_worker.keep_bridges(bridges, are_all=are_all)
                 self._bridges = (bridges, are_all)
             if tunnels != self._tunnels:
-                await self._gatekeeper.keep_tunnels(tunnels.udp_ports, are_guarded=tunnels.any)
+                await self._gate_worker.keep_tunnels(tunnels.udp_ports, are_guarded=tunnels.any)
                 self._tunnels = tunnels
                 log.info("tunnels guarded", udp_ports=sorted(tunnels.udp_ports), any=tunnels.any)
         except (AttachError, ValueError) as error:
@@ -51,7 +51,7 @@ class Crossings:
     def _keep_switch(self, links: list[Link]) -> None:
         has_switch = any(link.kind == "openvswitch" for link in links)
         if has_switch != self._has_switch:
-            self._gatekeeper.config.set_switch(is_there=has_switch)
+            self._gate_worker.config.set_switch(is_there=has_switch)
             if has_switch:
                 log.warning(
                     "an Open vSwitch datapath is on this node: it forwards some packets without "

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pyroute2
 import structlog
 
-from agent.gates.worker import Gatekeeper
+from agent.gates.worker import GateWorker
 from agent.linux import rtnetlink
 from agent.linux.rtnetlink import Link
 from agent.relay import interfaces as relay_interfaces
@@ -25,18 +25,18 @@ _TIMEOUT_SECONDS = 10
 _DEBOUNCE_SECONDS = 0.1
 
 
-class Origins:
+class InjectableInterfaces:
     """Keeps the origin map in step with the node's interfaces."""
 
     def __init__(
         self,
-        gatekeeper: Gatekeeper,
+        gate_worker: GateWorker,
         *,
         on_links: Callable[[list[Link]], Awaitable[None]],
         now: Callable[[], float] | None = None,
     ) -> None:
         """on_links: awaited with all of the node's interfaces, at first and after every hint."""
-        self._gatekeeper = gatekeeper
+        self._gate_worker = gate_worker
         self._on_links = on_links
         self._now = now or (lambda: asyncio.get_running_loop().time())
         self._changed = asyncio.Event()
@@ -48,7 +48,7 @@ class Origins:
 
     async def run(self) -> None:
         """Look at once, and again after every hint, for ever."""
-        marked = await self._gatekeeper.marked_origins()
+        marked = await self._gate_worker.marked_origins()
         async with pyroute2.AsyncIPRoute() as netlink:
             while True:
                 async with asyncio.timeout(_TIMEOUT_SECONDS):
@@ -81,7 +81,7 @@ class Origins:
         after = (marked & injecting) | settled
         if after != marked:
             changes = {ifindex: ifindex in after for ifindex in after ^ marked}
-            await self._gatekeeper.mark_origins(changes)
+            await self._gate_worker.mark_origins(changes)
             log.info("origin map changed", interfaces=sorted(after))
         return after
 

@@ -24,7 +24,7 @@ from agent.admin.report import PathStatus
 from agent.linux import packets
 from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE
-from agent.pods.pod_state import Guarded, Isolation
+from agent.pods.pod_state import IsolationStatus, PodState
 from bpf import abi
 from bpf.selftests import SelfTests
 from bpf.verdicts import Mode
@@ -47,7 +47,7 @@ _HEADERS_BYTES = 64
 _FIRST_AT_ONCE, _AGAIN_AT_ONCE = 32, 4
 
 
-class Result(enum.StrEnum):
+class PathTestResult(enum.StrEnum):
     """What became of a self-test."""
 
     CONFIRMED = "confirmed"
@@ -57,33 +57,38 @@ class Result(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Tested:
+class PathTestRecord:
     """What a self-test found for a pod as it was then."""
 
     netns: Netns
     mode: Mode
     gates: frozenset[int]
-    results: dict[str, Result]
+    results: dict[str, PathTestResult]
     """By address."""
 
     @property
-    def worst(self) -> Result | None:
+    def worst(self) -> PathTestResult | None:
         """None where there was no address to test."""
         found = set(self.results.values())
-        order = (Result.BYPASSED, Result.FAILED, Result.UNREACHABLE, Result.CONFIRMED)
+        order = (
+            PathTestResult.BYPASSED,
+            PathTestResult.FAILED,
+            PathTestResult.UNREACHABLE,
+            PathTestResult.CONFIRMED,
+        )
         return next((result for result in order if result in found), None)
 
-    def is_about(self, guarded: Guarded) -> bool:
+    def is_about(self, guarded: PodState) -> bool:
         """Whether the pod still is as it was tested."""
         return (
-            self.netns == guarded.isolated
+            self.netns == guarded.gated_netns
             and self.mode is guarded.pod.mode
             and self.gates == guarded.gates.keys()
             and self.results.keys() == set(guarded.own_addresses)
         )
 
 
-class SelfTest:
+class PathTester:
     """Tests pods that have changed, and every one again after some minutes."""
 
     def __init__(
@@ -93,16 +98,16 @@ class SelfTest:
         self._gates = gates
         self._metrics = metrics
         self._on_tested = on_tested
-        self._tested: dict[str, tuple[Tested, float]] = {}
+        self._tested: dict[str, tuple[PathTestRecord, float]] = {}
         self._trusted: dict[str, Netns] = {}
         """Sandboxes of which it was once said that no path goes round their gates; latches."""
-        self._wanted: dict[str, Guarded] = {}
-        self._running: dict[str, Guarded] = {}
+        self._wanted: dict[str, PodState] = {}
+        self._running: dict[str, PodState] = {}
         self._wake = asyncio.Event()
         self._first = asyncio.Semaphore(_FIRST_AT_ONCE)
         self._again = asyncio.Semaphore(_AGAIN_AT_ONCE)
 
-    def want(self, guarded: Guarded) -> None:
+    def want(self, guarded: PodState) -> None:
         """Test the pod soon, if it is enforced and there is anything new to find out."""
         if not is_testable(guarded):
             # When it is enforced again, that is news.
@@ -118,32 +123,32 @@ class SelfTest:
             known.pop(uid, None)
         self._metrics.paths.pop(uid, None)
 
-    def of(self, guarded: Guarded) -> Tested | None:
+    def of(self, guarded: PodState) -> PathTestRecord | None:
         """What was found for the pod as it is now."""
         tested, _ = self._tested.get(guarded.pod.uid, (None, 0.0))
         return tested if tested and tested.is_about(guarded) else None
 
-    def status(self, guarded: Guarded) -> list[PathStatus]:
+    def status(self, guarded: PodState) -> list[PathStatus]:
         """The same for `podgate status`."""
         tested = self.of(guarded)
         results = tested.results if tested else {}
         return [PathStatus(address=address, result=results[address].value) for address in results]
 
-    def judge(self, guarded: Guarded, isolation: Isolation) -> Isolation | None:
+    def judge(self, guarded: PodState, isolation: IsolationStatus) -> IsolationStatus | None:
         """What to say of a pod whose gates stand; None while its first self-test is under way."""
         if isolation.status != TRUE or not is_testable(guarded):
             return isolation
         tested = self.of(guarded)
-        is_trusted = self._trusted.get(guarded.pod.uid) == guarded.isolated
+        is_trusted = self._trusted.get(guarded.pod.uid) == guarded.gated_netns
         if tested is None:
             return isolation if is_trusted else None
         if tested.worst is None and guarded.claims.is_settling and not is_trusted:
             return None
-        if tested.worst is Result.BYPASSED and not is_trusted:
-            return Isolation(FALSE, "GateBypassed", f"{_doubt(tested)} {isolation.message}")
-        if tested.worst is not None and guarded.isolated is not None:
-            self._trusted[guarded.pod.uid] = guarded.isolated
-        if tested.worst in (None, Result.CONFIRMED):
+        if tested.worst is PathTestResult.BYPASSED and not is_trusted:
+            return IsolationStatus(FALSE, "GateBypassed", f"{_doubt(tested)} {isolation.message}")
+        if tested.worst is not None and guarded.gated_netns is not None:
+            self._trusted[guarded.pod.uid] = guarded.gated_netns
+        if tested.worst in (None, PathTestResult.CONFIRMED):
             return isolation
         return dataclasses.replace(isolation, message=f"{isolation.message} {_doubt(tested)}")
 
@@ -158,16 +163,16 @@ class SelfTest:
                     slots = self._again if uid in self._tested else self._first
                     group.create_task(self._test(guarded, slots))
 
-    def _is_fresh(self, guarded: Guarded) -> bool:
+    def _is_fresh(self, guarded: PodState) -> bool:
         tested, when = self._tested.get(guarded.pod.uid, (None, 0.0))
         return (
             tested is not None
             and tested.is_about(guarded)
-            and tested.worst in (Result.CONFIRMED, Result.UNREACHABLE)
+            and tested.worst in (PathTestResult.CONFIRMED, PathTestResult.UNREACHABLE)
             and time.monotonic() - when < _CONFIRMED_FOR_SECONDS
         )
 
-    async def _test(self, guarded: Guarded, slots: asyncio.Semaphore) -> None:
+    async def _test(self, guarded: PodState, slots: asyncio.Semaphore) -> None:
         async with slots:
             tested = await self._try(guarded)
         is_current = self._running.pop(guarded.pod.uid, None) is guarded
@@ -176,9 +181,9 @@ class SelfTest:
         if self._wanted:
             self._wake.set()
 
-    async def _try(self, guarded: Guarded) -> Tested | None:
+    async def _try(self, guarded: PodState) -> PathTestRecord | None:
         """None when the pod ended meanwhile, or has no gates any more."""
-        netns, mode = guarded.isolated, guarded.pod.mode
+        netns, mode = guarded.gated_netns, guarded.pod.mode
         gates = frozenset(guarded.gates)
         if netns is None:
             return None
@@ -192,10 +197,10 @@ class SelfTest:
                 return None
             except OSError as error:
                 log.error("self-test failed", pod=guarded.pod.full_name, error=str(error))
-                results[address] = Result.FAILED
-        return Tested(netns, mode, gates, results)
+                results[address] = PathTestResult.FAILED
+        return PathTestRecord(netns, mode, gates, results)
 
-    def _note(self, guarded: Guarded, tested: Tested) -> None:
+    def _note(self, guarded: PodState, tested: PathTestRecord) -> None:
         pod = guarded.pod
         before, _ = self._tested.get(pod.uid, (None, 0.0))
         self._tested[pod.uid] = (tested, time.monotonic())
@@ -203,30 +208,30 @@ class SelfTest:
         for address, result in tested.results.items():
             self._metrics.self_tests.labels(result.value).inc()
             if before is None or before.results.get(address) is not result:
-                tell = log.error if result is Result.BYPASSED else log.info
+                tell = log.error if result is PathTestResult.BYPASSED else log.info
                 tell("self-test", pod=pod.full_name, address=address, result=result.value)
         self._on_tested(pod.uid)
 
 
-def _doubt(tested: Tested) -> str:
+def _doubt(tested: PathTestRecord) -> str:
     """One sentence about the paths with the worst result."""
     addresses = ", ".join(
         address for address, result in tested.results.items() if result is tested.worst
     )
-    if tested.worst is Result.BYPASSED:
+    if tested.worst is PathTestResult.BYPASSED:
         return (
             f"The node reaches {addresses} past the gate; see how the CNI routes it, since no gate "
             "on this interface can close that way."
         )
-    if tested.worst is Result.FAILED:
+    if tested.worst is PathTestResult.FAILED:
         return f"Not confirmed by a self-test: it failed at {addresses}, and the log says why."
     return f"Not confirmed by a self-test: what the node sends to {addresses} does not arrive."
 
 
-def is_testable(guarded: Guarded) -> bool:
+def is_testable(guarded: PodState) -> bool:
     """Whether the pod's gates should refuse a self-test: they stand, and enforce."""
     return (
-        guarded.isolated is not None
+        guarded.gated_netns is not None
         and bool(guarded.gates)
         and guarded.pod.mode in (Mode.ENFORCE, Mode.STRICT)
     )
@@ -244,7 +249,7 @@ class _Path:
     is_sent: bool = False
     """Whether the node had a way to send it at all."""
 
-    async def test(self) -> Result:
+    async def test(self) -> PathTestResult:
         """Raises NetnsGone when the pod ends meanwhile, and OSError."""
         refused_before = self.gates.refused_by(self.ifindexes)
 
@@ -254,22 +259,22 @@ class _Path:
         for seconds in _WAITS_SECONDS:
             self._send()
             if is_judged():
-                return Result.CONFIRMED
+                return PathTestResult.CONFIRMED
             if not self.is_sent:
-                return Result.UNREACHABLE
+                return PathTestResult.UNREACHABLE
             await asyncio.sleep(seconds)
         witness = packets.open_witness(self.netns, self.address.version, self.sequence)
         try:
             self._send()
             if is_judged():
-                return Result.CONFIRMED
+                return PathTestResult.CONFIRMED
             has_arrived = await self._hears(witness)
         finally:
             await asyncio.to_thread(witness.close)
         # Held up on its way so far, it may have been judged at last.
         if is_judged():
-            return Result.CONFIRMED
-        return Result.BYPASSED if has_arrived else Result.UNREACHABLE
+            return PathTestResult.CONFIRMED
+        return PathTestResult.BYPASSED if has_arrived else PathTestResult.UNREACHABLE
 
     def _send(self) -> None:
         try:

@@ -35,7 +35,7 @@ _MAX_QUESTIONS = abi.REPLY_SLOTS // 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Asked:
+class PendingFlows:
     """What a pod may be waiting for."""
 
     questions: tuple[Question, ...]
@@ -43,7 +43,7 @@ class Asked:
     """What else may wait for an answer, for people; empty: nothing does."""
 
 
-def read(netns: Netns, network: PodNetwork) -> Asked:
+def read(netns: Netns, network: PodNetwork) -> PendingFlows:
     """What the pod has asked so far; to be called when its gate remembers already.
 
     Takes milliseconds: call it from a thread. Raises NetnsGone, and OSError.
@@ -69,7 +69,7 @@ def read(netns: Netns, network: PodNetwork) -> Asked:
             unknown.append(f"{names[0]} sockets, which this kernel does not list")
         if unconnected:
             unknown.append(f"{unconnected} unconnected sockets of {names[0]}")
-    return Asked(tuple(questions), ", ".join(unknown))
+    return PendingFlows(tuple(questions), ", ".join(unknown))
 
 
 def _sockets_in_use(netns: Netns) -> list[tuple[str, int]]:

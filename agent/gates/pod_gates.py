@@ -8,13 +8,13 @@ import structlog
 
 from agent.gates import pending_flows
 from agent.gates.address_claims import AddressAuthority
-from agent.gates.chain_order import Places
-from agent.gates.worker import Gatekeeper
+from agent.gates.chain_order import ChainOrder
+from agent.gates.worker import GateWorker
 from agent.linux.pod_network import NetworkReader, PodNetwork
 from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.pod import Pod
-from agent.pods.pod_state import Admission, Grace, Guarded, Isolation
+from agent.pods.pod_state import Admission, GracePeriod, IsolationStatus, PodState
 from bpf.errors import AttachError
 from bpf.gates import GateConfig
 from bpf.verdicts import Mode
@@ -35,17 +35,17 @@ _PLUGIN_SECONDS = 25.0
 _REASONS = {Mode.AUDIT: "Audit", Mode.ENFORCE: ENFORCED, Mode.STRICT: ENFORCED}
 
 
-class Guard:
+class PodGates:
     """Brings pods' gates into the wanted state. Not concurrent: one pod after the other."""
 
     def __init__(
         self,
-        gatekeeper: Gatekeeper,
+        gate_worker: GateWorker,
         reader: NetworkReader,
         metrics: Metrics,
         owner_of: Callable[[Netns, Pod], Pod | None],
         admit: Callable[[Pod], Awaitable[Admission]],
-        places: Places,
+        places: ChainOrder,
         authority: AddressAuthority,
         on_first_gate: Callable[[Pod], None],
         on_gate_lost: Callable[[Pod, str], None],
@@ -55,7 +55,7 @@ class Guard:
         pod's gates let in; on_first_gate: told of a sandbox that nobody had gated before;
         on_gate_lost: told why a gate that stood does not, in one sentence; on_unconfirmed_address:
         which addresses a pod claims that are not its own."""
-        self._gatekeeper = gatekeeper
+        self._gate_worker = gate_worker
         self._reader = reader
         self._metrics = metrics
         self._owner_of = owner_of
@@ -66,16 +66,16 @@ class Guard:
         self._on_gate_lost = on_gate_lost
         self._on_unconfirmed_address = on_unconfirmed_address
 
-    async def bring_up(self, guarded: Guarded) -> Isolation:
+    async def bring_up(self, guarded: PodState) -> IsolationStatus:
         """One pass over one pod; safe to repeat at any time."""
         pod = guarded.pod
         if pod.host_network:
-            return Isolation(
+            return IsolationStatus(
                 TRUE, "HostNetwork", "The pod shares the node's network; it is part of the node."
             )
         if pod.netns_path is None:
             problem = pod.manifest_problem
-            return Isolation(
+            return IsolationStatus(
                 FALSE,
                 problem.reason if problem else "NetnsMissing",
                 problem.message if problem else "The pod names no network namespace.",
@@ -83,11 +83,11 @@ class Guard:
         try:
             netns = Netns.open(pod.netns_path)
         except NetnsGone as error:
-            return Isolation(FALSE, "NetnsNotFound", str(error))
+            return IsolationStatus(FALSE, "NetnsNotFound", str(error))
         except NetnsError as error:
-            return Isolation(FALSE, "NetnsRefused", str(error))
+            return IsolationStatus(FALSE, "NetnsRefused", str(error))
         if other := self._owner_of(netns, pod):
-            return Isolation(
+            return IsolationStatus(
                 FALSE,
                 "NetnsInUse",
                 f"{netns.path} is already the network namespace of pod {other.full_name}; "
@@ -95,26 +95,26 @@ class Guard:
             )
         return await self._isolate(guarded, netns)
 
-    async def remember(self, guarded: Guarded) -> list[Grace]:
+    async def remember(self, guarded: PodState) -> list[GracePeriod]:
         """Have the pod's gates remember what it asks; after `bring_up` of all that are marked,
         since closing comes first. Raises `AttachError`.
 
         Gates that only begin to are told what the pod asked before. Where that cannot be told for
         sure their grace goes on for a while: an answer too many is better than one too few.
         """
-        new = [ifindex for ifindex in guarded.gates if await self._gatekeeper.remember(ifindex)]
+        new = [ifindex for ifindex in guarded.gates if await self._gate_worker.remember(ifindex)]
         if not new or guarded.netns is None or guarded.network is None:
             return []
         try:
             asked = await asyncio.to_thread(pending_flows.read, guarded.netns, guarded.network)
         except (NetnsGone, OSError) as error:
-            asked = pending_flows.Asked((), str(error))
+            asked = pending_flows.PendingFlows((), str(error))
         graces = []
         for ifindex in new:
-            have_all_room = await self._gatekeeper.recall(ifindex, asked.questions)
+            have_all_room = await self._gate_worker.recall(ifindex, asked.questions)
             unknown = asked.unknown or ("" if have_all_room else "some questions found no place")
             graces.append(
-                Grace(
+                GracePeriod(
                     guarded.pod.full_name,
                     guarded.gates[ifindex],
                     len(asked.questions),
@@ -124,30 +124,32 @@ class Guard:
             )
         return graces
 
-    async def end(self, grace: Grace) -> None:
+    async def end(self, grace: GracePeriod) -> None:
         """Have it end in time; later than `remember`, because it takes long and harms nobody.
 
         Raises `BpfError`.
         """
-        await self._gatekeeper.end_grace(grace.interface.ifindex, grace.at_ns)
+        await self._gate_worker.end_grace(grace.interface.ifindex, grace.ends_at_ns)
         log.info(
-            "gate gives grace for 5 s" if grace.unknown else "gate knows what the pod asked",
+            "gate gives grace for 5 s"
+            if grace.incomplete_reason
+            else "gate knows what the pod asked",
             pod=grace.pod,
             interface=grace.interface.name,
-            questions=grace.questions,
-            because=grace.unknown,
+            questions=grace.flow_count,
+            because=grace.incomplete_reason,
         )
 
-    async def release(self, guarded: Guarded) -> None:
+    async def release(self, guarded: PodState) -> None:
         """Take the pod's gates away."""
         for ifindex in list(guarded.gates):
             await self._remove(guarded, ifindex)
 
-    async def _isolate(self, guarded: Guarded, netns: Netns) -> Isolation:
+    async def _isolate(self, guarded: PodState, netns: Netns) -> IsolationStatus:
         try:
             network = await self._reader.read(netns)
         except NetnsGone as error:
-            return Isolation(FALSE, "NetnsNotFound", str(error))
+            return IsolationStatus(FALSE, "NetnsNotFound", str(error))
         guarded.netns = netns
         guarded.network = network
         pod = guarded.pod
@@ -155,35 +157,37 @@ class Guard:
         self._report_claims(guarded)
         if pod.mode is Mode.OFF:
             await self._open(guarded, network)
-            guarded.isolated = netns
-            return Isolation(TRUE, "Off", "The pod's mode is off: its interfaces are not gated.")
+            guarded.gated_netns = netns
+            return IsolationStatus(
+                TRUE, "Off", "The pod's mode is off: its interfaces are not gated."
+            )
 
         await self._forget_vanished(guarded)
         try:
             await self._install(guarded)
         except (AttachError, ValueError) as error:
-            if guarded.isolated != netns:
-                return Isolation(FALSE, "GateFailed", f"{error}.")
+            if guarded.gated_netns != netns:
+                return IsolationStatus(FALSE, "GateFailed", f"{error}.")
             self._metrics.gates_lost.inc()
             log.error("gate lost; it will be tried again", pod=pod.full_name, error=str(error))
             self._on_gate_lost(pod, f"The gate is lost and will be put back: {error}.")
         if network.not_gatable:
-            guarded.isolated = netns
-            return Isolation(TRUE, "NotSupported", "; ".join(network.not_gatable) + ".")
+            guarded.gated_netns = netns
+            return IsolationStatus(TRUE, "NotSupported", "; ".join(network.not_gatable) + ".")
         if not network.interfaces:
-            return Isolation(
+            return IsolationStatus(
                 FALSE, "NoInterface", f"{netns.path} has no veth to this node yet; waiting for one."
             )
-        guarded.isolated = netns
-        return Isolation(TRUE, _REASONS[pod.mode], _describe(guarded, network))
+        guarded.gated_netns = netns
+        return IsolationStatus(TRUE, _REASONS[pod.mode], _describe(guarded, network))
 
-    def _report_claims(self, guarded: Guarded) -> None:
+    def _report_claims(self, guarded: PodState) -> None:
         problem = guarded.claims.problem
         if self._authority.is_news(guarded.pod.uid, problem):
             log.warning("pod claims addresses", pod=guarded.pod.full_name, problem=problem)
             self._on_unconfirmed_address(guarded.pod, problem)
 
-    async def _install(self, guarded: Guarded) -> None:
+    async def _install(self, guarded: PodState) -> None:
         network = guarded.network
         assert network is not None
         guarded.admission = await self._admit(guarded.pod)
@@ -193,12 +197,12 @@ class Guard:
             guarded.admission.rules,
             claimed=tuple(a for a in network.addresses if a not in guarded.claims.confirmed),
         )
-        guarded.behind = ""
+        guarded.chain_problem = ""
         for interface in network.interfaces:
-            was_open = guarded.isolated != guarded.netns and not await self._gatekeeper.stands(
+            was_open = guarded.gated_netns != guarded.netns and not await self._gate_worker.stands(
                 interface.ifindex
             )
-            seconds = await self._gatekeeper.install(interface.ifindex, config)
+            seconds = await self._gate_worker.install(interface.ifindex, config)
             if was_open:
                 self._on_first_gate(guarded.pod)
             if interface.ifindex not in guarded.gates:
@@ -212,20 +216,20 @@ class Guard:
                     milliseconds=round(seconds * 1000, 2),
                 )
             guarded.gates[interface.ifindex] = interface
-            guarded.behind = await self._places.keep(interface) or guarded.behind
+            guarded.chain_problem = await self._places.keep(interface) or guarded.chain_problem
 
-    async def _open(self, guarded: Guarded, network: PodNetwork) -> None:
+    async def _open(self, guarded: PodState, network: PodNetwork) -> None:
         """Take away every gate: podgate-cni goes by the node's default, not by the pod's mode."""
         await self.release(guarded)
         opened = frozenset(interface.ifindex for interface in network.interfaces)
-        if opened != guarded.opened:
-            guarded.opened = opened
-            guarded.unsettled_until = asyncio.get_running_loop().time() + _PLUGIN_SECONDS
+        if opened != guarded.ungated_interfaces:
+            guarded.ungated_interfaces = opened
+            guarded.recheck_until = asyncio.get_running_loop().time() + _PLUGIN_SECONDS
         for interface in network.interfaces:
-            if await self._gatekeeper.stands(interface.ifindex):
-                await self._gatekeeper.remove(interface.ifindex)
+            if await self._gate_worker.stands(interface.ifindex):
+                await self._gate_worker.remove(interface.ifindex)
 
-    async def _forget_vanished(self, guarded: Guarded) -> None:
+    async def _forget_vanished(self, guarded: PodState) -> None:
         """Drop what is left of gates whose interface is gone.
 
         An interface that is only no longer seen as the pod's keeps its gate: a netns path that is
@@ -237,21 +241,21 @@ class Guard:
             if not await self._reader.exists(ifindex):
                 await self._remove(guarded, ifindex)
 
-    async def _remove(self, guarded: Guarded, ifindex: int) -> None:
-        await self._gatekeeper.remove(ifindex)
+    async def _remove(self, guarded: PodState, ifindex: int) -> None:
+        await self._gate_worker.remove(ifindex)
         self._places.forget(ifindex)
         del guarded.gates[ifindex]
 
 
-def _describe(guarded: Guarded, network: PodNetwork) -> str:
+def _describe(guarded: PodState, network: PodNetwork) -> str:
     gated = ", ".join(interface.name for interface in network.interfaces)
     text = f"Gate on {gated}, sandbox net:[{guarded.netns.inode if guarded.netns else '?'}]."
     if guarded.admission and guarded.admission.problem:
         text += f" {guarded.admission.problem}"
     if guarded.claims.problem:
         text += f" {guarded.claims.problem}"
-    if guarded.behind:
-        text += f" {guarded.behind}"
+    if guarded.chain_problem:
+        text += f" {guarded.chain_problem}"
     if guarded.pod.manifest_problem:
         text += f" {guarded.pod.manifest_problem.message}"
     return text

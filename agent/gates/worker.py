@@ -38,7 +38,7 @@ _GRACE_SECONDS = 30.0
 _TIMEOUT_SECONDS = 60
 
 
-class Gatekeeper:
+class GateWorker:
     """Owns the loaded programs and maps. Every method waits at most a minute."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Gatekeeper:
         self.hook_states: list[HookState] = []
 
     @classmethod
-    async def open(cls, settings: Settings) -> "Gatekeeper":
+    async def open(cls, settings: Settings) -> "GateWorker":
         """Load what is not pinned yet. Raises `PinError` or `CompileError`."""
         installation = pins.Pins(settings.bpffs)
         loaded = await loader.load(installation)

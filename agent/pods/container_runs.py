@@ -11,11 +11,11 @@ class ContainerRun(msgspec.Struct, frozen=True):
     id: str
     started_at: float
     is_running: bool
-    kubelet_says_started: bool | None = None
+    started_by_kubelet: bool | None = None
     """Its `status.containerStatuses[].started`; None where the API does not speak of this run."""
 
 
-class PodRun(msgspec.Struct, frozen=True):
+class PodContainers(msgspec.Struct, frozen=True):
     """A pod's containers by name; those that have not been created yet are not there."""
 
     containers: Mapping[str, ContainerRun] = {}

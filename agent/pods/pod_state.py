@@ -45,7 +45,7 @@ class Admission:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Isolation:
+class IsolationStatus:
     """What the condition `podgate.io/isolation-ready` should say."""
 
     status: str
@@ -54,21 +54,21 @@ class Isolation:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Grace:
+class GracePeriod:
     """A gate that remembers, and still lets through what might be an answer to older questions."""
 
     pod: str
     interface: NodeInterface
-    questions: int
+    flow_count: int
     """How many the pod's sockets told of."""
-    unknown: str
+    incomplete_reason: str
     """Why there may be more; empty if not."""
-    at_ns: int
+    ends_at_ns: int
     """When it is to end, by CLOCK_MONOTONIC; 0: now."""
 
 
 @dataclasses.dataclass(slots=True)
-class Guarded:
+class PodState:
     """A pod and what stands of its guard. `gates` are those installed, by ifindex."""
 
     pod: Pod
@@ -79,30 +79,30 @@ class Guarded:
     gates: dict[int, NodeInterface] = dataclasses.field(default_factory=dict)
     admission: Admission | None = None
     """What its gates let in."""
-    behind: str = ""
+    chain_problem: str = ""
     """One sentence where somebody's program runs before a gate, and stays there."""
-    isolated: Netns | None = None
+    gated_netns: Netns | None = None
     """The namespace for which the wanted state was reached; it latches."""
-    opened: frozenset[int] | None = None
+    ungated_interfaces: frozenset[int] | None = None
     """Interfaces that are meant to have no gate (mode off), as of the last look."""
-    unsettled_until: float = 0.0
+    recheck_until: float = 0.0
     """Of the event loop's clock: until then podgate-cni may still gate an opened interface."""
-    told: set[int] = dataclasses.field(default_factory=set)
+    announced: set[int] = dataclasses.field(default_factory=set)
     """Interfaces whose wanted state others know to stand."""
-    isolation: Isolation | None = None
+    status: IsolationStatus | None = None
     """What the last look at its gates came to."""
 
     @property
-    def is_waiting(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether another look may find what was missing: a namespace, an interface, a lock."""
         pod = self.pod
-        return self.isolated is None and not pod.host_network and not pod.has_no_sandbox
+        return self.gated_netns is None and not pod.host_network and not pod.has_no_sandbox
 
     @property
-    def wants_look(self) -> bool:
+    def needs_recheck(self) -> bool:
         """Whether another look is due soon without any hint."""
-        is_unsettled = asyncio.get_running_loop().time() < self.unsettled_until
-        return self.is_waiting or is_unsettled or self.claims.is_settling
+        is_unsettled = asyncio.get_running_loop().time() < self.recheck_until
+        return self.is_pending or is_unsettled or self.claims.is_settling
 
     @property
     def own_addresses(self) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ class Guarded:
         return self.own_addresses or shown
 
     @property
-    def interfaces(self) -> set[int]:
+    def interface_indexes(self) -> set[int]:
         """The node's sides of the pod's interfaces, gated or (mode off) meant not to be."""
         current = self.network.interfaces if self.network else ()
         return {interface.ifindex for interface in current} | self.gates.keys()

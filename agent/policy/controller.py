@@ -13,7 +13,7 @@ from agent.linux import cgroups as linux_cgroups
 from agent.linux.cgroups import cgroup2_mount
 from agent.metrics import RuleSample
 from agent.pods.pod import Pod
-from agent.pods.pod_state import Admission, Guarded
+from agent.pods.pod_state import Admission, PodState
 from agent.policy.api_source import ApiPolicies
 from agent.policy.in_force import InForce, Source
 from agent.policy.matching import RuleBook
@@ -47,7 +47,7 @@ class HostAccess:
         hits: RuleHits,
         *,
         api: ApiPolicies | None,
-        guarded: Callable[[], Iterable[Guarded]],
+        guarded: Callable[[], Iterable[PodState]],
         on_change: Callable[[str], None],
         is_settled: Callable[[], bool],
         cgroup2: pathlib.Path | None = None,

@@ -11,11 +11,11 @@ from agent import labels, tasks
 from agent.admin.report import ProbeStatus
 from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE, Conditions
-from agent.pods.container_runs import PodRun
+from agent.pods.container_runs import PodContainers
 from agent.pods.pod import Pod
-from agent.pods.pod_state import Guarded
+from agent.pods.pod_state import PodState
 from agent.probing.listeners import ListenerWatch
-from agent.probing.result_store import ProbeMemory, Results, SandboxProbes, sandbox_of
+from agent.probing.result_store import Results, ResultStore, SavedProbes, sandbox_of
 from bpf import pins
 from probes.engine.scheduler import ContainerTarget, PodTarget, ProbeKey, Scheduler
 from probes.netns import Netns
@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 _SPREAD_SECONDS = 1.0
 
 
-class Probing:
+class ProbeManager:
     """Runs the probes of guarded pods. To be made on the running event loop."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Probing:
         metrics: Metrics,
         installation: pins.Pins,
         *,
-        run_of: Callable[[str], PodRun | None] = lambda uid: None,
+        run_of: Callable[[str], PodContainers | None] = lambda uid: None,
         on_outcome: Callable[[Pod, ProbeKey, Outcome], None] = lambda pod, key, outcome: None,
         state: pathlib.Path | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class Probing:
         metrics.probe_load = lambda: (self._scheduler.in_flight, self._scheduler.waiting)
         self._pods: dict[str, Pod] = {}
         self._probed: set[str] = set()
-        self._memory = ProbeMemory(state)
+        self._memory = ResultStore(state)
         self._sandboxes: dict[str, tuple[Netns, str]] = {}
         self._ignored: dict[str, str | None] = {}
         """By pod: a text of the annotation that came after the sandbox's start."""
@@ -85,7 +85,7 @@ class Probing:
         """Wait until listener events are heard; for ever, where they cannot be."""
         await self._listeners.attached.wait()
 
-    def update(self, guarded: Guarded) -> None:
+    def update(self, guarded: PodState) -> None:
         """Take in what is known of a pod now, and say whether its probes pass."""
         pod = guarded.pod
         sandbox = None
@@ -147,7 +147,7 @@ class Probing:
             known = self._sandboxes[pod.uid] = (netns, sandbox_of(netns))
         return known[1]
 
-    def _as_taken(self, pod: Pod, sandbox: SandboxProbes) -> Pod:
+    def _as_taken(self, pod: Pod, sandbox: SavedProbes) -> Pod:
         """The pod with podgate.io/probe-spec as it was at the sandbox's start: it is taken once.
 
         A later change is said and ignored. One that was refused was not taken: it can be mended.
@@ -183,7 +183,7 @@ class Probing:
             sandbox.results = results
             self._memory.save_soon()
 
-    def _target(self, pod: Pod, guarded: Guarded, sandbox: SandboxProbes) -> PodTarget | None:
+    def _target(self, pod: Pod, guarded: PodState, sandbox: SavedProbes) -> PodTarget | None:
         netns = guarded.netns
         if netns is None or guarded.network is None:
             return None
@@ -205,7 +205,7 @@ class Probing:
         return target
 
     def _container(
-        self, pod: Pod, probes: ContainerProbes, sandbox: SandboxProbes, run: PodRun | None
+        self, pod: Pod, probes: ContainerProbes, sandbox: SavedProbes, run: PodContainers | None
     ) -> ContainerTarget:
         # What an earlier agent found counts for its sandbox, until this one has asked.
         restored = {} if pod.uid in self._probed else sandbox.results.get(probes.name, {})
@@ -229,7 +229,7 @@ class Probing:
             started_at=container.started_at,
             running=container.is_running,
             restarts=run.restarts,
-            started=None if is_startup_ours else bool(container.kubelet_says_started),
+            started=None if is_startup_ours else bool(container.started_by_kubelet),
             restored=restored,
         )
 

@@ -28,7 +28,7 @@ Results = dict[str, dict[ProbeType, Result]]
 """By container."""
 
 
-class SandboxProbes(msgspec.Struct, kw_only=True):
+class SavedProbes(msgspec.Struct, kw_only=True):
     """One pod's probes in one life of its network namespace."""
 
     uid: str
@@ -48,10 +48,10 @@ class SandboxProbes(msgspec.Struct, kw_only=True):
 class _File(msgspec.Struct):
     boot: str
     """A reboot ends every sandbox, and its numbers begin anew."""
-    pods: list[SandboxProbes]
+    pods: list[SavedProbes]
 
 
-class ProbeMemory:
+class ResultStore:
     """Sandboxes by pod, in memory and in a file below the run directory."""
 
     def __init__(self, path: pathlib.Path | None) -> None:
@@ -61,25 +61,25 @@ class ProbeMemory:
         """
         self._file = None if path is None else StateFile(path)
         self._boot = _BOOT_ID.read_text(encoding="ascii").strip()
-        self._pods: dict[str, SandboxProbes] = {}
+        self._pods: dict[str, SavedProbes] = {}
         self._unclaimed = {} if path is None else {pod.uid: pod for pod in self._read(path)}
         self._unclaimed_until = time.monotonic() + _UNCLAIMED_SECONDS
         self._changed = asyncio.Event()
         self._made = 0
 
-    def claim(self, uid: str, sandbox: str) -> SandboxProbes:
+    def claim(self, uid: str, sandbox: str) -> SavedProbes:
         """What is known of this sandbox of the pod; empty for one that is new."""
         known = self._pods.get(uid) or self._unclaimed.pop(uid, None)
         now = time.time()
         if known is None or known.sandbox != sandbox:
-            known = SandboxProbes(uid=uid, sandbox=sandbox, started_at=now)
+            known = SavedProbes(uid=uid, sandbox=sandbox, started_at=now)
         known.started_at = min(known.started_at, now)
         if self._pods.get(uid) is not known:
             self._pods[uid] = known
             self.save_soon()
         return known
 
-    def get(self, uid: str) -> SandboxProbes | None:
+    def get(self, uid: str) -> SavedProbes | None:
         return self._pods.get(uid)
 
     def forget(self, uid: str) -> None:
@@ -102,7 +102,7 @@ class ProbeMemory:
         finally:
             self._write(*self._content())
 
-    def _read(self, path: pathlib.Path) -> list[SandboxProbes]:
+    def _read(self, path: pathlib.Path) -> list[SavedProbes]:
         try:
             with path.open("rb") as stream:
                 saved = msgspec.json.decode(stream.read(_MAX_BYTES), type=_File)

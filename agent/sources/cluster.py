@@ -27,11 +27,11 @@ from agent.kube.pod_source import PodSource
 from agent.kubelet.pods_api import KubeletPods
 from agent.metrics import Metrics
 from agent.pods.conditions import Condition, Conditions
-from agent.pods.container_runs import ContainerRun, PodRun
+from agent.pods.container_runs import ContainerRun, PodContainers
 from agent.pods.pod import Pod, Problem
 from agent.policy.api_source import ApiPolicies
 from agent.settings import Settings
-from agent.sources.pod_sandboxes import PodNamespaces
+from agent.sources.pod_sandboxes import PodSandboxJoin
 from probes.engine.targets import ProbeKey
 from probes.results import Outcome, Result
 
@@ -65,7 +65,7 @@ class Cluster:
         self._settings = settings
         self._metrics = metrics
         self._on_run = on_run
-        self._joined = PodNamespaces(
+        self._joined = PodSandboxJoin(
             unknown_mode=settings.mode, on_pod=on_pod, on_removed=on_removed
         )
         self.pods = PodSource(
@@ -216,12 +216,12 @@ class Cluster:
             unsaid=self.writer.pending,
         )
 
-    def run_of(self, uid: str) -> PodRun:
+    def run_of(self, uid: str) -> PodContainers:
         """What is known of the pod's containers: the runtime's word, and the API's where only the
         kubelet knows."""
         api_pod = self.pods.get(uid)
         status = {one.name: one for one in _statuses(api_pod)} if api_pod else {}
-        return PodRun(
+        return PodContainers(
             containers={
                 container.name: _run(container, status.get(container.name))
                 for container in self.sandboxes.containers.get(uid, ())
@@ -312,5 +312,5 @@ def _run(container: Container, status: ContainerStatus | None) -> ContainerRun:
         id=container.id,
         started_at=container.started.timestamp() if container.started else 0.0,
         is_running=container.state is ContainerState.RUNNING,
-        kubelet_says_started=status.started if status and is_same else None,
+        started_by_kubelet=status.started if status and is_same else None,
     )

@@ -18,7 +18,7 @@ _NO_SANDBOX = Problem(
 )
 
 
-class PodNamespaces:
+class PodSandboxJoin:
     """Takes pods and sandboxes, and tells of pods with the paths of their namespaces.
 
     Both go by the runtime's UID: that of a static pod's mirror is its `config.mirror` annotation.

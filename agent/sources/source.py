@@ -4,7 +4,7 @@ import pathlib
 from typing import Protocol
 
 from agent.admin.report import FeedStatus
-from agent.pods.container_runs import PodRun
+from agent.pods.container_runs import PodContainers
 from agent.pods.pod import Pod
 from agent.sources.manifests import ManifestSource
 from probes.engine.targets import ProbeKey
@@ -27,7 +27,7 @@ class PodFeed(Protocol):
     def hint(self) -> None:
         """An interface came or went, so pods may have."""
 
-    def run_of(self, uid: str) -> PodRun | None:
+    def run_of(self, uid: str) -> PodContainers | None:
         """What is known of a pod's containers; None where nobody knows."""
 
     def changed(self, uid: str) -> None:
@@ -67,7 +67,7 @@ class ManifestFeed:
     def hint(self) -> None:
         """Manifests are looked at when they change."""
 
-    def run_of(self, uid: str) -> PodRun | None:
+    def run_of(self, uid: str) -> PodContainers | None:
         return None
 
     def changed(self, uid: str) -> None:

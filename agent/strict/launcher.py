@@ -8,7 +8,7 @@ from typing import Protocol
 
 import structlog
 
-from agent.gates.worker import Gatekeeper, netns_cookie
+from agent.gates.worker import GateWorker, netns_cookie
 from agent.relay import interfaces as relay_interfaces
 from agent.relay import messages
 from agent.settings import RelayRanges
@@ -48,14 +48,14 @@ class Launcher:
     def __init__(
         self,
         *,
-        gatekeeper: Gatekeeper,
+        gate_worker: GateWorker,
         ranges: RelayRanges,
         bpffs: pathlib.Path,
         cgroup: pathlib.Path,
         on_gated: Callable[[set[int]], Awaitable[None]],
     ) -> None:
         """cgroup: the root's directory; on_gated: awaited with interfaces whose gate stands."""
-        self._gatekeeper = gatekeeper
+        self._gate_worker = gate_worker
         self._ranges = ranges
         self._bpffs = bpffs
         self._cgroup = cgroup
@@ -71,8 +71,8 @@ class Launcher:
                 if ifindex not in self.interfaces:
                     await self._gate(ifindex, name)
             for ifindex in self.interfaces.keys() - present.keys():
-                await self._gatekeeper.remove(ifindex)
-                await self._gatekeeper.mark_origins({ifindex: False})
+                await self._gate_worker.remove(ifindex)
+                await self._gate_worker.mark_origins({ifindex: False})
                 del self.interfaces[ifindex]
         except (AttachError, OSError, TimeoutError) as error:
             log.error("a relay's interface could not be looked at", error=str(error))
@@ -129,10 +129,10 @@ class Launcher:
 
     async def _gate(self, ifindex: int, name: str) -> None:
         # Whoever is behind it has asked for nothing, so nothing is an answer.
-        await self._gatekeeper.install(ifindex, _GATE, grace_seconds=0)
-        await self._gatekeeper.keep_pairs({*relay_interfaces.present(), ifindex})
+        await self._gate_worker.install(ifindex, _GATE, grace_seconds=0)
+        await self._gate_worker.keep_pairs({*relay_interfaces.present(), ifindex})
         # What comes out of it, the relay has made, or the node before it.
-        await self._gatekeeper.mark_origins({ifindex: True})
+        await self._gate_worker.mark_origins({ifindex: True})
         self.interfaces[ifindex] = name
         await self._on_gated({ifindex})
 

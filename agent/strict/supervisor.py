@@ -12,7 +12,7 @@ from typing import Protocol
 
 import structlog
 
-from agent.pods.pod_state import Guarded
+from agent.pods.pod_state import PodState
 from agent.relay import messages
 from agent.strict import targets as relay_targets
 from agent.strict.launcher import Launched
@@ -98,7 +98,7 @@ class Relaying:
         launcher: Launching,
         *,
         is_default: bool,
-        guarded: Callable[[], Collection[Guarded]],
+        guarded: Callable[[], Collection[PodState]],
         on_report: Callable[[messages.Report], None],
         on_change: Callable[[str], None],
     ) -> None:
@@ -152,12 +152,12 @@ class Relaying:
         """Pods came, went or changed."""
         self._wake.set()
 
-    def why_not(self, guarded: Guarded) -> str | None:
+    def why_not(self, guarded: PodState) -> str | None:
         """One sentence about why the kubelet comes to this pod by the gate; None: it does not."""
         why = self._said[guarded.pod.uid] = self._why_not(guarded)
         return why
 
-    def _why_not(self, guarded: Guarded) -> str | None:
+    def _why_not(self, guarded: PodState) -> str | None:
         if (never := relay_targets.why_never(guarded)) is not None:
             return never
         wanted = relay_targets.wanted_targets(guarded)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from agent.kubelet.admitted_ports import kubelet_rules
-from agent.pods.pod_state import Guarded
+from agent.pods.pod_state import PodState
 from agent.relay.messages import WantedTarget
 from bpf import rules
 from bpf.verdicts import Mode
@@ -28,7 +28,7 @@ class Plan:
     """By pod's uid: one sentence about ports that are not its own alone."""
 
 
-def plan_of(pods: Iterable[Guarded]) -> Plan:
+def plan_of(pods: Iterable[PodState]) -> Plan:
     """pods: all of the node, since those that are not in strict have addresses, too."""
     pods = list(pods)
     claims = _Claims(pods)
@@ -46,7 +46,7 @@ def plan_of(pods: Iterable[Guarded]) -> Plan:
     return Plan(tuple(targets), shared)
 
 
-def wanted_targets(guarded: Guarded) -> tuple[WantedTarget, ...]:
+def wanted_targets(guarded: PodState) -> tuple[WantedTarget, ...]:
     """One for each address of the pod, as if nobody else had it; none where nothing is declared."""
     netns = guarded.netns
     admitted = kubelet_rules(guarded.pod.spec)
@@ -72,17 +72,17 @@ def uid_of(key: str) -> str:
     return key.rpartition(" ")[0]
 
 
-def wants_strict(guarded: Guarded) -> bool:
+def wants_strict(guarded: PodState) -> bool:
     """Whether strict is the pod's mode, and a gate is what it gets."""
     return guarded.pod.mode is Mode.STRICT and not guarded.pod.host_network
 
 
-def stands(guarded: Guarded) -> bool:
+def stands(guarded: PodState) -> bool:
     """Whether the pod's gates stand, without which a relay would be no closure."""
-    return guarded.isolated is not None and bool(guarded.gates)
+    return guarded.gated_netns is not None and bool(guarded.gates)
 
 
-def why_never(guarded: Guarded) -> str | None:
+def why_never(guarded: PodState) -> str | None:
     """One sentence about a pod to which nothing is carried, however the relay is."""
     network = guarded.network
     if not wants_strict(guarded):
@@ -104,7 +104,7 @@ def why_never(guarded: Guarded) -> str | None:
 class _Claims:
     """Who wants which port of an address, over all pods of the node."""
 
-    def __init__(self, pods: list[Guarded]) -> None:
+    def __init__(self, pods: list[PodState]) -> None:
         self._wishes: dict[str, dict[str, tuple[int, ...]]] = collections.defaultdict(dict)
         self._names = {guarded.pod.uid: guarded.pod.full_name for guarded in pods}
         self._carried = {
@@ -115,11 +115,11 @@ class _Claims:
                 for address in guarded.own_addresses:
                     self._wishes[address][guarded.pod.uid] = _claims_of(guarded)
 
-    def granted(self, guarded: Guarded, address: str, claims: tuple[int, ...]) -> tuple[int, ...]:
+    def granted(self, guarded: PodState, address: str, claims: tuple[int, ...]) -> tuple[int, ...]:
         uid = guarded.pod.uid
         return tuple(port for port in claims if not self._contenders(uid, address, port))
 
-    def explain(self, guarded: Guarded, address: str, granted: tuple[int, ...]) -> str:
+    def explain(self, guarded: PodState, address: str, granted: tuple[int, ...]) -> str:
         uid = guarded.pod.uid
         missing = [port for port in self._wishes[address][uid] if port not in granted]
         others = sorted(
@@ -153,7 +153,7 @@ class _Claims:
         return not others.isdisjoint(wishes[uid])
 
 
-def _claims_of(guarded: Guarded) -> tuple[int, ...]:
+def _claims_of(guarded: PodState) -> tuple[int, ...]:
     """Each port that the pod declares, and 0 where any port is admitted."""
     spec = guarded.pod.spec
     admitted = kubelet_rules(spec)

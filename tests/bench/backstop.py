@@ -11,7 +11,7 @@ import select
 import socket
 import time
 
-from agent.default_deny.table import Backstop
+from agent.default_deny.table import DefaultDenyTable
 from agent.lab import lab as labs
 from agent.lab.lab import Lab, LabPod
 from tests.bench import figures
@@ -28,7 +28,7 @@ def main() -> None:
     with Lab() as network, asyncio.Runner() as runner:
         for number in range(1, _RUNS + 1):
             for with_backstop in (True, False):
-                backstop = runner.run(Backstop.open()) if with_backstop else None
+                backstop = runner.run(DefaultDenyTable.open()) if with_backstop else None
                 assert backstop is None or backstop.available, backstop
                 pod = network.add_pod("web", number)
                 with pod.listen(80):
@@ -39,7 +39,7 @@ def main() -> None:
         figures.emit(
             "backstop", "connections_before_gate", opened[True], "count", baseline=opened[False]
         )
-        backstop = runner.run(Backstop.open())
+        backstop = runner.run(DefaultDenyTable.open())
         one = [_timed(runner, backstop, range(n, n + 1)) for n in range(1000, 1000 + _RUNS)]
         figures.emit("backstop", "gate_one_ms", one, "ms")
         burst = [
@@ -70,7 +70,7 @@ def _opened(pod: LabPod) -> float:
     return made
 
 
-def _timed(runner: asyncio.Runner, backstop: Backstop, ifindexes: range) -> float:
+def _timed(runner: asyncio.Runner, backstop: DefaultDenyTable, ifindexes: range) -> float:
     async def gate() -> None:
         await asyncio.gather(*(backstop.gate([ifindex]) for ifindex in ifindexes))
 

@@ -20,8 +20,8 @@ from agent.linux.pod_network import PodNetwork
 from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE, Conditions
 from agent.pods.pod import Pod
-from agent.pods.pod_state import Guarded
-from agent.probing.manager import Probing
+from agent.pods.pod_state import PodState
+from agent.probing.manager import ProbeManager
 from bpf import pins
 from probes.engine import prober, scheduler
 from probes.netns import Netns
@@ -265,14 +265,14 @@ async def _flips() -> None:
     pod = Pod(uid="u", namespace="bench", name="web", spec=spec)
     installation = pins.Pins(BPFFS)
     installation.prepare()
-    probing = Probing(conditions, Metrics(conditions), installation)
+    probing = ProbeManager(conditions, Metrics(conditions), installation)
     task = asyncio.create_task(probing.run())
     milliseconds = []
     with _sandbox() as sandbox:
         addresses = tuple(map(ipaddress.ip_address, (sandbox.v4, sandbox.v6)))
         network = PodNetwork((), addresses, (), None)
         await probing.listening()
-        probing.update(Guarded(pod, netns=sandbox.netns, network=network))
+        probing.update(PodState(pod, netns=sandbox.netns, network=network))
         for _ in range(_FLIPS):
             conditions.changed[TRUE].clear()
             sock = sandbox.listen(port=_PORT)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 import pytest
 
 from agent.default_deny import table as backstops
-from agent.default_deny.table import Backstop
+from agent.default_deny.table import DefaultDenyTable
 from agent.lab import lab as labs
 from agent.linux import nft
 from tests.kernel import cgroups, traffic
@@ -37,7 +37,7 @@ class Driven:
 
     def __init__(self, runner: asyncio.Runner, stale_seconds: int, pods: Iterable[str]) -> None:
         self._run = runner.run
-        self.made = self._run(Backstop.open(stale_seconds=stale_seconds, pods=pods))
+        self.made = self._run(DefaultDenyTable.open(stale_seconds=stale_seconds, pods=pods))
         self.reason_unavailable = self.made.reason_unavailable
         self.covers_bridges = self.made.covers_bridges
         self.covers_datagrams = self.made.covers_datagrams

@@ -34,7 +34,7 @@ _ETH_P_ALL = 3
 _numbers = itertools.count()
 
 
-class Guarded:
+class PodState:
     """See `guarded`. Counters are read without the end markers and the kernel's own control."""
 
     def __init__(self, gates: Gates, pod: LabPod, neighbour: LabPod, rules: tuple[Rule, ...]):
@@ -92,7 +92,7 @@ class Guarded:
 
 
 @contextlib.contextmanager
-def guarded(gates: Gates, pod: LabPod, neighbour: LabPod, *rules: Rule) -> Iterator[Guarded]:
+def guarded(gates: Gates, pod: LabPod, neighbour: LabPod, *rules: Rule) -> Iterator[PodState]:
     """Servers in `pod` on TCP_PORT and UDP_PORT, gates that are off, and the test on one CPU.
 
     Two packets that a process sends from two CPUs one after the other may change places.
@@ -106,7 +106,7 @@ def guarded(gates: Gates, pod: LabPod, neighbour: LabPod, *rules: Rule) -> Itera
             stack.enter_context(_datagram_server(pod, port))
         assert traffic.node_reaches(pod, 4)  # neighbours are resolved, a bridge port is up
         assert traffic.node_reaches(pod, 6)
-        made = stack.enter_context(contextlib.closing(Guarded(gates, pod, neighbour, rules)))
+        made = stack.enter_context(contextlib.closing(PodState(gates, pod, neighbour, rules)))
         made.arrived()
         yield made
 

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from agent.default_deny.table import Backstop, BackstopError
+from agent.default_deny.table import DefaultDenyError, DefaultDenyTable
 from agent.lab import lab as labs
 from tests.kernel import cgroups, traffic
 from tests.kernel.backstops import (
@@ -71,7 +71,7 @@ def test_a_cgroup_that_tells_nobody_apart_is_refused_and_the_last_one_stays(
     pod = lab.add_pod("web", 1)
     with pod.listen(80), cgroups.cgroup() as kubelet:
         backstop.admit(kubelet.path)
-        with pytest.raises(BackstopError, match="cgroup"):
+        with pytest.raises(DefaultDenyError, match="cgroup"):
             backstop.admit(path)
         backstop.ensure()
         assert connect_from(kubelet, pod, 4, traffic.LIMIT_SECONDS)
@@ -114,7 +114,7 @@ def test_pods_cgroups_are_found_by_their_names(
     (tmp_path / name / "pod1").mkdir(parents=True)
     (tmp_path / "system.slice" / "kubelet.service").mkdir(parents=True)
     scripts = record_scripts(monkeypatch)
-    asyncio.run(Backstop.open(cgroup2=tmp_path))
+    asyncio.run(DefaultDenyTable.open(cgroup2=tmp_path))
     level = name.count("/") + 1
     relative = os.path.relpath(tmp_path / name, "/sys/fs/cgroup")
     rules = [line.strip() for line in scripts[-1].splitlines() if line.endswith(" return")]

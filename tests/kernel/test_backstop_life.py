@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from agent.default_deny import ruleset
-from agent.default_deny.table import BackstopError
+from agent.default_deny.table import DefaultDenyError
 from agent.lab import lab as labs
 from agent.linux import nft
 from tests.kernel import traffic
@@ -43,9 +43,9 @@ def test_remove_leaves_no_table(lab: labs.Lab, backstop: Driven) -> None:
 
 _MAKER = """
 import asyncio, sys
-from agent.default_deny.table import Backstop
+from agent.default_deny.table import DefaultDenyTable
 async def main():
-    opened = await Backstop.open()
+    opened = await DefaultDenyTable.open()
     assert opened.available, opened.reason_unavailable
     print("open", flush=True)
     await opened.gate([int(await asyncio.to_thread(sys.stdin.readline))])
@@ -202,7 +202,7 @@ def test_an_nft_that_hangs_is_given_up(
     with monkeypatch.context() as patched:
         patched.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
         patched.setattr(nft, "_TIMEOUT_SECONDS", 0.2)
-        with pytest.raises(BackstopError, match="did not answer in time"):
+        with pytest.raises(DefaultDenyError, match="did not answer in time"):
             backstop.gate([1000])
     backstop.gate([1001])
     assert elements(ruleset.GATED) == {1000, 1001}

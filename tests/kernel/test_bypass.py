@@ -16,7 +16,7 @@ from agent.lab import lab as labs
 from bpf.gates import Gates
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, guarded, links, offers, openings, traffic
-from tests.kernel.guarded import Guarded
+from tests.kernel.guarded import PodState
 from tests.kernel.openings import Opening, Target
 
 pytestmark = pytest.mark.kernel
@@ -27,14 +27,14 @@ SERVICE = {4: "198.18.0.80", 6: "fd00:18::80"}
 
 
 @pytest.fixture(params=[False, True], ids=["routed", "bridged"])
-def watched(request: pytest.FixtureRequest, lab: labs.Lab, gates: Gates) -> Iterator[Guarded]:
+def watched(request: pytest.FixtureRequest, lab: labs.Lab, gates: Gates) -> Iterator[PodState]:
     pod = lab.add_pod("web", 1, bridged=request.param)
     neighbour = lab.add_pod("neighbour", 2, bridged=request.param)
     with guarded.guarded(gates, pod, neighbour) as made:
         yield made
 
 
-def target_of(watched: Guarded, version: int) -> Target:
+def target_of(watched: PodState, version: int) -> Target:
     pod = watched.pod
     interface = labs.BRIDGE if pod.is_bridged else pod.interface
     address = traffic.address(pod, version)
@@ -50,7 +50,7 @@ def attempt(opening: Opening, target: Target) -> None:
         raise
 
 
-def expect_closed(watched: Guarded, reason: Reason) -> None:
+def expect_closed(watched: PodState, reason: Reason) -> None:
     """Nothing came, and it was counted for this reason, at this pod and no other."""
     assert watched.arrived() == []
     assert watched.moved().keys() == {(Verdict.DROP, reason)}
@@ -63,7 +63,7 @@ def expect_closed(watched: Guarded, reason: Reason) -> None:
     ids=lambda value: str(value),
 )
 def test_no_socket_of_the_node_reaches_the_pod(
-    watched: Guarded, opening: Opening, version: int
+    watched: PodState, opening: Opening, version: int
 ) -> None:
     target = target_of(watched, version)
     watched.set_mode(Mode.ENFORCE)
@@ -75,7 +75,7 @@ def test_no_socket_of_the_node_reaches_the_pod(
     assert any(opening.shows in frame for frame in watched.arrived())
 
 
-def beginning_of(watched: Guarded, version: int) -> bool:
+def beginning_of(watched: PodState, version: int) -> bool:
     """Sends a datagram in fragments; whether the first of them reached the pod."""
     target = target_of(watched, version)
     with openings.datagram(target.family) as sock:
@@ -85,7 +85,7 @@ def beginning_of(watched: Guarded, version: int) -> bool:
 
 
 @VERSIONS
-def test_long_datagram_lacks_its_beginning(watched: Guarded, version: int) -> None:
+def test_long_datagram_lacks_its_beginning(watched: PodState, version: int) -> None:
     """Without which the other fragments, on a bridge, are nothing."""
     watched.set_mode(Mode.ENFORCE)
     assert not beginning_of(watched, version)
@@ -100,7 +100,7 @@ def test_long_datagram_lacks_its_beginning(watched: Guarded, version: int) -> No
 @pytest.mark.parametrize(
     "address", ["224.0.0.1", "255.255.255.255", "ff02::1"], ids=["group", "broadcast", "group6"]
 )
-def test_datagram_to_everybody_on_the_link_reaches_no_pod(watched: Guarded, address: str) -> None:
+def test_datagram_to_everybody_on_the_link_reaches_no_pod(watched: PodState, address: str) -> None:
     """Every host belongs to these groups, whether or not an application asked for it."""
     target = target_of(watched, 6 if ":" in address else 4)
 
@@ -122,7 +122,7 @@ def test_datagram_to_everybody_on_the_link_reaches_no_pod(watched: Guarded, addr
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 @VERSIONS
 def test_translated_address_does_not_help_the_node(
-    watched: Guarded, protocol: str, version: int
+    watched: PodState, protocol: str, version: int
 ) -> None:
     """A service's address, and a port of the node's own (a NodePort), as kube-proxy makes them."""
     pod = target_of(watched, version)
@@ -154,7 +154,7 @@ def test_translated_address_does_not_help_the_node(
 @VERSIONS
 @pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "fragments"])
 def test_raw_socket_cannot_speak_in_a_connection_of_two_pods(
-    watched: Guarded, version: int, is_whole: bool
+    watched: PodState, version: int, is_whole: bool
 ) -> None:
     """It knows all numbers of the connection; the node tracks connections, and so defragments."""
     target = target_of(watched, version)

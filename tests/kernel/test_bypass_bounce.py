@@ -10,7 +10,7 @@ from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, guarded, links, openings, traffic, wire
 from tests.kernel.counting import Counting
-from tests.kernel.guarded import Guarded
+from tests.kernel.guarded import PodState
 
 pytestmark = pytest.mark.kernel
 
@@ -21,7 +21,7 @@ STRAY_DROPPED = (Verdict.DROP, Reason.STRAY)
 class Bouncing:
     """An enforced pod and one that forwards, to which a packet socket of the node sends."""
 
-    def __init__(self, watched: Guarded, router: labs.LabPod, gates: Gates) -> None:
+    def __init__(self, watched: PodState, router: labs.LabPod, gates: Gates) -> None:
         self.watched = watched
         self._router = router
         self._gates = gates

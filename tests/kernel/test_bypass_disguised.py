@@ -17,7 +17,7 @@ from bpf.nodeguards import NodeGuards
 from bpf.rules import Rule, Sender
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, guarded, links, openings, traffic, tunnelled, wire
-from tests.kernel.guarded import Guarded
+from tests.kernel.guarded import PodState
 from tests.kernel.test_bypass_reentry import Way, end_by, ends_to, marked, watched  # noqa: F401
 from tests.kernel.test_bypass_tunnels import (  # noqa: F401
     OUTER,
@@ -101,7 +101,7 @@ def opens_tcp(frame: bytes) -> bool:
 
 @VERSIONS
 def test_frame_by_a_pair_that_is_rewritten_behind_the_gate_is_dropped(
-    watched: Guarded,  # noqa: F811
+    watched: PodState,  # noqa: F811
     loaded: loader.Loaded,
     version: int,
 ) -> None:
@@ -127,7 +127,7 @@ def bridged(
 
 
 @contextlib.contextmanager
-def flooded(bridged: tuple[list[labs.LabPod], Gates], *rules: Rule) -> Iterator[Guarded]:
+def flooded(bridged: tuple[list[labs.LabPod], Gates], *rules: Rule) -> Iterator[PodState]:
     """The middle pod of three, on a bridge that then forgets its ports; enforced."""
     pods, gates = bridged
     with guarded.guarded(gates, pods[1], pods[0], *rules) as made:
@@ -136,7 +136,7 @@ def flooded(bridged: tuple[list[labs.LabPod], Gates], *rules: Rule) -> Iterator[
         yield made
 
 
-def bridge_ends(watched: Guarded, version: int) -> frames.Ends:  # noqa: F811
+def bridge_ends(watched: PodState, version: int) -> frames.Ends:  # noqa: F811
     source = frames.address(traffic.NODE[version])
     pod = frames.address(traffic.address(watched.pod, version))
     return frames.Ends(source, pod, watched.mac)

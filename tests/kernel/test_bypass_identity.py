@@ -12,7 +12,7 @@ from bpf.gates import Gates
 from bpf.rules import Rule, Sender
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups, guarded, openings, traffic
-from tests.kernel.guarded import Guarded
+from tests.kernel.guarded import PodState
 
 pytestmark = pytest.mark.kernel
 
@@ -45,7 +45,7 @@ def group(isolated: None) -> Iterator[cgroups.Cgroup]:
 
 
 @pytest.fixture
-def watched(lab: labs.Lab, gates: Gates, group: cgroups.Cgroup) -> Iterator[Guarded]:
+def watched(lab: labs.Lab, gates: Gates, group: cgroups.Cgroup) -> Iterator[PodState]:
     rule = Rule(Sender.CGROUP, cgroup=group.id)
     pods = lab.add_pod("web", 1), lab.add_pod("neighbour", 2)
     with guarded.guarded(gates, *pods, rule) as made:
@@ -53,14 +53,14 @@ def watched(lab: labs.Lab, gates: Gates, group: cgroups.Cgroup) -> Iterator[Guar
         yield made
 
 
-def connecting(program: str, watched: Guarded, version: int) -> list[str]:
+def connecting(program: str, watched: PodState, version: int) -> list[str]:
     address = traffic.address(watched.pod, version)
     return [sys.executable, "-c", program, address, str(guarded.TCP_PORT)]
 
 
 @VERSIONS
 def test_socket_of_the_one_let_in_opens(
-    watched: Guarded, group: cgroups.Cgroup, version: int
+    watched: PodState, group: cgroups.Cgroup, version: int
 ) -> None:
     assert group.run(connecting(BY_OWN, watched, version)).returncode == 0
     assert watched.arrived()
@@ -68,7 +68,7 @@ def test_socket_of_the_one_let_in_opens(
 
 @VERSIONS
 def test_socket_made_elsewhere_and_handed_over_does_not(
-    watched: Guarded, group: cgroups.Cgroup, version: int
+    watched: PodState, group: cgroups.Cgroup, version: int
 ) -> None:
     with openings.stream(traffic.family(version)) as sock:
         command = connecting(BY_GIVEN, watched, version)
@@ -80,7 +80,7 @@ def test_socket_made_elsewhere_and_handed_over_does_not(
 
 @VERSIONS
 def test_socket_from_before_its_maker_moved_does_not(
-    watched: Guarded, group: cgroups.Cgroup, version: int
+    watched: PodState, group: cgroups.Cgroup, version: int
 ) -> None:
     command = [*connecting(BY_OWN, watched, version), "wait"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -93,7 +93,7 @@ def test_socket_from_before_its_maker_moved_does_not(
 
 
 @VERSIONS
-def test_segment_that_is_sent_again_is_still_the_node_s(watched: Guarded, version: int) -> None:
+def test_segment_that_is_sent_again_is_still_the_node_s(watched: PodState, version: int) -> None:
     """By a timer, in whatever task that interrupted."""
     with openings.stream(traffic.family(version)) as sock:
         sock.connect_ex((traffic.address(watched.pod, version), guarded.TCP_PORT))

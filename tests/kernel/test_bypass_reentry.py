@@ -19,7 +19,7 @@ from bpf import loader, origin
 from bpf.gates import Gates
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, guarded, links, openings, traffic, wire
-from tests.kernel.guarded import Guarded
+from tests.kernel.guarded import PodState
 
 pytestmark = pytest.mark.kernel
 
@@ -85,7 +85,7 @@ WAYS = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def watched(lab: labs.Lab, gates: Gates) -> Iterator[Guarded]:
+def watched(lab: labs.Lab, gates: Gates) -> Iterator[PodState]:
     with guarded.guarded(gates, lab.add_pod("web", 1), lab.add_pod("neighbour", 2)) as made:
         yield made
 
@@ -100,7 +100,7 @@ def marked(loaded: loader.Loaded, interface: str) -> Iterator[None]:
         marks.mark(ifindex, is_node_sent=False)
 
 
-def ends_to(watched: Guarded, version: int, mac: bytes) -> frames.Ends:
+def ends_to(watched: PodState, version: int, mac: bytes) -> frames.Ends:
     """From nobody's address, in a frame to the node, which routes it to the pod."""
     source = frames.address(openings.STRANGER[version])
     return frames.Ends(source, frames.address(traffic.address(watched.pod, version)), mac)
@@ -115,7 +115,7 @@ def end_by(way: Way, ends: frames.Ends) -> Callable[[bytes], None]:
 @VERSIONS
 @FLAGS
 def test_frame_that_comes_in_again_is_the_node_s(
-    watched: Guarded,
+    watched: PodState,
     loaded: loader.Loaded,
     way: Callable[[], contextlib.AbstractContextManager[Way]],
     version: int,

@@ -21,7 +21,7 @@ from bpf.nodeguards import NodeGuards
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, guarded, links, offers, openings, traffic, tunnelled, uring, wire
 from tests.kernel.counting import Counting
-from tests.kernel.guarded import Guarded
+from tests.kernel.guarded import PodState
 
 pytestmark = pytest.mark.kernel
 
@@ -35,7 +35,7 @@ _numbers = itertools.count(32000)
 class Tunnelled:
     """A pod, and a tunnel of the node's by which frames for the pod may come."""
 
-    def __init__(self, watched: Guarded, loaded: loader.Loaded, guards: NodeGuards, gates: Gates):
+    def __init__(self, watched: PodState, loaded: loader.Loaded, guards: NodeGuards, gates: Gates):
         self.watched = watched
         self._config = NodeConfig(loaded)
         self._guards = guards

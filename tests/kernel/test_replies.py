@@ -369,11 +369,11 @@ def test_two_questions_that_fall_on_one_place_are_told(gates: Gates, pod: labs.L
     assert gates.recall(pod.ifindex, [first])
 
 
-def read_asked(pod: labs.LabPod) -> pending_flows.Asked:
+def read_asked(pod: labs.LabPod) -> pending_flows.PendingFlows:
     return asyncio.run(_read_asked(pod))
 
 
-async def _read_asked(pod: labs.LabPod) -> pending_flows.Asked:
+async def _read_asked(pod: labs.LabPod) -> pending_flows.PendingFlows:
     reader = NetworkReader()
     try:
         network = await reader.read(pod.netns)
@@ -383,7 +383,7 @@ async def _read_asked(pod: labs.LabPod) -> pending_flows.Asked:
 
 
 def test_a_newborn_pod_waits_for_no_answer(pod: labs.LabPod) -> None:
-    assert read_asked(pod) == pending_flows.Asked((), "")
+    assert read_asked(pod) == pending_flows.PendingFlows((), "")
 
 
 @VERSIONS
@@ -394,7 +394,7 @@ def test_connected_sockets_tell_whom_the_pod_asks(
     with pod.open_socket(traffic.family(version), socket.SOCK_DGRAM, protocol) as client:
         client.connect((traffic.NODE[version], PORT))
         asked = question(pod, version, client.getsockname()[1], protocol=protocol)
-        assert read_asked(pod) == pending_flows.Asked((asked,), "")
+        assert read_asked(pod) == pending_flows.PendingFlows((asked,), "")
 
 
 def test_a_dual_stack_socket_asks_by_ipv4(pod: labs.LabPod) -> None:
@@ -406,7 +406,7 @@ def test_a_dual_stack_socket_asks_by_ipv4(pod: labs.LabPod) -> None:
 def test_what_the_pod_asks_itself_is_no_question(pod: labs.LabPod) -> None:
     with pod.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.connect(("127.0.0.1", PORT))
-        assert read_asked(pod) == pending_flows.Asked((), "")
+        assert read_asked(pod) == pending_flows.PendingFlows((), "")
 
 
 @pytest.mark.parametrize(

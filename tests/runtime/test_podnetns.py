@@ -5,7 +5,7 @@ import msgspec
 from agent.cri.models import Sandbox
 from agent.kubelet.admitted_ports import kubelet_rules
 from agent.pods.pod import Pod, Problem
-from agent.sources.pod_sandboxes import PodNamespaces
+from agent.sources.pod_sandboxes import PodSandboxJoin
 from bpf.verdicts import Mode
 from probes.netns import Netns
 
@@ -29,7 +29,7 @@ class _Told:
     def __init__(self) -> None:
         self.pods: list[Pod] = []
         self.removed: list[str] = []
-        self.joined = PodNamespaces(
+        self.joined = PodSandboxJoin(
             unknown_mode=Mode.AUDIT, on_pod=self.pods.append, on_removed=self.removed.append
         )
 

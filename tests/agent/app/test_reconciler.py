@@ -7,7 +7,7 @@ from agent.app.reconciler import Reconciler
 from agent.linux.pod_network import NodeInterface
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.pod import Pod
-from agent.pods.pod_state import Grace, Guarded, Isolation
+from agent.pods.pod_state import GracePeriod, IsolationStatus, PodState
 
 
 class FakeGuard:
@@ -19,18 +19,18 @@ class FakeGuard:
         self._reconciler = reconciler
         self._late: Pod | None = late
 
-    async def bring_up(self, guarded: Guarded) -> Isolation:
+    async def bring_up(self, guarded: PodState) -> IsolationStatus:
         self.calls.append(f"close {guarded.pod.name}")
-        return Isolation(TRUE, "Enforced", "")
+        return IsolationStatus(TRUE, "Enforced", "")
 
-    async def remember(self, guarded: Guarded) -> list[Grace]:
+    async def remember(self, guarded: PodState) -> list[GracePeriod]:
         self.calls.append(f"remember {guarded.pod.name}")
         if self._late is not None:
             self._reconciler.set_pod(self._late)
             self._late = None
-        return [Grace(guarded.pod.name, NodeInterface(1, "veth0"), 0, "", 0)]
+        return [GracePeriod(guarded.pod.name, NodeInterface(1, "veth0"), 0, "", 0)]
 
-    async def end(self, grace: Grace) -> None:
+    async def end(self, grace: GracePeriod) -> None:
         self.calls.append(f"end grace of {grace.pod}")
         if sum(call.startswith("end") for call in self.calls) == 3:
             self.done.set()
@@ -41,11 +41,11 @@ async def nothing(*_: object) -> None:
 
 
 async def test_closing_comes_before_remembering_and_graces_end_last() -> None:
-    gatekeeper = mock.Mock()
-    gatekeeper.installed = mock.AsyncMock(return_value={})
-    gatekeeper.collect = mock.AsyncMock(return_value=True)
+    gate_worker = mock.Mock()
+    gate_worker.installed = mock.AsyncMock(return_value={})
+    gate_worker.collect = mock.AsyncMock(return_value=True)
     reconciler = Reconciler(
-        gatekeeper=gatekeeper,
+        gate_worker=gate_worker,
         reader=mock.Mock(),
         conditions=Conditions(on_change=lambda uid: None),
         probing=mock.Mock(),

@@ -62,7 +62,7 @@ async def test_cancel_ends_next_that_waits_and_all_after(node: Node) -> None:
         client = Client(f"unix://{node.path}")
         await next_of(client)
         waiting = asyncio.create_task(next_of(client))
-        await until(lambda: node.is_waiting(1))
+        await until(lambda: node.is_pending(1))
         client.cancel()
         assert await waiting is None
         assert await next_of(client) is None
@@ -100,7 +100,7 @@ async def test_run_takes_once_and_goes_on_from_what_it_printed(node: Node) -> No
         resume = errors.decode().partition("go on from here: ")[2].split()
         assert resume == ["--instance-id", instance.decode(), "--rev", rev.decode()]
         child = await start(node, *resume)
-        await until(lambda: node.is_waiting(1))
+        await until(lambda: node.is_pending(1))
         node.set(pod, False)
         assert child.stdout is not None
         assert int((await child.stdout.readline()).split()[2]) == int(rev) + 1

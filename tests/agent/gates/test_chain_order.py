@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
-from agent.gates.chain_order import Places
-from agent.gates.worker import Gatekeeper
+from agent.gates.chain_order import ChainOrder
+from agent.gates.worker import GateWorker
 from agent.linux.pod_network import NodeInterface
 from agent.metrics import Metrics
 from agent.pods.conditions import Conditions
@@ -42,23 +42,23 @@ def chain() -> Chain:
 
 
 @pytest.fixture
-def places(chain: Chain) -> Places:
-    gatekeeper = cast(Gatekeeper, chain)
-    return Places(gatekeeper, Metrics(Conditions()), lambda _: None, now=lambda: chain.now)
+def places(chain: Chain) -> ChainOrder:
+    gate_worker = cast(GateWorker, chain)
+    return ChainOrder(gate_worker, Metrics(Conditions()), lambda _: None, now=lambda: chain.now)
 
 
-async def test_gate_in_front_stays_where_it_is(chain: Chain, places: Places) -> None:
+async def test_gate_in_front_stays_where_it_is(chain: Chain, places: ChainOrder) -> None:
     assert await places.keep(INTERFACE) == ""
     assert chain.moves == 0
 
 
-async def test_gate_behind_another_program_is_moved(chain: Chain, places: Places) -> None:
+async def test_gate_behind_another_program_is_moved(chain: Chain, places: ChainOrder) -> None:
     chain.is_gate_first = False
     assert await places.keep(INTERFACE) == ""
     assert chain.moves == 1
 
 
-async def test_three_moves_a_minute_and_then_it_is_said(chain: Chain, places: Places) -> None:
+async def test_three_moves_a_minute_and_then_it_is_said(chain: Chain, places: ChainOrder) -> None:
     chain.is_contested, chain.is_gate_first = True, False
     said = [await places.keep(INTERFACE) for _ in range(10)]
     assert chain.moves == 3
@@ -71,7 +71,7 @@ async def test_three_moves_a_minute_and_then_it_is_said(chain: Chain, places: Pl
     assert chain.moves == 4
 
 
-async def test_moves_long_ago_do_not_count(chain: Chain, places: Places) -> None:
+async def test_moves_long_ago_do_not_count(chain: Chain, places: ChainOrder) -> None:
     for minute in range(1, 10):
         chain.now = 61.0 * minute
         chain.is_gate_first = False
@@ -79,13 +79,13 @@ async def test_moves_long_ago_do_not_count(chain: Chain, places: Places) -> None
     assert chain.moves == 9
 
 
-async def test_gate_that_cannot_be_moved_is_said(chain: Chain, places: Places) -> None:
+async def test_gate_that_cannot_be_moved_is_said(chain: Chain, places: ChainOrder) -> None:
     chain.is_gate_first, chain.is_refused = False, True
     said = await places.keep(INTERFACE)
     assert "the gate cannot be moved (moving the gate of interface 7: No space left" in said
 
 
-async def test_new_interface_of_an_old_number_begins_anew(chain: Chain, places: Places) -> None:
+async def test_new_interface_of_an_old_number_begins_anew(chain: Chain, places: ChainOrder) -> None:
     chain.is_contested, chain.is_gate_first = True, False
     for _ in range(4):
         await places.keep(INTERFACE)

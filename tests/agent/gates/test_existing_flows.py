@@ -7,7 +7,7 @@ import pytest
 import structlog.testing
 
 from agent.gates import existing_flows
-from agent.gates.existing_flows import Entrance, Entrances
+from agent.gates.existing_flows import Access, AccessCheck
 from agent.linux import sock_diag
 from agent.metrics import Metrics
 from agent.pods.conditions import Conditions
@@ -40,42 +40,42 @@ def flow(cgroup: int | None = SENDER, port: int = 80) -> sock_diag.Socket:
 @pytest.mark.parametrize(
     ("rule", "cgroup", "entrance"),
     [
-        (Rule(Sender.ANY), SENDER, Entrance.OPEN),
-        (Rule(Sender.ANY), None, Entrance.OPEN),
-        (Rule(Sender.ANY, socket.IPPROTO_UDP), SENDER, Entrance.SHUT),
-        (Rule(Sender.ANY, socket.IPPROTO_TCP, 80, 80), SENDER, Entrance.OPEN),
-        (Rule(Sender.ANY, socket.IPPROTO_TCP, 81, 90), SENDER, Entrance.SHUT),
-        (Rule(Sender.KERNEL), SENDER, Entrance.SHUT),
-        (Rule(Sender.CGROUP, cgroup=SENDER), SENDER, Entrance.OPEN),
-        (Rule(Sender.CGROUP, cgroup=ABOVE), SENDER, Entrance.SHUT),
-        (Rule(Sender.CGROUP, cgroup=SENDER), None, Entrance.UNKNOWN),
-        (Rule(Sender.ANCESTOR, cgroup=ABOVE), SENDER, Entrance.OPEN),
-        (Rule(Sender.ANCESTOR, cgroup=ABOVE), ABOVE, Entrance.OPEN),
-        (Rule(Sender.ANCESTOR, cgroup=SENDER), ABOVE, Entrance.SHUT),
-        (Rule(Sender.ANCESTOR, cgroup=ABOVE), KUBELET, Entrance.SHUT),
-        (Rule(Sender.ANCESTOR, cgroup=ABOVE), GONE, Entrance.UNKNOWN),
-        (Rule(Sender.ANCESTOR, cgroup=GONE), SENDER, Entrance.SHUT),
-        (Rule(Sender.KUBELET), KUBELET, Entrance.OPEN),
-        (Rule(Sender.KUBELET), SENDER, Entrance.SHUT),
+        (Rule(Sender.ANY), SENDER, Access.OPEN),
+        (Rule(Sender.ANY), None, Access.OPEN),
+        (Rule(Sender.ANY, socket.IPPROTO_UDP), SENDER, Access.SHUT),
+        (Rule(Sender.ANY, socket.IPPROTO_TCP, 80, 80), SENDER, Access.OPEN),
+        (Rule(Sender.ANY, socket.IPPROTO_TCP, 81, 90), SENDER, Access.SHUT),
+        (Rule(Sender.KERNEL), SENDER, Access.SHUT),
+        (Rule(Sender.CGROUP, cgroup=SENDER), SENDER, Access.OPEN),
+        (Rule(Sender.CGROUP, cgroup=ABOVE), SENDER, Access.SHUT),
+        (Rule(Sender.CGROUP, cgroup=SENDER), None, Access.UNKNOWN),
+        (Rule(Sender.ANCESTOR, cgroup=ABOVE), SENDER, Access.OPEN),
+        (Rule(Sender.ANCESTOR, cgroup=ABOVE), ABOVE, Access.OPEN),
+        (Rule(Sender.ANCESTOR, cgroup=SENDER), ABOVE, Access.SHUT),
+        (Rule(Sender.ANCESTOR, cgroup=ABOVE), KUBELET, Access.SHUT),
+        (Rule(Sender.ANCESTOR, cgroup=ABOVE), GONE, Access.UNKNOWN),
+        (Rule(Sender.ANCESTOR, cgroup=GONE), SENDER, Access.SHUT),
+        (Rule(Sender.KUBELET), KUBELET, Access.OPEN),
+        (Rule(Sender.KUBELET), SENDER, Access.SHUT),
     ],
 )
 def test_an_entrance_is_what_the_gate_s_rule_says(
-    rule: Rule, cgroup: int | None, entrance: Entrance
+    rule: Rule, cgroup: int | None, entrance: Access
 ) -> None:
-    assert Entrances(KUBELET, {cgroup}).of([rule], flow(cgroup)) is entrance
+    assert AccessCheck(KUBELET, {cgroup}).of([rule], flow(cgroup)) is entrance
 
 
 def test_while_no_kubelet_is_known_anybody_may_be_it() -> None:
-    assert Entrances(0, {SENDER}).of([Rule(Sender.KUBELET)], flow()) is Entrance.UNKNOWN
+    assert AccessCheck(0, {SENDER}).of([Rule(Sender.KUBELET)], flow()) is Access.UNKNOWN
 
 
 def test_one_rule_that_lets_in_is_enough() -> None:
     rules = [Rule(Sender.CGROUP, cgroup=ABOVE), Rule(Sender.KUBELET), Rule(Sender.ANY)]
-    assert Entrances(0, {SENDER}).of(rules, flow()) is Entrance.OPEN
+    assert AccessCheck(0, {SENDER}).of(rules, flow()) is Access.OPEN
 
 
 def test_without_rules_nobody_is_let_in() -> None:
-    assert Entrances(KUBELET, {SENDER}).of([], flow()) is Entrance.SHUT
+    assert AccessCheck(KUBELET, {SENDER}).of([], flow()) is Access.SHUT
 
 
 class _CannotEnd(sock_diag.SockDiag):
@@ -95,14 +95,14 @@ class _NoReplies(Replies):
 
 
 def test_a_kernel_that_cannot_end_flows_is_told_of_once() -> None:
-    flows = existing_flows.OlderFlows(
+    flows = existing_flows.ExistingFlows(
         guarded=lambda: (),
         kubelet_cgroup=lambda: KUBELET,
         replies=_NoReplies(),
         metrics=Metrics(Conditions()),
         ends=True,
     )
-    target = existing_flows.Target(
+    target = existing_flows.EnforcedPod(
         Pod(uid="web", namespace="shop", name="web"),
         Netns("/run/netns/web", 1, 1),
         (7,),
@@ -110,9 +110,9 @@ def test_a_kernel_that_cannot_end_flows_is_told_of_once() -> None:
         (Rule(Sender.KERNEL),),
     )
     node = _CannotEnd()
-    found: dict[str, existing_flows.Found] = {}
+    found: dict[str, existing_flows.FlowCount] = {}
     with structlog.testing.capture_logs() as lines:
         flows._judge(node, [flow(), flow()], {bytes(16): target}, found)
-    assert found == {"web": existing_flows.Found(going_on=2, ended=0)}
+    assert found == {"web": existing_flows.FlowCount(going_on=2, ended=0)}
     assert node.asked == 1
     assert [line["event"].startswith("this kernel cannot end") for line in lines] == [True]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.gates.host_devices import Crossings, find_bridges
+from agent.gates.host_devices import HostDevices, find_bridges
 from agent.linux.rtnetlink import Link
 from agent.linux.tunnels import Tunnels, find_tunnels
 from bpf.errors import AttachError
@@ -19,7 +19,7 @@ class _Config:
 
 
 class _Keeper:
-    """What `Crossings` asks of the gatekeeper."""
+    """What `HostDevices` asks of the gate_worker."""
 
     def __init__(self) -> None:
         self.config = _Config()
@@ -40,8 +40,8 @@ class _Keeper:
 
 def make(
     keeper: _Keeper, gated: set[int], is_synced: Callable[[], bool] = lambda: True
-) -> Crossings:
-    return Crossings(
+) -> HostDevices:
+    return HostDevices(
         keeper,  # type: ignore[arg-type]
         gated=lambda: gated,
         is_synced=is_synced,

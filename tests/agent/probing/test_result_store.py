@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from agent.probing.result_store import ProbeMemory, sandbox_of
+from agent.probing.result_store import ResultStore, sandbox_of
 from probes.engine.workers import ProbeType
 from probes.netns import Netns
 from probes.results import Result
@@ -19,7 +19,7 @@ from tests.probes.conftest import sandbox_netns
 RESULTS = {"app": {ProbeType.READINESS: Result.SUCCESS}}
 
 
-def end(memory: ProbeMemory) -> None:
+def end(memory: ResultStore) -> None:
     """End it as an agent ends."""
 
     async def run() -> None:
@@ -32,9 +32,9 @@ def end(memory: ProbeMemory) -> None:
     asyncio.run(run())
 
 
-def save(path: pathlib.Path) -> ProbeMemory:
+def save(path: pathlib.Path) -> ResultStore:
     """A memory that has had one pod, and has ended."""
-    memory = ProbeMemory(path)
+    memory = ResultStore(path)
     memory.claim("u", "4:1:1").results = RESULTS
     end(memory)
     return memory
@@ -48,36 +48,36 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_the_same_sandbox_finds_its_results(path: pathlib.Path) -> None:
-    assert ProbeMemory(path).claim("u", "4:1:1").results == RESULTS
+    assert ResultStore(path).claim("u", "4:1:1").results == RESULTS
 
 
 def test_another_sandbox_of_the_pod_finds_nothing(path: pathlib.Path) -> None:
-    assert ProbeMemory(path).claim("u", "4:1:2").results == {}
+    assert ResultStore(path).claim("u", "4:1:2").results == {}
 
 
 def test_another_pod_finds_nothing(path: pathlib.Path) -> None:
-    assert ProbeMemory(path).claim("v", "4:1:1").results == {}
+    assert ResultStore(path).claim("v", "4:1:1").results == {}
 
 
 def test_what_nobody_has_claimed_yet_is_kept(path: pathlib.Path) -> None:
-    memory = ProbeMemory(path)
+    memory = ResultStore(path)
     memory.claim("v", "4:2:2")
     end(memory)
-    assert ProbeMemory(path).claim("u", "4:1:1").results == RESULTS
+    assert ResultStore(path).claim("u", "4:1:1").results == RESULTS
 
 
 def test_a_pod_that_is_gone_is_forgotten(path: pathlib.Path) -> None:
-    memory = ProbeMemory(path)
+    memory = ResultStore(path)
     memory.claim("u", "4:1:1")
     memory.forget("u")
     end(memory)
-    assert ProbeMemory(path).claim("u", "4:1:1").results == {}
+    assert ResultStore(path).claim("u", "4:1:1").results == {}
 
 
 def test_results_of_another_boot_do_not_count(path: pathlib.Path) -> None:
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"boot": "another"}))
-    assert ProbeMemory(path).claim("u", "4:1:1").results == {}
+    assert ResultStore(path).claim("u", "4:1:1").results == {}
 
 
 @pytest.mark.parametrize(
@@ -86,19 +86,19 @@ def test_results_of_another_boot_do_not_count(path: pathlib.Path) -> None:
 )
 def test_a_file_that_is_none_is_left_out(path: pathlib.Path, content: str) -> None:
     path.write_text(content)
-    assert ProbeMemory(path).claim("u", "4:1:1").results == {}
+    assert ResultStore(path).claim("u", "4:1:1").results == {}
 
 
 def test_a_result_that_there_is_not_is_left_out(path: pathlib.Path) -> None:
     path.write_text(path.read_text().replace('"success"', '"perfect"'))
-    assert ProbeMemory(path).claim("u", "4:1:1").results == {}
+    assert ResultStore(path).claim("u", "4:1:1").results == {}
 
 
 def test_a_start_in_the_future_is_now(path: pathlib.Path) -> None:
     content = json.loads(path.read_text())
     content["pods"][0]["started_at"] = time.time() + 1e6
     path.write_text(json.dumps(content))
-    assert ProbeMemory(path).claim("u", "4:1:1").started_at <= time.time()
+    assert ResultStore(path).claim("u", "4:1:1").started_at <= time.time()
 
 
 def test_a_directory_that_cannot_be_written_stops_nothing(tmp_path: pathlib.Path) -> None:
@@ -111,7 +111,7 @@ async def test_changes_are_written_while_running(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "state" / "probes.json"
-    memory = ProbeMemory(path)
+    memory = ResultStore(path)
     loop, written = asyncio.get_running_loop(), asyncio.Event()
     write = memory._write
 
@@ -124,7 +124,7 @@ async def test_changes_are_written_while_running(
     memory.claim("u", "4:1:1")
     async with asyncio.timeout(20):
         await written.wait()
-    assert ProbeMemory(path).claim("u", "4:1:1").started_at < time.time()
+    assert ResultStore(path).claim("u", "4:1:1").started_at < time.time()
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
@@ -132,12 +132,12 @@ async def test_changes_are_written_while_running(
 
 def test_an_older_content_never_comes_after_a_newer(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "state" / "probes.json"
-    memory = ProbeMemory(path)
+    memory = ResultStore(path)
     older = memory._content()
     memory.claim("u", "4:1:1").results = RESULTS
     memory._write(*memory._content())
     memory._write(*older)
-    assert ProbeMemory(path).claim("u", "4:1:1").results == RESULTS
+    assert ResultStore(path).claim("u", "4:1:1").results == RESULTS
 
 
 @pytest.mark.kernel

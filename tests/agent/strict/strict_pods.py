@@ -5,7 +5,7 @@ from typing import Any
 
 from agent.linux.pod_network import NodeInterface, PodNetwork
 from agent.pods.pod import Pod
-from agent.pods.pod_state import AddressClaims, Guarded
+from agent.pods.pod_state import AddressClaims, PodState
 from bpf.verdicts import Mode
 from probes.netns import Netns
 from probes.spec.specs import parse_pod
@@ -26,7 +26,7 @@ def guarded(
     is_relayed: bool = True,
     taps: tuple[str, ...] = (),
     claimed: tuple[str, ...] = (),
-) -> Guarded:
+) -> PodState:
     """container: its probes; stands: whether its gate does; claimed: addresses that its namespace
     shows and nothing confirms."""
     spec = parse_pod({"spec": {"containers": [{"name": "app", **container}]}})
@@ -40,7 +40,7 @@ def guarded(
     shown = (*own, *map(ipaddress.ip_address, claimed))
     network = PodNetwork((veth,), shown, (), 0, (), taps)
     claims = AddressClaims(tuple(address for address in own if not address.is_link_local))
-    made = Guarded(pod, netns=netns, network=network, claims=claims)
+    made = PodState(pod, netns=netns, network=network, claims=claims)
     if stands:
-        made.gates, made.isolated = {veth.ifindex: veth}, netns
+        made.gates, made.gated_netns = {veth.ifindex: veth}, netns
     return made

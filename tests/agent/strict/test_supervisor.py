@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from agent.pods.pod_state import Guarded
+from agent.pods.pod_state import PodState
 from agent.relay import messages
 from agent.strict.process import RelayError
 from agent.strict.supervisor import Relaying
@@ -25,7 +25,7 @@ class Node:
     """Pods, a launcher and the one who keeps a relay; `changed` are pods with something new."""
 
     def __init__(self, *, is_default: bool = False) -> None:
-        self.pods: dict[str, Guarded] = {}
+        self.pods: dict[str, PodState] = {}
         self.launcher = ScriptedLauncher()
         self.changed: list[str] = []
         self.has_changed = asyncio.Event()
@@ -38,13 +38,13 @@ class Node:
             on_change=self._on_change,
         )
 
-    def add(self, pod: Guarded) -> Guarded:
+    def add(self, pod: PodState) -> PodState:
         self.pods[pod.pod.uid] = pod
         self.relaying.hint()
         self.relaying.why_not(pod)
         return pod
 
-    def remove(self, pod: Guarded) -> None:
+    def remove(self, pod: PodState) -> None:
         del self.pods[pod.pod.uid]
         self.relaying.hint()
 
@@ -77,7 +77,7 @@ def on_a_node(test: Callable[[Node], Awaitable[None]]) -> Callable[[], Awaitable
 
 
 def with_a_relay(
-    test: Callable[[Node, Guarded], Awaitable[None]],
+    test: Callable[[Node, PodState], Awaitable[None]],
 ) -> Callable[[], Awaitable[None]]:
     """On a node with a pod in strict that has its relay."""
 
@@ -125,7 +125,7 @@ async def test_where_strict_is_the_default_the_relay_is_there_before_pods() -> N
 
 
 @with_a_relay
-async def test_bursts_are_told_once(node: Node, web: Guarded) -> None:
+async def test_bursts_are_told_once(node: Node, web: PodState) -> None:
     for number in range(2, 50):
         node.add(guarded(f"web{number}", f"198.18.1.{number}"))
         await asyncio.sleep(0.0005)
@@ -137,7 +137,7 @@ async def test_bursts_are_told_once(node: Node, web: Guarded) -> None:
 
 @with_a_relay
 async def test_new_pod_says_that_the_relay_has_still_to_hear_of_it(
-    node: Node, web: Guarded
+    node: Node, web: PodState
 ) -> None:
     pod = node.add(guarded("new", OTHER))
     assert node.relaying.why_not(pod) == "the relay has still to hear of this pod."
@@ -147,11 +147,11 @@ async def test_new_pod_says_that_the_relay_has_still_to_hear_of_it(
 
 
 @with_a_relay
-async def test_pod_of_another_sandbox_is_told_anew(node: Node, web: Guarded) -> None:
+async def test_pod_of_another_sandbox_is_told_anew(node: Node, web: PodState) -> None:
     again = guarded("web", ONE)
     assert again.netns is not None
     netns = type(again.netns)(again.netns.path, again.netns.device, 4711)
-    again.netns = again.isolated = netns
+    again.netns = again.gated_netns = netns
     node.add(again)
     assert node.relaying.why_not(again) is not None
     await asyncio.sleep(0.2)
@@ -174,7 +174,7 @@ async def test_refused_target_is_said_with_the_relays_sentence(node: Node) -> No
 
 @with_a_relay
 async def test_pods_that_share_a_port_say_so_and_others_are_carried(
-    node: Node, web: Guarded
+    node: Node, web: PodState
 ) -> None:
     twins = [node.add(guarded(name, OTHER, container=tcp(80))) for name in ("a", "b")]
     await asyncio.sleep(0.2)
@@ -186,7 +186,7 @@ async def test_pods_that_share_a_port_say_so_and_others_are_carried(
 
 
 @with_a_relay
-async def test_relay_that_ends_is_said_at_once_and_started_again(node: Node, web: Guarded) -> None:
+async def test_relay_that_ends_is_said_at_once_and_started_again(node: Node, web: PodState) -> None:
     node.launcher.newest.end()
     await asyncio.sleep(0.2)
     assert node.relaying.why_not(web) == "the relay failed: it ended."
@@ -198,14 +198,14 @@ async def test_relay_that_ends_is_said_at_once_and_started_again(node: Node, web
 
 
 @with_a_relay
-async def test_relay_that_fails_says_why(node: Node, web: Guarded) -> None:
+async def test_relay_that_fails_says_why(node: Node, web: PodState) -> None:
     node.launcher.newest.say(messages.Failed("no descriptor is left"))
     await asyncio.sleep(0.2)
     assert node.relaying.why_not(web) == "the relay failed: no descriptor is left."
 
 
 @with_a_relay
-async def test_relay_that_reports_no_more_is_ended_and_replaced(node: Node, web: Guarded) -> None:
+async def test_relay_that_reports_no_more_is_ended_and_replaced(node: Node, web: PodState) -> None:
     node.launcher.newest.is_hung = True
     async with asyncio.timeout(5):
         await node.has_changed.wait()
@@ -217,7 +217,7 @@ async def test_relay_that_reports_no_more_is_ended_and_replaced(node: Node, web:
 
 @with_a_relay
 async def test_many_hints_are_not_many_looks_at_a_relay_that_reports(
-    node: Node, web: Guarded
+    node: Node, web: PodState
 ) -> None:
     for _ in range(50):
         node.relaying.hint()
@@ -227,7 +227,7 @@ async def test_many_hints_are_not_many_looks_at_a_relay_that_reports(
 
 
 @with_a_relay
-async def test_relay_that_does_not_answer_a_question_is_replaced(node: Node, web: Guarded) -> None:
+async def test_relay_that_does_not_answer_a_question_is_replaced(node: Node, web: PodState) -> None:
     node.launcher.newest.is_hung = True
     pod = node.add(guarded("new", OTHER))
     await asyncio.sleep(10.5)
@@ -237,7 +237,7 @@ async def test_relay_that_does_not_answer_a_question_is_replaced(node: Node, web
 
 
 @with_a_relay
-async def test_relay_that_says_nonsense_is_replaced(node: Node, web: Guarded) -> None:
+async def test_relay_that_says_nonsense_is_replaced(node: Node, web: PodState) -> None:
     node.launcher.newest._writer.write(b"\x00\x00\x00\x02{]")
     await asyncio.sleep(0.2)
     said = node.relaying.why_not(web)
@@ -266,7 +266,7 @@ async def test_waits_between_tries_double_up_to_half_a_minute(node: Node) -> Non
 
 @with_a_relay
 async def test_after_a_minute_of_health_the_first_wait_is_short_again(
-    node: Node, web: Guarded
+    node: Node, web: PodState
 ) -> None:
     for _ in range(3):
         node.launcher.newest.end()
@@ -279,7 +279,7 @@ async def test_after_a_minute_of_health_the_first_wait_is_short_again(
 
 
 @with_a_relay
-async def test_range_that_cannot_be_kept_is_said(node: Node, web: Guarded) -> None:
+async def test_range_that_cannot_be_kept_is_said(node: Node, web: PodState) -> None:
     node.launcher.range_problem = "the relay's range cannot be set apart"
     await asyncio.sleep(35)
     said = node.relaying.why_not(web)
@@ -289,7 +289,7 @@ async def test_range_that_cannot_be_kept_is_said(node: Node, web: Guarded) -> No
 
 @with_a_relay
 async def test_hand_over_engages_the_new_one_before_the_old_is_released(
-    node: Node, web: Guarded
+    node: Node, web: PodState
 ) -> None:
     old = node.launcher.newest
     await node.relaying.restart()
@@ -309,7 +309,7 @@ async def test_hand_over_engages_the_new_one_before_the_old_is_released(
 
 
 @with_a_relay
-async def test_released_relay_that_does_not_end_is_ended(node: Node, web: Guarded) -> None:
+async def test_released_relay_that_does_not_end_is_ended(node: Node, web: PodState) -> None:
     old = node.launcher.newest
     await node.relaying.restart()
     await asyncio.sleep(30)
@@ -321,7 +321,7 @@ async def test_released_relay_that_does_not_end_is_ended(node: Node, web: Guarde
 
 @with_a_relay
 async def test_old_relay_stays_where_the_new_one_fails_and_is_told_all_again(
-    node: Node, web: Guarded
+    node: Node, web: PodState
 ) -> None:
     old = node.launcher.newest
     node.launcher.problem = "no slot is free"
@@ -340,7 +340,7 @@ async def test_restart_without_pods_in_strict_is_refused(node: Node) -> None:
 
 
 @with_a_relay
-async def test_relay_is_released_a_while_after_the_last_pod(node: Node, web: Guarded) -> None:
+async def test_relay_is_released_a_while_after_the_last_pod(node: Node, web: PodState) -> None:
     relay = node.launcher.newest
     node.remove(web)
     await asyncio.sleep(50)
@@ -353,7 +353,7 @@ async def test_relay_is_released_a_while_after_the_last_pod(node: Node, web: Gua
 
 
 @with_a_relay
-async def test_pod_that_comes_back_in_time_finds_the_same_relay(node: Node, web: Guarded) -> None:
+async def test_pod_that_comes_back_in_time_finds_the_same_relay(node: Node, web: PodState) -> None:
     node.remove(web)
     await asyncio.sleep(40)
     node.add(web)
@@ -375,7 +375,7 @@ async def test_at_the_agents_end_the_relay_is_released_and_left_alone() -> None:
 
 
 @with_a_relay
-async def test_reports_come_through_also_of_one_that_drains(node: Node, web: Guarded) -> None:
+async def test_reports_come_through_also_of_one_that_drains(node: Node, web: PodState) -> None:
     old = node.launcher.newest
     await node.relaying.restart()
     before = len(node.reports)

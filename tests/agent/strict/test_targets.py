@@ -1,6 +1,6 @@
 """Which addresses and ports the relay is told to carry, and whose they are."""
 
-from agent.pods.pod_state import Guarded
+from agent.pods.pod_state import PodState
 from agent.strict.targets import plan_of, uid_of, why_never
 from bpf.verdicts import Mode
 from tests.agent.strict.strict_pods import HTTP_8080, guarded, tcp
@@ -8,7 +8,7 @@ from tests.agent.strict.strict_pods import HTTP_8080, guarded, tcp
 ONE, OTHER = "198.18.1.1", "198.18.1.2"
 
 
-def claims(*pods: Guarded) -> dict[str, tuple[int, ...]]:
+def claims(*pods: PodState) -> dict[str, tuple[int, ...]]:
     """By pod's name, of its only target."""
     names = {pod.pod.uid: pod.pod.name for pod in pods}
     targets = plan_of(pods).targets

@@ -154,7 +154,7 @@ class Node:
         )
         return grpc.aio.insecure_channel(f"unix:{self.path}", options=options)
 
-    def is_waiting(self, count: int) -> bool:
+    def is_pending(self, count: int) -> bool:
         """Whether so many watches are open."""
         return self.server.watchers == count
 

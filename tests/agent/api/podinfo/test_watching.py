@@ -79,7 +79,7 @@ async def test_watches_that_have_ended_leave_nothing(node: Node) -> None:
             watch = calls.watched()
             await watch.read()
             watch.cancel()
-        await until(lambda: node.is_waiting(0))
+        await until(lambda: node.is_pending(0))
         assert node.telling.waiting == 0
 
 
@@ -96,7 +96,7 @@ async def test_thousand_watchers_of_a_full_node_hear_of_a_change(node: Node) -> 
         try:
             first = await asyncio.gather(*(watch.read() for watch in watches))
             assert len(set(first)) == 1
-            await until(lambda: node.is_waiting(_WATCHERS))
+            await until(lambda: node.is_pending(_WATCHERS))
             begun = time.monotonic()
             node.set(pods[50], False, _MESSAGE)
             second = await asyncio.gather(*(watch.read() for watch in watches))
