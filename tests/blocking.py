@@ -61,9 +61,9 @@ def _of_product() -> Iterator[CodeType]:
     from agent.api.services import server as services
     from agent.cri import client as cri
     from agent.cri import endpoints
+    from agent.kube import api_pods
     from agent.kube import client as kube
-    from agent.kube import pod_source
-    from agent.policy.sources import PolicySource
+    from agent.policy.files import PolicyFiles
     from agent.probing.result_store import ResultStore
     from agent.sources.cluster import Cluster
     from probes.netns import Netns
@@ -79,12 +79,12 @@ def _of_product() -> Iterator[CodeType]:
             kube._load,
             # At start, before anything else runs: the boot's id and what an earlier agent saved.
             Cluster.__init__,
-            pod_source.PodSource.restore,
-            PolicySource.__init__,
+            api_pods.ApiPods.restore,
+            PolicyFiles.__init__,
             ResultStore.__init__,
             # The last write of an agent that ends; those before it run in threads.
             ResultStore.run,
-            pod_source.PodSource._save,
+            api_pods.ApiPods._save,
             # Sockets in the run directory, a tmpfs, when a server starts or ends.
             peer_credentials.listen,
             peer_credentials.Doorway.standing,

@@ -25,7 +25,7 @@ from agent.gates.heartbeat import Heartbeat
 from agent.gates.host_devices import HostDevices
 from agent.gates.injectable import InjectableInterfaces
 from agent.gates.worker import GateWorker
-from agent.kube.client import Api
+from agent.kube.client import ApiClient
 from agent.kubelet.admitted_ports import pods_cgroup
 from agent.kubelet.identity import KubeletIdentity
 from agent.kubelet.search import KubeletCgroup
@@ -36,7 +36,7 @@ from agent.metrics import GateSample, Metrics
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.policy.api_source import ApiPolicies
-from agent.policy.controller import HostAccess
+from agent.policy.controller import PolicyController
 from agent.probing.manager import ProbeManager
 from agent.relay import messages
 from agent.settings import Settings
@@ -70,7 +70,7 @@ _STUCK_SECONDS = 90
 class Agent:
     """One running agent. `run` returns when the process is told to end."""
 
-    def __init__(self, settings: Settings, gate_worker: GateWorker, api: Api | None) -> None:
+    def __init__(self, settings: Settings, gate_worker: GateWorker, api: ApiClient | None) -> None:
         """api: for a node of a cluster."""
         self._settings = settings
         self._gate_worker = gate_worker
@@ -97,7 +97,7 @@ class Agent:
         if api:
             state = settings.run_directory / "state" / "apipolicies.json"
             policies = ApiPolicies(api, state=state)
-        self._host_access = HostAccess(
+        self._host_access = PolicyController(
             settings,
             RuleHits(gate_worker.loaded),
             api=policies,
@@ -224,7 +224,7 @@ class Agent:
             )
             handover.tell_start(settings.started_file)
             # Before a gate is taken over by maps that are new: they do not know the kubelet yet.
-            await self._kubelet.look()
+            await self._kubelet.refresh()
             async with asyncio.TaskGroup() as group:
                 running = [
                     tasks.start(group, "heartbeat", self._heartbeat.run),
@@ -245,9 +245,9 @@ class Agent:
                 if settings.feature_gates.pod_info_api:
                     self._metrics.registry.register(self._pod_info)
                     running.append(tasks.start(group, "podinfo", self._pod_info.run))
-                if self._host_access.is_followed:
+                if self._host_access.is_enabled:
                     running.append(tasks.start(group, "rules", self._host_access.run))
-                if kept := installer.CniPlugin.of(settings):
+                if kept := installer.CniInstaller.of(settings):
                     running.append(
                         tasks.start(group, "cni", functools.partial(installer.keep, kept))
                     )
@@ -391,7 +391,7 @@ class Agent:
             config.set_pods(*pods)
 
     def _feed_of(
-        self, settings: Settings, api: Api | None, policies: ApiPolicies | None
+        self, settings: Settings, api: ApiClient | None, policies: ApiPolicies | None
     ) -> PodFeed:
         if api and policies:
             cluster = Cluster(

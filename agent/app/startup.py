@@ -5,7 +5,7 @@ from agent.app.agent import Agent
 from agent.cni import state as cni_state
 from agent.errors import PodgateError
 from agent.gates.worker import GateWorker
-from agent.kube.client import Api
+from agent.kube.client import ApiClient
 from agent.settings import Settings
 from bpf import pins
 
@@ -33,8 +33,8 @@ def _check_feed(settings: Settings) -> None:
 async def run(settings: Settings) -> None:
     """Start an agent and run it to its end.
 
-    Raises `PreflightError`, `StartError`, `NoCluster`, `Locked`, `PinError`, `CompileError` or
-    `ListenError`, each one sentence.
+    Raises `PreflightError`, `StartError`, `NoClusterConfigError`, `Locked`, `PinError`,
+    `CompileError` or `ListenError`, each one sentence.
     """
     preflight.check()
     _check_feed(settings)
@@ -56,7 +56,7 @@ async def run(settings: Settings) -> None:
             f"cannot write {settings.started_file} ({error.strerror}); "
             "name another file with --started-file."
         ) from error
-    api = await Api.open(settings.kubeconfig) if settings.node_name else None
+    api = await ApiClient.open(settings.kubeconfig) if settings.node_name else None
     try:
         await _run(settings, installation, api)
     finally:
@@ -64,7 +64,7 @@ async def run(settings: Settings) -> None:
             await api.aclose()
 
 
-async def _run(settings: Settings, installation: pins.Pins, api: Api | None) -> None:
+async def _run(settings: Settings, installation: pins.Pins, api: ApiClient | None) -> None:
     async with handover.turn(settings, installation) as is_ours:
         if not is_ours:
             return

@@ -14,7 +14,7 @@ import msgspec
 
 TYPE = "podgate-cni"
 # The plugin's own: deploy/cni/podgate-cni.c.
-_SPOKEN = ("0.3.1", "0.4.0", "1.0.0", "1.1.0")
+_VERSIONS = ("0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 _PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,]|[^\s\[\]{}:,"]+')
 
@@ -120,9 +120,9 @@ def _decode(text: str, kind: type[T]) -> T:
 def _check_version(versions: list[str]) -> None:
     """Runtimes take the newest that they know."""
     newest = max(versions, key=_in_order)
-    if newest not in _SPOKEN:
+    if newest not in _VERSIONS:
         raise ConflistError(
-            f"its cniVersion is {newest}, and {TYPE} speaks {', '.join(_SPOKEN)}; change it to "
+            f"its cniVersion is {newest}, and {TYPE} speaks {', '.join(_VERSIONS)}; change it to "
             "one of these, or wait for a newer podgate"
         )
 

@@ -46,7 +46,7 @@ class CniError(PodgateError):
     """The node's CNI configuration is as it was; the message is one sentence."""
 
 
-class CniPlugin(msgspec.Struct, frozen=True, kw_only=True):
+class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
     """How the plugin is to be installed on this node."""
 
     conf_directory: pathlib.Path = CNI_CONF_DIRECTORY
@@ -74,7 +74,7 @@ class CniPlugin(msgspec.Struct, frozen=True, kw_only=True):
         return entry
 
     @classmethod
-    def of(cls, settings: Settings) -> "CniPlugin | None":
+    def of(cls, settings: Settings) -> "CniInstaller | None":
         """The one that the agent is to keep installed, if any."""
         if settings.cni_conf_directory is None:
             return None
@@ -98,9 +98,9 @@ class CniPlugin(msgspec.Struct, frozen=True, kw_only=True):
         with _as_cni_error():
             # The binary first: a list that names a plugin which is not there starts no pod.
             has_changed = self._copy_binary()
-            return self._enter() or has_changed
+            return self._add_entry() or has_changed
 
-    def remove(self, *, keeps_binary: bool = False) -> bool:
+    def remove(self, *, is_binary_kept: bool = False) -> bool:
         """Leave both directories as they were; whether there was anything to remove.
 
         keeps_binary: for runtimes that end pods by the list with which they were started (CRI-O).
@@ -110,8 +110,8 @@ class CniPlugin(msgspec.Struct, frozen=True, kw_only=True):
             has_changed = False
             if self.conf_directory.is_dir():
                 for path in sorted(self.conf_directory.iterdir()):
-                    has_changed |= self._leave(path)
-            if not keeps_binary:
+                    has_changed |= self._remove_entry(path)
+            if not is_binary_kept:
                 for path in (self.installed_binary, _unfinished(self.installed_binary)):
                     has_changed |= _unlink(path)
             return has_changed
@@ -130,7 +130,7 @@ class CniPlugin(msgspec.Struct, frozen=True, kw_only=True):
         _replace(self.installed_binary, wanted, mode=0o755)
         return True
 
-    def _enter(self) -> bool:
+    def _add_entry(self) -> bool:
         path = self._network()
         stamp = _stamp(path)
         with _naming(path):
@@ -164,7 +164,7 @@ class CniPlugin(msgspec.Struct, frozen=True, kw_only=True):
             "another directory with --cni-conf-dir."
         )
 
-    def _leave(self, path: pathlib.Path) -> bool:
+    def _remove_entry(self, path: pathlib.Path) -> bool:
         if path.name.endswith(_UNFINISHED):
             return _unlink(path)
         if path.name.endswith(_SAVED):
@@ -200,9 +200,9 @@ class Turns:
         return self._pause_seconds
 
 
-async def keep(plugin: CniPlugin) -> None:
+async def keep(plugin: CniInstaller) -> None:
     """Install the plugin, and put it back whenever a CNI rewrites its file; for ever."""
-    keeper = _Keeper(plugin)
+    keeper = _Reconciler(plugin)
     while True:
         await keeper.look()
         with contextlib.suppress(FileNotFoundError):
@@ -213,8 +213,8 @@ async def keep(plugin: CniPlugin) -> None:
         await asyncio.sleep(_LOOK_EVERY_SECONDS)  # the directory comes with the CNI
 
 
-class _Keeper:
-    def __init__(self, plugin: CniPlugin) -> None:
+class _Reconciler:
+    def __init__(self, plugin: CniInstaller) -> None:
         self._plugin = plugin
         self._turns = Turns()
         self._problem = ""

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 
 from agent.cri import containerd_pb2, models, runtime_pb2
-from agent.cri.models import Container, Sandbox, SandboxDetails
+from agent.cri.models import CriContainer, Sandbox, SandboxDetails
 
 T = TypeVar("T")
 
@@ -44,11 +44,11 @@ class CriError(Exception):
     """The runtime could not be asked, or refused; the message is one sentence."""
 
 
-class CriGone(CriError):
+class CriNotFoundError(CriError):
     """The runtime does not know this sandbox or container any more."""
 
 
-class CriUnimplemented(CriError):
+class CriUnimplementedError(CriError):
     """The runtime lacks this call."""
 
 
@@ -57,7 +57,7 @@ class Runtime(Protocol):
 
     async def list_sandboxes(self) -> list[Sandbox]: ...
     async def sandbox_details(self, sandbox_id: str) -> SandboxDetails: ...
-    async def list_containers(self) -> list[Container]: ...
+    async def list_containers(self) -> list[CriContainer]: ...
     async def container_started(self, container_id: str) -> datetime.datetime | None: ...
     def events(self) -> AsyncGenerator[str, None]: ...
     async def aclose(self) -> None: ...
@@ -85,7 +85,7 @@ class RuntimeClient:
         )
         return f"{answer.runtime_name} {answer.runtime_version}"
 
-    async def unready_because(self) -> str:
+    async def unready_reason(self) -> str:
         """Which of its conditions the runtime calls unmet, such as NetworkReady; or nothing."""
         answer = await self._call("Status", runtime_pb2.StatusRequest(), runtime_pb2.StatusResponse)
         return "; ".join(
@@ -96,7 +96,7 @@ class RuntimeClient:
 
     async def list_sandboxes(self) -> list[Sandbox]:
         """All that the runtime knows, without what only their status tells."""
-        return models.sandboxes_of(
+        return models.decode_sandboxes(
             await self._call(
                 "ListPodSandbox",
                 runtime_pb2.ListPodSandboxRequest(),
@@ -105,8 +105,8 @@ class RuntimeClient:
         )
 
     async def sandbox_details(self, sandbox_id: str) -> SandboxDetails:
-        """Raises `CriGone`, too."""
-        return models.details_of(
+        """Raises `CriNotFoundError`, too."""
+        return models.decode_details(
             await self._call(
                 "PodSandboxStatus",
                 runtime_pb2.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True),
@@ -114,9 +114,9 @@ class RuntimeClient:
             )
         )
 
-    async def list_containers(self) -> list[Container]:
+    async def list_containers(self) -> list[CriContainer]:
         """All that the runtime knows, without when they started."""
-        return models.containers_of(
+        return models.decode_containers(
             await self._call(
                 "ListContainers",
                 runtime_pb2.ListContainersRequest(),
@@ -125,8 +125,8 @@ class RuntimeClient:
         )
 
     async def container_started(self, container_id: str) -> datetime.datetime | None:
-        """When the container's process started; None: not yet. Raises `CriGone`, too."""
-        return models.started_of(
+        """When the container's process started; None: not yet. Raises `CriNotFoundError`, too."""
+        return models.decode_started(
             await self._call(
                 "ContainerStatus",
                 runtime_pb2.ContainerStatusRequest(container_id=container_id),
@@ -140,7 +140,7 @@ class RuntimeClient:
         Events are hints: they get lost, and some come before the lists show what they tell of.
         containerd has two streams of them. Its own is asked first, because containerd 1.7 hands
         each event of the CRI's to one listener only (containerd issue 7318): we would take them
-        away from a kubelet that uses them. Raises `CriUnimplemented` where there is neither.
+        away from a kubelet that uses them. Raises `CriUnimplementedError` where there is neither.
         """
         try:
             async for envelope in self._stream(
@@ -150,9 +150,9 @@ class RuntimeClient:
                 ),
                 containerd_pb2.Envelope,
             ):
-                if not _is_of_something_executed(envelope):
+                if not _is_exec_exit(envelope):
                     yield envelope.topic
-        except CriUnimplemented:
+        except CriUnimplementedError:
             async for event in self._stream(
                 "/runtime.v1.RuntimeService/GetContainerEvents",
                 runtime_pb2.GetEventsRequest(),
@@ -192,9 +192,9 @@ class RuntimeClient:
         code = error.code()
         details = " ".join((error.details() or code.name).split())
         if code is grpc.StatusCode.NOT_FOUND:
-            return CriGone(f"{self.socket} says of {name}: {details}.")
+            return CriNotFoundError(f"{self.socket} says of {name}: {details}.")
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            return CriUnimplemented(
+            return CriUnimplementedError(
                 f"{self.socket} answers, but not to the CRI's {name}; name the socket of the "
                 "runtime that the kubelet uses, or enable its CRI (v1)."
             )
@@ -226,7 +226,7 @@ def _unavailable(socket: pathlib.Path, details: str) -> str:
     )
 
 
-def _is_of_something_executed(envelope: containerd_pb2.Envelope) -> bool:
+def _is_exec_exit(envelope: containerd_pb2.Envelope) -> bool:
     """Whether it tells of a process beside a container's own: exec probes would be a hint each."""
     if envelope.topic != _EXIT_TOPIC:
         return False

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import structlog
 
-from agent.cri.client import CriError, CriUnimplemented, Runtime
+from agent.cri.client import CriError, CriUnimplementedError, Runtime
 
 log = structlog.get_logger(__name__)
 
@@ -20,7 +20,7 @@ _RETRY_SECONDS = (1.0, 60.0)
 _UNIMPLEMENTED_SECONDS = 300.0
 
 
-class Events:
+class RuntimeEvents:
     """Follows a runtime's events for as long as it runs."""
 
     def __init__(self, runtime: Callable[[], Runtime | None], on_hint: Callable[[], None]) -> None:
@@ -38,7 +38,7 @@ class Events:
             try:
                 if runtime := self._runtime():
                     failures = 0 if await self._listen(runtime) else failures + 1
-            except CriUnimplemented:
+            except CriUnimplementedError:
                 log.info("container runtime tells of no changes; it is asked again and again")
                 seconds = _UNIMPLEMENTED_SECONDS
             except CriError:
@@ -48,7 +48,7 @@ class Events:
 
     async def _listen(self, runtime: Runtime) -> bool:
         """Hint until the stream ends; whether it stood for a while."""
-        standing = asyncio.get_running_loop().call_later(_LISTENING_SECONDS, self._stand)
+        standing = asyncio.get_running_loop().call_later(_LISTENING_SECONDS, self._mark_open)
         try:
             async with contextlib.aclosing(runtime.events()) as events:
                 async for _ in events:
@@ -60,7 +60,7 @@ class Events:
                 self.are_coming = False
                 self._on_hint()
 
-    def _stand(self) -> None:
+    def _mark_open(self) -> None:
         self.are_coming = True
         self._on_hint()
 

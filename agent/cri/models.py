@@ -14,7 +14,7 @@ from probes.netns import Netns
 _NANOSECONDS = 1_000_000_000
 
 
-class ContainerState(enum.Enum):
+class CriContainerState(enum.Enum):
     """The CRI's, without its prefix."""
 
     CREATED = "created"
@@ -23,14 +23,14 @@ class ContainerState(enum.Enum):
     UNKNOWN = "unknown"
 
 
-class Container(msgspec.Struct, frozen=True, kw_only=True):
+class CriContainer(msgspec.Struct, frozen=True, kw_only=True):
     """One container of a sandbox. A restarted one has another id."""
 
     id: str
     sandbox_id: str
     name: str
     attempt: int
-    state: ContainerState
+    state: CriContainerState
     created: datetime.datetime | None
     started: datetime.datetime | None = None
     """When its process started; None before that."""
@@ -80,7 +80,7 @@ class SandboxDetails(msgspec.Struct, frozen=True, kw_only=True):
     """JSON of the runtime's own, by keys of its own."""
 
 
-def sandboxes_of(answer: runtime_pb2.ListPodSandboxResponse) -> list[Sandbox]:
+def decode_sandboxes(answer: runtime_pb2.ListPodSandboxResponse) -> list[Sandbox]:
     """As far as a list tells. Those without a pod's UID are somebody else's and left out."""
     return [
         Sandbox(
@@ -98,7 +98,7 @@ def sandboxes_of(answer: runtime_pb2.ListPodSandboxResponse) -> list[Sandbox]:
     ]
 
 
-def details_of(answer: runtime_pb2.PodSandboxStatusResponse) -> SandboxDetails:
+def decode_details(answer: runtime_pb2.PodSandboxStatusResponse) -> SandboxDetails:
     """Addresses that are none are left out."""
     status = answer.status
     network = status.network
@@ -109,10 +109,10 @@ def details_of(answer: runtime_pb2.PodSandboxStatusResponse) -> SandboxDetails:
     )
 
 
-def containers_of(answer: runtime_pb2.ListContainersResponse) -> list[Container]:
+def decode_containers(answer: runtime_pb2.ListContainersResponse) -> list[CriContainer]:
     """As far as a list tells: when they started, it does not."""
     return [
-        Container(
+        CriContainer(
             id=item.id,
             sandbox_id=item.pod_sandbox_id,
             name=item.metadata.name,
@@ -125,18 +125,18 @@ def containers_of(answer: runtime_pb2.ListContainersResponse) -> list[Container]
     ]
 
 
-def started_of(answer: runtime_pb2.ContainerStatusResponse) -> datetime.datetime | None:
+def decode_started(answer: runtime_pb2.ContainerStatusResponse) -> datetime.datetime | None:
     """When the container's process started."""
     return _time(answer.status.started_at)
 
 
-def _state(state: runtime_pb2.ContainerState) -> ContainerState:
+def _state(state: runtime_pb2.ContainerState) -> CriContainerState:
     """A state that a later CRI invents is unknown."""
     return {
-        runtime_pb2.CONTAINER_CREATED: ContainerState.CREATED,
-        runtime_pb2.CONTAINER_RUNNING: ContainerState.RUNNING,
-        runtime_pb2.CONTAINER_EXITED: ContainerState.EXITED,
-    }.get(state, ContainerState.UNKNOWN)
+        runtime_pb2.CONTAINER_CREATED: CriContainerState.CREATED,
+        runtime_pb2.CONTAINER_RUNNING: CriContainerState.RUNNING,
+        runtime_pb2.CONTAINER_EXITED: CriContainerState.EXITED,
+    }.get(state, CriContainerState.UNKNOWN)
 
 
 def _time(nanoseconds: int) -> datetime.datetime | None:

@@ -18,38 +18,38 @@ from bpf.abi import IPAddress
 from probes.netns import Netns, NetnsError
 
 
-class _Namespace(msgspec.Struct):
+class _LinuxNamespace(msgspec.Struct):
     type: str = ""
     path: str = ""
 
 
 class _Linux(msgspec.Struct):
-    namespaces: list[_Namespace] | None = None
+    namespaces: list[_LinuxNamespace] | None = None
 
 
 class _RuntimeSpec(msgspec.Struct):
     linux: _Linux | None = None
 
 
-class _Metadata(msgspec.Struct, rename={"netns_path": "NetNSPath"}):
+class _SandboxMetadata(msgspec.Struct, rename={"netns_path": "NetNSPath"}):
     netns_path: str = ""
 
 
-class _Info(msgspec.Struct, rename="camel"):
+class _RuntimeInfo(msgspec.Struct, rename="camel"):
     pid: int = 0
     runtime_spec: _RuntimeSpec | None = None
-    sandbox_metadata: _Metadata | None = None
+    sandbox_metadata: _SandboxMetadata | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Located:
+class SandboxNetns:
     """A namespace, or one sentence why there is none."""
 
     netns: Netns | None
     problem: str = ""
 
 
-class Locator:
+class NetnsLocator:
     """Finds sandboxes' namespaces, on the event loop; `close` it at the end."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Locator:
     def close(self) -> None:
         self._reader.close()
 
-    async def locate(self, details: SandboxDetails) -> Located:
+    async def locate(self, details: SandboxDetails) -> SandboxNetns:
         """The first of the places that a runtime tells which has the pod's addresses."""
         problems: list[str] = []
         for path in netns_paths(details):
@@ -69,14 +69,14 @@ class Locator:
                 if problem := await self._mismatch(netns, details.ips):
                     problems.append(problem)
                 else:
-                    return Located(netns)
+                    return SandboxNetns(netns)
             except NetnsError as error:
                 problems.append(str(error))
             except (OSError, TimeoutError, pyroute2.NetlinkError) as error:
                 problems.append(f"{path} cannot be looked into ({error or 'no answer'}).")
         if not problems:
-            return Located(None, "The runtime does not say where the network namespace is.")
-        return Located(None, " ".join(problems))
+            return SandboxNetns(None, "The runtime does not say where the network namespace is.")
+        return SandboxNetns(None, " ".join(problems))
 
     async def _mismatch(self, netns: Netns, ips: tuple[IPAddress, ...]) -> str:
         async with self._turn:
@@ -99,7 +99,7 @@ def netns_paths(details: SandboxDetails) -> Iterator[str]:
     """
     for text in details.info.values():
         try:
-            info = msgspec.json.decode(text, type=_Info)
+            info = msgspec.json.decode(text, type=_RuntimeInfo)
         except msgspec.MsgspecError:
             # A runtime may say there whatever it likes.
             continue

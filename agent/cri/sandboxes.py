@@ -18,10 +18,10 @@ import structlog
 
 from agent import tasks
 from agent.cri import events
-from agent.cri.client import CriError, CriGone, Runtime
-from agent.cri.events import Events
-from agent.cri.models import Container, ContainerState, Sandbox, SandboxDetails
-from agent.cri.sandbox_netns import Located
+from agent.cri.client import CriError, CriNotFoundError, Runtime
+from agent.cri.events import RuntimeEvents
+from agent.cri.models import CriContainer, CriContainerState, Sandbox, SandboxDetails
+from agent.cri.sandbox_netns import SandboxNetns
 
 log = structlog.get_logger(__name__)
 
@@ -40,12 +40,12 @@ _LOOKUP_RETRY_SECONDS = (0.5, 60.0)
 
 
 @dataclasses.dataclass(slots=True)
-class _Looked:
+class _Lookup:
     """What was found of one sandbox beyond the list, and when to look again."""
 
     sandbox: Sandbox
     failures: int
-    next_look: float
+    retry_at: float
     """On the loop's clock; infinity where nothing is missing, or nothing will come."""
 
 
@@ -53,7 +53,7 @@ class _Looked:
 class _Start:
     """When a container started, as asked for in this state of it."""
 
-    state: ContainerState
+    state: CriContainerState
     at: datetime.datetime | None
 
 
@@ -68,11 +68,11 @@ class Sandboxes:
     def __init__(
         self,
         open_runtime: Callable[[], Awaitable[Runtime]],
-        locate: Callable[[SandboxDetails], Awaitable[Located]],
+        locate: Callable[[SandboxDetails], Awaitable[SandboxNetns]],
         *,
         on_sandbox: Callable[[Sandbox], None],
         on_removed: Callable[[Sandbox], None],
-        on_containers: Callable[[Sandbox, tuple[Container, ...]], None],
+        on_containers: Callable[[Sandbox, tuple[CriContainer, ...]], None],
         on_relist: Callable[[], None] = lambda: None,
     ) -> None:
         """on_sandbox gets a pod's current sandbox when it is new or changed, also when it takes
@@ -87,16 +87,16 @@ class Sandboxes:
         self._on_containers = on_containers
         self._on_relist = on_relist
         self._runtime: Runtime | None = None
-        self._looked: dict[str, _Looked] = {}
+        self._found: dict[str, _Lookup] = {}
         self._starts: dict[str, _Start] = {}
         self._lookups: dict[str, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
-        self._events = Events(lambda: self._runtime, self.hint)
+        self._events = RuntimeEvents(lambda: self._runtime, self.hint)
         self._hinted = asyncio.Event()
         self._echoes: list[float] = []
         self.current: dict[str, Sandbox] = {}
         """The current sandbox of each pod, by the runtime's UID for it."""
-        self.containers: dict[str, tuple[Container, ...]] = {}
+        self.containers: dict[str, tuple[CriContainer, ...]] = {}
         """What `on_containers` was told last, by the same UIDs."""
         self.relists = 0
         """How often the runtime has answered with all it has."""
@@ -123,7 +123,7 @@ class Sandboxes:
             async with asyncio.TaskGroup() as group:
                 tasks.start(group, "cri-events", self._events.run)
                 while True:
-                    await self._pass()
+                    await self._relist_once()
                     await self._wait()
         finally:
             for lookup in self._lookups.values():
@@ -142,9 +142,9 @@ class Sandboxes:
         current = self._choose(listed)
         self._forget({one.id for one in listed}, {one.id for one in containers})
         self.relists += 1
-        self._tell(current, containers)
+        self._publish(current, containers)
 
-    async def _pass(self) -> None:
+    async def _relist_once(self) -> None:
         problem = ""
         try:
             await self.relist()
@@ -174,19 +174,23 @@ class Sandboxes:
             self._echoes = list(_ECHO_SECONDS)
 
     async def _look_up(
-        self, runtime: Runtime, listed: list[Sandbox], containers: list[Container]
+        self, runtime: Runtime, listed: list[Sandbox], containers: list[CriContainer]
     ) -> None:
         """Ask for what lists do not tell; what takes long is there in a later pass."""
         wanted = {
-            sandbox.id: functools.partial(self._look, runtime, sandbox)
-            for sandbox in _worth_a_look(listed)
+            sandbox.id: functools.partial(self._lookup, runtime, sandbox)
+            for sandbox in _needs_lookup(listed)
             if self._is_due(sandbox)
         } | {
-            container.id: functools.partial(self._ask_start, runtime, container)
+            container.id: functools.partial(self._read_start, runtime, container)
             for container in containers
             if self._lacks_start(container)
         }
-        begun = [self._begin(key, look) for key, look in wanted.items() if key not in self._lookups]
+        begun = [
+            self._start_lookup(key, look)
+            for key, look in wanted.items()
+            if key not in self._lookups
+        ]
         if begun:
             _, late = await asyncio.wait(begun, timeout=_LOOKUP_PATIENCE_SECONDS)
             for lookup in late:
@@ -194,7 +198,7 @@ class Sandboxes:
         for key in [key for key, lookup in self._lookups.items() if lookup.done()]:
             self._lookups.pop(key).result()
 
-    def _begin(self, key: str, look: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+    def _start_lookup(self, key: str, look: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         async def take_turn() -> None:
             async with self._turns:
                 await look()
@@ -203,37 +207,37 @@ class Sandboxes:
         return self._lookups[key]
 
     def _is_due(self, sandbox: Sandbox) -> bool:
-        looked = self._looked.get(sandbox.id)
+        looked = self._found.get(sandbox.id)
         if looked is None or looked.sandbox.is_ready != sandbox.is_ready:
             return True
-        if looked.next_look < math.inf:
-            return asyncio.get_running_loop().time() >= looked.next_look
+        if looked.retry_at < math.inf:
+            return asyncio.get_running_loop().time() >= looked.retry_at
         netns = looked.sandbox.netns
         return sandbox.is_ready and netns is not None and not netns.exists()
 
-    def _lacks_start(self, container: Container) -> bool:
+    def _lacks_start(self, container: CriContainer) -> bool:
         known = self._starts.get(container.id)
-        if container.state is ContainerState.CREATED or (known and known.at):
+        if container.state is CriContainerState.CREATED or (known and known.at):
             return False
         return known is None or known.state is not container.state
 
-    async def _look(self, runtime: Runtime, sandbox: Sandbox) -> None:
-        before = self._looked.get(sandbox.id)
+    async def _lookup(self, runtime: Runtime, sandbox: Sandbox) -> None:
+        before = self._found.get(sandbox.id)
         try:
             details = await runtime.sandbox_details(sandbox.id)
-        except CriGone:
+        except CriNotFoundError:
             return
         except CriError as error:
             # The runtime's trouble: what is known of the namespace stays.
             known = before.sandbox if before else sandbox
             problem = "" if known.netns else str(error)
             known = msgspec.structs.replace(known, is_ready=sandbox.is_ready, problem=problem)
-            self._note(before, known, is_to_be_retried=True)
+            self._record(before, known, is_to_be_retried=True)
             return
-        located = Located(None) if details.host_network else await self._locate(details)
+        located = SandboxNetns(None) if details.host_network else await self._locate(details)
         if located.problem and sandbox.is_ready and before and before.failures == 0:
             # Most likely it ends just now, which the next list says: no reason for an alarm.
-            self._note(before, before.sandbox, is_to_be_retried=True)
+            self._record(before, before.sandbox, is_to_be_retried=True)
             return
         found = msgspec.structs.replace(
             sandbox,
@@ -243,18 +247,18 @@ class Sandboxes:
             problem=located.problem,
         )
         # The namespace of one that is not ready is there or is gone for good.
-        self._note(before, found, is_to_be_retried=bool(located.problem) and sandbox.is_ready)
+        self._record(before, found, is_to_be_retried=bool(located.problem) and sandbox.is_ready)
 
-    def _note(self, before: _Looked | None, sandbox: Sandbox, *, is_to_be_retried: bool) -> None:
-        failures, next_look = 0, math.inf
+    def _record(self, before: _Lookup | None, sandbox: Sandbox, *, is_to_be_retried: bool) -> None:
+        failures, retry_at = 0, math.inf
         if is_to_be_retried:
             failures = before.failures + 1 if before else 1
-            next_look = asyncio.get_running_loop().time() + events.growing(
+            retry_at = asyncio.get_running_loop().time() + events.growing(
                 _LOOKUP_RETRY_SECONDS, failures - 1
             )
-        self._looked[sandbox.id] = _Looked(sandbox, failures, next_look)
+        self._found[sandbox.id] = _Lookup(sandbox, failures, retry_at)
 
-    async def _ask_start(self, runtime: Runtime, container: Container) -> None:
+    async def _read_start(self, runtime: Runtime, container: CriContainer) -> None:
         with contextlib.suppress(CriError):
             started = await runtime.container_started(container.id)
             self._starts[container.id] = _Start(container.state, started)
@@ -263,27 +267,27 @@ class Sandboxes:
         """Each pod's current sandbox. Sandboxes that were not looked at yet wait their turn."""
         chosen: dict[str, Sandbox] = {}
         for sandbox in listed:
-            looked = self._looked.get(sandbox.id)
+            looked = self._found.get(sandbox.id)
             if looked is None:
                 continue
             one = msgspec.structs.replace(looked.sandbox, is_ready=sandbox.is_ready)
             best = chosen.get(one.pod_uid)
-            if _has_a_life(one) and (best is None or _precedence(one) > _precedence(best)):
+            if _is_alive(one) and (best is None or _precedence(one) > _precedence(best)):
                 chosen[one.pod_uid] = one
         for uid, sandbox in self.current.items():
             kept = msgspec.structs.replace(sandbox, is_ready=False)
             best = chosen.get(uid)
-            if _has_a_life(kept) and (best is None or _precedence(kept) > _precedence(best)):
+            if _is_alive(kept) and (best is None or _precedence(kept) > _precedence(best)):
                 chosen[uid] = kept
         return chosen
 
     def _forget(self, sandboxes: set[str], containers: set[str]) -> None:
-        for sandbox_id in self._looked.keys() - sandboxes:
-            del self._looked[sandbox_id]
+        for sandbox_id in self._found.keys() - sandboxes:
+            del self._found[sandbox_id]
         for container_id in self._starts.keys() - containers:
             del self._starts[container_id]
 
-    def _tell(self, current: dict[str, Sandbox], containers: Iterable[Container]) -> None:
+    def _publish(self, current: dict[str, Sandbox], containers: Iterable[CriContainer]) -> None:
         before, self.current = self.current, current
         newest = self._newest(containers)
         for uid in before.keys() - current.keys():
@@ -299,12 +303,12 @@ class Sandboxes:
                 self.containers[uid] = ours
                 self._on_containers(sandbox, ours)
 
-    def _newest(self, containers: Iterable[Container]) -> dict[str, tuple[Container, ...]]:
+    def _newest(self, containers: Iterable[CriContainer]) -> dict[str, tuple[CriContainer, ...]]:
         """The newest of each name, by sandbox; in the order of names."""
-        found: dict[tuple[str, str], Container] = {}
+        found: dict[tuple[str, str], CriContainer] = {}
         for container in sorted(containers, key=_container_order):
             found[container.sandbox_id, container.name] = container
-        grouped: dict[str, tuple[Container, ...]] = {}
+        grouped: dict[str, tuple[CriContainer, ...]] = {}
         for (sandbox_id, _), container in sorted(found.items()):
             start = self._starts.get(container.id)
             one = msgspec.structs.replace(container, started=start.at if start else None)
@@ -312,7 +316,7 @@ class Sandboxes:
         return grouped
 
 
-def _worth_a_look(listed: Iterable[Sandbox]) -> list[Sandbox]:
+def _needs_lookup(listed: Iterable[Sandbox]) -> list[Sandbox]:
     """All ready ones, and of a pod without any the newest: its containers may still run."""
     ready = [one for one in listed if one.is_ready]
     with_ready = {one.pod_uid for one in ready}
@@ -323,7 +327,7 @@ def _worth_a_look(listed: Iterable[Sandbox]) -> list[Sandbox]:
     return [*ready, *last.values()]
 
 
-def _has_a_life(sandbox: Sandbox) -> bool:
+def _is_alive(sandbox: Sandbox) -> bool:
     """Whether something may run in it: it is ready, or its namespace stands."""
     return sandbox.is_ready or (sandbox.netns is not None and sandbox.netns.exists())
 
@@ -332,7 +336,7 @@ def _precedence(sandbox: Sandbox) -> tuple[bool, int, float]:
     return (sandbox.is_ready, *sandbox.age_order)
 
 
-def _container_order(container: Container) -> tuple[float, int]:
+def _container_order(container: CriContainer) -> tuple[float, int]:
     return container.created.timestamp() if container.created else 0.0, container.attempt
 
 

@@ -18,7 +18,7 @@ import structlog
 
 from agent import VERSION
 from agent.errors import PodgateError
-from agent.kube.objects import Status
+from agent.kube.objects import ApiStatus
 
 if TYPE_CHECKING:
     from kubernetes.aio import client as official
@@ -39,7 +39,7 @@ _MAX_LINE_BYTES = 16 << 20
 _MAX_ERROR_BYTES = 64 << 10
 
 
-class NoCluster(PodgateError):
+class NoClusterConfigError(PodgateError):
     """There is no usable configuration of a cluster; the message says what to do."""
 
 
@@ -63,13 +63,13 @@ class ApiError(Exception):
         self.causes = causes
 
     @property
-    def means_away(self) -> bool:
+    def is_transient(self) -> bool:
         """Whether it says nothing about this request: nobody answers, or nobody can now."""
         return self.code in (0, 401, 429) or self.code >= 500
 
     @classmethod
     def of_status(
-        cls, status: Status, *, code: int = 0, retry_after_seconds: float = 0.0
+        cls, status: ApiStatus, *, code: int = 0, retry_after_seconds: float = 0.0
     ) -> "ApiError":
         """From a Status. code, retry_after_seconds: what the HTTP answer around it says."""
         details = status.details
@@ -84,7 +84,7 @@ class ApiError(Exception):
         )
 
 
-class Api:
+class ApiClient:
     """One API server. What it is asked is up to the caller; so is trying again."""
 
     def __init__(self, kubeconfig: str | None) -> None:
@@ -97,17 +97,17 @@ class Api:
         self._is_logged = False
 
     @classmethod
-    async def open(cls, kubeconfig: str | None = None) -> "Api":
+    async def open(cls, kubeconfig: str | None = None) -> "ApiClient":
         """Read the configuration: the file given, else KUBECONFIG's, else that of this pod.
 
-        Nobody is asked yet: the API server may be away. Raises `NoCluster`.
+        Nobody is asked yet: the API server may be away. Raises `NoClusterConfigError`.
         """
         api = cls(kubeconfig or os.environ.get("KUBECONFIG") or None)
         try:
             await api._load()
-        except ConfigurationError as error:
+        except KubeconfigError as error:
             where = api._kubeconfig or "this pod's service account"
-            raise NoCluster(
+            raise NoClusterConfigError(
                 f"{where} cannot be used to reach the API server ({error}); mount a service "
                 "account token, or name a kubeconfig in KUBECONFIG."
             ) from error
@@ -134,7 +134,7 @@ class Api:
         try:
             return await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise _no_answer(error) from error
+            raise _connection_error(error) from error
         finally:
             response.release()
 
@@ -184,12 +184,12 @@ class Api:
             if isinstance(error, aiohttp.ClientSSLError):
                 # The cluster's certificates may have been renewed.
                 self._fresh_until = 0.0
-            raise _no_answer(error) from error
+            raise _connection_error(error) from error
         response: aiohttp.ClientResponse = answer.response
         if response.status >= 300:
             if response.status == 401:
                 self._fresh_until = 0.0
-            raise await _refusal(response)
+            raise await _error_response(response)
         return response
 
     async def _fresh_client(self) -> "official.ApiClient":
@@ -198,14 +198,14 @@ class Api:
             if self._client is None or asyncio.get_running_loop().time() >= self._fresh_until:
                 try:
                     await self._load()
-                except ConfigurationError as error:
+                except KubeconfigError as error:
                     # They may be in the middle of being replaced; the old ones may still be good.
                     if self._client is None:
                         raise ApiError(str(error)) from error
                     if not self._is_logged:
                         log.warning("API credentials cannot be read anew", error=str(error))
                     self._is_logged = True
-                    self._keep_for_now()
+                    self._hold_connections()
             assert self._client is not None
             return self._client
 
@@ -214,9 +214,9 @@ class Api:
             async with asyncio.timeout(_LOAD_SECONDS):
                 loaded = await asyncio.to_thread(_load, self._kubeconfig)
         except TimeoutError as error:
-            raise ConfigurationError("reading it takes too long") from error
+            raise KubeconfigError("reading it takes too long") from error
         client, fingerprint = loaded
-        self._keep_for_now()
+        self._hold_connections()
         self._is_logged = False
         if self._client is not None and fingerprint == self._fingerprint:
             self._client.configuration.api_key = client.configuration.api_key
@@ -226,18 +226,18 @@ class Api:
             log.info("API server is asked with other certificates from now on")
             await before.close()
 
-    def _keep_for_now(self) -> None:
+    def _hold_connections(self) -> None:
         self._fresh_until = asyncio.get_running_loop().time() + _CREDENTIALS_SECONDS
 
 
-class ConfigurationError(PodgateError):
+class KubeconfigError(PodgateError):
     """A configuration that the official client does not understand, in its words."""
 
 
 def _load(kubeconfig: str | None) -> "tuple[official.ApiClient, tuple[object, ...]]":
     """A client, and all that would need another one if it changed. Reads files, so not on the loop.
 
-    Raises `ConfigurationError`.
+    Raises `KubeconfigError`.
     """
     # A quarter of a second and 20 MB, which a node without a cluster is spared.
     from kubernetes.aio import client as official
@@ -262,7 +262,7 @@ def _load(kubeconfig: str | None) -> "tuple[official.ApiClient, tuple[object, ..
         made.user_agent = f"podgate/{VERSION}"
         return made, _fingerprint(configuration)
     except Exception as error:  # whatever the loader stumbles over: KeyError, TypeError, YAMLError
-        raise ConfigurationError(str(error) or type(error).__name__) from error
+        raise KubeconfigError(str(error) or type(error).__name__) from error
 
 
 def _fingerprint(configuration: Any) -> tuple[object, ...]:
@@ -293,13 +293,13 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None
             del unfinished[: end + 1]
 
 
-async def _refusal(response: aiohttp.ClientResponse) -> ApiError:
+async def _error_response(response: aiohttp.ClientResponse) -> ApiError:
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
             content = await response.content.read(_MAX_ERROR_BYTES)
-        status = msgspec.json.decode(content, type=Status)
+        status = msgspec.json.decode(content, type=ApiStatus)
     except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
-        status = Status(message=f"HTTP status {response.status} {response.reason}")
+        status = ApiStatus(message=f"HTTP status {response.status} {response.reason}")
     finally:
         response.close()
     retry_after = response.headers.get("Retry-After", "")
@@ -310,7 +310,7 @@ async def _refusal(response: aiohttp.ClientResponse) -> ApiError:
     )
 
 
-def _no_answer(error: Exception) -> ApiError:
+def _connection_error(error: Exception) -> ApiError:
     if isinstance(error, TimeoutError):
         return ApiError("the API server does not answer in time")
     return ApiError(str(error) or type(error).__name__)

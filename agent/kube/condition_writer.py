@@ -1,6 +1,6 @@
 """Conditions to the API server: what is true, once, and not more often than it helps anybody.
 
-`see` says what the API has, `want` that what is known has changed; a pod whose two differ is
+`set_pod` says what the API has, `enqueue` that what is known has changed; a pod whose two differ is
 patched, with the newest at that moment, however much happened before. So nothing is sent at rest,
 a foreign hand is corrected, and after an outage each pod that changed costs one PATCH.
 
@@ -22,9 +22,9 @@ import structlog
 
 from agent import backoff
 from agent.kube import objects, patches
-from agent.kube.client import STRATEGIC_MERGE, Api, ApiError
+from agent.kube.client import STRATEGIC_MERGE, ApiClient, ApiError
 from agent.kube.objects import ApiPod
-from agent.kube.patches import Difference, Stamp
+from agent.kube.patches import Difference, SandboxStamp
 from agent.pods.conditions import TYPES, Condition
 
 log = structlog.get_logger(__name__)
@@ -43,7 +43,7 @@ _TICK_SECONDS = 0.001
 _REFUSED_BASE_SECONDS, _REFUSED_CAP_SECONDS = 5.0, 300.0
 
 
-class _Pod:
+class _PodWrites:
     """One pod in the API."""
 
     def __init__(self, actual: ApiPod, jitter: backoff.Jitter) -> None:
@@ -56,7 +56,7 @@ class _Pod:
         """Since when the API's conditions are not what they should be."""
         self.not_before = 0.0
         """When it may be tried again after a refusal."""
-        self.refused = ""
+        self.rejection = ""
         """What the API server said against this pod's patch, when it did."""
         self.bucket = backoff.Bucket(per_second=_PER_POD_PER_SECOND, burst=_PER_POD_BURST)
         self.backoff = backoff.Backoff(
@@ -69,7 +69,7 @@ class ConditionWriter:
 
     def __init__(
         self,
-        api: Api,
+        api: ApiClient,
         *,
         conditions_of: Callable[[str], Iterable[Condition]],
         sandbox_of: Callable[[str], str],
@@ -93,7 +93,7 @@ class ConditionWriter:
         self._boot = boot
         self._writes_all = writes_all
         self._jitter = jitter
-        self._pods: dict[str, _Pod] = {}
+        self._pods: dict[str, _PodWrites] = {}
         self._due: dict[str, float] = {}
         self._stale: set[str] = set()
         self._resume_at = 0.0
@@ -107,28 +107,28 @@ class ConditionWriter:
         """How many pods' conditions in the API are not what they should be."""
         return len(self._due) + self._in_flight
 
-    def see(self, actual: ApiPod) -> None:
+    def set_pod(self, actual: ApiPod) -> None:
         """The API has this version of a pod."""
         if not self._writes_all and actual.gates.isdisjoint(TYPES):
             return
         pod = self._pods.get(actual.uid)
         if pod is None or pod.actual.metadata.uid != actual.metadata.uid:
-            self._pods[actual.uid] = _Pod(actual, self._jitter)
+            self._pods[actual.uid] = _PodWrites(actual, self._jitter)
         elif objects.is_older(
             actual.metadata.resource_version, pod.actual.metadata.resource_version
         ):
             return
         else:
             pod.actual = actual
-        self.want(actual.uid)
+        self.enqueue(actual.uid)
 
-    def want(self, uid: str) -> None:
+    def enqueue(self, uid: str) -> None:
         """What is known of a pod may have changed: its conditions, or its sandbox."""
         pod = self._pods.get(uid)
         if pod is None or pod.is_replaced or pod.is_in_flight:
             return
-        wanted = self._wanted(uid, pod)
-        found = patches.difference(pod.actual, wanted)
+        desired_conditions = self._desired(uid, pod)
+        found = patches.difference(pod.actual, desired_conditions)
         self._stale.discard(uid)
         if found is Difference.NONE:
             self._due.pop(uid, None)
@@ -140,18 +140,18 @@ class ConditionWriter:
         due = max(now + pod.bucket.seconds_until_next(), pod.not_before)
         if found is Difference.TEXT:
             due = max(due, pod.text_at)
-        stamp = Stamp(self._sandbox_of(uid), self._boot)
+        stamp = SandboxStamp(self._sandbox_of(uid), self._boot)
         if any(self._is_stale(pod, kind, stamp) for kind in TYPES):
             self._stale.add(uid)
-        elif not patches.decides(pod.actual, wanted):
+        elif not patches.changes_readiness(pod.actual, desired_conditions):
             due = max(due, pod.differs_since + _SETTLE_SECONDS)
         self._due[uid] = due
         self._wake.set()
 
-    def want_all(self) -> None:
+    def enqueue_all(self) -> None:
         """What is known of any pod may have changed."""
         for uid in list(self._pods):
-            self.want(uid)
+            self.enqueue(uid)
 
     def forget(self, uid: str) -> None:
         """The pod is gone."""
@@ -172,7 +172,7 @@ class ConditionWriter:
                 task = group.create_task(self._write(uid, pod), name=f"conditions of {uid}")
                 task.add_done_callback(lambda done: places.release())
 
-    async def _next(self) -> tuple[str, _Pod]:
+    async def _next(self) -> tuple[str, _PodWrites]:
         """Wait for the pod that is to be written next, and take it."""
         loop = asyncio.get_running_loop()
         while True:
@@ -197,8 +197,8 @@ class ConditionWriter:
             except TimeoutError:
                 continue
 
-    async def _write(self, uid: str, pod: _Pod) -> None:
-        conditions = self._wanted(uid, pod)
+    async def _write(self, uid: str, pod: _PodWrites) -> None:
+        conditions = self._desired(uid, pod)
         if patches.difference(pod.actual, conditions) is not Difference.NONE:
             pod.bucket.take()
             pod.differs_since = None
@@ -212,26 +212,26 @@ class ConditionWriter:
                     timeout_seconds=_PATCH_SECONDS,
                 )
             except ApiError as error:
-                self._take_in(error, pod)
+                self._handle_error(error, pod)
             else:
-                self._is_well(pod)
-                self._take_answer(content, pod, conditions)
+                self._mark_healthy(pod)
+                self._handle_response(content, pod, conditions)
         pod.is_in_flight = False
         self._in_flight -= 1
         self._wake.set()
         if self._pods.get(uid) is pod:
-            self.want(uid)
+            self.enqueue(uid)
 
-    def _wanted(self, uid: str, pod: _Pod) -> tuple[objects.PodCondition, ...]:
-        now = Stamp(self._sandbox_of(uid), self._boot)
-        return patches.wanted(pod.actual, self._conditions_of(uid), now)
+    def _desired(self, uid: str, pod: _PodWrites) -> tuple[objects.PodCondition, ...]:
+        now = SandboxStamp(self._sandbox_of(uid), self._boot)
+        return patches.desired_conditions(pod.actual, self._conditions_of(uid), now)
 
-    def _is_stale(self, pod: _Pod, kind: str, now: Stamp) -> bool:
+    def _is_stale(self, pod: _PodWrites, kind: str, now: SandboxStamp) -> bool:
         condition = pod.actual.condition(kind)
         return condition is not None and patches.is_stale(condition, now)
 
-    def _take_answer(
-        self, content: bytes, pod: _Pod, conditions: tuple[objects.PodCondition, ...]
+    def _handle_response(
+        self, content: bytes, pod: _PodWrites, conditions: tuple[objects.PodCondition, ...]
     ) -> None:
         """Know at once what the API has now: the watch tells it later, and older things before."""
         try:
@@ -248,25 +248,25 @@ class ConditionWriter:
         if not objects.is_older(answer.metadata.resource_version, before):
             pod.actual = answer
 
-    def _is_well(self, pod: _Pod) -> None:
+    def _mark_healthy(self, pod: _PodWrites) -> None:
         now = asyncio.get_running_loop().time()
         pod.text_at = now + _TEXT_SECONDS
         pod.backoff.reset()
-        pod.refused = ""
+        pod.rejection = ""
         self._backoff.reset()
         self._resume_at = 0.0
         if self.problem:
             log.info("conditions are written again", pending=len(self._due))
             self.problem = ""
 
-    def _take_in(self, error: ApiError, pod: _Pod) -> None:
+    def _handle_error(self, error: ApiError, pod: _PodWrites) -> None:
         name = pod.actual.metadata.full_name
         now = asyncio.get_running_loop().time()
-        if patches.means_replaced(error):
+        if patches.is_pod_replaced(error):
             pod.is_replaced = True
             self.replaced += 1
             log.info("pod is gone from the API; its conditions are dropped", pod=name)
-        elif error.means_away:
+        elif error.is_transient:
             if not self.problem:
                 log.warning(
                     "conditions cannot be written; each pod's newest will be",
@@ -279,7 +279,7 @@ class ConditionWriter:
                 delay = max(error.retry_after_seconds, self._backoff.next_seconds())
                 self._resume_at = now + delay
         else:
-            if pod.refused != str(error):
+            if pod.rejection != str(error):
                 log.error(
                     "API server refuses a pod's conditions; see the agent's rights to patch "
                     "pods/status",
@@ -287,5 +287,5 @@ class ConditionWriter:
                     error=str(error),
                     code=error.code,
                 )
-            pod.refused = str(error)
+            pod.rejection = str(error)
             pod.not_before = now + pod.backoff.next_seconds()

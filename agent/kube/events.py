@@ -4,7 +4,7 @@ As client-go's events recorder (tools/events/event_broadcaster.go) does it: what
 within six minutes is the same event, whose `series` counts; that is written now and then and not
 each time. Events are for people: what cannot be sent soon is dropped, and counted.
 
-What the kubelet says of its own probes is not said again (`kubelet_tells`).
+What the kubelet says of its own probes is not said again (`kubelet_reports`).
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from agent import backoff, labels
-from agent.kube.client import MERGE, Api, ApiError
+from agent.kube.client import MERGE, ApiClient, ApiError
 from agent.kube.objects import ApiPod
 from probes.spec.specs import PodSpec
 
@@ -36,9 +36,9 @@ _MAX_NAME = 253
 
 _SAME_SECONDS = 360.0
 _SERIES_SECONDS = 300.0
-_LOOK_SECONDS = 30.0
+_FLUSH_SECONDS = 30.0
 _SEND_SECONDS = 10.0
-_MOST_WAITING = 1000
+_MAX_WAITING = 1000
 _TRIES = 5
 # A crash loop on every pod of a node must not become the API server's load.
 _PER_SECOND, _BURST = 5.0, 50
@@ -62,18 +62,18 @@ class _Series:
         self.tries = 0
 
 
-class Events:
+class EventRecorder:
     """Tells the API server what happens to pods. To be used on the event loop."""
 
     def __init__(
         self,
-        api: Api,
+        api: ApiClient,
         *,
         node_name: str,
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
         jitter: backoff.Jitter = random.random,
     ) -> None:
-        self.told = 0
+        self.sent = 0
         """How many requests about events were taken."""
         self.dropped = 0
         """How many events, not counting repetitions, were never told."""
@@ -87,7 +87,7 @@ class Events:
         self._backoff = backoff.Backoff(base_seconds=1.0, cap_seconds=60.0, jitter=jitter)
         self._is_away = False
 
-    def tell(
+    def record(
         self,
         pod: ApiPod,
         reason: str,
@@ -116,7 +116,7 @@ class Events:
     async def run(self) -> None:
         """Send until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._look(), name="series of events")
+            group.create_task(self._flush_series(), name="series of events")
             while True:
                 while not self._waiting:
                     self._wake.clear()
@@ -129,10 +129,10 @@ class Events:
                 if series := self._series.get(key):
                     await self._send(series)
 
-    async def _look(self) -> None:
+    async def _flush_series(self) -> None:
         """Send counts that have grown, and forget what has not happened for long."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_FLUSH_SECONDS)
             now = asyncio.get_running_loop().time()
             for key, series in list(self._series.items()):
                 if key in self._waiting:
@@ -146,7 +146,7 @@ class Events:
 
     def _enqueue(self, key: _Key) -> None:
         self._waiting[key] = None
-        while len(self._waiting) > _MOST_WAITING:
+        while len(self._waiting) > _MAX_WAITING:
             oldest = next(iter(self._waiting))
             del self._waiting[oldest]
             self._drop(oldest)
@@ -160,10 +160,10 @@ class Events:
             else:
                 await self._create(series, count)
         except ApiError as error:
-            await self._take_in(error, series)
+            await self._handle_error(error, series)
             return
         self._is_away = False
-        self.told += 1
+        self.sent += 1
         self._backoff.reset()
         series.tries = 0
         series.sent_count = count
@@ -191,7 +191,7 @@ class Events:
             timeout_seconds=_SEND_SECONDS,
         )
 
-    async def _take_in(self, error: ApiError, series: _Series) -> None:
+    async def _handle_error(self, error: ApiError, series: _Series) -> None:
         series.tries += 1
         if series.name and error.code == 404:
             # Events live for an hour; a series may be longer.
@@ -201,7 +201,7 @@ class Events:
         if not self._is_away:
             self._is_away = True
             log.warning("an event could not be told", error=str(error), code=error.code)
-        if not error.means_away or series.tries >= _TRIES:
+        if not error.is_transient or series.tries >= _TRIES:
             self._drop(series.key)
             return
         self._enqueue(series.key)
@@ -251,7 +251,7 @@ class Events:
         }
 
 
-def kubelet_tells(spec: PodSpec, container: str, probe: str) -> bool:
+def kubelet_reports(spec: PodSpec, container: str, probe: str) -> bool:
     """Whether the kubelet runs the very probe that podgate runs, and so tells of its failures.
 
     probe: "startup", "readiness" or "liveness".

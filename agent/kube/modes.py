@@ -24,43 +24,43 @@ NOT_ALLOWED: Final = "ModeNotAllowed"
 Labels = Mapping[str, str]
 
 
-class Decision(msgspec.Struct, frozen=True):
+class ModeDecision(msgspec.Struct, frozen=True):
     """The mode, and what about the labels is wrong or without effect."""
 
     mode: Mode
     problems: tuple[Problem, ...] = ()
 
 
-def node_default(setting: Mode, node: Labels) -> Decision:
+def node_default(setting: Mode, node: Labels) -> ModeDecision:
     """The outer bound of this node's pods. setting: the agent's own default."""
     label, problems = _read(node, "the node")
-    return Decision(setting if label is None else label, problems)
+    return ModeDecision(setting if label is None else label, problems)
 
 
-def decide(bound: Mode, namespace: Labels, pod: Labels) -> Decision:
+def decide(node_mode: Mode, namespace: Labels, pod: Labels) -> ModeDecision:
     """The mode of one pod. A label that names no mode counts as none."""
     wanted, problems = _read(namespace, "the namespace")
-    of_namespace = bound if wanted is None else min(bound, wanted)
+    of_namespace = node_mode if wanted is None else min(node_mode, wanted)
     of_pod, more = _read(pod, "the pod")
     problems += more
     if of_pod is None:
-        return Decision(of_namespace, problems)
+        return ModeDecision(of_namespace, problems)
     if of_pod < of_namespace and namespace.get(OVERRIDE_LABEL) != OVERRIDE_ALLOWED:
         note = Problem(
             NOT_ALLOWED,
-            f"label {agent_labels.MODE_LABEL}={of_pod.word} of the pod is less strict than "
-            f"{of_namespace.word} and has no effect; label the namespace "
-            f"{OVERRIDE_LABEL}={OVERRIDE_ALLOWED} to allow it.",
+            f"Pod label {agent_labels.MODE_LABEL}={of_pod.word} is less strict than "
+            f"{of_namespace.word} and is ignored; set {OVERRIDE_LABEL}={OVERRIDE_ALLOWED} on the "
+            "namespace to allow it.",
         )
-        return Decision(of_namespace, (*problems, note))
-    if of_pod > bound:
+        return ModeDecision(of_namespace, (*problems, note))
+    if of_pod > node_mode:
         note = Problem(
             NOT_ALLOWED,
-            f"label {agent_labels.MODE_LABEL}={of_pod.word} of the pod goes beyond {bound.word}, "
-            "the most that this node does; raise the node's default to have it.",
+            f"Pod label {agent_labels.MODE_LABEL}={of_pod.word} exceeds this node's maximum "
+            f"{node_mode.word}; raise the node's mode to use it.",
         )
-        return Decision(bound, (*problems, note))
-    return Decision(of_pod, problems)
+        return ModeDecision(node_mode, (*problems, note))
+    return ModeDecision(of_pod, problems)
 
 
 def _read(labels: Labels, whose: str) -> tuple[Mode | None, tuple[Problem, ...]]:

@@ -14,7 +14,7 @@ MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 """On the API's copy of a static pod: the uid by which the kubelet and the runtime know it."""
 
 
-class Cause(msgspec.Struct, frozen=True):
+class StatusCause(msgspec.Struct, frozen=True):
     """One entry of a Status' `details.causes`."""
 
     reason: str = ""
@@ -22,23 +22,23 @@ class Cause(msgspec.Struct, frozen=True):
     field: str = ""
 
 
-class StatusDetails(msgspec.Struct, frozen=True, rename="camel"):
+class ApiStatusDetails(msgspec.Struct, frozen=True, rename="camel"):
     """What a Status says beyond its message."""
 
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[StatusCause, ...] = ()
     retry_after_seconds: float = 0
 
 
-class Status(msgspec.Struct, frozen=True):
+class ApiStatus(msgspec.Struct, frozen=True):
     """metav1.Status: why the API server refused, as a body or as the object of an ERROR event."""
 
     code: int = 0
     reason: str = ""
     message: str = ""
-    details: StatusDetails | None = None
+    details: ApiStatusDetails | None = None
 
 
-class Metadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class ObjectMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """metav1.ObjectMeta; of annotations only podgate's and the mirror's."""
 
     name: str
@@ -60,20 +60,20 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
-class Object(Protocol):
+class ApiObject(Protocol):
     """Anything that can be watched."""
 
     @property
-    def metadata(self) -> Metadata: ...
+    def metadata(self) -> ObjectMetadata: ...
 
 
 class MetadataOnly(msgspec.Struct, frozen=True):
     """metav1.PartialObjectMetadata: all that podgate asks of namespaces and nodes."""
 
-    metadata: Metadata
+    metadata: ObjectMetadata
 
 
-class Container(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class ApiContainer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """What probes and hooks are read from, as it came: probes/spec/specs.py checks each field."""
 
     name: Any = None
@@ -91,14 +91,14 @@ class ReadinessGate(msgspec.Struct, frozen=True, rename="camel"):
     condition_type: str
 
 
-class PodSpecFields(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class ApiPodSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """v1.PodSpec."""
 
     node_name: str = ""
     host_network: bool = False
     restart_policy: str = "Always"
-    init_containers: tuple[Container, ...] = ()
-    containers: tuple[Container, ...] = ()
+    init_containers: tuple[ApiContainer, ...] = ()
+    containers: tuple[ApiContainer, ...] = ()
     readiness_gates: tuple[ReadinessGate, ...] = ()
 
 
@@ -120,16 +120,16 @@ class PodIp(msgspec.Struct, frozen=True, omit_defaults=True):
     ip: str = ""
 
 
-class Running(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class ContainerRunning(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """Since when a container runs, RFC 3339."""
 
     started_at: str | None = None
 
 
-class ContainerState(msgspec.Struct, frozen=True, omit_defaults=True):
+class ApiContainerState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Only whether, and since when, the container runs."""
 
-    running: Running | None = None
+    running: ContainerRunning | None = None
 
 
 class ContainerStatus(
@@ -142,12 +142,10 @@ class ContainerStatus(
     ready: bool = False
     started: bool | None = None
     restart_count: int = 0
-    state: ContainerState = ContainerState()
+    state: ApiContainerState = ApiContainerState()
 
 
-class PodStatusFields(
-    msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True
-):
+class ApiPodStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """v1.PodStatus."""
 
     phase: str = ""
@@ -160,9 +158,9 @@ class PodStatusFields(
 class ApiPod(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """v1.Pod."""
 
-    metadata: Metadata
-    spec: PodSpecFields = PodSpecFields()
-    status: PodStatusFields = PodStatusFields()
+    metadata: ObjectMetadata
+    spec: ApiPodSpec = ApiPodSpec()
+    status: ApiPodStatus = ApiPodStatus()
 
     @property
     def uid(self) -> str:

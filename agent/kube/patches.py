@@ -25,7 +25,7 @@ _UNKNOWN = "unknown"
 _STAMP = re.compile(r" \(sandbox (\S+), boot (\S+)\)$")
 
 
-class Stamp(msgspec.Struct, frozen=True):
+class SandboxStamp(msgspec.Struct, frozen=True):
     """Which sandbox a condition speaks of. Conditions outlive reboots and sandboxes; what they say
     does not. sandbox: empty when it is not known; boot: the kernel's boot id."""
 
@@ -46,16 +46,16 @@ class Difference(enum.IntEnum):
     """A status or a reason; or a condition is missing."""
 
 
-def stamp_of(condition: PodCondition) -> Stamp | None:
+def stamp_of(condition: PodCondition) -> SandboxStamp | None:
     """The stamp at the end of a condition's message; None for one that has none."""
     found = _STAMP.search(condition.message)
     if not found:
         return None
     sandbox, boot = found.groups()
-    return Stamp("" if sandbox == _UNKNOWN else sandbox, boot)
+    return SandboxStamp("" if sandbox == _UNKNOWN else sandbox, boot)
 
 
-def is_stale(condition: PodCondition, now: Stamp) -> bool:
+def is_stale(condition: PodCondition, now: SandboxStamp) -> bool:
     """Whether a condition speaks of another sandbox than the pod's present one."""
     said = stamp_of(condition)
     if said is None:
@@ -63,7 +63,9 @@ def is_stale(condition: PodCondition, now: Stamp) -> bool:
     return said.boot != now.boot or bool(now.sandbox and said.sandbox != now.sandbox)
 
 
-def wanted(pod: ApiPod, own: Iterable[Condition], now: Stamp) -> tuple[PodCondition, ...]:
+def desired_conditions(
+    pod: ApiPod, own: Iterable[Condition], now: SandboxStamp
+) -> tuple[PodCondition, ...]:
     """The conditions that the pod should have. own: what is known of it; now: its sandbox.
 
     What is not known yet is left as it is, but where it speaks of a sandbox that is gone: that is
@@ -75,10 +77,10 @@ def wanted(pod: ApiPod, own: Iterable[Condition], now: Stamp) -> tuple[PodCondit
         actual = pod.condition(kind)
         if kind in known:
             one = known[kind]
-            found.append(_made(pod, kind, one.status, one.reason, one.message, now, one))
+            found.append(_condition(pod, kind, one.status, one.reason, one.message, now, one))
         elif actual and is_stale(actual, now):
             text = "What was said here was of a sandbox that is gone; it is being judged anew."
-            found.append(_made(pod, kind, FALSE, SANDBOX_CHANGED, text, now, None))
+            found.append(_condition(pod, kind, FALSE, SANDBOX_CHANGED, text, now, None))
     return tuple(found)
 
 
@@ -88,7 +90,7 @@ def difference(pod: ApiPod, conditions: Sequence[PodCondition]) -> Difference:
     return max(found, default=Difference.NONE)
 
 
-def decides(pod: ApiPod, conditions: Sequence[PodCondition]) -> bool:
+def changes_readiness(pod: ApiPod, conditions: Sequence[PodCondition]) -> bool:
     """Whether these make a pod ready that was not, or the other way round, as far as it is
     podgate's to say: all of its gates that are podgate's are True."""
     kinds = pod.gates.intersection(TYPES) or TYPES
@@ -110,19 +112,19 @@ def path(pod: ApiPod) -> str:
     return f"/api/v1/namespaces/{metadata.namespace}/pods/{metadata.name}/status"
 
 
-def means_replaced(error: ApiError) -> bool:
+def is_pod_replaced(error: ApiError) -> bool:
     """Whether the pod that was meant is gone; another one may have its name."""
     is_other_uid = error.code == 422 and any(field == "metadata.uid" for field, _ in error.causes)
     return error.code in (404, 409) or is_other_uid
 
 
-def _made(
+def _condition(
     pod: ApiPod,
     kind: str,
     status: str,
     reason: str,
     message: str,
-    now: Stamp,
+    now: SandboxStamp,
     own: Condition | None,
 ) -> PodCondition:
     stamp = str(now)

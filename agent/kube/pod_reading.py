@@ -23,27 +23,27 @@ IGNORED: Final = "AnnotationIgnored"
 INVALID: Final = "InvalidAnnotation"
 
 
-class Reading(msgspec.Struct, frozen=True):
+class PodReading(msgspec.Struct, frozen=True):
     """What became of one pod. warnings: what its author should hear; the pod works without."""
 
     pod: Pod
     warnings: tuple[Problem, ...] = ()
 
 
-def read(pod: ApiPod, *, bound: Mode, namespace: modes.Labels) -> Reading:
+def read(pod: ApiPod, *, node_mode: Mode, namespace: modes.Labels) -> PodReading:
     """The pod as podgate guards and probes it. Never fails: what is wrong is told beside it.
 
     bound: the node's default mode; namespace: the labels of the pod's namespace. The path of the
     network namespace is left open: the runtime tells it, and an annotation of the API never does.
     """
-    decision = modes.decide(bound, namespace, pod.metadata.labels)
+    decision = modes.decide(node_mode, namespace, pod.metadata.labels)
     spec = read_spec(pod)
-    warnings = [*decision.problems, *_about_annotations(pod)]
-    if not asks_for_probes(pod):
+    warnings = [*decision.problems, *_annotation_problems(pod)]
+    if not is_probed_by_agent(pod):
         # The kubelet's alone: what is declared stays, since it has to reach that.
         spec = msgspec.structs.replace(spec, containers=(), base=(), errors=())
     invalid = [one for one in decision.problems if one.reason == modes.INVALID]
-    return Reading(
+    return PodReading(
         Pod(
             uid=pod.uid,
             namespace=pod.metadata.namespace,
@@ -67,7 +67,7 @@ def read_spec(pod: ApiPod) -> PodSpec:
     )
 
 
-def asks_for_probes(pod: ApiPod) -> bool:
+def is_probed_by_agent(pod: ApiPod) -> bool:
     """Whether podgate runs readiness probes beside the kubelet: a gate, or an annotation."""
     annotations = pod.metadata.annotations
     return (
@@ -77,7 +77,7 @@ def asks_for_probes(pod: ApiPod) -> bool:
     )
 
 
-def _about_annotations(pod: ApiPod) -> list[Problem]:
+def _annotation_problems(pod: ApiPod) -> list[Problem]:
     warnings = []
     annotations = pod.metadata.annotations
     if labels.NETNS_ANNOTATION in annotations:

@@ -18,21 +18,21 @@ class ListMetadata(msgspec.Struct, rename="camel"):
     resource_version: str = ""
 
 
-class List(msgspec.Struct):
+class ObjectList(msgspec.Struct):
     """Any list of objects, each of which is still to be read."""
 
     metadata: ListMetadata = msgspec.field(default_factory=ListMetadata)
     items: list[msgspec.Raw] | None = None
 
 
-class Event(msgspec.Struct):
+class WatchEvent(msgspec.Struct):
     """metav1.WatchEvent."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
     object: msgspec.Raw
 
 
-class MarkMetadata(msgspec.Struct, rename="camel"):
+class PartialMetadata(msgspec.Struct, rename="camel"):
     """What can be read of an object that cannot be read."""
 
     name: str = ""
@@ -41,10 +41,10 @@ class MarkMetadata(msgspec.Struct, rename="camel"):
     annotations: dict[str, str] | None = None
 
 
-class Mark(msgspec.Struct):
+class PartialObject(msgspec.Struct):
     """An object that cannot be read, or a bookmark."""
 
-    metadata: MarkMetadata
+    metadata: PartialMetadata
 
 
 def decode(content: bytes | msgspec.Raw, kind: type[T]) -> T:
@@ -55,20 +55,20 @@ def decode(content: bytes | msgspec.Raw, kind: type[T]) -> T:
         raise msgspec.DecodeError("it is nested too deeply") from error
 
 
-def mark(raw: msgspec.Raw) -> MarkMetadata | None:
+def decode_partial(raw: msgspec.Raw) -> PartialMetadata | None:
     """What can be read of any object."""
     try:
-        return decode(raw, Mark).metadata
+        return decode(raw, PartialObject).metadata
     except msgspec.DecodeError:
         return None
 
 
-def status(raw: msgspec.Raw) -> objects.Status:
+def status(raw: msgspec.Raw) -> objects.ApiStatus:
     """The object of an ERROR event."""
     try:
-        return decode(raw, objects.Status)
+        return decode(raw, objects.ApiStatus)
     except msgspec.DecodeError:
-        return objects.Status(message="the watch ended with an error that cannot be read")
+        return objects.ApiStatus(message="the watch ended with an error that cannot be read")
 
 
 def is_too_large(error: ApiError) -> bool:

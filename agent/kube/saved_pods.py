@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 _MAX_BYTES = 64 << 20
 
 
-class Known(msgspec.Struct):
+class SavedObjects(msgspec.Struct):
     """One resource as it was last seen: objects, and the version to go on from."""
 
     version: str = ""
@@ -29,8 +29,8 @@ class SavedPods(msgspec.Struct, kw_only=True):
     """Another node's file, on a disk that was cloned, is nobody's."""
     pods: list[ApiPod] = []
     version: str = ""
-    namespaces: Known = msgspec.field(default_factory=Known)
-    nodes: Known = msgspec.field(default_factory=Known)
+    namespaces: SavedObjects = msgspec.field(default_factory=SavedObjects)
+    nodes: SavedObjects = msgspec.field(default_factory=SavedObjects)
 
 
 class SavedPodsFile:

@@ -27,11 +27,11 @@ import structlog
 
 from agent import backoff
 from agent.kube import objects, responses
-from agent.kube.client import JSON, Api, ApiError
+from agent.kube.client import JSON, ApiClient, ApiError
 
 log = structlog.get_logger(__name__)
 
-ObjectT = TypeVar("ObjectT", bound=objects.Object)
+ObjectT = TypeVar("ObjectT", bound=objects.ApiObject)
 
 # Bookmarks come about once a minute.
 _SILENCE_SECONDS: Final = 70.0
@@ -40,13 +40,13 @@ _SERVER_TIMEOUT_SECONDS: Final = 300
 # A stream that said nothing and ended sooner is a failure, and not a server that closes quiet ones.
 _SHORTEST_STREAM_SECONDS: Final = 5.0
 _LIST_SECONDS: Final = 60.0
-_LONGEST_RETRY_AFTER_SECONDS: Final = 300.0
+_MAX_RETRY_AFTER_SECONDS: Final = 300.0
 _INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
 # Only people change it; for 5,000 nodes these are 80 small answers a second.
 _LASTING_SECONDS: Final = 60.0
 # Refusals that say nothing about whether the server can stream lists.
 _UNRELATED_TO_STREAMING: Final = (0, 401, 403, 404, 410, 429, 503)
-_MOST_GONE: Final = 1024
+_MAX_DELETED: Final = 1024
 
 _METADATA_ACCEPT: Final = ",".join(
     f"application/json;as={kind};g=meta.k8s.io;v=v1"
@@ -75,7 +75,7 @@ class Watcher(Generic[ObjectT]):
 
     def __init__(
         self,
-        api: Api,
+        api: ApiClient,
         query: Query[ObjectT],
         *,
         on_change: Callable[[ObjectT | None, ObjectT | None], None],
@@ -102,9 +102,9 @@ class Watcher(Generic[ObjectT]):
         self._version = ""
         self._is_current = False
         """Whether `objects` are those of `_version`, so that it is enough to watch."""
-        self._wants_newest = False
+        self._needs_newest = False
         self._may_stream = True
-        self._gone: dict[str, str] = {}
+        self._deleted: dict[str, str] = {}
         """Versions at which the objects with these uids went."""
         # Under one a second in the long run, but a list and its watch at once.
         self._bucket = backoff.Bucket(per_second=0.8, burst=2)
@@ -133,18 +133,18 @@ class Watcher(Generic[ObjectT]):
                 else:
                     await self._list()
             except ApiError as error:
-                wait = min(error.retry_after_seconds, _LONGEST_RETRY_AFTER_SECONDS)
+                wait = min(error.retry_after_seconds, _MAX_RETRY_AFTER_SECONDS)
                 wait *= 1.0 + 0.1 * self._jitter()
                 wait = max(wait, self._backoff.next_seconds())
                 if self.query.may_be_absent and error.code in (403, 404):
                     wait = max(wait, _LASTING_SECONDS * (0.5 + self._jitter()))
                 if self.query.may_be_absent and error.code == 404:
-                    self._take_absence()
+                    self._handle_not_found()
                 else:
-                    self._take_in(error)
+                    self._handle_error(error)
                 await asyncio.sleep(wait)
 
-    def _take_absence(self) -> None:
+    def _handle_not_found(self) -> None:
         """There is nothing of the resource. But said once it may be the word of a server that is
         just starting: what is known goes when it is said again."""
         if not self.is_absent:
@@ -154,11 +154,11 @@ class Watcher(Generic[ObjectT]):
             )
         if self.is_absent or not self.objects:
             self._replace_all([], "")
-        self._is_well()
+        self._mark_healthy()
         self.is_absent = True
         self._is_current = False
 
-    def _take_in(self, error: ApiError) -> None:
+    def _handle_error(self, error: ApiError) -> None:
         """What a failure means for the next request."""
         if not self.problem:
             log.warning(
@@ -168,16 +168,16 @@ class Watcher(Generic[ObjectT]):
                 code=error.code,
             )
         self.problem = str(error)
-        if error.means_away or error.code == 403:
+        if error.is_transient or error.code == 403:
             self.answered.set()
         if error.code == 410:
-            self._wants_newest = not self._is_current
+            self._needs_newest = not self._is_current
             self._is_current = False
         elif responses.is_too_large(error):
-            self._wants_newest = True
+            self._needs_newest = True
             self._is_current = False
 
-    def _is_well(self) -> None:
+    def _mark_healthy(self) -> None:
         self._backoff.reset()
         if self.problem:
             log.info("watch goes on", resource=self.query.name)
@@ -186,7 +186,7 @@ class Watcher(Generic[ObjectT]):
     async def _list(self) -> None:
         query = self._query()
         # From the server's cache: whatever it has at first, later nothing older than what was seen.
-        query["resourceVersion"] = "" if self._wants_newest else self._version or "0"
+        query["resourceVersion"] = "" if self._needs_newest else self._version or "0"
         content = await self._api.request(
             "GET",
             self.query.path,
@@ -195,7 +195,7 @@ class Watcher(Generic[ObjectT]):
             timeout_seconds=_LIST_SECONDS,
         )
         try:
-            listed = responses.decode(content, responses.List)
+            listed = responses.decode(content, responses.ObjectList)
         except msgspec.DecodeError as error:
             raise ApiError(f"the API server's list cannot be read: {error}") from error
         found = [self._read(item) for item in listed.items or ()]
@@ -203,7 +203,7 @@ class Watcher(Generic[ObjectT]):
 
     async def _stream_list(self) -> None:
         """List and watch in one request, or find out that this server cannot."""
-        query = self._watch_query("" if self._wants_newest else self._version)
+        query = self._watch_query("" if self._needs_newest else self._version)
         query["sendInitialEvents"] = "true"
         query["resourceVersionMatch"] = "NotOlderThan"
         try:
@@ -234,30 +234,30 @@ class Watcher(Generic[ObjectT]):
         ) as lines:
             async for line in lines:
                 try:
-                    event = responses.decode(line, responses.Event)
+                    event = responses.decode(line, responses.WatchEvent)
                 except msgspec.DecodeError as error:
                     raise ApiError(f"the API server's event cannot be read: {error}") from error
                 if event.type == "ERROR":
                     raise ApiError.of_status(responses.status(event.object))
                 has_spoken = True
                 if initial is None:
-                    self._is_well()
-                    self._take(event)
+                    self._mark_healthy()
+                    self._apply(event)
                 elif event.type != "BOOKMARK":
                     if one := self._read(event.object):
                         initial.append(one)
                 else:
-                    mark = responses.mark(event.object)
+                    mark = responses.decode_partial(event.object)
                     if mark and (mark.annotations or {}).get(_INITIAL_EVENTS_END) == "true":
                         self._replace_all(initial, mark.resource_version)
-                        self._is_well()
+                        self._mark_healthy()
                         initial = None
         if has_spoken:
             return
         if loop.time() - begun < _SHORTEST_STREAM_SECONDS:
             raise ApiError("the watch ended as soon as it began")
         if initial is None:
-            self._is_well()
+            self._mark_healthy()
 
     def _query(self) -> dict[str, str]:
         if not self.query.field_selector:
@@ -282,7 +282,7 @@ class Watcher(Generic[ObjectT]):
         try:
             return responses.decode(raw, self.query.kind)
         except msgspec.DecodeError as error:
-            mark = responses.mark(raw)
+            mark = responses.decode_partial(raw)
             known = self.objects.get((mark.namespace, mark.name)) if mark else None
             log.warning(
                 "an object of the API server cannot be read; it stays as it was",
@@ -292,9 +292,9 @@ class Watcher(Generic[ObjectT]):
             )
             return known
 
-    def _take(self, event: responses.Event) -> None:
+    def _apply(self, event: responses.WatchEvent) -> None:
         if event.type == "BOOKMARK":
-            if mark := responses.mark(event.object):
+            if mark := responses.decode_partial(event.object):
                 self._version = mark.resource_version or self._version
             return
         new = self._read(event.object)
@@ -305,12 +305,12 @@ class Watcher(Generic[ObjectT]):
         if not objects.is_older(version, self._version):
             self._version = version
         if event.type == "DELETED":
-            self._mark_gone(new.metadata.uid, version)
+            self._mark_deleted(new.metadata.uid, version)
             if old and old.metadata.uid == new.metadata.uid:
                 del self.objects[key]
                 self._on_change(old, None)
             return
-        gone_at = self._gone.get(new.metadata.uid)
+        gone_at = self._deleted.get(new.metadata.uid)
         if gone_at is not None and objects.is_older(version, gone_at):
             return
         if old and objects.is_older(version, old.metadata.resource_version):
@@ -320,9 +320,9 @@ class Watcher(Generic[ObjectT]):
     def _replace_all(self, found: list[ObjectT], version: str) -> None:
         """Take a whole list as the truth, and tell what differs."""
         self._version = version
-        self._is_current, self._wants_newest = True, False
+        self._is_current, self._needs_newest = True, False
         self.is_absent = False
-        self._gone.clear()
+        self._deleted.clear()
         listed = {_key(one): one for one in found}
         for key in self.objects.keys() - listed.keys():
             self._on_change(self.objects.pop(key), None)
@@ -335,18 +335,18 @@ class Watcher(Generic[ObjectT]):
 
     def _put(self, key: _Key, old: ObjectT | None, new: ObjectT) -> None:
         if old and old.metadata.uid != new.metadata.uid:
-            self._mark_gone(old.metadata.uid, new.metadata.resource_version)
+            self._mark_deleted(old.metadata.uid, new.metadata.resource_version)
             del self.objects[key]
             self._on_change(old, None)
             old = None
         self.objects[key] = new
         self._on_change(old, new)
 
-    def _mark_gone(self, uid: str, version: str) -> None:
-        self._gone[uid] = version
-        while len(self._gone) > _MOST_GONE:
-            del self._gone[next(iter(self._gone))]
+    def _mark_deleted(self, uid: str, version: str) -> None:
+        self._deleted[uid] = version
+        while len(self._deleted) > _MAX_DELETED:
+            del self._deleted[next(iter(self._deleted))]
 
 
-def _key(one: objects.Object) -> _Key:
+def _key(one: objects.ApiObject) -> _Key:
     return one.metadata.namespace, one.metadata.name

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import structlog
 
 from agent.kubelet import search as kubelet_search
-from agent.kubelet.search import KubeletCgroup, Refused
+from agent.kubelet.search import KubeletCgroup, KubeletCgroupError
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.procfs import Procfs
 from agent.settings import KubeletSetting
@@ -61,7 +61,7 @@ class KubeletIdentity:
         """
         found_at = time.monotonic()
         while True:
-            await self.look()
+            await self.refresh()
             if self.current is None:
                 patient = time.monotonic() - found_at < _PATIENCE_SECONDS
                 await asyncio.sleep(_MISSING_SECONDS if patient else _LONG_MISSING_SECONDS)
@@ -71,9 +71,9 @@ class KubeletIdentity:
                 # A named cgroup without a process: nothing would tell of its being made anew.
                 await asyncio.sleep(_MISSING_SECONDS)
             else:
-                await _end_of(self.current.pid, _RECHECK_SECONDS)
+                await _wait_exit(self.current.pid, _RECHECK_SECONDS)
 
-    async def look(self) -> KubeletCgroup | None:
+    async def refresh(self) -> KubeletCgroup | None:
         """Look once, tell of a change, and return what there is now."""
         problem = f"there is no {self._setting} on this node"
         found: KubeletCgroup | None = None
@@ -81,20 +81,22 @@ class KubeletIdentity:
             async with asyncio.timeout(_LOOK_SECONDS):
                 found = await asyncio.to_thread(self._find)
             problem = "" if found else f"{problem}; set who the kubelet is, and run with hostPID."
-        except Refused as refused:
+        except KubeletCgroupError as refused:
             problem = str(refused)
-        self._tell(found, problem)
+        self._publish(found, problem)
         return found
 
     def _find(self) -> KubeletCgroup | None:
         cgroup2 = self._cgroup2 or cgroup2_mount()
         if cgroup2 is None:
-            raise Refused("no cgroup v2 is mounted, and the kubelet is known by its cgroup.")
+            raise KubeletCgroupError(
+                "no cgroup v2 is mounted, and the kubelet is known by its cgroup."
+            )
         return kubelet_search.find(
             self._setting, procfs=self._procfs, cgroup2=cgroup2, keep=self.current
         )
 
-    def _tell(self, found: KubeletCgroup | None, problem: str) -> None:
+    def _publish(self, found: KubeletCgroup | None, problem: str) -> None:
         if problem and problem != self.problem:
             log.warning("kubelet not admitted", problem=problem)
         before, self.current, self.problem = self.current, found, problem
@@ -111,7 +113,7 @@ class KubeletIdentity:
         self._on_change(found)
 
 
-async def _end_of(pid: int, limit_seconds: float) -> None:
+async def _wait_exit(pid: int, limit_seconds: float) -> None:
     """Wait until the process has ended, or for so long."""
     loop = asyncio.get_running_loop()
     try:

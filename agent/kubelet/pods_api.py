@@ -14,7 +14,7 @@ import grpc
 import structlog
 
 from agent import backoff
-from agent.kube.pod_source import KUBELET, PodSource
+from agent.kube.api_pods import KUBELET, ApiPods
 from agent.kubelet import kubelet_pb2, pods_api_reading
 
 log = structlog.get_logger(__name__)
@@ -35,21 +35,21 @@ _OPTIONS = (
 
 
 class KubeletPods:
-    """Feeds a `PodSource` with what the kubelet has."""
+    """Feeds a `ApiPods` with what the kubelet has."""
 
     def __init__(
         self,
-        source: PodSource,
+        source: ApiPods,
         *,
         socket: pathlib.Path = SOCKET,
         jitter: backoff.Jitter = random.random,
     ) -> None:
         self.problem = ""
         """Why the kubelet's word is not heard now; empty while it is."""
-        self.is_heard = False
+        self.is_connected = False
         self._source = source
         self._socket = socket
-        self._known: set[str] = set()
+        self._pods: set[str] = set()
         self._backoff = backoff.Backoff(base_seconds=1.0, cap_seconds=60.0, jitter=jitter)
 
     async def run(self) -> None:
@@ -64,8 +64,8 @@ class KubeletPods:
                     await self._follow(channel)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                    self._take_in(error)
-            self.is_heard = False
+                    self._handle_error(error)
+            self.is_connected = False
             self._source.leave(KUBELET)
             if loop.time() - begun >= _WELL_SECONDS:
                 self._backoff.reset()
@@ -78,9 +78,9 @@ class KubeletPods:
             response_deserializer=kubelet_pb2.WatchPodsEvent.FromString,
         )
         # What an earlier stream told and this one does not is gone.
-        missing = set(self._known)
+        missing = set(self._pods)
         async for event in watch(kubelet_pb2.WatchPodsRequest(), timeout=_STREAM_SECONDS):
-            self.is_heard = True
+            self.is_connected = True
             if self.problem:
                 log.info("the kubelet tells of its pods", socket=str(self._socket))
                 self.problem = ""
@@ -88,28 +88,28 @@ class KubeletPods:
                 self._forget(missing)
                 missing = set()
                 continue
-            missing.discard(self._take(event))
+            missing.discard(self._handle_event(event))
 
-    def _take(self, event: Any) -> str:
+    def _handle_event(self, event: Any) -> str:
         """The uid of the pod; empty when it cannot be read."""
         try:
             pod = pods_api_reading.read(event.pod)
-        except pods_api_reading.UnreadablePod as error:
+        except pods_api_reading.PodDecodeError as error:
             log.warning("a pod of the kubelet's cannot be read", error=str(error))
             return ""
         if event.type == kubelet_pb2.DELETED:
             self._forget({pod.uid})
         else:
-            self._known.add(pod.uid)
+            self._pods.add(pod.uid)
             self._source.take(KUBELET, pod)
         return pod.uid
 
     def _forget(self, uids: set[str]) -> None:
         for uid in uids:
-            self._known.discard(uid)
+            self._pods.discard(uid)
             self._source.drop(KUBELET, uid)
 
-    def _take_in(self, error: grpc.aio.AioRpcError) -> None:
+    def _handle_error(self, error: grpc.aio.AioRpcError) -> None:
         details = " ".join((error.details() or error.code().name).split())
         if not self.problem:
             log.info(

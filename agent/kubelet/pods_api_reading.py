@@ -18,24 +18,24 @@ from agent.kubelet import kubelet_pb2
 _Json = dict[str, Any]
 
 
-class UnreadablePod(Exception):
+class PodDecodeError(Exception):
     """These bytes are no pod that podgate can use; the message says why."""
 
 
 def read(content: bytes) -> ApiPod:
-    """The pod. Raises `UnreadablePod`."""
+    """The pod. Raises `PodDecodeError`."""
     try:
         pod = kubelet_pb2.Pod.FromString(content)
         return msgspec.convert(_pod(pod), ApiPod)
     # The last three: a time that no calendar has.
     except (DecodeError, msgspec.ValidationError, ValueError, OverflowError, OSError) as error:
-        raise UnreadablePod(str(error)) from error
+        raise PodDecodeError(str(error)) from error
 
 
 def _pod(pod: Any) -> _Json:
     metadata, spec, status = pod.metadata, pod.spec, pod.status
     return {
-        "metadata": _given(
+        "metadata": _without_zeros(
             name=metadata.name,
             namespace=metadata.namespace,
             uid=metadata.uid,
@@ -47,14 +47,14 @@ def _pod(pod: Any) -> _Json:
         )
         # A pod without a name is none, and is to be refused as such.
         | {"name": metadata.name or None},
-        "spec": _given(
+        "spec": _without_zeros(
             nodeName=spec.nodeName,
             hostNetwork=spec.hostNetwork,
             initContainers=[_container(one) for one in spec.initContainers],
             containers=[_container(one) for one in spec.containers],
             readinessGates=[{"conditionType": one.conditionType} for one in spec.readinessGates],
         ),
-        "status": _given(
+        "status": _without_zeros(
             phase=status.phase,
             podIPs=[{"ip": one.ip} for one in status.podIPs],
             conditions=[_condition(one) for one in status.conditions],
@@ -65,10 +65,10 @@ def _pod(pod: Any) -> _Json:
 
 
 def _container(container: Any) -> _Json:
-    return _given(
+    return _without_zeros(
         name=container.name,
         ports=[
-            _given(
+            _without_zeros(
                 name=port.name,
                 hostPort=port.hostPort,
                 containerPort=port.containerPort,
@@ -88,7 +88,7 @@ def _probe(container: Any, name: str) -> _Json | None:
     if not container.HasField(name):
         return None
     probe = getattr(container, name)
-    found = _given(
+    found = _without_zeros(
         initialDelaySeconds=probe.initialDelaySeconds,
         timeoutSeconds=probe.timeoutSeconds,
         periodSeconds=probe.periodSeconds,
@@ -104,9 +104,9 @@ def _probe(container: Any, name: str) -> _Json | None:
         found["httpGet"] = _http_get(handler.httpGet)
     if handler.HasField("tcpSocket"):
         tcp = handler.tcpSocket
-        found["tcpSocket"] = {"port": _port(tcp.port)} | _given(host=tcp.host)
+        found["tcpSocket"] = {"port": _port(tcp.port)} | _without_zeros(host=tcp.host)
     if handler.HasField("grpc"):
-        found["grpc"] = {"port": handler.grpc.port} | _given(service=handler.grpc.service)
+        found["grpc"] = {"port": handler.grpc.port} | _without_zeros(service=handler.grpc.service)
     return found
 
 
@@ -121,7 +121,7 @@ def _lifecycle(lifecycle: Any) -> _Json:
 
 def _http_get(http: Any) -> _Json:
     headers = [{"name": one.name, "value": one.value} for one in http.httpHeaders]
-    given = _given(path=http.path, host=http.host, scheme=http.scheme, httpHeaders=headers)
+    given = _without_zeros(path=http.path, host=http.host, scheme=http.scheme, httpHeaders=headers)
     return {"port": _port(http.port)} | given
 
 
@@ -130,7 +130,7 @@ def _port(port: Any) -> int | str:
 
 
 def _condition(condition: Any) -> _Json:
-    return _given(
+    return _without_zeros(
         type=condition.type,
         status=condition.status,
         reason=condition.reason,
@@ -142,7 +142,7 @@ def _condition(condition: Any) -> _Json:
 
 
 def _status(status: Any) -> _Json:
-    found = _given(
+    found = _without_zeros(
         name=status.name,
         containerID=status.containerID,
         ready=status.ready,
@@ -152,7 +152,7 @@ def _status(status: Any) -> _Json:
         found["started"] = status.started
     if status.state.HasField("running"):
         running = status.state.running
-        found["state"] = {"running": _given(startedAt=_time(running, "startedAt"))}
+        found["state"] = {"running": _without_zeros(startedAt=_time(running, "startedAt"))}
     return found
 
 
@@ -167,5 +167,5 @@ def _time(message: Any, name: str) -> str | None:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _given(**fields: Any) -> _Json:
+def _without_zeros(**fields: Any) -> _Json:
     return {name: value for name, value in fields.items() if value}

@@ -44,7 +44,7 @@ class KubeletCgroup:
     """When the process started, in ticks since boot."""
 
 
-class Refused(Exception):
+class KubeletCgroupError(Exception):
     """The kubelet is there, but its cgroup must not be admitted; the message is one sentence."""
 
 
@@ -58,7 +58,7 @@ def find(
     """The kubelet's cgroup, or None while there is no kubelet. Reads /proc: milliseconds.
 
     keep: the one found last, which stays the kubelet while it lives, whoever takes its name since.
-    Raises `Refused`.
+    Raises `KubeletCgroupError`.
     """
     if isinstance(setting, ByProcess):
         pid = _choose(list(_candidates(setting, procfs)), procfs, keep)
@@ -69,12 +69,12 @@ def find(
         path = setting.path
         pid = _oldest(_members(cgroup2 / path[1:]), procfs)
     if path == "/":
-        raise Refused(
+        raise KubeletCgroupError(
             f"the kubelet (pid {pid}) is in the root cgroup, as is every process that is put in "
             "none; run it as a systemd unit, or put it into a cgroup of its own."
         )
     if ".." in path.split("/"):
-        raise Refused(
+        raise KubeletCgroupError(
             f"the kubelet (pid {pid}) is in a cgroup that podgate cannot see from its own cgroup "
             "namespace; run podgate in the host's (privileged pods are)."
         )
@@ -84,10 +84,10 @@ def find(
     except FileNotFoundError:
         if pid is None or procfs.started(pid) is None:
             return None
-        raise Refused(
+        raise KubeletCgroupError(
             f"the kubelet's cgroup {path} is not below {cgroup2}; mount the node's cgroup v2 there."
         ) from None
-    _refuse_pods(path, directory, pid, procfs)
+    _reject_pods_cgroup(path, directory, pid, procfs)
     is_shared = _is_shared(setting, directory, pid, procfs)
     return KubeletCgroup(path, number, is_shared, pid, procfs.started(pid) if pid else None)
 
@@ -113,7 +113,7 @@ def _choose(pids: list[int], procfs: Procfs, keep: KubeletCgroup | None) -> int 
         listening = [pid for pid in pids if procfs.is_listening(pid, _KUBELET_PORT)]
         if len({procfs.cgroup(pid) for pid in listening}) != 1:
             numbers = ", ".join(map(str, sorted(pids)))
-            raise Refused(
+            raise KubeletCgroupError(
                 f"several processes could be the kubelet (pids {numbers}), in different cgroups; "
                 "say which by its port or its cgroup."
             )
@@ -127,24 +127,28 @@ def _oldest(pids: list[int], procfs: Procfs) -> int | None:
     return min(ages)[1] if ages else None
 
 
-def _refuse_pods(path: str, directory: pathlib.Path, pid: int | None, procfs: Procfs) -> None:
-    """Raises `Refused` if a pod's process could count as the kubelet."""
+def _reject_pods_cgroup(
+    path: str, directory: pathlib.Path, pid: int | None, procfs: Procfs
+) -> None:
+    """Raises `KubeletCgroupError` if a pod's process could count as the kubelet."""
     if _is_pods(path):
-        raise Refused(f"cgroup {path} is a pod's, or holds pods; it cannot stand for the kubelet.")
+        raise KubeletCgroupError(
+            f"cgroup {path} is a pod's, or holds pods; it cannot stand for the kubelet."
+        )
     like: int | str = "self" if pid is None else pid
     home = [procfs.namespace(like, kind) for kind in ("net", "pid")]
     for count, (below, names, _) in enumerate(os.walk(directory)):
         pods = [name for name in names if _PODS.fullmatch(name)]
         if pods or count > _MOST_CGROUPS:
             what = pods[0] if pods else f"more than {_MOST_CGROUPS} cgroups"
-            raise Refused(
+            raise KubeletCgroupError(
                 f"the kubelet's cgroup {path} holds pods ({what}), and cannot be told from them; "
                 "run the kubelet in a cgroup of its own."
             )
         for member in _members(pathlib.Path(below)):
             spaces = [procfs.namespace(member, kind) for kind in ("net", "pid")]
             if None not in spaces and spaces != home:
-                raise Refused(
+                raise KubeletCgroupError(
                     f"the kubelet's cgroup {path} holds process {member} of another namespace, a "
                     "container's; run the kubelet in a cgroup of its own."
                 )

@@ -18,13 +18,13 @@ import msgspec
 
 from agent import backoff, labels
 from agent.kube import responses
-from agent.kube.client import Api
-from agent.kube.objects import Metadata
+from agent.kube.client import ApiClient
+from agent.kube.objects import ObjectMetadata
 from agent.kube.watcher import Query, Watcher
-from agent.policy import api_types, in_force
+from agent.policy import api_types, effective
 from agent.policy import saved as saved_policies
 from agent.policy.api_types import HostAccessPolicy, Policy, PolicyError
-from agent.policy.in_force import Batch
+from agent.policy.effective import PolicyBatch
 
 SOURCE: Final = "API server"
 
@@ -35,7 +35,7 @@ _FIRST_SECONDS: Final = 2.0
 class ApiPolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A HostAccessPolicy as it came. Whatever is in its spec, the watch goes on."""
 
-    metadata: Metadata
+    metadata: ObjectMetadata
     spec: msgspec.Raw = msgspec.Raw(b"null")
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class ApiPolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         msgspec.structs.force_setattr(self, "spec", self.spec.copy())
 
 
-_News = tuple[str, ApiPolicy | None]
+_Change = tuple[str, ApiPolicy | None]
 """A name, and what it stands for now."""
 
 QUERY: Final = Query(
@@ -55,7 +55,7 @@ QUERY: Final = Query(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Known:
+class _PolicyRecord:
     """One policy. good: what is in force of it; problem: why that is not the newest."""
 
     newest: ApiPolicy
@@ -63,7 +63,7 @@ class _Known:
     problem: str = ""
 
 
-class _Saved(msgspec.Struct):
+class _SavedApiPolicies(msgspec.Struct):
     """What the API server said last. good: what is in force of those that are wrong."""
 
     version: str
@@ -75,42 +75,44 @@ class ApiPolicies:
     """A `Source`. The watch runs on the event loop; looks at what it told may run in a thread."""
 
     def __init__(
-        self, api: Api, *, state: pathlib.Path, jitter: backoff.Jitter = random.random
+        self, api: ApiClient, *, state: pathlib.Path, jitter: backoff.Jitter = random.random
     ) -> None:
         """state: a file of ours for what was in force last."""
         self.watcher = Watcher(api, QUERY, on_change=self._on_change, jitter=jitter)
         self._state = state
         # In the order in which they came: of too many, the first stay.
-        self._known: dict[str, _Known] = {}
-        self._coming: list[_News] = []
+        self._records: dict[str, _PolicyRecord] = {}
+        self._collected: list[_Change] = []
         # What the watch told at once, together: half a list would be other policies.
-        self._news: collections.deque[list[_News]] = collections.deque()
-        self._has_news = asyncio.Event()
+        self._changes: collections.deque[list[_Change]] = collections.deque()
+        self._has_changes = asyncio.Event()
         self._has_saved = False
-        self.batch = Batch(SOURCE)
+        self.batch = PolicyBatch(SOURCE)
 
     def restore(self) -> None:
-        saved = saved_policies.read(self._state, _Saved)
+        saved = saved_policies.read(self._state, _SavedApiPolicies)
         if saved is None:
             return
         self._has_saved = True
         good = {one.name: one for one in saved_policies.checked(saved.good, source=SOURCE)}
         for newest in saved.newest:
             name = newest.metadata.name
-            self._known[name] = _read(newest, good.get(name))
+            self._records[name] = _read(newest, good.get(name))
         self.watcher.seed(saved.newest, saved.version)
-        self._put_together()
+        self._merge()
 
-    def look(self) -> bool:
-        if not self._news:
+    def refresh(self) -> bool:
+        if not self._changes:
             return False
-        while self._news:
-            for name, newest in self._news.popleft():
-                self._take(name, newest)
-        self._put_together()
-        kept = [one.good.document for one in self._known.values() if one.problem and one.good]
-        newest_ones = [one.newest for one in self._known.values()]
-        saved_policies.write(self._state, _Saved(self.watcher.version, newest_ones, kept))
+        while self._changes:
+            for name, newest in self._changes.popleft():
+                self._apply(name, newest)
+        self._merge()
+        kept = [one.good.document for one in self._records.values() if one.problem and one.good]
+        newest_ones = [one.newest for one in self._records.values()]
+        saved_policies.write(
+            self._state, _SavedApiPolicies(self.watcher.version, newest_ones, kept)
+        )
         return True
 
     @property
@@ -124,7 +126,7 @@ class ApiPolicies:
         lacks = f" (which has no resource {labels.POLICY_PLURAL})" if self.watcher.is_absent else ""
         return f"the API server{lacks}"
 
-    async def first_answer(self) -> None:
+    async def first_list(self) -> None:
         """Wait, a moment at most, until something is known of policies."""
         if self._has_saved:
             return
@@ -136,40 +138,40 @@ class ApiPolicies:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(at_least_every_seconds):
-                    await self._has_news.wait()
-            self._has_news.clear()
+                    await self._has_changes.wait()
+            self._has_changes.clear()
             yield
 
     def _on_change(self, old: ApiPolicy | None, new: ApiPolicy | None) -> None:
         known = new or old
         assert known is not None
-        if not self._coming:
-            asyncio.get_running_loop().call_soon(self._hand_over)
-        self._coming.append((known.metadata.name, new))
+        if not self._collected:
+            asyncio.get_running_loop().call_soon(self._notify)
+        self._collected.append((known.metadata.name, new))
 
-    def _hand_over(self) -> None:
-        self._news.append(self._coming)
-        self._coming = []
-        self._has_news.set()
+    def _notify(self) -> None:
+        self._changes.append(self._collected)
+        self._collected = []
+        self._has_changes.set()
 
-    def _take(self, name: str, newest: ApiPolicy | None) -> None:
+    def _apply(self, name: str, newest: ApiPolicy | None) -> None:
         if newest is None:
-            self._known.pop(name, None)
+            self._records.pop(name, None)
         else:
-            before = self._known.get(name)
-            self._known[name] = _read(newest, before.good if before else None)
+            before = self._records.get(name)
+            self._records[name] = _read(newest, before.good if before else None)
 
-    def _put_together(self) -> None:
-        found = self._known.values()
+    def _merge(self) -> None:
+        found = self._records.values()
         problems = [one.problem for one in found if one.problem]
         self.batch = dataclasses.replace(
             self.batch,
             policies=tuple(one.good for one in found if one.good),
-            problems=tuple(in_force.abridged(problems, self.batch.name)),
+            problems=tuple(effective.abridged(problems, self.batch.name)),
         )
 
 
-def _read(newest: ApiPolicy, before: Policy | None) -> _Known:
+def _read(newest: ApiPolicy, before: Policy | None) -> _PolicyRecord:
     name = newest.metadata.name
     try:
         document = {
@@ -178,7 +180,9 @@ def _read(newest: ApiPolicy, before: Policy | None) -> _Known:
             "metadata": {"name": name},
             "spec": responses.decode(newest.spec, object),
         }
-        return _Known(newest, api_types.read(document, source=SOURCE))
+        return _PolicyRecord(newest, api_types.read(document, source=SOURCE))
     except (PolicyError, msgspec.DecodeError) as error:
         problem = f"{SOURCE}, policy {name!r}: {error}"
-        return _Known(newest, before, in_force.sentence(problem, is_kept=before is not None))
+        return _PolicyRecord(
+            newest, before, effective.sentence(problem, uses_last_good=before is not None)
+        )

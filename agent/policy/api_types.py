@@ -18,7 +18,7 @@ from bpf import abi
 from bpf.rules import MAX_PORT
 
 # `Policy.rules` of all policies together have a counter each.
-MOST_POLICIES = abi.MAX_RULE_HITS // abi.GATE_RULES
+MAX_POLICIES = abi.MAX_RULE_HITS // abi.GATE_RULES
 
 # What the API takes as a name (RFC 1123 subdomain, k8s.io/apimachinery/pkg/util/validation).
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -27,7 +27,7 @@ _MAX_NAME = 253
 # ICMP is one to people and two to the kernel, one for each family.
 _ICMP, _ICMPV6 = 1, 58
 PROTOCOLS = {"TCP": (6,), "UDP": (17,), "SCTP": (132,), "ICMP": (_ICMP, _ICMPV6)}
-_WORDS = {6: "TCP", 17: "UDP", 132: "SCTP", _ICMP: "ICMP", _ICMPV6: "ICMPv6"}
+_PROTOCOL_TEXTS = {6: "TCP", 17: "UDP", 132: "SCTP", _ICMP: "ICMP", _ICMPV6: "ICMPv6"}
 # As `has_ports` in bpf/src/replies.h: TCP, UDP, DCCP, SCTP, UDP-Lite.
 WITH_PORTS = {6, 17, 33, 132, 136}
 
@@ -39,7 +39,7 @@ class PolicyError(Exception):
     with it."""
 
 
-class Nothing(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class EmptyObject(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """`{}`: a choice that needs no more words."""
 
 
@@ -60,8 +60,8 @@ class FromField(
 ):
     """One sender: exactly one of the fields."""
 
-    any_process: Nothing | None = None
-    kernel: Nothing | None = None
+    any_process: EmptyObject | None = None
+    kernel: EmptyObject | None = None
     cgroup: CgroupField | None = None
 
 
@@ -96,7 +96,7 @@ class SpecField(
     ports: Annotated[tuple[PortField, ...], msgspec.Meta(min_length=1)] | None = None
 
 
-class Metadata(msgspec.Struct, frozen=True, gc=False):
+class PolicyMetadata(msgspec.Struct, frozen=True, gc=False):
     name: str
 
 
@@ -105,11 +105,11 @@ class HostAccessPolicy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     apiVersion: Literal["policy.podgate.io/v1alpha1"] = labels.POLICY_API_VERSION
     kind: Literal["HostAccessPolicy"] = labels.POLICY_KIND
-    metadata: Metadata
+    metadata: PolicyMetadata
     spec: SpecField
 
 
-class Sender(msgspec.Struct, frozen=True, gc=False, order=True):
+class RuleSource(msgspec.Struct, frozen=True, gc=False, order=True):
     """Whom a rule lets in; path: of the cgroup, normalised."""
 
     kind: Literal["any", "kernel", "exact", "subtree"]
@@ -117,26 +117,26 @@ class Sender(msgspec.Struct, frozen=True, gc=False, order=True):
 
     def __str__(self) -> str:
         below = " and below" if self.kind == "subtree" else ""
-        return f"{self.path}{below}" if self.path else _SENDER_WORDS[self.kind]
+        return f"{self.path}{below}" if self.path else _SOURCE_TEXTS[self.kind]
 
 
-_SENDER_WORDS = {"any": "any process", "kernel": "the kernel"}
+_SOURCE_TEXTS = {"any": "any process", "kernel": "the kernel"}
 
 
 class PolicyRule(msgspec.Struct, frozen=True, gc=False, order=True):
     """One sender and one range of ports, inclusive. protocol: IP protocol number, 0 for all."""
 
-    sender: Sender
+    sender: RuleSource
     protocol: int
     first_port: int
     last_port: int
 
     @property
-    def protocol_word(self) -> str:
-        return _WORDS.get(self.protocol, str(self.protocol)) if self.protocol else "any"
+    def protocol_text(self) -> str:
+        return _PROTOCOL_TEXTS.get(self.protocol, str(self.protocol)) if self.protocol else "any"
 
     @property
-    def ports_word(self) -> str:
+    def ports_text(self) -> str:
         if (self.first_port, self.last_port) == (0, MAX_PORT):
             return "any"
         if self.first_port == self.last_port:
@@ -189,7 +189,7 @@ def check(document: HostAccessPolicy, *, source: str) -> Policy:
     for index, requirement in enumerate(spec.pods.pod_selector.match_expressions):
         if problem := requirement.problem():
             raise PolicyError(f"spec.pods.podSelector.matchExpressions[{index}]: {problem}")
-    senders = sorted({_sender(f"spec.from[{i}]", one) for i, one in enumerate(spec.from_)})
+    sources = sorted({_source(f"spec.from[{i}]", one) for i, one in enumerate(spec.from_)})
     ranges = [(0, 0, MAX_PORT)]
     if spec.ports is not None:
         ranges = _merged(
@@ -197,33 +197,33 @@ def check(document: HostAccessPolicy, *, source: str) -> Policy:
             for index, port in enumerate(spec.ports)
             for protocol in _numbers(f"spec.ports[{index}].protocol", port.protocol)
         )
-    if len(senders) * len(ranges) > abi.GATE_RULES:
+    if len(sources) * len(ranges) > abi.GATE_RULES:
         raise PolicyError(
-            f"spec: {len(senders)} senders by {len(ranges)} ranges of ports are more rules than "
+            f"spec: {len(sources)} senders by {len(ranges)} ranges of ports are more rules than "
             f"the {abi.GATE_RULES} that a gate holds; name fewer, or join ports into ranges"
         )
     return Policy(
         name=name,
         source=source,
         pods=spec.pods,
-        rules=tuple(PolicyRule(sender, *one) for sender in senders for one in ranges),
+        rules=tuple(PolicyRule(sender, *one) for sender in sources for one in ranges),
         document=document,
     )
 
 
-def _sender(where: str, field: FromField) -> Sender:
+def _source(where: str, field: FromField) -> RuleSource:
     given = [word for word in field.__struct_fields__ if getattr(field, word) is not None]
     if len(given) != 1:
         raise PolicyError(f"{where}: say exactly one of anyProcess, kernel and cgroup")
     if field.cgroup is None:
-        return Sender("any" if field.any_process else "kernel")
+        return RuleSource("any" if field.any_process else "kernel")
     path = field.cgroup.path
     parts = [part for part in path.split("/") if part]
     if not path.startswith("/") or {".", ".."} & set(parts) or "\0" in path:
         raise PolicyError(
             f"{where}.cgroup.path: {path!r} is not a path such as /system.slice/name.service"
         )
-    return Sender(field.cgroup.match, "/" + "/".join(parts))
+    return RuleSource(field.cgroup.match, "/" + "/".join(parts))
 
 
 def _numbers(where: str, protocol: str | int) -> tuple[int, ...]:

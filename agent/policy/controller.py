@@ -15,9 +15,9 @@ from agent.metrics import RuleSample
 from agent.pods.pod import Pod
 from agent.pods.pod_state import Admission, PodState
 from agent.policy.api_source import ApiPolicies
-from agent.policy.in_force import InForce, Source
-from agent.policy.matching import RuleBook
-from agent.policy.sources import PolicySource
+from agent.policy.effective import EffectivePolicies, PolicyProvider
+from agent.policy.files import PolicyFiles
+from agent.policy.matching import RuleSet
 from agent.settings import Settings
 from bpf.errors import BpfError
 from bpf.rulehits import RuleHits
@@ -29,16 +29,16 @@ log = structlog.get_logger(__name__)
 _PERIOD_SECONDS = 0.25
 # Where policies name tens of thousands of cgroups, looking for them must not fill a CPU: one part
 # in twenty, but for changed files, which are read once.
-_REST_PER_LOOK = 19
-_LONGEST_REST_SECONDS = 5.0
+_REST_PER_REFRESH = 19
+_MAX_REST_SECONDS = 5.0
 # As many files as are ever read take 2 s; a file system that hangs must not go unnoticed.
-_LOOK_SECONDS = 60.0
-_MOST_LINES = 20
+_REFRESH_SECONDS = 60.0
+_MAX_LINES = 20
 
 _Admitted = tuple[Pod, Admission | None]
 
 
-class HostAccess:
+class PolicyController:
     """Says what each gate lets in. `open` before the first gate, then `run`."""
 
     def __init__(
@@ -59,35 +59,35 @@ class HostAccess:
         self._path = settings.rules
         self._state = settings.run_directory / "state" / "policies.json"
         self._api = api
-        self.is_followed = self._path is not None or api is not None
+        self.is_enabled = self._path is not None or api is not None
         """Whether there is anything to `run` for."""
-        self._in_force = InForce(())
-        self._is_known = asyncio.Event()
+        self._in_force = EffectivePolicies(())
+        self._has_policies = asyncio.Event()
         """Set when the API server has had its moment to tell of policies."""
         self._hits = hits
         self._guarded = guarded
         self._on_change = on_change
         self._is_settled = is_settled
         self._cgroup2 = cgroup2 or cgroup2_mount()
-        self._book = RuleBook()
+        self._book = RuleSet()
         self._counted: set[int] = set()
         self._has_old_counters = True
 
     async def open(self) -> None:
         """Read the policies for the first time, so that no gate is made without its rules."""
         if self._api is None:
-            self._is_known.set()
-        if not self.is_followed:
+            self._has_policies.set()
+        if not self.is_enabled:
             self._hits.keep(())
             return
-        sources: list[Source] = []
+        sources: list[PolicyProvider] = []
         if self._path:
-            sources.append(await asyncio.to_thread(PolicySource, self._path, state=self._state))
+            sources.append(await asyncio.to_thread(PolicyFiles, self._path, state=self._state))
         if self._api:
             sources.append(self._api)
-        self._in_force = InForce(sources)
+        self._in_force = EffectivePolicies(sources)
         await asyncio.to_thread(self._in_force.restore)
-        self._book = await asyncio.to_thread(self._look, self._book)
+        self._book = await asyncio.to_thread(self._refresh, self._book)
 
     async def run(self) -> None:
         """Follow policies and cgroups, for ever, where there are policies to follow.
@@ -95,21 +95,21 @@ class HostAccess:
         Raises `TimeoutError` when the file system does not answer.
         """
         if self._api:
-            await self._api.first_answer()
+            await self._api.first_list()
         await self._follow()
-        self._is_known.set()
+        self._has_policies.set()
         async for _ in self._in_force.changes(at_least_every_seconds=_PERIOD_SECONDS):
             seconds = await self._follow()
-            await asyncio.sleep(min(seconds * _REST_PER_LOOK, _LONGEST_REST_SECONDS))
+            await asyncio.sleep(min(seconds * _REST_PER_REFRESH, _MAX_REST_SECONDS))
 
     async def _follow(self) -> float:
         """Have in force what is to be now. Returns the seconds that it took to find out."""
         started = time.monotonic()
-        async with asyncio.timeout(_LOOK_SECONDS):
-            book = await asyncio.to_thread(self._look, self._book)
+        async with asyncio.timeout(_REFRESH_SECONDS):
+            book = await asyncio.to_thread(self._refresh, self._book)
         seconds = time.monotonic() - started
         if book is not self._book:
-            await self._put_in_force(book)
+            await self._apply(book)
         if self._has_old_counters and self._is_settled():
             self._has_old_counters = False
             ids = set(self._book.ids.values())
@@ -119,7 +119,7 @@ class HostAccess:
 
     async def admit(self, pod: Pod) -> Admission:
         """What the pod's gate lets in, with counters for it made before."""
-        await self._is_known.wait()
+        await self._has_policies.wait()
         own = kubelet_rules(pod.spec)
         while True:
             book = self._book
@@ -143,7 +143,7 @@ class HostAccess:
         """Hits of every rule that a gate has had."""
         hits = await asyncio.to_thread(self._hits.read)
         return [
-            RuleSample(policy, str(rule.sender), rule.protocol_word, rule.ports_word, hits[number])
+            RuleSample(policy, str(rule.sender), rule.protocol_text, rule.ports_text, hits[number])
             for (policy, rule), number in self._book.ids.items()
             if number in hits
         ]
@@ -156,19 +156,21 @@ class HostAccess:
         ]
         return await asyncio.to_thread(self._report, self._book, gated)
 
-    def _look(self, book: RuleBook) -> RuleBook:
+    def _refresh(self, book: RuleSet) -> RuleSet:
         """The book as it has to be now; the same one if nothing changed. Blocks."""
-        if self._in_force.look():
-            book = RuleBook.of(self._in_force.policies).with_cgroups(book.cgroups)
+        if self._in_force.refresh():
+            book = RuleSet.of(self._in_force.policies).with_cgroups(book.cgroups)
             log.info("policies in force", policies=len(book.policies), of=self._in_force.names)
-        paths = book.paths()
-        cgroups = linux_cgroups.resolve(self._cgroup2, paths)
+        cgroup_paths = book.cgroup_paths()
+        cgroups = linux_cgroups.resolve(self._cgroup2, cgroup_paths)
         if cgroups == book.cgroups and book is self._book:
             return book
-        _tell_of_cgroups(paths - cgroups.keys(), self._book.paths() - self._book.cgroups.keys())
+        _log_cgroups(
+            cgroup_paths - cgroups.keys(), self._book.cgroup_paths() - self._book.cgroups.keys()
+        )
         return book.with_cgroups(cgroups)
 
-    async def _put_in_force(self, book: RuleBook) -> None:
+    async def _apply(self, book: RuleSet) -> None:
         """Have gates told whose rules are others now."""
         # First, so that whoever asks from now on is told by the new book.
         self._book = book
@@ -177,18 +179,18 @@ class HostAccess:
         for uid in await asyncio.to_thread(_changed, book, admitted):
             self._on_change(uid)
 
-    def _report(self, book: RuleBook, gated: Sequence[_Admitted]) -> Rules:
+    def _report(self, book: RuleSet, gated: Sequence[_Admitted]) -> Rules:
         hits = self._hits.read()
         found = [
             PolicyStatus(
                 name=policy.name,
                 source=policy.source,
-                pods=sorted(pod.full_name for pod, _ in gated if policy.pods.selects(pod)),
+                pods=sorted(pod.full_name for pod, _ in gated if policy.pods.matches(pod)),
                 rules=[
                     RuleStatus(
                         sender=str(rule.sender),
-                        protocol=rule.protocol_word,
-                        ports=rule.ports_word,
+                        protocol=rule.protocol_text,
+                        ports=rule.ports_text,
                         hits=hits.get(book.ids[policy.name, rule], 0),
                         problem=book.problem(rule),
                     )
@@ -206,7 +208,7 @@ class HostAccess:
         return Rules(sources=self._in_force.names, policies=found, problems=problems)
 
 
-def _changed(book: RuleBook, admitted: Iterable[_Admitted]) -> list[str]:
+def _changed(book: RuleSet, admitted: Iterable[_Admitted]) -> list[str]:
     """Uids of pods that are let in to otherwise than before."""
     return [
         pod.uid
@@ -215,13 +217,13 @@ def _changed(book: RuleBook, admitted: Iterable[_Admitted]) -> list[str]:
     ]
 
 
-def _tell_of_cgroups(missing: set[str], before: set[str]) -> None:
+def _log_cgroups(missing: set[str], before: set[str]) -> None:
     """One line for each cgroup that has gone missing, and for each that is back."""
-    for path in sorted(missing - before)[:_MOST_LINES]:
+    for path in sorted(missing - before)[:_MAX_LINES]:
         log.warning(
             "cgroup is not there; rules that name it let nobody in until it is", cgroup=path
         )
-    if len(missing - before) > _MOST_LINES:
-        log.warning("more cgroups are not there", cgroups=len(missing - before) - _MOST_LINES)
-    for path in sorted(before - missing)[:_MOST_LINES]:
+    if len(missing - before) > _MAX_LINES:
+        log.warning("more cgroups are not there", cgroups=len(missing - before) - _MAX_LINES)
+    for path in sorted(before - missing)[:_MAX_LINES]:
         log.info("cgroup is there, or no longer named by a rule", cgroup=path)

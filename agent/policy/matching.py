@@ -17,7 +17,7 @@ _MOST_NAMES = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RuleBook:
+class RuleSet:
     """All policies in force, and the cgroups that they name as they are now. Never changed."""
 
     policies: tuple[Policy, ...] = ()
@@ -26,15 +26,15 @@ class RuleBook:
     """Keys of the hit counters, one for each rule of each policy."""
 
     @classmethod
-    def of(cls, policies: Iterable[Policy]) -> "RuleBook":
+    def of(cls, policies: Iterable[Policy]) -> "RuleSet":
         """Without any cgroup yet."""
         ordered = tuple(sorted(policies, key=lambda policy: policy.name))
         return cls(ordered, {}, _ids((one.name, rule) for one in ordered for rule in one.rules))
 
-    def with_cgroups(self, cgroups: Mapping[str, CgroupId]) -> "RuleBook":
+    def with_cgroups(self, cgroups: Mapping[str, CgroupId]) -> "RuleSet":
         return dataclasses.replace(self, cgroups=cgroups)
 
-    def paths(self) -> set[str]:
+    def cgroup_paths(self) -> set[str]:
         """All cgroups that are named."""
         return {
             rule.sender.path
@@ -66,7 +66,7 @@ class RuleBook:
         """
         wanted: dict[Rule, tuple[str, Rule]] = {}
         for policy in self.policies:
-            if not policy.pods.selects(pod):
+            if not policy.pods.matches(pod):
                 continue
             for rule in policy.rules:
                 if packed := self._pack(rule):
@@ -76,7 +76,8 @@ class RuleBook:
         fitting = tuple(rule for _, rule in list(wanted.values())[:room])
         left_out = [name for name, _ in list(wanted.values())[room:]]
         return Admission(
-            (*own, *fitting), _left_out(len(own) + len(wanted), left_out) if left_out else ""
+            (*own, *fitting),
+            _skipped_sentence(len(own) + len(wanted), left_out) if left_out else "",
         )
 
     def _pack(self, rule: PolicyRule) -> Rule | None:
@@ -106,7 +107,7 @@ def _ids(keys: Iterable[_Key]) -> dict[_Key, int]:
     for key in keys:
         policy, rule = key
         text = "\0".join(
-            (policy, rule.sender.kind, rule.sender.path, rule.protocol_word, rule.ports_word)
+            (policy, rule.sender.kind, rule.sender.path, rule.protocol_text, rule.ports_text)
         ).encode()
         number = 0
         while number in taken:
@@ -117,7 +118,7 @@ def _ids(keys: Iterable[_Key]) -> dict[_Key, int]:
     return ids
 
 
-def _left_out(wanted: int, names: list[str]) -> str:
+def _skipped_sentence(wanted: int, names: list[str]) -> str:
     different = list(dict.fromkeys(names))
     named = ", ".join(different[:_MOST_NAMES])
     if len(different) > _MOST_NAMES:

@@ -26,7 +26,7 @@ class Requirement(
             return None if self.values else f"{self.operator} needs values"
         return f"{self.operator} takes no values" if self.values else None
 
-    def holds(self, labels: dict[str, str]) -> bool:
+    def matches(self, labels: dict[str, str]) -> bool:
         match self.operator:
             case "In":
                 return labels.get(self.key) in self.values
@@ -51,9 +51,9 @@ class LabelSelector(
     match_labels: dict[str, str] = {}
     match_expressions: tuple[Requirement, ...] = ()
 
-    def selects(self, labels: dict[str, str]) -> bool:
+    def matches(self, labels: dict[str, str]) -> bool:
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
-            requirement.holds(labels) for requirement in self.match_expressions
+            requirement.matches(labels) for requirement in self.match_expressions
         )
 
 
@@ -70,7 +70,7 @@ class PodSelector(
     namespaces: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] | None = None
     pod_selector: LabelSelector = LabelSelector()
 
-    def selects(self, pod: Pod) -> bool:
+    def matches(self, pod: Pod) -> bool:
         return (self.namespaces is None or pod.namespace in self.namespaces) and (
-            self.pod_selector.selects(pod.labels)
+            self.pod_selector.matches(pod.labels)
         )

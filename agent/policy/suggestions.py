@@ -11,10 +11,10 @@ from agent.admin.report import CallerStatus
 from agent.drops.source_processes import NO_SOCKET
 from agent.policy.api_types import (
     CgroupField,
+    EmptyObject,
     FromField,
     HostAccessPolicy,
-    Metadata,
-    Nothing,
+    PolicyMetadata,
     PortField,
     SpecField,
 )
@@ -48,10 +48,10 @@ _PROTOCOLS: dict[str, str | int] = {
     "esp": 50,
 }
 # So many that one sender more still fits a gate, though ICMP is two rules there.
-_MOST_PORTS = abi.GATE_RULES // 2
+_MAX_PORTS = abi.GATE_RULES // 2
 
 _Pods = tuple[str, tuple[tuple[str, str], ...]]
-_Asked = tuple[str, int]
+_PortUse = tuple[str, int]
 
 
 def suggest(callers: Iterable[CallerStatus]) -> tuple[list[HostAccessPolicy], list[CallerStatus]]:
@@ -60,12 +60,12 @@ def suggest(callers: Iterable[CallerStatus]) -> tuple[list[HostAccessPolicy], li
 
     Pods are selected by namespace and lasting labels: where there are none, by namespace alone.
     """
-    asked: dict[_Pods, dict[FromField, set[_Asked]]] = defaultdict(lambda: defaultdict(set))
+    asked: dict[_Pods, dict[FromField, set[_PortUse]]] = defaultdict(lambda: defaultdict(set))
     nameless = []
     for caller in callers:
         if not caller.namespace:
             continue  # the relay, whom nobody else has any business with
-        if sender := _sender(caller.sender):
+        if sender := _source(caller.sender):
             asked[_pods(caller)][sender].add((caller.protocol, caller.port))
         else:
             nameless.append(caller)
@@ -74,17 +74,17 @@ def suggest(callers: Iterable[CallerStatus]) -> tuple[list[HostAccessPolicy], li
     for pods, by_sender in sorted(asked.items()):
         namespace, labels = pods
         selector = PodSelector((namespace,), LabelSelector(dict(labels)))
-        for senders, ports in _alike(by_sender):
+        for senders, ports in _merge_equal(by_sender):
             prefix = re.sub(r"[^a-z0-9]+", "-", namespace.lower()).strip("-") or "pods"
-            metadata = Metadata(f"suggested-{prefix}-{next(numbers[prefix])}")
+            metadata = PolicyMetadata(f"suggested-{prefix}-{next(numbers[prefix])}")
             spec = SpecField(pods=selector, from_=senders, ports=ports)
             policies.append(HostAccessPolicy(metadata=metadata, spec=spec))
     return policies, nameless
 
 
-def _sender(path: str) -> FromField | None:
+def _source(path: str) -> FromField | None:
     if path == NO_SOCKET:
-        return FromField(kernel=Nothing())
+        return FromField(kernel=EmptyObject())
     if not path.startswith("/"):
         return None
     parts = path.split("/")
@@ -103,21 +103,21 @@ def _pods(caller: CallerStatus) -> _Pods:
     return caller.namespace, tuple(sorted(lasting.items()))
 
 
-def _alike(
-    by_sender: dict[FromField, set[_Asked]],
+def _merge_equal(
+    by_sender: dict[FromField, set[_PortUse]],
 ) -> Iterable[tuple[tuple[FromField, ...], tuple[PortField, ...]]]:
     """Senders that asked for the same, with what they asked for, as much as one policy may hold."""
-    senders_of: dict[tuple[PortField, ...], list[FromField]] = defaultdict(list)
+    sources_of: dict[tuple[PortField, ...], list[FromField]] = defaultdict(list)
     for sender, asked in by_sender.items():
-        senders_of[_ports(asked)].append(sender)
-    for ports, senders in senders_of.items():
-        for some_ports in _chunks(ports, _MOST_PORTS):
+        sources_of[_ports(asked)].append(sender)
+    for ports, senders in sources_of.items():
+        for some_ports in _chunks(ports, _MAX_PORTS):
             rules = sum(2 if port.protocol == "ICMP" else 1 for port in some_ports)
             for some_senders in _chunks(sorted(senders, key=repr), abi.GATE_RULES // rules):
                 yield tuple(some_senders), tuple(some_ports)
 
 
-def _ports(asked: set[_Asked]) -> tuple[PortField, ...]:
+def _ports(asked: set[_PortUse]) -> tuple[PortField, ...]:
     """Ports that follow each other as one range."""
     ranges: list[tuple[str, int, int]] = []
     for protocol, port in sorted(asked):

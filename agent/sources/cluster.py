@@ -16,14 +16,14 @@ from agent.admin.report import FeedStatus
 from agent.api.services.source import ServiceEndpoints
 from agent.cri.client import Runtime
 from agent.cri.endpoints import open_runtime
-from agent.cri.models import Container, ContainerState, Sandbox
-from agent.cri.sandbox_netns import Locator
+from agent.cri.models import CriContainer, CriContainerState, Sandbox
+from agent.cri.sandbox_netns import NetnsLocator
 from agent.cri.sandboxes import Sandboxes
-from agent.kube.client import Api
+from agent.kube.api_pods import ApiPods
+from agent.kube.client import ApiClient
 from agent.kube.condition_writer import ConditionWriter
-from agent.kube.events import Events, kubelet_tells
+from agent.kube.events import EventRecorder, kubelet_reports
 from agent.kube.objects import ApiPod, ContainerStatus
-from agent.kube.pod_source import PodSource
 from agent.kubelet.pods_api import KubeletPods
 from agent.metrics import Metrics
 from agent.pods.conditions import Condition, Conditions
@@ -48,7 +48,7 @@ class Cluster:
 
     def __init__(
         self,
-        api: Api,
+        api: ApiClient,
         settings: Settings,
         metrics: Metrics,
         *,
@@ -68,7 +68,7 @@ class Cluster:
         self._joined = PodSandboxJoin(
             unknown_mode=settings.mode, on_pod=on_pod, on_removed=on_removed
         )
-        self.pods = PodSource(
+        self.pods = ApiPods(
             api,
             node_name=settings.node_name,
             default_mode=settings.mode,
@@ -78,7 +78,7 @@ class Cluster:
             on_warning=self._warn,
             state=settings.run_directory / "state" / "pods.json",
         )
-        self._locator = Locator()
+        self._locator = NetnsLocator()
         self.sandboxes = Sandboxes(
             self._open_runtime,
             self._locator.locate,
@@ -98,7 +98,7 @@ class Cluster:
             writes_all=settings.write_all_conditions,
         )
         self.kubelet_pods = KubeletPods(self.pods)
-        self.events = Events(api, node_name=settings.node_name)
+        self.events = EventRecorder(api, node_name=settings.node_name)
         self.endpoints: ServiceEndpoints | None = None
         if settings.service_endpoints:
             self.endpoints = ServiceEndpoints(
@@ -143,7 +143,7 @@ class Cluster:
 
     def changed(self, uid: str) -> None:
         """A condition of this pod has changed."""
-        self.writer.want(uid)
+        self.writer.enqueue(uid)
         if self.endpoints:
             self.endpoints.changed(uid, self._conditions.get(uid, labels.PROBES_PASSING))
 
@@ -154,7 +154,7 @@ class Cluster:
         is_warning = outcome.result is Result.WARNING
         if outcome.passed and not is_warning:
             return
-        if kubelet_tells(pod.spec, key.container, key.type.value.lower()):
+        if kubelet_reports(pod.spec, key.container, key.type.value.lower()):
             return
         reason, what = ("ProbeWarning", "warning") if is_warning else ("Unhealthy", "failed")
         note = f"{key.type.value} probe {what}: {outcome.message}"
@@ -178,7 +178,7 @@ class Cluster:
         started = [
             one.name
             for one in self.sandboxes.containers.get(pod.uid, ())
-            if one.state is not ContainerState.CREATED
+            if one.state is not CriContainerState.CREATED
         ]
         say = log.warning if started else log.info
         say(
@@ -208,7 +208,7 @@ class Cluster:
         problems = [f"API server, {what}: {problem}" for what, problem in self.api_problems.items()]
         if self.sandboxes.problem:
             problems.append(f"Container runtime: {self.sandboxes.problem}")
-        kubelet = " and the kubelet" if self.kubelet_pods.is_heard else ""
+        kubelet = " and the kubelet" if self.kubelet_pods.is_connected else ""
         return FeedStatus(
             pods_from=f"the API server{kubelet}, for node {self._settings.node_name}; "
             f"{len(self.sandboxes.current)} sandboxes of the container runtime",
@@ -244,7 +244,7 @@ class Cluster:
         if _has_ended(actual):
             self._forget(actual.uid)
             return
-        self.writer.see(actual)
+        self.writer.set_pod(actual)
         if self.endpoints:
             self.endpoints.see_pod(actual)
         self._on_run(actual.uid)
@@ -258,13 +258,13 @@ class Cluster:
     def _set_sandbox(self, sandbox: Sandbox) -> None:
         self._joined.set_sandbox(sandbox)
         # The stamp of its conditions names another one now.
-        self.writer.want(sandbox.pod_uid)
+        self.writer.enqueue(sandbox.pod_uid)
 
     def _remove_sandbox(self, sandbox: Sandbox) -> None:
         self._joined.remove_sandbox(sandbox)
-        self.writer.want(sandbox.pod_uid)
+        self.writer.enqueue(sandbox.pod_uid)
 
-    def _set_containers(self, sandbox: Sandbox, containers: tuple[Container, ...]) -> None:
+    def _set_containers(self, sandbox: Sandbox, containers: tuple[CriContainer, ...]) -> None:
         self._on_run(sandbox.pod_uid)
 
     def _on_relist(self) -> None:
@@ -272,7 +272,7 @@ class Cluster:
             self.sandboxes.hint()
         if not self._knows_sandboxes and self.sandboxes.is_settled:
             self._knows_sandboxes = True
-            self.writer.want_all()
+            self.writer.enqueue_all()
 
     def _conditions_of(self, uid: str) -> list[Condition]:
         """What the API is to be told of a pod.
@@ -294,7 +294,7 @@ class Cluster:
 
     def _tell(self, uid: str, reason: str, note: str, *, action: str, container: str = "") -> None:
         if api_pod := self.pods.get(uid):
-            self.events.tell(api_pod, reason, note, action=action, container=container)
+            self.events.record(api_pod, reason, note, action=action, container=container)
 
 
 def _has_ended(pod: ApiPod) -> bool:
@@ -306,11 +306,11 @@ def _statuses(pod: ApiPod) -> tuple[ContainerStatus, ...]:
     return (*pod.status.init_container_statuses, *pod.status.container_statuses)
 
 
-def _run(container: Container, status: ContainerStatus | None) -> ContainerRun:
+def _run(container: CriContainer, status: ContainerStatus | None) -> ContainerRun:
     is_same = status is not None and status.container_id.rpartition("/")[2] == container.id
     return ContainerRun(
         id=container.id,
         started_at=container.started.timestamp() if container.started else 0.0,
-        is_running=container.state is ContainerState.RUNNING,
+        is_running=container.state is CriContainerState.RUNNING,
         started_by_kubelet=status.started if status and is_same else None,
     )

@@ -62,10 +62,10 @@ class ClusterCollector:
         for one, value in (
             (SANDBOXES, len(cluster.sandboxes.current)),
             (RUNTIME_PROBLEM, bool(cluster.sandboxes.problem)),
-            (KUBELET_PODS, cluster.kubelet_pods.is_heard),
+            (KUBELET_PODS, cluster.kubelet_pods.is_connected),
             (PATCHES, cluster.writer.patches),
             (PENDING, cluster.writer.pending),
-            (EVENTS, cluster.events.told),
+            (EVENTS, cluster.events.sent),
             (EVENTS_DROPPED, cluster.events.dropped),
         ):
             metric = family(one)

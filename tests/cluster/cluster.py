@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agent.kube.client import Api, ApiError
+from agent.kube.client import ApiClient, ApiError
 from agent.kube.objects import ApiPod
 from agent.kube.watcher import Query, Watcher
 
@@ -18,7 +18,7 @@ GATES = ("podgate.io/isolation-ready", "podgate.io/probes-passing")
 class Cluster:
     """One namespace of a cluster, and a node to put pods on."""
 
-    def __init__(self, api: Api, namespace: str, node_name: str) -> None:
+    def __init__(self, api: ApiClient, namespace: str, node_name: str) -> None:
         self.api = api
         self.namespace = namespace
         self.node_name = node_name

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.kube.client import Api, ApiError, NoCluster
+from agent.kube.client import ApiClient, ApiError, NoClusterConfigError
 from tests.cluster.cluster import Cluster
 
 _SKIPPED = (
@@ -32,8 +32,8 @@ async def cluster() -> AsyncIterator[Cluster]:
     if not os.environ.get("KUBECONFIG"):
         pytest.skip(_SKIPPED)
     try:
-        api = await Api.open()
-    except NoCluster as error:
+        api = await ApiClient.open()
+    except NoClusterConfigError as error:
         pytest.fail(str(error), pytrace=False)
     namespace = f"podgate-test-{uuid.uuid4().hex[:8]}"
     try:

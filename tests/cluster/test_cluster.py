@@ -7,7 +7,7 @@ import msgspec
 from agent import labels as agent_labels
 from agent.kube.client import ApiError
 from agent.kube.condition_writer import ConditionWriter
-from agent.kube.events import Events
+from agent.kube.events import EventRecorder
 from agent.kube.objects import ApiPod, MetadataOnly
 from agent.kube.watcher import Query, Watcher
 from agent.pods.conditions import FALSE, TRUE, TYPES, Conditions
@@ -32,7 +32,7 @@ class Writing:
 
     def _on_change(self, old: ApiPod | None, new: ApiPod | None) -> None:
         if new:
-            self.writer.see(new)
+            self.writer.set_pod(new)
         elif old:
             self.writer.forget(old.uid)
 
@@ -40,7 +40,7 @@ class Writing:
         told = Pod(uid=pod.uid, namespace=pod.metadata.namespace, name=pod.metadata.name)
         for kind in TYPES:
             self.conditions.set(told, kind, status, reason, "Said by a test.")
-        self.writer.want(pod.uid)
+        self.writer.enqueue(pod.uid)
 
     def has(self, name: str, status: str) -> bool:
         """Whether the API shows both conditions with this status."""
@@ -110,7 +110,7 @@ async def test_pod_that_took_the_name_is_left_alone(cluster: Cluster) -> None:
         await cluster.delete_pod("a")
         await cluster.make_pod("a")
         seen = decoded(old)
-        writing.writer.see(seen)
+        writing.writer.set_pod(seen)
         writing.know(seen, TRUE, "Enforced")
         await until(lambda: writing.writer.patches == 1 and not writing.writer.pending)
     conditions = (await cluster.pod("a"))["status"].get("conditions", [])
@@ -118,12 +118,12 @@ async def test_pod_that_took_the_name_is_left_alone(cluster: Cluster) -> None:
 
 
 async def test_events_are_taken(cluster: Cluster) -> None:
-    events = Events(cluster.api, node_name=cluster.node_name)
+    events = EventRecorder(cluster.api, node_name=cluster.node_name)
     pod = decoded(json.dumps(await cluster.make_pod("a")).encode())
     path = f"/apis/events.k8s.io/v1/namespaces/{cluster.namespace}/events"
     async with running(events.run()):
-        events.tell(pod, "GateLost", "Said by a test.", action="Guarding", container="app")
-        await until(lambda: events.told or events.dropped)
+        events.record(pod, "GateLost", "Said by a test.", action="Guarding", container="app")
+        await until(lambda: events.sent or events.dropped)
     found = json.loads(await cluster.api.request("GET", path))["items"]
     ours = [one for one in found if one.get("reportingController") == "podgate.io/agent"]
     assert [(one["reason"], one["note"]) for one in ours] == [("GateLost", "Said by a test.")]

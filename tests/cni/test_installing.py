@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from agent.cli.main import main
 from agent.cni import installer
-from agent.cni.installer import CniError, CniPlugin
+from agent.cni.installer import CniError, CniInstaller
 
 CONFLIST = '{"cniVersion": "1.0.0", "name": "pods",\n "plugins": [{"type": "ptp"}]}\n'
 NETWORK = '{"cniVersion": "0.4.0", "name": "pods", "type": "bridge"}\n'
@@ -26,28 +26,28 @@ Directory = dict[str, bytes]
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path) -> CniPlugin:
+def node(tmp_path: pathlib.Path) -> CniInstaller:
     """A node without any network yet."""
     (tmp_path / "net.d").mkdir()
     (tmp_path / "built").write_bytes(b"\x7fELF")
-    return CniPlugin(
+    return CniInstaller(
         conf_directory=tmp_path / "net.d",
         bin_directory=tmp_path / "bin",
         binary=tmp_path / "built",
     )
 
 
-def write(node: CniPlugin, files: dict[str, str]) -> Directory:
+def write(node: CniInstaller, files: dict[str, str]) -> Directory:
     for name, text in files.items():
         (node.conf_directory / name).write_text(text)
     return content(node)
 
 
-def content(node: CniPlugin) -> Directory:
+def content(node: CniInstaller) -> Directory:
     return {path.name: path.read_bytes() for path in node.conf_directory.iterdir()}
 
 
-def network_of(node: CniPlugin) -> tuple[str, list[str]]:
+def network_of(node: CniInstaller) -> tuple[str, list[str]]:
     """Name and plugins of the network that a runtime reads."""
     name = min(n for n in os.listdir(node.conf_directory) if n.endswith(installer._SUFFIXES))
     document: dict[str, Any] = json.loads((node.conf_directory / name).read_bytes())
@@ -74,7 +74,7 @@ NETWORKS = pytest.mark.parametrize(
 
 @NETWORKS
 def test_in_and_out_again_leaves_the_directory_as_it_was(
-    node: CniPlugin, files: dict[str, str], plugins: list[str]
+    node: CniInstaller, files: dict[str, str], plugins: list[str]
 ) -> None:
     before = write(node, files)
     assert node.install()
@@ -90,7 +90,7 @@ def test_in_and_out_again_leaves_the_directory_as_it_was(
     assert not node.remove()
 
 
-def test_owner_and_mode_of_the_file_stay(node: CniPlugin) -> None:
+def test_owner_and_mode_of_the_file_stay(node: CniInstaller) -> None:
     write(node, {"10-x.conflist": CONFLIST})
     path = node.conf_directory / "10-x.conflist"
     path.chmod(0o600)
@@ -99,7 +99,7 @@ def test_owner_and_mode_of_the_file_stay(node: CniPlugin) -> None:
         assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_a_link_leads_to_is_changed(node: CniPlugin, tmp_path: pathlib.Path) -> None:
+def test_what_a_link_leads_to_is_changed(node: CniInstaller, tmp_path: pathlib.Path) -> None:
     (tmp_path / "elsewhere.conflist").write_text(CONFLIST)
     (node.conf_directory / "10-x.conflist").symlink_to(tmp_path / "elsewhere.conflist")
     node.install()
@@ -107,10 +107,10 @@ def test_what_a_link_leads_to_is_changed(node: CniPlugin, tmp_path: pathlib.Path
     assert network_of(node)[1] == ["ptp", "podgate-cni"]
 
 
-def test_options_are_in_the_entry(node: CniPlugin) -> None:
+def test_options_are_in_the_entry(node: CniInstaller) -> None:
     write(node, {"10-x.conflist": CONFLIST})
     node.install()
-    other = CniPlugin(
+    other = CniInstaller(
         conf_directory=node.conf_directory,
         bin_directory=node.bin_directory,
         binary=node.binary,
@@ -128,7 +128,7 @@ def test_options_are_in_the_entry(node: CniPlugin) -> None:
     ]
 
 
-def test_a_newer_binary_takes_the_place_of_the_old(node: CniPlugin) -> None:
+def test_a_newer_binary_takes_the_place_of_the_old(node: CniInstaller) -> None:
     write(node, {"10-x.conflist": CONFLIST})
     node.install()
     node.binary.write_bytes(b"newer")
@@ -136,10 +136,10 @@ def test_a_newer_binary_takes_the_place_of_the_old(node: CniPlugin) -> None:
     assert node.installed_binary.read_bytes() == b"newer"
 
 
-def test_on_request_the_binary_stays(node: CniPlugin) -> None:
+def test_on_request_the_binary_stays(node: CniInstaller) -> None:
     write(node, {"10-x.conflist": CONFLIST})
     node.install()
-    node.remove(keeps_binary=True)
+    node.remove(is_binary_kept=True)
     assert node.installed_binary.exists()
 
 
@@ -153,7 +153,7 @@ def test_on_request_the_binary_stays(node: CniPlugin) -> None:
     ],
 )
 def test_what_cannot_be_changed_stays_as_it_is(
-    node: CniPlugin, files: dict[str, str], words: str
+    node: CniInstaller, files: dict[str, str], words: str
 ) -> None:
     before = write(node, files)
     with pytest.raises(CniError, match=words) as error:
@@ -164,14 +164,14 @@ def test_what_cannot_be_changed_stays_as_it_is(
     assert content(node) == before
 
 
-def test_text_of_another_encoding_is_left_alone(node: CniPlugin) -> None:
+def test_text_of_another_encoding_is_left_alone(node: CniInstaller) -> None:
     (node.conf_directory / "10-x.conflist").write_bytes(b"\xff")
     with pytest.raises(CniError, match="is left as it is: it is not UTF-8"):
         node.install()
     node.remove()
 
 
-def test_a_plugin_that_was_not_built_is_said(node: CniPlugin) -> None:
+def test_a_plugin_that_was_not_built_is_said(node: CniInstaller) -> None:
     before = write(node, {"10-x.conflist": CONFLIST})
     node.binary.unlink()
     with pytest.raises(CniError, match=r"cannot be read .* build it with 'make setup'"):
@@ -179,7 +179,7 @@ def test_a_plugin_that_was_not_built_is_said(node: CniPlugin) -> None:
     assert content(node) == before
 
 
-def test_a_cni_that_writes_its_single_plugin_anew_gets_the_list_anew(node: CniPlugin) -> None:
+def test_a_cni_that_writes_its_single_plugin_anew_gets_the_list_anew(node: CniInstaller) -> None:
     write(node, {"10-x.conf": NETWORK})
     node.install()
     newer = NETWORK.replace("pods", "newer")
@@ -193,7 +193,7 @@ def test_a_cni_that_writes_its_single_plugin_anew_gets_the_list_anew(node: CniPl
 # Kills the process at its nth system call that changes a directory or a file's content.
 _KILLED = """
 import os, pathlib, signal, sys
-from agent.cni.installer import CniPlugin
+from agent.cni.installer import CniInstaller
 
 left = int(sys.argv[1])
 
@@ -209,12 +209,12 @@ def counted(function):
 for name in ("open", "rename", "unlink", "fchmod", "fsync"):
     setattr(os, name, counted(getattr(os, name)))
 paths = [pathlib.Path(path) for path in sys.argv[3:]]
-plugin = CniPlugin(conf_directory=paths[0], bin_directory=paths[1], binary=paths[2])
+plugin = CniInstaller(conf_directory=paths[0], bin_directory=paths[1], binary=paths[2])
 getattr(plugin, sys.argv[2])()
 """
 
 
-def kill_at(node: CniPlugin, step: int, command: str) -> bool:
+def kill_at(node: CniInstaller, step: int, command: str) -> bool:
     """Whether the process was killed, rather than done before."""
     paths = map(str, (node.conf_directory, node.bin_directory, node.binary))
     done = subprocess.run([sys.executable, "-c", _KILLED, str(step), command, *paths], check=False)
@@ -222,7 +222,7 @@ def kill_at(node: CniPlugin, step: int, command: str) -> bool:
     return done.returncode != 0
 
 
-def until_done(node: CniPlugin, command: str) -> Iterator[None]:
+def until_done(node: CniInstaller, command: str) -> Iterator[None]:
     """One item after each place at which the process can be killed."""
     for step in itertools.count():
         if not kill_at(node, step, command):
@@ -235,7 +235,7 @@ def until_done(node: CniPlugin, command: str) -> Iterator[None]:
     [({"10-x.conflist": CONFLIST}, ["ptp"]), ({"10-x.conf": NETWORK}, ["bridge"])],
 )
 def test_who_is_killed_in_between_leaves_a_network(
-    node: CniPlugin, files: dict[str, str], plugins: list[str]
+    node: CniInstaller, files: dict[str, str], plugins: list[str]
 ) -> None:
     before = write(node, files)
     states = 0
@@ -262,14 +262,14 @@ async def soon(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def has_plugin(node: CniPlugin) -> bool:
+def has_plugin(node: CniInstaller) -> bool:
     try:
         return "podgate-cni" in network_of(node)[1]
     except (ValueError, OSError):
         return False
 
 
-async def test_the_agent_puts_the_plugin_back(node: CniPlugin) -> None:
+async def test_the_agent_puts_the_plugin_back(node: CniInstaller) -> None:
     keeping = asyncio.create_task(installer.keep(node))
     try:
         await asyncio.sleep(0.01)  # no network yet
@@ -300,7 +300,7 @@ def test_two_who_insist_take_ever_longer_turns() -> None:
     assert turns.pause_seconds(now + 1000) == 0.1
 
 
-def test_the_commands_do_it_and_say_so(node: CniPlugin) -> None:
+def test_the_commands_do_it_and_say_so(node: CniInstaller) -> None:
     before = write(node, {"10-x.conflist": CONFLIST})
     where = [
         *("--cni-conf-dir", str(node.conf_directory)),

@@ -8,10 +8,10 @@ import pytest
 
 from agent import labels
 from agent.cli import main as cli
-from agent.kube.client import Api
+from agent.kube.api_pods import ApiPods
+from agent.kube.client import ApiClient
 from agent.kube.condition_writer import ConditionWriter
-from agent.kube.events import Events
-from agent.kube.pod_source import PodSource
+from agent.kube.events import EventRecorder
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.pod import Pod
 from agent.policy.api_source import ApiPolicies
@@ -88,7 +88,7 @@ def test_two_agents_fit_on_a_node_during_a_roll_out() -> None:
 @pytest.mark.looptime
 async def test_the_role_grants_what_is_asked_and_nothing_else(
     server: ApiServer,
-    api: Api,
+    api: ApiClient,
     tmp_path: pathlib.Path,
 ) -> None:
     # With it the watches alone are asked.
@@ -98,16 +98,16 @@ async def test_the_role_grants_what_is_asked_and_nothing_else(
     writer = ConditionWriter(
         api, conditions_of=conditions.of, sandbox_of=lambda uid: "one", boot="b", writes_all=False
     )
-    source = PodSource(
+    source = ApiPods(
         api,
         node_name="node1",
         default_mode=Mode.AUDIT,
         on_pod=lambda pod: None,
         on_removed=lambda uid: None,
-        on_object=writer.see,
+        on_object=writer.set_pod,
         state=tmp_path / "pods.json",
     )
-    events = Events(api, node_name="node1")
+    events = EventRecorder(api, node_name="node1")
     policies = ApiPolicies(api, state=tmp_path / "policies.json")
     running = [asyncio.create_task(one.run()) for one in (source, writer, events, policies.watcher)]
     await asyncio.sleep(5)
@@ -115,11 +115,11 @@ async def test_the_role_grants_what_is_asked_and_nothing_else(
         Pod(uid="uid-web", namespace="default", name="web"),
         *(labels.ISOLATION_READY, TRUE, "Audit", "All is well."),
     )
-    writer.want("uid-web")
+    writer.enqueue("uid-web")
     for _ in range(20):
         found = source.get("uid-web")
         assert found is not None
-        events.tell(found, "GateLost", "It was put back.", action="Gating")
+        events.record(found, "GateLost", "It was put back.", action="Gating")
         await asyncio.sleep(60)
     for task in running:
         task.cancel()

@@ -181,7 +181,7 @@ async def test_a_container_in_its_cgroup_is_refused(
         # Its loopback is down, but it listens: it is past unshare.
         assert await asyncio.to_thread(container.stdout.readline)
         identity = KubeletIdentity(ByProcess("kubelet", process.port), lambda _: None)
-        assert await identity.look() is None
+        assert await identity.refresh() is None
         assert f"process {container.pid} of another namespace" in identity.problem
     finally:
         container.kill()
@@ -202,7 +202,7 @@ async def test_a_namesake_in_another_network_namespace_is_not_taken(
             assert namesake.stdout is not None
             assert await asyncio.to_thread(namesake.stdout.readline)
             identity = KubeletIdentity(ByProcess("kubelet", process.port), lambda _: None)
-            found = await identity.look()
+            found = await identity.refresh()
             assert found is not None
             assert found.pid == process.pid
         finally:

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from agent.cri.client import RuntimeClient
-from agent.cri.sandbox_netns import Locator
+from agent.cri.sandbox_netns import NetnsLocator
 from agent.default_deny import table as default_deny_table
 from agent.lab.kubelet_stub import StandIn
 from bpf import pins
@@ -34,7 +34,7 @@ async def kubelet() -> AsyncIterator[Cgroup]:
 
 
 async def netns_of(runtime: Containerd, sandbox: str) -> Netns:
-    client, locator = RuntimeClient(runtime.socket), Locator()
+    client, locator = RuntimeClient(runtime.socket), NetnsLocator()
     try:
         found = await locator.locate(await client.sandbox_details(sandbox))
     finally:

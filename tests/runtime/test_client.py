@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from agent.cri import containerd_pb2, runtime_pb2
-from agent.cri.client import CriError, CriGone, CriUnimplemented, RuntimeClient
+from agent.cri.client import CriError, CriNotFoundError, CriUnimplementedError, RuntimeClient
 from agent.cri.endpoints import open_runtime
-from agent.cri.models import ContainerState
+from agent.cri.models import CriContainerState
 from tests.runtime import servers
 from tests.runtime.servers import FakeRuntime
 from tests.runtime.watching import following
@@ -97,7 +97,7 @@ async def test_a_sandbox_that_is_gone_is_told_apart(path: pathlib.Path) -> None:
     runtime = FakeRuntime()
     runtime.answers["PodSandboxStatus"] = grpc.StatusCode.NOT_FOUND
     async with servers.serving(path, runtime), _client(path) as client:
-        with pytest.raises(CriGone, match="PodSandboxStatus"):
+        with pytest.raises(CriNotFoundError, match="PodSandboxStatus"):
             await client.sandbox_details("s")
 
 
@@ -151,7 +151,7 @@ async def test_answers_are_typed_and_what_is_strange_in_them_is_left_out(
     assert (plain.is_ready, plain.created) == (True, None)
     assert (odd.is_ready, odd.attempt, odd.runtime_handler) == (False, 7, "kata")
     assert [str(ip) for ip in details.ips] == ["198.18.0.9", "fd00:18::9"]
-    assert container.state is ContainerState.UNKNOWN
+    assert container.state is CriContainerState.UNKNOWN
 
 
 async def test_unmet_conditions_of_the_runtime_are_told(path: pathlib.Path) -> None:
@@ -165,7 +165,7 @@ async def test_unmet_conditions_of_the_runtime_are_told(path: pathlib.Path) -> N
         )
     )
     async with servers.serving(path, runtime), _client(path) as client:
-        assert await client.unready_because() == "NetworkReady is false (no CNI config)"
+        assert await client.unready_reason() == "NetworkReady is false (no CNI config)"
 
 
 async def test_containerd_s_own_events_are_heard_and_the_cri_s_left_to_the_kubelet(
@@ -199,7 +199,7 @@ async def test_where_containerd_s_are_missing_the_cri_s_are_heard(path: pathlib.
 
 async def test_no_events_at_all_are_told_apart(path: pathlib.Path) -> None:
     async with servers.serving(path, FakeRuntime()), _client(path) as client:
-        with pytest.raises(CriUnimplemented):
+        with pytest.raises(CriUnimplementedError):
             await anext(client.events())
 
 

@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import msgspec
 import pytest
 
-from agent.cri.client import CriError, CriGone, CriUnimplemented
-from agent.cri.models import Container, ContainerState, Sandbox, SandboxDetails
-from agent.cri.sandbox_netns import Located
+from agent.cri.client import CriError, CriNotFoundError, CriUnimplementedError
+from agent.cri.models import CriContainer, CriContainerState, Sandbox, SandboxDetails
+from agent.cri.sandbox_netns import SandboxNetns
 from agent.cri.sandboxes import Sandboxes
 from probes.netns import Netns
 from tests.blocking import may_block
@@ -30,7 +30,7 @@ class _Runtime:
     def __init__(self, directory: pathlib.Path) -> None:
         self._directory = directory
         self.sandboxes: dict[str, Sandbox] = {}
-        self.containers: dict[str, Container] = {}
+        self.containers: dict[str, CriContainer] = {}
         self.failure: CriError | None = None
         self.stream_failure: CriError | None = None
         self.streams: list[asyncio.Queue[str | None]] = []
@@ -63,13 +63,13 @@ class _Runtime:
         self.give_up(sandbox_id)
         (self._directory / sandbox_id).unlink()
 
-    def start(self, sandbox_id: str, name: str = "app", attempt: int = 0) -> Container:
-        container = Container(
+    def start(self, sandbox_id: str, name: str = "app", attempt: int = 0) -> CriContainer:
+        container = CriContainer(
             id=f"{sandbox_id}-{name}-{attempt}",
             sandbox_id=sandbox_id,
             name=name,
             attempt=attempt,
-            state=ContainerState.RUNNING,
+            state=CriContainerState.RUNNING,
             created=_BORN + datetime.timedelta(seconds=attempt),
         )
         self.containers[container.id] = container
@@ -81,12 +81,12 @@ class _Runtime:
             stream.put_nowait(event)
 
     @may_block("two looks at a file of the test's own; threads know nothing of fake time")
-    async def locate(self, details: SandboxDetails) -> Located:
+    async def locate(self, details: SandboxDetails) -> SandboxNetns:
         path = self._directory / details.info["id"]
         if details.info["id"] in self.lost or not path.exists():
-            return Located(None, "It is nowhere.")
+            return SandboxNetns(None, "It is nowhere.")
         status = path.stat()
-        return Located(Netns(str(path), status.st_dev, status.st_ino))
+        return SandboxNetns(Netns(str(path), status.st_dev, status.st_ino))
 
     async def list_sandboxes(self) -> list[Sandbox]:
         self.lists.append(_now())
@@ -94,7 +94,7 @@ class _Runtime:
             raise self.failure
         return list(self.sandboxes.values())
 
-    async def list_containers(self) -> list[Container]:
+    async def list_containers(self) -> list[CriContainer]:
         return list(self.containers.values())
 
     async def sandbox_details(self, sandbox_id: str) -> SandboxDetails:
@@ -105,7 +105,7 @@ class _Runtime:
         if sandbox_id in self.broken:
             raise CriError("it is broken.")
         if sandbox_id not in self.sandboxes:
-            raise CriGone("it is gone.")
+            raise CriNotFoundError("it is gone.")
         return msgspec.structs.replace(_DETAILS, info={"id": sandbox_id})
 
     async def container_started(self, container_id: str) -> datetime.datetime | None:
@@ -220,7 +220,7 @@ async def test_a_burst_of_events_is_ten_lists_a_second_at_most(runtime: _Runtime
 
 
 async def test_without_events_the_runtime_is_asked_every_second(runtime: _Runtime) -> None:
-    runtime.stream_failure = CriUnimplemented("no such call.")
+    runtime.stream_failure = CriUnimplementedError("no such call.")
     async with _following(runtime) as told:
         assert not told.sandboxes.has_events
         runtime.run("a")
@@ -367,7 +367,7 @@ async def test_a_namespace_that_is_lost_is_said_and_looked_for(
     runtime: _Runtime, tmp_path: pathlib.Path
 ) -> None:
     sandbox = runtime.run("a")
-    runtime.stream_failure = CriUnimplemented("no such call.")
+    runtime.stream_failure = CriUnimplementedError("no such call.")
     async with _following(runtime) as told:
         (tmp_path / sandbox.id).rename(tmp_path / "away")
         await asyncio.sleep(3)
@@ -383,7 +383,7 @@ async def test_a_namespace_that_is_not_found_is_looked_for_ever_less_often(
 ) -> None:
     runtime.run("a")
     runtime.lost.add("a-0")
-    runtime.stream_failure = CriUnimplemented("no such call.")
+    runtime.stream_failure = CriUnimplementedError("no such call.")
     async with _following(runtime, 600) as told:
         assert told.current["a"].problem == "It is nowhere."
         times = [time for time, _ in runtime.looks]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.cri.models import SandboxDetails
-from agent.cri.sandbox_netns import Located, Locator, netns_paths
+from agent.cri.sandbox_netns import NetnsLocator, SandboxNetns, netns_paths
 from agent.lab.lab import Lab
 
 _PATH = "/var/run/netns/cni-0a"
@@ -157,12 +157,12 @@ def test_a_runtime_that_says_nothing_is_a_sentence() -> None:
     assert located.problem == "The runtime does not say where the network namespace is."
 
 
-def _locate(paths: Iterable[str], ips: Iterable[object]) -> Located:
+def _locate(paths: Iterable[str], ips: Iterable[object]) -> SandboxNetns:
     spec = {"linux": {"namespaces": [{"type": "network", "path": path} for path in paths]}}
     details = _details({"info": json.dumps({"runtimeSpec": spec})}, [str(ip) for ip in ips])
 
-    async def locate() -> Located:
-        locator = Locator()
+    async def locate() -> SandboxNetns:
+        locator = NetnsLocator()
         try:
             return await locator.locate(details)
         finally:

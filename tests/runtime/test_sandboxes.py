@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from agent.cri.client import RuntimeClient
-from agent.cri.models import Container, ContainerState, Sandbox, SandboxDetails
+from agent.cri.models import CriContainer, CriContainerState, Sandbox, SandboxDetails
 from probes.netns import Netns
 from tests.runtime import containerd
 from tests.runtime.containerd import Containerd
@@ -266,7 +266,7 @@ def _current(watched: Watched) -> dict[str, Sandbox]:
     return watched.sandboxes.current
 
 
-def _states(watched: Watched, name: str) -> tuple[Container, ...]:
+def _states(watched: Watched, name: str) -> tuple[CriContainer, ...]:
     return watched.sandboxes.containers.get(f"uid-{name}", ())
 
 
@@ -274,7 +274,7 @@ def _running(watched: Watched, name: str) -> set[str]:
     return {
         one.id
         for one in _states(watched, name)
-        if one.state is ContainerState.RUNNING and one.started
+        if one.state is CriContainerState.RUNNING and one.started
     }
 
 

@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import AsyncIterator, Callable
 
 from agent.cri.client import CALL_SECONDS, Runtime, RuntimeClient
-from agent.cri.models import Container, Sandbox
-from agent.cri.sandbox_netns import Locator
+from agent.cri.models import CriContainer, Sandbox
+from agent.cri.sandbox_netns import NetnsLocator
 from agent.cri.sandboxes import Sandboxes
 
 _PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
@@ -28,7 +28,7 @@ class Watched:
     def on_removed(self, sandbox: Sandbox) -> None:
         self.told.append(("removed", sandbox.id))
 
-    def on_containers(self, sandbox: Sandbox, containers: tuple[Container, ...]) -> None:
+    def on_containers(self, sandbox: Sandbox, containers: tuple[CriContainer, ...]) -> None:
         self.told.append(("containers", sandbox.id))
 
     async def until(self, what: str, holds: Callable[[], object]) -> None:
@@ -60,7 +60,7 @@ async def following(
         runtime = RuntimeClient(socket, call_seconds=call_seconds)
         return wrap(runtime) if wrap else runtime
 
-    locator = Locator()
+    locator = NetnsLocator()
     try:
         watched = Watched(
             lambda told: Sandboxes(

@@ -17,7 +17,7 @@ from agent.api.podinfo.pod_objects import PodObjects
 from agent.api.podinfo.pods_api import PodsApi
 from agent.api.podinfo.publisher import Telling
 from agent.api.podinfo.server import GET, LIST, PodInfoServer
-from agent.kube.pod_source import PodSource
+from agent.kube.api_pods import ApiPods
 from agent.metrics import Family, family
 from agent.pods.conditions import Condition
 from agent.pods.pod import Pod
@@ -63,7 +63,7 @@ class PodInfo:
         *,
         pods: Callable[[], Iterable[Pod]],
         conditions_of: Callable[[str], list[Condition]],
-        source: PodSource | None,
+        source: ApiPods | None,
         unready_because: Callable[[], str | None],
     ) -> None:
         """pods: those that the agent guards; source: in a cluster, all that API server and kubelet

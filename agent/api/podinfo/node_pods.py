@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from agent.api.podinfo.merge import Known
-from agent.kube.pod_source import PodSource
+from agent.kube.api_pods import ApiPods
 from agent.pods.conditions import Condition
 from agent.pods.pod import Pod
 
@@ -16,7 +16,7 @@ class NodePods:
         *,
         pods: Callable[[], Iterable[Pod]],
         conditions_of: Callable[[str], list[Condition]],
-        source: PodSource | None,
+        source: ApiPods | None,
     ) -> None:
         """pods: those that the agent guards; source: in a cluster."""
         self._pods = pods

@@ -10,7 +10,7 @@ from typing import Any
 from agent.api.podinfo import merge
 from agent.api.podinfo.merge import Known
 from agent.api.podinfo.publisher import Entry
-from agent.kube.objects import ApiPod, Container, ContainerStatus
+from agent.kube.objects import ApiContainer, ApiPod, ContainerStatus
 from agent.kubelet import kubelet_pb2
 
 
@@ -73,7 +73,7 @@ def _fill(pod: kubelet_pb2.Pod, found: ApiPod) -> None:
     _add_statuses(pod.status.containerStatuses, status.container_statuses)
 
 
-def _add_containers(to: Any, containers: tuple[Container, ...]) -> None:
+def _add_containers(to: Any, containers: tuple[ApiContainer, ...]) -> None:
     for container in containers:
         # Kept as they came, so of any kind.
         if isinstance(container.name, str):

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from agent.kube.objects import Metadata
+from agent.kube.objects import ObjectMetadata
 
 SERVICE_NAME_LABEL: Final = "kubernetes.io/service-name"
 PROXY_NAME_LABEL: Final = "service.kubernetes.io/service-proxy-name"
@@ -87,7 +87,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, rename="camel"):
 class Service(msgspec.Struct, frozen=True):
     """v1.Service."""
 
-    metadata: Metadata
+    metadata: ObjectMetadata
     spec: ServiceSpec = ServiceSpec()
     status: ServiceStatus = ServiceStatus()
 
@@ -142,7 +142,7 @@ class SliceEndpoint(msgspec.Struct, frozen=True, rename="camel"):
 class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
     """discovery.v1.EndpointSlice."""
 
-    metadata: Metadata
+    metadata: ObjectMetadata
     address_type: str = ""
     ports: tuple[SlicePort, ...] | None = None
     endpoints: tuple[SliceEndpoint, ...] | None = None

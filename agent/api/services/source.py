@@ -12,7 +12,7 @@ from agent.api.services.local_readiness import LocalNews
 from agent.api.services.objects import ZONE_LABEL, EndpointSlice, Service
 from agent.api.services.publisher import Book
 from agent.api.services.server import ListenError, Server
-from agent.kube.client import Api
+from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, MetadataOnly
 from agent.kube.watcher import Query, Watcher
 from agent.pods.conditions import Condition
@@ -33,7 +33,7 @@ class ServiceEndpoints:
 
     def __init__(
         self,
-        api: Api,
+        api: ApiClient,
         *,
         node: str,
         nodes: Watcher[MetadataOnly],

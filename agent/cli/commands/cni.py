@@ -78,9 +78,9 @@ def install(
 
     Everything else in the file stays as it is. Safe to repeat, and to interrupt.
     """
-    from agent.cni.installer import BUILT, CniError, CniPlugin
+    from agent.cni.installer import BUILT, CniError, CniInstaller
 
-    plugin = CniPlugin(
+    plugin = CniInstaller(
         conf_directory=cni_conf_dir,
         bin_directory=cni_bin_dir,
         binary=binary or BUILT,
@@ -105,11 +105,11 @@ def install(
 )
 def remove(cni_conf_dir: pathlib.Path, cni_bin_dir: pathlib.Path, keep_binary: bool) -> None:
     """Leave both directories as they were. Gates stay; the agent or the pods' end takes them."""
-    from agent.cni.installer import CniError, CniPlugin
+    from agent.cni.installer import CniError, CniInstaller
 
-    plugin = CniPlugin(conf_directory=cni_conf_dir, bin_directory=cni_bin_dir)
+    plugin = CniInstaller(conf_directory=cni_conf_dir, bin_directory=cni_bin_dir)
     try:
-        has_changed = plugin.remove(keeps_binary=keep_binary)
+        has_changed = plugin.remove(is_binary_kept=keep_binary)
     except CniError as error:
         options.fail(error)
     click.echo("Removed." if has_changed else "Nothing to do: it is not installed.")

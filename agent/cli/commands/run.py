@@ -165,7 +165,7 @@ def run(
     from agent import logs
     from agent.app import http_server, startup
     from agent.errors import PreflightError
-    from agent.kube.client import NoCluster
+    from agent.kube.client import NoClusterConfigError
     from agent.linux import locks
     from bpf import errors
 
@@ -201,7 +201,7 @@ def run(
         asyncio.run(startup.run(settings))
     except (
         PreflightError,
-        NoCluster,
+        NoClusterConfigError,
         startup.StartError,
         locks.Locked,
         http_server.ListenError,

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from kubernetes.aio.client import rest
 
-from agent.kube.client import Api
+from agent.kube.client import ApiClient
 from tests.agent.kube.apiserver import ApiServer
 
 
@@ -27,8 +27,8 @@ def write_kubeconfig(
 
 
 @asynccontextmanager
-async def opened(kubeconfig: str | None = None) -> AsyncIterator[Api]:
-    api = await Api.open(kubeconfig)
+async def opened(kubeconfig: str | None = None) -> AsyncIterator[ApiClient]:
+    api = await ApiClient.open(kubeconfig)
     try:
         yield api
     finally:
@@ -59,6 +59,6 @@ def kubeconfig(tmp_path: pathlib.Path) -> str:
 
 
 @pytest.fixture
-async def api(server: ApiServer, kubeconfig: str) -> AsyncIterator[Api]:
+async def api(server: ApiServer, kubeconfig: str) -> AsyncIterator[ApiClient]:
     async with opened(kubeconfig) as made:
         yield made

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.config import incluster_config
 
-from agent.kube.client import Api, ApiError, NoCluster
+from agent.kube.client import ApiClient, ApiError, NoClusterConfigError
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import PODS, ApiServer
 from tests.agent.kube.conftest import opened, write_kubeconfig
@@ -51,7 +51,7 @@ async def only_second(request: web.Request) -> web.StreamResponse | None:
     return None if is_good else apiserver.refusal(401, "Unauthorized")
 
 
-async def ask(api: Api) -> bytes:
+async def ask(api: ApiClient) -> bytes:
     return await api.request("GET", PODS, query={"resourceVersion": "0"})
 
 
@@ -120,15 +120,15 @@ async def test_configuration_that_vanishes_is_not_needed(
 @pytest.mark.parametrize("content", ["", "clusters: [", "[]", "{current-context: nowhere}"])
 async def test_bad_kubeconfig_is_one_sentence(tmp_path: pathlib.Path, content: str) -> None:
     (tmp_path / "kubeconfig").write_text(content, encoding="utf-8")
-    with pytest.raises(NoCluster, match="name a kubeconfig in KUBECONFIG"):
-        await Api.open(str(tmp_path / "kubeconfig"))
+    with pytest.raises(NoClusterConfigError, match="name a kubeconfig in KUBECONFIG"):
+        await ApiClient.open(str(tmp_path / "kubeconfig"))
 
 
 async def test_outside_a_pod_without_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(NoCluster, match="service account"):
-        await Api.open()
+    with pytest.raises(NoClusterConfigError, match="service account"):
+        await ApiClient.open()
 
 
 async def test_nobody_listens(tmp_path: pathlib.Path) -> None:
@@ -136,11 +136,11 @@ async def test_nobody_listens(tmp_path: pathlib.Path) -> None:
         with pytest.raises(ApiError, match=r"127\.0\.0\.1:9") as caught:
             await ask(api)
         assert caught.value.code == 0
-        assert caught.value.means_away
+        assert caught.value.is_transient
 
 
 @pytest.mark.looptime
-async def test_request_that_is_never_answered_ends(server: ApiServer, api: Api) -> None:
+async def test_request_that_is_never_answered_ends(server: ApiServer, api: ApiClient) -> None:
     async def hang(request: web.Request) -> web.StreamResponse | None:
         await asyncio.sleep(100_000)
         return None
@@ -152,7 +152,7 @@ async def test_request_that_is_never_answered_ends(server: ApiServer, api: Api) 
     assert asyncio.get_running_loop().time() - started < 40
 
 
-async def test_refusal_tells_what_the_status_says(server: ApiServer, api: Api) -> None:
+async def test_refusal_tells_what_the_status_says(server: ApiServer, api: ApiClient) -> None:
     async def refuse(request: web.Request) -> web.StreamResponse | None:
         return apiserver.as_recorded("patch-wrong-uid")
 
@@ -161,19 +161,19 @@ async def test_refusal_tells_what_the_status_says(server: ApiServer, api: Api) -
         await ask(api)
     assert caught.value.code == 422
     assert ("metadata.uid", "FieldValueInvalid") in caught.value.causes
-    assert not caught.value.means_away
+    assert not caught.value.is_transient
 
 
-async def test_refusal_that_is_no_status(server: ApiServer, api: Api) -> None:
+async def test_refusal_that_is_no_status(server: ApiServer, api: ApiClient) -> None:
     async def refuse(request: web.Request) -> web.StreamResponse | None:
         return web.Response(status=502, text="<html>proxy</html>")
 
     server.faults.append(refuse)
     with pytest.raises(ApiError, match="HTTP status 502 Bad Gateway") as caught:
         await ask(api)
-    assert caught.value.means_away
+    assert caught.value.is_transient
 
 
-async def test_server_is_told_who_asks(server: ApiServer, api: Api) -> None:
+async def test_server_is_told_who_asks(server: ApiServer, api: ApiClient) -> None:
     await ask(api)
     assert server.asked[0].headers["User-Agent"].startswith("podgate/")

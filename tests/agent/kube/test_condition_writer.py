@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from agent import labels
-from agent.kube.client import STRATEGIC_MERGE, Api
+from agent.kube.client import STRATEGIC_MERGE, ApiClient
 from agent.kube.condition_writer import ConditionWriter
 from agent.kube.objects import ApiPod
 from agent.kube.watcher import Query, Watcher
@@ -29,7 +29,7 @@ NOW = datetime.datetime(2026, 11, 21, 8, 0, 0, 123456, tzinfo=datetime.UTC)
 class Agent:
     """A writer, the watch that it hears of the API by, and what the agent knows."""
 
-    def __init__(self, api: Api, *, writes_all: bool = False) -> None:
+    def __init__(self, api: ApiClient, *, writes_all: bool = False) -> None:
         self.conditions = Conditions(now=lambda: NOW)
         self.sandboxes: dict[str, str] = {}
         self.writer = ConditionWriter(
@@ -46,7 +46,7 @@ class Agent:
 
     def _on_change(self, old: ApiPod | None, new: ApiPod | None) -> None:
         if new:
-            self.writer.see(new)
+            self.writer.set_pod(new)
         elif old:
             self.writer.forget(old.uid)
 
@@ -62,7 +62,7 @@ class Agent:
         """Something is found out about a pod."""
         told = Pod(uid=f"uid-{name}", namespace="default", name=name)
         self.conditions.set(told, kind, status, reason, message)
-        self.writer.want(told.uid)
+        self.writer.enqueue(told.uid)
 
     @asynccontextmanager
     async def running(self, *, watches: bool = True) -> AsyncIterator["Agent"]:
@@ -108,7 +108,7 @@ async def failing(request: web.Request) -> web.StreamResponse | None:
 
 
 async def test_both_conditions_go_in_one_patch_that_is_held_to_the_uid(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     server.put(apiserver.gated("a", generation=3))
     agent = Agent(api)
@@ -146,7 +146,7 @@ async def test_both_conditions_go_in_one_patch_that_is_held_to_the_uid(
 
 
 async def test_steps_of_a_start_that_decide_nothing_are_one_patch(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     server.put(apiserver.gated("a"))
     async with Agent(api).running() as agent:
@@ -166,7 +166,7 @@ async def test_steps_of_a_start_that_decide_nothing_are_one_patch(
 
 
 async def test_a_start_that_takes_longer_says_what_it_waits_for(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     server.put(apiserver.gated("a"))
     async with Agent(api).running() as agent:
@@ -183,7 +183,7 @@ async def test_a_start_that_takes_longer_says_what_it_waits_for(
     assert len(server.patches()) == 3
 
 
-async def test_nothing_is_sent_at_rest(server: ApiServer, api: Api) -> None:
+async def test_nothing_is_sent_at_rest(server: ApiServer, api: ApiClient) -> None:
     server.put(gated("a"))
     agent = Agent(api)
     agent.know("a")
@@ -196,7 +196,9 @@ async def test_nothing_is_sent_at_rest(server: ApiServer, api: Api) -> None:
     assert agent.writer.pending == 0
 
 
-async def test_restarted_agent_writes_nothing_that_is_there(server: ApiServer, api: Api) -> None:
+async def test_restarted_agent_writes_nothing_that_is_there(
+    server: ApiServer, api: ApiClient
+) -> None:
     server.put(with_condition(gated("a")))
     agent = Agent(api)
     async with agent.running():
@@ -205,7 +207,9 @@ async def test_restarted_agent_writes_nothing_that_is_there(server: ApiServer, a
     assert server.patches() == []
 
 
-async def test_transition_time_moves_with_the_status_only(server: ApiServer, api: Api) -> None:
+async def test_transition_time_moves_with_the_status_only(
+    server: ApiServer, api: ApiClient
+) -> None:
     server.put(with_condition(gated("a"), reason="Audit"))
     async with Agent(api).running() as agent:
         agent.know("a")
@@ -219,7 +223,7 @@ async def test_transition_time_moves_with_the_status_only(server: ApiServer, api
         assert found["lastTransitionTime"] == "2026-11-21T08:00:00Z"
 
 
-async def test_pods_without_a_gate_are_left_alone(server: ApiServer, api: Api) -> None:
+async def test_pods_without_a_gate_are_left_alone(server: ApiServer, api: ApiClient) -> None:
     server.put(pod("a"))
     async with Agent(api).running() as agent:
         agent.know("a")
@@ -227,7 +231,9 @@ async def test_pods_without_a_gate_are_left_alone(server: ApiServer, api: Api) -
     assert server.patches() == []
 
 
-async def test_pods_without_a_gate_are_written_when_asked_for(server: ApiServer, api: Api) -> None:
+async def test_pods_without_a_gate_are_written_when_asked_for(
+    server: ApiServer, api: ApiClient
+) -> None:
     server.put(pod("a"))
     async with Agent(api, writes_all=True).running() as agent:
         agent.know("a")
@@ -235,7 +241,7 @@ async def test_pods_without_a_gate_are_written_when_asked_for(server: ApiServer,
     assert len(server.patches()) == 1
 
 
-async def test_conditions_of_others_stay(server: ApiServer, api: Api) -> None:
+async def test_conditions_of_others_stay(server: ApiServer, api: ApiClient) -> None:
     server.put(with_condition(gated("a"), type="Ready", message=""))
     async with Agent(api).running() as agent:
         agent.know("a")
@@ -245,7 +251,7 @@ async def test_conditions_of_others_stay(server: ApiServer, api: Api) -> None:
 
 @pytest.mark.parametrize("recording", ["patch-404", "patch-old-resourceversion", "patch-wrong-uid"])
 async def test_replaced_pod_is_dropped_as_recorded(
-    recording: str, server: ApiServer, api: Api
+    recording: str, server: ApiServer, api: ApiClient
 ) -> None:
     async def answer(_: web.Request) -> web.Response:
         return apiserver.as_recorded(recording)
@@ -254,13 +260,13 @@ async def test_replaced_pod_is_dropped_as_recorded(
     thing = gated("gated")
     thing["metadata"]["resourceVersion"] = "5515"
     async with Agent(api).running(watches=False) as agent:
-        agent.writer.see(msgspec.convert(thing, ApiPod))
+        agent.writer.set_pod(msgspec.convert(thing, ApiPod))
         agent.know("gated")
         await asyncio.sleep(1)
         assert agent.writer.replaced
         agent.know("gated", status=FALSE, reason="GateFailed")
         thing["metadata"]["resourceVersion"] = "5516"
-        agent.writer.see(msgspec.convert(thing, ApiPod))
+        agent.writer.set_pod(msgspec.convert(thing, ApiPod))
         assert agent.writer.pending == 0
         assert agent.writer.problem == ""
         await asyncio.sleep(60)
@@ -269,7 +275,7 @@ async def test_replaced_pod_is_dropped_as_recorded(
 
 
 async def test_pod_that_took_the_name_is_not_written_with_the_olds_condition(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     server.put(gated("a"))
     async with Agent(api).running() as agent:
@@ -281,7 +287,7 @@ async def test_pod_that_took_the_name_is_not_written_with_the_olds_condition(
     assert conditions(server, "a") == {}
 
 
-async def test_mirror_pod_is_patched_by_its_own_uid(server: ApiServer, api: Api) -> None:
+async def test_mirror_pod_is_patched_by_its_own_uid(server: ApiServer, api: ApiClient) -> None:
     mirror = gated(
         "static", uid="api-uid", annotations={"kubernetes.io/config.mirror": "uid-static"}
     )
@@ -293,7 +299,7 @@ async def test_mirror_pod_is_patched_by_its_own_uid(server: ApiServer, api: Api)
     assert conditions(server, "static")
 
 
-async def test_foreign_hand_is_corrected(server: ApiServer, api: Api) -> None:
+async def test_foreign_hand_is_corrected(server: ApiServer, api: ApiClient) -> None:
     server.put(gated("a"))
     async with Agent(api).running() as agent:
         agent.know("a")
@@ -307,7 +313,7 @@ async def test_foreign_hand_is_corrected(server: ApiServer, api: Api) -> None:
     assert len(server.patches()) == 3
 
 
-async def test_somebody_who_never_gives_up_costs_little(server: ApiServer, api: Api) -> None:
+async def test_somebody_who_never_gives_up_costs_little(server: ApiServer, api: ApiClient) -> None:
     server.put(gated("a"))
     async with Agent(api).running() as agent:
         agent.know("a")
@@ -318,7 +324,7 @@ async def test_somebody_who_never_gives_up_costs_little(server: ApiServer, api: 
 
 
 async def test_flapping_probe_is_written_at_once_and_then_less_often(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     server.put(gated("a", labels.PROBES_PASSING))
     async with Agent(api).running() as agent:
@@ -333,7 +339,7 @@ async def test_flapping_probe_is_written_at_once_and_then_less_often(
     assert len(server.patches()) < 15
 
 
-async def test_text_alone_is_written_once_a_minute(server: ApiServer, api: Api) -> None:
+async def test_text_alone_is_written_once_a_minute(server: ApiServer, api: ApiClient) -> None:
     server.put(gated("a"))
     async with Agent(api).running() as agent:
         for number in range(600):
@@ -345,7 +351,7 @@ async def test_text_alone_is_written_once_a_minute(server: ApiServer, api: Api) 
 
 
 async def test_after_an_outage_each_changed_pod_costs_one_patch(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     for number in range(30):
         server.put(gated(f"a{number}"))
@@ -374,7 +380,7 @@ async def test_after_an_outage_each_changed_pod_costs_one_patch(
         assert conditions(server, "a3")[labels.ISOLATION_READY]["reason"] == "Turn19"
 
 
-async def test_too_many_requests_are_waited_for(server: ApiServer, api: Api) -> None:
+async def test_too_many_requests_are_waited_for(server: ApiServer, api: ApiClient) -> None:
     async def busy(request: web.Request) -> web.StreamResponse | None:
         if request.method != "PATCH":
             return None
@@ -390,7 +396,7 @@ async def test_too_many_requests_are_waited_for(server: ApiServer, api: Api) -> 
     assert second - first >= 45
 
 
-async def test_failures_of_the_same_moment_are_one(server: ApiServer, api: Api) -> None:
+async def test_failures_of_the_same_moment_are_one(server: ApiServer, api: ApiClient) -> None:
     async def hiccup(request: web.Request) -> web.StreamResponse | None:
         return await failing(request) if len(server.patches()) <= 8 else None
 
@@ -405,17 +411,19 @@ async def test_failures_of_the_same_moment_are_one(server: ApiServer, api: Api) 
     assert len(server.patches()) == 28
 
 
-async def test_what_the_watch_tells_late_is_not_corrected(server: ApiServer, api: Api) -> None:
+async def test_what_the_watch_tells_late_is_not_corrected(
+    server: ApiServer, api: ApiClient
+) -> None:
     late = msgspec.convert(server.put(gated("a")), ApiPod)
     async with Agent(api).running() as agent:
         agent.know("a")
         await asyncio.sleep(1)
-        agent.writer.see(late)
+        agent.writer.set_pod(late)
         await asyncio.sleep(60)
     assert len(server.patches()) == 1
 
 
-async def test_refusal_of_one_pod_holds_up_no_other(server: ApiServer, api: Api) -> None:
+async def test_refusal_of_one_pod_holds_up_no_other(server: ApiServer, api: ApiClient) -> None:
     async def forbid(request: web.Request) -> web.StreamResponse | None:
         is_meant = request.method == "PATCH" and "/a/" in request.path
         return apiserver.refusal(403, "Forbidden") if is_meant else None
@@ -434,7 +442,7 @@ async def test_refusal_of_one_pod_holds_up_no_other(server: ApiServer, api: Api)
 
 
 async def test_answers_that_are_never_given_are_asked_for_again(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     async def hang(request: web.Request) -> web.StreamResponse | None:
         if request.method == "PATCH" and len(server.patches()) == 1:
@@ -451,7 +459,7 @@ async def test_answers_that_are_never_given_are_asked_for_again(
 
 
 async def test_condition_of_an_earlier_boot_is_corrected_before_anything_is_known(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     server.put(with_condition(gated("a"), message="Fine. (sandbox sandbox-1, boot before)"))
     server.put(with_condition(gated("b")))
@@ -466,19 +474,21 @@ async def test_condition_of_an_earlier_boot_is_corrected_before_anything_is_know
     assert len(server.patches()) == 2
 
 
-async def test_new_sandbox_makes_the_old_ones_conditions_stale(server: ApiServer, api: Api) -> None:
+async def test_new_sandbox_makes_the_old_ones_conditions_stale(
+    server: ApiServer, api: ApiClient
+) -> None:
     server.put(with_condition(gated("a")))
     agent = Agent(api)
     agent.sandboxes["uid-a"] = ""
     async with agent.running():
         assert server.patches() == []
         agent.sandboxes["uid-a"] = "sandbox-2"
-        agent.writer.want("uid-a")
+        agent.writer.enqueue("uid-a")
         await asyncio.sleep(1)
         assert conditions(server, "a")[labels.ISOLATION_READY]["reason"] == "SandboxChanged"
 
 
-async def test_stale_conditions_go_first(server: ApiServer, api: Api) -> None:
+async def test_stale_conditions_go_first(server: ApiServer, api: ApiClient) -> None:
     for number in range(150):
         server.put(apiserver.gated(f"a{number}"))
     for number in range(150, 200):
@@ -497,7 +507,7 @@ async def test_stale_conditions_go_first(server: ApiServer, api: Api) -> None:
     assert set(order[:50]) == set(range(150, 200))
 
 
-async def test_many_at_once_keep_to_the_limit(server: ApiServer, api: Api) -> None:
+async def test_many_at_once_keep_to_the_limit(server: ApiServer, api: ApiClient) -> None:
     for number in range(250):
         server.put(gated(f"a{number}"))
     async with Agent(api).running() as agent:
@@ -512,7 +522,7 @@ async def test_many_at_once_keep_to_the_limit(server: ApiServer, api: Api) -> No
 
 
 async def test_server_that_does_not_know_the_generation_is_not_asked_for_ever(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     async def drop(request: web.Request) -> web.StreamResponse | None:
         if request.method == "PATCH":
@@ -530,7 +540,9 @@ async def test_server_that_does_not_know_the_generation_is_not_asked_for_ever(
     assert len(server.patches()) == 1
 
 
-async def test_long_messages_are_clipped_and_keep_their_stamp(server: ApiServer, api: Api) -> None:
+async def test_long_messages_are_clipped_and_keep_their_stamp(
+    server: ApiServer, api: ApiClient
+) -> None:
     server.put(gated("a"))
     async with Agent(api).running() as agent:
         agent.know("a", message="x" * 100_000)

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from agent.kube import events
-from agent.kube.client import MERGE, Api
-from agent.kube.events import Events
+from agent.kube.client import MERGE, ApiClient
+from agent.kube.events import EventRecorder
 from agent.kube.objects import ApiPod
 from probes.spec.specs import parse_pod
 from tests.agent.kube import apiserver
@@ -29,12 +29,12 @@ def seen(name: str, **metadata: Any) -> ApiPod:
 
 
 @asynccontextmanager
-async def running(api: Api, *, node_name: str = "node1") -> AsyncIterator[Events]:
+async def running(api: ApiClient, *, node_name: str = "node1") -> AsyncIterator[EventRecorder]:
     def now() -> datetime.datetime:
         start = datetime.datetime(2026, 11, 21, 8, 0, 0, 5, tzinfo=datetime.UTC)
         return start + datetime.timedelta(seconds=asyncio.get_running_loop().time())
 
-    made = Events(api, node_name=node_name, now=now, jitter=lambda: 0.5)
+    made = EventRecorder(api, node_name=node_name, now=now, jitter=lambda: 0.5)
     task = asyncio.create_task(made.run())
     try:
         yield made
@@ -47,13 +47,13 @@ def created(server: ApiServer) -> list[Asked]:
     return server.of(PATH, method="POST")
 
 
-def tell(made: Events, name: str = "a", *, reason: str = "GateLost", **more: Any) -> None:
-    made.tell(seen(name), reason, "The gate was put back.", action="Guarding", **more)
+def record(made: EventRecorder, name: str = "a", *, reason: str = "GateLost", **more: Any) -> None:
+    made.record(seen(name), reason, "The gate was put back.", action="Guarding", **more)
 
 
-async def test_an_event_has_all_that_the_api_asks_for(server: ApiServer, api: Api) -> None:
+async def test_an_event_has_all_that_the_api_asks_for(server: ApiServer, api: ApiClient) -> None:
     async with running(api) as made:
-        tell(made, container="app")
+        record(made, container="app")
         await asyncio.sleep(1)
     (asked,) = created(server)
     assert asked.body["metadata"].pop("name").startswith("a.")
@@ -80,10 +80,10 @@ async def test_an_event_has_all_that_the_api_asks_for(server: ApiServer, api: Ap
     }
 
 
-async def test_what_happens_again_is_a_series(server: ApiServer, api: Api) -> None:
+async def test_what_happens_again_is_a_series(server: ApiServer, api: ApiClient) -> None:
     async with running(api) as made:
         for _ in range(400):
-            tell(made)
+            record(made)
             await asyncio.sleep(1)
         assert len(created(server)) == 1
         (patch,) = server.patches()
@@ -94,22 +94,24 @@ async def test_what_happens_again_is_a_series(server: ApiServer, api: Api) -> No
         assert patch.body["series"]["lastObservedTime"].startswith("2026-11-21T08:05:")
         await asyncio.sleep(600)
         assert [one.body["series"]["count"] for one in server.patches()] == [count, 400]
-        tell(made)
+        record(made)
         await asyncio.sleep(1)
         assert len(created(server)) == 2
 
 
-async def test_different_things_are_different_events(server: ApiServer, api: Api) -> None:
+async def test_different_things_are_different_events(server: ApiServer, api: ApiClient) -> None:
     async with running(api) as made:
         for name in ("a", "b"):
             for reason in ("GateLost", "Unhealthy"):
                 for container in ("", "app"):
-                    tell(made, name, reason=reason, container=container)
+                    record(made, name, reason=reason, container=container)
         await asyncio.sleep(5)
     assert len({one.body["metadata"]["name"] for one in created(server)}) == 8
 
 
-async def test_series_that_outlives_its_event_begins_anew(server: ApiServer, api: Api) -> None:
+async def test_series_that_outlives_its_event_begins_anew(
+    server: ApiServer, api: ApiClient
+) -> None:
     async def forget(request: web.Request) -> web.StreamResponse | None:
         if request.method != "PATCH":
             return None
@@ -118,23 +120,23 @@ async def test_series_that_outlives_its_event_begins_anew(server: ApiServer, api
     server.faults.append(forget)
     async with running(api) as made:
         for _ in range(400):
-            tell(made)
+            record(made)
             await asyncio.sleep(1)
     assert len(created(server)) == 2
     assert created(server)[1].body["series"]["count"] > 300
 
 
-async def test_storm_of_events_is_limited(server: ApiServer, api: Api) -> None:
+async def test_storm_of_events_is_limited(server: ApiServer, api: ApiClient) -> None:
     async with running(api) as made:
         for number in range(3000):
-            tell(made, f"a{number}")
+            record(made, f"a{number}")
         await asyncio.sleep(60)
         assert len(created(server)) <= 351
         assert made.dropped == 2000
 
 
 async def test_outage_costs_little_and_the_newest_are_told_after_it(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     async def fail(request: web.Request) -> web.StreamResponse | None:
         return apiserver.refusal(503, "ServiceUnavailable")
@@ -142,17 +144,17 @@ async def test_outage_costs_little_and_the_newest_are_told_after_it(
     server.faults.append(fail)
     async with running(api) as made:
         for number in range(50):
-            tell(made, f"a{number}")
+            record(made, f"a{number}")
         await asyncio.sleep(120)
         assert len(created(server)) < 10
         server.faults.clear()
         await asyncio.sleep(120)
-        told = {one.body["regarding"]["name"] for one in created(server)}
-        assert "a49" in told
+        sent = {one.body["regarding"]["name"] for one in created(server)}
+        assert "a49" in sent
         assert made.dropped == 0
 
 
-async def test_refused_event_is_dropped_and_others_go_on(server: ApiServer, api: Api) -> None:
+async def test_refused_event_is_dropped_and_others_go_on(server: ApiServer, api: ApiClient) -> None:
     async def refuse(request: web.Request) -> web.StreamResponse | None:
         body = server.asked[-1].body
         is_meant = body["regarding"]["name"] == "a"
@@ -160,16 +162,16 @@ async def test_refused_event_is_dropped_and_others_go_on(server: ApiServer, api:
 
     server.faults.append(refuse)
     async with running(api) as made:
-        tell(made, "a")
-        tell(made, "b")
+        record(made, "a")
+        record(made, "b")
         await asyncio.sleep(300)
         assert [one.body["regarding"]["name"] for one in created(server)] == ["a", "b"]
         assert made.dropped == 1
 
 
-async def test_long_and_odd_texts_fit(server: ApiServer, api: Api) -> None:
+async def test_long_and_odd_texts_fit(server: ApiServer, api: ApiClient) -> None:
     async with running(api, node_name="n" * 250) as made:
-        made.tell(seen("x" * 253), "R" * 200, "ü" * 5000, action="Probing")
+        made.record(seen("x" * 253), "R" * 200, "ü" * 5000, action="Probing")
         await asyncio.sleep(1)
     body = created(server)[0].body
     assert len(body["note"].encode()) <= 1024
@@ -189,7 +191,7 @@ def test_kubelets_own_probes_are_the_kubelets_to_tell() -> None:
         "startupProbe": {"tcpSocket": {"port": 80}},
     }
     spec = parse_pod(thing)
-    assert events.kubelet_tells(spec, "app", "startup")
-    assert not events.kubelet_tells(spec, "app", "readiness")
-    assert not events.kubelet_tells(spec, "app", "liveness")
-    assert not events.kubelet_tells(spec, "nobody", "readiness")
+    assert events.kubelet_reports(spec, "app", "startup")
+    assert not events.kubelet_reports(spec, "app", "readiness")
+    assert not events.kubelet_reports(spec, "app", "liveness")
+    assert not events.kubelet_reports(spec, "nobody", "readiness")

@@ -20,9 +20,9 @@ def labels(mode: str | None, *, override: str | None = None) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("bound", "namespace", "pod", "mode", "reasons"),
+    ("node_mode", "namespace", "pod", "mode", "reasons"),
     [
-        # Nobody says anything.
+        # No label.
         (OFF, None, None, OFF, []),
         (AUDIT, None, None, AUDIT, []),
         (STRICT, None, None, STRICT, []),
@@ -43,7 +43,7 @@ def labels(mode: str | None, *, override: str | None = None) -> dict[str, str]:
         (ENFORCE, None, "off", ENFORCE, [NOT_ALLOWED]),
         (ENFORCE, None, "audit", ENFORCE, [NOT_ALLOWED]),
         (STRICT, "enforce", "audit", ENFORCE, [NOT_ALLOWED]),
-        # A word that is no mode counts as none.
+        # A value that is not a mode is ignored.
         (ENFORCE, "enfroce", None, ENFORCE, [INVALID]),
         (ENFORCE, "audit", "Enforce", AUDIT, [INVALID]),
         (ENFORCE, "", None, ENFORCE, [INVALID]),
@@ -51,9 +51,9 @@ def labels(mode: str | None, *, override: str | None = None) -> dict[str, str]:
     ],
 )
 def test_ladder(
-    bound: Mode, namespace: str | None, pod: str | None, mode: Mode, reasons: list[str]
+    node_mode: Mode, namespace: str | None, pod: str | None, mode: Mode, reasons: list[str]
 ) -> None:
-    decision = modes.decide(bound, labels(namespace), labels(pod))
+    decision = modes.decide(node_mode, labels(namespace), labels(pod))
     assert decision.mode is mode
     assert [problem.reason for problem in decision.problems] == reasons
 
@@ -70,12 +70,12 @@ def test_ladder(
         ("", "off", ENFORCE),
     ],
 )
-def test_override_is_the_namespaces_to_give(override: str, pod: str, mode: Mode) -> None:
+def test_override_is_read_from_the_namespace(override: str, pod: str, mode: Mode) -> None:
     decision = modes.decide(ENFORCE, labels("enforce", override=override), labels(pod))
     assert decision.mode is mode
 
 
-def test_a_pod_cannot_give_itself_the_override() -> None:
+def test_pod_cannot_set_the_override() -> None:
     decision = modes.decide(ENFORCE, {}, labels("off", override="allowed"))
     assert decision.mode is ENFORCE
 
@@ -89,7 +89,7 @@ def test_a_pod_cannot_give_itself_the_override() -> None:
         (ENFORCE, "of", ENFORCE, [INVALID]),
     ],
 )
-def test_nodes_label_beats_the_setting(
+def test_node_label_overrides_the_setting(
     setting: Mode, label: str | None, mode: Mode, reasons: list[str]
 ) -> None:
     decision = modes.node_default(setting, labels(label))
@@ -97,9 +97,9 @@ def test_nodes_label_beats_the_setting(
     assert [problem.reason for problem in decision.problems] == reasons
 
 
-def test_problems_say_what_to_do() -> None:
+def test_problem_names_label_and_remedy() -> None:
     decision = modes.decide(ENFORCE, labels(None), labels("off"))
     assert decision.problems[0].message == (
-        "label podgate.io/mode=off of the pod is less strict than enforce and has no effect; "
-        "label the namespace podgate.io/mode-override=allowed to allow it."
+        "Pod label podgate.io/mode=off is less strict than enforce and is ignored; set "
+        "podgate.io/mode-override=allowed on the namespace to allow it."
     )

@@ -8,7 +8,7 @@ import pytest
 from agent import labels
 from agent.kube import pod_reading
 from agent.kube.objects import ApiPod
-from agent.kube.pod_reading import Reading
+from agent.kube.pod_reading import PodReading
 from agent.pods.pod import read_pod
 from bpf.verdicts import Mode
 from probes.spec.specs import DeclaredPorts, TcpSocket
@@ -21,8 +21,8 @@ def decoded(thing: Any) -> ApiPod:
     return msgspec.json.decode(msgspec.json.encode(thing), type=ApiPod)
 
 
-def reading(thing: Any, *, bound: Mode = Mode.ENFORCE) -> Reading:
-    return pod_reading.read(decoded(thing), bound=bound, namespace={})
+def reading(thing: Any, *, node_mode: Mode = Mode.ENFORCE) -> PodReading:
+    return pod_reading.read(decoded(thing), node_mode=node_mode, namespace={})
 
 
 def with_containers(*containers: dict[str, Any], **metadata: Any) -> Any:
@@ -44,7 +44,9 @@ def test_recorded_pod() -> None:
     assert condition is not None
     assert condition.last_transition_time == "2026-11-21T01:00:11Z"
     assert condition.observed_generation == 99
-    assert pod_reading.read(found, bound=Mode.AUDIT, namespace={}).pod.full_name == "default/gated"
+    assert (
+        pod_reading.read(found, node_mode=Mode.AUDIT, namespace={}).pod.full_name == "default/gated"
+    )
 
 
 def test_mirror_pod_goes_by_the_runtimes_uid() -> None:
@@ -52,7 +54,7 @@ def test_mirror_pod_goes_by_the_runtimes_uid() -> None:
     assert found.is_mirror
     assert found.uid == "25fc56ec767d2a7cf6725c538f7206da"
     assert found.metadata.uid == "86b0b0e6-aee3-4e5a-962f-befd62d6faad"
-    made = pod_reading.read(found, bound=Mode.AUDIT, namespace={}).pod
+    made = pod_reading.read(found, node_mode=Mode.AUDIT, namespace={}).pod
     assert made.uid == "25fc56ec767d2a7cf6725c538f7206da"
     assert made.spec.declared == DeclaredPorts(ports=frozenset({8080}))
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from agent.kube.client import Api
+from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod
 from agent.kube.watcher import Query, Watcher
 from tests.agent.kube import apiserver
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.looptime
 class Seen:
     """A running watcher, and what it told in order."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiClient) -> None:
         self.told: list[str] = []
         self.watcher = Watcher(
             api,
@@ -60,7 +60,7 @@ def assert_paced(server: ApiServer, path: str = PODS) -> None:
 
 
 async def test_list_and_watch_are_one_request_where_the_server_can(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     server.put(pod("a"))
     async with Seen(api).running() as seen:
@@ -74,7 +74,7 @@ async def test_list_and_watch_are_one_request_where_the_server_can(
     ]
 
 
-async def test_only_the_node_is_asked_for(server: ApiServer, api: Api) -> None:
+async def test_only_the_node_is_asked_for(server: ApiServer, api: ApiClient) -> None:
     async with Seen(api).running():
         assert server.of()[0].query["fieldSelector"] == "spec.nodeName=node1"
         assert server.of()[0].query["allowWatchBookmarks"] == "true"
@@ -82,7 +82,7 @@ async def test_only_the_node_is_asked_for(server: ApiServer, api: Api) -> None:
 
 
 async def test_server_that_cannot_stream_lists_is_asked_for_one(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     server.can_stream_lists = False
     server.put(pod("a"))
@@ -102,7 +102,7 @@ async def test_server_that_cannot_stream_lists_is_asked_for_one(
 
 
 async def test_old_server_that_refuses_the_options_is_asked_for_a_list(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     async def refuse(request: web.Request) -> web.StreamResponse | None:
         if "resourceVersionMatch" in request.query and "watch" in request.query:
@@ -117,7 +117,7 @@ async def test_old_server_that_refuses_the_options_is_asked_for_a_list(
 
 
 async def test_server_that_never_ends_its_list_is_asked_for_one(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     async def stay_silent(request: web.Request) -> web.StreamResponse | None:
         if "sendInitialEvents" not in request.query:
@@ -134,7 +134,9 @@ async def test_server_that_never_ends_its_list_is_asked_for_one(
         assert seen.told == ["+a"]
 
 
-async def test_ended_stream_goes_on_from_the_last_version(server: ApiServer, api: Api) -> None:
+async def test_ended_stream_goes_on_from_the_last_version(
+    server: ApiServer, api: ApiClient
+) -> None:
     server.put(pod("a"))
     async with Seen(api).running() as seen:
         server.stream().end()
@@ -146,7 +148,7 @@ async def test_ended_stream_goes_on_from_the_last_version(server: ApiServer, api
     assert server.of()[1].query["resourceVersion"] == "101"
 
 
-async def test_bookmarks_move_the_version(server: ApiServer, api: Api) -> None:
+async def test_bookmarks_move_the_version(server: ApiServer, api: ApiClient) -> None:
     server.put(pod("a"))
     async with Seen(api).running():
         server.put({"metadata": {"name": "elsewhere"}}, path="/api/v1/namespaces")
@@ -157,7 +159,7 @@ async def test_bookmarks_move_the_version(server: ApiServer, api: Api) -> None:
     assert server.of()[1].query["resourceVersion"] == "102"
 
 
-async def test_connection_cut_in_the_middle_of_an_event(server: ApiServer, api: Api) -> None:
+async def test_connection_cut_in_the_middle_of_an_event(server: ApiServer, api: ApiClient) -> None:
     server.put(pod("a"))
     async with Seen(api).running() as seen:
         stream = server.stream()
@@ -172,7 +174,7 @@ async def test_connection_cut_in_the_middle_of_an_event(server: ApiServer, api: 
 
 
 async def test_half_open_connection_is_left_and_nothing_is_listed_again(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     server.put(pod("a"))
     async with Seen(api).running() as seen:
@@ -185,7 +187,9 @@ async def test_half_open_connection_is_left_and_nothing_is_listed_again(
     assert [one.is_streamed_list for one in server.of()] == [True, False]
 
 
-async def test_connection_that_is_never_answered_is_given_up(server: ApiServer, api: Api) -> None:
+async def test_connection_that_is_never_answered_is_given_up(
+    server: ApiServer, api: ApiClient
+) -> None:
     async def hang(request: web.Request) -> web.StreamResponse | None:
         server.faults.clear()
         await asyncio.sleep(100_000)
@@ -199,7 +203,7 @@ async def test_connection_that_is_never_answered_is_given_up(server: ApiServer, 
 
 
 async def test_server_without_any_bookmark_is_watched_again_and_never_listed_again(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     server.put(pod("a"))
     async with Seen(api).running() as seen:
@@ -214,7 +218,7 @@ async def test_server_without_any_bookmark_is_watched_again_and_never_listed_aga
 
 
 async def test_too_old_version_in_the_stream_means_a_list_and_its_difference(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     server.can_stream_lists = False
     for name in ("kept", "changed", "deleted", "replaced"):
@@ -244,7 +248,7 @@ async def test_too_old_version_in_the_stream_means_a_list_and_its_difference(
     assert_paced(server)
 
 
-async def test_too_old_version_as_a_status(server: ApiServer, api: Api) -> None:
+async def test_too_old_version_as_a_status(server: ApiServer, api: ApiClient) -> None:
     async def gone(request: web.Request) -> web.StreamResponse | None:
         if request.query.get("resourceVersion") == "101" and "watch" in request.query:
             return apiserver.refusal(410, "Expired")
@@ -263,7 +267,9 @@ async def test_too_old_version_as_a_status(server: ApiServer, api: Api) -> None:
     assert_paced(server)
 
 
-async def test_too_old_version_of_a_list_means_the_newest(server: ApiServer, api: Api) -> None:
+async def test_too_old_version_of_a_list_means_the_newest(
+    server: ApiServer, api: ApiClient
+) -> None:
     async def gone(request: web.Request) -> web.StreamResponse | None:
         if "watch" not in request.query and request.query["resourceVersion"]:
             return apiserver.refusal(410, "Expired")
@@ -278,7 +284,7 @@ async def test_too_old_version_of_a_list_means_the_newest(server: ApiServer, api
     assert lists == ["0", ""]
 
 
-async def test_retry_after_is_respected(server: ApiServer, api: Api) -> None:
+async def test_retry_after_is_respected(server: ApiServer, api: ApiClient) -> None:
     async def busy(request: web.Request) -> web.StreamResponse | None:
         server.faults.clear()
         return apiserver.refusal(429, "TooManyRequests", retry_after=50)
@@ -293,7 +299,7 @@ async def test_retry_after_is_respected(server: ApiServer, api: Api) -> None:
 
 
 @pytest.mark.parametrize("code", [500, 503, 504])
-async def test_a_minute_of_refusals(server: ApiServer, api: Api, code: int) -> None:
+async def test_a_minute_of_refusals(server: ApiServer, api: ApiClient, code: int) -> None:
     async def refuse(request: web.Request) -> web.StreamResponse | None:
         return apiserver.refusal(code, "InternalError")
 
@@ -318,7 +324,7 @@ async def test_a_minute_of_refusals(server: ApiServer, api: Api, code: int) -> N
 
 @pytest.mark.parametrize("code", [500, 504])
 async def test_errors_inside_the_stream_are_watched_again_later(
-    server: ApiServer, api: Api, code: int
+    server: ApiServer, api: ApiClient, code: int
 ) -> None:
     async def fail(request: web.Request) -> web.StreamResponse | None:
         response = web.StreamResponse()
@@ -342,7 +348,7 @@ async def test_errors_inside_the_stream_are_watched_again_later(
     assert_paced(server)
 
 
-async def test_server_that_is_behind_is_listed_anew(server: ApiServer, api: Api) -> None:
+async def test_server_that_is_behind_is_listed_anew(server: ApiServer, api: ApiClient) -> None:
     server.can_stream_lists = False
     server.put(pod("a"))
     seen = Seen(api)
@@ -354,7 +360,9 @@ async def test_server_that_is_behind_is_listed_anew(server: ApiServer, api: Api)
     assert lists == ["5000", ""]
 
 
-async def test_streams_that_end_at_once_do_not_become_a_storm(server: ApiServer, api: Api) -> None:
+async def test_streams_that_end_at_once_do_not_become_a_storm(
+    server: ApiServer, api: ApiClient
+) -> None:
     async def slam(request: web.Request) -> web.StreamResponse | None:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -369,7 +377,7 @@ async def test_streams_that_end_at_once_do_not_become_a_storm(server: ApiServer,
 
 
 async def test_streams_that_say_one_thing_and_end_stay_under_one_a_second(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     async def one_bookmark(request: web.Request) -> web.StreamResponse | None:
         response = web.StreamResponse()
@@ -388,7 +396,7 @@ async def test_streams_that_say_one_thing_and_end_stay_under_one_a_second(
     assert_paced(server)
 
 
-async def test_duplicate_and_late_events_change_nothing(server: ApiServer, api: Api) -> None:
+async def test_duplicate_and_late_events_change_nothing(server: ApiServer, api: ApiClient) -> None:
     server.put(pod("a"))
     async with Seen(api).running() as seen:
         stream = server.stream()
@@ -407,7 +415,7 @@ async def test_duplicate_and_late_events_change_nothing(server: ApiServer, api: 
         assert seen.told == ["+a", "~a", "-a"]
 
 
-async def test_pod_replaced_under_the_same_name(server: ApiServer, api: Api) -> None:
+async def test_pod_replaced_under_the_same_name(server: ApiServer, api: ApiClient) -> None:
     server.put(pod("a"))
     async with Seen(api).running() as seen:
         server.delete("a")
@@ -417,7 +425,7 @@ async def test_pod_replaced_under_the_same_name(server: ApiServer, api: Api) -> 
 
 
 async def test_pod_replaced_under_the_same_name_in_the_wrong_order(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     server.put(pod("a"))
     async with Seen(api).running() as seen:
@@ -433,7 +441,7 @@ async def test_pod_replaced_under_the_same_name_in_the_wrong_order(
         assert seen.watcher.objects["default", "a"].metadata.uid == "another"
 
 
-async def test_object_that_cannot_be_read_costs_no_other(server: ApiServer, api: Api) -> None:
+async def test_object_that_cannot_be_read_costs_no_other(server: ApiServer, api: ApiClient) -> None:
     server.put(pod("a"))
     server.put({**pod("b"), "spec": {"containers": "none"}})
     async with Seen(api).running() as seen:
@@ -445,7 +453,7 @@ async def test_object_that_cannot_be_read_costs_no_other(server: ApiServer, api:
 
 
 async def test_line_that_is_no_event_ends_the_stream_and_not_the_watch(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     server.put(pod("a"))
     async with Seen(api).running() as seen:
@@ -457,7 +465,7 @@ async def test_line_that_is_no_event_ends_the_stream_and_not_the_watch(
 
 
 async def test_an_event_that_is_nested_very_deeply_ends_the_stream_and_not_the_watch(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     server.put(pod("a"))
     async with Seen(api).running() as seen:
@@ -470,7 +478,7 @@ async def test_an_event_that_is_nested_very_deeply_ends_the_stream_and_not_the_w
 
 
 async def test_a_resource_that_must_be_there_is_a_problem_when_it_is_not(
-    server: ApiServer, api: Api
+    server: ApiServer, api: ApiClient
 ) -> None:
     async def unknown(request: web.Request) -> web.StreamResponse | None:
         return web.Response(status=404, text="404 page not found\n")
@@ -485,7 +493,9 @@ async def test_a_resource_that_must_be_there_is_a_problem_when_it_is_not(
         assert not seen.watcher.is_absent
 
 
-async def test_what_was_known_before_is_compared_and_not_told(server: ApiServer, api: Api) -> None:
+async def test_what_was_known_before_is_compared_and_not_told(
+    server: ApiServer, api: ApiClient
+) -> None:
     server.can_stream_lists = False
     for name in ("a", "b"):
         server.put(pod(name))
@@ -500,7 +510,7 @@ async def test_what_was_known_before_is_compared_and_not_told(server: ApiServer,
         assert sorted(seen.told) == ["+c", "-a"]
 
 
-async def test_metadata_only_is_asked_for_as_such(server: ApiServer, api: Api) -> None:
+async def test_metadata_only_is_asked_for_as_such(server: ApiServer, api: ApiClient) -> None:
     watcher = Watcher(
         api,
         Query("pods", PODS, ApiPod, is_metadata_only=True),

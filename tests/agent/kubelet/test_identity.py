@@ -7,7 +7,7 @@ import pytest
 
 from agent.kubelet import search as kubelet_search
 from agent.kubelet.identity import KubeletIdentity
-from agent.kubelet.search import KubeletCgroup, Refused
+from agent.kubelet.search import KubeletCgroup, KubeletCgroupError
 from agent.linux.procfs import Procfs
 from agent.settings import ByCgroup, ByProcess, KubeletSetting
 
@@ -161,7 +161,7 @@ def test_of_several_the_one_with_the_kubelets_usual_port_is_taken(node: Node) ->
 def test_several_that_cannot_be_told_apart_are_refused(node: Node) -> None:
     node.add(600, cgroup="/system.slice/other.service")
     node.add(700)
-    with pytest.raises(Refused, match=r"several processes .*\(pids 600, 700\)"):
+    with pytest.raises(KubeletCgroupError, match=r"several processes .*\(pids 600, 700\)"):
         node.find()
 
 
@@ -216,7 +216,9 @@ def test_what_the_kubelet_starts_is_not_sharing(node: Node) -> None:
 
 def test_the_root_cgroup_is_refused(node: Node) -> None:
     node.add(700, cgroup="/")
-    with pytest.raises(Refused, match=r"kubelet \(pid 700\) is in the root cgroup.*unit"):
+    with pytest.raises(
+        KubeletCgroupError, match=r"kubelet \(pid 700\) is in the root cgroup.*unit"
+    ):
         node.find()
 
 
@@ -234,7 +236,7 @@ def test_the_root_cgroup_is_refused(node: Node) -> None:
 def test_a_cgroup_with_pods_below_is_refused(node: Node, below: str) -> None:
     node.add(700, cgroup="/kubelet")
     node.cgroup_directory(f"/kubelet/{below}")
-    with pytest.raises(Refused, match="/kubelet holds pods"):
+    with pytest.raises(KubeletCgroupError, match="/kubelet holds pods"):
         node.find()
 
 
@@ -253,13 +255,13 @@ def test_a_containers_process_in_its_cgroup_is_refused(
     """Where the runtime uses cgroup v1, containers stay in whatever v2 cgroup they began in."""
     node.add(700)
     node.add(900, "nginx", UNIT + below, **space)  # type: ignore[arg-type]
-    with pytest.raises(Refused, match="process 900 of another namespace"):
+    with pytest.raises(KubeletCgroupError, match="process 900 of another namespace"):
         node.find()
 
 
 def test_a_cgroup_outside_of_the_agents_view_is_refused(node: Node) -> None:
     node.add(700, cgroup="/../../system.slice/kubelet.service")
-    with pytest.raises(Refused, match="cannot see from its own cgroup namespace"):
+    with pytest.raises(KubeletCgroupError, match="cannot see from its own cgroup namespace"):
         node.find()
 
 
@@ -267,7 +269,7 @@ def test_a_cgroup_that_is_mounted_nowhere_is_refused(node: Node) -> None:
     node.add(700)
     (node.cgroup2 / UNIT[1:] / "cgroup.procs").unlink()
     (node.cgroup2 / UNIT[1:]).rmdir()
-    with pytest.raises(Refused, match="is not below"):
+    with pytest.raises(KubeletCgroupError, match="is not below"):
         node.find()
 
 
@@ -294,7 +296,7 @@ def test_a_fixed_cgroup_may_be_empty_or_missing(node: Node) -> None:
 
 def test_a_fixed_cgroup_of_pods_is_refused(node: Node) -> None:
     node.cgroup_directory("/kubepods.slice")
-    with pytest.raises(Refused, match=r"/kubepods.slice is a pod's"):
+    with pytest.raises(KubeletCgroupError, match=r"/kubepods.slice is a pod's"):
         node.find(ByCgroup("/kubepods.slice"))
 
 
@@ -308,16 +310,16 @@ async def test_problems_are_sentences_and_changes_are_told_once(node: Node) -> N
     identity = KubeletIdentity(
         ByProcess(), told.append, procfs=Procfs(node.proc), cgroup2=node.cgroup2
     )
-    await identity.look()
+    await identity.refresh()
     assert told == []
     assert identity.problem.startswith("there is no process named kubelet on this node")
     node.add(700)
-    await asyncio.gather(identity.look())
-    await identity.look()
+    await asyncio.gather(identity.refresh())
+    await identity.refresh()
     assert told == [identity.current]
     assert identity.problem == ""
     node.cgroup_directory(f"{UNIT}/kubepods")
-    await identity.look()
+    await identity.refresh()
     assert told[1:] == [None]
     assert "holds pods" in identity.problem
 
@@ -327,5 +329,5 @@ async def test_a_host_without_cgroup_v2_is_one_sentence(
 ) -> None:
     monkeypatch.setattr("agent.kubelet.identity.cgroup2_mount", lambda: None)
     identity = KubeletIdentity(ByProcess(), lambda _: None, procfs=Procfs(node.proc))
-    assert await identity.look() is None
+    assert await identity.refresh() is None
     assert identity.problem == "no cgroup v2 is mounted, and the kubelet is known by its cgroup."

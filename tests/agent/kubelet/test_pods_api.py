@@ -16,9 +16,9 @@ from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kube.client import Api
+from agent.kube.api_pods import ApiPods
+from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod
-from agent.kube.pod_source import PodSource
 from agent.kubelet import kubelet_pb2, pods_api_reading
 from agent.kubelet.pods_api import KubeletPods
 from agent.pods.pod import Pod
@@ -101,7 +101,7 @@ def test_kubelets_pod_is_the_api_servers(thing: Any) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xff", b"\x0a\x05ab", encoded({"metadata": {}})])
 def test_bytes_that_are_no_pod_are_refused(content: bytes) -> None:
-    with pytest.raises(pods_api_reading.UnreadablePod):
+    with pytest.raises(pods_api_reading.PodDecodeError):
         pods_api_reading.read(content)
 
 
@@ -110,7 +110,7 @@ def test_whatever_bytes_come_are_a_pod_or_are_refused(content: bytes, seconds: i
     message = kubelet_pb2.Pod(metadata=kubelet_pb2.ObjectMeta(name="a"))
     message.metadata.deletionTimestamp.seconds = seconds
     for one in (content, message.SerializeToString() + content):
-        with contextlib.suppress(pods_api_reading.UnreadablePod):
+        with contextlib.suppress(pods_api_reading.PodDecodeError):
             pods_api_reading.read(one)
 
 
@@ -159,9 +159,9 @@ class FakeKubelet:
 class Following:
     """A pod source that hears the kubelet, and what it told."""
 
-    def __init__(self, api: Api, socket: pathlib.Path) -> None:
+    def __init__(self, api: ApiClient, socket: pathlib.Path) -> None:
         self.pods: dict[str, Pod] = {}
-        self.source = PodSource(
+        self.source = ApiPods(
             api,
             node_name="node1",
             default_mode=Mode.AUDIT,
@@ -200,7 +200,9 @@ def socket(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "pods-api.sock"
 
 
-async def test_pods_come_change_and_go(server: ApiServer, api: Api, socket: pathlib.Path) -> None:
+async def test_pods_come_change_and_go(
+    server: ApiServer, api: ApiClient, socket: pathlib.Path
+) -> None:
     kubelet = FakeKubelet()
     kubelet.first = [(ADDED, encoded(pod("a"))), (ADDED, b"\xff"), (ADDED, encoded(pod("b")))]
     async with kubelet.running(socket), Following(api, socket).running() as seen:
@@ -214,7 +216,7 @@ async def test_pods_come_change_and_go(server: ApiServer, api: Api, socket: path
 
 
 async def test_what_a_restarted_kubelet_does_not_tell_is_gone(
-    server: ApiServer, api: Api, socket: pathlib.Path
+    server: ApiServer, api: ApiClient, socket: pathlib.Path
 ) -> None:
     kubelet = FakeKubelet()
     kubelet.first = [(ADDED, encoded(pod("a"))), (ADDED, encoded(pod("b")))]
@@ -227,7 +229,7 @@ async def test_what_a_restarted_kubelet_does_not_tell_is_gone(
 
 
 async def test_kubelet_that_never_says_that_it_told_all_takes_nothing_away(
-    server: ApiServer, api: Api, socket: pathlib.Path
+    server: ApiServer, api: ApiClient, socket: pathlib.Path
 ) -> None:
     kubelet = FakeKubelet()
     kubelet.says_all_are_told = False
@@ -240,7 +242,7 @@ async def test_kubelet_that_never_says_that_it_told_all_takes_nothing_away(
 
 
 async def test_without_its_socket_the_api_server_goes_alone(
-    server: ApiServer, api: Api, socket: pathlib.Path
+    server: ApiServer, api: ApiClient, socket: pathlib.Path
 ) -> None:
     server.put(pod("a"))
     async with Following(api, socket).running() as seen:
@@ -253,7 +255,7 @@ async def test_without_its_socket_the_api_server_goes_alone(
 
 
 async def test_pod_that_ends_while_the_kubelet_is_away_goes_by_the_api_server(
-    server: ApiServer, api: Api, socket: pathlib.Path
+    server: ApiServer, api: ApiClient, socket: pathlib.Path
 ) -> None:
     server.put(pod("a"))
     kubelet = FakeKubelet()
@@ -270,7 +272,7 @@ async def test_pod_that_ends_while_the_kubelet_is_away_goes_by_the_api_server(
 
 
 async def test_static_pod_and_its_mirror_are_one(
-    server: ApiServer, api: Api, socket: pathlib.Path
+    server: ApiServer, api: ApiClient, socket: pathlib.Path
 ) -> None:
     static = pod("static", uid="config-hash")
     mirror = pod("static", uid="api-uid", labels={"from": "api"})

@@ -10,15 +10,15 @@ import pytest
 import structlog.testing
 from aiohttp import web
 
-from agent.kube.client import Api
+from agent.kube.client import ApiClient
 from agent.policy import api_types
 from agent.policy.api_source import QUERY, ApiPolicies
-from agent.policy.in_force import InForce, Source
-from agent.policy.sources import PolicySource
+from agent.policy.effective import EffectivePolicies, PolicyProvider
+from agent.policy.files import PolicyFiles
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.conftest import api, kubeconfig, listening, opened, server
-from tests.agent.policy.test_sources import Files, policy, wrong
+from tests.agent.policy.test_files import Files, policy, wrong
 from tests.blocking import may_block
 
 __all__ = ["api", "kubeconfig", "listening", "server"]
@@ -32,10 +32,12 @@ class Followed:
     """The API's policies, watched and looked at as the agent does."""
 
     @may_block(IN_A_THREAD)
-    def __init__(self, api: Api, state: pathlib.Path, files: PolicySource | None = None) -> None:
+    def __init__(
+        self, api: ApiClient, state: pathlib.Path, files: PolicyFiles | None = None
+    ) -> None:
         self.source = ApiPolicies(api, state=state, jitter=lambda: 0.5)
-        sources: list[Source] = [files] if files else []
-        self.in_force = InForce([*sources, self.source])
+        sources: list[PolicyProvider] = [files] if files else []
+        self.in_force = EffectivePolicies([*sources, self.source])
         self.in_force.restore()
 
     @property
@@ -51,7 +53,7 @@ class Followed:
 
     @may_block(IN_A_THREAD)
     def _look(self) -> None:
-        self.in_force.look()
+        self.in_force.refresh()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Followed"]:
@@ -100,7 +102,7 @@ def state(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 async def test_policies_come_change_and_go(
-    server: ApiServer, api: Api, state: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     put(server, policy("a"))
     async with Followed(api, state).running() as followed:
@@ -116,7 +118,7 @@ async def test_policies_come_change_and_go(
 
 
 async def test_whoever_follows_hears_of_news_at_once(
-    server: ApiServer, api: Api, state: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     async with Followed(api, state).running() as followed:
         changes = followed.source.changes(at_least_every_seconds=100)
@@ -130,7 +132,7 @@ async def test_whoever_follows_hears_of_news_at_once(
 
 
 async def test_a_wrong_policy_is_one_sentence_and_nobody_else_s_trouble(
-    server: ApiServer, api: Api, state: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     put(server, policy("a"))
     put(server, wrong("b"))
@@ -146,7 +148,7 @@ async def test_a_wrong_policy_is_one_sentence_and_nobody_else_s_trouble(
 
 
 async def test_a_policy_that_becomes_wrong_stays_as_it_was_until_it_is_right_or_goes(
-    server: ApiServer, api: Api, state: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     put(server, policy("a"))
     async with Followed(api, state).running() as followed:
@@ -171,7 +173,7 @@ async def test_a_policy_that_becomes_wrong_stays_as_it_was_until_it_is_right_or_
 
 
 async def test_a_wrong_policy_that_takes_another_s_name_gets_nothing_of_it(
-    server: ApiServer, api: Api, state: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     put(server, policy("a"))
     async with Followed(api, state).running() as followed:
@@ -183,7 +185,7 @@ async def test_a_wrong_policy_that_takes_another_s_name_gets_nothing_of_it(
 
 
 async def test_a_policy_that_is_made_anew_at_once_is_never_away(
-    server: ApiServer, api: Api, state: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     server.can_stream_lists = False
     put(server, policy("a"))
@@ -208,7 +210,7 @@ async def test_a_policy_that_is_made_anew_at_once_is_never_away(
 
 
 async def test_a_server_without_the_resource_is_no_problem_and_asked_slowly(
-    server: ApiServer, api: Api, state: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     server.faults.append(not_installed)
     with structlog.testing.capture_logs() as lines:
@@ -226,7 +228,7 @@ async def test_a_server_without_the_resource_is_no_problem_and_asked_slowly(
 
 
 async def test_a_resource_that_is_installed_later_is_found(
-    server: ApiServer, api: Api, state: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     server.faults.append(not_installed)
     async with Followed(api, state).running() as followed:
@@ -243,7 +245,7 @@ async def test_a_resource_that_is_installed_later_is_found(
 
 
 async def test_policies_go_with_their_resource_but_not_by_one_server_s_word(
-    server: ApiServer, api: Api, state: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     """Servers that have just started say 404 of everything custom, until 1.23."""
     put(server, policy("a"))
@@ -262,7 +264,7 @@ async def test_policies_go_with_their_resource_but_not_by_one_server_s_word(
 
 
 async def test_a_right_that_is_missing_is_one_sentence_and_asked_for_slowly(
-    server: ApiServer, api: Api, state: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     server.faults.append(forbidden)
     with structlog.testing.capture_logs() as lines:
@@ -285,7 +287,7 @@ async def test_a_right_that_is_missing_is_one_sentence_and_asked_for_slowly(
 
 
 async def test_a_right_that_is_taken_away_takes_no_policy_along(
-    server: ApiServer, api: Api, state: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     put(server, policy("a"))
     async with Followed(api, state).running() as followed:
@@ -318,7 +320,7 @@ async def test_what_was_in_force_is_so_after_a_restart_without_api_server(
         assert restarted.ports == before == {"a": 81, "b": 80}
         assert restarted.problems == problems
         async with restarted.running():
-            await restarted.source.first_answer()
+            await restarted.source.first_list()
             await asyncio.sleep(3600)
             assert restarted.ports == before
             assert restarted.problems[:-1] == problems
@@ -326,7 +328,7 @@ async def test_what_was_in_force_is_so_after_a_restart_without_api_server(
 
 
 async def test_what_changed_meanwhile_is_taken_up_when_the_server_is_back(
-    server: ApiServer, api: Api, state: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     for name in ("a", "b", "c"):
         put(server, policy(name))
@@ -343,7 +345,7 @@ async def test_what_changed_meanwhile_is_taken_up_when_the_server_is_back(
 
 
 async def test_a_policy_that_was_made_anew_and_wrong_meanwhile_gets_nothing_of_the_old_one(
-    server: ApiServer, api: Api, state: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     put(server, policy("a"))
     async with Followed(api, state).running() as followed:
@@ -358,7 +360,7 @@ async def test_a_policy_that_was_made_anew_and_wrong_meanwhile_gets_nothing_of_t
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"version": 1}', b"\xff"])
 async def test_saved_policies_that_are_spoilt_are_left(
-    server: ApiServer, api: Api, state: pathlib.Path, content: bytes
+    server: ApiServer, api: ApiClient, state: pathlib.Path, content: bytes
 ) -> None:
     spoil(state, content)
     put(server, policy("a"))
@@ -366,7 +368,9 @@ async def test_saved_policies_that_are_spoilt_are_left(
         assert followed.ports == {"a": 80}
 
 
-async def test_nothing_is_written_at_rest(server: ApiServer, api: Api, state: pathlib.Path) -> None:
+async def test_nothing_is_written_at_rest(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
     put(server, policy("a"))
     async with Followed(api, state).running() as followed:
         assert followed.ports
@@ -379,7 +383,7 @@ async def test_nothing_is_written_at_rest(server: ApiServer, api: Api, state: pa
 
 
 async def test_gates_wait_for_the_first_answer_and_no_longer_than_a_moment(
-    server: ApiServer, api: Api, state: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     async def hang(request: web.Request) -> web.StreamResponse | None:
         await asyncio.sleep(100_000)
@@ -390,19 +394,19 @@ async def test_gates_wait_for_the_first_answer_and_no_longer_than_a_moment(
     put(server, policy("a"))
     async with followed.running():
         before = now()
-        await followed.source.first_answer()
+        await followed.source.first_list()
         assert followed.ports == {"a": 80}
         assert now() - before < 1
     server.faults.append(hang)
     silent = Followed(api, state.with_name("other.json"))
     async with silent.running():
         before = now()
-        await silent.source.first_answer()
+        await silent.source.first_list()
         assert now() - before < 2.1
     knowing = Followed(api, state)
     async with knowing.running():
         before = now()
-        await knowing.source.first_answer()
+        await knowing.source.first_list()
         assert now() == before
 
 
@@ -414,7 +418,7 @@ async def test_nobody_waits_for_a_server_that_is_not_there(
 
 
 async def test_files_and_the_api_are_in_force_together_and_the_file_s_of_one_name(
-    server: ApiServer, api: Api, state: pathlib.Path, tmp_path: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     files = Files(tmp_path)
     files.write("a.yaml", policy("both", 1), policy("file", 2))
@@ -435,14 +439,14 @@ async def test_files_and_the_api_are_in_force_together_and_the_file_s_of_one_nam
 
 
 async def test_all_sources_together_hold_no_more_than_have_counters(
-    server: ApiServer, api: Api, state: pathlib.Path, tmp_path: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     files = Files(tmp_path)
     files.write("a.yaml", policy("file"))
-    for number in range(api_types.MOST_POLICIES):
+    for number in range(api_types.MAX_POLICIES):
         put(server, policy(f"p{number}"))
     async with Followed(api, state, files.source).running() as followed:
-        assert len(followed.ports) == api_types.MOST_POLICIES
+        assert len(followed.ports) == api_types.MAX_POLICIES
         assert "file" in followed.ports
         (problem,) = followed.problems
         assert "together with API server holds 1 policies more than the 2,048" in problem

@@ -7,9 +7,9 @@ import pytest
 
 from agent.pods.pod import Pod
 from agent.policy import api_types
-from agent.policy.api_types import PolicyError, PolicyRule, Sender
+from agent.policy.api_types import PolicyError, PolicyRule, RuleSource
 
-ANY = Sender("any")
+ANY = RuleSource("any")
 SERVICE = "/system.slice/a.service"
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -65,7 +65,7 @@ def rules(**spec: Any) -> list[PolicyRule]:
 
 
 def is_for(pods: dict[str, Any], pod: Pod) -> bool:
-    return api_types.read(document(pods=pods), source="a.yaml").pods.selects(pod)
+    return api_types.read(document(pods=pods), source="a.yaml").pods.matches(pod)
 
 
 def pod(namespace: str = "default", **labels: str) -> Pod:
@@ -107,9 +107,9 @@ def test_each_sender_gets_each_range_and_none_of_them_twice() -> None:
         {"kernel": {}},
     ]
     assert rules(**{"from": senders}, ports=[{"port": 1}]) == [
-        PolicyRule(Sender("exact", SERVICE), 6, 1, 1),
-        PolicyRule(Sender("kernel"), 6, 1, 1),
-        PolicyRule(Sender("subtree", SERVICE), 6, 1, 1),
+        PolicyRule(RuleSource("exact", SERVICE), 6, 1, 1),
+        PolicyRule(RuleSource("kernel"), 6, 1, 1),
+        PolicyRule(RuleSource("subtree", SERVICE), 6, 1, 1),
     ]
 
 

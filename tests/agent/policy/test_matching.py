@@ -9,7 +9,7 @@ from agent.pods.pod import Pod
 from agent.pods.pod_state import Admission
 from agent.policy import api_types
 from agent.policy.api_types import Policy
-from agent.policy.matching import RuleBook
+from agent.policy.matching import RuleSet
 from bpf import abi
 from bpf.rules import Rule, Sender
 
@@ -37,7 +37,7 @@ def cgroup(match: str = "exact") -> dict[str, Any]:
 
 
 def admit(*given: Policy, own: tuple[Rule, ...] = (KUBELET,), pod: Pod = POD) -> Admission:
-    return RuleBook.of(given).admit(pod, own)
+    return RuleSet.of(given).admit(pod, own)
 
 
 def ports(admission: Admission) -> list[int]:
@@ -54,7 +54,7 @@ def test_a_pod_that_no_policy_is_for_gets_the_kubelet_s_alone() -> None:
 
 
 def test_equal_rules_take_one_place_and_count_for_the_first_policy() -> None:
-    book = RuleBook.of([policy("a", 1), policy("b", 1)])
+    book = RuleSet.of([policy("a", 1), policy("b", 1)])
     (only,) = book.admit(POD, ()).rules
     assert only.id == book.ids["a", book.policies[0].rules[0]]
 
@@ -73,7 +73,7 @@ def test_what_finds_no_room_is_the_same_each_time_and_never_the_kubelet_s() -> N
 
 
 def test_a_cgroup_that_is_not_there_lets_nobody_in_and_takes_no_room() -> None:
-    book = RuleBook.of([policy("a", 1, sender=cgroup())])
+    book = RuleSet.of([policy("a", 1, sender=cgroup())])
     assert book.admit(POD, ()) == Admission()
     (rule,) = book.policies[0].rules
     assert book.problem(rule).startswith(f"Cgroup {SERVICE} is not there")
@@ -84,7 +84,7 @@ def test_a_cgroup_that_is_not_there_lets_nobody_in_and_takes_no_room() -> None:
 
 
 def test_a_cgroup_that_is_made_anew_keeps_its_counter() -> None:
-    book = RuleBook.of([policy("a", 1, sender=cgroup("subtree"))])
+    book = RuleSet.of([policy("a", 1, sender=cgroup("subtree"))])
     (before,) = book.with_cgroups({SERVICE: CgroupId(7, 2)}).admit(POD, ()).rules
     (after,) = book.with_cgroups({SERVICE: CgroupId(8, 2)}).admit(POD, ()).rules
     assert (before.sender, before.level) == (Sender.ANCESTOR, 2)
@@ -93,15 +93,15 @@ def test_a_cgroup_that_is_made_anew_keeps_its_counter() -> None:
 
 
 def test_a_counter_outlives_changes_around_its_rule() -> None:
-    before = RuleBook.of([policy("b", 1, 5)])
-    after = RuleBook.of([policy("a", 1), policy("b", 3, 5)])
+    before = RuleSet.of([policy("b", 1, 5)])
+    after = RuleSet.of([policy("a", 1), policy("b", 3, 5)])
     five = before.policies[0].rules[1]
     assert before.ids["b", five] == after.ids["b", five]
     assert len(set(after.ids.values())) == 3
 
 
 def test_a_subtree_needs_the_node_s_own_view_of_cgroups() -> None:
-    book = RuleBook.of(
+    book = RuleSet.of(
         [policy("a", 1, sender=cgroup("subtree")), policy("b", 2, sender=cgroup())]
     ).with_cgroups({SERVICE: CgroupId(7, None)})
     assert ports(book.admit(POD, ())) == [2]

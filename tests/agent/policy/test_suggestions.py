@@ -15,7 +15,7 @@ from agent.pods import documents
 from agent.pods.pod import Pod
 from agent.policy import api_types, suggestions
 from agent.policy.api_types import HostAccessPolicy
-from agent.policy.matching import RuleBook
+from agent.policy.matching import RuleSet
 from bpf import abi
 from bpf.rules import Rule, Sender
 
@@ -41,16 +41,16 @@ def caller(sender: str, protocol: int, port: int = 0, pod: Pod = WEB) -> CallerS
     )
 
 
-def taken(suggested: Iterable[HostAccessPolicy], directory: pathlib.Path) -> RuleBook:
+def taken(suggested: Iterable[HostAccessPolicy], directory: pathlib.Path) -> RuleSet:
     """What --rules makes of what `podgate suggest` writes."""
     path = directory / "suggested.yaml"
     path.write_text(yaml.safe_dump_all(msgspec.to_builtins(one) for one in suggested))
     read = [api_types.read(document, source="x") for document in documents.read_all(path)]
-    book = RuleBook.of(read)
+    book = RuleSet.of(read)
     return book.with_cgroups({one: CgroupId(index, 2) for index, one in enumerate([A, B], 1)})
 
 
-def admitted(book: RuleBook, pod: Pod) -> set[tuple[Sender, int, int, int, int]]:
+def admitted(book: RuleSet, pod: Pod) -> set[tuple[Sender, int, int, int, int]]:
     def short(rule: Rule) -> tuple[Sender, int, int, int, int]:
         return rule.sender, rule.cgroup, rule.protocol, rule.first_port, rule.last_port
 

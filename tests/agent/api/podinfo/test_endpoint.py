@@ -11,8 +11,8 @@ import pytest
 from agent import labels
 from agent.api.podinfo.endpoint import PodInfo, socket
 from agent.client import podinfo_pb2
-from agent.kube.client import Api
-from agent.kube.pod_source import KUBELET, PodSource
+from agent.kube.api_pods import KUBELET, ApiPods
+from agent.kube.client import ApiClient
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.pod import Pod
 from bpf.verdicts import Mode
@@ -30,9 +30,9 @@ PODGATE = podinfo_pb2.CONDITION_SOURCE_PODGATE
 class Agent:
     """As much of it as PodInfo is fed by."""
 
-    def __init__(self, api: Api, run_directory: pathlib.Path) -> None:
+    def __init__(self, api: ApiClient, run_directory: pathlib.Path) -> None:
         self.pods: dict[str, Pod] = {}
-        self.source = PodSource(
+        self.source = ApiPods(
             api,
             node_name="node1",
             default_mode=Mode.AUDIT,
@@ -123,7 +123,9 @@ async def test_with_the_api_server_down_all_is_told_and_stays_fresh(
             assert (passing.source, passing.HasField("observe_time")) == (PODGATE, True)
 
 
-async def test_kubelets_news_are_told_at_once(node: Node, api: Api, server: ApiServer) -> None:
+async def test_kubelets_news_are_told_at_once(
+    node: Node, api: ApiClient, server: ApiServer
+) -> None:
     server.put(thing("web", "True"))
     agent = Agent(api, node.directory)
     async with running(agent, node) as calls:

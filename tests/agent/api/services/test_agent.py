@@ -10,7 +10,7 @@ from aiohttp import web
 
 from agent import labels
 from agent.api.services.source import SERVICES, SLICES
-from agent.kube.client import Api
+from agent.kube.client import ApiClient
 from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE, Conditions
 from agent.pods.pod import Pod
@@ -30,7 +30,7 @@ WEB = Pod(uid="web-pod", namespace="default", name="web")
 class Agent:
     """The cluster's side of one, without a container runtime."""
 
-    def __init__(self, api: Api, directory: pathlib.Path) -> None:
+    def __init__(self, api: ApiClient, directory: pathlib.Path) -> None:
         self.conditions = Conditions(on_change=lambda uid: self.cluster.changed(uid))
         settings = Settings(
             node_name=NODE,
@@ -71,7 +71,7 @@ class Agent:
 
 
 @pytest.fixture
-async def agent(server: ApiServer, api: Api, tmp_path: pathlib.Path) -> AsyncIterator[Agent]:
+async def agent(server: ApiServer, api: ApiClient, tmp_path: pathlib.Path) -> AsyncIterator[Agent]:
     """Its node has one pod, which the kubelet calls ready, behind a service with one elsewhere."""
     server.put({"metadata": {"name": NODE, "uid": "n"}}, path=NODES)
     server.put(service_json(), path=SERVICES.path)

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from agent.api.services.source import SERVICES, SLICES, ServiceEndpoints
 from agent.client import endpoints_pb2 as pb
-from agent.kube.client import Api
+from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, MetadataOnly
 from agent.kube.watcher import Query, Watcher
 from agent.pods.conditions import FALSE, Condition
@@ -37,7 +37,7 @@ __all__ = ["api", "kubeconfig", "listening", "server"]
 class Node:
     """One node's service endpoints, from an API server of the test's own."""
 
-    def __init__(self, api: Api, directory: pathlib.Path) -> None:
+    def __init__(self, api: ApiClient, directory: pathlib.Path) -> None:
         query = Query("nodes", NODES, MetadataOnly, f"metadata.name={NODE}", is_metadata_only=True)
         self._nodes = Watcher(api, query, on_change=lambda old, new: None)
         self.endpoints = ServiceEndpoints(
@@ -81,7 +81,7 @@ AWAY = endpoint_json("198.19.0.2", zones=["b"])
 
 
 @pytest.fixture
-async def node(server: ApiServer, api: Api, tmp_path: pathlib.Path) -> AsyncIterator[Node]:
+async def node(server: ApiServer, api: ApiClient, tmp_path: pathlib.Path) -> AsyncIterator[Node]:
     """In zone a, with one service of an endpoint here and one in zone b."""
     put_node(server)
     server.put(service_json(), path=SERVICES.path)
@@ -102,7 +102,7 @@ async def test_what_the_api_server_tells_is_told(node: Node, server: ApiServer) 
 
 
 async def test_nothing_is_told_until_all_has_been_heard(
-    server: ApiServer, api: Api, tmp_path: pathlib.Path
+    server: ApiServer, api: ApiClient, tmp_path: pathlib.Path
 ) -> None:
     server.put(service_json(), path=SERVICES.path)
     may_tell = asyncio.Event()
@@ -202,7 +202,7 @@ async def test_a_malformed_service_stays_as_it_was(
 
 async def test_a_socket_that_cannot_be_had_ends_nothing(
     server: ApiServer,
-    api: Api,
+    api: ApiClient,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,33 +7,33 @@ from collections.abc import AsyncIterator, Iterable
 import msgspec
 
 from agent.pods import documents
-from agent.policy import api_types, in_force
+from agent.policy import api_types, effective
 from agent.policy import saved as saved_policies
 from agent.policy.api_types import HostAccessPolicy, Policy, PolicyError
-from agent.policy.in_force import Batch
+from agent.policy.effective import PolicyBatch
 
 # All files together. A policy has some 300 bytes, so this is more than may be in force.
 _MAX_TOTAL_BYTES = 4 * documents.MAX_BYTES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _File:
+class _PolicyFile:
     """What is known of one file. problems: one sentence each; fits: there was room for it."""
 
     stamp: documents.Stamp
     policies: tuple[Policy, ...]
     problems: tuple[str, ...] = ()
-    fits: bool = True
+    is_within_limit: bool = True
 
 
-class _Saved(msgspec.Struct):
+class _SavedPolicyFiles(msgspec.Struct):
     """What was in force, by file, so that a mistake does not outlive the agent that knew better."""
 
     path: str
     files: dict[str, list[HostAccessPolicy]]
 
 
-class PolicySource:
+class PolicyFiles:
     """A `Source`: a file or directory."""
 
     def __init__(self, path: pathlib.Path, *, state: pathlib.Path) -> None:
@@ -44,9 +44,9 @@ class PolicySource:
         self._only = None if is_directory else path.name
         self._state = state
         # In the order in which they came: of two that cannot both be, the first stays.
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, _PolicyFile] = {}
         self._was_readable = True
-        self.batch = Batch(str(path))
+        self.batch = PolicyBatch(str(path))
         """Those in force, and one sentence for each document that is not, as it stands."""
 
     @property
@@ -61,14 +61,14 @@ class PolicySource:
 
     def restore(self) -> None:
         """Take up what an earlier run saved, to be what is left of files that are wrong now."""
-        saved = saved_policies.read(self._state, _Saved)
+        saved = saved_policies.read(self._state, _SavedPolicyFiles)
         if saved is None or saved.path != str(self._path):
             return
         for name, kept in saved.files.items():
             good = saved_policies.checked(kept, source=name)
-            self._files[name] = _File(documents.NEVER_READ, good)
+            self._files[name] = _PolicyFile(documents.NEVER_READ, good)
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Read what changed since the last look; whether anything did.
 
         A document that stopped being right keeps its last good policy in force, with the problem
@@ -85,7 +85,11 @@ class PolicySource:
             self.batch = dataclasses.replace(self.batch, problems=(problem,))
             return is_news
         files = {name: file for name, file in self._files.items() if name in stamps}
-        settled = {name for name, file in files.items() if file.stamp == stamps[name] and file.fits}
+        settled = {
+            name
+            for name, file in files.items()
+            if file.stamp == stamps[name] and file.is_within_limit
+        }
         room = _MAX_TOTAL_BYTES - sum(stamps[name][1] for name in settled)
         to_read = [
             name
@@ -99,27 +103,29 @@ class PolicySource:
         for name in sorted(to_read, key=lambda name: (name not in files, name)):
             before = files[name].policies if name in files else ()
             if stamps[name][1] > room:
-                problem = in_force.sentence(
-                    f"{name}: all files together may have 4 MiB", is_kept=bool(before)
+                problem = effective.sentence(
+                    f"{name}: all files together may have 4 MiB", uses_last_good=bool(before)
                 )
-                files[name] = _File(stamps[name], before, (problem,), fits=False)
+                files[name] = _PolicyFile(stamps[name], before, (problem,), is_within_limit=False)
             else:
                 room -= stamps[name][1]
                 files[name] = self._read(name, stamps[name], before)
         self._files = files
-        self.batch = in_force.join(
-            (Batch(name, file.policies, file.problems) for name, file in files.items()),
+        self.batch = effective.join(
+            (PolicyBatch(name, file.policies, file.problems) for name, file in files.items()),
             name=str(self._path),
         )
         kept = {name: [one.document for one in file.policies] for name, file in files.items()}
-        saved_policies.write(self._state, _Saved(str(self._path), kept))
+        saved_policies.write(self._state, _SavedPolicyFiles(str(self._path), kept))
         return True
 
-    def _read(self, name: str, stamp: documents.Stamp, before: tuple[Policy, ...]) -> _File:
+    def _read(self, name: str, stamp: documents.Stamp, before: tuple[Policy, ...]) -> _PolicyFile:
         try:
-            found = list(_unfolded(documents.read_all(self._directory / name)))
+            found = list(_expanded(documents.read_all(self._directory / name)))
         except documents.DocumentError as error:
-            return _File(stamp, before, (in_force.sentence(str(error), is_kept=bool(before)),))
+            return _PolicyFile(
+                stamp, before, (effective.sentence(str(error), uses_last_good=bool(before)),)
+            )
         good: dict[str, Policy] = {}
         refused: list[tuple[str | None, str]] = []
         for number, document in enumerate(found, start=1):
@@ -140,15 +146,17 @@ class PolicySource:
             if policy.name not in good and (policy.name in wrong or None in wrong)
         }
         problems = [
-            in_force.sentence(problem, is_kept=called in kept or (called is None and bool(kept)))
+            effective.sentence(
+                problem, uses_last_good=called in kept or (called is None and bool(kept))
+            )
             for called, problem in refused
         ]
-        return _File(
-            stamp, (*good.values(), *kept.values()), tuple(in_force.abridged(problems, name))
+        return _PolicyFile(
+            stamp, (*good.values(), *kept.values()), tuple(effective.abridged(problems, name))
         )
 
 
-def _unfolded(found: Iterable[object]) -> Iterable[object]:
+def _expanded(found: Iterable[object]) -> Iterable[object]:
     """Documents, and the items of lists, as kubectl writes them."""
     for document in found:
         if isinstance(document, dict) and str(document.get("kind", "")).endswith("List"):

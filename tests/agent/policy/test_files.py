@@ -9,7 +9,7 @@ import yaml
 
 from agent.pods import documents
 from agent.policy import api_types
-from agent.policy.sources import PolicySource
+from agent.policy.files import PolicyFiles
 
 
 class Files:
@@ -19,7 +19,7 @@ class Files:
         self.path = directory / "rules"
         self.path.mkdir()
         self.state = directory / "state" / "policies.json"
-        self.source = PolicySource(self.path, state=self.state)
+        self.source = PolicyFiles(self.path, state=self.state)
 
     def write(self, name: str, *given: Any) -> None:
         """Documents, or text as it stands."""
@@ -31,13 +31,13 @@ class Files:
     def remove(self, name: str) -> None:
         (self.path / name).unlink()
 
-    def look(self) -> list[str]:
+    def refresh(self) -> list[str]:
         """Names of the policies in force."""
-        self.source.look()
+        self.source.refresh()
         return sorted(policy.name for policy in self.source.batch.policies)
 
     def restart(self) -> None:
-        self.source = PolicySource(self.path, state=self.state)
+        self.source = PolicyFiles(self.path, state=self.state)
         self.source.restore()
 
 
@@ -67,46 +67,46 @@ def test_several_policies_a_file_and_several_files(files: Files) -> None:
     files.write("z.yaml", policy("c"), policy("a"))
     files.write("b.json", msgspec.json.encode(policy("b")).decode())
     files.write("c.txt", policy("d"))
-    assert files.look() == ["a", "b", "c"]
+    assert files.refresh() == ["a", "b", "c"]
     assert files.source.batch.problems == ()
 
 
 def test_one_file_may_be_named(files: Files) -> None:
     files.write("a.yaml", policy("a"))
     files.write("b.yaml", policy("b"))
-    source = PolicySource(files.path / "a.yaml", state=files.state)
-    source.look()
+    source = PolicyFiles(files.path / "a.yaml", state=files.state)
+    source.refresh()
     assert [policy.name for policy in source.batch.policies] == ["a"]
     files.write("a.yaml", policy("c"))
-    assert source.look()
+    assert source.refresh()
     assert [policy.name for policy in source.batch.policies] == ["c"]
 
 
 def test_a_list_as_kubectl_writes_it(files: Files) -> None:
     files.write("a.yaml", {"kind": "List", "items": [policy("a"), policy("b")]})
-    assert files.look() == ["a", "b"]
+    assert files.refresh() == ["a", "b"]
 
 
 def test_nothing_has_changed_where_nothing_changed(files: Files) -> None:
-    assert not files.source.look()
+    assert not files.source.refresh()
     files.write("a.yaml", policy("a"))
-    assert files.source.look()
-    assert not files.source.look()
+    assert files.source.refresh()
+    assert not files.source.refresh()
 
 
 def test_changes_and_removals_are_followed(files: Files) -> None:
     files.write("a.yaml", policy("a"), policy("b"))
-    files.look()
+    files.refresh()
     files.write("a.yaml", policy("a", 81))
-    assert files.look() == ["a"]
+    assert files.refresh() == ["a"]
     assert ports(files) == {"a": 81}
     (files.path / "a.yaml").unlink()
-    assert files.look() == []
+    assert files.refresh() == []
 
 
 def test_a_wrong_document_is_one_sentence_and_nobody_else_s_trouble(files: Files) -> None:
     files.write("a.yaml", policy("a"), wrong("b"), policy("c"))
-    assert files.look() == ["a", "c"]
+    assert files.refresh() == ["a", "c"]
     assert files.source.batch.problems == (
         "a.yaml, document 2 ('b'): spec: object missing required field `from`.",
     )
@@ -114,9 +114,9 @@ def test_a_wrong_document_is_one_sentence_and_nobody_else_s_trouble(files: Files
 
 def test_a_policy_that_becomes_wrong_stays_as_it_was(files: Files) -> None:
     files.write("a.yaml", policy("a"), policy("b"))
-    files.look()
+    files.refresh()
     files.write("a.yaml", policy("a", 81), wrong("b"))
-    assert files.look() == ["a", "b"]
+    assert files.refresh() == ["a", "b"]
     assert ports(files) == {"a": 81, "b": 80}
     (problem,) = files.source.batch.problems
     assert problem.endswith("The last good one stays in force.")
@@ -124,11 +124,11 @@ def test_a_policy_that_becomes_wrong_stays_as_it_was(files: Files) -> None:
 
 def test_a_document_without_a_name_may_be_any_that_was_there(files: Files) -> None:
     files.write("a.yaml", policy("a"), policy("b"))
-    files.look()
+    files.refresh()
     files.write("a.yaml", policy("a", 81), "text")
-    assert files.look() == ["a", "b"]
+    assert files.refresh() == ["a", "b"]
     files.write("a.yaml", policy("a", 81))
-    assert files.look() == ["a"]
+    assert files.refresh() == ["a"]
     assert files.source.batch.problems == ()
 
 
@@ -136,33 +136,33 @@ def test_a_document_without_a_name_may_be_any_that_was_there(files: Files) -> No
 def test_a_file_that_cannot_be_read_keeps_what_it_held(files: Files, content: str) -> None:
     files.write("a.yaml", policy("a"))
     files.write("b.yaml", policy("b"))
-    files.look()
+    files.refresh()
     files.write("a.yaml", content)
-    assert files.look() == ["a", "b"]
+    assert files.refresh() == ["a", "b"]
     assert len(files.source.batch.problems) == 1
 
 
 def test_a_mistake_does_not_outlive_the_agent_that_knew_better(files: Files) -> None:
     files.write("a.yaml", policy("a"))
     files.write("b.yaml", policy("b"))
-    files.look()
+    files.refresh()
     files.write("a.yaml", "a: [")
     (files.path / "b.yaml").unlink()
     files.restart()
-    assert files.look() == ["a"]
+    assert files.refresh() == ["a"]
     (problem,) = files.source.batch.problems
     assert "stays in force" in problem
 
 
 def test_what_another_path_held_is_not_taken_up(files: Files, tmp_path: pathlib.Path) -> None:
     files.write("a.yaml", policy("a"))
-    files.look()
+    files.refresh()
     other = tmp_path / "other"
     other.mkdir()
     (other / "a.yaml").write_text("a: [", encoding="utf-8")
-    source = PolicySource(other, state=files.state)
+    source = PolicyFiles(other, state=files.state)
     source.restore()
-    source.look()
+    source.refresh()
     assert source.batch.policies == ()
 
 
@@ -172,50 +172,50 @@ def test_saved_policies_that_are_spoilt_are_left(files: Files, content: bytes) -
     files.state.parent.mkdir()
     files.state.write_bytes(content)
     files.restart()
-    assert files.look() == ["a"]
+    assert files.refresh() == ["a"]
 
 
 def test_a_second_policy_of_a_name_is_refused_until_the_first_goes(files: Files) -> None:
     files.write("b.yaml", policy("a", 1))
-    files.look()
+    files.refresh()
     files.write("a.yaml", policy("a", 2), policy("b"))
-    assert files.look() == ["a", "b"]
+    assert files.refresh() == ["a", "b"]
     assert ports(files)["a"] == 1
     (problem,) = files.source.batch.problems
     assert "a.yaml, document 1 describes policy a, which b.yaml" in problem
     (files.path / "b.yaml").unlink()
-    files.look()
+    files.refresh()
     assert ports(files)["a"] == 2
 
 
 def test_the_same_name_twice_in_a_file(files: Files) -> None:
     files.write("a.yaml", policy("a", 1), policy("a", 2))
-    files.look()
+    files.refresh()
     assert ports(files) == {"a": 1}
     assert "twice" in files.source.batch.problems[0]
 
 
 def test_a_directory_that_is_gone_takes_nothing_along(files: Files) -> None:
     files.write("a.yaml", policy("a"))
-    files.look()
+    files.refresh()
     hidden = files.path.with_name("hidden")
     files.path.rename(hidden)
-    assert files.look() == ["a"]
+    assert files.refresh() == ["a"]
     assert "cannot be read" in files.source.batch.problems[0]
     hidden.rename(files.path)
-    assert files.look() == ["a"]
+    assert files.refresh() == ["a"]
     assert files.source.batch.problems == ()
 
 
 def test_more_policies_than_have_counters_are_left_out(files: Files) -> None:
-    most = api_types.MOST_POLICIES
+    most = api_types.MAX_POLICIES
     files.write("z.yaml", policy("first"))
-    files.look()
+    files.refresh()
     for number in range(4):
         entries = [policy(f"p{number}-{index}") for index in range(most // 4)]
         text = msgspec.json.encode({"kind": "List", "items": entries}).decode()
         files.write(f"{number}.json", text)
-    names = files.look()
+    names = files.refresh()
     assert len(names) == most
     assert "first" in names
     (problem,) = files.source.batch.problems
@@ -226,27 +226,27 @@ def test_files_beyond_what_is_read_wait_until_there_is_room(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.write("z.yaml", policy("z"))
-    files.look()
+    files.refresh()
     for number in range(5):
         text = yaml.safe_dump(policy(f"p{number}"))
         files.write(f"{number}.yaml", text + "#" * (documents.MAX_BYTES - len(text)))
-    assert files.look() == ["p0", "p1", "p2", "z"]
+    assert files.refresh() == ["p0", "p1", "p2", "z"]
     problems = files.source.batch.problems
     assert [problem.split(":")[0] for problem in problems] == ["3.yaml", "4.yaml"]
-    assert not files.source.look()
+    assert not files.source.refresh()
     (files.path / "1.yaml").unlink()
-    assert files.look() == ["p0", "p2", "p3", "z"]
+    assert files.refresh() == ["p0", "p2", "p3", "z"]
 
 
 def test_a_hundred_thousand_rules_in_a_file_are_one_sentence(files: Files) -> None:
     files.write("z.yaml", policy("z"))
-    files.look()
+    files.refresh()
     many = [{"port": port} for port in range(1, 65535, 2)]
     huge = {**policy("huge"), "spec": {**policy("huge")["spec"], "ports": many}}
     files.write("a.json", msgspec.json.encode(huge).decode())
     files.write("b.yaml", "---\n".join(f"a{number}: b\n" for number in range(100_000)))
     files.write("c.yaml", "\n---\n".join("x" for _ in range(100_000)))
-    assert files.look() == ["z"]
+    assert files.refresh() == ["z"]
     about = [[one for one in files.source.batch.problems if one.startswith(name)] for name in "abc"]
     assert len(about[0]) == 1
     assert "more rules than the 32" in about[0][0]
@@ -257,5 +257,5 @@ def test_a_hundred_thousand_rules_in_a_file_are_one_sentence(files: Files) -> No
 
 def test_a_problem_is_not_longer_than_a_paragraph(files: Files) -> None:
     files.write("a.yaml", {**policy("a"), "kind": "x" * 100_000}, policy("b" * 100_000))
-    files.look()
+    files.refresh()
     assert all(len(problem) < 600 for problem in files.source.batch.problems)

@@ -16,9 +16,9 @@ import structlog
 
 from agent import backoff, tasks
 from agent.kube import modes, objects, pod_reading
-from agent.kube.client import Api
+from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, MetadataOnly
-from agent.kube.saved_pods import Known, SavedPods, SavedPodsFile
+from agent.kube.saved_pods import SavedObjects, SavedPods, SavedPodsFile
 from agent.kube.watcher import Query, Watcher
 from agent.pods.pod import Pod, Problem
 from bpf.verdicts import Mode
@@ -35,12 +35,12 @@ _LABELS_SECONDS = 10.0
 _SETTLE_SECONDS = 2.0
 
 
-class PodSource:
+class ApiPods:
     """Tells of every pod that is added, changed or removed; by the uid of the runtime."""
 
     def __init__(
         self,
-        api: Api,
+        api: ApiClient,
         *,
         node_name: str,
         default_mode: Mode,
@@ -91,9 +91,9 @@ class PodSource:
         self.on_any_change: Callable[[], None] = lambda: None
         """Called whenever an origin has told anything of a pod, or cannot be heard any more."""
         self._by_origin: dict[str, dict[str, ApiPod]] = {API: {}, KUBELET: {}}
-        self._told: dict[str, Pod] = {}
+        self._published: dict[str, Pod] = {}
         self._warned: dict[str, set[Problem]] = {}
-        self._knows_labels = False
+        self._has_labels = False
 
     def restore(self) -> None:
         """Tell what an earlier agent saved. Reads a file; to be called once, before `run`."""
@@ -104,7 +104,7 @@ class PodSource:
         self.nodes.seed(saved.nodes.objects, saved.nodes.version)
         self.pods.seed(saved.pods, saved.version)
         if saved.pods:
-            self._knows_labels = True
+            self._has_labels = True
             for pod in saved.pods:
                 self.take(API, pod)
             log.info("pods from before the restart are in force", pods=len(saved.pods))
@@ -123,7 +123,7 @@ class PodSource:
     @property
     def is_synced(self) -> bool:
         """Whether every pod of the node has been told, be it from before a restart."""
-        return self._knows_labels and (self.pods.synced.is_set() or bool(self._told))
+        return self._has_labels and (self.pods.synced.is_set() or bool(self._published))
 
     def get(self, uid: str) -> ApiPod | None:
         """The newest object of a pod. Its own uid, by which the API patches it, may be another."""
@@ -160,7 +160,7 @@ class PodSource:
         self.on_any_change()
         if origin == API:
             self._on_object(pod)
-        self._tell(pod.uid)
+        self._publish(pod.uid)
 
     def drop(self, origin: str, uid: str) -> None:
         """An origin does not have this pod any more. The kubelet is the last to forget one, so what
@@ -173,10 +173,10 @@ class PodSource:
         self.on_any_change()
         if self.get(uid) is None:
             self._warned.pop(uid, None)
-            if self._told.pop(uid, None):
+            if self._published.pop(uid, None):
                 self._on_removed(uid)
         else:
-            self._tell(uid)
+            self._publish(uid)
 
     def leave(self, origin: str) -> None:
         """An origin cannot be heard any more: what others know as well is theirs to tell now."""
@@ -184,18 +184,18 @@ class PodSource:
         for uid in list(pods):
             if any(uid in others for others in self._by_origin.values() if others is not pods):
                 del pods[uid]
-                self._tell(uid)
+                self._publish(uid)
         self.on_any_change()
 
-    def _tell(self, uid: str) -> None:
+    def _publish(self, uid: str) -> None:
         found = self.get(uid)
-        if found is None or not self._knows_labels:
+        if found is None or not self._has_labels:
             return
-        bound = self._bound()
+        node_mode = self._node_mode()
         namespace = self.namespace_labels(found.metadata.namespace)
-        reading = pod_reading.read(found, bound=bound, namespace=namespace)
-        if reading.pod != self._told.get(uid):
-            self._told[uid] = reading.pod
+        reading = pod_reading.read(found, node_mode=node_mode, namespace=namespace)
+        if reading.pod != self._published.get(uid):
+            self._published[uid] = reading.pod
             self._on_pod(reading.pod)
         warned = self._warned.setdefault(uid, set())
         for problem in reading.warnings:
@@ -210,11 +210,11 @@ class PodSource:
                 self._on_warning(reading.pod, problem)
         self._warned[uid] = set(reading.warnings)
 
-    def _tell_all(self) -> None:
+    def _publish_all(self) -> None:
         for uid in self.uids:
-            self._tell(uid)
+            self._publish(uid)
 
-    def _bound(self) -> Mode:
+    def _node_mode(self) -> Mode:
         node = self.nodes.objects.get(("", self._node_name))
         return modes.node_default(self._default_mode, _labels(node)).mode
 
@@ -224,14 +224,14 @@ class PodSource:
                 await self.namespaces.synced.wait()
                 await self.nodes.synced.wait()
         except TimeoutError:
-            if not self._knows_labels:
+            if not self._has_labels:
                 log.warning(
                     "labels of the node and of namespaces are not known; pods get the node's "
                     "default until they are",
                     problem=self.namespaces.problem or self.nodes.problem,
                 )
-        self._knows_labels = True
-        self._tell_all()
+        self._has_labels = True
+        self._publish_all()
 
     def _on_pod_change(self, old: ApiPod | None, new: ApiPod | None) -> None:
         self._changed.set()
@@ -249,7 +249,7 @@ class PodSource:
         for pods in self._by_origin.values():
             for pod in list(pods.values()):
                 if pod.metadata.namespace == name:
-                    self._tell(pod.uid)
+                    self._publish(pod.uid)
 
     def _on_node_change(self, old: MetadataOnly | None, new: MetadataOnly | None) -> None:
         # The kubelet writes its node every few minutes.
@@ -258,7 +258,7 @@ class PodSource:
         self._changed.set()
         for problem in modes.node_default(self._default_mode, _labels(new)).problems:
             log.warning("node's label is not understood", detail=problem.message)
-        self._tell_all()
+        self._publish_all()
 
     async def _save(self) -> None:
         """Write the file soon after each change, and at the end."""
@@ -279,8 +279,10 @@ class PodSource:
             node_name=self._node_name,
             pods=list(self.pods.objects.values()),
             version=self.pods.version,
-            namespaces=Known(self.namespaces.version, list(self.namespaces.objects.values())),
-            nodes=Known(self.nodes.version, list(self.nodes.objects.values())),
+            namespaces=SavedObjects(
+                self.namespaces.version, list(self.namespaces.objects.values())
+            ),
+            nodes=SavedObjects(self.nodes.version, list(self.nodes.objects.values())),
         )
 
 

@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 
 from agent import labels as agent_labels
-from agent.kube.client import Api
+from agent.kube.api_pods import KUBELET, ApiPods
+from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod
-from agent.kube.pod_source import KUBELET, PodSource
 from agent.pods.pod import Pod, Problem
 from bpf.verdicts import Mode
 from tests.agent.kube import apiserver
@@ -31,12 +31,12 @@ NODES = "/api/v1/nodes"
 class Told:
     """A pod source, and what it told in order."""
 
-    def __init__(self, api: Api, *, state: pathlib.Path | None = None) -> None:
+    def __init__(self, api: ApiClient, *, state: pathlib.Path | None = None) -> None:
         self.pods: dict[str, Pod] = {}
         self.told: list[str] = []
         self.objects: list[ApiPod] = []
         self.warnings: list[tuple[str, str]] = []
-        self.source = PodSource(
+        self.source = ApiPods(
             api,
             node_name="node1",
             default_mode=Mode.ENFORCE,
@@ -86,7 +86,7 @@ def furnished(server: ApiServer) -> ApiServer:
     return server
 
 
-async def test_pods_come_change_and_go(furnished: ApiServer, api: Api) -> None:
+async def test_pods_come_change_and_go(furnished: ApiServer, api: ApiClient) -> None:
     async with Told(api).running() as told:
         furnished.put(pod("b"))
         await asyncio.sleep(1)
@@ -98,7 +98,7 @@ async def test_pods_come_change_and_go(furnished: ApiServer, api: Api) -> None:
 
 
 async def test_a_change_that_is_none_to_the_agent_is_told_to_the_writer_alone(
-    furnished: ApiServer, api: Api
+    furnished: ApiServer, api: ApiClient
 ) -> None:
     async with Told(api).running() as told:
         furnished.put(
@@ -109,7 +109,7 @@ async def test_a_change_that_is_none_to_the_agent_is_told_to_the_writer_alone(
         assert len(told.objects) == 2
 
 
-async def test_pod_replaced_under_the_same_name(furnished: ApiServer, api: Api) -> None:
+async def test_pod_replaced_under_the_same_name(furnished: ApiServer, api: ApiClient) -> None:
     async with Told(api).running() as told:
         furnished.delete("a")
         furnished.put(pod("a", uid="another"))
@@ -119,7 +119,7 @@ async def test_pod_replaced_under_the_same_name(furnished: ApiServer, api: Api) 
 
 
 async def test_mirror_pod_is_told_and_removed_by_the_runtimes_uid(
-    furnished: ApiServer, api: Api
+    furnished: ApiServer, api: ApiClient
 ) -> None:
     mirror = apiserver.recorded("mirror-pod")
     async with Told(api).running() as told:
@@ -132,7 +132,7 @@ async def test_mirror_pod_is_told_and_removed_by_the_runtimes_uid(
 
 
 async def test_labels_of_namespace_and_node_decide_and_are_followed(
-    furnished: ApiServer, api: Api
+    furnished: ApiServer, api: ApiClient
 ) -> None:
     async with Told(api).running() as told:
         assert told.mode("a") is Mode.ENFORCE
@@ -148,7 +148,9 @@ async def test_labels_of_namespace_and_node_decide_and_are_followed(
         assert told.mode("a") is Mode.ENFORCE
 
 
-async def test_nobody_is_told_before_the_labels_are_known(furnished: ApiServer, api: Api) -> None:
+async def test_nobody_is_told_before_the_labels_are_known(
+    furnished: ApiServer, api: ApiClient
+) -> None:
     asking = asyncio.Event()
 
     async def late(request: web.Request) -> web.StreamResponse | None:
@@ -168,7 +170,7 @@ async def test_nobody_is_told_before_the_labels_are_known(furnished: ApiServer, 
 
 
 async def test_without_the_right_to_see_namespaces_the_nodes_default_holds(
-    furnished: ApiServer, api: Api
+    furnished: ApiServer, api: ApiClient
 ) -> None:
     async def forbid(request: web.Request) -> web.StreamResponse | None:
         return apiserver.refusal(403, "Forbidden") if request.path == NAMESPACES else None
@@ -181,7 +183,7 @@ async def test_without_the_right_to_see_namespaces_the_nodes_default_holds(
         assert told.source.namespaces.problem == "Forbidden"
 
 
-async def test_warnings_are_told_once(furnished: ApiServer, api: Api) -> None:
+async def test_warnings_are_told_once(furnished: ApiServer, api: ApiClient) -> None:
     annotations = {agent_labels.NETNS_ANNOTATION: "/proc/1/ns/net"}
     async with Told(api).running() as told:
         furnished.put(pod("b", annotations=annotations))
@@ -242,7 +244,7 @@ async def test_agent_goes_on_when_the_server_comes_back(
 
 
 async def test_saved_pods_are_for_root_and_hold_no_secrets(
-    furnished: ApiServer, api: Api, tmp_path: pathlib.Path
+    furnished: ApiServer, api: ApiClient, tmp_path: pathlib.Path
 ) -> None:
     state = tmp_path / "state" / "pods.json"
     secret = {"kubectl.kubernetes.io/last-applied-configuration": "hunter2"}
@@ -259,7 +261,7 @@ async def test_saved_pods_are_for_root_and_hold_no_secrets(
 
 
 async def test_nothing_is_written_at_rest(
-    furnished: ApiServer, api: Api, tmp_path: pathlib.Path
+    furnished: ApiServer, api: ApiClient, tmp_path: pathlib.Path
 ) -> None:
     state = tmp_path / "pods.json"
     async with Told(api, state=state).running():
@@ -271,7 +273,7 @@ async def test_nothing_is_written_at_rest(
 
 @pytest.mark.parametrize("content", ["", "{", '{"pods": 1}', '{"node_name": "other", "pods": []}'])
 async def test_saved_pods_that_cannot_be_used_are_left_alone(
-    furnished: ApiServer, api: Api, tmp_path: pathlib.Path, content: str
+    furnished: ApiServer, api: ApiClient, tmp_path: pathlib.Path, content: str
 ) -> None:
     state = tmp_path / "pods.json"
     state.write_text(content, encoding="utf-8")
@@ -284,7 +286,9 @@ def decoded(thing: Any, version: str) -> ApiPod:
     return msgspec.convert(thing, ApiPod)
 
 
-async def test_newest_version_counts_whoever_brought_it(furnished: ApiServer, api: Api) -> None:
+async def test_newest_version_counts_whoever_brought_it(
+    furnished: ApiServer, api: ApiClient
+) -> None:
     async with Told(api).running() as told:
         told.source.take(KUBELET, decoded(pod("a", labels={"is": "old"}), "9"))
         assert told.pods["uid-a"].labels == {}
@@ -297,7 +301,7 @@ async def test_newest_version_counts_whoever_brought_it(furnished: ApiServer, ap
         assert told.pods == {}
 
 
-async def test_what_the_kubelet_has_dropped_is_gone(furnished: ApiServer, api: Api) -> None:
+async def test_what_the_kubelet_has_dropped_is_gone(furnished: ApiServer, api: ApiClient) -> None:
     async with Told(api).running() as told:
         told.source.take(KUBELET, decoded(pod("a"), "12"))
         told.source.drop(KUBELET, "uid-a")
