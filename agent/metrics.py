@@ -214,10 +214,10 @@ class _ScrapeTimeCollector:
         modes = family(GATES)
         by_mode: dict[str, int] = {}
         for gate in self.gates:
-            by_mode[gate.pod.mode.word] = by_mode.get(gate.pod.mode.word, 0) + 1
+            by_mode[gate.pod.mode.label] = by_mode.get(gate.pod.mode.label, 0) + 1
             for (verdict, reason), count in gate.counts.items():
                 labels = (gate.pod.namespace, gate.pod.name, gate.interface)
-                packets.add_metric((*labels, verdict.word, reason.word), count)
+                packets.add_metric((*labels, verdict.label, reason.label), count)
         for mode, number in sorted(by_mode.items()):
             modes.add_metric((mode,), number)
         yield packets

@@ -1,25 +1,24 @@
-"""Long-lived tasks: named and supervised, so that none of them stops unnoticed."""
+"""Long-lived tasks: named, watched, and none of them ends unnoticed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 
-class TaskEndedError(Exception):
-    """A task that runs until the agent stops has returned."""
+class TaskEnded(Exception):
+    """A task that should have run for ever returned."""
 
 
 def start(
     group: asyncio.TaskGroup, name: str, run: Callable[[], Awaitable[None]]
 ) -> asyncio.Task[None]:
-    """Run `run()` until the group is cancelled.
+    """Run `run()` for as long as the group lives.
 
-    When it raises or returns, the group fails and the agent stops: gates stay pinned, and the
-    supervisor (the DaemonSet, systemd) starts a new agent. An agent without one of its tasks would
-    be worse.
+    When it raises or returns, the group ends and with it the agent: gates stay pinned, and the
+    supervisor (the DaemonSet, systemd) starts a new agent. A half-dead agent would be worse.
     """
     return group.create_task(_watch(name, run), name=name)
 
 
 async def _watch(name: str, run: Callable[[], Awaitable[None]]) -> None:
     await run()
-    raise TaskEndedError(f"task {name} stopped unexpectedly")
+    raise TaskEnded(f"task {name} ended, and it never should")

@@ -1,5 +1,5 @@
-"""The kernel side: the gate's C source, and what compiles, loads, pins, attaches and reads it.
+"""The kernel side: the C sources, and the code that compiles, loads, pins, attaches and reads them.
 
-Knows nothing of Kubernetes and of probes. Only `bpf.compiling` imports bcc, and only in a process
-of its own that ends when the programs are pinned.
+Independent of Kubernetes and of probes. Only `bpf.compiling` imports bcc, in a process of its own
+that exits when the programs are pinned.
 """

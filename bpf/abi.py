@@ -1,16 +1,16 @@
 """User space's twin of src/abi.h and src/maps.h.
 
-A test compares every struct here with what the compiler made of the C side. Every opened map is
-compared with its `MapSpec`, so a pin of another layout is refused instead of misread.
+A test compares every struct here with the compiler's layout of the C side. Every opened map is
+compared with its `MapSpec`, so a pin of another layout is an error instead of being misread.
 """
 
 import ctypes
 import dataclasses
 import ipaddress
 
-# Part of the pin path. Raised when a map's layout or an enumerator's number changes; new maps and
-# new reasons do not change it.
-SCHEMA = 2
+# Part of the pin path. Raised when a map's layout or name, a program's name or an enumerator's
+# number changes; new maps and new reasons do not change it.
+SCHEMA = 3
 
 REASON_SLOTS = 32
 VERDICT_COUNT = 3
@@ -19,11 +19,11 @@ GATE_RULES = 32
 REPLY_SLOTS = 1024
 MAX_GATES = 4096
 MAX_RULE_HITS = 65536
-MAX_CALLERS = 16384
+MAX_DROP_SOURCES = 16384
 MAX_ADDRESSES = 16384
 TUNNEL_PORTS = 8
 EVENT_RING_BYTES = 65536
-ORIGIN_IFINDEXES = 1 << 23
+INJECTABLE_IFINDEXES = 1 << 23
 MAX_RELAY_TARGETS = 65536
 RELAY_BEAT_LIMIT_NS = 300_000_000
 
@@ -46,13 +46,13 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-class Address(ctypes.Structure):
+class CAddress(ctypes.Structure):
     """`struct address`: 16 bytes, IPv4 as ::ffff:a.b.c.d."""
 
     _fields_ = (("word", ctypes.c_uint32 * 4),)
 
 
-class Rule(ctypes.Structure):
+class CRule(ctypes.Structure):
     """`struct rule`: one exception of a gate."""
 
     _fields_ = (
@@ -61,13 +61,13 @@ class Rule(ctypes.Structure):
         ("level", ctypes.c_uint32),
         ("first_port", ctypes.c_uint16),
         ("last_port", ctypes.c_uint16),
-        ("sender", ctypes.c_uint8),
+        ("source_kind", ctypes.c_uint8),
         ("protocol", ctypes.c_uint8),
         ("pad", ctypes.c_uint16),
     )
 
 
-class Gate(ctypes.Structure):
+class CGate(ctypes.Structure):
     """`struct gate`: mode, pod addresses and rules of one interface."""
 
     _fields_ = (
@@ -77,65 +77,65 @@ class Gate(ctypes.Structure):
         ("flags", ctypes.c_uint16),
         ("claimed_count", ctypes.c_uint16),
         ("grace_until_ns", ctypes.c_uint64),
-        ("addresses", Address * GATE_ADDRESSES),
-        ("rules", Rule * GATE_RULES),
+        ("addresses", CAddress * GATE_ADDRESSES),
+        ("rules", CRule * GATE_RULES),
     )
 
 
-class Config(ctypes.Structure):
-    """`struct config`: what all gates know; times are CLOCK_MONOTONIC in ns."""
+class CConfig(ctypes.Structure):
+    """`struct config`: configuration shared by all gates; times are CLOCK_MONOTONIC in ns."""
 
     _fields_ = (
         ("kubelet_cgroup", ctypes.c_uint64),
         ("pods_cgroup", ctypes.c_uint64),
         ("heartbeat_ns", ctypes.c_uint64),
         ("stale_after_ns", ctypes.c_uint64),
-        ("dead_after_ns", ctypes.c_uint64),
+        ("dead_man_ns", ctypes.c_uint64),
         ("node_netns", ctypes.c_uint64),
         ("pods_cgroup_level", ctypes.c_uint32),
         ("tunnel_port_count", ctypes.c_uint32),
         ("tunnel_ports", ctypes.c_uint16 * TUNNEL_PORTS),
-        ("has_switch", ctypes.c_uint32),
+        ("has_ovs", ctypes.c_uint32),
         ("pad", ctypes.c_uint32),
     )
 
 
-class Event(ctypes.Structure):
-    """`struct event`: one refusal as it happened; ports in host order."""
+class CDropEvent(ctypes.Structure):
+    """`struct drop_event`: one dropped packet or rejected system call; ports in host order."""
 
     _fields_ = (
         ("at_ns", ctypes.c_uint64),
         ("cgroup", ctypes.c_uint64),
-        ("source", Address),
-        ("destination", Address),
+        ("source", CAddress),
+        ("destination", CAddress),
         ("ifindex", ctypes.c_uint32),
-        ("process", ctypes.c_uint32),
+        ("pid", ctypes.c_uint32),
         ("source_port", ctypes.c_uint16),
         ("destination_port", ctypes.c_uint16),
         ("protocol", ctypes.c_uint8),
         ("verdict", ctypes.c_uint8),
         ("reason", ctypes.c_uint8),
         ("pad", ctypes.c_uint8),
-        ("name", ctypes.c_char * 16),
+        ("process_name", ctypes.c_char * 16),
     )
 
 
-class EventBudget(ctypes.Structure):
-    """`struct event_budget`: how many events one CPU may still tell, and how many it did not."""
+class CEventBudget(ctypes.Structure):
+    """`struct event_budget`: one CPU's remaining events in this window, and those suppressed."""
 
     _fields_ = (
         ("since_ns", ctypes.c_uint64),
-        ("left", ctypes.c_uint64),
-        ("lost", ctypes.c_uint64),
+        ("remaining", ctypes.c_uint64),
+        ("suppressed", ctypes.c_uint64),
     )
 
 
-class Flow(ctypes.Structure):
-    """`struct flow`: a conversation that is not TCP; ports in network order."""
+class CFlow(ctypes.Structure):
+    """`struct flow`: a flow of a protocol other than TCP; ports in network order."""
 
     _fields_ = (
-        ("pod", Address),
-        ("peer", Address),
+        ("pod", CAddress),
+        ("peer", CAddress),
         ("pod_port", ctypes.c_uint16),
         ("peer_port", ctypes.c_uint16),
         ("protocol", ctypes.c_uint8),
@@ -143,14 +143,14 @@ class Flow(ctypes.Structure):
     )
 
 
-class ReplySlot(ctypes.Structure):
-    """`struct reply_slot`: what the pod asked last, of the flows that share the slot."""
+class CReplySlot(ctypes.Structure):
+    """`struct reply_slot`: the newest of the pod's flows that share the slot."""
 
-    _fields_ = (("flow", Flow), ("sent_ns", ctypes.c_uint64))
+    _fields_ = (("flow", CFlow), ("sent_ns", ctypes.c_uint64))
 
 
-class CallerKey(ctypes.Structure):
-    """`struct caller_key`: who (cgroup id) started what to whom."""
+class CDropSourceKey(ctypes.Structure):
+    """`struct drop_source_key`: source cgroup (id), gate, protocol and port of dropped flows."""
 
     _fields_ = (
         ("cgroup", ctypes.c_uint64),
@@ -161,38 +161,38 @@ class CallerKey(ctypes.Structure):
     )
 
 
-class Caller(ctypes.Structure):
-    """`struct caller`: times are CLOCK_MONOTONIC in ns, `count` in packets."""
+class CDropSource(ctypes.Structure):
+    """`struct drop_source`: times are CLOCK_MONOTONIC in ns, `count` in packets."""
 
     _fields_ = (
         ("first_ns", ctypes.c_uint64),
         ("last_ns", ctypes.c_uint64),
         ("count", ctypes.c_uint64),
-        ("name", ctypes.c_char * 16),
+        ("process_name", ctypes.c_char * 16),
     )
 
 
-class Counters(ctypes.Structure):
+class CCounters(ctypes.Structure):
     """`struct counters`: packets by verdict and reason, on one CPU."""
 
     _fields_ = (("packets", ctypes.c_uint64 * (VERDICT_COUNT * REASON_SLOTS)),)
 
 
-class RelayTargetKey(ctypes.Structure):
-    """`struct relay_target_key`: a pod's port, in host order; 0 stands for any."""
+class CRelayTargetKey(ctypes.Structure):
+    """`struct relay_target_key`: a pod's port, in host order; 0 for any port."""
 
-    _fields_ = (("pod", Address), ("port", ctypes.c_uint32))
+    _fields_ = (("pod", CAddress), ("port", ctypes.c_uint32))
 
 
-class RelayOrigin(ctypes.Structure):
-    """`struct relay_origin`: what one of the relay's addresses stands for."""
+class CRelayPod(ctypes.Structure):
+    """`struct relay_pod`: the pod that one of the relay's addresses represents."""
 
-    _fields_ = (("pod", Address), ("ifindex", ctypes.c_uint32), ("pad", ctypes.c_uint32))
+    _fields_ = (("pod", CAddress), ("ifindex", ctypes.c_uint32), ("pad", ctypes.c_uint32))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MapSpec:
-    """What a pinned map must look like. Sizes in bytes; `value_size` is that of one CPU."""
+    """The expected shape of a pinned map. Sizes in bytes; `value_size` is that of one CPU."""
 
     name: str
     type: int
@@ -206,74 +206,82 @@ class MapSpec:
         return self.type in (_PERCPU_HASH, _PERCPU_ARRAY)
 
 
-GATES = MapSpec("gates", _HASH, 4, ctypes.sizeof(Gate), MAX_GATES, _NO_PREALLOC)
-COUNTERS = MapSpec("counters", _PERCPU_HASH, 4, ctypes.sizeof(Counters), MAX_GATES, _NO_PREALLOC)
+GATES = MapSpec("gates", _HASH, 4, ctypes.sizeof(CGate), MAX_GATES, _NO_PREALLOC)
+COUNTERS = MapSpec("counters", _PERCPU_HASH, 4, ctypes.sizeof(CCounters), MAX_GATES, _NO_PREALLOC)
 RULE_HITS = MapSpec("rule_hits", _PERCPU_HASH, 4, 8, MAX_RULE_HITS, _NO_PREALLOC)
-CONFIG = MapSpec("config", _ARRAY, 4, ctypes.sizeof(Config), 1)
-CALLERS = MapSpec(
-    "callers", _HASH, ctypes.sizeof(CallerKey), ctypes.sizeof(Caller), MAX_CALLERS, _NO_PREALLOC
+CONFIG = MapSpec("config", _ARRAY, 4, ctypes.sizeof(CConfig), 1)
+DROP_SOURCES = MapSpec(
+    "drop_sources",
+    _HASH,
+    ctypes.sizeof(CDropSourceKey),
+    ctypes.sizeof(CDropSource),
+    MAX_DROP_SOURCES,
+    _NO_PREALLOC,
 )
-CALLERS_LOST = MapSpec("callers_lost", _PERCPU_ARRAY, 4, 8, 1)
-REPLY_TABLE = MapSpec("reply_table", _ARRAY, 4, ctypes.sizeof(ReplySlot), REPLY_SLOTS)
+DROP_SOURCES_LOST = MapSpec("drop_src_lost", _PERCPU_ARRAY, 4, 8, 1)
+REPLY_TABLE = MapSpec("reply_table", _ARRAY, 4, ctypes.sizeof(CReplySlot), REPLY_SLOTS)
 REPLIES = MapSpec("replies", _HASH_OF_MAPS, 4, 4, MAX_GATES)
-ADDRESSES = MapSpec("addresses", _HASH, ctypes.sizeof(Address), 4, MAX_ADDRESSES, _NO_PREALLOC)
-EVENTS = MapSpec("events", _RINGBUF, 0, 0, EVENT_RING_BYTES)
-EVENT_BUDGET = MapSpec("event_budget", _PERCPU_ARRAY, 4, ctypes.sizeof(EventBudget), 1)
-ORIGIN = MapSpec("origin", _ARRAY, 4, 8, ORIGIN_IFINDEXES // 64)
+ADDRESSES = MapSpec("addresses", _HASH, ctypes.sizeof(CAddress), 4, MAX_ADDRESSES, _NO_PREALLOC)
+DROP_EVENTS = MapSpec("drop_events", _RINGBUF, 0, 0, EVENT_RING_BYTES)
+EVENT_BUDGET = MapSpec("event_budget", _PERCPU_ARRAY, 4, ctypes.sizeof(CEventBudget), 1)
+INJECTABLE = MapSpec("injectable", _ARRAY, 4, 8, INJECTABLE_IFINDEXES // 64)
 RELAY_TARGETS = MapSpec(
-    *("relay_targets", _HASH, ctypes.sizeof(RelayTargetKey), ctypes.sizeof(Address)),
+    *("relay_targets", _HASH, ctypes.sizeof(CRelayTargetKey), ctypes.sizeof(CAddress)),
     *(MAX_RELAY_TARGETS, _NO_PREALLOC),
 )
-RELAY_ORIGINS = MapSpec(
-    *("relay_origins", _HASH, ctypes.sizeof(Address), ctypes.sizeof(RelayOrigin)),
+RELAY_PODS = MapSpec(
+    *("relay_pods", _HASH, ctypes.sizeof(CAddress), ctypes.sizeof(CRelayPod)),
     *(MAX_RELAY_TARGETS, _NO_PREALLOC),
 )
 RELAY_BEAT = MapSpec("relay_beat", _ARRAY, 4, 8, 1)
 
 MAPS = (
-    *(GATES, COUNTERS, RULE_HITS, CONFIG, CALLERS, CALLERS_LOST),
-    *(REPLY_TABLE, REPLIES, ADDRESSES, EVENTS, EVENT_BUDGET, ORIGIN),
-    *(RELAY_TARGETS, RELAY_ORIGINS, RELAY_BEAT),
+    *(GATES, COUNTERS, RULE_HITS, CONFIG, DROP_SOURCES, DROP_SOURCES_LOST),
+    *(REPLY_TABLE, REPLIES, ADDRESSES, DROP_EVENTS, EVENT_BUDGET, INJECTABLE),
+    *(RELAY_TARGETS, RELAY_PODS, RELAY_BEAT),
 )
 
 GATE_EGRESS = "gate_egress"
 GATE_INGRESS = "gate_ingress"
-JUDGE_ON_BRIDGE = "judge_on_bridge"
-GUARD_TUNNELS = "guard_tunnels"
-HOLD_OPENINGS = "hold_openings"
+BRIDGE_GATE = "bridge_gate"
+TUNNEL_GATE = "tunnel_gate"
+HOLD_SYNS = "hold_syns"
 DROP_FORWARDED = "drop_forwarded"
 
 
-def spare(program: str) -> str:
-    """The name of a program's second copy.
+def moving_copy(program: str) -> str:
+    """The name of a program's second copy, attached for a moment while the program moves.
 
-    A program can be in an interface's chain only once, and to change its place without a gap it
-    must for a moment be there twice.
+    A program can be in an interface's chain only once, but to change its position without a gap it
+    must be there twice for a moment.
     """
-    return f"{program}_spare"
+    return f"{program}_moving"
 
 
 _TC_PROGRAMS = (
     *(GATE_EGRESS, GATE_INGRESS),
-    *(JUDGE_ON_BRIDGE, GUARD_TUNNELS),
-    *(HOLD_OPENINGS, DROP_FORWARDED),
+    *(BRIDGE_GATE, TUNNEL_GATE),
+    *(HOLD_SYNS, DROP_FORWARDED),
 )
 
-# The function of each pinned program. Only gates have spares: nobody else's programs are usual on
-# bridges, the loopback and the relay's pair.
+# The function of each pinned program. Only gates have moving copies: other projects' programs are
+# unusual on bridges, the loopback and the relay's pair.
 PROGRAMS = {
     **{name: name for name in _TC_PROGRAMS},
-    **{spare(name): name for name in (GATE_EGRESS, GATE_INGRESS)},
+    **{moving_copy(name): name for name in (GATE_EGRESS, GATE_INGRESS)},
 }
 
 
-NODE_KEY = bytes(4)
-"""Of the counters of what is refused before an interface is chosen."""
+HOST_KEY = bytes(4)
+"""Key of the counters of drops before an interface is chosen."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HookSpec:
-    """A program for the root cgroup. type: `enum bpf_prog_type`; attach_type: of its enum."""
+    """A program for the root cgroup.
+
+    type: `enum bpf_prog_type`; attach_type: `enum bpf_attach_type`.
+    """
 
     name: str
     type: int
@@ -289,7 +297,7 @@ HOOKS = (
     HookSpec("hook_sendmsg6", _SOCK_ADDR, 15),
     HookSpec("hook_setsockopt", _SOCKOPT, 22),
 )
-"""Without them the gates still hold: a kernel that refuses one has the others."""
+"""Optional: gates enforce without them, and a kernel that rejects one loads the others."""
 
 RELAY_HOOKS = (
     HookSpec("relay_getpeername4", _SOCK_ADDR, 29),
@@ -297,8 +305,8 @@ RELAY_HOOKS = (
     HookSpec("relay_connect4", _SOCK_ADDR, 10),
     HookSpec("relay_connect6", _SOCK_ADDR, 11),
 )
-"""Attached by the relay's process (`bpf/redirect.py`), all or none, in this order: who is
-redirected must not see it.
+"""Attached by the relay's process (`bpf/redirect.py`), all or none, in this order: a redirected
+process must not see the relay's address by getpeername.
 """
 
 
@@ -310,6 +318,6 @@ def pack_address(address: IPAddress) -> bytes:
 
 
 def unpack_address(packed: bytes) -> IPAddress:
-    """The opposite of `pack_address`."""
+    """The inverse of `pack_address`."""
     address = ipaddress.IPv6Address(packed)
     return address.ipv4_mapped or address

@@ -1,4 +1,4 @@
-"""Which gated interface an address lies behind: what hooks and bridges know a pod by."""
+"""The address map: the gated interface of each pod address, for hooks and bridges."""
 
 import collections
 import errno
@@ -7,7 +7,7 @@ import struct
 from bpf import abi, errors, loader
 
 _IFINDEX = struct.Struct("=I")
-# Two pods may have one address, in networks of their own; then only the gates tell them apart.
+# Two pods may have one address, in separate networks; then only the gates distinguish them.
 _SEVERAL = 0
 
 
@@ -22,7 +22,7 @@ class Addresses:
     def set(self, ifindex: int, addresses: tuple[abi.IPAddress, ...]) -> None:
         """Replace the addresses behind an interface.
 
-        One that finds no room in the map is left out: the gate judges what is for it all the same.
+        Addresses beyond the map's capacity are left out: their gate still filters packets to them.
         """
         before = self._of.get(ifindex, set())
         after = set(addresses)
@@ -35,15 +35,15 @@ class Addresses:
             self._write(address)
 
     def forget(self, ifindex: int) -> None:
-        """Nothing lies behind this interface any more."""
+        """Remove all addresses of an interface."""
         self.set(ifindex, ())
         self._of.pop(ifindex)
 
-    def keep_only_known(self) -> None:
-        """Remove what an earlier run left for interfaces that are gone."""
-        known = {abi.pack_address(address) for address in self._owners}
+    def retain(self) -> None:
+        """Remove entries that a previous run left for deleted interfaces."""
+        current = {abi.pack_address(address) for address in self._owners}
         for key, _ in list(self._map.items()):
-            if key not in known:
+            if key not in current:
                 self._map.delete(key)
 
     def _write(self, address: abi.IPAddress) -> None:

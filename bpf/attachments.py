@@ -1,4 +1,4 @@
-"""One program's attachments, by tcx or clsact: whichever way one hangs, it is found again."""
+"""One program's attachments to interfaces, by tcx or clsact."""
 
 import enum
 
@@ -6,26 +6,29 @@ from bpf import clsact, pins, syscalls, tcx
 
 
 class Attachment(enum.StrEnum):
-    """How a program hangs on an interface."""
+    """How a program is attached to an interface."""
 
     TCX = "tcx"
     CLSACT = "clsact"
 
     @classmethod
     def best(cls) -> "Attachment":
-        """tcx where the kernel has it."""
+        """tcx where the kernel supports it."""
         return cls.TCX if tcx.TcxLinks.is_supported() else cls.CLSACT
 
 
 class Direction(enum.Enum):
-    """Seen from the node: egress is towards the pod."""
+    """Seen from the host: egress is towards the pod."""
 
     EGRESS = (syscalls.BPF_TCX_EGRESS, clsact.EGRESS)
     INGRESS = (syscalls.BPF_TCX_INGRESS, clsact.INGRESS)
 
 
 class Attachments:
-    """Where one program is attached, in the node namespace of the calling thread."""
+    """Where one program is attached, in the calling thread's network namespace (the host's).
+
+    Finds attachments of either type, whichever version made them.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class Attachments:
         direction: Direction,
         attachment: Attachment,
     ) -> None:
-        """copies: the program's descriptor, and that of its spare."""
+        """copies: the program's descriptor, and that of its moving copy."""
         self._attach_type, parent = direction.value
         self._attachment = attachment
         self._has_tcx = tcx.TcxLinks.is_supported()
@@ -43,42 +46,42 @@ class Attachments:
         self._filters = clsact.ClsactFilters(installation, program, copies[0], parent)
         self._linked: set[int] = set()
         self._filtered: set[int] = set()
-        self.standing: set[int] = set()
+        self.attached: set[int] = set()
         """Interfaces to which this schema's program is attached."""
-        self.look()
+        self.refresh()
 
     def close(self) -> None:
         self._filters.close()
 
     @property
-    def elsewhere(self) -> set[int]:
+    def other_interfaces(self) -> set[int]:
         """Interfaces to which only another schema's program is attached."""
-        return (self._linked | self._filtered) - self.standing
+        return (self._linked | self._filtered) - self.attached
 
-    def look(self) -> None:
-        """See anew what is attached, as the kernel says."""
-        linked, other_links = self._links.look()
-        filtered, other_filters = self._filters.look()
+    def refresh(self) -> None:
+        """Read from the kernel what is attached."""
+        linked, other_links = self._links.refresh()
+        filtered, other_filters = self._filters.refresh()
         self._linked = linked | other_links
         self._filtered = filtered | other_filters
-        self.standing = linked | filtered
+        self.attached = linked | filtered
 
-    def notice(self, ifindex: int) -> bool:
-        """Whether it is attached, also since the last look and by somebody else: podgate-cni."""
-        if ifindex not in self.standing:
+    def mark_attached(self, ifindex: int) -> bool:
+        """Whether it is attached, also by another process (podgate-cni) since the last refresh."""
+        if ifindex not in self.attached:
             if self._links.is_attached(ifindex):
                 self._linked.add(ifindex)
-                self.standing.add(ifindex)
+                self.attached.add(ifindex)
             elif self._filters.is_attached(ifindex):
                 self._filtered.add(ifindex)
-                self.standing.add(ifindex)
-        return ifindex in self.standing
+                self.attached.add(ifindex)
+        return ifindex in self.attached
 
     def attach(self, ifindex: int) -> None:
-        """Attach, or swap to this version's program whatever version's it is.
+        """Attach, or replace any version's program with this one.
 
-        One that hangs the other way is detached afterwards, so there is no gap. Raises `BpfError`
-        or `AttachError`.
+        An attachment of the other type is detached afterwards, so there is no gap. Raises
+        `BpfError` or `AttachError`.
         """
         if self._attachment is Attachment.TCX:
             self._links.attach(ifindex)
@@ -88,17 +91,20 @@ class Attachments:
             self._filters.attach(ifindex)
             self._filtered.add(ifindex)
             self._drop_link(ifindex)
-        self.standing.add(ifindex)
+        self.attached.add(ifindex)
 
     def detach(self, ifindex: int) -> None:
-        """Detach; an interface that is gone has taken its filters along. Raises `AttachError`."""
-        self.notice(ifindex)
+        """Detach. No error if the interface is deleted: its filters went with it.
+
+        Raises `AttachError`.
+        """
+        self.mark_attached(ifindex)
         self._drop_link(ifindex)
         self._drop_filter(ifindex)
-        self.standing.discard(ifindex)
+        self.attached.discard(ifindex)
 
     def is_first(self, ifindex: int) -> bool:
-        """Whether nobody's program runs before ours. Raises `BpfError` (ENODEV)."""
+        """Whether no other program runs before ours. Raises `BpfError` (ENODEV)."""
         if self._attachment is Attachment.TCX:
             return self._links.is_first(ifindex)
         return self._filters.is_first(ifindex) and not (
@@ -106,9 +112,9 @@ class Attachments:
         )
 
     def move_first(self, ifindex: int) -> None:
-        """Put what is attached before others' programs, without a gap.
+        """Move the attached program before all others, without a gap.
 
-        A filter stays behind programs of tcx. Raises `BpfError` or `AttachError`.
+        A filter stays behind tcx programs. Raises `BpfError` or `AttachError`.
         """
         if self._attachment is Attachment.TCX:
             self._links.move_first(ifindex)

@@ -1,4 +1,4 @@
-"""Removing all that podgate ever left in the kernel, whatever version left it."""
+"""Removal of everything that any version of podgate left in the kernel."""
 
 import contextlib
 import dataclasses
@@ -8,23 +8,23 @@ from bpf import clsact, pins
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Removed:
-    """How many of each were found and removed."""
+    """Numbers of removed objects."""
 
     pins: int
     filters: int
 
 
 def remove_everything(installation: pins.Pins) -> Removed:
-    """Detach every gate of the calling namespace and unpin everything.
+    """Detach every gate of the calling thread's namespace and unpin everything.
 
     Works without programs or readable maps. Raises `AttachError`, or `OSError` when a pin cannot
     be removed.
     """
     filters = 0
-    # Egress first: as long as it judges, what the pod asks must be remembered.
+    # Egress first: while it enforces, ingress must record the pod's flows.
     for parent in (clsact.EGRESS, clsact.INGRESS):
         with contextlib.closing(clsact.ClsactFilters(installation, "", -1, parent)) as found:
-            for ifindex in set().union(*found.look()):
+            for ifindex in set().union(*found.refresh()):
                 found.detach(ifindex)
                 filters += 1
     return Removed(pins=installation.remove_everything(), filters=filters)

@@ -1,10 +1,10 @@
-"""Attaching by a filter on a clsact qdisc: where tcx is missing (before Linux 6.6), or for speed.
+"""Attachment by a filter on a clsact qdisc: where tcx is missing (before Linux 6.6), or for speed.
 
-0.1 ms an interface instead of tcx's 10, but a filter can be removed by anybody who may configure
-the interface, and it comes after all tcx programs.
+0.1 ms per interface instead of tcx's 10, but any process that may configure the interface can
+remove the filter, and it runs after all tcx programs.
 
-A filter's name carries what must outlive the agent and its maps: the schema of the maps that it
-judges by, the program, and whether the qdisc was made for it.
+A filter's name stores what must outlive the agent and its maps: the schema of the maps that it
+uses, the program, and whether the qdisc was created for it.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ from bpf import errors, pins, syscalls
 INGRESS = 0xFFFFFFF2
 EGRESS = 0xFFFFFFF3
 # Priority 1 is the first. Others use it too (Cilium's legacy mode): cls_bpf puts a new filter at
-# the head of its priority's list (cls_bpf_change), and the handles keep ours apart: a relay's pair
-# has two programs, and each may have two filters for the moment in which it changes its place.
+# the head of its priority's list (cls_bpf_change), and the handles identify ours: a relay's pair
+# has two programs, and each may have two filters for a moment while it moves.
 _PRIORITY = 1
 _HANDLES = (0x706F6467, 0x706F6468, 0x706F6469, 0x706F646A)  # "podg", "podh", ...
 _NAME_PREFIX = "podgate/"
@@ -37,20 +37,20 @@ class _Filter:
 
     @property
     def is_ours(self) -> bool:
-        """Of podgate's, of whatever version."""
+        """Whether any version of podgate created it."""
         return self.name.startswith(_NAME_PREFIX)
 
     @property
     def program(self) -> str:
-        """Which of podgate's programs it runs, if it is ours."""
+        """The name of podgate's program that it runs, if it is ours."""
         return self.name.removesuffix(_MADE_QDISC).rpartition("/")[2]
 
 
 class ClsactFilters:
-    """The filters of one program at interfaces of the calling namespace."""
+    """The filters of one program on interfaces of the calling thread's namespace."""
 
     def __init__(self, installation: pins.Pins, program: str, program_fd: int, parent: int) -> None:
-        """program: "" finds and removes those of all; parent: EGRESS or INGRESS."""
+        """program: "" finds and removes filters of all programs; parent: EGRESS or INGRESS."""
         self._parent = parent
         self._program = program
         self._schema = f"{_NAME_PREFIX}{installation.schema.name}/"
@@ -62,7 +62,7 @@ class ClsactFilters:
         self._netlink.close()
 
     def attach(self, ifindex: int) -> None:
-        """Add our filter, or swap its program in one step, whichever version's it is.
+        """Add our filter, or replace the program of any version's filter in one step.
 
         Raises `AttachError`.
         """
@@ -70,24 +70,24 @@ class ClsactFilters:
             made_qdisc = self._add_qdisc(ifindex)
             ours = [] if made_qdisc else self._ours(ifindex)
             made_qdisc = made_qdisc or self._made_qdisc(ifindex)
-            wanted = _Filter(
+            desired = _Filter(
                 ours[0].handle if ours else self._free_handle(ifindex),
                 self._name + (_MADE_QDISC if made_qdisc else ""),
                 syscalls.program_id(self._program_fd),
             )
-            if wanted not in ours[:1]:
-                self._put("replace-filter", ifindex, wanted)
-            for other in ours[1:]:
-                self._delete(ifindex, other)
+            if desired not in ours[:1]:
+                self._put("replace-filter", ifindex, desired)
+            for duplicate in ours[1:]:
+                self._delete(ifindex, duplicate)
         except pyroute2.NetlinkError as error:
             raise errors.AttachError(
-                f"attaching a filter to interface {ifindex}: {error}"
+                f"cannot attach a filter to interface {ifindex}: {error}"
             ) from error
 
     def detach(self, ifindex: int) -> None:
-        """Remove our filter, and the qdisc too when it was made for us and nobody else uses it.
+        """Remove our filter, and the qdisc too if we created it and no other filter uses it.
 
-        An interface that is gone has taken its filter along. Raises `AttachError`.
+        No error if the interface is deleted: its filter went with it. Raises `AttachError`.
         """
         try:
             ours = self._ours(ifindex)
@@ -99,18 +99,18 @@ class ClsactFilters:
         except pyroute2.NetlinkError as error:
             if error.code not in (errno.ENODEV, errno.ENOENT, errno.EINVAL):
                 raise errors.AttachError(
-                    f"removing the filter of interface {ifindex}: {error}"
+                    f"cannot remove the filter of interface {ifindex}: {error}"
                 ) from error
 
     def is_attached(self, ifindex: int) -> bool:
-        """Whether a filter of this schema stands, whoever made it."""
+        """Whether a filter of this schema is attached, whichever process created it."""
         try:
             return any(entry.name.startswith(self._schema) for entry in self._ours(ifindex))
         except pyroute2.NetlinkError:  # no such interface, or no such qdisc
             return False
 
-    def look(self) -> tuple[set[int], set[int]]:
-        """Interfaces that carry a filter of ours: of this schema, and of others."""
+    def refresh(self) -> tuple[set[int], set[int]]:
+        """Interfaces that have a filter of ours: of this schema, and of others."""
         ours, others = set(), set()
         for ifindex in self._clsact_ifindexes():
             names = [entry.name for entry in self._ours(ifindex)]
@@ -121,7 +121,7 @@ class ClsactFilters:
         return ours, others
 
     def is_first(self, ifindex: int) -> bool:
-        """Whether nobody's filter runs before ours; programs attached by tcx do in any case.
+        """Whether no other filter runs before ours; programs attached by tcx always do.
 
         Raises `BpfError` (ENODEV).
         """
@@ -129,12 +129,12 @@ class ClsactFilters:
             first = next(self._filters(ifindex, self._parent), None)
         except pyroute2.NetlinkError as error:
             raise errors.BpfError(
-                error.code, f"reading the filters of interface {ifindex}: {error}"
+                error.code, f"cannot read the filters of interface {ifindex}: {error}"
             ) from error
         return first is not None and first.is_ours
 
     def move_first(self, ifindex: int) -> None:
-        """Put our filter before all others, without a gap: a second one, and then the first goes.
+        """Move our filter before all others without a gap: add a second one, then remove the first.
 
         Raises `AttachError`.
         """
@@ -146,19 +146,19 @@ class ClsactFilters:
                 self._delete(ifindex, entry)
         except pyroute2.NetlinkError as error:
             raise errors.AttachError(
-                f"moving the filter of interface {ifindex}: {error}"
+                f"cannot move the filter of interface {ifindex}: {error}"
             ) from error
 
-    def _put(self, command: str, ifindex: int, wanted: _Filter) -> None:
+    def _put(self, command: str, ifindex: int, desired: _Filter) -> None:
         self._netlink.tc(
             command,
             "bpf",
             ifindex,
-            wanted.handle,
+            desired.handle,
             parent=self._parent,
             prio=_PRIORITY,
             fd=self._program_fd,
-            name=wanted.name,
+            name=desired.name,
             direct_action=True,
         )
 
@@ -194,14 +194,14 @@ class ClsactFilters:
         ]
 
     def _free_handle(self, ifindex: int) -> int:
-        """One that replaces nobody's filter. Raises `AttachError`."""
+        """A handle that no filter uses. Raises `AttachError`."""
         taken = {entry.handle for entry in self._filters(ifindex, self._parent)}
         for handle in _HANDLES:
             if handle not in taken:
                 return handle
         raise errors.AttachError(
             f"interface {ifindex} has filters under all of podgate's handles "
-            f"({', '.join(map(hex, _HANDLES))}); remove what is not podgate's with 'tc filter del'"
+            f"({', '.join(map(hex, _HANDLES))}); remove other filters with 'tc filter del'"
         )
 
     def _all(self, ifindex: int) -> Iterator[_Filter]:
@@ -209,7 +209,9 @@ class ClsactFilters:
             yield from self._filters(ifindex, parent)
 
     def _filters(self, ifindex: int, parent: int) -> Iterator[_Filter]:
-        """In the order in which they run. Headers of a chain are left out: they have no handle."""
+        """Filters in the order in which they run. Chain headers, which have no handle, are left
+        out.
+        """
         for message in self._netlink.get_filters(index=ifindex, parent=parent):
             if message["handle"]:
                 options = message.get_attr("TCA_OPTIONS")

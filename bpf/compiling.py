@@ -46,7 +46,7 @@ async def run(module: str, argument: str, *, what: str) -> None:
             await process.wait()
     if process.returncode != 0:
         lines = messages.decode(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else _unsaid(process.returncode)
+        reason = lines[-1] if lines else _status_text(process.returncode)
         first_error = next((line for line in lines[:-1] if "error:" in line), None)
         raise errors.CompileError(f"{reason} ({first_error})" if first_error else reason)
 
@@ -64,7 +64,7 @@ def pinning(directory: pathlib.Path, names: Collection[str]) -> Iterator[pathlib
     a process that was killed left half finished is removed.
     """
     unfinished = directory.with_name(f"{directory.name}-unfinished")
-    with _alone(directory.parent):
+    with _exclusive(directory.parent):
         if are_pinned(directory, names):
             yield None
             return
@@ -132,7 +132,7 @@ def main(compile_and_pin: Callable[[str], None]) -> int:
 
 
 @contextlib.contextmanager
-def _alone(directory: pathlib.Path) -> Iterator[None]:
+def _exclusive(directory: pathlib.Path) -> Iterator[None]:
     """Hold the directory's lock; the kernel drops it however the process ends."""
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -142,7 +142,7 @@ def _alone(directory: pathlib.Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _unsaid(status: int | None) -> str:
+def _status_text(status: int | None) -> str:
     """Why the compiler ended without a word: somebody ended it."""
     if status is not None and status < 0:
         return (

@@ -45,7 +45,7 @@ def is_offered(helper: Helper) -> bool:
     return True
 
 
-def names_task() -> bool:
+def reports_task_name() -> bool:
     """Whether tc programs can tell who is running: cgroup, process and name."""
     return all(
         map(
@@ -57,7 +57,7 @@ def names_task() -> bool:
 
 def compiler_flags() -> list[str]:
     """The -D flags for what the sources can do in two ways."""
-    flags = [f"-DHAS_CURRENT_TASK={int(names_task())}"]
+    flags = [f"-DHAS_CURRENT_TASK={int(reports_task_name())}"]
     if is_offered(Helper.KTIME_GET_COARSE_NS):
         flags.append("-DCOARSE_CLOCK")
     return flags

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from bpf import abi, errors, loader, pins, sources, syscalls
 from bpf.addresses import Addresses
 from bpf.attachments import Attachment, Attachments, Direction
-from bpf.rcu_map import Published
-from bpf.replies import Question, ReplyTable
+from bpf.rcu_map import RcuMap
+from bpf.replies import ReplyFlow, ReplyTable
 from bpf.rules import Rule
 from bpf.verdicts import Mode, Reason, Verdict
 
@@ -44,7 +44,7 @@ class GateConfig:
     any_address: bool = False
     claimed: tuple[abi.IPAddress, ...] = ()
 
-    def pack(self) -> abi.Gate:
+    def pack(self) -> abi.CGate:
         """The value of the gates map. Raises `ValueError` when there is too much for a gate."""
         addresses = (*self.addresses, *self.claimed)
         for things, room, what in (
@@ -55,7 +55,7 @@ class GateConfig:
                 raise ValueError(
                     f"the pod has {len(things)} {what} and a gate holds {room}; use fewer"
                 )
-        gate = abi.Gate(
+        gate = abi.CGate(
             mode=self.mode,
             address_count=len(addresses),
             claimed_count=len(self.claimed),
@@ -70,7 +70,7 @@ class GateConfig:
 
     @classmethod
     def unpack(cls, value: bytes) -> "GateConfig":
-        gate = abi.Gate.from_buffer_copy(value)
+        gate = abi.CGate.from_buffer_copy(value)
         addresses = [
             abi.unpack_address(bytes(address))
             for address in list(gate.addresses)[: gate.address_count]
@@ -95,13 +95,13 @@ class Gates:
         self.attachment = attachment or Attachment.best()
         self._installation = installation
         self._gates = loaded.map(abi.GATES)
-        self._published = Published(self._gates)
+        self._published = RcuMap(self._gates)
         self._counters = loaded.map(abi.COUNTERS)
         self._replies = loaded.map(abi.REPLIES)
         self._addresses = Addresses(loaded)
         for key, value in self._gates.items():
             self._addresses.set(_KEY.unpack(key)[0], GateConfig.unpack(value).addresses)
-        self._addresses.keep_only_known()
+        self._addresses.retain()
         self._egress, self._ingress = (
             Attachments(
                 installation,
@@ -134,7 +134,7 @@ class Gates:
         key = _KEY.pack(ifindex)
         previous = self._previous(key)
         value = config.pack()
-        if previous and self._egress.notice(ifindex):
+        if previous and self._egress.mark_attached(ifindex):
             value.grace_until_ns = previous.grace_until_ns
         elif grace_seconds:
             value.grace_until_ns = time.monotonic_ns() + int(grace_seconds * 1e9)
@@ -158,14 +158,14 @@ class Gates:
         self._published.set(key, bytes(value))
         self._addresses.set(ifindex, config.addresses)
 
-    def remember(self, ifindex: int) -> bool:
+    def start_reply_table(self, ifindex: int) -> bool:
         """Have an installed gate remember what the pod asks, so that the node may answer.
 
         Apart from `install`, because closing all pods comes first. Whether it has only begun to
         remember: then what was asked before is for `recall`. Raises `AttachError`.
         """
         key = _KEY.pack(ifindex)
-        begins = ifindex not in self._ingress.standing
+        begins = ifindex not in self._ingress.attached
         is_new = False
         try:
             is_new = self._replies.get(key) is None
@@ -178,7 +178,7 @@ class Gates:
             raise _attach_error("remembering what the pod asks at", ifindex, error) from error
         return begins or is_new
 
-    def recall(self, ifindex: int, questions: Iterable[Question]) -> bool:
+    def fill_reply_table(self, ifindex: int, questions: Iterable[ReplyFlow]) -> bool:
         """Have a gate that remembers know what the pod asked before.
 
         Whether all found a place. Raises `BpfError`.
@@ -211,9 +211,9 @@ class Gates:
         self._ingress.detach(ifindex)
         self._forget(_KEY.pack(ifindex))
 
-    def stands(self, ifindex: int) -> bool:
+    def is_attached(self, ifindex: int) -> bool:
         """Whether an interface has a gate, also one that podgate-cni made just now."""
-        return self._egress.notice(ifindex)
+        return self._egress.mark_attached(ifindex)
 
     def installed(self) -> dict[int, GateConfig | None]:
         """Gates that are attached now, with what they know.
@@ -224,35 +224,35 @@ class Gates:
         On the way, entries of interfaces that are gone are removed, and so are attachments
         without an entry, which judge nothing.
         """
-        self._egress.look()
-        self._ingress.look()
-        found: dict[int, GateConfig | None] = dict.fromkeys(self._egress.elsewhere)
+        self._egress.refresh()
+        self._ingress.refresh()
+        found: dict[int, GateConfig | None] = dict.fromkeys(self._egress.other_interfaces)
         for key, value in list(self._gates.items()):
             (ifindex,) = _KEY.unpack(key)
-            if ifindex in self._egress.standing:
+            if ifindex in self._egress.attached:
                 found[ifindex] = GateConfig.unpack(value)
             # One that is attached elsewhere may run our program already: `TcxLinks.attach` swaps
             # first and moves the pin afterwards, and may have been killed in between.
             elif ifindex not in found:
                 self._forget(key)
-        remembering = self._ingress.standing | self._ingress.elsewhere
-        for ifindex in (self._egress.standing | remembering) - found.keys():
+        remembering = self._ingress.attached | self._ingress.other_interfaces
+        for ifindex in (self._egress.attached | remembering) - found.keys():
             self.remove(ifindex)
         return found
 
-    def collect(self) -> bool:
+    def remove_stale(self) -> bool:
         """Unpin programs of other sources, and other schemas once no gate of theirs judges.
 
         Whether that was so. To be called when all gates are as wanted. Raises `OSError`.
         """
         self._installation.discard_other_programs(sources.fingerprint())
-        if self._egress.elsewhere | self._ingress.elsewhere:
+        if self._egress.other_interfaces | self._ingress.other_interfaces:
             return False
         for schema in self._installation.other_schemas():
             self._installation.discard_schema(schema)
         return True
 
-    def misplaced(self) -> set[int]:
+    def displaced(self) -> set[int]:
         """Interfaces on which somebody else's program runs before ours at either side, or ours is
         no longer there.
 
@@ -261,7 +261,7 @@ class Gates:
         return {
             ifindex
             for side in (self._egress, self._ingress)
-            for ifindex in side.standing
+            for ifindex in side.attached
             if not _is_first(side, ifindex)
         }
 
@@ -270,14 +270,14 @@ class Gates:
         return all(
             _is_first(side, ifindex)
             for side in (self._egress, self._ingress)
-            if ifindex in side.standing
+            if ifindex in side.attached
         )
 
     def move_first(self, ifindex: int) -> None:
         """Put an installed gate before others' programs, without a gap. Raises `AttachError`."""
         try:
             for side in (self._egress, self._ingress):
-                if ifindex in side.standing and not _is_first(side, ifindex):
+                if ifindex in side.attached and not _is_first(side, ifindex):
                     side.move_first(ifindex)
         except errors.BpfError as error:
             raise _attach_error("moving the gate of", ifindex, error) from error
@@ -287,12 +287,12 @@ class Gates:
         return {
             _KEY.unpack(key)[0]: _sum_up(value)
             for key, value in self._counters.items()
-            if key != abi.NODE_KEY
+            if key != abi.HOST_KEY
         }
 
-    def node_counts(self) -> Counts:
+    def host_counts(self) -> Counts:
         """The same of what was refused before an interface was chosen, by hooks and tunnels."""
-        return _sum_up(self._counters.get(abi.NODE_KEY) or b"")
+        return _sum_up(self._counters.get(abi.HOST_KEY) or b"")
 
     def _make_table(self, key: bytes) -> None:
         spec = abi.REPLY_TABLE
@@ -302,9 +302,9 @@ class Gates:
         finally:
             os.close(table)
 
-    def _previous(self, key: bytes) -> abi.Gate | None:
+    def _previous(self, key: bytes) -> abi.CGate | None:
         value = self._gates.get(key)
-        return abi.Gate.from_buffer_copy(value) if value else None
+        return abi.CGate.from_buffer_copy(value) if value else None
 
     def _forget(self, key: bytes) -> None:
         self._addresses.forget(_KEY.unpack(key)[0])

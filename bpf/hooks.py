@@ -38,8 +38,8 @@ class Hooks:
         authority. Makes the counters of what is refused before any interface is chosen.
         """
         counters = self._loaded.map(abi.COUNTERS)
-        if counters.get(abi.NODE_KEY) is None:
-            counters.set(abi.NODE_KEY, bytes(counters.value_size))
+        if counters.get(abi.HOST_KEY) is None:
+            counters.set(abi.HOST_KEY, bytes(counters.value_size))
         cgroup_fd = os.open(self._cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             return [self._attach(hook, cgroup_fd) for hook in abi.HOOKS]

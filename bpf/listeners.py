@@ -36,7 +36,7 @@ _BPF_CGROUP_SOCK_OPS = 3
 _BPF_TRACE_ITER = 28
 
 
-class Event(ctypes.Structure):
+class CListenerEvent(ctypes.Structure):
     """`struct listener_event`."""
 
     _fields_ = (
@@ -48,7 +48,7 @@ class Event(ctypes.Structure):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Hint:
+class ListenerChange:
     """A listener is about to open or close. `at_ns`: CLOCK_MONOTONIC."""
 
     netns_cookie: int
@@ -107,11 +107,11 @@ class ListenerEvents:
     def forget(self, netns_cookie: int) -> None:
         self._watched.delete(struct.pack("=Q", netns_cookie))
 
-    def read(self) -> list[Hint]:
+    def read(self) -> list[ListenerChange]:
         """All hints that have come."""
-        found = [Event.from_buffer_copy(record) for record in self._ring.records()]
+        found = [CListenerEvent.from_buffer_copy(record) for record in self._ring.records()]
         return [
-            Hint(event.netns_cookie, event.at_ns, event.port, bool(event.is_open))
+            ListenerChange(event.netns_cookie, event.at_ns, event.port, bool(event.is_open))
             for event in found
         ]
 
@@ -162,7 +162,7 @@ async def load(installation: pins.Pins) -> pathlib.Path:
         if not other.name.startswith(directory.name):
             unpin(other)
     if not compiling.are_pinned(directory, PINS):
-        await compiling.run("bpf.listenercompiler", str(directory), what="listeners.c")
+        await compiling.run("bpf.listener_compiler", str(directory), what="listeners.c")
     return directory
 
 

@@ -33,7 +33,7 @@ class Loaded:
     def copies(self, program: str) -> tuple[int, int]:
         """A program's descriptor, and that of its spare; the same where it has none."""
         own = self.programs[program]
-        return own, self.programs.get(abi.spare(program), own)
+        return own, self.programs.get(abi.moving_copy(program), own)
 
 
 async def load(installation: pins.Pins) -> Loaded:

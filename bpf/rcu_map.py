@@ -27,7 +27,7 @@ _INSTEAD_SECONDS = 0.1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Published:
+class RcuMap:
     """A hash map with one writer. Rewriting what is there already is free."""
 
     def __init__(self, table: maps.Map) -> None:

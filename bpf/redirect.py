@@ -43,12 +43,12 @@ class Redirect:
         directory = installation.programs / sources.fingerprint()
         with contextlib.ExitStack() as undo:
             programs = {}
-            for name in (abi.HOLD_OPENINGS, *(hook.name for hook in abi.RELAY_HOOKS)):
+            for name in (abi.HOLD_SYNS, *(hook.name for hook in abi.RELAY_HOOKS)):
                 programs[name] = _open_program(directory, name)
                 undo.callback(os.close, programs[name])
             targets, origins, beat = (
                 undo.enter_context(maps.Map.open(installation.map(spec), spec))
-                for spec in (abi.RELAY_TARGETS, abi.RELAY_ORIGINS, abi.RELAY_BEAT)
+                for spec in (abi.RELAY_TARGETS, abi.RELAY_PODS, abi.RELAY_BEAT)
             )
             undo.pop_all()
         return cls(installation, programs, (targets, origins, beat))
@@ -103,7 +103,7 @@ class Redirect:
         For as long as this process lives, or the namespace where it is done by a filter (before
         Linux 6.6). Waits about 10 ms for RCU. Raises `BpfError` or `AttachError`.
         """
-        program = self._programs[abi.HOLD_OPENINGS]
+        program = self._programs[abi.HOLD_SYNS]
         if tcx.TcxLinks.is_supported():
             self._held.append(
                 syscalls.link_create_tcx(
@@ -113,9 +113,7 @@ class Redirect:
             return
         from bpf import clsact  # with pyroute2 in it, 20 MB
 
-        filters = clsact.ClsactFilters(
-            self._installation, abi.HOLD_OPENINGS, program, clsact.INGRESS
-        )
+        filters = clsact.ClsactFilters(self._installation, abi.HOLD_SYNS, program, clsact.INGRESS)
         with contextlib.closing(filters):
             filters.attach(ifindex)
 
@@ -145,7 +143,7 @@ class Redirect:
                 f"{relay_address} cannot stand for {pod_address}: the families are not the same; "
                 "give one of the pod's own family"
             )
-        origin = abi.RelayOrigin(_address(pod_address), pair_ifindex)
+        origin = abi.CRelayPod(_address(pod_address), pair_ifindex)
         value = abi.pack_address(relay_address)
         self._origins.set(value, bytes(origin))
         for port in ports:
@@ -208,7 +206,7 @@ def _open_program(directory: pathlib.Path, name: str) -> int:
     try:
         return syscalls.open_pin(str(path))
     except errors.BpfError as error:
-        if os.path.lexists(directory / abi.HOLD_OPENINGS) and not os.path.lexists(path):
+        if os.path.lexists(directory / abi.HOLD_SYNS) and not os.path.lexists(path):
             raise errors.PinError(
                 f"this kernel does not take the program {name}, without which nothing can be "
                 "carried by the relay; use a newer kernel, or mode enforce"
@@ -220,8 +218,8 @@ def _open_program(directory: pathlib.Path, name: str) -> int:
 
 
 def _key(pod_address: abi.IPAddress, port: int) -> bytes:
-    return bytes(abi.RelayTargetKey(_address(pod_address), port))
+    return bytes(abi.CRelayTargetKey(_address(pod_address), port))
 
 
-def _address(address: abi.IPAddress) -> abi.Address:
-    return abi.Address.from_buffer_copy(abi.pack_address(address))
+def _address(address: abi.IPAddress) -> abi.CAddress:
+    return abi.CAddress.from_buffer_copy(abi.pack_address(address))

@@ -25,7 +25,7 @@ _BROADCAST = ipaddress.IPv4Address("255.255.255.255")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Question:
+class ReplyFlow:
     """A conversation of a protocol with ports that is not TCP, as the pod sees it.
 
     protocol: IP protocol number. Both addresses are of one family; a peer that is a group stands
@@ -38,20 +38,20 @@ class Question:
     peer: abi.IPAddress
     peer_port: int
 
-    def pack(self) -> abi.Flow:
+    def pack(self) -> abi.CFlow:
         """The key by which the gate finds it (`read_question` of src/replies.h)."""
-        flow = abi.Flow(
-            pod=abi.Address.from_buffer_copy(abi.pack_address(self.pod)),
+        flow = abi.CFlow(
+            pod=abi.CAddress.from_buffer_copy(abi.pack_address(self.pod)),
             pod_port=socket.htons(self.pod_port),
             peer_port=socket.htons(self.peer_port),
             protocol=self.protocol,
         )
         if not self.peer.is_multicast and self.peer != _BROADCAST:
-            flow.peer = abi.Address.from_buffer_copy(abi.pack_address(self.peer))
+            flow.peer = abi.CAddress.from_buffer_copy(abi.pack_address(self.peer))
         return flow
 
 
-def slot_of(flow: abi.Flow) -> int:
+def slot_of(flow: abi.CFlow) -> int:
     """Where in a table the flow is."""
     hashed = 0
     for word in _WORDS.unpack(bytes(flow)):
@@ -72,13 +72,13 @@ class ReplyTable:
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
-    def slot(self, index: int) -> abi.ReplySlot:
+    def slot(self, index: int) -> abi.CReplySlot:
         """What is remembered there; all 0 where nothing is."""
         value = syscalls.map_lookup(self._fd, _INDEX.pack(index), abi.REPLY_TABLE.value_size)
         assert value is not None  # an array has all of its keys
-        return abi.ReplySlot.from_buffer_copy(value)
+        return abi.CReplySlot.from_buffer_copy(value)
 
-    def fill(self, questions: Iterable[Question], now_ns: int) -> bool:
+    def fill(self, questions: Iterable[ReplyFlow], now_ns: int) -> bool:
         """Note questions as if asked at now_ns (CLOCK_MONOTONIC); whether all found a place.
 
         What is there already is newer, and stays.
@@ -89,20 +89,20 @@ class ReplyTable:
             index = slot_of(flow)
             taken = self.slot(index)
             if not taken.sent_ns:
-                value = bytes(abi.ReplySlot(flow=flow, sent_ns=now_ns))
+                value = bytes(abi.CReplySlot(flow=flow, sent_ns=now_ns))
                 syscalls.map_update(self._fd, _INDEX.pack(index), value)
             elif bytes(taken.flow) != bytes(flow):
                 have_all_room = False
         return have_all_room
 
 
-class Replies:
+class ReplyTables:
     """Reads the tables of all gates."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
         self._tables = loaded.map(abi.REPLIES)
 
-    def hold(self, ifindex: int, question: Question, now_ns: int) -> bool:
+    def hold(self, ifindex: int, question: ReplyFlow, now_ns: int) -> bool:
         """Whether this gate takes what the node sends for an answer to `question`.
 
         now_ns: CLOCK_MONOTONIC. Raises `BpfError` when the gate goes meanwhile.

@@ -1,4 +1,4 @@
-"""Rules: who of the node may start flows to a pod."""
+"""Rules: the sources on the host that a gate admits."""
 
 import dataclasses
 import enum
@@ -8,8 +8,8 @@ from bpf import abi
 MAX_PORT = 65535
 
 
-class Sender(enum.IntEnum):
-    """Whom a rule lets in: the twin of `enum sender`."""
+class SourceKind(enum.IntEnum):
+    """The kind of source that a rule admits: the twin of `enum source_kind`."""
 
     ANY = 0
     KUBELET = 1
@@ -20,14 +20,14 @@ class Sender(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule:
-    """One exception of one gate.
+    """One rule of one gate.
 
-    cgroup: id (inode number) of the sender's cgroup, for CGROUP and ANCESTOR; level: how many
-    directories it lies below the cgroup root, for ANCESTOR. protocol: IP protocol number, 0 for
-    all. Ports are the pod's, inclusive. id: key of its hit counter, 0 for none.
+    cgroup: id (inode number) of the source's cgroup, for CGROUP and ANCESTOR; level: its depth
+    below the cgroup root in directories, for ANCESTOR. protocol: IP protocol number, 0 for all.
+    Ports are the pod's, inclusive. id: key of the rule's hit counter, 0 for none.
     """
 
-    sender: Sender
+    source: SourceKind
     protocol: int = 0
     first_port: int = 0
     last_port: int = MAX_PORT
@@ -35,21 +35,21 @@ class Rule:
     level: int = 0
     id: int = 0
 
-    def pack(self) -> abi.Rule:
-        return abi.Rule(
+    def pack(self) -> abi.CRule:
+        return abi.CRule(
             cgroup=self.cgroup,
             id=self.id,
             level=self.level,
             first_port=self.first_port,
             last_port=self.last_port,
-            sender=self.sender,
+            source_kind=self.source,
             protocol=self.protocol,
         )
 
     @classmethod
-    def unpack(cls, entry: abi.Rule) -> "Rule":
+    def unpack(cls, entry: abi.CRule) -> "Rule":
         return cls(
-            sender=Sender(entry.sender),
+            source=SourceKind(entry.source_kind),
             protocol=entry.protocol,
             first_port=entry.first_port,
             last_port=entry.last_port,

@@ -86,7 +86,7 @@ class TcxLinks:
         for path in self._paths(ifindex):
             self._detach(path)
 
-    def look(self) -> tuple[set[int], set[int]]:
+    def refresh(self) -> tuple[set[int], set[int]]:
         """Interfaces that carry a live link: of this schema, and of others.
 
         Pins of links whose interface is gone are removed on the way.

@@ -1,10 +1,10 @@
-"""The words for what the gate decided: one enum each, the twin of the C enum in src/abi.h."""
+"""Modes, verdicts and reasons: the twins of the C enums in src/abi.h, with their labels."""
 
 import enum
 
 
 class Mode(enum.IntEnum):
-    """What a gate does with packets that it would drop."""
+    """What a gate does with packets that no rule admits."""
 
     OFF = 0
     AUDIT = 1
@@ -12,34 +12,34 @@ class Mode(enum.IntEnum):
     STRICT = 3
 
     @property
-    def word(self) -> str:
-        """As in labels, metrics and the command line."""
+    def label(self) -> str:
+        """As in Kubernetes labels, metrics and on the command line."""
         return self.name.lower()
 
     @classmethod
-    def from_word(cls, word: str) -> "Mode":
-        """The mode called `word`. Raises `ValueError` with a sentence naming the known ones."""
+    def from_label(cls, label: str) -> "Mode":
+        """The mode of this name. Raises `ValueError` whose text lists the modes."""
         for mode in cls:
-            if mode.word == word:
+            if mode.label == label:
                 return mode
-        known = ", ".join(mode.word for mode in cls)
-        raise ValueError(f"mode {word!r} is not known; use one of {known}")
+        modes = ", ".join(mode.label for mode in cls)
+        raise ValueError(f"unknown mode {label!r}; use one of {modes}")
 
 
 class Verdict(enum.IntEnum):
-    """What became of a packet."""
+    """The decision on one packet."""
 
     PASS = 0
     DROP = 1
     WOULD_DROP = 2
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         return self.name.lower().replace("_", "-")
 
 
 class Reason(enum.IntEnum):
-    """The one word that says why."""
+    """The reason of a verdict."""
 
     ARP = 0
     CONTROL = 1
@@ -56,51 +56,53 @@ class Reason(enum.IntEnum):
     KERNEL = 12
     TUNNEL = 13
     EVASION = 14
-    SELF_TEST = 15
+    PATH_TEST = 15
     SWITCH = 16
     FORWARDED = 17
     RELAY = 18
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         return self.name.lower().replace("_", "-")
 
     @property
     def is_drop(self) -> bool:
-        """Whether a packet is dropped for it, rather than let through."""
+        """Whether packets with this reason are dropped."""
         return self in _DROPS
 
     @property
-    def meaning(self) -> str:
-        """One line for people: docs/reference/reasons.md and `podgate status` show it."""
-        return _MEANINGS[self]
+    def description(self) -> str:
+        """One line, shown by docs/reference/reasons.md and `podgate status`."""
+        return _DESCRIPTIONS[self]
 
 
 _DROPS = frozenset(
     {
         *(Reason.UNPARSABLE, Reason.FRAGMENT, Reason.STRAY, Reason.NODE, Reason.KERNEL),
-        *(Reason.TUNNEL, Reason.EVASION, Reason.SELF_TEST, Reason.RELAY),
+        *(Reason.TUNNEL, Reason.EVASION, Reason.PATH_TEST, Reason.RELAY),
     }
 )
 
-_MEANINGS = {
+_DESCRIPTIONS = {
     Reason.ARP: "address resolution",
     Reason.CONTROL: "ICMP errors, neighbour discovery, IGMP and MLD",
-    Reason.ESTABLISHED: "TCP that opens nothing: the node answers what the pod began",
-    Reason.REPLY: "the node answers what the pod asked, or goes on with a datagram let in",
-    Reason.RULE: "a rule lets this sender in",
-    Reason.PROBE: "the kubelet, to what the pod declares",
-    Reason.GRACE: "may answer what the pod asked before the gate was there",
-    Reason.DEAD_MAN: "no agent for so long that everything passes",
-    Reason.UNPARSABLE: "not to be read to its transport header, so not to be trusted",
-    Reason.FRAGMENT: "a fragment of a TCP packet, which hides the flags",
-    Reason.STRAY: "to an address that is not this pod's: a copy that a bridge flooded",
-    Reason.NODE: "a process of the node started it",
-    Reason.KERNEL: "the node's kernel started it: no socket is known",
-    Reason.TUNNEL: "to a tunnel's port, wrapped so as to come out as forwarded",
-    Reason.EVASION: "a packet socket asked for a way that passes no gate",
-    Reason.SWITCH: "no socket is known, as when Open vSwitch puts in again what others sent",
-    Reason.FORWARDED: "an IPv6 fragment of what others sent: the kernel forgot how it came in",
-    Reason.RELAY: "from a pod or from outside to the relay, which serves the kubelet alone",
-    Reason.SELF_TEST: "the agent asked whether this gate is on the way: TCP to port 0",
+    Reason.ESTABLISHED: "TCP segment of a connection that the pod opened (no SYN)",
+    Reason.REPLY: "reply to a flow of the pod, or a later packet of an admitted flow",
+    Reason.RULE: "new flow admitted by a HostAccessPolicy",
+    Reason.PROBE: "kubelet, to a port that the pod declares",
+    Reason.GRACE: "possible reply to a flow from before the gate was attached",
+    Reason.DEAD_MAN: "no agent for --dead-man-hours; all gates are open",
+    Reason.UNPARSABLE: "transport header cannot be parsed",
+    Reason.FRAGMENT: "TCP fragment, whose flags cannot be checked",
+    Reason.STRAY: "not an address of this pod: a copy flooded by a bridge",
+    Reason.NODE: "new flow from a host process without a matching rule",
+    Reason.KERNEL: "new flow without a socket: started by the host kernel",
+    Reason.TUNNEL: "sent to a tunnel port of the node, to be forwarded after decapsulation",
+    Reason.EVASION: (
+        "socket option that lets packets bypass the gate (PACKET_QDISC_BYPASS, AF_XDP rings)"
+    ),
+    Reason.PATH_TEST: "path test of the agent (TCP to port 0)",
+    Reason.SWITCH: "packet without a socket on a node with Open vSwitch",
+    Reason.FORWARDED: "later IPv6 fragment of forwarded traffic, without an ingress interface",
+    Reason.RELAY: "traffic to the relay from a pod or from outside; only the kubelet is admitted",
 }

@@ -50,10 +50,10 @@ from agent.strict.process import RelayError
 from agent.strict.stats import Carried
 from agent.strict.supervisor import Relaying
 from bpf import pins, sources
-from bpf.callers import Callers
+from bpf.drop_sources import DropSources
 from bpf.gates import Attachment
-from bpf.replies import Replies
-from bpf.rulehits import RuleHits
+from bpf.replies import ReplyTables
+from bpf.rule_hits import RuleHits
 from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)
@@ -158,14 +158,14 @@ class Agent:
         self._older_flows = ExistingFlows(
             guarded=lambda: self._reconciler.guarded.values(),
             kubelet_cgroup=lambda: gate_worker.config.read().kubelet_cgroup,
-            replies=Replies(gate_worker.loaded),
+            replies=ReplyTables(gate_worker.loaded),
             metrics=self._metrics,
             ends=settings.close_existing_flows,
         )
         self._heartbeat = Heartbeat(gate_worker.config, dead_man_hours=settings.dead_man_hours)
         self._kubelet = KubeletIdentity(settings.kubelet, self._on_kubelet)
         self._callers = SourceProcesses(
-            Callers(gate_worker.loaded),
+            DropSources(gate_worker.loaded),
             state=settings.run_directory / "state" / "callers.json",
             live_ifindexes=self._live_ifindexes,
         )
@@ -329,7 +329,7 @@ class Agent:
 
     async def _node_refusals(self) -> dict[str, int]:
         counts = await self._gate_worker.node_counts()
-        return {reason.word: count for (_, reason), count in counts.items()}
+        return {reason.label: count for (_, reason), count in counts.items()}
 
     async def drops(self) -> Drops:
         callers = await asyncio.to_thread(self._callers.read)

@@ -18,7 +18,7 @@ from agent.pods.pod import Pod
 from agent.pods.pod_state import PodState
 from agent.strict.stats import Carried
 from agent.strict.supervisor import Relaying
-from bpf.callers import Seen
+from bpf.drop_sources import DropSource
 from bpf.gates import Counts
 from bpf.verdicts import Mode
 
@@ -42,7 +42,7 @@ def pod_status(
         namespace=pod.namespace,
         name=pod.name,
         uid=pod.uid,
-        mode=pod.mode.word,
+        mode=pod.mode.label,
         source=pod.source,
         netns=pod.netns_path,
         addresses=list(guarded.own_addresses),
@@ -77,7 +77,7 @@ def relay_status(
 
 
 def drops_of(
-    callers: Iterable[tuple[Seen, str]],
+    callers: Iterable[tuple[DropSource, str]],
     pod_of: Callable[[int], Pod | None],
     *,
     lost_packets: int,
@@ -88,11 +88,11 @@ def drops_of(
             CallerStatus(
                 namespace=pod.namespace,
                 pod=pod.name,
-                mode=pod.mode.word,
+                mode=pod.mode.label,
                 protocol=protocol_word(seen.protocol),
                 port=seen.port,
                 sender=sender,
-                process=seen.name,
+                process=seen.process_name,
                 packets=seen.count,
                 first=wall_clock(seen.first_ns),
                 last=wall_clock(seen.last_ns),
@@ -116,5 +116,5 @@ def _words(counts: Counts) -> dict[str, dict[str, int]]:
     """Counts as nested words: {"drop": {"node": 2}}."""
     words: dict[str, dict[str, int]] = {}
     for (verdict, reason), count in sorted(counts.items()):
-        words.setdefault(verdict.word, {})[reason.word] = count
+        words.setdefault(verdict.label, {})[reason.label] = count
     return words

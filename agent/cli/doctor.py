@@ -99,7 +99,7 @@ def _kernel() -> Iterator[Finding]:
             "This kernel has no tcx (Linux 6.6): gates are filters, which come after other "
             "programs of tcx and which anybody who may configure interfaces can remove.",
         )
-    if features.names_task():
+    if features.reports_task_name():
         yield Finding("names", Severity.OK, "The kernel names the processes whose packets drop.")
     else:
         yield Finding(

@@ -36,12 +36,12 @@ def _reasons() -> str:
         "",
         "Counters are kept per interface, for node-sent packets only.",
         "",
-        f"Verdicts: {', '.join(f'`{verdict.word}`' for verdict in Verdict)}. "
-        f"Modes: {', '.join(f'`{mode.word}`' for mode in Mode)}.",
+        f"Verdicts: {', '.join(f'`{verdict.label}`' for verdict in Verdict)}. "
+        f"Modes: {', '.join(f'`{mode.label}`' for mode in Mode)}.",
         "",
         "| reason | of | meaning |",
         "|---|---|---|",
-        *(f"| `{reason.word}` | {_kind(reason)} | {reason.meaning} |" for reason in Reason),
+        *(f"| `{reason.label}` | {_kind(reason)} | {reason.description} |" for reason in Reason),
     ]
     return "\n".join(lines) + "\n"
 

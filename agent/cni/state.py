@@ -41,5 +41,5 @@ def retire(run_directory: pathlib.Path) -> None:
 
 def publish(run_directory: pathlib.Path, mode: Mode, attachment: Attachment) -> None:
     """Replace the file in one step. To be called when everything is pinned. Raises `OSError`."""
-    state = CniState(mode.word, attachment.value)
+    state = CniState(mode.label, attachment.value)
     state_files.replace(run_directory / _NAME, msgspec.json.encode(state) + b"\n", mode=0o644)

@@ -9,7 +9,7 @@ import structlog
 from agent.admin.report import Refusals, RefusalStatus
 from agent.drops.source_processes import SourceProcesses, protocol_word, wall_clock
 from agent.pods.pod import Pod
-from bpf.events import Events, Refusal
+from bpf.drop_events import DropEvent, DropEventReader
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +25,7 @@ class DropEventLog:
 
     def __init__(
         self,
-        events: Events,
+        events: DropEventReader,
         *,
         callers: SourceProcesses,
         pod_of: Callable[[int], Pod | None],
@@ -34,7 +34,9 @@ class DropEventLog:
         self._events = events
         self._pod_of = pod_of
         self._callers = callers
-        self._kept: collections.deque[tuple[Refusal, Pod | None]] = collections.deque(maxlen=_KEPT)
+        self._kept: collections.deque[tuple[DropEvent, Pod | None]] = collections.deque(
+            maxlen=_KEPT
+        )
         self._count = 0
         self._lost = events.lost()
         self._lost_said_at = float("-inf")
@@ -81,19 +83,19 @@ class DropEventLog:
             )
         self._lost = lost
 
-    def _status(self, refusal: Refusal, pod: Pod | None) -> RefusalStatus:
+    def _status(self, refusal: DropEvent, pod: Pod | None) -> RefusalStatus:
         return RefusalStatus(
             at=wall_clock(refusal.at_ns),
             namespace=pod.namespace if pod else "",
             pod=pod.name if pod else "",
-            verdict=refusal.verdict.word,
-            reason=refusal.reason.word,
+            verdict=refusal.verdict.label,
+            reason=refusal.reason.label,
             protocol=protocol_word(refusal.protocol) if refusal.protocol else "",
             source=str(refusal.source or ""),
             source_port=refusal.source_port,
             destination=str(refusal.destination or ""),
             destination_port=refusal.destination_port,
             sender=self._callers.sender(refusal.cgroup),
-            process=refusal.process,
-            process_name=refusal.name,
+            process=refusal.pid,
+            process_name=refusal.process_name,
         )

@@ -12,7 +12,7 @@ import structlog
 
 from agent import state_files
 from agent.linux.cgroups import cgroup_paths
-from bpf.callers import Callers, Seen
+from bpf.drop_sources import DropSource, DropSources
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +34,7 @@ class SourceProcesses:
 
     def __init__(
         self,
-        callers: Callers,
+        callers: DropSources,
         *,
         state: pathlib.Path,
         live_ifindexes: Callable[[], Container[int] | None],
@@ -52,7 +52,7 @@ class SourceProcesses:
             await asyncio.to_thread(self._look)
             await asyncio.sleep(_PERIOD_SECONDS)
 
-    def read(self) -> list[tuple[Seen, str]]:
+    def read(self) -> list[tuple[DropSource, str]]:
         """All callers with their cgroup's path, the busiest first. Blocks for some milliseconds."""
         found = sorted(self._callers.read(), key=lambda seen: -seen.count)
         self._name(found)
@@ -72,7 +72,7 @@ class SourceProcesses:
         if self._name(self._callers.read()):
             self._save()
 
-    def _name(self, found: list[Seen]) -> bool:
+    def _name(self, found: list[DropSource]) -> bool:
         return self.learn({seen.cgroup for seen in found})
 
     def learn(self, cgroups: set[int]) -> bool:

@@ -25,8 +25,8 @@ from agent.metrics import Metrics
 from agent.pods.pod import Pod
 from agent.pods.pod_state import PodState
 from bpf import abi
-from bpf.replies import Question, Replies
-from bpf.rules import Rule, Sender
+from bpf.replies import ReplyFlow, ReplyTables
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
 from probes.netns import Netns, NetnsGone
 
@@ -95,7 +95,7 @@ class ExistingFlows:
         *,
         guarded: Callable[[], Iterable[PodState]],
         kubelet_cgroup: Callable[[], int],
-        replies: Replies,
+        replies: ReplyTables,
         metrics: Metrics,
         ends: bool,
     ) -> None:
@@ -191,7 +191,7 @@ class ExistingFlows:
     def _is_remembered(self, flow: sock_diag.Socket, target: EnforcedPod) -> bool:
         """Whether what the node sends by this socket passes as an answer."""
         pod, node = abi.unpack_address(flow.remote), abi.unpack_address(flow.local)
-        question = Question(flow.protocol, pod, flow.remote_port, node, flow.local_port)
+        question = ReplyFlow(flow.protocol, pod, flow.remote_port, node, flow.local_port)
         now_ns = time.monotonic_ns()
         return any(self._replies.hold(gate, question, now_ns) for gate in target.gates)
 
@@ -255,17 +255,17 @@ class AccessCheck:
 
     def _is_sender(self, rule: Rule, cgroup: int | None) -> bool | None:
         """None where nobody can tell."""
-        match rule.sender:
-            case Sender.ANY:
+        match rule.source:
+            case SourceKind.ANY:
                 return True
-            case Sender.KERNEL:
+            case SourceKind.KERNEL:
                 return False
         if cgroup is None:
             return None
-        match rule.sender:
-            case Sender.KUBELET:
+        match rule.source:
+            case SourceKind.KUBELET:
                 return cgroup == self._kubelet_cgroup if self._kubelet_cgroup else None
-            case Sender.CGROUP:
+            case SourceKind.CGROUP:
                 return cgroup == rule.cgroup
         return self._is_below(cgroup, rule.cgroup)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bpf.nodeconfig import NodeConfig
+from bpf.node_config import NodeConfig
 
 _PERIOD_SECONDS = 1.0
 
@@ -18,12 +18,12 @@ class Heartbeat:
     def __init__(self, config: NodeConfig, *, dead_man_hours: float) -> None:
         """dead_man_hours: after so long without a beat everything passes; 0: never."""
         self._config = config
-        self._dead_after_seconds = dead_man_hours * 3600
+        self._dead_man_seconds = dead_man_hours * 3600
 
     async def run(self) -> None:
         """Beat for ever. The first beat is before the first wait."""
         self._config.set_limits(
-            stale_after_seconds=STALE_AFTER_SECONDS, dead_after_seconds=self._dead_after_seconds
+            stale_after_seconds=STALE_AFTER_SECONDS, dead_man_seconds=self._dead_man_seconds
         )
         while True:
             self._config.beat()

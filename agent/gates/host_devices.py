@@ -38,10 +38,10 @@ class HostDevices:
         tunnels = find_tunnels(links)
         try:
             if (bridges, are_all) != self._bridges:
-                await self._gate_worker.keep_bridges(bridges, are_all=are_all)
+                await self._gate_worker.ensure_bridges(bridges, are_all=are_all)
                 self._bridges = (bridges, are_all)
             if tunnels != self._tunnels:
-                await self._gate_worker.keep_tunnels(tunnels.udp_ports, are_guarded=tunnels.any)
+                await self._gate_worker.ensure_tunnels(tunnels.udp_ports, are_guarded=tunnels.any)
                 self._tunnels = tunnels
                 log.info("tunnels guarded", udp_ports=sorted(tunnels.udp_ports), any=tunnels.any)
         except (AttachError, ValueError) as error:
@@ -51,7 +51,7 @@ class HostDevices:
     def _keep_switch(self, links: list[Link]) -> None:
         has_switch = any(link.kind == "openvswitch" for link in links)
         if has_switch != self._has_switch:
-            self._gate_worker.config.set_switch(is_there=has_switch)
+            self._gate_worker.config.set_ovs(is_there=has_switch)
             if has_switch:
                 log.warning(
                     "an Open vSwitch datapath is on this node: it forwards some packets without "

@@ -26,7 +26,7 @@ from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.pod_state import IsolationStatus, PodState
 from bpf import abi
-from bpf.selftests import SelfTests
+from bpf.path_tests import PathTestCounters
 from bpf.verdicts import Mode
 from probes.netns import Netns, NetnsGone
 
@@ -92,7 +92,7 @@ class PathTester:
     """Tests pods that have changed, and every one again after some minutes."""
 
     def __init__(
-        self, gates: SelfTests, metrics: Metrics, on_tested: Callable[[str], None]
+        self, gates: PathTestCounters, metrics: Metrics, on_tested: Callable[[str], None]
     ) -> None:
         """on_tested: called with a pod's uid when `judge` has something new to say of it."""
         self._gates = gates
@@ -241,7 +241,7 @@ def is_testable(guarded: PodState) -> bool:
 class _Path:
     """The way from the node to one address of a pod."""
 
-    gates: SelfTests
+    gates: PathTestCounters
     netns: Netns
     address: abi.IPAddress
     ifindexes: Collection[int]
@@ -251,10 +251,10 @@ class _Path:
 
     async def test(self) -> PathTestResult:
         """Raises NetnsGone when the pod ends meanwhile, and OSError."""
-        refused_before = self.gates.refused_by(self.ifindexes)
+        refused_before = self.gates.dropped_by(self.ifindexes)
 
         def is_judged() -> bool:
-            return self.gates.refused_by(self.ifindexes) > refused_before
+            return self.gates.dropped_by(self.ifindexes) > refused_before
 
         for seconds in _WAITS_SECONDS:
             self._send()

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from agent.linux import sock_diag
 from agent.linux.pod_network import PodNetwork
 from bpf import abi
-from bpf.replies import Question
+from bpf.replies import ReplyFlow
 from probes.netns import Netns
 
 # Names are those of /proc/net/protocols.
@@ -38,7 +38,7 @@ _MAX_QUESTIONS = abi.REPLY_SLOTS // 4
 class PendingFlows:
     """What a pod may be waiting for."""
 
-    questions: tuple[Question, ...]
+    questions: tuple[ReplyFlow, ...]
     unknown: str
     """What else may wait for an answer, for people; empty: nothing does."""
 
@@ -52,7 +52,7 @@ def read(netns: Netns, network: PodNetwork) -> PendingFlows:
     unknown = list(network.other_devices)
     known = _HARMLESS.union(*_DATAGRAMS.values())
     unknown += [f"{count} sockets of {name}" for name, count in in_use if name not in known]
-    questions: list[Question] = []
+    questions: list[ReplyFlow] = []
     for protocol, names in _DATAGRAMS.items():
         if not any(name in names for name, _ in in_use):
             continue
@@ -79,7 +79,7 @@ def _sockets_in_use(netns: Netns) -> list[tuple[str, int]]:
     return [(name, count) for name, count in counts if count > 0]
 
 
-def _conversations(netns: Netns, protocol: int) -> Iterator[Question | None]:
+def _conversations(netns: Netns, protocol: int) -> Iterator[ReplyFlow | None]:
     """One for each socket; None for one that is connected to nobody."""
     netlink = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, sock_diag.NETLINK_SOCK_DIAG)
     with sock_diag.SockDiag(netlink) as diag:
@@ -89,4 +89,4 @@ def _conversations(netns: Netns, protocol: int) -> Iterator[Question | None]:
                 yield None
             elif not peer.is_loopback:
                 pod = abi.unpack_address(found.local)
-                yield Question(protocol, pod, found.local_port, peer, found.remote_port)
+                yield ReplyFlow(protocol, pod, found.local_port, peer, found.remote_port)

@@ -212,7 +212,7 @@ class PodGates:
                     pod=guarded.pod.full_name,
                     interface=interface.name,
                     ifindex=interface.ifindex,
-                    mode=guarded.pod.mode.word,
+                    mode=guarded.pod.mode.label,
                     milliseconds=round(seconds * 1000, 2),
                 )
             guarded.gates[interface.ifindex] = interface

@@ -14,15 +14,15 @@ import structlog
 from agent.linux.cgroups import cgroup2_mount
 from agent.settings import Settings
 from bpf import gates, loader, pins
-from bpf.callers import Callers
-from bpf.events import Events
+from bpf.drop_events import DropEventReader
+from bpf.drop_sources import DropSources
 from bpf.gates import Attachment, Counts, GateConfig
 from bpf.hooks import Hooks, HookState
-from bpf.nodeconfig import NodeConfig
-from bpf.nodeguards import NodeGuards
-from bpf.origin import Origin
-from bpf.replies import Question
-from bpf.selftests import SelfTests
+from bpf.host_devices import HostDevicePrograms
+from bpf.injectable import InjectableMap
+from bpf.node_config import NodeConfig
+from bpf.path_tests import PathTestCounters
+from bpf.replies import ReplyFlow
 from bpf.verdicts import Reason
 
 T = TypeVar("T")
@@ -45,18 +45,18 @@ class GateWorker:
         self,
         loaded: loader.Loaded,
         opened: gates.Gates,
-        node_guards: NodeGuards,
+        node_guards: HostDevicePrograms,
         worker: concurrent.futures.ThreadPoolExecutor,
     ) -> None:
         self.loaded = loaded
         self._gates = opened
         self._worker = worker
-        self._origin = Origin(loaded)
-        self._callers = Callers(loaded)
+        self._origin = InjectableMap(loaded)
+        self._callers = DropSources(loaded)
         self._node_guards = node_guards
         self.config = NodeConfig(loaded)
-        self.self_tests = SelfTests(loaded)
-        self.events = Events(loaded)
+        self.self_tests = PathTestCounters(loaded)
+        self.events = DropEventReader(loaded)
         self.hook_states: list[HookState] = []
 
     @classmethod
@@ -72,7 +72,7 @@ class GateWorker:
                 worker, gates.Gates, loaded, installation, settings.attachment
             )
             node_guards = await loop.run_in_executor(
-                worker, NodeGuards, loaded, installation, opened.attachment
+                worker, HostDevicePrograms, loaded, installation, opened.attachment
             )
         except BaseException:
             worker.shutdown(wait=False)
@@ -114,12 +114,12 @@ class GateWorker:
         return await self._call(lambda: _timed(install))
 
     async def remember(self, ifindex: int) -> bool:
-        """As `Gates.remember`."""
-        return await self._call(lambda: self._gates.remember(ifindex))
+        """As `Gates.start_reply_table`."""
+        return await self._call(lambda: self._gates.start_reply_table(ifindex))
 
-    async def recall(self, ifindex: int, questions: Collection[Question]) -> bool:
-        """As `Gates.recall`."""
-        return await self._call(lambda: self._gates.recall(ifindex, questions))
+    async def recall(self, ifindex: int, questions: Collection[ReplyFlow]) -> bool:
+        """As `Gates.fill_reply_table`."""
+        return await self._call(lambda: self._gates.fill_reply_table(ifindex, questions))
 
     async def end_grace(self, ifindex: int, at_ns: int) -> None:
         """As `Gates.end_grace`."""
@@ -135,24 +135,24 @@ class GateWorker:
         await self._call(remove)
 
     async def stands(self, ifindex: int) -> bool:
-        """As `Gates.stands`."""
-        return await self._call(lambda: self._gates.stands(ifindex))
+        """As `Gates.is_attached`."""
+        return await self._call(lambda: self._gates.is_attached(ifindex))
 
     async def installed(self) -> dict[int, GateConfig | None]:
         """As `Gates.installed`."""
         return await self._call(self._gates.installed)
 
     async def collect(self) -> bool:
-        """As `Gates.collect`, for what guards the node's own interfaces as well."""
+        """As `Gates.remove_stale`, for what guards the node's own interfaces as well."""
 
         def collect() -> bool:
-            return not self._node_guards.elsewhere and self._gates.collect()
+            return not self._node_guards.other_interfaces and self._gates.remove_stale()
 
         return await self._call(collect)
 
     async def misplaced(self) -> set[int]:
-        """As `Gates.misplaced`."""
-        return await self._call(self._gates.misplaced)
+        """As `Gates.displaced`."""
+        return await self._call(self._gates.displaced)
 
     async def is_first(self, ifindex: int) -> bool:
         """As `Gates.is_first`."""
@@ -170,8 +170,8 @@ class GateWorker:
         return {ifindex: _without_self_tests(of_gate) for ifindex, of_gate in counts.items()}
 
     async def node_counts(self) -> Counts:
-        """As `Gates.node_counts`."""
-        return await asyncio.to_thread(self._gates.node_counts)
+        """As `Gates.host_counts`."""
+        return await asyncio.to_thread(self._gates.host_counts)
 
     async def mark_origins(self, marks: Mapping[int, bool]) -> None:
         """Set or clear interfaces' bits in the origin map."""
@@ -182,20 +182,20 @@ class GateWorker:
 
         await self._call(mark)
 
-    async def keep_bridges(self, ifindexes: set[int], *, are_all: bool) -> None:
-        """As `NodeGuards.keep_bridges`."""
-        await self._call(lambda: self._node_guards.keep_bridges(ifindexes, are_all=are_all))
+    async def ensure_bridges(self, ifindexes: set[int], *, are_all: bool) -> None:
+        """As `HostDevicePrograms.ensure_bridges`."""
+        await self._call(lambda: self._node_guards.ensure_bridges(ifindexes, are_all=are_all))
 
-    async def keep_pairs(self, ifindexes: set[int]) -> None:
-        """As `NodeGuards.keep_pairs`."""
-        await self._call(lambda: self._node_guards.keep_pairs(ifindexes))
+    async def ensure_pairs(self, ifindexes: set[int]) -> None:
+        """As `HostDevicePrograms.ensure_pairs`."""
+        await self._call(lambda: self._node_guards.ensure_pairs(ifindexes))
 
-    async def keep_tunnels(self, udp_ports: Iterable[int], *, are_guarded: bool) -> None:
-        """As `NodeGuards.keep_tunnels`, and refuse the node's datagrams to these ports.
+    async def ensure_tunnels(self, udp_ports: Iterable[int], *, are_guarded: bool) -> None:
+        """As `HostDevicePrograms.ensure_tunnels`, and refuse the node's datagrams to these ports.
 
         Raises `AttachError`, or `ValueError` for more ports than are guarded.
         """
-        await self._call(lambda: self._node_guards.keep_tunnels(are_guarded=are_guarded))
+        await self._call(lambda: self._node_guards.ensure_tunnels(are_guarded=are_guarded))
         self.config.set_tunnel_ports(udp_ports)
 
     async def marked_origins(self) -> set[int]:
@@ -231,4 +231,4 @@ def _attach_hooks(loaded: loader.Loaded, installation: pins.Pins) -> list[HookSt
 
 
 def _without_self_tests(counts: Counts) -> Counts:
-    return {key: count for key, count in counts.items() if key[1] is not Reason.SELF_TEST}
+    return {key: count for key, count in counts.items() if key[1] is not Reason.PATH_TEST}

@@ -48,16 +48,16 @@ def decide(node_mode: Mode, namespace: Labels, pod: Labels) -> ModeDecision:
     if of_pod < of_namespace and namespace.get(OVERRIDE_LABEL) != OVERRIDE_ALLOWED:
         note = Problem(
             NOT_ALLOWED,
-            f"Pod label {agent_labels.MODE_LABEL}={of_pod.word} is less strict than "
-            f"{of_namespace.word} and is ignored; set {OVERRIDE_LABEL}={OVERRIDE_ALLOWED} on the "
+            f"Pod label {agent_labels.MODE_LABEL}={of_pod.label} is less strict than "
+            f"{of_namespace.label} and is ignored; set {OVERRIDE_LABEL}={OVERRIDE_ALLOWED} on the "
             "namespace to allow it.",
         )
         return ModeDecision(of_namespace, (*problems, note))
     if of_pod > node_mode:
         note = Problem(
             NOT_ALLOWED,
-            f"Pod label {agent_labels.MODE_LABEL}={of_pod.word} exceeds this node's maximum "
-            f"{node_mode.word}; raise the node's mode to use it.",
+            f"Pod label {agent_labels.MODE_LABEL}={of_pod.label} exceeds this node's maximum "
+            f"{node_mode.label}; raise the node's mode to use it.",
         )
         return ModeDecision(node_mode, (*problems, note))
     return ModeDecision(of_pod, problems)
@@ -68,6 +68,6 @@ def _read(labels: Labels, whose: str) -> tuple[Mode | None, tuple[Problem, ...]]
     if word is None:
         return None, ()
     try:
-        return Mode.from_word(word), ()
+        return Mode.from_label(word), ()
     except ValueError as error:
         return None, (Problem(INVALID, f"label {agent_labels.MODE_LABEL} of {whose}: {error}."),)

@@ -4,7 +4,7 @@ import pathlib
 import socket
 
 from bpf import abi
-from bpf.rules import Rule, Sender
+from bpf.rules import Rule, SourceKind
 from probes.spec.specs import PodSpec
 
 # Of systemd's and cgroupfs' drivers, and of kind, which nests them
@@ -16,7 +16,7 @@ _PODS_CGROUPS = (
     "kubelet/kubepods",
 )
 
-_ANY_TCP_PORT = Rule(Sender.KUBELET, socket.IPPROTO_TCP)
+_ANY_TCP_PORT = Rule(SourceKind.KUBELET, socket.IPPROTO_TCP)
 
 
 def kubelet_rules(spec: PodSpec) -> tuple[Rule, ...]:
@@ -30,7 +30,7 @@ def kubelet_rules(spec: PodSpec) -> tuple[Rule, ...]:
     if declared.any_port or spec.errors or len(declared.ports) > abi.GATE_RULES:
         return (_ANY_TCP_PORT,)
     return tuple(
-        Rule(Sender.KUBELET, socket.IPPROTO_TCP, port, port) for port in sorted(declared.ports)
+        Rule(SourceKind.KUBELET, socket.IPPROTO_TCP, port, port) for port in sorted(declared.ports)
     )
 
 

@@ -10,7 +10,7 @@ import ipaddress
 import socket
 import struct
 
-from bpf import abi, selftests
+from bpf import abi, path_tests
 from probes.netns import Netns
 
 # Any would do: answers come to a port where nobody waits, and the kernel ignores them.
@@ -89,7 +89,7 @@ def _sequence_offset(version: int) -> int:
 
 
 def _packet(source: bytes, destination: bytes, sequence: int) -> bytes:
-    fields = (_SOURCE_PORT, selftests.PORT, sequence, 0, _TCP.size // 4 << 4, _SYN, _WINDOW)
+    fields = (_SOURCE_PORT, path_tests.PORT, sequence, 0, _TCP.size // 4 << 4, _SYN, _WINDOW)
     pseudo = source + destination + struct.pack("!II", _TCP.size, socket.IPPROTO_TCP)
     tcp = _TCP.pack(*fields, _checksum(pseudo + _TCP.pack(*fields, 0, 0)), 0)
     if len(source) == 4:

@@ -114,7 +114,7 @@ def read_pod(document: object, *, default_mode: Mode, source: str) -> Pod:
     mode = default_mode
     if label := metadata.labels.get(agent_labels.MODE_LABEL):
         try:
-            mode = Mode.from_word(label)
+            mode = Mode.from_label(label)
         except ValueError as error:
             raise PodError(
                 "InvalidManifest", f"label {agent_labels.MODE_LABEL}: {error}."

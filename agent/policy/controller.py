@@ -20,7 +20,7 @@ from agent.policy.files import PolicyFiles
 from agent.policy.matching import RuleSet
 from agent.settings import Settings
 from bpf.errors import BpfError
-from bpf.rulehits import RuleHits
+from bpf.rule_hits import RuleHits
 from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)

@@ -23,7 +23,7 @@ _PLACES: Final = "#/components/"
 # follow each other are one.
 _MOST_ITEMS: Final = 256
 
-_MEANINGS: Final = {
+_DESCRIPTIONS: Final = {
     "SpecField": {
         "pods": "The pods that are let in to; all that is said must hold, and {} is every pod.",
         "from": "Who of the node is let in: any of these.",
@@ -169,7 +169,7 @@ def _object(name: str, parts: dict[str, Json]) -> Json:
     if given:
         made["properties"] = {
             field: {
-                "description": _MEANINGS[name][field],
+                "description": _DESCRIPTIONS[name][field],
                 **_field(one, parts),
                 **_LIMITS.get((name, field), {}),
             }

@@ -9,7 +9,7 @@ from agent.pods.pod import Pod
 from agent.pods.pod_state import Admission
 from agent.policy.api_types import Policy, PolicyRule
 from bpf import abi
-from bpf.rules import Rule, Sender
+from bpf.rules import Rule, SourceKind
 
 _Key = tuple[str, PolicyRule]
 # Names in one sentence; more would fill a screen.
@@ -82,20 +82,22 @@ class RuleSet:
 
     def _pack(self, rule: PolicyRule) -> Rule | None:
         """The gate's form of it, without an id; None while it lets nobody in."""
-        made = Rule(Sender.ANY, rule.protocol, rule.first_port, rule.last_port)
+        made = Rule(SourceKind.ANY, rule.protocol, rule.first_port, rule.last_port)
         match rule.sender.kind:
             case "any":
                 return made
             case "kernel":
-                return dataclasses.replace(made, sender=Sender.KERNEL)
+                return dataclasses.replace(made, source=SourceKind.KERNEL)
         found = self.cgroups.get(rule.sender.path)
         if found is None:
             return None
         if rule.sender.kind == "exact":
-            return dataclasses.replace(made, sender=Sender.CGROUP, cgroup=found.id)
+            return dataclasses.replace(made, source=SourceKind.CGROUP, cgroup=found.id)
         if found.level is None:
             return None
-        return dataclasses.replace(made, sender=Sender.ANCESTOR, cgroup=found.id, level=found.level)
+        return dataclasses.replace(
+            made, source=SourceKind.ANCESTOR, cgroup=found.id, level=found.level
+        )
 
 
 def _ids(keys: Iterable[_Key]) -> dict[_Key, int]:

@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
 
-from bpf.services.tables import Place
+from bpf.services.tables import ServiceAddress
 
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 
-def forget(places: Mapping[Place, Collection[Place]]) -> int:
+def forget(places: Mapping[ServiceAddress, Collection[ServiceAddress]]) -> int:
     """End the flows to each place but those that go to one of its endpoints; how many there were.
 
     Blocks; the kernel looks at every flow that it tracks, once for each place. Raises `OSError` or
@@ -33,7 +33,9 @@ def forget(places: Mapping[Place, Collection[Place]]) -> int:
     return count
 
 
-def _forget(netlink: NFCTSocket, family: int, place: Place, kept: Collection[Place]) -> int:
+def _forget(
+    netlink: NFCTSocket, family: int, place: ServiceAddress, kept: Collection[ServiceAddress]
+) -> int:
     asked = NFCTAttrTuple(
         family=family, daddr=str(place.address), proto=place.protocol, dport=place.port
     )

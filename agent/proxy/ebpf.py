@@ -9,14 +9,14 @@ from agent.proxy.frontends import Change, Frontend
 from bpf import errors, pins
 from bpf.services import services
 from bpf.services.links import ServiceLinks
-from bpf.services.tables import Count, Service
+from bpf.services.tables import ServiceCounter, ServiceEntry
 
 
 class EbpfBackend:
     """Translates for every socket below one cgroup, whatever its network namespace."""
 
     def __init__(
-        self, opened: services.Services, links: ServiceLinks, cgroup: pathlib.Path
+        self, opened: services.ServiceMaps, links: ServiceLinks, cgroup: pathlib.Path
     ) -> None:
         """Use `open`."""
         self._services = opened
@@ -31,7 +31,7 @@ class EbpfBackend:
         try:
             programs = await services.load(installation)
             links = ServiceLinks(installation, programs)
-            return cls(services.Services(programs), links, cgroup)
+            return cls(services.ServiceMaps(programs), links, cgroup)
         except (errors.PinError, errors.CompileError, errors.BpfError) as error:
             raise BackendError(str(error)) from error
 
@@ -42,7 +42,7 @@ class EbpfBackend:
     async def close(self) -> None:
         self._services.close()
 
-    def counts(self) -> dict[Count, int]:
+    def counts(self) -> dict[ServiceCounter, int]:
         return self._services.counts()
 
     def _change(self, change: Change) -> None:
@@ -58,9 +58,9 @@ class EbpfBackend:
             if not self._is_attached:
                 self._links.attach(self._cgroup)
                 self._is_attached = True
-        except (services.TooMany, OSError) as error:
+        except (services.ServiceTableFullError, OSError) as error:
             raise BackendError(str(error)) from error
 
 
-def _service(frontend: Frontend) -> Service:
-    return Service(frontend.port_id, frontend.endpoints, frontend.affinity_seconds)
+def _service(frontend: Frontend) -> ServiceEntry:
+    return ServiceEntry(frontend.port_id, frontend.endpoints, frontend.affinity_seconds)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from agent.client import endpoints_pb2
 from bpf.abi import IPAddress, IPNetwork
-from bpf.services.tables import Place
+from bpf.services.tables import ServiceAddress
 
 _PROTOCOLS = {
     endpoints_pb2.PROTOCOL_TCP: socket.IPPROTO_TCP,
@@ -27,11 +27,11 @@ class Frontend:
 
     port_id: int
     """The same for all places of one port of a service; never 0."""
-    endpoints: tuple[Place, ...]
+    endpoints: tuple[ServiceAddress, ...]
     """Of what this node and its pods open."""
-    outside: tuple[Place, ...]
+    outside: tuple[ServiceAddress, ...]
     """Of what others open."""
-    local: frozenset[Place]
+    local: frozenset[ServiceAddress]
     """Those of either that are pods of this node, which may be their own clients."""
     affinity_seconds: int = 0
     is_external: bool = False
@@ -49,8 +49,8 @@ class Frontend:
 class Change:
     """From one state to the next."""
 
-    changed: dict[Place, Frontend]
-    gone: set[Place]
+    changed: dict[ServiceAddress, Frontend]
+    gone: set[ServiceAddress]
 
     def then(self, later: "Change") -> "Change":
         """Both in one step."""
@@ -65,10 +65,12 @@ class Book:
 
     def __init__(self) -> None:
         self._messages: dict[tuple[str, str], endpoints_pb2.ServiceEndpoints] = {}
-        self._places: dict[tuple[str, str], dict[Place, Frontend]] = {}
+        self._places: dict[tuple[str, str], dict[ServiceAddress, Frontend]] = {}
         self._node_addresses: tuple[IPAddress, ...] = ()
         # Who claims a place. Of several it is the first by name, as long as it is there.
-        self._claims: dict[Place, dict[tuple[str, str], Frontend]] = collections.defaultdict(dict)
+        self._claims: dict[ServiceAddress, dict[tuple[str, str], Frontend]] = (
+            collections.defaultdict(dict)
+        )
 
     def update(
         self,
@@ -79,7 +81,7 @@ class Book:
         all_anew = tuple(node_addresses) != self._node_addresses
         self._node_addresses = tuple(node_addresses)
         messages = {(service.namespace, service.name): service for service in services}
-        touched: dict[Place, Frontend | None] = {}
+        touched: dict[ServiceAddress, Frontend | None] = {}
         for name, message in messages.items():
             before = self._messages.get(name)
             if before is None or all_anew or before != message:
@@ -93,8 +95,8 @@ class Book:
     def _replace(
         self,
         name: tuple[str, str],
-        after: dict[Place, Frontend],
-        touched: dict[Place, Frontend | None],
+        after: dict[ServiceAddress, Frontend],
+        touched: dict[ServiceAddress, Frontend | None],
     ) -> None:
         before = self._places.get(name, {})
         self._places[name] = after
@@ -105,11 +107,11 @@ class Book:
             else:
                 del self._claims[place][name]
 
-    def _winner(self, place: Place) -> Frontend | None:
+    def _winner(self, place: ServiceAddress) -> Frontend | None:
         claims = self._claims.get(place)
         return claims[min(claims)] if claims else None
 
-    def _settled(self, touched: Mapping[Place, Frontend | None]) -> Change:
+    def _settled(self, touched: Mapping[ServiceAddress, Frontend | None]) -> Change:
         change = Change({}, set())
         for place, before in touched.items():
             after = self._winner(place)
@@ -124,7 +126,7 @@ class Book:
 
 def places_of(
     service: endpoints_pb2.ServiceEndpoints, node_addresses: Sequence[IPAddress]
-) -> dict[Place, Frontend]:
+) -> dict[ServiceAddress, Frontend]:
     """Every place of one service. Headless ones have none, and of SCTP nothing is carried."""
     if service.is_headless:
         return {}
@@ -143,7 +145,7 @@ def places_of(
     affinity = service.session_affinity_timeout_seconds
     if service.session_affinity != endpoints_pb2.SESSION_AFFINITY_CLIENT_IP:
         affinity = 0
-    places: dict[Place, Frontend] = {}
+    places: dict[ServiceAddress, Frontend] = {}
     for port in service.ports:
         protocol = _PROTOCOLS.get(port.protocol)
         if protocol is None:
@@ -160,7 +162,7 @@ def places_of(
         ]
         for address, number, is_external in addressed:
             inside, outside, local = endpoints.of(address.version, is_external)
-            places[Place(address, number, protocol)] = Frontend(
+            places[ServiceAddress(address, number, protocol)] = Frontend(
                 endpoints=inside,
                 outside=outside,
                 local=local,
@@ -178,16 +180,22 @@ class _Endpoints:
 
     def __init__(self, port: endpoints_pb2.ServicePort, protocol: int) -> None:
         self._all = [
-            (endpoint, Place(ipaddress.ip_address(endpoint.address), endpoint.port, protocol))
+            (
+                endpoint,
+                ServiceAddress(ipaddress.ip_address(endpoint.address), endpoint.port, protocol),
+            )
             for endpoint in port.endpoints
         ]
         self._made: dict[
-            tuple[int, bool], tuple[tuple[Place, ...], tuple[Place, ...], frozenset[Place]]
+            tuple[int, bool],
+            tuple[
+                tuple[ServiceAddress, ...], tuple[ServiceAddress, ...], frozenset[ServiceAddress]
+            ],
         ] = {}
 
     def of(
         self, version: int, is_external: bool
-    ) -> tuple[tuple[Place, ...], tuple[Place, ...], frozenset[Place]]:
+    ) -> tuple[tuple[ServiceAddress, ...], tuple[ServiceAddress, ...], frozenset[ServiceAddress]]:
         """For this node, for others, and those here."""
         key = version, is_external
         if key not in self._made:

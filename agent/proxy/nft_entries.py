@@ -10,7 +10,7 @@ import socket
 from collections.abc import Generator, Iterator
 
 from agent.proxy.frontends import Frontend
-from bpf.services.tables import Place
+from bpf.services.tables import ServiceAddress
 
 READY_COUNTS = 128
 """nft 1.0.6 takes no rule that looks into a map of ports once that map is in the kernel, so these
@@ -50,7 +50,7 @@ class Chain:
 Entry = Element | Clients | Chain
 
 
-def entries_of(place: Place, frontend: Frontend) -> Iterator[Entry]:
+def entries_of(place: ServiceAddress, frontend: Frontend) -> Iterator[Entry]:
     """All that what comes to `place` needs."""
     family = place.address.version
     key = _key(place)
@@ -86,7 +86,7 @@ def entries_of(place: Place, frontend: Frontend) -> Iterator[Entry]:
 
 
 def _way(
-    place: Place, frontend: Frontend, endpoints: tuple[Place, ...], container: str
+    place: ServiceAddress, frontend: Frontend, endpoints: tuple[ServiceAddress, ...], container: str
 ) -> Generator[Entry, None, str]:
     """Entries that lead to one of the endpoints; returns the chain's name."""
     if frontend.affinity_seconds:
@@ -117,7 +117,7 @@ def _chain(container: str, count: int) -> Chain:
 
 
 def _affinity(
-    place: Place, frontend: Frontend, endpoints: tuple[Place, ...]
+    place: ServiceAddress, frontend: Frontend, endpoints: tuple[ServiceAddress, ...]
 ) -> Generator[Entry, None, str]:
     family, protocol = place.address.version, _PROTOCOLS[place.protocol]
     ip = _ip(family)
@@ -147,7 +147,7 @@ def _affinity(
     return chain.name
 
 
-def _firewall(place: Place, frontend: Frontend) -> Iterator[Entry]:
+def _firewall(place: ServiceAddress, frontend: Frontend) -> Iterator[Entry]:
     family = place.address.version
     own = [str(network) for network in frontend.sources if network.version == family]
     chain = Chain(
@@ -161,7 +161,7 @@ def _firewall(place: Place, frontend: Frontend) -> Iterator[Entry]:
     yield Element(f"sources{family}", _key(place), f"goto {chain.name}")
 
 
-def _key(place: Place) -> str:
+def _key(place: ServiceAddress) -> str:
     return f"{place.address} . {_PROTOCOLS[place.protocol]} . {place.port}"
 
 

@@ -20,7 +20,7 @@ from agent.proxy.backends import BackendError
 from agent.proxy.frontends import Change, Frontend
 from agent.proxy.nft_entries import Chain, Clients, Element, Entry, entries_of, ready_chains
 from bpf.abi import IPNetwork
-from bpf.services.tables import Place
+from bpf.services.tables import ServiceAddress
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +36,7 @@ class NftBackend:
 
     def __init__(self, pod_networks: Sequence[IPNetwork] = ()) -> None:
         self._pod_networks = tuple(pod_networks)
-        self._standing: dict[Place, Frontend] = {}
+        self._standing: dict[ServiceAddress, Frontend] = {}
         self._users: collections.Counter[Entry] = collections.Counter()
         self._is_whole = False
 

@@ -20,14 +20,16 @@ from agent.strict.process import Conversation, Process, RelayError
 from agent.strict.veth_pair import PairError
 from bpf.errors import AttachError
 from bpf.gates import GateConfig
-from bpf.rules import Rule, Sender
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
 from probes.netns import Netns, NetnsError
 
 log = structlog.get_logger(__name__)
 
 # Whatever is sent into a pair comes from the kubelet; the relay itself knows for which ports.
-_GATE = GateConfig(Mode.ENFORCE, (), (Rule(Sender.KUBELET, socket.IPPROTO_TCP),), any_address=True)
+_GATE = GateConfig(
+    Mode.ENFORCE, (), (Rule(SourceKind.KUBELET, socket.IPPROTO_TCP),), any_address=True
+)
 
 
 class Launched(Protocol):
@@ -130,7 +132,7 @@ class Launcher:
     async def _gate(self, ifindex: int, name: str) -> None:
         # Whoever is behind it has asked for nothing, so nothing is an answer.
         await self._gate_worker.install(ifindex, _GATE, grace_seconds=0)
-        await self._gate_worker.keep_pairs({*relay_interfaces.present(), ifindex})
+        await self._gate_worker.ensure_pairs({*relay_interfaces.present(), ifindex})
         # What comes out of it, the relay has made, or the node before it.
         await self._gate_worker.mark_origins({ifindex: True})
         self.interfaces[ifindex] = name

@@ -1,1 +1,1 @@
-"""Services at the socket: the programs of `src/services.c`, their maps and links."""
+"""Socket-level service translation: the programs of `src/services.c`, their maps and links."""

@@ -1,6 +1,6 @@
 """`python -m bpf.services.compiler DIRECTORY`: compile, load and pin `services.c`.
 
-Apart from the gate: without a proxy nobody waits for it.
+Separate from the gate's compiler: it runs only where the proxy is used.
 """
 
 import contextlib
@@ -14,7 +14,8 @@ from bpf.services import services
 from bpf.services.links import HOOKS
 from bpf.services.tables import MAPS
 
-# Linux 5.18 (b44123b4a3dc): who is refused hears why. Earlier ones refuse the program.
+# Linux 5.18 (b44123b4a3dc): a rejected connect fails with ECONNREFUSED. Earlier kernels reject the
+# program.
 _VARIANTS: tuple[list[str], ...] = (["-DHAS_SET_RETVAL"], [])
 
 
@@ -26,7 +27,7 @@ def compile_and_pin(directory: pathlib.Path) -> None:
 
 
 def _load(bcc: ModuleType) -> tuple[Any, dict[str, int]]:
-    """Of the first variant that the kernel takes."""
+    """Load the first variant that the kernel accepts."""
     *better, last = _VARIANTS
     for flags in better:
         with contextlib.suppress(Exception):  # bcc raises plain Exception for all that fails

@@ -1,7 +1,7 @@
-"""The links of `src/services.c`: what keeps the programs attached.
+"""The links that keep the programs of `src/services.c` attached.
 
-They are pinned below `<bpffs>/podgate/services/`, beside the gates' schemas, so connections to
-services go on without the proxy, to what it knew last, as with kube-proxy's rules.
+They are pinned below `<bpffs>/podgate/services/`, beside the gates' schemas, so translation
+continues without the proxy, with its last state, as with kube-proxy's rules.
 """
 
 import errno
@@ -24,31 +24,31 @@ HOOKS = (
     abi.HookSpec("service_sendmsg4", _SOCK_ADDR, 14),
     abi.HookSpec("service_sendmsg6", _SOCK_ADDR, 15),
 )
-"""In this order: who is translated must not see it."""
+"""In this order: a translated process must not see the endpoint's address."""
 
 _LINK_INFO = struct.Struct("=IIIIQI")  # type, id, prog_id, (padding), cgroup id, attach_type
 _BPF_LINK_TYPE_CGROUP = 3
 
 
 def directory(installation: pins.Pins) -> pathlib.Path:
-    """Where all of the proxy's is pinned, whatever the schema of the gates."""
+    """Where the proxy's objects are pinned, independent of the gates' schema."""
     return installation.root / "services"
 
 
 class ServiceLinks:
-    """They keep the programs attached, whoever pinned them."""
+    """The pinned links of one cgroup, also those of a previous process."""
 
     def __init__(self, installation: pins.Pins, programs: pathlib.Path) -> None:
-        """programs: where they are pinned."""
+        """programs: the directory of the pinned programs."""
         self._installation = installation
         self._directory = programs
         self._links = directory(installation) / "links"
 
     def attach(self, cgroup: str | os.PathLike[str]) -> None:
-        """Translate for `cgroup` and all below it, before whatever else is attached to it.
+        """Translate for `cgroup` and all below it, before all other programs attached to it.
 
-        Programs of an earlier version are replaced in place, so to be called after the first
-        `change`. Raises `BpfError`, whose text says what to do where somebody leaves no room.
+        Replaces programs of a previous version in place, so call it after the first `change`.
+        Raises `BpfError`; if an exclusive program prevents it, the text names the remedy.
         """
         self._links.mkdir(mode=0o700, exist_ok=True)
         cgroup_fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -82,7 +82,7 @@ class ServiceLinks:
         try:
             link_fd = _link_first(hook, program_fd, cgroup_fd)
             if link_fd is None:
-                if self._take_place(hook, program_fd, cgroup_fd, path):
+                if self._move_first(hook, program_fd, cgroup_fd, path):
                     return
                 link_fd = syscalls.link_create_cgroup(program_fd, cgroup_fd, hook.attach_type)
         except errors.BpfError as error:
@@ -95,12 +95,12 @@ class ServiceLinks:
         finally:
             os.close(link_fd)
 
-    def _take_place(
+    def _move_first(
         self, hook: abi.HookSpec, program_fd: int, cgroup_fd: int, path: pathlib.Path
     ) -> bool:
-        """Take the place of the agent's link, and give the agent another one at the end.
+        """Use the agent's link for our program, and give the agent a new link at the end.
 
-        There is no moment at which its hook does not run. False where it has none here.
+        The agent's hook runs at every moment. False if the agent has no link to this cgroup.
         """
         name = hook.name.replace("service_", "hook_")
         for agents in self._installation.find_links(name):
@@ -128,9 +128,9 @@ class ServiceLinks:
 
 
 def detach(installation: pins.Pins) -> None:
-    """Translate nothing any more; connections that are open stay.
+    """Stop translating; open connections stay.
 
-    In the order opposite to attaching: who is still translated must not see it.
+    In the opposite order of attaching: a translated process must not see the endpoint's address.
     """
     links = directory(installation) / "links"
     for hook in reversed(HOOKS):
@@ -141,7 +141,7 @@ def detach(installation: pins.Pins) -> None:
 
 
 def _link_first(hook: abi.HookSpec, program_fd: int, cgroup_fd: int) -> int | None:
-    """None where the kernel knows no order (before Linux 6.16)."""
+    """A link before all others. None where the kernel has no order (before Linux 6.16)."""
     try:
         return syscalls.link_create_cgroup(
             program_fd, cgroup_fd, hook.attach_type, syscalls.BPF_F_BEFORE
@@ -156,5 +156,5 @@ def _is_to(link_fd: int, cgroup_fd: int, hook: abi.HookSpec) -> bool:
     kind, _, _, _, cgroup, attach_type = _LINK_INFO.unpack(
         syscalls.object_info(link_fd, _LINK_INFO.size)
     )
-    wanted = (_BPF_LINK_TYPE_CGROUP, os.fstat(cgroup_fd).st_ino, hook.attach_type)
-    return (kind, cgroup, attach_type) == wanted
+    expected = (_BPF_LINK_TYPE_CGROUP, os.fstat(cgroup_fd).st_ino, hook.attach_type)
+    return (kind, cgroup, attach_type) == expected

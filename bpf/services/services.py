@@ -1,7 +1,6 @@
-"""Services at the socket: what `src/services.c` knows of them.
+"""Service maps: the services and endpoints that `src/services.c` translates.
 
-What one key says changes as a whole, in one step; keys change one after the other, within
-microseconds of each other.
+Each key's value changes atomically; keys change one after the other, within microseconds.
 """
 
 import collections
@@ -28,10 +27,10 @@ from bpf.services.tables import (
     ONE,
     SERVICES,
     SET,
-    Count,
     CService,
-    Place,
-    Service,
+    ServiceAddress,
+    ServiceCounter,
+    ServiceEntry,
 )
 
 _T = TypeVar("_T")
@@ -43,53 +42,57 @@ _BATCH = 4096
 PINS = (*(hook.name for hook in service_links.HOOKS), *(spec.name for spec in MAPS))
 
 
-class TooMany(Exception):
-    """More services or endpoints than the maps have room for; nothing was changed."""
+class ServiceTableFullError(Exception):
+    """More services or endpoints than the maps can hold; nothing was changed."""
 
 
-class Services:
-    """The pinned programs and maps. One writer. `change` takes a while: not for an event loop."""
+class ServiceMaps:
+    """The pinned maps. One writer. `change` may take seconds: not for an event loop."""
 
     def __init__(self, programs: pathlib.Path) -> None:
-        """programs: what `load` returned. Raises `PinError` or `BpfError`."""
+        """programs: the directory that `load` returned. Raises `PinError` or `BpfError`."""
         with contextlib.ExitStack() as undo:
             self._maps = {
                 spec.name: undo.enter_context(maps.Map.open(str(programs / spec.name), spec))
                 for spec in MAPS
             }
             undo.pop_all()
-        self._standing: dict[Place, Service] = {}
-        # What a proxy before this one left is overwritten and removed by the first change.
+        self._loaded: dict[ServiceAddress, ServiceEntry] = {}
+        # Entries of a previous proxy are overwritten or removed by the first change.
         self._inherited = {key for key, _ in self._map(SERVICES).items()}
         self._inherited_sets = {
             SET.unpack_from(key)[0] for key, _ in self._map(ENDPOINTS).items()
         } | {SET.unpack_from(value, 8)[0] for _, value in self._map(SERVICES).items()}
         self._numbers = itertools.count(max(self._inherited_sets, default=0) + 1)
-        # Sets' numbers by what they hold, and how many places name them. A service's value follows
-        # from its set alone, so two values that differ name two sets.
-        self._sets: dict[tuple[int, Service], int] = {}
-        self._users: collections.Counter[tuple[int, Service]] = collections.Counter()
+        # Numbers of endpoint sets, and how many service addresses use each. A service's value
+        # depends on its set alone, so two different values use two sets.
+        self._sets: dict[tuple[int, ServiceEntry], int] = {}
+        self._users: collections.Counter[tuple[int, ServiceEntry]] = collections.Counter()
 
-    def __enter__(self) -> "Services":
+    def __enter__(self) -> "ServiceMaps":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Close the descriptors; what is pinned stays, and goes on."""
+        """Close the descriptors; the pinned programs continue to translate."""
         for opened in self._maps.values():
             opened.close()
 
-    def change(self, changed: Mapping[Place, Service], gone: Collection[Place] = ()) -> None:
-        """From now on these places lead to these services, and those that are gone to none.
+    def change(
+        self,
+        changed: Mapping[ServiceAddress, ServiceEntry],
+        removed: Collection[ServiceAddress] = (),
+    ) -> None:
+        """Set the services of these addresses, and remove the addresses in `removed`.
 
-        The first time `changed` is all there is: what an earlier proxy left goes. Raises `TooMany`
-        or `BpfError`; after the latter what stands is old or new for each place, and the same may
-        be tried again.
+        The first call must pass all services: it removes the entries of a previous proxy. Raises
+        `ServiceTableFullError` or `BpfError`; after a `BpfError` each address has its old or its
+        new service, and the call may be repeated.
         """
-        changed = {p: s for p, s in changed.items() if self._standing.get(p) != s}
-        gone = [place for place in gone if place in self._standing]
+        changed = {p: s for p, s in changed.items() if self._loaded.get(p) != s}
+        removed = [place for place in removed if place in self._loaded]
         self._check_room(changed)
         added = {
             key: next(self._numbers)
@@ -102,18 +105,20 @@ class Services:
             SERVICES,
             ((p.pack(), self._pack(p.protocol, service)) for p, service in changed.items()),
         )
-        for place in gone:
+        for place in removed:
             self._map(SERVICES).delete(place.pack())
-        left = self._note(changed, gone)
-        if left or self._inherited_sets:
+        unused = self._record(changed, removed)
+        if unused or self._inherited_sets:
             self._remove_inherited_services()
             rcu_map.wait_for_programs()
-            self._remove_sets(left)
+            self._remove_sets(unused)
             self._remove_inherited_sets()
 
-    def counts(self) -> dict[Count, int]:
-        """Since the programs were loaded."""
-        values = {count: self._map(COUNTS).get(struct.pack("=I", count)) for count in Count}
+    def counts(self) -> dict[ServiceCounter, int]:
+        """The programs' counters, since they were loaded."""
+        values = {
+            count: self._map(COUNTS).get(struct.pack("=I", count)) for count in ServiceCounter
+        }
         return {
             count: sum(struct.unpack(f"={len(value) // 8}Q", value)) if value else 0
             for count, value in values.items()
@@ -122,26 +127,26 @@ class Services:
     def _map(self, spec: abi.MapSpec) -> maps.Map:
         return self._maps[spec.name]
 
-    def _check_room(self, changed: Mapping[Place, Service]) -> None:
+    def _check_room(self, changed: Mapping[ServiceAddress, ServiceEntry]) -> None:
         sets = {(place.protocol, service) for place, service in changed.items()} - self._sets.keys()
         endpoints = sum(len(service.endpoints) for _, service in (*sets, *self._sets))
         for what, count, room in (
-            ("services", len(changed.keys() | self._standing.keys()), MAX_SERVICES),
+            ("services", len(changed.keys() | self._loaded.keys()), MAX_SERVICES),
             ("endpoints", endpoints, MAX_ENDPOINTS),
         ):
             if count > room:
-                raise TooMany(
+                raise ServiceTableFullError(
                     f"there are {count} {what} to write and room for {room}; use the nft backend"
                 )
 
-    def _note(
-        self, changed: Mapping[Place, Service], gone: Iterable[Place]
-    ) -> dict[tuple[int, Service], int]:
-        """Remember what stands now; the sets that nobody names any more."""
-        before = [(place, self._standing.pop(place, None)) for place in (*changed, *gone)]
-        self._standing |= changed
+    def _record(
+        self, changed: Mapping[ServiceAddress, ServiceEntry], removed: Iterable[ServiceAddress]
+    ) -> dict[tuple[int, ServiceEntry], int]:
+        """Record the new state. Returns the sets that are no longer used."""
+        before = [(place, self._loaded.pop(place, None)) for place in (*changed, *removed)]
+        self._loaded |= changed
         self._users.update((place.protocol, service) for place, service in changed.items())
-        left = {}
+        unused = {}
         for place, service in before:
             if service is None:
                 continue
@@ -149,16 +154,16 @@ class Services:
             self._users[key] -= 1
             if not self._users[key]:
                 del self._users[key]
-                left[key] = self._sets.pop(key)
-        return left
+                unused[key] = self._sets.pop(key)
+        return unused
 
-    def _pack(self, protocol: int, service: Service) -> bytes:
+    def _pack(self, protocol: int, service: ServiceEntry) -> bytes:
         number = self._sets[protocol, service]
         return bytes(
             CService(service.id, number, len(service.endpoints), service.affinity_seconds, 0)
         )
 
-    def _write_sets(self, added: Mapping[tuple[int, Service], int]) -> None:
+    def _write_sets(self, added: Mapping[tuple[int, ServiceEntry], int]) -> None:
         packed = [
             (number, protocol, service, [endpoint.pack() for endpoint in service.endpoints])
             for (protocol, service), number in added.items()
@@ -181,12 +186,12 @@ class Services:
             ),
         )
 
-    def _remove_sets(self, left: Mapping[tuple[int, Service], int]) -> None:
+    def _remove_sets(self, unused: Mapping[tuple[int, ServiceEntry], int]) -> None:
         self._delete(
             ENDPOINTS,
             (
                 ENDPOINT_KEY.pack(number, i)
-                for (_, service), number in left.items()
+                for (_, service), number in unused.items()
                 for i in range(len(service.endpoints))
             ),
         )
@@ -194,7 +199,7 @@ class Services:
             MEMBERS,
             (
                 SET.pack(number) + endpoint.pack()
-                for (protocol, service), number in left.items()
+                for (protocol, service), number in unused.items()
                 if _has_members(protocol, service)
                 for endpoint in service.endpoints
             ),
@@ -202,8 +207,8 @@ class Services:
 
     def _remove_inherited_services(self) -> None:
         if self._inherited:
-            standing = {place.pack() for place in self._standing}
-            for key in self._inherited - standing:
+            current = {place.pack() for place in self._loaded}
+            for key in self._inherited - current:
                 self._map(SERVICES).delete(key)
             self._inherited = set()
 
@@ -224,9 +229,9 @@ class Services:
 
 
 async def load(installation: pins.Pins) -> pathlib.Path:
-    """Make sure that the current programs are pinned; where they are.
+    """Ensure that the current programs are pinned. Returns their directory.
 
-    Compiled only when the source has changed. Those of other sources stay until `attach` has
+    Compiles only if the source has changed. Programs of other sources stay until `attach` has
     replaced them. Raises `PinError` or `CompileError`.
     """
     installation.prepare()
@@ -240,13 +245,13 @@ async def load(installation: pins.Pins) -> pathlib.Path:
 
 
 def remove(installation: pins.Pins) -> None:
-    """Stop translating and unpin all of it. Needs no readable maps. Open connections stay."""
+    """Stop translating and unpin everything. Needs no readable maps. Open connections stay."""
     service_links.detach(installation)
     if service_links.directory(installation).exists():
         shutil.rmtree(service_links.directory(installation))
 
 
-def _has_members(protocol: int, service: Service) -> bool:
+def _has_members(protocol: int, service: ServiceEntry) -> bool:
     return bool(service.affinity_seconds) or protocol != socket.IPPROTO_TCP
 
 

@@ -1,4 +1,4 @@
-"""What `src/services.c` shares with user space: its tables, and what their entries mean."""
+"""The tables that `src/services.c` shares with user space, and their entries."""
 
 import ctypes
 import dataclasses
@@ -9,18 +9,18 @@ from bpf import abi
 
 MAX_SERVICES = 131072
 MAX_ENDPOINTS = 1048576
-_MAX_CLIENTS = 131072
-_MAX_TALKS = 65536
+_MAX_AFFINITIES = 131072
+_MAX_UDP_FLOWS = 65536
 
 _HASH, _PERCPU_ARRAY, _LRU_HASH = 1, 6, 9
 _NO_PREALLOC = 1
 
 
-class CPlace(ctypes.Structure):
-    """`struct place`: port in network order."""
+class CServiceAddress(ctypes.Structure):
+    """`struct service_address`: port in network order."""
 
     _fields_ = (
-        ("address", abi.Address),
+        ("address", abi.CAddress),
         ("port", ctypes.c_uint16),
         ("protocol", ctypes.c_uint8),
         ("pad", ctypes.c_uint8),
@@ -41,7 +41,7 @@ class CService(ctypes.Structure):
 
 SET = struct.Struct("=I")
 ENDPOINT_KEY = struct.Struct("=II")
-_PLACE_SIZE = ctypes.sizeof(CPlace)
+_PLACE_SIZE = ctypes.sizeof(CServiceAddress)
 ONE = struct.pack("=I", 1)
 
 SERVICES = abi.MapSpec(
@@ -53,26 +53,26 @@ ENDPOINTS = abi.MapSpec(
 MEMBERS = abi.MapSpec(
     "service_members", _HASH, SET.size + _PLACE_SIZE, 4, MAX_ENDPOINTS, _NO_PREALLOC
 )
-CLIENTS = abi.MapSpec("service_clients", _LRU_HASH, 16, 32, _MAX_CLIENTS)
-TALKS = abi.MapSpec("service_talks", _LRU_HASH, 32, _PLACE_SIZE, _MAX_TALKS)
+AFFINITIES = abi.MapSpec("service_affinities", _LRU_HASH, 16, 32, _MAX_AFFINITIES)
+UDP_FLOWS = abi.MapSpec("service_udp_flows", _LRU_HASH, 32, _PLACE_SIZE, _MAX_UDP_FLOWS)
 COUNTS = abi.MapSpec("service_counts", _PERCPU_ARRAY, 4, 8, 5)
-MAPS = (SERVICES, ENDPOINTS, MEMBERS, CLIENTS, TALKS, COUNTS)
-"""All but `service_peers`, which lies with the sockets."""
+MAPS = (SERVICES, ENDPOINTS, MEMBERS, AFFINITIES, UDP_FLOWS, COUNTS)
+"""All but `service_peers`, which is socket storage."""
 
 
-class Count(enum.IntEnum):
+class ServiceCounter(enum.IntEnum):
     """`enum service_count`."""
 
     TRANSLATED = 0
-    REFUSED = 1
+    REJECTED = 1
     AFFINITY = 2
-    ANSWERS = 3
+    REPLIES = 3
     RACES = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """Where something listens. protocol: IPPROTO_TCP or IPPROTO_UDP."""
+class ServiceAddress:
+    """Address and port of a service or an endpoint. protocol: IPPROTO_TCP or IPPROTO_UDP."""
 
     address: abi.IPAddress
     port: int
@@ -87,13 +87,13 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Service:
-    """Where connections to one place go instead; without endpoints they are refused.
+class ServiceEntry:
+    """The endpoints of one service address. Without endpoints, connections are rejected.
 
-    id: the same for all places of one port of a service, and never 0: clients that have affinity
-    have it to all of them. affinity_seconds: 0 for none.
+    id: the same for all addresses of one port of a service, and never 0: a client's affinity holds
+    for all of them. affinity_seconds: 0 for none.
     """
 
     id: int
-    endpoints: tuple[Place, ...]
+    endpoints: tuple[ServiceAddress, ...]
     affinity_seconds: int = 0

@@ -43,7 +43,7 @@ enum reason {
 	REASON_KERNEL,	   /* made by the kernel: no socket is known */
 	REASON_TUNNEL,	   /* wrapped in the node's own tunnel, to come out as forwarded */
 	REASON_EVASION,	   /* a packet socket asked for a way that passes no gate */
-	REASON_SELF_TEST,  /* the agent asks whether this gate is on the way: TCP to port 0 */
+	REASON_PATH_TEST,  /* the agent asks whether this gate is on the way: TCP to port 0 */
 	REASON_SWITCH, /* no socket is known, as when Open vSwitch puts in again what others sent */
 	REASON_FORWARDED, /* a fragment of what others sent, which lost how it came in */
 	REASON_RELAY,	  /* to the relay, from others than the node */
@@ -57,13 +57,13 @@ enum reason {
 #define GATE_ADDRESSES 16
 
 /* Whom a rule lets in. */
-enum sender {
-	SENDER_ANY,	 /* whatever the node sends */
-	SENDER_KUBELET,	 /* sockets of the kubelet's cgroup, whose id is in struct config */
-	SENDER_CGROUP,	 /* sockets of exactly this cgroup */
-	SENDER_ANCESTOR, /* sockets of this cgroup and of all below it */
-	SENDER_KERNEL,	 /* the kernel's own: no socket */
-	SENDER_COUNT,
+enum source_kind {
+	SOURCE_ANY,	 /* whatever the node sends */
+	SOURCE_KUBELET,	 /* sockets of the kubelet's cgroup, whose id is in struct config */
+	SOURCE_CGROUP,	 /* sockets of exactly this cgroup */
+	SOURCE_ANCESTOR, /* sockets of this cgroup and of all below it */
+	SOURCE_KERNEL,	 /* the kernel's own: no socket */
+	SOURCE_COUNT,
 };
 
 /*
@@ -71,12 +71,12 @@ enum sender {
  * at socket(2), so it is the same for retransmits, moved processes and passed descriptors.
  */
 struct rule {
-	__u64 cgroup; /* id, for SENDER_CGROUP and SENDER_ANCESTOR */
+	__u64 cgroup; /* id, for SOURCE_CGROUP and SOURCE_ANCESTOR */
 	__u32 id;     /* key of its hit counter; 0 for none */
 	__u32 level;  /* of the ancestor; the root's is 0 */
 	__u16 first_port;
 	__u16 last_port; /* inclusive, host byte order; 0 to 65535 for protocols without ports */
-	__u8 sender;
+	__u8 source_kind;
 	__u8 protocol; /* 0 for all */
 	__u16 pad;
 };
@@ -108,17 +108,17 @@ struct config {
 	__u64 pods_cgroup;    /* id of the cgroup above all pods'; 0: not known */
 	__u64 heartbeat_ns;   /* when the agent last said that it is there; 0: not yet */
 	__u64 stale_after_ns; /* after so long the kubelet may have another cgroup; 0: never */
-	__u64 dead_after_ns;  /* after so long everything passes; 0: never */
+	__u64 dead_man_ns;    /* after so long everything passes; 0: never */
 	__u64 node_netns;     /* cookie of the node's network namespace; 0: not known */
 	__u32 pods_cgroup_level;
 	__u32 tunnel_port_count;
 	__u16 tunnel_ports[TUNNEL_PORTS]; /* UDP, host byte order */
-	__u32 has_switch;		  /* 1: an Open vSwitch datapath is on the node */
+	__u32 has_ovs;			  /* 1: an Open vSwitch datapath is on the node */
 	__u32 pad;
 };
 
 /* Who started what to whom: kept for each combination, so that no rare caller is ever missed. */
-struct caller_key {
+struct drop_source_key {
 	__u64 cgroup; /* id; 0: no socket */
 	__u32 ifindex;
 	__u16 port; /* the pod's, host byte order; 0 for protocols without */
@@ -127,28 +127,29 @@ struct caller_key {
 };
 
 /* What is known of it. Times are CLOCK_MONOTONIC in nanoseconds. */
-struct caller {
+struct drop_source {
 	__u64 first_ns;
 	__u64 last_ns;
-	__u64 count;   /* packets */
-	char name[16]; /* of the process at first sight; empty where the kernel does not say */
+	__u64 count;	       /* packets */
+	char process_name[16]; /* of the process at first sight; empty where the kernel does not say
+				*/
 };
 
 /* One refusal, or would-be refusal, as it happened: a sample, limited in the kernel. */
-struct event {
+struct drop_event {
 	__u64 at_ns;	       /* CLOCK_MONOTONIC */
 	__u64 cgroup;	       /* id of the sender's; 0: no socket */
 	struct address source; /* all 0: not known (yet) */
 	struct address destination;
 	__u32 ifindex; /* of the gate; 0: a hook, before any interface is chosen */
-	__u32 process; /* id, as the node's first PID namespace numbers it; 0: not known */
+	__u32 pid;     /* id, as the node's first PID namespace numbers it; 0: not known */
 	__u16 source_port;
 	__u16 destination_port; /* host byte order */
 	__u8 protocol;
 	__u8 verdict;
 	__u8 reason;
 	__u8 pad;
-	char name[16]; /* of the process; empty: not known */
+	char process_name[16]; /* of the process; empty: not known */
 };
 
 /* 64 KiB hold 600 events; a reader that comes by every second misses none of those allowed. */
@@ -158,8 +159,8 @@ struct event {
 
 struct event_budget {
 	__u64 since_ns; /* start of this window */
-	__u64 left;
-	__u64 lost; /* events never told, since the map was made */
+	__u64 remaining;
+	__u64 suppressed; /* events not sent, since the map was created */
 };
 
 /* A conversation that is not TCP, as the pod sees it. Both ports of ICMP: the echo identifier. */
@@ -196,7 +197,7 @@ struct relay_target_key {
 };
 
 /* What one of the relay's addresses stands for. */
-struct relay_origin {
+struct relay_pod {
 	struct address pod;
 	__u32 ifindex; /* of the node's side of the relay's pair */
 	__u32 pad;
@@ -207,13 +208,13 @@ struct relay_origin {
 
 #define MAX_RELAY_TARGETS 65536
 
-#define MAX_GATES     4096
-#define MAX_ADDRESSES 16384
-#define MAX_RULE_HITS 65536
-#define MAX_CALLERS   16384
+#define MAX_GATES	 4096
+#define MAX_ADDRESSES	 16384
+#define MAX_RULE_HITS	 65536
+#define MAX_DROP_SOURCES 16384
 
 /* One bit per ifindex. Never reused before 2^31, so a node may well pass a million; 1 MiB. */
-#define ORIGIN_IFINDEXES (1 << 23)
-#define ORIGIN_WORDS	 (ORIGIN_IFINDEXES / 64)
+#define INJECTABLE_IFINDEXES (1 << 23)
+#define INJECTABLE_WORDS     (INJECTABLE_IFINDEXES / 64)
 
 #endif

@@ -13,9 +13,9 @@ ALWAYS_INLINE struct address map_ipv4(__be32 address)
 	return mapped;
 }
 
-ALWAYS_INLINE bool is_same_address(struct address *one, struct address *other)
+ALWAYS_INLINE bool is_same_address(struct address *left, struct address *right)
 {
-	__u32 *a = one->word, *b = other->word;
+	__u32 *a = left->word, *b = right->word;
 
 	return !((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]));
 }

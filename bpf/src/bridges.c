@@ -6,12 +6,12 @@
  * refused here, and whom a rule lets in gets a mark that the copies keep. What passes is counted by
  * the gate, as ever.
  */
-int judge_on_bridge(struct __sk_buff *skb)
+int bridge_gate(struct __sk_buff *skb)
 {
 	struct packet packet = {};
 	struct gate *gate;
 	bool is_rewritten;
-	__u32 judgement;
+	__u32 verdict_slot;
 	__u32 *ifindex;
 	__u64 now_ns;
 
@@ -28,15 +28,15 @@ int judge_on_bridge(struct __sk_buff *skb)
 		return TCX_NEXT;
 	packet.gate_ifindex = *ifindex;
 	now_ns = read_clock_ns();
-	judgement =
-		is_rewritten ? DROP(REASON_UNPARSABLE) : judge_packet(skb, &gate, &packet, now_ns);
-	if (judgement >= DROP(0)) {
-		account(skb, &packet, judgement, now_ns);
+	verdict_slot = is_rewritten ? DROP(REASON_UNPARSABLE)
+				    : evaluate_packet(skb, &gate, &packet, now_ns);
+	if (verdict_slot >= DROP(0)) {
+		count_verdict(skb, &packet, verdict_slot, now_ns);
 		return TCX_DROP;
 	}
-	if (judgement == PASS(REASON_RULE))
+	if (verdict_slot == PASS(REASON_RULE))
 		skb->tc_index = ADMITTED_RULE;
-	if (judgement == PASS(REASON_PROBE))
+	if (verdict_slot == PASS(REASON_PROBE))
 		skb->tc_index = ADMITTED_PROBE;
 	return TCX_NEXT;
 }

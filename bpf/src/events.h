@@ -8,7 +8,7 @@
 #define PODGATE_EVENTS_H
 
 /* Whether one more may be told now; if not, that is counted. */
-ALWAYS_INLINE bool may_tell(__u64 now_ns)
+ALWAYS_INLINE bool consume_event_budget(__u64 now_ns)
 {
 	__u32 only = 0;
 	struct event_budget *budget = event_budget.lookup(&only);
@@ -17,33 +17,33 @@ ALWAYS_INLINE bool may_tell(__u64 now_ns)
 		return false;
 	if (age_ns(now_ns, budget->since_ns) >= EVENT_WINDOW_NS) {
 		budget->since_ns = now_ns;
-		budget->left = EVENTS_PER_WINDOW;
+		budget->remaining = EVENTS_PER_WINDOW;
 	}
-	if (!budget->left) {
-		budget->lost++;
+	if (!budget->remaining) {
+		budget->suppressed++;
 		return false;
 	}
-	budget->left--;
+	budget->remaining--;
 	return true;
 }
 
 /* The ring had no room. */
-ALWAYS_INLINE void count_untold(void)
+ALWAYS_INLINE void count_suppressed_event(void)
 {
 	__u32 only = 0;
 	struct event_budget *budget = event_budget.lookup(&only);
 
 	if (budget)
-		budget->lost++;
+		budget->suppressed++;
 }
 
 /* The running task, where it is the sender's by its cgroup. */
-ALWAYS_INLINE void name_task(struct event *event)
+ALWAYS_INLINE void set_event_process(struct drop_event *event)
 {
 	if (!event->cgroup || bpf_get_current_cgroup_id() != event->cgroup)
 		return;
-	event->process = bpf_get_current_pid_tgid() >> 32;
-	bpf_get_current_comm(&event->name, sizeof(event->name));
+	event->pid = bpf_get_current_pid_tgid() >> 32;
+	bpf_get_current_comm(&event->process_name, sizeof(event->process_name));
 }
 
 #endif

@@ -14,26 +14,26 @@
 #define XDP_UMEM_REG	    4
 
 /* What is known, where this socket is the node's; else NULL. */
-ALWAYS_INLINE struct config *known_to_node(void *context)
+ALWAYS_INLINE struct config *host_config(void *context)
 {
 	__u32 only = 0;
-	struct config *known = config.lookup(&only);
+	struct config *node = config.lookup(&only);
 
-	if (!known || !known->node_netns || bpf_get_netns_cookie(context) != known->node_netns)
+	if (!node || !node->node_netns || bpf_get_netns_cookie(context) != node->node_netns)
 		return 0;
-	return known;
+	return node;
 }
 
-ALWAYS_INLINE void tell_hook(struct address *to, __u16 port, __u8 protocol, __u32 ifindex,
-			     enum reason reason, __u64 now_ns)
+ALWAYS_INLINE void emit_hook_event(struct address *to, __u16 port, __u8 protocol, __u32 ifindex,
+				   enum reason reason, __u64 now_ns)
 {
-	struct event *event;
+	struct drop_event *event;
 
-	if (!may_tell(now_ns))
+	if (!consume_event_budget(now_ns))
 		return;
-	event = events.ringbuf_reserve(sizeof(*event));
+	event = drop_events.ringbuf_reserve(sizeof(*event));
 	if (!event) {
-		count_untold();
+		count_suppressed_event();
 		return;
 	}
 	__builtin_memset(event, 0, sizeof(*event));
@@ -45,39 +45,39 @@ ALWAYS_INLINE void tell_hook(struct address *to, __u16 port, __u8 protocol, __u3
 	event->protocol = protocol;
 	event->verdict = VERDICT_DROP;
 	event->reason = reason;
-	name_task(event);
-	events.ringbuf_submit(event, 0);
+	set_event_process(event);
+	drop_events.ringbuf_submit(event, 0);
 }
 
 /*
  * An unprivileged process can wrap a packet for a pod in UDP to a tunnel's port. By port, whatever
  * the address: the next node's tunnel would deliver it as well.
  */
-ALWAYS_INLINE int judge_tunnel(struct config *known, struct address *to, __u16 port)
+ALWAYS_INLINE int check_tunnel_port(struct config *node, struct address *to, __u16 port)
 {
 	__u64 now_ns = bpf_ktime_get_ns();
 
-	if (!is_tunnel_port(known, port) || is_abandoned(known, now_ns))
+	if (!is_tunnel_port(node, port) || is_dead_man_expired(node, now_ns))
 		return SOCKET_ALLOW;
-	count_for_node(REASON_TUNNEL);
-	tell_hook(to, port, IPPROTO_UDP, 0, REASON_TUNNEL, now_ns);
-	return SOCKET_REFUSE;
+	count_host_drop(REASON_TUNNEL);
+	emit_hook_event(to, port, IPPROTO_UDP, 0, REASON_TUNNEL, now_ns);
+	return SOCKET_REJECT;
 }
 
-ALWAYS_INLINE int judge_datagram(struct bpf_sock_addr *context, struct address *to)
+ALWAYS_INLINE int check_datagram(struct bpf_sock_addr *context, struct address *to)
 {
-	struct config *known = known_to_node(context);
+	struct config *node = host_config(context);
 
-	if (!known || context->protocol != IPPROTO_UDP || !known->tunnel_port_count)
+	if (!node || context->protocol != IPPROTO_UDP || !node->tunnel_port_count)
 		return SOCKET_ALLOW;
-	return judge_tunnel(known, to, bpf_ntohs(context->user_port));
+	return check_tunnel_port(node, to, bpf_ntohs(context->user_port));
 }
 
 /*
  * A socket that is bound to an interface may go another way than to the pod. Not over IPv6: there a
  * router may send it back, and unlike IPv4's martians nothing stops it then.
  */
-ALWAYS_INLINE bool may_go_elsewhere(struct bpf_sock *sk, struct address *to)
+ALWAYS_INLINE bool may_use_other_path(struct bpf_sock *sk, struct address *to)
 {
 	return sk->bound_dev_if && to->word[2] == bpf_htonl(0xffff) && !to->word[0] && !to->word[1];
 }
@@ -89,77 +89,77 @@ ALWAYS_INLINE bool may_go_elsewhere(struct bpf_sock *sk, struct address *to)
 ALWAYS_INLINE __u32 gated_ifindex(struct address *to)
 {
 	__u32 *ifindex = addresses.lookup(to);
-	struct relay_origin *origin;
+	struct relay_pod *origin;
 
 	if (ifindex)
 		return *ifindex;
-	origin = relay_origins.lookup(to);
+	origin = relay_pods.lookup(to);
 	return origin ? origin->ifindex : 0;
 }
 
 /* Only TCP is refused here: other protocols may answer what the pod asked, which the gate knows. */
-ALWAYS_INLINE int judge_connect(struct bpf_sock_addr *context, struct address *to)
+ALWAYS_INLINE int check_connect(struct bpf_sock_addr *context, struct address *to)
 {
-	struct config *known = known_to_node(context);
+	struct config *node = host_config(context);
 	__u16 port = bpf_ntohs(context->user_port);
-	struct caller_key caller = {.port = port, .protocol = IPPROTO_TCP};
+	struct drop_source_key source = {.port = port, .protocol = IPPROTO_TCP};
 	struct bpf_sock *sk = context->sk;
 	struct counters *count;
 	struct gate *gate;
 	__u64 now_ns;
 
-	if (!known)
+	if (!node)
 		return SOCKET_ALLOW;
-	if (context->protocol == IPPROTO_UDP && known->tunnel_port_count)
-		return judge_tunnel(known, to, port);
-	if (!is_tcp(context) || !sk || may_go_elsewhere(sk, to))
+	if (context->protocol == IPPROTO_UDP && node->tunnel_port_count)
+		return check_tunnel_port(node, to, port);
+	if (!is_tcp(context) || !sk || may_use_other_path(sk, to))
 		return SOCKET_ALLOW;
-	caller.ifindex = gated_ifindex(to);
-	gate = gates.lookup(&caller.ifindex);
+	source.ifindex = gated_ifindex(to);
+	gate = gates.lookup(&source.ifindex);
 	if (!gate)
 		return SOCKET_ALLOW;
 	if (gate->mode < MODE_ENFORCE)
 		return SOCKET_ALLOW;
 	now_ns = bpf_ktime_get_ns();
-	if (find_rule(0, true, gate, known, IPPROTO_TCP, port, now_ns) ||
-	    is_abandoned(known, now_ns))
+	if (find_rule(0, true, gate, node, IPPROTO_TCP, port, now_ns) ||
+	    is_dead_man_expired(node, now_ns))
 		return SOCKET_ALLOW;
 
-	caller.cgroup = bpf_get_current_cgroup_id();
-	note_caller(&caller, true, now_ns);
-	count = counters.lookup(&caller.ifindex);
+	source.cgroup = bpf_get_current_cgroup_id();
+	record_drop_source(&source, true, now_ns);
+	count = counters.lookup(&source.ifindex);
 	if (count)
 		count->packets[DROP(REASON_NODE)]++;
-	tell_hook(to, port, IPPROTO_TCP, caller.ifindex, REASON_NODE, now_ns);
-	return SOCKET_REFUSE;
+	emit_hook_event(to, port, IPPROTO_TCP, source.ifindex, REASON_NODE, now_ns);
+	return SOCKET_REJECT;
 }
 
 int hook_connect4(struct bpf_sock_addr *context)
 {
 	struct address to = map_ipv4(context->user_ip4);
 
-	return judge_connect(context, &to);
+	return check_connect(context, &to);
 }
 
 int hook_connect6(struct bpf_sock_addr *context)
 {
 	struct address to = ipv6_destination(context);
 
-	return judge_connect(context, &to);
+	return check_connect(context, &to);
 }
 
 int hook_sendmsg4(struct bpf_sock_addr *context)
 {
 	struct address to = map_ipv4(context->user_ip4);
 
-	return judge_datagram(context, &to);
+	return check_datagram(context, &to);
 }
 
 int hook_sendmsg6(struct bpf_sock_addr *context)
 {
 	struct address to = ipv6_destination(context);
 
-	return judge_datagram(context, &to);
+	return check_datagram(context, &to);
 }
 
 /*
@@ -168,23 +168,23 @@ int hook_sendmsg6(struct bpf_sock_addr *context)
  */
 int hook_setsockopt(struct bpf_sockopt *context)
 {
-	bool is_evasion =
+	bool is_bypass_option =
 		(context->level == SOL_PACKET && context->optname == PACKET_QDISC_BYPASS) ||
 		(context->level == SOL_XDP &&
 		 (context->optname == XDP_TX_RING || context->optname == XDP_UMEM_REG));
 	struct address nowhere = {};
-	struct config *known;
+	struct config *node;
 	__u64 now_ns;
 
 	/* "As it was": else a value of over a page is EFAULT (before Linux 6.5). */
 	context->optlen = 0;
-	if (!is_evasion)
+	if (!is_bypass_option)
 		return SOCKET_ALLOW;
-	known = known_to_node(context);
+	node = host_config(context);
 	now_ns = bpf_ktime_get_ns();
-	if (!known || is_abandoned(known, now_ns))
+	if (!node || is_dead_man_expired(node, now_ns))
 		return SOCKET_ALLOW;
-	count_for_node(REASON_EVASION);
-	tell_hook(&nowhere, 0, 0, 0, REASON_EVASION, now_ns);
-	return SOCKET_REFUSE;
+	count_host_drop(REASON_EVASION);
+	emit_hook_event(&nowhere, 0, 0, 0, REASON_EVASION, now_ns);
+	return SOCKET_REJECT;
 }

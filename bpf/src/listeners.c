@@ -33,8 +33,8 @@ BPF_RINGBUF_OUTPUT(listener_events, RING_BYTES / PAGE_SIZE);
 /* How many sockets `bpf_iter__tcp` has had report. */
 BPF_ARRAY(listeners_adopted, __u64, 1);
 
-static inline __attribute__((always_inline)) void tell(struct bpf_sock_ops *ctx, __u64 cookie,
-						       __u32 is_open)
+static inline __attribute__((always_inline)) void emit_listener_event(struct bpf_sock_ops *ctx,
+								      __u64 cookie, __u32 is_open)
 {
 	struct listener_event *event;
 	__u32 zero = 0;
@@ -67,7 +67,7 @@ int watch_listeners(struct bpf_sock_ops *ctx)
 		/* Only now: a socket that nobody asked about never pays for state changes. */
 		flags = ctx->bpf_sock_ops_cb_flags;
 		bpf_sock_ops_cb_flags_set(ctx, flags | STATE_CB_FLAG);
-		tell(ctx, cookie, 1);
+		emit_listener_event(ctx, cookie, 1);
 		break;
 	case SOCK_OPS_PASSIVE_ESTABLISHED:
 		/* Accepted sockets inherit the listener's flags: 8 more callbacks each. */
@@ -80,7 +80,7 @@ int watch_listeners(struct bpf_sock_ops *ctx)
 			return 1;
 		cookie = bpf_get_netns_cookie(ctx);
 		if (watched_netns.lookup(&cookie))
-			tell(ctx, cookie, 0);
+			emit_listener_event(ctx, cookie, 0);
 		break;
 	default:
 		break;

@@ -15,10 +15,10 @@ BPF_TABLE_PINNED("percpu_hash", __u32, __u64, rule_hits, MAX_RULE_HITS, PIN_DIR 
 		 BPF_F_NO_PREALLOC);
 BPF_TABLE_PINNED("array", __u32, struct config, config, 1, PIN_DIR "/config");
 
-/* Full, it keeps the callers it has; callers_lost counts packets of those that found no place. */
-BPF_TABLE_PINNED("hash", struct caller_key, struct caller, callers, MAX_CALLERS, PIN_DIR "/callers",
-		 BPF_F_NO_PREALLOC);
-BPF_TABLE_PINNED("percpu_array", __u32, __u64, callers_lost, 1, PIN_DIR "/callers_lost");
+/* Full, it keeps the callers it has; drop_src_lost counts packets of those that found no place. */
+BPF_TABLE_PINNED("hash", struct drop_source_key, struct drop_source, drop_sources, MAX_DROP_SOURCES,
+		 PIN_DIR "/drop_sources", BPF_F_NO_PREALLOC);
+BPF_TABLE_PINNED("percpu_array", __u32, __u64, drop_src_lost, 1, PIN_DIR "/drop_src_lost");
 
 /* The shape of every pod's reply table, and the tables by ifindex. */
 BPF_TABLE_PINNED("array", __u32, struct reply_slot, reply_table, REPLY_SLOTS,
@@ -32,8 +32,8 @@ BPF_TABLE_PINNED("hash", struct address, __u32, addresses, MAX_ADDRESSES, PIN_DI
 /* The relay's address for a pod's port, and what each of its addresses stands for. */
 BPF_TABLE_PINNED("hash", struct relay_target_key, struct address, relay_targets, MAX_RELAY_TARGETS,
 		 PIN_DIR "/relay_targets", BPF_F_NO_PREALLOC);
-BPF_TABLE_PINNED("hash", struct address, struct relay_origin, relay_origins, MAX_RELAY_TARGETS,
-		 PIN_DIR "/relay_origins", BPF_F_NO_PREALLOC);
+BPF_TABLE_PINNED("hash", struct address, struct relay_pod, relay_pods, MAX_RELAY_TARGETS,
+		 PIN_DIR "/relay_pods", BPF_F_NO_PREALLOC);
 /* When the relay last said that it is there: CLOCK_MONOTONIC in ns. */
 BPF_TABLE_PINNED("array", __u32, __u64, relay_beat, 1, PIN_DIR "/relay_beat");
 
@@ -45,13 +45,13 @@ struct event_ring {
 	void (*ringbuf_submit)(void *record, __u64 flags);
 	__u32 max_entries;
 };
-__attribute__((section("maps/ringbuf:" PIN_DIR "/events"))) struct event_ring events = {
+__attribute__((section("maps/ringbuf:" PIN_DIR "/drop_events"))) struct event_ring drop_events = {
 	.max_entries = EVENT_RING_BYTES,
 };
 BPF_TABLE_PINNED("percpu_array", __u32, struct event_budget, event_budget, 1,
 		 PIN_DIR "/event_budget");
 
 /* Set bit: the node can make packets come in by this interface, so they count as node-sent. */
-BPF_TABLE_PINNED("array", __u32, __u64, origin, ORIGIN_WORDS, PIN_DIR "/origin");
+BPF_TABLE_PINNED("array", __u32, __u64, injectable, INJECTABLE_WORDS, PIN_DIR "/injectable");
 
 #endif

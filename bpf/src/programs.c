@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * All programs as one text, so that one short run of the compiler serves them all.
+ * All programs in one translation unit, so that the compiler runs once.
  */
 #include "abi.h"
 #include "maps.h"
@@ -9,10 +9,13 @@
 #include "control.h"
 #include "clock.h"
 #include "events.h"
-#include "callers.h"
+#include "drop_sources.h"
 #include "replies.h"
 #include "rules.h"
 #include "sockets.h"
+#include "verdict.h"
+#include "new_flow.h"
+#include "tcp.h"
 #include "gate.c"
 #include "bridges.c"
 #include "tunnels.c"

@@ -9,7 +9,7 @@
 #define ICMPV6_NEIGHBOUR_ADVERTISEMENT 136
 
 /* A relay that hangs would have connect hang with it. One that never beat did so at boot. */
-ALWAYS_INLINE bool is_relay_beating(void)
+ALWAYS_INLINE bool is_relay_alive(void)
 {
 	__u32 only = 0;
 	__u64 *beat_ns = relay_beat.lookup(&only);
@@ -20,14 +20,14 @@ ALWAYS_INLINE bool is_relay_beating(void)
 /* A socket that is bound to an interface may mean another pod of this address. */
 ALWAYS_INLINE bool is_kubelet_connecting(struct bpf_sock_addr *context)
 {
-	struct config *known = known_to_node(context);
+	struct config *node = host_config(context);
 	struct bpf_sock *sk = context->sk;
 
-	if (!known || !known->kubelet_cgroup)
+	if (!node || !node->kubelet_cgroup)
 		return false;
 	if (!is_tcp(context) || !sk || sk->bound_dev_if)
 		return false;
-	return bpf_get_current_cgroup_id() == known->kubelet_cgroup;
+	return bpf_get_current_cgroup_id() == node->kubelet_cgroup;
 }
 
 /*
@@ -38,11 +38,11 @@ ALWAYS_INLINE bool is_kubelet_connecting(struct bpf_sock_addr *context)
 ALWAYS_INLINE bool redirect(struct bpf_sock_addr *context, struct address *to)
 {
 	struct relay_target_key target = {.pod = *to, .port = bpf_ntohs(context->user_port)};
-	struct relay_origin *origin;
+	struct relay_pod *origin;
 	struct address *found;
 	struct address relay;
 
-	if (!is_kubelet_connecting(context) || !is_relay_beating())
+	if (!is_kubelet_connecting(context) || !is_relay_alive())
 		return false;
 	found = relay_targets.lookup(&target);
 	if (!found) {
@@ -52,7 +52,7 @@ ALWAYS_INLINE bool redirect(struct bpf_sock_addr *context, struct address *to)
 	if (!found)
 		return false;
 	relay = *found;
-	origin = relay_origins.lookup(&relay);
+	origin = relay_pods.lookup(&relay);
 	if (!origin)
 		return false;
 	if (!is_same_address(&origin->pod, to))
@@ -80,13 +80,13 @@ int relay_connect6(struct bpf_sock_addr *context)
 }
 
 /* The pod that a peer's address stands for, where this socket is the node's; else NULL. */
-ALWAYS_INLINE struct address *pod_behind(struct bpf_sock_addr *context, struct address *peer)
+ALWAYS_INLINE struct address *relayed_pod(struct bpf_sock_addr *context, struct address *peer)
 {
-	struct relay_origin *origin;
+	struct relay_pod *origin;
 
-	if (!known_to_node(context))
+	if (!host_config(context))
 		return 0;
-	origin = relay_origins.lookup(peer);
+	origin = relay_pods.lookup(peer);
 	if (!origin)
 		return 0;
 	return &origin->pod;
@@ -95,7 +95,7 @@ ALWAYS_INLINE struct address *pod_behind(struct bpf_sock_addr *context, struct a
 int relay_getpeername4(struct bpf_sock_addr *context)
 {
 	struct address peer = map_ipv4(context->user_ip4);
-	struct address *pod = pod_behind(context, &peer);
+	struct address *pod = relayed_pod(context, &peer);
 
 	if (pod)
 		context->user_ip4 = pod->word[3];
@@ -105,7 +105,7 @@ int relay_getpeername4(struct bpf_sock_addr *context)
 int relay_getpeername6(struct bpf_sock_addr *context)
 {
 	struct address peer = ipv6_destination(context);
-	struct address *pod = pod_behind(context, &peer);
+	struct address *pod = relayed_pod(context, &peer);
 
 	if (pod)
 		write_ipv6(context, pod);
@@ -121,7 +121,7 @@ int drop_forwarded(struct __sk_buff *skb)
 	__u32 ifindex = skb->ifindex;
 	struct counters *count;
 
-	if (is_node_sent(skb))
+	if (is_host_sent(skb))
 		return TCX_NEXT;
 	count = counters.lookup(&ifindex);
 	if (count)
@@ -139,7 +139,7 @@ ALWAYS_INLINE bool is_neighbour_discovery(struct __sk_buff *skb, struct packet *
 	return type == ICMPV6_NEIGHBOUR_SOLICITATION || type == ICMPV6_NEIGHBOUR_ADVERTISEMENT;
 }
 
-ALWAYS_INLINE bool opens(struct __sk_buff *skb, struct packet *packet)
+ALWAYS_INLINE bool is_syn(struct __sk_buff *skb, struct packet *packet)
 {
 	__u8 flags;
 
@@ -155,7 +155,7 @@ ALWAYS_INLINE bool opens(struct __sk_buff *skb, struct packet *packet)
  * since taps come before, and sends it on when it is time. Else only TCP is of use, and what finds
  * the neighbour: no router's advertisement, and no fragment, which would hide the flags.
  */
-int hold_openings(struct __sk_buff *skb)
+int hold_syns(struct __sk_buff *skb)
 {
 	struct packet packet = {};
 	enum reason unread = read_frame(skb, &packet);
@@ -165,6 +165,6 @@ int hold_openings(struct __sk_buff *skb)
 	if (unread == REASON_UNPARSABLE || packet.is_fragment)
 		return TCX_DROP;
 	if (packet.protocol == IPPROTO_TCP)
-		return opens(skb, &packet) ? TCX_DROP : TCX_NEXT;
+		return is_syn(skb, &packet) ? TCX_DROP : TCX_NEXT;
 	return is_neighbour_discovery(skb, &packet) ? TCX_NEXT : TCX_DROP;
 }

@@ -48,9 +48,9 @@ ALWAYS_INLINE bool is_group(struct packet *packet)
 	return bpf_ntohl(packet->destination.word[0]) >> 24 == 0xff;
 }
 
-ALWAYS_INLINE bool is_same_flow(struct flow *one, struct flow *other)
+ALWAYS_INLINE bool is_same_flow(struct flow *left, struct flow *right)
 {
-	__u64 *a = (__u64 *)one, *b = (__u64 *)other;
+	__u64 *a = (__u64 *)left, *b = (__u64 *)right;
 
 	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3] && a[4] == b[4];
 }
@@ -90,7 +90,7 @@ ALWAYS_INLINE bool read_ports(struct __sk_buff *skb, struct packet *packet, __u8
 }
 
 /* The flow that a packet from the pod begins or goes on with; false if nothing can answer it. */
-ALWAYS_INLINE bool read_question(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
+ALWAYS_INLINE bool parse_pod_flow(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
 {
 	__u8 request = packet->is_ipv4 ? ICMP_ECHO_REQUEST : ICMPV6_ECHO_REQUEST;
 	struct transport ports = {};
@@ -107,7 +107,7 @@ ALWAYS_INLINE bool read_question(struct __sk_buff *skb, struct packet *packet, s
 }
 
 /* The flow that a packet to the pod would be an answer of; false if it is none by its kind. */
-ALWAYS_INLINE bool read_answer(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
+ALWAYS_INLINE bool parse_reply_flow(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
 {
 	__u8 reply = packet->is_ipv4 ? ICMP_ECHO_REPLY : ICMPV6_ECHO_REPLY;
 	struct transport ports = {};
@@ -122,7 +122,7 @@ ALWAYS_INLINE bool read_answer(struct __sk_buff *skb, struct packet *packet, str
 	return true;
 }
 
-ALWAYS_INLINE bool is_remembered(void *table, struct flow *flow, __u64 now_ns)
+ALWAYS_INLINE bool is_recorded(void *table, struct flow *flow, __u64 now_ns)
 {
 	struct reply_slot *slot = slot_of(table, flow);
 
@@ -137,15 +137,15 @@ ALWAYS_INLINE bool is_reply(struct __sk_buff *skb, struct packet *packet, __u64 
 	void *table;
 
 	table = replies.lookup(&packet->gate_ifindex);
-	if (!table || !read_answer(skb, packet, &flow))
+	if (!table || !parse_reply_flow(skb, packet, &flow))
 		return false;
-	if (is_remembered(table, &flow, now_ns))
+	if (is_recorded(table, &flow, now_ns))
 		return true;
 	flow.peer = (struct address){};
-	return is_remembered(table, &flow, now_ns);
+	return is_recorded(table, &flow, now_ns);
 }
 
-ALWAYS_INLINE void remember(void *table, struct flow *flow)
+ALWAYS_INLINE void record_flow(void *table, struct flow *flow)
 {
 	struct reply_slot *slot = slot_of(table, flow);
 

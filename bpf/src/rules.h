@@ -7,7 +7,7 @@
 #ifndef PODGATE_RULES_H
 #define PODGATE_RULES_H
 
-ALWAYS_INLINE __u64 sender_cgroup(struct __sk_buff *skb, bool is_hook)
+ALWAYS_INLINE __u64 source_cgroup(struct __sk_buff *skb, bool is_hook)
 {
 	if (is_hook)
 		return bpf_get_current_cgroup_id();
@@ -15,7 +15,7 @@ ALWAYS_INLINE __u64 sender_cgroup(struct __sk_buff *skb, bool is_hook)
 }
 
 /* Without a socket it is 0, which is no cgroup's id. */
-ALWAYS_INLINE __u64 sender_ancestor(struct __sk_buff *skb, bool is_hook, __u32 level)
+ALWAYS_INLINE __u64 source_ancestor(struct __sk_buff *skb, bool is_hook, __u32 level)
 {
 	return is_hook ? bpf_get_current_ancestor_cgroup_id(level)
 		       : bpf_skb_ancestor_cgroup_id(skb, level);
@@ -25,18 +25,18 @@ ALWAYS_INLINE __u64 sender_ancestor(struct __sk_buff *skb, bool is_hook, __u32 l
  * Without a heartbeat nobody follows the kubelet into a new cgroup, and a healthy pod must not
  * restart for that: then every process that is not a pod's may reach what pods declare.
  */
-ALWAYS_INLINE bool may_be_kubelet(struct __sk_buff *skb, bool is_hook, struct config *known,
+ALWAYS_INLINE bool may_be_kubelet(struct __sk_buff *skb, bool is_hook, struct config *node,
 				  __u64 cgroup, __u64 now_ns)
 {
 	if (!cgroup)
 		return false;
-	if (cgroup == known->kubelet_cgroup)
+	if (cgroup == node->kubelet_cgroup)
 		return true;
-	if (!known->heartbeat_ns || !known->stale_after_ns ||
-	    age_ns(now_ns, known->heartbeat_ns) < known->stale_after_ns)
+	if (!node->heartbeat_ns || !node->stale_after_ns ||
+	    age_ns(now_ns, node->heartbeat_ns) < node->stale_after_ns)
 		return false;
-	return !known->pods_cgroup ||
-	       sender_ancestor(skb, is_hook, known->pods_cgroup_level) != known->pods_cgroup;
+	return !node->pods_cgroup ||
+	       source_ancestor(skb, is_hook, node->pods_cgroup_level) != node->pods_cgroup;
 }
 
 /* 1 for 0, else 0; without a branch, since the verifier walks both ways of each one. */
@@ -52,16 +52,16 @@ ALWAYS_INLINE __u64 is_zero(__u64 value)
  * Arithmetic instead of branches keeps the verifier's work linear in the number of rules.
  */
 ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct gate *gate,
-			      struct config *known, __u8 protocol, __u16 port, __u64 now_ns)
+			      struct config *node, __u8 protocol, __u16 port, __u64 now_ns)
 {
-	__u64 cgroup = sender_cgroup(skb, is_hook);
-	__u64 senders = 1 << SENDER_ANY;
+	__u64 cgroup = source_cgroup(skb, is_hook);
+	__u64 source_kinds = 1 << SOURCE_ANY;
 	__u64 found = 0;
 
-	if (may_be_kubelet(skb, is_hook, known, cgroup, now_ns))
-		senders |= 1 << SENDER_KUBELET;
+	if (may_be_kubelet(skb, is_hook, node, cgroup, now_ns))
+		source_kinds |= 1 << SOURCE_KUBELET;
 	if (!is_hook && !skb->sk && !skb->ingress_ifindex)
-		senders |= 1 << SENDER_KERNEL;
+		source_kinds |= 1 << SOURCE_KERNEL;
 
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < GATE_RULES; i++) {
@@ -70,21 +70,21 @@ ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct gate *
 
 		if (i >= gate->rule_count)
 			break;
-		ancestor = sender_ancestor(skb, is_hook, rule->level);
-		matching = senders | is_zero(rule->cgroup ^ cgroup) << SENDER_CGROUP |
-			   is_zero(rule->cgroup ^ ancestor) << SENDER_ANCESTOR;
-		is_match = matching >> (rule->sender & 7) & 1;
+		ancestor = source_ancestor(skb, is_hook, rule->level);
+		matching = source_kinds | is_zero(rule->cgroup ^ cgroup) << SOURCE_CGROUP |
+			   is_zero(rule->cgroup ^ ancestor) << SOURCE_ANCESTOR;
+		is_match = matching >> (rule->source_kind & 7) & 1;
 		is_match &= is_zero(rule->protocol) | is_zero(rule->protocol ^ protocol);
 		/* The sign of either difference tells that the port is outside. */
 		is_match &= is_zero(((__u64)port - rule->first_port) >> 63);
 		is_match &= is_zero(((__u64)rule->last_port - port) >> 63);
-		candidate = (__u64)(rule->sender + 1) << 32 | rule->id;
+		candidate = (__u64)(rule->source_kind + 1) << 32 | rule->id;
 		found |= candidate & -(is_match & is_zero(found));
 	}
 	return found;
 }
 
-ALWAYS_INLINE void count_hit(__u64 found)
+ALWAYS_INLINE void count_rule_hit(__u64 found)
 {
 	__u32 id = found;
 	__u64 *hits;
@@ -97,10 +97,10 @@ ALWAYS_INLINE void count_hit(__u64 found)
 }
 
 /* Whether the agent has been away for so long that nobody can be meant to be held out. */
-ALWAYS_INLINE bool is_abandoned(struct config *known, __u64 now_ns)
+ALWAYS_INLINE bool is_dead_man_expired(struct config *node, __u64 now_ns)
 {
-	return known->heartbeat_ns && known->dead_after_ns &&
-	       age_ns(now_ns, known->heartbeat_ns) > known->dead_after_ns;
+	return node->heartbeat_ns && node->dead_man_ns &&
+	       age_ns(now_ns, node->heartbeat_ns) > node->dead_man_ns;
 }
 
 #endif

@@ -15,16 +15,16 @@
 
 #define ECONNREFUSED 111
 
-#define MAX_SERVICES  131072
-#define MAX_ENDPOINTS 1048576
-#define MAX_CLIENTS   131072
-#define MAX_TALKS     65536
+#define MAX_SERVICES   131072
+#define MAX_ENDPOINTS  1048576
+#define MAX_AFFINITIES 131072
+#define MAX_UDP_FLOWS  65536
 
 /* A set that is replaced while it is read is read again; thrice in a row is no accident. */
 #define ATTEMPTS 4
 
 /* Where something listens, or seems to. */
-struct place {
+struct service_address {
 	struct address address;
 	__be16 port;
 	__u8 protocol; /* IPPROTO_TCP or IPPROTO_UDP */
@@ -46,7 +46,7 @@ struct endpoint_key {
 
 struct member_key {
 	__u32 set;
-	struct place place;
+	struct service_address place;
 };
 
 /*
@@ -58,47 +58,49 @@ struct client_key {
 	__u64 netns;
 };
 
-struct choice {
-	struct place place;
+struct affinity {
+	struct service_address place;
 	__u32 pad;
 	__u64 used_ns; /* CLOCK_MONOTONIC */
 };
 
 /* What a socket that connected believes to be connected to. */
 struct peer {
-	struct place service;
-	struct place endpoint;
+	struct service_address service;
+	struct service_address endpoint;
 };
 
 /* One direction of what a socket sends without having connected. */
-struct talk_key {
+struct udp_flow_key {
 	__u64 socket;
-	struct place place; /* the service, or of what comes back the endpoint */
-	__u32 is_answer;
+	struct service_address place; /* the service, or of what comes back the endpoint */
+	__u32 is_reply;
 };
 
 enum service_count {
 	COUNT_TRANSLATED,
-	COUNT_REFUSED,	/* no endpoints */
+	COUNT_REJECTED, /* no endpoints */
 	COUNT_AFFINITY, /* of those translated, to where the client was before */
-	COUNT_ANSWERS,	/* datagrams that came back */
+	COUNT_REPLIES,	/* datagrams that came back */
 	COUNT_RACES,	/* gave up on a set that was replaced again and again */
 	SERVICE_COUNTS,
 };
 
-enum outcome {
+enum translation {
 	OUTCOME_NO_SERVICE,
 	OUTCOME_TRANSLATED,
-	OUTCOME_REFUSED,
+	OUTCOME_REJECTED,
 };
 
-BPF_F_TABLE("hash", struct place, struct service, services, MAX_SERVICES, BPF_F_NO_PREALLOC);
-BPF_F_TABLE("hash", struct endpoint_key, struct place, service_endpoints, MAX_ENDPOINTS,
+BPF_F_TABLE("hash", struct service_address, struct service, services, MAX_SERVICES,
+	    BPF_F_NO_PREALLOC);
+BPF_F_TABLE("hash", struct endpoint_key, struct service_address, service_endpoints, MAX_ENDPOINTS,
 	    BPF_F_NO_PREALLOC);
 /* Of the sets of which it may be asked: those of UDP, and of services with affinity. */
 BPF_F_TABLE("hash", struct member_key, __u32, service_members, MAX_ENDPOINTS, BPF_F_NO_PREALLOC);
-BPF_TABLE("lru_hash", struct client_key, struct choice, service_clients, MAX_CLIENTS);
-BPF_TABLE("lru_hash", struct talk_key, struct place, service_talks, MAX_TALKS);
+BPF_TABLE("lru_hash", struct client_key, struct affinity, service_affinities, MAX_AFFINITIES);
+BPF_TABLE("lru_hash", struct udp_flow_key, struct service_address, service_udp_flows,
+	  MAX_UDP_FLOWS);
 BPF_SK_STORAGE(service_peers, struct peer);
 BPF_PERCPU_ARRAY(service_counts, __u64, SERVICE_COUNTS);
 
@@ -110,7 +112,7 @@ ALWAYS_INLINE void count_service(__u32 what)
 		(*count)++;
 }
 
-ALWAYS_INLINE bool is_same_place(struct place *one, struct place *other)
+ALWAYS_INLINE bool is_same_address_port(struct service_address *one, struct service_address *other)
 {
 	return one->port == other->port && one->protocol == other->protocol &&
 	       is_same_address(&one->address, &other->address);
@@ -126,7 +128,7 @@ ALWAYS_INLINE __u8 service_protocol(struct bpf_sock_addr *context)
 	return 0;
 }
 
-ALWAYS_INLINE bool is_member(__u32 set, struct place *place)
+ALWAYS_INLINE bool is_member(__u32 set, struct service_address *place)
 {
 	struct member_key key = {.set = set, .place = *place};
 
@@ -134,26 +136,26 @@ ALWAYS_INLINE bool is_member(__u32 set, struct place *place)
 }
 
 /* Where this client went before, if it is not too long ago and still an endpoint. */
-ALWAYS_INLINE bool find_choice(struct service *service, struct client_key *client,
-			       struct place *chosen, __u64 now_ns)
+ALWAYS_INLINE bool find_affinity(struct service *service, struct client_key *client,
+				 struct service_address *chosen, __u64 now_ns)
 {
-	struct choice *choice = service_clients.lookup(client);
+	struct affinity *affinity = service_affinities.lookup(client);
 	__u64 age;
 
-	if (!choice)
+	if (!affinity)
 		return false;
-	age = now_ns > choice->used_ns ? now_ns - choice->used_ns : 0;
+	age = now_ns > affinity->used_ns ? now_ns - affinity->used_ns : 0;
 	if (age > service->affinity_seconds * 1000000000ULL)
 		return false;
-	*chosen = choice->place;
+	*chosen = affinity->place;
 	return is_member(service->set, chosen);
 }
 
 /* Any of them. False where the set was removed meanwhile. */
-ALWAYS_INLINE bool pick(struct service *service, struct place *chosen)
+ALWAYS_INLINE bool pick_endpoint(struct service *service, struct service_address *chosen)
 {
 	struct endpoint_key key = {.set = service->set};
-	struct place *found;
+	struct service_address *found;
 
 	key.number = bpf_get_prandom_u32() % service->endpoint_count;
 	found = service_endpoints.lookup(&key);
@@ -164,14 +166,15 @@ ALWAYS_INLINE bool pick(struct service *service, struct place *chosen)
 }
 
 /*
- * Puts an endpoint in the place of a service's. talk: of a socket that did not connect, which stays
- * with its endpoint; else NULL.
+ * Puts an endpoint in the place of a service's. udp_flow: of a socket that did not connect, which
+ * stays with its endpoint; else NULL.
  *
  * The memory of an entry that is replaced may be another's while it is read here, so it is only
  * believed when it says the same afterwards: no two entries ever name one set unless they may.
  */
-ALWAYS_INLINE enum outcome translate(struct bpf_sock_addr *context, struct place *place,
-				     struct talk_key *talk)
+ALWAYS_INLINE enum translation translate(struct bpf_sock_addr *context,
+					 struct service_address *place,
+					 struct udp_flow_key *udp_flow)
 {
 	__u64 now_ns = 0;
 
@@ -179,18 +182,18 @@ ALWAYS_INLINE enum outcome translate(struct bpf_sock_addr *context, struct place
 	for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
 		struct service *found = services.lookup(place);
 		struct client_key client = {};
-		struct place *before = 0;
+		struct service_address *before = 0;
 		bool is_affine = false;
 		struct service service;
-		struct place chosen = {};
+		struct service_address chosen = {};
 		bool is_chosen = false;
 
 		if (!found)
 			return OUTCOME_NO_SERVICE;
 		service = *found;
 		if (service.endpoint_count) {
-			if (talk) {
-				before = service_talks.lookup(talk);
+			if (udp_flow) {
+				before = service_udp_flows.lookup(udp_flow);
 				if (before) {
 					chosen = *before;
 					is_chosen = is_member(service.set, &chosen);
@@ -200,10 +203,10 @@ ALWAYS_INLINE enum outcome translate(struct bpf_sock_addr *context, struct place
 				client.service = service.id;
 				client.netns = bpf_get_netns_cookie(context);
 				now_ns = bpf_ktime_get_ns();
-				is_affine = find_choice(&service, &client, &chosen, now_ns);
+				is_affine = find_affinity(&service, &client, &chosen, now_ns);
 				is_chosen = is_affine;
 			}
-			if (!is_chosen && !pick(&service, &chosen))
+			if (!is_chosen && !pick_endpoint(&service, &chosen))
 				continue;
 		}
 		found = services.lookup(place);
@@ -212,13 +215,13 @@ ALWAYS_INLINE enum outcome translate(struct bpf_sock_addr *context, struct place
 		if (found->set != service.set)
 			continue;
 		if (!service.endpoint_count) {
-			count_service(COUNT_REFUSED);
-			return OUTCOME_REFUSED;
+			count_service(COUNT_REJECTED);
+			return OUTCOME_REJECTED;
 		}
 		if (client.service) {
-			struct choice choice = {.place = chosen, .used_ns = now_ns};
+			struct affinity affinity = {.place = chosen, .used_ns = now_ns};
 
-			service_clients.update(&client, &choice);
+			service_affinities.update(&client, &affinity);
 		}
 		if (is_affine)
 			count_service(COUNT_AFFINITY);
@@ -227,15 +230,16 @@ ALWAYS_INLINE enum outcome translate(struct bpf_sock_addr *context, struct place
 		return OUTCOME_TRANSLATED;
 	}
 	count_service(COUNT_RACES);
-	return OUTCOME_REFUSED;
+	return OUTCOME_REJECTED;
 }
 
 /* connect: an endpoint for the life of the connection, which getpeername shows as the service. */
-ALWAYS_INLINE enum outcome connect_to(struct bpf_sock_addr *context, struct place *place)
+ALWAYS_INLINE enum translation translate_connect(struct bpf_sock_addr *context,
+						 struct service_address *place)
 {
 	struct peer peer = {.service = *place};
 	struct bpf_sock *sk = context->sk;
-	enum outcome outcome;
+	enum translation outcome;
 	struct peer *kept;
 
 	if (!place->protocol || !sk)
@@ -253,97 +257,98 @@ ALWAYS_INLINE enum outcome connect_to(struct bpf_sock_addr *context, struct plac
 }
 
 /* sendmsg: the same endpoint for each datagram, as connection tracking has it with kube-proxy. */
-ALWAYS_INLINE enum outcome send_to(struct bpf_sock_addr *context, struct place *place)
+ALWAYS_INLINE enum translation translate_sendmsg(struct bpf_sock_addr *context,
+						 struct service_address *place)
 {
-	struct talk_key talk = {.place = *place};
-	struct place service = *place;
-	enum outcome outcome;
+	struct udp_flow_key udp_flow = {.place = *place};
+	struct service_address service = *place;
+	enum translation outcome;
 
 	if (place->protocol != IPPROTO_UDP)
 		return OUTCOME_NO_SERVICE;
-	talk.socket = bpf_get_socket_cookie(context);
-	outcome = translate(context, place, &talk);
+	udp_flow.socket = bpf_get_socket_cookie(context);
+	outcome = translate(context, place, &udp_flow);
 	if (outcome != OUTCOME_TRANSLATED)
 		return outcome;
-	service_talks.update(&talk, place);
-	talk.place = *place;
-	talk.is_answer = 1;
-	service_talks.update(&talk, &service);
+	service_udp_flows.update(&udp_flow, place);
+	udp_flow.place = *place;
+	udp_flow.is_reply = 1;
+	service_udp_flows.update(&udp_flow, &service);
 	return outcome;
 }
 
 /* Whose answer it is, for a socket that asked a service; false: of whom it seems to be. */
-ALWAYS_INLINE bool find_service(struct bpf_sock_addr *context, struct place *place,
+ALWAYS_INLINE bool find_service(struct bpf_sock_addr *context, struct service_address *place,
 				bool is_datagram)
 {
-	struct talk_key talk = {.place = *place, .is_answer = 1};
+	struct udp_flow_key udp_flow = {.place = *place, .is_reply = 1};
 	struct bpf_sock *sk = context->sk;
-	struct place *found;
+	struct service_address *found;
 	struct peer *peer;
 
 	if (!sk)
 		return false;
 	peer = service_peers.sk_storage_get(sk, 0, 0);
-	if (peer && is_same_place(&peer->endpoint, place)) {
+	if (peer && is_same_address_port(&peer->endpoint, place)) {
 		*place = peer->service;
 		return true;
 	}
 	if (!is_datagram)
 		return false;
-	talk.socket = bpf_get_socket_cookie(context);
-	found = service_talks.lookup(&talk);
+	udp_flow.socket = bpf_get_socket_cookie(context);
+	found = service_udp_flows.lookup(&udp_flow);
 	if (!found)
 		return false;
 	*place = *found;
 	return true;
 }
 
-ALWAYS_INLINE struct place place4(struct bpf_sock_addr *context)
+ALWAYS_INLINE struct service_address address4(struct bpf_sock_addr *context)
 {
-	struct place place = {.address = map_ipv4(context->user_ip4),
-			      .port = context->user_port,
-			      .protocol = service_protocol(context)};
+	struct service_address place = {.address = map_ipv4(context->user_ip4),
+					.port = context->user_port,
+					.protocol = service_protocol(context)};
 
 	return place;
 }
 
-ALWAYS_INLINE struct place place6(struct bpf_sock_addr *context)
+ALWAYS_INLINE struct service_address address6(struct bpf_sock_addr *context)
 {
-	struct place place = {.address = ipv6_destination(context),
-			      .port = context->user_port,
-			      .protocol = service_protocol(context)};
+	struct service_address place = {.address = ipv6_destination(context),
+					.port = context->user_port,
+					.protocol = service_protocol(context)};
 
 	return place;
 }
 
-ALWAYS_INLINE void write4(struct bpf_sock_addr *context, struct place *place)
+ALWAYS_INLINE void write4(struct bpf_sock_addr *context, struct service_address *place)
 {
 	context->user_ip4 = place->address.word[3];
 	context->user_port = place->port;
 }
 
-ALWAYS_INLINE void write6(struct bpf_sock_addr *context, struct place *place)
+ALWAYS_INLINE void write6(struct bpf_sock_addr *context, struct service_address *place)
 {
 	write_ipv6(context, &place->address);
 	context->user_port = place->port;
 }
 
 /* As kube-proxy rejects what comes to a service without endpoints; EPERM before Linux 5.18. */
-ALWAYS_INLINE int refuse(void)
+ALWAYS_INLINE int reject(void)
 {
 #ifdef HAS_SET_RETVAL
 	bpf_set_retval(-ECONNREFUSED);
 #endif
-	return SOCKET_REFUSE;
+	return SOCKET_REJECT;
 }
 
 int service_connect4(struct bpf_sock_addr *context)
 {
-	struct place place = place4(context);
-	enum outcome outcome = connect_to(context, &place);
+	struct service_address place = address4(context);
+	enum translation outcome = translate_connect(context, &place);
 
-	if (outcome == OUTCOME_REFUSED)
-		return refuse();
+	if (outcome == OUTCOME_REJECTED)
+		return reject();
 	if (outcome == OUTCOME_TRANSLATED)
 		write4(context, &place);
 	return SOCKET_ALLOW;
@@ -351,11 +356,11 @@ int service_connect4(struct bpf_sock_addr *context)
 
 int service_connect6(struct bpf_sock_addr *context)
 {
-	struct place place = place6(context);
-	enum outcome outcome = connect_to(context, &place);
+	struct service_address place = address6(context);
+	enum translation outcome = translate_connect(context, &place);
 
-	if (outcome == OUTCOME_REFUSED)
-		return refuse();
+	if (outcome == OUTCOME_REJECTED)
+		return reject();
 	if (outcome == OUTCOME_TRANSLATED)
 		write6(context, &place);
 	return SOCKET_ALLOW;
@@ -363,11 +368,11 @@ int service_connect6(struct bpf_sock_addr *context)
 
 int service_sendmsg4(struct bpf_sock_addr *context)
 {
-	struct place place = place4(context);
-	enum outcome outcome = send_to(context, &place);
+	struct service_address place = address4(context);
+	enum translation outcome = translate_sendmsg(context, &place);
 
-	if (outcome == OUTCOME_REFUSED)
-		return refuse();
+	if (outcome == OUTCOME_REJECTED)
+		return reject();
 	if (outcome == OUTCOME_TRANSLATED)
 		write4(context, &place);
 	return SOCKET_ALLOW;
@@ -375,11 +380,11 @@ int service_sendmsg4(struct bpf_sock_addr *context)
 
 int service_sendmsg6(struct bpf_sock_addr *context)
 {
-	struct place place = place6(context);
-	enum outcome outcome = send_to(context, &place);
+	struct service_address place = address6(context);
+	enum translation outcome = translate_sendmsg(context, &place);
 
-	if (outcome == OUTCOME_REFUSED)
-		return refuse();
+	if (outcome == OUTCOME_REJECTED)
+		return reject();
 	if (outcome == OUTCOME_TRANSLATED)
 		write6(context, &place);
 	return SOCKET_ALLOW;
@@ -387,10 +392,10 @@ int service_sendmsg6(struct bpf_sock_addr *context)
 
 int service_recvmsg4(struct bpf_sock_addr *context)
 {
-	struct place place = place4(context);
+	struct service_address place = address4(context);
 
 	if (find_service(context, &place, true)) {
-		count_service(COUNT_ANSWERS);
+		count_service(COUNT_REPLIES);
 		write4(context, &place);
 	}
 	return SOCKET_ALLOW;
@@ -398,10 +403,10 @@ int service_recvmsg4(struct bpf_sock_addr *context)
 
 int service_recvmsg6(struct bpf_sock_addr *context)
 {
-	struct place place = place6(context);
+	struct service_address place = address6(context);
 
 	if (find_service(context, &place, true)) {
-		count_service(COUNT_ANSWERS);
+		count_service(COUNT_REPLIES);
 		write6(context, &place);
 	}
 	return SOCKET_ALLOW;
@@ -409,7 +414,7 @@ int service_recvmsg6(struct bpf_sock_addr *context)
 
 int service_getpeername4(struct bpf_sock_addr *context)
 {
-	struct place place = place4(context);
+	struct service_address place = address4(context);
 
 	if (find_service(context, &place, false))
 		write4(context, &place);
@@ -418,7 +423,7 @@ int service_getpeername4(struct bpf_sock_addr *context)
 
 int service_getpeername6(struct bpf_sock_addr *context)
 {
-	struct place place = place6(context);
+	struct service_address place = address6(context);
 
 	if (find_service(context, &place, false))
 		write6(context, &place);

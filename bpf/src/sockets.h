@@ -8,7 +8,7 @@
 #include "addresses.h"
 #include "protocols.h"
 
-#define SOCKET_REFUSE 0
+#define SOCKET_REJECT 0
 #define SOCKET_ALLOW  1
 
 #define SOCK_STREAM 1

@@ -9,30 +9,22 @@
 #define IPPROTO_IPV6 41
 #define IPPROTO_GRE  47
 
-ALWAYS_INLINE bool is_tunnel_port(struct config *known, __u16 port)
+ALWAYS_INLINE bool is_tunnel_port(struct config *node, __u16 port)
 {
 	__u64 is_found = 0;
 
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < TUNNEL_PORTS; i++) {
-		if (i >= known->tunnel_port_count)
+		if (i >= node->tunnel_port_count)
 			break;
-		is_found |= is_zero(known->tunnel_ports[i] ^ port);
+		is_found |= is_zero(node->tunnel_ports[i] ^ port);
 	}
 	return is_found;
 }
 
-ALWAYS_INLINE void count_for_node(enum reason reason)
-{
-	__u32 no_interface = 0;
-	struct counters *count = counters.lookup(&no_interface);
-
-	if (count)
-		count->packets[DROP(reason)]++;
-}
-
 /* A later fragment is nothing without the first one, which has the port. */
-ALWAYS_INLINE bool is_wrapped(struct __sk_buff *skb, struct packet *packet, struct config *known)
+ALWAYS_INLINE bool is_encapsulated(struct __sk_buff *skb, struct packet *packet,
+				   struct config *node)
 {
 	struct transport ports;
 
@@ -45,30 +37,30 @@ ALWAYS_INLINE bool is_wrapped(struct __sk_buff *skb, struct packet *packet, stru
 		return true;
 	packet->source_port = bpf_ntohs(ports.source_port);
 	packet->destination_port = bpf_ntohs(ports.destination_port);
-	return is_tunnel_port(known, packet->destination_port);
+	return is_tunnel_port(node, packet->destination_port);
 }
 
-int guard_tunnels(struct __sk_buff *skb)
+int tunnel_gate(struct __sk_buff *skb)
 {
 	struct packet packet = {};
 	__u32 only = 0;
-	struct config *known = config.lookup(&only);
+	struct config *node = config.lookup(&only);
 	enum reason reason = REASON_TUNNEL;
 	enum reason unread;
 	__u64 now_ns;
 
-	if (!known)
+	if (!node)
 		return TCX_NEXT;
 	/* What cannot be read may hide a tunnel's packet. */
 	unread = read_frame(skb, &packet);
 	if (unread == REASON_UNPARSABLE)
 		reason = REASON_UNPARSABLE;
-	else if (unread == REASON_ARP || !is_wrapped(skb, &packet, known))
+	else if (unread == REASON_ARP || !is_encapsulated(skb, &packet, node))
 		return TCX_NEXT;
 	now_ns = read_clock_ns();
-	if (is_abandoned(known, now_ns))
+	if (is_dead_man_expired(node, now_ns))
 		return TCX_NEXT;
-	count_for_node(reason);
-	tell_refusal(skb, &packet, DROP(reason), now_ns);
+	count_host_drop(reason);
+	emit_drop_event(skb, &packet, DROP(reason), now_ns);
 	return TCX_DROP;
 }

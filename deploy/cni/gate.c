@@ -366,7 +366,7 @@ bool gate_pod(const struct installation *at, const struct pod *pod, const struct
 	/* As `_ANY_TCP_PORT` of agent/kubelet/admitted_ports.py: what the pod declares is not
 	 * known. */
 	gate.rule_count = 1;
-	gate.rules[0].sender = SENDER_KUBELET;
+	gate.rules[0].source_kind = SOURCE_KUBELET;
 	gate.rules[0].protocol = IPPROTO_TCP;
 	gate.rules[0].last_port = LAST_PORT;
 	wait_for_programs();

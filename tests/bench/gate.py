@@ -17,7 +17,7 @@ from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins, syscalls
 from bpf.gates import Attachment, GateConfig, Gates
 from bpf.hooks import Hooks
-from bpf.nodeconfig import NodeConfig
+from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode
 from tests.bench import figures, rates
 from tests.bench.crowd import Crowd
@@ -157,7 +157,7 @@ class Podgate:
         self._hooks.attach()
         for pod in self.pods:
             self._gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-            self._gates.remember(pod.ifindex)
+            self._gates.start_reply_table(pod.ifindex)
 
     def take_off(self) -> None:
         self._hooks.detach()

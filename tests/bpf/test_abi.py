@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bpf import abi
 from bpf.gates import GateConfig
-from bpf.rules import Rule, Sender
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
 from tests.bpf import headers
 
@@ -20,7 +20,7 @@ addresses = st.ip_addresses().filter(lambda it: it.version == 4 or it.ipv4_mappe
 @given(address=addresses)
 def test_address_comes_back(address: abi.IPAddress) -> None:
     packed = abi.pack_address(address)
-    assert len(packed) == ctypes.sizeof(abi.Address)
+    assert len(packed) == ctypes.sizeof(abi.CAddress)
     assert abi.unpack_address(packed) == address
 
 
@@ -31,7 +31,7 @@ def test_ipv4_is_mapped() -> None:
 
 rules = st.builds(
     Rule,
-    sender=st.sampled_from(Sender),
+    source=st.sampled_from(SourceKind),
     protocol=st.integers(0, 255),
     first_port=st.integers(0, 65535),
     last_port=st.integers(0, 65535),
@@ -59,7 +59,7 @@ def test_gate_comes_back(
 @given(own=st.lists(addresses, max_size=15))
 def test_unused_slots_are_zero(own: list[abi.IPAddress]) -> None:
     value = bytes(GateConfig(Mode.ENFORCE, tuple(own)).pack())
-    start = abi.Gate.addresses.offset + 16 * len(own)
+    start = abi.CGate.addresses.offset + 16 * len(own)
     assert not any(value[start:])
 
 
@@ -71,7 +71,7 @@ def test_one_address_too_many_is_one_sentence() -> None:
 
 def test_one_rule_too_many_is_one_sentence() -> None:
     with pytest.raises(ValueError, match="the pod has 33 rules and a gate holds 32; use"):
-        GateConfig(Mode.ENFORCE, (), (Rule(Sender.ANY),) * 33).pack()
+        GateConfig(Mode.ENFORCE, (), (Rule(SourceKind.ANY),) * 33).pack()
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_one_rule_too_many_is_one_sentence() -> None:
         ("GATE_RULES", abi.GATE_RULES),
         ("REPLY_SLOTS", abi.REPLY_SLOTS),
         ("MAX_RULE_HITS", abi.MAX_RULE_HITS),
-        ("MAX_CALLERS", abi.MAX_CALLERS),
+        ("MAX_DROP_SOURCES", abi.MAX_DROP_SOURCES),
         ("MAX_GATES", abi.MAX_GATES),
         ("MAX_ADDRESSES", abi.MAX_ADDRESSES),
         ("TUNNEL_PORTS", abi.TUNNEL_PORTS),
         ("EVENT_RING_BYTES", abi.EVENT_RING_BYTES),
-        ("ORIGIN_IFINDEXES", abi.ORIGIN_IFINDEXES),
+        ("INJECTABLE_IFINDEXES", abi.INJECTABLE_IFINDEXES),
         ("MAX_RELAY_TARGETS", abi.MAX_RELAY_TARGETS),
         ("RELAY_BEAT_LIMIT_NS", abi.RELAY_BEAT_LIMIT_NS),
         ("GATE_ANY_ADDRESS", abi.GATE_ANY_ADDRESS),
@@ -105,11 +105,11 @@ def test_per_cpu_values_need_no_padding() -> None:
 def test_struct_has_no_hole() -> None:
     """The kernel compares and copies all bytes of a value, so none may be left to chance."""
     for structure in (
-        *(abi.Address, abi.Rule, abi.Gate, abi.Config),
-        *(abi.CallerKey, abi.Caller),
-        *(abi.Counters, abi.Flow, abi.ReplySlot),
-        *(abi.Event, abi.EventBudget),
-        *(abi.RelayTargetKey, abi.RelayOrigin),
+        *(abi.CAddress, abi.CRule, abi.CGate, abi.CConfig),
+        *(abi.CDropSourceKey, abi.CDropSource),
+        *(abi.CCounters, abi.CFlow, abi.CReplySlot),
+        *(abi.CDropEvent, abi.CEventBudget),
+        *(abi.CRelayTargetKey, abi.CRelayPod),
     ):
         end = 0
         for name, kind in structure._fields_:

@@ -3,11 +3,11 @@
 import pytest
 
 from bpf import rcu_map
-from bpf.rcu_map import Published
+from bpf.rcu_map import RcuMap
 
 
 class _Table:
-    """What `Published` uses of a map."""
+    """What `RcuMap` uses of a map."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
@@ -31,8 +31,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return made
 
 
-def make(table: _Table) -> Published:
-    return Published(table)  # type: ignore[arg-type]
+def make(table: _Table) -> RcuMap:
+    return RcuMap(table)  # type: ignore[arg-type]
 
 
 def test_first_write_waits_for_what_a_writer_before_may_have_replaced(waits: list[None]) -> None:

@@ -1,4 +1,4 @@
-"""The Python words are those of the C side, with the same numbers."""
+"""Modes, verdicts and reasons have the C side's names and numbers."""
 
 import enum
 
@@ -34,28 +34,28 @@ def test_counters_have_room_for_every_verdict_and_reason() -> None:
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_mode_is_known_by_its_word(mode: Mode) -> None:
-    assert Mode.from_word(mode.word) is mode
+def test_label_gives_the_mode(mode: Mode) -> None:
+    assert Mode.from_label(mode.label) is mode
 
 
-def test_unknown_mode_is_one_sentence_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="mode 'closed' is not known; use one of off, audit, enf"):
-        Mode.from_word("closed")
+def test_error_of_an_unknown_mode_lists_the_modes() -> None:
+    with pytest.raises(ValueError, match="unknown mode 'closed'; use one of off, audit, enforce"):
+        Mode.from_label("closed")
 
 
-@pytest.mark.parametrize("word", ["Enforce", "ENFORCE", " enforce", ""])
-def test_word_of_a_mode_is_exact(word: str) -> None:
-    with pytest.raises(ValueError, match="is not known"):
-        Mode.from_word(word)
+@pytest.mark.parametrize("label", ["Enforce", "ENFORCE", " enforce", ""])
+def test_label_of_a_mode_must_match_exactly(label: str) -> None:
+    with pytest.raises(ValueError, match="unknown mode"):
+        Mode.from_label(label)
 
 
-def test_words_are_for_labels() -> None:
-    words = [member.word for kind in (Mode, Verdict, Reason) for member in kind]
-    assert all(word.replace("-", "").isalpha() and word.islower() for word in words)
-    assert Verdict.WOULD_DROP.word == "would-drop"
+def test_labels_are_words_in_lower_case() -> None:
+    labels = [member.label for kind in (Mode, Verdict, Reason) for member in kind]
+    assert all(label.replace("-", "").isalpha() and label.islower() for label in labels)
+    assert Verdict.WOULD_DROP.label == "would-drop"
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_every_reason_has_a_meaning_of_one_line(reason: Reason) -> None:
-    assert reason.meaning
-    assert "\n" not in reason.meaning
+def test_every_reason_has_a_description_of_one_line(reason: Reason) -> None:
+    assert reason.description
+    assert "\n" not in reason.description

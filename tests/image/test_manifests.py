@@ -63,7 +63,7 @@ def test_every_volume_is_mounted_and_every_mount_has_one() -> None:
 def test_arguments_are_those_of_the_command_line() -> None:
     command, *arguments = _agent_container()["args"]
     parsed = cli.main.commands[command].make_context(command, arguments)
-    assert parsed.params["mode"] == Mode.AUDIT.word
+    assert parsed.params["mode"] == Mode.AUDIT.label
     assert parsed.params["standby_seconds"] > 0
 
 

@@ -23,5 +23,5 @@ class Counting:
 
     def _now(self) -> Counts:
         if self._ifindex is None:
-            return self._gates.node_counts()
+            return self._gates.host_counts()
         return self._gates.counts().get(self._ifindex, {})

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from agent.lab.lab import LabPod
 from bpf.gates import GateConfig, Gates
-from bpf.rules import Rule, Sender
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, traffic
 from tests.kernel.counting import Counting
@@ -28,7 +28,7 @@ CONTROL = {(Verdict.PASS, Reason.ARP), (Verdict.PASS, Reason.CONTROL)}
 
 Moved = dict[tuple[Verdict, Reason], int]
 
-_END = Rule(Sender.ANY, socket.IPPROTO_UDP, END_PORT, END_PORT)
+_END = Rule(SourceKind.ANY, socket.IPPROTO_UDP, END_PORT, END_PORT)
 _PACKET_OUTGOING = 4
 _ETH_P_ALL = 3
 _numbers = itertools.count()
@@ -58,7 +58,7 @@ class PodState:
         self.arrived()
         for pod in self._pods:
             self._gates.install(pod.ifindex, GateConfig(mode, pod.addresses, self._rules))
-            self._gates.remember(pod.ifindex)
+            self._gates.start_reply_table(pod.ifindex)
         self._own, self._neighbours = (Counting(self._gates, pod.ifindex) for pod in self._pods)
 
     def moved(self) -> Moved:

@@ -157,12 +157,12 @@ def _children(parent: int) -> list[int]:
 
 def relay_addresses(node: Node) -> dict[str, str]:
     """By address of a pod, the one of the relay's that stands for it."""
-    spec = abi.RELAY_ORIGINS
+    spec = abi.RELAY_PODS
     table = maps.Map.open(pins.Pins(node.operator.bpffs).map(spec), spec)
     try:
         found = {}
         for key, value in table.items():
-            origin = abi.RelayOrigin.from_buffer_copy(value)
+            origin = abi.CRelayPod.from_buffer_copy(value)
             found[_text(bytes(origin.pod))] = _text(key)
         return found
     finally:

@@ -13,8 +13,8 @@ import pytest
 from agent.lab import lab as labs
 from bpf import loader, pins
 from bpf.gates import Attachment, Gates
-from bpf.nodeguards import NodeGuards
-from bpf.rules import Rule, Sender
+from bpf.host_devices import HostDevicePrograms
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, guarded, links, openings, traffic, tunnelled, wire
 from tests.kernel.guarded import PodState
@@ -120,10 +120,10 @@ def bridged(
     lab: labs.Lab, gates: Gates, loaded: loader.Loaded, installation: pins.Pins
 ) -> Iterator[tuple[list[labs.LabPod], Gates]]:
     pods = [lab.add_pod(name, number, bridged=True) for number, name in enumerate("abc", 1)]
-    with contextlib.closing(NodeGuards(loaded, installation, Attachment.CLSACT)) as guards:
-        guards.keep_bridges({links.index_of(labs.BRIDGE)})
+    with contextlib.closing(HostDevicePrograms(loaded, installation, Attachment.CLSACT)) as guards:
+        guards.ensure_bridges({links.index_of(labs.BRIDGE)})
         yield pods, gates
-        guards.keep_bridges(set())
+        guards.ensure_bridges(set())
 
 
 @contextlib.contextmanager
@@ -179,7 +179,7 @@ def test_a_rule_for_the_kernel_lets_in_no_process_over_a_flooding_bridge(
     bridged: tuple[list[labs.LabPod], Gates], version: int
 ) -> None:
     with (
-        flooded(bridged, Rule(Sender.KERNEL)) as made,
+        flooded(bridged, Rule(SourceKind.KERNEL)) as made,
         openings.stream(traffic.family(version)) as sock,
     ):
         sock.connect_ex((traffic.address(made.pod, version), guarded.TCP_PORT))

@@ -13,9 +13,9 @@ import pytest
 from agent.lab import lab as labs
 from bpf import abi, loader, pins
 from bpf.gates import Attachment, GateConfig, Gates
-from bpf.nodeconfig import NodeConfig
-from bpf.nodeguards import NodeGuards
-from bpf.rules import Rule, Sender
+from bpf.host_devices import HostDevicePrograms
+from bpf.node_config import NodeConfig
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups, frames, guarded, links, openings, traffic, wire
 from tests.kernel.counting import Counting
@@ -44,10 +44,10 @@ assert sock.recv(100) == b"answer"
 class Flooding:
     """Three pods on a bridge that has forgotten their ports, each behind an enforcing gate."""
 
-    def __init__(self, pods: list[labs.LabPod], gates: Gates, guards: NodeGuards) -> None:
+    def __init__(self, pods: list[labs.LabPod], gates: Gates, guards: HostDevicePrograms) -> None:
         self.pods = pods
         self._gates = gates
-        guards.keep_bridges({links.index_of(labs.BRIDGE)})
+        guards.ensure_bridges({links.index_of(labs.BRIDGE)})
         for pod in pods:
             with pod.listen(PORT):
                 for version in (4, 6):  # neighbours are resolved, the ports are up
@@ -57,7 +57,7 @@ class Flooding:
     def enforce(self, *rules: Rule) -> list[Counting]:
         for pod in self.pods:
             self._gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses, rules))
-            self._gates.remember(pod.ifindex)
+            self._gates.start_reply_table(pod.ifindex)
         return [Counting(self._gates, pod.ifindex) for pod in self.pods]
 
 
@@ -66,31 +66,31 @@ def flooding(
     lab: labs.Lab, gates: Gates, loaded: loader.Loaded, installation: pins.Pins
 ) -> Iterator[Flooding]:
     pods = [lab.add_pod(name, number, bridged=True) for number, name in enumerate("abc", 1)]
-    with contextlib.closing(NodeGuards(loaded, installation, Attachment.CLSACT)) as guards:
+    with contextlib.closing(HostDevicePrograms(loaded, installation, Attachment.CLSACT)) as guards:
         try:
             yield Flooding(pods, gates, guards)
         finally:
-            guards.keep_bridges(set())
-            loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.Config()))
+            guards.ensure_bridges(set())
+            loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @TARGETS
 @VERSIONS
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
-@pytest.mark.parametrize("sender", [Sender.CGROUP, Sender.ANCESTOR, Sender.KUBELET])
+@pytest.mark.parametrize("sender", [SourceKind.CGROUP, SourceKind.ANCESTOR, SourceKind.KUBELET])
 def test_whom_a_rule_lets_in_talks_over_a_flooding_bridge(
     flooding: Flooding,
     loaded: loader.Loaded,
     target: int,
     version: int,
     kind: str,
-    sender: Sender,
+    sender: SourceKind,
 ) -> None:
     pod = flooding.pods[target]
-    reason = Reason.PROBE if sender is Sender.KUBELET else Reason.RULE
+    reason = Reason.PROBE if sender is SourceKind.KUBELET else Reason.RULE
     with cgroups.cgroup() as group, server(pod, version, kind) as sock:
         NodeConfig(loaded).set_kubelet(group.id)
-        cgroup = 0 if sender is Sender.KUBELET else group.id
+        cgroup = 0 if sender is SourceKind.KUBELET else group.id
         rule = Rule(sender, 0, PORT, PORT, cgroup=cgroup, level=1)
         countings = flooding.enforce(rule)
         process = group.popen(
@@ -140,7 +140,7 @@ def test_whom_no_rule_lets_in_is_refused_in_every_copy(
     pod = flooding.pods[target]
     opening = next(opening for opening in openings.OPENINGS if opening.name == name)
     with cgroups.cgroup() as group:
-        countings = flooding.enforce(Rule(Sender.CGROUP, cgroup=group.id))
+        countings = flooding.enforce(Rule(SourceKind.CGROUP, cgroup=group.id))
         address = traffic.address(pod, version)
         opening.begin(openings.Target(address, labs.BRIDGE, PORT, PORT))
         moved = [counting.moved() for counting in countings]

@@ -9,7 +9,7 @@ import pytest
 
 from agent.lab import lab as labs
 from bpf.gates import Gates
-from bpf.rules import Rule, Sender
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups, guarded, openings, traffic
 from tests.kernel.guarded import PodState
@@ -46,7 +46,7 @@ def group(isolated: None) -> Iterator[cgroups.Cgroup]:
 
 @pytest.fixture
 def watched(lab: labs.Lab, gates: Gates, group: cgroups.Cgroup) -> Iterator[PodState]:
-    rule = Rule(Sender.CGROUP, cgroup=group.id)
+    rule = Rule(SourceKind.CGROUP, cgroup=group.id)
     pods = lab.add_pod("web", 1), lab.add_pod("neighbour", 2)
     with guarded.guarded(gates, *pods, rule) as made:
         made.set_mode(Mode.ENFORCE)

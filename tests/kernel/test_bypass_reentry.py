@@ -15,7 +15,7 @@ import pytest
 from agent.gates.injectable import can_inject
 from agent.lab import lab as labs
 from agent.linux.rtnetlink import of_message
-from bpf import loader, origin
+from bpf import injectable, loader
 from bpf.gates import Gates
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, guarded, links, openings, traffic, wire
@@ -92,7 +92,7 @@ def watched(lab: labs.Lab, gates: Gates) -> Iterator[PodState]:
 
 @contextlib.contextmanager
 def marked(loaded: loader.Loaded, interface: str) -> Iterator[None]:
-    marks, ifindex = origin.Origin(loaded), links.index_of(interface)
+    marks, ifindex = injectable.InjectableMap(loaded), links.index_of(interface)
     marks.mark(ifindex, is_node_sent=True)
     try:
         yield

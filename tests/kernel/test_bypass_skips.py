@@ -16,7 +16,7 @@ from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins
 from bpf.gates import GateConfig, Gates
 from bpf.hooks import Hooks
-from bpf.nodeconfig import NodeConfig
+from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, links, offers, uring, wire, xsk
 from tests.kernel.counting import Counting
@@ -79,7 +79,7 @@ def attach_hooks(
 
     yield attach
     hooks.detach()
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.Config()))
+    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 def refusal_of(way: contextlib.AbstractContextManager[Send]) -> int:

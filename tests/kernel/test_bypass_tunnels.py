@@ -16,8 +16,8 @@ from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins
 from bpf.gates import Attachment, Gates
 from bpf.hooks import Hooks
-from bpf.nodeconfig import NodeConfig
-from bpf.nodeguards import NodeGuards
+from bpf.host_devices import HostDevicePrograms
+from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, guarded, links, offers, openings, traffic, tunnelled, uring, wire
 from tests.kernel.counting import Counting
@@ -35,7 +35,9 @@ _numbers = itertools.count(32000)
 class Tunnelled:
     """A pod, and a tunnel of the node's by which frames for the pod may come."""
 
-    def __init__(self, watched: PodState, loaded: loader.Loaded, guards: NodeGuards, gates: Gates):
+    def __init__(
+        self, watched: PodState, loaded: loader.Loaded, guards: HostDevicePrograms, gates: Gates
+    ):
         self.watched = watched
         self._config = NodeConfig(loaded)
         self._guards = guards
@@ -44,7 +46,7 @@ class Tunnelled:
     def guard(self, *, is_guarded: bool) -> None:
         """As the agent does where it finds a tunnel."""
         self._config.set_tunnel_ports([tunnelled.VXLAN_PORT] if is_guarded else [])
-        self._guards.keep_tunnels(are_guarded=is_guarded)
+        self._guards.ensure_tunnels(are_guarded=is_guarded)
         self._counting.moved()
 
     def refusals(self) -> dict[tuple[Verdict, Reason], int]:
@@ -74,14 +76,14 @@ def tunnel(
             port, network = tunnelled.VXLAN_PORT, tunnelled.NETWORK
             stack.enter_context(links.vxlan(tunnelled.MAC, port, network, local))
         NodeConfig(loaded).set_netns(netns_cookie())
-        stack.callback(loaded.map(abi.CONFIG).set, bytes(4), bytes(abi.Config()))
+        stack.callback(loaded.map(abi.CONFIG).set, bytes(4), bytes(abi.CConfig()))
         hooks = Hooks(loaded, installation, mount)
         stack.callback(hooks.detach)
         hooks.attach()
         guards = stack.enter_context(
-            contextlib.closing(NodeGuards(loaded, installation, Attachment.CLSACT))
+            contextlib.closing(HostDevicePrograms(loaded, installation, Attachment.CLSACT))
         )
-        stack.callback(guards.keep_tunnels, are_guarded=False)
+        stack.callback(guards.ensure_tunnels, are_guarded=False)
         watched.set_mode(Mode.ENFORCE)
         yield Tunnelled(watched, loaded, guards, gates)
 

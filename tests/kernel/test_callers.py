@@ -6,9 +6,9 @@ import pytest
 
 from agent.lab import lab as labs
 from bpf import loader
-from bpf.callers import Callers, Seen
+from bpf.drop_sources import DropSource, DropSources
 from bpf.gates import GateConfig, Gates
-from bpf.rules import Rule, Sender
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
 from tests.kernel import traffic
 
@@ -22,8 +22,8 @@ def pod(lab: labs.Lab, gates: Gates) -> labs.LabPod:
     return lab.add_pod("called", 1)
 
 
-def seen(loaded: loader.Loaded, pod: labs.LabPod) -> list[Seen]:
-    return [one for one in Callers(loaded).read() if one.ifindex == pod.ifindex]
+def seen(loaded: loader.Loaded, pod: labs.LabPod) -> list[DropSource]:
+    return [one for one in DropSources(loaded).read() if one.ifindex == pod.ifindex]
 
 
 @pytest.mark.parametrize("mode", [Mode.AUDIT, Mode.ENFORCE])
@@ -55,7 +55,7 @@ def test_each_combination_is_one_entry_however_often_it_calls(
 def test_who_is_let_in_needs_no_rule_and_is_not_kept(
     gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
 ) -> None:
-    rule = Rule(Sender.ANY, socket.IPPROTO_TCP, PORT, PORT)
+    rule = Rule(SourceKind.ANY, socket.IPPROTO_TCP, PORT, PORT)
     gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses, (rule,)))
     with pod.listen(PORT):
         assert traffic.node_reaches(pod, 4, PORT)
@@ -67,7 +67,7 @@ def test_callers_of_interfaces_that_are_gone_are_forgotten(
 ) -> None:
     gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
     assert traffic.node_is_dropped(pod, 4, PORT)
-    callers = Callers(loaded)
+    callers = DropSources(loaded)
     callers.prune({pod.ifindex})
     assert seen(loaded, pod)
     callers.prune(())

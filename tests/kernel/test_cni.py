@@ -17,8 +17,8 @@ from agent.lab import attempts
 from agent.lab.lab import Lab, LabPod
 from bpf import abi, loader, maps, pins, syscalls
 from bpf.gates import Attachment, GateConfig
-from bpf.nodeconfig import NodeConfig
-from bpf.rules import Rule, Sender
+from bpf.node_config import NodeConfig
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.cni import calling
 from tests.kernel import cgroups, cniruntime, dialling, offers, traffic
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.kernel
 
 KINDS = pytest.mark.parametrize("kind", ["ptp", "bridge"])
 ATTACHMENTS = pytest.mark.parametrize("attachment", list(Attachment))
-ANY_TCP_PORT = (Rule(Sender.KUBELET, 6),)
+ANY_TCP_PORT = (Rule(SourceKind.KUBELET, 6),)
 
 CONNECT = """
 import socket, sys
@@ -166,10 +166,10 @@ def test_the_next_agent_finds_the_gate_as_its_own(
         assert gates.is_first(pod.ifindex)
         assert gates.counts().keys() >= {pod.ifindex}
         with dialling.dialling(pod.ipv4, pod.ipv6) as dialler, pod.listen(PORT):
-            exact = GateConfig(Mode.ENFORCE, pod.addresses, (Rule(Sender.KUBELET, 6, 80, 80),))
+            exact = GateConfig(Mode.ENFORCE, pod.addresses, (Rule(SourceKind.KUBELET, 6, 80, 80),))
             dialler.go_on()
             gates.install(pod.ifindex, exact, grace_seconds=5)
-            gates.remember(pod.ifindex)
+            gates.start_reply_table(pod.ifindex)
             dialler.go_on()
         assert dialler.connected == 0
         assert gates.installed() == {pod.ifindex: exact}
@@ -187,9 +187,9 @@ def test_an_agent_that_runs_already_takes_it_over_without_grace(
     gates = make_gates(attachment)
     with added(node.network(), "web") as pod:
         gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses), grace_seconds=5)
-        gates.remember(pod.ifindex)
+        gates.start_reply_table(pod.ifindex)
         assert attempts.datagram_from_node(pod, "IPv4") == "does not arrive"
-        assert gates.stands(pod.ifindex)
+        assert gates.is_attached(pod.ifindex)
 
 
 @ATTACHMENTS
@@ -203,7 +203,7 @@ def test_what_the_agent_has_done_already_stays(
     with added(network, "web") as pod:
         exact = GateConfig(Mode.AUDIT, pod.addresses)
         gates.install(pod.ifindex, exact)
-        gates.remember(pod.ifindex)
+        gates.start_reply_table(pod.ifindex)
         network.gate("web", pod.netns.path)
         assert gates.installed() == {pod.ifindex: exact}
 
@@ -227,7 +227,7 @@ def test_agent_and_plugin_at_the_same_time_make_one_gate(
                 # Anywhere within what the plugin does; whichever it is, the outcome is the same.
                 time.sleep(number * 0.004)
                 gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-                gates.remember(pod.ifindex)
+                gates.start_reply_table(pod.ifindex)
                 adding.result()
                 assert pod.ifindex in gates.installed()
                 with pod.listen(PORT):
@@ -377,7 +377,7 @@ def left(node: Node, loaded: loader.Loaded) -> dict[str, list[object]]:
     """Pinned links, and keys of the maps that know interfaces."""
     found: dict[str, list[object]] = {"links": list(node.installation.links.iterdir())}
     for spec in (abi.GATES, abi.REPLIES, abi.COUNTERS, abi.ADDRESSES):
-        found[spec.name] = [key for key in keys(loaded.map(spec)) if key != abi.NODE_KEY]
+        found[spec.name] = [key for key in keys(loaded.map(spec)) if key != abi.HOST_KEY]
     return found
 
 

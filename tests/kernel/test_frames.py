@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bpf import abi, loader, origin, pins
+from bpf import abi, injectable, loader, pins
 from bpf.gates import Attachment, GateConfig, Gates
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cases, frames, skb
@@ -97,7 +97,7 @@ def test_frame_that_came_in_by_the_loopback_is_judged(
 def test_frame_that_came_in_by_a_marked_interface_is_judged(
     loaded: loader.Loaded, gates: Gates, gate: int, family: int
 ) -> None:
-    marks = origin.Origin(loaded)
+    marks = injectable.InjectableMap(loaded)
     frame = frames.segment(ends(family), frames.SYN)
     marks.mark(FOREIGN_IFINDEX, is_node_sent=True)
     try:
@@ -109,7 +109,7 @@ def test_frame_that_came_in_by_a_marked_interface_is_judged(
     assert skb.judge(loaded, frame, gate, FOREIGN_IFINDEX) == skb.TCX_NEXT
 
 
-@pytest.mark.parametrize("ingress", [abi.ORIGIN_IFINDEXES, (1 << 31) - 1])
+@pytest.mark.parametrize("ingress", [abi.INJECTABLE_IFINDEXES, (1 << 31) - 1])
 def test_interface_beyond_the_origin_map_counts_as_foreign(
     loaded: loader.Loaded, gate: int, ingress: int
 ) -> None:

@@ -67,7 +67,7 @@ WAYS = pytest.mark.parametrize("wrap", [plain, behind_headers])
 
 
 def is_let_in(loaded: loader.Loaded, frame: bytes) -> bool:
-    program = loaded.programs[abi.HOLD_OPENINGS]
+    program = loaded.programs[abi.HOLD_SYNS]
     answer, _ = syscalls.run_program(program, frame, skb.context(LOOPBACK_IFINDEX, 0))
     assert answer in (skb.TCX_NEXT, skb.TCX_DROP)
     return answer == skb.TCX_NEXT

@@ -14,12 +14,12 @@ from agent.lab import attempts
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins, syscalls
-from bpf.callers import Callers
-from bpf.events import Events, Refusal
+from bpf.drop_events import DropEvent, DropEventReader
+from bpf.drop_sources import DropSources
 from bpf.gates import GateConfig, Gates
 from bpf.hooks import Hooks, HookState
-from bpf.nodeconfig import NodeConfig
-from bpf.rules import Rule, Sender
+from bpf.node_config import NodeConfig
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import offers
 from tests.kernel.cgroups import cgroup
@@ -43,7 +43,7 @@ def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
     made = NodeConfig(loaded)
     made.set_netns(netns_cookie())
     yield made
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.Config()))
+    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ def connect(pod: labs.LabPod, family: str) -> str:
     return attempts.connect_from_node(pod, family, PORT, is_refused=False)
 
 
-def read_events(loaded: loader.Loaded) -> list[Refusal]:
-    events = Events(loaded)
+def read_events(loaded: loader.Loaded) -> list[DropEvent]:
+    events = DropEventReader(loaded)
     try:
         return events.read()
     finally:
@@ -99,17 +99,17 @@ def test_node_s_connect_is_refused_at_once_counted_and_named(
 ) -> None:
     counting = guard(gates, pod, Mode.ENFORCE)
     begin_events(loaded)
-    Callers(loaded).forget(pod.ifindex)
+    DropSources(loaded).forget(pod.ifindex)
     assert connect(pod, family) == REFUSED
     assert counting.moved() == {(Verdict.DROP, Reason.NODE): 1}
     (event,) = read_events(loaded)
     assert (event.reason, event.verdict) == (Reason.NODE, Verdict.DROP)
     assert (event.ifindex, event.destination_port) == (pod.ifindex, PORT)
     assert str(event.destination) == attempts.address_of(pod, family)
-    assert event.process == os.getpid()
-    assert event.name == own_name()
-    (caller,) = [one for one in Callers(loaded).read() if one.ifindex == pod.ifindex]
-    assert (caller.port, caller.count, caller.name) == (PORT, 1, own_name())
+    assert event.pid == os.getpid()
+    assert event.process_name == own_name()
+    (caller,) = [one for one in DropSources(loaded).read() if one.ifindex == pod.ifindex]
+    assert (caller.port, caller.count, caller.process_name) == (PORT, 1, own_name())
 
 
 def own_name() -> str:
@@ -137,9 +137,9 @@ def test_whom_a_rule_lets_in_connects_and_others_hear_no(
     gates: Gates, pod: labs.LabPod, family: str
 ) -> None:
     own = os.stat(f"{cgroup2_mount()}{own_cgroup()}").st_ino
-    guard(gates, pod, Mode.ENFORCE, Rule(Sender.CGROUP, cgroup=own))
+    guard(gates, pod, Mode.ENFORCE, Rule(SourceKind.CGROUP, cgroup=own))
     assert connect(pod, family) == "connects"
-    guard(gates, pod, Mode.ENFORCE, Rule(Sender.CGROUP, cgroup=own + 1))
+    guard(gates, pod, Mode.ENFORCE, Rule(SourceKind.CGROUP, cgroup=own + 1))
     assert connect(pod, family) == REFUSED
 
 
@@ -191,7 +191,7 @@ def test_without_an_agent_for_too_long_it_connects(
 ) -> None:
     guard(gates, pod, Mode.ENFORCE)
     NodeConfig(loaded, now_ns=lambda: 1).beat()
-    config.set_limits(stale_after_seconds=0, dead_after_seconds=1)
+    config.set_limits(stale_after_seconds=0, dead_man_seconds=1)
     assert connect(pod, "IPv4") == "connects"
 
 
@@ -250,7 +250,7 @@ def test_packet_socket_may_not_skip_the_queue(
         assert refusal_of(sock.setsockopt, SOL_PACKET, PACKET_QDISC_BYPASS, 1) == errno.EPERM
     assert counting.moved() == {(Verdict.DROP, Reason.EVASION): 1}
     (event,) = read_events(loaded)
-    assert (event.reason, event.process) == (Reason.EVASION, os.getpid())
+    assert (event.reason, event.pid) == (Reason.EVASION, os.getpid())
     assert event.destination is None
     with pod.open_socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
         sock.setsockopt(SOL_PACKET, PACKET_QDISC_BYPASS, 1)

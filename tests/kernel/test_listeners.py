@@ -52,7 +52,7 @@ def heard(events: listeners.ListenerEvents) -> list[tuple[int, bool]]:
 
 
 def test_twin_has_the_layout_of_the_c_side() -> None:
-    assert ctypes.sizeof(listeners.Event) == 24
+    assert ctypes.sizeof(listeners.CListenerEvent) == 24
 
 
 def test_nothing_is_compiled_twice(directory: pathlib.Path, installation: pins.Pins) -> None:

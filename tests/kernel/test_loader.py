@@ -87,9 +87,9 @@ async def test_pin_that_is_no_map_is_refused(fresh_pins: pins.Pins) -> None:
 
 async def test_wrong_pin_is_found_also_when_programs_are_current(fresh_pins: pins.Pins) -> None:
     await load(fresh_pins)
-    os.unlink(fresh_pins.map(abi.ORIGIN))
+    os.unlink(fresh_pins.map(abi.INJECTABLE))
     stranger = foreign.create_map(4, 8, 16)
-    syscalls.pin(stranger, fresh_pins.map(abi.ORIGIN))
+    syscalls.pin(stranger, fresh_pins.map(abi.INJECTABLE))
     os.close(stranger)
     with pytest.raises(errors.PinError, match="origin is not the map"):
         await loader.load(fresh_pins)

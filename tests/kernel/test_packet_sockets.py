@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import pytest
 
 from agent.lab import lab as labs
-from bpf import loader, origin
+from bpf import injectable, loader
 from bpf.gates import GateConfig, Gates
-from bpf.rules import Rule, Sender
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, wire
 from tests.kernel.counting import Counting
@@ -49,7 +49,7 @@ END_PORT = 9
 
 def enforce(gates: Gates, pod: labs.LabPod) -> Counting:
     # The datagram that marks the end of what was sent (see `passed`).
-    end = Rule(Sender.ANY, socket.IPPROTO_UDP, END_PORT, END_PORT)
+    end = Rule(SourceKind.ANY, socket.IPPROTO_UDP, END_PORT, END_PORT)
     gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses, (end,)))
     return Counting(gates, pod.ifindex)
 
@@ -122,7 +122,7 @@ def test_frame_from_a_pair_within_the_node_is_dropped_once_marked(
     source: str,
 ) -> None:
     sender, ifindex, mac = pair
-    marks = origin.Origin(loaded)
+    marks = injectable.InjectableMap(loaded)
     ends = dataclasses.replace(routed(line, family, source), pod_mac=mac)
     frame = frames.segment(ends, frames.SYN, data=b"from-pair")
     counting = enforce(gates, line.pod)

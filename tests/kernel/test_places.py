@@ -31,7 +31,7 @@ def pod(lab: labs.Lab) -> Iterator[labs.LabPod]:
 def standing(make_gates: MakeGates, pod: labs.LabPod, kind: Attachment) -> Gates:
     gates = make_gates(kind)
     gates.install(pod.ifindex, enforcing(pod))
-    gates.remember(pod.ifindex)
+    gates.start_reply_table(pod.ifindex)
     return gates
 
 
@@ -45,17 +45,17 @@ def test_gate_comes_before_a_program_that_jumped_in_front(
 ) -> None:
     gates = standing(make_gates, pod, Attachment.TCX)
     ours = [syscalls.program_id(fd) for fd in loaded.copies(f"gate_{side}")]
-    assert gates.misplaced() == set()
+    assert gates.displaced() == set()
     for expected in (ours[1], ours[0]):  # there and back: the copies take turns
         with foreign.attached_by_tcx(
             pod.ifindex, foreign.TC_ACT_OK, BEFORE, where=SIDES[side]
         ) as other:
             assert traffic.node_reaches(pod, 4) == (side == "egress")
-            assert gates.misplaced() == {pod.ifindex}
+            assert gates.displaced() == {pod.ifindex}
             assert not gates.is_first(pod.ifindex)
             gates.move_first(pod.ifindex)
             assert gates.is_first(pod.ifindex)
-            assert gates.misplaced() == set()
+            assert gates.displaced() == set()
             assert syscalls.query_programs(pod.ifindex, SIDES[side]) == [expected, other]
             assert traffic.node_is_dropped(pod, 4)
     assert len(links(installation)) == 2
@@ -80,7 +80,7 @@ def test_move_that_was_killed_half_way_is_brought_to_an_end(
 ) -> None:
     standing(make_gates, pod, Attachment.TCX)
     front = syscalls.link_create_tcx(
-        loaded.programs[abi.spare("gate_egress")], pod.ifindex, SIDES["egress"], BEFORE
+        loaded.programs[abi.moving_copy("gate_egress")], pod.ifindex, SIDES["egress"], BEFORE
     )
     syscalls.pin(front, installation.link("gate_egress", pod.ifindex) + pins.MOVING)
     if not is_newer_alive:
@@ -103,9 +103,9 @@ def test_filter_comes_before_one_that_jumped_in_front(
     for turn in range(1, 4):
         foreign.add_filter(pod.ifindex, foreign.TC_ACT_OK, parent=parent, priority=1)
         assert names(pod, side) == ["foreign", ours, *["foreign"] * (turn - 1)]
-        assert gates.misplaced() == {pod.ifindex}
+        assert gates.displaced() == {pod.ifindex}
         gates.move_first(pod.ifindex)
-        assert gates.misplaced() == set()
+        assert gates.displaced() == set()
         assert names(pod, side) == [ours, *["foreign"] * turn]
     assert traffic.node_is_dropped(pod, 4)
     gates.remove(pod.ifindex)
@@ -151,7 +151,7 @@ def test_filter_behind_a_program_of_tcx_stays_behind(
     gates = standing(make_gates, pod, Attachment.CLSACT)
     with foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_OK):
         gates.move_first(pod.ifindex)
-        assert gates.misplaced() == {pod.ifindex}
+        assert gates.displaced() == {pod.ifindex}
         assert len(names(pod)) == 1
 
 
@@ -159,7 +159,7 @@ def test_interface_that_is_gone_is_not_misplaced(lab: labs.Lab, make_gates: Make
     pod = lab.add_pod("gone", 2)
     gates = standing(make_gates, pod, Attachment.TCX)
     lab.remove_pod("gone")
-    assert gates.misplaced() == set()
+    assert gates.displaced() == set()
     assert gates.is_first(pod.ifindex)
 
 

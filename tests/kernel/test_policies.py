@@ -28,7 +28,7 @@ from agent.settings import admin_socket
 from bpf import abi, loader, pins
 from bpf.gates import GateConfig, Gates
 from bpf.maps import Map
-from bpf.rules import Rule, Sender
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
@@ -425,8 +425,8 @@ def test_no_moment_of_a_replacement_refuses_who_is_let_in_or_lets_in_who_is_refu
     gates: Gates, loaded: loader.Loaded, lab: labs.Lab
 ) -> None:
     pod = lab.add_pod("replaced", 1)
-    fillers = tuple(Rule(Sender.ANY, 6, port, port) for port in range(1, abi.GATE_RULES))
-    let_in = Rule(Sender.ANY, 6, PORT, PORT)
+    fillers = tuple(Rule(SourceKind.ANY, 6, port, port) for port in range(1, abi.GATE_RULES))
+    let_in = Rule(SourceKind.ANY, 6, PORT, PORT)
     # As first, as last and as the only one: a mixture of two would miss it.
     values = [(let_in, *fillers), (*fillers, let_in), (let_in,)]
     configs = [GateConfig(Mode.ENFORCE, pod.addresses, rules) for rules in values]

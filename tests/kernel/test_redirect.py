@@ -28,22 +28,22 @@ def redirect(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[Redirec
     with Redirect.open(installation) as made:
         yield made
         made.keep_only([])
-    for key, _ in list(loaded.map(abi.RELAY_ORIGINS).items()):
-        loaded.map(abi.RELAY_ORIGINS).delete(key)
+    for key, _ in list(loaded.map(abi.RELAY_PODS).items()):
+        loaded.map(abi.RELAY_PODS).delete(key)
 
 
 def targets(loaded: loader.Loaded) -> dict[tuple[abi.IPAddress, int], abi.IPAddress]:
     found = {}
     for key, value in loaded.map(abi.RELAY_TARGETS).items():
-        target = abi.RelayTargetKey.from_buffer_copy(key)
+        target = abi.CRelayTargetKey.from_buffer_copy(key)
         found[abi.unpack_address(bytes(target.pod)), target.port] = abi.unpack_address(value)
     return found
 
 
 def origins(loaded: loader.Loaded) -> dict[abi.IPAddress, tuple[abi.IPAddress, int]]:
     found = {}
-    for key, value in loaded.map(abi.RELAY_ORIGINS).items():
-        origin = abi.RelayOrigin.from_buffer_copy(value)
+    for key, value in loaded.map(abi.RELAY_PODS).items():
+        origin = abi.CRelayPod.from_buffer_copy(value)
         found[abi.unpack_address(key)] = abi.unpack_address(bytes(origin.pod)), origin.ifindex
     return found
 
@@ -102,7 +102,7 @@ def test_address_of_another_family_is_one_sentence(redirect: Redirect) -> None:
 
 
 def test_nothing_pinned_is_one_sentence(fresh_pins: pins.Pins) -> None:
-    with pytest.raises(errors.PinError, match=r"hold_openings \(No such file.*\); the agent pins"):
+    with pytest.raises(errors.PinError, match=r"hold_syns \(No such file.*\); the agent pins"):
         Redirect.open(fresh_pins)
 
 
@@ -112,10 +112,10 @@ def copied_pins(loaded: loader.Loaded, fresh_pins: pins.Pins) -> pins.Pins:
     fresh_pins.prepare()
     directory = fresh_pins.programs / sources.fingerprint()
     directory.mkdir()
-    program = loaded.programs[abi.HOLD_OPENINGS]
-    for name in (abi.HOLD_OPENINGS, *(hook.name for hook in abi.RELAY_HOOKS)):
+    program = loaded.programs[abi.HOLD_SYNS]
+    for name in (abi.HOLD_SYNS, *(hook.name for hook in abi.RELAY_HOOKS)):
         syscalls.pin(program, str(directory / name))
-    for spec in (abi.RELAY_TARGETS, abi.RELAY_ORIGINS, abi.RELAY_BEAT):
+    for spec in (abi.RELAY_TARGETS, abi.RELAY_PODS, abi.RELAY_BEAT):
         syscalls.pin(loaded.map(spec).fd, fresh_pins.map(spec))
     return fresh_pins
 
@@ -130,7 +130,7 @@ def test_program_that_the_kernel_refused_is_one_sentence(
         Redirect.open(copied_pins)
 
 
-@pytest.mark.parametrize("spec", [abi.RELAY_TARGETS, abi.RELAY_ORIGINS, abi.RELAY_BEAT])
+@pytest.mark.parametrize("spec", [abi.RELAY_TARGETS, abi.RELAY_PODS, abi.RELAY_BEAT])
 def test_map_of_another_layout_is_refused(copied_pins: pins.Pins, spec: abi.MapSpec) -> None:
     os.unlink(copied_pins.map(spec))
     stranger = foreign.create_map(spec.key_size, spec.value_size + 8, 16)

@@ -16,7 +16,7 @@ from agent.lab import attempts
 from agent.lab import lab as labs
 from agent.lab.agent_process import Operator
 from bpf import abi, loader, syscalls
-from bpf.events import Events
+from bpf.drop_events import DropEventReader
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, skb
@@ -29,9 +29,9 @@ FLOOD = 1_000_000
 
 
 @pytest.fixture
-def events(loaded: loader.Loaded) -> Iterator[Events]:
+def events(loaded: loader.Loaded) -> Iterator[DropEventReader]:
     """The ring, empty."""
-    made = Events(loaded)
+    made = DropEventReader(loaded)
     budget = loaded.map(abi.EVENT_BUDGET)
     budget.set(bytes(4), bytes(budget.value_size))
     made.read()
@@ -41,7 +41,7 @@ def events(loaded: loader.Loaded) -> Iterator[Events]:
 
 @pytest.mark.parametrize("mode", [Mode.AUDIT, Mode.ENFORCE])
 def test_a_flood_is_counted_whole_and_told_in_part(
-    lab: labs.Lab, gates: Gates, loaded: loader.Loaded, events: Events, mode: Mode
+    lab: labs.Lab, gates: Gates, loaded: loader.Loaded, events: DropEventReader, mode: Mode
 ) -> None:
     pod = lab.add_pod("flooded", 1)
     gates.install(pod.ifindex, GateConfig(mode, pod.addresses))
@@ -66,7 +66,7 @@ def test_a_flood_is_counted_whole_and_told_in_part(
 
 
 def test_flooded_copies_are_not_told(
-    lab: labs.Lab, gates: Gates, loaded: loader.Loaded, events: Events
+    lab: labs.Lab, gates: Gates, loaded: loader.Loaded, events: DropEventReader
 ) -> None:
     pod = lab.add_pod("neighbour", 1)
     gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))

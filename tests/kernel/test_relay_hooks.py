@@ -16,10 +16,10 @@ from bpf import abi, loader, pins
 from bpf.attachments import Attachment
 from bpf.gates import GateConfig, Gates
 from bpf.hooks import Hooks
-from bpf.nodeconfig import NodeConfig
-from bpf.nodeguards import NodeGuards
+from bpf.host_devices import HostDevicePrograms
+from bpf.node_config import NodeConfig
 from bpf.redirect import Redirect
-from bpf.rules import Rule, Sender
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups, frames, offers, openings, redirecting, skb, traffic
 from tests.kernel.counting import Counting
@@ -46,7 +46,7 @@ def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
     made.set_netns(netns_cookie())
     made.set_kubelet(redirecting.own_cgroup())
     yield made
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.Config()))
+    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def redirect(
         redirecting.beat(loaded)
         yield made
         made.keep_only([])
-    for key, _ in list(loaded.map(abi.RELAY_ORIGINS).items()):
-        loaded.map(abi.RELAY_ORIGINS).delete(key)
+    for key, _ in list(loaded.map(abi.RELAY_PODS).items()):
+        loaded.map(abi.RELAY_PODS).delete(key)
     redirecting.beat(loaded, 0)
 
 
@@ -252,7 +252,7 @@ def test_two_engaged_relays_redirect_once_and_either_goes_on_alone(
     assert scene.reached_from_node(version) == "pod"
 
 
-KUBELET = Rule(Sender.KUBELET, socket.IPPROTO_TCP)
+KUBELET = Rule(SourceKind.KUBELET, socket.IPPROTO_TCP)
 
 
 Guard = Callable[[labs.LabPod], Counting]
@@ -261,16 +261,16 @@ Guard = Callable[[labs.LabPod], Counting]
 @pytest.fixture
 def guard(gates: Gates, loaded: loader.Loaded, installation: pins.Pins) -> Iterator[Guard]:
     """Guards a relay's pair as the agent does."""
-    with contextlib.closing(NodeGuards(loaded, installation, Attachment.CLSACT)) as guards:
+    with contextlib.closing(HostDevicePrograms(loaded, installation, Attachment.CLSACT)) as guards:
 
         def install(pair: labs.LabPod) -> Counting:
             gate = GateConfig(Mode.ENFORCE, (), (KUBELET,), any_address=True)
             gates.install(pair.ifindex, gate)
-            guards.keep_pairs({pair.ifindex})
+            guards.ensure_pairs({pair.ifindex})
             return Counting(gates, pair.ifindex)
 
         yield install
-        guards.keep_pairs(set())
+        guards.ensure_pairs(set())
 
 
 def judged(counting: Counting) -> dict[tuple[Verdict, Reason], int]:

@@ -17,7 +17,7 @@ from agent.lab import lab as labs
 from agent.linux.pod_network import NetworkReader
 from bpf import abi, loader
 from bpf.gates import GateConfig, Gates
-from bpf.replies import Question, ReplyTable, slot_of
+from bpf.replies import ReplyFlow, ReplyTable, slot_of
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, traffic
 
@@ -37,7 +37,7 @@ def pod(lab: labs.Lab) -> labs.LabPod:
 def enforce(gates: Gates, pod: labs.LabPod, *, grace_seconds: float = 0) -> None:
     config = GateConfig(Mode.ENFORCE, pod.addresses)
     gates.install(pod.ifindex, config, grace_seconds=grace_seconds)
-    gates.remember(pod.ifindex)
+    gates.start_reply_table(pod.ifindex)
 
 
 @contextlib.contextmanager
@@ -256,7 +256,7 @@ def test_grace_is_not_renewed_by_installing_again(gates: Gates, pod: labs.LabPod
 
 def test_audit_drops_no_datagram_and_says_what_it_would(gates: Gates, pod: labs.LabPod) -> None:
     gates.install(pod.ifindex, GateConfig(Mode.AUDIT, pod.addresses))
-    gates.remember(pod.ifindex)
+    gates.start_reply_table(pod.ifindex)
     with pod_udp(pod, 4, PORT) as server, node_udp(4) as client:
         client.sendto(b"hello", (pod.ipv4, PORT))
         assert arrives(server)
@@ -277,9 +277,9 @@ def test_pods_talk_to_each_other_untouched(
 
 def question(
     pod: labs.LabPod, version: int, port: int, *, peer: str = "", protocol: int = socket.IPPROTO_UDP
-) -> Question:
+) -> ReplyFlow:
     """From this port of the pod to PORT of the node, or of `peer`."""
-    return Question(
+    return ReplyFlow(
         protocol,
         ipaddress.ip_address(traffic.address(pod, version)),
         port,
@@ -330,7 +330,7 @@ def test_what_the_pod_asked_before_is_answered_when_recalled(
         client.sendto(b"question before there is a gate", (traffic.NODE[version], PORT))
         _, whence = server.recvfrom(64)
         enforce(gates, pod)
-        gates.recall(pod.ifindex, [question(pod, version, whence[1])])
+        gates.fill_reply_table(pod.ifindex, [question(pod, version, whence[1])])
         server.sendto(b"answer", whence)
         assert client.recvfrom(64)[0] == b"answer"
     assert count(gates, pod, Verdict.PASS, Reason.REPLY) == 1
@@ -338,13 +338,13 @@ def test_what_the_pod_asked_before_is_answered_when_recalled(
 
 def test_a_gate_says_that_it_only_begins_to_remember_once(gates: Gates, pod: labs.LabPod) -> None:
     gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-    assert gates.remember(pod.ifindex)
-    assert not gates.remember(pod.ifindex)
+    assert gates.start_reply_table(pod.ifindex)
+    assert not gates.start_reply_table(pod.ifindex)
 
 
 def test_grace_ends_when_it_is_told_to_and_never_later(gates: Gates, pod: labs.LabPod) -> None:
     enforce(gates, pod, grace_seconds=60)
-    assert gates.recall(pod.ifindex, [])
+    assert gates.fill_reply_table(pod.ifindex, [])
     assert count_graces(gates, pod) == 1
     gates.end_grace(pod.ifindex, time.monotonic_ns() + 60_000_000_000)
     assert count_graces(gates, pod) == 2
@@ -365,8 +365,8 @@ def test_two_questions_that_fall_on_one_place_are_told(gates: Gates, pod: labs.L
     first, *others = (question(pod, 4, port) for port in range(10_000, 20_000))
     second = next(other for other in others if slot_of(other.pack()) == slot_of(first.pack()))
     enforce(gates, pod, grace_seconds=60)
-    assert not gates.recall(pod.ifindex, [first, second])
-    assert gates.recall(pod.ifindex, [first])
+    assert not gates.fill_reply_table(pod.ifindex, [first, second])
+    assert gates.fill_reply_table(pod.ifindex, [first])
 
 
 def read_asked(pod: labs.LabPod) -> pending_flows.PendingFlows:

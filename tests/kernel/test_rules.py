@@ -10,8 +10,8 @@ import pytest
 from agent.lab import lab as labs
 from bpf import abi, loader
 from bpf.gates import GateConfig, Gates
-from bpf.nodeconfig import NodeConfig
-from bpf.rules import Rule, Sender
+from bpf.node_config import NodeConfig
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups, traffic
 from tests.kernel.cgroups import Cgroup
@@ -57,7 +57,7 @@ def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
     """The node's config, as it was afterwards."""
     made = NodeConfig(loaded)
     yield made
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.Config()))
+    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def guard(gates: Gates, pod: labs.LabPod, *rules: Rule) -> None:
     gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses, rules))
 
 
-PROBE = Rule(Sender.KUBELET, TCP, PORT, PORT)
+PROBE = Rule(SourceKind.KUBELET, TCP, PORT, PORT)
 
 
 def passed(gates: Gates, pod: labs.LabPod, reason: Reason) -> int:
@@ -123,10 +123,12 @@ def test_a_rule_for_a_cgroup_is_exact_and_one_for_an_ancestor_is_not(
     gates: Gates, pod: labs.LabPod, kubelet: Cgroup, stranger: Cgroup
 ) -> None:
     with cgroups.cgroup("below", below=kubelet) as below:
-        guard(gates, pod, Rule(Sender.CGROUP, TCP, PORT, PORT, cgroup=kubelet.id))
+        guard(gates, pod, Rule(SourceKind.CGROUP, TCP, PORT, PORT, cgroup=kubelet.id))
         assert connects(kubelet, pod.ipv4, PORT)
         assert not connects(below, pod.ipv4, PORT)
-        ancestor = Rule(Sender.ANCESTOR, TCP, PORT, PORT, cgroup=kubelet.id, level=level(kubelet))
+        ancestor = Rule(
+            SourceKind.ANCESTOR, TCP, PORT, PORT, cgroup=kubelet.id, level=level(kubelet)
+        )
         guard(gates, pod, ancestor)
         assert connects(kubelet, pod.ipv4, PORT)
         assert connects(below, pod.ipv4, PORT)
@@ -148,25 +150,25 @@ def test_a_rule_for_a_cgroup_is_exact_and_one_for_an_ancestor_is_not(
 def test_a_range_of_ports_has_both_its_ends(
     gates: Gates, pod: labs.LabPod, first: int, last: int, is_let_in: bool
 ) -> None:
-    guard(gates, pod, Rule(Sender.ANY, TCP, first, last))
+    guard(gates, pod, Rule(SourceKind.ANY, TCP, first, last))
     assert traffic.node_is_dropped(pod, 4, PORT) is not is_let_in
 
 
 def test_a_rule_for_another_protocol_lets_nobody_in(gates: Gates, pod: labs.LabPod) -> None:
-    guard(gates, pod, Rule(Sender.ANY, UDP))
+    guard(gates, pod, Rule(SourceKind.ANY, UDP))
     assert traffic.node_is_dropped(pod, 4, PORT)
-    guard(gates, pod, Rule(Sender.ANY, 0))
+    guard(gates, pod, Rule(SourceKind.ANY, 0))
     assert traffic.node_reaches(pod, 4, PORT)
 
 
 def test_the_last_of_many_rules_counts(gates: Gates, pod: labs.LabPod) -> None:
-    others = [Rule(Sender.ANY, TCP, port, port) for port in range(1, abi.GATE_RULES)]
-    guard(gates, pod, *others, Rule(Sender.ANY, TCP, PORT, PORT))
+    others = [Rule(SourceKind.ANY, TCP, port, port) for port in range(1, abi.GATE_RULES)]
+    guard(gates, pod, *others, Rule(SourceKind.ANY, TCP, PORT, PORT))
     assert traffic.node_reaches(pod, 4, PORT)
 
 
 def test_the_kernel_s_rule_lets_no_process_in(gates: Gates, pod: labs.LabPod) -> None:
-    guard(gates, pod, Rule(Sender.KERNEL))
+    guard(gates, pod, Rule(SourceKind.KERNEL))
     assert traffic.node_is_dropped(pod, 4, PORT)
 
 
@@ -181,9 +183,9 @@ def test_the_rule_that_matched_first_is_the_one_counted(
         guard(
             gates,
             pod,
-            Rule(Sender.ANY, TCP, OTHER_PORT, OTHER_PORT, id=7),
-            Rule(Sender.ANY, TCP, PORT, PORT, id=8),
-            Rule(Sender.ANY, TCP, PORT, PORT, id=7),
+            Rule(SourceKind.ANY, TCP, OTHER_PORT, OTHER_PORT, id=7),
+            Rule(SourceKind.ANY, TCP, PORT, PORT, id=8),
+            Rule(SourceKind.ANY, TCP, PORT, PORT, id=7),
         )
         assert traffic.node_reaches(pod, 4, PORT)
         counted = [any(hits.get(number.to_bytes(4, "little")) or b"") for number in ids]
@@ -194,7 +196,7 @@ def test_the_rule_that_matched_first_is_the_one_counted(
 
 
 def test_rules_are_replaced_for_the_next_packet(gates: Gates, pod: labs.LabPod) -> None:
-    guard(gates, pod, Rule(Sender.ANY, TCP, PORT, PORT))
+    guard(gates, pod, Rule(SourceKind.ANY, TCP, PORT, PORT))
     assert traffic.node_reaches(pod, 4, PORT)
     guard(gates, pod)
     assert traffic.node_is_dropped(pod, 4, PORT)
@@ -210,7 +212,7 @@ def test_without_heartbeat_the_node_reaches_what_is_declared_but_pods_do_not(
 ) -> None:
     long_ago = NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - int(60e9))
     config.set_kubelet(kubelet.id)
-    config.set_limits(stale_after_seconds=30, dead_after_seconds=0)
+    config.set_limits(stale_after_seconds=30, dead_man_seconds=0)
     guard(gates, pod, PROBE)
     config.beat()
     assert not connects(stranger, pod.ipv4, PORT)
@@ -228,7 +230,7 @@ def test_after_the_dead_man_s_time_everything_passes_and_says_so(
     gates: Gates, pod: labs.LabPod, loaded: loader.Loaded, config: NodeConfig
 ) -> None:
     long_ago = NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - int(20e9))
-    config.set_limits(stale_after_seconds=0, dead_after_seconds=10)
+    config.set_limits(stale_after_seconds=0, dead_man_seconds=10)
     guard(gates, pod)
     long_ago.beat()
     assert traffic.node_reaches(pod, 4, OTHER_PORT)

@@ -18,7 +18,7 @@ from agent.gates.heartbeat import STALE_AFTER_SECONDS
 from agent.lab import lab as labs
 from agent.lab.agent_process import Operator
 from bpf import loader, pins
-from bpf.nodeconfig import NodeConfig
+from bpf.node_config import NodeConfig
 from tests.kernel import cgroups
 from tests.kernel.standin import StandIn
 

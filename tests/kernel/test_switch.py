@@ -7,7 +7,7 @@ import pytest
 from agent.lab import lab as labs
 from bpf import abi, loader
 from bpf.gates import GateConfig, Gates
-from bpf.nodeconfig import NodeConfig
+from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import traffic
 from tests.kernel.counting import Counting
@@ -20,7 +20,7 @@ VERSIONS = pytest.mark.parametrize("version", [4, 6])
 @pytest.fixture
 def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
     yield NodeConfig(loaded)
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.Config()))
+    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_what_comes_without_a_socket_passes_only_where_there_is_a_switch(
         for pod in pods:
             gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
         countings = [Counting(gates, pod.ifindex) for pod in pods]
-        config.set_switch(is_there=has_switch)
+        config.set_ovs(is_there=has_switch)
         assert traffic.node_is_dropped(target, version) is not has_switch
     moved = [counting.moved() for counting in countings]
     assert moved[1][seen] == 1
@@ -66,6 +66,6 @@ def test_processes_are_refused_as_ever(
         assert traffic.node_reaches(target, version)
         gates.install(target.ifindex, GateConfig(Mode.ENFORCE, target.addresses))
         counting = Counting(gates, target.ifindex)
-        config.set_switch(is_there=True)
+        config.set_ovs(is_there=True)
         assert traffic.node_is_dropped(target, version)
     assert counting.moved()[Verdict.DROP, Reason.NODE] >= 1

@@ -10,7 +10,7 @@ import pytest
 
 from agent.lab import lab as labs
 from bpf.gates import GateConfig, Gates
-from bpf.rules import Rule, Sender
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import conversations, links, traffic
 from tests.kernel.counting import Counting
@@ -38,7 +38,7 @@ def enforce(gates: Gates) -> Enforce:
     def enforce(*pods: labs.LabPod, rules: tuple[Rule, ...] = ()) -> list[Counting]:
         for pod in pods:
             gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses, rules))
-            gates.remember(pod.ifindex)
+            gates.start_reply_table(pod.ifindex)
         return [Counting(gates, pod.ifindex) for pod in pods]
 
     return enforce
@@ -280,7 +280,7 @@ def test_synproxy_of_the_node_reaches_pods_by_a_rule_for_the_kernel(
         conversations.served_by(pod.open_socket) as serving,
     ):
         conversations.ping(outside, traffic.address(pod, version))
-        rule = Rule(Sender.KERNEL, socket.IPPROTO_TCP, port, port)
+        rule = Rule(SourceKind.KERNEL, socket.IPPROTO_TCP, port, port)
         (counting,) = enforce(pod, rules=(rule,))
         conversations.exchange_streams(outside, serving, traffic.address(pod, version))
         moved = counting.moved()

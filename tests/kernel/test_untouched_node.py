@@ -36,7 +36,7 @@ def wait_until_it_is_up(pod: labs.LabPod) -> None:
 
 def enforce(gates: Gates, pod: labs.LabPod) -> Counting:
     gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-    gates.remember(pod.ifindex)
+    gates.start_reply_table(pod.ifindex)
     return Counting(gates, pod.ifindex)
 
 

@@ -161,7 +161,7 @@ def test_a_hundred_flows_at_once_go_as_without_gates(lab: labs.Lab, gates: Gates
         without = run(flows)
         for pod in pods:
             gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-            gates.remember(pod.ifindex)
+            gates.start_reply_table(pod.ifindex)
         countings = [Counting(gates, pod.ifindex) for pod in pods]
         assert run(flows) == without
 

@@ -11,7 +11,7 @@ import pytest
 from agent.lab import lab as labs
 from bpf import abi, cleanup, loader, pins, syscalls
 from bpf.gates import Attachment, Gates
-from bpf.origin import Origin
+from bpf.injectable import InjectableMap
 from bpf.verdicts import Reason, Verdict
 from tests.kernel import foreign, offers, traffic, versions
 from tests.kernel.test_attach import attacked, enforcing, filters, qdiscs
@@ -120,13 +120,13 @@ def test_gate_of_another_schema_is_taken_over_without_a_gap(
 ) -> None:
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
-        gates.remember(pod.ifindex)
+        gates.start_reply_table(pod.ifindex)
     with attacked(pod), after.started() as gates:
         assert gates.installed() == {pod.ifindex: None}
         gates.install(pod.ifindex, enforcing(pod))
-        gates.remember(pod.ifindex)
+        gates.start_reply_table(pod.ifindex)
         assert gates.installed() == {pod.ifindex: enforcing(pod)}
-        gates.collect()
+        gates.remove_stale()
     assert traffic.node_is_dropped(pod, 4)
     assert schemas(after) == [after.installation.schema.name]
     if after.attachment is Attachment.TCX:
@@ -146,7 +146,7 @@ def test_gate_goes_on_by_the_old_maps_until_it_is_taken_over(
         old.install(pod.ifindex, enforcing(pod))
         for _ in range(2):
             assert new.installed() == {pod.ifindex: None}
-            new.collect()
+            new.remove_stale()
         assert traffic.node_is_dropped(pod, 4)
         assert old.counts()[pod.ifindex][Verdict.DROP, Reason.NODE] == 1
         assert new.counts() == {}
@@ -161,7 +161,7 @@ def test_there_and_back_again_without_a_gap(
         for version in (after, before, after, before):
             with version.started() as gates:
                 gates.install(pod.ifindex, enforcing(pod))
-                gates.remember(pod.ifindex)
+                gates.start_reply_table(pod.ifindex)
     with before.started() as gates:
         assert gates.installed() == {pod.ifindex: enforcing(pod)}
     assert traffic.node_is_dropped(pod, 4)
@@ -182,10 +182,10 @@ def test_gate_of_another_schema_is_removed_with_all_that_is_its(
     untouched = qdiscs(pod)
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
-        gates.remember(pod.ifindex)
+        gates.start_reply_table(pod.ifindex)
     with after.started() as gates:
         gates.remove(pod.ifindex)
-        gates.collect()
+        gates.remove_stale()
         assert gates.installed() == {}
     assert traffic.node_reaches(pod, 4)
     assert qdiscs(pod) == untouched
@@ -200,7 +200,7 @@ def test_qdisc_of_the_version_before_goes_with_the_gate(
     for version in (before, after):
         with version.started() as gates:
             gates.install(pod.ifindex, enforcing(pod))
-            gates.remember(pod.ifindex)
+            gates.start_reply_table(pod.ifindex)
     assert "clsact" in qdiscs(pod)
     with after.started() as gates:
         gates.remove(pod.ifindex)
@@ -242,8 +242,8 @@ def test_taken_over_gate_gets_grace_and_a_standing_one_does_not(
             gates.install(pod.ifindex, enforcing(pod), grace_seconds=500)
             given = grace(version, pod)
             assert given > time.monotonic_ns()
-            assert gates.remember(pod.ifindex)
-            assert not gates.remember(pod.ifindex)
+            assert gates.start_reply_table(pod.ifindex)
+            assert not gates.start_reply_table(pod.ifindex)
             gates.install(pod.ifindex, enforcing(pod), grace_seconds=1000)
             assert grace(version, pod) == given
 
@@ -252,10 +252,10 @@ def test_taken_over_gate_gets_grace_and_a_standing_one_does_not(
 def test_interfaces_that_inject_are_known_from_the_first_gate_on(
     before: Version, after: Version
 ) -> None:
-    known, new = Origin(before.loaded), Origin(after.loaded)
+    known, new = InjectableMap(before.loaded), InjectableMap(after.loaded)
     for ifindex in (3, 64, 100_000):
         known.mark(ifindex, is_node_sent=True)
-    syscalls.pin(before.loaded.map(abi.ORIGIN).fd, before.installation.map(abi.ORIGIN))
+    syscalls.pin(before.loaded.map(abi.INJECTABLE).fd, before.installation.map(abi.INJECTABLE))
     new.inherit(after.installation)
     assert new.marked() == {3, 64, 100_000}
     known.mark(5, is_node_sent=True)
@@ -269,7 +269,7 @@ def test_interfaces_that_inject_are_known_from_the_first_gate_on(
 def grace(version: Version, pod: labs.LabPod) -> int:
     value = version.loaded.map(abi.GATES).get(pod.ifindex.to_bytes(4, "little"))
     assert value is not None
-    return int(abi.Gate.from_buffer_copy(value).grace_until_ns)
+    return int(abi.CGate.from_buffer_copy(value).grace_until_ns)
 
 
 @TCX
@@ -288,7 +288,7 @@ def test_whatever_else_another_schema_left_is_collected(before: Version, after: 
         syscalls.pin(hook, str(directory / "connect4-cgroup"))
     os.close(hook)
     with after.started() as gates:
-        gates.collect()
+        gates.remove_stale()
     assert schemas(after) == [after.installation.schema.name]
     assert after.links == ["connect4-cgroup"]
     assert os.listdir(after.installation.programs) == []
@@ -315,7 +315,7 @@ def test_interface_that_is_gone_keeps_no_schema(
     lab.remove_pod("gone")
     with after.started() as gates:
         assert gates.installed() == {}
-        gates.collect()
+        gates.remove_stale()
     assert schemas(after) == [after.installation.schema.name]
 
 
@@ -325,7 +325,7 @@ def test_clean_up_removes_the_gates_of_every_schema(before: Version, pod: labs.L
     untouched = qdiscs(pod)
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
-        gates.remember(pod.ifindex)
+        gates.start_reply_table(pod.ifindex)
     removed = cleanup.remove_everything(pins.Pins(before.installation.bpffs, 99))
     assert removed.filters == (2 if before.attachment is Attachment.CLSACT else 0)
     assert qdiscs(pod) == untouched
@@ -340,7 +340,7 @@ def test_half_done_move_of_another_schema_is_brought_to_an_end(
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
     front = syscalls.link_create_tcx(
-        before.loaded.programs[abi.spare("gate_egress")],
+        before.loaded.programs[abi.moving_copy("gate_egress")],
         pod.ifindex,
         syscalls.BPF_TCX_EGRESS,
         syscalls.BPF_F_BEFORE,
@@ -351,7 +351,7 @@ def test_half_done_move_of_another_schema_is_brought_to_an_end(
     with attacked(pod), after.started() as gates:
         assert gates.installed() == {pod.ifindex: None}
         gates.install(pod.ifindex, enforcing(pod))
-        gates.collect()
+        gates.remove_stale()
     chain = syscalls.query_programs(pod.ifindex, syscalls.BPF_TCX_EGRESS)
     assert chain == [syscalls.program_id(after.loaded.programs["gate_egress"])]
     assert after.links == [f"gate_egress-{pod.ifindex}"]

@@ -19,7 +19,7 @@ _PODS = int(os.environ.get("PODGATE_TEST_PODS") or 8)
 # The kubelet starts pods as they come; runtimes bring up some at once.
 _AT_ONCE = 10
 # What the agent keeps by pod, or by what a pod has.
-_MAPS = (abi.GATES, abi.COUNTERS, abi.REPLIES, abi.ADDRESSES, abi.CALLERS)
+_MAPS = (abi.GATES, abi.COUNTERS, abi.REPLIES, abi.ADDRESSES, abi.DROP_SOURCES)
 
 
 async def test_pods_that_come_and_go_leave_nothing_behind(node: Node) -> None:

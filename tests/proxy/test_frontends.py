@@ -6,13 +6,13 @@ from typing import Any
 
 from agent.client import endpoints_pb2 as pb
 from agent.proxy.frontends import Book, Change, Frontend
-from bpf.services.tables import Place
+from bpf.services.tables import ServiceAddress
 
 NODE = (ipaddress.ip_address("198.18.0.1"), ipaddress.ip_address("fd00:18::1"))
 
 
-def place(text: str, port: int, protocol: int = socket.IPPROTO_TCP) -> Place:
-    return Place(ipaddress.ip_address(text), port, protocol)
+def place(text: str, port: int, protocol: int = socket.IPPROTO_TCP) -> ServiceAddress:
+    return ServiceAddress(ipaddress.ip_address(text), port, protocol)
 
 
 def endpoint(address: str, **more: Any) -> pb.Endpoint:
@@ -42,7 +42,7 @@ def service(
     return pb.ServiceEndpoints(namespace="shop", name=name, **told)
 
 
-def first(*services: pb.ServiceEndpoints) -> dict[Place, Frontend]:
+def first(*services: pb.ServiceEndpoints) -> dict[ServiceAddress, Frontend]:
     return Book().update(services, NODE).changed
 
 

@@ -15,10 +15,10 @@ from agent.proxy.ebpf import EbpfBackend
 from bpf import abi, loader, pins, syscalls
 from bpf.gates import Attachment, GateConfig, Gates
 from bpf.hooks import Hooks
-from bpf.nodeconfig import NodeConfig
-from bpf.rules import Rule, Sender
+from bpf.node_config import NodeConfig
+from bpf.rules import Rule, SourceKind
 from bpf.services import links as service_links
-from bpf.services.tables import Count
+from bpf.services.tables import ServiceCounter
 from bpf.verdicts import Mode
 from tests.kernel import cgroups, offers, redirecting
 from tests.proxy import scene
@@ -28,7 +28,7 @@ from tests.proxy.scene import ask, cluster_ip, endpoints, service
 pytestmark = pytest.mark.kernel
 
 BOTH = pytest.mark.parametrize("version", [4, 6])
-KUBELET = Rule(Sender.KUBELET, socket.IPPROTO_TCP)
+KUBELET = Rule(SourceKind.KUBELET, socket.IPPROTO_TCP)
 CONNECT4, CONNECT6 = 10, 11
 
 
@@ -39,7 +39,7 @@ def agent(shared_pins: pins.Pins) -> Iterator[loader.Loaded]:
     loaded = asyncio.run(loader.load(shared_pins))
     NodeConfig(loaded).set_netns(netns_cookie())
     yield loaded
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.Config()))
+    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
     loaded.close()
 
 
@@ -189,5 +189,5 @@ def test_counts_say_what_was_done(first: Proxy, pods: list[labs.LabPod]) -> None
         assert sock.connect_ex((cluster_ip(4, 1), scene.SERVICE_PORT)) == errno.ECONNREFUSED
     after = backend.counts()
     moved = {count: after[count] - before[count] for count in after}
-    assert moved[Count.TRANSLATED] == moved[Count.REFUSED] == 1
-    assert moved[Count.RACES] == 0
+    assert moved[ServiceCounter.TRANSLATED] == moved[ServiceCounter.REJECTED] == 1
+    assert moved[ServiceCounter.RACES] == 0

@@ -64,8 +64,8 @@ def _parse_address(text: str) -> tuple[str, int]:
 )
 @click.option(
     "--mode",
-    type=click.Choice([mode.word for mode in Mode]),
-    default=Mode.AUDIT.word,
+    type=click.Choice([mode.label for mode in Mode]),
+    default=Mode.AUDIT.label,
     show_default=True,
     help="For pods whose label podgate.io/mode says nothing.",
 )
@@ -176,7 +176,7 @@ def run(
         cri_socket=cri_socket,
         write_all_conditions=write_all_conditions,
         rules=rules,
-        mode=Mode.from_word(mode),
+        mode=Mode.from_label(mode),
         http_host=http_address[0],
         http_port=http_address[1],
         run_directory=run_directory,

@@ -14,5 +14,5 @@ def test_a_page_is_current(name: str) -> None:
 
 def test_every_reason_and_verdict_is_explained() -> None:
     page = reference.pages()["docs/reference/reasons.md"]
-    for word in (*(r.word for r in Reason), *(v.word for v in Verdict)):
+    for word in (*(r.label for r in Reason), *(v.label for v in Verdict)):
         assert f"`{word}`" in page

@@ -12,8 +12,8 @@ from agent.linux import sock_diag
 from agent.metrics import Metrics
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
-from bpf.replies import Replies
-from bpf.rules import Rule, Sender
+from bpf.replies import ReplyTables
+from bpf.rules import Rule, SourceKind
 from probes.netns import Netns
 
 KUBELET, SENDER, ABOVE, GONE = 10, 20, 30, 40
@@ -40,23 +40,23 @@ def flow(cgroup: int | None = SENDER, port: int = 80) -> sock_diag.Socket:
 @pytest.mark.parametrize(
     ("rule", "cgroup", "entrance"),
     [
-        (Rule(Sender.ANY), SENDER, Access.OPEN),
-        (Rule(Sender.ANY), None, Access.OPEN),
-        (Rule(Sender.ANY, socket.IPPROTO_UDP), SENDER, Access.SHUT),
-        (Rule(Sender.ANY, socket.IPPROTO_TCP, 80, 80), SENDER, Access.OPEN),
-        (Rule(Sender.ANY, socket.IPPROTO_TCP, 81, 90), SENDER, Access.SHUT),
-        (Rule(Sender.KERNEL), SENDER, Access.SHUT),
-        (Rule(Sender.CGROUP, cgroup=SENDER), SENDER, Access.OPEN),
-        (Rule(Sender.CGROUP, cgroup=ABOVE), SENDER, Access.SHUT),
-        (Rule(Sender.CGROUP, cgroup=SENDER), None, Access.UNKNOWN),
-        (Rule(Sender.ANCESTOR, cgroup=ABOVE), SENDER, Access.OPEN),
-        (Rule(Sender.ANCESTOR, cgroup=ABOVE), ABOVE, Access.OPEN),
-        (Rule(Sender.ANCESTOR, cgroup=SENDER), ABOVE, Access.SHUT),
-        (Rule(Sender.ANCESTOR, cgroup=ABOVE), KUBELET, Access.SHUT),
-        (Rule(Sender.ANCESTOR, cgroup=ABOVE), GONE, Access.UNKNOWN),
-        (Rule(Sender.ANCESTOR, cgroup=GONE), SENDER, Access.SHUT),
-        (Rule(Sender.KUBELET), KUBELET, Access.OPEN),
-        (Rule(Sender.KUBELET), SENDER, Access.SHUT),
+        (Rule(SourceKind.ANY), SENDER, Access.OPEN),
+        (Rule(SourceKind.ANY), None, Access.OPEN),
+        (Rule(SourceKind.ANY, socket.IPPROTO_UDP), SENDER, Access.SHUT),
+        (Rule(SourceKind.ANY, socket.IPPROTO_TCP, 80, 80), SENDER, Access.OPEN),
+        (Rule(SourceKind.ANY, socket.IPPROTO_TCP, 81, 90), SENDER, Access.SHUT),
+        (Rule(SourceKind.KERNEL), SENDER, Access.SHUT),
+        (Rule(SourceKind.CGROUP, cgroup=SENDER), SENDER, Access.OPEN),
+        (Rule(SourceKind.CGROUP, cgroup=ABOVE), SENDER, Access.SHUT),
+        (Rule(SourceKind.CGROUP, cgroup=SENDER), None, Access.UNKNOWN),
+        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE), SENDER, Access.OPEN),
+        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE), ABOVE, Access.OPEN),
+        (Rule(SourceKind.ANCESTOR, cgroup=SENDER), ABOVE, Access.SHUT),
+        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE), KUBELET, Access.SHUT),
+        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE), GONE, Access.UNKNOWN),
+        (Rule(SourceKind.ANCESTOR, cgroup=GONE), SENDER, Access.SHUT),
+        (Rule(SourceKind.KUBELET), KUBELET, Access.OPEN),
+        (Rule(SourceKind.KUBELET), SENDER, Access.SHUT),
     ],
 )
 def test_an_entrance_is_what_the_gate_s_rule_says(
@@ -66,11 +66,11 @@ def test_an_entrance_is_what_the_gate_s_rule_says(
 
 
 def test_while_no_kubelet_is_known_anybody_may_be_it() -> None:
-    assert AccessCheck(0, {SENDER}).of([Rule(Sender.KUBELET)], flow()) is Access.UNKNOWN
+    assert AccessCheck(0, {SENDER}).of([Rule(SourceKind.KUBELET)], flow()) is Access.UNKNOWN
 
 
 def test_one_rule_that_lets_in_is_enough() -> None:
-    rules = [Rule(Sender.CGROUP, cgroup=ABOVE), Rule(Sender.KUBELET), Rule(Sender.ANY)]
+    rules = [Rule(SourceKind.CGROUP, cgroup=ABOVE), Rule(SourceKind.KUBELET), Rule(SourceKind.ANY)]
     assert AccessCheck(0, {SENDER}).of(rules, flow()) is Access.OPEN
 
 
@@ -89,7 +89,7 @@ class _CannotEnd(sock_diag.SockDiag):
         raise OSError(errno.EOPNOTSUPP, "sock_diag: not supported")
 
 
-class _NoReplies(Replies):
+class _NoReplies(ReplyTables):
     def __init__(self) -> None:
         pass
 
@@ -107,7 +107,7 @@ def test_a_kernel_that_cannot_end_flows_is_told_of_once() -> None:
         Netns("/run/netns/web", 1, 1),
         (7,),
         (bytes(16),),
-        (Rule(Sender.KERNEL),),
+        (Rule(SourceKind.KERNEL),),
     )
     node = _CannotEnd()
     found: dict[str, existing_flows.FlowCount] = {}

@@ -14,7 +14,7 @@ class _Config:
     def __init__(self) -> None:
         self.switches: list[bool] = []
 
-    def set_switch(self, *, is_there: bool) -> None:
+    def set_ovs(self, *, is_there: bool) -> None:
         self.switches.append(is_there)
 
 
@@ -28,13 +28,13 @@ class _Keeper:
         self.tunnels: list[tuple[frozenset[int], bool]] = []
         self.refuses = False
 
-    async def keep_bridges(self, ifindexes: set[int], *, are_all: bool) -> None:
+    async def ensure_bridges(self, ifindexes: set[int], *, are_all: bool) -> None:
         if self.refuses:
             raise AttachError("guarding interface 5: no")
         self.are_all = are_all
         self.bridges.append(ifindexes)
 
-    async def keep_tunnels(self, udp_ports: frozenset[int], *, are_guarded: bool) -> None:
+    async def ensure_tunnels(self, udp_ports: frozenset[int], *, are_guarded: bool) -> None:
         self.tunnels.append((udp_ports, are_guarded))
 
 

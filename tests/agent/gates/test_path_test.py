@@ -13,7 +13,7 @@ from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE, Conditions
 from agent.pods.pod import Pod
 from agent.pods.pod_state import AddressClaims, IsolationStatus, PodState
-from bpf.selftests import SelfTests
+from bpf.path_tests import PathTestCounters
 from bpf.verdicts import Mode
 from probes.netns import Netns
 
@@ -22,7 +22,7 @@ NETNS = Netns("/run/netns/web", 4, 1000)
 ENFORCED = IsolationStatus(TRUE, "Enforced", "Gate on veth1.")
 
 
-class _NoGates(SelfTests):
+class _NoGates(PathTestCounters):
     def __init__(self) -> None:
         pass
 

@@ -7,10 +7,10 @@ import pytest
 
 from agent.kubelet.admitted_ports import kubelet_rules, pods_cgroup
 from bpf import abi
-from bpf.rules import Rule, Sender
+from bpf.rules import Rule, SourceKind
 from probes.spec.specs import DeclaredPorts, PodSpec, SpecError
 
-ANY = (Rule(Sender.KUBELET, socket.IPPROTO_TCP),)
+ANY = (Rule(SourceKind.KUBELET, socket.IPPROTO_TCP),)
 
 
 def spec(*ports: int, any_port: bool = False, errors: tuple[SpecError, ...] = ()) -> PodSpec:
@@ -19,9 +19,9 @@ def spec(*ports: int, any_port: bool = False, errors: tuple[SpecError, ...] = ()
 
 def test_declared_ports_and_no_others() -> None:
     rules = kubelet_rules(spec(80, 443))
-    assert [(rule.sender, rule.first_port, rule.last_port) for rule in rules] == [
-        (Sender.KUBELET, 80, 80),
-        (Sender.KUBELET, 443, 443),
+    assert [(rule.source, rule.first_port, rule.last_port) for rule in rules] == [
+        (SourceKind.KUBELET, 80, 80),
+        (SourceKind.KUBELET, 443, 443),
     ]
     assert {rule.protocol for rule in rules} == {socket.IPPROTO_TCP}
 

@@ -11,11 +11,11 @@ from agent.policy import api_types
 from agent.policy.api_types import Policy
 from agent.policy.matching import RuleSet
 from bpf import abi
-from bpf.rules import Rule, Sender
+from bpf.rules import Rule, SourceKind
 
 POD = Pod(uid="1", namespace="demo", name="web", labels={"app": "web"})
 SERVICE = "/system.slice/a.service"
-KUBELET = Rule(Sender.KUBELET, 6, 80, 80)
+KUBELET = Rule(SourceKind.KUBELET, 6, 80, 80)
 
 
 def policy(name: str, *ports: int, sender: dict[str, Any] | None = None) -> Policy:
@@ -80,14 +80,14 @@ def test_a_cgroup_that_is_not_there_lets_nobody_in_and_takes_no_room() -> None:
     found = book.with_cgroups({SERVICE: CgroupId(7, 2)})
     assert found.problem(rule) == ""
     (admitted,) = found.admit(POD, ()).rules
-    assert (admitted.sender, admitted.cgroup) == (Sender.CGROUP, 7)
+    assert (admitted.source, admitted.cgroup) == (SourceKind.CGROUP, 7)
 
 
 def test_a_cgroup_that_is_made_anew_keeps_its_counter() -> None:
     book = RuleSet.of([policy("a", 1, sender=cgroup("subtree"))])
     (before,) = book.with_cgroups({SERVICE: CgroupId(7, 2)}).admit(POD, ()).rules
     (after,) = book.with_cgroups({SERVICE: CgroupId(8, 2)}).admit(POD, ()).rules
-    assert (before.sender, before.level) == (Sender.ANCESTOR, 2)
+    assert (before.source, before.level) == (SourceKind.ANCESTOR, 2)
     assert (before.cgroup, after.cgroup) == (7, 8)
     assert before.id == after.id != 0
 
@@ -109,8 +109,8 @@ def test_a_subtree_needs_the_node_s_own_view_of_cgroups() -> None:
 
 
 def test_the_kernel_s_packets_are_not_a_process_s() -> None:
-    assert admit(policy("a", 1, sender={"kernel": {}}), own=()).rules[0].sender is Sender.KERNEL
-    assert admit(policy("a", 1), own=()).rules[0].sender is Sender.ANY
+    assert admit(policy("a", 1, sender={"kernel": {}}), own=()).rules[0].source is SourceKind.KERNEL
+    assert admit(policy("a", 1), own=()).rules[0].source is SourceKind.ANY
 
 
 def test_paths_are_found_below_the_mount(tmp_path: pathlib.Path) -> None:

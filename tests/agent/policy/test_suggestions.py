@@ -17,7 +17,7 @@ from agent.policy import api_types, suggestions
 from agent.policy.api_types import HostAccessPolicy
 from agent.policy.matching import RuleSet
 from bpf import abi
-from bpf.rules import Rule, Sender
+from bpf.rules import Rule, SourceKind
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 WEB = Pod(uid="1", namespace="demo", name="web-1", labels={"app": "web", "pod-template-hash": "1"})
@@ -50,9 +50,9 @@ def taken(suggested: Iterable[HostAccessPolicy], directory: pathlib.Path) -> Rul
     return book.with_cgroups({one: CgroupId(index, 2) for index, one in enumerate([A, B], 1)})
 
 
-def admitted(book: RuleSet, pod: Pod) -> set[tuple[Sender, int, int, int, int]]:
-    def short(rule: Rule) -> tuple[Sender, int, int, int, int]:
-        return rule.sender, rule.cgroup, rule.protocol, rule.first_port, rule.last_port
+def admitted(book: RuleSet, pod: Pod) -> set[tuple[SourceKind, int, int, int, int]]:
+    def short(rule: Rule) -> tuple[SourceKind, int, int, int, int]:
+        return rule.source, rule.cgroup, rule.protocol, rule.first_port, rule.last_port
 
     admission = book.admit(pod, ())
     assert admission.problem == ""
@@ -73,14 +73,14 @@ def test_they_let_in_who_was_seen_and_nobody_else(tmp_path: pathlib.Path) -> Non
     assert nameless == []
     book = taken(suggested, tmp_path)
     assert admitted(book, WEB) == {
-        (Sender.CGROUP, 1, 6, 80, 81),
-        (Sender.CGROUP, 1, 1, 0, 65535),
-        (Sender.CGROUP, 1, 58, 0, 65535),
-        (Sender.CGROUP, 2, 6, 80, 80),
-        (Sender.CGROUP, 2, 17, 53, 53),
-        (Sender.KERNEL, 0, 47, 0, 65535),
+        (SourceKind.CGROUP, 1, 6, 80, 81),
+        (SourceKind.CGROUP, 1, 1, 0, 65535),
+        (SourceKind.CGROUP, 1, 58, 0, 65535),
+        (SourceKind.CGROUP, 2, 6, 80, 80),
+        (SourceKind.CGROUP, 2, 17, 53, 53),
+        (SourceKind.KERNEL, 0, 47, 0, 65535),
     }
-    assert admitted(book, OTHER) == {(Sender.CGROUP, 1, 6, 443, 443)}
+    assert admitted(book, OTHER) == {(SourceKind.CGROUP, 1, 6, 443, 443)}
 
 
 def test_senders_that_ask_for_the_same_share_a_policy() -> None:

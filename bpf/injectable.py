@@ -7,11 +7,11 @@ from bpf import abi, errors, loader, maps, pins
 _BITS = 64
 
 
-class Origin:
+class InjectableMap:
     """One bit per ifindex of the node's namespace. One writer: the agent."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
-        self._map = loaded.map(abi.ORIGIN)
+        self._map = loaded.map(abi.INJECTABLE)
 
     def inherit(self, installation: pins.Pins) -> None:
         """Take over what another schema's map says, if ours says nothing yet.
@@ -25,7 +25,7 @@ class Origin:
             return
         for schema in others:
             try:
-                other = maps.Map.open(str(schema / "maps" / abi.ORIGIN.name), abi.ORIGIN)
+                other = maps.Map.open(str(schema / "maps" / abi.INJECTABLE.name), abi.INJECTABLE)
             except errors.PinError:
                 continue
             with other:
@@ -39,7 +39,7 @@ class Origin:
 
         Raises `ValueError` beyond the map's end (8 million interfaces since boot).
         """
-        if not 0 < ifindex < abi.ORIGIN_IFINDEXES:
+        if not 0 < ifindex < abi.INJECTABLE_IFINDEXES:
             raise ValueError(
                 f"interface number {ifindex} is beyond the origin map; "
                 "its packets count as forwarded until the node is rebooted"

@@ -1,4 +1,4 @@
-"""`python -m bpf.listenercompiler DIRECTORY`: compile, load and pin `listeners.c`.
+"""`python -m bpf.listener_compiler DIRECTORY`: compile, load and pin `listeners.c`.
 
 Apart from the gate, because a kernel that refuses this program (before 5.15) can still have gates.
 """

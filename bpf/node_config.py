@@ -27,11 +27,11 @@ class NodeConfig:
         """
         self._change(pods_cgroup=cgroup or 0, pods_cgroup_level=level)
 
-    def set_limits(self, *, stale_after_seconds: float, dead_after_seconds: float) -> None:
+    def set_limits(self, *, stale_after_seconds: float, dead_man_seconds: float) -> None:
         """After how long without heartbeat the gates give in; 0 means never."""
         self._change(
             stale_after_ns=int(stale_after_seconds * 1e9),
-            dead_after_ns=int(dead_after_seconds * 1e9),
+            dead_man_ns=int(dead_man_seconds * 1e9),
         )
 
     def set_netns(self, cookie: int | None) -> None:
@@ -57,20 +57,20 @@ class NodeConfig:
         config.tunnel_port_count = len(wanted)
         self._map.set(_KEY, bytes(config))
 
-    def set_switch(self, *, is_there: bool) -> None:
+    def set_ovs(self, *, is_there: bool) -> None:
         """Whether an Open vSwitch datapath is on the node: it forwards without saying from where,
         so what comes without a socket is let in.
         """
-        self._change(has_switch=int(is_there))
+        self._change(has_ovs=int(is_there))
 
     def beat(self) -> None:
         """Say that the agent is there."""
         self._change(heartbeat_ns=self._now_ns())
 
-    def read(self) -> abi.Config:
+    def read(self) -> abi.CConfig:
         value = self._map.get(_KEY)
         assert value is not None  # an array has all of its keys
-        return abi.Config.from_buffer_copy(value)
+        return abi.CConfig.from_buffer_copy(value)
 
     def _change(self, **fields: int) -> None:
         config = self.read()

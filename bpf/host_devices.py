@@ -13,7 +13,7 @@ LOOPBACK_IFINDEX = 1
 """In every network namespace."""
 
 
-class NodeGuards:
+class HostDevicePrograms:
     """What hangs on interfaces of the node that are no pod's."""
 
     def __init__(
@@ -22,8 +22,8 @@ class NodeGuards:
         self._bridges, self._tunnels, self._pairs = (
             Attachments(installation, program, loaded.copies(program), direction, attachment)
             for program, direction in (
-                (abi.JUDGE_ON_BRIDGE, Direction.EGRESS),
-                (abi.GUARD_TUNNELS, Direction.INGRESS),
+                (abi.BRIDGE_GATE, Direction.EGRESS),
+                (abi.TUNNEL_GATE, Direction.INGRESS),
                 (abi.DROP_FORWARDED, Direction.EGRESS),
             )
         )
@@ -34,44 +34,48 @@ class NodeGuards:
         self._pairs.close()
 
     @property
-    def elsewhere(self) -> set[int]:
+    def other_interfaces(self) -> set[int]:
         """Interfaces that another schema's programs guard: not looked at yet since the start."""
-        return self._bridges.elsewhere | self._tunnels.elsewhere | self._pairs.elsewhere
+        return (
+            self._bridges.other_interfaces
+            | self._tunnels.other_interfaces
+            | self._pairs.other_interfaces
+        )
 
-    def keep_bridges(self, wanted: set[int], *, are_all: bool = True) -> None:
+    def ensure_bridges(self, wanted: set[int], *, are_all: bool = True) -> None:
         """Have these bridges judge what they may flood, and no others.
 
         are_all: False while more may be wanted than is known so far; then none is let go.
 
         Raises `AttachError`; a bridge that has just gone is no error.
         """
-        self._bridges.look()
+        self._bridges.refresh()
         if are_all:
-            for ifindex in (self._bridges.standing | self._bridges.elsewhere) - wanted:
+            for ifindex in (self._bridges.attached | self._bridges.other_interfaces) - wanted:
                 self._bridges.detach(ifindex)
         for ifindex in wanted:
             _attach(self._bridges, ifindex)
 
-    def keep_pairs(self, wanted: set[int]) -> None:
+    def ensure_pairs(self, wanted: set[int]) -> None:
         """Have nothing forwarded towards the relays behind these interfaces, the node's ends.
 
         Raises `AttachError`.
         """
-        self._pairs.look()
-        for ifindex in (self._pairs.standing | self._pairs.elsewhere) - wanted:
+        self._pairs.refresh()
+        for ifindex in (self._pairs.attached | self._pairs.other_interfaces) - wanted:
             self._pairs.detach(ifindex)
         for ifindex in wanted:
             _attach(self._pairs, ifindex)
 
-    def keep_tunnels(self, *, are_guarded: bool) -> None:
+    def ensure_tunnels(self, *, are_guarded: bool) -> None:
         """Whether what is wrapped for the node's own tunnels is refused at the loopback.
 
         Raises `AttachError`.
         """
-        self._tunnels.look()
+        self._tunnels.refresh()
         if are_guarded:
             _attach(self._tunnels, LOOPBACK_IFINDEX)
-        elif LOOPBACK_IFINDEX in self._tunnels.standing | self._tunnels.elsewhere:
+        elif LOOPBACK_IFINDEX in self._tunnels.attached | self._tunnels.other_interfaces:
             self._tunnels.detach(LOOPBACK_IFINDEX)
 
 

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * Learning who would need a rule: one entry for each sender, pod, protocol and port, counted in
+ * place. A flood costs one lookup a packet and no reader's time.
+ */
+#ifndef PODGATE_DROP_SOURCES_H
+#define PODGATE_DROP_SOURCES_H
+
+ALWAYS_INLINE void count_lost_source(void)
+{
+	__u32 only = 0;
+	__u64 *lost = drop_src_lost.lookup(&only);
+
+	if (lost)
+		(*lost)++;
+}
+
+/*
+ * has_task: the running task is the sender, or may be (a retransmission leaves in whatever task the
+ * timer interrupted), so that its cgroup tells.
+ */
+ALWAYS_INLINE void record_drop_source(struct drop_source_key *key, bool has_task, __u64 now_ns)
+{
+	struct drop_source *existing = drop_sources.lookup(key);
+
+	if (existing) {
+		existing->last_ns = now_ns;
+		__sync_fetch_and_add(&existing->count, 1);
+		return;
+	}
+
+	struct drop_source source = {.first_ns = now_ns, .last_ns = now_ns, .count = 1};
+
+	if (has_task && key->cgroup && bpf_get_current_cgroup_id() == key->cgroup)
+		bpf_get_current_comm(&source.process_name, sizeof(source.process_name));
+	if (drop_sources.insert(key, &source))
+		count_lost_source();
+}
+
+#endif

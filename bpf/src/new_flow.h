@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * The verdict on a new flow from the host to a pod: admitted by a rule, or as a probe of the
+ * kubelet, otherwise dropped.
+ */
+#ifndef PODGATE_NEW_FLOW_H
+#define PODGATE_NEW_FLOW_H
+
+/* A packet without a socket and without an ingress interface: the host kernel created it. */
+ALWAYS_INLINE __u32 drop_reason(struct __sk_buff *skb, struct packet *packet)
+{
+	if (packet->is_stray)
+		return DROP(REASON_STRAY);
+	return skb->sk || skb->ingress_ifindex ? DROP(REASON_NODE) : DROP(REASON_KERNEL);
+}
+
+ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
+				      struct packet *packet, __u64 now_ns)
+{
+	struct drop_source_key source = {
+		.ifindex = packet->gate_ifindex,
+		.port = packet->destination_port,
+		.protocol = packet->protocol,
+	};
+	__u32 only = 0;
+	struct config *node = config.lookup(&only);
+	__u64 found;
+
+	if (!node)
+		return drop_reason(skb, packet);
+	/* The bridge's program admitted it, and counted the hit. */
+	if (skb->tc_index == ADMITTED_RULE)
+		return PASS(REASON_RULE);
+	if (skb->tc_index == ADMITTED_PROBE)
+		return PASS(REASON_PROBE);
+	found = find_rule(skb, false, gate, node, packet->protocol, packet->destination_port,
+			  now_ns);
+	if (found) {
+		count_rule_hit(found);
+		return found >> 32 == SOURCE_KUBELET + 1 ? PASS(REASON_PROBE) : PASS(REASON_RULE);
+	}
+	if (is_dead_man_expired(node, now_ns))
+		return PASS(REASON_DEAD_MAN);
+	/*
+	 * A forwarded packet that misses Open vSwitch's flow table goes up to ovs-vswitchd, which
+	 * sends it again: it then looks like the host's own.
+	 */
+	if (node->has_ovs && !skb->sk && !skb->ingress_ifindex && !packet->is_stray)
+		return PASS(REASON_SWITCH);
+	if (!packet->is_stray) {
+		source.cgroup = source_cgroup(skb, false);
+		record_drop_source(&source, HAS_CURRENT_TASK, now_ns);
+	}
+	return drop_reason(skb, packet);
+}
+
+#endif

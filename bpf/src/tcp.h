@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * The verdict on a TCP segment to a pod: a SYN is a new flow, all else belongs to a connection.
+ */
+#ifndef PODGATE_TCP_H
+#define PODGATE_TCP_H
+
+#define TCP_FLAGS_OFFSET 13
+#define TCP_MINIMUM	 20
+#define TCP_FIN		 0x01
+#define TCP_SYN		 0x02
+#define TCP_RST		 0x04
+#define TCP_ACK		 0x10
+
+/*
+ * A pod connects to a server on the host: the server's segments are not SYNs, and pass if a TCP
+ * socket sent them. Without a socket such a segment may be a bridge's flooded copy, or the kernel's
+ * RST: these pass too. A raw or packet socket could inject data into a connection between two pods,
+ * so from such a socket only segments without payload pass: the kernel answers for closed ports and
+ * TIME-WAIT through a raw socket of its own (tcp_v4_send_reset, tcp_v4_send_ack). A packet that
+ * came in by the loopback was sent by a packet socket: the kernel routes nothing to pods that way.
+ */
+ALWAYS_INLINE __u32 evaluate_tcp(struct __sk_buff *skb, struct gate *gate, struct packet *packet,
+				 __u64 now_ns)
+{
+	struct bpf_sock *sk = skb->sk;
+	__u8 header[TCP_FLAGS_OFFSET + 1];
+	__u32 header_length;
+	bool is_empty;
+	__u8 flags;
+
+	if (packet->is_fragment)
+		return DROP(REASON_FRAGMENT);
+	if (bpf_skb_load_bytes(skb, packet->transport_offset, header, sizeof(header)))
+		return DROP(REASON_UNPARSABLE);
+	flags = header[TCP_FLAGS_OFFSET];
+	header_length = (header[TCP_FLAGS_OFFSET - 1] >> 4) * 4;
+	if (header_length < TCP_MINIMUM)
+		return DROP(REASON_UNPARSABLE);
+
+	packet->source_port = header[0] << 8 | header[1];
+	packet->destination_port = header[2] << 8 | header[3];
+	/* By mask: a SYN opens a connection whatever other flags it has (PSH, URG, ECN). */
+	if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN) {
+		/* No process can listen on port 0: bind(2) takes it for "any". Path tests use it.
+		 */
+		if (!packet->destination_port && !packet->is_stray)
+			return DROP(REASON_PATH_TEST);
+		return evaluate_new_flow(skb, gate, packet, now_ns);
+	}
+	if (sk) {
+		sk = bpf_sk_fullsock(sk);
+		/* Request and TIME-WAIT sockets are not full sockets, and only TCP has them. */
+		if (!sk || (sk->type == SOCK_STREAM && sk->protocol == IPPROTO_TCP))
+			return PASS(REASON_ESTABLISHED);
+	} else if (skb->ingress_ifindex != LOOPBACK_IFINDEX) {
+		return PASS(REASON_ESTABLISHED);
+	}
+	is_empty = packet->transport_length == header_length;
+	if (flags & TCP_RST || (is_empty && (flags & (TCP_SYN | TCP_FIN | TCP_ACK)) == TCP_ACK))
+		return PASS(REASON_ESTABLISHED);
+	return DROP(REASON_NODE);
+}
+
+#endif

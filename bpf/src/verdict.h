@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * The verdict on a packet: its encoding, and how it is counted and reported.
+ */
+#ifndef PODGATE_VERDICT_H
+#define PODGATE_VERDICT_H
+
+/* TCX_NEXT, which clsact reads as TC_ACT_UNSPEC: the CNI's programs that run later still decide. */
+#define TCX_NEXT (-1)
+#define TCX_DROP 2
+
+/* Verdict and reason in one number, which is also the index into struct counters. */
+#define PASS(reason) (VERDICT_PASS * REASON_SLOTS + (reason))
+#define DROP(reason) (VERDICT_DROP * REASON_SLOTS + (reason))
+
+/*
+ * In skb->tc_index, which copies keep: the bridge's program admitted the source. No socket option
+ * sets that field, and a tc program's class id needs CAP_NET_ADMIN.
+ */
+#define ADMITTED_RULE  0x7067
+#define ADMITTED_PROBE 0x7068
+
+ALWAYS_INLINE void emit_drop_event(struct __sk_buff *skb, struct packet *packet, __u32 verdict_slot,
+				   __u64 now_ns)
+{
+	struct drop_event *event;
+
+	if (!consume_event_budget(now_ns))
+		return;
+	event = drop_events.ringbuf_reserve(sizeof(*event));
+	if (!event) {
+		count_suppressed_event();
+		return;
+	}
+	__builtin_memset(event, 0, sizeof(*event));
+	event->at_ns = now_ns;
+	event->cgroup = source_cgroup(skb, false);
+	event->source = packet->source;
+	event->destination = packet->destination;
+	event->ifindex = packet->gate_ifindex;
+	event->source_port = packet->source_port;
+	event->destination_port = packet->destination_port;
+	event->protocol = packet->protocol;
+	event->verdict = verdict_slot / REASON_SLOTS;
+	event->reason = verdict_slot % REASON_SLOTS;
+	if (HAS_CURRENT_TASK)
+		set_event_process(event);
+	drop_events.ringbuf_submit(event, 0);
+}
+
+/* No events for a bridge's flooded copies, which the pod's own gate reports, nor for path tests. */
+ALWAYS_INLINE void count_verdict(struct __sk_buff *skb, struct packet *packet, __u32 verdict_slot,
+				 __u64 now_ns)
+{
+	struct counters *count = counters.lookup(&packet->gate_ifindex);
+
+	if (count && verdict_slot < VERDICT_COUNT * REASON_SLOTS)
+		count->packets[verdict_slot]++;
+	if (verdict_slot >= DROP(0) && !packet->is_stray &&
+	    verdict_slot % REASON_SLOTS != REASON_PATH_TEST)
+		emit_drop_event(skb, packet, verdict_slot, now_ns);
+}
+
+/* A drop before an interface is chosen. */
+ALWAYS_INLINE void count_host_drop(enum reason reason)
+{
+	__u32 no_interface = 0;
+	struct counters *count = counters.lookup(&no_interface);
+
+	if (count)
+		count->packets[DROP(reason)]++;
+}
+
+#endif
