@@ -2,7 +2,7 @@
 
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
-# Have suites of their own: the image, and the proxies, which are off unless somebody starts them.
+# Suites with a target of their own: the image, and the proxies, which are off by default.
 APART := --ignore tests/image --ignore tests/proxy
 # Time limits of suites that take more than minutes for a test.
 LONG := --timeout 3600 -o faulthandler_timeout=7200
@@ -22,6 +22,7 @@ lint: setup
 	.venv/bin/ruff format --check .
 	.venv/bin/lint-imports
 	.venv/bin/clang-format --dry-run --Werror $(C_FILES)
+	$(PYTHON) -m tests.voice
 
 types: setup
 	.venv/bin/mypy
@@ -77,7 +78,7 @@ test-bare:
 bench: setup
 	@$(PYTHON) -m tests.bench $(BENCH)
 
-# The property tests of all parsers, always anew; `make fuzz SECONDS=60` for less than ten minutes.
+# The property tests of all parsers, with new examples each time; `make fuzz SECONDS=60` for less than ten minutes.
 fuzz: setup
 	@$(PYTHON) -m tests.fuzz $(SECONDS)
 

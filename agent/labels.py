@@ -1,4 +1,4 @@
-"""Names that pods, manifests and the API carry."""
+"""Names of labels, annotations, conditions and kinds in the API and in manifests."""
 
 from typing import Final
 
@@ -9,14 +9,14 @@ PROBES_PASSING = f"{DOMAIN}/probes-passing"
 
 MODE_LABEL = f"{DOMAIN}/mode"
 
-# Counts only in manifests, which the node's owner wrote; never from the API.
+# Read from manifests only, which the node's operator wrote; ignored in API objects.
 NETNS_ANNOTATION = f"{DOMAIN}/netns"
 
-# "off": the kubelet's connections to this pod are not carried by the relay.
+# "off": the relay does not proxy the kubelet's connections to this pod.
 RELAY_ANNOTATION = f"{DOMAIN}/relay"
 
 POLICY_KIND: Final = "HostAccessPolicy"
-POLICY_PLURAL: Final = "hostaccesspolicies"
-POLICY_GROUP: Final = f"policy.{DOMAIN}"
-POLICY_VERSION: Final = "v1alpha1"
+POLICY_PLURAL = "hostaccesspolicies"
+POLICY_GROUP = f"policy.{DOMAIN}"
+POLICY_VERSION = "v1alpha1"
 POLICY_API_VERSION: Final = "policy.podgate.io/v1alpha1"

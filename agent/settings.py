@@ -1,9 +1,8 @@
-"""What `podgate run` can be told, with the reason for each default."""
+"""Settings of `podgate run`. Each field documents the reason for its default."""
 
 import dataclasses
 import ipaddress
 import pathlib
-from typing import Final
 
 import msgspec
 
@@ -18,24 +17,24 @@ CNI_CONF_DIRECTORY = pathlib.Path("/etc/cni/net.d")
 CNI_BIN_DIRECTORY = pathlib.Path("/opt/cni/bin")
 
 KUBELET_NAME = "kubelet"
-_WORDS: Final = {"true": True, "false": False}
+_WORDS = {"true": True, "false": False}
 
-# Eight shares of 256 addresses, and for IPv6 what is usual for one link; the shortest are there to
-# catch a slip of the pen.
+# IPv4: at least eight shares of 256 addresses. IPv6: at least one link's usual /64. The shortest
+# lengths catch a typing error.
 _RANGE_LENGTHS = {4: (8, 21), 6: (16, 64)}
 _RANGES = {4: "169.254.64.0/18", 6: "fd70:6f64:6761:7465::/64"}
 
 
 class FeatureGates(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on, written as Kubernetes' components take it: `Name=true,Other=false`."""
+    """Feature gates, written as for Kubernetes components: `Name=true,Other=false`."""
 
     pod_info_api: bool = msgspec.field(default=True, name="PodInfoAPI")
-    """The PodInfo socket (KEP-4188 names the gate)."""
+    """Serve the PodInfo socket (KEP-4188 names the gate)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ByProcess:
-    """The kubelet is the process with this name, and, if given, with this TCP port."""
+    """The kubelet is the process with this name and, if given, this listening TCP port."""
 
     name: str = KUBELET_NAME
     port: int | None = None
@@ -47,7 +46,7 @@ class ByProcess:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ByCgroup:
-    """The kubelet is whatever runs in this cgroup, a path such as /system.slice/kubelet.service."""
+    """The kubelet runs in the cgroup with this path, such as /system.slice/kubelet.service."""
 
     path: str
 
@@ -60,7 +59,7 @@ KubeletSetting = ByProcess | ByCgroup
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RelayRanges:
-    """What is the relay's, and nobody else's, on this node."""
+    """Address ranges that only the relay uses on this node."""
 
     ipv4: ipaddress.IPv4Network
     ipv6: ipaddress.IPv6Network
@@ -76,95 +75,94 @@ DEFAULT_RELAY_RANGES = RelayRanges(
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent's settings. The command line fills them; nothing else changes them."""
+    """Settings of one agent, set by the command line and never changed afterwards."""
 
     manifests: pathlib.Path | None = None
-    """Directory of pod manifests (YAML or JSON), one pod a file: for nodes without a cluster."""
+    """Directory of pod manifests (YAML or JSON), one pod per file, for nodes without a cluster."""
 
     node_name: str | None = None
-    """This node's name in the cluster, whose API server says which pods are here. None: there are
-    manifests instead."""
+    """This node's name in the cluster; its pods are watched at the API server. None: pods come from
+    manifests."""
 
     kubeconfig: str | None = None
-    """How to reach the API server; None: by KUBECONFIG, else as a pod does."""
+    """kubeconfig file. None: KUBECONFIG, or the pod's service account."""
 
     cri_socket: pathlib.Path | None = None
-    """Of the container runtime that the kubelet uses; None: looked for where runtimes have it."""
+    """Socket of the kubelet's container runtime. None: the first of the usual paths that exists."""
 
     write_all_conditions: bool = False
-    """Whether pods get conditions that carry no readiness gate for them. Nobody waits for those,
-    and each is a write to the API server."""
+    """Whether to write conditions of pods without a readiness gate of podgate, too. Off: nothing
+    waits for those, and each is a write to the API server."""
 
     rules: pathlib.Path | None = None
-    """A HostAccessPolicy file, or a directory of them, beside those of the cluster. None: those
-    alone, and without a cluster the kubelet alone is let in."""
+    """File or directory of HostAccessPolicies, in addition to those of the cluster. None: those of
+    the cluster only; without a cluster only the kubelet is admitted."""
 
     mode: Mode = Mode.AUDIT
-    """For pods whose `podgate.io/mode` label says nothing. Audit: a first run breaks nothing."""
+    """Default mode for pods without a `podgate.io/mode` label. Audit: a first run drops nothing."""
 
     http_host: str = "127.0.0.1"
-    """Metrics name pods, so they are for this node only until somebody decides otherwise."""
+    """Loopback, since metrics contain pod names: other machines read them only if so configured."""
 
     http_port: int = 9650
-    """0 takes a free port and logs it."""
+    """0: any free port, which is logged."""
 
     run_directory: pathlib.Path = RUN_DIRECTORY
-    """Sockets and the lock that keeps a second agent away."""
+    """Sockets, saved state, and the lock that excludes a second agent."""
 
     bpffs: pathlib.Path = pathlib.Path(pins.DEFAULT_BPFFS)
-    """Programs, maps and links are pinned below it, so that gates outlive the agent."""
+    """BPF file system in which programs, maps and links are pinned: gates outlive the agent."""
 
     attachment: Attachment | None = None
-    """None: tcx where the kernel has it (6.6), else clsact."""
+    """None: tcx if the kernel has it (6.6), otherwise clsact."""
 
     kubelet: KubeletSetting = ByProcess()
-    """Whose sockets are admitted to what pods declare: by its process, cgroup or unit."""
+    """Kubelet whose sockets are admitted to the ports that pods declare."""
 
     dead_man_hours: float = 24.0
-    """After so long without an agent everything passes, and says so: a node whose agent never comes
-    back must not stay half-reachable for ever. 0: never."""
+    """All gates open after this many hours without an agent, and count it: a node whose agent never
+    returns must not stay half-reachable. 0: never."""
 
     close_existing_flows: bool = False
-    """Whether to end what the node began before a gate enforced. It breaks something once, so
-    somebody has to ask for it."""
+    """Whether to close flows that the host opened before enforcement. Off: it interrupts each such
+    process once, so the operator decides."""
 
     relay_ranges: RelayRanges = DEFAULT_RELAY_RANGES
-    """Addresses of the relay's own, which only the node itself ever sees: link-local ones that
-    nobody assigns by hand (RFC 3927 leaves out the first and the last 256), and unique local ones
-    that spell its name."""
+    """Addresses of the relay, which never leave the node: link-local ones, which are not assigned
+    by hand (RFC 3927 reserves the first and the last 256), and unique local ones that spell
+    podgate."""
 
     cni_conf_directory: pathlib.Path | None = None
-    """Where podgate-cni is kept in the node's CNI configuration. None: whoever runs the node
-    decides about that directory."""
+    """CNI configuration directory in which podgate-cni stays configured. None: the operator manages
+    that directory."""
 
     cni_bin_directory: pathlib.Path = CNI_BIN_DIRECTORY
-    """Where the container runtime looks for plugins."""
+    """Plugin directory of the container runtime."""
 
     cni_strict_start: bool = False
-    """Whether pods wait for the gates after a reboot. Not by default: without an agent no pod would
-    start."""
+    """Whether pods wait for the agent after a reboot. Off: without an agent no pod would start."""
 
     service_endpoints: bool = False
-    """Whether to watch all services of the cluster and tell what this node should use of each. Not
-    by default: every node that does is one more reader of the API server's."""
+    """Whether to watch all services of the cluster and publish this node's endpoints of each. Off:
+    each node that does is one more client of the API server."""
 
     localnet_address: tuple[str, int] | None = None
-    """Where on the loopback service endpoints are told as well as on their socket, for those who
-    cannot mount it. None: nowhere."""
+    """Loopback address that serves service endpoints in addition to their socket, for clients that
+    cannot mount it. None: the socket only."""
 
     feature_gates: FeatureGates = FeatureGates()
-    """PodInfo is on: who reads it would else ask the API server, about pods beside it."""
+    """PodInfo is on: its clients would otherwise query the API server about pods of this node."""
 
     log_format: LogFormat = LogFormat.JSON
-    """JSON: the lines are for a cluster's log collector first."""
+    """JSON: the lines go to a log collector first."""
 
     standby_seconds: float = 0.0
-    """How long to wait, prepared, for the end of another agent on this node. 0: by hand a second
-    agent is a mistake."""
+    """How long to stand by while another agent runs on this node. 0: a second agent that is started
+    by hand is an error."""
 
     started_file: pathlib.Path | None = None
-    """Made when this very agent has started or stands by. Over HTTP, on the node's network, the
-    agent before it may be the one that answers."""
+    """File created once this agent has started or stands by. An HTTP probe on the node's network
+    may be answered by the previous agent instead."""
 
     @property
     def admin_socket(self) -> pathlib.Path:
@@ -172,25 +170,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def admin_socket(run_directory: pathlib.Path) -> pathlib.Path:
-    """In a directory of its own: clients mount directories, since a socket is made anew."""
+    """In its own directory: clients mount directories, since a socket is created again."""
     return run_directory / "admin" / "admin.sock"
 
 
 def localnet_socket(run_directory: pathlib.Path) -> pathlib.Path:
-    """Where service endpoints are told."""
+    """Socket of the service endpoints API."""
     return run_directory / "localnet" / "localnet.sock"
 
 
 def parse_feature_gates(text: str) -> FeatureGates:
-    """The gates that `text` sets, the others at their defaults. Raises `ValueError`."""
-    known = ", ".join(field.encode_name for field in msgspec.structs.fields(FeatureGates))
+    """Feature gates with those that `text` sets; the others keep their defaults.
+
+    Raises `ValueError`.
+    """
+    names = ", ".join(field.encode_name for field in msgspec.structs.fields(FeatureGates))
     given: dict[str, bool] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, separator, word = part.partition("=")
         if not separator or word.strip().lower() not in _WORDS:
             raise ValueError(f"{part!r} is not NAME=true or NAME=false")
-        if name.strip() not in known.split(", "):
-            raise ValueError(f"there is no feature gate {name.strip()!r}; known: {known}")
+        if name.strip() not in names.split(", "):
+            raise ValueError(f"unknown feature gate {name.strip()!r}; known: {names}")
         given[name.strip()] = _WORDS[word.strip().lower()]
     return msgspec.convert(given, FeatureGates)
 
@@ -209,7 +210,7 @@ def parse_kubelet(text: str) -> KubeletSetting:
     elif kind == "unit" and value and "/" not in value:
         return ByCgroup(f"/system.slice/{value}")
     raise ValueError(
-        f"{text!r} does not say who the kubelet is; write process:NAME, process:NAME:PORT, "
+        f"{text!r} does not name a kubelet; write process:NAME, process:NAME:PORT, "
         "cgroup:/PATH or unit:NAME.service."
     )
 
@@ -226,13 +227,13 @@ def parse_range6(text: str) -> ipaddress.IPv6Network:
 
 def _parse_range(text: str, version: int) -> IPNetwork:
     shortest, longest = _RANGE_LENGTHS[version]
-    hint = f"give an IPv{version} network of /{shortest} to /{longest}, such as {_RANGES[version]}"
+    hint = f"use an IPv{version} network of /{shortest} to /{longest}, such as {_RANGES[version]}"
     try:
         network = ipaddress.ip_network(text)
     except ValueError as error:
         raise ValueError(f"{text!r} is not a network ({error}); {hint}") from error
     if network.version != version or not shortest <= network.prefixlen <= longest:
-        raise ValueError(f"{text} does not do for the relay; {hint}")
+        raise ValueError(f"{text} cannot be used for the relay; {hint}")
     if network.is_multicast or network.is_loopback:
         raise ValueError(f"{text} cannot be routed to the relay; {hint}")
     return network

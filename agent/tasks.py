@@ -1,24 +1,25 @@
-"""Long-lived tasks: named, watched, and none of them ends unnoticed."""
+"""Long-lived tasks: named and supervised, so that none of them stops unnoticed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 
-class TaskEnded(Exception):
-    """A task that should have run for ever returned."""
+class TaskEndedError(Exception):
+    """A task that runs until the agent stops has returned."""
 
 
 def start(
     group: asyncio.TaskGroup, name: str, run: Callable[[], Awaitable[None]]
 ) -> asyncio.Task[None]:
-    """Run `run()` for as long as the group lives.
+    """Run `run()` until the group is cancelled.
 
-    When it raises or returns, the group ends and with it the agent: gates stay pinned, and the
-    supervisor (the DaemonSet, systemd) starts a new agent. A half-dead agent would be worse.
+    When it raises or returns, the group fails and the agent stops: gates stay pinned, and the
+    supervisor (the DaemonSet, systemd) starts a new agent. An agent without one of its tasks would
+    be worse.
     """
     return group.create_task(_watch(name, run), name=name)
 
 
 async def _watch(name: str, run: Callable[[], Awaitable[None]]) -> None:
     await run()
-    raise TaskEnded(f"task {name} ended, and it never should")
+    raise TaskEndedError(f"task {name} stopped unexpectedly")

@@ -1,4 +1,4 @@
-"""What the command line's words for the kubelet and the relay's ranges come to."""
+"""Parsing of the kubelet setting and of the relay's ranges."""
 
 import ipaddress
 
@@ -46,22 +46,22 @@ def test_settings_are_read(text: str, setting: KubeletSetting) -> None:
         "unit:a/b",
     ],
 )
-def test_a_setting_that_says_nothing_is_one_sentence(text: str) -> None:
-    with pytest.raises(ValueError, match="does not say who the kubelet is; write"):
+def test_invalid_kubelet_setting_is_one_sentence(text: str) -> None:
+    with pytest.raises(ValueError, match="does not name a kubelet; write"):
         parse_kubelet(text)
 
 
 @pytest.mark.parametrize(
     "text", ["198.18.0.0/22", "198.18.0.1/18", "0.0.0.0/0", "fd00::/64", "224.0.0.0/8", "x"]
 )
-def test_what_does_not_do_for_ipv4_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ValueError, match="give an IPv4 network of /8 to /21, such as 169"):
+def test_unusable_ipv4_range_is_rejected_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="use an IPv4 network of /8 to /21, such as 169"):
         parse_range4(text)
 
 
 @pytest.mark.parametrize("text", ["fd00::/65", "198.18.0.0/18", "ff00::/16", "fd00::1/64"])
-def test_what_does_not_do_for_ipv6_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ValueError, match="give an IPv6 network of /16 to /64, such as fd70:"):
+def test_unusable_ipv6_range_is_rejected_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="use an IPv6 network of /16 to /64, such as fd70:"):
         parse_range6(text)
 
 
