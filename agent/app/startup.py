@@ -15,19 +15,10 @@ class StartError(PodgateError):
 
 
 def _check_feed(settings: Settings) -> None:
-    if (settings.manifests is None) == (settings.node_name is None):
-        raise StartError(
-            "say where pods come from: --node-name NAME for a node of a cluster, or "
-            "--manifests DIRECTORY for one without; one of the two."
-        )
     if settings.manifests is not None and not settings.manifests.is_dir():
         raise StartError(
             f"{settings.manifests} is not a directory; make it, or name another with --manifests."
         )
-    if settings.service_endpoints and settings.node_name is None:
-        raise StartError("services are a cluster's: --service-endpoints needs --node-name, too.")
-    if settings.localnet_address and not settings.service_endpoints:
-        raise StartError("--localnet-address tells nothing without --service-endpoints.")
 
 
 async def run(settings: Settings) -> None:

@@ -1,6 +1,6 @@
-"""`podgate doctor`: what this machine offers, what stands in the way, and what to do about it.
+"""Checks of `podgate doctor`: kernel, configuration and agent, with what to do about each problem.
 
-Every check tries the thing itself; none asks for the kernel's version. Nothing is changed.
+Each check tries the feature itself; none reads the kernel's version. Nothing is changed.
 """
 
 import asyncio
@@ -32,27 +32,25 @@ class Severity(enum.StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """podgate works, with less than it could."""
+    """podgate works, with a feature less."""
     PROBLEM = "problem"
-    """podgate does not work, or does not do what it is there for."""
+    """podgate does not work, or does not protect pods."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What one check came to; text is one sentence."""
+    """Result of one check; `text` is one sentence."""
 
     check: str
     severity: Severity
     text: str
 
 
-async def examine(
+async def run_checks(
     bpffs: pathlib.Path,
     run_directory: pathlib.Path,
     relay_ranges: RelayRanges = DEFAULT_RELAY_RANGES,
 ) -> list[Finding]:
-    """All checks, in the order in which things are needed; those that make no sense without an
-    earlier one are left out.
-    """
+    """Run all checks, in the order of their dependencies; without privileges, only the first."""
     try:
         preflight.check()
     except PreflightError as error:
@@ -85,7 +83,7 @@ def _compiler() -> Iterator[Finding]:
             "remove it and install the distribution's python3-bpfcc.",
         )
     else:
-        yield Finding("compiler", Severity.OK, "bcc is there; it is only used at a first start.")
+        yield Finding("compiler", Severity.OK, "bcc found (needed only to compile programs).")
 
 
 def _kernel() -> Iterator[Finding]:
@@ -96,17 +94,17 @@ def _kernel() -> Iterator[Finding]:
         yield Finding(
             "attachment",
             Severity.WARNING,
-            "This kernel has no tcx (Linux 6.6): gates are filters, which come after other "
-            "programs of tcx and which anybody who may configure interfaces can remove.",
+            "Kernel has no tcx (Linux 6.6): gates are clsact filters, which run after tcx programs "
+            "and can be removed by any process with CAP_NET_ADMIN.",
         )
     if features.reports_task_name():
-        yield Finding("names", Severity.OK, "The kernel names the processes whose packets drop.")
+        yield Finding("names", Severity.OK, "Process names are available for drops.")
     else:
         yield Finding(
             "names",
             Severity.WARNING,
-            "This kernel does not tell gates which process runs (Linux 6.16): 'podgate drops' "
-            "names cgroups, and processes only where a hook refuses them.",
+            "Kernel reports no process names to gates (Linux 6.16): 'podgate drops' shows cgroups, "
+            "and processes only for hooks.",
         )
 
 
@@ -115,8 +113,8 @@ def _hooks() -> Iterator[Finding]:
         yield Finding(
             "hooks",
             Severity.WARNING,
-            "This kernel does not number network namespaces (Linux 5.14): gates drop, but nobody "
-            "hears of it at once, and a tunnel of the node's own can be used to get round them.",
+            "Kernel has no netns cookies (Linux 5.14): gates drop, but without EPERM for the "
+            "process, and the node's tunnels can be used to bypass gates.",
         )
         return
     root = cgroup2_mount()
@@ -133,7 +131,7 @@ def _hooks() -> Iterator[Finding]:
     for name, problem in problems:
         yield Finding(name, Severity.WARNING, f"{problem}.")
     if not problems:
-        yield Finding("hooks", Severity.OK, f"There is room for hooks at {root}.")
+        yield Finding("hooks", Severity.OK, f"cgroup hooks can be attached at {root}.")
 
 
 def _bpffs(bpffs: pathlib.Path) -> Iterator[Finding]:
@@ -150,7 +148,7 @@ def _bpffs(bpffs: pathlib.Path) -> Iterator[Finding]:
         yield Finding(
             "bpffs",
             Severity.PROBLEM,
-            f"{bpffs} is mounted read-only, and podgate pins there; mount it read-write.",
+            f"{bpffs} is mounted read-only; mount it read-write.",
         )
         return
     try:
@@ -163,11 +161,11 @@ def _bpffs(bpffs: pathlib.Path) -> Iterator[Finding]:
         yield Finding(
             "bpffs",
             Severity.WARNING,
-            f"Pins of another version ({', '.join(others)}) are left below {installation.root}; "
-            "an agent that has seen all pods removes them.",
+            f"Pins of another version ({', '.join(others)}) exist below {installation.root}; the "
+            "agent removes them after the first sync.",
         )
     else:
-        yield Finding("bpffs", Severity.OK, f"{bpffs} can be pinned to.")
+        yield Finding("bpffs", Severity.OK, f"{bpffs} is writable.")
 
 
 async def _nftables() -> Finding:
@@ -177,10 +175,14 @@ async def _nftables() -> Finding:
         return Finding(
             "nftables",
             Severity.WARNING,
-            f"nft does not work here ({error}): new pods are open for some milliseconds until "
-            "their gate stands, and for as long as no agent runs; install nftables.",
+            f"nft does not work ({error}): new pods are open until their gate is attached; install "
+            "nftables.",
         )
-    return Finding("nftables", Severity.OK, "New pods can be born closed.")
+    return Finding(
+        "nftables",
+        Severity.OK,
+        "nftables works: new pods are blocked until their gate is attached.",
+    )
 
 
 async def _strict(bpffs: pathlib.Path, ranges: RelayRanges) -> Finding:
@@ -188,10 +190,12 @@ async def _strict(bpffs: pathlib.Path, ranges: RelayRanges) -> Finding:
     assert root is not None  # `preflight.check`
     if problem := await strict_check.why_not(ranges, root, pins.Pins(bpffs)):
         return Finding(
-            "strict", Severity.WARNING, f"Pods in mode strict stay at enforce: {problem}"
+            "strict",
+            Severity.WARNING,
+            f"strict unavailable, falling back to enforce: {problem}",
         )
     return Finding(
-        "strict", Severity.OK, f"A relay can serve in {' and '.join(map(str, ranges.networks))}."
+        "strict", Severity.OK, f"Relay ranges {' and '.join(map(str, ranges.networks))} are free."
     )
 
 
@@ -205,17 +209,17 @@ async def _agent(run_directory: pathlib.Path) -> Finding:
         return Finding(
             "agent",
             Severity.WARNING,
-            f"An agent of another version answers ({error}); use its own command.",
+            f"Agent of another version ({error}); use its own command.",
         )
-    for is_wrong, text in _agent_troubles(report):
-        if is_wrong:
+    for has_problem, text in _agent_problems(report):
+        if has_problem:
             return Finding("agent", Severity.WARNING, text)
-    return Finding("agent", Severity.OK, f"An agent runs, pid {report.pid}, and knows its pods.")
+    return Finding("agent", Severity.OK, f"Agent running, pid {report.pid}, all pods synced.")
 
 
-def _agent_troubles(report: Report) -> Iterator[tuple[bool, str]]:
+def _agent_problems(report: Report) -> Iterator[tuple[bool, str]]:
     yield bool(report.feed.problems), " ".join(report.feed.problems)
     missing = ", ".join(hook.name for hook in report.hooks if hook.problem)
-    yield not report.is_synced, "The agent has not looked at every pod yet; ask again soon."
-    yield report.kubelet is None, f"No kubelet is admitted: {report.kubelet_problem}"
-    yield bool(missing), f"Hooks are not in force: {missing}; 'podgate status' says why."
+    yield not report.is_synced, "Initial pod sync not finished; retry."
+    yield report.kubelet is None, f"Kubelet not identified: {report.kubelet_problem}"
+    yield bool(missing), f"Hooks not attached: {missing}; see 'podgate status'."

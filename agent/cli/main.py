@@ -1,8 +1,9 @@
-"""The command line. Commands import what they need when they are called: `status` is quick."""
+"""The command line. Commands import what they need when they run, so that `status` starts fast."""
 
 import asyncio
 import pathlib
 import sys
+from typing import Any
 
 import click
 
@@ -20,71 +21,85 @@ from agent.cli.commands import (
     services,
     status,
 )
-from bpf import pins
+from agent.errors import PodgateError
+from bpf import errors, pins
+
+# BpfError is an OSError, too.
+_FAILURES = (
+    PodgateError,
+    errors.AttachError,
+    errors.CompileError,
+    errors.PinError,
+    OSError,
+)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96})
+class _Podgate(click.Group):
+    """Handles errors of every command: one sentence on stderr and exit status 1.
+
+    Usage errors keep click's exit status 2.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # by click: the reader of a pipe has gone
+        except _FAILURES as error:
+            click.echo(f"podgate: {error}", err=True)
+            sys.exit(1)
+
+
+@click.group(
+    cls=_Podgate,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96},
+)
 @click.version_option(VERSION, prog_name="podgate")
 def main() -> None:
-    """Closes the kubelet hole in NetworkPolicy.
+    """Close the kubelet hole in NetworkPolicy.
 
-    Gates on the pods' interfaces drop what the node itself starts; probes run from inside each
-    pod's network namespace; conditions say what is true.
+    Gates on pod interfaces drop traffic that the host starts; probes run inside each pod's network
+    namespace; results are published as pod conditions.
     """
 
 
-@main.command(short_help="Remove all that podgate ever left in the kernel.")
+@main.command(short_help="Remove everything podgate installed on this node.")
 @options.run_directory
 @options.bpffs
 def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
-    """Remove every pin, link, filter, table, route and relay's interface that podgate ever made on
-    this node.
+    """Remove all pins, links, filters, tables, routes and relay interfaces of podgate on this node.
 
-    All gates open, and services that a proxy of ours carried are not carried any more. Stop both
-    first: they would put them back.
+    All gates open, and services proxied by podgate stop. Stop the agent and the proxy first:
+    otherwise they install everything again.
     """
     from agent.app import network_managers, preflight
     from agent.cni import state as cni_state
     from agent.default_deny import table as default_deny_table
-    from agent.errors import PreflightError
     from agent.linux import locks
     from agent.proxy import nftables
-    from agent.proxy.backends import BackendError
     from agent.strict import veth_pair
     from bpf import cleanup as bpf_cleanup
-    from bpf import errors
 
     installation = pins.Pins(bpffs)
-    try:
-        preflight.check()
-        with (
-            locks.exclusive_if_present(run_directory),
-            locks.exclusive_if_present(run_directory / "proxy"),
-            locks.exclusive_if_present(installation.root),
-        ):
-            cni_state.retire(run_directory)
-            removed = bpf_cleanup.remove_everything(installation)
-            asyncio.run(default_deny_table.remove())
-            asyncio.run(veth_pair.remove_everything())
-            asyncio.run(nftables.remove())
-            network_managers.let_in_again()
-    except (
-        PreflightError,
-        locks.Locked,
-        errors.AttachError,
-        default_deny_table.DefaultDenyError,
-        veth_pair.PairError,
-        BackendError,
-        OSError,
-    ) as error:
-        options.fail(error)
+    preflight.check()
+    with (
+        locks.exclusive_if_present(run_directory),
+        locks.exclusive_if_present(run_directory / "proxy"),
+        locks.exclusive_if_present(installation.root),
+    ):
+        cni_state.retire(run_directory)
+        removed = bpf_cleanup.remove_everything(installation)
+        asyncio.run(default_deny_table.remove())
+        asyncio.run(veth_pair.remove_everything())
+        asyncio.run(nftables.remove())
+        network_managers.let_in_again()
     click.echo(f"Removed {removed.pins} pins and {removed.filters} filters.")
 
 
-@main.command(short_help="Show the whole job on this machine.")
+@main.command(short_help="Run the demo on this machine.")
 @options.output
 def demo(output: str) -> None:
-    """Show the whole job on this machine, in namespaces that end with it."""
+    """Run the whole demo in its own namespaces, and remove them at the end."""
     from agent.demo import supervisor
 
     sys.exit(supervisor.run(output))

@@ -1,4 +1,4 @@
-"""`make docs`: docs/reference/ and the CustomResourceDefinition, made from the code."""
+"""`make docs` generates docs/reference/ and the CustomResourceDefinition from the code."""
 
 import itertools
 import json
@@ -34,12 +34,12 @@ def _reasons() -> str:
     lines = [
         "# Verdicts, reasons and modes",
         "",
-        "Counters are kept per interface, for node-sent packets only.",
+        "Counted per interface, for host packets only.",
         "",
         f"Verdicts: {', '.join(f'`{verdict.label}`' for verdict in Verdict)}. "
         f"Modes: {', '.join(f'`{mode.label}`' for mode in Mode)}.",
         "",
-        "| reason | of | meaning |",
+        "| reason | verdict | description |",
         "|---|---|---|",
         *(f"| `{reason.label}` | {_kind(reason)} | {reason.description} |" for reason in Reason),
     ]
@@ -51,13 +51,16 @@ def _kind(reason: Reason) -> str:
 
 
 def _metrics() -> str:
-    lines = ["# Metrics", "", "| name | kind | labels | meaning |", "|---|---|---|---|"]
+    lines = ["# Metrics", "", "| name | kind | labels | description |", "|---|---|---|---|"]
     for family in itertools.chain(
         metrics.FAMILIES, relay_metrics.FAMILIES, cluster_metrics.FAMILIES, podinfo.FAMILIES
     ):
         labels = ", ".join(f"`{label}`" for label in family.labels) or "none"
         lines.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
-    lines += ["", "Beside these, the usual `process_*` series. A pod's series vanish with the pod."]
+    lines += [
+        "",
+        "In addition, the usual `process_*` series. A pod's series are removed with the pod.",
+    ]
     return "\n".join(lines) + "\n"
 
 

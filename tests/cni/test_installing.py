@@ -309,7 +309,7 @@ def test_the_commands_do_it_and_say_so(node: CniInstaller) -> None:
     install = ["cni", "install", *where, "--binary", str(node.binary), "--cni-strict-start"]
     runner = CliRunner()
     assert runner.invoke(main, install).output == "Installed.\n"
-    assert runner.invoke(main, install).output == "Nothing to do: it is installed.\n"
+    assert runner.invoke(main, install).output == "Nothing to do: already installed.\n"
     assert "strictStart" in (node.conf_directory / "10-x.conflist").read_text()
     assert runner.invoke(main, ["cni", "remove", *where]).output == "Removed.\n"
     assert content(node) == before

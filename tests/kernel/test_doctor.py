@@ -19,7 +19,7 @@ pytestmark = pytest.mark.kernel
 
 
 async def examine(bpffs: pathlib.Path, run_directory: pathlib.Path) -> dict[str, Finding]:
-    return {finding.check: finding for finding in await doctor.examine(bpffs, run_directory)}
+    return {finding.check: finding for finding in await doctor.run_checks(bpffs, run_directory)}
 
 
 async def test_on_a_good_machine_only_the_agent_is_missing(
@@ -27,7 +27,7 @@ async def test_on_a_good_machine_only_the_agent_is_missing(
 ) -> None:
     findings = await examine(fresh_pins.bpffs, tmp_path)
     agent = findings.pop("agent")
-    # What an older kernel lacks is said there, and is no problem.
+    # Features that an older kernel lacks are warnings.
     for check in ("attachment", "names"):
         assert findings.pop(check).severity is not Severity.PROBLEM
     assert {finding.severity for finding in findings.values()} == {Severity.OK}
@@ -35,7 +35,7 @@ async def test_on_a_good_machine_only_the_agent_is_missing(
     assert "is 'podgate run' running" in agent.text
 
 
-async def test_directory_that_is_no_bpffs_is_a_problem(tmp_path: pathlib.Path) -> None:
+async def test_directory_without_bpffs_is_a_problem(tmp_path: pathlib.Path) -> None:
     finding = (await examine(tmp_path, tmp_path))["bpffs"]
     assert finding.severity is Severity.PROBLEM
     assert f"mount one with 'mount -t bpf bpf {tmp_path}'" in finding.text
@@ -52,7 +52,7 @@ async def test_pin_of_another_layout_is_a_problem(
     assert "is not the map that this version uses" in finding.text
 
 
-async def test_pins_of_another_version_are_said(
+async def test_pins_of_another_version_are_a_warning(
     fresh_pins: pins.Pins, tmp_path: pathlib.Path
 ) -> None:
     pins.Pins(fresh_pins.bpffs, schema=99).prepare()
@@ -61,7 +61,7 @@ async def test_pins_of_another_version_are_said(
     assert "another version (v99)" in finding.text
 
 
-async def test_without_nft_the_window_is_said(
+async def test_missing_nft_is_a_warning(
     fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def missing(script: str, *, only_check: bool = False) -> None:
@@ -70,10 +70,12 @@ async def test_without_nft_the_window_is_said(
     monkeypatch.setattr("agent.linux.nft.apply", missing)
     finding = (await examine(fresh_pins.bpffs, tmp_path))["nftables"]
     assert finding.severity is Severity.WARNING
-    assert "(there is no nft command): new pods are open for some milliseconds" in finding.text
+    assert (
+        "(there is no nft command): new pods are open until their gate is attached" in finding.text
+    )
 
 
-async def test_whoever_leaves_no_room_at_the_root_is_named(
+async def test_program_that_excludes_hooks_is_named(
     fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def exclusive(cgroup_fd: int, hook: abi.HookSpec) -> str | None:
@@ -87,7 +89,7 @@ async def test_whoever_leaves_no_room_at_the_root_is_named(
     assert "hooks" not in findings
 
 
-async def test_another_package_named_bcc_is_found_out(
+async def test_another_package_named_bcc_is_a_problem(
     fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bcc.py").touch()
@@ -101,11 +103,11 @@ async def test_another_package_named_bcc_is_found_out(
 @pytest.fixture
 def running(operator: Operator, lab: labs.Lab) -> Operator:
     operator.start()
-    operator.wait_for("a look at every pod", lambda report: report.is_synced)
+    operator.wait_for("the initial sync", lambda report: report.is_synced)
     return operator
 
 
-def test_a_running_agent_is_asked(running: Operator) -> None:
+def test_running_agent_is_checked(running: Operator) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "agent", "doctor", "--output", "json"),
@@ -119,4 +121,4 @@ def test_a_running_agent_is_asked(running: Operator) -> None:
     findings = {finding["check"]: finding for finding in json.loads(done.stdout)}
     # Nothing of that name runs here.
     assert findings["agent"]["severity"] == "warning"
-    assert "No kubelet is admitted" in findings["agent"]["text"]
+    assert "Kubelet not identified" in findings["agent"]["text"]

@@ -411,7 +411,7 @@ def test_nothing_to_suggest_is_one_sentence(node: Node, web: LabPod) -> None:
     done = podgate("suggest", "--run-directory", str(node.operator.run_directory))
     assert done.returncode == 0
     assert done.stdout == ""
-    assert "nobody to suggest" in done.stderr
+    assert "no dropped traffic" in done.stderr
 
 
 def test_rules_that_are_nowhere_are_one_sentence(node: Node) -> None:

@@ -157,6 +157,4 @@ def test_a_pod_of_the_agent_is_probed_by_name(operator: Operator, web: LabPod) -
             assert "success over IPv4" in done.stdout
         done = podgate(operator, "probe", "--pod", "shop", "tcp", str(PORT))
     assert done.returncode == 1
-    assert done.stderr == (
-        "podgate: the agent knows no pod shop; 'podgate status' lists those that it knows.\n"
-    )
+    assert done.stderr == ("podgate: the agent has no pod shop; 'podgate status' lists its pods.\n")

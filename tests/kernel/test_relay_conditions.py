@@ -227,7 +227,7 @@ def test_hand_over_on_demand_leaves_one_relay(
     command = [sys.executable, "-m", "agent", "relay", "restart"]
     command += ["--run-directory", str(operator.run_directory)]
     done = subprocess.run(command, check=True, capture_output=True, timeout=60)
-    assert done.stdout == b"Another relay has taken over.\n"
+    assert done.stdout == b"A new relay has taken over.\n"
     assert relay_pid(operator) != first
     assert dial(kubelet, pod.ipv4) == pod.ipv4
     operator.wait_for("the old one gone", lambda report: len(report.relay.gates) == 1)

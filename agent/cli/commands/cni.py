@@ -1,4 +1,4 @@
-"""The command line of `podgate cni`."""
+"""`podgate cni`."""
 
 import pathlib
 
@@ -13,58 +13,57 @@ _conf_directory = click.option(
     type=options.PATH,
     default=CNI_CONF_DIRECTORY,
     show_default=True,
-    help="Where the container runtime looks for networks.",
+    help="CNI configuration directory.",
 )
 kept_conf_directory = click.option(
     "--cni-conf-dir",
     type=options.PATH,
-    help="Keep podgate-cni in the network that is configured there, usually /etc/cni/net.d.",
+    help="CNI configuration directory, usually /etc/cni/net.d; keeps podgate-cni configured there.",
 )
 bin_directory = click.option(
     "--cni-bin-dir",
     type=options.PATH,
     default=CNI_BIN_DIRECTORY,
     show_default=True,
-    help="Where the container runtime looks for CNI plugins.",
+    help="CNI plugin directory.",
 )
 strict_start = click.option(
     "--cni-strict-start",
     is_flag=True,
-    help="After a reboot pods wait for the agent; else they start without a gate until it comes.",
+    help="After a reboot, block pod starts until the agent runs. Default: pods start without a "
+    "gate.",
 )
 
 
-@click.group(short_help="Have pods gated before they start.")
+@click.group(short_help="Manage the CNI plugin that gates pods before they start.")
 def cni() -> None:
-    """Have the container runtime gate each pod before its containers start.
-
-    podgate-cni does it, as the last plugin of the node's network, whether or not the agent is
-    there.
+    """Manage podgate-cni, the last plugin of the node's CNI network, which attaches gates before
+    containers start, also while the agent is down.
     """
 
 
-@cni.command(short_help="Put podgate-cni into the node's network.")
+@cni.command(short_help="Add podgate-cni to the CNI configuration.")
 @_conf_directory
 @bin_directory
 @strict_start
 @click.option(
     "--binary",
     type=options.PATH,
-    help="The plugin to copy; by default the one that was built with this podgate.",
+    help="Plugin to copy. Default: the one built with podgate.",
 )
 @click.option(
     "--run-directory",
     type=options.PATH,
     default=RUN_DIRECTORY,
     show_default=True,
-    help="The agent's, as the node sees it.",
+    help="Path of the agent's, as seen from the node.",
 )
 @click.option(
     "--bpffs",
     type=options.PATH,
     default=pins.DEFAULT_BPFFS,
     show_default=True,
-    help="The agent's, as the node sees it.",
+    help="Path of the agent's, as seen from the node.",
 )
 def install(
     cni_conf_dir: pathlib.Path,
@@ -74,11 +73,11 @@ def install(
     run_directory: pathlib.Path,
     bpffs: pathlib.Path,
 ) -> None:
-    """Copy podgate-cni to the plugins, and make it the last one of the node's network.
+    """Copy podgate-cni to the plugin directory and append it to the node's CNI network.
 
-    Everything else in the file stays as it is. Safe to repeat, and to interrupt.
+    The rest of the configuration is not changed. Safe to repeat and to interrupt.
     """
-    from agent.cni.installer import BUILT, CniError, CniInstaller
+    from agent.cni.installer import BUILT, CniInstaller
 
     plugin = CniInstaller(
         conf_directory=cni_conf_dir,
@@ -88,28 +87,24 @@ def install(
         run_directory=run_directory,
         bpffs=bpffs,
     )
-    try:
-        has_changed = plugin.install()
-    except CniError as error:
-        options.fail(error)
-    click.echo("Installed." if has_changed else "Nothing to do: it is installed.")
+    has_changed = plugin.install()
+    click.echo("Installed." if has_changed else "Nothing to do: already installed.")
 
 
-@cni.command(short_help="Take podgate-cni out again.")
+@cni.command(short_help="Remove podgate-cni from the CNI configuration.")
 @_conf_directory
 @bin_directory
 @click.option(
     "--keep-binary",
     is_flag=True,
-    help="For CRI-O, which ends pods by the network they were started with.",
+    help="Keep the plugin binary (CRI-O needs it to delete running pods).",
 )
 def remove(cni_conf_dir: pathlib.Path, cni_bin_dir: pathlib.Path, keep_binary: bool) -> None:
-    """Leave both directories as they were. Gates stay; the agent or the pods' end takes them."""
-    from agent.cni.installer import CniError, CniInstaller
+    """Restore the CNI configuration and delete the plugin. Attached gates stay until the agent or
+    the pod's deletion removes them.
+    """
+    from agent.cni.installer import CniInstaller
 
     plugin = CniInstaller(conf_directory=cni_conf_dir, bin_directory=cni_bin_dir)
-    try:
-        has_changed = plugin.remove(is_binary_kept=keep_binary)
-    except CniError as error:
-        options.fail(error)
-    click.echo("Removed." if has_changed else "Nothing to do: it is not installed.")
+    has_changed = plugin.remove(is_binary_kept=keep_binary)
+    click.echo("Removed." if has_changed else "Nothing to do: not installed.")

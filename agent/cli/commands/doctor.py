@@ -1,4 +1,4 @@
-"""The command line of `podgate doctor`; the checks are in agent.cli.doctor."""
+"""`podgate doctor`; the checks are in agent.cli.doctor."""
 
 import asyncio
 import ipaddress
@@ -13,7 +13,7 @@ from agent.settings import RelayRanges
 _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
 
 
-@click.command(short_help="Say what this machine offers and what stands in the way.")
+@click.command(short_help="Check this machine's kernel and configuration.")
 @options.output
 @options.run_directory
 @options.bpffs
@@ -26,16 +26,16 @@ def doctor(
     relay_range4: ipaddress.IPv4Network,
     relay_range6: ipaddress.IPv6Network,
 ) -> None:
-    """Say what this machine offers podgate, what stands in the way, and what to do about it.
+    """Check kernel, configuration and agent, and print what to do about each problem.
 
-    Changes nothing. Ends with status 1 when there is a problem; warnings are none.
+    Changes nothing. Exit status 1 if there is a problem; warnings do not change it.
     """
     import msgspec
 
-    from agent.cli.doctor import Severity, examine
+    from agent.cli.doctor import Severity, run_checks
 
     ranges = RelayRanges(relay_range4, relay_range6)
-    findings = asyncio.run(examine(bpffs, run_directory, ranges))
+    findings = asyncio.run(run_checks(bpffs, run_directory, ranges))
     if output == "json":
         click.echo(msgspec.json.encode(findings))
     else:

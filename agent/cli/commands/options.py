@@ -1,10 +1,9 @@
-"""What several commands share: their options, and how they end when they cannot do it."""
+"""Options that several commands share, and their requests to the agent."""
 
 import asyncio
 import pathlib
-import sys
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import click
 
@@ -24,7 +23,7 @@ PATH = click.Path(path_type=pathlib.Path)
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str], T]:
-    """An option's callback: what `parse` makes of it; its `ValueError` becomes click's."""
+    """An option's callback that converts by `parse`; its `ValueError` becomes a usage error."""
 
     def read(context: click.Context, option: click.Parameter, text: str) -> T:
         try:
@@ -36,27 +35,32 @@ def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Paramete
 
 
 output = click.option(
-    "--output", type=click.Choice(["text", "json"]), default="text", show_default=True
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Output format.",
 )
 run_directory = click.option(
     "--run-directory",
     type=PATH,
     default=RUN_DIRECTORY,
     show_default=True,
-    help="Where the agent's sockets are.",
+    help="Directory of the agent's sockets and state.",
 )
 bpffs = click.option(
     "--bpffs",
     type=PATH,
     default=pins.DEFAULT_BPFFS,
     show_default=True,
-    help="The BPF file system to pin below.",
+    help="BPF file system for pinned objects.",
 )
 log_format = click.option(
     "--log-format",
     type=click.Choice([choice.value for choice in LogFormat]),
     default=LogFormat.JSON.value,
     show_default=True,
+    help="Log format.",
 )
 relay_range4 = click.option(
     "--relay-range4",
@@ -64,7 +68,7 @@ relay_range4 = click.option(
     callback=parsed(parse_range4),
     default=str(DEFAULT_RELAY_RANGES.ipv4),
     show_default=True,
-    help="Addresses that are the relay's, for mode strict: a network that the node routes nowhere.",
+    help="IPv4 range for the relay (mode strict); must not be routed by this node.",
 )
 relay_range6 = click.option(
     "--relay-range6",
@@ -72,21 +76,15 @@ relay_range6 = click.option(
     callback=parsed(parse_range6),
     default=str(DEFAULT_RELAY_RANGES.ipv6),
     show_default=True,
-    help="The same for IPv6.",
+    help="IPv6 range for the relay.",
 )
 
 
-def ask_agent(directory: pathlib.Path, resource: str) -> bytes:
-    """What the agent whose sockets are there answers; or end, saying that none does."""
+def fetch_from_agent(directory: pathlib.Path, resource: str) -> bytes:
+    """The response of the agent whose sockets are in `directory`.
+
+    Raises `AgentUnreachableError`.
+    """
     from agent.admin import client as admin_client
 
-    try:
-        return asyncio.run(admin_client.fetch(admin_socket(directory), resource))
-    except admin_client.Unreachable as error:
-        fail(error)
-
-
-def fail(problem: object) -> NoReturn:
-    """One sentence on stderr, and exit status 1."""
-    click.echo(f"podgate: {problem}", err=True)
-    sys.exit(1)
+    return asyncio.run(admin_client.fetch(admin_socket(directory), resource))

@@ -1,4 +1,4 @@
-"""The command line of `podgate pods`."""
+"""`podgate pods`."""
 
 import contextlib
 import pathlib
@@ -10,20 +10,20 @@ from agent.cli.commands import options
 _SECONDS = 10.0
 
 
-@click.command(short_help="Show the conditions of this node's pods, and who says so.")
+@click.command(short_help="Show pod conditions from all sources.")
 @options.output
-@click.option("--watch", is_flag=True, help="Show them again whenever one changes.")
-@click.option("--uid", default="", help="Show one pod only: by its uid, or its mirror pod's.")
+@click.option("--watch", is_flag=True, help="Print again after each change, until interrupted.")
+@click.option("--uid", default="", help="Show one pod, by its UID or its mirror pod's.")
 @options.run_directory
 def pods(output: str, watch: bool, uid: str, run_directory: pathlib.Path) -> None:
-    """Show the conditions of this node's pods, the newest known, and who says so.
+    """Show the newest conditions of this node's pods, and the source of each.
 
-    For everybody on the node, root or not, and without the API server. With --output json one line
-    for each state.
+    Needs neither root nor the API server. With --output json one line per state.
     """
     from agent.cli.views import pods as pods_view
     from agent.client import base
     from agent.client import podinfo as clients
+    from agent.errors import PodgateError
 
     if watch and uid:
         raise click.UsageError("--watch shows all pods; leave out --uid")
@@ -45,9 +45,8 @@ def pods(output: str, watch: bool, uid: str, run_directory: pathlib.Path) -> Non
                 show(client.list(_SECONDS))
         except clients.Broken as error:
             is_missing = error.code is clients.UNAVAILABLE and not path.exists()
-            why = (
-                f"{path} is not there; is 'podgate run' running, with its feature gate PodInfoAPI?"
+            raise PodgateError(
+                f"{path} does not exist; run 'podgate run' with its feature gate PodInfoAPI."
                 if is_missing
-                else error
-            )
-            options.fail(why)
+                else str(error)
+            ) from error

@@ -1,4 +1,4 @@
-"""The command line of `podgate probe`; what it does is in agent.cli.commands.probe_runner."""
+"""`podgate probe`; the probe itself runs in agent.cli.commands.probe_runner."""
 
 import asyncio
 import json
@@ -30,28 +30,28 @@ def _headers(
     return tuple((match[1], match[2]) for _, match in matches if match is not None)
 
 
-@click.command(short_help="Run one probe by hand and show what happens.")
+@click.command(short_help="Run one probe and show each step.")
 @click.option(
     "--netns",
     metavar="PATH",
-    help="The pod's network namespace: /run/netns/NAME or /proc/PID/ns/net.",
+    help="Network namespace of the pod: /run/netns/NAME or /proc/PID/ns/net.",
 )
-@click.option("--pod", metavar="NAME", help="A pod that the running agent knows: [NAMESPACE/]NAME.")
+@click.option("--pod", metavar="NAME", help="Pod of the running agent: [NAMESPACE/]NAME.")
 @click.argument("kind", type=click.Choice(["http", "tcp", "grpc"]))
 @click.argument("port", type=click.IntRange(1, _ANY_PORT))
 @click.option("--path", default="/", show_default=True, help="http: path and query.")
 @click.option("--tls", is_flag=True, help="http: use https; grpc: mode TLS.")
-@click.option("--h2c", is_flag=True, help="http: protocol HTTP2, in clear.")
+@click.option("--h2c", is_flag=True, help="http: HTTP/2 without TLS.")
 @click.option(
     "--header",
     "headers",
     metavar="'NAME: VALUE'",
     multiple=True,
     callback=_headers,
-    help="http: send this header, too.",
+    help="http: additional request header.",
 )
-@click.option("--service", default="", help="grpc: the service to ask for.")
-@click.option("--hook", is_flag=True, help="http: as a lifecycle hook, where any answer will do.")
+@click.option("--service", default="", help="grpc: service name.")
+@click.option("--hook", is_flag=True, help="http: run as a lifecycle hook; any response passes.")
 @click.option(
     "--timeout",
     "timeout_seconds",
@@ -59,13 +59,15 @@ def _headers(
     type=click.FloatRange(min=0.0, max=_DAY, min_open=True),
     default=1.0,
     show_default=True,
+    help="Timeout in seconds.",
 )
-@click.option("--ip-family", type=click.Choice(["IPv4", "IPv6"]))
+@click.option("--ip-family", type=click.Choice(["IPv4", "IPv6"]), help="Address family.")
 @click.option(
     "--ip-family-policy",
     type=click.Choice(["SingleStack", "PreferDualStack", "RequireDualStack"]),
+    help="Number of families required.",
 )
-@click.option("--localhost", is_flag=True, help="Probe the pod's 127.0.0.1 and ::1.")
+@click.option("--localhost", is_flag=True, help="Probe 127.0.0.1 and ::1 in the pod.")
 @options.output
 @options.run_directory
 def probe(
@@ -84,19 +86,18 @@ def probe(
 ) -> None:
     """Run one probe from inside a pod and show each step.
 
-    The exit status is 0 when the probe passes and 1 when it fails.
+    Exit status 0 if the probe passes, 1 if it fails.
     """
-    from agent.admin import client as admin_client
     from agent.cli.commands import probe_runner
     from probes.spec.definitions import Probe
 
     if (netns is None) == (pod is None):
-        raise click.UsageError("say which pod: either --netns PATH or --pod NAME")
+        raise click.UsageError("name the pod by either --netns PATH or --pod NAME")
     if timeout_seconds != timeout_seconds:
-        raise click.BadParameter("nan is no time", param_hint="--timeout")
+        raise click.BadParameter("nan is not a time", param_hint="--timeout")
     if hook and kind != "http":
-        raise click.UsageError("--hook goes with http only")
-    asked = Probe(
+        raise click.UsageError("--hook requires http")
+    request = Probe(
         _handler(kind, port, **given),
         timeout_seconds=timeout_seconds,
         ip_family=ip_family,
@@ -105,23 +106,20 @@ def probe(
     )
     steps: list[tuple[float, str, str]] = []
 
-    def tell(milliseconds: float, address: str, text: str) -> None:
+    def on_step(milliseconds: float, address: str, text: str) -> None:
         steps.append((milliseconds, address, text))
         if output == "text":
             click.echo(f"{milliseconds:9.1f} ms  {address}  {text}")
 
     async def work() -> "Outcome":
-        where: probe_runner.Where
+        location: probe_runner.ProbeLocation
         if netns is not None:
-            where = await probe_runner.find_netns(netns)
+            location = await probe_runner.find_netns(netns)
         else:
-            where = await probe_runner.find_pod(str(pod), run_directory)
-        return await probe_runner.run(where, asked, is_hook=hook, tell=tell)
+            location = await probe_runner.find_pod(str(pod), run_directory)
+        return await probe_runner.run(location, request, is_hook=hook, on_step=on_step)
 
-    try:
-        outcome = asyncio.run(work())
-    except (probe_runner.ProbeCommandError, admin_client.Unreachable) as error:
-        options.fail(error)
+    outcome = asyncio.run(work())
     if output == "json":
         click.echo(json.dumps(_document(outcome, steps), indent=2))
     else:
@@ -147,7 +145,7 @@ def _handler(
     if kind == "grpc":
         return Grpc(port, service, "TLS" if tls else "Plaintext")
     if tls and h2c:
-        raise click.UsageError("--h2c is HTTP/2 in clear: leave out --tls")
+        raise click.UsageError("--h2c is HTTP/2 without TLS: leave out --tls")
     return HttpGet(port, path, "HTTPS" if tls else "HTTP", headers, "HTTP2" if h2c else "HTTP1")
 
 

@@ -1,4 +1,4 @@
-"""`podgate probe`: one probe by hand, from inside a pod, with everything that happens."""
+"""Runs one probe from inside a pod and reports each step."""
 
 import asyncio
 import pathlib
@@ -19,18 +19,18 @@ from probes.spec.definitions import HttpGet, Probe
 
 
 class ProbeCommandError(PodgateError):
-    """The probe cannot be run; one sentence that says what to do."""
+    """The probe cannot be run."""
 
 
-class Where(msgspec.Struct, frozen=True):
-    """A pod: its namespace, and the addresses to dial, the preferred one first."""
+class ProbeLocation(msgspec.Struct, frozen=True):
+    """A pod's network namespace and the addresses to dial, the preferred one first."""
 
     netns: Netns
     addresses: tuple[str, ...]
 
 
-async def find_netns(path: str) -> Where:
-    """The pod in this network namespace. Raises ProbeCommandError."""
+async def find_netns(path: str) -> ProbeLocation:
+    """The pod in this network namespace. Raises `ProbeCommandError`."""
     try:
         netns = Netns.open(path)
         reader = NetworkReader()
@@ -41,54 +41,56 @@ async def find_netns(path: str) -> Where:
     except NetnsError as error:
         raise ProbeCommandError(str(error)) from error
     except TimeoutError as error:
-        raise ProbeCommandError(f"the addresses in {path} could not be read in time.") from error
-    return Where(netns, network.probe_addresses)
+        raise ProbeCommandError(f"the addresses in {path} were not read in time.") from error
+    return ProbeLocation(netns, network.probe_addresses)
 
 
-async def find_pod(name: str, run_directory: pathlib.Path) -> Where:
-    """The pod that the running agent knows as `name` or `namespace/name`.
+async def find_pod(name: str, run_directory: pathlib.Path) -> ProbeLocation:
+    """The running agent's pod `name` or `namespace/name`.
 
-    Raises ProbeCommandError, and `adminclient.Unreachable` without an agent.
+    Raises `ProbeCommandError`, and `AgentUnreachableError` without an agent.
     """
     content = await admin_client.fetch(admin_socket(run_directory), "/status")
     report = msgspec.json.decode(content, type=Report)
     found = [pod for pod in report.pods if name in (pod.name, f"{pod.namespace}/{pod.name}")]
     if not found:
-        raise ProbeCommandError(
-            f"the agent knows no pod {name}; 'podgate status' lists those that it knows."
-        )
+        raise ProbeCommandError(f"the agent has no pod {name}; 'podgate status' lists its pods.")
     if len(found) > 1:
         names = ", ".join(f"{pod.namespace}/{pod.name}" for pod in found)
-        raise ProbeCommandError(f"{name} is several pods: write one of {names}.")
+        raise ProbeCommandError(f"several pods are named {name}; use one of {names}.")
     (pod,) = found
     if pod.netns is None:
-        raise ProbeCommandError(f"pod {name} has no network namespace of its own to probe in.")
+        raise ProbeCommandError(f"pod {name} has no network namespace.")
     try:
-        return Where(Netns.open(pod.netns), tuple(pod.addresses or pod.unconfirmed))
+        return ProbeLocation(Netns.open(pod.netns), tuple(pod.addresses or pod.unconfirmed))
     except NetnsError as error:
         raise ProbeCommandError(str(error)) from error
 
 
 async def run(
-    where: Where, probe: Probe, *, is_hook: bool, tell: Callable[[float, str, str], None]
+    location: ProbeLocation,
+    probe: Probe,
+    *,
+    is_hook: bool,
+    on_step: Callable[[float, str, str], None],
 ) -> Outcome:
-    """Run one probe or hook; `tell` hears milliseconds, address and text of each step."""
+    """Run one probe or hook; `on_step` gets milliseconds, address and text of each step."""
     if is_hook:
         assert isinstance(probe.handler, HttpGet)
-        plan = hooks.plan(probe.handler, where.addresses, probe.timeout_seconds)
+        plan = hooks.plan(probe.handler, location.addresses, probe.timeout_seconds)
     else:
-        plan = prober.plan(probe, where.addresses)
+        plan = prober.plan(probe, location.addresses)
     started = time.monotonic()
 
     def step(address: str, text: str) -> None:
-        tell((time.monotonic() - started) * 1000, address, text)
+        on_step((time.monotonic() - started) * 1000, address, text)
 
     running = prober.Prober(asyncio.get_running_loop())
-    return await prober.run_once(running, tracing.traced(plan, step), where.netns)
+    return await prober.run_once(running, tracing.traced(plan, step), location.netns)
 
 
 def describe(outcome: Outcome) -> str:
-    """The last line: what it came to, who answered and how long it took."""
+    """The last line: result, families that responded, and message."""
     families = f" over {' and '.join(outcome.families)}" if outcome.families else ""
     text = tracing.printable(outcome.message)
     return f"{outcome.result.value}{families}{': ' if text else ''}{text}"

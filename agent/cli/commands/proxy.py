@@ -1,4 +1,4 @@
-"""The command line of `podgate proxy`."""
+"""`podgate proxy`."""
 
 import asyncio
 import contextlib
@@ -19,27 +19,34 @@ _T = TypeVar("_T")
 _TARGET = "unix:///run/podgate/localnet/localnet.sock"
 
 
-@click.command(short_help="Carry the node's services, by what the localnet API tells.")
-@click.option("--backend", type=click.Choice(["ebpf", "nft"]), required=True)
-@click.option("--target", default=_TARGET, show_default=True, help="Where the API is served.")
+@click.command(short_help="Run a service proxy (kube-proxy replacement).")
+@click.option(
+    "--backend", type=click.Choice(["ebpf", "nft"]), required=True, help="Kernel mechanism."
+)
+@click.option(
+    "--target",
+    default=_TARGET,
+    show_default=True,
+    help="gRPC target of the service endpoints API.",
+)
 @click.option(
     "--node-address",
     "node_addresses",
     metavar="ADDRESS",
     multiple=True,
-    help="Where node ports are; may be given several times. Else at all of the node's addresses.",
+    help="Address for node ports; repeatable. Default: all addresses of the node.",
 )
 @click.option(
     "--pod-network",
     "pod_networks",
     metavar="CIDR",
     multiple=True,
-    help="With nft: addresses of the cluster's pods. What comes from others is from outside.",
+    help="Pod CIDR (nft only); traffic from other sources is external.",
 )
 @click.option(
     "--cgroup",
     type=options.PATH,
-    help="With ebpf: for the sockets of this cgroup and all below it. Else for all of them.",
+    help="Apply to sockets in this cgroup and below (ebpf only). Default: all sockets.",
 )
 @options.bpffs
 @click.option(
@@ -47,13 +54,13 @@ _TARGET = "unix:///run/podgate/localnet/localnet.sock"
     type=options.PATH,
     default=RUN_DIRECTORY,
     show_default=True,
-    help="Where the proxy keeps a second one away.",
+    help="Directory of the proxy's lock.",
 )
 @click.option(
-    "--started-file", type=options.PATH, help="Made when the first state is in the kernel."
+    "--started-file", type=options.PATH, help="File created once the first state is installed."
 )
 @options.log_format
-@click.option("--cleanup", is_flag=True, help="Remove what this backend left, and end.")
+@click.option("--cleanup", is_flag=True, help="Remove everything this backend installed, and exit.")
 def proxy(
     backend: str,
     target: str,
@@ -66,42 +73,35 @@ def proxy(
     log_format: str,
     cleanup: bool,
 ) -> None:
-    """Carry connections to services to their endpoints, in the place of kube-proxy.
+    """Run a service proxy from the endpoints that `podgate run --service-endpoints` publishes.
 
-    By what `podgate run` tells of the node's services and nothing else. What was put into the
-    kernel stays there when this process ends, and the next one takes over.
+    Installed state stays in the kernel when the process exits, and the next process takes it over.
     """
     from agent import logs
     from agent.app import preflight
-    from agent.errors import PreflightError
     from agent.linux import locks
-    from agent.proxy.backends import BackendError
-    from bpf import errors
 
     addresses = [_parsed(ipaddress.ip_address, text, "--node-address") for text in node_addresses]
     networks = [_parsed(ipaddress.ip_network, text, "--pod-network") for text in pod_networks]
     logs.configure(LogFormat(log_format))
-    try:
-        preflight.check()
-        directory = run_directory / "proxy"
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with locks.exclusive(directory):
-            if cleanup:
-                asyncio.run(_clean_up(backend, bpffs))
-                return
-            asyncio.run(
-                _run(
-                    backend,
-                    target=target,
-                    node_addresses=addresses,
-                    pod_networks=networks,
-                    cgroup=cgroup,
-                    bpffs=bpffs,
-                    started_file=started_file,
-                )
+    preflight.check()
+    directory = run_directory / "proxy"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locks.exclusive(directory):
+        if cleanup:
+            asyncio.run(_clean_up(backend, bpffs))
+            return
+        asyncio.run(
+            _run(
+                backend,
+                target=target,
+                node_addresses=addresses,
+                pod_networks=networks,
+                cgroup=cgroup,
+                bpffs=bpffs,
+                started_file=started_file,
             )
-    except (PreflightError, locks.Locked, BackendError, errors.AttachError, OSError) as error:
-        options.fail(error)
+        )
 
 
 async def _run(
@@ -123,7 +123,7 @@ async def _run(
         made = nftables.NftBackend(pod_networks)
     else:
         root = cgroup or cgroup2_mount()
-        assert root is not None  # the preflight saw it
+        assert root is not None  # `preflight.check`
         made = await ebpf.EbpfBackend.open(bpffs, root)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(made.close)

@@ -1,4 +1,4 @@
-"""The command line of `podgate run`."""
+"""`podgate run`."""
 
 import asyncio
 import ipaddress
@@ -23,51 +23,49 @@ from bpf.verdicts import Mode
 def _parse_address(text: str) -> tuple[str, int]:
     host, separator, port = text.rpartition(":")
     if not separator or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(
-            f"{text!r} is not HOST:PORT; write for instance 127.0.0.1:9650 or [::1]:9650"
-        )
+        raise ValueError(f"{text!r} is not HOST:PORT; examples are 127.0.0.1:9650 and [::1]:9650")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-@click.command()
+@click.command(short_help="Run the agent.")
 @click.option(
     "--manifests",
     type=options.PATH,
-    help="Directory of pod manifests (YAML or JSON), one pod a file; followed while it changes.",
+    help="Directory of pod manifests (YAML or JSON), one pod per file; watched for changes.",
 )
 @click.option(
     "--node-name",
     envvar="NODE_NAME",
     show_envvar=True,
-    help="This node's name in the cluster: its pods are those of the API server.",
+    help="Name of this node in the cluster; its pods are watched at the API server.",
 )
 @click.option(
     "--kubeconfig",
     metavar="FILE",
-    help="How to reach the API server; else KUBECONFIG says it, or the pod's service account.",
+    help="kubeconfig file. Default: KUBECONFIG, or the pod's service account.",
 )
 @click.option(
     "--cri-socket",
     type=options.PATH,
-    help="The container runtime's socket, if it is not where runtimes have theirs.",
+    help="Socket of the container runtime. Default: the usual paths.",
 )
 @click.option(
     "--write-all-conditions",
     is_flag=True,
-    help="Write conditions also of pods without one of podgate's readiness gates.",
+    help="Write conditions of all pods, not only of those with a readiness gate of podgate.",
 )
 @click.option(
     "--rules",
     type=options.PATH,
-    help="HostAccessPolicies (YAML or JSON), beside the cluster's: a file, or a directory; "
-    "followed while it changes.",
+    help="File or directory of HostAccessPolicies (YAML or JSON), in addition to the cluster's; "
+    "watched for changes.",
 )
 @click.option(
     "--mode",
     type=click.Choice([mode.label for mode in Mode]),
     default=Mode.AUDIT.label,
     show_default=True,
-    help="For pods whose label podgate.io/mode says nothing.",
+    help="Default mode for pods without a podgate.io/mode label.",
 )
 @click.option(
     "--http-address",
@@ -75,7 +73,7 @@ def _parse_address(text: str) -> tuple[str, int]:
     callback=options.parsed(_parse_address),
     default="127.0.0.1:9650",
     show_default=True,
-    help="For /metrics, /healthz and /readyz; an IPv6 host in brackets, port 0 for a free one.",
+    help="Address of /metrics, /healthz and /readyz; IPv6 in brackets, port 0 for any free port.",
 )
 @click.option(
     "--attach",
@@ -83,27 +81,27 @@ def _parse_address(text: str) -> tuple[str, int]:
     type=click.Choice(["auto", *(choice.value for choice in Attachment)]),
     default="auto",
     show_default=True,
-    help="How gates hang on interfaces; auto takes tcx where the kernel has it.",
+    help="Attachment type; auto prefers tcx.",
 )
 @click.option(
     "--kubelet",
-    metavar="WHO",
+    metavar="PROCESS",
     callback=options.parsed(parse_kubelet),
     default="process:kubelet",
     show_default=True,
-    help="Who may reach what pods declare: process:NAME[:PORT], cgroup:/PATH or unit:NAME.service.",
+    help="Kubelet to admit: process:NAME[:PORT], cgroup:/PATH or unit:NAME.service.",
 )
 @click.option(
     "--dead-man-hours",
     type=click.FloatRange(min=0),
     default=24.0,
     show_default=True,
-    help="After so long without an agent the gates let everything pass; 0 for never.",
+    help="Open all gates after this many hours without a running agent; 0: never.",
 )
 @click.option(
     "--close-existing-flows",
     is_flag=True,
-    help="End what the node began with a pod before its gate enforced; else it is only counted.",
+    help="Close flows that the host opened before enforcement. Default: only count them.",
 )
 @options.relay_range4
 @options.relay_range6
@@ -117,19 +115,19 @@ def _parse_address(text: str) -> tuple[str, int]:
     type=click.FloatRange(min=0),
     default=0.0,
     show_default=True,
-    help="Where another agent runs, wait so long for its end, prepared; else that is an error.",
+    help="If another agent is running, wait up to this long to take over. 0: exit with an error.",
 )
 @click.option(
     "--started-file",
     type=options.PATH,
-    help="Made when this agent has started or stands by: for a start-up probe.",
+    help="File created once the agent has started or stands by, for a startup probe.",
 )
 @click.option(
     "--feature-gates",
     metavar="NAME=true|false,...",
     callback=options.parsed(parse_feature_gates),
     default="",
-    help="PodInfoAPI (true): who runs on the node may ask for the conditions of its pods.",
+    help="Feature gates: PodInfoAPI (default true) serves pod conditions to clients on this node.",
 )
 @options.log_format
 @options.run_directory
@@ -161,14 +159,18 @@ def run(
     run_directory: pathlib.Path,
     bpffs: pathlib.Path,
 ) -> None:
-    """Guard this node's pods until told to stop."""
+    """Run the agent: gate and probe this node's pods until stopped."""
     from agent import logs
-    from agent.app import http_server, startup
-    from agent.errors import PreflightError
-    from agent.kube.client import NoClusterConfigError
-    from agent.linux import locks
-    from bpf import errors
+    from agent.app import startup
 
+    if (manifests is None) == (node_name is None):
+        raise click.UsageError(
+            "use either --node-name NAME, for a node of a cluster, or --manifests DIRECTORY"
+        )
+    if service_endpoints and node_name is None:
+        raise click.UsageError("--service-endpoints needs --node-name")
+    if localnet_address and not service_endpoints:
+        raise click.UsageError("--localnet-address needs --service-endpoints")
     settings = Settings(
         manifests=manifests,
         node_name=node_name,
@@ -197,15 +199,4 @@ def run(
         log_format=LogFormat(log_format),
     )
     logs.configure(settings.log_format)
-    try:
-        asyncio.run(startup.run(settings))
-    except (
-        PreflightError,
-        NoClusterConfigError,
-        startup.StartError,
-        locks.Locked,
-        http_server.ListenError,
-        errors.PinError,
-        errors.CompileError,
-    ) as error:
-        options.fail(error)
+    asyncio.run(startup.run(settings))

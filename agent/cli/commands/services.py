@@ -1,19 +1,19 @@
-"""`podgate services`, and what `podgate run` can be told about service endpoints."""
+"""`podgate services`, and the options of `podgate run` for service endpoints."""
 
 import contextlib
 import ipaddress
 import json
 import pathlib
 import sys
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from agent.cli.commands import options
 from agent.settings import localnet_socket
 
-# The agent answers at once, or it has not heard of all services yet.
-_ANSWER_SECONDS: Final = 10.0
+# The agent responds at once, or it has not listed all services yet.
+_ANSWER_SECONDS = 10.0
 
 
 def _loopback(
@@ -26,7 +26,7 @@ def _loopback(
     if _is_loopback(host) and port.isdecimal() and int(port) < 1 << 16:
         return host, int(port)
     raise click.BadParameter(
-        f"{text!r} is no address and port of the loopback; write for instance 127.0.0.1:9651"
+        f"{text!r} is not an address and port of the loopback; an example is 127.0.0.1:9651"
     )
 
 
@@ -40,28 +40,29 @@ def _is_loopback(host: str) -> bool:
 is_served = click.option(
     "--service-endpoints",
     is_flag=True,
-    help="In a cluster: tell everybody on the node which endpoints of each service to use.",
+    help="Publish each service's endpoints to clients on this node (needs a cluster).",
 )
 address = click.option(
     "--localnet-address",
     metavar="HOST:PORT",
     callback=_loopback,
-    help="Tell it on this port of the loopback, too.",
+    help="Also serve service endpoints on this loopback port.",
 )
 
 
-@click.command(short_help="Show which endpoints of each service this node uses.")
+@click.command(short_help="Show this node's endpoints of each service.")
 @options.output
-@click.option("--watch", is_flag=True, help="Show each change, until interrupted.")
-@click.option("--target", help="The server, as gRPC writes it; else the run directory's socket.")
+@click.option("--watch", is_flag=True, help="Print again after each change, until interrupted.")
+@click.option("--target", help="gRPC target. Default: socket in the run directory.")
 @options.run_directory
 def services(output: str, watch: bool, target: str | None, run_directory: pathlib.Path) -> None:
-    """Show each service with the endpoints that connections from this node may go to.
+    """Show each service with the endpoints for connections from this node.
 
-    With --output json one line for each state, as protobuf's JSON has it.
+    With --output json one line per state, in protobuf's JSON form.
     """
     from agent.client import base
     from agent.client import services as services_client
+    from agent.errors import PodgateError
 
     where = target or f"unix://{localnet_socket(run_directory).absolute()}"
     follower = services_client.Client(
@@ -76,9 +77,11 @@ def services(output: str, watch: bool, target: str | None, run_directory: pathli
         try:
             found = follower.ask(_ANSWER_SECONDS)
         except services_client.Broken as error:
-            options.fail(f"{error}; the agent serves them if run with --service-endpoints")
+            raise PodgateError(
+                f"{error}; the agent serves them if run with --service-endpoints"
+            ) from error
         if found is None:
-            options.fail("the agent has not heard of all services yet; see its log, or try again")
+            raise PodgateError("the agent has not listed all services yet; see its log, or retry")
         _show(found, output)
 
 

@@ -1,4 +1,4 @@
-"""The command lines of `podgate status` and `podgate drops`."""
+"""`podgate status` and `podgate drops`."""
 
 import asyncio
 import contextlib
@@ -14,40 +14,36 @@ from agent.settings import admin_socket
 @options.output
 @options.run_directory
 def status(output: str, run_directory: pathlib.Path) -> None:
-    """Show what the running agent knows about every pod."""
+    """Show the agent's state and all pods."""
     from agent.cli.views import status as status_view
 
-    content = options.ask_agent(run_directory, "/status")
+    content = options.fetch_from_agent(run_directory, "/status")
     if output == "json":
         click.echo(content)
     else:
         status_view.show(content)
 
 
-@click.command(short_help="Show who of the node is refused, or would be.")
+@click.command(
+    short_help="List host processes whose traffic is dropped (in audit: would be dropped)."
+)
 @options.output
-@click.option("--follow", is_flag=True, help="Show refusals as they happen instead: a sample.")
+@click.option("--follow", is_flag=True, help="Stream drop events (sampled).")
 @options.run_directory
 def drops(output: str, follow: bool, run_directory: pathlib.Path) -> None:
-    """Show who of the node is refused by a gate, or in audit would be: who would need a rule.
+    """List host processes whose traffic is dropped (in audit: would be dropped).
 
-    One line for each sender, pod, protocol and port, the busiest first. With --follow one line for
-    each refusal, until interrupted; the kernel tells no more than 160 a second of each CPU.
+    One line per source, pod, protocol and port, the busiest first. With --follow one line per drop
+    event, until interrupted; the kernel limits events to 160 per second and CPU.
     """
-    from agent.admin import client as admin_client
     from agent.cli.views import drops_follow
     from agent.cli.views import status as status_view
 
     if follow:
-        try:
-            with contextlib.suppress(KeyboardInterrupt):
-                asyncio.run(
-                    drops_follow.follow(admin_socket(run_directory), as_json=output == "json")
-                )
-        except admin_client.Unreachable as error:
-            options.fail(error)
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(drops_follow.follow(admin_socket(run_directory), as_json=output == "json"))
         return
-    content = options.ask_agent(run_directory, "/drops")
+    content = options.fetch_from_agent(run_directory, "/drops")
     if output == "json":
         click.echo(content)
     else:

@@ -1,1 +1,1 @@
-"""What commands print, for people and for machines."""
+"""Output of commands, as text and as JSON."""

@@ -1,4 +1,4 @@
-"""`podgate drops --follow`: asks the agent on and on for what is new."""
+"""`podgate drops --follow`: polls the agent for new drop events."""
 
 import asyncio
 import pathlib
@@ -14,19 +14,22 @@ _PERIOD_SECONDS = 0.5
 
 
 async def follow(socket: pathlib.Path, *, as_json: bool) -> None:
-    """Print refusals from now on, until interrupted. Raises `Unreachable` when the agent ends."""
+    """Print drop events from now on, until interrupted.
+
+    Raises `AgentUnreachableError` when the agent stops.
+    """
     newest = (await _fetch(socket, 0)).newest
     while True:
-        refusals = await _fetch(socket, newest)
-        if refusals.newest < newest:
-            newest = 0  # another agent, which counts from the beginning
+        events = await _fetch(socket, newest)
+        if events.newest < newest:
+            newest = 0  # another agent, which counts from 0
             continue
-        newest = refusals.newest
+        newest = events.newest
         if as_json:
-            for one in refusals.refusals:
-                click.echo(msgspec.json.encode(one))
+            for event in events.refusals:
+                click.echo(msgspec.json.encode(event))
         else:
-            status_view.show_refusals(refusals)
+            status_view.show_drop_events(events)
         await asyncio.sleep(_PERIOD_SECONDS)
 
 

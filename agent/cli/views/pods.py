@@ -1,4 +1,4 @@
-"""What `podgate pods` shows."""
+"""Output of `podgate pods`."""
 
 import datetime
 import sys
@@ -23,7 +23,7 @@ _SOURCES = {
 
 
 def show(state: State) -> None:
-    """Print a table, one line for each condition."""
+    """Print a table, one line per condition."""
     now = datetime.datetime.now(datetime.UTC)
     table = tables.table("pod", "condition", "status", "reason", "source", "known for")
     for pod in state.pods:
@@ -31,16 +31,16 @@ def show(state: State) -> None:
         if pod.static:
             name += " (static)"
         if pod.HasField("deletion_timestamp"):
-            name += " (leaving)"
+            name += " (terminating)"
         rows = [
             (
-                one.type,
-                _STATUSES.get(one.status, "?"),
-                one.reason,
-                _SOURCES.get(one.source, "?"),
-                _age(one, now),
+                condition.type,
+                _STATUSES.get(condition.status, "?"),
+                condition.reason,
+                _SOURCES.get(condition.source, "?"),
+                _age(condition, now),
             )
-            for one in pod.conditions
+            for condition in pod.conditions
         ]
         for row in rows or [("none", "", "", "", "")]:
             table.add_row(*(rich.markup.escape(cell) for cell in (name, *row)))
@@ -49,7 +49,7 @@ def show(state: State) -> None:
 
 
 def write_json(state: State) -> None:
-    """Write one line, as protobuf's JSON has it."""
+    """Write one line, in protobuf's JSON form."""
     response = podinfo_pb2.ListPodConditionsResponse(
         instance_id=state.instance_id, rev=state.rev, pods=state.pods
     )

@@ -1,4 +1,4 @@
-"""Probes for people: podgate's own and the kubelet's, in one table."""
+"""Output of `podgate probes`: podgate's probes and the kubelet's in one table."""
 
 import msgspec
 import rich.markup
@@ -10,8 +10,8 @@ from agent.cli.views import tables
 _MESSAGE_CHARACTERS = 60
 
 
-class PodProbes(msgspec.Struct, frozen=True):
-    """One pod's, for programs."""
+class PodProbesRow(msgspec.Struct, frozen=True):
+    """Probes of one pod, in JSON."""
 
     namespace: str
     name: str
@@ -20,16 +20,16 @@ class PodProbes(msgspec.Struct, frozen=True):
 
 
 def show(content: bytes) -> None:
-    """Print the probes of the admin API's report."""
+    """Print the probes of the agent's report."""
     report = msgspec.json.decode(content, type=Report)
     console = tables.console()
     if any(pod.probes or pod.carried for pod in report.pods):
         console.print(table(report.pods))
     else:
-        console.print("No pod is probed.")
+        console.print("No probes.")
     if report.relay.problem:
         console.print(
-            f"The kubelet's are not seen: {report.relay.problem}",
+            f"Probes of the kubelet are not visible: {report.relay.problem}",
             style="yellow",
             markup=False,
             highlight=False,
@@ -39,15 +39,15 @@ def show(content: bytes) -> None:
 
 def as_json(content: bytes) -> bytes:
     report = msgspec.json.decode(content, type=Report)
-    pods = [PodProbes(pod.namespace, pod.name, pod.probes, pod.carried) for pod in report.pods]
+    pods = [PodProbesRow(pod.namespace, pod.name, pod.probes, pod.carried) for pod in report.pods]
     return msgspec.json.encode(pods)
 
 
 def table(pods: list[PodStatus]) -> rich.table.Table:
-    """One line for each probe of podgate's, and for each port that the kubelet came to."""
+    """One line per probe of podgate, and per port that the kubelet connected to."""
     made = tables.table(
-        "POD", "CONTAINER", "PROBE", "BY", "ASKS", "RESULT", "FAMILY", "OK", "FAILED", "OPENS IN",
-        "LAST ANSWER",
+        "POD", "CONTAINER", "PROBE", "BY", "HANDLER", "RESULT", "FAMILY", "OK", "FAILED", "CONNECT",
+        "LAST RESPONSE",
     )  # fmt: skip
     for pod in pods:
         name = tables.full_name(pod.namespace, pod.name)
@@ -65,7 +65,7 @@ def _of_podgate(probe: ProbeStatus) -> tuple[str, ...]:
         probe.type.lower(),
         "podgate",
         probe.handler,
-        _coloured(probe.result, is_well=probe.result == "success"),
+        _coloured(probe.result, is_success=probe.result == "success"),
         " ".join(probe.families) or "-",
         str(probe.successes),
         str(probe.failures),
@@ -75,22 +75,21 @@ def _of_podgate(probe: ProbeStatus) -> tuple[str, ...]:
 
 
 def _of_kubelet(carried: CarriedStatus) -> tuple[str, ...]:
-    """What the kubelet made of an answer is its own; here a connection that opened and was let end
-    is well."""
-    well = carried.outcomes.get("carried", 0)
+    """The relay does not see the kubelet's verdict: a proxied connection counts as a success."""
+    proxied = carried.outcomes.get("carried", 0)
     return (
         carried.container or "-",
         carried.handler or "-",
         "kubelet",
         f":{carried.port}" if carried.port else "other ports",
-        _coloured(carried.last_outcome, is_well=carried.last_outcome == "carried"),
+        _coloured(carried.last_outcome, is_success=carried.last_outcome == "carried"),
         "-",
-        str(well),
-        str(sum(carried.outcomes.values()) - well),
+        str(proxied),
+        str(sum(carried.outcomes.values()) - proxied),
         "-" if carried.open_ms is None else f"{carried.open_ms:.2f} ms",
         ", ".join(f"{outcome} {count}" for outcome, count in sorted(carried.outcomes.items())),
     )
 
 
-def _coloured(text: str, *, is_well: bool) -> str:
-    return f"[{'green' if is_well else 'red'}]{text}[/]"
+def _coloured(text: str, *, is_success: bool) -> str:
+    return f"[{'green' if is_success else 'red'}]{text}[/]"

@@ -1,4 +1,4 @@
-"""`podgate services` for people and for machines."""
+"""Output of `podgate services`."""
 
 from typing import Any
 
@@ -8,20 +8,20 @@ from agent.cli.views import tables
 from agent.client import endpoints_pb2 as pb
 from agent.client.services import State
 
-_MOST_ENDPOINTS = 6
+_MAX_ENDPOINTS = 6
 
 
 def as_json(state: State) -> dict[str, Any]:
-    """instanceId, rev and services, named as in protobuf's JSON."""
+    """instanceId, rev and services, as in protobuf's JSON form."""
     return {
         "instanceId": str(state.instance_id),
         "rev": str(state.rev),
-        "services": [json_format.MessageToDict(one) for one in state.services],
+        "services": [json_format.MessageToDict(service) for service in state.services],
     }
 
 
 def show(state: State) -> None:
-    """Print one line for each port of each service."""
+    """Print one line per port of each service."""
     console = tables.console()
     table = tables.table("SERVICE", "TYPE", "ADDRESSES", "PORT", "INTERNAL", "EXTERNAL")
     for service in state.services:
@@ -29,16 +29,14 @@ def show(state: State) -> None:
             table.add_row(
                 tables.full_name(service.namespace, service.name),
                 _type(service),
-                "\n".join(
-                    (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips)
-                ),
+                "\n".join(_addresses(service)),
                 _port(port),
-                _endpoints([one for one in port.endpoints if one.is_internal]),
-                _endpoints([one for one in port.endpoints if one.is_external]),
+                _endpoints([each for each in port.endpoints if each.is_internal]),
+                _endpoints([each for each in port.endpoints if each.is_external]),
             )
     console.print(table)
     console.print(
-        f"{len(state.services)} services, revision {state.rev}; * on this node, (x) on its way out",
+        f"{len(state.services)} services, revision {state.rev}; * on this node, (x) terminating",
         highlight=False,
     )
 
@@ -64,13 +62,14 @@ def _port(port: pb.ServicePort) -> str:
 
 
 def _endpoints(found: list[pb.Endpoint]) -> str:
-    shown = [_endpoint(one) for one in found[:_MOST_ENDPOINTS]]
-    if len(found) > _MOST_ENDPOINTS:
-        shown.append(f"and {len(found) - _MOST_ENDPOINTS} more")
+    shown = [_endpoint(each) for each in found[:_MAX_ENDPOINTS]]
+    if len(found) > _MAX_ENDPOINTS:
+        shown.append(f"and {len(found) - _MAX_ENDPOINTS} more")
     return "\n".join(shown) or "none"
 
 
-def _endpoint(one: pb.Endpoint) -> str:
-    address = f"[{one.address}]" if ":" in one.address else one.address
-    port = f":{one.port}" if one.port else ""
-    return f"{address}{port}{'*' if one.is_local else ''}{' (x)' if one.is_terminating else ''}"
+def _endpoint(endpoint: pb.Endpoint) -> str:
+    address = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
+    port = f":{endpoint.port}" if endpoint.port else ""
+    flags = f"{'*' if endpoint.is_local else ''}{' (x)' if endpoint.is_terminating else ''}"
+    return f"{address}{port}{flags}"

@@ -1,15 +1,15 @@
-"""How tables look, and how pods are called in them."""
+"""Layout of tables, and names of pods in them."""
 
 import rich.box
 import rich.console
 import rich.table
 
-# Nobody's terminal to fit into: grep wants whole lines.
+# Not a terminal: grep needs whole lines.
 _PIPED_WIDTH = 160
 
 
 def console() -> rich.console.Console:
-    """As wide as the terminal, or wide."""
+    """A console as wide as the terminal, or wide if output is piped."""
     made = rich.console.Console()
     if not made.is_terminal:
         made.width = _PIPED_WIDTH
@@ -24,5 +24,5 @@ def table(*columns: str) -> rich.table.Table:
 
 
 def full_name(namespace: str, name: str) -> str:
-    """ "namespace/name"; the name alone for a manifest that never was a pod, and for the relay."""
+    """ "namespace/name"; the name alone for an invalid manifest and for the relay."""
     return f"{namespace}/{name}" if namespace else name

@@ -1,4 +1,4 @@
-"""docs/reference/ and the CustomResourceDefinition say what the code says."""
+"""docs/reference/ and the CustomResourceDefinition are current."""
 
 import pytest
 
@@ -7,12 +7,12 @@ from bpf.verdicts import Reason, Verdict
 
 
 @pytest.mark.parametrize("name", sorted(reference.pages()))
-def test_a_page_is_current(name: str) -> None:
+def test_page_is_current(name: str) -> None:
     written = (reference.ROOT / name).read_text(encoding="utf-8")
     assert written == reference.pages()[name], "run 'make docs' and commit the result"
 
 
-def test_every_reason_and_verdict_is_explained() -> None:
+def test_all_reasons_and_verdicts_are_described() -> None:
     page = reference.pages()["docs/reference/reasons.md"]
     for word in (*(r.label for r in Reason), *(v.label for v in Verdict)):
         assert f"`{word}`" in page

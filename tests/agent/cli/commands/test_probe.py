@@ -1,6 +1,4 @@
-"""`podgate probe` shows what one probe does, step by step, and says what is wrong in a sentence."""
-
-from __future__ import annotations
+"""`podgate probe`: each step of one probe, and one sentence for each error."""
 
 import json
 import pathlib
@@ -25,18 +23,18 @@ def podgate(*arguments: str) -> click.testing.Result:
         (["--netns", "/x", "udp", "80"], "'udp' is not one of"),
         (["--netns", "/x", "http", "80", "--header", "A B: c"], "is not 'Name: value'"),
         (["--netns", "/x", "http", "80", "--timeout", "0"], "not in the range"),
-        (["--netns", "/x", "http", "80", "--timeout", "nan"], "nan is no time"),
+        (["--netns", "/x", "http", "80", "--timeout", "nan"], "nan is not a time"),
         (["--netns", "/x", "http", "80", "--tls", "--h2c"], "leave out --tls"),
-        (["--netns", "/x", "tcp", "80", "--hook"], "--hook goes with http only"),
+        (["--netns", "/x", "tcp", "80", "--hook"], "--hook requires http"),
     ],
 )
-def test_wrong_use_is_said(arguments: list[str], words: str) -> None:
+def test_usage_error_names_the_option(arguments: list[str], words: str) -> None:
     result = podgate(*arguments)
-    assert result.exit_code != 0
+    assert result.exit_code == 2
     assert words in result.output
 
 
-def test_namespace_that_is_none_is_one_sentence(tmp_path: pathlib.Path) -> None:
+def test_missing_namespace_is_one_sentence(tmp_path: pathlib.Path) -> None:
     result = podgate("--netns", str(tmp_path / "none"), "tcp", "80")
     assert result.exit_code == 1
     assert result.output.startswith("podgate: ")
@@ -68,20 +66,20 @@ def test_tcp_steps_are_shown(pod: Sandbox) -> None:
 
 
 @pytest.mark.kernel
-def test_refusal_of_both_families_is_a_failure(pod: Sandbox) -> None:
+def test_connection_refused_by_both_families_is_a_failure(pod: Sandbox) -> None:
     result = podgate("--netns", pod.path, "http", "9", "--output", "json")
     assert result.exit_code == 1
-    told = json.loads(result.output)
-    assert told["result"] == "failure"
-    assert "connection refused" in told["message"]
-    texts = [step["text"] for step in told["steps"]]
+    document = json.loads(result.output)
+    assert document["result"] == "failure"
+    assert "connection refused" in document["message"]
+    texts = [step["text"] for step in document["steps"]]
     assert texts[0].startswith("dials tcp ")
-    assert {step["address"] for step in told["steps"]} == {"198.18.0.1", "fd00:18::1"}
+    assert {step["address"] for step in document["steps"]} == {"198.18.0.1", "fd00:18::1"}
 
 
 @pytest.mark.kernel
-def test_timeout_names_what_was_waited_for(pod: Sandbox) -> None:
-    # The kernel takes the connection; nobody answers.
+def test_timeout_names_the_step_that_did_not_finish(pod: Sandbox) -> None:
+    # The kernel accepts the connection; no program responds.
     with pod.listen() as sock:
         port = str(sock.getsockname()[1])
         result = podgate(

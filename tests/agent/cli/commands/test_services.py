@@ -1,4 +1,4 @@
-"""`podgate services`, and what `podgate run` says of its options."""
+"""`podgate services`, and its options of `podgate run`."""
 
 import asyncio
 import json
@@ -36,9 +36,9 @@ async def test_services_are_a_table(served: Served, run_directory: str) -> None:
     served.book.set_service(None, service("set", clusterIP="None", clusterIPs=["None"]))
     served.book.set_service(None, service("bare", ports=None))
     await served.book.newer(served.book.instance_id, 1)
-    told = await podgate("services", "--run-directory", run_directory)
-    lines = [line.split() for line in told.output.splitlines() if line.strip()]
-    assert told.exit_code == 0
+    result = await podgate("services", "--run-directory", run_directory)
+    lines = [line.split() for line in result.output.splitlines() if line.strip()]
+    assert result.exit_code == 0
     assert lines[0] == ["SERVICE", "TYPE", "ADDRESSES", "PORT", "INTERNAL", "EXTERNAL"]
     assert lines[2] == ["default/bare", "cluster", "ip", "198.18.0.1", "none", "none"]
     assert " ".join(lines[3]) == (
@@ -57,30 +57,30 @@ PORT = {"name": "dns", "protocol": "UDP", "port": 53, "nodePort": 30053}
 
 async def test_services_are_json(served: Served, run_directory: str) -> None:
     await served.begin()
-    told = await podgate("services", "--output", "json", "--run-directory", run_directory)
-    found = json.loads(told.output)
+    result = await podgate("services", "--output", "json", "--run-directory", run_directory)
+    found = json.loads(result.output)
     assert found["rev"] == "1"
     assert found["services"][0]["ports"][0]["endpoints"] == [
         {"address": "198.19.0.1", "port": 8080, "isLocal": True, "isInternal": True}
     ]
 
 
-async def test_without_a_server_one_sentence_says_what_to_do(tmp_path: pathlib.Path) -> None:
-    told = await podgate("services", "--run-directory", str(tmp_path))
-    assert told.exit_code == 1
-    assert told.output.startswith("podgate: the node's service endpoints cannot be asked for")
-    assert "--service-endpoints" in told.output
-    assert told.output.count("\n") == 1
+async def test_missing_server_is_one_sentence(tmp_path: pathlib.Path) -> None:
+    result = await podgate("services", "--run-directory", str(tmp_path))
+    assert result.exit_code == 1
+    assert result.output.startswith("podgate: the node's service endpoints cannot be asked for")
+    assert "--service-endpoints" in result.output
+    assert result.output.count("\n") == 1
 
 
-async def test_before_all_services_are_known_one_sentence_says_so(
+async def test_incomplete_services_are_one_sentence(
     served: Served, run_directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.cli.commands.services._ANSWER_SECONDS", 0.1)
     await served.begin(is_complete=False)
-    told = await podgate("services", "--run-directory", run_directory)
-    assert told.exit_code == 1
-    assert "has not heard of all services yet" in told.output
+    result = await podgate("services", "--run-directory", run_directory)
+    assert result.exit_code == 1
+    assert "has not listed all services yet" in result.output
 
 
 def watching(run_directory: str) -> "subprocess.Popen[str]":
@@ -112,7 +112,7 @@ async def test_watching_shows_each_state_until_interrupted(
 @pytest.mark.parametrize(
     "address", ["0.0.0.0:9651", "127.0.0.1", "127.0.0.1:99999", "localhost:9651", "x", ":9651"]
 )
-async def test_only_the_loopback_is_taken(address: str) -> None:
-    told = await podgate("run", "--node-name", "n", "--localnet-address", address)
-    assert told.exit_code == 2
-    assert "no address and port of the loopback" in told.output
+async def test_localnet_address_must_be_on_the_loopback(address: str) -> None:
+    result = await podgate("run", "--node-name", "n", "--localnet-address", address)
+    assert result.exit_code == 2
+    assert "is not an address and port of the loopback" in result.output
