@@ -47,7 +47,7 @@ from agent.sources.source import ManifestFeed, PodFeed
 from agent.strict.launcher import Launcher
 from agent.strict.metrics import RelayCollector
 from agent.strict.process import RelayError
-from agent.strict.stats import Carried
+from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import Relaying
 from bpf import pins, sources
 from bpf.drop_sources import DropSources
@@ -141,8 +141,8 @@ class Agent:
             on_report=self._on_relay_report,
             on_change=self._reconciler.publish,
         )
-        self._carried = Carried(self._pod)
-        self._metrics.registry.register(RelayCollector(self._relaying, self._carried))
+        self._connection_stats = ConnectionStats(self._pod)
+        self._metrics.registry.register(RelayCollector(self._relaying, self._connection_stats))
         self._feed = self._feed_of(settings, api, policies)
         self._pod_info = PodInfo(
             settings.run_directory,
@@ -310,7 +310,9 @@ class Agent:
             ],
             feed=self._feed.status(),
             node_refusals=await self._node_refusals(),
-            relay=relay_status(self._relaying, self._carried, self._launcher.interfaces, counts),
+            relay=relay_status(
+                self._relaying, self._connection_stats, self._launcher.interfaces, counts
+            ),
             pods=[
                 pod_status(
                     guarded,
@@ -319,7 +321,7 @@ class Agent:
                     paths=self._reconciler.self_test.status(guarded),
                     older_flows=self._older_flows.count(guarded.pod.uid),
                     probes=self._probing.status(guarded.pod.uid),
-                    carried=self._carried.status(guarded.pod.uid),
+                    carried=self._connection_stats.status(guarded.pod.uid),
                 )
                 for guarded in sorted(
                     self._reconciler.guarded.values(), key=lambda guarded: guarded.pod.full_name
@@ -370,9 +372,9 @@ class Agent:
             ifindex for guarded in self._reconciler.guarded.values() for ifindex in guarded.gates
         } | self._launcher.interfaces.keys()
 
-    def _on_relay_report(self, report: messages.Report) -> None:
-        self._carried.keep_only(self._reconciler.guarded)
-        self._carried.add(report.samples)
+    def _on_relay_report(self, report: messages.RelayReport) -> None:
+        self._connection_stats.keep_only(self._reconciler.guarded)
+        self._connection_stats.add(report.samples)
 
     async def _on_gated(self, ifindexes: set[int]) -> None:
         self._origins.hint()

@@ -16,7 +16,7 @@ from agent.drops.source_processes import protocol_word, wall_clock
 from agent.pods.conditions import Condition
 from agent.pods.pod import Pod
 from agent.pods.pod_state import PodState
-from agent.strict.stats import Carried
+from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import Relaying
 from bpf.drop_sources import DropSource
 from bpf.gates import Counts
@@ -58,7 +58,7 @@ def pod_status(
 
 def relay_status(
     relaying: Relaying,
-    carried: Carried,
+    connections: ConnectionStats,
     interfaces: Mapping[int, str],
     counts: Mapping[int, Counts],
 ) -> RelayStatus:
@@ -68,10 +68,10 @@ def relay_status(
         is_up=relaying.is_up,
         problem=relaying.trouble,
         restarts=relaying.restarts,
-        open=sum(report.open for report in reports),
-        held=sum(report.held for report in reports),
+        open=sum(report.connections for report in reports),
+        held=sum(report.held_syns for report in reports),
         is_direct=any(report.is_full for report in reports),
-        unknown=carried.unknown,
+        unknown=connections.unknown_address,
         gates=_gates(interfaces, counts),
     )
 

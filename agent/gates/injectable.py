@@ -92,7 +92,7 @@ def can_inject(link: Link) -> bool:
     A veth whose other end has no namespace number is paired within the node. What comes out of a
     relay began with the kubelet.
     """
-    if relay_interfaces.is_relays(link.name):
+    if relay_interfaces.is_relay_interface(link.name):
         return True
     if link.kind == "veth":
         return link.peer is not None and link.peer_nsid is None

@@ -25,7 +25,7 @@ from agent.linux import packets
 from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.pod_state import IsolationStatus, PodState
-from bpf import abi
+from bpf import abi, path_tests
 from bpf.path_tests import PathTestCounters
 from bpf.verdicts import Mode
 from probes.netns import Netns, NetnsGone
@@ -40,6 +40,8 @@ _WITNESS_SECONDS = 0.5
 # Paths change with routes and with the CNI's programs, of which nothing tells. So what is older is
 # tested again at the reconciler's next look, of which every pod gets one now and then.
 _CONFIRMED_FOR_SECONDS = 45
+# No process listens there, so the kernel ignores responses.
+_SOURCE_PORT = 9650
 # Enough for an IPv6 header and the beginning of TCP's.
 _HEADERS_BYTES = 64
 # A test without an answer takes most of a second and hardly any CPU. Where the CNI keeps the node
@@ -263,14 +265,14 @@ class _Path:
             if not self.is_sent:
                 return PathTestResult.UNREACHABLE
             await asyncio.sleep(seconds)
-        witness = packets.open_witness(self.netns, self.address.version, self.sequence)
+        capture = packets.open_capture(self.netns, self.address.version, self.sequence)
         try:
             self._send()
             if is_judged():
                 return PathTestResult.CONFIRMED
-            has_arrived = await self._hears(witness)
+            has_arrived = await self._hears(capture)
         finally:
-            await asyncio.to_thread(witness.close)
+            await asyncio.to_thread(capture.close)
         # Held up on its way so far, it may have been judged at last.
         if is_judged():
             return PathTestResult.CONFIRMED
@@ -278,18 +280,23 @@ class _Path:
 
     def _send(self) -> None:
         try:
-            packets.send(self.address, self.sequence)
+            packets.send_syn(
+                self.address,
+                source_port=_SOURCE_PORT,
+                port=path_tests.PORT,
+                sequence=self.sequence,
+            )
             self.is_sent = True
         except OSError as error:
             log.debug("self-test not sent", address=str(self.address), error=str(error))
 
-    async def _hears(self, witness: socket.socket) -> bool:
+    async def _hears(self, capture: socket.socket) -> bool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_WITNESS_SECONDS):
                 while True:
-                    packet = await loop.sock_recv(witness, _HEADERS_BYTES)
-                    if packets.is_self_test(packet, self.address.version, self.sequence):
+                    packet = await loop.sock_recv(capture, _HEADERS_BYTES)
+                    if packets.has_sequence(packet, self.address.version, self.sequence):
                         return True
         except TimeoutError:
             return False

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from agent.lab.lab import LabPod
+from agent.linux import packets
 
 # What a process hears whose connect a hook refuses; without hooks its SYN is dropped.
 REFUSED = "not permitted"
@@ -23,7 +24,6 @@ _ACCEPTED_SECONDS = 3.0
 _ETH_P_ALL = 3
 _ETH_P_IP = 0x0800
 _ETH_P_IPV6 = 0x86DD
-_TCP_SYN, _TCP_ACK = 0x02, 0x10
 _PACKET_OUTGOING = 4
 
 
@@ -151,7 +151,7 @@ def _opens(frame: bytes) -> bool:
     if protocol != socket.IPPROTO_TCP:
         return False
     is_self_test = frame[offset + 2 : offset + 4] == bytes(2)
-    return frame[offset + 13] & (_TCP_SYN | _TCP_ACK) == _TCP_SYN and not is_self_test
+    return frame[offset + 13] & (packets.SYN | packets.ACK) == packets.SYN and not is_self_test
 
 
 def _sees(sock: socket.socket, source_port: int) -> bool:
@@ -166,7 +166,7 @@ def _sees(sock: socket.socket, source_port: int) -> bool:
             return False
         offset = 14 + (20 if frame[12:14] == struct.pack("!H", _ETH_P_IP) else 40)
         if frame[offset : offset + 2] == wanted and frame[offset + 13 : offset + 14] == bytes(
-            [_TCP_SYN]
+            [packets.SYN]
         ):
             return True
     return False
@@ -182,26 +182,12 @@ def _syn_frame(
 ) -> bytes:
     from_address = ipaddress.ip_address(source)
     to_address = ipaddress.ip_address(destination)
-    tcp = struct.pack("!HHIIBBHHH", source_port, port, 1, 0, 5 << 4, _TCP_SYN, 64240, 0, 0)
-    pseudo = from_address.packed + to_address.packed + struct.pack("!II", len(tcp), 6)
-    tcp = tcp[:16] + struct.pack("!H", _checksum(pseudo + tcp)) + tcp[18:]
-    if to_address.version == 4:
-        kind = _ETH_P_IP
-        header = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(tcp), 1, 0, 64, 6, 0)
-        header += from_address.packed + to_address.packed
-        header = header[:10] + struct.pack("!H", _checksum(header)) + header[12:]
-    else:
-        kind = _ETH_P_IPV6
-        header = struct.pack("!IHBB", 6 << 28, len(tcp), 6, 64)
-        header += from_address.packed + to_address.packed
-    return hardware + bytes(6) + struct.pack("!H", kind) + header + tcp
-
-
-def _checksum(data: bytes) -> int:
-    """The Internet checksum (RFC 1071)."""
-    if len(data) % 2:
-        data += b"\0"
-    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
+    packet = packets.tcp_packet(
+        from_address.packed,
+        to_address.packed,
+        ports=(source_port, port),
+        flags=packets.SYN,
+        sequence=1,
+    )
+    kind = _ETH_P_IP if to_address.version == 4 else _ETH_P_IPV6
+    return hardware + bytes(6) + struct.pack("!H", kind) + packet

@@ -8,7 +8,6 @@ ends.
 Addresses are of 198.18.0.0/15 (RFC 2544) and fd00:18::/32 only; the node has no uplink.
 """
 
-import ctypes
 import dataclasses
 import ipaddress
 import os
@@ -16,24 +15,17 @@ import pathlib
 import shutil
 import socket
 import subprocess
-import threading
 import time
 
 import pyroute2
 
+from agent.linux import namespaces
 from bpf.abi import IPAddress
-from probes.netns import Netns, forget_home
+from probes.netns import Netns
 
-_CLONE_NEWNS = 0x00020000
-_CLONE_NEWNET = 0x40000000
-_MS_BIND = 0x1000
-_MS_REC = 0x4000
-_MS_PRIVATE = 1 << 18
 _IFA_F_NODAD = 0x02
 _RTN_LOCAL = 2
 _ROUTE_TRIES, _ROUTE_PAUSE_SECONDS = 5000, 0.002
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 NODE_IPV4 = ipaddress.IPv4Address("198.18.0.1")
 NODE_IPV6 = ipaddress.IPv6Address("fd00:18::1")
@@ -87,15 +79,13 @@ def isolate() -> None:
 
     To be called before there are other threads. Raises `OSError` (EPERM: not root).
     """
-    _check(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET), "making namespaces")
-    forget_home()
-    _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "detaching mounts")
+    namespaces.unshare_network_and_mounts()
     # Over all of /run, so that not even an empty directory is left behind outside.
-    _check(_libc.mount(b"podgate", b"/run", b"tmpfs", 0, None), "mounting tmpfs")
+    namespaces.mount("tmpfs", pathlib.Path("/run"))
     LAB_DIRECTORY.mkdir(mode=0o700)
     for name in ("netns", "bpf"):
         (LAB_DIRECTORY / name).mkdir()
-    _check(_libc.mount(b"bpf", _bytes(BPFFS), b"bpf", 0, None), "mounting bpffs")
+    namespaces.mount("bpf", BPFFS)
 
 
 class Lab:
@@ -156,7 +146,7 @@ class Lab:
         pod = self.pods.pop(name)
         for ifindex in self._netlink.link_lookup(ifname=pod.interface):
             self._netlink.link("del", index=ifindex)
-        _check(_libc.umount2(os.fsencode(pod.netns.path), 2), "unmounting a namespace")
+        namespaces.unmount(pod.netns.path)
         os.unlink(pod.netns.path)
 
     def _route(self, netns: Netns, ifindex: int, number: int) -> tuple[IPAddress, ...]:
@@ -209,26 +199,16 @@ def popen_in(netns: Netns, arguments: list[str]) -> "subprocess.Popen[bytes]":
 
 
 def _make_netns(name: str) -> Netns:
-    """A new namespace, named by a bind mount; made in a thread, which alone changes over."""
+    """A new network namespace, named by a bind mount."""
     path = LAB_DIRECTORY / "netns" / name
     path.touch(exist_ok=False)
-    failures: list[OSError] = []
 
-    def make() -> None:
-        try:
-            _check(_libc.unshare(_CLONE_NEWNET), "making a pod's namespace")
-            source = b"/proc/thread-self/ns/net"
-            _check(_libc.mount(source, _bytes(path), None, _MS_BIND, None), "naming a namespace")
-            for family in ("all", "default"):
-                _write_sysctl(f"ipv6/conf/{family}/accept_dad", "0")
-        except OSError as error:
-            failures.append(error)
+    def set_up() -> None:
+        namespaces.mount_own_netns(path)
+        for interface in ("all", "default"):
+            _write_sysctl(f"ipv6/conf/{interface}/accept_dad", "0")
 
-    thread = threading.Thread(target=make, name=f"netns-{name}")
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
+    namespaces.in_new_network(set_up)
     return Netns.open(str(path))
 
 
@@ -285,13 +265,3 @@ def _enable_forwarding() -> None:
 
 def _write_sysctl(name: str, value: str) -> None:
     pathlib.Path("/proc/sys/net", name).write_text(value, encoding="ascii")
-
-
-def _bytes(path: pathlib.Path) -> bytes:
-    return os.fsencode(path)
-
-
-def _check(result: int, what: str) -> None:
-    if result != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")

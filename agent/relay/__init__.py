@@ -1,1 +1,1 @@
-"""The relay: carries the kubelet's connections into pods' namespaces. A process of its own."""
+"""The relay: a process that proxies the kubelet's connections into pods' network namespaces."""

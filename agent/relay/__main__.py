@@ -1,7 +1,7 @@
-"""`python -m agent.relay FD`: started by the agent, never by hand. FD: a socket to the agent."""
+"""`python -m agent.relay FD`: started by the agent. FD: a socket connected to the agent."""
 
 import sys
 
-from agent.relay.main import Relay, end_of
+from agent.relay.main import Relay, open_control_socket
 
-sys.exit(Relay(end_of(int(sys.argv[1]))).run())
+sys.exit(Relay(open_control_socket(int(sys.argv[1]))).run())

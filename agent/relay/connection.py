@@ -1,23 +1,23 @@
-"""One carried connection: two sockets, and what is on its way between them."""
+"""A proxied connection: two sockets, and the data on its way between them."""
 
 import socket
 from collections.abc import Callable
 
-from agent.relay.epoll import FAILED, HUNG_UP, READABLE, WRITABLE, Poller
+from agent.relay.epoll import FAILED, HUNG_UP, READABLE, WRITABLE, EpollPoller
 from agent.relay.segments import RESET_ON_CLOSE
-from agent.relay.targets import Target
+from agent.relay.targets import RelayTarget
 
-# One for all connections: nothing stays in it between two events.
+# Shared by all connections: it is empty between two events.
 _BUFFER = memoryview(bytearray(256 * 1024))
 
 
-class Carried:
-    """A connection of the kubelet's, opened at both ends. `on_end` is called once."""
+class Connection:
+    """A connection of the kubelet, open at both ends. `on_closed` is called once."""
 
     __slots__ = (
-        "_is_over",
-        "_on_end",
-        "active",
+        "_is_closed",
+        "_on_closed",
+        "is_active",
         "kubelet",
         "open_seconds",
         "pod",
@@ -27,101 +27,102 @@ class Carried:
 
     def __init__(
         self,
-        poller: Poller,
+        poller: EpollPoller,
         kubelet: socket.socket,
         pod: socket.socket,
         *,
-        target: Target,
+        target: RelayTarget,
         port: int,
         open_seconds: float,
-        on_end: Callable[["Carried", bool], None],
+        on_closed: Callable[["Connection", bool], None],
     ) -> None:
-        """on_end: with whether the pod reset it."""
+        """on_closed: gets the connection, and whether the pod reset it."""
         self.target = target
         self.port = port
         self.open_seconds = open_seconds
-        self.active = True
-        """Whether anything happened since somebody set it False."""
-        self._on_end = on_end
-        self._is_over = False
-        self.kubelet = Side(poller, kubelet, self)
-        self.pod = Side(poller, pod, self)
-        self.kubelet.other, self.pod.other = self.pod, self.kubelet
+        self.is_active = True
+        """Whether there was an event since a caller set it to False."""
+        self._on_closed = on_closed
+        self._is_closed = False
+        self.kubelet = ConnectionSide(poller, kubelet, self)
+        self.pod = ConnectionSide(poller, pod, self)
+        self.kubelet.peer, self.pod.peer = self.pod, self.kubelet
         for side in (self.kubelet, self.pod):
             side.start()
 
     @property
     def is_half_closed(self) -> bool:
-        return self.kubelet.has_ended or self.pod.has_ended
+        return self.kubelet.is_closed or self.pod.is_closed
 
     def finish(self) -> None:
-        """Close both: what was sent arrives."""
-        self._end(was_reset_by_pod=False)
+        """Close both sides. Data that was sent still arrives."""
+        self._close(was_reset_by_pod=False)
 
-    def reset(self, by: "Side | None" = None) -> None:
-        """One side was reset, so the other is; or both, if it is nobody's doing but ours."""
-        if self._is_over:
+    def reset(self, by: "ConnectionSide | None" = None) -> None:
+        """Reset the side that is not `by`; both, if the relay itself ends the connection."""
+        if self._is_closed:
             return
         for side in (self.kubelet, self.pod):
             if side is not by:
-                side.make_reset()
-        self._end(was_reset_by_pod=by is self.pod)
+                side.reset_on_close()
+        self._close(was_reset_by_pod=by is self.pod)
 
-    def _end(self, *, was_reset_by_pod: bool) -> None:
-        if self._is_over:
+    def _close(self, *, was_reset_by_pod: bool) -> None:
+        if self._is_closed:
             return
-        self._is_over = True
+        self._is_closed = True
         self.kubelet.close()
         self.pod.close()
-        self._on_end(self, was_reset_by_pod)
+        self._on_closed(self, was_reset_by_pod)
 
 
-class Side:
-    """One of the two sockets. What comes in here goes out at the other.
+class ConnectionSide:
+    """One of the two sockets. Data read here is written to the other.
 
-    Reading stops while the other has not taken what was read before, so a slow reader slows its
-    sender and nothing piles up here but one buffer.
+    A side is not read while its peer has unsent data. So a slow reader slows down its sender, and
+    the relay stores at most one buffer.
     """
 
-    __slots__ = ("_carried", "_events", "_poller", "_socket", "_unsent", "has_ended", "other")
+    __slots__ = ("_connection", "_events", "_poller", "_socket", "_unsent", "is_closed", "peer")
 
-    other: "Side"
+    peer: "ConnectionSide"
 
-    def __init__(self, poller: Poller, sock: socket.socket, carried: Carried) -> None:
+    def __init__(self, poller: EpollPoller, sock: socket.socket, connection: Connection) -> None:
         self._poller = poller
         self._socket = sock
-        self._carried = carried
+        self._connection = connection
         self._unsent = b""
         self._events: int | None = None
-        self.has_ended = False
-        """Whether its peer has sent all that it will send."""
+        self.is_closed = False
+        """Whether the remote end has sent its FIN."""
 
     def start(self) -> None:
         self._update()
 
     def on_event(self, events: int) -> None:
-        self._carried.active = True
+        self._connection.is_active = True
         if events & FAILED:
-            self._carried.reset(by=self)
+            self._connection.reset(by=self)
             return
         if events & WRITABLE:
             self._flush()
         if events & (READABLE | HUNG_UP):
             self._read()
 
-    def make_reset(self) -> None:
+    def reset_on_close(self) -> None:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
 
     def close(self) -> None:
         if self._events is not None:
-            self._poller.forget_closed(self._socket.fileno())
+            self._poller.unregister_closed(self._socket.fileno())
         self._socket.close()
 
     def _read(self) -> None:
-        if self.has_ended or self.other._unsent:
-            # Hung up with something left to read, which nobody takes yet: told again for ever.
+        if self.is_closed or self.peer._unsent:
+            # Hung up with unread data that the peer cannot accept yet: epoll would report it again
+            # and again.
             if self._events is not None:
-                self._poller.forget(self._socket.fileno())
+                self._poller.unregister(self._socket.fileno())
                 self._events = None
             return
         try:
@@ -129,13 +130,13 @@ class Side:
         except BlockingIOError:
             return
         except OSError:
-            self._carried.reset(by=self)
+            self._connection.reset(by=self)
             return
         if count:
-            self.other._write(_BUFFER[:count])
+            self.peer._write(_BUFFER[:count])
         else:
-            self.has_ended = True
-            self.other._end_writing()
+            self.is_closed = True
+            self.peer._shutdown_write()
 
     def _write(self, data: memoryview) -> None:
         try:
@@ -143,12 +144,12 @@ class Side:
         except BlockingIOError:
             sent = 0
         except OSError:
-            self._carried.reset(by=self)
+            self._connection.reset(by=self)
             return
         if sent < len(data):
             self._unsent = bytes(data[sent:])
             self._update()
-            self.other._update()
+            self.peer._update()
 
     def _flush(self) -> None:
         if not self._unsent:
@@ -158,40 +159,41 @@ class Side:
         except BlockingIOError:
             return
         except OSError:
-            self._carried.reset(by=self)
+            self._connection.reset(by=self)
             return
         self._unsent = self._unsent[sent:]
         if not self._unsent:
             self._update()
-            if self.other.has_ended:
-                self._end_writing()
+            if self.peer.is_closed:
+                self._shutdown_write()
             else:
-                self.other._update()
+                self.peer._update()
 
-    def _end_writing(self) -> None:
-        """The other side's peer has sent all: so says this side to its own, when all is out."""
+    def _shutdown_write(self) -> None:
+        """Pass on the FIN of the peer's remote end, once all data is sent."""
         if self._unsent:
-            self.other._update()
+            self.peer._update()
             return
-        if self.has_ended:
-            self._carried.finish()
+        if self.is_closed:
+            self._connection.finish()
             return
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
-            self._carried.reset(by=self)
+            self._connection.reset(by=self)
             return
-        self.other._update()
+        self.peer._update()
 
     def _update(self) -> None:
-        wanted = WRITABLE if self._unsent else 0
-        if not self.has_ended and not self.other._unsent:
-            wanted |= READABLE
-        if wanted == self._events:
+        """Register for the events that this side can handle now."""
+        events = WRITABLE if self._unsent else 0
+        if not self.is_closed and not self.peer._unsent:
+            events |= READABLE
+        if events == self._events:
             return
         fd = self._socket.fileno()
         if self._events is None:
-            self._poller.watch(fd, wanted, self)
+            self._poller.register(fd, events, self)
         else:
-            self._poller.change(fd, wanted)
-        self._events = wanted
+            self._poller.change(fd, events)
+        self._events = events

@@ -4,39 +4,39 @@ import socket
 from collections.abc import Callable
 
 from agent.relay import messages
-from agent.relay.epoll import HUNG_UP, READABLE, WRITABLE, Poller
+from agent.relay.epoll import HUNG_UP, READABLE, WRITABLE, EpollPoller
 
 _READ_BYTES = 1 << 16
 
 
-class Control:
-    """Reads what the agent says and tells it things, without ever waiting for it."""
+class ControlChannel:
+    """Receives the agent's messages and sends the relay's, without ever blocking."""
 
     def __init__(
         self,
-        poller: Poller,
+        poller: EpollPoller,
         sock: socket.socket,
         *,
         on_message: Callable[[messages.ToRelay], None],
-        on_end: Callable[[], None],
+        on_closed: Callable[[], None],
     ) -> None:
-        """on_end: the agent has closed its end, has died, or says what nobody understands."""
+        """on_closed: the agent closed its end, died, or sent an invalid message."""
         sock.setblocking(False)
         self._poller = poller
         self._socket = sock
         self._on_message = on_message
-        self._on_end = on_end
+        self._on_closed = on_closed
         self._frames = messages.Frames()
         self._unsent = b""
         self._is_open = True
-        poller.watch(sock.fileno(), READABLE, self)
+        poller.register(sock.fileno(), READABLE, self)
 
     @property
     def is_idle(self) -> bool:
-        """Whether the agent has taken all that it was told; it never does when it is gone."""
+        """Whether the channel is open and all messages are sent."""
         return self._is_open and not self._unsent
 
-    def tell(self, message: messages.FromRelay) -> None:
+    def send(self, message: messages.FromRelay) -> None:
         if not self._is_open:
             return
         self._unsent += messages.pack(message)
@@ -56,13 +56,13 @@ class Control:
         except OSError:
             received = b""
         try:
-            told = [messages.read_for_relay(body) for body in self._frames.feed(received)]
+            decoded = [messages.decode_for_relay(body) for body in self._frames.feed(received)]
         except messages.FrameError:
-            received, told = b"", []
-        for message in told:
+            received, decoded = b"", []
+        for message in decoded:
             self._on_message(message)
         if not received:
-            self._end()
+            self._close()
 
     def _flush(self) -> None:
         try:
@@ -70,16 +70,16 @@ class Control:
         except BlockingIOError:
             sent = 0
         except OSError:
-            self._end()
+            self._close()
             return
         self._unsent = self._unsent[sent:]
         self._poller.change(self._socket.fileno(), READABLE | (WRITABLE if self._unsent else 0))
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         if not self._is_open:
             return
         self._is_open = False
         self._unsent = b""
-        self._poller.forget(self._socket.fileno())
+        self._poller.unregister(self._socket.fileno())
         self._socket.close()
-        self._on_end()
+        self._on_closed()

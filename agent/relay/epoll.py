@@ -1,6 +1,6 @@
-"""Which descriptors are waited for, and whom it concerns: epoll(7), level-triggered.
+"""The relay's event loop: epoll(7), level-triggered, with one handler per descriptor.
 
-Not asyncio: for each event its machinery costs more than all that the relay does with one.
+Not asyncio: its overhead per event exceeds the relay's own work for that event.
 """
 
 import select
@@ -12,53 +12,52 @@ FAILED = select.EPOLLERR
 HUNG_UP = select.EPOLLHUP
 
 
-class Watcher(Protocol):
-    """Somebody who is told what can be done with a descriptor."""
+class FdHandler(Protocol):
+    """Handles the events of one descriptor."""
 
     def on_event(self, events: int) -> None:
         """events: bits of READABLE, WRITABLE, FAILED and HUNG_UP."""
 
 
-class Poller:
-    """One watcher for each descriptor. FAILED and HUNG_UP are told unasked."""
+class EpollPoller:
+    """One handler per descriptor. FAILED and HUNG_UP are always reported."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._watchers: dict[int, Watcher] = {}
-        self._forgotten: set[int] = set()
+        self._handlers: dict[int, FdHandler] = {}
+        self._unregistered: set[int] = set()
 
     def close(self) -> None:
         self._epoll.close()
 
-    def watch(self, fd: int, events: int, watcher: Watcher) -> None:
+    def register(self, fd: int, events: int, handler: FdHandler) -> None:
         self._epoll.register(fd, events)
-        self._watchers[fd] = watcher
+        self._handlers[fd] = handler
 
-    def is_watching(self, fd: int) -> bool:
-        return fd in self._watchers
+    def is_registered(self, fd: int) -> bool:
+        return fd in self._handlers
 
     def change(self, fd: int, events: int) -> None:
         self._epoll.modify(fd, events)
 
-    def forget(self, fd: int) -> None:
-        """Wait for it no more."""
+    def unregister(self, fd: int) -> None:
         self._epoll.unregister(fd)
-        self.forget_closed(fd)
+        self.unregister_closed(fd)
 
-    def forget_closed(self, fd: int) -> None:
-        """The same for one that is closed next: the kernel forgets it by itself, since no process
-        and no other descriptor shares it.
+    def unregister_closed(self, fd: int) -> None:
+        """The same for a descriptor that is closed next. Closing it removes it from the epoll set,
+        since no process and no other descriptor shares it.
         """
-        del self._watchers[fd]
-        self._forgotten.add(fd)
+        del self._handlers[fd]
+        self._unregistered.add(fd)
 
     def poll(self, seconds: float) -> None:
-        """Wait for at most so long, and tell everybody concerned.
+        """Wait for events for at most this time, and call their handlers.
 
-        What was closed in this round may be given out again in it, and an event of the one before
-        is no news of the next: what there is to tell of that, the next round tells.
+        A descriptor closed in this round may be reused in it by another file, to which the events
+        of this round do not belong: they are skipped, and the next round reports the new file's.
         """
-        self._forgotten.clear()
+        self._unregistered.clear()
         for fd, events in self._epoll.poll(seconds):
-            if fd not in self._forgotten and (watcher := self._watchers.get(fd)):
-                watcher.on_event(events)
+            if fd not in self._unregistered and (handler := self._handlers.get(fd)):
+                handler.on_event(events)

@@ -1,8 +1,9 @@
-"""Openings that wait for the pod: each ends as the pod's own answer says.
+"""Held SYNs: each is released, reset or dropped according to the pod's response.
 
-connect() of the kubelet must not complete before the pod's side has, or every tcp probe would
-succeed. So its SYN is held: the pod is dialled from inside its namespace, and then the SYN goes on
-to the relay's own listener, is refused, or gets no answer, as the pod gave none.
+A connect() of the kubelet must not complete before the pod's side has, or every tcp probe would
+succeed. So its SYN is held while the relay connects to the pod from inside the pod's network
+namespace. Then the SYN is injected towards the relay's own listener, answered with a reset, or
+dropped if the pod did not respond.
 """
 
 import errno
@@ -10,52 +11,47 @@ import socket
 import time
 from collections.abc import Callable
 
-from agent.relay import segments
-from agent.relay.connection import Carried
-from agent.relay.epoll import WRITABLE, Poller
+from agent.relay.connection import Connection
+from agent.relay.epoll import WRITABLE, EpollPoller
 from agent.relay.messages import Outcome
-from agent.relay.raw_sockets import Injector, Listeners
-from agent.relay.stats import Tally
-from agent.relay.targets import Target, Targets
+from agent.relay.outcomes import OutcomeCounter
+from agent.relay.raw_sockets import PortListeners, SynInjector
+from agent.relay.segments import RESET_ON_CLOSE, Flow, Syn
+from agent.relay.targets import RelayTarget, Targets
 from probes.netns import NetnsGone
 
-# The kernel sends a SYN again after 1 s (RFC 6298), and each time waits up to twice as long as
-# before. One that does not come means that the kubelet has given up.
+# The kernel retransmits a SYN after 1 s (RFC 6298), and doubles the wait each time. A missing
+# retransmission means that the kubelet has closed its socket.
 _PATIENCE_SECONDS = 1.5
 _PATIENCE_FACTOR = 2.5
-# One sentence tells as much as a thousand.
-_QUIET_SECONDS = 10.0
+# One warning per interval; the outcomes count all failures.
+_WARN_INTERVAL_SECONDS = 10.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
 
-class _Held:
-    """One opening of the kubelet's, and the dial to the pod that it waits for."""
+class _HeldSyn:
+    """One SYN of the kubelet, and the connect to the pod that decides about it."""
 
     __slots__ = (
         "_owner",
-        "dialled_seconds",
+        "dial_seconds",
         "first_seen",
         "is_released",
         "last_seen",
-        "opening",
         "pod",
+        "syn",
         "target",
     )
 
     def __init__(
-        self,
-        owner: "HeldOpenings",
-        opening: segments.Opening,
-        target: Target,
-        pod: socket.socket,
-        now: float,
+        self, owner: "HeldSyns", syn: Syn, target: RelayTarget, pod: socket.socket, now: float
     ) -> None:
         self._owner = owner
-        self.opening = opening
+        self.syn = syn
         self.target = target
         self.pod = pod
         self.first_seen = self.last_seen = now
-        self.dialled_seconds = 0.0
+        self.dial_seconds = 0.0
         self.is_released = False
 
     @property
@@ -64,210 +60,207 @@ class _Held:
         return self.last_seen + max(_PATIENCE_SECONDS, _PATIENCE_FACTOR * waited)
 
     def on_event(self, events: int) -> None:
-        self._owner.dialled(self)
+        self._owner.on_dialled(self)
 
 
-class HeldOpenings:
-    """All of them, by flow. The owner of listeners and of what is accepted there."""
+class HeldSyns:
+    """All held SYNs by flow. Owns the listeners and the connections accepted there."""
 
     def __init__(
         self,
-        poller: Poller,
+        poller: EpollPoller,
         targets: Targets,
-        tally: Tally,
+        outcomes: OutcomeCounter,
         *,
-        most: int,
+        maximum: int,
         on_full: Callable[[], None],
         on_exhausted: Callable[[], None],
-        on_trouble: Callable[[str], None],
+        on_warning: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """most: how many may be held and carried at once; on_full: so many are, and no more should
-        come; on_exhausted: the process has no descriptor or memory left for another;
-        on_trouble: told in one sentence what did not work, once in a while.
+        """maximum: of held SYNs and connections together; on_full: the maximum is reached, and no
+        more should arrive; on_exhausted: the process has no descriptor or memory left;
+        on_warning: gets one sentence about a failure, at most once in 10 s.
         """
-        self._on_trouble = on_trouble
-        self._most = most
+        self._on_warning = on_warning
+        self._maximum = maximum
         self._on_full = on_full
-        self.connections: set[Carried] = set()
+        self.connections: set[Connection] = set()
         self._poller = poller
         self._targets = targets
-        self._tally = tally
+        self._outcomes = outcomes
         self._on_exhausted = on_exhausted
         self._now = now
         self._quiet_until = 0.0
-        self._held: dict[segments.Flow, _Held] = {}
-        self._injector = Injector()
-        self._listeners = Listeners(poller, self)
+        self._held: dict[Flow, _HeldSyn] = {}
+        self._injector = SynInjector()
+        self._listeners = PortListeners(poller, self)
 
     @property
     def count(self) -> int:
-        """How many are held."""
         return len(self._held)
 
     @property
     def is_full(self) -> bool:
-        """Whether as many are held and carried as may be."""
-        return len(self._held) + len(self.connections) >= self._most
+        """Whether the maximum of held SYNs and connections is reached."""
+        return len(self._held) + len(self.connections) >= self._maximum
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is held, and nothing carried."""
+        """Whether there is neither a held SYN nor a connection."""
         return not self._held and not self.connections
 
-    def take(self, opening: segments.Opening) -> None:
-        """A SYN was seen: a new one, or one that is sent again."""
-        held = self._held.get(opening.flow)
+    def hold(self, syn: Syn) -> None:
+        """Handle a SYN, new or retransmitted."""
+        held = self._held.get(syn.flow)
         if held:
-            if held.opening.sequence == opening.sequence:
+            if held.syn.sequence == syn.sequence:
                 held.last_seen = self._now()
                 if held.is_released:
                     self._release(held)
                 return
-            # The kubelet's port is in use for another connection already.
-            self._drop(held, "unanswered")
-        target = self._targets.find(opening.local)
+            # The kubelet uses the same local port for another connection.
+            self._drop(held, "timeout")
+        target = self._targets.find(syn.local)
         if target is None:
-            self._refuse(opening, "", "unknown")
-        elif not target.admits(opening.port):
-            self._refuse(opening, target.key, "undeclared")
+            self._reject(syn, "", "unknown_address")
+        elif not target.admits(syn.port):
+            self._reject(syn, target.key, "undeclared")
         else:
-            self._dial(opening, target)
+            self._dial(syn, target)
 
-    def dialled(self, held: _Held) -> None:
-        """The pod has answered, or the dial has failed."""
-        self._poller.forget(held.pod.fileno())
+    def on_dialled(self, held: _HeldSyn) -> None:
+        """The connect to the pod has completed or failed."""
+        self._poller.unregister(held.pod.fileno())
         self._settle(held, held.pod.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     def expire(self) -> None:
-        """Drop those for which the kubelet asks no more."""
+        """Drop SYNs that the kubelet no longer retransmits."""
         now = self._now()
         for held in list(self._held.values()):
             if now > held.expires:
-                self._drop(held, "unanswered")
+                self._drop(held, "timeout")
 
-    def abandon(self, target: Target) -> None:
-        """The sandbox is gone: what waits for it is refused, what is carried to it is reset."""
+    def abandon(self, target: RelayTarget) -> None:
+        """The sandbox is gone: reject its held SYNs, reset its connections."""
         for held in [held for held in self._held.values() if held.target is target]:
             self._drop(held, None)
-            self._refuse(held.opening, target.key, "gone")
-        for connection in [one for one in self.connections if one.target is target]:
+            self._reject(held.syn, target.key, "sandbox_gone")
+        for connection in [each for each in self.connections if each.target is target]:
             connection.reset()
 
-    def _dial(self, opening: segments.Opening, target: Target) -> None:
+    def _dial(self, syn: Syn, target: RelayTarget) -> None:
         started = self._now()
         family = socket.AF_INET if target.address.version == 4 else socket.AF_INET6
         try:
             pod = target.netns.socket(family, socket.SOCK_STREAM)
         except NetnsGone:
-            self._refuse(opening, target.key, "gone")
+            self._reject(syn, target.key, "sandbox_gone")
             return
         except OSError as error:
-            self._fail(target, opening.port, error)
+            self._fail(target, syn.port, error)
             return
-        # Who sends decides what goes together, and has done so.
+        # The kubelet's socket has already decided which data to send together.
         pod.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        held = _Held(self, opening, target, pod, started)
-        self._held[opening.flow] = held
+        held = _HeldSyn(self, syn, target, pod, started)
+        self._held[syn.flow] = held
         if self.is_full:
             self._on_full()
-        address = (str(target.address), opening.port)
-        # The way goes by the pod's loopback: by the time connect returns the answer is there, and
-        # asking a second time gets it.
+        address = (str(target.address), syn.port)
+        # The connection goes through the pod's loopback: the response is there when connect
+        # returns, and a second call gets it.
         result = pod.connect_ex(address)
         if result == errno.EINPROGRESS:
             result = pod.connect_ex(address)
         if result == errno.EALREADY:
-            self._poller.watch(pod.fileno(), WRITABLE, held)
+            self._poller.register(pod.fileno(), WRITABLE, held)
         else:
             self._settle(held, 0 if result == errno.EISCONN else result)
 
-    def _settle(self, held: _Held, error: int) -> None:
-        held.dialled_seconds = self._now() - held.first_seen
+    def _settle(self, held: _HeldSyn, error: int) -> None:
+        held.dial_seconds = self._now() - held.first_seen
         if error == 0:
             self._release(held)
         elif error == errno.ECONNREFUSED:
             self._drop(held, None)
-            self._refuse(held.opening, held.target.key, "refused", held.dialled_seconds)
+            self._reject(held.syn, held.target.key, "refused", held.dial_seconds)
         elif error in _EXHAUSTED:
             self._drop(held, None)
-            self._fail(held.target, held.opening.port, OSError(error, ""))
+            self._fail(held.target, held.syn.port, OSError(error, ""))
         else:
-            # Unreachable or timed out: directly the kubelet would hear nothing either.
-            self._drop(held, "unanswered")
+            # Unreachable or timed out: without a relay the kubelet gets no response either.
+            self._drop(held, "timeout")
 
-    def _release(self, held: _Held) -> None:
-        """Let the SYN go on; on a machine at rest it is accepted before this returns."""
+    def _release(self, held: _HeldSyn) -> None:
+        """Inject the SYN; on an idle machine it is accepted before this returns."""
         try:
-            listener = self._listeners.prepare(held.opening.port)
+            listener = self._listeners.prepare(held.syn.port)
             held.is_released = True
-            self._injector.open_again(held.opening)
+            self._injector.reinject(held.syn)
         except OSError as error:
             self._drop(held, None)
-            self._fail(held.target, held.opening.port, error)
+            self._fail(held.target, held.syn.port, error)
             return
         listener.accept()
 
-    def accepted(self, sock: socket.socket, flow: segments.Flow) -> None:
-        """An opening that was released is open: carry it."""
+    def on_accepted(self, sock: socket.socket, flow: Flow) -> None:
+        """A released SYN has become a connection: proxy it."""
         held = self._held.pop(flow, None)
-        if held is None:  # given up, or the sandbox is gone
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, segments.RESET_ON_CLOSE)
+        if held is None:  # it expired, or the sandbox is gone
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             sock.close()
             return
         self.connections.add(
-            Carried(
+            Connection(
                 self._poller,
                 sock,
                 held.pod,
                 target=held.target,
-                port=held.opening.port,
+                port=held.syn.port,
                 open_seconds=self._now() - held.first_seen,
-                on_end=self._ended,
+                on_closed=self._on_closed,
             )
         )
 
-    def turned_away(self, flow: segments.Flow) -> None:
-        """There is no descriptor left for an opening that was released."""
+    def on_rejected(self, flow: Flow) -> None:
+        """No descriptor was left for a released SYN."""
         if held := self._held.get(flow):
             self._drop(held, "failed")
         self._on_exhausted()
 
-    def _ended(self, connection: Carried, was_reset_by_pod: bool) -> None:
+    def _on_closed(self, connection: Connection, was_reset_by_pod: bool) -> None:
         self.connections.discard(connection)
         is_gone = self._targets.get(connection.target.key) is not connection.target
-        outcome: Outcome = "gone" if is_gone else "reset" if was_reset_by_pod else "carried"
-        self._tally.add(connection.target.key, connection.port, outcome, connection.open_seconds)
+        outcome: Outcome = "sandbox_gone" if is_gone else "reset" if was_reset_by_pod else "proxied"
+        self._outcomes.add(connection.target.key, connection.port, outcome, connection.open_seconds)
 
-    def _drop(self, held: _Held, outcome: Outcome | None) -> None:
-        """Forget it and end its dial; None: its outcome is counted elsewhere."""
-        del self._held[held.opening.flow]
-        if self._poller.is_watching(held.pod.fileno()):
-            self._poller.forget_closed(held.pod.fileno())
+    def _drop(self, held: _HeldSyn, outcome: Outcome | None) -> None:
+        """Forget a SYN and close its socket. outcome: None if the caller counts it."""
+        del self._held[held.syn.flow]
+        if self._poller.is_registered(held.pod.fileno()):
+            self._poller.unregister_closed(held.pod.fileno())
         held.pod.close()
         if outcome:
             waited = self._now() - held.first_seen
-            self._tally.add(held.target.key, held.opening.port, outcome, waited)
+            self._outcomes.add(held.target.key, held.syn.port, outcome, waited)
 
-    def _refuse(
-        self, opening: segments.Opening, key: str, outcome: Outcome, seconds: float = 0.0
-    ) -> None:
-        self._tally.add(key, opening.port, outcome, seconds)
+    def _reject(self, syn: Syn, key: str, outcome: Outcome, seconds: float = 0.0) -> None:
+        self._outcomes.add(key, syn.port, outcome, seconds)
         try:
-            self._injector.refuse(opening)
+            self._injector.send_reset(syn)
         except OSError as error:
-            # The kubelet asks again, and waits until its own limit.
-            self._tell(f"an opening could not be refused: {error}")
+            # The kubelet retransmits its SYN, and waits until its own timeout.
+            self._warn(f"a SYN cannot be rejected: {error}")
 
-    def _fail(self, target: Target, port: int, error: OSError) -> None:
-        """The relay's own trouble. The SYN comes again in a second, and is tried again then."""
-        self._tally.add(target.key, port, "failed", 0.0)
+    def _fail(self, target: RelayTarget, port: int, error: OSError) -> None:
+        """The relay itself failed. The SYN is retransmitted in a second, and tried again then."""
+        self._outcomes.add(target.key, port, "failed", 0.0)
         if error.errno in _EXHAUSTED:
             self._on_exhausted()
         else:
-            self._tell(f"a connection to {target.key} could not be carried: {error}")
+            self._warn(f"a connection to {target.key} cannot be proxied: {error}")
 
-    def _tell(self, sentence: str) -> None:
+    def _warn(self, sentence: str) -> None:
         if self._now() >= self._quiet_until:
-            self._quiet_until = self._now() + _QUIET_SECONDS
-            self._on_trouble(sentence)
+            self._quiet_until = self._now() + _WARN_INTERVAL_SECONDS
+            self._on_warning(sentence)

@@ -1,4 +1,4 @@
-"""The names of the relay's interfaces on the node, by which everybody knows them."""
+"""Names of the relay's interfaces on the host, by which all parts of podgate identify them."""
 
 import socket
 
@@ -9,16 +9,16 @@ def name_of(slot: int) -> str:
     return f"{PREFIX}{slot}"
 
 
-def is_relays(interface: str) -> bool:
+def is_relay_interface(interface: str) -> bool:
     return slot_of(interface) is not None
 
 
 def slot_of(interface: str) -> int | None:
-    """None where it is no relay's."""
+    """None for an interface that is not a relay's."""
     number = interface.removeprefix(PREFIX)
     return int(number) if number != interface and number.isdecimal() else None
 
 
 def present() -> dict[int, str]:
-    """Those that the node has now: ifindex and name."""
-    return {ifindex: name for ifindex, name in socket.if_nameindex() if is_relays(name)}
+    """The relay interfaces of the host: ifindex and name."""
+    return {ifindex: name for ifindex, name in socket.if_nameindex() if is_relay_interface(name)}

@@ -1,11 +1,11 @@
-"""The relay's process: one loop that holds, dials, carries and reports.
+"""The relay process: one loop that holds SYNs, connects to pods, proxies and reports.
 
-Its end is what the kubelet waits for when it is killed, and the kernel needs a millisecond for each
-10 MB of a process's memory: so nothing is imported here that is not used, no logging, no asyncio.
-What is to be logged, the agent is told.
+When the relay is killed, the kubelet waits for its exit, and the kernel needs a millisecond for
+each 10 MB of the process's memory. So this process imports only what it uses: no logging, no
+asyncio. The agent logs its warnings.
 
-It lives in a network namespace of its own, which ends with it, and so do the links by which the
-kubelet's connects are redirected: whatever ends this process, the next connect goes direct.
+The process has its own network namespace, which is removed at its exit. So are the links that
+redirect the kubelet's connects: however the process ends, the next connect goes direct.
 """
 
 import contextlib
@@ -19,228 +19,235 @@ import socket
 import time
 from collections.abc import Callable
 
-from agent.linux.netns import unshare_network
+from agent.linux.namespaces import unshare_network
 from agent.relay import messages
-from agent.relay.control import Control
-from agent.relay.epoll import Poller
-from agent.relay.held_syns import HeldOpenings
-from agent.relay.raw_sockets import Openings
-from agent.relay.stats import Tally
-from agent.relay.targets import NoAddressLeft, Target, Targets
+from agent.relay.control import ControlChannel
+from agent.relay.epoll import EpollPoller
+from agent.relay.held_syns import HeldSyns
+from agent.relay.outcomes import OutcomeCounter
+from agent.relay.raw_sockets import SynCapture
+from agent.relay.targets import AddressPoolExhaustedError, RelayTarget, Targets
 from bpf import pins
 from bpf.errors import BpfError, PinError
 from bpf.redirect import Redirect
 
-# The kernel takes a relay for hung after 300 ms.
+# The kernel considers a relay hung after 300 ms without a heartbeat.
 _BEAT_SECONDS = 0.05
 _REPORT_SECONDS = 1.0
 _EXPIRE_SECONDS = 0.25
-_LOOK_SECONDS = 10.0
+_CHECK_SECONDS = 10.0
 
-# No byte in either direction for so long: a postStart hook may work for long before it answers.
+# The limit for a connection without data: a postStart hook may work for long before it responds.
 _IDLE_SECONDS = 3600.0
-# As long as the kernel keeps what was closed at one end (tcp_fin_timeout).
+# As long as the kernel keeps a half-closed connection (tcp_fin_timeout).
 _HALF_CLOSED_SECONDS = 60.0
 
-# Descriptors that are not for connections: listeners, maps, links, sockets of our own. Where there
-# are few, a quarter of all.
+# Descriptors for listeners, maps, links and the relay's own sockets. With a low limit, a quarter of
+# all descriptors.
 _OTHER_DESCRIPTORS = 1200
-# After the kernel said that there is no room, whatever was counted here.
+# How long connects bypass the relay after the kernel has reported a lack of resources.
 _EXHAUSTED_SECONDS = 1.0
 _ORPHAN_DRAIN_SECONDS = 10.0
-# A connect that was redirected a moment before a release is still on its way.
+# A connect that was redirected just before a release may still arrive.
 _LINGER_SECONDS = 0.5
-# A probe that waits behind a busy node's processes is one that fails; and so is the end of a relay
-# that is killed, which has to run for that.
+# A probe that waits for a CPU on a busy node fails. A killed relay needs a CPU to exit, too.
 _NICENESS = -10
 
 
 class Relay:
-    """One relay, from its agent's first message to its end. `run` returns the exit status."""
+    """One relay, from the agent's first message to its exit. `run` returns the exit status."""
 
     def __init__(self, control: socket.socket, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._poller = Poller()
-        self._tally = Tally()
-        self._control = Control(
+        self._poller = EpollPoller()
+        self._outcomes = OutcomeCounter()
+        self._control = ControlChannel(
             self._poller,
             control,
             on_message=self._on_message,
-            on_end=lambda: self._release(_ORPHAN_DRAIN_SECONDS),
+            on_closed=lambda: self._release(_ORPHAN_DRAIN_SECONDS),
         )
-        self._start: messages.Start | None = None
+        self._configuration: messages.Configure | None = None
         self._pair_ifindex = 0
         self._redirect: Redirect | None = None
         self._targets: Targets | None = None
-        self._held: HeldOpenings | None = None
+        self._held_syns: HeldSyns | None = None
         self._is_engaged = False
         self._exhausted_until = 0.0
         descriptors = _raise_descriptor_limit()
-        self._most_connections = (descriptors - min(_OTHER_DESCRIPTORS, descriptors // 4)) // 2
-        self._is_told_to_end = False
+        self._max_connections = (descriptors - min(_OTHER_DESCRIPTORS, descriptors // 4)) // 2
+        self._is_stopping = False
         self._lingers_until = 0.0
         self._ends_at: float | None = None
         self._last_activity: dict[object, float] = {}
-        self._due = dict.fromkeys((self._beat, self._report, self._expire, self._look), 0.0)
+        self._due = dict.fromkeys((self._beat, self._report, self._expire, self._check), 0.0)
         self._every = {
             self._beat: _BEAT_SECONDS,
             self._report: _REPORT_SECONDS,
             self._expire: _EXPIRE_SECONDS,
-            self._look: _LOOK_SECONDS,
+            self._check: _CHECK_SECONDS,
         }
 
     def run(self) -> int:
-        """Until nothing is left to carry after a release."""
-        # A terminal's or service manager's signal to the whole group must not cut what is carried.
+        """Until the last connection is closed after a release."""
+        # A terminal or service manager signals the whole group; open connections must survive that.
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._told_to_end)
+            signal.signal(number, self._stop)
         with contextlib.suppress(OSError):  # without CAP_SYS_NICE
             os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
-        # What stands stays, and connections are no cycles: a collection would only cost time.
+        # Objects from here on form no cycles: a collection would only cost time.
         gc.collect()
         gc.freeze()
         try:
             while not self._is_over():
                 self._poll_until(min(self._due.values()))
-                self._do_what_is_due()
+                self._run_timers()
         except (BpfError, PinError, OSError, ValueError) as error:
             return self._fail(error)
         self._forget_targets()
         return 0
 
     def _poll_until(self, due: float) -> None:
-        """Most rounds are one event: nothing else is looked at between them."""
+        """Most rounds handle one event: timers are not checked between them."""
         while (left := due - self._now()) > 0:
             self._poller.poll(left)
 
-    def _told_to_end(self, _number: int, _frame: object) -> None:
-        self._is_told_to_end = True
+    def _stop(self, _number: int, _frame: object) -> None:
+        self._is_stopping = True
 
     def _is_over(self) -> bool:
-        if self._is_told_to_end:
+        if self._is_stopping:
             self._release(_ORPHAN_DRAIN_SECONDS)
         if self._ends_at is None:
             return False
         if self._now() < self._lingers_until:
             return False
-        is_empty = self._held is None or self._held.is_empty
+        is_empty = self._held_syns is None or self._held_syns.is_empty
         return is_empty or self._now() >= self._ends_at
 
-    def _do_what_is_due(self) -> None:
+    def _run_timers(self) -> None:
         now = self._now()
-        for what, due in self._due.items():
+        for timer, due in self._due.items():
             if now >= due:
-                self._due[what] = now + self._every[what]
-                what()
+                self._due[timer] = now + self._every[timer]
+                timer()
 
     def _on_message(self, message: messages.ToRelay) -> None:
         match message:
-            case messages.Start():
-                self._begin(message)
-            case messages.Paired():
-                self._ready(message)
-            case messages.Want():
-                self._want(message)
+            case messages.Configure():
+                self._configure(message)
+            case messages.PairReady():
+                self._use_pair(message)
+            case messages.SetTargets():
+                self._set_targets(message)
             case messages.Engage():
                 self._engage()
             case messages.Release():
                 self._release(message.drain_seconds)
 
-    def _begin(self, start: messages.Start) -> None:
-        self._start = start
-        self._redirect = Redirect.open(pins.Pins(start.bpffs))
+    def _configure(self, configuration: messages.Configure) -> None:
+        self._configuration = configuration
+        self._redirect = Redirect.open(pins.Pins(configuration.bpffs))
         unshare_network()
-        self._control.tell(messages.Unshared())
+        self._control.send(messages.NetnsReady())
 
-    def _ready(self, paired: messages.Paired) -> None:
-        assert self._start is not None
+    def _use_pair(self, pair: messages.PairReady) -> None:
+        assert self._configuration is not None
         assert self._redirect is not None
-        self._pair_ifindex = paired.ifindex
-        inside = self._start.inside
-        # Held first: from then on nothing opens but what is sent again.
-        self._redirect.hold(socket.if_nametoindex(inside))
-        subnets = [ipaddress.ip_network(net) for net in (self._start.subnet4, self._start.subnet6)]
+        self._pair_ifindex = pair.ifindex
+        configuration = self._configuration
+        # First of all: from here on only injected SYNs open connections.
+        self._redirect.hold(socket.if_nametoindex(configuration.inside))
+        subnets = [
+            ipaddress.ip_network(net) for net in (configuration.subnet4, configuration.subnet6)
+        ]
         self._redirect.forget_within(subnets)
         self._targets = Targets(subnets, self._now)
-        self._held = HeldOpenings(
+        self._held_syns = HeldSyns(
             self._poller,
             self._targets,
-            self._tally,
-            most=self._most_connections,
+            self._outcomes,
+            maximum=self._max_connections,
             on_full=self._beat,
             on_exhausted=self._exhausted,
-            on_trouble=lambda sentence: self._control.tell(messages.Trouble(sentence)),
+            on_warning=lambda sentence: self._control.send(messages.RelayWarning(sentence)),
             now=self._now,
         )
-        Openings(inside, self._poller, on_opening=self._held.take, on_gone=self._pair_gone)
-        self._control.tell(messages.Ready())
+        SynCapture(
+            configuration.inside,
+            self._poller,
+            on_syn=self._held_syns.hold,
+            on_removed=self._on_pair_removed,
+        )
+        self._control.send(messages.RelayReady())
 
-    def _pair_gone(self) -> None:
-        """Nothing comes and goes any more. `podgate cleanup` takes it from a relay that drains."""
+    def _on_pair_removed(self) -> None:
+        """No packet passes any more. `podgate cleanup` removes the pair of a draining relay."""
         if self._ends_at is None:
-            self._control.tell(messages.Failed("its interface was taken away"))
+            self._control.send(messages.RelayFailed("its interface was removed"))
             self._release(0.0)
         self._ends_at = self._lingers_until = self._now()
 
-    def _want(self, want: messages.Want) -> None:
-        """Make the targets what is wanted: those that go first, since others may have their
-        addresses now."""
+    def _set_targets(self, message: messages.SetTargets) -> None:
+        """Apply the desired targets. Removals come first: a new target may have the address of an
+        old one."""
         assert self._targets is not None
         assert self._redirect is not None
-        wanted = {target.key: target for target in want.targets}
+        desired = {spec.key: spec for spec in message.targets}
         for target in self._targets:
-            new = wanted.get(target.key)
-            if new is None or not target.is_same_place(new):
+            spec = desired.get(target.key)
+            if spec is None or not target.has_same_netns(spec):
                 self._remove(target)
-        refused = {}
-        for new in want.targets:
+        rejected = {}
+        for spec in message.targets:
             try:
-                self._bring_up(new)
-            except (NoAddressLeft, ValueError, BpfError) as error:
-                refused[new.key] = str(error)
+                self._add_or_update(spec)
+            except (AddressPoolExhaustedError, ValueError, BpfError) as error:
+                rejected[spec.key] = str(error)
         self._redirect.keep_only(
             {(target.address, port) for target in self._targets for port in target.claims}
         )
-        self._control.tell(messages.Have(want.revision, refused))
+        self._control.send(messages.TargetsApplied(message.revision, rejected))
 
-    def _bring_up(self, wanted: messages.WantedTarget) -> None:
-        """Raises `NoAddressLeft`, `ValueError` or `BpfError`; then nothing is redirected to it."""
+    def _add_or_update(self, spec: messages.RelayTargetSpec) -> None:
+        """Raises `AddressPoolExhaustedError`, `ValueError` or `BpfError`; then no connect is
+        redirected to the target."""
         assert self._targets is not None
         assert self._redirect is not None
-        target = self._targets.get(wanted.key)
-        before: frozenset[int] = frozenset()
+        target = self._targets.get(spec.key)
+        previous_claims: frozenset[int] = frozenset()
         if target is None:
-            target = self._targets.add(wanted)
+            target = self._targets.add(spec)
         else:
-            before = target.claims
-        target.ports = wanted.ports
-        target.claims = frozenset(wanted.claims)
-        self._redirect.withdraw(target.relay, target.address, before - target.claims)
+            previous_claims = target.claims
+        target.ports = spec.ports
+        target.claims = frozenset(spec.claims)
+        self._redirect.withdraw(target.relay, target.address, previous_claims - target.claims)
         try:
             self._redirect.publish(target.relay, target.address, target.claims, self._pair_ifindex)
         except BpfError:
             self._remove(target)
             raise
 
-    def _remove(self, target: Target) -> None:
+    def _remove(self, target: RelayTarget) -> None:
         assert self._targets is not None
         assert self._redirect is not None
-        assert self._held is not None
+        assert self._held_syns is not None
         self._redirect.withdraw(target.relay, target.address, target.claims)
         self._redirect.forget(target.relay)
         self._targets.remove(target)
-        self._held.abandon(target)
+        self._held_syns.abandon(target)
 
     def _engage(self) -> None:
-        assert self._start is not None
+        assert self._configuration is not None
         assert self._redirect is not None
         self._is_engaged = True
         self._beat()
-        self._redirect.engage(pathlib.Path(self._start.cgroup))
-        self._control.tell(messages.Engaged())
+        self._redirect.engage(pathlib.Path(self._configuration.cgroup))
+        self._control.send(messages.Engaged())
 
     def _release(self, drain_seconds: float) -> None:
-        """Redirect no more: the links go first, since the maps may be a successor's by now."""
+        """Stop redirecting. The links go first: the maps may already belong to the next relay."""
         if self._ends_at is not None:
             return
         self._is_engaged = False
@@ -258,7 +265,7 @@ class Relay:
                 self._redirect.forget(target.relay)
 
     def _beat(self) -> None:
-        """Say that connects are welcome; while there is no room for more, they are not."""
+        """Write the heartbeat that redirects connects here; pause it while the relay is full."""
         if self._is_engaged and self._redirect is not None:
             if self._is_full():
                 self._redirect.pause()
@@ -268,37 +275,37 @@ class Relay:
     def _is_full(self) -> bool:
         if self._now() < self._exhausted_until:
             return True
-        return self._held is not None and self._held.is_full
+        return self._held_syns is not None and self._held_syns.is_full
 
     def _exhausted(self) -> None:
         self._exhausted_until = self._now() + _EXHAUSTED_SECONDS
         self._beat()
 
     def _report(self) -> None:
-        if self._held is not None and self._control.is_idle:
-            self._control.tell(
-                messages.Report(
-                    len(self._held.connections),
-                    self._held.count,
+        if self._held_syns is not None and self._control.is_idle:
+            self._control.send(
+                messages.RelayReport(
+                    len(self._held_syns.connections),
+                    self._held_syns.count,
                     self._is_full(),
-                    self._tally.take(),
+                    self._outcomes.drain(),
                 )
             )
 
     def _expire(self) -> None:
-        if self._held is not None:
-            self._held.expire()
+        if self._held_syns is not None:
+            self._held_syns.expire()
 
-    def _look(self) -> None:
-        """End connections on which nothing has happened for too long."""
-        if self._held is None:
+    def _check(self) -> None:
+        """Close connections that were inactive for too long."""
+        if self._held_syns is None:
             return
         now = self._now()
         last = self._last_activity
         self._last_activity = {}
-        for connection in list(self._held.connections):
-            seen = now if connection.active else last.get(connection, now)
-            connection.active = False
+        for connection in list(self._held_syns.connections):
+            seen = now if connection.is_active else last.get(connection, now)
+            connection.is_active = False
             limit = _HALF_CLOSED_SECONDS if connection.is_half_closed else _IDLE_SECONDS
             if now - seen >= limit:
                 connection.finish()
@@ -306,19 +313,19 @@ class Relay:
                 self._last_activity[connection] = seen
 
     def _fail(self, error: Exception) -> int:
-        """The links end with the process, so all goes direct from here on."""
-        self._control.tell(messages.Failed(str(error)))
+        """Report the error. The links end with the process, so connects go direct from here on."""
+        self._control.send(messages.RelayFailed(str(error)))
         return 1
 
 
 def _raise_descriptor_limit() -> int:
-    """As many as may be; two for each connection."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return most
+    """Raise the limit to its maximum, since each connection needs two; return it."""
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
+    return maximum
 
 
-def end_of(descriptor: int) -> socket.socket:
-    """The socket that the agent left us."""
+def open_control_socket(descriptor: int) -> socket.socket:
+    """The socket that the relay inherits from the agent."""
     os.set_inheritable(descriptor, False)
     return socket.socket(fileno=descriptor)

@@ -1,4 +1,4 @@
-"""What the agent and the relay tell each other, over a socket pair: frames of JSON.
+"""The protocol between agent and relay: JSON messages in frames, over a socket pair.
 
 A frame is its length in four bytes, most significant first, and one message.
 """
@@ -9,45 +9,48 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from agent.errors import PodgateError
+
 T = TypeVar("T")
 
 _LENGTH = struct.Struct("!I")
 # The targets of 500 pods are 200 KB.
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 
 Outcome = Literal[
-    "carried",  # opened at the pod, and ended as the two wished
-    "reset",  # opened at the pod, which ended it with a RST
-    "refused",  # the pod refused
-    "unanswered",  # the pod did not answer for as long as the kubelet asked
-    "undeclared",  # refused: the pod declares no probe or hook for this port
-    "unknown",  # refused: no pod stands behind this address of the relay
-    "gone",  # refused or ended, because the sandbox is gone
-    "failed",  # the relay could not: out of descriptors, no way into the namespace
+    "proxied",  # the pod accepted; closed by either end
+    "reset",  # the pod accepted, and later sent a RST
+    "refused",  # the pod refused the connection
+    "timeout",  # the pod did not respond until the kubelet's timeout
+    "undeclared",  # rejected: the pod declares no probe or hook for this port
+    "unknown_address",  # rejected: no pod belongs to this relay address
+    "sandbox_gone",  # rejected or reset, because the sandbox is gone
+    "failed",  # the relay itself failed: out of descriptors, namespace not accessible
 ]
-"""How one connection of the kubelet's ended."""
+"""The outcome of one connection of the kubelet."""
 
 OPEN_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0)
-"""Upper bounds, in seconds, of how long opening took; what is longer counts in no bucket."""
+"""Upper bounds, in seconds, of connect durations; longer ones are in no bucket."""
 
 
-class WantedTarget(msgspec.Struct, frozen=True):
-    """One address of one pod's sandbox, and what of it the kubelet may reach."""
+class RelayTargetSpec(msgspec.Struct, frozen=True):
+    """One address of a pod's sandbox, and the ports that the kubelet may reach."""
 
     key: str
-    """The agent's name for it; in answers and reports it comes back."""
+    """The agent's name for it; responses and reports contain it."""
     netns_path: str
     netns_device: int
     netns_inode: int
     address: str
     ports: tuple[tuple[int, int], ...]
-    """First and last of each range that is admitted."""
+    """First and last port of each admitted range."""
     claims: tuple[int, ...]
-    """Ports at which connects to the address are redirected here; 0 is all that nobody claims."""
+    """Ports at which connects to the address are redirected to the relay; 0 for all ports that no
+    other target claims."""
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
-    """First of all. subnets: this relay's own share of the ranges, in CIDR notation."""
+class Configure(msgspec.Struct, frozen=True, tag=True):
+    """The first message. subnets: the relay's own share of the ranges, in CIDR notation."""
 
     bpffs: str
     cgroup: str
@@ -57,64 +60,64 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """Name of the pair's end in the relay's namespace."""
 
 
-class Paired(msgspec.Struct, frozen=True, tag=True):
-    """The pair is up at both ends. ifindex: of the node's side."""
+class PairReady(msgspec.Struct, frozen=True, tag=True):
+    """The veth pair is up at both ends. ifindex: of the host's end."""
 
     ifindex: int
 
 
-class Want(msgspec.Struct, frozen=True, tag=True):
-    """All that is to be carried; replaces what was wanted before."""
+class SetTargets(msgspec.Struct, frozen=True, tag=True):
+    """All targets of the relay; replaces the previous ones."""
 
     revision: int
-    targets: tuple[WantedTarget, ...]
+    targets: tuple[RelayTargetSpec, ...]
 
 
 class Engage(msgspec.Struct, frozen=True, tag=True):
-    """Redirect the kubelet's connects from now on."""
+    """Redirect the kubelet's connects to this relay."""
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Redirect no more; carry what is open, for at most so long, and end."""
+    """Stop redirecting; proxy open connections for at most this time, and exit."""
 
     drain_seconds: float
 
 
-class Unshared(msgspec.Struct, frozen=True, tag=True):
+class NetnsReady(msgspec.Struct, frozen=True, tag=True):
     """The relay is in a network namespace of its own, which has no interface yet."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """What is held and carried can come."""
+class RelayReady(msgspec.Struct, frozen=True, tag=True):
+    """The relay can hold SYNs and proxy connections."""
 
 
-class Have(msgspec.Struct, frozen=True, tag=True):
-    """All targets of this revision stand, but for the refused: one sentence for each key."""
+class TargetsApplied(msgspec.Struct, frozen=True, tag=True):
+    """The targets of this revision are active, except the rejected: one sentence by key."""
 
     revision: int
-    refused: dict[str, str] = {}
+    rejected: dict[str, str] = {}
 
 
 class Engaged(msgspec.Struct, frozen=True, tag=True):
     """The kubelet's connects are redirected."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The relay cannot go on, and ends. message: one sentence."""
+class RelayFailed(msgspec.Struct, frozen=True, tag=True):
+    """The relay has failed and exits. message: one sentence."""
 
     message: str
 
 
-class Trouble(msgspec.Struct, frozen=True, tag=True):
-    """Something did not work, and the relay goes on. message: one sentence for the agent's log."""
+class RelayWarning(msgspec.Struct, frozen=True, tag=True):
+    """An operation failed, and the relay continues. message: one sentence for the agent's log."""
 
     message: str
 
 
-class Sample(msgspec.Struct, frozen=True):
-    """Connections to one port of one target that ended alike, since the last report.
+class OutcomeSample(msgspec.Struct, frozen=True):
+    """Connections to one port of one target with the same outcome, since the last report.
 
-    key: "" for those to addresses without a target.
+    key: "" for connections to addresses without a target.
     """
 
     key: str
@@ -122,29 +125,31 @@ class Sample(msgspec.Struct, frozen=True):
     outcome: Outcome
     count: int
     open_seconds: float
-    """Sum of how long opening took: from the kubelet's SYN to the answer, or to giving up."""
+    """Sum of connect durations: from the kubelet's SYN to the pod's response or the timeout."""
     buckets: tuple[int, ...]
-    """For each bound of OPEN_BUCKETS how many took at most so long; not cumulative."""
+    """Number of durations in each bucket of OPEN_BUCKETS; not cumulative."""
 
 
-class Report(msgspec.Struct, frozen=True, tag=True):
-    """What happened since the last report, and what is so now."""
+class RelayReport(msgspec.Struct, frozen=True, tag=True):
+    """The relay's load, and the outcomes since the last report."""
 
-    open: int
-    """Connections that are carried now."""
-    held: int
-    """Openings that wait for the pod's answer now."""
+    connections: int
+    """Connections that are proxied now."""
+    held_syns: int
+    """SYNs that are held now."""
     is_full: bool
-    """Whether connects go direct because there is no room for more."""
-    samples: tuple[Sample, ...]
+    """Whether connects bypass the relay because it has no capacity left."""
+    samples: tuple[OutcomeSample, ...]
 
 
-ToRelay = Start | Paired | Want | Engage | Release
-FromRelay = Unshared | Ready | Have | Engaged | Failed | Trouble | Report
+ToRelay = Configure | PairReady | SetTargets | Engage | Release
+FromRelay = (
+    NetnsReady | RelayReady | TargetsApplied | Engaged | RelayFailed | RelayWarning | RelayReport
+)
 
 
-class FrameError(Exception):
-    """The other side does not speak this protocol."""
+class FrameError(PodgateError):
+    """The other side sent something that is not a message of this protocol."""
 
 
 def pack(message: ToRelay | FromRelay) -> bytes:
@@ -154,18 +159,18 @@ def pack(message: ToRelay | FromRelay) -> bytes:
 
 
 class Frames:
-    """Takes a stream apart: bytes in, bodies of whole frames out."""
+    """Splits a stream into frames: bytes in, bodies of complete frames out."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, received: bytes) -> Iterator[bytes]:
-        """Bodies that are complete now. Raises `FrameError`."""
+        """Bodies that are now complete. Raises `FrameError`."""
         self._rest += received
         while len(self._rest) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._rest)
-            if length > _MOST_BYTES:
-                raise FrameError(f"a frame of {length} bytes was announced")
+            if length > _MAX_BYTES:
+                raise FrameError(f"frame of {length} bytes exceeds {_MAX_BYTES}")
             end = _LENGTH.size + length
             if len(self._rest) < end:
                 return
@@ -173,12 +178,12 @@ class Frames:
             yield body
 
 
-def read_for_relay(body: bytes) -> ToRelay:
+def decode_for_relay(body: bytes) -> ToRelay:
     """Raises `FrameError`."""
     return _decode(body, _FOR_RELAY)
 
 
-def read_for_agent(body: bytes) -> FromRelay:
+def decode_for_agent(body: bytes) -> FromRelay:
     """Raises `FrameError`."""
     return _decode(body, _FOR_AGENT)
 
@@ -191,4 +196,4 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise FrameError(f"a message could not be read: {error}") from error
+        raise FrameError(f"message cannot be decoded: {error}") from error

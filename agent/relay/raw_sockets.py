@@ -1,63 +1,63 @@
-"""The relay's own sockets in its namespace: where openings are seen, sent again, and accepted."""
+"""The relay's own sockets in its namespace: they capture SYNs, inject them, and accept them."""
 
 import collections
-import ctypes
 import errno
 import os
 import socket
-import struct
 from collections.abc import Callable
 from typing import Protocol
 
+from agent.linux import packets
 from agent.relay import segments
-from agent.relay.epoll import READABLE, Poller
+from agent.relay.epoll import READABLE, EpollPoller
+from agent.relay.segments import Flow, Syn
 
 _ETH_P_ALL = 0x0003
-_SO_ATTACH_FILTER = 26
 _SO_RCVBUFFORCE = 33
 _IPV6_HDRINCL = 36
-# 4096 openings at once: a skb of a SYN counts as less than 1 KiB.
-_SEEN_BYTES = 4 << 20
-_LONGEST_PACKET = 65536
+# 4096 SYNs at once: the skb of a SYN counts as less than 1 KiB.
+_CAPTURE_BUFFER_BYTES = 4 << 20
+_MAX_PACKET_BYTES = 65536
 
-# A pod with an http probe may be asked at any port, so their number has to end somewhere.
-_MOST_PORTS = 1024
+# The kubelet may connect to any port of a pod with an http probe, so the number of listeners needs
+# a limit.
+_MAX_PORTS = 1024
 _BACKLOG = 4096
 
 
-class Openings:
-    """A packet socket that sees every SYN that comes by the pair, before it is dropped there."""
+class SynCapture:
+    """A packet socket that receives every SYN from the pair, before it is dropped there."""
 
     def __init__(
         self,
         interface: str,
-        poller: Poller,
+        poller: EpollPoller,
         *,
-        on_opening: Callable[[segments.Opening], None],
-        on_gone: Callable[[], None],
+        on_syn: Callable[[Syn], None],
+        on_removed: Callable[[], None],
     ) -> None:
-        """on_gone: the interface was taken away."""
+        """on_removed: the interface was removed."""
         self._socket = _packet_socket(interface)
-        self._on_opening = on_opening
-        self._on_gone = on_gone
-        poller.watch(self._socket.fileno(), READABLE, self)
+        self._on_syn = on_syn
+        self._on_removed = on_removed
+        poller.register(self._socket.fileno(), READABLE, self)
 
     def on_event(self, events: int) -> None:
-        """One at a time: what else is there is told again, and others wait too."""
+        """Handle one packet: epoll reports the others again, after the other descriptors."""
         try:
-            packet = self._socket.recv(_LONGEST_PACKET)
+            packet = self._socket.recv(_MAX_PACKET_BYTES)
         except BlockingIOError:
             return
         except OSError:  # ENETDOWN
-            self._on_gone()
+            self._on_removed()
             return
-        if opening := segments.read_opening(packet):
-            self._on_opening(opening)
+        if syn := segments.parse_syn(packet):
+            self._on_syn(syn)
 
 
-class Injector:
-    """Sends packets as they are: openings again, to the relay itself by its loopback, where
-    nothing drops them; refusals, to the node.
+class SynInjector:
+    """Sends raw packets: held SYNs to the relay itself, through its loopback, where no program
+    drops them; resets to the host.
     """
 
     def __init__(self) -> None:
@@ -67,13 +67,13 @@ class Injector:
             self._ipv6 = socket.socket(socket.AF_INET6, _RAW, socket.IPPROTO_RAW)
             self._ipv6.setsockopt(socket.IPPROTO_IPV6, _IPV6_HDRINCL, 1)
 
-    def open_again(self, opening: segments.Opening) -> None:
+    def reinject(self, syn: Syn) -> None:
         """Raises `OSError`."""
-        self._send(opening.packet, opening.local)
+        self._send(syn.packet, syn.local)
 
-    def refuse(self, opening: segments.Opening) -> None:
+    def send_reset(self, syn: Syn) -> None:
         """Raises `OSError`."""
-        self._send(segments.refusal(opening), opening.peer)
+        self._send(segments.reset_for(syn), syn.peer)
 
     def _send(self, packet: bytes, destination: bytes) -> None:
         if len(destination) == 4:
@@ -82,91 +82,94 @@ class Injector:
             self._ipv6.sendto(packet, (socket.inet_ntop(socket.AF_INET6, destination), 0))
 
 
-class Arrivals(Protocol):
-    """Who is told of what listeners accept."""
+class AcceptHandler(Protocol):
+    """Handles what the listeners accept."""
 
-    def accepted(self, sock: socket.socket, flow: segments.Flow) -> None:
-        """A connection is open; the socket is the receiver's."""
+    def on_accepted(self, sock: socket.socket, flow: Flow) -> None:
+        """A connection is open; the handler owns the socket."""
 
-    def turned_away(self, flow: segments.Flow) -> None:
+    def on_rejected(self, flow: Flow) -> None:
         """A connection was reset, because the process has no descriptor left for it."""
 
 
-class Listeners:
-    """One listening socket for each port that a pod has answered at, for all targets together.
+class PortListeners:
+    """One listening socket for each port at which a pod has responded, shared by all targets.
 
-    Nobody reaches one by himself: every SYN from the node is held until the pod has answered.
+    Connections reach them only through `HeldSyns`: every SYN from the host is held until the pod
+    has responded.
     """
 
-    def __init__(self, poller: Poller, arrivals: Arrivals) -> None:
+    def __init__(self, poller: EpollPoller, handler: AcceptHandler) -> None:
         self._poller = poller
-        self._door = _Door(arrivals)
-        self._by_port: collections.OrderedDict[int, Listener] = collections.OrderedDict()
+        self._router = _AcceptRouter(handler)
+        self._by_port: collections.OrderedDict[int, PortListener] = collections.OrderedDict()
 
-    def prepare(self, port: int) -> "Listener":
-        """Listen there if nobody does yet. Raises `OSError`."""
+    def prepare(self, port: int) -> "PortListener":
+        """The port's listener, created if there is none. Raises `OSError`."""
         if listener := self._by_port.get(port):
             self._by_port.move_to_end(port)
             return listener
-        if len(self._by_port) >= _MOST_PORTS:
+        if len(self._by_port) >= _MAX_PORTS:
             _, oldest = self._by_port.popitem(last=False)
             oldest.close(self._poller)
-        listener = self._by_port[port] = Listener(port, self._door)
-        self._poller.watch(listener.fd, READABLE, listener)
+        listener = self._by_port[port] = PortListener(port, self._router)
+        self._poller.register(listener.fd, READABLE, listener)
         return listener
 
 
-class Listener:
+class PortListener:
     """One listening socket, for both families."""
 
-    def __init__(self, port: int, door: "_Door") -> None:
-        self._door = door
+    def __init__(self, port: int, router: "_AcceptRouter") -> None:
+        self._router = router
         self._socket = socket.socket(_FAMILY, _STREAM)
         if _FAMILY == socket.AF_INET6:
             self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # For what is accepted. Who sends decides what goes together, and has done so.
+        # Inherited by accepted sockets. The pod has already decided which data to send together.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.bind(("", port))
         self._socket.listen(_BACKLOG)
         self.fd = self._socket.fileno()
 
-    def close(self, poller: Poller) -> None:
-        poller.forget(self.fd)
+    def close(self, poller: EpollPoller) -> None:
+        poller.unregister(self.fd)
         self._socket.close()
 
     def on_event(self, events: int) -> None:
-        """Accept all that is there."""
+        """Accept all connections of the backlog."""
         while self.accept():
             pass
 
     def accept(self) -> bool:
-        """Accept one; whether there was one."""
-        return self._door.accept(self._socket)
+        """Accept one connection; False if there was none."""
+        return self._router.accept(self._socket)
 
 
-class _Door:
-    """Accepts. A descriptor is kept in reserve: what cannot be accepted would be told of for ever,
-    and so it is accepted with that one, and reset.
+class _AcceptRouter:
+    """Accepts connections and passes them to the handler.
+
+    It keeps one descriptor in reserve. Without a free descriptor, accept fails and epoll reports
+    the connection again and again; with the reserve it is accepted, and reset.
     """
 
-    def __init__(self, arrivals: Arrivals) -> None:
-        self._arrivals = arrivals
-        self._reserve = _open_nothing()
+    def __init__(self, handler: AcceptHandler) -> None:
+        self._handler = handler
+        self._reserve = _open_null()
 
     def accept(self, listening: socket.socket) -> bool:
         try:
             sock, peer = listening.accept()
         except OSError as error:
-            return error.errno in _NO_DESCRIPTOR and self._turn_away(listening)
+            return error.errno in _NO_DESCRIPTOR and self._reject(listening)
         sock.setblocking(False)
         if flow := _flow(sock, peer):
-            self._arrivals.accepted(sock, flow)
+            self._handler.on_accepted(sock, flow)
         else:
             sock.close()
         return True
 
-    def _turn_away(self, listening: socket.socket) -> bool:
+    def _reject(self, listening: socket.socket) -> bool:
         os.close(self._reserve)
         try:
             sock, peer = listening.accept()
@@ -176,18 +179,18 @@ class _Door:
         except OSError:
             return False
         finally:
-            self._reserve = _open_nothing()
+            self._reserve = _open_null()
         if flow:
-            self._arrivals.turned_away(flow)
+            self._handler.on_rejected(flow)
         return True
 
 
-def _open_nothing() -> int:
+def _open_null() -> int:
     return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _flow(sock: socket.socket, peer: tuple[str, int]) -> segments.Flow | None:
-    """None where it has been reset already."""
+def _flow(sock: socket.socket, peer: tuple[str, int]) -> Flow | None:
+    """None for a connection that is already reset."""
     try:
         local = sock.getsockname()
     except OSError:
@@ -196,7 +199,7 @@ def _flow(sock: socket.socket, peer: tuple[str, int]) -> segments.Flow | None:
 
 
 def _listening_family() -> int:
-    """What listens for both families; a kernel may be without IPv6 (ipv6.disable=1)."""
+    """IPv6, whose sockets accept both families; IPv4 if the kernel has no IPv6 (ipv6.disable=1)."""
     try:
         socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
     except OSError:
@@ -212,7 +215,7 @@ _MAPPED = bytes(10) + b"\xff\xff"
 
 
 def _pack(text: str) -> bytes:
-    """4 bytes for an IPv4 address, also for a mapped one (RFC 4291, 2.5.5.2)."""
+    """4 bytes for an IPv4 address, mapped or not (RFC 4291, 2.5.5.2)."""
     if ":" not in text:
         return socket.inet_aton(text)
     packed = socket.inet_pton(socket.AF_INET6, text.partition("%")[0])
@@ -220,19 +223,13 @@ def _pack(text: str) -> bytes:
 
 
 def _packet_socket(interface: str) -> socket.socket:
-    """For all protocols: one for IP alone comes after the programs at tc ingress, and what they
-    drop it never sees (__netif_receive_skb_core). Bound to none until its filter stands.
+    """For all protocols: a socket for IP alone comes after the programs at tc ingress, and does not
+    receive what they drop (__netif_receive_skb_core). It is bound after its filter is attached.
     """
     sock = socket.socket(
         socket.AF_PACKET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, 0
     )
-    lines = b"".join(struct.pack("HBBI", *line) for line in segments.SYN_FILTER)
-    text = ctypes.create_string_buffer(lines, len(lines))
-    sock.setsockopt(
-        socket.SOL_SOCKET,
-        _SO_ATTACH_FILTER,
-        struct.pack("HxxxxxxP", len(segments.SYN_FILTER), ctypes.addressof(text)),
-    )
-    sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _SEEN_BYTES)
+    packets.attach_filter(sock, segments.SYN_FILTER)
+    sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _CAPTURE_BUFFER_BYTES)
     sock.bind((interface, _ETH_P_ALL))
     return sock

@@ -1,45 +1,46 @@
-"""What the relay carries to, and the address of the relay's that stands for each."""
+"""Targets: the pod addresses to which the relay proxies, each with a relay address of its own."""
 
 import collections
 import ipaddress
 import time
 from collections.abc import Callable, Iterable
 
-from agent.relay.messages import WantedTarget
+from agent.errors import PodgateError
+from agent.relay.messages import RelayTargetSpec
 from bpf.abi import IPAddress, IPNetwork
 from probes.netns import Netns
 
 FIRST_HOST = 16
-"""Below it lie the two ends of the pair, and room for what may come."""
+"""Lower host numbers are for the two ends of the pair, and in reserve."""
 
-# An address of a sandbox that is gone means nothing for so long before it means another one. The
-# kernel sends a SYN again for 127 s at most (tcp_syn_retries is 6), and connections end at once.
+# How long the address of a deleted sandbox stays unused. The kernel retransmits a SYN for 127 s at
+# most (tcp_syn_retries is 6); the sandbox's connections are reset at once.
 _QUARANTINE_SECONDS = 300.0
-# A subnet of IPv6 has no end.
-_MOST_HOSTS = 1 << 20
+# An IPv6 subnet has too many addresses to use all.
+_MAX_HOSTS = 1 << 20
 
 
-class NoAddressLeft(Exception):
-    """All of the relay's addresses are in use, or were a moment ago."""
+class AddressPoolExhaustedError(PodgateError):
+    """All addresses of the relay are in use, or were until a moment ago."""
 
 
-class Target:
+class RelayTarget:
     """One address of one sandbox."""
 
     __slots__ = ("address", "claims", "key", "netns", "ports", "relay")
 
-    def __init__(self, wanted: WantedTarget, relay: IPAddress) -> None:
-        self.key = wanted.key
-        self.netns = Netns(wanted.netns_path, wanted.netns_device, wanted.netns_inode)
-        self.address = ipaddress.ip_address(wanted.address)
+    def __init__(self, spec: RelayTargetSpec, relay: IPAddress) -> None:
+        self.key = spec.key
+        self.netns = Netns(spec.netns_path, spec.netns_device, spec.netns_inode)
+        self.address = ipaddress.ip_address(spec.address)
         self.relay = relay
-        self.ports = wanted.ports
-        self.claims = frozenset(wanted.claims)
+        self.ports = spec.ports
+        self.claims = frozenset(spec.claims)
 
-    def is_same_place(self, wanted: WantedTarget) -> bool:
+    def has_same_netns(self, spec: RelayTargetSpec) -> bool:
         return (self.netns, str(self.address)) == (
-            Netns(wanted.netns_path, wanted.netns_device, wanted.netns_inode),
-            wanted.address,
+            Netns(spec.netns_path, spec.netns_device, spec.netns_inode),
+            spec.address,
         )
 
     def admits(self, port: int) -> bool:
@@ -47,24 +48,24 @@ class Target:
 
 
 class AddressPool:
-    """Hands out the addresses of one subnet in turn, so that one comes back as late as can be."""
+    """Allocates the addresses of one subnet in turn, so that each is reused as late as possible."""
 
     def __init__(self, subnet: IPNetwork, now: Callable[[], float]) -> None:
         self._subnet = subnet
         self._now = now
-        self._end = min(subnet.num_addresses - 1, _MOST_HOSTS)
+        self._end = min(subnet.num_addresses - 1, _MAX_HOSTS)
         self._next = FIRST_HOST
-        self._resting: collections.deque[tuple[float, int]] = collections.deque()
+        self._quarantined: collections.deque[tuple[float, int]] = collections.deque()
         self._unavailable: set[int] = set()
 
-    def take(self) -> IPAddress:
-        """Raises `NoAddressLeft`."""
-        while self._resting and self._resting[0][0] <= self._now():
-            self._unavailable.discard(self._resting.popleft()[1])
+    def allocate(self) -> IPAddress:
+        """Raises `AddressPoolExhaustedError`."""
+        while self._quarantined and self._quarantined[0][0] <= self._now():
+            self._unavailable.discard(self._quarantined.popleft()[1])
         if len(self._unavailable) >= self._end - FIRST_HOST:
-            raise NoAddressLeft(
-                f"the relay's {self._end - FIRST_HOST} addresses in {self._subnet} are all in "
-                "use; give it a larger range"
+            raise AddressPoolExhaustedError(
+                f"all {self._end - FIRST_HOST} relay addresses in {self._subnet} are in use; "
+                "configure a larger range"
             )
         while self._next in self._unavailable:
             self._advance()
@@ -73,43 +74,43 @@ class AddressPool:
         self._unavailable.add(host)
         return self._subnet[host]
 
-    def give_back(self, address: IPAddress) -> None:
+    def release(self, address: IPAddress) -> None:
         host = int(address) - int(self._subnet.network_address)
-        self._resting.append((self._now() + _QUARANTINE_SECONDS, host))
+        self._quarantined.append((self._now() + _QUARANTINE_SECONDS, host))
 
     def _advance(self) -> None:
         self._next = self._next + 1 if self._next + 1 < self._end else FIRST_HOST
 
 
 class Targets:
-    """All targets, by the agent's key and by the relay's address."""
+    """All targets, by the agent's key and by the relay address."""
 
     def __init__(
         self, subnets: Iterable[IPNetwork], now: Callable[[], float] = time.monotonic
     ) -> None:
         self._pools = {subnet.version: AddressPool(subnet, now) for subnet in subnets}
-        self._by_key: dict[str, Target] = {}
-        self._by_relay: dict[bytes, Target] = {}
+        self._by_key: dict[str, RelayTarget] = {}
+        self._by_relay: dict[bytes, RelayTarget] = {}
 
-    def __iter__(self) -> "collections.abc.Iterator[Target]":
+    def __iter__(self) -> "collections.abc.Iterator[RelayTarget]":
         return iter(list(self._by_key.values()))
 
-    def find(self, relay: bytes) -> Target | None:
-        """By the relay's address, packed."""
+    def find(self, relay: bytes) -> RelayTarget | None:
+        """The target of a relay address, packed."""
         return self._by_relay.get(relay)
 
-    def get(self, key: str) -> Target | None:
+    def get(self, key: str) -> RelayTarget | None:
         return self._by_key.get(key)
 
-    def add(self, wanted: WantedTarget) -> Target:
-        """Raises `NoAddressLeft`, or `ValueError` for an address that is none."""
-        version = ipaddress.ip_address(wanted.address).version
-        target = Target(wanted, self._pools[version].take())
+    def add(self, spec: RelayTargetSpec) -> RelayTarget:
+        """Raises `AddressPoolExhaustedError`, or `ValueError` for an invalid address."""
+        version = ipaddress.ip_address(spec.address).version
+        target = RelayTarget(spec, self._pools[version].allocate())
         self._by_key[target.key] = target
         self._by_relay[target.relay.packed] = target
         return target
 
-    def remove(self, target: Target) -> None:
+    def remove(self, target: RelayTarget) -> None:
         del self._by_key[target.key]
         del self._by_relay[target.relay.packed]
-        self._pools[target.relay.version].give_back(target.relay)
+        self._pools[target.relay.version].release(target.relay)

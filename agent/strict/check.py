@@ -4,12 +4,11 @@ import asyncio
 import os
 import pathlib
 import socket
-import threading
 
 import pyroute2
 
 from agent.gates.worker import netns_cookie
-from agent.linux.netns import unshare_network
+from agent.linux.namespaces import in_new_network
 from agent.settings import RelayRanges
 from agent.strict import veth_pair
 from agent.strict.veth_pair import PairError
@@ -40,7 +39,7 @@ async def _cannot_pair() -> str | None:
     """A pair within a namespace that ends with this look at it."""
     try:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            sock = _netlink_of_a_new_namespace()
+            sock = in_new_network(_open_netlink)
             async with pyroute2.AsyncIPRoute(fileno=sock.detach()) as netlink:
                 await netlink.link("add", ifname="try0", kind="veth", peer={"ifname": "try1"})
     except TimeoutError:
@@ -52,25 +51,9 @@ async def _cannot_pair() -> str | None:
     return None
 
 
-def _netlink_of_a_new_namespace() -> socket.socket:
-    """Made in a thread of its own, which alone moves; the socket keeps the namespace. Raises
-    `OSError`."""
-    made: list[socket.socket | OSError] = []
-
-    def make() -> None:
-        try:
-            unshare_network()
-            flags = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-            made.append(socket.socket(socket.AF_NETLINK, flags, socket.NETLINK_ROUTE))
-        except OSError as error:
-            made.append(error)
-
-    thread = threading.Thread(target=make, name="trial")
-    thread.start()
-    thread.join()
-    if isinstance(made[0], OSError):
-        raise made[0]
-    return made[0]
+def _open_netlink() -> socket.socket:
+    flags = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    return socket.socket(socket.AF_NETLINK, flags, socket.NETLINK_ROUTE)
 
 
 def _cannot_redirect(cgroup: pathlib.Path, installation: pins.Pins) -> str | None:

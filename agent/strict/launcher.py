@@ -87,7 +87,7 @@ class Launcher:
             raise RelayError(str(error)) from error
 
     async def launch(
-        self, on_report: Callable[[messages.Report], None], on_end: Callable[[], None]
+        self, on_report: Callable[[messages.RelayReport], None], on_end: Callable[[], None]
     ) -> Launched:
         """Raises `RelayError`; then nothing is left of it."""
         if netns_cookie() is None:
@@ -111,10 +111,10 @@ class Launcher:
 
     async def _begin(self, relay: "_Running", slot: int) -> None:
         subnets = [str(share.subnet) for share in strict_ranges.shares(self._ranges, slot)]
-        start = messages.Start(
+        start = messages.Configure(
             str(self._bpffs), str(self._cgroup), subnets[0], subnets[1], veth_pair.INSIDE
         )
-        await relay.conversation.ask(start, messages.Unshared)
+        await relay.conversation.ask(start, messages.NetnsReady)
         name = relay_interfaces.name_of(slot)
 
         async def gate(ifindex: int) -> None:
@@ -126,7 +126,7 @@ class Launcher:
             relay.ifindex = pair.ifindex
         except (PairError, NetnsError, AttachError) as error:
             raise RelayError(str(error)) from error
-        await relay.conversation.ask(messages.Paired(pair.ifindex), messages.Ready)
+        await relay.conversation.ask(messages.PairReady(pair.ifindex), messages.RelayReady)
         log.info("relay started", pid=relay.process.pid, interface=pair.name)
 
     async def _gate(self, ifindex: int, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the relay, read at scrape time."""
+"""Prometheus metrics of the relay, collected at scrape time."""
 
 from collections.abc import Iterator
 
@@ -6,85 +6,96 @@ from prometheus_client import core
 
 from agent.metrics import Family, family
 from agent.relay.messages import OPEN_BUCKETS
-from agent.strict.stats import Carried, Tally
+from agent.strict.stats import ConnectionStats, OutcomeStats
 from agent.strict.supervisor import Relaying
 
-CONNECTIONS = Family(
+CONNECTIONS_TOTAL = Family(
     "podgate_relay_connections_total",
     "counter",
-    "The kubelet's connections that the relay carried, or did not, by what became of them; to "
-    "addresses that stand for no pod: without a pod, `unknown`.",
+    "Kubelet connections received by the relay, by outcome; unknown_address has no pod labels.",
     ("namespace", "pod", "container", "handler", "outcome"),
 )
-OPEN_SECONDS = Family(
-    "podgate_relay_open_seconds",
+CONNECT_DURATION = Family(
+    "podgate_relay_connect_duration_seconds",
     "histogram",
-    "Time from the kubelet's opening to the pod's answer, of connections that it answered.",
+    "Time from the kubelet's SYN to the pod's response.",
     ("namespace", "pod", "container", "handler"),
 )
-OPEN = Family("podgate_relay_open", "gauge", "Connections that the relay carries.")
-HELD = Family("podgate_relay_held", "gauge", "Openings that wait for the pod's answer.")
-UP = Family("podgate_relay_up", "gauge", "1 while a relay serves the pods in strict.")
+CONNECTIONS = Family(
+    "podgate_relay_connections", "gauge", "Connections currently proxied by the relay."
+)
+HELD_SYNS = Family("podgate_relay_held_syns", "gauge", "SYNs held until the pod responds.")
+UP = Family("podgate_relay_up", "gauge", "1 if a relay serves the pods in strict.")
 RESTARTS = Family(
     "podgate_relay_restarts_total",
     "counter",
-    "Relays that were started in another's place, whatever became of that.",
+    "Relay starts after the first, successful or not.",
 )
-DIRECT = Family(
-    "podgate_relay_direct",
+BYPASSED = Family(
+    "podgate_relay_bypassed",
     "gauge",
-    "1 while the kubelet's connects go by the gate because the relay has no room for more.",
+    "1 if kubelet connections go directly to the gate because the relay is full.",
 )
 
-FAMILIES = (CONNECTIONS, OPEN_SECONDS, OPEN, HELD, UP, RESTARTS, DIRECT)
+FAMILIES = (
+    CONNECTIONS_TOTAL,
+    CONNECT_DURATION,
+    CONNECTIONS,
+    HELD_SYNS,
+    UP,
+    RESTARTS,
+    BYPASSED,
+)
 
 
 class RelayCollector:
     """To be registered once."""
 
-    def __init__(self, relaying: Relaying, carried: Carried) -> None:
-        self._relaying = relaying
-        self._carried = carried
+    def __init__(self, supervisor: Relaying, connections: ConnectionStats) -> None:
+        self._supervisor = supervisor
+        self._connections = connections
 
     def collect(self) -> Iterator[core.Metric]:
-        connections = family(CONNECTIONS)
+        connections = family(CONNECTIONS_TOTAL)
         seconds = core.HistogramMetricFamily(
-            OPEN_SECONDS.name, OPEN_SECONDS.help, labels=OPEN_SECONDS.labels
+            CONNECT_DURATION.name, CONNECT_DURATION.help, labels=CONNECT_DURATION.labels
         )
-        for labels, tally in sorted(self._by_labels().items()):
-            for outcome, count in sorted(tally.outcomes.items()):
+        for labels, stats in sorted(self._by_labels().items()):
+            for outcome, count in sorted(stats.outcomes.items()):
                 connections.add_metric((*labels, outcome), count)
-            if tally.answered:
-                seconds.add_metric(labels, _cumulative(tally), tally.open_seconds)
-        if self._carried.unknown:
-            connections.add_metric(("", "", "", "", "unknown"), self._carried.unknown)
+            if stats.answered:
+                seconds.add_metric(labels, _cumulative(stats), stats.open_seconds)
+        if self._connections.unknown_address:
+            connections.add_metric(
+                ("", "", "", "", "unknown_address"), self._connections.unknown_address
+            )
         yield connections
         yield seconds
-        reports = self._relaying.last_reports
-        for one, value in (
-            (OPEN, sum(report.open for report in reports)),
-            (HELD, sum(report.held for report in reports)),
-            (UP, self._relaying.is_up),
-            (RESTARTS, self._relaying.restarts),
-            (DIRECT, any(report.is_full for report in reports)),
+        reports = self._supervisor.last_reports
+        for single, value in (
+            (CONNECTIONS, sum(report.connections for report in reports)),
+            (HELD_SYNS, sum(report.held_syns for report in reports)),
+            (UP, self._supervisor.is_up),
+            (RESTARTS, self._supervisor.restarts),
+            (BYPASSED, any(report.is_full for report in reports)),
         ):
-            metric = family(one)
+            metric = family(single)
             metric.add_metric((), value)
             yield metric
 
-    def _by_labels(self) -> dict[tuple[str, str, str, str], Tally]:
-        """A handler that is asked at several ports is one series."""
-        found: dict[tuple[str, str, str, str], Tally] = {}
-        for pod, purpose, tally in self._carried.all():
+    def _by_labels(self) -> dict[tuple[str, str, str, str], OutcomeStats]:
+        """A handler with several ports is one series."""
+        found: dict[tuple[str, str, str, str], OutcomeStats] = {}
+        for pod, purpose, stats in self._connections.items():
             labels = (pod.namespace, pod.name, purpose.container, purpose.handler)
-            found.setdefault(labels, Tally()).merge(tally)
+            found.setdefault(labels, OutcomeStats()).merge(stats)
         return found
 
 
-def _cumulative(tally: Tally) -> list[tuple[str, float]]:
+def _cumulative(stats: OutcomeStats) -> list[tuple[str, float]]:
     total = 0
     buckets: list[tuple[str, float]] = []
-    for bound, count in zip(OPEN_BUCKETS, tally.buckets, strict=True):
+    for bound, count in zip(OPEN_BUCKETS, stats.buckets, strict=True):
         total += count
         buckets.append((str(bound), total))
-    return [*buckets, ("+Inf", tally.answered)]
+    return [*buckets, ("+Inf", stats.answered)]

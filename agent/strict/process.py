@@ -42,7 +42,7 @@ class Conversation:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         *,
-        on_report: Callable[[messages.Report], None],
+        on_report: Callable[[messages.RelayReport], None],
         on_end: Callable[[], None],
     ) -> None:
         """Use `open`."""
@@ -62,7 +62,7 @@ class Conversation:
         cls,
         sock: socket.socket,
         *,
-        on_report: Callable[[messages.Report], None],
+        on_report: Callable[[messages.RelayReport], None],
         on_end: Callable[[], None],
     ) -> "Conversation":
         """sock: ours from now on. on_end: called once, when `problem` says why."""
@@ -104,7 +104,7 @@ class Conversation:
             frames = messages.Frames()
             while received := await self._reader.read(_READ_BYTES):
                 for body in frames.feed(received):
-                    self._take(messages.read_for_agent(body))
+                    self._take(messages.decode_for_agent(body))
             self._end("it ended")
         except OSError:
             self._end("it ended")
@@ -112,12 +112,12 @@ class Conversation:
             self._end(f"it says what nobody understands: {error}")
 
     def _take(self, message: messages.FromRelay) -> None:
-        if isinstance(message, messages.Report):
+        if isinstance(message, messages.RelayReport):
             self.reports += 1
             self._on_report(message)
-        elif isinstance(message, messages.Trouble):
+        elif isinstance(message, messages.RelayWarning):
             log.warning("trouble at the relay", detail=message.message)
-        elif isinstance(message, messages.Failed):
+        elif isinstance(message, messages.RelayFailed):
             self._end(message.message)
         elif self._answer is not None and not self._answer.done():
             self._answer.set_result(message)

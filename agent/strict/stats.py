@@ -1,7 +1,7 @@
-"""What relays carried, by pod, container and handler: the kubelet's probes and hooks as seen here.
+"""Connection statistics of the relay, by pod, container and handler.
 
-The kubelet does not say what a connection is for, so it goes by the port: who of the pod's manifest
-is asked there.
+The kubelet does not label its connections, so the port decides: the handlers of the pod's spec that
+use it.
 """
 
 import dataclasses
@@ -9,17 +9,17 @@ from collections.abc import Callable, Container, Iterable, Iterator
 
 from agent.admin.report import CarriedStatus
 from agent.pods.pod import Pod
-from agent.relay.messages import OPEN_BUCKETS, Outcome, Sample
+from agent.relay.messages import OPEN_BUCKETS, Outcome, OutcomeSample
 from agent.strict import targets as relay_targets
 
 _REDIRECT = "redirect"
-# The pod answered, so how long it took is its answer's time.
-_ANSWERED: frozenset[Outcome] = frozenset({"carried", "reset", "refused"})
+# The pod responded, so the duration is that of its response.
+_ANSWERED: frozenset[Outcome] = frozenset({"proxied", "reset", "refused"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Purpose:
-    """Whom connections to one port are for; several who share it are joined by a plus."""
+class PortPurpose:
+    """Containers and handlers that use a port; several are joined by a plus."""
 
     container: str
     handler: str
@@ -27,16 +27,17 @@ class Purpose:
 
 
 @dataclasses.dataclass(slots=True)
-class Tally:
-    """What became of them. buckets: as `OPEN_BUCKETS`, of those that the pod answered."""
+class OutcomeStats:
+    """Outcomes and connect durations. buckets: as `OPEN_BUCKETS`, of connections with a response
+    by the pod."""
 
     outcomes: dict[Outcome, int] = dataclasses.field(default_factory=dict)
-    last: Outcome = "carried"
+    last: Outcome = "proxied"
     answered: int = 0
     open_seconds: float = 0.0
     buckets: list[int] = dataclasses.field(default_factory=lambda: [0] * len(OPEN_BUCKETS))
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: OutcomeSample) -> None:
         self.outcomes[sample.outcome] = self.outcomes.get(sample.outcome, 0) + sample.count
         self.last = sample.outcome
         if sample.outcome in _ANSWERED:
@@ -45,49 +46,49 @@ class Tally:
             for index, count in enumerate(sample.buckets):
                 self.buckets[index] += count
 
-    def merge(self, other: "Tally") -> None:
+    def merge(self, other: "OutcomeStats") -> None:
         for outcome, count in other.outcomes.items():
             self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
         self.answered += other.answered
         self.open_seconds += other.open_seconds
-        self.buckets = [one + more for one, more in zip(self.buckets, other.buckets, strict=True)]
+        self.buckets = [sum(counts) for counts in zip(self.buckets, other.buckets, strict=True)]
 
 
-class Carried:
-    """Sums of all samples since the agent started, for pods that are there."""
+class ConnectionStats:
+    """Sums of all samples since the agent's start, for existing pods."""
 
     def __init__(self, pod_of: Callable[[str], Pod | None]) -> None:
         """pod_of: by uid."""
         self._pod_of = pod_of
-        self._tallies: dict[str, dict[Purpose, Tally]] = {}
-        self.unknown = 0
-        """Connections to addresses of a relay that stand for no pod."""
+        self._stats: dict[str, dict[PortPurpose, OutcomeStats]] = {}
+        self.unknown_address = 0
+        """Connections to relay addresses without a pod."""
 
-    def add(self, samples: Iterable[Sample]) -> None:
+    def add(self, samples: Iterable[OutcomeSample]) -> None:
         for sample in samples:
             if not sample.key:
-                self.unknown += sample.count
+                self.unknown_address += sample.count
                 continue
             uid = relay_targets.uid_of(sample.key)
             if (pod := self._pod_of(uid)) is None:
-                continue  # it ended since
-            tallies = self._tallies.setdefault(uid, {})
-            tallies.setdefault(purpose_of(pod, sample.port), Tally()).add(sample)
+                continue  # deleted meanwhile
+            stats = self._stats.setdefault(uid, {})
+            stats.setdefault(purpose_of(pod, sample.port), OutcomeStats()).add(sample)
 
     def keep_only(self, uids: Container[str]) -> None:
-        """Forget pods that are gone."""
-        for uid in [uid for uid in self._tallies if uid not in uids]:
-            del self._tallies[uid]
+        """Remove deleted pods."""
+        for uid in [uid for uid in self._stats if uid not in uids]:
+            del self._stats[uid]
 
-    def of(self, uid: str) -> dict[Purpose, Tally]:
-        return self._tallies.get(uid, {})
+    def of(self, uid: str) -> dict[PortPurpose, OutcomeStats]:
+        return self._stats.get(uid, {})
 
-    def all(self) -> Iterator[tuple[Pod, Purpose, Tally]]:
-        """Everything that is known of pods that are there."""
-        for uid, tallies in self._tallies.items():
+    def items(self) -> Iterator[tuple[Pod, PortPurpose, OutcomeStats]]:
+        """The statistics of all existing pods."""
+        for uid, by_purpose in self._stats.items():
             if pod := self._pod_of(uid):
-                for purpose, tally in tallies.items():
-                    yield pod, purpose, tally
+                for purpose, stats in by_purpose.items():
+                    yield pod, purpose, stats
 
     def status(self, uid: str) -> list[CarriedStatus]:
         """The pod's, for `podgate status`."""
@@ -96,24 +97,24 @@ class Carried:
                 container=purpose.container,
                 handler=purpose.handler,
                 port=purpose.port,
-                last_outcome=tally.last,
-                outcomes={str(outcome): count for outcome, count in tally.outcomes.items()},
-                open_ms=1000 * tally.open_seconds / tally.answered if tally.answered else None,
+                last_outcome=stats.last,
+                outcomes={str(outcome): count for outcome, count in stats.outcomes.items()},
+                open_ms=1000 * stats.open_seconds / stats.answered if stats.answered else None,
             )
-            for purpose, tally in sorted(
+            for purpose, stats in sorted(
                 self.of(uid).items(), key=lambda item: (item[0].port, item[0].handler)
             )
         ]
 
 
-def purpose_of(pod: Pod, port: int) -> Purpose:
-    """Where nobody declares the port: a redirect if the pod has an http probe, else nobody."""
+def purpose_of(pod: Pod, port: int) -> PortPurpose:
+    """For an undeclared port: a redirect if the pod has an http probe, else an empty handler."""
     users = [user for user in pod.spec.port_users if user.port == port]
     if users:
-        return Purpose(
+        return PortPurpose(
             "+".join(dict.fromkeys(user.container for user in users)),
             "+".join(dict.fromkeys(user.handler for user in users)),
             port,
         )
-    # Not by its number: whoever is asked may send the kubelet to any port.
-    return Purpose("", _REDIRECT if pod.spec.declared.any_port else "", 0)
+    # Without the port's number: a server may redirect the kubelet to any port.
+    return PortPurpose("", _REDIRECT if pod.spec.declared.any_port else "", 0)

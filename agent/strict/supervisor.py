@@ -48,7 +48,7 @@ class Launching(Protocol):
     async def keep_range(self) -> None: ...
 
     async def launch(
-        self, on_report: Callable[[messages.Report], None], on_end: Callable[[], None]
+        self, on_report: Callable[[messages.RelayReport], None], on_end: Callable[[], None]
     ) -> Launched: ...
 
 
@@ -59,25 +59,25 @@ class _Serving:
     relay: Launched
     since: float
     revision: int = 0
-    told: tuple[messages.WantedTarget, ...] | None = None
-    standing: dict[str, messages.WantedTarget] = dataclasses.field(default_factory=dict)
+    told: tuple[messages.RelayTargetSpec, ...] | None = None
+    standing: dict[str, messages.RelayTargetSpec] = dataclasses.field(default_factory=dict)
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
     reports: int = 0
     looks: int = 0
     """Without a report."""
     looked_at: float = 0.0
 
-    async def tell(self, targets: tuple[messages.WantedTarget, ...]) -> None:
+    async def tell(self, targets: tuple[messages.RelayTargetSpec, ...]) -> None:
         """Raises `RelayError`."""
         self.told = None
         self.revision += 1
-        question = messages.Want(self.revision, targets)
-        have = await self.relay.conversation.ask(question, messages.Have)
+        question = messages.SetTargets(self.revision, targets)
+        have = await self.relay.conversation.ask(question, messages.TargetsApplied)
         if have.revision != self.revision:
             raise RelayError(f"it has revision {have.revision}, not {self.revision}")
         self.told = targets
-        self.refused = have.refused
-        self.standing = {each.key: each for each in targets if each.key not in have.refused}
+        self.refused = have.rejected
+        self.standing = {each.key: each for each in targets if each.key not in have.rejected}
 
     def is_silent(self, now: float) -> bool:
         """To be asked at each look; several within a second are one."""
@@ -99,7 +99,7 @@ class Relaying:
         *,
         is_default: bool,
         guarded: Callable[[], Collection[PodState]],
-        on_report: Callable[[messages.Report], None],
+        on_report: Callable[[messages.RelayReport], None],
         on_change: Callable[[str], None],
     ) -> None:
         """is_default: whether strict is the node's mode, so that a relay is there before pods are;
@@ -115,7 +115,7 @@ class Relaying:
         self._serving: _Serving | None = None
         self._released: dict[Launched, float] = {}
         """Relays that carry what they began, and when they are overdue."""
-        self._reports: dict[int, messages.Report] = {}
+        self._reports: dict[int, messages.RelayReport] = {}
         self._plan = Plan((), {})
         self._trouble = _STARTING
         """Why no relay serves; for as long as that is so."""
@@ -144,7 +144,7 @@ class Relaying:
         return "" if self.is_up or not self._is_wanted() else _sentence(self._trouble)
 
     @property
-    def last_reports(self) -> Collection[messages.Report]:
+    def last_reports(self) -> Collection[messages.RelayReport]:
         """The newest of each relay that lives."""
         return self._reports.values()
 
@@ -278,7 +278,7 @@ class Relaying:
         self._launches += 1
         relay: Launched | None = None
 
-        def report(received: messages.Report) -> None:
+        def report(received: messages.RelayReport) -> None:
             if relay is not None:
                 self._reports[id(relay)] = received
             self._on_report(received)

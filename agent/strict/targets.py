@@ -12,7 +12,7 @@ import msgspec
 
 from agent.kubelet.admitted_ports import kubelet_rules
 from agent.pods.pod_state import PodState
-from agent.relay.messages import WantedTarget
+from agent.relay.messages import RelayTargetSpec
 from bpf import rules
 from bpf.verdicts import Mode
 
@@ -23,7 +23,7 @@ ANY_PORT = 0
 class Plan:
     """All that the relay is to carry now."""
 
-    targets: tuple[WantedTarget, ...]
+    targets: tuple[RelayTargetSpec, ...]
     shared: Mapping[str, str]
     """By pod's uid: one sentence about ports that are not its own alone."""
 
@@ -46,7 +46,7 @@ def plan_of(pods: Iterable[PodState]) -> Plan:
     return Plan(tuple(targets), shared)
 
 
-def wanted_targets(guarded: PodState) -> tuple[WantedTarget, ...]:
+def wanted_targets(guarded: PodState) -> tuple[RelayTargetSpec, ...]:
     """One for each address of the pod, as if nobody else had it; none where nothing is declared."""
     netns = guarded.netns
     admitted = kubelet_rules(guarded.pod.spec)
@@ -54,7 +54,7 @@ def wanted_targets(guarded: PodState) -> tuple[WantedTarget, ...]:
         return ()
     claims = _claims_of(guarded)
     return tuple(
-        WantedTarget(
+        RelayTargetSpec(
             key=f"{guarded.pod.uid} {address}",
             netns_path=netns.path,
             netns_device=netns.device,

@@ -268,7 +268,7 @@ async def _foreign_routes(netlink: pyroute2.AsyncIPRoute) -> Any:
     for family in (socket.AF_INET, socket.AF_INET6):
         async for route in await netlink.get_routes(family=family):
             device = names.get(route.get("oif"), "")
-            if route["proto"] == _PROTOCOL or relay_interfaces.is_relays(device):
+            if route["proto"] == _PROTOCOL or relay_interfaces.is_relay_interface(device):
                 continue
             if destination := route.get("dst"):
                 network = ipaddress.ip_network(f"{destination}/{route['dst_len']}")

@@ -131,14 +131,14 @@ def test_pod_is_strict_when_the_relay_has_it_and_its_connections_are_counted(
         found = pod_of(report, "web")
         return found is not None and [
             (one.container, one.handler, one.port, one.outcomes) for one in found.carried
-        ] == [("app", "readiness", 8080, {"carried": 2})]
+        ] == [("app", "readiness", 8080, {"proxied": 2})]
 
     report = operator.wait_for("both counted", has_counted)
     with urllib.request.urlopen(f"http://{report.http_address}/metrics", timeout=20) as answer:
         shown = answer.read().decode()
     assert (
         'podgate_relay_connections_total{container="app",handler="readiness",namespace="demo",'
-        'outcome="carried",pod="web"} 2.0'
+        'outcome="proxied",pod="web"} 2.0'
     ) in shown
     assert "podgate_relay_up 1.0" in shown
 

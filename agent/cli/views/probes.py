@@ -76,13 +76,13 @@ def _of_podgate(probe: ProbeStatus) -> tuple[str, ...]:
 
 def _of_kubelet(carried: CarriedStatus) -> tuple[str, ...]:
     """The relay does not see the kubelet's verdict: a proxied connection counts as a success."""
-    proxied = carried.outcomes.get("carried", 0)
+    proxied = carried.outcomes.get("proxied", 0)
     return (
         carried.container or "-",
         carried.handler or "-",
         "kubelet",
         f":{carried.port}" if carried.port else "other ports",
-        _coloured(carried.last_outcome, is_success=carried.last_outcome == "carried"),
+        _coloured(carried.last_outcome, is_success=carried.last_outcome == "proxied"),
         "-",
         str(proxied),
         str(sum(carried.outcomes.values()) - proxied),

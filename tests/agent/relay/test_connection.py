@@ -1,4 +1,4 @@
-"""Carried connections, between real sockets on the loopback."""
+"""Proxied connections, between real sockets on the loopback."""
 
 import contextlib
 import errno
@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.relay.connection import Carried
-from agent.relay.epoll import Poller
-from agent.relay.messages import WantedTarget
-from agent.relay.targets import Target
+from agent.relay.connection import Connection
+from agent.relay.epoll import EpollPoller
+from agent.relay.messages import RelayTargetSpec
+from agent.relay.targets import RelayTarget
 
 _MEGABYTE = 1 << 20
 _LIMIT_ROUNDS = 20_000
 
 
 class Line:
-    """A client and a server, with a carried connection between the two."""
+    """A client and a server, connected by the relay."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
-        self.poller = Poller()
+        self.poller = EpollPoller()
         stack.callback(self.poller.close)
         self.client, kubelet = _pair(stack)
         pod, self.server = _pair(stack)
@@ -30,29 +30,29 @@ class Line:
             sock.setblocking(False)
         for sock in (self.client, self.server):
             sock.settimeout(0)
-        self.ends: list[bool] = []
-        wanted = WantedTarget("key", "/run/netns/a", 1, 1, "198.18.1.1", (), ())
-        self.carried = Carried(
+        self.closed: list[bool] = []
+        spec = RelayTargetSpec("key", "/run/netns/a", 1, 1, "198.18.1.1", (), ())
+        self.connection = Connection(
             self.poller,
             kubelet,
             pod,
-            target=Target(wanted, ipaddress.ip_address("198.18.64.16")),
+            target=RelayTarget(spec, ipaddress.ip_address("198.18.64.16")),
             port=80,
             open_seconds=0.0,
-            on_end=lambda carried, was_reset: self.ends.append(was_reset),
+            on_closed=lambda connection, was_reset: self.closed.append(was_reset),
         )
-        stack.callback(self.carried.finish)
+        stack.callback(self.connection.finish)
 
     def turn(self, until: Callable[[], bool]) -> None:
-        """Let the relay work until something is so."""
+        """Run the relay until the condition is true."""
         for _ in range(_LIMIT_ROUNDS):
             if until():
                 return
             self.poller.poll(0.01)
-        raise AssertionError("it does not come")
+        raise AssertionError("the condition never became true")
 
     def receive(self, sock: socket.socket, count: int) -> bytes:
-        """So many bytes, or fewer if it ends."""
+        """So many bytes, or fewer if the peer closes."""
         got = bytearray()
 
         def has_enough() -> bool:
@@ -77,44 +77,44 @@ def test_bytes_go_both_ways(line: Line) -> None:
     assert line.receive(line.server, 18) == b"GET / HTTP/1.1\r\n\r\n"
     line.server.send(b"HTTP/1.1 200 OK\r\n\r\n")
     assert line.receive(line.client, 19) == b"HTTP/1.1 200 OK\r\n\r\n"
-    assert not line.ends
+    assert not line.closed
 
 
-def test_who_has_sent_all_still_hears_the_answer(line: Line) -> None:
+def test_response_arrives_after_a_half_close(line: Line) -> None:
     line.client.send(b"question")
     line.client.shutdown(socket.SHUT_WR)
     assert line.receive(line.server, 100) == b"question"
     line.server.send(b"answer")
     assert line.receive(line.client, 6) == b"answer"
-    assert not line.ends
+    assert not line.closed
     line.server.close()
     assert line.receive(line.client, 100) == b""
-    line.turn(lambda: line.ends == [False])
+    line.turn(lambda: line.closed == [False])
 
 
-@pytest.mark.parametrize("who", ["client", "server"])
-def test_a_reset_is_a_reset_for_the_other(line: Line, who: str) -> None:
-    one, other = (line.client, line.server) if who == "client" else (line.server, line.client)
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    one.close()
-    line.turn(lambda: bool(line.ends))
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_reset_by_one_end_resets_the_other(line: Line, side: str) -> None:
+    near, far = (line.client, line.server) if side == "client" else (line.server, line.client)
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    near.close()
+    line.turn(lambda: bool(line.closed))
     with pytest.raises(ConnectionResetError):
-        line.receive(other, 1)
-    assert line.ends == [who == "server"]
+        line.receive(far, 1)
+    assert line.closed == [side == "server"]
 
 
-def test_what_was_sent_before_a_reset_arrives(line: Line) -> None:
+def test_data_sent_before_a_reset_arrives(line: Line) -> None:
     line.server.send(b"last words")
     line.turn(lambda: _waiting(line.client) == 10)
     line.server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     line.server.close()
-    line.turn(lambda: bool(line.ends))
+    line.turn(lambda: bool(line.closed))
     assert line.client.recv(100) == b"last words"
     with pytest.raises(ConnectionResetError):
         line.client.recv(1)
 
 
-def test_a_slow_reader_slows_its_sender_and_loses_nothing(line: Line) -> None:
+def test_slow_reader_slows_its_sender_and_loses_no_data(line: Line) -> None:
     sent = 0
     pattern = bytes(range(256)) * 4096
 
@@ -128,7 +128,7 @@ def test_a_slow_reader_slows_its_sender_and_loses_nothing(line: Line) -> None:
         return False
 
     line.turn(is_stuck)
-    # Buffers of four sockets and one of ours: no more can be on its way.
+    # Four socket buffers and one of the relay: no more data can be in transit.
     assert sent < 64 * _MEGABYTE
     line.server.shutdown(socket.SHUT_WR)
     got = line.receive(line.client, sent + 1)
@@ -136,8 +136,8 @@ def test_a_slow_reader_slows_its_sender_and_loses_nothing(line: Line) -> None:
     assert got == (pattern * (sent // _MEGABYTE + 1))[:sent]
 
 
-def test_a_sender_that_closes_while_its_reader_is_slow_costs_no_processor_time(line: Line) -> None:
-    """A socket that is hung up is told by epoll without end, unless it is not waited for."""
+def test_sender_that_closes_before_a_slow_reader_costs_no_cpu(line: Line) -> None:
+    """epoll reports a hung-up socket in every round, unless it is unregistered."""
     with contextlib.suppress(BlockingIOError):
         while True:
             line.server.send(bytes(_MEGABYTE))
@@ -149,7 +149,7 @@ def test_a_sender_that_closes_while_its_reader_is_slow_costs_no_processor_time(l
     for _ in range(50):
         line.poller.poll(0)
     calls = 0
-    original = line.carried.pod.on_event
+    original = line.connection.pod.on_event
 
     class Counting:
         def on_event(self, events: int) -> None:
@@ -157,16 +157,16 @@ def test_a_sender_that_closes_while_its_reader_is_slow_costs_no_processor_time(l
             calls += 1
             original(events)
 
-    for fd in list(line.poller._watchers):
-        line.poller._watchers[fd] = Counting()
+    for fd in list(line.poller._handlers):
+        line.poller._handlers[fd] = Counting()
     for _ in range(20):
         line.poller.poll(0)
     assert calls == 0
 
 
-def test_ending_by_ourselves_resets_both(line: Line) -> None:
-    line.carried.reset()
-    assert line.ends == [False]
+def test_reset_by_the_relay_resets_both_ends(line: Line) -> None:
+    line.connection.reset()
+    assert line.closed == [False]
     for sock in (line.client, line.server):
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
 
@@ -186,7 +186,7 @@ def _waiting(sock: socket.socket) -> int:
 
 
 def _can_move(line: Line) -> bool:
-    """Whether the relay finds anything to do."""
+    """Whether the relay can move data."""
     before = _waiting(line.client)
     line.poller.poll(0)
     return _waiting(line.client) != before

@@ -7,27 +7,27 @@ from collections.abc import Iterator
 import pytest
 
 from agent.relay import messages
-from agent.relay.control import Control
-from agent.relay.epoll import Poller
+from agent.relay.control import ControlChannel
+from agent.relay.epoll import EpollPoller
 
 
 class Relay:
-    """What the control tells of, and the agent's end."""
+    """A control channel that records messages, and the agent's end of it."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
-        self.poller = stack.enter_context(contextlib.closing(Poller()))
+        self.poller = stack.enter_context(contextlib.closing(EpollPoller()))
         self.agent, ours = socket.socketpair()
         stack.callback(self.agent.close)
         self.agent.settimeout(5)
-        self.told: list[messages.ToRelay] = []
-        self.ends = 0
-        self.control = Control(
-            self.poller, ours, on_message=self.told.append, on_end=self._count_end
+        self.received: list[messages.ToRelay] = []
+        self.closed_count = 0
+        self.control = ControlChannel(
+            self.poller, ours, on_message=self.received.append, on_closed=self._count_closed
         )
         stack.callback(ours.close)
 
-    def _count_end(self) -> None:
-        self.ends += 1
+    def _count_closed(self) -> None:
+        self.closed_count += 1
 
 
 @pytest.fixture
@@ -36,51 +36,53 @@ def relay() -> Iterator[Relay]:
         yield Relay(stack)
 
 
-def test_messages_are_told_whole_however_they_are_cut(relay: Relay) -> None:
-    sent = messages.pack(messages.Paired(7)) + messages.pack(messages.Engage())
+def test_split_messages_are_reassembled(relay: Relay) -> None:
+    sent = messages.pack(messages.PairReady(7)) + messages.pack(messages.Engage())
     for byte in sent:
         relay.agent.send(bytes([byte]))
         relay.poller.poll(5)
-    assert relay.told == [messages.Paired(7), messages.Engage()]
+    assert relay.received == [messages.PairReady(7), messages.Engage()]
 
 
-def test_what_was_said_before_the_agent_closed_is_told_before_the_end(relay: Relay) -> None:
+def test_messages_sent_before_the_agent_closed_are_received_first(relay: Relay) -> None:
     relay.agent.send(messages.pack(messages.Engage()))
     relay.agent.close()
     relay.poller.poll(5)
-    assert relay.told == [messages.Engage()]
+    assert relay.received == [messages.Engage()]
     relay.poller.poll(5)
-    assert relay.ends == 1
+    assert relay.closed_count == 1
 
 
 @pytest.mark.parametrize("junk", [b"\xff\xff\xff\xff", b"\0\0\0\x02{}", b"\0\0\0\x01x"])
-def test_what_nobody_understands_ends_the_conversation(relay: Relay, junk: bytes) -> None:
+def test_invalid_message_closes_the_channel(relay: Relay, junk: bytes) -> None:
     relay.agent.send(junk)
     relay.poller.poll(5)
-    assert relay.ends == 1
-    assert relay.told == []
+    assert relay.closed_count == 1
+    assert relay.received == []
 
 
-def test_an_error_of_the_relays_own_is_no_end_of_the_conversation(relay: Relay) -> None:
+def test_error_of_the_relay_itself_keeps_the_channel_open(relay: Relay) -> None:
     def fail(message: messages.ToRelay) -> None:
-        raise OSError("no namespace can be made")
+        raise OSError("cannot create a network namespace")
 
     relay.control._on_message = fail
     relay.agent.send(messages.pack(messages.Engage()))
-    with pytest.raises(OSError, match="no namespace"):
+    with pytest.raises(OSError, match="cannot create"):
         relay.poller.poll(5)
-    relay.control.tell(messages.Failed("no namespace can be made"))
+    relay.control.send(messages.RelayFailed("cannot create a network namespace"))
     frames = messages.Frames()
     (body,) = frames.feed(relay.agent.recv(1 << 16))
-    assert messages.read_for_agent(body) == messages.Failed("no namespace can be made")
-    assert relay.ends == 0
+    assert messages.decode_for_agent(body) == messages.RelayFailed(
+        "cannot create a network namespace"
+    )
+    assert relay.closed_count == 0
 
 
-def test_an_agent_that_does_not_read_is_not_waited_for(relay: Relay) -> None:
-    report = messages.Report(0, 0, False, ())
+def test_agent_that_does_not_read_never_blocks_the_relay(relay: Relay) -> None:
+    report = messages.RelayReport(0, 0, False, ())
     count = 0
     while relay.control.is_idle:
-        relay.control.tell(report)
+        relay.control.send(report)
         count += 1
     frames = messages.Frames()
     got = 0

@@ -1,4 +1,4 @@
-"""The relay's listeners, on the loopback of whoever runs the tests."""
+"""The relay's listeners, on the loopback of the test's own namespace."""
 
 import contextlib
 import os
@@ -8,36 +8,36 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.relay.epoll import Poller
-from agent.relay.raw_sockets import Listeners
+from agent.relay.epoll import EpollPoller
+from agent.relay.raw_sockets import PortListeners
 from agent.relay.segments import Flow
 
 
-class Arrived:
-    """Keeps what it is told."""
+class Recorder:
+    """Records accepted and rejected connections."""
 
     def __init__(self) -> None:
         self.sockets: list[socket.socket] = []
         self.flows: list[Flow] = []
-        self.away: list[Flow] = []
+        self.rejected: list[Flow] = []
 
-    def accepted(self, sock: socket.socket, flow: Flow) -> None:
+    def on_accepted(self, sock: socket.socket, flow: Flow) -> None:
         self.sockets.append(sock)
         self.flows.append(flow)
 
-    def turned_away(self, flow: Flow) -> None:
-        self.away.append(flow)
+    def on_rejected(self, flow: Flow) -> None:
+        self.rejected.append(flow)
 
 
 @pytest.fixture
-def poller() -> Iterator[Poller]:
-    with contextlib.closing(Poller()) as made:
+def poller() -> Iterator[EpollPoller]:
+    with contextlib.closing(EpollPoller()) as made:
         yield made
 
 
 @pytest.fixture
-def arrived() -> Iterator[Arrived]:
-    made = Arrived()
+def recorder() -> Iterator[Recorder]:
+    made = Recorder()
     yield made
     for sock in made.sockets:
         sock.close()
@@ -49,26 +49,26 @@ def _free_port() -> int:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_one_listener_serves_both_families_and_tells_packed_addresses(
-    poller: Poller, arrived: Arrived, host: str
+def test_one_listener_accepts_both_families_and_reports_packed_addresses(
+    poller: EpollPoller, recorder: Recorder, host: str
 ) -> None:
     port = _free_port()
-    listeners = Listeners(poller, arrived)
+    listeners = PortListeners(poller, recorder)
     listener = listeners.prepare(port)
     assert listeners.prepare(port) is listener
     with socket.create_connection((host, port)) as client:
         poller.poll(5)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         packed = socket.inet_pton(family, host)
-        assert arrived.flows == [(packed, client.getsockname()[1], packed, port)]
+        assert recorder.flows == [(packed, client.getsockname()[1], packed, port)]
     listener.close(poller)
 
 
-def test_a_port_that_was_not_asked_for_longest_makes_room_for_another(
-    poller: Poller, arrived: Arrived, monkeypatch: pytest.MonkeyPatch
+def test_least_recently_used_port_is_closed_for_another(
+    poller: EpollPoller, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.relay.raw_sockets._MOST_PORTS", 2)
-    listeners = Listeners(poller, arrived)
+    monkeypatch.setattr("agent.relay.raw_sockets._MAX_PORTS", 2)
+    listeners = PortListeners(poller, recorder)
     first, second, third = (_free_port() for _ in range(3))
     for port in (first, second, first, third):
         listeners.prepare(port)
@@ -81,29 +81,29 @@ def test_a_port_that_was_not_asked_for_longest_makes_room_for_another(
         listeners.prepare(port).close(poller)
 
 
-def test_without_a_descriptor_left_what_comes_is_reset_and_told_instead_of_spinning(
-    poller: Poller, arrived: Arrived
+def test_connection_is_reset_when_no_descriptor_is_left(
+    poller: EpollPoller, recorder: Recorder
 ) -> None:
     port = _free_port()
-    listener = Listeners(poller, arrived).prepare(port)
+    listener = PortListeners(poller, recorder).prepare(port)
     with socket.create_connection(("127.0.0.1", port)) as client:
         with _no_descriptor_left():
             poller.poll(5)
             poller.poll(0)
-        assert [flow[1] for flow in arrived.away] == [client.getsockname()[1]]
-        assert not arrived.sockets
+        assert [flow[1] for flow in recorder.rejected] == [client.getsockname()[1]]
+        assert not recorder.sockets
         with pytest.raises(ConnectionResetError):
             client.recv(1)
     with socket.create_connection(("127.0.0.1", port)):
         poller.poll(5)
-        assert len(arrived.sockets) == 1
+        assert len(recorder.sockets) == 1
     listener.close(poller)
 
 
 @contextlib.contextmanager
 def _no_descriptor_left() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The limit is on numbers: the lowest free one is the first that is refused.
+    # The limit applies to numbers: the lowest free one is the first to fail.
     lowest = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))

@@ -1,4 +1,4 @@
-"""Opening segments as a packet socket shows them: read, completed, refused."""
+"""SYNs as a packet socket receives them: parsed, completed, rejected."""
 
 import socket
 import struct
@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.linux import packets
 from agent.relay import segments
 
-# A SYN of Linux's to 198.18.64.16 port 8080, captured; its checksum was left to the interface.
+# A captured Linux SYN to 198.18.64.16 port 8080; its checksum was left to the interface.
 _OPTIONS = bytes.fromhex("020405b40402080a0102030400000000") + bytes.fromhex("01030307")
 
 
@@ -55,16 +56,15 @@ def _ipv6(segment: bytes) -> bytes:
     ],
     ids=["ipv4", "ip-options", "no-options", "odd-length", "ipv6", "with-data"],
 )
-def test_an_opening_goes_on_with_a_right_checksum_and_nothing_else_changed(packet: bytes) -> None:
-    opening = segments.read_opening(packet)
-    assert opening is not None
-    assert (opening.peer_port, opening.port, opening.sequence) == (43210, 8080, 77)
-    start = len(packet) - len(opening.packet[opening.packet.index(_PORTS) :])
-    segment = opening.packet[start:]
-    # Over a segment with its own checksum in it, the sum is 0.
-    assert segments.tcp_checksum(opening.peer, opening.local, segment) == 0
-    assert opening.packet[: start + 16] == packet[: start + 16]
-    assert opening.packet[start + 18 :] == packet[start + 18 :]
+def test_only_the_checksum_of_a_syn_changes(packet: bytes) -> None:
+    syn = segments.parse_syn(packet)
+    assert syn is not None
+    assert (syn.peer_port, syn.port, syn.sequence) == (43210, 8080, 77)
+    start = len(packet) - len(syn.packet[syn.packet.index(_PORTS) :])
+    segment = syn.packet[start:]
+    assert packets.with_tcp_checksum(syn.peer, syn.local, segment) == segment
+    assert syn.packet[: start + 16] == packet[: start + 16]
+    assert syn.packet[start + 18 :] == packet[start + 18 :]
 
 
 _PORTS = struct.pack("!HH", 43210, 8080)
@@ -84,31 +84,31 @@ _PORTS = struct.pack("!HH", 43210, 8080)
         _ipv4(_syn()).replace(b"\x40\x06", b"\x40\x11", 1),
     ],
 )
-def test_what_opens_nothing_is_no_opening(packet: bytes) -> None:
-    assert segments.read_opening(packet) is None
+def test_other_packets_are_not_syns(packet: bytes) -> None:
+    assert segments.parse_syn(packet) is None
 
 
 @given(st.binary(max_size=200))
-def test_whatever_bytes_come_none_is_taken_amiss(packet: bytes) -> None:
-    opening = segments.read_opening(packet)
-    assert opening is None or len(opening.packet) <= len(packet)
+def test_arbitrary_bytes_are_handled(packet: bytes) -> None:
+    syn = segments.parse_syn(packet)
+    assert syn is None or len(syn.packet) <= len(packet)
 
 
 @pytest.mark.parametrize("packet", [_ipv4(_syn()), _ipv6(_syn())], ids=["ipv4", "ipv6"])
-def test_a_refusal_answers_the_opening_and_acknowledges_it(packet: bytes) -> None:
-    opening = segments.read_opening(packet)
-    assert opening is not None
-    refusal = segments.refusal(opening)
-    segment = refusal[-20:]
+def test_reset_acknowledges_the_syn(packet: bytes) -> None:
+    syn = segments.parse_syn(packet)
+    assert syn is not None
+    reset = segments.reset_for(syn)
+    segment = reset[-20:]
     port, peer_port, sequence, acknowledged, _, flags = struct.unpack("!HHIIBB", segment[:14])
     assert (port, peer_port, sequence, acknowledged, flags) == (8080, 43210, 0, 78, 0x14)
-    assert refusal[:-20].endswith(opening.local + opening.peer)
-    assert segments.tcp_checksum(opening.local, opening.peer, segment) == 0
+    assert reset[:-20].endswith(syn.local + syn.peer)
+    assert packets.with_tcp_checksum(syn.local, syn.peer, segment) == segment
 
 
-def test_the_sequence_number_behind_the_last_is_the_first() -> None:
+def test_acknowledgement_wraps_around() -> None:
     packet = bytearray(_ipv4(_syn()))
     packet[24:28] = b"\xff\xff\xff\xff"
-    opening = segments.read_opening(bytes(packet))
-    assert opening is not None
-    assert segments.refusal(opening)[-12:-8] == bytes(4)
+    syn = segments.parse_syn(bytes(packet))
+    assert syn is not None
+    assert segments.reset_for(syn)[-12:-8] == bytes(4)

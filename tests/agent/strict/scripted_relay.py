@@ -25,7 +25,7 @@ class ScriptedRelay:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def begin(
-        self, on_report: Callable[[messages.Report], None], on_end: Callable[[], None]
+        self, on_report: Callable[[messages.RelayReport], None], on_end: Callable[[], None]
     ) -> None:
         self.conversation = await Conversation.open(self._ours, on_report=on_report, on_end=on_end)
         self._reader, self._writer = await asyncio.open_connection(sock=self._its)
@@ -33,7 +33,7 @@ class ScriptedRelay:
 
     def wanted(self) -> set[str]:
         """Addresses of the newest `Want`."""
-        wants = [each for each in self.heard if isinstance(each, messages.Want)]
+        wants = [each for each in self.heard if isinstance(each, messages.SetTargets)]
         return {target.address for target in wants[-1].targets}
 
     def has_heard(self, kind: type[messages.ToRelay]) -> bool:
@@ -61,14 +61,14 @@ class ScriptedRelay:
         frames = messages.Frames()
         while received := await self._reader.read(1 << 16):
             for body in frames.feed(received):
-                message = messages.read_for_relay(body)
+                message = messages.decode_for_relay(body)
                 self.heard.append(message)
                 if self.is_hung:
                     continue
-                if isinstance(message, messages.Want):
+                if isinstance(message, messages.SetTargets):
                     keys = {target.key for target in message.targets}
                     refused = {key: why for key, why in self.refuses.items() if key in keys}
-                    self.say(messages.Have(message.revision, refused))
+                    self.say(messages.TargetsApplied(message.revision, refused))
                 elif isinstance(message, messages.Engage):
                     self.say(messages.Engaged())
 
@@ -76,7 +76,9 @@ class ScriptedRelay:
         while True:
             await asyncio.sleep(1)
             if not self.is_hung:
-                self.say(messages.Report(open=1, held=0, is_full=False, samples=()))
+                self.say(
+                    messages.RelayReport(connections=1, held_syns=0, is_full=False, samples=())
+                )
 
 
 class ScriptedLauncher:
@@ -104,7 +106,7 @@ class ScriptedLauncher:
             raise RelayError(self.range_problem)
 
     async def launch(
-        self, on_report: Callable[[messages.Report], None], on_end: Callable[[], None]
+        self, on_report: Callable[[messages.RelayReport], None], on_end: Callable[[], None]
     ) -> ScriptedRelay:
         self.tried_at.append(asyncio.get_running_loop().time())
         if self.problem is not None:

@@ -57,4 +57,4 @@ def test_lowest_free_slot_is_taken() -> None:
 )
 def test_relays_interfaces_are_known_by_name(name: str, slot: int | None) -> None:
     assert relay_interfaces.slot_of(name) == slot
-    assert relay_interfaces.is_relays(name) == (slot is not None)
+    assert relay_interfaces.is_relay_interface(name) == (slot is not None)

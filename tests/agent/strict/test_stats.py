@@ -1,4 +1,4 @@
-"""What relays report, summed by pod, container and handler."""
+"""Reports of relays, summed by pod, container and handler."""
 
 from typing import cast
 
@@ -6,9 +6,9 @@ import prometheus_client
 import pytest
 
 from agent.pods.pod import Pod
-from agent.relay.messages import OPEN_BUCKETS, Outcome, Sample
+from agent.relay.messages import OPEN_BUCKETS, Outcome, OutcomeSample
 from agent.strict.metrics import RelayCollector
-from agent.strict.stats import Carried, purpose_of
+from agent.strict.stats import ConnectionStats, purpose_of
 from agent.strict.supervisor import Relaying
 from tests.agent.strict.strict_pods import guarded
 
@@ -23,11 +23,11 @@ DB = guarded("db", "198.18.1.2", container={"livenessProbe": {"tcpSocket": {"por
 
 
 def sample(
-    pod: Pod, port: int, outcome: Outcome = "carried", count: int = 1, seconds: float = 0.0002
-) -> Sample:
+    pod: Pod, port: int, outcome: Outcome = "proxied", count: int = 1, seconds: float = 0.0002
+) -> OutcomeSample:
     bucket = next(i for i, bound in enumerate(OPEN_BUCKETS) if seconds <= bound)
     buckets = tuple(count if i == bucket else 0 for i in range(len(OPEN_BUCKETS)))
-    return Sample(f"{pod.uid} 198.18.1.1", port, outcome, count, count * seconds, buckets)
+    return OutcomeSample(f"{pod.uid} 198.18.1.1", port, outcome, count, count * seconds, buckets)
 
 
 @pytest.fixture
@@ -36,11 +36,11 @@ def pods() -> dict[str, Pod]:
 
 
 @pytest.fixture
-def carried(pods: dict[str, Pod]) -> Carried:
-    return Carried(pods.get)
+def stats(pods: dict[str, Pod]) -> ConnectionStats:
+    return ConnectionStats(pods.get)
 
 
-def test_port_is_named_by_who_is_asked_there() -> None:
+def test_port_has_the_names_of_its_handlers() -> None:
     shared = purpose_of(WEB, 8080)
     assert (shared.container, shared.handler) == ("app", "readiness+liveness+preStop")
     assert purpose_of(WEB, 5432).handler == "startup"
@@ -52,56 +52,58 @@ def test_undeclared_port_is_a_redirect_only_where_redirects_are_followed() -> No
     assert purpose_of(DB, 4444).handler == ""
 
 
-def test_samples_are_summed_and_the_last_outcome_kept(carried: Carried) -> None:
-    carried.add([sample(WEB, 8080, count=3), sample(WEB, 8080, "refused", seconds=0.01)])
-    carried.add([sample(WEB, 8080, "unanswered", seconds=1.0)])
-    (status,) = carried.status(WEB.uid)
-    assert status.outcomes == {"carried": 3, "refused": 1, "unanswered": 1}
-    assert status.last_outcome == "unanswered"
+def test_samples_are_summed_and_the_last_outcome_kept(stats: ConnectionStats) -> None:
+    stats.add([sample(WEB, 8080, count=3), sample(WEB, 8080, "refused", seconds=0.01)])
+    stats.add([sample(WEB, 8080, "timeout", seconds=1.0)])
+    (status,) = stats.status(WEB.uid)
+    assert status.outcomes == {"proxied": 3, "refused": 1, "timeout": 1}
+    assert status.last_outcome == "timeout"
     assert status.open_ms == pytest.approx((3 * 0.2 + 10) / 4)
 
 
-def test_what_was_never_answered_has_no_time(carried: Carried) -> None:
-    carried.add([sample(DB, 5432, "gone")])
-    assert carried.status(DB.uid)[0].open_ms is None
+def test_connection_without_a_response_has_no_duration(stats: ConnectionStats) -> None:
+    stats.add([sample(DB, 5432, "sandbox_gone")])
+    assert stats.status(DB.uid)[0].open_ms is None
 
 
-def test_samples_of_a_pod_that_is_gone_are_dropped(carried: Carried, pods: dict[str, Pod]) -> None:
-    carried.add([sample(WEB, 8080)])
+def test_samples_of_a_deleted_pod_are_discarded(
+    stats: ConnectionStats, pods: dict[str, Pod]
+) -> None:
+    stats.add([sample(WEB, 8080)])
     del pods[WEB.uid]
-    carried.add([sample(WEB, 8080)])
-    carried.keep_only(pods)
-    assert list(carried.all()) == []
-    assert carried.status(WEB.uid) == []
+    stats.add([sample(WEB, 8080)])
+    stats.keep_only(pods)
+    assert list(stats.items()) == []
+    assert stats.status(WEB.uid) == []
 
 
 class _Relays:
-    """As much of `Relaying` as the collector asks for."""
+    """The part of the supervisor that the collector uses."""
 
     is_up = True
     restarts = 2
     last_reports = ()
 
 
-def series(carried: Carried) -> list[str]:
+def series(stats: ConnectionStats) -> list[str]:
     registry = prometheus_client.CollectorRegistry()
-    registry.register(RelayCollector(cast(Relaying, _Relays()), carried))
+    registry.register(RelayCollector(cast(Relaying, _Relays()), stats))
     text = prometheus_client.generate_latest(registry).decode()
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 
-def test_series_count_outcomes_and_cumulate_buckets(carried: Carried) -> None:
-    carried.add([sample(WEB, 5432, count=2), sample(WEB, 5432, "reset", seconds=0.003)])
-    carried.add([Sample("", 80, "unknown", 5, 0.0, (0,) * len(OPEN_BUCKETS))])
-    shown = series(carried)
+def test_series_count_outcomes_and_cumulate_buckets(stats: ConnectionStats) -> None:
+    stats.add([sample(WEB, 5432, count=2), sample(WEB, 5432, "reset", seconds=0.003)])
+    stats.add([OutcomeSample("", 80, "unknown_address", 5, 0.0, (0,) * len(OPEN_BUCKETS))])
+    shown = series(stats)
     labels = 'container="app",handler="startup",namespace="shop"'
     count = "podgate_relay_connections_total"
-    assert f'{count}{{{labels},outcome="carried",pod="web"}} 2.0' in shown
+    assert f'{count}{{{labels},outcome="proxied",pod="web"}} 2.0' in shown
     assert f'{count}{{{labels},outcome="reset",pod="web"}} 1.0' in shown
     empty = 'container="",handler="",namespace=""'
-    assert f'{count}{{{empty},outcome="unknown",pod=""}} 5.0' in shown
+    assert f'{count}{{{empty},outcome="unknown_address",pod=""}} 5.0' in shown
     labels = 'container="app",handler="startup",{},namespace="shop",pod="web"'
-    bucket = "podgate_relay_open_seconds_bucket"
+    bucket = "podgate_relay_connect_duration_seconds_bucket"
     for bound, total in (("0.0001", 0), ("0.00025", 2), ("0.0025", 2), ("0.005", 3), ("+Inf", 3)):
         le = f'le="{bound}"'
         assert f"{bucket}{{{labels.format(le)}}} {total}.0" in shown
@@ -109,14 +111,14 @@ def test_series_count_outcomes_and_cumulate_buckets(carried: Carried) -> None:
     assert "podgate_relay_up 1.0" in shown
 
 
-def test_series_of_a_pod_vanish_with_it(carried: Carried, pods: dict[str, Pod]) -> None:
-    carried.add([sample(WEB, 8080), sample(DB, 5432)])
+def test_series_of_a_pod_vanish_with_it(stats: ConnectionStats, pods: dict[str, Pod]) -> None:
+    stats.add([sample(WEB, 8080), sample(DB, 5432)])
     del pods[WEB.uid]
-    shown = "\n".join(series(carried))
+    shown = "\n".join(series(stats))
     assert 'pod="web"' not in shown
     assert 'pod="db"' in shown
 
 
-def test_a_handler_at_two_ports_is_one_series(carried: Carried) -> None:
-    carried.add([sample(WEB, 4444), sample(WEB, 4445)])
-    assert sum('handler="redirect"' in line and "connections" in line for line in series(carried))
+def test_handler_with_two_ports_is_one_series(stats: ConnectionStats) -> None:
+    stats.add([sample(WEB, 4444), sample(WEB, 4445)])
+    assert sum('handler="redirect"' in line and "connections" in line for line in series(stats))

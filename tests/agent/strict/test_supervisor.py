@@ -29,7 +29,7 @@ class Node:
         self.launcher = ScriptedLauncher()
         self.changed: list[str] = []
         self.has_changed = asyncio.Event()
-        self.reports: list[messages.Report] = []
+        self.reports: list[messages.RelayReport] = []
         self.relaying = Relaying(
             self.launcher,
             is_default=is_default,
@@ -111,7 +111,7 @@ async def test_pod_is_told_to_a_relay_that_is_engaged_then(node: Node) -> None:
     assert node.relaying.why_not(pod) is None
     assert node.changed == [pod.pod.uid]
     kinds = [type(message) for message in node.launcher.newest.heard]
-    assert kinds == [messages.Want, messages.Engage]
+    assert kinds == [messages.SetTargets, messages.Engage]
     assert node.relaying.is_up
 
 
@@ -130,7 +130,7 @@ async def test_bursts_are_told_once(node: Node, web: PodState) -> None:
         node.add(guarded(f"web{number}", f"198.18.1.{number}"))
         await asyncio.sleep(0.0005)
     await asyncio.sleep(0.2)
-    wants = [m for m in node.launcher.newest.heard if isinstance(m, messages.Want)]
+    wants = [m for m in node.launcher.newest.heard if isinstance(m, messages.SetTargets)]
     assert len(wants) <= 3
     assert len(node.launcher.newest.wanted()) == 49
 
@@ -199,7 +199,7 @@ async def test_relay_that_ends_is_said_at_once_and_started_again(node: Node, web
 
 @with_a_relay
 async def test_relay_that_fails_says_why(node: Node, web: PodState) -> None:
-    node.launcher.newest.say(messages.Failed("no descriptor is left"))
+    node.launcher.newest.say(messages.RelayFailed("no descriptor is left"))
     await asyncio.sleep(0.2)
     assert node.relaying.why_not(web) == "the relay failed: no descriptor is left."
 
@@ -328,7 +328,7 @@ async def test_old_relay_stays_where_the_new_one_fails_and_is_told_all_again(
     with pytest.raises(RelayError, match="no slot is free"):
         await node.relaying.restart()
     await asyncio.sleep(0.2)
-    assert isinstance(old.heard[-1], messages.Want)
+    assert isinstance(old.heard[-1], messages.SetTargets)
     assert not old.has_heard(messages.Release)
     assert node.relaying.why_not(web) is None
 
@@ -381,7 +381,7 @@ async def test_reports_come_through_also_of_one_that_drains(node: Node, web: Pod
     before = len(node.reports)
     await asyncio.sleep(3.5)
     assert len(node.reports) - before >= 6  # each says something once a second
-    assert sum(report.open for report in node.relaying.last_reports) == 2
+    assert sum(report.connections for report in node.relaying.last_reports) == 2
     old.end()
     await asyncio.sleep(2)
-    assert sum(report.open for report in node.relaying.last_reports) == 1
+    assert sum(report.connections for report in node.relaying.last_reports) == 1
