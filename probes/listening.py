@@ -1,37 +1,34 @@
 """Who listens in a pod, as its kernel says: sock_diag(7) on a socket born in its namespace."""
 
-from __future__ import annotations
-
 import errno
 import ipaddress
 import os
 import socket
 import struct
 from collections.abc import Iterable
-from typing import Final
 
 import msgspec
 
 from probes.netns import Netns
 
-_NETLINK_SOCK_DIAG: Final = 4
-_SOCK_DIAG_BY_FAMILY: Final = 20
-_REQUEST_AND_DUMP: Final = 0x301
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_REQUEST_AND_DUMP = 0x301
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
-_LISTENING: Final = 1 << 10  # TCP_LISTEN as a bit of idiag_states
-_SKV6ONLY: Final = 11  # INET_DIAG_SKV6ONLY
+_LISTENING = 1 << 10  # TCP_LISTEN as a bit of idiag_states
+_SKV6ONLY = 11  # INET_DIAG_SKV6ONLY
 
 _HEADER = struct.Struct("=IHHII")
 # struct inet_diag_req_v2 up to the port; the rest of the socket's id is zero.
 _REQUEST = struct.Struct("=BBBBI")
 _PORT = struct.Struct("!H")
-_ID_BYTES: Final = 48
-_MESSAGE_BYTES: Final = 72  # struct inet_diag_msg
+_ID_BYTES = 48
+_MESSAGE_BYTES = 72  # struct inet_diag_msg
 _ATTRIBUTE = struct.Struct("=HH")
-_RECEIVE_BYTES: Final = 32 * 1024
+_RECEIVE_BYTES = 32 * 1024
 
 
-class Listener(msgspec.Struct, frozen=True, order=True):
+class ListeningSocket(msgspec.Struct, frozen=True, order=True):
     """One listening TCP socket."""
 
     address: str
@@ -39,7 +36,7 @@ class Listener(msgspec.Struct, frozen=True, order=True):
     port: int
     is_v6_only: bool = False
 
-    def takes(self, address: str) -> bool:
+    def accepts(self, address: str) -> bool:
         """Whether connections to this address of the pod come to it."""
         if self.address == "0.0.0.0":
             return ":" not in address
@@ -52,13 +49,13 @@ class Listener(msgspec.Struct, frozen=True, order=True):
         )
 
 
-def listeners(netns: Netns, port: int = 0) -> list[Listener]:
+def listeners(netns: Netns, port: int = 0) -> list[ListeningSocket]:
     """The listeners of a namespace, of one port if given; some 50 us, and it does not wait.
 
     Raises NetnsGone, and OSError where the kernel has no inet_diag or no memory.
     """
     with netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as sock:
-        found: list[Listener] = []
+        found: list[ListeningSocket] = []
         for family in (socket.AF_INET, socket.AF_INET6):
             sock.sendto(_request(family, port), (0, 0))
             # The kernel puts the answer there while it takes the request.
@@ -67,11 +64,11 @@ def listeners(netns: Netns, port: int = 0) -> list[Listener]:
     return sorted(found)
 
 
-def is_open(found: Iterable[Listener], port: int, addresses: Iterable[str]) -> bool:
+def is_open(found: Iterable[ListeningSocket], port: int, addresses: Iterable[str]) -> bool:
     """Whether one of the listeners takes connections to one of the addresses."""
     asked = tuple(addresses)
     return any(
-        listener.port == port and any(listener.takes(address) for address in asked)
+        listener.port == port and any(listener.accepts(address) for address in asked)
         for listener in found
     )
 
@@ -83,7 +80,7 @@ def _request(family: int, port: int) -> bytes:
     return header + body
 
 
-def _take(data: bytes, found: list[Listener]) -> bool:
+def _take(data: bytes, found: list[ListeningSocket]) -> bool:
     """Read netlink messages; False at the end of the answer. Raises OSError."""
     at = 0
     while at + _HEADER.size <= len(data):
@@ -100,7 +97,7 @@ def _take(data: bytes, found: list[Listener]) -> bool:
     return True
 
 
-def _listener(message: bytes) -> Listener:
+def _listener(message: bytes) -> ListeningSocket:
     family = message[0]
     (port,) = _PORT.unpack_from(message, 4)
     size = 4 if family == socket.AF_INET else 16
@@ -112,4 +109,4 @@ def _listener(message: bytes) -> Listener:
         if kind == _SKV6ONLY:
             is_v6_only = bool(message[at + _ATTRIBUTE.size])
         at += max(4, (length + 3) & ~3)
-    return Listener(address, port, is_v6_only)
+    return ListeningSocket(address, port, is_v6_only)

@@ -8,8 +8,6 @@ thread that cannot come home ends the process, since whatever it did next it
 would do as the pod.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl
@@ -53,11 +51,11 @@ class NetnsError(Exception):
     """This path cannot be used as a pod's network namespace; the message says what to do."""
 
 
-class NetnsGone(NetnsError):
+class NetnsGoneError(NetnsError):
     """The namespace that was opened here has ended, or another one took its place."""
 
 
-class _Home:
+class _OwnNetns:
     """One thread's way back: its own namespace, and room to save its signal mask."""
 
     def __init__(self) -> None:
@@ -73,13 +71,13 @@ class _Home:
 class _PerThread(threading.local):
     """Kept per thread: opening /proc/thread-self/ns/net costs more than all the rest together."""
 
-    home: _Home | None = None
+    home: _OwnNetns | None = None
 
 
 _per_thread = _PerThread()
 
 
-def forget_home() -> None:
+def close_own_netns() -> None:
     """Forget which namespace this thread comes from.
 
     For a thread that has moved to another namespace by itself after it made
@@ -103,10 +101,10 @@ class Netns:
     inode: int
 
     @classmethod
-    def open(cls, path: str) -> Netns:
+    def open(cls, path: str) -> "Netns":
         """Look at `path` and remember which namespace is there.
 
-        Raises NetnsGone if nothing is there, NetnsError if it is no network
+        Raises NetnsGoneError if nothing is there, NetnsError if it is no network
         namespace or is the caller's own: podgate must never probe the node as
         if it were a pod.
         """
@@ -117,7 +115,7 @@ class Netns:
             descriptor = os.open(path, _OPEN_FLAGS)
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno in _GONE:
-                raise NetnsGone(
+                raise NetnsGoneError(
                     f"{path} does not exist: give the path of a running pod's namespace."
                 ) from error
             raise NetnsError(
@@ -148,27 +146,27 @@ class Netns:
     def socket(self, family: int, type: int, proto: int = 0) -> socket.socket:
         """Make a non-blocking, close-on-exec socket inside the namespace.
 
-        Raises NetnsGone if the namespace is no longer there, and OSError if
+        Raises NetnsGoneError if the namespace is no longer there, and OSError if
         the kernel has no descriptor or memory left, or lacks the privilege
         (CAP_SYS_ADMIN): the caller's own trouble, not the pod's.
         """
-        return self.visit(lambda: socket.socket(family, type | _SOCKET_FLAGS, proto))
+        return self.run_inside(lambda: socket.socket(family, type | _SOCKET_FLAGS, proto))
 
     def read_proc_net(self, name: str) -> str:
         """A file of /proc/net as processes inside see it; it may take milliseconds.
 
-        Raises NetnsGone, or OSError (ENOENT: the kernel has no such file).
+        Raises NetnsGoneError, or OSError (ENOENT: the kernel has no such file).
         """
         # Which namespace it is about is settled when it is opened.
         path = f"/proc/thread-self/net/{name}"
-        descriptor = self.visit(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        descriptor = self.run_inside(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         with open(descriptor, encoding="ascii", errors="replace") as file:
             return file.read()
 
     def set_sysctl(self, name: str, value: str) -> None:
         """Write a setting of the namespace itself: `name` as below /proc/sys/net.
 
-        Raises NetnsGone, or OSError (ENOENT: the kernel has no such setting).
+        Raises NetnsGoneError, or OSError (ENOENT: the kernel has no such setting).
         """
 
         def write() -> None:
@@ -179,23 +177,23 @@ class Netns:
             finally:
                 os.close(descriptor)
 
-        self.visit(write)
+        self.run_inside(write)
 
-    def visit(self, act: Callable[[], T]) -> T:
-        """Do one short thing inside, in this thread. Raises NetnsGone, and OSError."""
+    def run_inside(self, act: Callable[[], T]) -> T:
+        """Do one short thing inside, in this thread. Raises NetnsGoneError, and OSError."""
         home = _per_thread.home
         if home is None:
-            home = _per_thread.home = _Home()
+            home = _per_thread.home = _OwnNetns()
         try:
             descriptor = os.open(self.path, _OPEN_FLAGS)
         except OSError as error:
             if error.errno in _GONE:
-                raise NetnsGone(_gone(self.path)) from error
+                raise NetnsGoneError(_gone(self.path)) from error
             raise
         try:
             status = os.fstat(descriptor)
             if status.st_ino != self.inode or status.st_dev != self.device:
-                raise NetnsGone(_gone(self.path))
+                raise NetnsGoneError(_gone(self.path))
             return _inside(descriptor, home, act)
         finally:
             os.close(descriptor)
@@ -209,7 +207,7 @@ class Netns:
         try:
             with self.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
                 value = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
-        except (NetnsGone, OSError):
+        except (NetnsGoneError, OSError):
             return None
         return int.from_bytes(value, sys.byteorder)
 
@@ -232,7 +230,7 @@ def _is_netns(descriptor: int) -> bool:
         return False
 
 
-def _inside(target: int, home: _Home, act: Callable[[], T]) -> T:
+def _inside(target: int, home: _OwnNetns, act: Callable[[], T]) -> T:
     """Go to `target`, do one short thing, come home.
 
     Blocked signals cannot interrupt this thread. A signal that another thread

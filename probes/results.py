@@ -1,13 +1,11 @@
 """What a probe came to."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import msgspec
 
 
-class Result(StrEnum):
+class ProbeResult(StrEnum):
     """The four results of pkg/probe/probe.go, in the kubelet's own words."""
 
     SUCCESS = "success"
@@ -20,30 +18,30 @@ class Result(StrEnum):
     @property
     def passed(self) -> bool:
         """Success or Warning (pkg/kubelet/prober/prober.go `probe`)."""
-        return self is Result.SUCCESS or self is Result.WARNING
+        return self is ProbeResult.SUCCESS or self is ProbeResult.WARNING
 
-    def counted(self) -> Result:
+    def counted(self) -> "ProbeResult":
         """The result as thresholds and the cache see it: only Success or Failure."""
-        return Result.SUCCESS if self.passed else Result.FAILURE
+        return ProbeResult.SUCCESS if self.passed else ProbeResult.FAILURE
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class ExchangeResult(msgspec.Struct, frozen=True):
     """What one exchange with one address says: a result and the text for people."""
 
-    result: Result
+    result: ProbeResult
     message: str = ""
     """The kubelet's own text; for a success the answer's body (at most 10 KiB)."""
     error: bool = False
     """The prober failed rather than the pod: try again at once, and then throw it away."""
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class ProbeOutcome(msgspec.Struct, frozen=True):
     """One finished probe."""
 
-    result: Result
+    result: ProbeResult
     message: str = ""
     error: bool = False
-    """As in Verdict: such a result is never counted (pkg/kubelet/prober/worker.go)."""
+    """As in ExchangeResult: such a result is never counted (pkg/kubelet/prober/worker.go)."""
     duration_seconds: float = 0.0
     address: str | None = None
     """The pod address that gave this result; None when none was reached or even tried."""

@@ -28,7 +28,7 @@ from bpf import abi
 from bpf.replies import ReplyFlow, ReplyTables
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
-from probes.netns import Netns, NetnsGone
+from probes.netns import Netns, NetnsGoneError
 
 log = structlog.get_logger(__name__)
 
@@ -302,7 +302,7 @@ def _ports_served_in(netns: Netns, protocol: int) -> set[int]:
     """The same of a pod; nothing when it is gone."""
     try:
         netlink = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, sock_diag.NETLINK_SOCK_DIAG)
-    except NetnsGone:
+    except NetnsGoneError:
         return set()
     with sock_diag.SockDiag(netlink) as diag:
         return _served_ports(diag, protocol)

@@ -28,7 +28,7 @@ from agent.pods.pod_state import IsolationStatus, PodState
 from bpf import abi, path_tests
 from bpf.path_tests import PathTestCounters
 from bpf.verdicts import Mode
-from probes.netns import Netns, NetnsGone
+from probes.netns import Netns, NetnsGoneError
 
 log = structlog.get_logger(__name__)
 
@@ -195,7 +195,7 @@ class PathTester:
             path = _Path(self._gates, netns, ipaddress.ip_address(address), gates)
             try:
                 results[address] = await path.test()
-            except NetnsGone:
+            except NetnsGoneError:
                 return None
             except OSError as error:
                 log.error("self-test failed", pod=guarded.pod.full_name, error=str(error))
@@ -252,7 +252,7 @@ class _Path:
     """Whether the node had a way to send it at all."""
 
     async def test(self) -> PathTestResult:
-        """Raises NetnsGone when the pod ends meanwhile, and OSError."""
+        """Raises NetnsGoneError when the pod ends meanwhile, and OSError."""
         refused_before = self.gates.dropped_by(self.ifindexes)
 
         def is_judged() -> bool:

@@ -18,7 +18,7 @@ from agent.pods.pod_state import Admission, GracePeriod, IsolationStatus, PodSta
 from bpf.errors import AttachError
 from bpf.gates import GateConfig
 from bpf.verdicts import Mode
-from probes.netns import Netns, NetnsError, NetnsGone
+from probes.netns import Netns, NetnsError, NetnsGoneError
 
 log = structlog.get_logger(__name__)
 
@@ -82,7 +82,7 @@ class PodGates:
             )
         try:
             netns = Netns.open(pod.netns_path)
-        except NetnsGone as error:
+        except NetnsGoneError as error:
             return IsolationStatus(FALSE, "NetnsNotFound", str(error))
         except NetnsError as error:
             return IsolationStatus(FALSE, "NetnsRefused", str(error))
@@ -107,7 +107,7 @@ class PodGates:
             return []
         try:
             asked = await asyncio.to_thread(pending_flows.read, guarded.netns, guarded.network)
-        except (NetnsGone, OSError) as error:
+        except (NetnsGoneError, OSError) as error:
             asked = pending_flows.PendingFlows((), str(error))
         graces = []
         for ifindex in new:
@@ -148,7 +148,7 @@ class PodGates:
     async def _isolate(self, guarded: PodState, netns: Netns) -> IsolationStatus:
         try:
             network = await self._reader.read(netns)
-        except NetnsGone as error:
+        except NetnsGoneError as error:
             return IsolationStatus(FALSE, "NetnsNotFound", str(error))
         guarded.netns = netns
         guarded.network = network

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from probes.netns import CLONE_NEWNET, forget_home
+from probes.netns import CLONE_NEWNET, close_own_netns
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def unshare_network() -> None:
     """Move the calling thread to a new network namespace. Raises `OSError`."""
     _check(_libc.unshare(CLONE_NEWNET), "cannot create a network namespace")
-    forget_home()
+    close_own_netns()
 
 
 def unshare_network_and_mounts() -> None:
@@ -30,7 +30,7 @@ def unshare_network_and_mounts() -> None:
     To be called before the process has other threads. Raises `OSError` (EPERM: not root).
     """
     _check(_libc.unshare(_CLONE_NEWNS | CLONE_NEWNET), "cannot create namespaces")
-    forget_home()
+    close_own_netns()
     flags = _MS_REC | _MS_PRIVATE
     _check(_libc.mount(b"none", b"/", None, flags, None), "cannot make mounts private")
 

@@ -15,7 +15,7 @@ from agent.linux.cgroups import cgroup2_mount
 from agent.metrics import Metrics
 from bpf import errors, listeners, pins
 from probes import listening
-from probes.engine.hints import Fate, Hints
+from probes.engine.hints import HintResult, ListenerHints
 from probes.engine.scheduler import Scheduler
 from probes.netns import Netns, NetnsError
 
@@ -30,7 +30,7 @@ class ListenerWatch:
         """Set once events are heard."""
         self._metrics = metrics
         self._installation = installation
-        self._hints = Hints(scheduler, on_fate=self._on_fate)
+        self._hints = ListenerHints(scheduler, on_result=self._on_hint_result)
         self._events: listeners.ListenerEvents | None = None
         self._watched: dict[str, tuple[Netns, int]] = {}
         self._pods: dict[int, str] = {}
@@ -106,7 +106,7 @@ class ListenerWatch:
             if known is None:
                 continue
             try:
-                adopted = await asyncio.to_thread(listeners.adopt, directory, known[0].visit)
+                adopted = await asyncio.to_thread(listeners.adopt, directory, known[0].run_inside)
             except (NetnsError, errors.PinError, OSError) as error:
                 log.warning("older listeners stay unheard", uid=uid, reason=str(error))
                 continue
@@ -125,7 +125,7 @@ class ListenerWatch:
                 self._hints.hint(uid, port, is_open=is_open)
         self._metrics.listener_events_lost = events.lost()
 
-    def _on_fate(self, is_open: bool, fate: Fate) -> None:
+    def _on_hint_result(self, is_open: bool, fate: HintResult) -> None:
         kind = "open" if is_open else "close"
         self._metrics.listener_hints.labels(kind, fate.value).inc()
 

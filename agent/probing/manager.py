@@ -17,9 +17,9 @@ from agent.pods.pod_state import PodState
 from agent.probing.listeners import ListenerWatch
 from agent.probing.result_store import Results, ResultStore, SavedProbes, sandbox_of
 from bpf import pins
-from probes.engine.scheduler import ContainerTarget, PodTarget, ProbeKey, Scheduler
+from probes.engine.scheduler import ProbedContainer, ProbedPod, ProbeKey, Scheduler
 from probes.netns import Netns
-from probes.results import Outcome, Result
+from probes.results import ProbeOutcome, ProbeResult
 from probes.spec import probespec
 from probes.spec.specs import (
     ContainerProbes,
@@ -48,7 +48,7 @@ class ProbeManager:
         installation: pins.Pins,
         *,
         run_of: Callable[[str], PodContainers | None] = lambda uid: None,
-        on_outcome: Callable[[Pod, ProbeKey, Outcome], None] = lambda pod, key, outcome: None,
+        on_outcome: Callable[[Pod, ProbeKey, ProbeOutcome], None] = lambda pod, key, outcome: None,
         state: pathlib.Path | None = None,
     ) -> None:
         """run_of: what is known of a pod's containers, None where nobody knows; on_outcome: told of
@@ -131,7 +131,7 @@ class ProbeManager:
                 container=found.key.container,
                 type=found.key.type.value,
                 handler=handlers.get((found.key.container, found.key.type.value), ""),
-                result=(found.result or Result.UNKNOWN).value,
+                result=(found.result or ProbeResult.UNKNOWN).value,
                 last_message=found.outcome.message if found.outcome else "",
                 families=list(found.outcome.families) if found.outcome else [],
                 successes=found.passed,
@@ -155,7 +155,7 @@ class ProbeManager:
         now = pod.spec.annotation
         if not sandbox.is_taken:
             sandbox.annotation = now
-            sandbox.is_taken = not any(map(probespec.is_of_annotation, pod.spec.errors))
+            sandbox.is_taken = not any(map(probespec.is_annotation_error, pod.spec.errors))
             self._memory.save_soon()
         if now == sandbox.annotation:
             self._ignored.pop(pod.uid, None)
@@ -183,12 +183,12 @@ class ProbeManager:
             sandbox.results = results
             self._memory.save_soon()
 
-    def _target(self, pod: Pod, guarded: PodState, sandbox: SavedProbes) -> PodTarget | None:
+    def _target(self, pod: Pod, guarded: PodState, sandbox: SavedProbes) -> ProbedPod | None:
         netns = guarded.netns
         if netns is None or guarded.network is None:
             return None
         run = self._run_of(pod.uid)
-        target = PodTarget(
+        target = ProbedPod(
             uid=pod.uid,
             netns=netns,
             addresses=guarded.probe_addresses,
@@ -206,12 +206,12 @@ class ProbeManager:
 
     def _container(
         self, pod: Pod, probes: ContainerProbes, sandbox: SavedProbes, run: PodContainers | None
-    ) -> ContainerTarget:
+    ) -> ProbedContainer:
         # What an earlier agent found counts for its sandbox, until this one has asked.
         restored = {} if pod.uid in self._probed else sandbox.results.get(probes.name, {})
         if run is None:
             # Without a container runtime to ask, a sandbox's containers live as long as it does.
-            return ContainerTarget(
+            return ProbedContainer(
                 probes=probes,
                 container_id=sandbox.sandbox,
                 started_at=sandbox.started_at,
@@ -219,11 +219,11 @@ class ProbeManager:
             )
         container = run.containers.get(probes.name)
         if container is None:
-            return ContainerTarget(probes=probes, running=False, restarts=run.restarts)
+            return ProbedContainer(probes=probes, running=False, restarts=run.restarts)
         if sandbox.containers.get(probes.name) != container.id:
             restored = {}
         is_startup_ours = not (probes.startup and isinstance(probes.startup.handler, Exec))
-        return ContainerTarget(
+        return ProbedContainer(
             probes=probes,
             container_id=container.id,
             started_at=container.started_at,
@@ -233,12 +233,12 @@ class ProbeManager:
             restored=restored,
         )
 
-    def _on_result(self, key: ProbeKey, result: Result) -> None:
+    def _on_result(self, key: ProbeKey, result: ProbeResult) -> None:
         if pod := self._pods.get(key.uid):
             self._remember(key.uid)
             self._say(pod)
 
-    def _on_probe(self, key: ProbeKey, outcome: Outcome) -> None:
+    def _on_probe(self, key: ProbeKey, outcome: ProbeOutcome) -> None:
         pod = self._pods.get(key.uid)
         if pod is None or outcome.error:
             return

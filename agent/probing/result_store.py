@@ -14,7 +14,7 @@ import structlog
 from agent.state_files import StateFile
 from probes.engine.workers import ProbeType
 from probes.netns import Netns
-from probes.results import Result
+from probes.results import ProbeResult
 
 log = structlog.get_logger(__name__)
 
@@ -24,7 +24,7 @@ _SETTLE_SECONDS = 0.5
 _UNCLAIMED_SECONDS = 300.0
 _BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
-Results = dict[str, dict[ProbeType, Result]]
+Results = dict[str, dict[ProbeType, ProbeResult]]
 """By container."""
 
 

@@ -18,7 +18,7 @@ from agent.relay.outcomes import OutcomeCounter
 from agent.relay.raw_sockets import PortListeners, SynInjector
 from agent.relay.segments import RESET_ON_CLOSE, Flow, Syn
 from agent.relay.targets import RelayTarget, Targets
-from probes.netns import NetnsGone
+from probes.netns import NetnsGoneError
 
 # The kernel retransmits a SYN after 1 s (RFC 6298), and doubles the wait each time. A missing
 # retransmission means that the kubelet has closed its socket.
@@ -154,7 +154,7 @@ class HeldSyns:
         family = socket.AF_INET if target.address.version == 4 else socket.AF_INET6
         try:
             pod = target.netns.socket(family, socket.SOCK_STREAM)
-        except NetnsGone:
+        except NetnsGoneError:
             self._reject(syn, target.key, "sandbox_gone")
             return
         except OSError as error:

@@ -33,7 +33,7 @@ from agent.policy.api_source import ApiPolicies
 from agent.settings import Settings
 from agent.sources.pod_sandboxes import PodSandboxJoin
 from probes.engine.targets import ProbeKey
-from probes.results import Outcome, Result
+from probes.results import ProbeOutcome, ProbeResult
 
 log = structlog.get_logger(__name__)
 
@@ -147,11 +147,11 @@ class Cluster:
         if self.endpoints:
             self.endpoints.changed(uid, self._conditions.get(uid, labels.PROBES_PASSING))
 
-    def probed(self, pod: Pod, key: ProbeKey, outcome: Outcome) -> None:
+    def probed(self, pod: Pod, key: ProbeKey, outcome: ProbeOutcome) -> None:
         """A probe of podgate's has ended: what is wrong is told in the kubelet's words, unless the
         kubelet runs the same one and tells (pkg/kubelet/events/event.go).
         """
-        is_warning = outcome.result is Result.WARNING
+        is_warning = outcome.result is ProbeResult.WARNING
         if outcome.passed and not is_warning:
             return
         if kubelet_reports(pod.spec, key.container, key.type.value.lower()):

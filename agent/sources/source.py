@@ -8,7 +8,7 @@ from agent.pods.container_runs import PodContainers
 from agent.pods.pod import Pod
 from agent.sources.manifests import ManifestSource
 from probes.engine.targets import ProbeKey
-from probes.results import Outcome
+from probes.results import ProbeOutcome
 
 
 class PodFeed(Protocol):
@@ -33,7 +33,7 @@ class PodFeed(Protocol):
     def changed(self, uid: str) -> None:
         """A condition of a pod has changed."""
 
-    def probed(self, pod: Pod, key: ProbeKey, outcome: Outcome) -> None:
+    def probed(self, pod: Pod, key: ProbeKey, outcome: ProbeOutcome) -> None:
         """A probe has ended."""
 
     def gated(self, pod: Pod) -> None:
@@ -73,7 +73,7 @@ class ManifestFeed:
     def changed(self, uid: str) -> None:
         """Conditions are logged and served already."""
 
-    def probed(self, pod: Pod, key: ProbeKey, outcome: Outcome) -> None:
+    def probed(self, pod: Pod, key: ProbeKey, outcome: ProbeOutcome) -> None:
         """The same."""
 
     def gated(self, pod: Pod) -> None:

@@ -4,19 +4,16 @@ KEP-4559 leaves the choice between naming families and Happy Eyeballs; podgate
 has both, with the words that Services use for their families.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Sequence
-from typing import Final
 
 from probes.spec.definitions import IpFamily, Probe
 
-LOCALHOST: Final = ("127.0.0.1", "::1")
+LOCALHOST = ("127.0.0.1", "::1")
 """In the pod's own namespace: never the node's."""
 
 
-class NoAddress(Exception):
+class NoAddressError(Exception):
     """The pod lacks an address that the probe asks for: a failure of the pod."""
 
 
@@ -35,7 +32,7 @@ def groups(probe: Probe, pod_addresses: Sequence[str]) -> tuple[tuple[str, ...],
     Without a policy that is one group of all addresses, or of all of
     `ip_family`. SingleStack is the first of these alone. Under PreferDualStack
     each family that the pod has must answer; under RequireDualStack it must
-    have both. Raises NoAddress, and ValueError for what is no address.
+    have both. Raises NoAddressError, and ValueError for what is no address.
     """
     addresses = LOCALHOST if probe.target == "localhost" else pod_addresses
     by_family: dict[IpFamily, list[str]] = {}
@@ -45,7 +42,7 @@ def groups(probe: Probe, pod_addresses: Sequence[str]) -> tuple[tuple[str, ...],
             usable.append(address)
             by_family.setdefault(family_of(address), []).append(address)
     if not usable:
-        raise NoAddress("the pod has no address to probe")
+        raise NoAddressError("the pod has no address to probe")
     match probe.ip_family_policy:
         case "PreferDualStack" | "RequireDualStack":
             if probe.ip_family_policy == "RequireDualStack":
@@ -62,5 +59,5 @@ def groups(probe: Probe, pod_addresses: Sequence[str]) -> tuple[tuple[str, ...],
 
 def _require(by_family: dict[IpFamily, list[str]], family: IpFamily) -> list[str]:
     if family not in by_family:
-        raise NoAddress(f"the pod has no {family} address to probe")
+        raise NoAddressError(f"the pod has no {family} address to probe")
     return by_family[family]

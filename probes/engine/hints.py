@@ -7,32 +7,29 @@ once that counts for nothing, and a second one some milliseconds later that
 counts.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
-from typing import Final
 
 from probes import listening
-from probes.engine.scheduler import Asking, Scheduler
-from probes.listening import Listener
-from probes.netns import Netns, NetnsGone
-from probes.results import Outcome
+from probes.engine.scheduler import ProbeRequest, Scheduler
+from probes.listening import ListeningSocket
+from probes.netns import Netns, NetnsGoneError
+from probes.results import ProbeOutcome
 
-LOOKS_SECONDS: Final = (0.0, 0.001, 0.002, 0.004)
+LOOKS_SECONDS = (0.0, 0.001, 0.002, 0.004)
 """Waits before each look: the event of a close comes a moment before the listener is gone."""
 
-SECOND_PROBE_SECONDS: Final = 0.003
+SECOND_PROBE_SECONDS = 0.003
 """Long enough for a server that hands its port from one process to the next."""
 
-QUIET_SECONDS: Final = 0.05
+QUIET_SECONDS = 0.05
 """After a hint's end, until the next of the same port is looked at: a pod that opens and closes
 without end costs 20 looks a second."""
 
 
-class Fate(StrEnum):
+class HintResult(StrEnum):
     """What came of a hint."""
 
     CONFIRMED = "confirmed"
@@ -42,25 +39,25 @@ class Fate(StrEnum):
     """Nobody probes this port, or its result is that already."""
 
 
-Look = Callable[[Netns, int], list[Listener]]
+Look = Callable[[Netns, int], list[ListeningSocket]]
 
 
-class Hints:
+class ListenerHints:
     """Follows hints up; one at a time for each port of each pod, the newest wins."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         *,
-        on_fate: Callable[[bool, Fate], None] = lambda is_open, fate: None,
+        on_result: Callable[[bool, HintResult], None] = lambda is_open, result: None,
         look: Look = listening.listeners,
     ) -> None:
-        """on_fate: called with a hint (open or not) and what came of it."""
+        """on_result: called with a hint (open or not) and what came of it."""
         self._loop = asyncio.get_running_loop()
         self._scheduler = scheduler
-        self._on_fate = on_fate
+        self._on_hint_result = on_result
         self._look = look
-        self._followed: dict[tuple[str, int], _Following] = {}
+        self._followed: dict[tuple[str, int], _HintCheck] = {}
 
     def hint(self, uid: str, port: int, *, is_open: bool) -> None:
         """A listener of this pod opens or closes."""
@@ -69,13 +66,15 @@ class Hints:
             following.next = is_open
             return
         asking = [
-            asking for asking in self._scheduler.asking(uid, port) if asking.passes is not is_open
+            asking
+            for asking in self._scheduler.due_probes(uid, port)
+            if asking.passes is not is_open
         ]
         if asking:
-            self._followed[uid, port] = _Following(self, uid, port, is_open)
-            self._followed[uid, port].begin(asking)
+            self._followed[uid, port] = _HintCheck(self, uid, port, is_open)
+            self._followed[uid, port].start(asking)
         else:
-            self._on_fate(is_open, Fate.IDLE)
+            self._on_hint_result(is_open, HintResult.IDLE)
 
     def forget(self, uid: str) -> None:
         """The pod is gone."""
@@ -87,20 +86,20 @@ class Hints:
             following.cancel()
         self._followed.clear()
 
-    def _ended(self, following: _Following, fate: Fate) -> None:
-        self._on_fate(following.is_open, fate)
+    def _ended(self, following: "_HintCheck", result: HintResult) -> None:
+        self._on_hint_result(following.is_open, result)
         following.timer = self._loop.call_later(QUIET_SECONDS, self._rested, following)
 
-    def _rested(self, following: _Following) -> None:
+    def _rested(self, following: "_HintCheck") -> None:
         del self._followed[following.uid, following.port]
         if following.next is not None:
             self.hint(following.uid, following.port, is_open=following.next)
 
 
-class _Following:
+class _HintCheck:
     """One hint on its way to be confirmed."""
 
-    def __init__(self, hints: Hints, uid: str, port: int, is_open: bool) -> None:
+    def __init__(self, hints: ListenerHints, uid: str, port: int, is_open: bool) -> None:
         self.uid = uid
         self.port = port
         self.is_open = is_open
@@ -108,12 +107,12 @@ class _Following:
         """A later hint of the same port, which is looked at when this one is done."""
         self.timer: asyncio.TimerHandle | None = None
         self._hints = hints
-        self._asking: list[Asking] = []
+        self._asking: list[ProbeRequest] = []
         self._runs: list[Callable[[], None]] = []
         self._left = 0
-        self._failed: list[Asking] = []
+        self._failed: list[ProbeRequest] = []
 
-    def begin(self, asking: list[Asking]) -> None:
+    def start(self, asking: list[ProbeRequest]) -> None:
         self._asking = asking
         self._look(0)
 
@@ -127,14 +126,14 @@ class _Following:
         """Look at the listeners until they agree with the hint, or for some milliseconds."""
         if not self._agrees():
             if number + 1 == len(LOOKS_SECONDS):
-                self._end(Fate.REFUTED)
+                self._end(HintResult.REFUTED)
             else:
                 self._later(LOOKS_SECONDS[number + 1], lambda: self._look(number + 1))
         elif self.is_open:
             for asking in self._asking:
                 key = asking.key
                 self._hints._scheduler.trigger(key.uid, key.container, key.type)
-            self._end(Fate.CONFIRMED)
+            self._end(HintResult.CONFIRMED)
         else:
             self._probe()
 
@@ -142,7 +141,7 @@ class _Following:
         """Whether the pod's listeners are as the hint says, for at least one of the probes."""
         try:
             found = self._hints._look(self._asking[0].netns, self.port)
-        except (NetnsGone, OSError):
+        except (NetnsGoneError, OSError):
             return False
         return any(
             all(
@@ -161,7 +160,7 @@ class _Following:
             run = self._hints._scheduler.starter.start(asking.plan, asking.netns, probed)
             self._runs.append(run.cancel)
 
-    def _probed(self, asking: Asking, outcome: Outcome) -> None:
+    def _probed(self, asking: ProbeRequest, outcome: ProbeOutcome) -> None:
         self._left -= 1
         if not outcome.passed and not outcome.error:
             self._failed.append(asking)
@@ -170,18 +169,18 @@ class _Following:
         if self._failed:
             self._later(SECOND_PROBE_SECONDS, self._confirm)
         else:
-            self._end(Fate.REFUTED)
+            self._end(HintResult.REFUTED)
 
     def _confirm(self) -> None:
         if not self._agrees():
-            self._end(Fate.REFUTED)
+            self._end(HintResult.REFUTED)
             return
         for asking in self._failed:
-            self._hints._scheduler.trigger_closed(asking.key)
-        self._end(Fate.CONFIRMED)
+            self._hints._scheduler.trigger_on_close(asking.key)
+        self._end(HintResult.CONFIRMED)
 
     def _later(self, seconds: float, step: Callable[[], None]) -> None:
         self.timer = self._hints._loop.call_later(seconds, step)
 
-    def _end(self, fate: Fate) -> None:
-        self._hints._ended(self, fate)
+    def _end(self, result: HintResult) -> None:
+        self._hints._ended(self, result)

@@ -5,38 +5,37 @@ answer will do. The kubelet runs the hooks of a pod's spec; this is for
 `podgate probe --hook`, and for modes in which nobody else can.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
 from probes.engine import families, prober
 from probes.netns import Netns
 from probes.protocols import http_get
-from probes.protocols.exchanges import Broken, Hop, Phase
-from probes.protocols.identity import HOOK_USER_AGENT
-from probes.results import Outcome, Result, Verdict
+from probes.protocols.exchanges import ConnectionFailure, DialHop, Phase
+from probes.protocols.user_agents import HOOK_USER_AGENT
+from probes.results import ExchangeResult, ProbeOutcome, ProbeResult
 from probes.spec.definitions import HttpGet, Probe
 
-FALLBACK_REASON: Final = "LifecycleHTTPFallback"
+FALLBACK_REASON = "LifecycleHTTPFallback"
 """The Event's reason when a hook meant for https was answered by plain http."""
 
 
-_NOT_HTTPS: Final = "http: server gave HTTP response to HTTPS client"
+_NOT_HTTPS = "http: server gave HTTP response to HTTPS client"
 
 
-def _judge(reader: http_get.Reader) -> Verdict:
+def _judge(reader: http_get.Reader) -> ExchangeResult:
     """Any status is success, 5xx and unfollowed redirects too: the hook was heard."""
-    return Verdict(Result.SUCCESS, f"HTTP hook answered with statuscode: {reader.status}")
+    return ExchangeResult(
+        ProbeResult.SUCCESS, f"HTTP hook answered with statuscode: {reader.status}"
+    )
 
 
 # pkg/kubelet/kubelet.go makes this client with a TLS configuration of its own, which in Go
 # turns HTTP/2 off, so it offers no protocol by ALPN.
-CLIENT: Final = http_get.Client(
+CLIENT = http_get.HttpClientProfile(
     user_agent=HOOK_USER_AGENT, alpn=(), keep_alive=True, accept_gzip=True, judge=_judge
 )
 
@@ -57,34 +56,34 @@ class HookTarget:
             plain = msgspec.structs.replace(handler, scheme="HTTP", headers=headers)
             self.fallback = http_get.HttpTarget(plain, address, CLIENT, with_user=False)
 
-    def exchange(self) -> HookExchange:
+    def exchange(self) -> "HookExchange":
         return HookExchange(self)
 
 
 class HookExchange:
     """One hook: over https where asked for, then over http if that is what the server speaks."""
 
-    __slots__ = ("_exchange", "_fallback", "_refused")
+    __slots__ = ("_exchange", "_fallback", "_rejected")
 
     def __init__(self, target: HookTarget) -> None:
         self._exchange = target.first.exchange()
         self._fallback = target.fallback
-        self._refused: Verdict | None = None
+        self._rejected: ExchangeResult | None = None
         """How https failed, once plain http is tried instead."""
 
     @property
-    def hop(self) -> Hop:
+    def hop(self) -> DialHop:
         return self._exchange.hop
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> ExchangeResult | None:
         verdict = self._exchange.verdict
-        if verdict is None or self._refused is None:
+        if verdict is None or self._rejected is None:
             return verdict
         if verdict.result.passed:
-            return Verdict(Result.WARNING, f"{FALLBACK_REASON}: {verdict.message}")
+            return ExchangeResult(ProbeResult.WARNING, f"{FALLBACK_REASON}: {verdict.message}")
         # The kubelet tells of the first failure, not of the second try's.
-        return self._refused
+        return self._rejected
 
     def start(self) -> bytes:
         return self._exchange.start()
@@ -92,16 +91,16 @@ class HookExchange:
     def receive(self, data: bytes) -> bytes:
         return self._exchange.receive(data)
 
-    def fail(self, broken: Broken) -> None:
+    def fail(self, broken: ConnectionFailure) -> None:
         self._exchange.fail(broken)
         if self._fallback is not None and broken.phase is Phase.TLS and broken.text == _NOT_HTTPS:
-            self._refused = self._exchange.verdict
+            self._rejected = self._exchange.verdict
             self._exchange, self._fallback = self._fallback.exchange(), None
 
 
 def plan(
     handler: HttpGet, addresses: Sequence[str], limit_seconds: float | None = None
-) -> prober.Plan:
+) -> prober.ProbePlan:
     """Prepare a hook for the first of the pod's addresses, as the kubelet does.
 
     A hook acts, so it is never sent to a second family as well. None for
@@ -115,10 +114,10 @@ def plan(
     single = Probe(handler, timeout_seconds=limit, ip_family_policy="SingleStack")
     try:
         ((address,),) = families.groups(single, addresses)
-    except families.NoAddress as error:
-        return prober.Plan((), limit, limit, str(error))
+    except families.NoAddressError as error:
+        return prober.ProbePlan((), limit, limit, str(error))
     candidate = prober.candidate_for(address, HookTarget(handler, address))
-    return prober.Plan(((candidate,),), limit, limit)
+    return prober.ProbePlan(((candidate,),), limit, limit)
 
 
 async def run(
@@ -127,7 +126,7 @@ async def run(
     netns: Netns,
     addresses: Sequence[str],
     limit_seconds: float | None = None,
-) -> Outcome:
+) -> ProbeOutcome:
     """Run one hook and wait for its end; Failure only when no answer came.
 
     Warning, with FALLBACK_REASON in front of the message, when an https hook

@@ -1,14 +1,12 @@
 """Several runs of one probe that all have to pass: one for each family."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 import msgspec
 
-from probes.results import Outcome, Result
+from probes.results import ProbeOutcome, ProbeResult
 
 
 class Cancellable(Protocol):
@@ -20,16 +18,16 @@ class JointRun:
 
     __slots__ = ("_done", "_outcomes", "_runs", "over")
 
-    def __init__(self, count: int, done: Callable[[Outcome], None]) -> None:
+    def __init__(self, count: int, done: Callable[[ProbeOutcome], None]) -> None:
         self.over = False
         self._done = done
-        self._outcomes: list[Outcome | None] = [None] * count
+        self._outcomes: list[ProbeOutcome | None] = [None] * count
         self._runs: list[Cancellable] = []
 
     def add(self, run: Cancellable) -> None:
         self._runs.append(run)
 
-    def ender(self, number: int) -> Callable[[Outcome], None]:
+    def ender(self, number: int) -> Callable[[ProbeOutcome], None]:
         """What the part with this number calls at its end."""
         return partial(self._ended, number)
 
@@ -39,7 +37,7 @@ class JointRun:
         for run in self._runs:
             run.cancel()
 
-    def _ended(self, number: int, outcome: Outcome) -> None:
+    def _ended(self, number: int, outcome: ProbeOutcome) -> None:
         self._outcomes[number] = outcome
         ended = [outcome for outcome in self._outcomes if outcome is not None]
         if len(ended) == len(self._outcomes) and not self.over:
@@ -47,7 +45,7 @@ class JointRun:
             self._done(together(ended))
 
 
-def together(outcomes: list[Outcome]) -> Outcome:
+def together(outcomes: list[ProbeOutcome]) -> ProbeOutcome:
     """What the outcomes of all families come to; the first family's words come first."""
     duration = max(outcome.duration_seconds for outcome in outcomes)
     failed = [outcome for outcome in outcomes if not outcome.passed]
@@ -59,7 +57,7 @@ def together(outcomes: list[Outcome]) -> Outcome:
         return msgspec.structs.replace(
             real[0], message=text, duration_seconds=duration, other_address=other
         )
-    warned = [outcome for outcome in outcomes if outcome.result is Result.WARNING]
+    warned = [outcome for outcome in outcomes if outcome.result is ProbeResult.WARNING]
     return msgspec.structs.replace(
         (warned or outcomes)[0],
         duration_seconds=duration,

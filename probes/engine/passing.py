@@ -1,11 +1,9 @@
 """Whether a pod's probes pass, in one reason and one sentence: the condition's content."""
 
-from __future__ import annotations
-
 from probes.engine.slots import PodSlots, Slot
-from probes.engine.targets import ContainerTarget, ProbeKey
+from probes.engine.targets import ProbedContainer, ProbeKey
 from probes.engine.workers import ProbeType
-from probes.results import Result
+from probes.results import ProbeResult
 
 
 def passing(pod: PodSlots | None) -> tuple[bool, str, str]:
@@ -34,20 +32,20 @@ def passing(pod: PodSlots | None) -> tuple[bool, str, str]:
     return True, "ProbesPassing", f"all {count} probes of startup and readiness pass"
 
 
-def _problem(slot: Slot, container: ContainerTarget) -> tuple[str, str] | None:
+def _problem(slot: Slot, container: ProbedContainer) -> tuple[str, str] | None:
     """Why this probe does not pass: a reason and a sentence."""
     name, type = slot.key.container, slot.key.type.lower()
     if type == "startup" and container.started:
         return None
     if not container.container_id or not container.running:
         return "ContainerNotRunning", f'container "{name}" is not running'
-    if slot.worker.cached is Result.SUCCESS:
+    if slot.worker.cached is ProbeResult.SUCCESS:
         return None
     outcome = slot.outcome
     if outcome is None:
         return "ProbePending", f'container "{name}": {type} probe has no result yet'
     if outcome.passed:
-        seen, needed = slot.worker.run_length, slot.worker.probe.success_threshold
+        seen, needed = slot.worker.streak, slot.worker.probe.success_threshold
         return (
             "ProbePending",
             f'container "{name}": {type} probe has succeeded {seen} of {needed} times',

@@ -7,54 +7,51 @@ Where a probe names a dual-stack policy, each family is such a run of its own,
 and all of them have to pass.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import msgspec
 
 from probes.engine import families, joint
 from probes.netns import Netns
-from probes.protocols.dialing import Attempt, Poller
-from probes.protocols.exchanges import Target
+from probes.protocols.dialing import DialAttempt, LoopPoller
+from probes.protocols.exchanges import ExchangeTarget
 from probes.protocols.grpc_health import GrpcTarget
 from probes.protocols.http_get import HttpTarget
 from probes.protocols.tcp import TcpTarget
-from probes.results import Outcome, Result, Verdict
+from probes.results import ExchangeResult, ProbeOutcome, ProbeResult
 from probes.spec.definitions import Exec, Grpc, HttpGet, Probe, TcpSocket
 
-ATTEMPT_DELAY_SECONDS: Final = 0.25
+ATTEMPT_DELAY_SECONDS = 0.25
 """How long one address may be silent before the next joins (RFC 8305 section 5)."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class DialCandidate(msgspec.Struct, frozen=True):
     """One address that may answer, and the handler made ready for it."""
 
     family: int
     address: str
-    target: Target
+    target: ExchangeTarget
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ProbePlan(msgspec.Struct, frozen=True):
     """All of a probe that stays the same from run to run."""
 
-    groups: tuple[tuple[Candidate, ...], ...]
+    groups: tuple[tuple[DialCandidate, ...], ...]
     """One candidate of each group has to answer; no group: no address."""
     timeout_seconds: float
     attempt_delay_seconds: float
-    refusal: str = ""
+    rejection: str = ""
     """Why there is nobody to ask."""
 
     @property
-    def candidates(self) -> tuple[Candidate, ...]:
+    def candidates(self) -> tuple[DialCandidate, ...]:
         """All of them, in the order in which they are asked."""
         return tuple(candidate for group in self.groups for candidate in group)
 
 
-def plan(probe: Probe, addresses: Sequence[str]) -> Plan:
+def plan(probe: Probe, addresses: Sequence[str]) -> ProbePlan:
     """Prepare `probe` for the pod's `addresses`, the preferred one first.
 
     Raises ValueError for an exec handler, for what is no address and for a
@@ -67,11 +64,11 @@ def plan(probe: Probe, addresses: Sequence[str]) -> Plan:
         raise ValueError(f"a probe's timeout must be positive, not {timeout}")
     try:
         groups = families.groups(probe, addresses)
-    except families.NoAddress as error:
-        return Plan((), timeout, timeout, str(error))
+    except families.NoAddressError as error:
+        return ProbePlan((), timeout, timeout, str(error))
     # Each address is to have half of the time at least, however short that is.
     share = timeout / 2 / max(1, max(len(group) for group in groups) - 1)
-    return Plan(
+    return ProbePlan(
         tuple(
             tuple(candidate_for(address, _target(handler, address, timeout)) for address in group)
             for group in groups
@@ -81,13 +78,15 @@ def plan(probe: Probe, addresses: Sequence[str]) -> Plan:
     )
 
 
-def candidate_for(address: str, target: Target) -> Candidate:
+def candidate_for(address: str, target: ExchangeTarget) -> DialCandidate:
     """Raises ValueError for what is no address."""
     family = socket.AF_INET6 if families.family_of(address) == "IPv6" else socket.AF_INET
-    return Candidate(int(family), address, target)
+    return DialCandidate(int(family), address, target)
 
 
-def _target(handler: HttpGet | TcpSocket | Grpc, address: str, timeout_seconds: float) -> Target:
+def _target(
+    handler: HttpGet | TcpSocket | Grpc, address: str, timeout_seconds: float
+) -> ExchangeTarget:
     match handler:
         case TcpSocket():
             return TcpTarget(handler.port)
@@ -102,11 +101,11 @@ class Prober:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.poller = Poller(loop)
+        self.poller = LoopPoller(loop)
 
     def start(
-        self, plan: Plan, netns: Netns, done: Callable[[Outcome], None]
-    ) -> Run | joint.JointRun:
+        self, plan: ProbePlan, netns: Netns, done: Callable[[ProbeOutcome], None]
+    ) -> "ProbeRun | joint.JointRun":
         """Run `plan` once in `netns`; `done` is called once, maybe before this returns."""
         if len(plan.groups) > 1:
             parts = [msgspec.structs.replace(plan, groups=(group,)) for group in plan.groups]
@@ -114,8 +113,8 @@ class Prober:
             for number, part in enumerate(parts):
                 together.add(self.start(part, netns, together.ender(number)))
             return together
-        run = Run(self, plan, netns, done)
-        run.begin()
+        run = ProbeRun(self, plan, netns, done)
+        run.start()
         return run
 
     def close(self) -> None:
@@ -123,10 +122,11 @@ class Prober:
         self.poller.close()
 
 
-class Run:
+class ProbeRun:
     """One run of a plan: at most one attempt per address, all over at the deadline."""
 
     __slots__ = (
+        "_active",
         "_done",
         "_failed",
         "_netns",
@@ -135,13 +135,12 @@ class Run:
         "_started",
         "_starting",
         "_timers",
-        "_under_way",
         "_waiting",
         "over",
     )
 
     def __init__(
-        self, prober: Prober, plan: Plan, netns: Netns, done: Callable[[Outcome], None]
+        self, prober: Prober, plan: ProbePlan, netns: Netns, done: Callable[[ProbeOutcome], None]
     ) -> None:
         self.over = False
         self._prober = prober
@@ -149,13 +148,13 @@ class Run:
         self._netns = netns
         self._done = done
         self._started = prober.loop.time()
-        self._under_way: list[Attempt] = []
-        self._failed: list[Attempt] = []
+        self._active: list[DialAttempt] = []
+        self._failed: list[DialAttempt] = []
         self._timers: list[asyncio.TimerHandle] = []
         self._starting = False
         self._waiting = list(plan.groups[0]) if plan.groups else []
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self._advance()
         if self.over:
             return
@@ -174,7 +173,7 @@ class Run:
         self._starting = True
         while self._waiting and not self.over:
             candidate = self._waiting.pop(0)
-            attempt = Attempt(
+            attempt = DialAttempt(
                 candidate.target.exchange(),
                 netns=self._netns,
                 family=candidate.family,
@@ -182,12 +181,12 @@ class Run:
                 poller=self._prober.poller,
                 done=self._ended,
             )
-            self._under_way.append(attempt)
-            attempt.begin()
+            self._active.append(attempt)
+            attempt.start()
             if attempt.verdict is None:
                 break
         self._starting = False
-        if not self._under_way and not self.over:
+        if not self._active and not self.over:
             self._finish(self._failure())
 
     def _wait_before_next(self) -> None:
@@ -201,8 +200,8 @@ class Run:
         self._advance()
         self._wait_before_next()
 
-    def _ended(self, attempt: Attempt) -> None:
-        self._under_way.remove(attempt)
+    def _ended(self, attempt: DialAttempt) -> None:
+        self._active.remove(attempt)
         verdict = attempt.verdict
         assert verdict is not None
         if self.over:
@@ -216,29 +215,29 @@ class Run:
 
     def _expire(self) -> None:
         self._waiting.clear()
-        for attempt in tuple(self._under_way):
+        for attempt in tuple(self._active):
             attempt.expire()
         if not self.over:
             self._finish(self._failure())
 
-    def _failure(self) -> Outcome:
+    def _failure(self) -> ProbeOutcome:
         """What all addresses together came to; the first one's words come first."""
         if not self._failed:
-            return self._outcome(Verdict(Result.FAILURE, self._plan.refusal), None)
+            return self._outcome(ExchangeResult(ProbeResult.FAILURE, self._plan.rejection), None)
         order = [candidate.address for candidate in self._plan.groups[0]]
         failed = sorted(self._failed, key=lambda attempt: order.index(attempt.address))
         verdicts = [attempt.verdict for attempt in failed if attempt.verdict is not None]
         # A pod's own failure counts for more than a prober's trouble with another family.
         real = [verdict for verdict in verdicts if not verdict.error] or verdicts
         text = "; ".join(dict.fromkeys(verdict.message for verdict in real))
-        verdict = Verdict(real[0].result, text, real[0].error)
+        verdict = ExchangeResult(real[0].result, text, real[0].error)
         return self._outcome(verdict, failed[verdicts.index(real[0])].address)
 
-    def _outcome(self, verdict: Verdict, address: str | None) -> Outcome:
+    def _outcome(self, verdict: ExchangeResult, address: str | None) -> ProbeOutcome:
         duration = self._prober.loop.time() - self._started
-        return Outcome(verdict.result, verdict.message, verdict.error, duration, address)
+        return ProbeOutcome(verdict.result, verdict.message, verdict.error, duration, address)
 
-    def _finish(self, outcome: Outcome) -> None:
+    def _finish(self, outcome: ProbeOutcome) -> None:
         self._stop()
         self._done(outcome)
 
@@ -247,13 +246,13 @@ class Run:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        for attempt in self._under_way:
+        for attempt in self._active:
             attempt.cancel()
-        self._under_way.clear()
+        self._active.clear()
         self._waiting.clear()
 
 
-async def probe(probe: Probe, *, netns: Netns, addresses: Sequence[str]) -> Outcome:
+async def probe(probe: Probe, *, netns: Netns, addresses: Sequence[str]) -> ProbeOutcome:
     """Probe once and wait for the outcome; it takes the timeout at most, and never raises for
     what the pod does. Raises ValueError as `plan` does.
     """
@@ -261,9 +260,9 @@ async def probe(probe: Probe, *, netns: Netns, addresses: Sequence[str]) -> Outc
     return await run_once(Prober(asyncio.get_running_loop()), prepared, netns)
 
 
-async def run_once(prober: Prober, plan: Plan, netns: Netns) -> Outcome:
+async def run_once(prober: Prober, plan: ProbePlan, netns: Netns) -> ProbeOutcome:
     """Run a plan with a prober of its own, which is closed at the end."""
-    outcome: asyncio.Future[Outcome] = prober.loop.create_future()
+    outcome: asyncio.Future[ProbeOutcome] = prober.loop.create_future()
     run = prober.start(plan, netns, outcome.set_result)
     try:
         return await outcome

@@ -1,18 +1,15 @@
 """Probes that are due: begun in order, under one cap, and a few in each turn of the loop."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from probes.engine.slots import Slot
 
-MAX_IN_FLIGHT: Final = 200
+MAX_IN_FLIGHT = 200
 """Enough for a node full of pods that all time out, at some 50 KB of sockets each."""
 
-BURST_MAX: Final = 32
+BURST_MAX = 32
 """Probes begun in one turn of the loop: most take 50 us then and there, and others wait."""
 
 
@@ -22,17 +19,17 @@ class DueQueue:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        begin: Callable[[Slot], None],
+        start: Callable[[Slot], None],
         *,
         max_in_flight: int = MAX_IN_FLIGHT,
     ) -> None:
-        """begin: starts a slot's probe, which takes one place until `release`."""
+        """start: starts a slot's probe, which takes one place until `release`."""
         self.in_flight = 0
         self._loop = loop
-        self._begin = begin
+        self._start = start
         self._max_in_flight = max_in_flight
         self._waiting: deque[Slot] = deque()
-        self._begun_in_turn = 0
+        self._started_in_turn = 0
         self._next_turn_is_set = False
 
     def __len__(self) -> int:
@@ -43,7 +40,7 @@ class DueQueue:
         """This one is due; it waits for as long as its `waiting` stays set."""
         slot.waiting = True
         self._waiting.append(slot)
-        self._begin_some()
+        self._start_some()
 
     def release(self) -> None:
         """A probe has ended or was stopped: its place is the next one's."""
@@ -51,19 +48,19 @@ class DueQueue:
         if self._waiting:
             self._set_next_turn()
 
-    def _begin_some(self) -> None:
+    def _start_some(self) -> None:
         while (
             self._waiting
             and self.in_flight < self._max_in_flight
-            and self._begun_in_turn < BURST_MAX
+            and self._started_in_turn < BURST_MAX
         ):
             slot = self._waiting.popleft()
             if slot.waiting:
                 slot.waiting = False
-                self._begun_in_turn += 1
+                self._started_in_turn += 1
                 self.in_flight += 1
-                self._begin(slot)
-        if self._begun_in_turn:
+                self._start(slot)
+        if self._started_in_turn:
             self._set_next_turn()
 
     def _set_next_turn(self) -> None:
@@ -73,5 +70,5 @@ class DueQueue:
 
     def _turn(self) -> None:
         self._next_turn_is_set = False
-        self._begun_in_turn = 0
-        self._begin_some()
+        self._started_in_turn = 0
+        self._start_some()

@@ -4,13 +4,11 @@ Each worker has one timer; nothing here is a task or a thread. What a pod does,
 and what goes wrong in one probe or callback, never reaches another pod's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -18,23 +16,23 @@ from probes.engine import passing, prober, queue
 from probes.engine.joint import Cancellable
 from probes.engine.slots import PodSlots, Slot
 from probes.engine.spreading import Spread
-from probes.engine.targets import ContainerTarget, PodTarget, ProbeKey, ProbeStatus, wanted_probes
-from probes.engine.workers import Container, ProbeType, Worker
+from probes.engine.targets import ProbedContainer, ProbedPod, ProbeKey, ProbeState, desired_probes
+from probes.engine.workers import ContainerInstance, ProbeType, Worker
 from probes.netns import Netns
-from probes.results import Outcome, Result
+from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.definitions import Exec
 
-__all__ = ["ContainerTarget", "PodTarget", "ProbeKey", "ProbeStatus", "Scheduler"]
+__all__ = ["ProbeKey", "ProbeState", "ProbedContainer", "ProbedPod", "Scheduler"]
 
-MESSAGE_MAX_CHARS: Final = 1024
+MESSAGE_MAX_CHARS = 1024
 """How much of an outcome's text is kept (the kubelet cuts Events at the same length)."""
 
 
-class Asking(msgspec.Struct, frozen=True):
+class ProbeRequest(msgspec.Struct, frozen=True):
     """A probe that dials a certain port."""
 
     key: ProbeKey
-    plan: prober.Plan
+    plan: prober.ProbePlan
     netns: Netns
     passes: bool
     """Whether success is what counts now."""
@@ -44,7 +42,7 @@ class Starter(Protocol):
     """What runs probes: prober.Prober, or a test's own."""
 
     def start(
-        self, plan: prober.Plan, netns: Netns, done: Callable[[Outcome], None], /
+        self, plan: prober.ProbePlan, netns: Netns, done: Callable[[ProbeOutcome], None], /
     ) -> Cancellable: ...
 
     def close(self) -> None: ...
@@ -66,8 +64,8 @@ class Scheduler:
     def __init__(
         self,
         *,
-        on_result: Callable[[ProbeKey, Result], None],
-        on_probe: Callable[[ProbeKey, Outcome], None],
+        on_result: Callable[[ProbeKey, ProbeResult], None],
+        on_probe: Callable[[ProbeKey, ProbeOutcome], None],
         on_delay: Callable[[float], None] | None = None,
         max_in_flight: int = queue.MAX_IN_FLIGHT,
         spread_seconds: float = 0.0,
@@ -82,7 +80,7 @@ class Scheduler:
         self.starter: Starter = starter or prober.Prober(self._loop)
         self._wall_clock = wall_clock
         self._pods: dict[str, PodSlots] = {}
-        self._due = queue.DueQueue(self._loop, self._begin, max_in_flight=max_in_flight)
+        self._due = queue.DueQueue(self._loop, self._start_due, max_in_flight=max_in_flight)
         self._closed = self._loop.create_future()
 
     @property
@@ -95,7 +93,7 @@ class Scheduler:
         """Probes that are due and held back by the cap."""
         return len(self._due)
 
-    def set_pod(self, target: PodTarget) -> None:
+    def set_pod(self, target: ProbedPod) -> None:
         """Add a pod, or tell what has changed of it; workers with the same probe keep their state.
 
         Raises ValueError for an address that is none. Calls on_result only
@@ -104,7 +102,7 @@ class Scheduler:
         pod = self._pods.get(target.uid)
         plans = {
             key: (probe, prober.plan(probe, target.addresses))
-            for key, probe in wanted_probes(target)
+            for key, probe in desired_probes(target)
         }
         if pod is None:
             pod = self._pods[target.uid] = PodSlots(target)
@@ -140,24 +138,24 @@ class Scheduler:
                 slot.worker.trigger(self._loop.time())
                 self._arm(slot)
 
-    def trigger_closed(self, key: ProbeKey) -> None:
-        """Probe now: the listener is known to be closed (see Worker.trigger_closed)."""
+    def trigger_on_close(self, key: ProbeKey) -> None:
+        """Probe now: the listener is known to be closed (see Worker.trigger_on_close)."""
         if slot := self._slot(key):
-            slot.worker.trigger_closed(self._loop.time())
+            slot.worker.trigger_on_close(self._loop.time())
             self._arm(slot)
 
-    def asking(self, uid: str, port: int) -> list[Asking]:
+    def due_probes(self, uid: str, port: int) -> list[ProbeRequest]:
         """The startup and readiness probes of a pod that dial this port."""
         pod = self._pods.get(uid)
         return [
-            Asking(key, slot.plan, slot.netns, slot.worker.cached is Result.SUCCESS)
+            ProbeRequest(key, slot.plan, slot.netns, slot.worker.cached is ProbeResult.SUCCESS)
             for key, slot in (pod.slots.items() if pod else ())
             if key.type is not ProbeType.LIVENESS
             and not isinstance(slot.worker.probe.handler, Exec)
             and slot.worker.probe.handler.port == port
         ]
 
-    def snapshot(self, uid: str | None = None) -> list[ProbeStatus]:
+    def snapshot(self, uid: str | None = None) -> list[ProbeState]:
         """A pod's probes as they are now, or all pods', in order of their keys."""
         now = self._loop.time()
         uids = self._pods if uid is None else self._pods.keys() & {uid}
@@ -165,7 +163,7 @@ class Scheduler:
         slots = [slot for pod in pods for slot in pod.slots.values()]
         return [slot.status(now) for slot in sorted(slots, key=lambda slot: slot.key)]
 
-    def results(self, uid: str) -> dict[ProbeKey, Result]:
+    def results(self, uid: str) -> dict[ProbeKey, ProbeResult]:
         """The results of a pod that count now."""
         pod = self._pods.get(uid)
         return {
@@ -203,7 +201,7 @@ class Scheduler:
         now = self._loop.time()
         for target in pod.target.containers:
             name = target.probes.name
-            container = Container(
+            container = ContainerInstance(
                 target.container_id, self._on_loop(pod, target), target.running, target.restarts
             )
             # Startup is first in a container's slots: the others see what came of it.
@@ -230,7 +228,7 @@ class Scheduler:
                 if before is not None:
                     self._report(slot, before)
 
-    def _has_started(self, pod: PodSlots, target: ContainerTarget) -> bool:
+    def _has_started(self, pod: PodSlots, target: ProbedContainer) -> bool:
         if target.started is not None:
             return target.started
         slot = pod.slots.get(ProbeKey(pod.target.uid, target.probes.name, ProbeType.STARTUP))
@@ -239,10 +237,10 @@ class Scheduler:
             return True
         worker = slot.worker
         if not worker.container_id:
-            return target.restored.get(ProbeType.STARTUP) is Result.SUCCESS
-        return worker.cached is Result.SUCCESS and worker.container_id == target.container_id
+            return target.restored.get(ProbeType.STARTUP) is ProbeResult.SUCCESS
+        return worker.cached is ProbeResult.SUCCESS and worker.container_id == target.container_id
 
-    def _on_loop(self, pod: PodSlots, target: ContainerTarget) -> float:
+    def _on_loop(self, pod: PodSlots, target: ProbedContainer) -> float:
         """When the container started, on the loop's clock: steps of the wall clock end here."""
         name = target.probes.name
         known = pod.started_at.get(name)
@@ -270,29 +268,29 @@ class Scheduler:
         slot.timer = None
         self._due.add(slot)
 
-    def _begin(self, slot: Slot) -> None:
+    def _start_due(self, slot: Slot) -> None:
         if self._on_delay is not None:
             self._guarded(self._on_delay, max(0.0, self._loop.time() - slot.due))
-        self._try(slot)
+        self._start_run(slot)
 
-    def _try(self, slot: Slot) -> None:
-        slot.worker.begin(self._loop.time())
+    def _start_run(self, slot: Slot) -> None:
+        slot.worker.start(self._loop.time())
         try:
-            run = self.starter.start(slot.plan, slot.netns, partial(self._done, slot))
+            run = self.starter.start(slot.plan, slot.netns, partial(self._finished, slot))
         except Exception as error:
             message = f"the prober failed: {error!r}"
-            self._done(slot, Outcome(Result.UNKNOWN, message, error=True))
+            self._finished(slot, ProbeOutcome(ProbeResult.UNKNOWN, message, error=True))
         else:
             # Most tcp probes are over by now, and the next may even be under way.
             if slot.worker.in_flight and slot.run is None:
                 slot.run = run
 
-    def _done(self, slot: Slot, outcome: Outcome) -> None:
+    def _finished(self, slot: Slot, outcome: ProbeOutcome) -> None:
         slot.run = None
         worker = slot.worker
         before = worker.cached
         if worker.finish(outcome):
-            self._try(slot)
+            self._start_run(slot)
             return
         self._due.release()
         if len(outcome.message) > MESSAGE_MAX_CHARS:
@@ -313,7 +311,7 @@ class Scheduler:
         self._guarded(self._on_probe, slot.key, outcome)
         self._report(slot, before)
 
-    def _report(self, slot: Slot, before: Result | None) -> None:
+    def _report(self, slot: Slot, before: ProbeResult | None) -> None:
         cached = slot.worker.cached
         if cached is None or cached is before:
             return

@@ -1,15 +1,13 @@
 """What the scheduler keeps: one slot for each probe that it runs, and the slots of one pod."""
 
-from __future__ import annotations
-
 import asyncio
 
 from probes.engine import prober
 from probes.engine.joint import Cancellable
-from probes.engine.targets import PodTarget, ProbeKey, ProbeStatus
+from probes.engine.targets import ProbedPod, ProbeKey, ProbeState
 from probes.engine.workers import Worker
 from probes.netns import Netns
-from probes.results import Outcome
+from probes.results import ProbeOutcome
 
 
 class Slot:
@@ -30,7 +28,7 @@ class Slot:
         "worker",
     )
 
-    def __init__(self, key: ProbeKey, worker: Worker, plan: prober.Plan, netns: Netns) -> None:
+    def __init__(self, key: ProbeKey, worker: Worker, plan: prober.ProbePlan, netns: Netns) -> None:
         self.key = key
         self.worker = worker
         self.plan = plan
@@ -40,22 +38,22 @@ class Slot:
         self.due = 0.0
         self.waiting = False
         """Due, and held back by the cap."""
-        self.outcome: Outcome | None = None
+        self.outcome: ProbeOutcome | None = None
         self.passed = self.failed = self.errors = 0
 
-    def status(self, now: float) -> ProbeStatus:
+    def status(self, now: float) -> ProbeState:
         """How this probe stands at `now`, on the loop's clock."""
         worker = self.worker
-        return ProbeStatus(
+        return ProbeState(
             key=self.key,
             result=worker.cached,
             outcome=self.outcome,
-            run_length=worker.run_length,
+            streak=worker.streak,
             passed=self.passed,
             failed=self.failed,
             errors=self.errors,
             in_flight=worker.in_flight,
-            on_hold=worker.on_hold,
+            is_paused=worker.is_paused,
             due_in_seconds=None if worker.due is None else worker.due - now,
         )
 
@@ -65,7 +63,7 @@ class PodSlots:
 
     __slots__ = ("slots", "started_at", "target")
 
-    def __init__(self, target: PodTarget) -> None:
+    def __init__(self, target: ProbedPod) -> None:
         self.target = target
         self.slots: dict[ProbeKey, Slot] = {}
         self.started_at: dict[str, tuple[float, float]] = {}

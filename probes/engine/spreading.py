@@ -1,12 +1,9 @@
 """When new probes begin after a start on a full node: evenly over some time, not all at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Final
 
 # The golden ratio's multiples fill an interval evenly, however many there are.
-_GOLDEN: Final = 0.6180339887498949
+_GOLDEN = 0.6180339887498949
 
 
 class Spread:

@@ -1,14 +1,12 @@
 """What the scheduler is told of pods, and what it tells of their probes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from probes.engine.workers import ProbeType
 from probes.netns import Netns
-from probes.results import Outcome, Result
+from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.specs import ContainerProbes, Exec, Probe
 
 
@@ -20,7 +18,7 @@ class ProbeKey(msgspec.Struct, frozen=True, order=True):
     type: ProbeType
 
 
-class ContainerTarget(msgspec.Struct, frozen=True):
+class ProbedContainer(msgspec.Struct, frozen=True):
     """A container to probe and what is known of it."""
 
     probes: ContainerProbes
@@ -33,11 +31,11 @@ class ContainerTarget(msgspec.Struct, frozen=True):
     """Whether it will be started again once it has ended (restartPolicy)."""
     started: bool | None = None
     """Its `status.containerStatuses[].started`; None: podgate's own startup probe decides."""
-    restored: Mapping[ProbeType, Result] = {}
+    restored: Mapping[ProbeType, ProbeResult] = {}
     """Results of this container id from before the agent's restart."""
 
 
-class PodTarget(msgspec.Struct, frozen=True):
+class ProbedPod(msgspec.Struct, frozen=True):
     """A pod to probe."""
 
     uid: str
@@ -45,31 +43,31 @@ class PodTarget(msgspec.Struct, frozen=True):
     netns: Netns
     addresses: tuple[str, ...]
     """The pod's own, the preferred one first."""
-    containers: tuple[ContainerTarget, ...]
+    containers: tuple[ProbedContainer, ...]
     deleting: bool = False
 
 
-class ProbeStatus(msgspec.Struct, frozen=True):
+class ProbeState(msgspec.Struct, frozen=True):
     """One probe as `podgate status` shows it."""
 
     key: ProbeKey
-    result: Result | None
+    result: ProbeResult | None
     """The result that counts; None until the container is known."""
-    outcome: Outcome | None
+    outcome: ProbeOutcome | None
     """The last finished probe, its text cut."""
-    run_length: int
+    streak: int
     """How many results like the last there were in a row."""
     passed: int
     failed: int
     errors: int
     """Thrown away since the prober failed."""
     in_flight: bool
-    on_hold: bool
+    is_paused: bool
     due_in_seconds: float | None
     """None while there is nothing to wait for."""
 
 
-def wanted_probes(target: PodTarget) -> Iterator[tuple[ProbeKey, Probe]]:
+def desired_probes(target: ProbedPod) -> Iterator[tuple[ProbeKey, Probe]]:
     """The probes of a pod that podgate runs: all but exec, which is the kubelet's."""
     for container in target.containers:
         probes = container.probes

@@ -4,28 +4,32 @@ Exchanges are wrapped, so that the probes of the scheduler pay nothing for it
 and what is shown is what they would do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Final
 
 import msgspec
 
-from probes.engine.prober import Candidate, Plan
-from probes.protocols.exchanges import Broken, Exchange, Hop, Phase, Target, join_host_port
-from probes.results import Verdict
+from probes.engine.prober import DialCandidate, ProbePlan
+from probes.protocols.exchanges import (
+    ConnectionFailure,
+    DialHop,
+    Exchange,
+    ExchangeTarget,
+    Phase,
+    join_host_port,
+)
+from probes.results import ExchangeResult
 
-SHOWN_MAX_CHARS: Final = 120
+SHOWN_MAX_CHARS = 120
 """Of what was sent or received: a status line or a few frames."""
 
-Tell = Callable[[str, str], None]
+StepCallback = Callable[[str, str], None]
 """Called with the address and one step's text, at the time of the step."""
 
 
-def traced(plan: Plan, tell: Tell) -> Plan:
+def traced(plan: ProbePlan, tell: StepCallback) -> ProbePlan:
     """The same plan, telling its steps."""
 
-    def wrapped(candidate: Candidate) -> Candidate:
+    def wrapped(candidate: DialCandidate) -> DialCandidate:
         target = _TracedTarget(candidate.target, candidate.address, tell)
         return msgspec.structs.replace(candidate, target=target)
 
@@ -34,7 +38,7 @@ def traced(plan: Plan, tell: Tell) -> Plan:
 
 
 class _TracedTarget:
-    def __init__(self, target: Target, address: str, tell: Tell) -> None:
+    def __init__(self, target: ExchangeTarget, address: str, tell: StepCallback) -> None:
         self._target = target
         self._address = address
         self._tell = tell
@@ -44,14 +48,14 @@ class _TracedTarget:
 
 
 class _TracedExchange:
-    def __init__(self, exchange: Exchange, address: str, tell: Tell) -> None:
+    def __init__(self, exchange: Exchange, address: str, tell: StepCallback) -> None:
         self._exchange = exchange
         self._address = address
         self._tell = tell
-        self._dialled: Hop | None = None
+        self._dialled: DialHop | None = None
 
     @property
-    def hop(self) -> Hop:
+    def hop(self) -> DialHop:
         # Whoever runs an exchange asks for the hop when it is about to dial it.
         hop = self._exchange.hop
         if hop is not self._dialled:
@@ -61,7 +65,7 @@ class _TracedExchange:
         return hop
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> ExchangeResult | None:
         return self._exchange.verdict
 
     def start(self) -> bytes:
@@ -75,11 +79,11 @@ class _TracedExchange:
         self._say(f"receives {shown(data)}" if data else "receives the end of the stream")
         return self._sent(self._exchange.receive(data))
 
-    def fail(self, broken: Broken) -> None:
+    def fail(self, broken: ConnectionFailure) -> None:
         doing = {
             Phase.DIAL: "connecting",
             Phase.TLS: "shaking hands over TLS",
-            Phase.TALK: "waiting for the answer",
+            Phase.EXCHANGE: "waiting for the answer",
         }[broken.phase]
         what = "the time is over" if broken.timeout else printable(broken.text)
         self._say(f"stops {doing}: {what}")

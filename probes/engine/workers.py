@@ -5,18 +5,15 @@ its probe is due. It does no I/O and keeps no timers, so a day of probing is
 tested in milliseconds.
 """
 
-from __future__ import annotations
-
 import math
 from enum import StrEnum
-from typing import Final
 
 import msgspec
 
-from probes.results import Outcome, Result
+from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.specs import Probe
 
-TRIES_MAX: Final = 3
+TRIES_MAX = 3
 """How often one probe is tried while the prober itself fails (prober.go maxProbeRetries)."""
 
 
@@ -28,15 +25,15 @@ class ProbeType(StrEnum):
     LIVENESS = "Liveness"
 
 
-INITIAL_RESULTS: Final = {
-    ProbeType.STARTUP: Result.UNKNOWN,
-    ProbeType.READINESS: Result.FAILURE,
-    ProbeType.LIVENESS: Result.SUCCESS,
+INITIAL_RESULTS = {
+    ProbeType.STARTUP: ProbeResult.UNKNOWN,
+    ProbeType.READINESS: ProbeResult.FAILURE,
+    ProbeType.LIVENESS: ProbeResult.SUCCESS,
 }
 """What counts until the first threshold is met (worker.go newWorker)."""
 
 
-class Container(msgspec.Struct, frozen=True):
+class ContainerInstance(msgspec.Struct, frozen=True):
     """What is known of a container at one moment."""
 
     container_id: str
@@ -65,27 +62,27 @@ class Worker:
         "cached",
         "container_id",
         "in_flight",
-        "on_hold",
+        "is_paused",
         "over",
         "probe",
-        "run_length",
         "run_result",
+        "streak",
         "type",
     )
 
     def __init__(self, type: ProbeType, probe: Probe, *, first_at: float) -> None:
         self.type = type
         self.probe = probe
-        self.cached: Result | None = None
+        self.cached: ProbeResult | None = None
         """The result that counts; None until a container is known."""
         self.container_id = ""
         self.in_flight = False
-        self.on_hold = False
+        self.is_paused = False
         """No more probes of this container: it is to be restarted, or has started."""
         self.over = False
         """No more probes at all."""
-        self.run_result: Result | None = None
-        self.run_length = 0
+        self.run_result: ProbeResult | None = None
+        self.streak = 0
         self._closed = False
         self._tick = first_at
         self._started_at = 0.0
@@ -97,7 +94,7 @@ class Worker:
     @property
     def due(self) -> float | None:
         """When the next probe is to begin; None while there is nothing to wait for."""
-        if self.over or self.in_flight or self.on_hold or self._gated or not self._running:
+        if self.over or self.in_flight or self.is_paused or self._gated or not self._running:
             return None
         # worker.go compares whole seconds since the start with whole seconds of delay; that is
         # the same as comparing times, and goes below the second.
@@ -105,12 +102,12 @@ class Worker:
 
     def observe(
         self,
-        container: Container | None,
+        container: ContainerInstance | None,
         *,
         started: bool,
         deleting: bool,
         now: float,
-        restored: Result | None = None,
+        restored: ProbeResult | None = None,
     ) -> None:
         """Take in what is known of the container now (the first half of worker.go doProbe).
 
@@ -126,20 +123,20 @@ class Worker:
         if is_new:
             self.container_id = container.container_id
             self.cached = restored or INITIAL_RESULTS[self.type]
-            self.on_hold = False
+            self.is_paused = False
             self._closed = False
-        if self.on_hold:
+        if self.is_paused:
             return
         was_waiting = self._gated or not self._running
         self._started_at = container.started_at
         self._running = container.running
         if not container.running:
-            self.cached = Result.FAILURE
+            self.cached = ProbeResult.FAILURE
             self.over = not container.restarts
             return
         if deleting and self.type is not ProbeType.READINESS:
             # "Set a last result to ensure quiet shutdown." Readiness goes on.
-            self.cached = Result.SUCCESS
+            self.cached = ProbeResult.SUCCESS
             self.over = True
             return
         self._gated = started if self.type is ProbeType.STARTUP else not started
@@ -160,7 +157,7 @@ class Worker:
         """
         self._tick = min(self._tick, now) if self.in_flight else now
 
-    def trigger_closed(self, now: float) -> None:
+    def trigger_on_close(self, now: float) -> None:
         """Probe now, since the listener is known to be closed.
 
         If that fails, and the pod asked for it, it counts as `failure_threshold`
@@ -169,7 +166,7 @@ class Worker:
         self._closed = self.probe.fail_when_listener_closes
         self.trigger(now)
 
-    def begin(self, now: float) -> None:
+    def start(self, now: float) -> None:
         """The probe is started; ticks that were missed until now are dropped, the rhythm stays."""
         self.in_flight = True
         self._tries += 1
@@ -179,7 +176,7 @@ class Worker:
             self._skip_missed_ticks(now)
         self._retrying = False
 
-    def finish(self, outcome: Outcome) -> bool:
+    def finish(self, outcome: ProbeOutcome) -> bool:
         """Take the outcome; True if the same probe is to be begun again at once.
 
         An outcome with `error` is tried three times in all, and then thrown
@@ -200,28 +197,28 @@ class Worker:
         self._retrying = False
         self._tries = 0
 
-    def _count(self, result: Result) -> None:
+    def _count(self, result: ProbeResult) -> None:
         if result is self.run_result:
-            self.run_length += 1
+            self.streak += 1
         else:
-            self.run_result, self.run_length = result, 1
+            self.run_result, self.streak = result, 1
         threshold = (
             self.probe.failure_threshold
-            if result is Result.FAILURE
+            if result is ProbeResult.FAILURE
             else self.probe.success_threshold
         )
-        if self._closed and result is Result.FAILURE:
-            self.run_length = max(self.run_length, threshold)
+        if self._closed and result is ProbeResult.FAILURE:
+            self.streak = max(self.streak, threshold)
         self._closed = False
-        if self.run_length < threshold:
+        if self.streak < threshold:
             return
         self.cached = result
         if self.type is ProbeType.STARTUP or (
-            self.type is ProbeType.LIVENESS and result is Result.FAILURE
+            self.type is ProbeType.LIVENESS and result is ProbeResult.FAILURE
         ):
             # The container will be restarted, or has started: wait for a new container id.
-            self.on_hold = True
-            self.run_length = 0
+            self.is_paused = True
+            self.streak = 0
 
     def _skip_missed_ticks(self, now: float) -> None:
         period = self.probe.period_seconds

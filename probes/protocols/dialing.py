@@ -4,8 +4,6 @@ One loop runs all probes, and what a probe costs is mostly this module, so it
 works on bare sockets: no streams, no task and no future per probe.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -14,38 +12,37 @@ import select
 import socket
 import struct
 from collections.abc import Callable
-from typing import Final
 
-from probes.netns import Netns, NetnsGone
+from probes.netns import Netns, NetnsGoneError
 from probes.protocols import tls
-from probes.protocols.exchanges import Broken, Exchange, Hop, Phase, join_host_port
-from probes.results import Result, Verdict
+from probes.protocols.exchanges import ConnectionFailure, DialHop, Exchange, Phase, join_host_port
+from probes.results import ExchangeResult, ProbeResult
 
-RECEIVED_MAX_BYTES: Final = 512 * 1024
+RECEIVED_MAX_BYTES = 512 * 1024
 """All a pod may send in one probe, redirects included: it bounds the time spent on a flood."""
 
-_RECEIVE_BYTES: Final = 16 * 1024  # a probe's answer is mostly one piece of a few hundred bytes
-_EVENTS_MAX: Final = 256
+_RECEIVE_BYTES = 16 * 1024  # a probe's answer is mostly one piece of a few hundred bytes
+_EVENTS_MAX = 256
 
 # pkg/probe/dialer_others.go:36 sets SO_LINGER to one second, against TIME-WAIT. On Linux that
 # only makes close() wait for the pod to acknowledge the end, even on a non-blocking socket:
 # fine in a goroutine of its own, but here a pod that drops such packets would hold up the
-# probes of all others. See _hang_up for what is done instead.
-_LINGER_ON: Final = struct.pack("ii", 1, 1)
-_LINGER_OFF: Final = struct.pack("ii", 0, 0)
+# probes of all others. See _close for what is done instead.
+_LINGER_ON = struct.pack("ii", 1, 1)
+_LINGER_OFF = struct.pack("ii", 0, 0)
 # tcp(7): the handshake's last acknowledgement waits for what is sent next, the request or the end,
 # and goes along with it. A probe is a packet less, and the pod's server is woken once, not twice.
-_QUICKACK_OFF: Final = 0
-_TCP_REPAIR: Final = 19  # linux/tcp.h
+_QUICKACK_OFF = 0
+_TCP_REPAIR = 19  # linux/tcp.h
 # IP_MINTTL of linux/in.h, IPV6_MINHOPCOUNT of linux/in6.h
-_HOPS_LEFT_MIN: Final = {
+_HOPS_LEFT_MIN = {
     socket.AF_INET: (socket.IPPROTO_IP, 21),
     socket.AF_INET6: (socket.IPPROTO_IPV6, 73),
 }
-_HOPS_MAX: Final = 255
+_HOPS_MAX = 255
 
 
-class Poller:
+class LoopPoller:
     """An epoll of our own, inside the loop's.
 
     asyncio's add_reader and remove_reader cost several microseconds each;
@@ -83,7 +80,7 @@ class Poller:
                 ready()
 
 
-class Attempt:
+class DialAttempt:
     """One exchange with one address of the pod, over as many connections as it asks for."""
 
     __slots__ = (
@@ -110,25 +107,25 @@ class Attempt:
         netns: Netns,
         family: int,
         address: str,
-        poller: Poller,
-        done: Callable[[Attempt], None],
+        poller: LoopPoller,
+        done: "Callable[[DialAttempt], None]",
     ) -> None:
         self.exchange = exchange
         self.family = family
         self.address = address
-        self.verdict: Verdict | None = None
-        self.hop: Hop = exchange.hop
+        self.verdict: ExchangeResult | None = None
+        self.hop: DialHop = exchange.hop
         self._netns = netns
         self._poller = poller
         self._done = done
         self._sock: socket.socket | None = None
-        self._tunnel: tls.Tunnel | None = None
+        self._tunnel: tls.TlsTunnel | None = None
         self._phase = Phase.DIAL
         self._events = 0
         self._outbox = b""
         self._received_bytes = 0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start; `done` is called once, maybe before this returns."""
         self._guarded(self._dial)
 
@@ -139,22 +136,24 @@ class Attempt:
 
     def cancel(self) -> None:
         """Stop without a verdict and without calling `done`."""
-        self._hang_up()
+        self._close()
 
     def _guarded(self, step: Callable[[], None]) -> None:
         """Run one step; a mistake of ours ends this attempt, and no other."""
         try:
             step()
         except Exception as error:
-            self._end(Verdict(Result.UNKNOWN, f"the prober failed: {error!r}", error=True))
+            self._end(
+                ExchangeResult(ProbeResult.UNKNOWN, f"the prober failed: {error!r}", error=True)
+            )
         else:
             if self.verdict is None and self.exchange.verdict is not None:
                 self._end(self.exchange.verdict)
 
-    def _end(self, verdict: Verdict) -> None:
+    def _end(self, verdict: ExchangeResult) -> None:
         if self.verdict is None:
             self.verdict = verdict
-            self._hang_up()
+            self._close()
             self._done(self)
 
     def _dial(self) -> None:
@@ -164,13 +163,13 @@ class Attempt:
         self._phase = Phase.DIAL
         try:
             sock = self._netns.socket(self.family, socket.SOCK_STREAM)
-        except NetnsGone as error:
-            self._end(Verdict(Result.FAILURE, str(error)))
+        except NetnsGoneError as error:
+            self._end(ExchangeResult(ProbeResult.FAILURE, str(error)))
             return
         except OSError as error:
             # Out of descriptors or memory: that is the node's trouble and says nothing of the pod.
             text = f"no socket can be made in the pod's network namespace: {_strerror(error.errno)}"
-            self._end(Verdict(Result.UNKNOWN, text, error=True))
+            self._end(ExchangeResult(ProbeResult.UNKNOWN, text, error=True))
             return
         self._sock = sock
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ON)
@@ -199,10 +198,10 @@ class Attempt:
     def _connected(self) -> None:
         if self.hop.tls:
             self._phase = Phase.TLS
-            self._tunnel = tls.Tunnel(self.hop.alpn)
+            self._tunnel = tls.TlsTunnel(self.hop.alpn)
             self._outbox = self._tunnel.start()
         else:
-            self._phase = Phase.TALK
+            self._phase = Phase.EXCHANGE
             self._outbox = self.exchange.start()
             if self.exchange.verdict is not None:
                 return
@@ -237,7 +236,7 @@ class Attempt:
         if self.exchange.verdict is not None:
             return
         if self.exchange.hop is not self.hop:
-            self._hang_up()
+            self._close()
             self._dial()
         elif data:
             self._flush()
@@ -245,7 +244,7 @@ class Attempt:
             # An exchange judges the end of the stream; none may leave us waiting for more.
             self._break("EOF")
 
-    def _receive_tls(self, tunnel: tls.Tunnel, data: bytes) -> None:
+    def _receive_tls(self, tunnel: tls.TlsTunnel, data: bytes) -> None:
         try:
             pieces = tunnel.receive(data)
         except tls.TlsError as error:
@@ -253,9 +252,9 @@ class Attempt:
             self._break(str(error))
             return
         if self._phase is Phase.TLS and tunnel.ready:
-            self._phase = Phase.TALK
+            self._phase = Phase.EXCHANGE
             tunnel.encrypt(self.exchange.start())
-        if tunnel.ended:
+        if tunnel.is_closed:
             pieces.append(b"")
         for piece in pieces:
             reply = self.exchange.receive(piece)
@@ -292,7 +291,7 @@ class Attempt:
             text = f"dial tcp {join_host_port(self.address, self.hop.port)}{text}"
         elif text.startswith(("read: ", "write: ")):
             text = f"{text.partition(':')[0]} tcp {self._ends()}: {text}"
-        self.exchange.fail(Broken(self._phase, text, timeout))
+        self.exchange.fail(ConnectionFailure(self._phase, text, timeout))
 
     def _ends(self) -> str:
         assert self._sock is not None
@@ -304,23 +303,23 @@ class Attempt:
             (join_host_port(local[0], local[1]), join_host_port(self.address, self.hop.port))
         )
 
-    def _hang_up(self) -> None:
+    def _close(self) -> None:
         sock, self._sock = self._sock, None
         if sock is None:
             return
         if self._events:
             self._poller.forget(sock.fileno())
             self._events = 0
-        last_words = self._tunnel.close() if self._tunnel is not None else b""
+        final_bytes = self._tunnel.close() if self._tunnel is not None else b""
         self._outbox = b""
         self._tunnel = None
         if self._phase is not Phase.DIAL:
-            _finish(sock, last_words)
+            _finish(sock, final_bytes)
         else:
             sock.close()
 
 
-def _finish(sock: socket.socket, last_words: bytes) -> None:
+def _finish(sock: socket.socket, final_bytes: bytes) -> None:
     """Say the end to the pod, so that close() neither waits nor leaves a TIME-WAIT.
 
     Whoever ends first keeps the port for a minute: 470 probes a second would
@@ -335,8 +334,8 @@ def _finish(sock: socket.socket, last_words: bytes) -> None:
     its end once more a moment later, and is told that nobody is there.
     """
     try:
-        if last_words:
-            sock.send(last_words)
+        if final_bytes:
+            sock.send(final_bytes)
         # In repair mode the FIN still goes out, since no queue is chosen for repair.
         sock.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
         sock.setsockopt(*_HOPS_LEFT_MIN[sock.family], _HOPS_MAX)

@@ -4,14 +4,12 @@ An exchange is fed bytes and says what to send, until it has a verdict: so
 every protocol is tested with bytes alone, and the I/O knows no protocol.
 """
 
-from __future__ import annotations
-
 from enum import Enum, auto
 from typing import Protocol
 
 import msgspec
 
-from probes.results import Verdict
+from probes.results import ExchangeResult
 
 
 class Phase(Enum):
@@ -19,10 +17,10 @@ class Phase(Enum):
 
     DIAL = auto()
     TLS = auto()
-    TALK = auto()
+    EXCHANGE = auto()
 
 
-class Broken(msgspec.Struct, frozen=True):
+class ConnectionFailure(msgspec.Struct, frozen=True):
     """Why the conversation cannot go on."""
 
     phase: Phase
@@ -32,7 +30,7 @@ class Broken(msgspec.Struct, frozen=True):
     """The probe's time is over; `text` then only describes what was being done."""
 
 
-class Hop(msgspec.Struct, frozen=True):
+class DialHop(msgspec.Struct, frozen=True):
     """Where to connect: the address is always the pod's, so only the rest is said."""
 
     port: int
@@ -49,10 +47,10 @@ class Exchange(Protocol):
     """
 
     @property
-    def hop(self) -> Hop: ...
+    def hop(self) -> DialHop: ...
 
     @property
-    def verdict(self) -> Verdict | None: ...
+    def verdict(self) -> ExchangeResult | None: ...
 
     def start(self) -> bytes:
         """Connected, through TLS where the hop asks for it: what to send first."""
@@ -62,7 +60,7 @@ class Exchange(Protocol):
         """Take what the pod sent, b"" for its end of stream; returns what to send."""
         ...
 
-    def fail(self, broken: Broken) -> None:
+    def fail(self, broken: ConnectionFailure) -> None:
         """The connection was not made, broke, or ran out of time.
 
         Sets `verdict`; or, when TLS failed, maybe another `hop` to try instead.
@@ -70,7 +68,7 @@ class Exchange(Protocol):
         ...
 
 
-class Target(Protocol):
+class ExchangeTarget(Protocol):
     """A handler made ready for one address: what does not change between probes is done once."""
 
     def exchange(self) -> Exchange: ...

@@ -6,34 +6,31 @@ grpc/doc/PROTOCOL-HTTP2.md, and two protobuf messages of one field each
 (grpc/health/v1/health.proto). Texts are the kubelet's and grpc-go's.
 """
 
-from __future__ import annotations
-
 import functools
-from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from probes.protocols import http2
-from probes.protocols.exchanges import Broken, Hop, go_duration, join_host_port
-from probes.protocols.identity import PROBE_USER_AGENT
-from probes.results import Result, Verdict
+from probes.protocols.exchanges import ConnectionFailure, DialHop, go_duration, join_host_port
+from probes.protocols.user_agents import PROBE_USER_AGENT
+from probes.results import ExchangeResult, ProbeResult
 from probes.spec.specs import Grpc
 
-METHOD_PATH: Final = b"/grpc.health.v1.Health/Check"
-MESSAGE_MAX_BYTES: Final = 4096
+METHOD_PATH = b"/grpc.health.v1.Health/Check"
+MESSAGE_MAX_BYTES = 4096
 """A health answer is two bytes long; unknown fields may make it somewhat longer."""
 
-SERVING: Final = 1
-_STATUS_NAMES: Final = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
+SERVING = 1
+_STATUS_NAMES = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
 
 # google.golang.org/grpc/codes by number.
-_CODES: Final = (
+_CODES = (
     *("OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound"),
     *("AlreadyExists", "PermissionDenied", "ResourceExhausted", "FailedPrecondition"),
     *("Aborted", "OutOfRange", "Unimplemented", "Internal", "Unavailable", "DataLoss"),
     "Unauthenticated",
 )
 # grpc/doc/http-grpc-status-mapping.md
-_CODES_OF_HTTP: Final = {
+_CODES_OF_HTTP = {
     400: "Internal",
     401: "Unauthenticated",
     403: "PermissionDenied",
@@ -44,7 +41,7 @@ _CODES_OF_HTTP: Final = {
     504: "Unavailable",
 }
 # PROTOCOL-HTTP2.md "Errors": RST_STREAM codes; the rest is Internal.
-_CODES_OF_RESET: Final = {
+_CODES_OF_RESET = {
     3: "ResourceExhausted",  # FLOW_CONTROL_ERROR, as grpc-go has it
     7: "Unavailable",  # REFUSED_STREAM
     8: "Canceled",  # CANCEL
@@ -52,7 +49,7 @@ _CODES_OF_RESET: Final = {
     12: "PermissionDenied",  # INADEQUATE_SECURITY
 }
 
-_VARINT_MAX_BYTES: Final = 10
+_VARINT_MAX_BYTES = 10
 
 
 class GrpcError(Exception):
@@ -71,7 +68,7 @@ class GrpcTarget:
 
     def __init__(self, handler: Grpc, address: str, timeout_seconds: float) -> None:
         encrypted = handler.mode == "TLS"
-        self.hop = Hop(handler.port, True, ("h2",)) if encrypted else Hop(handler.port)
+        self.hop = DialHop(handler.port, True, ("h2",)) if encrypted else DialHop(handler.port)
         self.endpoint = join_host_port(address, handler.port)
         self.timeout = go_duration(timeout_seconds)
         self.message = frame(encode_request(handler.service))
@@ -86,7 +83,7 @@ class GrpcTarget:
             (b"grpc-timeout", encode_timeout(timeout_seconds)),
         ]
 
-    def exchange(self) -> GrpcExchange:
+    def exchange(self) -> "GrpcExchange":
         return GrpcExchange(self)
 
 
@@ -97,13 +94,13 @@ class GrpcExchange:
 
     def __init__(self, target: GrpcTarget) -> None:
         self.hop = target.hop
-        self.verdict: Verdict | None = None
+        self.verdict: ExchangeResult | None = None
         self._target = target
-        self._request: http2.Request | None = None
+        self._request: http2.Http2Request | None = None
 
     def start(self) -> bytes:
         target = self._target
-        self._request = http2.Request(
+        self._request = http2.Http2Request(
             target.headers, target.message, body_max_bytes=MESSAGE_MAX_BYTES
         )
         return self._request.outgoing()
@@ -112,14 +109,14 @@ class GrpcExchange:
         request = self._request
         assert request is not None
         if not data:
-            self._lose("EOF")
+            self._connection_lost("EOF")
             return b""
         try:
             reply = request.receive(data)
         except http2.Http2Error as error:
-            self._lose(str(error))
+            self._connection_lost(str(error))
             return b""
-        if request.ended:
+        if request.is_complete:
             try:
                 status = read_response(request)
             except GrpcError as error:
@@ -128,7 +125,7 @@ class GrpcExchange:
                 self.verdict = judge(status)
         return reply
 
-    def fail(self, broken: Broken) -> None:
+    def fail(self, broken: ConnectionFailure) -> None:
         if self._request is None or not self._request.settled:
             # grpc-go counts a connection as made once the server's settings are in.
             text = "context deadline exceeded" if broken.timeout else broken.text
@@ -138,7 +135,7 @@ class GrpcExchange:
         else:
             self._fail(GrpcError("Unavailable", f"error reading from server: {broken.text}"))
 
-    def _lose(self, text: str) -> None:
+    def _connection_lost(self, text: str) -> None:
         assert self._request is not None
         if self._request.settled:
             self._fail(GrpcError("Unavailable", f"error reading from server: {text}"))
@@ -149,8 +146,8 @@ class GrpcExchange:
         # The kubelet's dialer keeps trying until the time is over, then says this; podgate
         # says it at once: waiting would not make the next probe's answer any better.
         target = self._target
-        self.verdict = Verdict(
-            Result.FAILURE,
+        self.verdict = ExchangeResult(
+            ProbeResult.FAILURE,
             f'timeout: failed to connect service "{target.endpoint}"'
             f" within {target.timeout}: {text}",
         )
@@ -166,19 +163,19 @@ class GrpcExchange:
                 text = f"timeout: health rpc did not complete within {self._target.timeout}"
             case _:
                 text = f"error: health rpc probe failed: {error}"
-        self.verdict = Verdict(Result.FAILURE, text)
+        self.verdict = ExchangeResult(ProbeResult.FAILURE, text)
 
 
 @functools.lru_cache(maxsize=8)
-def judge(status: int) -> Verdict:
+def judge(status: int) -> ExchangeResult:
     """What a ServingStatus means: only SERVING is healthy."""
     if status == SERVING:
-        return Verdict(Result.SUCCESS, "service healthy")
+        return ExchangeResult(ProbeResult.SUCCESS, "service healthy")
     name = _STATUS_NAMES.get(status, str(status))
-    return Verdict(Result.FAILURE, f'service unhealthy (responded with "{name}")')
+    return ExchangeResult(ProbeResult.FAILURE, f'service unhealthy (responded with "{name}")')
 
 
-def read_response(request: http2.Request) -> int:
+def read_response(request: http2.Http2Request) -> int:
     """The ServingStatus of an ended response. Raises GrpcError."""
     if request.reset is not None:
         raise GrpcError(
@@ -189,7 +186,7 @@ def read_response(request: http2.Request) -> int:
     # Without a message there is one block of headers only ("Trailers-Only").
     final = request.trailers or headers
     if b"grpc-status" not in final:
-        _refuse_http(headers)
+        _reject_http(headers)
         raise GrpcError("Internal", "server closed the stream without sending trailers")
     code = _code(final[b"grpc-status"])
     if code != "OK":
@@ -205,7 +202,7 @@ def _code(text: bytes) -> str:
     return _CODES[number] if number < len(_CODES) else f"Code({number})"
 
 
-def _refuse_http(headers: dict[bytes, bytes]) -> None:
+def _reject_http(headers: dict[bytes, bytes]) -> None:
     """Whether this is another kind of server that happens to speak HTTP/2. Raises GrpcError."""
     status = int(headers.get(b":status", b"0"))
     kind = headers.get(b"content-type", b"")

@@ -3,14 +3,10 @@
 The counterpart of probes.protocols.http1 for probes.protocols.http_get, which knows the meaning.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from probes.protocols import http1, http2
 
 # What Go's HTTP/2 client leaves out: it belongs to HTTP/1 connections (RFC 9113 section 8.2.2).
-_EXCLUDED: Final = frozenset(
+_EXCLUDED = frozenset(
     {
         *("Host", "User-Agent", "Content-Length", "Connection", "Proxy-Connection"),
         *("Transfer-Encoding", "Upgrade", "Keep-Alive"),
@@ -41,8 +37,8 @@ def _value(text: str) -> bytes:
     return text.strip().encode("utf-8", "replace")
 
 
-class ResponseReader:
-    """As http1.ResponseReader, for one request on one HTTP/2 connection."""
+class H2cResponseReader:
+    """As http1.Http1ResponseReader, for one request on one HTTP/2 connection."""
 
     __slots__ = ("_outgoing", "_request", "body", "complete", "location", "status")
 
@@ -51,7 +47,7 @@ class ResponseReader:
         self.location: str | None = None
         self.body = b""
         self.complete = False
-        self._request = http2.Request(headers, None, body_max_bytes=http1.BODY_MAX_BYTES)
+        self._request = http2.Http2Request(headers, None, body_max_bytes=http1.BODY_MAX_BYTES)
         self._outgoing = self._request.outgoing()
 
     def outgoing(self) -> bytes:
@@ -73,7 +69,7 @@ class ResponseReader:
         self.body = request.body
         if len(self.body) >= http1.BODY_MAX_BYTES:
             self.complete = True
-        elif request.ended:
+        elif request.is_complete:
             if request.reset is not None:
                 name = http2.error_name(request.reset)
                 raise http1.HttpError(f"stream error: stream ID 1; {name}; received from peer")

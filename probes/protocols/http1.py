@@ -6,23 +6,20 @@ those lines elsewhere, and h11 alone would use half of a probe's CPU time; it
 serves as the oracle in the tests instead.
 """
 
-from __future__ import annotations
-
 import re
-from typing import Final
 
-BODY_MAX_BYTES: Final = 10 * 1024
+BODY_MAX_BYTES = 10 * 1024
 """What a probe reads of a body; more is not an error (pkg/probe/http/http.go)."""
 
-HEAD_MAX_BYTES: Final = 256 * 1024
+HEAD_MAX_BYTES = 256 * 1024
 """Status line and headers, informational ones too. Go takes 10 MiB: more than a probe may hold."""
 
-INFORMATIONAL_MAX: Final = 5
+INFORMATIONAL_MAX = 5
 """How many 1xx responses Go's client takes before the real one."""
 
-CHUNK_LINE_MAX_BYTES: Final = 4096  # net/http/internal/chunked.go maxLineLength
-TRAILER_MAX_BYTES: Final = 4096  # Go looks for the trailer's end in one buffer of this size
-_EXCESS_MAX_BYTES: Final = 16 * 1024  # chunked.go: what may be spent on chunk lines
+CHUNK_LINE_MAX_BYTES = 4096  # net/http/internal/chunked.go maxLineLength
+TRAILER_MAX_BYTES = 4096  # Go looks for the trailer's end in one buffer of this size
+_EXCESS_MAX_BYTES = 16 * 1024  # chunked.go: what may be spent on chunk lines
 
 _HEAD_END = re.compile(rb"\n\r?\n")
 _STATUS_LINE = re.compile(rb"HTTP/([0-9])\.([0-9]) +([0-9]{3})(?:[ \r][^\n]*)?\n")
@@ -66,9 +63,7 @@ def request_headers(
 
 
 # Go writes these itself, from elsewhere (net/http/request.go reqWriteExcludeHeader).
-_EXCLUDED: Final = frozenset(
-    {"Host", "User-Agent", "Content-Length", "Transfer-Encoding", "Trailer"}
-)
+_EXCLUDED = frozenset({"Host", "User-Agent", "Content-Length", "Transfer-Encoding", "Trailer"})
 _BAD_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # httpguts.ValidHeaderFieldValue
 _BAD_HOST = re.compile(r"[^A-Za-z0-9!$%&'()*+,\-.:;=@\[\]_~/ ]")  # httpguts.ValidHostHeader
 
@@ -110,7 +105,7 @@ def _value(text: str) -> str:
     return text.strip().encode("utf-8", "replace").decode("latin-1")
 
 
-class ResponseReader:
+class Http1ResponseReader:
     """Reads one response from whatever pieces it comes in.
 
     `status` is 0 until the head has come, `complete` False until the body
@@ -181,14 +176,14 @@ class ResponseReader:
             self.complete = True
 
 
-def _read_head(reader: ResponseReader) -> bool:
+def _read_head(reader: Http1ResponseReader) -> bool:
     buffer = reader._buffer
     end = _HEAD_END.search(buffer, reader._scanned)
     if end is None:
         if reader._head_bytes + len(buffer) > HEAD_MAX_BYTES:
             raise _too_much()
         if not reader._scanned:
-            _refuse_early(bytes(buffer[:HEAD_MAX_BYTES]))
+            _reject_early(bytes(buffer[:HEAD_MAX_BYTES]))
         # Once the status line stands, only what is new has to be looked at.
         reader._scanned = max(0, len(buffer) - 2) if b"\n" in buffer else 0
         return False
@@ -213,7 +208,9 @@ def _read_head(reader: ResponseReader) -> bool:
     return True
 
 
-def _frame_body(reader: ResponseReader, status: int, head: bytes, version: tuple[int, int]) -> None:
+def _frame_body(
+    reader: Http1ResponseReader, status: int, head: bytes, version: tuple[int, int]
+) -> None:
     """Find out how the body ends (net/http/transfer.go readTransfer, RFC 9112 section 6.3)."""
     if b"\n " in head or b"\n\t" in head:
         head = _FOLD.sub(b" ", head)
@@ -254,7 +251,7 @@ def _content_length(text: bytes) -> int:
     return int(text.lstrip(b"0") or b"0")
 
 
-def _read_body(reader: ResponseReader) -> bool:
+def _read_body(reader: Http1ResponseReader) -> bool:
     data = reader._take(len(reader._buffer))
     if reader._left is not None:
         data = data[: reader._left]
@@ -264,7 +261,7 @@ def _read_body(reader: ResponseReader) -> bool:
     return False
 
 
-def _read_chunk_size(reader: ResponseReader) -> bool:
+def _read_chunk_size(reader: Http1ResponseReader) -> bool:
     end = reader._buffer.find(b"\n")
     if end < 0:
         if len(reader._buffer) >= CHUNK_LINE_MAX_BYTES:
@@ -292,7 +289,7 @@ def _read_chunk_size(reader: ResponseReader) -> bool:
     return True
 
 
-def _read_chunk(reader: ResponseReader) -> bool:
+def _read_chunk(reader: Http1ResponseReader) -> bool:
     assert reader._left is not None
     data = reader._take(reader._left)
     reader._left -= len(data)
@@ -304,7 +301,7 @@ def _read_chunk(reader: ResponseReader) -> bool:
     return True
 
 
-def _read_chunk_end(reader: ResponseReader) -> bool:
+def _read_chunk_end(reader: Http1ResponseReader) -> bool:
     if len(reader._buffer) < 2:
         return False
     if not reader._buffer.startswith(b"\r\n"):
@@ -314,7 +311,7 @@ def _read_chunk_end(reader: ResponseReader) -> bool:
     return True
 
 
-def _read_trailer(reader: ResponseReader) -> bool:
+def _read_trailer(reader: Http1ResponseReader) -> bool:
     # Nobody reads what a trailer says; it only has to end.
     if reader._buffer.startswith(b"\r\n") or b"\r\n\r\n" in reader._buffer[:TRAILER_MAX_BYTES]:
         reader.complete = True
@@ -323,7 +320,7 @@ def _read_trailer(reader: ResponseReader) -> bool:
     return False
 
 
-def _refuse_early(buffer: bytes) -> None:
+def _reject_early(buffer: bytes) -> None:
     """Do not wait for the end of a head that is none: another protocol never sends it."""
     if b"\n" in buffer:
         good = bool(_STATUS_LINE.match(buffer))

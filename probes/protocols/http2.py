@@ -3,10 +3,6 @@
 For gRPC, and for http probes with `protocol: HTTP2`.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 import h2.config
 import h2.connection
 import h2.errors
@@ -16,27 +12,27 @@ import h2.settings
 
 Headers = list[tuple[bytes, bytes]]
 
-_CONFIG: Final = h2.config.H2Configuration(
+_CONFIG = h2.config.H2Configuration(
     client_side=True,
     header_encoding=None,
     # What is sent is ours, and is checked where it is made.
     validate_outbound_headers=False,
     normalize_outbound_headers=False,
 )
-EVENTS_MAX: Final = 500
+EVENTS_MAX = 500
 """Frames, more or less, that one answer may have: each costs some 50 us, however small it is."""
 
-_SLICE_BYTES: Final = 1024  # at most 113 frames are read before they are counted
-_HEADER_LIST_MAX_BYTES: Final = 64 * 1024
-_FRAME_HEADER_BYTES: Final = 9
-_SETTINGS: Final = b"\x04"
+_SLICE_BYTES = 1024  # at most 113 frames are read before they are counted
+_HEADER_LIST_MAX_BYTES = 64 * 1024
+_FRAME_HEADER_BYTES = 9
+_SETTINGS = b"\x04"
 
 
 class Http2Error(Exception):
     """The server does not speak HTTP/2, or broke its rules."""
 
 
-class Request:
+class Http2Request:
     """Sends one request with the connection's preface and reads one response.
 
     Nothing waits for the server's settings (RFC 9113 section 3.4 allows it),
@@ -49,8 +45,8 @@ class Request:
         "_events",
         "_preface",
         "body",
-        "ended",
         "headers",
+        "is_complete",
         "reset",
         "settled",
         "trailers",
@@ -64,7 +60,7 @@ class Request:
         self.trailers: dict[bytes, bytes] = {}
         self.body = b""
         """At most `body_max_bytes` of it; the rest is dropped."""
-        self.ended = False
+        self.is_complete = False
         self.reset: int | None = None
         """The error code with which the server ended the stream (RFC 9113 section 7)."""
         self._body_max_bytes = body_max_bytes
@@ -126,13 +122,13 @@ class Request:
                 if event.flow_controlled_length:
                     self._connection.acknowledge_received_data(event.flow_controlled_length, 1)
             case h2.events.StreamEnded():
-                self.ended = True
+                self.is_complete = True
             case h2.events.StreamReset():
-                self.ended = True
+                self.is_complete = True
                 self.reset = int(event.error_code or 0)
             case h2.events.ConnectionTerminated():
                 # A graceful GOAWAY names the stream that will still be answered.
-                if not self.ended and (event.last_stream_id or 0) < 1:
+                if not self.is_complete and (event.last_stream_id or 0) < 1:
                     raise Http2Error(f"the server went away ({_error_name(event.error_code)})")
             case _:
                 pass

@@ -4,30 +4,27 @@ Rules and texts are those of pkg/probe/http/http.go and of Go's http.Client,
 which it uses; the exceptions are named where they are made.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable
-from typing import Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
 from probes.protocols import h2c, http1, http2
-from probes.protocols.exchanges import Broken, Hop, Phase, join_host_port
-from probes.protocols.identity import PROBE_USER_AGENT
-from probes.results import Result, Verdict
+from probes.protocols.exchanges import ConnectionFailure, DialHop, Phase, join_host_port
+from probes.protocols.user_agents import PROBE_USER_AGENT
+from probes.results import ExchangeResult, ProbeResult
 from probes.spec import urls
 from probes.spec.specs import HttpGet
 
-REQUESTS_MAX: Final = 10
+REQUESTS_MAX = 10
 """The first request and nine redirects; Go's client stops at the tenth."""
 
 # Offered to https servers: HTTP/1.1 alone, though the kubelet also takes h2. Servers that
 # speak h2 after ALPN speak 1.1 as well, and one small answer is cheaper that way.
-_PROBE_ALPN: Final = ("http/1.1",)
+_PROBE_ALPN = ("http/1.1",)
 
-_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 def probe_url(handler: HttpGet, address: str) -> urls.Url:
@@ -46,22 +43,24 @@ def probe_url(handler: HttpGet, address: str) -> urls.Url:
 
 
 Request = bytes | http2.Headers
-Reader = http1.ResponseReader | h2c.ResponseReader
+Reader = http1.Http1ResponseReader | h2c.H2cResponseReader
 
 
-def judge_probe(reader: Reader) -> Verdict:
+def evaluate_probe(reader: Reader) -> ExchangeResult:
     """What a final answer means to a probe (http.go DoHTTPProbe)."""
     status = reader.status
     if not 200 <= status < 400:
         # Without the body: it would show one tenant's data to another (#99425).
-        return Verdict(Result.FAILURE, f"HTTP probe failed with statuscode: {status}")
+        return ExchangeResult(ProbeResult.FAILURE, f"HTTP probe failed with statuscode: {status}")
     body = reader.body.decode("utf-8", "replace")
     if status >= 300:
-        return Verdict(Result.WARNING, f"Probe terminated redirects, Response body: {body}")
-    return Verdict(Result.SUCCESS, body)
+        return ExchangeResult(
+            ProbeResult.WARNING, f"Probe terminated redirects, Response body: {body}"
+        )
+    return ExchangeResult(ProbeResult.SUCCESS, body)
 
 
-class Client(msgspec.Struct, frozen=True):
+class HttpClientProfile(msgspec.Struct, frozen=True):
     """How an HTTP client is set up: the kubelet has one for probes, and another for hooks."""
 
     user_agent: str
@@ -69,10 +68,10 @@ class Client(msgspec.Struct, frozen=True):
     keep_alive: bool
     accept_gzip: bool
     """Go's transport asks for it unless told not to; nobody here unpacks what comes."""
-    judge: Callable[[Reader], Verdict]
+    judge: Callable[[Reader], ExchangeResult]
 
 
-PROBE_CLIENT: Final = Client(PROBE_USER_AGENT, _PROBE_ALPN, False, False, judge_probe)
+PROBE_CLIENT = HttpClientProfile(PROBE_USER_AGENT, _PROBE_ALPN, False, False, evaluate_probe)
 
 
 class HttpTarget:
@@ -84,7 +83,7 @@ class HttpTarget:
         self,
         handler: HttpGet,
         address: str,
-        client: Client = PROBE_CLIENT,
+        client: HttpClientProfile = PROBE_CLIENT,
         *,
         with_user: bool = True,
     ) -> None:
@@ -106,7 +105,7 @@ class HttpTarget:
         except http1.HttpError as error:
             self.unsendable = str(error)
 
-    def exchange(self) -> HttpExchange:
+    def exchange(self) -> "HttpExchange":
         return HttpExchange(self)
 
     def request_for(self, url: urls.Url, host: str, referer: urls.Url | None) -> Request:
@@ -123,9 +122,13 @@ class HttpTarget:
         keep_alive = self.client.keep_alive
         return http1.request_bytes(url.request_target, host, headers, keep_alive=keep_alive)
 
-    def hop_to(self, url: urls.Url) -> Hop:
+    def hop_to(self, url: urls.Url) -> DialHop:
         """The connection that this URL wants."""
-        return Hop(url.port, True, self.client.alpn) if url.scheme == "https" else Hop(url.port)
+        return (
+            DialHop(url.port, True, self.client.alpn)
+            if url.scheme == "https"
+            else DialHop(url.port)
+        )
 
 
 class HttpExchange:
@@ -135,22 +138,22 @@ class HttpExchange:
 
     def __init__(self, target: HttpTarget) -> None:
         self.hop = target.hop
-        self.verdict: Verdict | None = None
+        self.verdict: ExchangeResult | None = None
         self._target = target
         self._url = target.url
         self._host = target.host
         self._request = target.request
         self._requests = 0
-        self._reader: Reader = http1.ResponseReader()
+        self._reader: Reader = http1.Http1ResponseReader()
         if target.unsendable:
             self._fail(target.unsendable)
 
     def start(self) -> bytes:
         self._requests += 1
         if isinstance(self._request, bytes):
-            self._reader = http1.ResponseReader()
+            self._reader = http1.Http1ResponseReader()
             return self._request
-        self._reader = h2c.ResponseReader(self._request)
+        self._reader = h2c.H2cResponseReader(self._request)
         return self._reader.outgoing()
 
     def receive(self, data: bytes) -> bytes:
@@ -175,7 +178,7 @@ class HttpExchange:
             self.verdict = self._target.client.judge(reader)
         return reader.outgoing()
 
-    def fail(self, broken: Broken) -> None:
+    def fail(self, broken: ConnectionFailure) -> None:
         if self._reader.status:
             # The kubelet's ReadAtMost failed: a prober error, which is tried again.
             text = broken.text
@@ -184,7 +187,7 @@ class HttpExchange:
                     "context deadline exceeded"
                     " (Client.Timeout or context cancellation while reading body)"
                 )
-            self.verdict = Verdict(Result.FAILURE, text, error=True)
+            self.verdict = ExchangeResult(ProbeResult.FAILURE, text, error=True)
         elif broken.timeout:
             self._fail("context deadline exceeded (Client.Timeout exceeded while awaiting headers)")
         else:
@@ -192,14 +195,14 @@ class HttpExchange:
 
     def _refuse(self, text: str) -> None:
         if self._reader.status or self._target.is_h2c or text == "EOF":
-            self.fail(Broken(Phase.TALK, text))
+            self.fail(ConnectionFailure(Phase.EXCHANGE, text))
         else:
             self._fail(f"net/http: HTTP/1.x transport connection broken: {text}")
 
     def _fail(self, text: str) -> None:
         # A redirect may lead to an address of any length: enough to know it by.
         url = urls.from_bytes_text(str(_without_password(self._url))[:512])
-        self.verdict = Verdict(Result.FAILURE, f'Get "{url}": {text}')
+        self.verdict = ExchangeResult(ProbeResult.FAILURE, f'Get "{url}": {text}')
 
     def _follow(self, location: str) -> bool:
         """Whether this redirect is followed, or ends the probe; False: its answer counts.
@@ -235,7 +238,7 @@ class HttpExchange:
             self._fail(str(error))
             return True
         self._url = url
-        self._reader = http1.ResponseReader()
+        self._reader = http1.Http1ResponseReader()
         self.hop = self._target.hop_to(url)
         return True
 

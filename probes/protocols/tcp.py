@@ -1,20 +1,18 @@
 """The tcpSocket probe: an open port is healthy (pkg/probe/tcp/tcp.go)."""
 
-from __future__ import annotations
+from probes.protocols.exchanges import ConnectionFailure, DialHop
+from probes.results import ExchangeResult, ProbeResult
 
-from probes.protocols.exchanges import Broken, Hop
-from probes.results import Result, Verdict
-
-_OPEN = Verdict(Result.SUCCESS)
+_OPEN = ExchangeResult(ProbeResult.SUCCESS)
 
 
 class TcpTarget:
     """A tcpSocket handler; nothing depends on the address."""
 
     def __init__(self, port: int) -> None:
-        self.hop = Hop(port)
+        self.hop = DialHop(port)
 
-    def exchange(self) -> TcpExchange:
+    def exchange(self) -> "TcpExchange":
         return TcpExchange(self.hop)
 
 
@@ -23,9 +21,9 @@ class TcpExchange:
 
     __slots__ = ("hop", "verdict")
 
-    def __init__(self, hop: Hop) -> None:
+    def __init__(self, hop: DialHop) -> None:
         self.hop = hop
-        self.verdict: Verdict | None = None
+        self.verdict: ExchangeResult | None = None
 
     def start(self) -> bytes:
         self.verdict = _OPEN
@@ -34,7 +32,7 @@ class TcpExchange:
     def receive(self, data: bytes) -> bytes:
         return b""
 
-    def fail(self, broken: Broken) -> None:
+    def fail(self, broken: ConnectionFailure) -> None:
         # Go's dialer puts its own words in place of the deadline's.
         text = f"{broken.text}: i/o timeout" if broken.timeout else broken.text
-        self.verdict = Verdict(Result.FAILURE, text)
+        self.verdict = ExchangeResult(ProbeResult.FAILURE, text)

@@ -5,17 +5,14 @@ server lives, and a kubelet has no way to know whose certificate it should be.
 For the same reason the server's choice of weak keys and hashes is taken.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import ssl
-from typing import Final
 
-_CHUNK_BYTES: Final = 16 * 1024  # one TLS record
+_CHUNK_BYTES = 16 * 1024  # one TLS record
 # OpenSSL's name is in the ssl module only since Python 3.12. Without it OpenSSL 3 refuses
 # servers from before RFC 5746, which Go's client takes; renegotiation is off on this side.
-_OP_LEGACY_SERVER_CONNECT: Final = 0x4
+_OP_LEGACY_SERVER_CONNECT = 0x4
 
 
 class TlsError(Exception):
@@ -36,14 +33,14 @@ def client_context(alpn: tuple[str, ...]) -> ssl.SSLContext:
     return context
 
 
-class Tunnel:
+class TlsTunnel:
     """One TLS client connection, as bytes in and bytes out.
 
     No name is sent (SNI): probes go to addresses, and Go sends no name for
     those either.
     """
 
-    __slots__ = ("_first", "_incoming", "_outgoing", "_tls", "ended", "ready")
+    __slots__ = ("_first", "_incoming", "_outgoing", "_tls", "is_closed", "ready")
 
     def __init__(self, alpn: tuple[str, ...]) -> None:
         self._incoming = ssl.MemoryBIO()
@@ -52,7 +49,7 @@ class Tunnel:
         self._first = b""
         self.ready = False
         """The handshake is done."""
-        self.ended = False
+        self.is_closed = False
         """The server will send nothing more."""
 
     def start(self) -> bytes:
@@ -75,16 +72,16 @@ class Tunnel:
             self._shake()
         found: list[bytes] = []
         try:
-            while self.ready and not self.ended:
+            while self.ready and not self.is_closed:
                 piece = self._tls.read(_CHUNK_BYTES)
-                self.ended = not piece
+                self.is_closed = not piece
                 if piece:
                     found.append(piece)
         except ssl.SSLWantReadError:
             pass
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             # An end without close_notify, at the end of a record: Go takes it as an end, too.
-            self.ended = True
+            self.is_closed = True
         except ssl.SSLError as error:
             raise TlsError(_text(error)) from error
         return found

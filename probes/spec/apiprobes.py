@@ -5,18 +5,15 @@ those of pkg/apis/core/validation/validation.go `validateProbe`; where podgate
 is stricter, the code says so.
 """
 
-from __future__ import annotations
-
 import re
-from typing import Final
 
 from probes.spec.definitions import Exec, Grpc, Handler, HttpGet, Probe, TcpSocket
 from probes.spec.fields import Fields, clipped
 
-HOST_REASON: Final = "ProbeHostNotAllowed"
+HOST_REASON = "ProbeHostNotAllowed"
 """KEP-4559: a probe's `host` lets a pod's author send the prober anywhere. Never dialled."""
 
-PORT_MAX: Final = 65535
+PORT_MAX = 65535
 HEADER_NAME = re.compile(r"[-A-Za-z0-9]+")  # apimachinery's validation.IsHTTPHeaderName
 
 
@@ -26,11 +23,13 @@ def read_probe(fields: Fields, named_ports: dict[str, int], *, readiness: bool) 
     handler = _read_handler(fields, named_ports)
     success_threshold = fields.integer("successThreshold", default=1, minimum=0) or 1
     if not readiness and success_threshold != 1:
-        fields.refuse("successThreshold", f"must be 1 here, not {success_threshold}")
+        fields.add_problem("successThreshold", f"must be 1 here, not {success_threshold}")
     grace: int | None = None
     if fields.has("terminationGracePeriodSeconds"):
         if readiness:
-            fields.refuse("terminationGracePeriodSeconds", "is not allowed on a readiness probe")
+            fields.add_problem(
+                "terminationGracePeriodSeconds", "is not allowed on a readiness probe"
+            )
         else:
             grace = fields.integer("terminationGracePeriodSeconds", default=1, minimum=1)
     initial_delay = fields.integer("initialDelaySeconds", default=0, minimum=0)
@@ -52,23 +51,23 @@ def read_probe(fields: Fields, named_ports: dict[str, int], *, readiness: bool) 
     )
 
 
-_HANDLERS: Final = ("httpGet", "tcpSocket", "grpc", "exec")
+_HANDLERS = ("httpGet", "tcpSocket", "grpc", "exec")
 
 
 def _read_handler(fields: Fields, named_ports: dict[str, int]) -> Handler | None:
     given = [name for name in _HANDLERS if fields.has(name)]
     if not given:
-        fields.refuse(None, f"needs a handler: one of {', '.join(_HANDLERS)}")
+        fields.add_problem(None, f"needs a handler: one of {', '.join(_HANDLERS)}")
         return None
     if len(given) > 1:
-        fields.refuse(None, f"has {len(given)} handlers ({', '.join(given)}): keep one")
+        fields.add_problem(None, f"has {len(given)} handlers ({', '.join(given)}): keep one")
         return None
     child = fields.child(given[0])
     match given[0]:
         case "httpGet":
             return read_http_get(child, named_ports)
         case "tcpSocket":
-            _refuse_host(child)
+            _reject_host(child)
             port = _read_port(child, named_ports)
             return None if port is None else TcpSocket(port)
         case "grpc":
@@ -80,7 +79,7 @@ def _read_handler(fields: Fields, named_ports: dict[str, int]) -> Handler | None
 def read_http_get(
     fields: Fields, named_ports: dict[str, int], *, has_default_port: bool = False
 ) -> HttpGet | None:
-    _refuse_host(fields)
+    _reject_host(fields)
     scheme = fields.choice("scheme", ("HTTP", "HTTPS"))
     if has_default_port and not fields.has("port"):
         # handlers.go has 80 for both; KEP-2771 means the scheme's own.
@@ -89,12 +88,12 @@ def read_http_get(
         port = _read_port(fields, named_ports)
     protocol = fields.choice("protocol", ("HTTP1", "HTTP2"))
     if protocol == "HTTP2" and scheme != "HTTP":
-        fields.refuse("protocol", "may be HTTP2 only with scheme HTTP")
+        fields.add_problem("protocol", "may be HTTP2 only with scheme HTTP")
     headers: list[tuple[str, str]] = []
     for header in fields.children("httpHeaders"):
         name = header.text("name")
         if not HEADER_NAME.fullmatch(name):
-            header.refuse("name", f"must be letters, digits and dashes, not {clipped(name)}")
+            header.add_problem("name", f"must be letters, digits and dashes, not {clipped(name)}")
         headers.append((name, header.text("value")))
     path = fields.text("path") or "/"
     if port is None:
@@ -111,7 +110,7 @@ def read_http_get(
 def _read_grpc(fields: Fields) -> Grpc | None:
     if isinstance(fields.raw("port"), str):
         # The API's type is int32 here: a gRPC probe cannot name a port.
-        fields.refuse("port", "must be a number: grpc probes cannot use port names")
+        fields.add_problem("port", "must be a number: grpc probes cannot use port names")
         return None
     port = _read_port(fields, {})
     service = fields.text("service")
@@ -124,14 +123,16 @@ def _read_grpc(fields: Fields) -> Grpc | None:
 def _read_exec(fields: Fields) -> Exec | None:
     command = fields.items("command")
     if not command or not all(isinstance(word, str) for word in command):
-        fields.refuse("command", "must be a list of at least one string")
+        fields.add_problem("command", "must be a list of at least one string")
         return None
     return Exec(tuple(str(word) for word in command))
 
 
-def _refuse_host(fields: Fields) -> None:
+def _reject_host(fields: Fields) -> None:
     if fields.text("host"):
-        fields.refuse("host", "must be empty: a probe goes to its own pod only", reason=HOST_REASON)
+        fields.add_problem(
+            "host", "must be empty: a probe goes to its own pod only", reason=HOST_REASON
+        )
 
 
 def _read_port(fields: Fields, named_ports: dict[str, int]) -> int | None:
@@ -144,15 +145,17 @@ def _read_port(fields: Fields, named_ports: dict[str, int]) -> int | None:
         if value in named_ports:
             return named_ports[value]
         if not (value.isascii() and value.isdigit() and len(value) <= 5):
-            fields.refuse("port", f"names {clipped(value)}, which is no port of this container")
+            fields.add_problem(
+                "port", f"names {clipped(value)}, which is no port of this container"
+            )
             return None
         value = int(value)
     if value is None:
-        fields.refuse("port", "is missing")
+        fields.add_problem("port", "is missing")
     elif isinstance(value, bool) or not isinstance(value, int):
-        fields.refuse("port", "must be a number or a port name")
+        fields.add_problem("port", "must be a number or a port name")
     elif not 1 <= value <= PORT_MAX:
-        fields.refuse("port", f"must be 1 to {PORT_MAX}")
+        fields.add_problem("port", f"must be 1 to {PORT_MAX}")
     else:
         return value
     return None
@@ -165,7 +168,7 @@ def named_ports_of(container: Fields) -> dict[str, int]:
         name = port.text("name")
         number = port.raw("containerPort")
         if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= PORT_MAX:
-            port.refuse("containerPort", f"must be a number from 1 to {PORT_MAX}")
+            port.add_problem("containerPort", f"must be a number from 1 to {PORT_MAX}")
         elif name:
             named.setdefault(name, number)
     return named

@@ -1,7 +1,5 @@
 """Probes and their handlers, as everything else in this room knows them."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """Reading a decoded manifest: each mistake is noted with its path, none ends the reading."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -9,7 +7,7 @@ import msgspec
 _INT32_MAX = 2**31 - 1
 
 
-class SpecError(msgspec.Struct, frozen=True):
+class FieldProblem(msgspec.Struct, frozen=True):
     """One mistake in a spec."""
 
     path: str
@@ -28,7 +26,7 @@ class Fields:
     """
 
     def __init__(
-        self, value: object, path: str, errors: list[SpecError], *, reason: str = "InvalidProbe"
+        self, value: object, path: str, errors: list[FieldProblem], *, reason: str = "InvalidProbe"
     ) -> None:
         self.path = path
         self.errors = errors
@@ -37,14 +35,14 @@ class Fields:
         if isinstance(value, Mapping):
             self._values = value
         elif value is not None:
-            self.refuse(None, f"must be an object, not {_kind(value)}")
+            self.add_problem(None, f"must be an object, not {_kind(value)}")
             # Said once: what is missing in it is no news.
             self.errors = []
 
-    def refuse(self, name: str | None, complaint: str, *, reason: str | None = None) -> None:
+    def add_problem(self, name: str | None, complaint: str, *, reason: str | None = None) -> None:
         """Note that the field `name` (None: the object itself) is wrong."""
         path = self.at(name) if name else self.path
-        self.errors.append(SpecError(path, reason or self.reason, f"{path} {complaint}."))
+        self.errors.append(FieldProblem(path, reason or self.reason, f"{path} {complaint}."))
 
     def at(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name
@@ -56,12 +54,12 @@ class Fields:
     def raw(self, name: str) -> object:
         return self._values.get(name)
 
-    def child(self, name: str, *, reason: str | None = None) -> Fields:
+    def child(self, name: str, *, reason: str | None = None) -> "Fields":
         return Fields(
             self._values.get(name), self.at(name), self.errors, reason=reason or self.reason
         )
 
-    def children(self, name: str) -> Iterator[Fields]:
+    def children(self, name: str) -> "Iterator[Fields]":
         """The objects of a list; nothing if the field is not given."""
         for index, value in enumerate(self.items(name)):
             path = f"{self.at(name)}[{index}]"
@@ -75,7 +73,7 @@ class Fields:
             return ()
         if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
             return value
-        self.refuse(name, f"must be a list, not {_kind(value)}")
+        self.add_problem(name, f"must be a list, not {_kind(value)}")
         return ()
 
     def text(self, name: str, default: str = "") -> str:
@@ -84,14 +82,14 @@ class Fields:
             return default
         if isinstance(value, str):
             return value
-        self.refuse(name, f"must be a string, not {_kind(value)}")
+        self.add_problem(name, f"must be a string, not {_kind(value)}")
         return default
 
     def flag(self, name: str) -> bool:
         value = self._values.get(name)
         if value is None or isinstance(value, bool):
             return bool(value)
-        self.refuse(name, f"must be true or false, not {_kind(value)}")
+        self.add_problem(name, f"must be true or false, not {_kind(value)}")
         return False
 
     def integer(self, name: str, *, default: int, minimum: int) -> int:
@@ -100,11 +98,11 @@ class Fields:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int):
-            self.refuse(name, f"must be a whole number, not {_kind(value)}")
+            self.add_problem(name, f"must be a whole number, not {_kind(value)}")
         elif value < minimum:
-            self.refuse(name, f"must be at least {minimum}, not {value}")
+            self.add_problem(name, f"must be at least {minimum}, not {value}")
         elif value > _INT32_MAX:
-            self.refuse(name, f"must be at most {_INT32_MAX}")
+            self.add_problem(name, f"must be at most {_INT32_MAX}")
         else:
             return value
         return default
@@ -114,7 +112,7 @@ class Fields:
         value = self.text(name) or choices[0]
         if value in choices:
             return value
-        self.refuse(name, f"must be {' or '.join(choices)}, not {clipped(value)}")
+        self.add_problem(name, f"must be {' or '.join(choices)}, not {clipped(value)}")
         return choices[0]
 
 

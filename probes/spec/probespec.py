@@ -6,11 +6,9 @@ is made from them. Names are the API's wherever the API has the field
 (KEP-4559: moving from `tcpSocket:` to `tcp:` is the whole migration).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -18,20 +16,20 @@ from msgspec import UNSET, Meta, UnsetType
 from probes.spec import definitions
 from probes.spec.apiprobes import HOST_REASON, PORT_MAX
 from probes.spec.definitions import ContainerProbes, Handler, IpFamily, IpFamilyPolicy, Probe
-from probes.spec.fields import SpecError, clipped
+from probes.spec.fields import FieldProblem, clipped
 
-ANNOTATION: Final = "podgate.io/probe-spec"
-API_VERSION: Final = "podgate.io/v2"
-REASON: Final = "InvalidProbeSpec"
+ANNOTATION = "podgate.io/probe-spec"
+API_VERSION = "podgate.io/v2"
+REASON = "InvalidProbeSpec"
 
-SIZE_MAX_BYTES: Final = 256 * 1024
+SIZE_MAX_BYTES = 256 * 1024
 """What the API allows for all annotations of an object together."""
 
-PERIOD_MIN_MILLISECONDS: Final = 100
+PERIOD_MIN_MILLISECONDS = 100
 """Ten probes a second see an outage as soon as users do; more would only load the pod."""
 
-_SECONDS_MAX: Final = 2**31 - 1
-_MILLISECONDS_MAX: Final = 3_600_000
+_SECONDS_MAX = 2**31 - 1
+_MILLISECONDS_MAX = 3_600_000
 
 PortNumber = Annotated[int, Meta(ge=1, le=PORT_MAX)]
 # Without the lookahead, Python's `$` would let a line's end through.
@@ -44,7 +42,7 @@ NoHost = Annotated[
 ]
 
 
-class _Wrong(ValueError):
+class _FieldError(ValueError):
     """A rule over several fields; `field` is the one to change."""
 
     def __init__(self, field: str, complaint: str) -> None:
@@ -52,7 +50,7 @@ class _Wrong(ValueError):
         self.field = field
 
 
-class _Strict(
+class _StrictStruct(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -63,36 +61,36 @@ class _Strict(
     """A misspelt field is an error, not a default."""
 
 
-class Header(_Strict, frozen=True, kw_only=True, rename="camel"):
+class HeaderFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     """One header of the request."""
 
     name: Annotated[str, Meta(pattern=r"^[-A-Za-z0-9]+(?!\n)$")]
     value: str = ""
 
 
-class Http(_Strict, frozen=True, kw_only=True, rename="camel"):
+class HttpFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     """GET a path; 200 to 399 is healthy."""
 
     port: PortNumber | PortName
     path: str = "/"
     scheme: Literal["HTTP", "HTTPS"] = "HTTP"
-    http_headers: list[Header] = []
+    http_headers: list[HeaderFields] = []
     protocol: Literal["HTTP1", "HTTP2"] = "HTTP1"
     host: NoHost = ""
 
     def __post_init__(self) -> None:
         if self.protocol == "HTTP2" and self.scheme != "HTTP":
-            raise _Wrong("protocol", "may be HTTP2 only with scheme HTTP")
+            raise _FieldError("protocol", "may be HTTP2 only with scheme HTTP")
 
 
-class Tcp(_Strict, frozen=True, kw_only=True, rename="camel"):
+class TcpFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     """Connect; an open port is healthy."""
 
     port: PortNumber | PortName
     host: NoHost = ""
 
 
-class Grpc(_Strict, frozen=True, kw_only=True, rename="camel"):
+class GrpcFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     """Ask grpc.health.v1.Health/Check; only SERVING is healthy."""
 
     port: PortNumber | PortName
@@ -100,12 +98,12 @@ class Grpc(_Strict, frozen=True, kw_only=True, rename="camel"):
     mode: Literal["Plaintext", "TLS"] = "Plaintext"
 
 
-class ProbeFields(_Strict, frozen=True, kw_only=True, rename="camel"):
+class ProbeFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     """One probe: exactly one of `http`, `tcp` and `grpc`."""
 
-    http: Http | UnsetType = UNSET
-    tcp: Tcp | UnsetType = UNSET
-    grpc: Grpc | UnsetType = UNSET
+    http: HttpFields | UnsetType = UNSET
+    tcp: TcpFields | UnsetType = UNSET
+    grpc: GrpcFields | UnsetType = UNSET
     initial_delay_seconds: Annotated[int, Meta(ge=0, le=_SECONDS_MAX)] = 0
     period_seconds: Seconds | UnsetType = UNSET
     period_milliseconds: (
@@ -124,18 +122,18 @@ class ProbeFields(_Strict, frozen=True, kw_only=True, rename="camel"):
     def __post_init__(self) -> None:
         given = [name for name in ("http", "tcp", "grpc") if getattr(self, name) is not UNSET]
         if not given:
-            raise _Wrong("", "needs a handler: one of http, tcp, grpc")
+            raise _FieldError("", "needs a handler: one of http, tcp, grpc")
         if len(given) > 1:
-            raise _Wrong(given[-1], f"is one handler too many beside {given[0]}: keep one")
+            raise _FieldError(given[-1], f"is one handler too many beside {given[0]}: keep one")
         for name in ("period", "timeout"):
             if UNSET not in (
                 getattr(self, f"{name}_seconds"),
                 getattr(self, f"{name}_milliseconds"),
             ):
-                raise _Wrong(f"{name}Milliseconds", f"is given beside {name}Seconds: keep one")
+                raise _FieldError(f"{name}Milliseconds", f"is given beside {name}Seconds: keep one")
 
 
-_ONE_HANDLER: Final = {
+_ONE_HANDLER = {
     "oneOf": [{"required": [name]} for name in ("http", "tcp", "grpc")],
     "not": {
         "anyOf": [
@@ -147,7 +145,7 @@ _ONE_HANDLER: Final = {
 _ProbeField = Annotated[ProbeFields, Meta(extra_json_schema=_ONE_HANDLER)] | UnsetType
 
 
-class Container(_Strict, frozen=True, kw_only=True, rename="camel"):
+class ContainerFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     """The probes that podgate runs for one container, in place of those of the pod's spec."""
 
     name: Annotated[str, Meta(min_length=1)]
@@ -158,18 +156,18 @@ class Container(_Strict, frozen=True, kw_only=True, rename="camel"):
     def __post_init__(self) -> None:
         for name, probe in (("startup", self.startup), ("liveness", self.liveness)):
             if probe is not UNSET and probe.success_threshold != 1:
-                raise _Wrong(f"{name}.successThreshold", "must be 1 here")
+                raise _FieldError(f"{name}.successThreshold", "must be 1 here")
         readiness = self.readiness
         if readiness is not UNSET and readiness.termination_grace_period_seconds is not UNSET:
             field = "readiness.terminationGracePeriodSeconds"
-            raise _Wrong(field, "is not allowed on a readiness probe")
+            raise _FieldError(field, "is not allowed on a readiness probe")
 
 
-class ProbeSpec(_Strict, frozen=True, kw_only=True, rename="camel"):
+class ProbeSpec(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     """The annotation's whole content."""
 
     api_version: Literal["podgate.io/v2"]
-    containers: list[Container] = []
+    containers: list[ContainerFields] = []
 
 
 class ProbeSpecError(Exception):
@@ -180,11 +178,11 @@ class ProbeSpecError(Exception):
         reason = HOST_REASON if path.rpartition(".")[2] == "host" else REASON
         if reason == HOST_REASON:
             complaint = "must be empty: a probe goes to its own pod only"
-        self.error = SpecError(where, reason, f"{where} {complaint}.")
+        self.error = FieldProblem(where, reason, f"{where} {complaint}.")
         super().__init__(self.error.message)
 
 
-def is_of_annotation(error: SpecError) -> bool:
+def is_annotation_error(error: FieldProblem) -> bool:
     """Whether this mistake is one of the annotation."""
     return error.path.startswith(f"metadata.annotations[{ANNOTATION}]")
 
@@ -245,7 +243,7 @@ def _located(error: msgspec.ValidationError) -> ProbeSpecError:
     at = _AT.search(text)
     path, complaint = (at[1], text[: at.start()]) if at else ("", text)
     field = ""
-    if isinstance(error.__cause__, _Wrong):
+    if isinstance(error.__cause__, _FieldError):
         field = error.__cause__.field
     elif match := _FIELD.match(complaint):
         field = match[2][:64]

@@ -1,7 +1,5 @@
 """What to probe: the probes of a pod manifest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import msgspec
@@ -9,19 +7,19 @@ import msgspec
 from probes.spec import probespec
 from probes.spec.apiprobes import named_ports_of, read_http_get, read_probe
 from probes.spec.definitions import ContainerProbes, Exec, Grpc, Handler, HttpGet, Probe, TcpSocket
-from probes.spec.fields import Fields, SpecError
+from probes.spec.fields import FieldProblem, Fields
 
 __all__ = [
     "ContainerProbes",
     "DeclaredPorts",
     "Exec",
+    "FieldProblem",
     "Grpc",
     "Handler",
     "HttpGet",
     "PodSpec",
     "PortUser",
     "Probe",
-    "SpecError",
     "TcpSocket",
     "parse_pod",
     "with_annotation",
@@ -61,7 +59,7 @@ class PodSpec(msgspec.Struct, frozen=True):
     port_users: tuple[PortUser, ...] = ()
     """Who of the manifest's probes and hooks the kubelet connects for, in the order written."""
     host_network: bool = False
-    errors: tuple[SpecError, ...] = ()
+    errors: tuple[FieldProblem, ...] = ()
 
 
 def parse_pod(pod: object) -> PodSpec:
@@ -73,13 +71,13 @@ def parse_pod(pod: object) -> PodSpec:
     of the same container and type, but the kubelet still runs the latter, so
     those are what `declared` is made of.
     """
-    errors: list[SpecError] = []
+    errors: list[FieldProblem] = []
     root = Fields(pod if pod is not None else "null", "", errors, reason="InvalidPod")
     if errors:
-        return PodSpec(errors=(SpecError("", "InvalidPod", "the manifest is not an object."),))
+        return PodSpec(errors=(FieldProblem("", "InvalidPod", "the manifest is not an object."),))
     spec = root.child("spec")
     if not spec.has("containers"):
-        spec.refuse("containers", "is missing: a pod needs at least one container")
+        spec.add_problem("containers", "is missing: a pod needs at least one container")
     spec.reason = "InvalidProbe"
     reader = _PodReader()
     for container in spec.children("initContainers"):
@@ -100,7 +98,7 @@ def parse_pod(pod: object) -> PodSpec:
 
 def with_annotation(spec: PodSpec, text: str | None) -> PodSpec:
     """The same pod with this text of the annotation, in place of what it had."""
-    errors = tuple(error for error in spec.errors if not probespec.is_of_annotation(error))
+    errors = tuple(error for error in spec.errors if not probespec.is_annotation_error(error))
     own: dict[str, ContainerProbes] = {}
     if text is not None:
         try:
@@ -136,7 +134,7 @@ class _PodReader:
     def read(self, container: Fields, *, init: bool) -> None:
         name = container.text("name")
         if not name or name in self._names:
-            container.refuse("name", "is used twice" if name else "is missing")
+            container.add_problem("name", "is used twice" if name else "is missing")
             return
         self._names.add(name)
         named = named_ports_of(container)
@@ -144,7 +142,7 @@ class _PodReader:
         if init and not restartable:
             for field in ("startupProbe", "readinessProbe", "livenessProbe"):
                 if container.has(field):
-                    container.refuse(
+                    container.add_problem(
                         field, "is not allowed on an init container without restartPolicy: Always"
                     )
             return

@@ -8,8 +8,6 @@ kubelet judges it.
 Texts here are byte strings spelt as latin-1 str, one character a byte.
 """
 
-from __future__ import annotations
-
 import re
 
 import msgspec
@@ -65,7 +63,7 @@ class Url(msgspec.Struct, frozen=True):
         query = "" if self.query is None else f"?{self.query}"
         return (self.path if self.path.startswith("/") else f"/{self.path}") + query
 
-    def without_user(self) -> Url:
+    def without_user(self) -> "Url":
         return msgspec.structs.replace(self, user=None)
 
     def __str__(self) -> str:

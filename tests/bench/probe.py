@@ -25,7 +25,7 @@ from agent.probing.manager import ProbeManager
 from bpf import pins
 from probes.engine import prober, scheduler
 from probes.netns import Netns
-from probes.results import Outcome
+from probes.results import ProbeOutcome
 from probes.spec.definitions import ContainerProbes, Grpc, Handler, HttpGet, Probe, TcpSocket
 from probes.spec.specs import PodSpec
 from tests import processes
@@ -71,11 +71,11 @@ def _memory() -> None:
             before = _rss_mb()
             for number in range(5000):
                 probe = Probe(HttpGet(9, f"/healthz?{number}"), 3600.0, period_seconds=3600.0)
-                container = scheduler.ContainerTarget(
+                container = scheduler.ProbedContainer(
                     ContainerProbes("app", readiness=probe), f"c{number}", time.time()
                 )
                 running.set_pod(
-                    scheduler.PodTarget(
+                    scheduler.ProbedPod(
                         f"pod{number}", sandbox.netns, (sandbox.v4, sandbox.v6), (container,)
                     )
                 )
@@ -138,7 +138,7 @@ async def _pace(sandboxes: list[Sandbox]) -> None:
         if number < total:
             loop.call_at(started + number / _PER_SECOND, begin, number + 1)
 
-    def done(outcome: Outcome) -> None:
+    def done(outcome: ProbeOutcome) -> None:
         nonlocal left
         left -= 1
         if over.done():
@@ -173,7 +173,7 @@ async def _cpu_us(handler: Handler, sandbox: Sandbox, in_flight: int, count: int
             under_way += 1
             running.start(plan, sandbox.netns, done)
 
-    def done(outcome: Outcome) -> None:
+    def done(outcome: ProbeOutcome) -> None:
         nonlocal left, under_way
         under_way -= 1
         if not outcome.passed:
@@ -207,7 +207,7 @@ def _scheduling(cert: str, key: str) -> None:
 async def _schedule(sandboxes: list[Sandbox]) -> tuple[list[float], list[float]]:
     """The 99th percentile of each second's delays, and each second's CPU."""
     delays: list[float] = []
-    failed: list[Outcome] = []
+    failed: list[ProbeOutcome] = []
     running = scheduler.Scheduler(
         on_result=lambda key, result: None,
         on_probe=lambda key, outcome: None if outcome.passed else failed.append(outcome),
@@ -223,10 +223,10 @@ async def _schedule(sandboxes: list[Sandbox]) -> tuple[list[float], list[float]]
     for number in range(_PODS):
         sandbox = sandboxes[number % len(sandboxes)]
         containers = tuple(
-            scheduler.ContainerTarget(each, "c1", time.time()) for each in (probes, side)
+            scheduler.ProbedContainer(each, "c1", time.time()) for each in (probes, side)
         )
         running.set_pod(
-            scheduler.PodTarget(f"pod{number}", sandbox.netns, (sandbox.v4, sandbox.v6), containers)
+            scheduler.ProbedPod(f"pod{number}", sandbox.netns, (sandbox.v4, sandbox.v6), containers)
         )
     await asyncio.sleep(3)
     p99s, percents = [], []

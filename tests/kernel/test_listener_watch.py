@@ -13,7 +13,7 @@ from agent.pods.conditions import Conditions
 from agent.probing.listeners import ListenerWatch
 from bpf import listeners, pins
 from probes.engine import scheduler
-from probes.results import Result
+from probes.results import ProbeResult
 from probes.spec.definitions import Probe, TcpSocket
 from probes.spec.specs import ContainerProbes
 from tests.kernel import offers
@@ -27,7 +27,7 @@ class Watched:
     """Pods probed once an hour, and the results as they come."""
 
     def __init__(self, installation: pins.Pins) -> None:
-        self.results: asyncio.Queue[tuple[str, Result]] = asyncio.Queue()
+        self.results: asyncio.Queue[tuple[str, ProbeResult]] = asyncio.Queue()
         self.metrics = Metrics(Conditions())
         self.scheduler = scheduler.Scheduler(
             on_result=lambda key, result: self.results.put_nowait((key.uid, result)),
@@ -37,12 +37,12 @@ class Watched:
 
     def add(self, pod: labs.LabPod, *, asks: bool = True) -> None:
         probe = Probe(TcpSocket(8080), period_seconds=_HOUR, fail_when_listener_closes=asks)
-        container = scheduler.ContainerTarget(ContainerProbes("app", readiness=probe), "c1")
+        container = scheduler.ProbedContainer(ContainerProbes("app", readiness=probe), "c1")
         addresses = tuple(str(address) for address in pod.addresses)
-        self.scheduler.set_pod(scheduler.PodTarget(pod.name, pod.netns, addresses, (container,)))
+        self.scheduler.set_pod(scheduler.ProbedPod(pod.name, pod.netns, addresses, (container,)))
         self.watch.watch(pod.name, pod.netns)
 
-    async def next(self) -> tuple[str, Result]:
+    async def next(self) -> tuple[str, ProbeResult]:
         async with asyncio.timeout(10):
             return await self.results.get()
 
@@ -84,8 +84,8 @@ async def test_listener_that_opens_and_closes_is_seen_at_once(
     watched.add(web)
     for _ in range(3):
         with web.listen(8080):
-            assert await watched.next() == ("web", Result.SUCCESS)
-        assert await watched.next() == ("web", Result.FAILURE)
+            assert await watched.next() == ("web", ProbeResult.SUCCESS)
+        assert await watched.next() == ("web", ProbeResult.FAILURE)
 
 
 async def test_only_the_pod_concerned_is_probed(
@@ -94,11 +94,11 @@ async def test_only_the_pod_concerned_is_probed(
     for added in (web, shop):
         watched.add(added)
     with shop.listen(8080):
-        assert await watched.next() == ("shop", Result.SUCCESS)
+        assert await watched.next() == ("shop", ProbeResult.SUCCESS)
         with web.listen(8080):
-            assert await watched.next() == ("web", Result.SUCCESS)
-        assert await watched.next() == ("web", Result.FAILURE)
-    assert await watched.next() == ("shop", Result.FAILURE)
+            assert await watched.next() == ("web", ProbeResult.SUCCESS)
+        assert await watched.next() == ("web", ProbeResult.FAILURE)
+    assert await watched.next() == ("shop", ProbeResult.FAILURE)
 
 
 async def test_listener_from_before_reports_as_well(
@@ -107,11 +107,11 @@ async def test_listener_from_before_reports_as_well(
     offers.need_older_listeners(await listeners.load(installation))
     with web.listen(8080):
         watched.add(web)
-        assert await watched.next() == ("web", Result.SUCCESS)
+        assert await watched.next() == ("web", ProbeResult.SUCCESS)
         async with asyncio.timeout(20):
             while watched.metrics.unwatched_listeners["web"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-    assert await watched.next() == ("web", Result.FAILURE)
+    assert await watched.next() == ("web", ProbeResult.FAILURE)
 
 
 async def test_listener_from_before_is_known_not_to_report_where_it_cannot(
@@ -120,7 +120,7 @@ async def test_listener_from_before_is_known_not_to_report_where_it_cannot(
     monkeypatch.setattr("bpf.listeners.ITERATOR", "none")
     with web.listen(8080), web.listen(8081):
         watched.add(web)
-        assert await watched.next() == ("web", Result.SUCCESS)
+        assert await watched.next() == ("web", ProbeResult.SUCCESS)
         assert watched.metrics.unwatched_listeners == {"web": 2}
     watched.watch.forget("web")
     assert watched.metrics.unwatched_listeners == {}
@@ -134,12 +134,12 @@ async def test_listener_of_an_earlier_agents_time_is_still_heard(
         async with watching(installation) as earlier:
             earlier.add(web)
             stack.enter_context(web.listen(8080))
-            assert await earlier.next() == ("web", Result.SUCCESS)
+            assert await earlier.next() == ("web", ProbeResult.SUCCESS)
         async with watching(installation) as later:
             later.add(web)
-            assert await later.next() == ("web", Result.SUCCESS)
+            assert await later.next() == ("web", ProbeResult.SUCCESS)
             stack.close()
-            assert await later.next() == ("web", Result.FAILURE)
+            assert await later.next() == ("web", ProbeResult.FAILURE)
 
 
 async def test_port_shared_by_two_listeners_stays_open_with_one(
@@ -153,13 +153,13 @@ async def test_port_shared_by_two_listeners_stays_open_with_one(
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             sock.bind(("", 8080))
             sock.listen()
-        assert await watched.next() == ("web", Result.SUCCESS)
+        assert await watched.next() == ("web", ProbeResult.SUCCESS)
         sock.close()
         # Another pod's flips take as long as this close would have taken to be believed.
         with shop.listen(8080):
-            assert await watched.next() == ("shop", Result.SUCCESS)
-        assert await watched.next() == ("shop", Result.FAILURE)
-    assert await watched.next() == ("web", Result.FAILURE)
+            assert await watched.next() == ("shop", ProbeResult.SUCCESS)
+        assert await watched.next() == ("shop", ProbeResult.FAILURE)
+    assert await watched.next() == ("web", ProbeResult.FAILURE)
 
 
 async def test_without_cgroups_probes_run_at_their_times(
@@ -171,7 +171,7 @@ async def test_without_cgroups_probes_run_at_their_times(
     task = asyncio.create_task(watched.watch.run())
     with web.listen(8080):
         watched.add(web)
-        assert await watched.next() == ("web", Result.SUCCESS)
+        assert await watched.next() == ("web", ProbeResult.SUCCESS)
     assert not watched.watch.attached.is_set()
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -12,7 +12,7 @@ import pytest
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
 from bpf import listeners, pins
-from probes.netns import NetnsGone
+from probes.netns import NetnsGoneError
 from tests.kernel import offers
 
 pytestmark = pytest.mark.kernel
@@ -119,8 +119,8 @@ def test_listeners_from_before_report_when_they_are_adopted(
             client.connect(("127.0.0.1", 8081))
             for one in (pod, other):
                 events.watch(cookie(one))
-            assert listeners.adopt(directory, pod.netns.visit) == 2
-            assert listeners.adopt(directory, pod.netns.visit) == 2
+            assert listeners.adopt(directory, pod.netns.run_inside) == 2
+            assert listeners.adopt(directory, pod.netns.run_inside) == 2
             # What is accepted from now on inherits the flag only until it is established.
             server.accept()[0].close()
             client.close()
@@ -133,8 +133,8 @@ def test_nobody_is_adopted_in_a_namespace_that_is_gone(
 ) -> None:
     offers.need_older_listeners(directory)
     lab.remove_pod(pod.name)
-    with pytest.raises(NetnsGone):
-        listeners.adopt(directory, pod.netns.visit)
+    with pytest.raises(NetnsGoneError):
+        listeners.adopt(directory, pod.netns.run_inside)
 
 
 def test_accepted_connections_report_nothing(

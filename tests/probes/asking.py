@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from probes.engine import prober
-from probes.results import Outcome
+from probes.results import ProbeOutcome
 from probes.spec.definitions import Handler, Probe
 from tests.probes.conftest import Sandbox
 
@@ -14,7 +14,9 @@ LATE_MAX_SECONDS = 0.05
 """By how much a probe may outlast its timeout."""
 
 
-async def ask(sandbox: Sandbox, handler: Handler, *addresses: str, seconds: float = 5.0) -> Outcome:
+async def ask(
+    sandbox: Sandbox, handler: Handler, *addresses: str, seconds: float = 5.0
+) -> ProbeOutcome:
     return await prober.probe(
         Probe(handler, timeout_seconds=seconds),
         netns=sandbox.netns,
@@ -31,7 +33,7 @@ class Deadline:
     def __init__(self) -> None:
         self._waited = _waited_seconds()
 
-    def is_kept(self, outcome: Outcome, timeout: float = SHORT) -> bool:
+    def is_kept(self, outcome: ProbeOutcome, timeout: float = SHORT) -> bool:
         """Whether a probe that was begun since this was made ended within timeout + 50 ms."""
         waited = _waited_seconds() - self._waited
         return outcome.duration_seconds - waited < timeout + LATE_MAX_SECONDS

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from probes.engine import hooks
 from probes.protocols import grpc_health, http1, http_get, tls
-from probes.protocols.exchanges import Broken, Exchange, Phase, Target
+from probes.protocols.exchanges import ConnectionFailure, Exchange, ExchangeTarget, Phase
 from probes.spec import urls
 from probes.spec.definitions import Grpc, HttpGet
 
@@ -33,8 +33,8 @@ FRAMES = st.builds(
     st.sampled_from([0, 1, 2, 3, 2**31 - 1]),
     st.binary(max_size=40) | st.just(b"\x88") | st.just(bytes(8)),
 )
-TALK = st.lists(WORDS | FRAMES | st.binary(max_size=30), max_size=30)
-TARGETS: dict[str, Target] = {
+EXCHANGE = st.lists(WORDS | FRAMES | st.binary(max_size=30), max_size=30)
+TARGETS: dict[str, ExchangeTarget] = {
     "http": http_get.HttpTarget(HttpGet(80), ADDRESS),
     "https": http_get.HttpTarget(HttpGet(80, scheme="HTTPS"), ADDRESS),
     "h2c": http_get.HttpTarget(HttpGet(80, protocol="HTTP2"), ADDRESS),
@@ -43,8 +43,8 @@ TARGETS: dict[str, Target] = {
 }
 
 
-def converse(exchange: Exchange, pieces: list[bytes], end: Broken | None) -> None:
-    """As dialing.Attempt does it, over as many connections as the exchange asks for."""
+def converse(exchange: Exchange, pieces: list[bytes], end: ConnectionFailure | None) -> None:
+    """As dialing.DialAttempt does it, over as many connections as the exchange asks for."""
     hop = exchange.hop
     assert 1 <= hop.port <= 65535
     sent = exchange.start()
@@ -72,21 +72,25 @@ def converse(exchange: Exchange, pieces: list[bytes], end: Broken | None) -> Non
 
 
 ENDS = st.sampled_from(
-    [None, Broken(Phase.TALK, "", timeout=True), Broken(Phase.TALK, "read: reset by peer")]
+    [
+        None,
+        ConnectionFailure(Phase.EXCHANGE, "", timeout=True),
+        ConnectionFailure(Phase.EXCHANGE, "read: reset by peer"),
+    ]
 )
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-@given(pieces=TALK, end=ENDS)
+@given(pieces=EXCHANGE, end=ENDS)
 def test_no_conversation_makes_an_exchange_raise(
-    kind: str, pieces: list[bytes], end: Broken | None
+    kind: str, pieces: list[bytes], end: ConnectionFailure | None
 ) -> None:
     converse(TARGETS[kind].exchange(), pieces, end)
 
 
 @given(st.lists(st.binary(max_size=60) | st.sampled_from([b"\x16\x03\x03", b"HTTP/1.1 400"])))
 def test_no_bytes_make_tls_raise_anything_else(pieces: list[bytes]) -> None:
-    tunnel = tls.Tunnel(())
+    tunnel = tls.TlsTunnel(())
     assert tunnel.start()
     try:
         for piece in pieces:

@@ -7,26 +7,26 @@ import socket
 import pytest
 
 from probes import listening, netns
-from probes.listening import Listener
+from probes.listening import ListeningSocket
 from tests.probes.conftest import Sandbox, sandbox_netns
 
 
 @pytest.mark.parametrize(
     ("listener", "taken", "left"),
     [
-        (Listener("0.0.0.0", 1), ["10.0.0.1", "127.0.0.1"], ["fd00::1"]),
-        (Listener("::", 1), ["10.0.0.1", "fd00::1"], []),
-        (Listener("::", 1, True), ["fd00::1"], ["10.0.0.1"]),
-        (Listener("10.0.0.1", 1), ["10.0.0.1"], ["10.0.0.2", "fd00::1"]),
-        (Listener("fd00::1", 1), ["fd00::1", "fd00:0::1"], ["fd00::2", "10.0.0.1"]),
-        (Listener("::ffff:10.0.0.1", 1), ["10.0.0.1"], ["10.0.0.2"]),
+        (ListeningSocket("0.0.0.0", 1), ["10.0.0.1", "127.0.0.1"], ["fd00::1"]),
+        (ListeningSocket("::", 1), ["10.0.0.1", "fd00::1"], []),
+        (ListeningSocket("::", 1, True), ["fd00::1"], ["10.0.0.1"]),
+        (ListeningSocket("10.0.0.1", 1), ["10.0.0.1"], ["10.0.0.2", "fd00::1"]),
+        (ListeningSocket("fd00::1", 1), ["fd00::1", "fd00:0::1"], ["fd00::2", "10.0.0.1"]),
+        (ListeningSocket("::ffff:10.0.0.1", 1), ["10.0.0.1"], ["10.0.0.2"]),
     ],
 )
 def test_a_listener_takes_what_the_kernel_would_give_it(
-    listener: Listener, taken: list[str], left: list[str]
+    listener: ListeningSocket, taken: list[str], left: list[str]
 ) -> None:
-    assert all(listener.takes(address) for address in taken)
-    assert not any(listener.takes(address) for address in left)
+    assert all(listener.accepts(address) for address in taken)
+    assert not any(listener.accepts(address) for address in left)
 
 
 @pytest.mark.kernel
@@ -34,10 +34,10 @@ def test_listeners_of_both_families_are_found(sandbox: Sandbox) -> None:
     assert listening.listeners(sandbox.netns) == []
     with sandbox.listen("198.18.0.1", 80), sandbox.listen("fd00:18::1", 81):
         assert listening.listeners(sandbox.netns) == [
-            Listener("198.18.0.1", 80),
-            Listener("fd00:18::1", 81, True),
+            ListeningSocket("198.18.0.1", 80),
+            ListeningSocket("fd00:18::1", 81, True),
         ]
-        assert listening.listeners(sandbox.netns, 81) == [Listener("fd00:18::1", 81, True)]
+        assert listening.listeners(sandbox.netns, 81) == [ListeningSocket("fd00:18::1", 81, True)]
         assert listening.listeners(sandbox.netns, 82) == []
 
 
@@ -47,7 +47,7 @@ def test_v6_listener_that_takes_both_is_told_from_one_that_does_not(sandbox: San
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind(("::", 80))
         sock.listen()
-        assert listening.listeners(sandbox.netns) == [Listener("::", 80, False)]
+        assert listening.listeners(sandbox.netns) == [ListeningSocket("::", 80, False)]
 
 
 @pytest.mark.kernel
@@ -73,5 +73,5 @@ def test_connections_are_no_listeners(sandbox: Sandbox) -> None:
 def test_namespace_that_is_gone_is_said() -> None:
     with sandbox_netns() as made:
         pass
-    with pytest.raises(netns.NetnsGone):
+    with pytest.raises(netns.NetnsGoneError):
         listening.listeners(made.netns)

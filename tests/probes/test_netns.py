@@ -20,7 +20,7 @@ OWN = "/proc/thread-self/ns/net"
 
 
 def test_path_that_does_not_exist_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(netns.NetnsGone, match="does not exist"):
+    with pytest.raises(netns.NetnsGoneError, match="does not exist"):
         netns.Netns.open(str(tmp_path / "none"))
 
 
@@ -131,7 +131,7 @@ def test_no_descriptor_of_the_namespace_is_held(sandbox: Sandbox) -> None:
 def test_ended_namespace_is_gone() -> None:
     with sandbox_netns() as sandbox:
         pass
-    with pytest.raises(netns.NetnsGone, match="is gone"):
+    with pytest.raises(netns.NetnsGoneError, match="is gone"):
         sandbox.netns.socket(socket.AF_INET, socket.SOCK_STREAM)
     assert not sandbox.netns.exists()
 
@@ -146,7 +146,7 @@ def test_another_namespace_at_the_same_path_is_gone(tmp_path: Path) -> None:
         path.unlink()
         path.symlink_to(second.path)
         assert not opened.exists()
-        with pytest.raises(netns.NetnsGone):
+        with pytest.raises(netns.NetnsGoneError):
             opened.socket(socket.AF_INET, socket.SOCK_STREAM)
 
 
@@ -175,7 +175,7 @@ def test_thread_that_moved_by_itself_is_not_taken_back(sandbox: Sandbox) -> None
         descriptor = os.open(elsewhere.path, os.O_RDONLY)
         netns._setns(descriptor, netns.CLONE_NEWNET)
         os.close(descriptor)
-        netns.forget_home()
+        netns.close_own_netns()
         sandbox.netns.socket(socket.AF_INET, socket.SOCK_STREAM).close()
         seen.append(os.stat(OWN).st_ino)
 

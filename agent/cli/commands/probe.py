@@ -12,7 +12,7 @@ import click
 from agent.cli.commands import options
 
 if TYPE_CHECKING:
-    from probes.results import Outcome
+    from probes.results import ProbeOutcome
     from probes.spec.definitions import Handler
 
 _HEADER = re.compile(r"([-A-Za-z0-9]+):[ \t]*([^\r\n]*)")
@@ -111,7 +111,7 @@ def probe(
         if output == "text":
             click.echo(f"{milliseconds:9.1f} ms  {address}  {text}")
 
-    async def work() -> "Outcome":
+    async def work() -> "ProbeOutcome":
         location: probe_runner.ProbeLocation
         if netns is not None:
             location = await probe_runner.find_netns(netns)
@@ -149,7 +149,7 @@ def _handler(
     return HttpGet(port, path, "HTTPS" if tls else "HTTP", headers, "HTTP2" if h2c else "HTTP1")
 
 
-def _document(outcome: "Outcome", steps: list[tuple[float, str, str]]) -> dict[str, object]:
+def _document(outcome: "ProbeOutcome", steps: list[tuple[float, str, str]]) -> dict[str, object]:
     return {
         "result": outcome.result.value,
         "message": outcome.message,

@@ -14,7 +14,7 @@ from agent.linux.pod_network import NetworkReader
 from agent.settings import admin_socket
 from probes.engine import hooks, prober, tracing
 from probes.netns import Netns, NetnsError
-from probes.results import Outcome
+from probes.results import ProbeOutcome
 from probes.spec.definitions import HttpGet, Probe
 
 
@@ -73,7 +73,7 @@ async def run(
     *,
     is_hook: bool,
     on_step: Callable[[float, str, str], None],
-) -> Outcome:
+) -> ProbeOutcome:
     """Run one probe or hook; `on_step` gets milliseconds, address and text of each step."""
     if is_hook:
         assert isinstance(probe.handler, HttpGet)
@@ -89,7 +89,7 @@ async def run(
     return await prober.run_once(running, tracing.traced(plan, step), location.netns)
 
 
-def describe(outcome: Outcome) -> str:
+def describe(outcome: ProbeOutcome) -> str:
     """The last line: result, families that responded, and message."""
     families = f" over {' and '.join(outcome.families)}" if outcome.families else ""
     text = tracing.printable(outcome.message)

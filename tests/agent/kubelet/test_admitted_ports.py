@@ -8,12 +8,12 @@ import pytest
 from agent.kubelet.admitted_ports import kubelet_rules, pods_cgroup
 from bpf import abi
 from bpf.rules import Rule, SourceKind
-from probes.spec.specs import DeclaredPorts, PodSpec, SpecError
+from probes.spec.specs import DeclaredPorts, FieldProblem, PodSpec
 
 ANY = (Rule(SourceKind.KUBELET, socket.IPPROTO_TCP),)
 
 
-def spec(*ports: int, any_port: bool = False, errors: tuple[SpecError, ...] = ()) -> PodSpec:
+def spec(*ports: int, any_port: bool = False, errors: tuple[FieldProblem, ...] = ()) -> PodSpec:
     return PodSpec(declared=DeclaredPorts(any_port, frozenset(ports)), errors=errors)
 
 
@@ -35,7 +35,7 @@ def test_a_pod_that_declares_nothing_lets_nobody_in() -> None:
     [
         pytest.param(spec(80, any_port=True), id="http, whose redirects go to other ports"),
         pytest.param(
-            spec(80, errors=(SpecError("spec", "InvalidProbe", "wrong."),)), id="not all known"
+            spec(80, errors=(FieldProblem("spec", "InvalidProbe", "wrong."),)), id="not all known"
         ),
         pytest.param(spec(*range(1, abi.GATE_RULES + 2)), id="more than a gate has room for"),
     ],

@@ -13,10 +13,10 @@ import pytest
 from agent.probing.result_store import ResultStore, sandbox_of
 from probes.engine.workers import ProbeType
 from probes.netns import Netns
-from probes.results import Result
+from probes.results import ProbeResult
 from tests.probes.conftest import sandbox_netns
 
-RESULTS = {"app": {ProbeType.READINESS: Result.SUCCESS}}
+RESULTS = {"app": {ProbeType.READINESS: ProbeResult.SUCCESS}}
 
 
 def end(memory: ResultStore) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from probes.engine import prober, scheduler
 from probes.engine.workers import ProbeType
 from probes.netns import Netns
-from probes.results import Outcome, Result
+from probes.results import ProbeOutcome, ProbeResult
 from probes.spec import specs
 
 STARTUP, READINESS, LIVENESS = ProbeType.STARTUP, ProbeType.READINESS, ProbeType.LIVENESS
-GOOD, BAD = Outcome(Result.SUCCESS, "fine"), Outcome(Result.FAILURE, "ill")
-ERROR = Outcome(Result.UNKNOWN, "no socket", error=True)
+GOOD, BAD = ProbeOutcome(ProbeResult.SUCCESS, "fine"), ProbeOutcome(ProbeResult.FAILURE, "ill")
+ERROR = ProbeOutcome(ProbeResult.UNKNOWN, "no socket", error=True)
 NETNS = Netns("/run/netns/none", 0, 0)
 
 
@@ -37,12 +37,14 @@ class Pods:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.answers: dict[int, Outcome | Exception] = {}
+        self.answers: dict[int, ProbeOutcome | Exception] = {}
         self.takes: dict[int, float] = {}
         self.started: list[Started] = []
         self.closed = False
 
-    def start(self, plan: prober.Plan, netns: Netns, done: Callable[[Outcome], None], /) -> Started:
+    def start(
+        self, plan: prober.ProbePlan, netns: Netns, done: Callable[[ProbeOutcome], None], /
+    ) -> Started:
         port = plan.candidates[0].target.exchange().hop.port
         addresses = [candidate.address for candidate in plan.candidates]
         run = Started(self.loop.time(), port, netns, addresses)
@@ -56,7 +58,9 @@ class Pods:
             done(answer)
         return run
 
-    def _answer(self, run: Started, answer: Outcome, done: Callable[[Outcome], None]) -> None:
+    def _answer(
+        self, run: Started, answer: ProbeOutcome, done: Callable[[ProbeOutcome], None]
+    ) -> None:
         if not run.cancelled:
             done(answer)
 
@@ -72,8 +76,8 @@ class Bench:
 
     def __init__(self, **settings: float) -> None:
         self.pods = Pods()
-        self.results: list[tuple[str, str, Result]] = []
-        self.probes: list[tuple[str, Outcome]] = []
+        self.results: list[tuple[str, str, ProbeResult]] = []
+        self.probes: list[tuple[str, ProbeOutcome]] = []
         self.delays: list[float] = []
         self.scheduler = scheduler.Scheduler(
             on_result=lambda key, result: self.results.append((key.uid, key.type, result)),
@@ -85,7 +89,7 @@ class Bench:
             **settings,
         )
 
-    def status(self, uid: str, type: ProbeType = READINESS) -> scheduler.ProbeStatus:
+    def status(self, uid: str, type: ProbeType = READINESS) -> scheduler.ProbeState:
         (found,) = (s for s in self.scheduler.snapshot() if s.key.uid == uid and s.key.type == type)
         return found
 
@@ -105,12 +109,12 @@ def pod(
     running: bool = True,
     started: bool | None = None,
     deleting: bool = False,
-    restored: Mapping[ProbeType, Result] | None = None,
+    restored: Mapping[ProbeType, ProbeResult] | None = None,
     netns: Netns = NETNS,
     addresses: tuple[str, ...] = ("198.18.0.1",),
-) -> scheduler.PodTarget:
+) -> scheduler.ProbedPod:
     probes = specs.ContainerProbes("app", startup, readiness, liveness)
-    container = scheduler.ContainerTarget(
+    container = scheduler.ProbedContainer(
         probes,
         container_id,
         started_at,
@@ -118,4 +122,4 @@ def pod(
         started=started,
         restored=restored or {},
     )
-    return scheduler.PodTarget(uid, netns, addresses, (container,), deleting)
+    return scheduler.ProbedPod(uid, netns, addresses, (container,), deleting)

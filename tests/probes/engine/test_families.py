@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from probes.engine import families, joint, prober
-from probes.results import Outcome, Result
+from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.definitions import IpFamily, IpFamilyPolicy, Probe, TcpSocket
 from tests.probes.conftest import Sandbox, sandbox_netns
 
@@ -60,9 +60,9 @@ def test_missing_address_is_a_failure_that_names_the_family(
     family: IpFamily | None, policy: IpFamilyPolicy | None, addresses: tuple[str, ...], text: str
 ) -> None:
     probe = Probe(TcpSocket(80), ip_family=family, ip_family_policy=policy)
-    with pytest.raises(families.NoAddress, match=text):
+    with pytest.raises(families.NoAddressError, match=text):
         families.groups(probe, addresses)
-    assert prober.plan(probe, addresses).refusal == text
+    assert prober.plan(probe, addresses).rejection == text
 
 
 def test_localhost_is_asked_only_when_the_probe_says_so() -> None:
@@ -79,7 +79,7 @@ async def ask(
     family: IpFamily | None = None,
     policy: IpFamilyPolicy | None = None,
     localhost: bool = False,
-) -> Outcome:
+) -> ProbeOutcome:
     probe = Probe(
         TcpSocket(port),
         timeout_seconds=5.0,
@@ -109,7 +109,7 @@ async def test_one_family_is_enough_and_is_named(
 ) -> None:
     with listening(shared_sandbox, served) as port:
         outcome = await ask(shared_sandbox, port, *addresses)
-    assert (outcome.result, outcome.address) == (Result.SUCCESS, served)
+    assert (outcome.result, outcome.address) == (ProbeResult.SUCCESS, served)
     assert outcome.families == (family,)
 
 
@@ -120,12 +120,12 @@ async def test_dual_stack_policies_need_both_families(
 ) -> None:
     with listening(shared_sandbox, V4) as port:
         outcome = await ask(shared_sandbox, port, policy=policy)
-    assert outcome.result is Result.FAILURE
+    assert outcome.result is ProbeResult.FAILURE
     assert outcome.message == f"dial tcp [{V6}]:{port}: connect: connection refused"
     assert outcome.families == ("IPv6",)
     with listening(shared_sandbox, V4, V6) as port:
         outcome = await ask(shared_sandbox, port, policy=policy)
-    assert outcome.result is Result.SUCCESS
+    assert outcome.result is ProbeResult.SUCCESS
     assert outcome.families == ("IPv4", "IPv6")
 
 
@@ -141,7 +141,7 @@ async def test_both_families_failing_are_both_told(shared_sandbox: Sandbox) -> N
 async def test_named_family_is_the_only_one_asked(shared_sandbox: Sandbox) -> None:
     with listening(shared_sandbox, V4) as port:
         outcome = await ask(shared_sandbox, port, family="IPv6")
-    assert (outcome.result, outcome.families) == (Result.FAILURE, ("IPv6",))
+    assert (outcome.result, outcome.families) == (ProbeResult.FAILURE, ("IPv6",))
 
 
 @pytest.mark.kernel
@@ -161,24 +161,24 @@ async def test_localhost_of_one_pod_is_not_anothers() -> None:
         assert not (await ask(second, port, localhost=True)).passed
 
 
-def outcome(result: Result, address: str, *, error: bool = False) -> Outcome:
-    return Outcome(result, f"{result} {address}", error, 0.5, address)
+def outcome(result: ProbeResult, address: str, *, error: bool = False) -> ProbeOutcome:
+    return ProbeOutcome(result, f"{result} {address}", error, 0.5, address)
 
 
 def test_warning_of_one_family_is_kept() -> None:
-    both = [outcome(Result.SUCCESS, V4), outcome(Result.WARNING, V6)]
-    assert joint.together(both).result is Result.WARNING
+    both = [outcome(ProbeResult.SUCCESS, V4), outcome(ProbeResult.WARNING, V6)]
+    assert joint.together(both).result is ProbeResult.WARNING
 
 
 def test_pods_failure_counts_for_more_than_the_probers() -> None:
-    both = [outcome(Result.UNKNOWN, V4, error=True), outcome(Result.FAILURE, V6)]
-    assert joint.together(both) == outcome(Result.FAILURE, V6)
+    both = [outcome(ProbeResult.UNKNOWN, V4, error=True), outcome(ProbeResult.FAILURE, V6)]
+    assert joint.together(both) == outcome(ProbeResult.FAILURE, V6)
 
 
 def test_cancelled_run_tells_nothing() -> None:
-    told: list[Outcome] = []
+    told: list[ProbeOutcome] = []
     run = joint.JointRun(2, told.append)
-    run.ender(0)(outcome(Result.SUCCESS, V4))
+    run.ender(0)(outcome(ProbeResult.SUCCESS, V4))
     run.cancel()
-    run.ender(1)(outcome(Result.SUCCESS, V6))
+    run.ender(1)(outcome(ProbeResult.SUCCESS, V6))
     assert told == []

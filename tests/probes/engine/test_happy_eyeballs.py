@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from probes.engine import prober
-from probes.results import Result
+from probes.results import ProbeResult
 from probes.spec.definitions import HttpGet, TcpSocket
 from tests.probes import servers
 from tests.probes.asking import ILL, OK, SHORT, Deadline, ask
@@ -22,7 +22,7 @@ async def test_second_family_answers_when_the_first_refuses(shared_sandbox: Sand
             shared_sandbox.v4,
             shared_sandbox.v6,
         )
-    assert (outcome.result, outcome.address) == (Result.SUCCESS, shared_sandbox.v6)
+    assert (outcome.result, outcome.address) == (ProbeResult.SUCCESS, shared_sandbox.v6)
 
 
 async def test_second_family_answers_when_the_first_is_ill(shared_sandbox: Sandbox) -> None:
@@ -30,7 +30,7 @@ async def test_second_family_answers_when_the_first_is_ill(shared_sandbox: Sandb
         sock = shared_sandbox.listen(shared_sandbox.v6, port)
         async with servers.serving(sock, servers.saying(OK)):
             outcome = await ask(shared_sandbox, HttpGet(port), shared_sandbox.v4, shared_sandbox.v6)
-    assert (outcome.result, outcome.address) == (Result.SUCCESS, shared_sandbox.v6)
+    assert (outcome.result, outcome.address) == (ProbeResult.SUCCESS, shared_sandbox.v6)
 
 
 async def test_second_family_joins_when_the_first_is_silent(shared_sandbox: Sandbox) -> None:
@@ -44,7 +44,7 @@ async def test_second_family_joins_when_the_first_is_silent(shared_sandbox: Sand
                 shared_sandbox.v6,
                 seconds=10.0,
             )
-    assert (outcome.result, outcome.address) == (Result.SUCCESS, shared_sandbox.v6)
+    assert (outcome.result, outcome.address) == (ProbeResult.SUCCESS, shared_sandbox.v6)
     assert outcome.duration_seconds >= prober.ATTEMPT_DELAY_SECONDS
 
 
@@ -79,6 +79,6 @@ async def test_both_families_silent_end_at_one_deadline(shared_sandbox: Sandbox)
                 shared_sandbox.v6,
                 seconds=SHORT,
             )
-    assert outcome.result is Result.FAILURE
+    assert outcome.result is ProbeResult.FAILURE
     assert outcome.duration_seconds >= SHORT
     assert deadline.is_kept(outcome)

@@ -8,19 +8,19 @@ from collections.abc import Callable
 import pytest
 
 from probes.engine import hints, prober, scheduler
-from probes.engine.hints import Fate
-from probes.listening import Listener
+from probes.engine.hints import HintResult
+from probes.listening import ListeningSocket
 from probes.netns import Netns
-from probes.results import Outcome, Result
+from probes.results import ProbeOutcome, ProbeResult
 from probes.spec import specs
 from probes.spec.definitions import Probe, TcpSocket
 from tests.probes.conftest import Sandbox
 
 pytestmark = pytest.mark.looptime
 
-GOOD, BAD = Outcome(Result.SUCCESS, "fine"), Outcome(Result.FAILURE, "refused")
+GOOD, BAD = ProbeOutcome(ProbeResult.SUCCESS, "fine"), ProbeOutcome(ProbeResult.FAILURE, "refused")
 NETNS = Netns("/run/netns/none", 0, 0)
-LISTENER = Listener("0.0.0.0", 80)
+LISTENER = ListeningSocket("0.0.0.0", 80)
 
 
 class Run:
@@ -37,27 +37,29 @@ class Pod:
         self.is_listed = True
         self.probed: list[float] = []
         self.looked: list[float] = []
-        self.results: list[tuple[float, Result]] = []
-        self.fates: list[tuple[bool, Fate]] = []
+        self.results: list[tuple[float, ProbeResult]] = []
+        self.fates: list[tuple[bool, HintResult]] = []
         self.scheduler = scheduler.Scheduler(
             on_result=lambda key, result: self.results.append((self.now, result)),
             on_probe=lambda key, outcome: None,
             starter=self,
         )
-        self.hints = hints.Hints(
+        self.hints = hints.ListenerHints(
             self.scheduler,
-            on_fate=lambda is_open, fate: self.fates.append((is_open, fate)),
+            on_result=lambda is_open, fate: self.fates.append((is_open, fate)),
             look=self.look,
         )
         probe = Probe(TcpSocket(80), failure_threshold=failure, fail_when_listener_closes=asks)
-        container = scheduler.ContainerTarget(specs.ContainerProbes("app", readiness=probe), "c1")
-        self.scheduler.set_pod(scheduler.PodTarget("a", NETNS, ("198.18.0.1",), (container,)))
+        container = scheduler.ProbedContainer(specs.ContainerProbes("app", readiness=probe), "c1")
+        self.scheduler.set_pod(scheduler.ProbedPod("a", NETNS, ("198.18.0.1",), (container,)))
 
     @property
     def now(self) -> float:
         return round(self.loop.time(), 6)
 
-    def start(self, plan: prober.Plan, netns: Netns, done: Callable[[Outcome], None], /) -> Run:
+    def start(
+        self, plan: prober.ProbePlan, netns: Netns, done: Callable[[ProbeOutcome], None], /
+    ) -> Run:
         self.probed.append(self.now)
         done(GOOD if self.is_up else BAD)
         return Run()
@@ -65,7 +67,7 @@ class Pod:
     def close(self) -> None:
         pass
 
-    def look(self, netns: Netns, port: int) -> list[Listener]:
+    def look(self, netns: Netns, port: int) -> list[ListeningSocket]:
         self.looked.append(self.now)
         return [LISTENER] if self.is_listed else []
 
@@ -84,10 +86,10 @@ async def test_confirmed_close_is_probed_twice_and_counted_once() -> None:
     pod.stop()
     await asyncio.sleep(1)
     assert pod.probed == [0.0, 1.0, 1.003]
-    assert pod.fates == [(False, Fate.CONFIRMED)]
+    assert pod.fates == [(False, HintResult.CONFIRMED)]
     # Thresholds hold: two more failures are needed, a period apart.
     await asyncio.sleep(20)
-    assert pod.results == [(0.0, Result.SUCCESS), (21.003, Result.FAILURE)]
+    assert pod.results == [(0.0, ProbeResult.SUCCESS), (21.003, ProbeResult.FAILURE)]
 
 
 async def test_confirmed_close_counts_as_the_threshold_where_the_pod_asks() -> None:
@@ -95,7 +97,7 @@ async def test_confirmed_close_counts_as_the_threshold_where_the_pod_asks() -> N
     await asyncio.sleep(1)
     pod.stop()
     await asyncio.sleep(1)
-    assert pod.results == [(0.0, Result.SUCCESS), (1.003, Result.FAILURE)]
+    assert pod.results == [(0.0, ProbeResult.SUCCESS), (1.003, ProbeResult.FAILURE)]
 
 
 async def test_failure_without_a_close_never_counts_as_the_threshold() -> None:
@@ -104,8 +106,8 @@ async def test_failure_without_a_close_never_counts_as_the_threshold() -> None:
     pod.is_up = False
     pod.hints.hint("a", 80, is_open=False)
     await asyncio.sleep(10)
-    assert pod.fates == [(False, Fate.REFUTED)]
-    assert pod.results == [(0.0, Result.SUCCESS)]
+    assert pod.fates == [(False, HintResult.REFUTED)]
+    assert pod.results == [(0.0, ProbeResult.SUCCESS)]
 
 
 async def test_event_that_comes_before_the_close_is_looked_at_again() -> None:
@@ -124,7 +126,7 @@ async def test_another_listener_of_the_port_refutes_a_close() -> None:
     pod.hints.hint("a", 80, is_open=False)
     await asyncio.sleep(1)
     assert pod.looked == [1.0, 1.001, 1.003, 1.007]
-    assert (pod.probed, pod.fates) == ([0.0], [(False, Fate.REFUTED)])
+    assert (pod.probed, pod.fates) == ([0.0], [(False, HintResult.REFUTED)])
 
 
 async def test_server_that_listens_again_at_once_stays_ready() -> None:
@@ -134,7 +136,7 @@ async def test_server_that_listens_again_at_once_stays_ready() -> None:
     await asyncio.sleep(0.001)
     pod.is_up = pod.is_listed = True
     await asyncio.sleep(1)
-    assert pod.results == [(0.0, Result.SUCCESS)]
+    assert pod.results == [(0.0, ProbeResult.SUCCESS)]
 
 
 async def test_opening_is_probed_at_once() -> None:
@@ -143,7 +145,7 @@ async def test_opening_is_probed_at_once() -> None:
     await asyncio.sleep(1)
     pod.go()
     await asyncio.sleep(1)
-    assert pod.results == [(1.0, Result.SUCCESS)]
+    assert pod.results == [(1.0, ProbeResult.SUCCESS)]
 
 
 async def test_what_changes_nothing_is_not_probed() -> None:
@@ -153,7 +155,7 @@ async def test_what_changes_nothing_is_not_probed() -> None:
     pod.hints.hint("a", 81, is_open=False)
     pod.hints.hint("b", 80, is_open=False)
     await asyncio.sleep(1)
-    assert (pod.probed, {fate for _, fate in pod.fates}) == ([0.0], {Fate.IDLE})
+    assert (pod.probed, {fate for _, fate in pod.fates}) == ([0.0], {HintResult.IDLE})
 
 
 async def test_endless_hints_cost_a_few_looks_a_second() -> None:
@@ -163,7 +165,7 @@ async def test_endless_hints_cost_a_few_looks_a_second() -> None:
         pod.hints.hint("a", 80, is_open=False)
         await asyncio.sleep(0.0005)
     assert len(pod.looked) <= 80
-    assert pod.results == [(0.0, Result.SUCCESS)]
+    assert pod.results == [(0.0, ProbeResult.SUCCESS)]
 
 
 async def test_newest_hint_of_a_burst_is_followed_last() -> None:
@@ -174,9 +176,9 @@ async def test_newest_hint_of_a_burst_is_followed_last() -> None:
     pod.go()
     await asyncio.sleep(1)
     assert [(round(at, 2), result) for at, result in pod.results] == [
-        (0.0, Result.SUCCESS),
-        (1.0, Result.FAILURE),
-        (1.05, Result.SUCCESS),
+        (0.0, ProbeResult.SUCCESS),
+        (1.0, ProbeResult.FAILURE),
+        (1.05, ProbeResult.SUCCESS),
     ]
 
 
@@ -197,15 +199,15 @@ async def test_close_of_a_real_listener_is_confirmed(sandbox: Sandbox) -> None:
     failed = asyncio.Event()
     passed = asyncio.Event()
 
-    def told(key: scheduler.ProbeKey, result: Result) -> None:
-        (passed if result is Result.SUCCESS else failed).set()
+    def told(key: scheduler.ProbeKey, result: ProbeResult) -> None:
+        (passed if result is ProbeResult.SUCCESS else failed).set()
 
     running = scheduler.Scheduler(on_result=told, on_probe=lambda key, outcome: None)
-    following = hints.Hints(running)
+    following = hints.ListenerHints(running)
     probe = Probe(TcpSocket(80), period_seconds=3600.0, fail_when_listener_closes=True)
-    container = scheduler.ContainerTarget(specs.ContainerProbes("app", readiness=probe), "c1")
+    container = scheduler.ProbedContainer(specs.ContainerProbes("app", readiness=probe), "c1")
     sock = sandbox.listen(port=80)
-    running.set_pod(scheduler.PodTarget("a", sandbox.netns, (sandbox.v4, sandbox.v6), (container,)))
+    running.set_pod(scheduler.ProbedPod("a", sandbox.netns, (sandbox.v4, sandbox.v6), (container,)))
     async with asyncio.timeout(10):
         await passed.wait()
         sock.close()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from probes.engine import hooks
-from probes.protocols.exchanges import Broken, Hop, Phase
-from probes.results import Outcome, Result
+from probes.protocols.exchanges import ConnectionFailure, DialHop, Phase
+from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.specs import HttpGet
 from tests.probes import servers
 from tests.probes.conftest import Sandbox
@@ -44,7 +44,7 @@ def test_any_status_is_success(status: int) -> None:
     exchange.start()
     exchange.receive(b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % status)
     assert exchange.verdict is not None
-    assert exchange.verdict.result is Result.SUCCESS
+    assert exchange.verdict.result is ProbeResult.SUCCESS
 
 
 def test_redirect_to_another_host_is_success_and_not_followed() -> None:
@@ -54,7 +54,7 @@ def test_redirect_to_another_host_is_success_and_not_followed() -> None:
     exchange.receive(b"HTTP/1.1 302 F\r\nLocation: http://evil/\r\nContent-Length: 0\r\n\r\n")
     assert exchange.hop is hop
     assert exchange.verdict is not None
-    assert exchange.verdict.result is Result.SUCCESS
+    assert exchange.verdict.result is ProbeResult.SUCCESS
 
 
 def test_ten_redirects_are_a_failure() -> None:
@@ -68,9 +68,9 @@ def test_ten_redirects_are_a_failure() -> None:
 
 def test_only_the_words_of_a_plain_server_lead_to_plain_http() -> None:
     exchange = hooks.HookTarget(HttpGet(443, scheme="HTTPS"), "10.0.0.1").exchange()
-    exchange.fail(Broken(Phase.TLS, "remote error: tls: handshake failure"))
+    exchange.fail(ConnectionFailure(Phase.TLS, "remote error: tls: handshake failure"))
     assert exchange.verdict is not None
-    assert exchange.verdict.result is Result.FAILURE
+    assert exchange.verdict.result is ProbeResult.FAILURE
 
 
 def test_fallback_goes_without_any_credentials() -> None:
@@ -81,9 +81,9 @@ def test_fallback_goes_without_any_credentials() -> None:
         headers=(("authorization", "Bearer t"), ("X-A", "1")),
     )
     exchange = hooks.HookTarget(handler, "10.0.0.1").exchange()
-    exchange.fail(Broken(Phase.TLS, "http: server gave HTTP response to HTTPS client"))
+    exchange.fail(ConnectionFailure(Phase.TLS, "http: server gave HTTP response to HTTPS client"))
     assert exchange.verdict is None
-    assert exchange.hop == Hop(8443)
+    assert exchange.hop == DialHop(8443)
     sent = exchange.start()
     assert b"X-A: 1" in sent
     assert b"uthorization" not in sent
@@ -92,8 +92,10 @@ def test_fallback_goes_without_any_credentials() -> None:
 def test_failed_fallback_tells_of_the_first_failure() -> None:
     exchange = hooks.HookTarget(HttpGet(443, scheme="HTTPS"), "10.0.0.1").exchange()
     words = "http: server gave HTTP response to HTTPS client"
-    exchange.fail(Broken(Phase.TLS, words))
-    exchange.fail(Broken(Phase.DIAL, "dial tcp 10.0.0.1:443: connect: connection refused"))
+    exchange.fail(ConnectionFailure(Phase.TLS, words))
+    exchange.fail(
+        ConnectionFailure(Phase.DIAL, "dial tcp 10.0.0.1:443: connect: connection refused")
+    )
     assert exchange.verdict is not None
     assert exchange.verdict.message == f'Get "https://10.0.0.1:443/": {words}'
 
@@ -113,7 +115,7 @@ def test_limit_must_be_positive(seconds: float) -> None:
         hooks.plan(HttpGet(80), ["198.18.0.1"], seconds)
 
 
-async def call(sandbox: Sandbox, handler: HttpGet, seconds: float | None = 5.0) -> Outcome:
+async def call(sandbox: Sandbox, handler: HttpGet, seconds: float | None = 5.0) -> ProbeOutcome:
     return await hooks.run(
         handler, netns=sandbox.netns, addresses=(sandbox.v4,), limit_seconds=seconds
     )
@@ -127,7 +129,7 @@ async def test_https_hook_reaches_a_server_with_a_bad_certificate(
     answer = servers.saying(OK)
     async with servers.serving(shared_sandbox.listen(), answer, context) as port:
         outcome = await call(shared_sandbox, HttpGet(port, scheme="HTTPS"))
-    assert outcome.result is Result.SUCCESS
+    assert outcome.result is ProbeResult.SUCCESS
 
 
 @pytest.mark.kernel
@@ -148,7 +150,7 @@ async def test_https_hook_falls_back_to_a_plain_server(shared_sandbox: Sandbox) 
     headers = (("Authorization", "Bearer t"),)
     async with servers.serving(shared_sandbox.listen(), plain) as port:
         outcome = await call(shared_sandbox, HttpGet(port, scheme="HTTPS", headers=headers))
-    assert outcome.result is Result.WARNING
+    assert outcome.result is ProbeResult.WARNING
     assert outcome.message.startswith("LifecycleHTTPFallback: ")
     assert b"Authorization" not in requests[0]
 
@@ -156,7 +158,7 @@ async def test_https_hook_falls_back_to_a_plain_server(shared_sandbox: Sandbox) 
 @pytest.mark.kernel
 async def test_nobody_there_is_a_failure(shared_sandbox: Sandbox) -> None:
     outcome = await call(shared_sandbox, HttpGet(9))
-    assert outcome.result is Result.FAILURE
+    assert outcome.result is ProbeResult.FAILURE
     assert outcome.message.endswith("connect: connection refused")
 
 
@@ -164,7 +166,7 @@ async def test_nobody_there_is_a_failure(shared_sandbox: Sandbox) -> None:
 async def test_pre_stop_ends_with_the_grace_period(shared_sandbox: Sandbox) -> None:
     async with servers.serving(shared_sandbox.listen(), servers.silent) as port:
         outcome = await call(shared_sandbox, HttpGet(port), seconds=0.1)
-    assert outcome.result is Result.FAILURE
+    assert outcome.result is ProbeResult.FAILURE
     assert "deadline exceeded" in outcome.message
 
 
@@ -185,4 +187,4 @@ async def test_post_start_waits_for_as_long_as_it_takes(shared_sandbox: Sandbox)
         await heard.wait()
         assert not hook.done()
         release.set()
-        assert (await hook).result is Result.SUCCESS
+        assert (await hook).result is ProbeResult.SUCCESS

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from probes.engine import scheduler
-from probes.results import Outcome, Result
+from probes.results import ProbeOutcome, ProbeResult
 from tests.probes.engine.schedules import BAD, GOOD, LIVENESS, Bench, pod, probe
 
 pytestmark = pytest.mark.looptime
@@ -15,16 +15,16 @@ pytestmark = pytest.mark.looptime
 
 async def test_snapshot_shows_what_status_needs(bench: Bench) -> None:
     bench.pods.takes[2] = 5.0
-    bench.pods.answers[1] = Outcome(Result.FAILURE, "x" * 5000, address="198.18.0.1")
+    bench.pods.answers[1] = ProbeOutcome(ProbeResult.FAILURE, "x" * 5000, address="198.18.0.1")
     bench.scheduler.set_pod(pod(readiness=probe(1), liveness=probe(2)))
     await asyncio.sleep(4)
     readiness, liveness = bench.status("a"), bench.status("a", LIVENESS)
-    assert (readiness.passed, readiness.failed, readiness.run_length) == (0, 1, 1)
+    assert (readiness.passed, readiness.failed, readiness.streak) == (0, 1, 1)
     assert readiness.outcome is not None
     assert len(readiness.outcome.message) == scheduler.MESSAGE_MAX_CHARS
     assert readiness.due_in_seconds == pytest.approx(6.0)
     assert (liveness.in_flight, liveness.due_in_seconds) == (True, None)
-    assert liveness.result is Result.SUCCESS
+    assert liveness.result is ProbeResult.SUCCESS
 
 
 async def test_passing_names_the_first_probe_that_does_not(bench: Bench) -> None:

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from probes.engine import prober
 from probes.protocols import dialing
-from probes.results import Outcome, Result
+from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.specs import Exec, HttpGet, Probe, TcpSocket
 from tests.probes import servers
 from tests.probes.asking import OK, SHORT, Deadline, ask
@@ -30,12 +30,12 @@ pytestmark = pytest.mark.kernel
 async def test_tcp_probe_of_a_listener_succeeds(shared_sandbox: Sandbox, address: str) -> None:
     with shared_sandbox.listen(address) as sock:
         outcome = await ask(shared_sandbox, TcpSocket(sock.getsockname()[1]), address)
-    assert (outcome.result, outcome.message, outcome.address) == (Result.SUCCESS, "", address)
+    assert (outcome.result, outcome.message, outcome.address) == (ProbeResult.SUCCESS, "", address)
 
 
 async def test_tcp_probe_of_a_closed_port_fails_at_once(shared_sandbox: Sandbox) -> None:
     outcome = await ask(shared_sandbox, TcpSocket(9))
-    assert outcome.result is Result.FAILURE
+    assert outcome.result is ProbeResult.FAILURE
     assert outcome.message == "dial tcp 198.18.0.1:9: connect: connection refused"
     assert not outcome.error
 
@@ -43,13 +43,13 @@ async def test_tcp_probe_of_a_closed_port_fails_at_once(shared_sandbox: Sandbox)
 async def test_localhost_only_server_is_not_reached(shared_sandbox: Sandbox) -> None:
     with shared_sandbox.listen("127.0.0.1") as sock:
         outcome = await ask(shared_sandbox, TcpSocket(sock.getsockname()[1]))
-    assert outcome.result is Result.FAILURE
+    assert outcome.result is ProbeResult.FAILURE
 
 
 async def test_server_of_the_node_is_not_reached(shared_sandbox: Sandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         outcome = await ask(shared_sandbox, TcpSocket(sock.getsockname()[1]), "127.0.0.1")
-    assert outcome.result is Result.FAILURE
+    assert outcome.result is ProbeResult.FAILURE
 
 
 async def test_tcp_probe_without_an_answer_times_out(sandbox: Sandbox) -> None:
@@ -70,21 +70,21 @@ async def test_tcp_probe_without_an_answer_times_out(sandbox: Sandbox) -> None:
 async def test_unreachable_address_is_a_failure(shared_sandbox: Sandbox) -> None:
     outcome = await ask(shared_sandbox, TcpSocket(80), "198.18.99.99")
     assert outcome.message == "dial tcp 198.18.99.99:80: connect: network is unreachable"
-    assert (outcome.result, outcome.error) == (Result.FAILURE, False)
+    assert (outcome.result, outcome.error) == (ProbeResult.FAILURE, False)
 
 
 async def test_two_pods_with_the_same_address_are_told_apart() -> None:
     with sandbox_netns() as first, sandbox_netns() as second, first.listen() as sock:
         handler = TcpSocket(sock.getsockname()[1])
         outcomes = await asyncio.gather(ask(first, handler), ask(second, handler))
-    assert [outcome.result for outcome in outcomes] == [Result.SUCCESS, Result.FAILURE]
+    assert [outcome.result for outcome in outcomes] == [ProbeResult.SUCCESS, ProbeResult.FAILURE]
 
 
 async def test_namespace_that_is_gone_is_a_failure() -> None:
     with sandbox_netns() as sandbox:
         pass
     outcome = await ask(sandbox, TcpSocket(80))
-    assert (outcome.result, outcome.error) == (Result.FAILURE, False)
+    assert (outcome.result, outcome.error) == (ProbeResult.FAILURE, False)
     assert "is gone" in outcome.message
 
 
@@ -93,7 +93,7 @@ async def test_namespace_that_goes_during_a_probe_is_a_failure() -> None:
         async with servers.serving(sandbox.listen(), servers.silent) as port:
             probe = asyncio.create_task(ask(sandbox, HttpGet(port), seconds=SHORT))
             await asyncio.sleep(0)
-    assert (await probe).result is Result.FAILURE
+    assert (await probe).result is ProbeResult.FAILURE
 
 
 @contextmanager
@@ -118,12 +118,12 @@ async def test_lack_of_descriptors_is_a_prober_error_not_the_pods(
 ) -> None:
     loop = asyncio.get_running_loop()
     running = prober.Prober(loop)
-    seen: list[Outcome] = []
+    seen: list[ProbeOutcome] = []
     plan = prober.plan(Probe(TcpSocket(80)), [shared_sandbox.v4])
     with no_descriptors_left():
         running.start(plan, shared_sandbox.netns, seen.append)
     running.close()
-    assert [(outcome.result, outcome.error) for outcome in seen] == [(Result.UNKNOWN, True)]
+    assert [(outcome.result, outcome.error) for outcome in seen] == [(ProbeResult.UNKNOWN, True)]
 
 
 async def test_exec_is_the_kubelets(shared_sandbox: Sandbox) -> None:
@@ -139,7 +139,7 @@ async def test_pod_without_an_address_fails(
         Probe(TcpSocket(80)), netns=shared_sandbox.netns, addresses=addresses
     )
     assert (outcome.result, outcome.message) == (
-        Result.FAILURE,
+        ProbeResult.FAILURE,
         "the pod has no address to probe",
     )
 
@@ -168,7 +168,7 @@ async def test_http_probe_of_a_real_server(shared_sandbox: Sandbox) -> None:
         outcome = await ask(shared_sandbox, HttpGet(port, "/healthz?a=b"))
     finally:
         await runner.cleanup()
-    assert (outcome.result, outcome.message) == (Result.SUCCESS, "fine")
+    assert (outcome.result, outcome.message) == (ProbeResult.SUCCESS, "fine")
     assert seen == [
         (
             "/healthz?a=b",
@@ -188,14 +188,14 @@ async def test_redirect_to_another_port_of_the_pod_is_followed(shared_sandbox: S
         moved = b"HTTP/1.1 302 F\r\nLocation: " + there + b"\r\nContent-Length: 0\r\n\r\n"
         async with servers.serving(shared_sandbox.listen(), servers.saying(moved)) as first:
             outcome = await ask(shared_sandbox, HttpGet(first))
-    assert (outcome.result, outcome.message) == (Result.SUCCESS, "ok")
+    assert (outcome.result, outcome.message) == (ProbeResult.SUCCESS, "ok")
 
 
 async def test_endless_redirects_end(shared_sandbox: Sandbox) -> None:
     moved = b"HTTP/1.1 302 F\r\nLocation: /again\r\nContent-Length: 0\r\n\r\n"
     async with servers.serving(shared_sandbox.listen(), servers.saying(moved)) as port:
         outcome = await ask(shared_sandbox, HttpGet(port))
-    assert outcome.result is Result.FAILURE
+    assert outcome.result is ProbeResult.FAILURE
     assert "stopped after 10 redirects" in outcome.message
 
 
@@ -238,7 +238,7 @@ async def test_server_that_drags_its_feet_is_cut_off(
         deadline = Deadline()
         outcome = await ask(shared_sandbox, HttpGet(port), seconds=SHORT)
     assert words in outcome.message
-    assert (outcome.result, outcome.error) == (Result.FAILURE, error)
+    assert (outcome.result, outcome.error) == (ProbeResult.FAILURE, error)
     assert deadline.is_kept(outcome)
 
 
@@ -247,24 +247,24 @@ async def test_server_that_drags_its_feet_is_cut_off(
     [
         (
             servers.repeating(b"HTTP/1.1 200 OK\r\n", b"X-A: b\r\n" * 1000),
-            Result.FAILURE,
+            ProbeResult.FAILURE,
             "headers exceeded",
         ),
         (
             servers.repeating(b"HTTP/1.1 200 OK\r\nX: ", b"x" * 65536),
-            Result.FAILURE,
+            ProbeResult.FAILURE,
             "headers exceeded",
         ),
-        (servers.repeating(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536), Result.SUCCESS, "xxx"),
+        (servers.repeating(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536), ProbeResult.SUCCESS, "xxx"),
         (
             servers.repeating(b"HTTP/1.1 103 E\r\n\r\n", b"HTTP/1.1 103 E\r\n\r\n"),
-            Result.FAILURE,
+            ProbeResult.FAILURE,
             "too many 1xx",
         ),
     ],
 )
 async def test_flood_is_cut_off_within_a_megabyte(
-    shared_sandbox: Sandbox, answer: servers.Answer, result: Result, words: str
+    shared_sandbox: Sandbox, answer: servers.Answer, result: ProbeResult, words: str
 ) -> None:
     async with servers.serving(shared_sandbox.listen(), answer) as port:
         outcome = await ask(shared_sandbox, HttpGet(port))
@@ -311,7 +311,7 @@ async def test_reset_is_a_failure(shared_sandbox: Sandbox) -> None:
 
     async with servers.serving(shared_sandbox.listen(), reset) as port:
         outcome = await ask(shared_sandbox, HttpGet(port))
-    assert outcome.result is Result.FAILURE
+    assert outcome.result is ProbeResult.FAILURE
     assert outcome.message.endswith("read: connection reset by peer")
     assert f"->198.18.0.1:{port}: read:" in outcome.message
 
@@ -345,20 +345,20 @@ async def test_large_request_is_sent_in_pieces(shared_sandbox: Sandbox) -> None:
 async def test_mistake_of_ours_ends_only_that_probe(
     shared_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: dialing.Attempt) -> None:
+    def broken(self: dialing.DialAttempt) -> None:
         raise RuntimeError("a mistake")
 
-    monkeypatch.setattr(dialing.Attempt, "_connected", broken)
+    monkeypatch.setattr(dialing.DialAttempt, "_connected", broken)
     with shared_sandbox.listen() as sock:
         outcome = await ask(shared_sandbox, TcpSocket(sock.getsockname()[1]))
-    assert (outcome.result, outcome.error) == (Result.UNKNOWN, True)
+    assert (outcome.result, outcome.error) == (ProbeResult.UNKNOWN, True)
     assert "a mistake" in outcome.message
 
 
 async def test_many_probes_at_once(shared_sandbox: Sandbox) -> None:
     async with servers.serving(shared_sandbox.listen(), servers.saying(OK)) as port:
         outcomes = await asyncio.gather(*(ask(shared_sandbox, HttpGet(port)) for _ in range(200)))
-    assert {outcome.result for outcome in outcomes} == {Result.SUCCESS}
+    assert {outcome.result for outcome in outcomes} == {ProbeResult.SUCCESS}
 
 
 def test_errors_are_spelt_as_in_go() -> None:

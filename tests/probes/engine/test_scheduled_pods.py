@@ -9,7 +9,7 @@ import pytest
 
 from probes.engine import scheduler
 from probes.netns import Netns
-from probes.results import Outcome, Result
+from probes.results import ProbeOutcome, ProbeResult
 from probes.spec import specs
 from tests.probes.engine.schedules import BAD, GOOD, READINESS, STARTUP, Bench, Pods, pod, probe
 
@@ -22,7 +22,7 @@ async def test_unchanged_probe_keeps_its_state(bench: Bench) -> None:
     bench.scheduler.set_pod(pod(readiness=probe(1), liveness=probe(2)))
     await asyncio.sleep(8)
     assert bench.pods.times(1) == [0.0, 10.0]
-    assert bench.results == [("a", READINESS, Result.SUCCESS)]
+    assert bench.results == [("a", READINESS, ProbeResult.SUCCESS)]
 
 
 async def test_changed_probe_starts_anew(bench: Bench) -> None:
@@ -66,10 +66,10 @@ async def test_removed_pod_is_forgotten(bench: Bench) -> None:
 
 
 async def test_pod_may_be_removed_by_a_callback(bench: Bench) -> None:
-    def remove(key: scheduler.ProbeKey, outcome: Outcome) -> None:
+    def remove(key: scheduler.ProbeKey, outcome: ProbeOutcome) -> None:
         other.remove_pod(key.uid)
 
-    results: list[Result] = []
+    results: list[ProbeResult] = []
     other = scheduler.Scheduler(
         on_result=lambda key, result: results.append(result), on_probe=remove, starter=bench.pods
     )
@@ -115,7 +115,7 @@ async def test_restarted_container_is_told_and_probed_at_once(bench: Bench) -> N
     await asyncio.sleep(12)
     bench.pods.answers[1] = BAD
     bench.scheduler.set_pod(pod(readiness=probe(1), container_id="c2", started_at=12.0))
-    assert bench.results[-1] == ("a", READINESS, Result.FAILURE)
+    assert bench.results[-1] == ("a", READINESS, ProbeResult.FAILURE)
     assert bench.scheduler.passing("a")[1] == "ProbePending"
     await asyncio.sleep(1)
     assert bench.pods.times(1) == [0.0, 10.0, 12.0]
@@ -171,16 +171,16 @@ async def test_deleted_pod_keeps_its_readiness_probe_only(bench: Bench) -> None:
 
 async def test_restored_results_count_until_the_first_of_this_process(bench: Bench) -> None:
     bench.pods.answers[1] = BAD
-    restored = {READINESS: Result.SUCCESS}
+    restored = {READINESS: ProbeResult.SUCCESS}
     bench.scheduler.set_pod(pod(readiness=probe(1, failure=2), restored=restored))
     await asyncio.sleep(1)
     assert bench.scheduler.passing("a")[1] == "ProbesPassing"
     await asyncio.sleep(10)
-    assert bench.results == [("a", READINESS, Result.FAILURE)]
+    assert bench.results == [("a", READINESS, ProbeResult.FAILURE)]
 
 
 async def test_restored_startup_is_not_probed_again(bench: Bench) -> None:
-    restored = {STARTUP: Result.SUCCESS, READINESS: Result.SUCCESS}
+    restored = {STARTUP: ProbeResult.SUCCESS, READINESS: ProbeResult.SUCCESS}
     bench.scheduler.set_pod(pod(startup=probe(1), readiness=probe(2), restored=restored))
     await asyncio.sleep(1)
     assert (bench.pods.times(1), bench.pods.times(2)) == ([], [0.0])

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from probes.engine import queue, scheduler
-from probes.results import Outcome, Result
+from probes.results import ProbeOutcome, ProbeResult
 from probes.spec import specs
 from tests.probes.conftest import Sandbox
 from tests.probes.engine.schedules import BAD, ERROR, GOOD, READINESS, Bench, pod, probe
@@ -37,9 +37,9 @@ async def test_only_changes_are_told(bench: Bench) -> None:
     bench.pods.answers[1] = GOOD
     await asyncio.sleep(5)
     assert bench.results == [
-        ("a", READINESS, Result.SUCCESS),
-        ("a", READINESS, Result.FAILURE),
-        ("a", READINESS, Result.SUCCESS),
+        ("a", READINESS, ProbeResult.SUCCESS),
+        ("a", READINESS, ProbeResult.FAILURE),
+        ("a", READINESS, ProbeResult.SUCCESS),
     ]
 
 
@@ -55,7 +55,7 @@ async def test_prober_error_is_tried_three_times_and_told_once(bench: Bench) -> 
     await asyncio.sleep(1)
     assert bench.pods.times(1) == [0.0, 0.0, 0.0]
     assert bench.probes == [("a", ERROR)]
-    assert (bench.status("a").errors, bench.status("a").result) == (1, Result.FAILURE)
+    assert (bench.status("a").errors, bench.status("a").result) == (1, ProbeResult.FAILURE)
 
 
 async def test_prober_that_raises_is_a_prober_error(bench: Bench) -> None:
@@ -72,7 +72,7 @@ async def test_callback_that_raises_stops_nothing(bench: Bench) -> None:
     told: list[str] = []
     bench.pods.loop.set_exception_handler(lambda loop, context: told.append(context["message"]))
 
-    def broken(key: scheduler.ProbeKey, outcome: Outcome) -> None:
+    def broken(key: scheduler.ProbeKey, outcome: ProbeOutcome) -> None:
         raise RuntimeError("a mistake")
 
     other = scheduler.Scheduler(
@@ -200,7 +200,7 @@ async def test_cancelled_run_closes(bench: Bench) -> None:
 @pytest.mark.kernel
 @pytest.mark.looptime(False)
 async def test_real_pod_that_falls_ill_and_recovers(sandbox: Sandbox) -> None:
-    changes: asyncio.Queue[Result] = asyncio.Queue()
+    changes: asyncio.Queue[ProbeResult] = asyncio.Queue()
     running = scheduler.Scheduler(
         on_result=lambda key, result: changes.put_nowait(result),
         on_probe=lambda key, outcome: None,
@@ -210,10 +210,10 @@ async def test_real_pod_that_falls_ill_and_recovers(sandbox: Sandbox) -> None:
     often = specs.Probe(specs.TcpSocket(port), period_seconds=0.02, failure_threshold=2)
     running.set_pod(pod(readiness=often, netns=sandbox.netns, addresses=(sandbox.v4, sandbox.v6)))
     async with asyncio.timeout(30):
-        assert await changes.get() is Result.SUCCESS
+        assert await changes.get() is ProbeResult.SUCCESS
         sock.close()
-        assert await changes.get() is Result.FAILURE
+        assert await changes.get() is ProbeResult.FAILURE
         assert "connection refused" in running.passing("a")[2]
         with sandbox.listen(port=port):
-            assert await changes.get() is Result.SUCCESS
+            assert await changes.get() is ProbeResult.SUCCESS
         await running.aclose()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from probes.engine import prober, tracing
-from probes.protocols.exchanges import Broken, Exchange, Phase
+from probes.protocols.exchanges import ConnectionFailure, Exchange, Phase
 from probes.spec.definitions import HttpGet, Probe
 
 ADDRESS = "198.18.0.1"
@@ -37,7 +37,7 @@ def test_a_redirect_is_a_hang_up_and_another_dial() -> None:
 
 def test_failure_names_what_was_being_done() -> None:
     exchange, told = traced(HttpGet(80))
-    exchange.fail(Broken(Phase.TLS, "EOF"))
+    exchange.fail(ConnectionFailure(Phase.TLS, "EOF"))
     assert told == ["stops shaking hands over TLS: EOF"]
 
 

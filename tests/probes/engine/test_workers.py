@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes.engine.workers import Container, ProbeType, Worker
-from probes.results import Outcome, Result
+from probes.engine.workers import ContainerInstance, ProbeType, Worker
+from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.specs import Probe, TcpSocket
 
-GOOD, BAD = Outcome(Result.SUCCESS), Outcome(Result.FAILURE)
-ERROR = Outcome(Result.FAILURE, error=True)
+GOOD, BAD = ProbeOutcome(ProbeResult.SUCCESS), ProbeOutcome(ProbeResult.FAILURE)
+ERROR = ProbeOutcome(ProbeResult.FAILURE, error=True)
 STARTUP, READINESS, LIVENESS = ProbeType.STARTUP, ProbeType.READINESS, ProbeType.LIVENESS
 
 
@@ -43,31 +43,31 @@ class Run:
         running: bool = True,
         restarts: bool = True,
         deleting: bool = False,
-        restored: Result | None = None,
+        restored: ProbeResult | None = None,
     ) -> None:
         self.worker.observe(
-            Container(container_id, started_at, running, restarts),
+            ContainerInstance(container_id, started_at, running, restarts),
             started=self.started,
             deleting=deleting,
             now=self.now,
             restored=restored,
         )
 
-    def probe(self, *outcomes: Outcome, takes: float = 0.0) -> float:
+    def probe(self, *outcomes: ProbeOutcome, takes: float = 0.0) -> float:
         """Run the probes that bring these outcomes; returns when the last began."""
         began = self.now
         for outcome in outcomes:
             due = self.worker.due
             assert due is not None
             began = self.now = max(self.now, due)
-            self.worker.begin(self.now)
+            self.worker.start(self.now)
             self.now += takes
             while self.worker.finish(outcome):
-                self.worker.begin(self.now)
+                self.worker.start(self.now)
         return began
 
     @property
-    def cached(self) -> Result | None:
+    def cached(self) -> ProbeResult | None:
         return self.worker.cached
 
     @property
@@ -77,9 +77,13 @@ class Run:
 
 @pytest.mark.parametrize(
     ("type", "result"),
-    [(READINESS, Result.FAILURE), (LIVENESS, Result.SUCCESS), (STARTUP, Result.UNKNOWN)],
+    [
+        (READINESS, ProbeResult.FAILURE),
+        (LIVENESS, ProbeResult.SUCCESS),
+        (STARTUP, ProbeResult.UNKNOWN),
+    ],
 )
-def test_initial_result(type: ProbeType, result: Result) -> None:
+def test_initial_result(type: ProbeType, result: ProbeResult) -> None:
     assert Run(type).cached is result
 
 
@@ -117,7 +121,7 @@ def test_probe_longer_than_its_period_is_followed_at_once_by_one() -> None:
 
 def test_probes_of_one_worker_never_overlap() -> None:
     run = Run()
-    run.worker.begin(0.0)
+    run.worker.start(0.0)
     assert run.due is None
 
 
@@ -144,19 +148,19 @@ def test_initial_delay_that_is_over_does_not_count() -> None:
 def test_failures_below_the_threshold_change_nothing() -> None:
     run = Run(failure=3)
     run.probe(GOOD, BAD, BAD)
-    assert run.cached is Result.SUCCESS
+    assert run.cached is ProbeResult.SUCCESS
 
 
 def test_failures_in_a_row_change_the_result_at_the_threshold() -> None:
     run = Run(failure=3)
     run.probe(GOOD, BAD, BAD, BAD)
-    assert run.cached is Result.FAILURE
+    assert run.cached is ProbeResult.FAILURE
 
 
 def test_a_success_between_starts_the_count_anew() -> None:
     run = Run(failure=3)
     run.probe(GOOD, BAD, BAD, GOOD, BAD, BAD)
-    assert run.cached is Result.SUCCESS
+    assert run.cached is ProbeResult.SUCCESS
 
 
 def test_success_threshold() -> None:
@@ -165,19 +169,19 @@ def test_success_threshold() -> None:
     for _ in range(2):
         run.probe(GOOD)
         seen.append(run.cached)
-    assert seen == [Result.FAILURE, Result.FAILURE, Result.SUCCESS]
+    assert seen == [ProbeResult.FAILURE, ProbeResult.FAILURE, ProbeResult.SUCCESS]
 
 
 def test_warning_counts_as_success() -> None:
     run = Run()
-    run.probe(Outcome(Result.WARNING))
-    assert run.cached is Result.SUCCESS
+    run.probe(ProbeOutcome(ProbeResult.WARNING))
+    assert run.cached is ProbeResult.SUCCESS
 
 
 def test_unknown_counts_as_failure() -> None:
     run = Run(failure=1)
-    run.probe(GOOD, Outcome(Result.UNKNOWN))
-    assert run.cached is Result.FAILURE
+    run.probe(GOOD, ProbeOutcome(ProbeResult.UNKNOWN))
+    assert run.cached is ProbeResult.FAILURE
 
 
 def test_prober_error_is_tried_three_times_at_once_and_thrown_away() -> None:
@@ -187,31 +191,31 @@ def test_prober_error_is_tried_three_times_at_once_and_thrown_away() -> None:
     run.now = 10.0
     again = True
     while again:
-        run.worker.begin(run.now)
+        run.worker.start(run.now)
         tries += 1
         again = run.worker.finish(ERROR)
-    assert (tries, run.cached, run.due) == (3, Result.SUCCESS, 20.0)
+    assert (tries, run.cached, run.due) == (3, ProbeResult.SUCCESS, 20.0)
 
 
 def test_prober_error_does_not_break_a_run_of_failures() -> None:
     run = Run(failure=2)
     run.probe(GOOD, BAD, ERROR, BAD)
-    assert run.cached is Result.FAILURE
+    assert run.cached is ProbeResult.FAILURE
 
 
 def test_result_of_a_later_try_counts() -> None:
     run = Run()
-    run.worker.begin(0.0)
+    run.worker.start(0.0)
     assert run.worker.finish(ERROR)
-    run.worker.begin(0.0)
+    run.worker.start(0.0)
     assert not run.worker.finish(GOOD)
-    assert run.cached is Result.SUCCESS
+    assert run.cached is ProbeResult.SUCCESS
 
 
 def test_each_probe_has_three_tries_of_its_own() -> None:
     run = Run()
     run.probe(ERROR)
-    run.worker.begin(10.0)
+    run.worker.start(10.0)
     assert run.worker.finish(ERROR)
 
 
@@ -243,19 +247,19 @@ def test_startup_is_not_probed_once_started() -> None:
 
 
 @pytest.mark.parametrize("outcomes", [(GOOD,), (BAD, BAD, BAD)])
-def test_startup_is_on_hold_after_either_result(outcomes: tuple[Outcome, ...]) -> None:
+def test_startup_is_on_hold_after_either_result(outcomes: tuple[ProbeOutcome, ...]) -> None:
     run = Run(STARTUP)
     run.probe(*outcomes)
-    assert (run.worker.on_hold, run.due, run.worker.run_length) == (True, None, 0)
+    assert (run.worker.is_paused, run.due, run.worker.streak) == (True, None, 0)
     assert run.cached is outcomes[0].result
 
 
 def test_liveness_is_on_hold_after_a_failure_only() -> None:
     run = Run(LIVENESS)
     run.probe(GOOD, BAD, BAD)
-    assert not run.worker.on_hold
+    assert not run.worker.is_paused
     run.probe(BAD)
-    assert (run.worker.on_hold, run.due, run.cached) == (True, None, Result.FAILURE)
+    assert (run.worker.is_paused, run.due, run.cached) == (True, None, ProbeResult.FAILURE)
 
 
 def test_readiness_is_never_on_hold() -> None:
@@ -269,7 +273,7 @@ def test_new_container_ends_the_hold_with_the_initial_result() -> None:
     run.probe(BAD, BAD, BAD)
     run.now = 23.0
     run.see("c2", started_at=23.0)
-    assert (run.worker.on_hold, run.cached, run.due) == (False, Result.SUCCESS, 30.0)
+    assert (run.worker.is_paused, run.cached, run.due) == (False, ProbeResult.SUCCESS, 30.0)
 
 
 def test_new_container_makes_readiness_fail_and_be_probed_at_once() -> None:
@@ -277,7 +281,7 @@ def test_new_container_makes_readiness_fail_and_be_probed_at_once() -> None:
     run.probe(GOOD)
     run.now = 4.0
     run.see("c2", started_at=4.0)
-    assert (run.cached, run.due) == (Result.FAILURE, 4.0)
+    assert (run.cached, run.due) == (ProbeResult.FAILURE, 4.0)
 
 
 def test_first_container_does_not_hurry_a_worker_that_is_to_begin_later() -> None:
@@ -289,13 +293,13 @@ def test_same_container_changes_nothing() -> None:
     run.probe(GOOD)
     run.now = 4.0
     run.see()
-    assert (run.cached, run.due) == (Result.SUCCESS, 10.0)
+    assert (run.cached, run.due) == (ProbeResult.SUCCESS, 10.0)
 
 
 def test_container_that_does_not_run_fails_and_is_not_probed() -> None:
     run = Run(LIVENESS)
     run.see(running=False)
-    assert (run.cached, run.due, run.worker.over) == (Result.FAILURE, None, False)
+    assert (run.cached, run.due, run.worker.over) == (ProbeResult.FAILURE, None, False)
 
 
 def test_container_that_will_not_run_again_ends_the_worker() -> None:
@@ -310,7 +314,7 @@ def test_container_that_will_not_run_again_ends_the_worker() -> None:
 def test_deletion_ends_liveness_and_startup_with_success(type: ProbeType) -> None:
     run = Run(type)
     run.see(deleting=True)
-    assert (run.cached, run.due, run.worker.over) == (Result.SUCCESS, None, True)
+    assert (run.cached, run.due, run.worker.over) == (ProbeResult.SUCCESS, None, True)
 
 
 def test_readiness_goes_on_during_deletion() -> None:
@@ -319,21 +323,21 @@ def test_readiness_goes_on_during_deletion() -> None:
     run.see(deleting=True)
     assert run.due == 10.0
     run.probe(BAD, BAD, BAD)
-    assert run.cached is Result.FAILURE
+    assert run.cached is ProbeResult.FAILURE
 
 
 def test_result_that_comes_after_the_end_does_not_count() -> None:
     run = Run(LIVENESS, failure=1)
-    run.worker.begin(0.0)
+    run.worker.start(0.0)
     run.see(deleting=True)
     run.worker.finish(BAD)
-    assert run.cached is Result.SUCCESS
+    assert run.cached is ProbeResult.SUCCESS
 
 
 def test_result_from_before_this_process_is_kept() -> None:
     run = Run(READINESS)
-    run.see("c2", restored=Result.SUCCESS)
-    assert run.cached is Result.SUCCESS
+    run.see("c2", restored=ProbeResult.SUCCESS)
+    assert run.cached is ProbeResult.SUCCESS
 
 
 def test_trigger_probes_now_and_starts_the_rhythm_anew() -> None:
@@ -347,7 +351,7 @@ def test_trigger_probes_now_and_starts_the_rhythm_anew() -> None:
 
 def test_trigger_during_a_probe_asks_for_one_more() -> None:
     run = Run()
-    run.worker.begin(0.0)
+    run.worker.start(0.0)
     run.worker.trigger(0.5)
     run.worker.trigger(0.6)
     run.worker.finish(GOOD)
@@ -360,9 +364,9 @@ def test_trigger_during_a_probe_asks_for_one_more() -> None:
 def test_abandoned_probe_counts_for_nothing() -> None:
     run = Run(failure=1)
     run.probe(GOOD)
-    run.worker.begin(10.0)
+    run.worker.start(10.0)
     run.worker.abandon()
-    assert (run.cached, run.due) == (Result.SUCCESS, 20.0)
+    assert (run.cached, run.due) == (ProbeResult.SUCCESS, 20.0)
 
 
 @given(
@@ -371,16 +375,16 @@ def test_abandoned_probe_counts_for_nothing() -> None:
     st.integers(1, 5),
 )
 def test_result_changes_only_after_a_full_run(
-    outcomes: list[Outcome], success: int, failure: int
+    outcomes: list[ProbeOutcome], success: int, failure: int
 ) -> None:
     run = Run(success=success, failure=failure)
-    expected, kind, length = Result.FAILURE, None, 0
+    expected, kind, length = ProbeResult.FAILURE, None, 0
     for outcome in outcomes:
         run.probe(outcome)
         if not outcome.error:
             length = length + 1 if outcome.result is kind else 1
             kind = outcome.result
-            if length >= (success if kind is Result.SUCCESS else failure):
+            if length >= (success if kind is ProbeResult.SUCCESS else failure):
                 expected = kind
         assert run.cached is expected
 

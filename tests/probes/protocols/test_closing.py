@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from probes.protocols import dialing
-from probes.results import Result
+from probes.results import ProbeResult
 from probes.spec.definitions import HttpGet, TcpSocket
 from tests.probes import servers
 from tests.probes.asking import OK, ask
@@ -57,7 +57,7 @@ async def test_closing_never_waits_for_the_pod(sandbox_that_drops_every_fin: San
         started = time.monotonic()
         outcome = await ask(sandbox, TcpSocket(sock.getsockname()[1]))
         assert time.monotonic() - started < 0.9
-    assert outcome.result is Result.SUCCESS
+    assert outcome.result is ProbeResult.SUCCESS
 
 
 def in_state(sandbox: Sandbox, state: str) -> list[str]:
@@ -72,7 +72,7 @@ async def test_probe_leaves_no_port_in_time_wait(sandbox: Sandbox) -> None:
         accepted, _ = sock.accept()
         with accepted:
             assert accepted.recv(1) == b""  # an end, and not a reset
-    assert outcome.result is Result.SUCCESS
+    assert outcome.result is ProbeResult.SUCCESS
     assert in_state(sandbox, "time-wait") == []
 
 
@@ -142,7 +142,7 @@ async def test_probes_in_a_row_never_run_out_of_ports(
     async with servers.serving(sandbox.listen(port=8080), answer) as port:
         for _ in range(100):
             outcome = await ask(sandbox, HttpGet(port))
-            assert outcome.result is Result.SUCCESS, outcome
+            assert outcome.result is ProbeResult.SUCCESS, outcome
 
 
 async def test_server_that_probes_are_talking_to_sees_an_end_not_a_reset(
@@ -158,4 +158,4 @@ async def test_server_that_probes_are_talking_to_sees_an_end_not_a_reset(
     async with servers.serving(sandbox.listen(), answer) as port:
         outcome = await ask(sandbox, HttpGet(port))
         assert await asyncio.wait_for(seen.get(), 10) == b""
-    assert outcome.result is Result.SUCCESS
+    assert outcome.result is ProbeResult.SUCCESS

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from probes.engine import prober
 from probes.protocols import grpc_health
-from probes.protocols.exchanges import Broken, Phase
-from probes.results import Outcome, Result, Verdict
+from probes.protocols.exchanges import ConnectionFailure, Phase
+from probes.results import ExchangeResult, ProbeOutcome, ProbeResult
 from probes.spec.specs import Grpc, Probe
 from tests import processes
 from tests.probes import servers
@@ -49,7 +49,7 @@ class Server:
         status: int = 200,
         headers: tuple[tuple[str, str], ...] = GRPC,
         trailers: tuple[tuple[str, str], ...] | None = (("grpc-status", "0"),),
-    ) -> Verdict:
+    ) -> ExchangeResult:
         connection = self.connection
         connection.send_headers(1, [(":status", str(status)), *headers])
         connection.send_data(1, data, end_stream=trailers is None)
@@ -57,7 +57,7 @@ class Server:
             connection.send_headers(1, trailers, end_stream=True)
         return self.sent()
 
-    def sent(self) -> Verdict:
+    def sent(self) -> ExchangeResult:
         self.exchange.receive(self.connection.data_to_send())
         assert self.exchange.verdict is not None
         return self.exchange.verdict
@@ -68,8 +68,8 @@ def response(status: int) -> bytes:
     return grpc_health.frame(message)
 
 
-def failure(text: str) -> Verdict:
-    return Verdict(Result.FAILURE, text)
+def failure(text: str) -> ExchangeResult:
+    return ExchangeResult(ProbeResult.FAILURE, text)
 
 
 def test_request_is_that_of_the_kubelet() -> None:
@@ -92,7 +92,7 @@ def test_request_is_that_of_the_kubelet() -> None:
 
 
 def test_serving_is_success() -> None:
-    assert Server().answer(response(1)) == Verdict(Result.SUCCESS, "service healthy")
+    assert Server().answer(response(1)) == ExchangeResult(ProbeResult.SUCCESS, "service healthy")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_server_that_speaks_no_grpc_is_a_failure(
     status: int, headers: tuple[tuple[str, str], ...], text: str
 ) -> None:
     verdict = Server().answer(b"x", status=status, headers=headers, trailers=None)
-    assert verdict.result is Result.FAILURE
+    assert verdict.result is ProbeResult.FAILURE
     assert text in verdict.message
 
 
@@ -198,7 +198,7 @@ def test_server_that_goes_away_is_a_failure() -> None:
 
 def test_no_connection_in_time_is_told_in_the_kubelets_words() -> None:
     server = Server()
-    server.exchange.fail(Broken(Phase.TALK, "", timeout=True))
+    server.exchange.fail(ConnectionFailure(Phase.EXCHANGE, "", timeout=True))
     assert server.exchange.verdict == failure(
         f'timeout: failed to connect service "{ENDPOINT}" within 1s: context deadline exceeded'
     )
@@ -207,13 +207,15 @@ def test_no_connection_in_time_is_told_in_the_kubelets_words() -> None:
 def test_no_answer_in_time_is_told_in_the_kubelets_words() -> None:
     server = Server(timeout_seconds=2)
     server.settle()
-    server.exchange.fail(Broken(Phase.TALK, "", timeout=True))
+    server.exchange.fail(ConnectionFailure(Phase.EXCHANGE, "", timeout=True))
     assert server.exchange.verdict == failure("timeout: health rpc did not complete within 2s")
 
 
 def test_refused_connection_is_told_at_once() -> None:
     exchange = grpc_health.GrpcTarget(Grpc(50051), "10.0.0.1", 1.0).exchange()
-    exchange.fail(Broken(Phase.DIAL, "dial tcp 10.0.0.1:50051: connect: connection refused"))
+    exchange.fail(
+        ConnectionFailure(Phase.DIAL, "dial tcp 10.0.0.1:50051: connect: connection refused")
+    )
     assert exchange.verdict == failure(
         f'timeout: failed to connect service "{ENDPOINT}" within 1s:'
         " dial tcp 10.0.0.1:50051: connect: connection refused"
@@ -249,7 +251,7 @@ def test_no_bytes_make_an_exchange_raise(data: bytes, settled: bool, size: int) 
     else:
         server.exchange.receive(b"")
     assert server.exchange.verdict is not None
-    assert server.exchange.verdict.result is Result.FAILURE
+    assert server.exchange.verdict.result is ProbeResult.FAILURE
 
 
 FRAME = st.builds(
@@ -319,7 +321,7 @@ def health_server(shared_sandbox: Sandbox) -> Iterator[Sandbox]:
         yield shared_sandbox
 
 
-async def ask(sandbox: Sandbox, handler: Grpc, *addresses: str) -> Outcome:
+async def ask(sandbox: Sandbox, handler: Grpc, *addresses: str) -> ProbeOutcome:
     return await prober.probe(
         Probe(handler, timeout_seconds=10.0),
         netns=sandbox.netns,
@@ -331,7 +333,7 @@ async def ask(sandbox: Sandbox, handler: Grpc, *addresses: str) -> Outcome:
 @pytest.mark.parametrize("address", ["198.18.0.1", "fd00:18::1"])
 async def test_real_server_is_healthy(health_server: Sandbox, address: str) -> None:
     outcome = await ask(health_server, Grpc(50051), address)
-    assert (outcome.result, outcome.message) == (Result.SUCCESS, "service healthy")
+    assert (outcome.result, outcome.message) == (ProbeResult.SUCCESS, "service healthy")
 
 
 @pytest.mark.kernel
@@ -343,7 +345,7 @@ async def test_real_server_with_an_ill_service(health_server: Sandbox) -> None:
 @pytest.mark.kernel
 async def test_real_server_without_that_service(health_server: Sandbox) -> None:
     outcome = await ask(health_server, Grpc(50051, "nothing"))
-    assert outcome.result is Result.FAILURE
+    assert outcome.result is ProbeResult.FAILURE
     assert "code = NotFound" in outcome.message
 
 
@@ -360,7 +362,7 @@ async def test_real_server_without_health_checking(shared_sandbox: Sandbox) -> N
 async def test_real_server_with_tls(shared_sandbox: Sandbox, tmp_path: Path) -> None:
     with grpcio(shared_sandbox, "198.18.0.1:50053", *servers.certificate(tmp_path)):
         outcome = await ask(shared_sandbox, Grpc(50053, mode="TLS"))
-    assert (outcome.result, outcome.message) == (Result.SUCCESS, "service healthy")
+    assert (outcome.result, outcome.message) == (ProbeResult.SUCCESS, "service healthy")
 
 
 @pytest.mark.kernel
@@ -368,5 +370,5 @@ async def test_http_server_is_no_grpc_server(shared_sandbox: Sandbox) -> None:
     said = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
     async with servers.serving(shared_sandbox.listen(), servers.saying(said)) as port:
         outcome = await ask(shared_sandbox, Grpc(port))
-    assert outcome.result is Result.FAILURE
+    assert outcome.result is ProbeResult.FAILURE
     assert f'failed to connect service "198.18.0.1:{port}" within 10s' in outcome.message

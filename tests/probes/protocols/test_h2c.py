@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from probes.engine import prober
 from probes.protocols import http_get
-from probes.results import Outcome, Result, Verdict
+from probes.results import ExchangeResult, ProbeOutcome, ProbeResult
 from probes.spec.specs import HttpGet, Probe
 from tests.probes import servers
 from tests.probes.conftest import Sandbox
@@ -51,7 +51,7 @@ class Talk:
         self.exchange.receive(self.server.data_to_send())
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ExchangeResult:
         assert self.exchange.verdict is not None
         return self.exchange.verdict
 
@@ -75,13 +75,15 @@ def test_host_header_becomes_the_authority() -> None:
 def test_success_has_the_body() -> None:
     talk = Talk()
     talk.answer(200, body=b"fine")
-    assert talk.verdict == Verdict(Result.SUCCESS, "fine")
+    assert talk.verdict == ExchangeResult(ProbeResult.SUCCESS, "fine")
 
 
 def test_other_codes_are_failures() -> None:
     talk = Talk()
     talk.answer(503, body=b"secret")
-    assert talk.verdict == Verdict(Result.FAILURE, "HTTP probe failed with statuscode: 503")
+    assert talk.verdict == ExchangeResult(
+        ProbeResult.FAILURE, "HTTP probe failed with statuscode: 503"
+    )
 
 
 def test_redirect_within_the_pod_is_followed() -> None:
@@ -92,13 +94,13 @@ def test_redirect_within_the_pod_is_followed() -> None:
     talk.connect()
     assert (talk.exchange.hop.port, talk.request[":path"]) == (81, "/there")
     talk.answer(200)
-    assert talk.verdict.result is Result.SUCCESS
+    assert talk.verdict.result is ProbeResult.SUCCESS
 
 
 def test_redirect_to_another_host_is_a_warning() -> None:
     talk = Talk()
     talk.answer(302, ("location", "http://10.0.0.2/"))
-    assert talk.verdict.result is Result.WARNING
+    assert talk.verdict.result is ProbeResult.WARNING
 
 
 def test_redirect_to_https_cannot_be_followed() -> None:
@@ -112,7 +114,7 @@ def test_body_is_cut_at_ten_kibibytes() -> None:
     talk.server.send_headers(1, [(":status", "200")])
     talk.server.send_data(1, b"x" * 12_000)
     talk.exchange.receive(talk.server.data_to_send())
-    assert talk.verdict == Verdict(Result.SUCCESS, "x" * 10_240)
+    assert talk.verdict == ExchangeResult(ProbeResult.SUCCESS, "x" * 10_240)
 
 
 def test_answer_of_too_many_frames_is_a_failure() -> None:
@@ -151,7 +153,9 @@ def test_server_of_http_1_is_a_failure() -> None:
 def test_early_end_is_a_failure() -> None:
     talk = Talk()
     talk.exchange.receive(b"")
-    assert talk.verdict == Verdict(Result.FAILURE, 'Get "http://10.0.0.1:80/x?y": unexpected EOF')
+    assert talk.verdict == ExchangeResult(
+        ProbeResult.FAILURE, 'Get "http://10.0.0.1:80/x?y": unexpected EOF'
+    )
 
 
 @given(st.binary(max_size=100), st.booleans(), st.integers(1, 30))
@@ -179,9 +183,9 @@ async def h2_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 @pytest.mark.kernel
 async def test_probe_of_a_server(shared_sandbox: Sandbox) -> None:
     async with servers.serving(shared_sandbox.listen(), h2_server) as port:
-        outcome: Outcome = await prober.probe(
+        outcome: ProbeOutcome = await prober.probe(
             Probe(HttpGet(port, protocol="HTTP2"), timeout_seconds=5.0),
             netns=shared_sandbox.netns,
             addresses=[shared_sandbox.v4],
         )
-    assert (outcome.result, outcome.message) == (Result.SUCCESS, "over h2c")
+    assert (outcome.result, outcome.message) == (ProbeResult.SUCCESS, "over h2c")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from probes.engine import prober
-from probes.results import Outcome, Result
+from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.definitions import Grpc, Handler, HttpGet, Probe, TcpSocket
 from tests.probes import hostile_server, servers
 from tests.probes.asking import Deadline
@@ -65,7 +65,7 @@ def handlers(port: int) -> dict[str, Handler]:
     }
 
 
-async def ask(sandbox: Sandbox, handler: Handler) -> Outcome:
+async def ask(sandbox: Sandbox, handler: Handler) -> ProbeOutcome:
     probe = Probe(handler, timeout_seconds=TIMEOUT_SECONDS)
     return await prober.probe(probe, netns=sandbox.netns, addresses=(sandbox.v4,))
 
@@ -104,7 +104,7 @@ async def test_open_port_is_all_that_a_tcp_probe_asks_for(
     shared_sandbox: Sandbox, ports: dict[str, int], name: str
 ) -> None:
     outcome = await ask(shared_sandbox, TcpSocket(ports[name]))
-    assert outcome.result is Result.SUCCESS
+    assert outcome.result is ProbeResult.SUCCESS
 
 
 async def test_hostile_pods_do_not_hold_up_a_good_one(

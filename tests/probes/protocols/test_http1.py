@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from probes.protocols import http1
 
 
-def read(*pieces: bytes, end: bool = False) -> http1.ResponseReader:
-    reader = http1.ResponseReader()
+def read(*pieces: bytes, end: bool = False) -> http1.Http1ResponseReader:
+    reader = http1.Http1ResponseReader()
     for piece in pieces:
         reader.feed(piece)
     if end:
@@ -168,7 +168,7 @@ def test_headers_of_informational_responses_count() -> None:
 
 @given(st.binary(), st.lists(st.integers(1, 30)))
 def test_arbitrary_bytes_are_read_or_refused(data: bytes, cuts: list[int]) -> None:
-    reader = http1.ResponseReader()
+    reader = http1.Http1ResponseReader()
     try:
         for cut in cuts:
             reader.feed(data[:cut])

@@ -8,8 +8,8 @@ from typing import Literal
 import pytest
 
 from probes.protocols import exchanges, http_get
-from probes.protocols.exchanges import Broken, Phase
-from probes.results import Result, Verdict
+from probes.protocols.exchanges import ConnectionFailure, Phase
+from probes.results import ExchangeResult, ProbeResult
 from probes.spec.specs import HttpGet
 
 ADDRESS = "10.0.0.1"
@@ -27,7 +27,7 @@ class Talk:
     def __init__(self, handler: HttpGet, *answers: bytes, address: str = ADDRESS) -> None:
         self.exchange = http_get.HttpTarget(handler, address).exchange()
         self.requests: list[bytes] = []
-        self.hops: list[exchanges.Hop] = []
+        self.hops: list[exchanges.DialHop] = []
         for data in answers:
             hop = self.exchange.hop
             self.hops.append(hop)
@@ -37,7 +37,7 @@ class Talk:
                 break
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ExchangeResult:
         assert self.exchange.verdict is not None
         return self.exchange.verdict
 
@@ -60,30 +60,30 @@ def talk(
 
 @pytest.mark.parametrize("status", [200, 201, 204, 299])
 def test_two_hundreds_are_success(status: int) -> None:
-    assert talk(answer(status)).verdict == Verdict(Result.SUCCESS, "")
+    assert talk(answer(status)).verdict == ExchangeResult(ProbeResult.SUCCESS, "")
 
 
 @pytest.mark.parametrize("status", [101, 400, 404, 500, 503, 999])
 def test_other_codes_are_failures_without_the_body(status: int) -> None:
-    assert talk(answer(status, body="secret")).verdict == Verdict(
-        Result.FAILURE, f"HTTP probe failed with statuscode: {status}"
+    assert talk(answer(status, body="secret")).verdict == ExchangeResult(
+        ProbeResult.FAILURE, f"HTTP probe failed with statuscode: {status}"
     )
 
 
 def test_body_is_the_text_of_a_success() -> None:
-    assert talk(answer(200, body="fine")).verdict == Verdict(Result.SUCCESS, "fine")
+    assert talk(answer(200, body="fine")).verdict == ExchangeResult(ProbeResult.SUCCESS, "fine")
 
 
 @pytest.mark.parametrize("status", [300, 304, 305, 399])
 def test_three_hundred_that_is_no_redirect_is_a_warning(status: int) -> None:
-    assert talk(answer(status, "Location: /x")).verdict == Verdict(
-        Result.WARNING, "Probe terminated redirects, Response body: "
+    assert talk(answer(status, "Location: /x")).verdict == ExchangeResult(
+        ProbeResult.WARNING, "Probe terminated redirects, Response body: "
     )
 
 
 def test_redirect_without_location_is_a_warning() -> None:
-    assert talk(answer(302, body="b")).verdict == Verdict(
-        Result.WARNING, "Probe terminated redirects, Response body: b"
+    assert talk(answer(302, body="b")).verdict == ExchangeResult(
+        ProbeResult.WARNING, "Probe terminated redirects, Response body: b"
     )
 
 
@@ -92,23 +92,27 @@ def test_redirect_without_location_is_a_warning() -> None:
 def test_redirect_within_the_pod_is_followed(status: int, location: str) -> None:
     seen = talk(answer(status, f"Location: {location}"), answer(200, body="there"))
     assert seen.line() == "GET /x HTTP/1.1"
-    assert seen.verdict == Verdict(Result.SUCCESS, "there")
+    assert seen.verdict == ExchangeResult(ProbeResult.SUCCESS, "there")
 
 
 def test_redirect_is_followed_without_waiting_for_its_body() -> None:
     seen = talk(b"HTTP/1.1 302 F\r\nLocation: /x\r\nContent-Length: 9999\r\n\r\n", answer(200))
-    assert seen.verdict.result is Result.SUCCESS
+    assert seen.verdict.result is ProbeResult.SUCCESS
 
 
 def test_redirect_to_an_ill_page_is_a_failure() -> None:
     seen = talk(answer(302, "Location: /x"), answer(500))
-    assert seen.verdict == Verdict(Result.FAILURE, "HTTP probe failed with statuscode: 500")
+    assert seen.verdict == ExchangeResult(
+        ProbeResult.FAILURE, "HTTP probe failed with statuscode: 500"
+    )
 
 
-@pytest.mark.parametrize(("status", "result"), [(200, Result.SUCCESS), (500, Result.FAILURE)])
-def test_redirect_to_another_port_of_the_pod_is_followed(status: int, result: Result) -> None:
+@pytest.mark.parametrize(
+    ("status", "result"), [(200, ProbeResult.SUCCESS), (500, ProbeResult.FAILURE)]
+)
+def test_redirect_to_another_port_of_the_pod_is_followed(status: int, result: ProbeResult) -> None:
     seen = talk(answer(302, "Location: http://10.0.0.1:8443/"), answer(status))
-    assert seen.hops[1] == exchanges.Hop(8443)
+    assert seen.hops[1] == exchanges.DialHop(8443)
     assert seen.verdict.result is result
 
 
@@ -124,19 +128,21 @@ def test_redirect_to_https_is_followed() -> None:
 def test_redirect_to_another_host_is_a_warning_and_never_dialled(location: str) -> None:
     seen = talk(answer(302, f"Location: {location}", body="go"), answer(200))
     assert len(seen.requests) == 1
-    assert seen.verdict == Verdict(Result.WARNING, "Probe terminated redirects, Response body: go")
+    assert seen.verdict == ExchangeResult(
+        ProbeResult.WARNING, "Probe terminated redirects, Response body: go"
+    )
 
 
 def test_host_of_the_first_request_counts_not_of_the_last() -> None:
     seen = talk(answer(302, "Location: http://10.0.0.1:81/"), answer(302, "Location: //evil/"))
-    assert seen.verdict.result is Result.WARNING
+    assert seen.verdict.result is ProbeResult.WARNING
 
 
 def test_redirect_loop_is_a_failure_after_ten_requests() -> None:
     seen = talk(*[answer(302, "Location: /loop")] * 20)
     assert len(seen.requests) == 10
-    assert seen.verdict == Verdict(
-        Result.FAILURE, 'Get "http://10.0.0.1:80/loop": stopped after 10 redirects'
+    assert seen.verdict == ExchangeResult(
+        ProbeResult.FAILURE, 'Get "http://10.0.0.1:80/loop": stopped after 10 redirects'
     )
 
 
@@ -150,7 +156,7 @@ def test_redirect_loop_is_a_failure_after_ten_requests() -> None:
 )
 def test_redirect_that_cannot_be_followed_is_a_failure(location: str, words: str) -> None:
     verdict = talk(answer(302, f"Location: {location}")).verdict
-    assert verdict.result is Result.FAILURE
+    assert verdict.result is ProbeResult.FAILURE
     assert words in verdict.message
 
 
@@ -162,7 +168,7 @@ def test_host_header_replaces_the_address_in_the_request_only() -> None:
         "Accept": "*/*",
         "Connection": "close",
     }
-    assert seen.hops[0] == exchanges.Hop(80)
+    assert seen.hops[0] == exchanges.DialHop(80)
 
 
 def test_host_header_is_kept_over_a_redirect_on_the_same_host() -> None:
@@ -206,7 +212,7 @@ def test_path_is_sent_but_never_changes_where(path: str, line: str) -> None:
     seen = talk(answer(200), path=path)
     assert seen.line() == line
     assert seen.headers()["Host"] == "10.0.0.1:80"
-    assert seen.hops[0] == exchanges.Hop(80)
+    assert seen.hops[0] == exchanges.DialHop(80)
 
 
 def test_user_in_the_path_becomes_basic_authorization() -> None:
@@ -228,19 +234,19 @@ def test_ipv6_address_is_bracketed() -> None:
 
 def test_https_offers_http_1_1_only() -> None:
     hop = http_get.HttpTarget(HttpGet(443, scheme="HTTPS"), ADDRESS).exchange().hop
-    assert hop == exchanges.Hop(443, True, ("http/1.1",))
+    assert hop == exchanges.DialHop(443, True, ("http/1.1",))
 
 
 def test_header_value_that_cannot_be_sent_is_a_failure() -> None:
     seen = talk(headers=(("X-A", "a\nb"),))
-    assert seen.verdict == Verdict(
-        Result.FAILURE, f'Get "{URL}": net/http: invalid header field value for "X-A"'
+    assert seen.verdict == ExchangeResult(
+        ProbeResult.FAILURE, f'Get "{URL}": net/http: invalid header field value for "X-A"'
     )
 
 
 def test_path_without_a_place_for_the_host_is_a_failure() -> None:
-    assert talk(path="mailto:x").verdict == Verdict(
-        Result.FAILURE, 'Get "http:x": http: no Host in request URL'
+    assert talk(path="mailto:x").verdict == ExchangeResult(
+        ProbeResult.FAILURE, 'Get "http:x": http: no Host in request URL'
     )
 
 
@@ -257,12 +263,12 @@ def test_early_end_is_a_failure(sent: bytes, text: str) -> None:
     if sent:
         exchange.receive(sent)
     exchange.receive(b"")
-    assert exchange.verdict == Verdict(Result.FAILURE, f'Get "{URL}": {text}')
+    assert exchange.verdict == ExchangeResult(ProbeResult.FAILURE, f'Get "{URL}": {text}')
 
 
 def test_another_protocol_is_a_failure_at_its_first_bytes() -> None:
-    assert talk(b"SSH-2.0-x\r\n").verdict == Verdict(
-        Result.FAILURE,
+    assert talk(b"SSH-2.0-x\r\n").verdict == ExchangeResult(
+        ProbeResult.FAILURE,
         f'Get "{URL}": net/http: HTTP/1.x transport connection broken:'
         ' malformed HTTP response "SSH-2.0-x"',
     )
@@ -271,12 +277,12 @@ def test_another_protocol_is_a_failure_at_its_first_bytes() -> None:
 def test_body_that_breaks_off_is_a_prober_error() -> None:
     seen = talk(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok")
     seen.exchange.receive(b"")
-    assert seen.verdict == Verdict(Result.FAILURE, "unexpected EOF", error=True)
+    assert seen.verdict == ExchangeResult(ProbeResult.FAILURE, "unexpected EOF", error=True)
 
 
 def test_time_over_in_the_body_is_a_prober_error() -> None:
     seen = talk(b"HTTP/1.1 500 Ill\r\nContent-Length: 9\r\n\r\nok")
-    seen.exchange.fail(Broken(Phase.TALK, "", timeout=True))
+    seen.exchange.fail(ConnectionFailure(Phase.EXCHANGE, "", timeout=True))
     assert seen.verdict.error
     assert "while reading body" in seen.verdict.message
 
@@ -285,23 +291,23 @@ def test_time_over_in_the_body_is_a_prober_error() -> None:
     ("broken", "text"),
     [
         (
-            Broken(Phase.DIAL, "dial tcp 10.0.0.1:80: connect: connection refused"),
+            ConnectionFailure(Phase.DIAL, "dial tcp 10.0.0.1:80: connect: connection refused"),
             "dial tcp 10.0.0.1:80: connect: connection refused",
         ),
         (
-            Broken(Phase.DIAL, "dial tcp 10.0.0.1:80", timeout=True),
+            ConnectionFailure(Phase.DIAL, "dial tcp 10.0.0.1:80", timeout=True),
             "context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
         ),
         (
-            Broken(Phase.TALK, "", timeout=True),
+            ConnectionFailure(Phase.EXCHANGE, "", timeout=True),
             "context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
         ),
     ],
 )
-def test_transport_errors_are_failures(broken: Broken, text: str) -> None:
+def test_transport_errors_are_failures(broken: ConnectionFailure, text: str) -> None:
     exchange = http_get.HttpTarget(HttpGet(80), ADDRESS).exchange()
     exchange.fail(broken)
-    assert exchange.verdict == Verdict(Result.FAILURE, f'Get "{URL}": {text}')
+    assert exchange.verdict == ExchangeResult(ProbeResult.FAILURE, f'Get "{URL}": {text}')
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from probes.results import Result
+from probes.results import ProbeResult
 from probes.spec.definitions import HttpGet
 from tests.probes import servers
 from tests.probes.asking import OK, SHORT, Deadline, ask
@@ -25,7 +25,7 @@ async def test_https_probe_of_a_server_nobody_would_trust(
     context = servers.server_context(tmp_path, *alpn)
     async with servers.serving(shared_sandbox.listen(), servers_tls_ok, context) as port:
         outcome = await ask(shared_sandbox, HttpGet(port, scheme="HTTPS"))
-    assert (outcome.result, outcome.message) == (Result.SUCCESS, "ok")
+    assert (outcome.result, outcome.message) == (ProbeResult.SUCCESS, "ok")
 
 
 async def test_https_server_is_told_the_end(shared_sandbox: Sandbox, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ async def test_https_body_may_end_without_close_notify(
     context = servers.server_context(tmp_path)
     async with servers.serving(shared_sandbox.listen(), cut, context) as port:
         outcome = await ask(shared_sandbox, HttpGet(port, scheme="HTTPS"))
-    assert (outcome.result, outcome.message) == (Result.SUCCESS, "ok")
+    assert (outcome.result, outcome.message) == (ProbeResult.SUCCESS, "ok")
 
 
 async def test_redirect_from_http_to_https_is_followed(
@@ -73,7 +73,7 @@ async def test_redirect_from_http_to_https_is_followed(
         moved = b"HTTP/1.1 301 M\r\nLocation: " + there + b"\r\nContent-Length: 0\r\n\r\n"
         async with servers.serving(shared_sandbox.listen(), servers.saying(moved)) as first:
             outcome = await ask(shared_sandbox, HttpGet(first))
-    assert (outcome.result, outcome.message) == (Result.SUCCESS, "ok")
+    assert (outcome.result, outcome.message) == (ProbeResult.SUCCESS, "ok")
 
 
 async def says_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,7 +109,7 @@ async def test_what_is_no_tls_is_a_failure(
 ) -> None:
     async with servers.serving(shared_sandbox.listen(), answer) as port:
         outcome = await ask(shared_sandbox, HttpGet(port, scheme="HTTPS"))
-    assert (outcome.result, outcome.error) == (Result.FAILURE, False)
+    assert (outcome.result, outcome.error) == (ProbeResult.FAILURE, False)
     assert outcome.message == f'Get "https://198.18.0.1:{port}/": {words}'
 
 

@@ -13,7 +13,7 @@ import hypercorn.config
 import pytest
 
 from probes.engine import hooks
-from probes.results import Result
+from probes.results import ProbeResult
 from probes.spec.definitions import HttpGet
 from tests.probes import servers
 from tests.probes.asking import SHORT, Deadline, ask
@@ -99,17 +99,17 @@ def getting(kind: str, path: str) -> HttpGet:
 @pytest.mark.parametrize(
     ("path", "result", "words"),
     [
-        ("/fine", Result.SUCCESS, "fine"),
-        ("/empty", Result.SUCCESS, ""),
-        ("/long", Result.SUCCESS, "x" * 10_240),
-        ("/ill", Result.FAILURE, "HTTP probe failed with statuscode: 500"),
-        ("/on", Result.SUCCESS, "fine"),
-        ("/on-to-ill", Result.FAILURE, "HTTP probe failed with statuscode: 500"),
-        ("/away", Result.WARNING, AWAY),
+        ("/fine", ProbeResult.SUCCESS, "fine"),
+        ("/empty", ProbeResult.SUCCESS, ""),
+        ("/long", ProbeResult.SUCCESS, "x" * 10_240),
+        ("/ill", ProbeResult.FAILURE, "HTTP probe failed with statuscode: 500"),
+        ("/on", ProbeResult.SUCCESS, "fine"),
+        ("/on-to-ill", ProbeResult.FAILURE, "HTTP probe failed with statuscode: 500"),
+        ("/away", ProbeResult.WARNING, AWAY),
     ],
 )
 async def test_each_page_means_the_same_over_each_protocol(
-    served: Sandbox, kind: str, path: str, result: Result, words: str
+    served: Sandbox, kind: str, path: str, result: ProbeResult, words: str
 ) -> None:
     outcome = await ask(served, getting(kind, path))
     assert (outcome.result, outcome.message) == (result, words)
@@ -118,7 +118,7 @@ async def test_each_page_means_the_same_over_each_protocol(
 @pytest.mark.parametrize("kind", KINDS)
 async def test_endless_redirects_are_a_failure(served: Sandbox, kind: str) -> None:
     outcome = await ask(served, getting(kind, "/round"))
-    assert outcome.result is Result.FAILURE
+    assert outcome.result is ProbeResult.FAILURE
     assert outcome.message.endswith("stopped after 10 redirects")
 
 
@@ -130,7 +130,7 @@ async def test_redirect_to_https_on_another_port_is_followed(served: Sandbox) ->
 async def test_silence_ends_at_the_deadline(served: Sandbox, kind: str) -> None:
     deadline = Deadline()
     outcome = await ask(served, getting(kind, "/silent"), seconds=SHORT)
-    assert outcome.result is Result.FAILURE
+    assert outcome.result is ProbeResult.FAILURE
     assert "deadline exceeded" in outcome.message
     assert deadline.is_kept(outcome)
 
@@ -152,7 +152,7 @@ async def test_a_hook_is_heard(served: Sandbox, kind: str) -> None:
     outcome = await hooks.run(
         getting(kind, "/ill"), netns=served.netns, addresses=(served.v4,), limit_seconds=10.0
     )
-    assert outcome.result is Result.SUCCESS
+    assert outcome.result is ProbeResult.SUCCESS
 
 
 async def test_an_https_hook_of_a_plain_server_falls_back(served: Sandbox) -> None:
@@ -160,5 +160,5 @@ async def test_an_https_hook_of_a_plain_server_falls_back(served: Sandbox) -> No
     outcome = await hooks.run(
         handler, netns=served.netns, addresses=(served.v4,), limit_seconds=10.0
     )
-    assert outcome.result is Result.WARNING
+    assert outcome.result is ProbeResult.WARNING
     assert outcome.message == "LifecycleHTTPFallback: HTTP hook answered with statuscode: 200"

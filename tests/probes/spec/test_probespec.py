@@ -29,7 +29,7 @@ def readiness(probe: object) -> Probe:
     return found
 
 
-def wrong(text: str) -> specs.SpecError:
+def wrong(text: str) -> specs.FieldProblem:
     with pytest.raises(probespec.ProbeSpecError) as caught:
         probespec.read(text, PORTS)
     return caught.value.error
@@ -196,7 +196,12 @@ def test_wrong_annotation_is_an_error_of_the_pod_and_leaves_its_probes() -> None
 
 def test_schema_names_every_field_of_the_code_and_refuses_others() -> None:
     made = probespec.schema()
-    for struct in (probespec.ProbeSpec, probespec.Container, probespec.ProbeFields, probespec.Http):
+    for struct in (
+        probespec.ProbeSpec,
+        probespec.ContainerFields,
+        probespec.ProbeFields,
+        probespec.HttpFields,
+    ):
         described: dict[str, Any] = made["$defs"][struct.__name__]
         fields = {field.encode_name for field in msgspec.structs.fields(struct)}
         assert set(described["properties"]) == fields
