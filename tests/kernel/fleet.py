@@ -101,9 +101,13 @@ def grpc_probe(port: int) -> dict[str, Any]:
     return {"grpc": {"port": port}}
 
 
-def manifest(pod: LabPod, mode: str, probes: Iterable[dict[str, Any]]) -> str:
-    """A pod that declares these handlers, one container each. podgate itself asks them once an
-    hour: what a server sees is the stand-in's."""
+def manifest(
+    pod: LabPod, mode: str, probes: Iterable[dict[str, Any]], *, addresses: Iterable[str] = ()
+) -> str:
+    """A pod that declares these handlers, one container each; addresses: its status.podIPs.
+
+    podgate itself runs the probes once an hour: a server sees only the stand-in's.
+    """
     containers = [
         {
             "name": f"c{number}",
@@ -123,6 +127,7 @@ def manifest(pod: LabPod, mode: str, probes: Iterable[dict[str, Any]]) -> str:
                 "annotations": {labels.NETNS_ANNOTATION: pod.netns.path},
             },
             "spec": {"containers": containers},
+            "status": {"podIPs": [{"ip": address} for address in addresses]},
         }
     )
 

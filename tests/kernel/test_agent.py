@@ -131,7 +131,7 @@ def test_an_address_that_a_pod_gets_later_is_gated_too(operator: Operator, web: 
 
     def knows(report: Report) -> bool:
         pod = pod_of(report, "web")
-        return pod is not None and "198.18.99.9" in pod.addresses
+        return pod is not None and "198.18.99.9" in pod.unconfirmed
 
     operator.wait_for("the new address", knows)
 

@@ -168,7 +168,7 @@ def test_lost_netlink_messages_cost_nothing_but_time(operator: Operator, pod: La
 
 def addresses(report: Report) -> list[str]:
     known = pod_of(report, "web")
-    return known.addresses if known else []
+    return [*known.addresses, *known.unconfirmed] if known else []
 
 
 def flood_netlink() -> None:

@@ -171,9 +171,11 @@ def test_two_pods_with_one_address_are_both_reached_at_what_they_declare(
         twin.listen(nobodys),
     ):
         for pod, port in ((first, first_port), (twin, twin_port)):
-            node.operator.write_file(
-                f"{pod.name}.yaml", fleet.manifest(pod, "strict", [fleet.tcp_probe(port)])
+            # The node has a route to one of them only, which confirms no address of the twin.
+            text = fleet.manifest(
+                pod, "strict", [fleet.tcp_probe(port)], addresses=(first.ipv4, first.ipv6)
             )
+            node.operator.write_file(f"{pod.name}.yaml", text)
         declared, undeclared = (
             [f"tcp,{host},{port}" for host in (first.ipv4, first.ipv6) for port in ports]
             for ports in ((first_port, twin_port), (nobodys,))

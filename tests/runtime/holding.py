@@ -18,6 +18,8 @@ async def _run_pod(runtime: containerd.Containerd) -> None:
 
 
 def main() -> None:
+    # A shell starts background jobs with SIGINT ignored, and Python leaves it so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     labs.isolate()
     with labs.Lab(), containerd.running(containerd.ptp()) as runtime:
         asyncio.run(_run_pod(runtime))
