@@ -246,6 +246,7 @@ async def test_who_asks_in_a_loop_is_refused_and_a_follower_is_not(
     assert names(await following) == ["api", "web"]
 
 
+@pytest.mark.kernel
 async def test_a_user_has_only_so_many_calls_open(
     served: Served, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +261,7 @@ async def test_a_user_has_only_so_many_calls_open(
     assert names(await ask(channel)) == ["api", "web"]
 
 
+@pytest.mark.kernel
 async def test_a_reader_without_rights_reads(served: Served) -> None:
     await served.begin()
     assert stat.S_IMODE(served.socket.stat().st_mode) == 0o666
@@ -267,6 +269,7 @@ async def test_a_reader_without_rights_reads(served: Served) -> None:
     assert await as_nobody(served) == "['web']"
 
 
+@pytest.mark.kernel
 async def test_what_one_user_asks_too_often_another_still_gets(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
@@ -278,8 +281,6 @@ async def test_what_one_user_asks_too_often_another_still_gets(
 
 async def as_nobody(served: Served) -> str:
     """What a process of another user is told."""
-    if os.geteuid() != 0:
-        pytest.fail("to become somebody else the test needs root")
     code = (
         "import os, sys; from agent.client.services import Client;"
         # Before it becomes somebody else, who may be unable to reach packages below this user's
