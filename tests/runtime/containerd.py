@@ -154,6 +154,8 @@ class Containerd:
         assert self._reaper.stdin is not None
         self._reaper.stdin.close()
         status = self._reaper.wait(_PATIENCE_SECONDS * 2)
+        # What still runs would go on writing into what is removed below.
+        assert status == 0, "cgroups or processes of the runtime are left"
         if self._process is not None:
             self._process.wait(_PATIENCE_SECONDS)
         for mount in reversed(_mounts()):
@@ -165,7 +167,6 @@ class Containerd:
         with pyroute2.IPRoute() as netlink:
             for ifindex in netlink.link_lookup(ifname=BRIDGE):
                 netlink.link("del", index=ifindex)
-        assert status == 0, "cgroups or processes of the runtime are left"
 
     def _config(self) -> str:
         cri = 'plugins."io.containerd.grpc.v1.cri"'
