@@ -1,8 +1,8 @@
 """`python -m tests.kernels [SERIES] [--files FILE...]`: the kernel tests on Debian's kernels, or
 some files of them, and docs/kernels.md.
 
-Exits with 1 when a test failed or a guest did not come to its end; a kernel that is not to be had
-is said on the page and is no failure.
+Exit status 1 when a test failed or a guest did not finish; a kernel that is not available is noted
+on the page and is no failure.
 """
 
 import argparse
@@ -24,8 +24,8 @@ _PACKAGES = ("qemu-system-x86", "busybox-static", "kmod", "debian-archive-keyrin
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kernels", description=__doc__)
     parser.add_argument("series", nargs="?", choices=[kernel.series for kernel in suites.KERNELS])
-    parser.add_argument("--files", nargs="+", default=[], help="instead of all tests/kernel has")
-    parser.add_argument("--only", default="", help="pytest -k: a try, which writes no page")
+    parser.add_argument("--files", nargs="+", default=[], help="default: all of tests/kernel")
+    parser.add_argument("--only", default="", help="pytest -k; writes no page")
     # The suite takes most of an hour in software emulation; more, for a busy host.
     parser.add_argument("--minutes", type=float, default=120, help="the limit for each kernel")
     options = parser.parse_args()
@@ -44,17 +44,20 @@ def main() -> int:
             arguments = [*options.files, *(["-k", options.only] if options.only else [])]
             entry, is_good = _try(kernel, title, mirrors, arguments, options.minutes * 60)
             failed |= not is_good
-            _say(entry.row)
+            _print(entry.row)
             if not options.only:
                 _write(title, entry)
     return int(failed)
 
 
 def _write(title: str, entry: report.Entry) -> None:
-    with (_CACHE / "page.lock").open("w") as lock:  # one kernel each may run beside each other
+    protocols = _CACHE / "protocols"
+    protocols.mkdir(exist_ok=True)
+    (protocols / f"{title}.md").write_text(entry.protocol, encoding="utf-8")
+    with (_CACHE / "page.lock").open("w") as lock:  # runs of other kernels may write, too
         fcntl.flock(lock, fcntl.LOCK_EX)
-        known = report.read(_PAGE.read_text(encoding="utf-8") if _PAGE.exists() else "")
-        _PAGE.write_text(report.render(known | {title: entry}), encoding="utf-8")
+        rows = report.read(_PAGE.read_text(encoding="utf-8") if _PAGE.exists() else "")
+        _PAGE.write_text(report.render(rows | {title: entry.row}), encoding="utf-8")
 
 
 def _try(
@@ -69,7 +72,7 @@ def _try(
     except suites.NotToBeHadError as error:
         return report.entry_not_to_be_had(title, str(error)), True
     exchange = _CACHE / "exchange" / kernel.series
-    _say(f"{image.release}: running; follow it in {exchange.relative_to(_CHECKOUT)}/output.txt")
+    _print(f"{image.release}: running; follow it in {exchange.relative_to(_CHECKOUT)}/output.txt")
     commit = _commit()
     ran = guests.run(image, _CHECKOUT, exchange, arguments, limit_seconds)
     found = results.read(exchange)
@@ -100,11 +103,11 @@ def _apt_sources() -> Iterator[str]:
 
 
 def _install() -> None:
-    """As deploy/setup.sh does for the other targets: what is missing, from the distribution."""
+    """Install missing packages from the distribution, as deploy/setup.sh does."""
     missing = [package for package in _PACKAGES if not _is_installed(package)]
     if not missing:
         return
-    _say(f"installing {' '.join(missing)}")
+    _print(f"installing {' '.join(missing)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
     if subprocess.run(install, env=environment, capture_output=True).returncode != 0:
@@ -131,7 +134,7 @@ def _commit() -> str:
     return f"{name} and changes" if changes else name
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 

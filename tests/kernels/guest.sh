@@ -20,8 +20,8 @@ mount --bind "$modules" "/lib/modules/$release"
 ip link set lo up
 modprobe tun # its device node is made when it is loaded
 
-# The sources as they were when the run began, at the path where the virtual environment expects
-# them: others may go on editing meanwhile.
+# The sources as of the start of the run, at the path where the virtual environment expects them:
+# they may be edited meanwhile.
 mkdir -p /run/checkout/.venv
 tar -C /run/checkout -xf /exchange/checkout.tar
 mount --bind "$checkout/.venv" /run/checkout/.venv
@@ -33,7 +33,7 @@ cd "$checkout" || exit 1
 # A compile takes ten seconds here, not 0.2: time limits that are right anywhere else are too short.
 export PODGATE_TEST_PATIENCE=6
 uname -r >/exchange/release
-# What a container runtime tells is the same on every kernel.
+# Responses of a container runtime are the same on every kernel.
 .venv/bin/python -m pytest -m kernel --ignore tests/runtime -p no:cacheprovider \
 	-p tests.kernels.recorder -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=false "${arguments[@]}" >/exchange/output.txt 2>&1
 echo $? >/exchange/status

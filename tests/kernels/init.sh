@@ -10,7 +10,7 @@ mount -t devtmpfs devtmpfs /dev
 for module in /modules/*.ko; do
 	insmod "$module"
 done
-# cache=loose: nobody changes what we look at, and every stat would be a way to the host.
+# cache=loose: the files do not change, and each stat would be a round trip to the host.
 options=trans=virtio,version=9p2000.L,msize=262144
 mount -t 9p -o "ro,cache=loose,$options" host /host
 mount -t tmpfs -o size=75% memory /memory

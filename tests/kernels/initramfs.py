@@ -41,7 +41,7 @@ def build(modules: pathlib.Path, script: pathlib.Path) -> bytes:
 
 
 def load_order(dependencies: str, wanted: tuple[str, ...]) -> list[str]:
-    """Paths of modules, each after those that it needs. What is not there is built in.
+    """Paths of modules, each after those that it needs. Missing ones are built in.
 
     dependencies: the text of modules.dep; each line names all that a module needs, its nearest
     need first, so that the reverse is the order to load in.

@@ -1,7 +1,7 @@
 """A pytest plugin for inside the guest: each result is a JSON line in /exchange, as it comes.
 
-Lines, not one report at the end, so that a guest that dies or hangs still tells which tests had run
-and which one it was in.
+Lines instead of one report at the end, so that a guest that dies or hangs has recorded its results
+and the test that was running.
 """
 
 import json

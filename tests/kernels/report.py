@@ -1,4 +1,4 @@
-"""docs/kernels.md: one row and one section per kernel; a run replaces only those of its kernels."""
+"""docs/kernels.md, one row per kernel, and the protocol of a run, which is no part of the page."""
 
 import dataclasses
 import re
@@ -9,31 +9,44 @@ from tests.kernels import results
 _INTRODUCTION = """\
 # Kernels
 
-<!-- Written by `make test-kernels`; what is changed here by hand is lost. -->
+<!-- `make test-kernels` writes this page; manual changes are lost. -->
 
-The kernel tests (`pytest -m kernel`) on Debian's kernels, each booted in QEMU with software
-emulation over the host's files. `make test-kernels` runs all of them, `make test-kernels
-KERNEL=6.1` one; with `FILES="tests/kernel/test_agent.py"` some files only, which stand in a row of
-their own. "Not offered" are tests of something that the kernel lacks, found out by trying; a skip
-for any other reason counts as a failure. Seconds are those of an emulated machine, from switching
-it on to its end; the commit is that of the sources.
+podgate needs Linux 5.10 or newer. It finds each feature by trying it, never by the kernel's
+version; `podgate doctor` shows what a machine lacks. Features of later releases, and the effect
+where they are missing:
+
+* **netns cookies (5.14)**: no cgroup hooks: gates drop, but processes get a timeout instead of
+  EPERM, tunnels of the node can bypass gates, and strict falls back to enforce.
+* **listener events (5.15)**: probes run on schedule only.
+* **tcx (6.6)**: gates are clsact filters, which run after tcx programs and can be removed by any
+  process with CAP_NET_ADMIN.
+* **existing listeners (6.12)**: the close of a listener that is older than podgate triggers no
+  probe.
+* **process names in gates (6.16)**: `podgate drops` shows cgroups, and processes only for hooks.
+
+The table lists runs of the kernel tests (`pytest -m kernel`) on Debian's kernels, each booted in
+QEMU with software emulation over the host's files. `make test-kernels` runs all of them,
+`make test-kernels KERNEL=6.1` one, with `FILES="tests/kernel/test_agent.py"` only some files, which
+have a row of their own. "lacks" lists features that tests found missing in that run. A run that
+was stopped early has fewer results than tests. The details of a run are in
+`.cache/kernels/protocols`.
 """
 _HEADER = (
-    "| run | release | package | passed | failed | not offered | attached by | seconds | commit |",
+    "| run | release | package | attachment | lacks | tests | results | failed | commit |",
     "|---|---|---|---|---|---|---|---|---|",
 )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """A run's part of the page: its row in the table and the lines of its section."""
+    """A run: its row of the page, and its protocol."""
 
     row: str
-    section: str
+    protocol: str
 
 
 def title(series: str, files: Sequence[str]) -> str:
-    """What tells a run from others: the kernel, and which files, unless all. files: paths."""
+    """The name of a run: the kernel, and the files unless all. files: paths."""
     names = sorted(re.sub(r"^test_|\.py$", "", file.rpartition("/")[2]) for file in files)
     return f"{series} ({', '.join(names)})" if names else series
 
@@ -48,57 +61,50 @@ def entry_of_run(
     found: results.Results,
     remark: str,
 ) -> Entry:
-    """What a guest came to. `remark` says why it did not come to its end, or is empty."""
+    """The entry of a guest. `remark`: why it did not finish, or empty."""
+    count = len(found.passed) + len(found.failed) + len(found.not_offered)
     row = (
         title,
         release,
         package,
-        len(found.passed),
-        len(found.failed),
-        len(found.not_offered),
         found.attachment,
-        round(seconds),
+        "; ".join(dict.fromkeys(found.not_offered.values())) or "-",
+        found.collected,
+        count,
+        len(found.failed),
         commit,
     )
-    parts = []
+    parts = [f"# {title}", f"{release}, {package}, commit {commit}, {seconds:.0f} s."]
     if remark:
         parts.append(remark)
     if not found.is_complete:
-        parts.append(
-            f"Not complete: {found.collected} tests were collected, and "
-            f"{len(found.passed) + len(found.failed) + len(found.not_offered)} came to a result. "
-            "Tests that run whole agents come last."
-        )
+        parts.append(f"Not complete: {count} of {found.collected} tests have a result.")
     if found.unfinished:
-        parts.append(f"The last test that began was `{found.unfinished}`.")
+        parts.append(f"The last test that started is `{found.unfinished}`.")
     failed = {name: _shortened(reason) for name, reason in found.failed.items()}
     parts.append(_grouped("Failed", failed) or "Nothing failed.")
     parts.append(_grouped("Not offered", found.not_offered))
     if found.complaints:
         lines = "\n".join(f"* `{line}`" for line in found.complaints)
-        parts.append(f"The kernel complained:\n\n{lines}")
-    return Entry(_row(row), "\n\n".join(part for part in parts if part))
+        parts.append(f"Kernel warnings:\n\n{lines}")
+    return Entry(_row(row), "\n\n".join(part for part in parts if part) + "\n")
 
 
 def entry_not_to_be_had(title: str, reason: str) -> Entry:
     """A kernel that no suite offered on the machine of the run."""
-    row = (title, "not to be had", "", "", "", "", "", "", "")
-    return Entry(_row(row), f"This kernel could not be had: {reason}.")
+    row = (title, "not available", "", "", "", "", "", "", "")
+    return Entry(_row(row), f"# {title}\n\nNot available: {reason}.\n")
 
 
-def read(page: str) -> dict[str, Entry]:
-    """The entries of a page as `render` made it; title to entry. Nothing for another page."""
-    rows = {match[1]: match[0] for match in re.finditer(r"^\| (\d[^|]*) \|.*$", page, re.MULTILINE)}
-    sections = dict(re.findall(r"^## ([^\n]+)\n\n(.*?)(?=\n\n## |\n*\Z)", page, re.M | re.S))
-    return {title: Entry(row, sections[title]) for title, row in rows.items() if title in sections}
+def read(page: str) -> dict[str, str]:
+    """Title and row of each run on a page of `render`; nothing for another page."""
+    return {match[1]: match[0] for match in re.finditer(r"^\| (\d[^|]*) \|.*$", page, re.MULTILINE)}
 
 
-def render(entries: Mapping[str, Entry]) -> str:
+def render(rows: Mapping[str, str]) -> str:
     """The page, with kernels from old to new, and all files before some."""
-    order = sorted(entries, key=_order)
-    table = "\n".join((*_HEADER, *(entries[title].row for title in order)))
-    sections = "\n\n".join(f"## {title}\n\n{entries[title].section}" for title in order)
-    return f"{_INTRODUCTION}\n{table}\n\n{sections}\n"
+    table = "\n".join((*_HEADER, *(rows[title] for title in sorted(rows, key=_order))))
+    return f"{_INTRODUCTION}\n{table}\n"
 
 
 def _order(title: str) -> tuple[list[int], str]:
@@ -111,7 +117,7 @@ def _row(cells: Sequence[object]) -> str:
 
 
 def _grouped(title: str, tests: Mapping[str, str]) -> str:
-    """By reason: one holds for many tests."""
+    """By reason: many tests share one."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in tests.items():
         by_reason.setdefault(reason, []).append(f"* `{name}`")
@@ -121,7 +127,7 @@ def _grouped(title: str, tests: Mapping[str, str]) -> str:
 
 
 def _shortened(reason: str) -> str:
-    """The first line, without what differs from test to test or would end the markup."""
+    """The first line, without parts that differ between tests or would end the markup."""
     first = reason.strip().splitlines()[0] if reason.strip() else "no message"
     first = re.sub(r"\b0x[0-9a-f]{8,}|(?<=interface )\d+", "…", first).replace("`", "'")
     return f"`{first[:160]}`"

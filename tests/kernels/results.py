@@ -1,4 +1,4 @@
-"""What one kernel answered, read from the lines that the recorder wrote in the guest."""
+"""Results of one kernel, read from the lines that the recorder wrote in the guest."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.kernel import offers
 
-# What the kernel says when something in it went wrong, whatever the tests say.
+# Kernel log lines of errors in the kernel itself, which no test reports.
 _COMPLAINT = re.compile(r"\] (WARNING: |BUG: |Oops|general protection|INFO: task .* blocked|RIP: )")
 
 
@@ -48,7 +48,7 @@ def read(exchange: pathlib.Path) -> Results:
 def summarise(events: Iterable[dict[str, Any]]) -> Results:
     """One outcome per test: the worst of its set-up, its call and its tear-down.
 
-    A skip that does not say what the kernel lacks is a failure: nothing is left out unsaid.
+    A skip that names no missing kernel feature is a failure: no test is skipped silently.
     """
     collected, attachment = 0, "unknown"
     passed: dict[str, None] = {}

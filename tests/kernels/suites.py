@@ -19,12 +19,12 @@ _CODENAMES = {"bullseye", "bookworm", "trixie", "forky", "stable", "oldstable", 
 
 
 class NotToBeHadError(Exception):
-    """A kernel is in none of its suites, or no mirror is known: said in the report, no failure."""
+    """No suite has the kernel, or no mirror is known: noted in the report, no failure."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel series. `suites` are asked in their order; the first that has it wins."""
+    """A kernel series. The first of `suites` that has it is used."""
 
     series: str
     suites: tuple[str, ...]
@@ -49,7 +49,7 @@ class Image:
 
     @property
     def release(self) -> str:
-        """What `uname -r` says, as in "6.1.0-56-amd64"."""
+        """The output of `uname -r`, as in "6.1.0-56-amd64"."""
         return self.modules.name
 
 
@@ -81,7 +81,7 @@ def read_mirrors(texts: Iterable[str]) -> Mirrors:
 
 
 def fetch(kernel: Kernel, mirrors: Mirrors, cache: pathlib.Path) -> Image:
-    """The newest image of the series, downloaded and extracted below `cache` unless it is there.
+    """The newest image of the series, downloaded and extracted below `cache` unless it exists.
 
     Raises `NotToBeHadError` with the last suite's reason.
     """

@@ -1,4 +1,4 @@
-"""What counts as passed, failed and not offered, and that the page keeps what others wrote."""
+"""Results of a run: passed, failed, not offered; the page keeps the rows of other kernels."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def ran(test: str, call: str = "passed", reason: str = "") -> list[dict[str, Any
     ]
 
 
-def test_what_the_kernel_lacks_is_no_failure_and_any_other_skip_is() -> None:
+def test_skip_for_a_missing_feature_is_no_failure_and_any_other_skip_is() -> None:
     found = results.summarise(
         [
             collected(3),
@@ -38,20 +38,20 @@ def test_what_the_kernel_lacks_is_no_failure_and_any_other_skip_is() -> None:
     assert found.is_complete
 
 
-def test_failed_tear_down_takes_the_pass_away() -> None:
+def test_failed_teardown_is_a_failure() -> None:
     events = [*ran("a")[:-1], event("teardown", "a", "failed", "left something")]
     found = results.summarise([collected(1), *events])
     assert found.passed == ()
     assert found.failed == {"a": "left something"}
 
 
-def test_guest_that_hangs_tells_the_test_it_was_in() -> None:
+def test_guest_that_hangs_names_its_last_test() -> None:
     found = results.summarise([collected(3), *ran("a"), *ran("b")[:2]])
     assert found.unfinished == "b"
     assert not found.is_complete
 
 
-def test_page_keeps_the_entries_of_other_kernels() -> None:
+def test_page_keeps_the_rows_of_other_kernels() -> None:
     found = results.summarise([collected(1), *ran("a", "failed", "went `wrong`\nbadly")])
     entry = report.entry_of_run(
         title="6.1",
@@ -65,8 +65,8 @@ def test_page_keeps_the_entries_of_other_kernels() -> None:
     other = report.entry_not_to_be_had("5.10", "bullseye: no mirror")
     some = report.title("6.1", ["tests/kernel/test_strict.py", "tests/kernel/test_redirect.py"])
     part = report.entry_not_to_be_had(some, "bookworm: no mirror")
-    page = report.render({some: part, "6.1": entry, "5.10": other})
-    assert report.read(page) == {"6.1": entry, "5.10": other, some: part}
+    page = report.render({some: part.row, "6.1": entry.row, "5.10": other.row})
+    assert report.read(page) == {"6.1": entry.row, "5.10": other.row, some: part.row}
     rows = [page.index(f"| {row} |") for row in ("5.10", "6.1", "6.1 (redirect, strict)")]
     assert rows == sorted(rows)
-    assert "Failed, `went 'wrong'`:\n\n* `a`" in page
+    assert "Failed, `went 'wrong'`:\n\n* `a`" in entry.protocol
