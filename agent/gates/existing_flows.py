@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
-from agent.linux import sock_diag
 from agent.linux.cgroups import cgroup_paths
 from agent.metrics import Metrics
 from agent.pods.pod import Pod
@@ -28,6 +27,7 @@ from bpf import abi
 from bpf.replies import ReplyFlow, ReplyTables
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
+from probes import sock_diag
 from probes.netns import Netns, NetnsGoneError
 
 log = structlog.get_logger(__name__)
@@ -169,9 +169,9 @@ class ExistingFlows:
         self,
         node: sock_diag.SockDiag,
         protocol: int,
-        flows: Iterable[sock_diag.Socket],
+        flows: Iterable[sock_diag.InetSocket],
         by_address: Mapping[bytes, EnforcedPod],
-    ) -> list[sock_diag.Socket]:
+    ) -> list[sock_diag.InetSocket]:
         """Those that the node began, and that the gate lets go on."""
         node_serves = _served_ports(node, protocol)
         pods_serve: dict[Netns, set[int]] = {}
@@ -188,7 +188,7 @@ class ExistingFlows:
                 begun.append(flow)
         return begun
 
-    def _is_remembered(self, flow: sock_diag.Socket, target: EnforcedPod) -> bool:
+    def _is_remembered(self, flow: sock_diag.InetSocket, target: EnforcedPod) -> bool:
         """Whether what the node sends by this socket passes as an answer."""
         pod, node = abi.unpack_address(flow.remote), abi.unpack_address(flow.local)
         question = ReplyFlow(flow.protocol, pod, flow.remote_port, node, flow.local_port)
@@ -198,7 +198,7 @@ class ExistingFlows:
     def _judge(
         self,
         node: sock_diag.SockDiag,
-        flows: Sequence[sock_diag.Socket],
+        flows: Sequence[sock_diag.InetSocket],
         by_address: Mapping[bytes, EnforcedPod],
         found: dict[str, FlowCount],
     ) -> None:
@@ -215,9 +215,9 @@ class ExistingFlows:
             else:
                 counted.going_on += 1
 
-    def _end(self, node: sock_diag.SockDiag, flow: sock_diag.Socket) -> bool:
+    def _end(self, node: sock_diag.SockDiag, flow: sock_diag.InetSocket) -> bool:
         try:
-            return node.end(flow)
+            return node.destroy(flow)
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP:
                 raise
@@ -239,7 +239,7 @@ class AccessCheck:
         self._paths: dict[int, str] = {}
         self._looked_for: set[int] = set()
 
-    def of(self, rules: Iterable[Rule], flow: sock_diag.Socket) -> Access:
+    def of(self, rules: Iterable[Rule], flow: sock_diag.InetSocket) -> Access:
         entrance = Access.SHUT
         for rule in rules:
             if rule.protocol not in (0, flow.protocol):
@@ -282,7 +282,7 @@ class AccessCheck:
 
 def _sockets(
     diag: sock_diag.SockDiag, protocol: int, states: int, remotes: Iterable[bytes] | None = None
-) -> list[sock_diag.Socket]:
+) -> list[sock_diag.InetSocket]:
     wanted = None if remotes is None else frozenset(remotes)
     try:
         return list(diag.sockets(protocol, states, wanted))
@@ -301,10 +301,10 @@ def _served_ports(diag: sock_diag.SockDiag, protocol: int) -> set[int]:
 def _ports_served_in(netns: Netns, protocol: int) -> set[int]:
     """The same of a pod; nothing when it is gone."""
     try:
-        netlink = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, sock_diag.NETLINK_SOCK_DIAG)
+        diag = sock_diag.SockDiag.open_in(netns)
     except NetnsGoneError:
         return set()
-    with sock_diag.SockDiag(netlink) as diag:
+    with diag:
         return _served_ports(diag, protocol)
 
 

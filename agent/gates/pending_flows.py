@@ -11,10 +11,10 @@ import errno
 import socket
 from collections.abc import Iterator
 
-from agent.linux import sock_diag
 from agent.linux.pod_network import PodNetwork
 from bpf import abi
 from bpf.replies import ReplyFlow
+from probes import sock_diag
 from probes.netns import Netns
 
 # Names are those of /proc/net/protocols.
@@ -81,8 +81,7 @@ def _sockets_in_use(netns: Netns) -> list[tuple[str, int]]:
 
 def _conversations(netns: Netns, protocol: int) -> Iterator[ReplyFlow | None]:
     """One for each socket; None for one that is connected to nobody."""
-    netlink = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, sock_diag.NETLINK_SOCK_DIAG)
-    with sock_diag.SockDiag(netlink) as diag:
+    with sock_diag.SockDiag.open_in(netns) as diag:
         for found in diag.sockets(protocol, sock_diag.ESTABLISHED | sock_diag.CLOSE):
             peer = abi.unpack_address(found.remote)
             if not found.remote_port:

@@ -8,12 +8,12 @@ import structlog.testing
 
 from agent.gates import existing_flows
 from agent.gates.existing_flows import Access, AccessCheck
-from agent.linux import sock_diag
 from agent.metrics import Metrics
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from bpf.replies import ReplyTables
 from bpf.rules import Rule, SourceKind
+from probes import sock_diag
 from probes.netns import Netns
 
 KUBELET, SENDER, ABOVE, GONE = 10, 20, 30, 40
@@ -29,10 +29,10 @@ def _paths(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def flow(cgroup: int | None = SENDER, port: int = 80) -> sock_diag.Socket:
+def flow(cgroup: int | None = SENDER, port: int = 80) -> sock_diag.InetSocket:
     protocol = socket.IPPROTO_TCP
     nowhere = bytes(16)
-    return sock_diag.Socket(
+    return sock_diag.InetSocket(
         socket.AF_INET, protocol, nowhere, 40000, nowhere, port, 0, cgroup, bytes(48)
     )
 
@@ -84,7 +84,7 @@ class _CannotEnd(sock_diag.SockDiag):
     def __init__(self) -> None:
         self.asked = 0
 
-    def end(self, ended: sock_diag.Socket) -> bool:
+    def destroy(self, destroyed: sock_diag.InetSocket) -> bool:
         self.asked += 1
         raise OSError(errno.EOPNOTSUPP, "sock_diag: not supported")
 

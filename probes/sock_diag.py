@@ -1,7 +1,7 @@
-"""The Internet sockets of a namespace, listed and ended: sock_diag(7).
+"""Internet sockets of a network namespace: listed and destroyed by sock_diag(7).
 
-Every answer is there when the request returns, so nothing here waits; a namespace with many sockets
-costs about 3 us for each, so call it from a thread.
+The kernel puts its response into the socket while it handles the request, so nothing here waits. A
+socket costs about 3 us: list namespaces with many sockets from a thread.
 """
 
 import dataclasses
@@ -9,31 +9,34 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 
-NETLINK_SOCK_DIAG = 4
+from probes.netns import Netns
+
+_NETLINK_SOCK_DIAG = 4
 
 # States of include/net/tcp_states.h, as bits. An unconnected UDP socket is in CLOSE.
 ESTABLISHED = 1 << 1
-FIN_WAIT1, FIN_WAIT2 = 1 << 4, 1 << 5
 CLOSE = 1 << 7
 CLOSE_WAIT = 1 << 8
 LISTEN = 1 << 10
 
-_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _SOCK_DIAG_BY_FAMILY, _SOCK_DESTROY = 20, 21
 _REQUEST_AND_ACK, _REQUEST_AND_DUMP = 0x5, 0x301
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_SKV6ONLY = 11  # INET_DIAG_SKV6ONLY
 _CGROUP_ID = 21  # INET_DIAG_CGROUP_ID, Linux 5.8 (6e3a401fc8af)
 
 _HEADER = struct.Struct("=IHHII")
 _CODE = struct.Struct("=i")
-# struct inet_diag_req_v2 up to the socket's id, which is zero for "all".
+# struct inet_diag_req_v2 up to the socket's id, which is zero for "all" or begins with a port.
 _REQUEST = struct.Struct("=BBBBI")
 _ID_BYTES = 48
 # struct inet_diag_msg: family, state, 2 bytes, the id (ports, addresses, interface, cookie), three
 # numbers, uid, inode.
 _MESSAGE = struct.Struct(f"=BBxx{_ID_BYTES}s4xII4xI")
+_PORT = struct.Struct("!H")
 _PORTS = struct.Struct("!HH")
 _ATTRIBUTE = struct.Struct("=HH")
 _CGROUP = struct.Struct("=Q")
@@ -42,8 +45,8 @@ _MAPPED = bytes(10) + b"\xff\xff"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Socket:
-    """One socket. Addresses are 16 bytes, IPv4 mapped, as `bpf.abi.pack_address` makes them."""
+class InetSocket:
+    """One socket. Addresses are 16 bytes; IPv4 addresses are mapped (RFC 4291, 2.5.5.2)."""
 
     family: int
     protocol: int
@@ -51,22 +54,28 @@ class Socket:
     local_port: int
     remote: bytes
     remote_port: int
-    """0 of a UDP socket that is connected to nobody."""
+    """0 for an unconnected UDP socket."""
     inode: int
     cgroup: int | None
-    """Id of its creator's cgroup; None where the kernel does not say (before 5.8)."""
+    """Id of its creator's cgroup; None if the kernel does not report it (before 5.8)."""
     id: bytes
-    """struct inet_diag_sockid: names this socket and never a later one."""
+    """struct inet_diag_sockid: identifies this socket, and never a later one."""
+    is_v6_only: bool = False
 
 
 class SockDiag:
-    """A netlink socket to ask by; the namespace that it was made in is the one that answers."""
+    """Requests by one netlink socket, about the namespace in which that was created."""
 
     def __init__(self, netlink: socket.socket | None = None) -> None:
-        """netlink: of NETLINK_SOCK_DIAG; without one, the namespace of this thread is meant."""
+        """netlink: of sock_diag, owned by this object; default: one in this thread's namespace."""
         self._netlink = netlink or socket.socket(
-            socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG
+            socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG
         )
+
+    @classmethod
+    def open_in(cls, netns: Netns) -> "SockDiag":
+        """Requests about another namespace. Raises `NetnsGoneError` and `OSError`."""
+        return cls(netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG))
 
     def __enter__(self) -> "SockDiag":
         return self
@@ -75,16 +84,22 @@ class SockDiag:
         self._netlink.close()
 
     def sockets(
-        self, protocol: int, states: int, remotes: Container[bytes] | None = None
-    ) -> Iterator[Socket]:
-        """All of a protocol (IP protocol number) in these states, of both families.
+        self,
+        protocol: int,
+        states: int,
+        remotes: Container[bytes] | None = None,
+        *,
+        families: Iterable[int] = FAMILIES,
+        port: int = 0,
+    ) -> Iterator[InetSocket]:
+        """All sockets of a protocol (IP protocol number) in these states.
 
-        remotes: only those connected to one of these addresses. Raises `OSError` (ENOENT: the
-        kernel cannot list this protocol).
+        remotes: only those connected to one of these addresses; port: only those of this local
+        port. Raises `OSError` (ENOENT: the kernel cannot list this protocol or family).
         """
-        for family in _FAMILIES:
-            body = _REQUEST.pack(family, protocol, 0, 0, states) + bytes(_ID_BYTES)
-            self._send(_SOCK_DIAG_BY_FAMILY, _REQUEST_AND_DUMP, body)
+        for family in families:
+            body = _REQUEST.pack(family, protocol, 0, 0, states) + _PORT.pack(port)
+            self._send(_SOCK_DIAG_BY_FAMILY, _REQUEST_AND_DUMP, body + bytes(_ID_BYTES - 2))
             is_more = True
             while is_more:
                 data = self._netlink.recv(_RECEIVE_BYTES)
@@ -98,13 +113,14 @@ class SockDiag:
                             yield found
                     at += (length + 3) & ~3
 
-    def end(self, ended: Socket) -> bool:
-        """End a socket: its owner reads ECONNABORTED, a TCP peer gets RST. Whether it was there.
+    def destroy(self, destroyed: InetSocket) -> bool:
+        """Close a socket: its owner reads ECONNABORTED, a TCP peer receives RST. False if it did
+        not exist.
 
         Linux 4.5 (64be0aed59ad). Raises `OSError` (EOPNOTSUPP: a kernel built without
         CONFIG_INET_DIAG_DESTROY).
         """
-        body = _REQUEST.pack(ended.family, ended.protocol, 0, 0, 0) + ended.id
+        body = _REQUEST.pack(destroyed.family, destroyed.protocol, 0, 0, 0) + destroyed.id
         self._send(_SOCK_DESTROY, _REQUEST_AND_ACK, body)
         data = self._netlink.recv(_RECEIVE_BYTES)
         (code,) = _CODE.unpack_from(data, _HEADER.size)
@@ -118,7 +134,7 @@ class SockDiag:
 
 
 def _is_end(kind: int, data: bytes, at: int) -> bool:
-    """Whether a message ends the list. Raises `OSError`."""
+    """Whether this message is the last. Raises `OSError`."""
     if kind not in (_NLMSG_DONE, _NLMSG_ERROR):
         return False
     (code,) = _CODE.unpack_from(data, at + _HEADER.size)
@@ -133,21 +149,35 @@ def _error(code: int) -> OSError:
 
 def _read(
     data: bytes, start: int, end: int, protocol: int, remotes: Container[bytes] | None
-) -> Socket | None:
+) -> InetSocket | None:
     family, _, own_id, _, _, inode = _MESSAGE.unpack_from(data, start)
     remote = _address(family, own_id[20:36])
     if remotes is not None and remote not in remotes:
         return None
     cgroup = None
+    is_v6_only = False
     at = start + _MESSAGE.size
     while at + _ATTRIBUTE.size <= end:
         length, kind = _ATTRIBUTE.unpack_from(data, at)
         if kind == _CGROUP_ID:
             (cgroup,) = _CGROUP.unpack_from(data, at + _ATTRIBUTE.size)
+        elif kind == _SKV6ONLY:
+            is_v6_only = bool(data[at + _ATTRIBUTE.size])
         at += max(_ATTRIBUTE.size, (length + 3) & ~3)
     local_port, remote_port = _PORTS.unpack_from(own_id)
     local = _address(family, own_id[4:20])
-    return Socket(family, protocol, local, local_port, remote, remote_port, inode, cgroup, own_id)
+    return InetSocket(
+        family,
+        protocol,
+        local,
+        local_port,
+        remote,
+        remote_port,
+        inode,
+        cgroup,
+        own_id,
+        is_v6_only,
+    )
 
 
 def _address(family: int, field: bytes) -> bytes:
