@@ -8,6 +8,7 @@ ends.
 Addresses are of 198.18.0.0/15 (RFC 2544) and fd00:18::/32 only; the node has no uplink.
 """
 
+import contextlib
 import dataclasses
 import ipaddress
 import os
@@ -19,13 +20,12 @@ import time
 
 import pyroute2
 
-from agent.linux import namespaces
+from agent.linux import namespaces, network_setup
+from agent.linux.network_setup import family_of
 from bpf.abi import IPAddress
 from probes.netns import Netns
 
-_IFA_F_NODAD = 0x02
-_RTN_LOCAL = 2
-_ROUTE_TRIES, _ROUTE_PAUSE_SECONDS = 5000, 0.002
+_MAX_ROUTE_POLLS = 5000
 
 NODE_IPV4 = ipaddress.IPv4Address("198.18.0.1")
 NODE_IPV6 = ipaddress.IPv6Address("fd00:18::1")
@@ -161,7 +161,13 @@ class Lab:
                 _add_address(inside, eth0, own)
                 bits = own.max_prefixlen
                 inside.route("add", dst=f"{node}/{bits}", oif=eth0, scope="link")
-                inside.route("add", dst="default", gateway=str(node), oif=eth0, family=_family(own))
+                inside.route(
+                    "add",
+                    dst="default",
+                    gateway=str(node),
+                    oif=eth0,
+                    family=family_of(own.version),
+                )
                 self._netlink.route("add", dst=f"{own}/{bits}", oif=ifindex, scope="link")
         return ipv4, ipv6
 
@@ -175,7 +181,12 @@ class Lab:
             eth0 = _bring_up(inside)
             for own, node in ((ipv4, _BRIDGE_IPV4), (ipv6, _BRIDGE_IPV6)):
                 _add_address(inside, eth0, own, node.network.prefixlen)
-                inside.route("add", dst="default", gateway=str(node.ip), family=_family(own))
+                inside.route(
+                    "add",
+                    dst="default",
+                    gateway=str(node.ip),
+                    family=family_of(own.version),
+                )
         return ipv4, ipv6
 
     def _make_bridge(self) -> int:
@@ -206,7 +217,7 @@ def _make_netns(name: str) -> Netns:
     def set_up() -> None:
         namespaces.mount_own_netns(path)
         for interface in ("all", "default"):
-            _write_sysctl(f"ipv6/conf/{interface}/accept_dad", "0")
+            network_setup.write_sysctl(f"ipv6/conf/{interface}/accept_dad", "0")
 
     namespaces.in_new_network(set_up)
     return Netns.open(str(path))
@@ -227,41 +238,17 @@ def _bring_up(netlink: pyroute2.IPRoute) -> int:
 def _add_address(
     netlink: pyroute2.IPRoute, ifindex: int, address: IPAddress, prefix_length: int | None = None
 ) -> None:
-    netlink.addr(
-        "add",
-        index=ifindex,
-        address=str(address),
-        prefixlen=prefix_length or address.max_prefixlen,
-        # No duplicate address detection: an address would be unusable for its first second.
-        **({"flags": _IFA_F_NODAD} if address.version == 6 else {}),
-    )
-    # Of IPv6 the kernel adds the route in a worker of its own (addrconf_dad_work,
-    # net/ipv6/addrconf.c).
-    for _ in range(_ROUTE_TRIES):
-        if _is_local(netlink, address):
-            return
-        time.sleep(_ROUTE_PAUSE_SECONDS)
-    raise TimeoutError(f"{address} was added, and is not the namespace's own yet.")
-
-
-def _is_local(netlink: pyroute2.IPRoute, address: IPAddress) -> bool:
-    try:
-        route = netlink.route("get", dst=str(address), family=_family(address))[0]
-    except pyroute2.NetlinkError:
-        return False
-    return bool(route["type"] == _RTN_LOCAL)
-
-
-def _family(address: IPAddress) -> int:
-    return socket.AF_INET if address.version == 4 else socket.AF_INET6
+    netlink.addr("add", **network_setup.address_request(ifindex, address, prefix_length))
+    for _ in range(_MAX_ROUTE_POLLS):
+        with contextlib.suppress(pyroute2.NetlinkError):
+            if network_setup.is_local(netlink.route("get", **network_setup.route_query(address))):
+                return
+        time.sleep(network_setup.LOCAL_POLL_SECONDS)
+    raise TimeoutError(f"{address} was added, but is not a local address yet")
 
 
 def _enable_forwarding() -> None:
     for family in ("all", "default"):
-        _write_sysctl(f"ipv6/conf/{family}/accept_dad", "0")
-        _write_sysctl(f"ipv6/conf/{family}/forwarding", "1")
-    _write_sysctl("ipv4/ip_forward", "1")
-
-
-def _write_sysctl(name: str, value: str) -> None:
-    pathlib.Path("/proc/sys/net", name).write_text(value, encoding="ascii")
+        network_setup.write_sysctl(f"ipv6/conf/{family}/accept_dad", "0")
+        network_setup.write_sysctl(f"ipv6/conf/{family}/forwarding", "1")
+    network_setup.write_sysctl("ipv4/ip_forward", "1")

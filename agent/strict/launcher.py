@@ -79,10 +79,10 @@ class Launcher:
         except (AttachError, OSError, TimeoutError) as error:
             log.error("a relay's interface could not be looked at", error=str(error))
 
-    async def keep_range(self) -> None:
-        """As `veth_pair.keep_range`. Raises `RelayError`."""
+    async def ensure_ranges(self) -> None:
+        """As `veth_pair.ensure_range_routes`. Raises `RelayError`."""
         try:
-            await veth_pair.keep_range(self._ranges)
+            await veth_pair.ensure_range_routes(self._ranges)
         except PairError as error:
             raise RelayError(str(error)) from error
 
@@ -93,7 +93,7 @@ class Launcher:
         if netns_cookie() is None:
             raise RelayError(NO_COOKIE)
         try:
-            await veth_pair.claim_range(self._ranges)
+            await veth_pair.add_range_routes(self._ranges)
             slot = veth_pair.reserve_slot()
             process, control = relay_process.spawn()
         except PairError as error:

@@ -45,7 +45,7 @@ class Launching(Protocol):
 
     async def look(self) -> None: ...
 
-    async def keep_range(self) -> None: ...
+    async def ensure_ranges(self) -> None: ...
 
     async def launch(
         self, on_report: Callable[[messages.RelayReport], None], on_end: Callable[[], None]
@@ -235,7 +235,7 @@ class Relaying:
         try:
             if self._now() >= self._routes_at:
                 self._routes_at = self._now() + _ROUTES_SECONDS
-                await self._launcher.keep_range()
+                await self._launcher.ensure_ranges()
             if serving.told != self._plan.targets:
                 await serving.tell(self._plan.targets)
         except RelayError as error:

@@ -1,11 +1,10 @@
-"""The pair by which a relay hangs on the node, in real namespaces."""
+"""The veth pair that connects a relay with the host, in real namespaces."""
 
 import asyncio
 import contextlib
 import json
 import os
 import pathlib
-import select
 import signal
 import socket
 import subprocess
@@ -26,26 +25,24 @@ from agent.strict.veth_pair import PairError
 from bpf import pins
 from probes.netns import Netns
 from tests.kernel import links
+from tests.polling import wait_until
 
 pytestmark = pytest.mark.kernel
 
 RANGES = RelayRanges(parse_range4("198.18.64.0/18"), parse_range6("fd00:18:64::/64"))
-# Of slot 0: any address of the relay, and one that is in the range and in no relay's share.
+# Any address of slot 0, and one of the range that is in no share.
 TARGETS = ("198.18.64.77", "fd00:18:64::77")
 ELSEWHERE = ("198.18.127.1", "fd00:18:64:0:f000::1")
 
 
 @pytest.fixture
 def relay(lab: Lab) -> Iterator[Netns]:
-    """A namespace that no name keeps, as a relay's process makes it."""
+    """A namespace without a name, as a relay creates it."""
     process = subprocess.Popen(["unshare", "--net", "sleep", "60"])
     try:
         own = os.stat("/proc/self/ns/net").st_ino
         path = pathlib.Path(f"/proc/{process.pid}/ns/net")
-        for _ in range(500):
-            if path.stat().st_ino != own:
-                break
-            select.select([], [], [], 0.01)
+        wait_until("the process has its own namespace", lambda: path.stat().st_ino != own)
         yield Netns.open(str(path))
     finally:
         process.kill()
@@ -57,8 +54,8 @@ async def no_gate(ifindex: int) -> None:
     assert socket.if_indextoname(ifindex) == "podgate-relay0"
 
 
-async def make(relay: Netns) -> veth_pair.Pair:
-    await veth_pair.claim_range(RANGES)
+async def make(relay: Netns) -> veth_pair.VethPair:
+    await veth_pair.add_range_routes(RANGES)
     return await veth_pair.make(veth_pair.reserve_slot(), RANGES, relay, gate=no_gate)
 
 
@@ -98,20 +95,20 @@ def setting(name: str) -> str:
     return pathlib.Path("/proc/sys/net", name).read_text().strip()
 
 
-async def test_each_address_of_the_share_is_the_relays_without_being_added(relay: Netns) -> None:
+async def test_all_addresses_of_the_share_are_local_in_the_relay(relay: Netns) -> None:
     await make(relay)
     for address, node in zip(TARGETS, ("198.18.64.1", "fd00:18:64::1"), strict=True):
         with listening(relay):
             assert connect(address) == f"from {node}"
 
 
-async def test_node_answers_to_its_own_addresses_as_soon_as_the_pair_is_made(relay: Netns) -> None:
+async def test_host_accepts_its_own_addresses_once_the_pair_is_set_up(relay: Netns) -> None:
     await make(relay)
     for node in ("198.18.64.1", "fd00:18:64::1"):
         assert shown("route", "get", node)[0]["type"] == "local"
 
 
-async def test_neighbours_are_permanent_so_nothing_is_asked_on_the_wire(relay: Netns) -> None:
+async def test_neighbours_are_permanent(relay: Netns) -> None:
     await make(relay)
     neighbours = shown("neigh", "show", "dev", "podgate-relay0")
     assert {each["dst"]: each["state"] for each in neighbours} == {
@@ -120,7 +117,7 @@ async def test_neighbours_are_permanent_so_nothing_is_asked_on_the_wire(relay: N
     }
 
 
-async def test_what_no_relay_has_is_unreachable_though_there_is_a_default_route(
+async def test_rest_of_the_range_is_unreachable_despite_a_default_route(
     relay: Netns, lab: Lab
 ) -> None:
     with links.pair() as (one, _), links.route("default", one), links.route("::/0", one):
@@ -129,7 +126,7 @@ async def test_what_no_relay_has_is_unreachable_though_there_is_a_default_route(
             assert connect(address) == "No route to host"
 
 
-async def test_range_stays_unreachable_when_the_relay_has_ended(relay: Netns) -> None:
+async def test_range_stays_unreachable_after_the_relay_exits(relay: Netns) -> None:
     pair = await make(relay)
     await veth_pair.remove(pair.ifindex)
     assert relay_interfaces.present() == {}
@@ -137,20 +134,20 @@ async def test_range_stays_unreachable_when_the_relay_has_ended(relay: Netns) ->
     assert ("198.18.64.0/18", "unreachable") in routes()
 
 
-async def test_what_comes_out_of_the_relay_is_not_forwarded(relay: Netns) -> None:
+async def test_packets_from_the_relay_are_not_forwarded(relay: Netns) -> None:
     await make(relay)
     assert setting("ipv4/conf/podgate-relay0/forwarding") == "0"
     assert setting("ipv4/ip_forward") == "1"
 
 
-async def test_node_end_has_no_addresses_but_ours_and_hears_no_router(relay: Netns) -> None:
+async def test_host_end_has_only_its_own_addresses_and_ignores_routers(relay: Netns) -> None:
     await make(relay)
     (link,) = shown("addr", "show", "dev", "podgate-relay0")
     assert {each["local"] for each in link["addr_info"]} == {"198.18.64.1", "fd00:18:64::1"}
     assert setting("ipv6/conf/podgate-relay0/accept_ra") == "0"
 
 
-async def test_gate_is_asked_for_before_the_interface_is_up(relay: Netns) -> None:
+async def test_gate_is_attached_before_the_interface_is_up(relay: Netns) -> None:
     seen: list[str] = []
 
     async def gate(ifindex: int) -> None:
@@ -161,7 +158,7 @@ async def test_gate_is_asked_for_before_the_interface_is_up(relay: Netns) -> Non
     assert seen == ["DOWN"]
 
 
-async def test_pair_whose_gate_fails_is_taken_away_again(relay: Netns) -> None:
+async def test_pair_whose_gate_fails_is_removed(relay: Netns) -> None:
     async def gate(ifindex: int) -> None:
         raise OSError("no gate today")
 
@@ -173,57 +170,57 @@ async def test_pair_whose_gate_fails_is_taken_away_again(relay: Netns) -> None:
 @pytest.mark.parametrize(
     ("network", "option"), [("198.18.65.0/24", "range4"), ("fd00:18:64::/48", "range6")]
 )
-async def test_route_of_somebody_else_in_the_range_is_named(
+async def test_foreign_route_in_the_range_is_reported(
     relay: Netns, network: str, option: str
 ) -> None:
     before = routes()
     with links.pair() as (one, _), links.route(network, one):
         with pytest.raises(PairError, match=f"taken by the node's route .* dev {one}.*{option}"):
-            await veth_pair.claim_range(RANGES)
+            await veth_pair.add_range_routes(RANGES)
         problem = await veth_pair.overlap(RANGES)
         assert problem is not None
         assert network.partition("/")[0].rstrip(":") in problem
     assert routes() == before
 
 
-async def test_address_of_the_node_in_the_range_is_in_its_way(relay: Netns) -> None:
+async def test_host_address_in_the_range_is_a_conflict(relay: Netns) -> None:
     with links.pair() as (one, _):
         links.ip(f"addr add 198.18.100.1/32 dev {one}")
         assert "198.18.100.1/32" in str(await veth_pair.overlap(RANGES))
 
 
-async def test_relays_of_our_own_are_in_nobodys_way(relay: Netns) -> None:
+async def test_routes_of_other_relays_are_no_conflict(relay: Netns) -> None:
     await make(relay)
-    await veth_pair.claim_range(RANGES)
+    await veth_pair.add_range_routes(RANGES)
     assert await veth_pair.overlap(RANGES) is None
 
 
-async def test_route_that_somebody_took_away_is_put_back(relay: Netns) -> None:
-    await veth_pair.claim_range(RANGES)
+async def test_removed_route_is_restored(relay: Netns) -> None:
+    await veth_pair.add_range_routes(RANGES)
     links.ip("route del unreachable 198.18.64.0/18")
-    await veth_pair.keep_range(RANGES)
+    await veth_pair.ensure_range_routes(RANGES)
     assert ("198.18.64.0/18", "unreachable") in routes()
 
 
-async def test_range_that_was_changed_gives_the_old_one_back(relay: Netns) -> None:
-    await veth_pair.claim_range(RANGES)
+async def test_routes_of_a_previous_range_are_removed(relay: Netns) -> None:
+    await veth_pair.add_range_routes(RANGES)
     other = RelayRanges(parse_range4("198.19.64.0/18"), RANGES.ipv6)
-    await veth_pair.claim_range(other)
+    await veth_pair.add_range_routes(other)
     assert ("198.18.64.0/18", "unreachable") not in routes()
     assert ("198.19.64.0/18", "unreachable") in routes()
 
 
-async def test_next_relay_takes_the_next_slot_and_range(relay: Netns) -> None:
+async def test_next_relay_gets_the_next_slot_and_share(relay: Netns) -> None:
     await make(relay)
     assert veth_pair.reserve_slot() == 1
     for slot in range(1, 8):
         links.ip(f"link add podgate-relay{slot} type bridge")
-    with pytest.raises(PairError, match="8 relays still carry"):
+    with pytest.raises(PairError, match="8 relays still proxy"):
         veth_pair.reserve_slot()
     assert await veth_pair.remove_everything() >= 8
 
 
-async def test_cleanup_leaves_nothing(relay: Netns) -> None:
+async def test_cleanup_removes_everything(relay: Netns) -> None:
     before = routes()
     await make(relay)
     assert await veth_pair.remove_everything() > 0
@@ -232,9 +229,7 @@ async def test_cleanup_leaves_nothing(relay: Netns) -> None:
     assert await veth_pair.remove_everything() == 0
 
 
-async def test_machine_that_can_have_a_relay_is_found_fit_and_nothing_is_left(
-    lab: Lab, fresh_pins: pins.Pins
-) -> None:
+async def test_check_finds_no_problem_and_leaves_nothing(lab: Lab, fresh_pins: pins.Pins) -> None:
     interfaces, before = socket.if_nameindex(), routes()
     cgroup = cgroup2_mount()
     assert cgroup is not None
@@ -246,7 +241,7 @@ async def test_machine_that_can_have_a_relay_is_found_fit_and_nothing_is_left(
     assert said.startswith("The relay's range 198.18.64.0/18 is taken by")
 
 
-def test_agents_relay_goes_with_cleanup(operator: Operator, lab: Lab) -> None:
+def test_cleanup_removes_the_agents_relay(operator: Operator, lab: Lab) -> None:
     before = routes()
     operator.start("--mode", "strict", *_options())
     operator.wait_for("a relay", lambda report: report.relay.is_up)
@@ -256,7 +251,7 @@ def test_agents_relay_goes_with_cleanup(operator: Operator, lab: Lab) -> None:
     assert routes() == before
 
 
-def test_taken_range_is_said_by_the_agent_and_strict_is_enforce(
+def test_range_in_use_is_reported_and_strict_falls_back_to_enforce(
     operator: Operator, lab: Lab
 ) -> None:
     with links.pair() as (one, _), links.route("198.18.64.0/24", one):

@@ -101,7 +101,7 @@ class ScriptedLauncher:
     async def look(self) -> None:
         pass
 
-    async def keep_range(self) -> None:
+    async def ensure_ranges(self) -> None:
         if self.range_problem is not None:
             raise RelayError(self.range_problem)
 
@@ -111,7 +111,7 @@ class ScriptedLauncher:
         self.tried_at.append(asyncio.get_running_loop().time())
         if self.problem is not None:
             raise RelayError(self.problem)
-        await self.keep_range()
+        await self.ensure_ranges()
         relay = self.next()
         await relay.begin(on_report, on_end)
         self.relays.append(relay)
