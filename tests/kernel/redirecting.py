@@ -25,8 +25,8 @@ _BEAT = struct.Struct("=Q")
 
 _ENGAGE = """
 import pathlib, sys
-from bpf import pins, relay
-redirect = relay.Redirect.open(pins.Pins(sys.argv[1]))
+from bpf import pins, redirect as redirects
+redirect = redirects.Redirect.open(pins.Pins(sys.argv[1]))
 redirect.engage(pathlib.Path(sys.argv[2]))
 print("engaged", flush=True)
 sys.stdin.read()
