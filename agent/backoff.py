@@ -1,4 +1,4 @@
-"""How often: a bucket of tokens for steady work, and growing delays after failures."""
+"""Rate limits and retry delays: a token bucket, and a back-off after failures."""
 
 import asyncio
 import random
@@ -8,8 +8,13 @@ Jitter = Callable[[], float]
 """A number from 0 to below 1, another one each time."""
 
 
+def no_jitter() -> float:
+    """For delays that must be exact, or that no other agent shares."""
+    return 0.5
+
+
 class Bucket:
-    """At most `burst` at once, and `per_second` in the long run."""
+    """Token bucket: `burst` requests at once, `per_second` in the long run."""
 
     def __init__(self, *, per_second: float, burst: int) -> None:
         self._per_second = per_second
@@ -18,17 +23,17 @@ class Bucket:
         self._filled_at: float | None = None
 
     def seconds_until_next(self) -> float:
-        """0 when a token is there now."""
+        """0 if a token is available now."""
         self._fill()
         return max(0.0, (1.0 - self._tokens) / self._per_second)
 
     def take(self) -> None:
-        """Take a token, even one that is still to come."""
+        """Take a token, even one that is not available yet."""
         self._fill()
         self._tokens -= 1.0
 
     async def wait(self) -> None:
-        """Take a token, and wait until it has come. Who asks first is served first."""
+        """Take a token and wait until it is available: first come, first served."""
         seconds = self.seconds_until_next()
         self.take()
         await asyncio.sleep(seconds)
@@ -42,8 +47,10 @@ class Bucket:
 
 
 class Backoff:
-    """Delays that double from `base_seconds` to `cap_seconds`, each half to one and a half times as
-    long, so that a cluster's agents do not come back all at once."""
+    """Delays that double from `base_seconds` to `cap_seconds`, times 0.5 to 1.5.
+
+    The jitter keeps a cluster's agents from retrying all at the same time.
+    """
 
     def __init__(
         self, *, base_seconds: float, cap_seconds: float, jitter: Jitter = random.random
@@ -51,15 +58,16 @@ class Backoff:
         self._base_seconds = base_seconds
         self._cap_seconds = cap_seconds
         self._jitter = jitter
-        self._failures = 0
+        self.failures = 0
+        """Delays since the last reset."""
 
     def next_seconds(self) -> float:
-        """How long to wait after one more failure."""
-        # Beyond 2^32 times the base every cap is reached; the number itself must not grow for ever.
-        seconds = min(self._cap_seconds, self._base_seconds * 2.0 ** min(self._failures, 32))
-        self._failures += 1
+        """The delay after one more failure."""
+        # Every cap is reached before 2^32 times the base; the power must not grow without bound.
+        seconds = min(self._cap_seconds, self._base_seconds * 2.0 ** min(self.failures, 32))
+        self.failures += 1
         return seconds * (0.5 + self._jitter())
 
     def reset(self) -> None:
-        """It works again."""
-        self._failures = 0
+        """Start again from `base_seconds`, after a success."""
+        self.failures = 0

@@ -66,6 +66,7 @@ def _of_product() -> Iterator[CodeType]:
     from agent.policy.files import PolicyFiles
     from agent.probing.result_store import ResultStore
     from agent.sources.cluster import Cluster
+    from agent.state_files import StateSaver
     from probes.netns import Netns
 
     yield from (
@@ -83,8 +84,7 @@ def _of_product() -> Iterator[CodeType]:
             PolicyFiles.__init__,
             ResultStore.__init__,
             # The last write of an agent that ends; those before it run in threads.
-            ResultStore.run,
-            api_pods.ApiPods._save,
+            StateSaver.run,
             # Sockets in the run directory, a tmpfs, when a server starts or ends.
             peer_credentials.listen,
             peer_credentials.Doorway.standing,

@@ -1,9 +1,9 @@
-"""The node's pods from the API server (and from whoever else knows them), told as manifests are.
+"""The node's pods from the API server and the kubelet, as the agent's `Pod`s.
 
 Three watches: the node's pods, and as metadata only the node itself and all namespaces, for their
-labels. Other origins (the kubelet's own API) feed `take` and `drop`; of one uid the newest resource
-version counts, whoever brought it. What the API server told is saved, and told again at once by the
-next agent, which then asks only for what is newer.
+labels. The kubelet's pods API feeds `set_pod` and `remove_pod` too; of one uid the newest resource
+version counts, whatever its origin. The API server's objects are saved, and published at once by
+the next agent, which then requests only what is newer.
 """
 
 import asyncio
@@ -15,12 +15,14 @@ from typing import Final
 import structlog
 
 from agent import backoff, tasks
-from agent.kube import modes, objects, pod_reading
+from agent.kube import modes, objects, pod_reading, saved_pods
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, MetadataOnly
-from agent.kube.saved_pods import SavedObjects, SavedPods, SavedPodsFile
+from agent.kube.saved_pods import SavedObjects, SavedPods
 from agent.kube.watcher import Query, Watcher
+from agent.logs import Event
 from agent.pods.pod import Pod, Problem
+from agent.state_files import StateSaver
 from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)
@@ -28,15 +30,15 @@ log = structlog.get_logger(__name__)
 API: Final = "api"
 KUBELET: Final = "kubelet"
 
-# Without the labels of node and namespaces pods would be told twice, and first too strictly. When
-# only those cannot be had (a right is missing), the node's default is better than no gate.
+# Without the labels of node and namespaces pods would be published twice, and first too strictly.
+# Where only the labels are unavailable (missing RBAC), the node's default is better than no gate.
 _LABELS_SECONDS = 10.0
 # A roll-out changes each pod some ten times; the file is for outages, not for the last second.
 _SETTLE_SECONDS = 2.0
 
 
 class ApiPods:
-    """Tells of every pod that is added, changed or removed; by the uid of the runtime."""
+    """Publishes every pod that is added, changed or removed, by the runtime's uid."""
 
     def __init__(
         self,
@@ -52,8 +54,8 @@ class ApiPods:
         jitter: backoff.Jitter = random.random,
     ) -> None:
         """on_pod: gets a new or changed pod, on_removed the uid of one that no origin has any more;
-        on_object: each version of the API's object, for conditions; on_warning: what a pod's author
-        should hear, once; state: the file to save to.
+        on_object: each version of the API's object, for conditions; on_warning: a warning for the
+        pod's author, once; state: the file to save to.
         """
         self.pods = Watcher(
             api,
@@ -85,57 +87,51 @@ class ApiPods:
         self._on_removed = on_removed
         self._on_object = on_object
         self._on_warning = on_warning
-        self._file = SavedPodsFile(state) if state else None
-        self._changed = asyncio.Event()
-        self._made = 0
+        self._saver = state and StateSaver(
+            state, self._content, on_error=self._log_not_saved, settle_seconds=_SETTLE_SECONDS
+        )
+        self._state = state
         self.on_any_change: Callable[[], None] = lambda: None
-        """Called whenever an origin has told anything of a pod, or cannot be heard any more."""
+        """Called when an origin has reported a pod, or is disconnected."""
         self._by_origin: dict[str, dict[str, ApiPod]] = {API: {}, KUBELET: {}}
         self._published: dict[str, Pod] = {}
         self._warned: dict[str, set[Problem]] = {}
         self._has_labels = False
 
     def restore(self) -> None:
-        """Tell what an earlier agent saved. Reads a file; to be called once, before `run`."""
-        if self._file is None:
+        """Publish what the previous agent saved. Reads a file; call it once, before `run`."""
+        if self._state is None:
             return
-        saved = self._file.read(self._node_name)
+        saved = saved_pods.read(self._state, self._node_name)
         self.namespaces.seed(saved.namespaces.objects, saved.namespaces.version)
         self.nodes.seed(saved.nodes.objects, saved.nodes.version)
         self.pods.seed(saved.pods, saved.version)
         if saved.pods:
             self._has_labels = True
             for pod in saved.pods:
-                self.take(API, pod)
-            log.info("pods from before the restart are in force", pods=len(saved.pods))
+                self.set_pod(API, pod)
+            log.info(Event.SAVED_PODS_RESTORED, pods=len(saved.pods))
 
     async def run(self) -> None:
         """Follow the API server until cancelled."""
         async with asyncio.TaskGroup() as group:
             for watcher in (self.pods, self.namespaces, self.nodes):
                 tasks.start(group, f"watch of {watcher.query.name}", watcher.run)
-            tasks.start(group, "saved pods", self._save)
+            if self._saver:
+                tasks.start(group, "saved pods", self._saver.run)
             await self._wait_for_labels()
             await self.pods.synced.wait()
-            # What was saved has been confirmed.
+            # Saved pods are confirmed.
             self.on_any_change()
 
     @property
     def is_synced(self) -> bool:
-        """Whether every pod of the node has been told, be it from before a restart."""
+        """Whether all pods of the node are published, also if only from the saved state."""
         return self._has_labels and (self.pods.synced.is_set() or bool(self._published))
 
     def get(self, uid: str) -> ApiPod | None:
-        """The newest object of a pod. Its own uid, by which the API patches it, may be another."""
-        of_api = self._by_origin[API].get(uid)
-        of_kubelet = self._by_origin[KUBELET].get(uid)
-        if of_api is None or of_kubelet is None:
-            return of_api or of_kubelet
-        version = of_kubelet.metadata.resource_version
-        # A static pod's own manifest has no version: the API's copy of it says more.
-        if not version or objects.is_older(version, of_api.metadata.resource_version):
-            return of_api
-        return of_kubelet
+        """The newest object of a pod. The uid of its metadata may differ: static pods."""
+        return objects.newest(self.of_api(uid), self.of_kubelet(uid))
 
     @property
     def uids(self) -> set[str]:
@@ -151,24 +147,27 @@ class ApiPods:
         return self._by_origin[KUBELET].get(uid)
 
     def namespace_labels(self, name: str) -> modes.Labels:
-        """Empty for a namespace that is not known (yet)."""
+        """Empty for a namespace that is not listed (yet)."""
         return _labels(self.namespaces.objects.get(("", name)))
 
-    def take(self, origin: str, pod: ApiPod) -> None:
-        """An origin has this pod, or another version of it."""
+    def set_pod(self, origin: str, pod: ApiPod) -> None:
+        """An origin has this pod, new or changed."""
         self._by_origin[origin][pod.uid] = pod
         self.on_any_change()
         if origin == API:
             self._on_object(pod)
         self._publish(pod.uid)
 
-    def drop(self, origin: str, uid: str) -> None:
-        """An origin does not have this pod any more. The kubelet is the last to forget one, so what
-        it has dropped is gone, even where the API server could not say so yet."""
-        known = self._by_origin[origin].pop(uid, None)
+    def remove_pod(self, origin: str, uid: str) -> None:
+        """An origin does not have this pod any more.
+
+        The kubelet is the last to forget a pod, so a pod that it has removed is deleted, even if
+        the API server could not report that yet.
+        """
+        removed = self._by_origin[origin].pop(uid, None)
         if origin == KUBELET:
-            known = self._by_origin[API].pop(uid, known)
-        if known is None:
+            removed = self._by_origin[API].pop(uid, removed)
+        if removed is None:
             return
         self.on_any_change()
         if self.get(uid) is None:
@@ -178,8 +177,8 @@ class ApiPods:
         else:
             self._publish(uid)
 
-    def leave(self, origin: str) -> None:
-        """An origin cannot be heard any more: what others know as well is theirs to tell now."""
+    def disconnect(self, origin: str) -> None:
+        """An origin is disconnected: of its pods only those stay that no other origin has."""
         pods = self._by_origin[origin]
         for uid in list(pods):
             if any(uid in others for others in self._by_origin.values() if others is not pods):
@@ -201,11 +200,11 @@ class ApiPods:
         for problem in reading.warnings:
             if problem not in warned:
                 log.warning(
-                    "pod asks for what it cannot have",
+                    Event.POD_SETTING_REJECTED,
                     pod=reading.pod.full_name,
                     uid=uid,
                     reason=problem.reason,
-                    detail=problem.message,
+                    problem=problem.message,
                 )
                 self._on_warning(reading.pod, problem)
         self._warned[uid] = set(reading.warnings)
@@ -226,56 +225,48 @@ class ApiPods:
         except TimeoutError:
             if not self._has_labels:
                 log.warning(
-                    "labels of the node and of namespaces are not known; pods get the node's "
-                    "default until they are",
+                    Event.LABELS_UNKNOWN,
                     problem=self.namespaces.problem or self.nodes.problem,
                 )
         self._has_labels = True
         self._publish_all()
 
     def _on_pod_change(self, old: ApiPod | None, new: ApiPod | None) -> None:
-        self._changed.set()
+        self._mark()
         if old is not None and (new is None or new.uid != old.uid):
-            self.drop(API, old.uid)
+            self.remove_pod(API, old.uid)
         if new is not None:
-            self.take(API, new)
+            self.set_pod(API, new)
 
     def _on_namespace_change(self, old: MetadataOnly | None, new: MetadataOnly | None) -> None:
-        known = new or old
-        if known is None or _labels(old) == _labels(new):
+        namespace = new or old
+        if namespace is None or _labels(old) == _labels(new):
             return
-        self._changed.set()
-        name = known.metadata.name
+        self._mark()
+        name = namespace.metadata.name
         for pods in self._by_origin.values():
             for pod in list(pods.values()):
                 if pod.metadata.namespace == name:
                     self._publish(pod.uid)
 
     def _on_node_change(self, old: MetadataOnly | None, new: MetadataOnly | None) -> None:
-        # The kubelet writes its node every few minutes.
+        # The kubelet writes its Node every few minutes.
         if _labels(old) == _labels(new):
             return
-        self._changed.set()
+        self._mark()
         for problem in modes.node_default(self._default_mode, _labels(new)).problems:
-            log.warning("node's label is not understood", detail=problem.message)
+            log.warning(Event.NODE_LABEL_INVALID, problem=problem.message)
         self._publish_all()
 
-    async def _save(self) -> None:
-        """Write the file soon after each change, and at the end."""
-        try:
-            while True:
-                await self._changed.wait()
-                await asyncio.sleep(_SETTLE_SECONDS)
-                self._changed.clear()
-                if self._file:
-                    await asyncio.to_thread(self._file.write, *self._content())
-        finally:
-            if self._file and self._changed.is_set():
-                self._file.write(*self._content())
+    def _mark(self) -> None:
+        if self._saver:
+            self._saver.mark()
 
-    def _content(self) -> tuple[int, SavedPods]:
-        self._made += 1
-        return self._made, SavedPods(
+    def _log_not_saved(self, error: OSError) -> None:
+        log.warning(Event.PODS_NOT_SAVED, path=str(self._state), error=str(error))
+
+    def _content(self) -> SavedPods:
+        return SavedPods(
             node_name=self._node_name,
             pods=list(self.pods.objects.values()),
             version=self.pods.version,
@@ -286,5 +277,5 @@ class ApiPods:
         )
 
 
-def _labels(known: MetadataOnly | None) -> modes.Labels:
-    return known.metadata.labels if known else {}
+def _labels(found: MetadataOnly | None) -> modes.Labels:
+    return found.metadata.labels if found else {}

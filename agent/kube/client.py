@@ -1,7 +1,7 @@
-"""The API server: configuration, TLS, tokens and requests by the official client, wrapped thinly.
+"""API server client: the official client's configuration, TLS, tokens and requests, wrapped.
 
 Its models and its watch are not used: raw JSON decodes ten times faster than models, and its watch
-has no read timeout, no bookmarks and no back-off (agent/kube/watcher.py has).
+has no read timeout, no bookmarks and no back-off (agent/kube/watcher.py does).
 """
 
 import asyncio
@@ -19,6 +19,7 @@ import structlog
 from agent import VERSION
 from agent.errors import PodgateError
 from agent.kube.objects import ApiStatus
+from agent.logs import Event
 
 if TYPE_CHECKING:
     from kubernetes.aio import client as official
@@ -29,12 +30,12 @@ JSON: Final = "application/json"
 STRATEGIC_MERGE: Final = "application/strategic-merge-patch+json"
 MERGE: Final = "application/merge-patch+json"
 
-# The kubelet writes a new token after 80 % of the old one's hour; client-go looks once a minute.
+# The kubelet writes a new token after 80 % of the old one's hour; client-go checks once a minute.
 _CREDENTIALS_SECONDS = 60.0
 _LOAD_SECONDS = 15.0
 _CONNECT_SECONDS = 10.0
-_ANSWER_SECONDS = 30.0
-# etcd takes no object over 1.5 MiB, and JSON may be some times its protobuf.
+_RESPONSE_SECONDS = 30.0
+# etcd stores no object over 1.5 MiB; JSON may be several times the size of its protobuf.
 _MAX_LINE_BYTES = 16 << 20
 _MAX_ERROR_BYTES = 64 << 10
 
@@ -44,7 +45,7 @@ class NoClusterConfigError(PodgateError):
 
 
 class ApiError(Exception):
-    """The API server refused, or nobody answered; one sentence without its full stop."""
+    """A request failed, or the API server did not respond; a sentence without its full stop."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class ApiError(Exception):
         retry_after_seconds: float = 0.0,
         causes: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """code: the HTTP status, 0 without an answer; causes: field and reason of each."""
+        """code: the HTTP status, 0 without a response; causes: field and reason of each."""
         super().__init__(message)
         self.code = code
         self.reason = reason
@@ -64,14 +65,14 @@ class ApiError(Exception):
 
     @property
     def is_transient(self) -> bool:
-        """Whether it says nothing about this request: nobody answers, or nobody can now."""
+        """Whether the error is not about this request: no response, or none at present."""
         return self.code in (0, 401, 429) or self.code >= 500
 
     @classmethod
     def of_status(
         cls, status: ApiStatus, *, code: int = 0, retry_after_seconds: float = 0.0
     ) -> "ApiError":
-        """From a Status. code, retry_after_seconds: what the HTTP answer around it says."""
+        """From a Status. code, retry_after_seconds: of the HTTP response around it."""
         details = status.details
         return cls(
             status.message or status.reason or f"HTTP status {code or status.code}",
@@ -80,15 +81,17 @@ class ApiError(Exception):
             retry_after_seconds=max(
                 retry_after_seconds, details.retry_after_seconds if details else 0.0
             ),
-            causes=tuple((one.field, one.reason) for one in details.causes) if details else (),
+            causes=tuple((cause.field, cause.reason) for cause in details.causes)
+            if details
+            else (),
         )
 
 
 class ApiClient:
-    """One API server. What it is asked is up to the caller; so is trying again."""
+    """Client of one API server. Callers choose the requests and retry them."""
 
     def __init__(self, kubeconfig: str | None) -> None:
-        """kubeconfig: path of a file, or several as in KUBECONFIG; None: as in a pod."""
+        """kubeconfig: path of a file, or several as in KUBECONFIG; None: the pod's own account."""
         self._kubeconfig = kubeconfig
         self._client: official.ApiClient | None = None
         self._fingerprint: tuple[object, ...] = ()
@@ -98,9 +101,9 @@ class ApiClient:
 
     @classmethod
     async def open(cls, kubeconfig: str | None = None) -> "ApiClient":
-        """Read the configuration: the file given, else KUBECONFIG's, else that of this pod.
+        """Read the configuration: the given file, else KUBECONFIG, else the pod's service account.
 
-        Nobody is asked yet: the API server may be away. Raises `NoClusterConfigError`.
+        No request is sent: the API server may be unreachable. Raises `NoClusterConfigError`.
         """
         api = cls(kubeconfig or os.environ.get("KUBECONFIG") or None)
         try:
@@ -126,9 +129,9 @@ class ApiClient:
         body: object = None,
         content_type: str = JSON,
         accept: str = JSON,
-        timeout_seconds: float = _ANSWER_SECONDS,
+        timeout_seconds: float = _RESPONSE_SECONDS,
     ) -> bytes:
-        """The body of a good answer. Raises `ApiError`."""
+        """Send a request and return the response's body. Raises `ApiError`."""
         limits = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=_CONNECT_SECONDS)
         response = await self._send(method, path, query, body, content_type, accept, limits)
         try:
@@ -142,10 +145,11 @@ class ApiClient:
     async def stream(
         self, path: str, *, query: Mapping[str, str], accept: str = JSON, silence_seconds: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of an answer that goes on. Raises `ApiError` when it does not begin.
+        """The lines of a streamed response. Raises `ApiError` if the request fails.
 
-        They end with the answer, or when the connection breaks, or after so long without a byte:
-        for a watch all of that is one, to begin again where it stood. A half line is no line.
+        The lines end with the response, with the connection, or after `silence_seconds` without a
+        byte: for a watch these are the same, it continues from its last version. An incomplete
+        line is left out.
         """
         limits = aiohttp.ClientTimeout(
             total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence_seconds
@@ -178,14 +182,14 @@ class ApiClient:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                answer = await client.call_api(*serialized, _request_timeout=limits)
+            async with asyncio.timeout(_RESPONSE_SECONDS):
+                received = await client.call_api(*serialized, _request_timeout=limits)
         except (aiohttp.ClientError, OSError, TimeoutError, ssl.SSLError) as error:
             if isinstance(error, aiohttp.ClientSSLError):
                 # The cluster's certificates may have been renewed.
                 self._fresh_until = 0.0
             raise _connection_error(error) from error
-        response: aiohttp.ClientResponse = answer.response
+        response: aiohttp.ClientResponse = received.response
         if response.status >= 300:
             if response.status == 401:
                 self._fresh_until = 0.0
@@ -193,17 +197,17 @@ class ApiClient:
         return response
 
     async def _fresh_client(self) -> "official.ApiClient":
-        """The client, with credentials not older than a minute, if they can be read at all."""
+        """The client, with credentials not older than a minute if they can be read."""
         async with self._loading:
             if self._client is None or asyncio.get_running_loop().time() >= self._fresh_until:
                 try:
                     await self._load()
                 except KubeconfigError as error:
-                    # They may be in the middle of being replaced; the old ones may still be good.
+                    # The files may be half replaced; the old credentials may still be valid.
                     if self._client is None:
                         raise ApiError(str(error)) from error
                     if not self._is_logged:
-                        log.warning("API credentials cannot be read anew", error=str(error))
+                        log.warning(Event.CREDENTIALS_UNREADABLE, error=str(error))
                     self._is_logged = True
                     self._hold_connections()
             assert self._client is not None
@@ -214,7 +218,7 @@ class ApiClient:
             async with asyncio.timeout(_LOAD_SECONDS):
                 loaded = await asyncio.to_thread(_load, self._kubeconfig)
         except TimeoutError as error:
-            raise KubeconfigError("reading it takes too long") from error
+            raise KubeconfigError("reading it timed out") from error
         client, fingerprint = loaded
         self._hold_connections()
         self._is_logged = False
@@ -223,7 +227,7 @@ class ApiClient:
             return
         before, self._client, self._fingerprint = self._client, client, fingerprint
         if before:
-            log.info("API server is asked with other certificates from now on")
+            log.info(Event.CREDENTIALS_RELOADED)
             await before.close()
 
     def _hold_connections(self) -> None:
@@ -231,15 +235,15 @@ class ApiClient:
 
 
 class KubeconfigError(PodgateError):
-    """A configuration that the official client does not understand, in its words."""
+    """A configuration that the official client rejects; the message is the client's."""
 
 
 def _load(kubeconfig: str | None) -> "tuple[official.ApiClient, tuple[object, ...]]":
-    """A client, and all that would need another one if it changed. Reads files, so not on the loop.
+    """A client, and a fingerprint: if it changes, a new client is needed. Reads files: for threads.
 
     Raises `KubeconfigError`.
     """
-    # A quarter of a second and 20 MB, which a node without a cluster is spared.
+    # Costs a quarter of a second and 20 MB, so only for nodes with a cluster.
     from kubernetes.aio import client as official
     from kubernetes.aio import config as official_config
 
@@ -248,20 +252,20 @@ def _load(kubeconfig: str | None) -> "tuple[official.ApiClient, tuple[object, ..
         if kubeconfig is None:
             official_config.load_incluster_config(configuration, try_refresh_token=False)
         else:
-            # Of its own loop, for credential plugins: they are processes, and it waits for them.
+            # In a loop of its own: credential plugins are processes, and the loader waits for them.
             asyncio.run(
                 official_config.load_kube_config(
                     kubeconfig, client_configuration=configuration, persist_config=False
                 )
             )
-        # A line's end at the end of a token file would end the header.
+        # A newline at the end of a token file would end the header.
         configuration.api_key = {
             kind: key.strip() for kind, key in configuration.api_key.items() if key
         }
-        made = official.ApiClient(configuration)
-        made.user_agent = f"podgate/{VERSION}"
-        return made, _fingerprint(configuration)
-    except Exception as error:  # whatever the loader stumbles over: KeyError, TypeError, YAMLError
+        client = official.ApiClient(configuration)
+        client.user_agent = f"podgate/{VERSION}"
+        return client, _fingerprint(configuration)
+    except Exception as error:  # the loader raises KeyError, TypeError, YAMLError and more
         raise KubeconfigError(str(error) or type(error).__name__) from error
 
 
@@ -280,13 +284,13 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None
     unfinished = bytearray()
     with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
         async for chunk in response.content.iter_any():
-            begun = len(unfinished)
+            start = len(unfinished)
             unfinished += chunk
             if b"\n" not in chunk:
                 if len(unfinished) > _MAX_LINE_BYTES:
                     return
                 continue
-            end = unfinished.rindex(b"\n", begun)
+            end = unfinished.rindex(b"\n", start)
             for line in bytes(unfinished[:end]).split(b"\n"):
                 if line:
                     yield line
@@ -312,5 +316,5 @@ async def _error_response(response: aiohttp.ClientResponse) -> ApiError:
 
 def _connection_error(error: Exception) -> ApiError:
     if isinstance(error, TimeoutError):
-        return ApiError("the API server does not answer in time")
+        return ApiError("the API server does not respond in time")
     return ApiError(str(error) or type(error).__name__)

@@ -1,16 +1,15 @@
-"""Conditions to the API server: what is true, once, and not more often than it helps anybody.
+"""Writes pod conditions to the API server: one patch per change, rate limited per pod and per node.
 
-`set_pod` says what the API has, `enqueue` that what is known has changed; a pod whose two differ is
-patched, with the newest at that moment, however much happened before. So nothing is sent at rest,
-a foreign hand is corrected, and after an outage each pod that changed costs one PATCH.
+`set_pod` records what the API has, `enqueue` that the pod's conditions may have changed. If the two
+differ, the pod is patched with its newest conditions, whatever happened before. So nothing is sent
+at rest, other clients' changes are corrected, and after an outage each changed pod costs one PATCH.
 
-* All pods together: a bucket, and while the API server is away one pod tries for all, less and less
-  often.
-* One pod: a small bucket, for probes that flap and for others who write the same conditions.
-* What changes nobody's mind waits for more: while one condition of a pod that starts is False
-  anyway, the others need not be told at once.
-* Text alone (each failing probe says how long it took) goes once a minute.
-* Conditions of sandboxes that are gone go first: they say Ready of a pod nobody has looked at.
+* Node: a token bucket. While the API server is unreachable, one pod tries for all, with back-off.
+* Pod: a small bucket, for probes that flap and for other writers of the same conditions.
+* A change that does not affect readiness waits longer: while one condition of a starting pod is
+  False, the others are not urgent.
+* A change of text only (each failing probe reports its duration) is sent once a minute.
+* Conditions of deleted sandboxes go first: they report Ready for a pod that is not checked yet.
 """
 
 import asyncio
@@ -25,6 +24,7 @@ from agent.kube import objects, patches
 from agent.kube.client import STRATEGIC_MERGE, ApiClient, ApiError
 from agent.kube.objects import ApiPod
 from agent.kube.patches import Difference, SandboxStamp
+from agent.logs import Event
 from agent.pods.conditions import TYPES, Condition
 
 log = structlog.get_logger(__name__)
@@ -36,36 +36,36 @@ _AT_ONCE = 8
 _PER_POD_PER_SECOND = 0.1
 _PER_POD_BURST = 4
 _TEXT_SECONDS = 60.0
-# Sandbox, gate, container and its first probe come one after the other; most pods start in this.
+# Sandbox, gate, container and first probe follow each other; most pods start within this.
 _SETTLE_SECONDS = 3.0
 _PATCH_SECONDS = 10.0
 _TICK_SECONDS = 0.001
-_REFUSED_BASE_SECONDS, _REFUSED_CAP_SECONDS = 5.0, 300.0
+_REJECTED_BASE_SECONDS, _REJECTED_CAP_SECONDS = 5.0, 300.0
 
 
 class _PodWrites:
-    """One pod in the API."""
+    """A pod in the API, and the state of its patches."""
 
     def __init__(self, actual: ApiPod, jitter: backoff.Jitter) -> None:
         self.actual = actual
         self.is_replaced = False
         self.is_in_flight = False
         self.text_at = 0.0
-        """When a new text alone may be sent."""
+        """When a change of text only may be sent."""
         self.differs_since: float | None = None
-        """Since when the API's conditions are not what they should be."""
+        """Since when the API's conditions are not up to date."""
         self.not_before = 0.0
-        """When it may be tried again after a refusal."""
+        """When to retry after a rejection."""
         self.rejection = ""
-        """What the API server said against this pod's patch, when it did."""
+        """Why the API server rejects this pod's patch; empty if it does not."""
         self.bucket = backoff.Bucket(per_second=_PER_POD_PER_SECOND, burst=_PER_POD_BURST)
         self.backoff = backoff.Backoff(
-            base_seconds=_REFUSED_BASE_SECONDS, cap_seconds=_REFUSED_CAP_SECONDS, jitter=jitter
+            base_seconds=_REJECTED_BASE_SECONDS, cap_seconds=_REJECTED_CAP_SECONDS, jitter=jitter
         )
 
 
 class ConditionWriter:
-    """Keeps the API's conditions of this node's pods true. To be used on the event loop."""
+    """Keeps the API's conditions of this node's pods up to date. For the event loop."""
 
     def __init__(
         self,
@@ -77,16 +77,14 @@ class ConditionWriter:
         writes_all: bool = False,
         jitter: backoff.Jitter = random.random,
     ) -> None:
-        """conditions_of: what is known of a pod, by uid; sandbox_of: the name of its sandbox, empty
-        when it is not known; boot: the kernel's boot id; writes_all: also for pods without one of
-        podgate's readiness gates.
+        """conditions_of: a pod's current conditions, by uid; sandbox_of: the name of its sandbox,
+        empty if unknown; boot: the kernel's boot id; writes_all: also for pods without a readiness
+        gate of podgate.
         """
         self.patches = 0
-        """How many were sent."""
-        self.replaced = 0
-        """How many of them met another pod, or none."""
+        """Patches sent."""
         self.problem = ""
-        """Why nothing can be written now; empty while all is well."""
+        """Why nothing can be written now; empty while writes succeed."""
         self._api = api
         self._conditions_of = conditions_of
         self._sandbox_of = sandbox_of
@@ -104,11 +102,11 @@ class ConditionWriter:
 
     @property
     def pending(self) -> int:
-        """How many pods' conditions in the API are not what they should be."""
+        """Number of pods whose conditions in the API are not up to date."""
         return len(self._due) + self._in_flight
 
     def set_pod(self, actual: ApiPod) -> None:
-        """The API has this version of a pod."""
+        """Record the API's version of a pod."""
         if not self._writes_all and actual.gates.isdisjoint(TYPES):
             return
         pod = self._pods.get(actual.uid)
@@ -123,12 +121,12 @@ class ConditionWriter:
         self.enqueue(actual.uid)
 
     def enqueue(self, uid: str) -> None:
-        """What is known of a pod may have changed: its conditions, or its sandbox."""
+        """A pod's conditions, or its sandbox, may have changed."""
         pod = self._pods.get(uid)
         if pod is None or pod.is_replaced or pod.is_in_flight:
             return
-        desired_conditions = self._desired(uid, pod)
-        found = patches.difference(pod.actual, desired_conditions)
+        desired = self._desired(uid, pod)
+        found = patches.difference(pod.actual, desired)
         self._stale.discard(uid)
         if found is Difference.NONE:
             self._due.pop(uid, None)
@@ -143,53 +141,53 @@ class ConditionWriter:
         stamp = SandboxStamp(self._sandbox_of(uid), self._boot)
         if any(self._is_stale(pod, kind, stamp) for kind in TYPES):
             self._stale.add(uid)
-        elif not patches.changes_readiness(pod.actual, desired_conditions):
+        elif not patches.changes_readiness(pod.actual, desired):
             due = max(due, pod.differs_since + _SETTLE_SECONDS)
         self._due[uid] = due
         self._wake.set()
 
     def enqueue_all(self) -> None:
-        """What is known of any pod may have changed."""
+        """Any pod's conditions may have changed."""
         for uid in list(self._pods):
             self.enqueue(uid)
 
     def forget(self, uid: str) -> None:
-        """The pod is gone."""
+        """The pod was deleted."""
         self._pods.pop(uid, None)
         self._due.pop(uid, None)
         self._stale.discard(uid)
 
     async def run(self) -> None:
         """Write until cancelled."""
-        places = asyncio.Semaphore(_AT_ONCE)
+        slots = asyncio.Semaphore(_AT_ONCE)
         async with asyncio.TaskGroup() as group:
             while True:
-                await places.acquire()
+                await slots.acquire()
                 await self._bucket.wait()
                 uid, pod = await self._next()
                 pod.is_in_flight = True
                 self._in_flight += 1
                 task = group.create_task(self._write(uid, pod), name=f"conditions of {uid}")
-                task.add_done_callback(lambda done: places.release())
+                task.add_done_callback(lambda _: slots.release())
 
     async def _next(self) -> tuple[str, _PodWrites]:
-        """Wait for the pod that is to be written next, and take it."""
+        """Wait until a pod is due, and dequeue it."""
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
             now = loop.time()
             # A timer's rounding must not make this a busy loop.
             ready = [uid for uid, due in self._due.items() if due <= now + _TICK_SECONDS]
-            # While nothing can be written, one pod tries for all.
-            has_way = now + _TICK_SECONDS >= self._resume_at and not (
+            # While writes fail, one pod tries for all.
+            may_write = now + _TICK_SECONDS >= self._resume_at and not (
                 self.problem and self._in_flight
             )
-            if ready and has_way:
-                uid = min(ready, key=lambda one: (one not in self._stale, self._due[one]))
+            if ready and may_write:
+                uid = min(ready, key=lambda uid: (uid not in self._stale, self._due[uid]))
                 del self._due[uid]
                 return uid, self._pods[uid]
             wait = None
-            if self._due and (has_way or not self._in_flight):
+            if self._due and (may_write or not self._in_flight):
                 wait = max(min(self._due.values()), self._resume_at) - now
             try:
                 async with asyncio.timeout(wait):
@@ -233,20 +231,20 @@ class ConditionWriter:
     def _handle_response(
         self, content: bytes, pod: _PodWrites, conditions: tuple[objects.PodCondition, ...]
     ) -> None:
-        """Know at once what the API has now: the watch tells it later, and older things before."""
+        """Record what the API has now: the watch reports it later, after older versions."""
         try:
-            answer = msgspec.json.decode(content, type=ApiPod)
+            response = msgspec.json.decode(content, type=ApiPod)
         except msgspec.DecodeError as error:
             log.warning(
-                "the API server's answer to a patch cannot be read",
+                Event.PATCH_RESPONSE_INVALID,
                 pod=pod.actual.metadata.full_name,
                 error=str(error),
             )
             pod.not_before = asyncio.get_running_loop().time() + pod.backoff.next_seconds()
             return
         before = pod.actual.metadata.resource_version
-        if not objects.is_older(answer.metadata.resource_version, before):
-            pod.actual = answer
+        if not objects.is_older(response.metadata.resource_version, before):
+            pod.actual = response
 
     def _mark_healthy(self, pod: _PodWrites) -> None:
         now = asyncio.get_running_loop().time()
@@ -256,7 +254,7 @@ class ConditionWriter:
         self._backoff.reset()
         self._resume_at = 0.0
         if self.problem:
-            log.info("conditions are written again", pending=len(self._due))
+            log.info(Event.CONDITION_WRITES_RESUMED, pending=len(self._due))
             self.problem = ""
 
     def _handle_error(self, error: ApiError, pod: _PodWrites) -> None:
@@ -264,25 +262,23 @@ class ConditionWriter:
         now = asyncio.get_running_loop().time()
         if patches.is_pod_replaced(error):
             pod.is_replaced = True
-            self.replaced += 1
-            log.info("pod is gone from the API; its conditions are dropped", pod=name)
+            log.info(Event.CONDITION_POD_DELETED, pod=name)
         elif error.is_transient:
             if not self.problem:
                 log.warning(
-                    "conditions cannot be written; each pod's newest will be",
+                    Event.CONDITION_WRITES_FAILING,
                     error=str(error),
                     code=error.code,
                 )
             self.problem = str(error)
-            # Those that were under way together are one failure.
+            # Requests in flight at the same time are one failure.
             if now + _TICK_SECONDS >= self._resume_at:
                 delay = max(error.retry_after_seconds, self._backoff.next_seconds())
                 self._resume_at = now + delay
         else:
             if pod.rejection != str(error):
                 log.error(
-                    "API server refuses a pod's conditions; see the agent's rights to patch "
-                    "pods/status",
+                    Event.CONDITION_WRITE_REJECTED,
                     pod=name,
                     error=str(error),
                     code=error.code,

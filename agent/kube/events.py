@@ -1,10 +1,10 @@
-"""Events about pods (events.k8s.io/v1), so few that they help: one, and then a series.
+"""Kubernetes Events about pods (events.k8s.io/v1): one Event, then a series.
 
-As client-go's events recorder (tools/events/event_broadcaster.go) does it: what happens again
-within six minutes is the same event, whose `series` counts; that is written now and then and not
-each time. Events are for people: what cannot be sent soon is dropped, and counted.
+As client-go's recorder (tools/events/event_broadcaster.go): what happens again within six minutes
+is the same Event, whose `series` counts; the count is written now and then, not each time. Events
+are for people: one that cannot be sent soon is discarded and counted.
 
-What the kubelet says of its own probes is not said again (`kubelet_reports`).
+Failures that the kubelet reports for its own probes are left out (`kubelet_reports`).
 """
 
 import asyncio
@@ -19,11 +19,11 @@ import structlog
 from agent import backoff, labels
 from agent.kube.client import MERGE, ApiClient, ApiError
 from agent.kube.objects import ApiPod
+from agent.logs import Event
 from probes.spec.specs import PodSpec
 
 log = structlog.get_logger(__name__)
 
-NORMAL: Final = "Normal"
 WARNING: Final = "Warning"
 
 CONTROLLER: Final = f"{labels.DOMAIN}/agent"
@@ -47,13 +47,13 @@ _Key = tuple[str, str, str]
 
 
 class _Series:
-    """One event, and how often it happened."""
+    """One Event, and how often it happened."""
 
     def __init__(self, key: _Key, body: dict[str, object], now: float) -> None:
         self.key = key
         self.body = body
         self.name = ""
-        """As the API has it; empty until it has been sent."""
+        """The API's name of it; empty until it is sent."""
         self.count = 1
         self.sent_count = 0
         self.last = now
@@ -63,7 +63,7 @@ class _Series:
 
 
 class EventRecorder:
-    """Tells the API server what happens to pods. To be used on the event loop."""
+    """Sends Events about pods to the API server. For the event loop."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class EventRecorder:
         jitter: backoff.Jitter = random.random,
     ) -> None:
         self.sent = 0
-        """How many requests about events were taken."""
+        """Event requests that the API server accepted."""
         self.dropped = 0
-        """How many events, not counting repetitions, were never told."""
+        """Events, without repetitions, that were discarded unsent."""
         self._api = api
         self._instance = node_name[:_MAX_INSTANCE]
         self._now = now
@@ -94,21 +94,23 @@ class EventRecorder:
         note: str,
         *,
         action: str,
-        type: str = WARNING,
         container: str = "",
     ) -> None:
-        """Something happened to a pod. reason: CamelCase; action: what podgate did, CamelCase, as
-        "Probing"; container: the one that it is about, if it is about one."""
+        """Record a warning about a pod, to be sent soon.
+
+        reason: CamelCase; action: what podgate did, CamelCase, such as "Probing"; container: the
+        one concerned, if any.
+        """
         key = (pod.metadata.uid, container, reason)
         loop_now = asyncio.get_running_loop().time()
         moment = _micro_time(self._now())
-        known = self._series.get(key)
-        if known and loop_now - known.last < _SAME_SECONDS:
-            known.count += 1
-            known.last, known.last_at = loop_now, moment
+        current = self._series.get(key)
+        if current and loop_now - current.last < _SAME_SECONDS:
+            current.count += 1
+            current.last, current.last_at = loop_now, moment
             return
         series = _Series(key, {}, loop_now)
-        series.body = self._body(pod, reason, note, action, type, container, moment)
+        series.body = self._body(pod, reason, note, action, container, moment)
         series.last_at = moment
         self._series[key] = series
         self._enqueue(key)
@@ -130,7 +132,7 @@ class EventRecorder:
                     await self._send(series)
 
     async def _flush_series(self) -> None:
-        """Send counts that have grown, and forget what has not happened for long."""
+        """Send counts that have grown, and forget series that are over."""
         while True:
             await asyncio.sleep(_FLUSH_SECONDS)
             now = asyncio.get_running_loop().time()
@@ -194,13 +196,13 @@ class EventRecorder:
     async def _handle_error(self, error: ApiError, series: _Series) -> None:
         series.tries += 1
         if series.name and error.code == 404:
-            # Events live for an hour; a series may be longer.
+            # Events exist for an hour; a series may last longer.
             series.name = ""
             self._enqueue(series.key)
             return
         if not self._is_away:
             self._is_away = True
-            log.warning("an event could not be told", error=str(error), code=error.code)
+            log.warning(Event.EVENT_NOT_SENT, error=str(error), code=error.code)
         if not error.is_transient or series.tries >= _TRIES:
             self._drop(series.key)
             return
@@ -217,7 +219,6 @@ class EventRecorder:
         reason: str,
         note: str,
         action: str,
-        type: str,
         container: str,
         moment: str,
     ) -> dict[str, object]:
@@ -247,17 +248,17 @@ class EventRecorder:
             "reason": reason[:_MAX_REASON],
             "regarding": regarding,
             "note": _clipped(note),
-            "type": type,
+            "type": WARNING,
         }
 
 
 def kubelet_reports(spec: PodSpec, container: str, probe: str) -> bool:
-    """Whether the kubelet runs the very probe that podgate runs, and so tells of its failures.
+    """Whether the kubelet runs the same probe as podgate, and so reports its failures.
 
     probe: "startup", "readiness" or "liveness".
     """
-    running = next((one for one in spec.containers if one.name == container), None)
-    base = next((one for one in spec.base if one.name == container), None)
+    running = next((found for found in spec.containers if found.name == container), None)
+    base = next((found for found in spec.base if found.name == container), None)
     if running is None or base is None:
         return False
     return getattr(running, probe) is not None and getattr(running, probe) == getattr(base, probe)
@@ -272,5 +273,5 @@ def _micro_time(moment: datetime.datetime) -> str:
 
 
 def _clipped(note: str) -> str:
-    """No more than the API takes, which counts bytes."""
+    """Limited to what the API accepts, in bytes."""
     return note.encode()[:_MAX_NOTE].decode(errors="ignore")

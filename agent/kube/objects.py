@@ -1,7 +1,7 @@
-"""API objects, with no more of them than podgate reads.
+"""API objects, with only the fields that podgate reads.
 
-Whatever is not named here is skipped while decoding, so environment values, managed fields and
-last-applied configurations are never held, nor written to a file.
+Other fields are skipped while decoding, so environment values, managed fields and last-applied
+configurations are never in memory, nor written to a file.
 """
 
 from typing import Any, Final, Protocol
@@ -11,7 +11,7 @@ import msgspec
 from agent import labels as agent_labels
 
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
-"""On the API's copy of a static pod: the uid by which the kubelet and the runtime know it."""
+"""On the API's copy of a static pod: the uid that the kubelet and the runtime use for it."""
 
 
 class StatusCause(msgspec.Struct, frozen=True):
@@ -23,14 +23,14 @@ class StatusCause(msgspec.Struct, frozen=True):
 
 
 class ApiStatusDetails(msgspec.Struct, frozen=True, rename="camel"):
-    """What a Status says beyond its message."""
+    """metav1.StatusDetails."""
 
     causes: tuple[StatusCause, ...] = ()
     retry_after_seconds: float = 0
 
 
 class ApiStatus(msgspec.Struct, frozen=True):
-    """metav1.Status: why the API server refused, as a body or as the object of an ERROR event."""
+    """metav1.Status: the error of a request, as a body or as the object of an ERROR event."""
 
     code: int = 0
     reason: str = ""
@@ -39,7 +39,7 @@ class ApiStatus(msgspec.Struct, frozen=True):
 
 
 class ObjectMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """metav1.ObjectMeta; of annotations only podgate's and the mirror's."""
+    """metav1.ObjectMeta; of the annotations only podgate's and the mirror's."""
 
     name: str
     namespace: str = ""
@@ -51,12 +51,12 @@ class ObjectMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", 
     deletion_timestamp: str | None = None
 
     def __post_init__(self) -> None:
-        kept = {name: text for name, text in self.annotations.items() if _is_ours(name)}
+        kept = {name: text for name, text in self.annotations.items() if _is_kept(name)}
         msgspec.structs.force_setattr(self, "annotations", kept)
 
     @property
     def full_name(self) -> str:
-        """ "namespace/name", or the name of what has no namespace."""
+        """ "namespace/name"; the name alone for an object without a namespace."""
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
@@ -68,13 +68,13 @@ class ApiObject(Protocol):
 
 
 class MetadataOnly(msgspec.Struct, frozen=True):
-    """metav1.PartialObjectMetadata: all that podgate asks of namespaces and nodes."""
+    """metav1.PartialObjectMetadata: what podgate requests of namespaces and nodes."""
 
     metadata: ObjectMetadata
 
 
 class ApiContainer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What probes and hooks are read from, as it came: probes/spec/specs.py checks each field."""
+    """v1.Container: probes and hooks, unvalidated; probes/spec/specs.py checks each field."""
 
     name: Any = None
     ports: Any = None
@@ -86,7 +86,7 @@ class ApiContainer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", om
 
 
 class ReadinessGate(msgspec.Struct, frozen=True, rename="camel"):
-    """A condition that the kubelet waits for before it says Ready."""
+    """A condition that must be True before the kubelet reports Ready."""
 
     condition_type: str
 
@@ -103,7 +103,7 @@ class ApiPodSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
 
 class PodCondition(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """v1.PodCondition. last_transition_time: as the API writes it, RFC 3339 in whole seconds."""
+    """v1.PodCondition. last_transition_time: RFC 3339 in whole seconds, as the API writes it."""
 
     type: str
     status: str = ""
@@ -115,19 +115,19 @@ class PodCondition(msgspec.Struct, frozen=True, kw_only=True, rename="camel", om
 
 
 class PodIp(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One of the addresses that the API shows: later than the pod has them."""
+    """An address in the API, which shows it later than the pod has it."""
 
     ip: str = ""
 
 
 class ContainerRunning(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Since when a container runs, RFC 3339."""
+    """v1.ContainerStateRunning; the time is RFC 3339."""
 
     started_at: str | None = None
 
 
 class ApiContainerState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Only whether, and since when, the container runs."""
+    """v1.ContainerState: only whether, and since when, the container runs."""
 
     running: ContainerRunning | None = None
 
@@ -164,7 +164,7 @@ class ApiPod(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def uid(self) -> str:
-        """The uid that the kubelet and the runtime use; of a static pod not the API's."""
+        """The uid that the kubelet and the runtime use; for a static pod it is not the API's."""
         return self.metadata.annotations.get(MIRROR_ANNOTATION) or self.metadata.uid
 
     @property
@@ -177,16 +177,27 @@ class ApiPod(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return frozenset(gate.condition_type for gate in self.spec.readiness_gates)
 
     def condition(self, kind: str) -> PodCondition | None:
-        return next((one for one in self.status.conditions if one.type == kind), None)
+        return next((found for found in self.status.conditions if found.type == kind), None)
 
 
-def is_older(one: str, other: str) -> bool:
+def is_older(version: str, than: str) -> bool:
     """Whether a resource version is certainly not newer than another.
 
-    Comparable as numbers since KEP-5504; they were in fact before. Anything else is never older.
+    Comparable as numbers since KEP-5504, and in practice before. Other values are never older.
     """
-    return one.isdecimal() and other.isdecimal() and int(one) <= int(other)
+    return version.isdecimal() and than.isdecimal() and int(version) <= int(than)
 
 
-def _is_ours(annotation: str) -> bool:
+def newest(of_api: ApiPod | None, of_kubelet: ApiPod | None) -> ApiPod | None:
+    """The object with the newer version; the API server's if that is unknown."""
+    if of_api is None or of_kubelet is None:
+        return of_api or of_kubelet
+    version = of_kubelet.metadata.resource_version
+    # The kubelet's own manifest of a static pod has no version: the API's copy has more.
+    if not version or is_older(version, of_api.metadata.resource_version):
+        return of_api
+    return of_kubelet
+
+
+def _is_kept(annotation: str) -> bool:
     return annotation.startswith(f"{agent_labels.DOMAIN}/") or annotation == MIRROR_ANNOTATION

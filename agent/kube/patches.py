@@ -1,8 +1,8 @@
-"""What a PATCH of conditions says, and what its answer means; no I/O.
+"""Patches of pod conditions, and what the API server's errors mean for them. No I/O.
 
 One strategic-merge patch of `pods/status` carries both conditions: the list merges by type, so the
-kubelet's stay (it keeps every condition that is not its own). The uid in the patch holds it to this
-very pod: for another one of the same name the API server answers 422 for `metadata.uid`.
+kubelet's stay (it keeps all conditions that are not its own). The uid in the patch restricts it to
+this pod: for another pod of the same name the API server responds with 422 for `metadata.uid`.
 """
 
 import datetime
@@ -26,8 +26,11 @@ _STAMP = re.compile(r" \(sandbox (\S+), boot (\S+)\)$")
 
 
 class SandboxStamp(msgspec.Struct, frozen=True):
-    """Which sandbox a condition speaks of. Conditions outlive reboots and sandboxes; what they say
-    does not. sandbox: empty when it is not known; boot: the kernel's boot id."""
+    """The sandbox that a condition is about, at the end of its message.
+
+    Conditions outlive reboots and sandboxes, but are true for one sandbox only. sandbox: empty if
+    unknown; boot: the kernel's boot id.
+    """
 
     sandbox: str
     boot: str
@@ -37,17 +40,17 @@ class SandboxStamp(msgspec.Struct, frozen=True):
 
 
 class Difference(enum.IntEnum):
-    """How far the API's conditions are from what is true."""
+    """How much the API's conditions differ from the desired ones."""
 
     NONE = 0
     TEXT = 1
-    """Only messages, or the generation that was judged: no decision hangs on them."""
+    """Only messages or observedGeneration: no controller decides by them."""
     STATE = 2
     """A status or a reason; or a condition is missing."""
 
 
 def stamp_of(condition: PodCondition) -> SandboxStamp | None:
-    """The stamp at the end of a condition's message; None for one that has none."""
+    """The stamp at the end of a condition's message, if it has one."""
     found = _STAMP.search(condition.message)
     if not found:
         return None
@@ -56,47 +59,48 @@ def stamp_of(condition: PodCondition) -> SandboxStamp | None:
 
 
 def is_stale(condition: PodCondition, now: SandboxStamp) -> bool:
-    """Whether a condition speaks of another sandbox than the pod's present one."""
-    said = stamp_of(condition)
-    if said is None:
+    """Whether a condition is about another sandbox than the pod's current one."""
+    stamp = stamp_of(condition)
+    if stamp is None:
         return False
-    return said.boot != now.boot or bool(now.sandbox and said.sandbox != now.sandbox)
+    return stamp.boot != now.boot or bool(now.sandbox and stamp.sandbox != now.sandbox)
 
 
 def desired_conditions(
     pod: ApiPod, own: Iterable[Condition], now: SandboxStamp
 ) -> tuple[PodCondition, ...]:
-    """The conditions that the pod should have. own: what is known of it; now: its sandbox.
+    """The conditions that the pod should have. own: podgate's; now: the current sandbox.
 
-    What is not known yet is left as it is, but where it speaks of a sandbox that is gone: that is
-    said to be False until it is known.
+    A condition that podgate has not computed yet stays as it is in the API, unless it is about a
+    deleted sandbox: then it is False until it is computed.
     """
-    known = {one.type: one for one in own}
+    current = {condition.type: condition for condition in own}
     found = []
     for kind in TYPES:
         actual = pod.condition(kind)
-        if kind in known:
-            one = known[kind]
-            found.append(_condition(pod, kind, one.status, one.reason, one.message, now, one))
+        if condition := current.get(kind):
+            status, reason, text = condition.status, condition.reason, condition.message
+            found.append(_condition(pod, kind, status, reason, text, now, condition))
         elif actual and is_stale(actual, now):
-            text = "What was said here was of a sandbox that is gone; it is being judged anew."
+            text = (
+                "The previous condition belongs to a deleted sandbox; the new one is being checked."
+            )
             found.append(_condition(pod, kind, FALSE, SANDBOX_CHANGED, text, now, None))
     return tuple(found)
 
 
 def difference(pod: ApiPod, conditions: Sequence[PodCondition]) -> Difference:
     """The largest difference between the pod's conditions and these."""
-    found = (_difference(pod.condition(one.type), one) for one in conditions)
+    found = (_difference(pod.condition(desired.type), desired) for desired in conditions)
     return max(found, default=Difference.NONE)
 
 
 def changes_readiness(pod: ApiPod, conditions: Sequence[PodCondition]) -> bool:
-    """Whether these make a pod ready that was not, or the other way round, as far as it is
-    podgate's to say: all of its gates that are podgate's are True."""
+    """Whether the conditions change if all of podgate's readiness gates of the pod are True."""
     kinds = pod.gates.intersection(TYPES) or TYPES
-    now = {one.type: one for one in pod.status.conditions}
-    then = now | {one.type: one for one in conditions}
-    return _are_true(now, kinds) != _are_true(then, kinds)
+    before = {condition.type: condition for condition in pod.status.conditions}
+    after = before | {condition.type: condition for condition in conditions}
+    return _are_true(before, kinds) != _are_true(after, kinds)
 
 
 def body(pod: ApiPod, conditions: Sequence[PodCondition]) -> dict[str, object]:
@@ -113,7 +117,7 @@ def path(pod: ApiPod) -> str:
 
 
 def is_pod_replaced(error: ApiError) -> bool:
-    """Whether the pod that was meant is gone; another one may have its name."""
+    """Whether the pod was deleted; another pod may have its name."""
     is_other_uid = error.code == 422 and any(field == "metadata.uid" for field, _ in error.causes)
     return error.code in (404, 409) or is_other_uid
 
@@ -148,12 +152,12 @@ def _are_true(conditions: Mapping[str, PodCondition], kinds: Iterable[str]) -> b
     return all(kind in conditions and conditions[kind].status == TRUE for kind in kinds)
 
 
-def _difference(actual: PodCondition | None, one: PodCondition) -> Difference:
-    if actual is None or (actual.status, actual.reason) != (one.status, one.reason):
+def _difference(actual: PodCondition | None, desired: PodCondition) -> Difference:
+    if actual is None or (actual.status, actual.reason) != (desired.status, desired.reason):
         return Difference.STATE
-    # Servers that do not know the field drop it; written again and again it would never be there.
+    # A server without this field drops it each time; writing it again would never end.
     is_dropped = actual.observed_generation is None
-    is_same_generation = is_dropped or actual.observed_generation == one.observed_generation
-    if actual.message == one.message and is_same_generation:
+    is_same_generation = is_dropped or actual.observed_generation == desired.observed_generation
+    if actual.message == desired.message and is_same_generation:
         return Difference.NONE
     return Difference.TEXT

@@ -1,4 +1,4 @@
-"""From the API's pod to the agent's: the same reading of probes as for manifests."""
+"""Reads the API's pod as the agent's `Pod`; probes are read as in manifests."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -24,25 +24,25 @@ INVALID: Final = "InvalidAnnotation"
 
 
 class PodReading(msgspec.Struct, frozen=True):
-    """What became of one pod. warnings: what its author should hear; the pod works without."""
+    """A pod, and warnings for its author about settings without effect."""
 
     pod: Pod
     warnings: tuple[Problem, ...] = ()
 
 
 def read(pod: ApiPod, *, node_mode: Mode, namespace: modes.Labels) -> PodReading:
-    """The pod as podgate guards and probes it. Never fails: what is wrong is told beside it.
+    """The pod as podgate gates and probes it. Never fails: mistakes become warnings.
 
-    bound: the node's default mode; namespace: the labels of the pod's namespace. The path of the
-    network namespace is left open: the runtime tells it, and an annotation of the API never does.
+    node_mode: the node's maximum; namespace: the labels of the pod's namespace. The path of the
+    network namespace is left open: only the runtime reports it, never an annotation of the API.
     """
     decision = modes.decide(node_mode, namespace, pod.metadata.labels)
     spec = read_spec(pod)
     warnings = [*decision.problems, *_annotation_problems(pod)]
     if not is_probed_by_agent(pod):
-        # The kubelet's alone: what is declared stays, since it has to reach that.
+        # Only the kubelet probes it; declared ports stay, since the kubelet connects to them.
         spec = msgspec.structs.replace(spec, containers=(), base=(), errors=())
-    invalid = [one for one in decision.problems if one.reason == modes.INVALID]
+    invalid = [problem for problem in decision.problems if problem.reason == modes.INVALID]
     return PodReading(
         Pod(
             uid=pod.uid,
@@ -61,14 +61,14 @@ def read(pod: ApiPod, *, node_mode: Mode, namespace: modes.Labels) -> PodReading
 
 
 def read_spec(pod: ApiPod) -> PodSpec:
-    """The pod's probes and hooks, with a mistake for each wrong field, as for manifests."""
+    """The pod's probes and hooks, with an error for each invalid field, as for manifests."""
     return parse_pod(
         {"metadata": msgspec.to_builtins(pod.metadata), "spec": msgspec.to_builtins(pod.spec)}
     )
 
 
 def is_probed_by_agent(pod: ApiPod) -> bool:
-    """Whether podgate runs readiness probes beside the kubelet: a gate, or an annotation."""
+    """Whether podgate runs probes in addition to the kubelet: by readiness gate or annotation."""
     annotations = pod.metadata.annotations
     return (
         labels.PROBES_PASSING in pod.gates
@@ -84,22 +84,22 @@ def _annotation_problems(pod: ApiPod) -> list[Problem]:
         warnings.append(
             Problem(
                 IGNORED,
-                f"annotation {labels.NETNS_ANNOTATION} has no effect on pods of the API: the "
-                "container runtime says where a pod's network namespace is.",
+                f"Annotation {labels.NETNS_ANNOTATION} is ignored for API pods; the container "
+                "runtime reports the network namespace.",
             )
         )
-    known = (
-        (PROBES_ANNOTATION, PROBES_BY_AGENT, "the kubelet's probes go on alone"),
-        (labels.RELAY_ANNOTATION, RELAY_OFF, "the relay stays on"),
+    supported = (
+        (PROBES_ANNOTATION, PROBES_BY_AGENT, "The kubelet's probes are used."),
+        (labels.RELAY_ANNOTATION, RELAY_OFF, "The relay stays on."),
     )
-    for name, word, consequence in known:
-        text = annotations.get(name, word)
-        if text != word:
+    for name, value, consequence in supported:
+        text = annotations.get(name, value)
+        if text != value:
             warnings.append(
                 Problem(
                     INVALID,
-                    f"annotation {name} is {clipped(text)}, and only {word!r} is known; "
-                    f"{consequence}.",
+                    f"Annotation {name} has the unknown value {clipped(text)}; only {value!r} is "
+                    f"supported. {consequence}",
                 )
             )
     return warnings

@@ -1,4 +1,4 @@
-"""What an API server answers to list and watch, around the objects themselves."""
+"""Responses to list and watch requests, around the objects themselves."""
 
 from typing import Final, Literal, TypeVar
 
@@ -19,7 +19,7 @@ class ListMetadata(msgspec.Struct, rename="camel"):
 
 
 class ObjectList(msgspec.Struct):
-    """Any list of objects, each of which is still to be read."""
+    """Any list, with its objects undecoded."""
 
     metadata: ListMetadata = msgspec.field(default_factory=ListMetadata)
     items: list[msgspec.Raw] | None = None
@@ -33,7 +33,7 @@ class WatchEvent(msgspec.Struct):
 
 
 class PartialMetadata(msgspec.Struct, rename="camel"):
-    """What can be read of an object that cannot be read."""
+    """The metadata of any object, also of one that cannot be decoded as a whole."""
 
     name: str = ""
     namespace: str = ""
@@ -42,21 +42,21 @@ class PartialMetadata(msgspec.Struct, rename="camel"):
 
 
 class PartialObject(msgspec.Struct):
-    """An object that cannot be read, or a bookmark."""
+    """An object of which only the metadata is read, such as a bookmark."""
 
     metadata: PartialMetadata
 
 
 def decode(content: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """Read JSON, however deeply it is nested. Raises `msgspec.DecodeError`."""
+    """Decode JSON of any depth. Raises `msgspec.DecodeError`."""
     try:
         return msgspec.json.decode(content, type=kind)
     except RecursionError as error:
-        raise msgspec.DecodeError("it is nested too deeply") from error
+        raise msgspec.DecodeError("JSON is nested too deeply") from error
 
 
 def decode_partial(raw: msgspec.Raw) -> PartialMetadata | None:
-    """What can be read of any object."""
+    """The metadata of any object; None if even that cannot be decoded."""
     try:
         return decode(raw, PartialObject).metadata
     except msgspec.DecodeError:
@@ -68,7 +68,7 @@ def status(raw: msgspec.Raw) -> objects.ApiStatus:
     try:
         return decode(raw, objects.ApiStatus)
     except msgspec.DecodeError:
-        return objects.ApiStatus(message="the watch ended with an error that cannot be read")
+        return objects.ApiStatus(message="the watch ended with an error that cannot be decoded")
 
 
 def is_too_large(error: ApiError) -> bool:

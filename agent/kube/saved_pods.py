@@ -1,5 +1,7 @@
-"""What is known of the API's objects, kept in a file, so that a restarted agent goes on at once
-while the API server is away. Environment values are not in it: they are never decoded."""
+"""Saved API objects, so that a restarted agent gates pods while the API server is unreachable.
+
+Environment values are not in the file: they are never decoded.
+"""
 
 import pathlib
 
@@ -7,7 +9,7 @@ import msgspec
 import structlog
 
 from agent.kube.objects import ApiPod, MetadataOnly
-from agent.state_files import StateFile
+from agent.logs import Event
 
 log = structlog.get_logger(__name__)
 
@@ -16,7 +18,7 @@ _MAX_BYTES = 64 << 20
 
 
 class SavedObjects(msgspec.Struct):
-    """One resource as it was last seen: objects, and the version to go on from."""
+    """The objects of one resource, and the version to continue the watch from."""
 
     version: str = ""
     objects: list[MetadataOnly] = []
@@ -26,40 +28,22 @@ class SavedPods(msgspec.Struct, kw_only=True):
     """The file's content."""
 
     node_name: str
-    """Another node's file, on a disk that was cloned, is nobody's."""
+    """A file of another node, on a cloned disk, is ignored."""
     pods: list[ApiPod] = []
     version: str = ""
     namespaces: SavedObjects = msgspec.field(default_factory=SavedObjects)
     nodes: SavedObjects = msgspec.field(default_factory=SavedObjects)
 
 
-class SavedPodsFile:
-    """Reads and replaces the file; for root only. Both block: not for the event loop."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self._path = path
-        self._file = StateFile(path)
-
-    def read(self, node_name: str) -> SavedPods:
-        """The saved state; empty where there is none that can be used."""
-        nothing = SavedPods(node_name=node_name)
-        try:
-            with self._path.open("rb") as stream:
-                saved = msgspec.json.decode(stream.read(_MAX_BYTES), type=SavedPods)
-        except FileNotFoundError:
-            return nothing
-        except (OSError, msgspec.DecodeError) as error:
-            log.warning(
-                "saved pods cannot be read; the API server has to be asked first",
-                path=str(self._path),
-                error=str(error),
-            )
-            return nothing
-        return saved if saved.node_name == node_name else nothing
-
-    def write(self, number: int, saved: SavedPods) -> None:
-        """Replace the file. number: grows; an older one never undoes a newer."""
-        try:
-            self._file.write(number, msgspec.json.encode(saved))
-        except OSError as error:
-            log.warning("pods cannot be saved", path=str(self._path), error=str(error))
+def read(path: pathlib.Path, node_name: str) -> SavedPods:
+    """The saved state; empty if no usable file exists. Blocks."""
+    nothing = SavedPods(node_name=node_name)
+    try:
+        with path.open("rb") as stream:
+            saved = msgspec.json.decode(stream.read(_MAX_BYTES), type=SavedPods)
+    except FileNotFoundError:
+        return nothing
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning(Event.SAVED_PODS_UNREADABLE, path=str(path), error=str(error))
+        return nothing
+    return saved if saved.node_name == node_name else nothing

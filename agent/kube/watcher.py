@@ -1,20 +1,20 @@
-"""A watch that lasts: one resource of the API server, followed through whatever goes wrong.
+"""A resilient watch of one API resource: lists, watches, and recovers from errors.
 
-List (or, where the server has it, one stream that begins with everything: KEP-3157), then watch
-from there, for ever. How the faults are taken:
+It lists (or, if the server can, opens one stream that begins with all objects: KEP-3157), then
+watches from there until cancelled. Failures:
 
-* The stream ends, breaks, or is silent for longer than bookmarks are apart: watch again from the
-  last version. Silence never means a new list: servers with an old etcd send no bookmarks at all.
-* 410, as an HTTP status or as an ERROR event: what is between is forgotten, so list again, and tell
-  only what differs. 410 to the list itself: list the newest.
-* 504 with ResourceVersionTooLarge: this server is behind the one before, or etcd was put back from
-  a backup; list the newest.
-* 404 to a resource that need not be there: there is nothing of it. Asked again about once a minute,
-  as after 403, since somebody may install it, or give the right.
-* Anything else: the same request again, later each time; Retry-After is respected.
-* Events that come twice or late are told by their resource version, and change nothing.
+* The stream ends, breaks, or is silent for longer than the interval of bookmarks: watch again from
+  the last version. Silence never causes a new list: servers with an old etcd send no bookmarks.
+* 410, as an HTTP status or as an ERROR event: the server has forgotten the changes since then. List
+  again, and report only what differs. 410 for the list itself: list the newest.
+* 504 with ResourceVersionTooLarge: this server is behind the previous one, or etcd was restored
+  from a backup; list the newest.
+* 404 for an optional resource: it has no objects. Retried about once a minute, as after 403, since
+  the resource may be installed, or the permission be granted.
+* Other errors: the same request again, with back-off; Retry-After is respected.
+* Duplicate and late events are recognised by their resource version and ignored.
 
-client-go's reflector.go is the model for the order of things.
+client-go's reflector.go is the model for the order of requests.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ import structlog
 from agent import backoff
 from agent.kube import objects, responses
 from agent.kube.client import JSON, ApiClient, ApiError
+from agent.logs import Event
 
 log = structlog.get_logger(__name__)
 
@@ -35,16 +36,16 @@ ObjectT = TypeVar("ObjectT", bound=objects.ApiObject)
 
 # Bookmarks come about once a minute.
 _SILENCE_SECONDS: Final = 70.0
-# client-go's minWatchTimeout is 5 minutes, and up to twice that: servers are to be left by turns.
+# client-go's minWatchTimeout is 5 minutes, up to twice that: clients change servers one by one.
 _SERVER_TIMEOUT_SECONDS: Final = 300
-# A stream that said nothing and ended sooner is a failure, and not a server that closes quiet ones.
+# A stream without events that ended sooner is a failure, not a server that closes idle streams.
 _SHORTEST_STREAM_SECONDS: Final = 5.0
 _LIST_SECONDS: Final = 60.0
 _MAX_RETRY_AFTER_SECONDS: Final = 300.0
 _INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
-# Only people change it; for 5,000 nodes these are 80 small answers a second.
+# People change this, rarely; with 5,000 nodes these are 80 small responses per second.
 _LASTING_SECONDS: Final = 60.0
-# Refusals that say nothing about whether the server can stream lists.
+# Errors that do not show whether the server can stream lists.
 _UNRELATED_TO_STREAMING: Final = (0, 401, 403, 404, 410, 429, 503)
 _MAX_DELETED: Final = 1024
 
@@ -57,7 +58,7 @@ _Key = tuple[str, str]
 
 
 class Query(msgspec.Struct, Generic[ObjectT], frozen=True):
-    """What to watch."""
+    """The resource to watch."""
 
     name: str
     """For log lines and metrics: "pods"."""
@@ -67,11 +68,11 @@ class Query(msgspec.Struct, Generic[ObjectT], frozen=True):
     field_selector: str = ""
     is_metadata_only: bool = False
     may_be_absent: bool = False
-    """Whether a server may do without this resource, as without a custom one."""
+    """Whether the server may lack this resource, such as a custom one."""
 
 
 class Watcher(Generic[ObjectT]):
-    """Keeps `objects` as the API server has them, and tells each change once."""
+    """Keeps `objects` as the API server has them, and reports each change once."""
 
     def __init__(
         self,
@@ -81,43 +82,43 @@ class Watcher(Generic[ObjectT]):
         on_change: Callable[[ObjectT | None, ObjectT | None], None],
         jitter: backoff.Jitter = random.random,
     ) -> None:
-        """on_change: gets the object before and after; None for one that was or is not there.
+        """on_change: gets the object before and after; None if it did not or does not exist.
 
-        An object that takes another's name is told as the other's removal and its own coming.
+        An object that replaces another of its name is reported as a removal and an addition.
         """
         self.query = query
         self.objects: dict[_Key, ObjectT] = {}
         self.synced = asyncio.Event()
-        """Whether everything was seen once."""
+        """Set when all objects have been received once."""
         self.answered = asyncio.Event()
-        """The same, or that it cannot be seen for now."""
+        """Set when `synced` is, or when the resource is unavailable for now."""
         self.is_absent = False
-        """Whether the server does not have this resource."""
+        """Whether the server lacks this resource."""
         self.problem = ""
-        """What the API server, or its absence, said last; empty while all is well."""
+        """The last error; empty while the watch works."""
         self.requests = 0
         self._api = api
         self._on_change = on_change
         self._jitter = jitter
         self._version = ""
         self._is_current = False
-        """Whether `objects` are those of `_version`, so that it is enough to watch."""
+        """Whether `objects` are those of `_version`, so that no list is needed."""
         self._needs_newest = False
         self._may_stream = True
         self._deleted: dict[str, str] = {}
-        """Versions at which the objects with these uids went."""
+        """Versions at which the objects with these uids were deleted."""
         # Under one a second in the long run, but a list and its watch at once.
         self._bucket = backoff.Bucket(per_second=0.8, burst=2)
         self._backoff = backoff.Backoff(base_seconds=1.0, cap_seconds=30.0, jitter=jitter)
 
     def seed(self, found: list[ObjectT], version: str) -> None:
-        """Begin with what was known before; it is not told. To be called before `run`."""
-        self.objects = {_key(one): one for one in found}
+        """Start with these objects, which are not reported. Call it before `run`."""
+        self.objects = {_key(item): item for item in found}
         self._version = version
 
     @property
     def version(self) -> str:
-        """The newest resource version seen, for `seed`."""
+        """The newest resource version received, for `seed`."""
         return self._version
 
     async def run(self) -> None:
@@ -145,13 +146,10 @@ class Watcher(Generic[ObjectT]):
                 await asyncio.sleep(wait)
 
     def _handle_not_found(self) -> None:
-        """There is nothing of the resource. But said once it may be the word of a server that is
-        just starting: what is known goes when it is said again."""
+        """The resource has no objects. A server that is starting may respond so once: the current
+        objects are removed at the second 404."""
         if not self.is_absent:
-            log.info(
-                "the API server does not have this resource; it is asked again once a minute",
-                resource=self.query.name,
-            )
+            log.info(Event.RESOURCE_NOT_SERVED, resource=self.query.name)
         if self.is_absent or not self.objects:
             self._replace_all([], "")
         self._mark_healthy()
@@ -159,10 +157,10 @@ class Watcher(Generic[ObjectT]):
         self._is_current = False
 
     def _handle_error(self, error: ApiError) -> None:
-        """What a failure means for the next request."""
+        """Log a failure, and choose the next request."""
         if not self.problem:
             log.warning(
-                "watch interrupted; what was seen last stays in force",
+                Event.WATCH_INTERRUPTED,
                 resource=self.query.name,
                 error=str(error),
                 code=error.code,
@@ -180,12 +178,12 @@ class Watcher(Generic[ObjectT]):
     def _mark_healthy(self) -> None:
         self._backoff.reset()
         if self.problem:
-            log.info("watch goes on", resource=self.query.name)
+            log.info(Event.WATCH_RESUMED, resource=self.query.name)
             self.problem = ""
 
     async def _list(self) -> None:
         query = self._query()
-        # From the server's cache: whatever it has at first, later nothing older than what was seen.
+        # From the server's cache: at first any version, later none older than what was received.
         query["resourceVersion"] = "" if self._needs_newest else self._version or "0"
         content = await self._api.request(
             "GET",
@@ -197,12 +195,12 @@ class Watcher(Generic[ObjectT]):
         try:
             listed = responses.decode(content, responses.ObjectList)
         except msgspec.DecodeError as error:
-            raise ApiError(f"the API server's list cannot be read: {error}") from error
+            raise ApiError(f"the API server's list cannot be decoded: {error}") from error
         found = [self._read(item) for item in listed.items or ()]
-        self._replace_all([one for one in found if one], listed.metadata.resource_version)
+        self._replace_all([item for item in found if item], listed.metadata.resource_version)
 
     async def _stream_list(self) -> None:
-        """List and watch in one request, or find out that this server cannot."""
+        """List and watch in one request, or detect that this server cannot."""
         query = self._watch_query("" if self._needs_newest else self._version)
         query["sendInitialEvents"] = "true"
         query["resourceVersionMatch"] = "NotOlderThan"
@@ -215,17 +213,19 @@ class Watcher(Generic[ObjectT]):
             raise
         if not self._is_current:
             self._may_stream = False
-            raise ApiError("the stream ended before everything was told")
+            raise ApiError("the stream ended before the list was complete")
 
     async def _watch(self) -> None:
         await self._follow(self._watch_query(self._version), initial=None)
 
     async def _follow(self, query: dict[str, str], *, initial: list[ObjectT] | None) -> None:
-        """Take in a stream's events until it ends. initial: collects those before the mark that
-        ends the list. Raises `ApiError`."""
+        """Apply a stream's events until it ends. Raises `ApiError`.
+
+        initial: collects the events before the bookmark that ends the list.
+        """
         loop = asyncio.get_running_loop()
-        begun = loop.time()
-        has_spoken = False
+        started = loop.time()
+        has_events = False
         async with self._api.stream(
             self.query.path,
             query=query,
@@ -236,26 +236,26 @@ class Watcher(Generic[ObjectT]):
                 try:
                     event = responses.decode(line, responses.WatchEvent)
                 except msgspec.DecodeError as error:
-                    raise ApiError(f"the API server's event cannot be read: {error}") from error
+                    raise ApiError(f"the API server's event cannot be decoded: {error}") from error
                 if event.type == "ERROR":
                     raise ApiError.of_status(responses.status(event.object))
-                has_spoken = True
+                has_events = True
                 if initial is None:
                     self._mark_healthy()
                     self._apply(event)
                 elif event.type != "BOOKMARK":
-                    if one := self._read(event.object):
-                        initial.append(one)
+                    if item := self._read(event.object):
+                        initial.append(item)
                 else:
-                    mark = responses.decode_partial(event.object)
-                    if mark and (mark.annotations or {}).get(_INITIAL_EVENTS_END) == "true":
-                        self._replace_all(initial, mark.resource_version)
+                    bookmark = responses.decode_partial(event.object)
+                    if bookmark and (bookmark.annotations or {}).get(_INITIAL_EVENTS_END) == "true":
+                        self._replace_all(initial, bookmark.resource_version)
                         self._mark_healthy()
                         initial = None
-        if has_spoken:
+        if has_events:
             return
-        if loop.time() - begun < _SHORTEST_STREAM_SECONDS:
-            raise ApiError("the watch ended as soon as it began")
+        if loop.time() - started < _SHORTEST_STREAM_SECONDS:
+            raise ApiError("the watch ended as soon as it started")
         if initial is None:
             self._mark_healthy()
 
@@ -278,24 +278,23 @@ class Watcher(Generic[ObjectT]):
         return _METADATA_ACCEPT if self.query.is_metadata_only else JSON
 
     def _read(self, raw: msgspec.Raw) -> ObjectT | None:
-        """The object; what it was, where it cannot be read; None where it never could."""
+        """The object; its previous version if it cannot be decoded, or None."""
         try:
             return responses.decode(raw, self.query.kind)
         except msgspec.DecodeError as error:
-            mark = responses.decode_partial(raw)
-            known = self.objects.get((mark.namespace, mark.name)) if mark else None
+            partial = responses.decode_partial(raw)
             log.warning(
-                "an object of the API server cannot be read; it stays as it was",
+                Event.OBJECT_INVALID,
                 resource=self.query.name,
-                object=f"{mark.namespace}/{mark.name}" if mark else "",
+                object=f"{partial.namespace}/{partial.name}" if partial else "",
                 error=str(error),
             )
-            return known
+            return self.objects.get((partial.namespace, partial.name)) if partial else None
 
     def _apply(self, event: responses.WatchEvent) -> None:
         if event.type == "BOOKMARK":
-            if mark := responses.decode_partial(event.object):
-                self._version = mark.resource_version or self._version
+            if bookmark := responses.decode_partial(event.object):
+                self._version = bookmark.resource_version or self._version
             return
         new = self._read(event.object)
         if new is None:
@@ -310,20 +309,20 @@ class Watcher(Generic[ObjectT]):
                 del self.objects[key]
                 self._on_change(old, None)
             return
-        gone_at = self._deleted.get(new.metadata.uid)
-        if gone_at is not None and objects.is_older(version, gone_at):
+        deleted_at = self._deleted.get(new.metadata.uid)
+        if deleted_at is not None and objects.is_older(version, deleted_at):
             return
         if old and objects.is_older(version, old.metadata.resource_version):
             return
         self._put(key, old, new)
 
     def _replace_all(self, found: list[ObjectT], version: str) -> None:
-        """Take a whole list as the truth, and tell what differs."""
+        """Replace all objects by a list, and report what differs."""
         self._version = version
         self._is_current, self._needs_newest = True, False
         self.is_absent = False
         self._deleted.clear()
-        listed = {_key(one): one for one in found}
+        listed = {_key(item): item for item in found}
         for key in self.objects.keys() - listed.keys():
             self._on_change(self.objects.pop(key), None)
         for key, new in listed.items():
@@ -348,5 +347,5 @@ class Watcher(Generic[ObjectT]):
             del self._deleted[next(iter(self._deleted))]
 
 
-def _key(one: objects.ApiObject) -> _Key:
-    return one.metadata.namespace, one.metadata.name
+def _key(item: objects.ApiObject) -> _Key:
+    return item.metadata.namespace, item.metadata.name

@@ -66,7 +66,7 @@ class KubeletPods:
                 if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                     self._handle_error(error)
             self.is_connected = False
-            self._source.leave(KUBELET)
+            self._source.disconnect(KUBELET)
             if loop.time() - begun >= _WELL_SECONDS:
                 self._backoff.reset()
             await asyncio.sleep(self._backoff.next_seconds())
@@ -101,13 +101,13 @@ class KubeletPods:
             self._forget({pod.uid})
         else:
             self._pods.add(pod.uid)
-            self._source.take(KUBELET, pod)
+            self._source.set_pod(KUBELET, pod)
         return pod.uid
 
     def _forget(self, uids: set[str]) -> None:
         for uid in uids:
             self._pods.discard(uid)
-            self._source.drop(KUBELET, uid)
+            self._source.remove_pod(KUBELET, uid)
 
     def _handle_error(self, error: grpc.aio.AioRpcError) -> None:
         details = " ".join((error.details() or error.code().name).split())

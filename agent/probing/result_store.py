@@ -11,7 +11,8 @@ import time
 import msgspec
 import structlog
 
-from agent.state_files import StateFile
+from agent.logs import Event
+from agent.state_files import StateSaver
 from probes.engine.workers import ProbeType
 from probes.netns import Netns
 from probes.results import ProbeResult
@@ -59,13 +60,14 @@ class ResultStore:
 
         Without a path nothing is kept.
         """
-        self._file = None if path is None else StateFile(path)
+        self._saver = path and StateSaver(
+            path, self._content, on_error=self._log_not_saved, settle_seconds=_SETTLE_SECONDS
+        )
+        self._path = path
         self._boot = _BOOT_ID.read_text(encoding="ascii").strip()
         self._pods: dict[str, SavedProbes] = {}
         self._unclaimed = {} if path is None else {pod.uid: pod for pod in self._read(path)}
         self._unclaimed_until = time.monotonic() + _UNCLAIMED_SECONDS
-        self._changed = asyncio.Event()
-        self._made = 0
 
     def claim(self, uid: str, sandbox: str) -> SavedProbes:
         """What is known of this sandbox of the pod; empty for one that is new."""
@@ -89,18 +91,15 @@ class ResultStore:
 
     def save_soon(self) -> None:
         """Something of what is kept has changed."""
-        self._changed.set()
+        if self._saver:
+            self._saver.mark()
 
     async def run(self) -> None:
         """Write the file soon after each change, and at the end."""
-        try:
-            while True:
-                await self._changed.wait()
-                await asyncio.sleep(_SETTLE_SECONDS)
-                self._changed.clear()
-                await asyncio.to_thread(self._write, *self._content())
-        finally:
-            self._write(*self._content())
+        if self._saver:
+            await self._saver.run()
+        else:
+            await asyncio.Event().wait()
 
     def _read(self, path: pathlib.Path) -> list[SavedProbes]:
         try:
@@ -117,23 +116,14 @@ class ResultStore:
             return []
         return saved.pods if saved.boot == self._boot else []
 
-    def _content(self) -> tuple[int, bytes]:
-        """What the file is to hold, and a number that grows."""
+    def _content(self) -> bytes:
         if time.monotonic() > self._unclaimed_until:
             self._unclaimed.clear()
         pods = [*self._pods.values(), *self._unclaimed.values()]
-        self._made += 1
-        return self._made, msgspec.json.encode(_File(self._boot, pods))
+        return msgspec.json.encode(_File(self._boot, pods))
 
-    def _write(self, number: int, content: bytes) -> None:
-        """Replace the file; a thread that a cancelled `run` left behind never undoes the last."""
-        if self._file is None:
-            return
-        try:
-            self._file.write(number, content)
-        except OSError as error:
-            path = str(self._file.path)
-            log.warning("results of probes cannot be saved", path=path, error=str(error))
+    def _log_not_saved(self, error: OSError) -> None:
+        log.warning(Event.RESULTS_NOT_SAVED, path=str(self._path), error=str(error))
 
 
 def sandbox_of(netns: Netns) -> str:

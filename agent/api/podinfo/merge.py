@@ -42,13 +42,8 @@ class Known(NamedTuple):
 
     @property
     def newer(self) -> ApiPod | None:
-        """Of the two objects the one with the newer version, the API server's if in doubt."""
-        if self.of_api is None or self.of_kubelet is None:
-            return self.of_api or self.of_kubelet
-        version = self.of_kubelet.metadata.resource_version
-        if not version or objects.is_older(version, self.of_api.metadata.resource_version):
-            return self.of_api
-        return self.of_kubelet
+        """Of the two objects the newer one."""
+        return objects.newest(self.of_api, self.of_kubelet)
 
 
 class Said(NamedTuple):

@@ -290,19 +290,19 @@ async def test_newest_version_counts_whoever_brought_it(
     furnished: ApiServer, api: ApiClient
 ) -> None:
     async with Told(api).running() as told:
-        told.source.take(KUBELET, decoded(pod("a", labels={"is": "old"}), "9"))
+        told.source.set_pod(KUBELET, decoded(pod("a", labels={"is": "old"}), "9"))
         assert told.pods["uid-a"].labels == {}
-        told.source.take(KUBELET, decoded(pod("a", labels={"is": "new"}), "1000"))
+        told.source.set_pod(KUBELET, decoded(pod("a", labels={"is": "new"}), "1000"))
         assert told.pods["uid-a"].labels == {"is": "new"}
         furnished.delete("a")
         await asyncio.sleep(1)
         assert "uid-a" in told.pods
-        told.source.drop(KUBELET, "uid-a")
+        told.source.remove_pod(KUBELET, "uid-a")
         assert told.pods == {}
 
 
 async def test_what_the_kubelet_has_dropped_is_gone(furnished: ApiServer, api: ApiClient) -> None:
     async with Told(api).running() as told:
-        told.source.take(KUBELET, decoded(pod("a"), "12"))
-        told.source.drop(KUBELET, "uid-a")
+        told.source.set_pod(KUBELET, decoded(pod("a"), "12"))
+        told.source.remove_pod(KUBELET, "uid-a")
         assert told.told == ["+a", "-a"]

@@ -147,7 +147,7 @@ async def test_request_that_is_never_answered_ends(server: ApiServer, api: ApiCl
 
     server.faults.append(hang)
     started = asyncio.get_running_loop().time()
-    with pytest.raises(ApiError, match="does not answer in time"):
+    with pytest.raises(ApiError, match="does not respond in time"):
         await ask(api)
     assert asyncio.get_running_loop().time() - started < 40
 

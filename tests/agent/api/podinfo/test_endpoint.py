@@ -133,11 +133,11 @@ async def test_kubelets_news_are_told_at_once(
         await agent.pod_info.is_ready.wait()
         watch = calls.watched()
         await watch.read()
-        agent.source.take(KUBELET, object_of("", uid="uid-web", Ready="False"))
+        agent.source.set_pod(KUBELET, object_of("", uid="uid-web", Ready="False"))
         (condition,) = (await watch.read()).pods[0].conditions
         assert condition.source == podinfo_pb2.CONDITION_SOURCE_KUBELET
         assert condition.status == podinfo_pb2.CONDITION_STATUS_FALSE
-        agent.source.leave(KUBELET)
+        agent.source.disconnect(KUBELET)
         (condition,) = (await watch.read()).pods[0].conditions
         assert condition.source == API
         watch.cancel()

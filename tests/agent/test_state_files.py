@@ -1,0 +1,141 @@
+"""State files: replaced in one step, soon after a change, and at the end."""
+
+import asyncio
+import contextlib
+import pathlib
+import threading
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+import pytest
+
+from agent import state_files
+from agent.state_files import StateSaver
+from tests.polling import until
+
+
+class Numbers(msgspec.Struct):
+    numbers: list[int]
+
+
+class Saving:
+    """A saver of a list of numbers, with the errors that it reports."""
+
+    def __init__(self, path: pathlib.Path, settle_seconds: float) -> None:
+        self.path = path
+        self.numbers: list[int] = []
+        self.errors: list[OSError] = []
+        self.saver = StateSaver(
+            path,
+            lambda: Numbers(list(self.numbers)),
+            on_error=self.errors.append,
+            settle_seconds=settle_seconds,
+        )
+
+    def add(self, number: int) -> None:
+        self.numbers.append(number)
+        self.saver.mark()
+
+    def content(self) -> list[int] | None:
+        if not self.path.exists():
+            return None
+        return msgspec.json.decode(self.path.read_bytes(), type=Numbers).numbers
+
+
+@contextlib.asynccontextmanager
+async def running(saver: StateSaver) -> AsyncIterator[None]:
+    task = asyncio.create_task(saver.run())
+    await asyncio.sleep(0)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+def path(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / "state" / "numbers.json"
+
+
+async def test_change_is_written_while_running(path: pathlib.Path) -> None:
+    saving = Saving(path, 0.001)
+    async with running(saving.saver):
+        saving.add(1)
+        await until("the file is written", lambda: saving.content() == [1])
+        saving.add(2)
+        await until("the file is replaced", lambda: saving.content() == [1, 2])
+
+
+async def test_unwritten_change_is_written_at_the_end(path: pathlib.Path) -> None:
+    saving = Saving(path, 3600)
+    async with running(saving.saver):
+        saving.add(1)
+        await asyncio.sleep(0)
+        assert saving.content() is None
+    assert saving.content() == [1]
+
+
+async def test_changes_within_the_settle_time_are_one_write(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes] = []
+    monkeypatch.setattr(state_files, "replace", lambda _, content: written.append(content))
+    saving = Saving(path, 0.01)
+    async with running(saving.saver):
+        for number in range(3):
+            saving.add(number)
+        await until("the file is written", lambda: written)
+    assert written == [b'{"numbers":[0,1,2]}']
+
+
+async def test_nothing_is_written_without_a_change(path: pathlib.Path) -> None:
+    saving = Saving(path, 0.001)
+    async with running(saving.saver):
+        pass
+    assert saving.content() is None
+
+
+async def test_write_that_was_interrupted_does_not_replace_the_last(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelling `run` leaves its thread behind, here in the middle of encoding."""
+    goes_on = threading.Event()
+    encode: Callable[[object], bytes] = msgspec.json.encode
+    loop_thread = threading.get_ident()
+
+    def slow(content: object) -> bytes:
+        if threading.get_ident() != loop_thread:
+            goes_on.wait(60)
+        return encode(content)
+
+    monkeypatch.setattr(state_files.msgspec.json, "encode", slow)
+    saving = Saving(path, 0.0)
+    async with running(saving.saver):
+        saving.add(1)
+        await until("the write has started", lambda: saving.saver._is_writing)
+        saving.numbers.append(2)
+    assert saving.content() == [1, 2]
+    goes_on.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert saving.content() == [1, 2]
+
+
+async def test_error_is_reported_and_saving_continues(path: pathlib.Path) -> None:
+    path.parent.write_text("a file")
+    saving = Saving(path, 0.001)
+    async with running(saving.saver):
+        saving.add(1)
+        await until("an error is reported", lambda: saving.errors)
+        path.parent.unlink()
+        saving.add(2)
+        await until("the file is written", lambda: saving.content() == [1, 2])
+
+
+def test_replace_makes_a_private_directory_and_file(path: pathlib.Path) -> None:
+    state_files.replace(path, b"{}")
+    assert path.read_bytes() == b"{}"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
