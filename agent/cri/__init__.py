@@ -1,6 +1,6 @@
-"""Pods' sandboxes, asked of the container runtime over the CRI."""
+"""The container runtime: its sandboxes and containers, over the CRI."""
 
 import os
 
-# gRPC's core writes lines of its own beside the agent's log whenever a runtime goes away.
+# Otherwise gRPC's core writes lines of its own to the log whenever a runtime stops.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -1,6 +1,6 @@
-"""A container runtime, asked over its unix socket: every call has a time limit and typed answers.
+"""CRI client over the runtime's unix socket: typed responses, a timeout for every call.
 
-A runtime that is not there, hangs, or is none, is one sentence.
+A runtime that is missing, hangs, or is no CRI runtime is an error of one sentence.
 """
 
 import datetime
@@ -18,34 +18,34 @@ from agent.cri.models import CriContainer, Sandbox, SandboxDetails
 T = TypeVar("T")
 
 CALL_SECONDS = 10.0
-"""A list takes milliseconds; a runtime that is stuck must be said before people look for it."""
+"""A list takes milliseconds; a stuck runtime must be reported before people search for it."""
 
-# After so long a silent stream is opened anew: its other end may be gone without a word.
+# A silent stream is opened again after this: its peer may have vanished without closing it.
 _STREAM_SECONDS = 600.0
 
 _OPTIONS = (
     # As the kubelet's (cri-client, pkg/remote_runtime.go: maxMsgSize): lists of big nodes.
     ("grpc.max_receive_message_length", 16 << 20),
-    # grpcio would wait up to two minutes before it looks whether a restarted runtime is back.
+    # By default grpcio waits up to two minutes before it tries a restarted runtime again.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # How long one attempt may take, in spite of its name: a busy runtime is slow to greet.
+    # The timeout of one attempt, in spite of its name: a busy runtime accepts slowly.
     ("grpc.min_reconnect_backoff_ms", 5000),
-    # Go's servers refuse a path as the name of a host.
+    # Go's servers reject a path as a host name.
     ("grpc.default_authority", "localhost"),
 )
 
-# What changes lists; namespaces of containerd's other than Kubernetes' are not asked about.
+# Events that change the lists, of containerd's Kubernetes namespace only.
 _TOPICS = ("/tasks/start", "/tasks/exit", "/containers/delete")
 _EXIT_TOPIC = "/tasks/exit"
 
 
 class CriError(Exception):
-    """The runtime could not be asked, or refused; the message is one sentence."""
+    """A call to the runtime failed; the message is one sentence."""
 
 
 class CriNotFoundError(CriError):
-    """The runtime does not know this sandbox or container any more."""
+    """The runtime has no such sandbox or container (any more)."""
 
 
 class CriUnimplementedError(CriError):
@@ -53,7 +53,7 @@ class CriUnimplementedError(CriError):
 
 
 class Runtime(Protocol):
-    """What is asked of a runtime; `RuntimeClient` asks a real one."""
+    """The calls to a runtime; `RuntimeClient` makes them to a real one."""
 
     async def list_sandboxes(self) -> list[Sandbox]: ...
     async def sandbox_details(self, sandbox_id: str) -> SandboxDetails: ...
@@ -64,10 +64,10 @@ class Runtime(Protocol):
 
 
 class RuntimeClient:
-    """One runtime. To be made and used on one event loop; `aclose` it at the end.
+    """One runtime, for use on one event loop; `aclose` it at the end.
 
-    Methods raise `CriError`. Calls fail at once while nobody listens; the next one after a
-    runtime's restart finds it again.
+    Methods raise `CriError`. Calls fail at once while the runtime does not listen; the first call
+    after its restart connects again.
     """
 
     def __init__(self, socket: pathlib.Path, *, call_seconds: float = CALL_SECONDS) -> None:
@@ -80,22 +80,24 @@ class RuntimeClient:
 
     async def version(self) -> str:
         """Name and version, such as "containerd 1.6.20"."""
-        answer = await self._call(
+        response = await self._call(
             "Version", runtime_pb2.VersionRequest(), runtime_pb2.VersionResponse
         )
-        return f"{answer.runtime_name} {answer.runtime_version}"
+        return f"{response.runtime_name} {response.runtime_version}"
 
     async def unready_reason(self) -> str:
-        """Which of its conditions the runtime calls unmet, such as NetworkReady; or nothing."""
-        answer = await self._call("Status", runtime_pb2.StatusRequest(), runtime_pb2.StatusResponse)
+        """The runtime's conditions that are false, such as NetworkReady; empty if none is."""
+        response = await self._call(
+            "Status", runtime_pb2.StatusRequest(), runtime_pb2.StatusResponse
+        )
         return "; ".join(
             f"{condition.type} is false ({condition.message or condition.reason})"
-            for condition in answer.status.conditions
+            for condition in response.status.conditions
             if not condition.status
         )
 
     async def list_sandboxes(self) -> list[Sandbox]:
-        """All that the runtime knows, without what only their status tells."""
+        """All sandboxes, without the fields of their status."""
         return models.decode_sandboxes(
             await self._call(
                 "ListPodSandbox",
@@ -105,7 +107,7 @@ class RuntimeClient:
         )
 
     async def sandbox_details(self, sandbox_id: str) -> SandboxDetails:
-        """Raises `CriNotFoundError`, too."""
+        """Also raises `CriNotFoundError`."""
         return models.decode_details(
             await self._call(
                 "PodSandboxStatus",
@@ -115,7 +117,7 @@ class RuntimeClient:
         )
 
     async def list_containers(self) -> list[CriContainer]:
-        """All that the runtime knows, without when they started."""
+        """All containers, without their start times."""
         return models.decode_containers(
             await self._call(
                 "ListContainers",
@@ -125,7 +127,7 @@ class RuntimeClient:
         )
 
     async def container_started(self, container_id: str) -> datetime.datetime | None:
-        """When the container's process started; None: not yet. Raises `CriNotFoundError`, too."""
+        """When the container's process started; None: not yet. Also raises `CriNotFoundError`."""
         return models.decode_started(
             await self._call(
                 "ContainerStatus",
@@ -135,12 +137,12 @@ class RuntimeClient:
         )
 
     async def events(self) -> AsyncGenerator[str, None]:
-        """A word for each event that may have changed the lists, until the stream ends.
+        """The name of each event that may have changed the lists, until the stream ends.
 
-        Events are hints: they get lost, and some come before the lists show what they tell of.
-        containerd has two streams of them. Its own is asked first, because containerd 1.7 hands
-        each event of the CRI's to one listener only (containerd issue 7318): we would take them
-        away from a kubelet that uses them. Raises `CriUnimplementedError` where there is neither.
+        Events are hints: they get lost, and some arrive before the lists show the change.
+        containerd has two streams of them. Its own is used first, because containerd 1.7 delivers
+        each CRI event to one listener only (containerd issue 7318), which would deprive a kubelet
+        that uses them. Raises `CriUnimplementedError` if the runtime has neither.
         """
         try:
             async for envelope in self._stream(
@@ -160,11 +162,11 @@ class RuntimeClient:
             ):
                 yield runtime_pb2.ContainerEventType.Name(event.container_event_type)
 
-    async def _call(self, name: str, request: Any, answer: type[T]) -> T:
+    async def _call(self, name: str, request: Any, response: type[T]) -> T:
         call = self._channel.unary_unary(
             f"/runtime.v1.RuntimeService/{name}",
             request_serializer=_serialize,
-            response_deserializer=answer.FromString,  # type: ignore[attr-defined]
+            response_deserializer=response.FromString,  # type: ignore[attr-defined]
         )
         try:
             result: T = await call(request, timeout=self._call_seconds)
@@ -172,11 +174,11 @@ class RuntimeClient:
             raise self._error(name, error) from error
         return result
 
-    async def _stream(self, path: str, request: Any, answer: type[T]) -> AsyncIterator[T]:
+    async def _stream(self, path: str, request: Any, response: type[T]) -> AsyncIterator[T]:
         call = self._channel.unary_stream(
             path,
             request_serializer=_serialize,
-            response_deserializer=answer.FromString,  # type: ignore[attr-defined]
+            response_deserializer=response.FromString,  # type: ignore[attr-defined]
         )(request, timeout=_STREAM_SECONDS)
         try:
             async for message in call:
@@ -192,16 +194,16 @@ class RuntimeClient:
         code = error.code()
         details = " ".join((error.details() or code.name).split())
         if code is grpc.StatusCode.NOT_FOUND:
-            return CriNotFoundError(f"{self.socket} says of {name}: {details}.")
+            return CriNotFoundError(f"{self.socket} reports for {name}: {details}.")
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return CriUnimplementedError(
-                f"{self.socket} answers, but not to the CRI's {name}; name the socket of the "
+                f"{self.socket} does not implement the CRI's {name}; name the socket of the "
                 "runtime that the kubelet uses, or enable its CRI (v1)."
             )
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return CriError(
-                f"{self.socket} did not answer {name} within {self._call_seconds:g} s; "
-                "look after the container runtime."
+                f"{self.socket} did not respond to {name} within {self._call_seconds:g} s; "
+                "check the container runtime."
             )
         if code is grpc.StatusCode.UNAVAILABLE:
             return CriError(_unavailable(self.socket, details))
@@ -213,21 +215,18 @@ def _unavailable(socket: pathlib.Path, details: str) -> str:
         is_socket = stat.S_ISSOCK(os.stat(socket).st_mode)
     except OSError as error:
         return (
-            f"there is no container runtime's socket at {socket} ({error.strerror}); name the one "
-            "that the kubelet uses, and mount its directory."
+            f"no container runtime's socket at {socket} ({error.strerror}); name the one that the "
+            "kubelet uses, and mount its directory."
         )
     if not is_socket:
-        return f"{socket} is no socket; name that of the runtime that the kubelet uses."
-    # grpcio tells of its whole way; the end of it is the kernel's word.
+        return f"{socket} is not a socket; name the one of the runtime that the kubelet uses."
+    # grpcio's text contains every step; its end is the kernel's error.
     reason = details.rpartition("error: ")[2]
-    return (
-        f"nothing at {socket} answers as a container runtime does ({reason}); it is asked again "
-        "until it does."
-    )
+    return f"no container runtime responds at {socket} ({reason}); podgate retries until one does."
 
 
 def _is_exec_exit(envelope: containerd_pb2.Envelope) -> bool:
-    """Whether it tells of a process beside a container's own: exec probes would be a hint each."""
+    """Whether a process in addition to the container's own exited, such as an exec probe."""
     if envelope.topic != _EXIT_TOPIC:
         return False
     exit_ = containerd_pb2.TaskExit.FromString(envelope.event.value)

@@ -1,4 +1,4 @@
-"""Sandboxes and containers as podgate knows them: a runtime's answers, checked at the edge."""
+"""Sandbox and container models, validated when decoded from CRI responses."""
 
 import datetime
 import enum
@@ -15,7 +15,7 @@ _NANOSECONDS = 1_000_000_000
 
 
 class CriContainerState(enum.Enum):
-    """The CRI's, without its prefix."""
+    """The CRI's container states, without their prefix."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -24,7 +24,7 @@ class CriContainerState(enum.Enum):
 
 
 class CriContainer(msgspec.Struct, frozen=True, kw_only=True):
-    """One container of a sandbox. A restarted one has another id."""
+    """One container of a sandbox. A restarted container has a new id."""
 
     id: str
     sandbox_id: str
@@ -33,15 +33,15 @@ class CriContainer(msgspec.Struct, frozen=True, kw_only=True):
     state: CriContainerState
     created: datetime.datetime | None
     started: datetime.datetime | None = None
-    """When its process started; None before that."""
+    """When its process started; None: not yet."""
 
 
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """One sandbox of a pod: its namespaces, in the CRI's word."""
+    """One sandbox of a pod: the CRI's term for its namespaces."""
 
     id: str
     pod_uid: str
-    """As the kubelet gave it to the runtime: of a static pod the one in its mirror's
+    """As the kubelet passed it to the runtime; for a static pod it is the one in its mirror's
     `kubernetes.io/config.mirror` annotation."""
     pod_name: str
     pod_namespace: str
@@ -49,16 +49,16 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     """Counts a pod's sandboxes from 0."""
     created: datetime.datetime | None
     runtime_handler: str = ""
-    """The RuntimeClass' handler, such as "kata"; "" is the default one."""
+    """The RuntimeClass' handler, such as "kata"; empty: the default."""
     is_ready: bool
-    """False where the runtime has given it up but its namespace still stands."""
+    """False for a sandbox that the runtime has stopped but whose namespace still exists."""
     host_network: bool = False
     ips: tuple[IPAddress, ...] = ()
-    """What the runtime calls the pod's addresses; the primary one first."""
+    """The pod's addresses as the runtime reports them, the primary one first."""
     netns: Netns | None = None
-    """Its network namespace, if it was found and really has these addresses."""
+    """Its network namespace, if found and verified to have these addresses."""
     problem: str = ""
-    """One sentence why there is no namespace, or nothing."""
+    """Why it has no namespace, in one sentence; else empty."""
 
     @property
     def full_name(self) -> str:
@@ -67,21 +67,21 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def age_order(self) -> tuple[int, float]:
-        """Greater for the later of a pod's sandboxes."""
+        """Sort key: greater for a later sandbox of the pod."""
         return self.attempt, self.created.timestamp() if self.created else 0.0
 
 
 class SandboxDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What a list does not tell of a sandbox."""
+    """The fields of a sandbox that a list does not contain."""
 
     host_network: bool
     ips: tuple[IPAddress, ...]
     info: dict[str, str]
-    """JSON of the runtime's own, by keys of its own."""
+    """Runtime-specific JSON, by runtime-specific keys."""
 
 
-def decode_sandboxes(answer: runtime_pb2.ListPodSandboxResponse) -> list[Sandbox]:
-    """As far as a list tells. Those without a pod's UID are somebody else's and left out."""
+def decode_sandboxes(response: runtime_pb2.ListPodSandboxResponse) -> list[Sandbox]:
+    """The fields that a list contains. Sandboxes without a pod's UID are not Kubernetes'."""
     return [
         Sandbox(
             id=item.id,
@@ -93,24 +93,24 @@ def decode_sandboxes(answer: runtime_pb2.ListPodSandboxResponse) -> list[Sandbox
             runtime_handler=item.runtime_handler,
             is_ready=item.state == runtime_pb2.SANDBOX_READY,
         )
-        for item in answer.items
+        for item in response.items
         if item.id and item.metadata.uid
     ]
 
 
-def decode_details(answer: runtime_pb2.PodSandboxStatusResponse) -> SandboxDetails:
-    """Addresses that are none are left out."""
-    status = answer.status
+def decode_details(response: runtime_pb2.PodSandboxStatusResponse) -> SandboxDetails:
+    """Invalid addresses are left out."""
+    status = response.status
     network = status.network
     return SandboxDetails(
         host_network=status.linux.namespaces.options.network == runtime_pb2.NODE,
         ips=_addresses([network.ip, *(more.ip for more in network.additional_ips)]),
-        info=dict(answer.info),
+        info=dict(response.info),
     )
 
 
-def decode_containers(answer: runtime_pb2.ListContainersResponse) -> list[CriContainer]:
-    """As far as a list tells: when they started, it does not."""
+def decode_containers(response: runtime_pb2.ListContainersResponse) -> list[CriContainer]:
+    """The fields that a list contains, which has no start times."""
     return [
         CriContainer(
             id=item.id,
@@ -120,18 +120,18 @@ def decode_containers(answer: runtime_pb2.ListContainersResponse) -> list[CriCon
             state=_state(item.state),
             created=_time(item.created_at),
         )
-        for item in answer.containers
+        for item in response.containers
         if item.id and item.pod_sandbox_id
     ]
 
 
-def decode_started(answer: runtime_pb2.ContainerStatusResponse) -> datetime.datetime | None:
+def decode_started(response: runtime_pb2.ContainerStatusResponse) -> datetime.datetime | None:
     """When the container's process started."""
-    return _time(answer.status.started_at)
+    return _time(response.status.started_at)
 
 
 def _state(state: runtime_pb2.ContainerState) -> CriContainerState:
-    """A state that a later CRI invents is unknown."""
+    """A state of a later CRI version is UNKNOWN."""
     return {
         runtime_pb2.CONTAINER_CREATED: CriContainerState.CREATED,
         runtime_pb2.CONTAINER_RUNNING: CriContainerState.RUNNING,
@@ -140,7 +140,7 @@ def _state(state: runtime_pb2.ContainerState) -> CriContainerState:
 
 
 def _time(nanoseconds: int) -> datetime.datetime | None:
-    """None for 0, the CRI's "not yet", and for what no clock says."""
+    """None for 0, the CRI's "not yet", and for times out of range."""
     if nanoseconds <= 0:
         return None
     try:

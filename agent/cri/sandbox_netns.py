@@ -1,8 +1,9 @@
-"""Where a sandbox's network namespace is: the runtime's word, and what is really there.
+"""Locates a sandbox's network namespace, as the runtime reports it, and verifies it.
 
-The CRI has no field for it. containerd and CRI-O tell it in the JSON of a verbose PodSandboxStatus
-(containerd, internal/cri/types/sandbox_info.go; CRI-O, server/sandbox_status.go). A wrong namespace
-would have podgate gate, and probe, another pod: so the pod's addresses must be in it.
+The CRI has no field for it. containerd and CRI-O report it in the JSON of a verbose
+PodSandboxStatus (containerd, internal/cri/types/sandbox_info.go; CRI-O, server/sandbox_status.go).
+With a wrong namespace podgate would gate and probe another pod, so it must have the pod's
+addresses.
 """
 
 import asyncio
@@ -43,17 +44,17 @@ class _RuntimeInfo(msgspec.Struct, rename="camel"):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SandboxNetns:
-    """A namespace, or one sentence why there is none."""
+    """A sandbox's namespace, or why there is none, in one sentence."""
 
     netns: Netns | None
     problem: str = ""
 
 
 class NetnsLocator:
-    """Finds sandboxes' namespaces, on the event loop; `close` it at the end."""
+    """Locates sandboxes' namespaces, on the event loop; `close` it at the end."""
 
     def __init__(self) -> None:
-        # Of its own, and one question at a time: pyroute2's sockets are made at the first one.
+        # Its own reader, one request at a time: pyroute2 makes its sockets at the first request.
         self._reader = NetworkReader()
         self._turn = asyncio.Lock()
 
@@ -61,7 +62,7 @@ class NetnsLocator:
         self._reader.close()
 
     async def locate(self, details: SandboxDetails) -> SandboxNetns:
-        """The first of the places that a runtime tells which has the pod's addresses."""
+        """The first of the reported namespaces that has the pod's addresses."""
         problems: list[str] = []
         for path in netns_paths(details):
             try:
@@ -73,9 +74,9 @@ class NetnsLocator:
             except NetnsError as error:
                 problems.append(str(error))
             except (OSError, TimeoutError, pyroute2.NetlinkError) as error:
-                problems.append(f"{path} cannot be looked into ({error or 'no answer'}).")
+                problems.append(f"{path} cannot be read ({error or 'no response'}).")
         if not problems:
-            return SandboxNetns(None, "The runtime does not say where the network namespace is.")
+            return SandboxNetns(None, "The container runtime reports no network namespace.")
         return SandboxNetns(None, " ".join(problems))
 
     async def _mismatch(self, netns: Netns, ips: tuple[IPAddress, ...]) -> str:
@@ -85,23 +86,23 @@ class NetnsLocator:
         if not missing:
             return ""
         return (
-            f"{', '.join(missing)} is on no interface of {netns.path}: it is not the pod's "
+            f"{', '.join(missing)} is on no interface of {netns.path}: either it is not the pod's "
             "namespace, or a virtual machine has the address."
         )
 
 
 def netns_paths(details: SandboxDetails) -> Iterator[str]:
-    """Where the namespace may be, the likeliest place first.
+    """Paths that may be the namespace, the most likely first.
 
-    The last one is the sandbox's process: for an agent that does not see the runtime's mounts but
-    shares its PID namespace. That is only tried where addresses can tell whether it is the right
-    one: in another PID namespace the number is anybody's.
+    The last one is by the sandbox's process: for an agent that does not see the runtime's mounts
+    but shares its PID namespace. It is used only if the sandbox has addresses to verify it by: in
+    another PID namespace the pid may be any process.
     """
     for text in details.info.values():
         try:
             info = msgspec.json.decode(text, type=_RuntimeInfo)
         except msgspec.MsgspecError:
-            # A runtime may say there whatever it likes.
+            # The content is up to the runtime.
             continue
         linux = info.runtime_spec.linux if info.runtime_spec else None
         paths = [
@@ -115,7 +116,7 @@ def netns_paths(details: SandboxDetails) -> Iterator[str]:
             paths.append(f"/proc/{info.pid}/ns/net")
         for path in dict.fromkeys(paths):
             if path.startswith("/var/run/"):
-                # Of the node a link to /run, which an image may have otherwise.
+                # A link to /run on the node, but not in every image.
                 yield path.removeprefix("/var")
             elif path.startswith("/"):
                 yield path

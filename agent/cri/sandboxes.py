@@ -1,8 +1,7 @@
-"""The sandboxes of a node's pods, kept as the runtime lists them.
+"""The current sandbox of each of a node's pods, polled from the runtime.
 
-The list is the truth and is asked for again and again; events of the runtime, and whoever calls
-`Sandboxes.hint`, only have it asked for sooner. While the runtime does not answer, what was known
-last stays: its restart ends no pod.
+The list is authoritative and polled; runtime events and `Sandboxes.hint` only trigger it sooner.
+While the runtime is unreachable, the last known sandboxes stay: its restart ends no pod.
 """
 
 import asyncio
@@ -17,51 +16,53 @@ import msgspec
 import structlog
 
 from agent import tasks
-from agent.cri import events
+from agent.backoff import Backoff, no_jitter
 from agent.cri.client import CriError, CriNotFoundError, Runtime
 from agent.cri.events import RuntimeEvents
 from agent.cri.models import CriContainer, CriContainerState, Sandbox, SandboxDetails
 from agent.cri.sandbox_netns import SandboxNetns
+from agent.logs import Event
 
 log = structlog.get_logger(__name__)
 
-# As the kubelet's own (pkg/kubelet/kubelet.go: plegRelistPeriod), where nothing tells of changes.
+# As the kubelet's own (pkg/kubelet/kubelet.go: plegRelistPeriod), for a runtime without events.
 _RELIST_SECONDS = 1.0
-# Where the runtime sends events: bounds what a lost one costs.
+# With events: the delay that a lost one causes.
 _RELIST_WITH_EVENTS_SECONDS = 10.0
-# An event comes some ms before the lists show what it tells of, and a namespace goes after that.
+# An event arrives some ms before the lists show its change, and a namespace vanishes after that.
 _ECHO_SECONDS = (0.1, 0.4)
-# A burst of events is one list for each of these; a list of 250 pods costs some ms.
+# A burst of events causes one list per gap; a list of 250 pods costs some ms.
 _MIN_GAP_SECONDS = 0.1
-# A sandbox whose shim hangs takes as long as a call may; the others are not to wait for it.
+# A sandbox whose shim hangs takes a call's whole timeout; the others must not wait for it.
 _LOOKUP_PATIENCE_SECONDS = 1.0
 _LOOKUPS_AT_ONCE = 8
-_LOOKUP_RETRY_SECONDS = (0.5, 60.0)
+_LOOKUP_RETRY_SECONDS = 0.5
+_MAX_LOOKUP_RETRY_SECONDS = 60.0
 
 
 @dataclasses.dataclass(slots=True)
 class _Lookup:
-    """What was found of one sandbox beyond the list, and when to look again."""
+    """A sandbox with the details that lists lack, and when to look them up again."""
 
     sandbox: Sandbox
-    failures: int
+    retry: Backoff
     retry_at: float
-    """On the loop's clock; infinity where nothing is missing, or nothing will come."""
+    """On the loop's clock; infinity if nothing is missing, or cannot appear any more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Start:
-    """When a container started, as asked for in this state of it."""
+    """When a container started, requested in this state of it."""
 
     state: CriContainerState
     at: datetime.datetime | None
 
 
 class Sandboxes:
-    """Follows a runtime. Callbacks come on the event loop, one pass after the other.
+    """Follows a runtime. Callbacks run on the event loop, one pass after the other.
 
-    Each pod has one current sandbox: the ready one with the highest attempt. One that is no longer
-    ready stays current for as long as its network namespace stands and no other took over: its
+    Each pod has one current sandbox: the ready one with the highest attempt. A sandbox that is no
+    longer ready stays current while its network namespace exists and no other replaces it: its
     containers may still run, and must stay gated.
     """
 
@@ -75,10 +76,10 @@ class Sandboxes:
         on_containers: Callable[[Sandbox, tuple[CriContainer, ...]], None],
         on_relist: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_sandbox gets a pod's current sandbox when it is new or changed, also when it takes
-        over from another; on_removed the last one of a pod that has none any more; on_containers
-        the newest container of each name, after `on_sandbox`; on_relist is called after all that
-        one list had to tell.
+        """on_sandbox gets a pod's current sandbox when it is new or changed, also when it replaces
+        another; on_removed the last one of a pod that has none any more; on_containers the newest
+        container of each name, after `on_sandbox`; on_relist is called after all callbacks of a
+        list.
         """
         self._open_runtime = open_runtime
         self._locate = locate
@@ -90,31 +91,31 @@ class Sandboxes:
         self._found: dict[str, _Lookup] = {}
         self._starts: dict[str, _Start] = {}
         self._lookups: dict[str, asyncio.Task[None]] = {}
-        self._turns = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
+        self._slots = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
         self._events = RuntimeEvents(lambda: self._runtime, self.hint)
         self._hinted = asyncio.Event()
         self._echoes: list[float] = []
         self.current: dict[str, Sandbox] = {}
         """The current sandbox of each pod, by the runtime's UID for it."""
         self.containers: dict[str, tuple[CriContainer, ...]] = {}
-        """What `on_containers` was told last, by the same UIDs."""
+        """The last ones passed to `on_containers`, by the same UIDs."""
         self.relists = 0
-        """How often the runtime has answered with all it has."""
-        self.problem = "the container runtime has not been asked yet."
-        """One sentence why its last answer is old, or nothing."""
+        """Complete lists received."""
+        self.problem = "the container runtime has not listed its sandboxes yet."
+        """Why the sandboxes may be outdated, in one sentence; else empty."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether the runtime answers, and every ready sandbox of its last list is known."""
+        """Whether the runtime responds, and all lookups of its last list are done."""
         return not self.problem and not self._lookups
 
     @property
     def has_events(self) -> bool:
-        """Whether the runtime tells of changes by itself."""
-        return self._events.are_coming
+        """Whether the runtime sends events."""
+        return self._events.is_open
 
     def hint(self) -> None:
-        """Something happened that the runtime's lists may show now or in a moment."""
+        """The runtime's lists may have changed, or may change in a moment."""
         self._hinted.set()
 
     async def run(self) -> None:
@@ -133,14 +134,14 @@ class Sandboxes:
                 await self._runtime.aclose()
 
     async def relist(self) -> None:
-        """Ask once, and tell what changed. Raises `CriError`; then nothing changes."""
+        """List once, and publish changes. Raises `CriError`; then nothing changes."""
         if self._runtime is None:
             self._runtime = await self._open_runtime()
         listed = await self._runtime.list_sandboxes()
         containers = await self._runtime.list_containers()
         await self._look_up(self._runtime, listed, containers)
         current = self._choose(listed)
-        self._forget({one.id for one in listed}, {one.id for one in containers})
+        self._forget({found.id for found in listed}, {found.id for found in containers})
         self.relists += 1
         self._publish(current, containers)
 
@@ -151,15 +152,15 @@ class Sandboxes:
         except CriError as error:
             problem = str(error)
         if problem and problem != self.problem:
-            log.warning("sandboxes stay as they were last known", problem=problem)
+            log.warning(Event.RUNTIME_UNREACHABLE, problem=problem)
         elif self.problem and not problem:
-            log.info("container runtime answers", sandboxes=len(self.current))
+            log.info(Event.RUNTIME_REACHABLE, sandboxes=len(self.current))
         self.problem = problem
         if not problem:
             self._on_relist()
 
     async def _wait(self) -> None:
-        """Until a hint or its echo, else for the time between lists."""
+        """Wait for a hint, its echo, or the poll interval."""
         seconds = _RELIST_WITH_EVENTS_SECONDS if self.has_events else _RELIST_SECONDS
         if self.problem:
             seconds = _RELIST_SECONDS
@@ -176,8 +177,8 @@ class Sandboxes:
     async def _look_up(
         self, runtime: Runtime, listed: list[Sandbox], containers: list[CriContainer]
     ) -> None:
-        """Ask for what lists do not tell; what takes long is there in a later pass."""
-        wanted = {
+        """Request the details that lists lack; slow lookups are used in a later pass."""
+        due = {
             sandbox.id: functools.partial(self._lookup, runtime, sandbox)
             for sandbox in _needs_lookup(listed)
             if self._is_due(sandbox)
@@ -186,40 +187,40 @@ class Sandboxes:
             for container in containers
             if self._lacks_start(container)
         }
-        begun = [
-            self._start_lookup(key, look)
-            for key, look in wanted.items()
+        started = [
+            self._start_lookup(key, lookup)
+            for key, lookup in due.items()
             if key not in self._lookups
         ]
-        if begun:
-            _, late = await asyncio.wait(begun, timeout=_LOOKUP_PATIENCE_SECONDS)
+        if started:
+            _, late = await asyncio.wait(started, timeout=_LOOKUP_PATIENCE_SECONDS)
             for lookup in late:
                 lookup.add_done_callback(lambda _: self.hint())
         for key in [key for key, lookup in self._lookups.items() if lookup.done()]:
             self._lookups.pop(key).result()
 
-    def _start_lookup(self, key: str, look: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        async def take_turn() -> None:
-            async with self._turns:
-                await look()
+    def _start_lookup(self, key: str, lookup: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        async def run() -> None:
+            async with self._slots:
+                await lookup()
 
-        self._lookups[key] = asyncio.create_task(take_turn(), name=f"cri-{key}")
+        self._lookups[key] = asyncio.create_task(run(), name=f"cri-{key}")
         return self._lookups[key]
 
     def _is_due(self, sandbox: Sandbox) -> bool:
-        looked = self._found.get(sandbox.id)
-        if looked is None or looked.sandbox.is_ready != sandbox.is_ready:
+        found = self._found.get(sandbox.id)
+        if found is None or found.sandbox.is_ready != sandbox.is_ready:
             return True
-        if looked.retry_at < math.inf:
-            return asyncio.get_running_loop().time() >= looked.retry_at
-        netns = looked.sandbox.netns
+        if found.retry_at < math.inf:
+            return asyncio.get_running_loop().time() >= found.retry_at
+        netns = found.sandbox.netns
         return sandbox.is_ready and netns is not None and not netns.exists()
 
     def _lacks_start(self, container: CriContainer) -> bool:
-        known = self._starts.get(container.id)
-        if container.state is CriContainerState.CREATED or (known and known.at):
+        start = self._starts.get(container.id)
+        if container.state is CriContainerState.CREATED or (start and start.at):
             return False
-        return known is None or known.state is not container.state
+        return start is None or start.state is not container.state
 
     async def _lookup(self, runtime: Runtime, sandbox: Sandbox) -> None:
         before = self._found.get(sandbox.id)
@@ -228,16 +229,16 @@ class Sandboxes:
         except CriNotFoundError:
             return
         except CriError as error:
-            # The runtime's trouble: what is known of the namespace stays.
-            known = before.sandbox if before else sandbox
-            problem = "" if known.netns else str(error)
-            known = msgspec.structs.replace(known, is_ready=sandbox.is_ready, problem=problem)
-            self._record(before, known, is_to_be_retried=True)
+            # The namespace found before stays: the runtime failed, not the sandbox.
+            last = before.sandbox if before else sandbox
+            problem = "" if last.netns else str(error)
+            last = msgspec.structs.replace(last, is_ready=sandbox.is_ready, problem=problem)
+            self._record(before, last, is_retried=True)
             return
         located = SandboxNetns(None) if details.host_network else await self._locate(details)
-        if located.problem and sandbox.is_ready and before and before.failures == 0:
-            # Most likely it ends just now, which the next list says: no reason for an alarm.
-            self._record(before, before.sandbox, is_to_be_retried=True)
+        if located.problem and sandbox.is_ready and before and before.retry.failures == 0:
+            # Most likely it is being stopped, which the next list shows: no reason for a warning.
+            self._record(before, before.sandbox, is_retried=True)
             return
         found = msgspec.structs.replace(
             sandbox,
@@ -246,17 +247,17 @@ class Sandboxes:
             netns=located.netns,
             problem=located.problem,
         )
-        # The namespace of one that is not ready is there or is gone for good.
-        self._record(before, found, is_to_be_retried=bool(located.problem) and sandbox.is_ready)
+        # The namespace of a sandbox that is not ready exists or never will again.
+        self._record(before, found, is_retried=bool(located.problem) and sandbox.is_ready)
 
-    def _record(self, before: _Lookup | None, sandbox: Sandbox, *, is_to_be_retried: bool) -> None:
-        failures, retry_at = 0, math.inf
-        if is_to_be_retried:
-            failures = before.failures + 1 if before else 1
-            retry_at = asyncio.get_running_loop().time() + events.growing(
-                _LOOKUP_RETRY_SECONDS, failures - 1
-            )
-        self._found[sandbox.id] = _Lookup(sandbox, failures, retry_at)
+    def _record(self, before: _Lookup | None, sandbox: Sandbox, *, is_retried: bool) -> None:
+        retry = before.retry if before else _retry()
+        retry_at = math.inf
+        if is_retried:
+            retry_at = asyncio.get_running_loop().time() + retry.next_seconds()
+        else:
+            retry.reset()
+        self._found[sandbox.id] = _Lookup(sandbox, retry, retry_at)
 
     async def _read_start(self, runtime: Runtime, container: CriContainer) -> None:
         with contextlib.suppress(CriError):
@@ -264,20 +265,20 @@ class Sandboxes:
             self._starts[container.id] = _Start(container.state, started)
 
     def _choose(self, listed: Iterable[Sandbox]) -> dict[str, Sandbox]:
-        """Each pod's current sandbox. Sandboxes that were not looked at yet wait their turn."""
+        """Each pod's current sandbox, of those that have been looked up."""
         chosen: dict[str, Sandbox] = {}
         for sandbox in listed:
-            looked = self._found.get(sandbox.id)
-            if looked is None:
+            found = self._found.get(sandbox.id)
+            if found is None:
                 continue
-            one = msgspec.structs.replace(looked.sandbox, is_ready=sandbox.is_ready)
-            best = chosen.get(one.pod_uid)
-            if _is_alive(one) and (best is None or _precedence(one) > _precedence(best)):
-                chosen[one.pod_uid] = one
+            candidate = msgspec.structs.replace(found.sandbox, is_ready=sandbox.is_ready)
+            best = chosen.get(candidate.pod_uid)
+            if _is_alive(candidate) and (best is None or _rank(candidate) > _rank(best)):
+                chosen[candidate.pod_uid] = candidate
         for uid, sandbox in self.current.items():
             kept = msgspec.structs.replace(sandbox, is_ready=False)
             best = chosen.get(uid)
-            if _is_alive(kept) and (best is None or _precedence(kept) > _precedence(best)):
+            if _is_alive(kept) and (best is None or _rank(kept) > _rank(best)):
                 chosen[uid] = kept
         return chosen
 
@@ -292,47 +293,55 @@ class Sandboxes:
         newest = self._newest(containers)
         for uid in before.keys() - current.keys():
             self.containers.pop(uid, None)
-            log.info("sandbox gone", pod=before[uid].full_name, sandbox=before[uid].id)
+            log.info(Event.SANDBOX_REMOVED, pod=before[uid].full_name, sandbox=before[uid].id)
             self._on_removed(before[uid])
         for uid, sandbox in current.items():
             if sandbox != before.get(uid):
                 _log_change(before.get(uid), sandbox)
                 self._on_sandbox(sandbox)
-            ours = newest.get(sandbox.id, ())
-            if ours != self.containers.get(uid, ()):
-                self.containers[uid] = ours
-                self._on_containers(sandbox, ours)
+            found = newest.get(sandbox.id, ())
+            if found != self.containers.get(uid, ()):
+                self.containers[uid] = found
+                self._on_containers(sandbox, found)
 
     def _newest(self, containers: Iterable[CriContainer]) -> dict[str, tuple[CriContainer, ...]]:
-        """The newest of each name, by sandbox; in the order of names."""
+        """The newest container of each name, by sandbox, in the order of names."""
         found: dict[tuple[str, str], CriContainer] = {}
         for container in sorted(containers, key=_container_order):
             found[container.sandbox_id, container.name] = container
         grouped: dict[str, tuple[CriContainer, ...]] = {}
         for (sandbox_id, _), container in sorted(found.items()):
             start = self._starts.get(container.id)
-            one = msgspec.structs.replace(container, started=start.at if start else None)
-            grouped[sandbox_id] = (*grouped.get(sandbox_id, ()), one)
+            container = msgspec.structs.replace(container, started=start.at if start else None)
+            grouped[sandbox_id] = (*grouped.get(sandbox_id, ()), container)
         return grouped
 
 
+def _retry() -> Backoff:
+    return Backoff(
+        base_seconds=_LOOKUP_RETRY_SECONDS,
+        cap_seconds=_MAX_LOOKUP_RETRY_SECONDS,
+        jitter=no_jitter,
+    )
+
+
 def _needs_lookup(listed: Iterable[Sandbox]) -> list[Sandbox]:
-    """All ready ones, and of a pod without any the newest: its containers may still run."""
-    ready = [one for one in listed if one.is_ready]
-    with_ready = {one.pod_uid for one in ready}
+    """All ready sandboxes, and of other pods the newest: its containers may still run."""
+    ready = [sandbox for sandbox in listed if sandbox.is_ready]
+    with_ready = {sandbox.pod_uid for sandbox in ready}
     last: dict[str, Sandbox] = {}
-    for one in sorted(listed, key=lambda one: one.age_order):
-        if one.pod_uid not in with_ready:
-            last[one.pod_uid] = one
+    for sandbox in sorted(listed, key=lambda sandbox: sandbox.age_order):
+        if sandbox.pod_uid not in with_ready:
+            last[sandbox.pod_uid] = sandbox
     return [*ready, *last.values()]
 
 
 def _is_alive(sandbox: Sandbox) -> bool:
-    """Whether something may run in it: it is ready, or its namespace stands."""
+    """Whether containers may run in it: it is ready, or its namespace exists."""
     return sandbox.is_ready or (sandbox.netns is not None and sandbox.netns.exists())
 
 
-def _precedence(sandbox: Sandbox) -> tuple[bool, int, float]:
+def _rank(sandbox: Sandbox) -> tuple[bool, int, float]:
     return (sandbox.is_ready, *sandbox.age_order)
 
 
@@ -348,8 +357,10 @@ def _log_change(before: Sandbox | None, sandbox: Sandbox) -> None:
         "netns": sandbox.netns.path if sandbox.netns else None,
     }
     if sandbox.problem:
-        log.warning("sandbox without a usable network namespace", **facts, problem=sandbox.problem)
+        # Without a namespace while it is being stopped: expected.
+        record = log.warning if sandbox.is_ready else log.info
+        record(Event.SANDBOX_NETNS_MISSING, **facts, problem=sandbox.problem)
     elif before is None or before.id != sandbox.id:
-        log.info("sandbox found", **facts)
+        log.info(Event.SANDBOX_FOUND, **facts)
     elif not sandbox.is_ready:
-        log.info("sandbox given up by its runtime; its namespace still stands", **facts)
+        log.info(Event.SANDBOX_NOT_READY, **facts)

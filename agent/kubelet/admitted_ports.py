@@ -1,4 +1,4 @@
-"""Which senders of the node a pod's gate lets in: the kubelet, to what the pod declares."""
+"""Ports to which a pod's gate admits the kubelet: those that the pod declares."""
 
 import pathlib
 import socket
@@ -7,7 +7,7 @@ from bpf import abi
 from bpf.rules import Rule, SourceKind
 from probes.spec.specs import PodSpec
 
-# Of systemd's and cgroupfs' drivers, and of kind, which nests them
+# Of the drivers systemd and cgroupfs, and of kind, which nests them
 # (kubernetes/pkg/kubelet/cm/cgroup_manager_linux.go).
 _PODS_CGROUPS = (
     "kubepods.slice",
@@ -20,11 +20,11 @@ _ANY_TCP_PORT = Rule(SourceKind.KUBELET, socket.IPPROTO_TCP)
 
 
 def kubelet_rules(spec: PodSpec) -> tuple[Rule, ...]:
-    """What the kubelet may open: any port of a pod with an http(s) probe or hook, whose redirects
-    to other ports it follows (pkg/probe/http), else the declared ports.
+    """Rules that admit the kubelet to the declared ports, or to any port of a pod with an http(s)
+    probe or hook, whose redirects to other ports it follows (pkg/probe/http).
 
-    Any port, too, of a pod whose probes could not all be read, or that declares more ports than a
-    gate has room for: a healthy pod must not restart for that.
+    Also to any port of a pod whose probes are not all valid, or that declares more ports than a
+    gate has room for: a healthy pod must not be restarted for that.
     """
     declared = spec.declared
     if declared.any_port or spec.errors or len(declared.ports) > abi.GATE_RULES:
@@ -35,9 +35,9 @@ def kubelet_rules(spec: PodSpec) -> tuple[Rule, ...]:
 
 
 def pods_cgroup(cgroup2: pathlib.Path) -> tuple[int, int] | None:
-    """Id of the cgroup above all pods', and how many directories below the root it lies.
+    """Id of the common parent cgroup of all pods, and its depth below the root.
 
-    None where there is no kubelet's hierarchy.
+    None on a node without a kubelet's hierarchy.
     """
     for name in _PODS_CGROUPS:
         directory = cgroup2 / name

@@ -1,8 +1,8 @@
-"""The node's pods from the kubelet itself (its pods API, KEP-4188): fresh without the API server.
+"""The node's pods from the kubelet's pods API (KEP-4188), also without the API server.
 
-Alpha in 1.36 and off, beta and on in 1.37; where its socket is not served, it is asked for now and
-then, and the API server's word goes alone. One stream tells every pod, then, since 1.37, that these
-were all, then each change.
+Alpha and disabled in 1.36, beta and enabled in 1.37. If the socket is not served, connecting is
+retried, and only the API server's pods are used. One stream sends every pod, then, since 1.37, an
+event that ends the list, then each change.
 """
 
 import asyncio
@@ -16,26 +16,27 @@ import structlog
 from agent import backoff
 from agent.kube.api_pods import KUBELET, ApiPods
 from agent.kubelet import kubelet_pb2, pods_api_reading
+from agent.logs import Event
 
 log = structlog.get_logger(__name__)
 
 SOCKET: Final = pathlib.Path("/var/lib/kubelet/pods-api/pods-api.sock")
 
-# After so long a stream is opened anew: its other end may hang.
+# A stream is opened again after this: its peer may hang.
 _STREAM_SECONDS = 600.0
-_WELL_SECONDS = 30.0
+_HEALTHY_SECONDS = 30.0
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # Go's servers refuse a path as the name of a host.
+    # Go's servers reject a path as a host name.
     ("grpc.default_authority", "localhost"),
 )
 
 
 class KubeletPods:
-    """Feeds a `ApiPods` with what the kubelet has."""
+    """Feeds `ApiPods` with the kubelet's pods."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class KubeletPods:
         jitter: backoff.Jitter = random.random,
     ) -> None:
         self.problem = ""
-        """Why the kubelet's word is not heard now; empty while it is."""
+        """Why the kubelet's pods API is not connected; empty while it is."""
         self.is_connected = False
         self._source = source
         self._socket = socket
@@ -56,7 +57,7 @@ class KubeletPods:
         """Follow the kubelet until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            begun = loop.time()
+            started = loop.time()
             try:
                 async with grpc.aio.insecure_channel(
                     f"unix:{self._socket}", options=_OPTIONS
@@ -67,7 +68,7 @@ class KubeletPods:
                     self._handle_error(error)
             self.is_connected = False
             self._source.disconnect(KUBELET)
-            if loop.time() - begun >= _WELL_SECONDS:
+            if loop.time() - started >= _HEALTHY_SECONDS:
                 self._backoff.reset()
             await asyncio.sleep(self._backoff.next_seconds())
 
@@ -77,12 +78,12 @@ class KubeletPods:
             request_serializer=kubelet_pb2.WatchPodsRequest.SerializeToString,
             response_deserializer=kubelet_pb2.WatchPodsEvent.FromString,
         )
-        # What an earlier stream told and this one does not is gone.
+        # Pods of the previous stream that are missing in this one are deleted.
         missing = set(self._pods)
         async for event in watch(kubelet_pb2.WatchPodsRequest(), timeout=_STREAM_SECONDS):
             self.is_connected = True
             if self.problem:
-                log.info("the kubelet tells of its pods", socket=str(self._socket))
+                log.info(Event.KUBELET_PODS_API_CONNECTED, socket=str(self._socket))
                 self.problem = ""
             if not event.pod:
                 self._forget(missing)
@@ -91,11 +92,11 @@ class KubeletPods:
             missing.discard(self._handle_event(event))
 
     def _handle_event(self, event: Any) -> str:
-        """The uid of the pod; empty when it cannot be read."""
+        """Returns the uid of the pod; empty if it cannot be decoded."""
         try:
             pod = pods_api_reading.read(event.pod)
         except pods_api_reading.PodDecodeError as error:
-            log.warning("a pod of the kubelet's cannot be read", error=str(error))
+            log.warning(Event.KUBELET_POD_INVALID, error=str(error))
             return ""
         if event.type == kubelet_pb2.DELETED:
             self._forget({pod.uid})
@@ -113,7 +114,7 @@ class KubeletPods:
         details = " ".join((error.details() or error.code().name).split())
         if not self.problem:
             log.info(
-                "the kubelet's pods API is not heard; pods come from the API server alone",
+                Event.KUBELET_PODS_API_UNAVAILABLE,
                 socket=str(self._socket),
                 error=details,
             )

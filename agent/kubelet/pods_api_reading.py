@@ -1,9 +1,9 @@
-"""The kubelet's v1.Pod in protobuf as the same object that the API server's JSON makes.
+"""Decodes the kubelet's v1.Pod (protobuf) to the same object as the API server's JSON.
 
-What JSON would leave out (zeros, empty texts) is left out here, so that defaults and complaints are
-the same: Kubernetes' marshaller writes every field that is no pointer, also when it is zero.
-Fields that came with 1.37 as alpha (`httpGet.protocol`, `grpc.mode`) are not read: such probes are
-taken for the older kind until the API server's copy of the pod is there.
+Fields that JSON omits (zeros, empty strings) are omitted here too, so that defaults and errors are
+the same: Kubernetes' marshaller writes every field that is not a pointer, also if it is zero.
+Fields added as alpha in 1.37 (`httpGet.protocol`, `grpc.mode`) are not read: such probes count as
+the previous kind until the API server's copy of the pod arrives.
 """
 
 import datetime
@@ -19,7 +19,7 @@ _Json = dict[str, Any]
 
 
 class PodDecodeError(Exception):
-    """These bytes are no pod that podgate can use; the message says why."""
+    """The bytes are not a valid pod; the message is the reason."""
 
 
 def read(content: bytes) -> ApiPod:
@@ -27,7 +27,7 @@ def read(content: bytes) -> ApiPod:
     try:
         pod = kubelet_pb2.Pod.FromString(content)
         return msgspec.convert(_pod(pod), ApiPod)
-    # The last three: a time that no calendar has.
+    # The last three: a time out of range.
     except (DecodeError, msgspec.ValidationError, ValueError, OverflowError, OSError) as error:
         raise PodDecodeError(str(error)) from error
 
@@ -45,7 +45,7 @@ def _pod(pod: Any) -> _Json:
             annotations=dict(metadata.annotations),
             deletionTimestamp=_time(metadata, "deletionTimestamp"),
         )
-        # A pod without a name is none, and is to be refused as such.
+        # A pod without a name is invalid, and must be rejected as such.
         | {"name": metadata.name or None},
         "spec": _without_zeros(
             nodeName=spec.nodeName,
@@ -121,8 +121,8 @@ def _lifecycle(lifecycle: Any) -> _Json:
 
 def _http_get(http: Any) -> _Json:
     headers = [{"name": one.name, "value": one.value} for one in http.httpHeaders]
-    given = _without_zeros(path=http.path, host=http.host, scheme=http.scheme, httpHeaders=headers)
-    return {"port": _port(http.port)} | given
+    fields = _without_zeros(path=http.path, host=http.host, scheme=http.scheme, httpHeaders=headers)
+    return {"port": _port(http.port)} | fields
 
 
 def _port(port: Any) -> int | str:
@@ -160,7 +160,7 @@ def _time(message: Any, name: str) -> str | None:
     if not message.HasField(name):
         return None
     seconds = getattr(message, name).seconds
-    # What time.Time's zero value is for Go.
+    # Go's zero time.Time.
     if seconds <= 0:
         return None
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)

@@ -110,7 +110,7 @@ async def test_write_that_was_interrupted_does_not_replace_the_last(
             goes_on.wait(60)
         return encode(content)
 
-    monkeypatch.setattr(state_files.msgspec.json, "encode", slow)
+    monkeypatch.setattr("agent.state_files.msgspec.json.encode", slow)
     saving = Saving(path, 0.0)
     async with running(saving.saver):
         saving.add(1)

@@ -154,7 +154,7 @@ async def test_pods_that_come_into_its_cgroup_end_the_admission(
         await watched.next_found()
         with cgroups.cgroup("kubepods", below=unit):
             assert await watched.next() is None
-            assert "holds pods (kubepods)" in watched.identity.problem
+            assert "also holds pods (kubepods)" in watched.identity.problem
         assert (await watched.next_found()).id == unit.id
 
 

@@ -1,4 +1,4 @@
-"""Servers on unix sockets that are container runtimes, or are not."""
+"""Servers on unix sockets: fake container runtimes, and other protocols."""
 
 import asyncio
 import contextlib
@@ -15,10 +15,10 @@ CRI_EVENTS = "/runtime.v1.RuntimeService/GetContainerEvents"
 
 
 class FakeRuntime:
-    """A CRI server whose answers a test sets by the name of the call; others are unimplemented."""
+    """A CRI server with responses that a test sets per call; other calls are unimplemented."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Any] = {
+        self.responses: dict[str, Any] = {
             "Version": runtime_pb2.VersionResponse(runtime_name="fake", runtime_version="1"),
             "ListPodSandbox": runtime_pb2.ListPodSandboxResponse(),
             "ListContainers": runtime_pb2.ListContainersResponse(),
@@ -35,22 +35,22 @@ class FakeRuntime:
                 self._stream(path), response_serializer=_serialize
             )
         name = path.removeprefix("/runtime.v1.RuntimeService/")
-        if name in self.answers:
+        if name in self.responses:
             return grpc.unary_unary_rpc_method_handler(
-                self._answer(name), response_serializer=_serialize
+                self._respond(name), response_serializer=_serialize
             )
         return None
 
-    def _answer(self, name: str) -> Callable[[bytes, Any], Any]:
-        async def answer(request: bytes, context: Any) -> Any:
-            found = self.answers[name]
+    def _respond(self, name: str) -> Callable[[bytes, Any], Any]:
+        async def respond(request: bytes, context: Any) -> Any:
+            found = self.responses[name]
             if found is None:
                 await asyncio.Event().wait()
             if isinstance(found, grpc.StatusCode):
                 await context.abort(found, "as the test wants it")
             return found
 
-        return answer
+        return respond
 
     def _stream(self, path: str) -> Callable[[bytes, Any], Any]:
         async def stream(request: bytes, context: Any) -> AsyncIterator[Any]:
@@ -63,7 +63,7 @@ class FakeRuntime:
 
 @contextlib.asynccontextmanager
 async def serving(socket: pathlib.Path, runtime: FakeRuntime | None) -> AsyncIterator[None]:
-    """Serve it; None: a gRPC server without any CRI."""
+    """Serve it; None: a gRPC server without a CRI."""
     server = grpc.aio.server()
     if runtime is not None:
         server.add_generic_rpc_handlers((runtime,))
@@ -76,15 +76,15 @@ async def serving(socket: pathlib.Path, runtime: FakeRuntime | None) -> AsyncIte
 
 
 @contextlib.asynccontextmanager
-async def speaking(socket: pathlib.Path, words: bytes | None) -> AsyncIterator[None]:
-    """Say these words to whoever connects, and end; None: accept and stay silent."""
+async def speaking(socket: pathlib.Path, content: bytes | None) -> AsyncIterator[None]:
+    """Send this to each client and close; None: accept and stay silent."""
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if words is None:
+            if content is None:
                 await reader.read(-1)
             else:
-                writer.write(words)
+                writer.write(content)
                 await writer.drain()
         except ConnectionError:
             pass

@@ -1,4 +1,4 @@
-"""Sockets where a runtime should be: what is said of them, and that they are asked again."""
+"""The CRI client: errors of one sentence, typed responses, events, and the search for a socket."""
 
 import contextlib
 import pathlib
@@ -20,7 +20,7 @@ _SANDBOX = runtime_pb2.PodSandbox(
     id="s", metadata=runtime_pb2.PodSandboxMetadata(name="web", uid="u", namespace="shop")
 )
 
-_TOO_SLOW = "{path} did not answer Version within 0.5 s; look after the container runtime."
+_TOO_SLOW = "{path} did not respond to Version within 0.5 s; check the container runtime."
 
 
 @pytest.fixture
@@ -29,94 +29,98 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 async def test_no_socket_is_one_sentence(path: pathlib.Path) -> None:
-    sentence = await _refusal(path)
+    sentence = await _error_text(path)
     assert sentence == (
-        f"there is no container runtime's socket at {path} (No such file or directory); name the "
-        "one that the kubelet uses, and mount its directory."
+        f"no container runtime's socket at {path} (No such file or directory); name the one that "
+        "the kubelet uses, and mount its directory."
     )
 
 
-async def test_a_file_that_is_no_socket_is_one_sentence(tmp_path: pathlib.Path) -> None:
+async def test_regular_file_is_one_sentence(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "file"
     path.write_text("")
-    assert await _refusal(path) == (
-        f"{path} is no socket; name that of the runtime that the kubelet uses."
+    assert await _error_text(path) == (
+        f"{path} is not a socket; name the one of the runtime that the kubelet uses."
     )
 
 
-async def test_a_socket_that_nobody_listens_on_is_one_sentence(path: pathlib.Path) -> None:
+async def test_socket_without_a_listener_is_one_sentence(path: pathlib.Path) -> None:
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(path))
-    assert await _refusal(path) == (
-        f"nothing at {path} answers as a container runtime does (Connection refused); it is asked "
-        "again until it does."
+    assert await _error_text(path) == (
+        f"no container runtime responds at {path} (Connection refused); podgate retries until one "
+        "does."
     )
 
 
 @pytest.mark.parametrize(
-    "words", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\x00" * 64], ids=["http", "end", "zeros"]
+    "content",
+    [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\x00" * 64],
+    ids=["http", "end", "zeros"],
 )
-async def test_a_server_that_speaks_something_else_is_one_sentence(
-    path: pathlib.Path, words: bytes
+async def test_server_of_another_protocol_is_one_sentence(
+    path: pathlib.Path, content: bytes
 ) -> None:
-    async with servers.speaking(path, words):
-        sentence = await _refusal(path)
+    async with servers.speaking(path, content):
+        sentence = await _error_text(path)
     assert str(path) in sentence
     assert "\n" not in sentence
 
 
-async def test_a_server_that_says_nothing_is_given_up_in_time(path: pathlib.Path) -> None:
+async def test_silent_server_times_out(path: pathlib.Path) -> None:
     async with servers.speaking(path, None):
-        sentence = await _refusal(path)
+        sentence = await _error_text(path)
     assert sentence == _TOO_SLOW.format(path=path)
 
 
-async def test_a_runtime_that_hangs_is_given_up_in_time(path: pathlib.Path) -> None:
+async def test_hanging_runtime_times_out(path: pathlib.Path) -> None:
     runtime = FakeRuntime()
-    runtime.answers["Version"] = None
+    runtime.responses["Version"] = None
     async with servers.serving(path, runtime):
-        assert await _refusal(path) == _TOO_SLOW.format(path=path)
+        assert await _error_text(path) == _TOO_SLOW.format(path=path)
 
 
-async def test_a_grpc_server_without_a_cri_is_one_sentence(path: pathlib.Path) -> None:
+async def test_grpc_server_without_cri_is_one_sentence(path: pathlib.Path) -> None:
     async with servers.serving(path, None):
-        assert await _refusal(path) == (
-            f"{path} answers, but not to the CRI's Version; name the socket of the runtime that "
-            "the kubelet uses, or enable its CRI (v1)."
+        assert await _error_text(path) == (
+            f"{path} does not implement the CRI's Version; name the socket of the runtime that the "
+            "kubelet uses, or enable its CRI (v1)."
         )
 
 
-async def test_what_fails_within_the_runtime_is_one_sentence(path: pathlib.Path) -> None:
+async def test_error_of_the_runtime_is_one_sentence(path: pathlib.Path) -> None:
     runtime = FakeRuntime()
-    runtime.answers["Version"] = grpc.StatusCode.UNKNOWN
+    runtime.responses["Version"] = grpc.StatusCode.UNKNOWN
     async with servers.serving(path, runtime):
-        assert await _refusal(path) == f"{path} failed Version: as the test wants it."
+        assert await _error_text(path) == f"{path} failed Version: as the test wants it."
 
 
-async def test_a_sandbox_that_is_gone_is_told_apart(path: pathlib.Path) -> None:
+async def test_deleted_sandbox_is_not_found(path: pathlib.Path) -> None:
     runtime = FakeRuntime()
-    runtime.answers["PodSandboxStatus"] = grpc.StatusCode.NOT_FOUND
+    runtime.responses["PodSandboxStatus"] = grpc.StatusCode.NOT_FOUND
     async with servers.serving(path, runtime), _client(path) as client:
         with pytest.raises(CriNotFoundError, match="PodSandboxStatus"):
             await client.sandbox_details("s")
 
 
-async def test_a_runtime_that_comes_later_is_found(path: pathlib.Path) -> None:
+async def test_runtime_that_starts_later_is_found(path: pathlib.Path) -> None:
     async with following(path) as watched:
-        await watched.until("it is missed", lambda: "no container" in watched.sandboxes.problem)
+        await watched.until(
+            "the runtime is missing", lambda: "no container" in watched.sandboxes.problem
+        )
         runtime = FakeRuntime()
-        runtime.answers["ListPodSandbox"] = runtime_pb2.ListPodSandboxResponse(items=[_SANDBOX])
-        runtime.answers["PodSandboxStatus"] = runtime_pb2.PodSandboxStatusResponse()
+        runtime.responses["ListPodSandbox"] = runtime_pb2.ListPodSandboxResponse(items=[_SANDBOX])
+        runtime.responses["PodSandboxStatus"] = runtime_pb2.PodSandboxStatusResponse()
         async with servers.serving(path, runtime):
-            await watched.until("it answers", lambda: watched.sandboxes.current)
+            await watched.until("it responds", lambda: watched.sandboxes.current)
         assert watched.sandboxes.current["u"].full_name == "shop/web"
 
 
-async def test_answers_are_typed_and_what_is_strange_in_them_is_left_out(
+async def test_responses_are_typed_without_invalid_values(
     path: pathlib.Path,
 ) -> None:
     runtime = FakeRuntime()
-    runtime.answers["ListPodSandbox"] = runtime_pb2.ListPodSandboxResponse(
+    runtime.responses["ListPodSandbox"] = runtime_pb2.ListPodSandboxResponse(
         items=[
             _SANDBOX,
             runtime_pb2.PodSandbox(id="by hand", created_at=-1),
@@ -129,7 +133,7 @@ async def test_answers_are_typed_and_what_is_strange_in_them_is_left_out(
             ),
         ]
     )
-    runtime.answers["PodSandboxStatus"] = runtime_pb2.PodSandboxStatusResponse(
+    runtime.responses["PodSandboxStatus"] = runtime_pb2.PodSandboxStatusResponse(
         status=runtime_pb2.PodSandboxStatus(
             network=runtime_pb2.PodSandboxNetworkStatus(
                 ip="198.18.0.9",
@@ -137,10 +141,10 @@ async def test_answers_are_typed_and_what_is_strange_in_them_is_left_out(
             )
         )
     )
-    runtime.answers["ListContainers"] = runtime_pb2.ListContainersResponse(
+    runtime.responses["ListContainers"] = runtime_pb2.ListContainersResponse(
         containers=[
             runtime_pb2.Container(id="c", pod_sandbox_id="s", state=9),  # type: ignore[arg-type]
-            runtime_pb2.Container(id="of nobody"),
+            runtime_pb2.Container(id="without a sandbox"),
         ]
     )
     async with servers.serving(path, runtime), _client(path) as client:
@@ -154,9 +158,9 @@ async def test_answers_are_typed_and_what_is_strange_in_them_is_left_out(
     assert container.state is CriContainerState.UNKNOWN
 
 
-async def test_unmet_conditions_of_the_runtime_are_told(path: pathlib.Path) -> None:
+async def test_false_conditions_of_the_runtime_are_reported(path: pathlib.Path) -> None:
     runtime = FakeRuntime()
-    runtime.answers["Status"] = runtime_pb2.StatusResponse(
+    runtime.responses["Status"] = runtime_pb2.StatusResponse(
         status=runtime_pb2.RuntimeStatus(
             conditions=[
                 runtime_pb2.RuntimeCondition(type="RuntimeReady", status=True),
@@ -168,7 +172,7 @@ async def test_unmet_conditions_of_the_runtime_are_told(path: pathlib.Path) -> N
         assert await client.unready_reason() == "NetworkReady is false (no CNI config)"
 
 
-async def test_containerd_s_own_events_are_heard_and_the_cri_s_left_to_the_kubelet(
+async def test_containerd_events_are_used_before_cri_events(
     path: pathlib.Path,
 ) -> None:
     runtime = FakeRuntime()
@@ -187,7 +191,7 @@ async def test_containerd_s_own_events_are_heard_and_the_cri_s_left_to_the_kubel
     assert runtime.subscribed == [servers.EVENTS]
 
 
-async def test_where_containerd_s_are_missing_the_cri_s_are_heard(path: pathlib.Path) -> None:
+async def test_cri_events_are_used_without_containerd_events(path: pathlib.Path) -> None:
     runtime = FakeRuntime()
     started = runtime_pb2.CONTAINER_STARTED_EVENT
     runtime.streams = {
@@ -197,13 +201,13 @@ async def test_where_containerd_s_are_missing_the_cri_s_are_heard(path: pathlib.
         assert [event async for event in client.events()] == ["CONTAINER_STARTED_EVENT"]
 
 
-async def test_no_events_at_all_are_told_apart(path: pathlib.Path) -> None:
+async def test_runtime_without_events_is_unimplemented(path: pathlib.Path) -> None:
     async with servers.serving(path, FakeRuntime()), _client(path) as client:
         with pytest.raises(CriUnimplementedError):
             await anext(client.events())
 
 
-async def test_the_only_socket_that_answers_is_the_runtime_s(tmp_path: pathlib.Path) -> None:
+async def test_only_responding_socket_is_the_runtime(tmp_path: pathlib.Path) -> None:
     docker, cri, absent = (tmp_path / name for name in ("docker", "cri", "absent"))
     async with servers.serving(docker, None), servers.serving(cri, FakeRuntime()):
         runtime = await open_runtime(None, (absent, docker, cri))
@@ -211,16 +215,16 @@ async def test_the_only_socket_that_answers_is_the_runtime_s(tmp_path: pathlib.P
     assert runtime.socket == cri
 
 
-async def test_of_two_runtimes_the_one_with_pods_is_the_kubelet_s(tmp_path: pathlib.Path) -> None:
+async def test_runtime_with_pods_is_chosen_of_two(tmp_path: pathlib.Path) -> None:
     empty, busy = FakeRuntime(), FakeRuntime()
-    busy.answers["ListPodSandbox"] = runtime_pb2.ListPodSandboxResponse(items=[_SANDBOX])
+    busy.responses["ListPodSandbox"] = runtime_pb2.ListPodSandboxResponse(items=[_SANDBOX])
     paths = (tmp_path / "empty", tmp_path / "busy")
     async with servers.serving(paths[0], empty), servers.serving(paths[1], busy):
         runtime = await open_runtime(None, paths)
         await runtime.aclose()
         assert runtime.socket == paths[1]
 
-        empty.answers["ListPodSandbox"] = busy.answers["ListPodSandbox"]
+        empty.responses["ListPodSandbox"] = busy.responses["ListPodSandbox"]
         with pytest.raises(CriError, match="2 of them have pods; name the one"):
             await open_runtime(None, paths)
         named = await open_runtime(paths[0], paths)
@@ -228,8 +232,8 @@ async def test_of_two_runtimes_the_one_with_pods_is_the_kubelet_s(tmp_path: path
         assert named.socket == paths[0]
 
 
-async def test_a_node_without_any_socket_is_one_sentence(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(CriError, match=r"^no container runtime's socket was found; name the one"):
+async def test_node_without_a_socket_is_one_sentence(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(CriError, match=r"^no container runtime's socket found; name the one"):
         await open_runtime(None, (tmp_path / "a", tmp_path / "b"))
 
 
@@ -242,7 +246,7 @@ async def _client(path: pathlib.Path) -> AsyncIterator[RuntimeClient]:
         await client.aclose()
 
 
-async def _refusal(path: pathlib.Path) -> str:
+async def _error_text(path: pathlib.Path) -> str:
     async with _client(path) as client:
         with pytest.raises(CriError) as caught:
             await client.version()

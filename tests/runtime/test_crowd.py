@@ -21,7 +21,7 @@ _AT_ONCE = 10
 @pytest.mark.parametrize(
     "runtime", [containerd.ptp(dual_stack=True)], indirect=True, ids=["dual-stack"]
 )
-async def test_pods_in_a_crowd_are_found_with_their_namespaces_and_leave_nothing(
+async def test_many_pods_are_found_with_their_namespaces_and_leave_nothing(
     runtime: Containerd, driver: Driver
 ) -> None:
     turns = asyncio.Semaphore(_AT_ONCE)

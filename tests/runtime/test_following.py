@@ -175,7 +175,7 @@ async def _following(runtime: _Runtime, settle_seconds: float = 5) -> AsyncItera
             await running
 
 
-async def test_an_event_is_followed_by_a_list_at_once(runtime: _Runtime) -> None:
+async def test_event_triggers_a_list_at_once(runtime: _Runtime) -> None:
     async with _following(runtime) as told:
         runtime.run("a")
         now = _now()
@@ -184,7 +184,7 @@ async def test_an_event_is_followed_by_a_list_at_once(runtime: _Runtime) -> None
         assert told.when("sandbox", "a-0") == now
 
 
-async def test_what_is_listed_only_after_its_event_is_found_soon(runtime: _Runtime) -> None:
+async def test_sandbox_listed_after_its_event_is_found_soon(runtime: _Runtime) -> None:
     async with _following(runtime) as told:
         now = _now()
         runtime.send("/tasks/start")
@@ -194,7 +194,7 @@ async def test_what_is_listed_only_after_its_event_is_found_soon(runtime: _Runti
         assert (told.when("sandbox", "a-0") or 99) - now <= 0.6
 
 
-async def test_a_lost_event_costs_ten_seconds_at_most(runtime: _Runtime) -> None:
+async def test_lost_event_costs_at_most_ten_seconds(runtime: _Runtime) -> None:
     async with _following(runtime) as told:
         assert told.sandboxes.has_events
         runtime.run("a")
@@ -203,14 +203,14 @@ async def test_a_lost_event_costs_ten_seconds_at_most(runtime: _Runtime) -> None
         assert (told.when("sandbox", "a-0") or 99) - now <= 10.1
 
 
-async def test_a_quiet_runtime_with_events_is_asked_six_times_a_minute(runtime: _Runtime) -> None:
+async def test_idle_runtime_with_events_is_listed_six_times_a_minute(runtime: _Runtime) -> None:
     async with _following(runtime, 10):
         runtime.lists.clear()
         await asyncio.sleep(60)
         assert 5 <= len(runtime.lists) <= 7
 
 
-async def test_a_burst_of_events_is_ten_lists_a_second_at_most(runtime: _Runtime) -> None:
+async def test_burst_of_events_causes_at_most_ten_lists_a_second(runtime: _Runtime) -> None:
     async with _following(runtime):
         runtime.lists.clear()
         for _ in range(500):
@@ -219,7 +219,7 @@ async def test_a_burst_of_events_is_ten_lists_a_second_at_most(runtime: _Runtime
         assert len(runtime.lists) <= 11
 
 
-async def test_without_events_the_runtime_is_asked_every_second(runtime: _Runtime) -> None:
+async def test_runtime_without_events_is_listed_every_second(runtime: _Runtime) -> None:
     runtime.stream_failure = CriUnimplementedError("no such call.")
     async with _following(runtime) as told:
         assert not told.sandboxes.has_events
@@ -233,7 +233,7 @@ async def test_without_events_the_runtime_is_asked_every_second(runtime: _Runtim
         assert told.sandboxes.has_events
 
 
-async def test_a_stream_that_ends_at_once_is_none(runtime: _Runtime) -> None:
+async def test_stream_that_ends_at_once_does_not_count(runtime: _Runtime) -> None:
     """As CRI-O's where pod events are switched off."""
 
     async def ended() -> AsyncGenerator[str, None]:
@@ -248,7 +248,7 @@ async def test_a_stream_that_ends_at_once_is_none(runtime: _Runtime) -> None:
         assert len(runtime.lists) >= 9
 
 
-async def test_a_cut_stream_is_a_hint_and_is_opened_again(runtime: _Runtime) -> None:
+async def test_broken_stream_is_a_hint_and_is_opened_again(runtime: _Runtime) -> None:
     async with _following(runtime) as told:
         runtime.run("a")
         now = _now()
@@ -265,7 +265,7 @@ async def test_a_cut_stream_is_a_hint_and_is_opened_again(runtime: _Runtime) -> 
         assert told.when("sandbox", "b-0") == now
 
 
-async def test_while_the_runtime_is_away_everything_stays(runtime: _Runtime) -> None:
+async def test_sandboxes_stay_while_the_runtime_is_unreachable(runtime: _Runtime) -> None:
     sandbox = runtime.run("a")
     runtime.start(sandbox.id)
     async with _following(runtime) as told:
@@ -282,7 +282,7 @@ async def test_while_the_runtime_is_away_everything_stays(runtime: _Runtime) -> 
         assert told.when("removed", sandbox.id)
 
 
-async def test_a_runtime_that_was_never_there_is_asked_until_it_is(runtime: _Runtime) -> None:
+async def test_runtime_missing_at_the_start_is_retried(runtime: _Runtime) -> None:
     runtime.failure = _AWAY
     async with _following(runtime) as told:
         assert told.sandboxes.relists == 0
@@ -292,7 +292,7 @@ async def test_a_runtime_that_was_never_there_is_asked_until_it_is(runtime: _Run
         assert list(told.current) == ["a"]
 
 
-async def test_of_several_sandboxes_the_ready_one_with_the_highest_attempt_counts(
+async def test_ready_sandbox_with_the_highest_attempt_is_current(
     runtime: _Runtime,
 ) -> None:
     made = [runtime.run("a", attempt) for attempt in range(4)]
@@ -304,7 +304,7 @@ async def test_of_several_sandboxes_the_ready_one_with_the_highest_attempt_count
         assert told.current["a"].id == "a-2"
 
 
-async def test_a_sandbox_that_was_given_up_stays_while_its_namespace_stands(
+async def test_stopped_sandbox_stays_while_its_namespace_exists(
     runtime: _Runtime,
 ) -> None:
     sandbox = runtime.run("a")
@@ -321,7 +321,7 @@ async def test_a_sandbox_that_was_given_up_stays_while_its_namespace_stands(
         assert told.when("removed", sandbox.id) is None
 
 
-async def test_a_finished_pod_is_looked_at_once_and_never_told(runtime: _Runtime) -> None:
+async def test_finished_pod_is_looked_up_once_and_not_published(runtime: _Runtime) -> None:
     runtime.run("a")
     runtime.stop("a-0")
     async with _following(runtime, 60) as told:
@@ -329,7 +329,7 @@ async def test_a_finished_pod_is_looked_at_once_and_never_told(runtime: _Runtime
         assert len(runtime.looks) == 1
 
 
-async def test_a_sandbox_that_hangs_holds_up_no_other(runtime: _Runtime) -> None:
+async def test_hanging_sandbox_does_not_delay_others(runtime: _Runtime) -> None:
     runtime.run("stuck")
     runtime.slow.add("stuck-0")
     async with _following(runtime, 2) as told:
@@ -348,7 +348,7 @@ async def test_a_sandbox_that_hangs_holds_up_no_other(runtime: _Runtime) -> None
         assert told.sandboxes.is_settled
 
 
-async def test_a_namespace_that_goes_just_before_its_sandbox_is_no_problem(
+async def test_namespace_removed_just_before_its_sandbox_is_no_problem(
     runtime: _Runtime, tmp_path: pathlib.Path
 ) -> None:
     sandbox = runtime.run("a")
@@ -363,7 +363,7 @@ async def test_a_namespace_that_goes_just_before_its_sandbox_is_no_problem(
         assert [word for _, word, _ in told.told] == ["sandbox", "removed"]
 
 
-async def test_a_namespace_that_is_lost_is_said_and_looked_for(
+async def test_lost_namespace_is_reported_and_looked_up_again(
     runtime: _Runtime, tmp_path: pathlib.Path
 ) -> None:
     sandbox = runtime.run("a")
@@ -378,7 +378,7 @@ async def test_a_namespace_that_is_lost_is_said_and_looked_for(
         assert told.current["a"].netns is not None
 
 
-async def test_a_namespace_that_is_not_found_is_looked_for_ever_less_often(
+async def test_missing_namespace_is_looked_up_with_backoff(
     runtime: _Runtime,
 ) -> None:
     runtime.run("a")
@@ -396,7 +396,7 @@ async def test_a_namespace_that_is_not_found_is_looked_for_ever_less_often(
         assert told.current["a"].problem == ""
 
 
-async def test_a_namespace_that_was_found_survives_its_runtime_s_trouble(
+async def test_namespace_stays_when_the_runtime_fails(
     runtime: _Runtime,
 ) -> None:
     sandbox = runtime.run("a")
@@ -408,7 +408,7 @@ async def test_a_namespace_that_was_found_survives_its_runtime_s_trouble(
         assert told.current["a"].netns == found
 
 
-async def test_containers_are_told_newest_of_each_name_with_their_start(
+async def test_newest_container_of_each_name_is_published_with_its_start(
     runtime: _Runtime,
 ) -> None:
     sandbox = runtime.run("a")
@@ -426,7 +426,7 @@ async def test_containers_are_told_newest_of_each_name_with_their_start(
         assert told.sandboxes.containers == {}
 
 
-async def test_the_end_waits_for_nothing(runtime: _Runtime) -> None:
+async def test_cancellation_does_not_wait(runtime: _Runtime) -> None:
     runtime.run("stuck")
     runtime.slow.add("stuck-0")
     async with _following(runtime, 2):

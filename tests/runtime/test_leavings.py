@@ -17,7 +17,7 @@ _PATIENCE_SECONDS = 30 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_a_runtime_and_its_containers_end_with_the_test(
+def test_runtime_and_its_containers_end_with_the_test(
     isolated: None, number: signal.Signals
 ) -> None:
     with subprocess.Popen(

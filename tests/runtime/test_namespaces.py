@@ -60,31 +60,29 @@ def _details(info: dict[str, str], ips: Iterable[str] = ("198.18.1.1",)) -> Sand
         ),
     ],
 )
-def test_paths_are_read_from_the_runtime_s_own_json(
-    info: dict[str, Any], expected: list[str]
-) -> None:
+def test_paths_are_read_from_the_runtimes_json(info: dict[str, Any], expected: list[str]) -> None:
     assert list(netns_paths(_details({"info": json.dumps(info)}))) == expected
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[]", "null", '{"pid": "x"}', "{" * 5000])
-def test_junk_in_a_runtime_s_json_is_nothing(text: str) -> None:
+def test_invalid_json_of_a_runtime_has_no_paths(text: str) -> None:
     assert list(netns_paths(_details({"info": text}))) == []
 
 
-def test_a_process_counts_only_where_addresses_can_tell() -> None:
+def test_process_is_used_only_with_addresses_to_verify() -> None:
     info = {"info": json.dumps({"pid": 42})}
     assert list(netns_paths(_details(info, ips=()))) == []
 
 
 @pytest.mark.kernel
-def test_a_namespace_with_the_pod_s_addresses_is_taken(lab: Lab) -> None:
+def test_namespace_with_the_pods_addresses_is_accepted(lab: Lab) -> None:
     pod = lab.add_pod("one", 1)
     located = _locate([pod.netns.path], pod.addresses)
     assert (located.netns, located.problem) == (pod.netns, "")
 
 
 @pytest.mark.kernel
-def test_another_pod_s_namespace_is_refused(lab: Lab) -> None:
+def test_namespace_of_another_pod_is_rejected(lab: Lab) -> None:
     one, other = lab.add_pod("one", 1), lab.add_pod("other", 2)
     located = _locate([other.netns.path], one.addresses)
     assert located.netns is None
@@ -92,7 +90,7 @@ def test_another_pod_s_namespace_is_refused(lab: Lab) -> None:
 
 
 @pytest.mark.kernel
-def test_a_namespace_with_one_of_two_addresses_is_refused(lab: Lab) -> None:
+def test_namespace_with_one_of_two_addresses_is_rejected(lab: Lab) -> None:
     pod = lab.add_pod("one", 1)
     located = _locate([pod.netns.path], [pod.addresses[0], "fd00:18::99"])
     assert located.netns is None
@@ -100,9 +98,7 @@ def test_a_namespace_with_one_of_two_addresses_is_refused(lab: Lab) -> None:
 
 
 @pytest.mark.kernel
-def test_the_node_s_own_namespace_and_what_is_none_are_refused(
-    lab: Lab, tmp_path: pathlib.Path
-) -> None:
+def test_host_namespace_and_other_files_are_rejected(lab: Lab, tmp_path: pathlib.Path) -> None:
     file = tmp_path / "file"
     file.touch()
     own = _locate([f"/proc/{os.getpid()}/ns/net"], ["198.18.0.1"])
@@ -115,14 +111,14 @@ def test_the_node_s_own_namespace_and_what_is_none_are_refused(
 
 
 @pytest.mark.kernel
-def test_the_next_place_is_tried_where_one_is_not_the_pod_s(lab: Lab) -> None:
+def test_next_path_is_tried_after_a_mismatch(lab: Lab) -> None:
     one, other = lab.add_pod("one", 1), lab.add_pod("other", 2)
     located = _locate(["/run/netns/gone", other.netns.path, one.netns.path], one.addresses)
     assert (located.netns, located.problem) == (one.netns, "")
 
 
 @pytest.mark.kernel
-def test_a_namespace_that_ends_while_it_is_looked_into_is_no_accident(
+def test_namespace_that_vanishes_while_it_is_read_is_a_problem(
     lab: Lab, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its mount goes first; the file that it was mounted on is there for a moment longer."""
@@ -151,10 +147,10 @@ class _OsWithOther:
         return getattr(os, name)
 
 
-def test_a_runtime_that_says_nothing_is_a_sentence() -> None:
+def test_runtime_without_a_namespace_is_one_sentence() -> None:
     located = _locate([], ["198.18.0.1"])
     assert located.netns is None
-    assert located.problem == "The runtime does not say where the network namespace is."
+    assert located.problem == "The container runtime reports no network namespace."
 
 
 def _locate(paths: Iterable[str], ips: Iterable[object]) -> SandboxNetns:

@@ -34,7 +34,7 @@ class _Told:
         )
 
 
-def test_a_pod_gets_the_path_of_its_sandbox() -> None:
+def test_pod_has_the_path_of_its_sandbox() -> None:
     told = _Told()
     told.joined.set_sandbox(_SANDBOX)
     told.joined.set_pod(_POD)
@@ -42,7 +42,7 @@ def test_a_pod_gets_the_path_of_its_sandbox() -> None:
     assert told.pods[-1] == msgspec.structs.replace(_POD, netns_path="/run/netns/one")
 
 
-def test_a_pod_without_a_sandbox_says_what_it_waits_for() -> None:
+def test_pod_without_a_sandbox_has_a_problem() -> None:
     told = _Told()
     told.joined.set_pod(_POD)
 
@@ -52,7 +52,7 @@ def test_a_pod_without_a_sandbox_says_what_it_waits_for() -> None:
     assert pod.manifest_problem.reason == "SandboxMissing"
 
 
-def test_a_namespace_that_was_not_found_is_said_beside_the_pod_s_own_problem() -> None:
+def test_missing_namespace_is_added_to_the_pods_own_problem() -> None:
     told = _Told()
     told.joined.set_sandbox(msgspec.structs.replace(_SANDBOX, netns=None, problem="It is nowhere."))
     told.joined.set_pod(_POD)
@@ -65,7 +65,7 @@ def test_a_namespace_that_was_not_found_is_said_beside_the_pod_s_own_problem() -
     )
 
 
-def test_a_second_sandbox_takes_over() -> None:
+def test_second_sandbox_becomes_current() -> None:
     told = _Told()
     told.joined.set_pod(_POD)
     told.joined.set_sandbox(_SANDBOX)
@@ -75,7 +75,7 @@ def test_a_second_sandbox_takes_over() -> None:
     assert not told.removed
 
 
-def test_what_changes_nothing_is_not_told() -> None:
+def test_unchanged_pod_is_not_published() -> None:
     told = _Told()
     told.joined.set_pod(_POD)
     told.joined.set_sandbox(_SANDBOX)
@@ -86,7 +86,7 @@ def test_what_changes_nothing_is_not_told() -> None:
     assert len(told.pods) == before
 
 
-def test_a_sandbox_that_nobody_described_is_guarded_and_open_to_the_kubelet() -> None:
+def test_sandbox_without_a_pod_is_gated_and_open_to_the_kubelet() -> None:
     told = _Told()
     told.joined.set_sandbox(_SANDBOX)
 
@@ -96,7 +96,7 @@ def test_a_sandbox_that_nobody_described_is_guarded_and_open_to_the_kubelet() ->
     assert rule.first_port == 0  # any
 
 
-def test_a_deleted_pod_stays_while_its_sandbox_does() -> None:
+def test_deleted_pod_stays_while_its_sandbox_exists() -> None:
     told = _Told()
     told.joined.set_pod(_POD)
     told.joined.set_sandbox(_SANDBOX)
@@ -111,7 +111,7 @@ def test_a_deleted_pod_stays_while_its_sandbox_does() -> None:
     assert told.pods[-1].labels == {}  # nothing of it was kept
 
 
-def test_a_pod_stays_while_its_sandbox_is_made_anew() -> None:
+def test_pod_stays_while_its_sandbox_is_replaced() -> None:
     told = _Told()
     told.joined.set_pod(_POD)
     told.joined.set_sandbox(_SANDBOX)
@@ -122,7 +122,7 @@ def test_a_pod_stays_while_its_sandbox_is_made_anew() -> None:
     assert told.removed == ["u1"]
 
 
-def test_pods_of_the_node_s_network_need_no_namespace() -> None:
+def test_host_network_pods_need_no_namespace() -> None:
     told = _Told()
     told.joined.set_pod(msgspec.structs.replace(_POD, host_network=True))
     assert told.pods[-1].manifest_problem is None

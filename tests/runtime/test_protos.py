@@ -7,7 +7,7 @@ import sys
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_generated_messages_are_those_of_their_proto_files(tmp_path: pathlib.Path) -> None:
+def test_generated_messages_match_their_proto_files(tmp_path: pathlib.Path) -> None:
     protos = [
         str(path.relative_to(_ROOT))
         for room in ("agent", "tests")

@@ -28,7 +28,7 @@ _SECOND = datetime.timedelta(seconds=1)
     indirect=True,
     ids=["ptp", "bridge"],
 )
-async def test_sandboxes_are_found_with_their_own_namespace_and_both_addresses(
+async def test_sandboxes_have_their_namespace_and_both_addresses(
     runtime: Containerd, driver: Driver
 ) -> None:
     ids = await asyncio.gather(*(driver.run_sandbox(name) for name in ("web", "db")))
@@ -54,9 +54,7 @@ async def test_sandboxes_are_found_with_their_own_namespace_and_both_addresses(
         assert set(web.ips).isdisjoint(db.ips)
 
 
-async def test_a_pod_of_the_node_s_network_has_no_namespace_of_its_own(
-    runtime: Containerd, driver: Driver
-) -> None:
+async def test_host_network_pod_has_no_namespace(runtime: Containerd, driver: Driver) -> None:
     await driver.run_sandbox("agent", host_network=True)
 
     async with following(runtime.socket) as watched:
@@ -67,14 +65,14 @@ async def test_a_pod_of_the_node_s_network_has_no_namespace_of_its_own(
     assert (sandbox.netns, sandbox.problem) == (None, "")
 
 
-async def test_new_sandboxes_are_told_by_events_long_before_the_next_list(
+async def test_new_sandboxes_are_found_by_events_before_the_next_list(
     runtime: Containerd, driver: Driver
 ) -> None:
     async with following(runtime.socket) as watched:
         await watched.until("events are listened to", lambda: watched.sandboxes.has_events)
         await watched.relisted()
         sandbox_id = await driver.run_sandbox("web")
-        await watched.until("it is told", lambda: ("sandbox", sandbox_id) in watched.told)
+        await watched.until("it is told", lambda: ("sandbox", sandbox_id) in watched.calls)
         container_id = await driver.start_container(sandbox_id)
         await watched.until("so is its container", lambda: _states(watched, "web"))
 
@@ -84,7 +82,7 @@ async def test_new_sandboxes_are_told_by_events_long_before_the_next_list(
     assert (container.sandbox_id, container.attempt) == (sandbox_id, 0)
 
 
-async def test_a_restarted_container_has_another_id_and_start_time(
+async def test_restarted_container_has_a_new_id_and_start_time(
     runtime: Containerd, driver: Driver
 ) -> None:
     sandbox_id = await driver.run_sandbox("web")
@@ -109,25 +107,25 @@ async def test_a_restarted_container_has_another_id_and_start_time(
     assert (unchanged.id, unchanged.started) == (other, started["other"])
 
 
-async def test_a_stopped_sandbox_is_removed_at_once(runtime: Containerd, driver: Driver) -> None:
+async def test_stopped_sandbox_is_removed_at_once(runtime: Containerd, driver: Driver) -> None:
     stopped, left = await asyncio.gather(driver.run_sandbox("one"), driver.run_sandbox("two"))
 
     async with following(runtime.socket) as watched:
         await watched.until("both are known", lambda: len(_current(watched)) == 2)
         netns = _current(watched)["uid-one"].netns
         await driver.stop_sandbox(stopped)
-        await watched.until("it is gone", lambda: ("removed", stopped) in watched.told)
+        await watched.until("it is gone", lambda: ("removed", stopped) in watched.calls)
         await driver.remove_sandbox(stopped)
         await watched.relisted()
 
         assert list(_current(watched)) == ["uid-two"]
-        assert watched.told.count(("removed", stopped)) == 1
-        assert ("removed", left) not in watched.told
+        assert watched.calls.count(("removed", stopped)) == 1
+        assert ("removed", left) not in watched.calls
     assert netns is not None
     assert not netns.exists()
 
 
-async def test_a_sandbox_whose_namespace_stands_stays_although_its_runtime_gave_it_up(
+async def test_stopped_sandbox_stays_while_its_namespace_exists(
     runtime: Containerd, driver: Driver
 ) -> None:
     sandbox_id = await driver.run_sandbox("web")
@@ -149,30 +147,30 @@ async def test_a_sandbox_whose_namespace_stands_stays_although_its_runtime_gave_
             assert _current(late)["uid-web"].netns == netns
 
         await driver.stop_sandbox(sandbox_id)
-        await watched.until("it is gone", lambda: ("removed", sandbox_id) in watched.told)
+        await watched.until("it is gone", lambda: ("removed", sandbox_id) in watched.calls)
 
 
-async def test_a_second_sandbox_of_one_pod_takes_over(runtime: Containerd, driver: Driver) -> None:
+async def test_second_sandbox_of_a_pod_becomes_current(runtime: Containerd, driver: Driver) -> None:
     first = await driver.run_sandbox("web", attempt=0)
 
     async with following(runtime.socket) as watched:
-        await watched.until("the first", lambda: ("sandbox", first) in watched.told)
+        await watched.until("the first", lambda: ("sandbox", first) in watched.calls)
         old = _current(watched)["uid-web"]
         second = await driver.run_sandbox("web", attempt=1)
-        await watched.until("the second", lambda: ("sandbox", second) in watched.told)
+        await watched.until("the second", lambda: ("sandbox", second) in watched.calls)
         new = _current(watched)["uid-web"]
         await driver.stop_sandbox(first)
         await driver.remove_sandbox(first)
         await watched.relisted()
 
         assert _current(watched)["uid-web"] == new
-        assert ("removed", first) not in watched.told  # the pod still has one
+        assert ("removed", first) not in watched.calls  # the pod still has one
     assert (old.attempt, new.attempt) == (0, 1)
     assert old.netns != new.netns
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["ended", "killed"])
-async def test_a_restarted_runtime_changes_nothing_and_what_it_did_meanwhile_is_found(
+async def test_restarted_runtime_changes_nothing_and_is_read_again(
     runtime: Containerd, driver: Driver, number: signal.Signals
 ) -> None:
     kept, lost = await asyncio.gather(driver.run_sandbox("kept"), driver.run_sandbox("lost"))
@@ -182,30 +180,30 @@ async def test_a_restarted_runtime_changes_nothing_and_what_it_did_meanwhile_is_
         await watched.until("it runs", lambda: _running(watched, "kept") == {container_id})
         await watched.until("both are known", lambda: len(_current(watched)) == 2)
         before = _current(watched)["uid-kept"]
-        watched.told.clear()
+        watched.calls.clear()
         await asyncio.to_thread(runtime.stop, number)
         await watched.until("it is said", lambda: watched.sandboxes.problem)
         assert str(runtime.socket) in watched.sandboxes.problem
         assert len(_current(watched)) == 2
-        assert not watched.told
+        assert not watched.calls
 
         await asyncio.to_thread(runtime.start)
         async with Driver(runtime.socket, runtime.pods_cgroup, runtime.directory) as again:
             await again.stop_sandbox(lost)
             await again.remove_sandbox(lost)
             new = await again.run_sandbox("new")
-            await watched.until("the new one", lambda: ("sandbox", new) in watched.told)
-            await watched.until("the lost one", lambda: ("removed", lost) in watched.told)
+            await watched.until("the new one", lambda: ("sandbox", new) in watched.calls)
+            await watched.until("the lost one", lambda: ("removed", lost) in watched.calls)
             await watched.until("events come again", lambda: watched.sandboxes.has_events)
             newer = await again.run_sandbox("newer")
-            await watched.until("the next one", lambda: ("sandbox", newer) in watched.told)
+            await watched.until("the next one", lambda: ("sandbox", newer) in watched.calls)
 
         assert watched.sandboxes.problem == ""
         assert _current(watched)["uid-kept"] == before
-        assert not {("sandbox", kept), ("removed", kept), ("containers", kept)} & set(watched.told)
+        assert not {("sandbox", kept), ("removed", kept), ("containers", kept)} & set(watched.calls)
 
 
-async def test_a_runtime_that_is_stopped_in_its_tracks_is_said_and_changes_nothing(
+async def test_hanging_runtime_is_reported_and_changes_nothing(
     runtime: Containerd, driver: Driver
 ) -> None:
     await driver.run_sandbox("web")
@@ -224,16 +222,16 @@ async def test_a_runtime_that_is_stopped_in_its_tracks_is_said_and_changes_nothi
         assert _current(watched) == {"uid-web": before}
 
 
-async def test_a_namespace_whose_name_is_gone_is_found_by_its_process(
+async def test_namespace_without_a_path_is_found_by_its_process(
     runtime: Containerd, driver: Driver
 ) -> None:
     """As for an agent that does not see the runtime's mounts."""
     sandbox_id = await driver.run_sandbox("web")
     async with following(runtime.socket) as watched:
-        await watched.until("it is known", lambda: ("sandbox", sandbox_id) in watched.told)
+        await watched.until("it is known", lambda: ("sandbox", sandbox_id) in watched.calls)
         named = _current(watched)["uid-web"].netns
     async with following(runtime.socket, wrap=_WithoutMounts) as watched:
-        await watched.until("it is known", lambda: ("sandbox", sandbox_id) in watched.told)
+        await watched.until("it is known", lambda: ("sandbox", sandbox_id) in watched.calls)
         found = _current(watched)["uid-web"].netns
 
     assert named is not None

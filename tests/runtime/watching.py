@@ -1,8 +1,7 @@
-"""Watches what `Sandboxes` tells, and waits until it has told something."""
+"""Records the callbacks of `Sandboxes`, and waits for them."""
 
 import asyncio
 import contextlib
-import os
 import pathlib
 from collections.abc import AsyncIterator, Callable
 
@@ -10,41 +9,41 @@ from agent.cri.client import CALL_SECONDS, Runtime, RuntimeClient
 from agent.cri.models import CriContainer, Sandbox
 from agent.cri.sandbox_netns import NetnsLocator
 from agent.cri.sandboxes import Sandboxes
-
-_PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
-_POLL_SECONDS = 0.005
+from tests import polling
 
 
 class Watched:
-    """The follower, and all that it has told so far, as words and ids."""
+    """Sandboxes, and all callbacks so far, as name and id."""
 
     def __init__(self, sandboxes: Callable[["Watched"], Sandboxes]) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []
         self.sandboxes = sandboxes(self)
 
     def on_sandbox(self, sandbox: Sandbox) -> None:
-        self.told.append(("sandbox", sandbox.id))
+        self.calls.append(("sandbox", sandbox.id))
 
     def on_removed(self, sandbox: Sandbox) -> None:
-        self.told.append(("removed", sandbox.id))
+        self.calls.append(("removed", sandbox.id))
 
     def on_containers(self, sandbox: Sandbox, containers: tuple[CriContainer, ...]) -> None:
-        self.told.append(("containers", sandbox.id))
+        self.calls.append(("containers", sandbox.id))
 
     async def until(self, what: str, holds: Callable[[], object]) -> None:
-        """Fails with `what` when it does not come true."""
-        deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
-        while not holds():
-            in_time = asyncio.get_running_loop().time() < deadline
-            assert in_time, f"{what} did not come true: {self.told}, {self.sandboxes.problem}"
-            await asyncio.sleep(_POLL_SECONDS)
+        """Fails with `what` and the callbacks if it does not hold in time."""
+        try:
+            await polling.until(what, holds)
+        except polling.TimedOutError as error:
+            raise AssertionError(f"{error}: {self.calls}, {self.sandboxes.problem}") from error
 
     async def relisted(self, times: int = 2) -> None:
-        """Until the runtime was asked so often again."""
-        wanted = self.sandboxes.relists + times
-        while self.sandboxes.relists < wanted:
+        """Wait until the runtime has been listed this often again."""
+        last = self.sandboxes.relists + times
+
+        def is_done() -> bool:
             self.sandboxes.hint()
-            await asyncio.sleep(_POLL_SECONDS)
+            return self.sandboxes.relists >= last
+
+        await polling.until("the runtime is listed again", is_done)
 
 
 @contextlib.asynccontextmanager
@@ -54,7 +53,7 @@ async def following(
     wrap: Callable[[RuntimeClient], Runtime] | None = None,
     call_seconds: float = CALL_SECONDS,
 ) -> AsyncIterator[Watched]:
-    """A follower of the runtime at this socket, running. wrap: something in between."""
+    """Running `Sandboxes` of the runtime at this socket. wrap: replaces its client."""
 
     async def open_wrapped() -> Runtime:
         runtime = RuntimeClient(socket, call_seconds=call_seconds)
@@ -63,12 +62,12 @@ async def following(
     locator = NetnsLocator()
     try:
         watched = Watched(
-            lambda told: Sandboxes(
+            lambda watched: Sandboxes(
                 open_wrapped,
                 locator.locate,
-                on_sandbox=told.on_sandbox,
-                on_removed=told.on_removed,
-                on_containers=told.on_containers,
+                on_sandbox=watched.on_sandbox,
+                on_removed=watched.on_removed,
+                on_containers=watched.on_containers,
             )
         )
         running = asyncio.create_task(watched.sandboxes.run())

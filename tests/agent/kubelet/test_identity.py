@@ -1,4 +1,4 @@
-"""Who counts as the kubelet, on a /proc and a cgroup tree made of files."""
+"""The search for the kubelet, on a /proc and a cgroup tree of files."""
 
 import asyncio
 import pathlib
@@ -81,18 +81,18 @@ class Node:
     def find(
         self,
         setting: KubeletSetting | None = None,
-        keep: KubeletCgroup | None = None,
+        current: KubeletCgroup | None = None,
     ) -> KubeletCgroup | None:
         return kubelet_search.find(
-            setting or ByProcess(), procfs=Procfs(self.proc), cgroup2=self.cgroup2, keep=keep
+            setting or ByProcess(), procfs=Procfs(self.proc), cgroup2=self.cgroup2, current=current
         )
 
     def found_pid(
         self,
         setting: KubeletSetting | None = None,
-        keep: KubeletCgroup | None = None,
+        current: KubeletCgroup | None = None,
     ) -> int | None:
-        found = self.find(setting, keep)
+        found = self.find(setting, current)
         return None if found is None else found.pid
 
 
@@ -103,7 +103,7 @@ def node(tmp_path: pathlib.Path) -> Node:
     return made
 
 
-def test_the_kubelet_is_found_by_its_name(node: Node) -> None:
+def test_kubelet_is_found_by_its_name(node: Node) -> None:
     node.add(700)
     found = node.find()
     assert found is not None
@@ -113,16 +113,16 @@ def test_the_kubelet_is_found_by_its_name(node: Node) -> None:
     assert not found.is_shared
 
 
-def test_without_a_kubelet_there_is_none(node: Node) -> None:
+def test_node_without_a_kubelet_has_none(node: Node) -> None:
     assert node.find() is None
 
 
-def test_a_name_with_spaces_and_brackets_is_read_right(node: Node) -> None:
+def test_name_with_spaces_and_brackets_is_parsed(node: Node) -> None:
     node.add(700, "a) S (b")
     assert node.found_pid(ByProcess("a) S (b")) == 700
 
 
-def test_a_long_name_is_cut_as_the_kernel_cuts_it(node: Node) -> None:
+def test_long_name_is_cut_as_by_the_kernel(node: Node) -> None:
     node.add(700, "the-kubelet-of-this-node")
     assert node.found_pid(ByProcess("the-kubelet-of-this-node")) == 700
 
@@ -138,50 +138,50 @@ def test_a_long_name_is_cut_as_the_kernel_cuts_it(node: Node) -> None:
     ],
     ids=["not-root", "in-a-pods-netns", "zombie", "in-a-pod", "in-a-pod-of-kind"],
 )
-def test_a_namesake_is_not_the_kubelet(node: Node, lack: dict[str, str]) -> None:
+def test_process_of_the_same_name_is_not_the_kubelet(node: Node, lack: dict[str, str]) -> None:
     node.add(600, **{"cgroup": "/elsewhere", **lack})  # type: ignore[arg-type]
     assert node.find() is None
     node.add(700)
     assert node.found_pid() == 700
 
 
-def test_a_port_tells_it_from_a_namesake_of_roots(node: Node) -> None:
+def test_port_selects_between_processes_of_one_name(node: Node) -> None:
     node.add(600, cgroup="/system.slice/other.service", port=81)
     node.add(700, port=12345)
     assert node.found_pid(ByProcess("kubelet", 12345)) == 700
     assert node.found_pid(ByProcess("kubelet", 9)) is None  # connected, not listening
 
 
-def test_of_several_the_one_with_the_kubelets_usual_port_is_taken(node: Node) -> None:
+def test_process_on_the_default_port_is_chosen(node: Node) -> None:
     node.add(600, cgroup="/system.slice/other.service")
     node.add(700, port=10250)
     assert node.found_pid() == 700
 
 
-def test_several_that_cannot_be_told_apart_are_refused(node: Node) -> None:
+def test_ambiguous_processes_are_rejected(node: Node) -> None:
     node.add(600, cgroup="/system.slice/other.service")
     node.add(700)
     with pytest.raises(KubeletCgroupError, match=r"several processes .*\(pids 600, 700\)"):
         node.find()
 
 
-def test_the_one_that_is_known_stays_the_kubelet_when_a_namesake_comes(node: Node) -> None:
+def test_current_kubelet_stays_when_another_process_takes_its_name(node: Node) -> None:
     node.add(700)
-    known = node.find()
+    current = node.find()
     node.add(800, cgroup="/system.slice/other.service")
-    assert node.found_pid(keep=known) == 700
+    assert node.found_pid(current=current) == 700
 
 
-def test_a_new_process_with_the_old_number_is_not_the_one_that_is_known(node: Node) -> None:
+def test_reused_pid_is_a_new_process(node: Node) -> None:
     node.add(700)
-    known = node.find()
+    current = node.find()
     node.remove(700)
     node.add(700, cgroup="/system.slice/other.service", started=7000)
     node.add(800, cgroup="/system.slice/kubelet2.service", port=10250)
-    assert node.found_pid(keep=known) == 800
+    assert node.found_pid(current=current) == 800
 
 
-def test_a_child_that_still_has_its_name_is_no_second_kubelet(node: Node) -> None:
+def test_child_with_the_same_name_is_not_a_second_kubelet(node: Node) -> None:
     node.add(700)
     node.add(800, parent=700)
     found = node.find()
@@ -190,7 +190,7 @@ def test_a_child_that_still_has_its_name_is_no_second_kubelet(node: Node) -> Non
     assert not found.is_shared
 
 
-def test_a_kubelet_that_shares_its_cgroup_is_marked(node: Node) -> None:
+def test_kubelet_with_a_shared_cgroup_is_marked(node: Node) -> None:
     node.add(600, "rke2")
     node.add(700, parent=600)
     found = node.find()
@@ -198,14 +198,14 @@ def test_a_kubelet_that_shares_its_cgroup_is_marked(node: Node) -> None:
     assert found.is_shared
 
 
-def test_a_kubelet_that_is_one_process_with_the_api_server_is_marked(node: Node) -> None:
+def test_kubelet_in_one_process_with_the_api_server_is_marked(node: Node) -> None:
     node.add(700, "k3s-server")
     found = node.find(ByProcess("k3s-server"))
     assert found is not None
     assert found.is_shared
 
 
-def test_what_the_kubelet_starts_is_not_sharing(node: Node) -> None:
+def test_children_of_the_kubelet_do_not_count_as_sharing(node: Node) -> None:
     node.add(700)
     node.add(800, "mount", parent=700)
     node.add(801, "mount.nfs", parent=800)
@@ -214,7 +214,7 @@ def test_what_the_kubelet_starts_is_not_sharing(node: Node) -> None:
     assert not found.is_shared
 
 
-def test_the_root_cgroup_is_refused(node: Node) -> None:
+def test_root_cgroup_is_rejected(node: Node) -> None:
     node.add(700, cgroup="/")
     with pytest.raises(
         KubeletCgroupError, match=r"kubelet \(pid 700\) is in the root cgroup.*unit"
@@ -233,14 +233,14 @@ def test_the_root_cgroup_is_refused(node: Node) -> None:
         "cri-containerd-0123456789abcdef.scope",
     ],
 )
-def test_a_cgroup_with_pods_below_is_refused(node: Node, below: str) -> None:
+def test_cgroup_with_pods_below_is_rejected(node: Node, below: str) -> None:
     node.add(700, cgroup="/kubelet")
     node.cgroup_directory(f"/kubelet/{below}")
-    with pytest.raises(KubeletCgroupError, match="/kubelet holds pods"):
+    with pytest.raises(KubeletCgroupError, match="/kubelet also holds pods"):
         node.find()
 
 
-def test_cgroups_of_its_own_below_are_fine(node: Node) -> None:
+def test_own_cgroups_below_are_accepted(node: Node) -> None:
     node.add(700)
     node.cgroup_directory(f"{UNIT}/podgate-is-no-pod")
     node.cgroup_directory(f"{UNIT}/helpers")
@@ -249,23 +249,23 @@ def test_cgroups_of_its_own_below_are_fine(node: Node) -> None:
 
 @pytest.mark.parametrize("space", [{"net": "net:[9]"}, {"pids": "pid:[9]"}], ids=["net", "pid"])
 @pytest.mark.parametrize("below", ["", "/sub"])
-def test_a_containers_process_in_its_cgroup_is_refused(
+def test_container_process_in_its_cgroup_is_rejected(
     node: Node, space: dict[str, str], below: str
 ) -> None:
     """Where the runtime uses cgroup v1, containers stay in whatever v2 cgroup they began in."""
     node.add(700)
     node.add(900, "nginx", UNIT + below, **space)  # type: ignore[arg-type]
-    with pytest.raises(KubeletCgroupError, match="process 900 of another namespace"):
+    with pytest.raises(KubeletCgroupError, match="process 900 of a container"):
         node.find()
 
 
-def test_a_cgroup_outside_of_the_agents_view_is_refused(node: Node) -> None:
+def test_cgroup_outside_of_the_agents_namespace_is_rejected(node: Node) -> None:
     node.add(700, cgroup="/../../system.slice/kubelet.service")
-    with pytest.raises(KubeletCgroupError, match="cannot see from its own cgroup namespace"):
+    with pytest.raises(KubeletCgroupError, match="outside of podgate's cgroup namespace"):
         node.find()
 
 
-def test_a_cgroup_that_is_mounted_nowhere_is_refused(node: Node) -> None:
+def test_unmounted_cgroup_is_rejected(node: Node) -> None:
     node.add(700)
     (node.cgroup2 / UNIT[1:] / "cgroup.procs").unlink()
     (node.cgroup2 / UNIT[1:]).rmdir()
@@ -273,20 +273,20 @@ def test_a_cgroup_that_is_mounted_nowhere_is_refused(node: Node) -> None:
         node.find()
 
 
-def test_a_cgroup_that_was_removed_is_none(node: Node) -> None:
+def test_removed_cgroup_is_none(node: Node) -> None:
     node.add(700)
     (node.proc / "700" / "cgroup").write_text(f"0::{UNIT} (deleted)\n")
     assert node.find() is None
 
 
-def test_a_fixed_cgroup_is_taken_with_whatever_runs_in_it(node: Node) -> None:
+def test_named_cgroup_is_used_with_any_process(node: Node) -> None:
     node.add(700, "anything", "/fixed")
     found = node.find(ByCgroup("/fixed"))
     assert found is not None
     assert (found.path, found.pid, found.is_shared) == ("/fixed", 700, False)
 
 
-def test_a_fixed_cgroup_may_be_empty_or_missing(node: Node) -> None:
+def test_named_cgroup_may_be_empty_or_missing(node: Node) -> None:
     assert node.find(ByCgroup("/fixed")) is None
     node.cgroup_directory("/fixed")
     found = node.find(ByCgroup("/fixed"))
@@ -294,40 +294,42 @@ def test_a_fixed_cgroup_may_be_empty_or_missing(node: Node) -> None:
     assert found.pid is None
 
 
-def test_a_fixed_cgroup_of_pods_is_refused(node: Node) -> None:
+def test_named_cgroup_of_pods_is_rejected(node: Node) -> None:
     node.cgroup_directory("/kubepods.slice")
     with pytest.raises(KubeletCgroupError, match=r"/kubepods.slice is a pod's"):
         node.find(ByCgroup("/kubepods.slice"))
 
 
-def test_the_same_cgroup_with_another_process_is_no_change() -> None:
+def test_new_process_in_the_same_cgroup_is_no_change() -> None:
     assert KubeletCgroup("/a", 5, False, 700, 1) == KubeletCgroup("/a", 5, False, 800, 2)
     assert KubeletCgroup("/a", 5, False, 700, 1) != KubeletCgroup("/a", 6, False, 700, 1)
 
 
-async def test_problems_are_sentences_and_changes_are_told_once(node: Node) -> None:
-    told: list[KubeletCgroup | None] = []
+async def test_problems_are_sentences_and_changes_are_published_once(node: Node) -> None:
+    published: list[KubeletCgroup | None] = []
     identity = KubeletIdentity(
-        ByProcess(), told.append, procfs=Procfs(node.proc), cgroup2=node.cgroup2
+        ByProcess(), published.append, procfs=Procfs(node.proc), cgroup2=node.cgroup2
     )
     await identity.refresh()
-    assert told == []
-    assert identity.problem.startswith("there is no process named kubelet on this node")
+    assert published == []
+    assert identity.problem.startswith("no process named kubelet on this node")
     node.add(700)
     await asyncio.gather(identity.refresh())
     await identity.refresh()
-    assert told == [identity.current]
+    assert published == [identity.current]
     assert identity.problem == ""
     node.cgroup_directory(f"{UNIT}/kubepods")
     await identity.refresh()
-    assert told[1:] == [None]
-    assert "holds pods" in identity.problem
+    assert published[1:] == [None]
+    assert "also holds pods" in identity.problem
 
 
-async def test_a_host_without_cgroup_v2_is_one_sentence(
+async def test_host_without_cgroup_v2_is_one_sentence(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.kubelet.identity.cgroup2_mount", lambda: None)
     identity = KubeletIdentity(ByProcess(), lambda _: None, procfs=Procfs(node.proc))
     assert await identity.refresh() is None
-    assert identity.problem == "no cgroup v2 is mounted, and the kubelet is known by its cgroup."
+    assert identity.problem == (
+        "cgroup v2 is not mounted; the kubelet is identified by its cgroup."
+    )
