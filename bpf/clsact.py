@@ -110,7 +110,7 @@ class ClsactFilters:
             return False
 
     def refresh(self) -> tuple[set[int], set[int]]:
-        """Interfaces that have a filter of ours: of this schema, and of others."""
+        """Interfaces that have podgate's filter: of this schema, and of others."""
         ours, others = set(), set()
         for ifindex in self._clsact_ifindexes():
             names = [entry.name for entry in self._ours(ifindex)]

@@ -1,59 +1,58 @@
 """`python -m bpf.compiler BPFFS`: compile, load and pin the programs of gates and hooks."""
 
 import os
-import pathlib
 import sys
 from types import ModuleType
 from typing import Any
 
-from bpf import abi, compiling, errors, features, maps, pins, sources, syscalls
+from bpf import abi, compiling, features, maps, pins, sources, syscalls
 
 
 def compile_and_pin(installation: pins.Pins) -> None:
     """Compile every program, load it, and pin programs and maps.
 
-    Maps that are pinned already are reused; one of another layout is a `PinError` before anything
-    is loaded. Raises `CompileError` when the compiler or the verifier refuses.
+    Pinned maps are reused. Raises `PinError` before anything is loaded if one has another layout,
+    and `CompileError` if the compiler or the verifier fails.
     """
     maps.check_pinned(installation)
 
-    bcc = compiling.import_bcc()
-    with compiling.pinning(
-        installation.programs / sources.fingerprint(), abi.PROGRAMS
-    ) as unfinished:
-        if unfinished is None:
-            return
+    def load(bcc: ModuleType) -> tuple[Any, dict[str, int]]:
         _make_reply_template(installation)
         flags = [f'-DPIN_DIR="{installation.maps}"', *features.compiler_flags()]
-        try:
-            _load(bcc, ["-Wall", "-Werror", *flags], unfinished)
-        except Exception as error:  # bcc raises plain Exception for all that fails
-            raise errors.CompileError(
-                f"the eBPF programs could not be compiled or loaded: {error}; "
-                "the kernel must be 5.10 or newer with BPF and its JIT, and podgate needs CAP_BPF"
-            ) from error
+        loaded = _load(bcc, ["-Wall", "-Werror", *flags])
         for spec in abi.MAPS:
             maps.Map.open(installation.map(spec), spec).close()
+        return loaded
+
+    compiling.compile_and_pin(
+        installation.programs / sources.fingerprint(),
+        abi.PROGRAMS,
+        load,
+        what="the eBPF programs",
+        needs="Linux 5.10 with BPF and its JIT, and CAP_BPF",
+    )
 
 
-def _load(bcc: ModuleType, flags: list[str], directory: pathlib.Path) -> None:
-    """Pin all programs in `directory`. Raises what bcc raises."""
+def _load(bcc: ModuleType, flags: list[str]) -> tuple[Any, dict[str, int]]:
+    """The module, which owns the descriptors, and the programs by name. Raises bcc's errors."""
     module = bcc.BPF(text=sources.expand("programs.c"), cflags=flags)
+    loaded = {}
     for name, function in abi.PROGRAMS.items():
-        module.funcs.pop(function.encode(), None)  # or bcc gives the same copy again
-        loaded = module.load_func(function.encode(), bcc.BPF.SCHED_CLS)
-        syscalls.pin(loaded.fd, str(directory / name))
+        # Otherwise bcc returns the same copy again.
+        module.funcs.pop(function.encode(), None)
+        loaded[name] = module.load_func(function.encode(), bcc.BPF.SCHED_CLS).fd
     for hook in (*abi.HOOKS, *abi.RELAY_HOOKS):
         if (fd := _load_hook(module, hook)) is not None:
-            syscalls.pin(fd, str(directory / hook.name))
+            loaded[hook.name] = fd
+    return module, loaded
 
 
 def _make_reply_template(installation: pins.Pins) -> None:
-    """Pin the template of pods' reply tables, unless it is there: bcc takes what is pinned.
+    """Pin the template of the pods' reply tables, unless it is pinned: bcc uses what is pinned.
 
-    bcc's own would carry BTF, which the tables that `Gates` makes do not. From Linux 5.15 up to 6.1
-    the kernel takes that for a timer in one and none in the other, and refuses the tables (EINVAL;
-    mended in 6.2, db559117828d).
+    bcc's own would have BTF, which the tables that `Gates` creates lack. From Linux 5.15 up to 6.1
+    the kernel sees a timer in one and none in the other, and rejects the tables (EINVAL; fixed in
+    6.2, db559117828d).
     """
     spec = abi.REPLY_TABLE
     path = installation.map(spec)
@@ -67,8 +66,8 @@ def _make_reply_template(installation: pins.Pins) -> None:
 
 
 def _load_hook(module: Any, hook: abi.HookSpec) -> int | None:
-    """A hook's descriptor; None where the kernel refuses it: before Linux 5.15 setsockopt programs
-    may not ask for the namespace's cookie (6cf1770d63dd).
+    """A hook's descriptor. None where the kernel rejects it: before Linux 5.15 setsockopt programs
+    may not read the namespace's cookie (6cf1770d63dd).
     """
     try:
         loaded = module.load_func(hook.name.encode(), hook.type, attach_type=hook.attach_type)

@@ -1,8 +1,8 @@
-"""A compile: in a process of its own, and what it pins appears all at once or not at all.
+"""Compile processes. The programs that one pins appear all at once or not at all.
 
-bcc maps 250 MB of LLVM, so only short-lived processes import it; the agent never does. An agent
-that is killed leaves its compiler behind, and the next agent starts another: one waits for the
-other and takes what that has pinned.
+bcc maps 250 MB of LLVM, so only short-lived processes import it; the agent never does. If an agent
+is killed, its compiler continues, and the next agent starts another: one waits for the other and
+uses the programs that it pinned.
 """
 
 import asyncio
@@ -21,10 +21,23 @@ from bpf import errors, sources, syscalls
 _TIMEOUT_SECONDS = 60
 
 
-async def run(module: str, argument: str, *, what: str) -> None:
-    """Run `python -m module argument` to its end (vfork and exec, so safe beside threads).
+async def ensure_pinned(
+    directory: pathlib.Path, names: Collection[str], module: str, argument: str, *, what: str
+) -> bool:
+    """Run `python -m module argument` unless all of `names` are pinned. Whether it ran.
 
-    what: words for a message. Raises `CompileError` with the last line that the process said.
+    what: names the programs in messages. Raises `CompileError`.
+    """
+    if are_pinned(directory, names):
+        return False
+    await _run(module, argument, what)
+    return True
+
+
+async def _run(module: str, argument: str, what: str) -> None:
+    """Run a compile process (by vfork and exec, which is safe with threads).
+
+    Raises `CompileError` with the last line that the process wrote to stderr.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module, argument),
@@ -38,7 +51,7 @@ async def run(module: str, argument: str, *, what: str) -> None:
     except TimeoutError:
         raise errors.CompileError(
             f"compiling {what} took more than {_TIMEOUT_SECONDS} s; "
-            "see whether the node is out of CPU or memory"
+            "check whether the node is out of CPU or memory"
         ) from None
     finally:
         if process.returncode is None:
@@ -52,25 +65,25 @@ async def run(module: str, argument: str, *, what: str) -> None:
 
 
 def are_pinned(directory: pathlib.Path, names: Collection[str]) -> bool:
-    """Whether all of them are there: somebody may have removed one by hand."""
+    """Whether all of `names` exist in `directory`: an administrator may have removed one."""
     return all(os.path.lexists(directory / name) for name in names)
 
 
 @contextlib.contextmanager
 def pinning(directory: pathlib.Path, names: Collection[str]) -> Iterator[pathlib.Path | None]:
-    """Where to pin what becomes `directory`, in one step, when the block ends well.
+    """A directory to pin in, renamed to `directory` in one step if the block succeeds.
 
-    None when another process, for which this one has waited, has pinned all of `names` there. What
-    a process that was killed left half finished is removed.
+    None if another process, for which this one has waited, has pinned all of `names` there. Removes
+    the unfinished directory of a killed process.
     """
     unfinished = directory.with_name(f"{directory.name}-unfinished")
     with _exclusive(directory.parent):
         if are_pinned(directory, names):
             yield None
             return
-        for rest in (unfinished, directory):
-            if rest.exists():
-                shutil.rmtree(rest)
+        for leftover in (unfinished, directory):
+            if leftover.exists():
+                shutil.rmtree(leftover)
         unfinished.mkdir(mode=0o700)
         yield unfinished
         os.rename(unfinished, directory)
@@ -84,11 +97,11 @@ def compile_and_pin(
     what: str,
     needs: str,
 ) -> None:
-    """Pin what `load` makes in `directory`, which appears only when all of `names` are there.
+    """Pin the programs that `load` returns in `directory`, which appears only when complete.
 
-    load: gets bcc; returns who owns the descriptors, and the descriptors by name.
-    what, needs: for a message: the programs, and the kernel that they need. Raises `CompileError`
-    when the compiler or the verifier refuses.
+    load: gets bcc; returns the owner of the descriptors, and the descriptors by name.
+    what, needs: for messages: the programs, and what they need. Raises `CompileError` if the
+    compiler or the verifier fails.
     """
     bcc = import_bcc()
     with pinning(directory, names) as unfinished:
@@ -98,9 +111,11 @@ def compile_and_pin(
             _owner, descriptors = load(bcc)
             for name, fd in descriptors.items():
                 syscalls.pin(fd, str(unfinished / name))
-        except Exception as error:  # bcc raises plain Exception for all that fails
+        except errors.PinError:
+            raise
+        except Exception as error:  # bcc raises plain Exception for every failure
             raise errors.CompileError(
-                f"{what} could not be compiled or loaded: {error}; it needs {needs}"
+                f"{what} could not be compiled or loaded: {error}; this needs {needs}"
             ) from error
 
 
@@ -119,9 +134,9 @@ def import_bcc() -> ModuleType:
 
 
 def main(compile_and_pin: Callable[[str], None]) -> int:
-    """A compile process: its argument goes to `compile_and_pin`, its status comes back.
+    """The main function of a compile process; returns its exit status.
 
-    What fails is one sentence on stderr, after the compiler's own messages.
+    A failure is one sentence on stderr, after the compiler's messages.
     """
     try:
         compile_and_pin(sys.argv[1])
@@ -133,7 +148,7 @@ def main(compile_and_pin: Callable[[str], None]) -> int:
 
 @contextlib.contextmanager
 def _exclusive(directory: pathlib.Path) -> Iterator[None]:
-    """Hold the directory's lock; the kernel drops it however the process ends."""
+    """Hold the directory's lock; the kernel releases it when the process ends."""
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -143,10 +158,10 @@ def _exclusive(directory: pathlib.Path) -> Iterator[None]:
 
 
 def _status_text(status: int | None) -> str:
-    """Why the compiler ended without a word: somebody ended it."""
+    """Why the compiler ended without a message: by a signal, usually for lack of memory."""
     if status is not None and status < 0:
         return (
-            f"the compiler was ended by signal {-status}; it needs 250 MB of memory for a second, "
+            f"the compiler was killed by signal {-status}; it needs 250 MB of memory for a second, "
             "so raise the memory limit"
         )
     return f"the compiler ended with status {status}"

@@ -1,17 +1,21 @@
-"""Why these exist: the agent turns each into one sentence for the operator or one condition."""
+"""Errors of this package, each with a text of one sentence; every class is caught somewhere."""
 
 
-class BpfError(OSError):
-    """bpf(2) refused. `errno` is the kernel's; the message says what was tried."""
+class KernelSideError(Exception):
+    """Base of the errors whose text is for the user."""
 
 
-class PinError(Exception):
-    """What is pinned is not what this version expects, or nothing can be pinned here."""
+class BpfError(KernelSideError, OSError):
+    """bpf(2) failed. `errno` is the kernel's; the text names the operation."""
 
 
-class CompileError(Exception):
-    """The programs could not be compiled or loaded; the message carries the compiler's reason."""
+class PinError(KernelSideError):
+    """A pinned object is not what this version expects, or pinning is impossible."""
 
 
-class AttachError(Exception):
-    """An interface could not be gated or released."""
+class CompileError(KernelSideError):
+    """The programs could not be compiled or loaded; the text has the compiler's reason."""
+
+
+class AttachError(KernelSideError):
+    """A gate could not be attached or detached."""

@@ -1,6 +1,6 @@
-"""What this kernel offers, found out by loading a program of a few instructions.
+"""Features of this kernel, detected by loading a program of a few instructions.
 
-The compiler needs to know beforehand: a program that calls a missing helper is refused as a whole.
+The compiler needs them in advance: the kernel rejects a program that calls a missing helper.
 """
 
 import enum
@@ -14,7 +14,7 @@ _SCHED_CLS = 3  # `enum bpf_prog_type`
 
 
 class Helper(enum.IntEnum):
-    """`enum bpf_func_id`, of helpers that not every kernel lends tc programs."""
+    """`enum bpf_func_id`: helpers that not every kernel offers to tc programs."""
 
     GET_CURRENT_PID_TGID = 14
     """Linux 6.10 (eb166e522c77)."""
@@ -30,8 +30,8 @@ class Helper(enum.IntEnum):
 
 
 def is_offered(helper: Helper) -> bool:
-    """Whether tc programs may call it. Raises `BpfError` where nothing can be loaded at all."""
-    # 16 bytes of the stack, for those that fill a buffer; the others take no arguments.
+    """Whether tc programs may call it. Raises `BpfError` where no program can be loaded at all."""
+    # 16 bytes of the stack, for helpers that fill a buffer; the others have no arguments.
     buffer = struct.pack("=BBhiBBhiBBhi", 0xBF, 0xA1, 0, 0, 0x07, 1, 0, -16, 0xB7, 2, 0, 16)
     call = struct.pack("=BBhi", 0x85, 0, 0, helper)
     return_0 = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
@@ -46,7 +46,7 @@ def is_offered(helper: Helper) -> bool:
 
 
 def reports_task_name() -> bool:
-    """Whether tc programs can tell who is running: cgroup, process and name."""
+    """Whether tc programs can read the running process: cgroup, pid and name."""
     return all(
         map(
             is_offered,
@@ -56,7 +56,7 @@ def reports_task_name() -> bool:
 
 
 def compiler_flags() -> list[str]:
-    """The -D flags for what the sources can do in two ways."""
+    """The -D flags of the features that the sources depend on."""
     flags = [f"-DHAS_CURRENT_TASK={int(reports_task_name())}"]
     if is_offered(Helper.KTIME_GET_COARSE_NS):
         flags.append("-DCOARSE_CLOCK")

@@ -1,7 +1,7 @@
-"""Gates: the programs on one interface, what they know, and what they counted.
+"""Gates: the programs on pod interfaces, their configuration and their counters.
 
-All methods are synchronous. `install`, `remember` and `remove` wait for the kernel's RTNL lock:
-call them from one worker thread.
+All methods are synchronous. `install`, `start_reply_table` and `remove` wait for the kernel's RTNL
+lock: call them from one worker thread.
 """
 
 import array
@@ -30,12 +30,11 @@ _KEY = struct.Struct("=I")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GateConfig:
-    """What one gate knows.
+    """The configuration of one gate.
 
-    addresses: the pod's own, by which hooks and bridges know its gate; claimed: others that its
-    namespace shows, which count in this gate alone; at most 16 together. rules: at most 32.
-    any_address: whatever lies behind the interface is its own, and no packet a stray (the relay's
-    range).
+    addresses: the pod's confirmed addresses, by which hooks and bridges find its gate; claimed:
+    other addresses in its namespace, which count in this gate alone; at most 16 together. rules: at
+    most 32. any_address: all addresses behind the interface are the pod's (the relay's range).
     """
 
     mode: Mode
@@ -45,15 +44,15 @@ class GateConfig:
     claimed: tuple[abi.IPAddress, ...] = ()
 
     def pack(self) -> abi.CGate:
-        """The value of the gates map. Raises `ValueError` when there is too much for a gate."""
+        """The value of the gates map. Raises `ValueError` for too many addresses or rules."""
         addresses = (*self.addresses, *self.claimed)
-        for things, room, what in (
+        for entries, maximum, what in (
             (addresses, abi.GATE_ADDRESSES, "addresses"),
             (self.rules, abi.GATE_RULES, "rules"),
         ):
-            if len(things) > room:
+            if len(entries) > maximum:
                 raise ValueError(
-                    f"the pod has {len(things)} {what} and a gate holds {room}; use fewer"
+                    f"the pod has {len(entries)} {what} and a gate holds {maximum}; use fewer"
                 )
         gate = abi.CGate(
             mode=self.mode,
@@ -86,16 +85,16 @@ class GateConfig:
 
 
 class Gates:
-    """All gates of the node namespace that the calling thread is in."""
+    """All gates of the host network namespace, which the calling thread must be in."""
 
     def __init__(
         self, loaded: loader.Loaded, installation: pins.Pins, attachment: Attachment | None = None
     ) -> None:
-        """attachment: None chooses tcx where the kernel has it, else clsact."""
+        """attachment: None chooses tcx where the kernel has it, otherwise clsact."""
         self.attachment = attachment or Attachment.best()
         self._installation = installation
         self._gates = loaded.map(abi.GATES)
-        self._published = RcuMap(self._gates)
+        self._gate_values = RcuMap(self._gates)
         self._counters = loaded.map(abi.COUNTERS)
         self._replies = loaded.map(abi.REPLIES)
         self._addresses = Addresses(loaded)
@@ -117,19 +116,19 @@ class Gates:
         )
 
     def close(self) -> None:
-        """Close the netlink sockets; gates stay. To be called in the thread that installs."""
+        """Close the netlink sockets; gates stay. Call it in the thread that installs."""
         self._egress.close()
         self._ingress.close()
 
     def install(self, ifindex: int, config: GateConfig, *, grace_seconds: float = 0) -> None:
-        """Configure and attach; an attached gate is brought up to date without a gap.
+        """Configure and attach; an attached gate is updated without a gap.
 
-        grace_seconds: for a pod that has been talking before there was a gate: what is not TCP
-        passes for so long, counted, since it may be an answer. A gate that stands keeps what is
-        left of its grace; one that is taken over from another schema gets it as a new one does,
-        since the table of what the pod asked is that schema's, and ours begins empty.
+        grace_seconds: the grace period, for a pod that had flows before its gate: packets other
+        than TCP pass, counted, since they may be replies. An attached gate keeps the rest of its
+        grace period. A gate taken over from another schema gets a new one, since the reply table is
+        that schema's, and ours is empty.
 
-        Raises `ValueError` (more than a gate holds) or `AttachError`.
+        Raises `ValueError` (too many addresses or rules) or `AttachError`.
         """
         key = _KEY.pack(ifindex)
         previous = self._previous(key)
@@ -139,33 +138,33 @@ class Gates:
         elif grace_seconds:
             value.grace_until_ns = time.monotonic_ns() + int(grace_seconds * 1e9)
         try:
-            self._published.set(key, bytes(value))
+            self._gate_values.set(key, bytes(value))
             if self._counters.get(key) is None:
                 self._counters.set(key, bytes(self._counters.value_size))
             self._egress.attach(ifindex)
         except (errors.BpfError, errors.AttachError) as error:
             if previous is None:
                 self._forget(key)
-            raise _attach_error("gating", ifindex, error) from error
+            raise _attach_error("cannot attach the gate to", ifindex, error) from error
         self._addresses.set(ifindex, config.addresses)
 
     def configure(self, ifindex: int, config: GateConfig) -> None:
-        """Change what an installed gate knows; the next packet is judged by it."""
+        """Change an installed gate's configuration, from the next packet on."""
         key = _KEY.pack(ifindex)
         value = config.pack()
         if previous := self._previous(key):
             value.grace_until_ns = previous.grace_until_ns
-        self._published.set(key, bytes(value))
+        self._gate_values.set(key, bytes(value))
         self._addresses.set(ifindex, config.addresses)
 
     def start_reply_table(self, ifindex: int) -> bool:
-        """Have an installed gate remember what the pod asks, so that the node may answer.
+        """Record the pod's flows from now on, so that replies from the host pass.
 
-        Apart from `install`, because closing all pods comes first. Whether it has only begun to
-        remember: then what was asked before is for `recall`. Raises `AttachError`.
+        Separate from `install`, because enforcing for all pods comes first. Returns whether the
+        recording is new: then `fill_reply_table` adds earlier flows. Raises `AttachError`.
         """
         key = _KEY.pack(ifindex)
-        begins = ifindex not in self._ingress.attached
+        was_attached = ifindex in self._ingress.attached
         is_new = False
         try:
             is_new = self._replies.get(key) is None
@@ -175,54 +174,54 @@ class Gates:
         except (errors.BpfError, errors.AttachError) as error:
             if is_new:
                 self._replies.delete(key)
-            raise _attach_error("remembering what the pod asks at", ifindex, error) from error
-        return begins or is_new
+            raise _attach_error("cannot record the pod's flows on", ifindex, error) from error
+        return not was_attached or is_new
 
-    def fill_reply_table(self, ifindex: int, questions: Iterable[ReplyFlow]) -> bool:
-        """Have a gate that remembers know what the pod asked before.
+    def fill_reply_table(self, ifindex: int, flows: Iterable[ReplyFlow]) -> bool:
+        """Add flows from before `start_reply_table` to a gate's reply table.
 
-        Whether all found a place. Raises `BpfError`.
+        Whether all of them had a free slot. Raises `BpfError`.
         """
         table = self._replies.get(_KEY.pack(ifindex))
         if table is None:
             return False
         with ReplyTable(_KEY.unpack(table)[0]) as opened:
-            return opened.fill(questions, time.monotonic_ns())
+            return opened.fill(flows, time.monotonic_ns())
 
     def end_grace(self, ifindex: int, at_ns: int) -> None:
-        """Have a gate's grace end then, by CLOCK_MONOTONIC, if it would not sooner.
+        """End a gate's grace period at `at_ns` (CLOCK_MONOTONIC), unless it ends sooner.
 
-        Apart from `recall`, because it may take 20 ms, and nobody needs it at once. Raises
+        Separate from `fill_reply_table`, because it may take 20 ms and is not urgent. Raises
         `BpfError`.
         """
         key = _KEY.pack(ifindex)
         value = self._previous(key)
         if value is not None and value.grace_until_ns > at_ns:
             value.grace_until_ns = at_ns
-            self._published.set(key, bytes(value))
+            self._gate_values.set(key, bytes(value))
 
     def remove(self, ifindex: int) -> None:
-        """Detach and forget, whichever version's it is.
+        """Detach any version's gate and delete its entries.
 
-        Nothing happens where there is no gate, or no such interface.
+        Does nothing if the gate or the interface does not exist.
         """
-        # Egress first: as long as it judges, what the pod asks must be remembered.
+        # Egress first: while it enforces, ingress must record the pod's flows.
         self._egress.detach(ifindex)
         self._ingress.detach(ifindex)
         self._forget(_KEY.pack(ifindex))
 
     def is_attached(self, ifindex: int) -> bool:
-        """Whether an interface has a gate, also one that podgate-cni made just now."""
+        """Whether an interface has a gate, also one that podgate-cni has just attached."""
         return self._egress.mark_attached(ifindex)
 
     def installed(self) -> dict[int, GateConfig | None]:
-        """Gates that are attached now, with what they know.
+        """The attached gates, with their configurations.
 
-        None for those of another schema: its maps are not ours to read. They judge until they are
+        None for gates of another schema, whose maps cannot be read. They enforce until they are
         installed here, or removed.
 
-        On the way, entries of interfaces that are gone are removed, and so are attachments
-        without an entry, which judge nothing.
+        Also removes entries of deleted interfaces, and attachments without an entry, which do
+        nothing.
         """
         self._egress.refresh()
         self._ingress.refresh()
@@ -235,15 +234,15 @@ class Gates:
             # first and moves the pin afterwards, and may have been killed in between.
             elif ifindex not in found:
                 self._forget(key)
-        remembering = self._ingress.attached | self._ingress.other_interfaces
-        for ifindex in (self._egress.attached | remembering) - found.keys():
+        recording = self._ingress.attached | self._ingress.other_interfaces
+        for ifindex in (self._egress.attached | recording) - found.keys():
             self.remove(ifindex)
         return found
 
     def remove_stale(self) -> bool:
-        """Unpin programs of other sources, and other schemas once no gate of theirs judges.
+        """Unpin programs of other sources, and other schemas once none of their gates is attached.
 
-        Whether that was so. To be called when all gates are as wanted. Raises `OSError`.
+        Returns whether none was. Call it when all gates are as desired. Raises `OSError`.
         """
         self._installation.discard_other_programs(sources.fingerprint())
         if self._egress.other_interfaces | self._ingress.other_interfaces:
@@ -253,10 +252,10 @@ class Gates:
         return True
 
     def displaced(self) -> set[int]:
-        """Interfaces on which somebody else's program runs before ours at either side, or ours is
-        no longer there.
+        """Interfaces on which another program runs before ours in either direction, or ours is no
+        longer attached.
 
-        It may end the chain (TC_ACT_OK), and then the gate never sees the packet.
+        The other program may end the chain (TC_ACT_OK); then the gate never sees the packet.
         """
         return {
             ifindex
@@ -266,7 +265,7 @@ class Gates:
         }
 
     def is_first(self, ifindex: int) -> bool:
-        """Whether ours run before everybody's, at both sides."""
+        """Whether our programs run before all others, in both directions."""
         return all(
             _is_first(side, ifindex)
             for side in (self._egress, self._ingress)
@@ -274,16 +273,16 @@ class Gates:
         )
 
     def move_first(self, ifindex: int) -> None:
-        """Put an installed gate before others' programs, without a gap. Raises `AttachError`."""
+        """Move an installed gate before other programs, without a gap. Raises `AttachError`."""
         try:
             for side in (self._egress, self._ingress):
                 if ifindex in side.attached and not _is_first(side, ifindex):
                     side.move_first(ifindex)
         except errors.BpfError as error:
-            raise _attach_error("moving the gate of", ifindex, error) from error
+            raise _attach_error("cannot move the gate of", ifindex, error) from error
 
     def counts(self) -> dict[int, Counts]:
-        """Node-sent packets by interface, verdict and reason, summed over CPUs; zeros left out."""
+        """Host-sent packets by interface, verdict and reason, summed over CPUs, without zeros."""
         return {
             _KEY.unpack(key)[0]: _sum_up(value)
             for key, value in self._counters.items()
@@ -291,7 +290,7 @@ class Gates:
         }
 
     def host_counts(self) -> Counts:
-        """The same of what was refused before an interface was chosen, by hooks and tunnels."""
+        """The same for drops before an interface was chosen, by hooks and the tunnel gate."""
         return _sum_up(self._counters.get(abi.HOST_KEY) or b"")
 
     def _make_table(self, key: bytes) -> None:
@@ -316,7 +315,7 @@ def _is_first(side: Attachments, ifindex: int) -> bool:
     try:
         return side.is_first(ifindex)
     except errors.BpfError as error:
-        if error.errno == errno.ENODEV:  # gone, and everything on it
+        if error.errno == errno.ENODEV:  # deleted, with everything attached to it
             return True
         raise
 

@@ -1,4 +1,4 @@
-"""The hooks at the root cgroup, each by a pinned link, beside whatever others attach."""
+"""The hooks at the root cgroup, each attached by a pinned link, next to other programs."""
 
 import dataclasses
 import errno
@@ -7,7 +7,7 @@ import struct
 
 from bpf import abi, errors, loader, pins, syscalls
 
-# Attach flags (include/uapi/linux/bpf.h): only this one leaves room for others.
+# Attach flags (include/uapi/linux/bpf.h): only this one allows other programs.
 _ALLOW_MULTI = 1 << 1
 _LINK_INFO = struct.Struct("=IIIIQI")  # type, id, prog_id, (padding), cgroup id, attach_type
 _BPF_LINK_TYPE_CGROUP = 3
@@ -15,7 +15,7 @@ _BPF_LINK_TYPE_CGROUP = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HookState:
-    """Whether one hook is in force, and if not, one sentence that says why."""
+    """Whether one hook is attached. problem: one sentence if it is not."""
 
     name: str
     problem: str | None = None
@@ -32,10 +32,10 @@ class Hooks:
         self._cgroup = cgroup
 
     def attach(self) -> list[HookState]:
-        """Attach what the kernel takes, or swap to this version; how each of them stands.
+        """Attach each hook that the kernel accepts, or replace its program; returns their states.
 
-        One that cannot be attached is no reason to go without the others: the gates are the
-        authority. Makes the counters of what is refused before any interface is chosen.
+        If one cannot be attached the others are: the gates enforce without hooks. Creates the
+        counters of drops before an interface is chosen.
         """
         counters = self._loaded.map(abi.COUNTERS)
         if counters.get(abi.HOST_KEY) is None:
@@ -57,7 +57,7 @@ class Hooks:
     def _attach(self, hook: abi.HookSpec, cgroup_fd: int) -> HookState:
         program_fd = self._loaded.programs.get(hook.name)
         if program_fd is None:
-            return HookState(hook.name, "this kernel does not take the program")
+            return HookState(hook.name, "this kernel does not accept the program")
         try:
             if not self._reuse(hook, program_fd, cgroup_fd):
                 self._link(hook, program_fd, cgroup_fd)
@@ -74,21 +74,14 @@ class Hooks:
             os.close(link_fd)
 
     def _reuse(self, hook: abi.HookSpec, program_fd: int, cgroup_fd: int) -> bool:
-        """Swap the program of a pinned link, of whatever schema; False if none is to this cgroup.
+        """Replace the program of any schema's pinned link; False if none is to this cgroup.
 
         The program first and then the pin, as for gates.
         """
         for path in self._pins.find_links(hook.name):
             with pins.opened(path) as link_fd:
-                kind, _, program_id, _, cgroup, attach_type = _LINK_INFO.unpack(
-                    syscalls.object_info(link_fd, _LINK_INFO.size)
-                )
-                if (kind, cgroup, attach_type) == (
-                    _BPF_LINK_TYPE_CGROUP,
-                    os.fstat(cgroup_fd).st_ino,
-                    hook.attach_type,
-                ):
-                    if program_id != syscalls.program_id(program_fd):
+                if is_linked(link_fd, cgroup_fd, hook):
+                    if syscalls.link_program_id(link_fd) != syscalls.program_id(program_fd):
                         syscalls.link_update(link_fd, program_fd)
                     self._pins.adopt(path, hook.name)
                     return True
@@ -96,8 +89,17 @@ class Hooks:
         return False
 
 
+def is_linked(link_fd: int, cgroup_fd: int, hook: abi.HookSpec) -> bool:
+    """Whether a link attaches a program as this hook to this cgroup."""
+    kind, _, _, _, cgroup, attach_type = _LINK_INFO.unpack(
+        syscalls.object_info(link_fd, _LINK_INFO.size)
+    )
+    expected = (_BPF_LINK_TYPE_CGROUP, os.fstat(cgroup_fd).st_ino, hook.attach_type)
+    return (kind, cgroup, attach_type) == expected
+
+
 def describe_exclusive(cgroup_fd: int, hook: abi.HookSpec) -> str | None:
-    """One sentence if somebody attached to this cgroup so that nobody else can; else None."""
+    """One sentence if a program is attached to this cgroup exclusively; otherwise None."""
     try:
         programs, flags = syscalls.query_cgroup_programs(cgroup_fd, hook.attach_type)
     except errors.BpfError:

@@ -1,5 +1,5 @@
-"""Programs on the node's own interfaces: bridges of pods, the loopback, where tunnels would let the
-node's packets in by another door, and relays' pairs, which are for the node alone.
+"""Programs on host devices: bridges of pods; the loopback, by which host packets could reach pods
+through tunnels; and relays' veth pairs, which only the host may use.
 
 All methods wait for the kernel's RTNL lock: call them from the thread that installs gates.
 """
@@ -14,7 +14,7 @@ LOOPBACK_IFINDEX = 1
 
 
 class HostDevicePrograms:
-    """What hangs on interfaces of the node that are no pod's."""
+    """The programs attached to host devices."""
 
     def __init__(
         self, loaded: loader.Loaded, installation: pins.Pins, attachment: Attachment
@@ -35,40 +35,40 @@ class HostDevicePrograms:
 
     @property
     def other_interfaces(self) -> set[int]:
-        """Interfaces that another schema's programs guard: not looked at yet since the start."""
+        """Interfaces that still have another schema's programs."""
         return (
             self._bridges.other_interfaces
             | self._tunnels.other_interfaces
             | self._pairs.other_interfaces
         )
 
-    def ensure_bridges(self, wanted: set[int], *, are_all: bool = True) -> None:
-        """Have these bridges judge what they may flood, and no others.
+    def ensure_bridges(self, desired: set[int], *, are_all: bool = True) -> None:
+        """Attach the bridge gate to these bridges, and detach it from others.
 
-        are_all: False while more may be wanted than is known so far; then none is let go.
+        are_all: False while `desired` may be incomplete; then it is detached from none.
 
-        Raises `AttachError`; a bridge that has just gone is no error.
+        Raises `AttachError`; a bridge that was just deleted is no error.
         """
         self._bridges.refresh()
         if are_all:
-            for ifindex in (self._bridges.attached | self._bridges.other_interfaces) - wanted:
+            for ifindex in (self._bridges.attached | self._bridges.other_interfaces) - desired:
                 self._bridges.detach(ifindex)
-        for ifindex in wanted:
+        for ifindex in desired:
             _attach(self._bridges, ifindex)
 
-    def ensure_pairs(self, wanted: set[int]) -> None:
-        """Have nothing forwarded towards the relays behind these interfaces, the node's ends.
+    def ensure_pairs(self, desired: set[int]) -> None:
+        """Drop packets forwarded to the relays behind these interfaces, the host's ends.
 
         Raises `AttachError`.
         """
         self._pairs.refresh()
-        for ifindex in (self._pairs.attached | self._pairs.other_interfaces) - wanted:
+        for ifindex in (self._pairs.attached | self._pairs.other_interfaces) - desired:
             self._pairs.detach(ifindex)
-        for ifindex in wanted:
+        for ifindex in desired:
             _attach(self._pairs, ifindex)
 
     def ensure_tunnels(self, *, are_guarded: bool) -> None:
-        """Whether what is wrapped for the node's own tunnels is refused at the loopback.
+        """Attach the tunnel gate to the loopback, or detach it.
 
         Raises `AttachError`.
         """
@@ -83,5 +83,5 @@ def _attach(where: Attachments, ifindex: int) -> None:
     try:
         where.attach(ifindex)
     except errors.BpfError as error:
-        if error.errno != errno.ENODEV:  # gone a moment ago
-            raise errors.AttachError(f"guarding interface {ifindex}: {error}") from error
+        if error.errno != errno.ENODEV:  # just deleted
+            raise errors.AttachError(f"cannot attach to interface {ifindex}: {error}") from error

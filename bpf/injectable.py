@@ -1,4 +1,4 @@
-"""The origin map: interfaces by which the node can make its own packets come in again."""
+"""The injectable map: interfaces by which the host can make its own packets come in again."""
 
 import struct
 
@@ -8,17 +8,16 @@ _BITS = 64
 
 
 class InjectableMap:
-    """One bit per ifindex of the node's namespace. One writer: the agent."""
+    """One bit per ifindex of the host's namespace. One writer: the agent."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
         self._map = loaded.map(abi.INJECTABLE)
 
     def inherit(self, installation: pins.Pins) -> None:
-        """Take over what another schema's map says, if ours says nothing yet.
+        """Copy another schema's map, if ours is empty.
 
-        Else the first gates that are taken over would take packets that the node made come in again
-        for forwarded ones, until its interfaces have settled. Where that map has another shape it
-        is so. Raises `BpfError`.
+        Otherwise the first gates taken over would treat injected packets as forwarded, until the
+        host's interfaces are read. This happens if that map has another layout. Raises `BpfError`.
         """
         others = installation.other_schemas()
         if not others or self.marked():
@@ -35,13 +34,13 @@ class InjectableMap:
             return
 
     def mark(self, ifindex: int, *, is_node_sent: bool) -> None:
-        """Say whether packets that came in by `ifindex` are taken as sent by the node.
+        """Set whether packets that came in by `ifindex` count as host-sent.
 
         Raises `ValueError` beyond the map's end (8 million interfaces since boot).
         """
         if not 0 < ifindex < abi.INJECTABLE_IFINDEXES:
             raise ValueError(
-                f"interface number {ifindex} is beyond the origin map; "
+                f"interface number {ifindex} is beyond the injectable map; "
                 "its packets count as forwarded until the node is rebooted"
             )
         key = struct.pack("=I", ifindex // _BITS)

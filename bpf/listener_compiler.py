@@ -1,6 +1,6 @@
 """`python -m bpf.listener_compiler DIRECTORY`: compile, load and pin `listeners.c`.
 
-Apart from the gate, because a kernel that refuses this program (before 5.15) can still have gates.
+Separate from the gate's compiler: a kernel that rejects this program (before 5.15) can have gates.
 """
 
 import contextlib

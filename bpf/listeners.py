@@ -1,9 +1,9 @@
-"""Events of listeners that open and close in chosen network namespaces, by sock_ops.
+"""Listener events: listeners that open and close in watched network namespaces, by sock_ops.
 
-Hints, not facts: an event comes a moment before what it tells of, events are lost when the ring is
-full (counted), and listeners from before `watch` report only when adopted, and not at all before
-Linux 6.12. The link is not pinned: nobody hears the events of an agent that is gone, and its
-sockets should not pay for them.
+Events are hints: an event comes a moment before the change, events are lost when the ring is full
+(counted), and listeners from before `watch` report only when adopted, and not at all before Linux
+6.12. The link is not pinned: without an agent no process reads the events, and the pods' sockets
+should not pay for them.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from bpf import abi, compiling, maps, pins, ringbuffer, sources, syscalls
 
 PROGRAM = "watch_listeners"
 ITERATOR = "bpf_iter__tcp"
-"""Pinned only where the kernel takes it: Linux 5.9, and 6.12 for it to be of any use."""
+"""Pinned only where the kernel accepts it: Linux 5.9, and 6.12 for it to be useful."""
 
 _MAX_WATCHED = 4096
 _RING_BYTES = 65536
@@ -58,7 +58,7 @@ class ListenerChange:
 
 
 class ListenerEvents:
-    """The attached program. One reader."""
+    """The attached program and its events. One reader."""
 
     def __init__(self, directory: pathlib.Path, cgroup: str | os.PathLike[str]) -> None:
         """Open the pins in `directory` and attach to `cgroup` and all below it.
@@ -68,7 +68,7 @@ class ListenerEvents:
         self._watched = maps.Map.open(str(directory / WATCHED.name), WATCHED)
         self._losses = maps.Map.open(str(directory / LOSSES.name), LOSSES)
         self._events = maps.Map.open(str(directory / EVENTS.name), EVENTS)
-        # What an earlier agent watched is not what this one does.
+        # Entries of a previous agent.
         for key, _ in list(self._watched.items()):
             self._watched.delete(key)
         self._ring = ringbuffer.RingBuffer(self._events.fd, _RING_BYTES)
@@ -101,14 +101,14 @@ class ListenerEvents:
         return self._events.fd
 
     def watch(self, netns_cookie: int) -> None:
-        """Hear of listeners that open from now on. Raises `BpfError` (E2BIG: 4096 already)."""
+        """Report listeners that open from now on. Raises `BpfError` (E2BIG: 4096 already)."""
         self._watched.set(struct.pack("=Q", netns_cookie), struct.pack("=I", 1))
 
     def forget(self, netns_cookie: int) -> None:
         self._watched.delete(struct.pack("=Q", netns_cookie))
 
     def read(self) -> list[ListenerChange]:
-        """All hints that have come."""
+        """All events since the last call."""
         found = [CListenerEvent.from_buffer_copy(record) for record in self._ring.records()]
         return [
             ListenerChange(event.netns_cookie, event.at_ns, event.port, bool(event.is_open))
@@ -116,7 +116,7 @@ class ListenerEvents:
         ]
 
     def lost(self) -> int:
-        """How many events the ring had no room for, since this was made."""
+        """Number of events lost because the ring was full, since this object was created."""
         return self._lost() - self._losses_before
 
     def _lost(self) -> int:
@@ -124,11 +124,11 @@ class ListenerEvents:
 
 
 def adopt(directory: pathlib.Path, enter: Callable[[Callable[[], int]], int]) -> int:
-    """Have the listeners of one network namespace report that are older than `watch`.
+    """Make the existing listeners of one network namespace report. Returns their number.
 
-    enter: calls what it gets inside of that namespace. How many report now, whether or not they did
-    before; 0 where the kernel offers no way. Takes 2 ms and more, so not for an event loop, and one
-    at a time. Raises what `enter` raises, and `BpfError`.
+    enter: calls its argument inside that namespace. Returns 0 where the kernel cannot do it. Takes
+    2 ms or more, so not for an event loop, and one call at a time. Raises the errors of `enter`,
+    and `BpfError`.
     """
     if not os.path.lexists(directory / ITERATOR):
         return 0
@@ -139,7 +139,7 @@ def adopt(directory: pathlib.Path, enter: Callable[[Callable[[], int]], int]) ->
             what = "listing sockets"
             link, _ = syscalls.call(syscalls.Command.LINK_CREATE, attributes, what=what)
         try:
-            # Which namespace it is about is settled here.
+            # This call fixes the namespace that the iterator reads.
             attributes = struct.pack("=II", link, 0)
             create = syscalls.Command.ITER_CREATE
             sockets = enter(lambda: syscalls.call(create, attributes, what=what)[0])
@@ -152,22 +152,23 @@ def adopt(directory: pathlib.Path, enter: Callable[[Callable[[], int]], int]) ->
 
 
 async def load(installation: pins.Pins) -> pathlib.Path:
-    """Make sure that the current program is pinned; where it is. Raises `CompileError`.
+    """Ensure that the current program is pinned. Returns its directory. Raises `CompileError`.
 
-    Compiled only when the source has changed; those of other sources are removed.
+    Compiles only if the source has changed; removes programs of other sources.
     """
     text = sources.expand("listeners.c").encode()
     directory = installation.schema / f"listeners-{hashlib.sha256(text).hexdigest()[:16]}"
     for other in installation.schema.glob("listeners-*"):
         if not other.name.startswith(directory.name):
             unpin(other)
-    if not compiling.are_pinned(directory, PINS):
-        await compiling.run("bpf.listener_compiler", str(directory), what="listeners.c")
+    await compiling.ensure_pinned(
+        directory, PINS, "bpf.listener_compiler", str(directory), what="listeners.c"
+    )
     return directory
 
 
 def unpin(directory: pathlib.Path) -> None:
-    """Remove a directory of pins; what is open or attached stays until it is closed."""
+    """Remove a directory of pins; open or attached objects live until they are closed."""
     shutil.rmtree(directory)
 
 

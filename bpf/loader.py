@@ -1,4 +1,4 @@
-"""The programs and maps, from the pins where those are current, else compiled first."""
+"""The gates' programs and maps, opened from their pins, and compiled first if outdated."""
 
 import contextlib
 import dataclasses
@@ -10,9 +10,9 @@ from bpf import abi, compiling, maps, pins, sources, syscalls
 
 @dataclasses.dataclass(slots=True)
 class Loaded:
-    """Open descriptors of all programs and maps. `was_compiled`: the pins were not current.
+    """Open descriptors of all programs and maps. was_compiled: the pins were outdated or missing.
 
-    programs: by name; those of `abi.HOOKS` only where the kernel takes them.
+    programs: by name; those of `abi.HOOKS` only where the kernel accepts them.
     """
 
     programs: dict[str, int]
@@ -21,7 +21,7 @@ class Loaded:
     load_ms: float
 
     def close(self) -> None:
-        """Close the descriptors; what is pinned stays."""
+        """Close the descriptors; the pins stay."""
         for fd in self.programs.values():
             os.close(fd)
         for opened in self.open_maps.values():
@@ -31,26 +31,26 @@ class Loaded:
         return self.open_maps[spec.name]
 
     def copies(self, program: str) -> tuple[int, int]:
-        """A program's descriptor, and that of its spare; the same where it has none."""
+        """Descriptors of a program and of its moving copy; the same if it has none."""
         own = self.programs[program]
         return own, self.programs.get(abi.moving_copy(program), own)
 
 
 async def load(installation: pins.Pins) -> Loaded:
-    """Make sure that the current programs are pinned, and open them.
+    """Ensure that the current programs are pinned, and open them.
 
-    Nothing is compiled when programs with the source's hash are pinned already. Raises `PinError`
-    (no bpffs, a foreign or other-layout pin) or `CompileError`; then whatever was pinned before
-    still is, and goes on judging.
+    Compiles only if no programs with the sources' hash are pinned. Raises `PinError` (no bpffs, or
+    a pin of another program or layout) or `CompileError`; then the previous pins stay, and their
+    gates continue to enforce.
     """
     started = time.perf_counter()
     installation.prepare()
-    directory = installation.programs / sources.fingerprint()
-    was_compiled = not compiling.are_pinned(directory, abi.PROGRAMS)
-    if was_compiled:
-        maps.check_pinned(installation)
-        what = "the eBPF programs"
-        await compiling.run("bpf.compiler", str(installation.bpffs), what=what)
+    maps.check_pinned(installation)
+    was_compiled = await compiling.ensure_pinned(
+        *(installation.programs / sources.fingerprint(), abi.PROGRAMS),
+        *("bpf.compiler", str(installation.bpffs)),
+        what="the eBPF programs",
+    )
     loaded = _open(installation, was_compiled)
     loaded.load_ms = (time.perf_counter() - started) * 1000
     return loaded

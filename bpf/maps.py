@@ -1,4 +1,4 @@
-"""Pinned maps, opened without bcc and compared with what is expected of them."""
+"""Pinned maps, opened without bcc and compared with their expected shape."""
 
 import errno
 import functools
@@ -16,7 +16,7 @@ _INFO = struct.Struct("=IIIIII")
 
 @functools.cache
 def possible_cpus() -> int:
-    """How many values a per-CPU map has per key: the highest possible CPU's number, plus one."""
+    """Number of values per key of a per-CPU map: the highest possible CPU's number plus one."""
     with open("/sys/devices/system/cpu/possible", encoding="ascii") as file:
         return int(file.read().strip().split(",")[-1].split("-")[-1]) + 1
 
@@ -32,7 +32,7 @@ class Map:
 
     @classmethod
     def open(cls, path: str, spec: abi.MapSpec) -> "Map":
-        """Open a pin. Raises `PinError` when it is not the map that `spec` describes."""
+        """Open a pin. Raises `PinError` if it is not the map that `spec` describes."""
         try:
             fd = syscalls.open_pin(path)
         except errors.BpfError as error:
@@ -74,7 +74,7 @@ class Map:
             ) from error
 
     def delete(self, key: bytes) -> bool:
-        """Whether there was such a key."""
+        """Whether the key existed."""
         return syscalls.map_delete(self.fd, key)
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
@@ -90,10 +90,7 @@ class Map:
 
 
 def check_pinned(installation: pins.Pins) -> None:
-    """Raises `PinError` when a map that is pinned already is not the one that is expected.
-
-    bcc would take it as it is and misread it.
-    """
+    """Raise `PinError` if a pinned map is not as expected: bcc would use it and misread it."""
     for spec in abi.MAPS:
         if os.path.lexists(installation.map(spec)):
             Map.open(installation.map(spec), spec).close()

@@ -1,4 +1,4 @@
-"""What all gates and hooks know: kubelet, heartbeat, the node's namespace and its tunnels."""
+"""The configuration shared by all gates and hooks: kubelet, heartbeat, host namespace, tunnels."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -17,54 +17,54 @@ class NodeConfig:
         self._now_ns = now_ns or time.monotonic_ns
 
     def set_kubelet(self, cgroup: int | None) -> None:
-        """Admit sockets of this cgroup (its id) to what pods declare; None: nobody is known."""
+        """Admit sockets of this cgroup (its id) to the ports that pods declare; None: unknown."""
         self._change(kubelet_cgroup=cgroup or 0)
 
     def set_pods(self, cgroup: int | None, level: int = 0) -> None:
-        """The cgroup above all pods' (kubepods), and how many directories below the root it lies.
+        """Set the cgroup above all pods' (kubepods), and its depth below the root in directories.
 
-        What is below it is never taken for the kubelet, heartbeat or not.
+        Processes below it never count as the kubelet, with or without a heartbeat.
         """
         self._change(pods_cgroup=cgroup or 0, pods_cgroup_level=level)
 
     def set_limits(self, *, stale_after_seconds: float, dead_man_seconds: float) -> None:
-        """After how long without heartbeat the gates give in; 0 means never."""
+        """Set the times without a heartbeat after which gates admit more; 0 means never."""
         self._change(
             stale_after_ns=int(stale_after_seconds * 1e9),
             dead_man_ns=int(dead_man_seconds * 1e9),
         )
 
     def set_netns(self, cookie: int | None) -> None:
-        """The node's network namespace (SO_NETNS_COOKIE): hooks act for its sockets only.
+        """Set the host's network namespace (SO_NETNS_COOKIE): hooks act for its sockets only.
 
-        None: for nobody's.
+        None: for no sockets.
         """
         self._change(node_netns=cookie or 0)
 
     def set_tunnel_ports(self, ports: Iterable[int]) -> None:
-        """UDP ports of the node's own tunnels, which its processes may not send to.
+        """Set the UDP ports of the host's tunnels, to which host processes may not send.
 
-        Raises `ValueError` when there are more than 8.
+        Raises `ValueError` for more than 8.
         """
-        wanted = sorted(set(ports))
-        if len(wanted) > abi.TUNNEL_PORTS:
+        distinct = sorted(set(ports))
+        if len(distinct) > abi.TUNNEL_PORTS:
             raise ValueError(
-                f"the node has tunnels on {len(wanted)} UDP ports and podgate guards "
+                f"the node has tunnels on {len(distinct)} UDP ports and podgate guards "
                 f"{abi.TUNNEL_PORTS}; give tunnels of one kind the same port"
             )
         config = self.read()
-        config.tunnel_ports[: len(wanted)] = wanted
-        config.tunnel_port_count = len(wanted)
+        config.tunnel_ports[: len(distinct)] = distinct
+        config.tunnel_port_count = len(distinct)
         self._map.set(_KEY, bytes(config))
 
     def set_ovs(self, *, is_there: bool) -> None:
-        """Whether an Open vSwitch datapath is on the node: it forwards without saying from where,
-        so what comes without a socket is let in.
+        """Set whether the node has an Open vSwitch datapath. It strips the ingress interface of
+        packets that it forwards, so packets without a socket pass.
         """
         self._change(has_ovs=int(is_there))
 
     def beat(self) -> None:
-        """Say that the agent is there."""
+        """Write the agent's heartbeat."""
         self._change(heartbeat_ns=self._now_ns())
 
     def read(self) -> abi.CConfig:

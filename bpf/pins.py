@@ -1,12 +1,11 @@
-"""Where everything is pinned: `<bpffs>/podgate/v<schema>/{maps,progs,links}/`.
+"""The paths of pinned objects: `<bpffs>/podgate/v<schema>/{maps,progs,links}/`.
 
-Programs lie in a directory named by the hash of their source, renamed into place only when all of
-them are there, so a half-finished load is never taken for a whole one and two versions can lie side
-by side during an upgrade.
+Programs are in a directory named by their sources' hash, which is renamed into place only when it
+is complete. So an unfinished load is never used, and two versions can exist during an upgrade.
 
-Another schema's directory is that of the version before, or of a later one that was rolled back.
-Its links judge by its maps until somebody takes them over (`find_links`, `adopt`); then the whole
-of it goes (`discard_schema`).
+Another schema's directory belongs to the previous version, or to a later one that was rolled back.
+Its links use its maps until they are taken over (`find_links`, `adopt`); then the directory is
+removed (`discard_schema`).
 """
 
 import contextlib
@@ -21,7 +20,7 @@ from bpf import abi, errors, syscalls
 
 DEFAULT_BPFFS = "/sys/fs/bpf"
 
-# Ends the name of a link that is about to take another's place: `Pins.link` says whose.
+# Suffix of the name of a link that is about to replace the one at `Pins.link`.
 MOVING = "-moving"
 
 _BPF_FS_MAGIC = 0xCAFE4A11
@@ -48,7 +47,7 @@ class Pins:
         return str(self.links / f"{program}-{ifindex}")
 
     def prepare(self) -> None:
-        """Make the directories. Raises `PinError` where nothing can be pinned."""
+        """Create the directories. Raises `PinError` where pinning is impossible."""
         if not is_bpffs(self.bpffs):
             raise errors.PinError(
                 f"{self.bpffs} is not a BPF file system; mount one with "
@@ -64,7 +63,7 @@ class Pins:
             ) from error
 
     def discard_other_programs(self, source_hash: str) -> None:
-        """Unpin programs of other sources, half-finished loads included. Links keep theirs."""
+        """Unpin programs of other sources and unfinished loads. Links keep their programs."""
         for directory in self.programs.iterdir():
             if directory.name != source_hash:
                 shutil.rmtree(directory)
@@ -82,25 +81,25 @@ class Pins:
         )
 
     def find_links(self, name: str) -> list[pathlib.Path]:
-        """Where a link of this name is pinned: under this schema first, then under others."""
-        places = (schema / "links" / name for schema in (self.schema, *self.other_schemas()))
-        return [path for path in places if os.path.lexists(path)]
+        """Pins of links of this name: this schema's first, then others'."""
+        paths = (schema / "links" / name for schema in (self.schema, *self.other_schemas()))
+        return [path for path in paths if os.path.lexists(path)]
 
     def adopt(self, path: pathlib.Path, name: str) -> None:
-        """Move a link's pin here, in one step: to be called when it runs our program.
+        """Move a link's pin to this schema, in one step. Call it when the link runs our program.
 
-        A link of the same name that is here already loses its pin.
+        An existing link of the same name loses its pin.
         """
         os.rename(path, self.links / name)
 
     def discard_schema(self, schema: pathlib.Path) -> None:
-        """Unpin all of one of `other_schemas`: programs, maps, and links that nobody took over."""
+        """Unpin all of one of `other_schemas`: programs, maps, and links not taken over."""
         _remove_tree(schema)
 
     def linked_ifindexes(self, program: str, schema: pathlib.Path | None = None) -> list[int]:
         """Interfaces for which a link of `program` is pinned, whether or not they still exist.
 
-        schema: one of `other_schemas`; else this one.
+        schema: one of `other_schemas`; None: this one.
         """
         name = re.compile(rf"{program}-(\d+)({MOVING})?")
         try:
@@ -110,7 +109,7 @@ class Pins:
         return sorted({int(match[1]) for entry in entries if (match := name.fullmatch(entry))})
 
     def remove_everything(self) -> int:
-        """Unpin all that podgate ever pinned here, of every schema; how many pins there were.
+        """Unpin all objects of every schema. Returns the number of pins.
 
         The kernel detaches a link when its last pin and descriptor are gone.
         """
@@ -127,7 +126,7 @@ def is_bpffs(path: str | os.PathLike[str]) -> bool:
 
 
 def _remove_tree(root: pathlib.Path) -> int:
-    """Remove a directory with all that is pinned below it; how many pins there were."""
+    """Remove a directory with all pins below it. Returns the number of pins."""
     count = 0
     for directory, _, files in os.walk(root, topdown=False):
         for name in files:
@@ -139,7 +138,7 @@ def _remove_tree(root: pathlib.Path) -> int:
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[int]:
-    """The descriptor of what is pinned there, for as long as the block. Raises `BpfError`."""
+    """The descriptor of a pinned object, for the duration of the block. Raises `BpfError`."""
     fd = syscalls.open_pin(os.fspath(path))
     try:
         yield fd

@@ -1,8 +1,8 @@
-"""Values that programs read while they are replaced: each reader sees one of them, never a mix.
+"""A hash map whose values can be replaced while programs read them: a reader sees no mix of two.
 
-An update of a hash map puts a new element in the old one's place, but the kernel hands the old one
-out again at once, for whichever key is written next, and a program that was interrupted may still
-be reading it. So before a write that could get such an element, all programs are waited for.
+An update of a hash map replaces the element, but the kernel reuses the old element at once, for the
+next key that is written, and an interrupted program may still read it. So a write that could get
+such an element first waits for all running programs.
 """
 
 import ctypes
@@ -22,17 +22,17 @@ _SYSCALL_NUMBERS = {
     "ppc64le": 365,
 }
 _GLOBAL = 1
-# Refused where CPUs run without ticks (nohz_full); then several times what it would have taken.
+# Unavailable where CPUs run without ticks (nohz_full); then wait several times as long.
 _INSTEAD_SECONDS = 0.1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RcuMap:
-    """A hash map with one writer. Rewriting what is there already is free."""
+    """A hash map with one writer. Rewriting an unchanged value costs no wait."""
 
     def __init__(self, table: maps.Map) -> None:
         self._table = table
-        # Of a writer before this one nothing is known.
+        # A previous writer may have replaced a value.
         self._was_replaced = True
 
     def set(self, key: bytes, value: bytes) -> None:
@@ -46,7 +46,7 @@ class RcuMap:
         self._was_replaced = before is not None
 
     def delete(self, key: bytes) -> None:
-        """To be called when no program asks for this key any more."""
+        """Delete a key that programs no longer look up."""
         self._table.delete(key)
 
 

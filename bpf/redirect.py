@@ -1,8 +1,8 @@
-"""The kernel side of strict mode, as the relay's process uses it: who is redirected, and where to.
+"""The kernel side of strict mode, as the relay's process uses it: redirects connects to the relay.
 
-Nothing here outlives that process but what the maps say, and that counts for nothing without the
-links. So a relay that is killed is one whose next connect goes to the pod itself. Nothing is
-compiled here: the agent has pinned the programs before it starts a relay.
+Only the maps' entries outlive that process, and they have no effect without the links. So when a
+relay is killed, the next connect goes to the pod itself. Nothing is compiled here: the agent pins
+the programs before it starts a relay.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _BEAT = struct.Struct("=Q")
 
 
 class Redirect:
-    """The programs and maps of one relay. All methods return at once but `hold`."""
+    """The programs and maps of one relay. All methods but `attach_hold` return at once."""
 
     def __init__(
         self,
@@ -27,18 +27,18 @@ class Redirect:
         programs: dict[str, int],
         tables: tuple[maps.Map, maps.Map, maps.Map],
     ) -> None:
-        """programs: descriptors by name; tables: targets, origins and beat. Use `open`."""
+        """programs: descriptors by name; tables: targets, pods and beat. Use `open`."""
         self._installation = installation
         self._programs = programs
-        self._targets, self._origins, self._beat = tables
+        self._targets, self._pods, self._beat = tables
         self._links: list[int] = []
-        self._held: list[int] = []
+        self._hold_links: list[int] = []
 
     @classmethod
     def open(cls, installation: pins.Pins) -> "Redirect":
-        """Open what the agent of this version has pinned.
+        """Open the pins of this version's agent.
 
-        Raises `PinError` where it is not there, and where this kernel has refused a program.
+        Raises `PinError` if one is missing, also because the kernel rejected the program.
         """
         directory = installation.programs / sources.fingerprint()
         with contextlib.ExitStack() as undo:
@@ -46,12 +46,12 @@ class Redirect:
             for name in (abi.HOLD_SYNS, *(hook.name for hook in abi.RELAY_HOOKS)):
                 programs[name] = _open_program(directory, name)
                 undo.callback(os.close, programs[name])
-            targets, origins, beat = (
+            targets, pods, beat = (
                 undo.enter_context(maps.Map.open(installation.map(spec), spec))
                 for spec in (abi.RELAY_TARGETS, abi.RELAY_PODS, abi.RELAY_BEAT)
             )
             undo.pop_all()
-        return cls(installation, programs, (targets, origins, beat))
+        return cls(installation, programs, (targets, pods, beat))
 
     def __enter__(self) -> "Redirect":
         return self
@@ -60,18 +60,18 @@ class Redirect:
         self.close()
 
     def close(self) -> None:
-        """Disengage, hold nothing any more, and close all descriptors."""
+        """Disengage, stop holding SYNs, and close all descriptors."""
         self.disengage()
-        for fd in (*self._held, *self._programs.values()):
+        for fd in (*self._hold_links, *self._programs.values()):
             os.close(fd)
-        for table in (self._targets, self._origins, self._beat):
+        for table in (self._targets, self._pods, self._beat):
             table.close()
 
     def engage(self, cgroup: pathlib.Path) -> None:
-        """Redirect what `cgroup` (the root's directory) and all below it connect.
+        """Redirect connects of `cgroup` (the root's directory) and all below it.
 
-        It takes effect with the first beat. Links are not pinned, so they end with this process.
-        Raises `BpfError`; then nothing is redirected by this one.
+        Takes effect with the first beat. Links are not pinned, so they end with this process.
+        Raises `BpfError`; then this object redirects nothing.
         """
         if self._links:
             return
@@ -86,9 +86,9 @@ class Redirect:
             os.close(cgroup_fd)
 
     def disengage(self) -> None:
-        """The next connect is not redirected; connections that are open stay.
+        """Stop redirecting; open connections stay.
 
-        Their peer is then shown as what it is, an address of the relay, unless another is engaged.
+        getpeername then shows an address of the relay to them, unless another relay is engaged.
         """
         while self._links:
             link = self._links.pop()
@@ -97,15 +97,15 @@ class Redirect:
             finally:
                 os.close(link)
 
-    def hold(self, ifindex: int) -> None:
-        """Have this interface of the calling thread's namespace let in nothing that opens.
+    def attach_hold(self, ifindex: int) -> None:
+        """Drop SYNs that come in by this interface of the calling thread's namespace.
 
-        For as long as this process lives, or the namespace where it is done by a filter (before
-        Linux 6.6). Waits about 10 ms for RCU. Raises `BpfError` or `AttachError`.
+        While this process lives, or while the namespace exists if a filter does it (before Linux
+        6.6). Waits about 10 ms for RCU. Raises `BpfError` or `AttachError`.
         """
         program = self._programs[abi.HOLD_SYNS]
         if tcx.TcxLinks.is_supported():
-            self._held.append(
+            self._hold_links.append(
                 syscalls.link_create_tcx(
                     program, ifindex, syscalls.BPF_TCX_INGRESS, syscalls.BPF_F_BEFORE
                 )
@@ -118,7 +118,7 @@ class Redirect:
             filters.attach(ifindex)
 
     def beat(self) -> None:
-        """Say that the relay is there: without it for 300 ms nothing is redirected."""
+        """Write the relay's heartbeat: after 300 ms without one nothing is redirected."""
         self._beat.set(_BEAT_KEY, _BEAT.pack(time.monotonic_ns()))
 
     def pause(self) -> None:
@@ -132,30 +132,30 @@ class Redirect:
         ports: Iterable[int],
         pair_ifindex: int,
     ) -> None:
-        """From now on this address of the relay stands for the pod, at these ports.
+        """Redirect connects to these ports of the pod to this address of the relay.
 
-        ports: 0 for any that has no entry of its own; pair_ifindex: of the node's side of the
-        relay's pair, whose gate says who may connect. What another relay published for a port is
-        overwritten. Raises `BpfError` (E2BIG: no room).
+        ports: 0 for all ports without an entry; pair_ifindex: the host's end of the relay's veth
+        pair, whose gate decides which sources may connect. Overwrites another relay's entries.
+        Raises `BpfError` (E2BIG: the map is full).
         """
         if relay_address.version != pod_address.version:
             raise ValueError(
-                f"{relay_address} cannot stand for {pod_address}: the families are not the same; "
-                "give one of the pod's own family"
+                f"{relay_address} cannot represent {pod_address}: the families differ; "
+                "use an address of the pod's family"
             )
-        origin = abi.CRelayPod(_address(pod_address), pair_ifindex)
+        pod = abi.CRelayPod(_address(pod_address), pair_ifindex)
         value = abi.pack_address(relay_address)
-        self._origins.set(value, bytes(origin))
+        self._pods.set(value, bytes(pod))
         for port in ports:
             self._targets.set(_key(pod_address, port), value)
 
     def withdraw(
         self, relay_address: abi.IPAddress, pod_address: abi.IPAddress, ports: Iterable[int]
     ) -> None:
-        """Redirect to this address of the relay no more; connections that are open go on.
+        """Stop redirecting to this address of the relay; open connections stay.
 
-        What another relay has published for a port since then stays; but not what it publishes at
-        this very moment, so two relays may not do these two for one pod at once.
+        Entries that another relay has published since stay, except one published at the same
+        moment: two relays must not publish and withdraw for one pod at once.
         """
         value = abi.pack_address(relay_address)
         for port in ports:
@@ -163,28 +163,28 @@ class Redirect:
             if self._targets.get(key) == value:
                 self._targets.delete(key)
 
-    def forget(self, relay_address: abi.IPAddress) -> None:
-        """This address of the relay stands for nothing any more; to be withdrawn first.
+    def delete(self, relay_address: abi.IPAddress) -> None:
+        """Delete the pod of this address of the relay; withdraw it first.
 
-        Connections that are open should have ended: their peer is shown as what it is from now on.
+        Its connections should be closed: getpeername now shows the relay's address to them.
         """
-        self._origins.delete(abi.pack_address(relay_address))
+        self._pods.delete(abi.pack_address(relay_address))
 
-    def forget_within(self, subnets: Collection[abi.IPNetwork]) -> None:
-        """Forget all that a relay which was killed left of these addresses, which are ours now."""
-        for key, _ in list(self._origins.items()):
+    def delete_within(self, subnets: Collection[abi.IPNetwork]) -> None:
+        """Delete a killed relay's entries for addresses in these subnets, which are ours now."""
+        for key, _ in list(self._pods.items()):
             address = abi.unpack_address(key)
             if any(address in subnet for subnet in subnets):
-                self._origins.delete(key)
+                self._pods.delete(key)
 
     def keep_only(self, published: Collection[tuple[abi.IPAddress, int]]) -> None:
-        """Delete what relays before this one left for other pods' addresses and ports.
+        """Delete previous relays' targets for other pod addresses and ports.
 
-        Not what their addresses stand for: such a relay may still carry what it began.
+        Their relay addresses stay: a previous relay may still proxy open connections.
         """
-        wanted = {_key(address, port) for address, port in published}
+        kept = {_key(address, port) for address, port in published}
         for key, _ in list(self._targets.items()):
-            if key not in wanted:
+            if key not in kept:
                 self._targets.delete(key)
 
     def _link(self, hook: abi.HookSpec, cgroup_fd: int) -> int:
@@ -208,8 +208,8 @@ def _open_program(directory: pathlib.Path, name: str) -> int:
     except errors.BpfError as error:
         if os.path.lexists(directory / abi.HOLD_SYNS) and not os.path.lexists(path):
             raise errors.PinError(
-                f"this kernel does not take the program {name}, without which nothing can be "
-                "carried by the relay; use a newer kernel, or mode enforce"
+                f"this kernel does not accept the program {name}, without which the relay cannot "
+                "work; use a newer kernel, or mode enforce"
             ) from error
         raise errors.PinError(
             f"cannot open {path} ({os.strerror(error.errno or 0)}); the agent pins it before it "

@@ -1,6 +1,6 @@
-"""A pod's table of what it asked, written by user space: the twin of src/replies.h.
+"""Reply tables, written by user space: the twin of src/replies.h.
 
-For questions from before the gate remembered any. A test compares both by what a packet leaves.
+For flows from before the gate recorded any. A test compares the entry of a packet with this code's.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ _BROADCAST = ipaddress.IPv4Address("255.255.255.255")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReplyFlow:
-    """A conversation of a protocol with ports that is not TCP, as the pod sees it.
+    """A flow of a protocol with ports other than TCP, as the pod sees it.
 
-    protocol: IP protocol number. Both addresses are of one family; a peer that is a group stands
-    for whoever answers.
+    protocol: IP protocol number. Both addresses are of one family; if the peer is a multicast group
+    or the broadcast address, replies may come from any address.
     """
 
     protocol: int
@@ -39,7 +39,7 @@ class ReplyFlow:
     peer_port: int
 
     def pack(self) -> abi.CFlow:
-        """The key by which the gate finds it (`read_question` of src/replies.h)."""
+        """The key by which the gate finds it (`parse_pod_flow` of src/replies.h)."""
         flow = abi.CFlow(
             pod=abi.CAddress.from_buffer_copy(abi.pack_address(self.pod)),
             pod_port=socket.htons(self.pod_port),
@@ -52,7 +52,7 @@ class ReplyFlow:
 
 
 def slot_of(flow: abi.CFlow) -> int:
-    """Where in a table the flow is."""
+    """The index of the flow's slot in a table."""
     hashed = 0
     for word in _WORDS.unpack(bytes(flow)):
         hashed = (hashed ^ word) * _MULTIPLIER & _64_BITS
@@ -60,10 +60,10 @@ def slot_of(flow: abi.CFlow) -> int:
 
 
 class ReplyTable:
-    """One pod's table. A context manager, since the table should go with its gate."""
+    """One pod's table. A context manager: an open descriptor keeps the table after its gate."""
 
     def __init__(self, map_id: int) -> None:
-        """map_id: as the map `replies` says. Raises `BpfError` when it is gone."""
+        """map_id: from the map `replies`. Raises `BpfError` if the table no longer exists."""
         self._fd = syscalls.fd_by_id(syscalls.Command.MAP_GET_FD_BY_ID, map_id)
 
     def __enter__(self) -> "ReplyTable":
@@ -73,44 +73,43 @@ class ReplyTable:
         os.close(self._fd)
 
     def slot(self, index: int) -> abi.CReplySlot:
-        """What is remembered there; all 0 where nothing is."""
+        """The slot's content; all 0 if it is empty."""
         value = syscalls.map_lookup(self._fd, _INDEX.pack(index), abi.REPLY_TABLE.value_size)
         assert value is not None  # an array has all of its keys
         return abi.CReplySlot.from_buffer_copy(value)
 
-    def fill(self, questions: Iterable[ReplyFlow], now_ns: int) -> bool:
-        """Note questions as if asked at now_ns (CLOCK_MONOTONIC); whether all found a place.
+    def fill(self, flows: Iterable[ReplyFlow], now_ns: int) -> bool:
+        """Record flows as sent at now_ns (CLOCK_MONOTONIC). Whether all of them had a free slot.
 
-        What is there already is newer, and stays.
+        Existing entries are newer, and stay.
         """
         have_all_room = True
-        for question in questions:
-            flow = question.pack()
-            index = slot_of(flow)
-            taken = self.slot(index)
-            if not taken.sent_ns:
-                value = bytes(abi.CReplySlot(flow=flow, sent_ns=now_ns))
+        for packed in (flow.pack() for flow in flows):
+            index = slot_of(packed)
+            slot = self.slot(index)
+            if not slot.sent_ns:
+                value = bytes(abi.CReplySlot(flow=packed, sent_ns=now_ns))
                 syscalls.map_update(self._fd, _INDEX.pack(index), value)
-            elif bytes(taken.flow) != bytes(flow):
+            elif bytes(slot.flow) != bytes(packed):
                 have_all_room = False
         return have_all_room
 
 
 class ReplyTables:
-    """Reads the tables of all gates."""
+    """Reader of the tables of all gates."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
         self._tables = loaded.map(abi.REPLIES)
 
-    def hold(self, ifindex: int, question: ReplyFlow, now_ns: int) -> bool:
-        """Whether this gate takes what the node sends for an answer to `question`.
+    def contains(self, ifindex: int, reply_flow: ReplyFlow, now_ns: int) -> bool:
+        """Whether this gate admits packets from the host as replies to this flow.
 
-        now_ns: CLOCK_MONOTONIC. Raises `BpfError` when the gate goes meanwhile.
+        now_ns: CLOCK_MONOTONIC. Raises `BpfError` if the gate is removed meanwhile.
         """
         table = self._tables.get(_INDEX.pack(ifindex))
         if table is None:
             return False
-        flow = question.pack()
+        flow = reply_flow.pack()
         with ReplyTable(_INDEX.unpack(table)[0]) as opened:
             slot = opened.slot(slot_of(flow))
         return bytes(slot.flow) == bytes(flow) and now_ns - slot.sent_ns < LIFETIME_NS

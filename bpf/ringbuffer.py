@@ -12,7 +12,7 @@ _LENGTH = struct.Struct("=I")
 
 
 class RingBuffer:
-    """One reader of one ring. Its descriptor polls readable when there is something to read."""
+    """The reader of one ring. Its descriptor polls readable when there are records."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         """`size_bytes`: the map's max_entries, a power of two of pages."""
@@ -22,7 +22,7 @@ class RingBuffer:
         self._consumer = mmap.mmap(
             fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=0
         )
-        # The producer's page, then the data twice in a row: no record is ever cut in two.
+        # The producer's page, then the data mapped twice in a row: no record wraps around.
         self._data = mmap.mmap(
             fd, page + 2 * size_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=page
         )
@@ -34,7 +34,7 @@ class RingBuffer:
         self._data.close()
 
     def records(self) -> Iterator[bytes]:
-        """All records that are complete now; each is given back to the kernel as it is read."""
+        """All complete records; each one's space is returned to the kernel when it is read."""
         position = self._position(self._consumer)
         while position < self._position(self._data):
             at = self._start + (position & self._mask)

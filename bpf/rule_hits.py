@@ -1,4 +1,4 @@
-"""How often each rule let a flow begin: counters by rule id, over all gates."""
+"""Hit counters of rules: new flows that each rule admitted, over all gates."""
 
 import array
 import struct
@@ -10,15 +10,15 @@ _KEY = struct.Struct("=I")
 
 
 class RuleHits:
-    """The counters; gates count only ids that are there. They outlive the agent."""
+    """The counters, by rule id; gates count existing ids only. They outlive the agent."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
         self._map = loaded.map(abi.RULE_HITS)
 
     def add(self, ids: Iterable[int]) -> None:
-        """Make counters that are not there yet; one that is keeps its count.
+        """Create missing counters; existing ones keep their count.
 
-        Raises `BpfError` when there is no more room (65,536 ids).
+        Raises `BpfError` when the map is full (65,536 ids).
         """
         for number in ids:
             key = _KEY.pack(number)
@@ -26,12 +26,12 @@ class RuleHits:
                 self._map.set(key, bytes(self._map.value_size))
 
     def read(self) -> dict[int, int]:
-        """Opening packets by id, summed over CPUs."""
+        """Admitted new flows by id, summed over CPUs."""
         return {
             _KEY.unpack(key)[0]: sum(array.array("Q", value)) for key, value in self._map.items()
         }
 
-    def keep(self, ids: Container[int]) -> None:
+    def retain(self, ids: Container[int]) -> None:
         """Remove the counters of all others."""
         for key, _ in list(self._map.items()):
             if _KEY.unpack(key)[0] not in ids:

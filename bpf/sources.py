@@ -1,7 +1,7 @@
-"""The C sources as one text, and the hash by which a loaded copy is known.
+"""The C sources as one text, and the hash that identifies the loaded programs.
 
 bcc rewrites map accesses in the main file only, not in included ones, so quoted includes are
-expanded here; #line keeps the compiler's messages true.
+expanded here; #line keeps file and line in the compiler's messages.
 """
 
 import hashlib

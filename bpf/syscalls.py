@@ -1,9 +1,9 @@
-"""bpf(2), through one funnel, without bcc or libbpf.
+"""bpf(2), through one function, without bcc or libbpf.
 
-Debian 12's libbpf (1.1) does not know tcx links, and every command used here is one small struct,
-so the system call is made directly. Struct layouts: `union bpf_attr` in include/uapi/linux/bpf.h.
-All calls return at once but `link_create` for tcx, which waits for RCU under RTNL for about 10 ms:
-call that one from a worker thread.
+Debian 12's libbpf (1.1) lacks tcx links, and every command used here is one small struct, so the
+system call is made directly. Struct layouts: `union bpf_attr` in include/uapi/linux/bpf.h. All
+calls return at once but `link_create_tcx`, which waits for RCU under RTNL for about 10 ms: call it
+from a worker thread.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ _SYSCALL_NUMBERS = {
 }
 _libc = ctypes.CDLL(None, use_errno=True)
 
-# Commands may be answered with EAGAIN while the verifier is interrupted by signals (libbpf retries
-# five times as well).
+# Commands may fail with EAGAIN while signals interrupt the verifier (libbpf retries five times as
+# well).
 _MAX_ATTEMPTS = 5
 
 
@@ -70,7 +70,7 @@ BPF_LINK_TYPE_TCX = 11
 def call(
     command: Command, attributes: bytes, *, what: str, tolerated: tuple[int, ...] = ()
 ) -> tuple[int, bytes]:
-    """One bpf(2) call: the result, and the attributes as the kernel left them.
+    """Make one bpf(2) call. Returns the result, and the attributes as the kernel left them.
 
     The result is a descriptor or 0, or minus the errno where that one is `tolerated`. Raises
     `BpfError` whose text begins with `what`.
@@ -99,7 +99,7 @@ def _address(buffer: ctypes.Array[ctypes.c_char]) -> int:
 def map_create(kind: int, key_size: int, value_size: int, max_entries: int) -> int:
     """A new map's descriptor; sizes in bytes."""
     attributes = struct.pack("=IIIII", kind, key_size, value_size, max_entries, 0)
-    return _allocate(Command.MAP_CREATE, attributes, what="making a map")
+    return _allocate(Command.MAP_CREATE, attributes, what="creating a map")
 
 
 def map_lookup(map_fd: int, key: bytes, value_size: int) -> bytes | None:
@@ -122,7 +122,7 @@ def map_update(map_fd: int, key: bytes, value: bytes) -> None:
 
 
 def map_delete(map_fd: int, key: bytes) -> bool:
-    """Whether there was such a key."""
+    """Delete a key. Whether it existed."""
     key_buffer = ctypes.create_string_buffer(key, len(key))
     attributes = struct.pack("=IIQQQ", map_fd, 0, _address(key_buffer), 0, 0)
     result, _ = call(
@@ -176,7 +176,7 @@ def map_update_batch(map_fd: int, keys: Sequence[bytes], values: Sequence[bytes]
 
 
 def map_delete_batch(map_fd: int, keys: Sequence[bytes]) -> None:
-    """Delete many. Raises `BpfError` (ENOENT) at the first that is not there."""
+    """Delete many. Raises `BpfError` (ENOENT) at the first missing key."""
     _batch(Command.MAP_DELETE_BATCH, map_fd, keys, (), what="deleting from a map")
 
 
@@ -204,7 +204,7 @@ def pin(fd: int, path: str) -> None:
 
 
 def open_pin(path: str) -> int:
-    """A new descriptor of what is pinned at `path`. Raises `BpfError` (ENOENT: nothing there)."""
+    """A new descriptor of the object pinned at `path`. Raises `BpfError` (ENOENT: no such pin)."""
     name = ctypes.create_string_buffer(os.fsencode(path))
     attributes = struct.pack("=QIII", _address(name), 0, 0, 0)
     return call(Command.OBJ_GET, attributes, what=f"opening {path}")[0]
@@ -217,7 +217,7 @@ def object_info(fd: int, size: int) -> bytes:
     """
     info = ctypes.create_string_buffer(size)
     attributes = struct.pack("=IIQ", fd, size, _address(info))
-    call(Command.OBJ_GET_INFO_BY_FD, attributes, what="asking for a BPF object's description")
+    call(Command.OBJ_GET_INFO_BY_FD, attributes, what="reading a BPF object's description")
     return info.raw
 
 
@@ -234,8 +234,8 @@ def program_load(kind: int, instructions: bytes) -> int:
 
 
 def _allocate(command: Command, attributes: bytes, *, what: str) -> int:
-    """A new object's descriptor. Until Linux 5.11 (97306be45fbe) its memory counts as locked, and
-    too low a limit is EPERM: then the limit is raised, as libbpf does.
+    """A new object's descriptor. Until Linux 5.11 (97306be45fbe) its memory counts as locked
+    memory, and too low a limit is EPERM: then the limit is raised, as libbpf does.
     """
     result, _ = call(command, attributes, what=what, tolerated=(errno.EPERM,))
     if result >= 0:
@@ -247,10 +247,10 @@ def _allocate(command: Command, attributes: bytes, *, what: str) -> int:
 
 
 def link_create_cgroup(program_fd: int, cgroup_fd: int, attach_type: int, flags: int = 0) -> int:
-    """Attach a program to a cgroup and all below it, beside others' (Linux 5.7); the link.
+    """Attach a program to a cgroup and all below it, next to others (Linux 5.7). Returns the link.
 
-    flags: BPF_F_BEFORE puts it before all others of this cgroup (Linux 6.16; else EINVAL). Raises
-    `BpfError` (EPERM: somebody attached without BPF_F_ALLOW_MULTI).
+    flags: BPF_F_BEFORE puts it before all others of this cgroup (EINVAL before Linux 6.16). Raises
+    `BpfError` (EPERM: another program is attached without BPF_F_ALLOW_MULTI).
     """
     attributes = struct.pack("=IIIIIIQ", program_fd, cgroup_fd, attach_type, flags, 0, 0, 0)
     return call(Command.LINK_CREATE, attributes, what="attaching to the root cgroup")[0]
@@ -263,13 +263,13 @@ def link_create_tcx(program_fd: int, ifindex: int, attach_type: int, flags: int)
 
 
 def link_update(link_fd: int, program_fd: int) -> None:
-    """Swap the program of a link at once (about 2 us); no packet goes unjudged."""
+    """Replace the program of a link atomically (about 2 us); every packet sees one of the two."""
     attributes = struct.pack("=IIII", link_fd, program_fd, 0, 0)
     call(Command.LINK_UPDATE, attributes, what="swapping a link's program")
 
 
 def link_detach(link_fd: int) -> None:
-    """Detach at once. Otherwise it happens some time after the last pin and descriptor are gone."""
+    """Detach at once, not some time after the last pin and descriptor are gone."""
     attributes = struct.pack("=I", link_fd)
     call(Command.LINK_DETACH, attributes, what="detaching a link")
 
@@ -280,7 +280,7 @@ def query_programs(ifindex: int, attach_type: int) -> list[int]:
 
 
 def query_cgroup_programs(cgroup_fd: int, attach_type: int) -> tuple[list[int], int]:
-    """Ids of the programs attached to this very cgroup, and the flags they were attached with."""
+    """Ids of the programs attached to this cgroup itself, and the flags of their attachment."""
     return _query(cgroup_fd, attach_type, what="reading a cgroup's programs")
 
 
@@ -308,16 +308,16 @@ def next_id(command: Command, after: int) -> int | None:
 
 
 def fd_by_id(command: Command, object_id: int) -> int:
-    """A descriptor of what has this id. Raises `BpfError` (ENOENT: it is gone)."""
+    """A descriptor of the object with this id. Raises `BpfError` (ENOENT: it no longer exists)."""
     attributes = struct.pack("=III", object_id, 0, 0)
     return call(command, attributes, what=f"opening BPF object {object_id}")[0]
 
 
 def run_program(program_fd: int, frame: bytes, context: bytes, repeat: int = 1) -> tuple[int, int]:
-    """Run a tc program on `frame` (BPF_PROG_TEST_RUN): its return value and ns per run.
+    """Run a tc program on `frame` (BPF_PROG_TEST_RUN). Returns its return value and ns per run.
 
-    context: `struct __sk_buff`, of which the kernel takes mark, priority, ingress_ifindex,
-    ifindex, cb, tstamp, wire_len, gso_segs, gso_size and hwtstamp; all else must be 0.
+    context: `struct __sk_buff`, of which the kernel accepts mark, priority, ingress_ifindex,
+    ifindex, cb, tstamp, wire_len, gso_segs, gso_size and hwtstamp; other fields must be 0.
     """
     data = ctypes.create_string_buffer(frame, len(frame))
     context_in = ctypes.create_string_buffer(context, len(context))

@@ -1,4 +1,4 @@
-"""Attaching by tcx links (Linux 6.6), pinned so that they outlive the agent.
+"""Attachment by tcx links (Linux 6.6), pinned so that they outlive the agent.
 
 Every call that attaches waits for RCU under RTNL, about 10 ms: worker threads only.
 """
@@ -12,7 +12,7 @@ import time
 
 from bpf import errors, pins, syscalls
 
-# What somebody else has attached is pinned by him a moment later.
+# Another process (podgate-cni) pins its new link a moment after attaching it.
 _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.02
 
@@ -21,12 +21,12 @@ _LINK_INFO = struct.Struct("=IIIIII")
 
 
 class TcxLinks:
-    """The links of one program at interfaces of the calling namespace."""
+    """The links of one program on interfaces of the calling thread's namespace."""
 
     def __init__(
         self, installation: pins.Pins, program: str, copies: tuple[int, int], attach_type: int
     ) -> None:
-        """copies: the program's descriptor, and that of its spare.
+        """copies: the program's descriptor, and that of its moving copy.
 
         attach_type: BPF_TCX_EGRESS or BPF_TCX_INGRESS.
         """
@@ -38,7 +38,7 @@ class TcxLinks:
 
     @staticmethod
     def is_supported() -> bool:
-        """Found out by asking for the loopback's chain: EINVAL before Linux 6.6."""
+        """Detected by querying the loopback's chain: EINVAL before Linux 6.6."""
         try:
             syscalls.query_programs(1, syscalls.BPF_TCX_EGRESS)
         except errors.BpfError as error:
@@ -48,14 +48,13 @@ class TcxLinks:
         return True
 
     def attach(self, ifindex: int) -> None:
-        """Attach before whatever is attached already, or swap the program of a pinned link.
+        """Attach before all other programs, or replace the program of a pinned link.
 
         BPF_F_BEFORE: a program of the CNI that returns TC_ACT_OK ends the chain, and an appended
-        gate would never see the packet. A link of another schema is taken over: at each moment
-        either version's program judges, by its own maps. Raises `BpfError` (ENODEV: no such
-        interface).
+        gate would never see the packet. A link of another schema is taken over: at each moment one
+        version's program enforces, by its own maps. Raises `BpfError` (ENODEV: no such interface).
 
-        podgate-cni may do the same at the same time: whose link is pinned is the one that stays.
+        podgate-cni may do the same at the same time: the link that is pinned stays.
         """
         path = self._pins.link(self._program, ifindex)
         for attempt in range(_ATTEMPTS):
@@ -71,7 +70,7 @@ class TcxLinks:
                 return
 
     def is_attached(self, ifindex: int) -> bool:
-        """Whether a link of this schema stands, whoever made it."""
+        """Whether a link of this schema is attached, whichever process created it."""
         path = self._pins.link(self._program, ifindex)
         try:
             with contextlib.closing(_Link(path, self._attach_type)) as link:
@@ -82,39 +81,39 @@ class TcxLinks:
             raise
 
     def detach(self, ifindex: int) -> None:
-        """Detach and unpin, whichever version attached: afterwards nothing of ours judges."""
+        """Detach and unpin all links of any version."""
         for path in self._paths(ifindex):
             self._detach(path)
 
     def refresh(self) -> tuple[set[int], set[int]]:
-        """Interfaces that carry a live link: of this schema, and of others.
+        """Interfaces that have a live link: of this schema, and of others.
 
-        Pins of links whose interface is gone are removed on the way.
+        Also removes pins of links whose interface is deleted.
         """
         ours = self._alive(self._pins.schema)
         others = set().union(*map(self._alive, self._pins.other_schemas()))
         return ours, others - ours
 
     def is_first(self, ifindex: int) -> bool:
-        """Whether nobody's program runs before ours. Raises `BpfError` (ENODEV)."""
+        """Whether no other program runs before ours. Raises `BpfError` (ENODEV)."""
         chain = syscalls.query_programs(ifindex, self._attach_type)
         return bool(chain) and chain[0] in self._ids
 
     def move_first(self, ifindex: int) -> None:
-        """Put an attached program before all others, without a gap.
+        """Move an attached program before all others, without a gap.
 
-        A program can be in a chain only once (EEXIST), so its spare goes in at the front, takes the
-        pin, and then the link that stood behind goes. Ended in between, both stay, and both judge
-        alike. Raises `BpfError`.
+        A program can be in a chain only once (EEXIST), so its moving copy is attached first and
+        pinned, and then the old link is detached. If the process ends in between, both stay
+        attached, and both decide alike. Raises `BpfError`.
         """
         path = self._pins.link(self._program, ifindex)
         pins.unlink_quietly(path + pins.MOVING)
-        with contextlib.closing(_Link(path, self._attach_type)) as behind:
-            spare = self._copies[1 if behind.program_id == self._ids[0] else 0]
-            front = self._attach_first(spare, ifindex, path + pins.MOVING)
+        with contextlib.closing(_Link(path, self._attach_type)) as displaced:
+            copy = self._copies[1 if displaced.program_id == self._ids[0] else 0]
+            front = self._attach_first(copy, ifindex, path + pins.MOVING)
             try:
                 os.rename(path + pins.MOVING, path)
-                syscalls.link_detach(behind.fd)
+                syscalls.link_detach(displaced.fd)
             finally:
                 os.close(front)
 
@@ -131,10 +130,10 @@ class TcxLinks:
         return link_fd
 
     def _take_over(self, ifindex: int) -> bool:
-        """Have one living link run our program, and detach any other; whether there was one.
+        """Make one live link run our program, and detach all others. Whether there was one.
 
-        The program first and then the pin: a process that ends in between leaves a link that the
-        next one, of either version, finds and takes over again.
+        The program first and then the pin: if the process ends in between, the next one, of either
+        version, finds the link and takes it over again.
         """
         own = self._name(ifindex)
         is_done = False
@@ -178,7 +177,7 @@ class TcxLinks:
 
 
 class _Link:
-    """An opened pin. `ifindex` is 0 when the interface is gone, or for another kind of link."""
+    """An opened pin. `ifindex` is 0 if the interface is deleted, or for another kind of link."""
 
     def __init__(self, path: str | os.PathLike[str], expected_type: int) -> None:
         self.fd = syscalls.open_pin(str(path))

@@ -112,7 +112,7 @@ PENDING = (
     "agent/sources/",
     "agent/state_files.py",
     "agent/strict/",
-    "bpf/",
+    "bpf/src/",
     "deploy/",
     "docs/architecture.md",
     "docs/reference/",

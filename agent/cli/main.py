@@ -24,14 +24,7 @@ from agent.cli.commands import (
 from agent.errors import PodgateError
 from bpf import errors, pins
 
-# BpfError is an OSError, too.
-_FAILURES = (
-    PodgateError,
-    errors.AttachError,
-    errors.CompileError,
-    errors.PinError,
-    OSError,
-)
+_FAILURES = (PodgateError, errors.KernelSideError, OSError)
 
 
 class _Podgate(click.Group):

@@ -193,7 +193,7 @@ class ExistingFlows:
         pod, node = abi.unpack_address(flow.remote), abi.unpack_address(flow.local)
         question = ReplyFlow(flow.protocol, pod, flow.remote_port, node, flow.local_port)
         now_ns = time.monotonic_ns()
-        return any(self._replies.hold(gate, question, now_ns) for gate in target.gates)
+        return any(self._replies.contains(gate, question, now_ns) for gate in target.gates)
 
     def _judge(
         self,

@@ -78,7 +78,7 @@ class PolicyController:
         if self._api is None:
             self._has_policies.set()
         if not self.is_enabled:
-            self._hits.keep(())
+            self._hits.retain(())
             return
         sources: list[PolicyProvider] = []
         if self._path:
@@ -114,7 +114,7 @@ class PolicyController:
             self._has_old_counters = False
             ids = set(self._book.ids.values())
             self._counted &= ids
-            await asyncio.to_thread(self._hits.keep, ids)
+            await asyncio.to_thread(self._hits.retain, ids)
         return seconds
 
     async def admit(self, pod: Pod) -> Admission:

@@ -157,11 +157,11 @@ class Relay:
         self._pair_ifindex = pair.ifindex
         configuration = self._configuration
         # First of all: from here on only injected SYNs open connections.
-        self._redirect.hold(socket.if_nametoindex(configuration.inside))
+        self._redirect.attach_hold(socket.if_nametoindex(configuration.inside))
         subnets = [
             ipaddress.ip_network(net) for net in (configuration.subnet4, configuration.subnet6)
         ]
-        self._redirect.forget_within(subnets)
+        self._redirect.delete_within(subnets)
         self._targets = Targets(subnets, self._now)
         self._held_syns = HeldSyns(
             self._poller,
@@ -234,7 +234,7 @@ class Relay:
         assert self._redirect is not None
         assert self._held_syns is not None
         self._redirect.withdraw(target.relay, target.address, target.claims)
-        self._redirect.forget(target.relay)
+        self._redirect.delete(target.relay)
         self._targets.remove(target)
         self._held_syns.abandon(target)
 
@@ -262,7 +262,7 @@ class Relay:
     def _forget_targets(self) -> None:
         if self._redirect is not None:
             for target in self._targets or ():
-                self._redirect.forget(target.relay)
+                self._redirect.delete(target.relay)
 
     def _beat(self) -> None:
         """Write the heartbeat that redirects connects here; pause it while the relay is full."""

@@ -8,7 +8,6 @@ import errno
 import os
 import pathlib
 import shutil
-import struct
 
 from bpf import abi, errors, hooks, pins, syscalls
 
@@ -25,9 +24,6 @@ HOOKS = (
     abi.HookSpec("service_sendmsg6", _SOCK_ADDR, 15),
 )
 """In this order: a translated process must not see the endpoint's address."""
-
-_LINK_INFO = struct.Struct("=IIIIQI")  # type, id, prog_id, (padding), cgroup id, attach_type
-_BPF_LINK_TYPE_CGROUP = 3
 
 
 def directory(installation: pins.Pins) -> pathlib.Path:
@@ -69,7 +65,7 @@ class ServiceLinks:
         if not os.path.lexists(path):
             return False
         with pins.opened(path) as link_fd:
-            if _is_to(link_fd, cgroup_fd, hook):
+            if hooks.is_linked(link_fd, cgroup_fd, hook):
                 if syscalls.link_program_id(link_fd) != syscalls.program_id(program_fd):
                     syscalls.link_update(link_fd, program_fd)
                 return True
@@ -105,7 +101,7 @@ class ServiceLinks:
         name = hook.name.replace("service_", "hook_")
         for agents in self._installation.find_links(name):
             with pins.opened(agents) as first_fd:
-                if not _is_to(first_fd, cgroup_fd, hook):
+                if not hooks.is_linked(first_fd, cgroup_fd, hook):
                     continue
                 hook_fd = syscalls.fd_by_id(
                     syscalls.Command.PROG_GET_FD_BY_ID, syscalls.link_program_id(first_fd)
@@ -150,11 +146,3 @@ def _link_first(hook: abi.HookSpec, program_fd: int, cgroup_fd: int) -> int | No
         if error.errno != errno.EINVAL:
             raise
         return None
-
-
-def _is_to(link_fd: int, cgroup_fd: int, hook: abi.HookSpec) -> bool:
-    kind, _, _, _, cgroup, attach_type = _LINK_INFO.unpack(
-        syscalls.object_info(link_fd, _LINK_INFO.size)
-    )
-    expected = (_BPF_LINK_TYPE_CGROUP, os.fstat(cgroup_fd).st_ino, hook.attach_type)
-    return (kind, cgroup, attach_type) == expected

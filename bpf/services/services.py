@@ -14,7 +14,7 @@ import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from bpf import abi, compiling, maps, pins, rcu_map, sources, syscalls
+from bpf import abi, compiling, errors, maps, pins, rcu_map, sources, syscalls
 from bpf.services import links as service_links
 from bpf.services.tables import (
     COUNTS,
@@ -42,7 +42,7 @@ _BATCH = 4096
 PINS = (*(hook.name for hook in service_links.HOOKS), *(spec.name for spec in MAPS))
 
 
-class ServiceTableFullError(Exception):
+class ServiceTableFullError(errors.KernelSideError):
     """More services or endpoints than the maps can hold; nothing was changed."""
 
 
@@ -239,8 +239,9 @@ async def load(installation: pins.Pins) -> pathlib.Path:
     parent.mkdir(mode=0o700, exist_ok=True)
     text = sources.expand("services.c").encode()
     programs = parent / hashlib.sha256(text).hexdigest()[:16]
-    if not compiling.are_pinned(programs, PINS):
-        await compiling.run("bpf.services.compiler", str(programs), what="services.c")
+    await compiling.ensure_pinned(
+        programs, PINS, "bpf.services.compiler", str(programs), what="services.c"
+    )
     return programs
 
 

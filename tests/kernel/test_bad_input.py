@@ -128,5 +128,5 @@ async def test_compiler_that_is_killed_is_said(
     killed.write_text("#!/bin/sh\nkill -9 $$\n")
     killed.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(killed))
-    with pytest.raises(errors.CompileError, match="ended by signal 9; it needs 250 MB of memory"):
+    with pytest.raises(errors.CompileError, match="killed by signal 9; it needs 250 MB of memory"):
         await loader.load(fresh_pins)

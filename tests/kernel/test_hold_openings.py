@@ -180,7 +180,7 @@ from bpf import pins, redirect as redirects, tcx
 if sys.argv[2] == "clsact":
     tcx.TcxLinks.is_supported = staticmethod(lambda: False)
 redirect = redirects.Redirect.open(pins.Pins(sys.argv[1]))
-redirect.hold(socket.if_nametoindex("eth0"))
+redirect.attach_hold(socket.if_nametoindex("eth0"))
 print("holding", flush=True)
 sys.stdin.read()
 """

@@ -58,10 +58,10 @@ def test_what_is_published_is_there_until_it_is_withdrawn_and_forgotten(
     redirect.withdraw(RELAY, POD, [0, 8080])
     assert targets(loaded) == {(POD6, 443): RELAY6}
     assert origins(loaded) == {RELAY: (POD, PAIR), RELAY6: (POD6, PAIR)}
-    redirect.forget(RELAY)
+    redirect.delete(RELAY)
     assert origins(loaded) == {RELAY6: (POD6, PAIR)}
     redirect.withdraw(RELAY, POD, [0, 8080])
-    redirect.forget(RELAY)
+    redirect.delete(RELAY)
 
 
 def test_successor_s_entries_outlive_the_one_before(
@@ -70,7 +70,7 @@ def test_successor_s_entries_outlive_the_one_before(
     redirect.publish(RELAY, POD, [80, 8080], PAIR)
     redirect.publish(SUCCESSOR, POD, [80], PAIR + 1)
     redirect.withdraw(RELAY, POD, [80, 8080])
-    redirect.forget(RELAY)
+    redirect.delete(RELAY)
     assert targets(loaded) == {(POD, 80): SUCCESSOR}
     assert origins(loaded) == {SUCCESSOR: (POD, PAIR + 1)}
 
@@ -82,7 +82,7 @@ def test_what_a_killed_relay_left_of_our_addresses_is_forgotten(
     redirect.publish(SUCCESSOR, POD, [0], PAIR + 1)
     redirect.publish(RELAY6, POD6, [0], PAIR)
     ours = [ipaddress.ip_network(span) for span in ("198.18.64.0/21", "fd00:18:64::/67")]
-    redirect.forget_within(ours)
+    redirect.delete_within(ours)
     assert origins(loaded) == {SUCCESSOR: (POD, PAIR + 1)}
 
 
