@@ -112,7 +112,6 @@ PENDING = (
     "agent/sources/",
     "agent/state_files.py",
     "agent/strict/",
-    "bpf/src/",
     "deploy/",
     "docs/architecture.md",
     "docs/reference/",

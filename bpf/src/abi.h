@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * What the kernel side and user space share: every struct and enum here has its twin in bpf/abi.py
- * or bpf/verdicts.py, and tests compare the two. A change of layout or of an enumerator's number is
- * a new schema: raise SCHEMA in bpf/abi.py.
+ * The structs and enums shared by kernel side and user space: each has its twin in bpf/abi.py,
+ * bpf/rules.py or bpf/verdicts.py, and tests compare the two. A change of layout or of an
+ * enumerator's number is a new schema: raise SCHEMA in bpf/abi.py.
  */
 #ifndef PODGATE_ABI_H
 #define PODGATE_ABI_H
@@ -26,49 +26,49 @@ enum verdict {
 	VERDICT_COUNT,
 };
 
-/* The one word that says why. Numbers are kept for ever: counters outlive the agent. */
+/* The reason of a verdict. Numbers never change: counters outlive the agent. */
 enum reason {
 	REASON_ARP,	    /* address resolution */
-	REASON_CONTROL,	    /* ICMP errors, neighbour discovery, MLD */
-	REASON_ESTABLISHED, /* TCP that opens nothing */
-	REASON_REPLY, /* answers what the pod asked, or goes on with a datagram that was let in */
-	REASON_RULE,  /* a rule lets this sender in */
-	REASON_PROBE, /* the kubelet, to what the pod declares */
-	REASON_GRACE, /* may answer what the pod asked before the gate was there */
-	REASON_DEAD_MAN,   /* no agent for so long that everything passes */
-	REASON_UNPARSABLE, /* not to be read to its end, so not to be trusted */
-	REASON_FRAGMENT,   /* a fragment of a TCP packet: it hides the flags */
-	REASON_STRAY,	   /* to an address that is not this pod's (a flooded copy) */
-	REASON_NODE,	   /* the node started it */
-	REASON_KERNEL,	   /* made by the kernel: no socket is known */
-	REASON_TUNNEL,	   /* wrapped in the node's own tunnel, to come out as forwarded */
-	REASON_EVASION,	   /* a packet socket asked for a way that passes no gate */
-	REASON_PATH_TEST,  /* the agent asks whether this gate is on the way: TCP to port 0 */
-	REASON_SWITCH, /* no socket is known, as when Open vSwitch puts in again what others sent */
-	REASON_FORWARDED, /* a fragment of what others sent, which lost how it came in */
-	REASON_RELAY,	  /* to the relay, from others than the node */
+	REASON_CONTROL,	    /* ICMP errors, neighbour discovery, IGMP and MLD */
+	REASON_ESTABLISHED, /* TCP segment without SYN */
+	REASON_REPLY,	    /* reply to a flow of the pod, or later packet of an admitted flow */
+	REASON_RULE,	    /* new flow admitted by a rule */
+	REASON_PROBE,	    /* kubelet, to a port that the pod declares */
+	REASON_GRACE,	    /* possible reply to a flow from before the gate */
+	REASON_DEAD_MAN,    /* no agent for too long: all gates are open */
+	REASON_UNPARSABLE,  /* not parsable to its transport header */
+	REASON_FRAGMENT,    /* TCP fragment, whose flags cannot be checked */
+	REASON_STRAY,	    /* not an address of this pod: a flooded copy */
+	REASON_NODE,	    /* new flow from a host process */
+	REASON_KERNEL,	    /* new flow without a socket: from the kernel */
+	REASON_TUNNEL,	    /* to a tunnel port, to be forwarded once decapsulated */
+	REASON_EVASION,	    /* socket option by which packets bypass the gate */
+	REASON_PATH_TEST,   /* path test of the agent: TCP to port 0 */
+	REASON_SWITCH,	    /* without a socket, on a node with Open vSwitch */
+	REASON_FORWARDED,   /* forwarded IPv6 fragment without ingress interface */
+	REASON_RELAY,	    /* to the relay, from a pod or from outside */
 	REASON_COUNT,
 };
 
-/* Room for reasons to come, so that a new one does not change the layout. */
+/* Spare slots, so that a new reason does not change the layout. */
 #define REASON_SLOTS 32
 
-/* Two families and some secondary addresses; a pod with more is refused by user space. */
+/* Two families and some secondary addresses; user space rejects a pod with more. */
 #define GATE_ADDRESSES 16
 
-/* Whom a rule lets in. */
+/* The kind of source that a rule admits. */
 enum source_kind {
-	SOURCE_ANY,	 /* whatever the node sends */
+	SOURCE_ANY,	 /* any host-sent packet */
 	SOURCE_KUBELET,	 /* sockets of the kubelet's cgroup, whose id is in struct config */
 	SOURCE_CGROUP,	 /* sockets of exactly this cgroup */
 	SOURCE_ANCESTOR, /* sockets of this cgroup and of all below it */
-	SOURCE_KERNEL,	 /* the kernel's own: no socket */
+	SOURCE_KERNEL,	 /* the host kernel: no socket */
 	SOURCE_COUNT,
 };
 
 /*
- * An exception: this sender may start flows to this pod. A socket's cgroup is that of its creator
- * at socket(2), so it is the same for retransmits, moved processes and passed descriptors.
+ * A rule: this source may open flows to this pod. A socket's cgroup is that of its creator at
+ * socket(2), so it is the same for retransmits, moved processes and passed descriptors.
  */
 struct rule {
 	__u64 cgroup; /* id, for SOURCE_CGROUP and SOURCE_ANCESTOR */
@@ -81,35 +81,36 @@ struct rule {
 	__u16 pad;
 };
 
-/* More would be checked for each opening packet; user space merges and refuses the rest. */
+/* Every rule is checked for each new flow; user space merges rules and rejects more. */
 #define GATE_RULES 32
 
-/* In a gate's flags: every address behind the interface is its own, as with the relay's range. */
+/* In a gate's flags: all addresses behind the interface are the pod's (the relay's range). */
 #define GATE_ANY_ADDRESS 1
 
-/* What one gate knows: the value of the gates map, keyed by ifindex, replaced as a whole. */
+/* The configuration of one gate: the value of the gates map, by ifindex, replaced as a whole. */
 struct gate {
 	__u32 mode;
 	__u32 address_count;
 	__u32 rule_count;
 	__u16 flags;
-	__u16 claimed_count;  /* the last of the addresses: nobody else goes by those */
-	__u64 grace_until_ns; /* CLOCK_MONOTONIC: until then what is not TCP may be an answer */
+	__u16 claimed_count;  /* the last of the addresses, which count in this gate only */
+	__u64 grace_until_ns; /* CLOCK_MONOTONIC: end of the grace period */
 	struct address addresses[GATE_ADDRESSES];
 	struct rule rules[GATE_RULES];
 };
 
-/* Of the node's own tunnels (VXLAN, Geneve, ...): one for each kind is usual. */
+/* Ports of the host's tunnels (VXLAN, Geneve, ...): usually one for each kind. */
 #define TUNNEL_PORTS 8
 
-/* What all gates and hooks know. Times are CLOCK_MONOTONIC in nanoseconds. */
+/* The configuration shared by all gates and hooks. Times are CLOCK_MONOTONIC in nanoseconds. */
 struct config {
-	__u64 kubelet_cgroup; /* id; 0: not known */
-	__u64 pods_cgroup;    /* id of the cgroup above all pods'; 0: not known */
-	__u64 heartbeat_ns;   /* when the agent last said that it is there; 0: not yet */
-	__u64 stale_after_ns; /* after so long the kubelet may have another cgroup; 0: never */
-	__u64 dead_man_ns;    /* after so long everything passes; 0: never */
-	__u64 node_netns;     /* cookie of the node's network namespace; 0: not known */
+	__u64 kubelet_cgroup; /* id; 0: unknown */
+	__u64 pods_cgroup;    /* id of the cgroup above all pods'; 0: unknown */
+	__u64 heartbeat_ns;   /* the agent's last heartbeat; 0: none yet */
+	__u64 stale_after_ns; /* heartbeat age from which the kubelet may have another cgroup; 0:
+				 never */
+	__u64 dead_man_ns;    /* heartbeat age from which all gates are open; 0: never */
+	__u64 node_netns;     /* cookie of the host's network namespace; 0: unknown */
 	__u32 pods_cgroup_level;
 	__u32 tunnel_port_count;
 	__u16 tunnel_ports[TUNNEL_PORTS]; /* UDP, host byte order */
@@ -117,7 +118,7 @@ struct config {
 	__u32 pad;
 };
 
-/* Who started what to whom: kept for each combination, so that no rare caller is ever missed. */
+/* A source of drops: one entry for each combination, so that rare sources are not missed. */
 struct drop_source_key {
 	__u64 cgroup; /* id; 0: no socket */
 	__u32 ifindex;
@@ -126,33 +127,32 @@ struct drop_source_key {
 	__u8 pad;
 };
 
-/* What is known of it. Times are CLOCK_MONOTONIC in nanoseconds. */
+/* Times are CLOCK_MONOTONIC in nanoseconds. */
 struct drop_source {
 	__u64 first_ns;
 	__u64 last_ns;
 	__u64 count;	       /* packets */
-	char process_name[16]; /* of the process at first sight; empty where the kernel does not say
-				*/
+	char process_name[16]; /* of the first packet; empty: unknown */
 };
 
-/* One refusal, or would-be refusal, as it happened: a sample, limited in the kernel. */
+/* One dropped packet (in audit: would be dropped) or rejected call. The kernel limits the rate. */
 struct drop_event {
 	__u64 at_ns;	       /* CLOCK_MONOTONIC */
-	__u64 cgroup;	       /* id of the sender's; 0: no socket */
-	struct address source; /* all 0: not known (yet) */
+	__u64 cgroup;	       /* id of the source's; 0: no socket */
+	struct address source; /* all 0: not chosen yet */
 	struct address destination;
-	__u32 ifindex; /* of the gate; 0: a hook, before any interface is chosen */
-	__u32 pid;     /* id, as the node's first PID namespace numbers it; 0: not known */
+	__u32 ifindex; /* of the gate; 0: no interface chosen yet */
+	__u32 pid;     /* in the initial PID namespace; 0: unknown */
 	__u16 source_port;
 	__u16 destination_port; /* host byte order */
 	__u8 protocol;
 	__u8 verdict;
 	__u8 reason;
 	__u8 pad;
-	char process_name[16]; /* of the process; empty: not known */
+	char process_name[16]; /* empty: unknown */
 };
 
-/* 64 KiB hold 600 events; a reader that comes by every second misses none of those allowed. */
+/* 64 KiB hold 600 events; a reader that reads every second misses none within the rate limit. */
 #define EVENT_RING_BYTES  65536
 #define EVENT_WINDOW_NS	  (100ULL * 1000 * 1000)
 #define EVENTS_PER_WINDOW 16 /* of each CPU */
@@ -163,47 +163,47 @@ struct event_budget {
 	__u64 suppressed; /* events not sent, since the map was created */
 };
 
-/* A conversation that is not TCP, as the pod sees it. Both ports of ICMP: the echo identifier. */
+/* A flow other than TCP, as the pod sees it. Both ports of ICMP: the echo identifier. */
 struct flow {
 	struct address pod;
-	struct address peer; /* all 0: whoever answers what was sent to a group */
+	struct address peer; /* all 0: a group; replies come from any address */
 	__be16 pod_port;
 	__be16 peer_port;
 	__u8 protocol;
 	__u8 pad[3];
 } __attribute__((aligned(8)));
 
-/* The pod's newest flow of those that fall on this slot. */
+/* The newest of the pod's flows that share this slot. */
 struct reply_slot {
 	struct flow flow;
 	__u64 sent_ns; /* CLOCK_MONOTONIC */
 };
 
-/* Of each pod's own, so that none can evict its neighbour's: 48 KiB a pod. A power of two. */
+/* Of each pod's table, so that no pod can evict another's flows: 48 KiB. A power of two. */
 #define REPLY_SLOTS 1024
 
-/* As long as conntrack remembers a UDP stream by default (nf_conntrack_udp_timeout_stream). */
+/* Conntrack's default timeout of a UDP stream (nf_conntrack_udp_timeout_stream). */
 #define REPLY_LIFETIME_NS (120ULL * 1000 * 1000 * 1000)
 
-/* Node-sent packets of one gate, per CPU. Forwarded packets are not counted: the device does. */
+/* Host-sent packets of one gate, per CPU. Forwarded packets are counted by the device only. */
 struct counters {
 	__u64 packets[VERDICT_COUNT * REASON_SLOTS];
 };
 
-/* What the kubelet may mean to reach: a pod's port. */
+/* A pod's port that the kubelet may connect to. */
 struct relay_target_key {
 	struct address pod;
-	__u32 port; /* host byte order; 0: any that has no entry of its own */
+	__u32 port; /* host byte order; 0: all ports without an entry */
 };
 
-/* What one of the relay's addresses stands for. */
+/* The pod that one of the relay's addresses represents. */
 struct relay_pod {
 	struct address pod;
-	__u32 ifindex; /* of the node's side of the relay's pair */
+	__u32 ifindex; /* of the host's end of the relay's pair */
 	__u32 pad;
 };
 
-/* 300 ms. A relay that has not beaten for so long is taken for hung, and gets no more. */
+/* 300 ms. A relay without a heartbeat for longer is considered hung: no more redirects. */
 #define RELAY_BEAT_LIMIT_NS 300000000
 
 #define MAX_RELAY_TARGETS 65536
@@ -213,7 +213,7 @@ struct relay_pod {
 #define MAX_RULE_HITS	 65536
 #define MAX_DROP_SOURCES 16384
 
-/* One bit per ifindex. Never reused before 2^31, so a node may well pass a million; 1 MiB. */
+/* One bit per ifindex. Indexes are not reused before 2^31, and a node may pass a million; 1 MiB. */
 #define INJECTABLE_IFINDEXES (1 << 23)
 #define INJECTABLE_WORDS     (INJECTABLE_IFINDEXES / 64)
 

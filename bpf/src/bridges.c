@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * tc egress on a bridge that pods' interfaces belong to: what the node sends by way of the bridge,
- * still with its socket. A bridge that does not know the pod's port yet floods copies, and copies
- * have no socket: nothing tells any more who sent them. So what the pod's gate would refuse is
- * refused here, and whom a rule lets in gets a mark that the copies keep. What passes is counted by
- * the gate, as ever.
+ * tc egress on a bridge with pod interfaces: a host process sends to a pod through the bridge, and
+ * the packet still has its socket. A bridge that has not learnt the pod's port floods copies, and
+ * copies have no socket: their source is unknown. So packets that the pod's gate would drop are
+ * dropped here, and admitted ones get a mark that the copies keep. The gate counts what passes.
  */
 int bridge_gate(struct __sk_buff *skb)
 {

@@ -3,8 +3,8 @@
 #define PODGATE_CLOCK_H
 
 /*
- * CLOCK_MONOTONIC, behind by up to one tick (1 to 10 ms): nothing here is finer than that, and it
- * costs a fifth. Before Linux 5.11 there is only the exact one.
+ * CLOCK_MONOTONIC, late by up to one tick (1 to 10 ms): exact enough here, at a fifth of the cost.
+ * Before Linux 5.11 there is only the exact clock.
  */
 ALWAYS_INLINE __u64 read_clock_ns(void)
 {
@@ -15,7 +15,7 @@ ALWAYS_INLINE __u64 read_clock_ns(void)
 #endif
 }
 
-/* 0 for what has only just happened by a clock that is ahead of this one. */
+/* 0 if `then_ns` is from a clock that is slightly ahead of this one. */
 ALWAYS_INLINE __u64 age_ns(__u64 now_ns, __u64 then_ns)
 {
 	return now_ns > then_ns ? now_ns - then_ns : 0;

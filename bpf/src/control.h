@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * What keeps the pod's network going and carries nothing to an application.
+ * Control packets: they keep the pod's network working and deliver nothing to applications.
  */
 #ifndef PODGATE_CONTROL_H
 #define PODGATE_CONTROL_H
@@ -11,8 +11,8 @@
 #define ICMPV6_REDIRECT 137
 
 /*
- * Membership and neighbour messages go to groups, not to the pod's address, and without them the
- * pod is cut off. They carry nothing to an application.
+ * Membership and neighbour messages go to multicast groups, not to the pod's address, and without
+ * them the pod has no network.
  */
 ALWAYS_INLINE bool is_link_control(struct __sk_buff *skb, struct packet *packet)
 {
@@ -24,11 +24,11 @@ ALWAYS_INLINE bool is_link_control(struct __sk_buff *skb, struct packet *packet)
 	    bpf_skb_load_bytes(skb, packet->transport_offset, &type, sizeof(type)))
 		return false;
 	/* MLD 130 to 132 and 143, neighbour discovery 133 to 136 (RFC 3810, RFC 4861). Not 137:
-	 * a redirect would let the node steer the pod's own traffic. */
+	 * a redirect would let host processes steer the pod's own traffic. */
 	return (type >= 130 && type <= 136) || type == 143;
 }
 
-/* Errors about the pod's own packets; path-MTU discovery lives on them. Not v4 redirects (5). */
+/* Errors about the pod's own packets; path-MTU discovery needs them. Not v4 redirects (5). */
 ALWAYS_INLINE bool is_icmp_error(struct __sk_buff *skb, struct packet *packet)
 {
 	__u8 type;
@@ -43,7 +43,7 @@ ALWAYS_INLINE bool is_icmp_error(struct __sk_buff *skb, struct packet *packet)
 	return type >= 1 && type <= 4;
 }
 
-/* A redirect would let the node steer the pod's own traffic. */
+/* A redirect would let host processes steer the pod's own traffic. */
 ALWAYS_INLINE bool is_redirect(struct __sk_buff *skb, struct packet *packet)
 {
 	__u8 type;

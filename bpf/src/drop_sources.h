@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * Learning who would need a rule: one entry for each sender, pod, protocol and port, counted in
- * place. A flood costs one lookup a packet and no reader's time.
+ * Aggregates drops by source cgroup, pod, protocol and port, in place: a flood costs one map lookup
+ * per packet and no work in user space.
  */
 #ifndef PODGATE_DROP_SOURCES_H
 #define PODGATE_DROP_SOURCES_H
@@ -16,8 +16,8 @@ ALWAYS_INLINE void count_lost_source(void)
 }
 
 /*
- * has_task: the running task is the sender, or may be (a retransmission leaves in whatever task the
- * timer interrupted), so that its cgroup tells.
+ * has_task: the running task may be the source. A retransmission is sent in the task that the timer
+ * interrupted, so the cgroups are compared.
  */
 ALWAYS_INLINE void record_drop_source(struct drop_source_key *key, bool has_task, __u64 now_ns)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * Telling of single refusals. So many in a tenth of a second for each CPU and no more: a flood of a
- * million packets a second costs one lookup each, and the reader nothing. What is not told is
- * counted; the aggregate of callers misses nobody.
+ * Drop events, a limited number per tenth of a second and CPU: in a flood of a million packets a
+ * second each costs one lookup, and the reader nothing. Suppressed events are counted; the
+ * aggregate in drop_sources has all drops.
  */
 #ifndef PODGATE_EVENTS_H
 #define PODGATE_EVENTS_H
 
-/* Whether one more may be told now; if not, that is counted. */
+/* Whether one more event may be sent now; otherwise it counts as suppressed. */
 ALWAYS_INLINE bool consume_event_budget(__u64 now_ns)
 {
 	__u32 only = 0;
@@ -27,7 +27,7 @@ ALWAYS_INLINE bool consume_event_budget(__u64 now_ns)
 	return true;
 }
 
-/* The ring had no room. */
+/* The ring was full. */
 ALWAYS_INLINE void count_suppressed_event(void)
 {
 	__u32 only = 0;
@@ -37,7 +37,7 @@ ALWAYS_INLINE void count_suppressed_event(void)
 		budget->suppressed++;
 }
 
-/* The running task, where it is the sender's by its cgroup. */
+/* Names the running task, if its cgroup is the source's. */
 ALWAYS_INLINE void set_event_process(struct drop_event *event)
 {
 	if (!event->cgroup || bpf_get_current_cgroup_id() != event->cgroup)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * A whole frame: what it carries, and whether it will still be the same when it arrives.
+ * Frames: parsing, and whether the kernel will change the frame after the gate.
  */
 #ifndef PODGATE_FRAME_H
 #define PODGATE_FRAME_H
@@ -11,13 +11,13 @@
 #define EINVAL	  22
 
 /*
- * A packet socket can leave a checksum to be filled in later (PACKET_VNET_HDR) and says at which
- * bytes. Where the interface does not offload checksums the kernel fills it in after the gate, and
- * those bytes may be the TCP flags or the EtherType: a RST becomes a SYN. The frame that was judged
- * is then not the one that arrives.
+ * A packet socket can leave a checksum to be filled in later (PACKET_VNET_HDR), at bytes that it
+ * names. Where the interface does not offload checksums the kernel fills it in after the gate, and
+ * those bytes may be the TCP flags or the EtherType: a RST becomes a SYN. The frame that arrives is
+ * then not the one that the gate has seen.
  *
- * No field tells of a pending checksum, but bpf_l4_csum_replace leaves the bytes alone where one is
- * pending, so it is tried on the first two bytes of the frame, which are put back.
+ * No field shows a pending checksum, but bpf_l4_csum_replace does not change the bytes if one is
+ * pending, so it is tried on the first two bytes of the frame, which are restored.
  */
 ALWAYS_INLINE bool is_checksum_pending(struct __sk_buff *skb)
 {
@@ -30,7 +30,7 @@ ALWAYS_INLINE bool is_checksum_pending(struct __sk_buff *skb)
 	return before == after || bpf_skb_store_bytes(skb, 0, &before, sizeof(before), 0);
 }
 
-/* From a packet socket; by the loopback such a frame comes in without its socket. */
+/* A frame from a packet socket; one that comes in by the loopback has lost its socket. */
 ALWAYS_INLINE bool is_rewritten_later(struct __sk_buff *skb)
 {
 	struct bpf_sock *sk = skb->sk;
@@ -40,7 +40,7 @@ ALWAYS_INLINE bool is_rewritten_later(struct __sk_buff *skb)
 	return is_checksum_pending(skb);
 }
 
-/* Bytes from the start of the frame to behind the transport's own checksum; 0: it has none. */
+/* Bytes from the start of the frame to the end of the transport's checksum; 0: it has none. */
 ALWAYS_INLINE __u32 checksum_end(struct packet *packet)
 {
 	if (packet->is_later_fragment)
@@ -55,11 +55,11 @@ ALWAYS_INLINE __u32 checksum_end(struct packet *packet)
 }
 
 /*
- * By an interface of the origin map, too, a frame comes in without its socket; but so does what the
- * node sends in earnest where a CNI routes it through a pair of its own, and there a pending
- * checksum is usual. So it has to be the transport's: the kernel does not cut a frame before the
- * end of what is pending (EINVAL), so cutting one byte before the end of the transport's own
- * checksum must fail. A frame that is cut is dropped.
+ * A frame that comes in by an injectable interface has lost its socket, too. So have ordinary host
+ * packets where a CNI routes them through a veth pair of its own, and these usually have a pending
+ * checksum. So a pending checksum must be the transport's: the kernel does not trim a frame to
+ * before the end of the pending checksum (EINVAL), so trimming to one byte before the end of the
+ * transport's checksum must fail. A trimmed frame is dropped.
  */
 ALWAYS_INLINE bool has_false_checksum(struct __sk_buff *skb, struct packet *packet)
 {
@@ -70,12 +70,12 @@ ALWAYS_INLINE bool has_false_checksum(struct __sk_buff *skb, struct packet *pack
 	return !end || bpf_skb_change_tail(skb, end - 1, 0) != -EINVAL;
 }
 
-/* Default-deny: what is not read to its transport header is REASON_UNPARSABLE, or ARP. */
+/* Default-deny: a frame not parsed to its transport header is REASON_UNPARSABLE, or ARP. */
 ALWAYS_INLINE enum reason read_frame(struct __sk_buff *skb, struct packet *packet)
 {
 	__be16 type;
 
-	/* An empty tag (VID 0) is taken off by the receiver, so a tag hides what is behind it. */
+	/* The receiver removes an empty tag (VID 0), so a tag hides the header behind it. */
 	if (skb->vlan_present || bpf_skb_load_bytes(skb, ETHERNET_TYPE_OFFSET, &type, sizeof(type)))
 		return REASON_UNPARSABLE;
 	if (type == bpf_htons(ETHERTYPE_ARP))

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * Hooks at the root cgroup, so for every socket of the machine; those of other network namespaces
- * leave at once. They are speed and names, the gates are the authority: who is refused hears of it
- * at once, with EPERM, and is known by name, where a dropped SYN would leave him waiting.
+ * Hooks at the root cgroup, so for every socket of the machine; sockets of other network namespaces
+ * return at once. A host process connects to a pod that no rule allows: it gets EPERM at once and
+ * is reported by name; without the hook it gets a timeout. The gates enforce, hooks or not.
  *
- * In connect the relay's hooks (relay.c) may come before or after these, which see either address
- * of what is redirected: each of them has a gate. Translation of services (services.c) comes first.
+ * In connect the relay's hooks (relay.c) may run before or after these, which then see the relay's
+ * address or the pod's: each has a gate. Translation of services (services.c) runs first.
  */
 #define SOL_PACKET	    263
 #define PACKET_QDISC_BYPASS 20
@@ -13,7 +13,7 @@
 #define XDP_TX_RING	    3
 #define XDP_UMEM_REG	    4
 
-/* What is known, where this socket is the node's; else NULL. */
+/* The configuration, if this socket is in the host's network namespace; otherwise NULL. */
 ALWAYS_INLINE struct config *host_config(void *context)
 {
 	__u32 only = 0;
@@ -50,8 +50,8 @@ ALWAYS_INLINE void emit_hook_event(struct address *to, __u16 port, __u8 protocol
 }
 
 /*
- * An unprivileged process can wrap a packet for a pod in UDP to a tunnel's port. By port, whatever
- * the address: the next node's tunnel would deliver it as well.
+ * An unprivileged process can encapsulate a packet for a pod in UDP to a tunnel's port. The port
+ * decides, not the address: another node's tunnel would deliver the packet as well.
  */
 ALWAYS_INLINE int check_tunnel_port(struct config *node, struct address *to, __u16 port)
 {
@@ -74,8 +74,8 @@ ALWAYS_INLINE int check_datagram(struct bpf_sock_addr *context, struct address *
 }
 
 /*
- * A socket that is bound to an interface may go another way than to the pod. Not over IPv6: there a
- * router may send it back, and unlike IPv4's martians nothing stops it then.
+ * Packets of a socket bound to an interface may take another path than to the pod. Not over IPv6:
+ * there a router may send them back, and the kernel does not drop them as it drops IPv4's martians.
  */
 ALWAYS_INLINE bool may_use_other_path(struct bpf_sock *sk, struct address *to)
 {
@@ -83,8 +83,8 @@ ALWAYS_INLINE bool may_use_other_path(struct bpf_sock *sk, struct address *to)
 }
 
 /*
- * The interface whose gate says who may connect there: the pod's, or the one of the relay's pair.
- * 0: nobody's address, or that of several.
+ * The interface whose gate decides which sources may connect: the pod's, or the relay's pair.
+ * 0: no pod has the address, or several have it.
  */
 ALWAYS_INLINE __u32 gated_ifindex(struct address *to)
 {
@@ -97,7 +97,7 @@ ALWAYS_INLINE __u32 gated_ifindex(struct address *to)
 	return origin ? origin->ifindex : 0;
 }
 
-/* Only TCP is refused here: other protocols may answer what the pod asked, which the gate knows. */
+/* Rejects TCP only: packets of other protocols may be replies to the pod, as the gate can see. */
 ALWAYS_INLINE int check_connect(struct bpf_sock_addr *context, struct address *to)
 {
 	struct config *node = host_config(context);
@@ -163,8 +163,8 @@ int hook_sendmsg6(struct bpf_sock_addr *context)
 }
 
 /*
- * Frames that skip the interface's queue, or come from an XDP ring, pass no gate. Only from here
- * on: a socket that had it before keeps it.
+ * Frames that skip the interface's queue, or come from an XDP ring, pass no gate. A socket that set
+ * such an option before the hook was attached keeps it.
  */
 int hook_setsockopt(struct bpf_sockopt *context)
 {
@@ -176,7 +176,7 @@ int hook_setsockopt(struct bpf_sockopt *context)
 	struct config *node;
 	__u64 now_ns;
 
-	/* "As it was": else a value of over a page is EFAULT (before Linux 6.5). */
+	/* "Unchanged": otherwise a value of over a page is EFAULT (before Linux 6.5). */
 	context->optlen = 0;
 	if (!is_bypass_option)
 		return SOCKET_ALLOW;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
  * Listeners of pods that open and close: sock_ops at the root cgroup, so for every TCP socket of
- * the node whatever its namespace. Events are hints: each comes before what it tells of (listen()
- * before the socket is found by a SYN, close() before it no longer is), and some may be lost.
- * bpf/listeners.py has the twins of what is declared here.
+ * the node in any namespace. Events are hints: each comes before the change (listen() before a SYN
+ * finds the socket, close() before it no longer does), and some may be lost. bpf/listeners.py has
+ * the twins of these declarations.
  */
 #define SOCK_OPS_PASSIVE_ESTABLISHED 5
 #define SOCK_OPS_STATE		     10
@@ -23,14 +23,14 @@ struct listener_event {
 	__u32 is_open;
 };
 
-/* Network namespaces that somebody wants to hear of, by cookie. */
+/* The watched network namespaces, by cookie. */
 BPF_HASH(watched_netns, __u64, __u32, MAX_WATCHED);
-/* Events for which the ring had no room. */
+/* Events lost because the ring was full. */
 BPF_ARRAY(listener_losses, __u64, 1);
 /* PAGE_SIZE: the kernel's, defined by the compile process. */
 BPF_RINGBUF_OUTPUT(listener_events, RING_BYTES / PAGE_SIZE);
 
-/* How many sockets `bpf_iter__tcp` has had report. */
+/* Number of sockets that `bpf_iter__tcp` has made report. */
 BPF_ARRAY(listeners_adopted, __u64, 1);
 
 static inline __attribute__((always_inline)) void emit_listener_event(struct bpf_sock_ops *ctx,
@@ -64,7 +64,7 @@ int watch_listeners(struct bpf_sock_ops *ctx)
 		cookie = bpf_get_netns_cookie(ctx);
 		if (!watched_netns.lookup(&cookie))
 			return 1;
-		/* Only now: a socket that nobody asked about never pays for state changes. */
+		/* Set here, so that sockets outside watched namespaces do not pay for it. */
 		flags = ctx->bpf_sock_ops_cb_flags;
 		bpf_sock_ops_cb_flags_set(ctx, flags | STATE_CB_FLAG);
 		emit_listener_event(ctx, cookie, 1);
@@ -88,7 +88,7 @@ int watch_listeners(struct bpf_sock_ops *ctx)
 	return 1;
 }
 
-/* The beginning of `struct sock_common`. */
+/* The first fields of `struct sock_common`. */
 struct listed_socket {
 	__u8 addresses_and_ports[16];
 	__u16 family;
@@ -102,9 +102,9 @@ struct iterated_socket {
 };
 
 /*
- * Have listeners report that are older than somebody's wish to hear of them: all of the network
- * namespace in which the iterator is read. Before Linux 6.12 the flags cannot be set from here
- * (EINVAL); nobody is adopted then.
+ * Makes listeners report that existed before the watch: all of the network namespace in which the
+ * iterator is opened. Before Linux 6.12 the flags cannot be set from here (EINVAL), and no listener
+ * is adopted.
  */
 int bpf_iter__tcp(struct iterated_socket *ctx)
 {

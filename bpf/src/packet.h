@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * Reading a packet by default-deny.
+ * Parsing a packet by default-deny.
  *
- * Everything is read from the frame: skb->protocol is what a packet socket's sender says it is. And
- * everything by bpf_skb_load_bytes, because a packet ring leaves only the Ethernet header in the
- * linear part. What cannot be read to its transport header is REASON_UNPARSABLE.
+ * Everything is read from the frame, since a process with a packet socket chooses skb->protocol.
+ * And by bpf_skb_load_bytes, because a packet ring leaves only the Ethernet header in the linear
+ * part. A packet that cannot be parsed to its transport header is REASON_UNPARSABLE.
  */
 #ifndef PODGATE_PACKET_H
 #define PODGATE_PACKET_H
@@ -19,7 +19,7 @@
 #define ETHERTYPE_ARP  0x0806
 #define ETHERTYPE_IPV6 0x86dd
 
-/* RFC 8200 sets no limit. Longer chains are seen only where somebody hides something. */
+/* RFC 8200 sets no limit. Longer chains occur only in attempts to hide the transport header. */
 #define IPV6_MAX_HEADERS 8
 
 #define IPV4_FRAGMENT_MASK 0x3fff /* offset and more-fragments, not don't-fragment */
@@ -30,7 +30,7 @@ struct packet {
 	struct address source;
 	struct address destination;
 	__u32 transport_offset; /* bytes from the start of the frame */
-	__u32 gate_ifindex;	/* of the gate that judges it */
+	__u32 gate_ifindex;	/* of the gate that decides */
 	__u32 transport_length; /* bytes, from the IP header; 0 for a jumbo: unknown */
 	__u16 source_port;	/* host byte order; 0 until read, or for protocols without */
 	__u16 destination_port;
@@ -38,7 +38,7 @@ struct packet {
 	bool is_ipv4;
 	bool is_fragment;
 	bool is_later_fragment; /* not the first: without the transport header */
-	bool is_stray;		/* to an address that is not this gate's pod's */
+	bool is_stray;		/* not an address of this gate's pod */
 };
 
 struct ipv4_header {
@@ -86,7 +86,7 @@ ALWAYS_INLINE bool read_ipv4(struct __sk_buff *skb, struct packet *packet)
 	if (header.version_length >> 4 != 4 || header_length < sizeof(header))
 		return false;
 	total_length = bpf_ntohs(header.total_length);
-	/* 0 is BIG TCP (Linux 6.3 for IPv4): longer than the field can say. */
+	/* 0 is BIG TCP (Linux 6.3 for IPv4): longer than the field can express. */
 	if (total_length && total_length < header_length)
 		return false;
 
@@ -102,9 +102,9 @@ ALWAYS_INLINE bool read_ipv4(struct __sk_buff *skb, struct packet *packet)
 }
 
 /*
- * Follows the chain to the transport header. A routing header with segments left is refused: the
- * destination in the fixed header is then only the next stop. So is "no next header": nothing that
- * a pod needs, and a place to hide a payload.
+ * Follows the chain to the transport header. A routing header with segments left is unparsable: the
+ * destination in the fixed header is then only the next stop. So is "no next header", which no pod
+ * needs and which can hide a payload.
  */
 ALWAYS_INLINE bool read_ipv6(struct __sk_buff *skb, struct packet *packet)
 {
@@ -155,7 +155,7 @@ ALWAYS_INLINE bool read_ipv6(struct __sk_buff *skb, struct packet *packet)
 	return false;
 
 transport:
-	/* Chains of headers after a fragment header and headers that no one here knows. */
+	/* Chains of headers after a fragment header, and headers not parsed here. */
 	if (next == IPPROTO_NONE || next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING ||
 	    next == IPPROTO_DSTOPTS || next == IPPROTO_FRAGMENT || next == IPPROTO_AH ||
 	    next == IPPROTO_MOBILITY || next == IPPROTO_HIP || next == IPPROTO_SHIM6 || next >= 253)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * The kubelet's way to a pod in strict: its connect(2) is written to an address of the relay, which
- * carries the connection into the pod's namespace. The hooks never refuse. They are attached by the
- * relay's process and end with it, and then connect goes to the pod itself, where the gate judges.
+ * The kubelet connects to a pod in strict: the hooks rewrite its connect(2) to an address of the
+ * relay, which proxies the connection into the pod's namespace. They never reject. The relay's
+ * process attaches them, and they end with it: then connect goes to the pod itself and its gate.
  */
 
 #define ICMPV6_NEIGHBOUR_SOLICITATION  135
 #define ICMPV6_NEIGHBOUR_ADVERTISEMENT 136
 
-/* A relay that hangs would have connect hang with it. One that never beat did so at boot. */
+/* Connects to a hung relay would hang. A relay that never beat counts as having beaten at boot. */
 ALWAYS_INLINE bool is_relay_alive(void)
 {
 	__u32 only = 0;
@@ -17,7 +17,7 @@ ALWAYS_INLINE bool is_relay_alive(void)
 	return beat_ns && age_ns(bpf_ktime_get_ns(), *beat_ns) < RELAY_BEAT_LIMIT_NS;
 }
 
-/* A socket that is bound to an interface may mean another pod of this address. */
+/* A socket bound to an interface may reach another pod with this address. */
 ALWAYS_INLINE bool is_kubelet_connecting(struct bpf_sock_addr *context)
 {
 	struct config *node = host_config(context);
@@ -31,9 +31,9 @@ ALWAYS_INLINE bool is_kubelet_connecting(struct bpf_sock_addr *context)
 }
 
 /*
- * Puts the relay's address in place of the pod's; false where the connection goes its own way. The
- * memory of an entry that is deleted may be given to another one while it is read here, so what the
- * relay's address stands for is asked too.
+ * Replaces the pod's address by the relay's; false if the connection is not redirected. The memory
+ * of a deleted entry may be reused for another one while it is read here, so the pod of the relay's
+ * address is compared, too.
  */
 ALWAYS_INLINE bool redirect(struct bpf_sock_addr *context, struct address *to)
 {
@@ -79,7 +79,7 @@ int relay_connect6(struct bpf_sock_addr *context)
 	return SOCKET_ALLOW;
 }
 
-/* The pod that a peer's address stands for, where this socket is the node's; else NULL. */
+/* The pod of a relay's address, if this socket is in the host's namespace; otherwise NULL. */
 ALWAYS_INLINE struct address *relayed_pod(struct bpf_sock_addr *context, struct address *peer)
 {
 	struct relay_pod *origin;
@@ -113,8 +113,9 @@ int relay_getpeername6(struct bpf_sock_addr *context)
 }
 
 /*
- * tc egress on the node's end of the pair. Gates leave what is forwarded to NetworkPolicy, which
- * knows no relay: a pod that dials one of its addresses would be carried into another pod.
+ * tc egress on the host's end of the relay's pair. A pod connects to an address of the relay: gates
+ * leave forwarded packets to NetworkPolicy, which has no rules for the relay, and the relay would
+ * proxy the connection into another pod.
  */
 int drop_forwarded(struct __sk_buff *skb)
 {
@@ -150,10 +151,10 @@ ALWAYS_INLINE bool is_syn(struct __sk_buff *skb, struct packet *packet)
 }
 
 /*
- * tc ingress on the relay's end of its pair, in its own namespace. No connection may open before
- * the pod's side has, so what opens one is dropped here: the relay's packet socket has seen it,
- * since taps come before, and sends it on when it is time. Else only TCP is of use, and what finds
- * the neighbour: no router's advertisement, and no fragment, which would hide the flags.
+ * tc ingress on the relay's end of its pair, in the relay's namespace. The kubelet's connection
+ * must not open before the pod's, so its SYN is dropped here: the relay's packet socket has seen
+ * it, since taps run first, and sends it again when the pod has accepted. Of the rest only TCP and
+ * neighbour discovery pass: no router advertisement, and no fragment, which would hide the flags.
  */
 int hold_syns(struct __sk_buff *skb)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * What the pod asked, so that the node may answer: every flow of the pod that is not TCP (which
- * tells an answer by its flags) in a direct-mapped table of the pod's own. A flow can be evicted
- * by the same pod's newer one only.
+ * Reply tables. A pod sends a DNS query to a server on the host; the reply must pass. TCP's flags
+ * mark replies, so every flow of another protocol is recorded in a direct-mapped table of the pod's
+ * own. A flow can be evicted by a newer flow of the same pod only.
  *
- * The peer is whatever address the pod sent to: the answers of a virtual IP that is translated to
- * a process of the node carry the virtual IP.
+ * The peer is the address that the pod sent to: replies from a virtual IP that is translated to a
+ * host process have the virtual IP as source.
  */
 #ifndef PODGATE_REPLIES_H
 #define PODGATE_REPLIES_H
@@ -38,7 +38,7 @@ ALWAYS_INLINE bool is_icmp(struct packet *packet)
 	return packet->protocol == (packet->is_ipv4 ? IPPROTO_ICMP : IPPROTO_ICMPV6);
 }
 
-/* Multicast, and IPv4's limited broadcast: whoever answers does it from another address. */
+/* Multicast, and IPv4's limited broadcast: replies come from other addresses. */
 ALWAYS_INLINE bool is_group(struct packet *packet)
 {
 	__u32 last = bpf_ntohl(packet->destination.word[3]);
@@ -55,7 +55,7 @@ ALWAYS_INLINE bool is_same_flow(struct flow *left, struct flow *right)
 	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3] && a[4] == b[4];
 }
 
-/* Only the pod itself fills its table, so the hash need not resist anybody. */
+/* Only the pod itself fills its table, so the hash need not resist attacks. */
 ALWAYS_INLINE struct reply_slot *slot_of(void *table, struct flow *flow)
 {
 	__u64 *word = (__u64 *)flow;
@@ -69,8 +69,8 @@ ALWAYS_INLINE struct reply_slot *slot_of(void *table, struct flow *flow)
 }
 
 /*
- * Ports of UDP and its like; of an echo of the type given, its identifier twice, since question and
- * answer carry the same one; 0 of what has neither. False for what asks or answers nothing.
+ * Ports of UDP and similar protocols; of an ICMP echo of the given type its identifier twice, since
+ * request and reply have the same one; 0 for other protocols. False for other ICMP types.
  */
 ALWAYS_INLINE bool read_ports(struct __sk_buff *skb, struct packet *packet, __u8 echo_type,
 			      struct transport *ports)
@@ -89,7 +89,7 @@ ALWAYS_INLINE bool read_ports(struct __sk_buff *skb, struct packet *packet, __u8
 	return true;
 }
 
-/* The flow that a packet from the pod begins or goes on with; false if nothing can answer it. */
+/* The flow of a packet from the pod; false if it can have no reply. */
 ALWAYS_INLINE bool parse_pod_flow(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
 {
 	__u8 request = packet->is_ipv4 ? ICMP_ECHO_REQUEST : ICMPV6_ECHO_REQUEST;
@@ -106,7 +106,7 @@ ALWAYS_INLINE bool parse_pod_flow(struct __sk_buff *skb, struct packet *packet, 
 	return true;
 }
 
-/* The flow that a packet to the pod would be an answer of; false if it is none by its kind. */
+/* The flow that a packet to the pod would be a reply to; false if its kind is no reply. */
 ALWAYS_INLINE bool parse_reply_flow(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
 {
 	__u8 reply = packet->is_ipv4 ? ICMP_ECHO_REPLY : ICMPV6_ECHO_REPLY;
@@ -130,7 +130,7 @@ ALWAYS_INLINE bool is_recorded(void *table, struct flow *flow, __u64 now_ns)
 	       age_ns(now_ns, slot->sent_ns) < REPLY_LIFETIME_NS;
 }
 
-/* Whether a node-sent packet answers what the pod asked of this address, or of a group. */
+/* Whether a host-sent packet is a reply to a flow of the pod to this address, or to a group. */
 ALWAYS_INLINE bool is_reply(struct __sk_buff *skb, struct packet *packet, __u64 now_ns)
 {
 	struct flow flow = {};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * Who of the node is let in: the rules of a gate against the sender's cgroup. A gate asks for that
- * of the packet's socket, a hook (skb is NULL, and is_hook true for the compiler to choose by) for
- * that of the running task, since there is no helper for a socket's.
+ * Matches a gate's rules with the source's cgroup. A gate uses the cgroup of the packet's socket, a
+ * hook (skb is NULL; is_hook is a constant for the compiler) that of the running task, since hooks
+ * have no helper for a socket's cgroup.
  */
 #ifndef PODGATE_RULES_H
 #define PODGATE_RULES_H
@@ -14,7 +14,7 @@ ALWAYS_INLINE __u64 source_cgroup(struct __sk_buff *skb, bool is_hook)
 	return skb->sk ? bpf_skb_cgroup_id(skb) : 0;
 }
 
-/* Without a socket it is 0, which is no cgroup's id. */
+/* 0 without a socket, which is no cgroup's id. */
 ALWAYS_INLINE __u64 source_ancestor(struct __sk_buff *skb, bool is_hook, __u32 level)
 {
 	return is_hook ? bpf_get_current_ancestor_cgroup_id(level)
@@ -22,8 +22,9 @@ ALWAYS_INLINE __u64 source_ancestor(struct __sk_buff *skb, bool is_hook, __u32 l
 }
 
 /*
- * Without a heartbeat nobody follows the kubelet into a new cgroup, and a healthy pod must not
- * restart for that: then every process that is not a pod's may reach what pods declare.
+ * The kubelet restarts in a new cgroup while the agent is down: no process updates the
+ * configuration, and healthy pods must not restart for that. So without a heartbeat all processes
+ * outside pods may reach the ports that pods declare.
  */
 ALWAYS_INLINE bool may_be_kubelet(struct __sk_buff *skb, bool is_hook, struct config *node,
 				  __u64 cgroup, __u64 now_ns)
@@ -39,15 +40,15 @@ ALWAYS_INLINE bool may_be_kubelet(struct __sk_buff *skb, bool is_hook, struct co
 	       source_ancestor(skb, is_hook, node->pods_cgroup_level) != node->pods_cgroup;
 }
 
-/* 1 for 0, else 0; without a branch, since the verifier walks both ways of each one. */
+/* 1 for 0, otherwise 0; without a branch, since the verifier follows both sides of each one. */
 ALWAYS_INLINE __u64 is_zero(__u64 value)
 {
 	return ~(value | -value) >> 63;
 }
 
 /*
- * The first rule that matches, as its sender plus 1 in the upper half and its id in the lower; 0
- * if there is none. port: of the pod, host byte order; 0 for protocols without.
+ * The first rule that matches: its source kind plus 1 in the upper half and its id in the lower; 0
+ * if none matches. port: the pod's, host byte order; 0 for protocols without ports.
  *
  * Arithmetic instead of branches keeps the verifier's work linear in the number of rules.
  */
@@ -75,7 +76,7 @@ ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct gate *
 			   is_zero(rule->cgroup ^ ancestor) << SOURCE_ANCESTOR;
 		is_match = matching >> (rule->source_kind & 7) & 1;
 		is_match &= is_zero(rule->protocol) | is_zero(rule->protocol ^ protocol);
-		/* The sign of either difference tells that the port is outside. */
+		/* A difference is negative if the port is outside. */
 		is_match &= is_zero(((__u64)port - rule->first_port) >> 63);
 		is_match &= is_zero(((__u64)rule->last_port - port) >> 63);
 		candidate = (__u64)(rule->source_kind + 1) << 32 | rule->id;
@@ -96,7 +97,7 @@ ALWAYS_INLINE void count_rule_hit(__u64 found)
 		(*hits)++;
 }
 
-/* Whether the agent has been away for so long that nobody can be meant to be held out. */
+/* Whether the agent has been gone longer than the dead man's time, after which all gates open. */
 ALWAYS_INLINE bool is_dead_man_expired(struct config *node, __u64 now_ns)
 {
 	return node->heartbeat_ns && node->dead_man_ns &&

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * Services at the socket: who connects or sends to a service's address goes to one of its endpoints
- * from the start, so no packet is ever translated. For the sockets of every network namespace below
- * the cgroup, the pods' as the node's, and before all other hooks: those judge the endpoint.
+ * Service translation at the socket: a process that connects or sends to a service's address is
+ * connected to one of its endpoints from the start, so no packet is translated. For the sockets of
+ * all network namespaces below the cgroup, pods' and host's, and before all other hooks, which then
+ * see the endpoint.
  *
  * A service is one entry, replaced as a whole, which names a set of endpoints. A set is written
- * before the entry that names it, never changed, and removed some time after the last one has.
- * bpf/services/ has the twins of what is declared here.
+ * before the entry that names it, never changed, and removed some time after the last such entry.
+ * bpf/services/ has the twins of these declarations.
  */
 #include "abi.h"
 #include "addresses.h"
@@ -20,10 +21,10 @@
 #define MAX_AFFINITIES 131072
 #define MAX_UDP_FLOWS  65536
 
-/* A set that is replaced while it is read is read again; thrice in a row is no accident. */
+/* A set that is replaced while it is read is read again, up to three times. */
 #define ATTEMPTS 4
 
-/* Where something listens, or seems to. */
+/* Address and port of a service or an endpoint. */
 struct service_address {
 	struct address address;
 	__be16 port;
@@ -50,8 +51,8 @@ struct member_key {
 };
 
 /*
- * Who has affinity: a network namespace is what kube-proxy sees as one client's address, be it a
- * pod's or the node's.
+ * A client with affinity: a network namespace, which kube-proxy sees as one client address, the
+ * pod's or the host's.
  */
 struct client_key {
 	__u64 service;
@@ -64,25 +65,25 @@ struct affinity {
 	__u64 used_ns; /* CLOCK_MONOTONIC */
 };
 
-/* What a socket that connected believes to be connected to. */
+/* The service and the endpoint of a connected socket. */
 struct peer {
 	struct service_address service;
 	struct service_address endpoint;
 };
 
-/* One direction of what a socket sends without having connected. */
+/* One direction of a flow of a socket that sends without being connected. */
 struct udp_flow_key {
 	__u64 socket;
-	struct service_address place; /* the service, or of what comes back the endpoint */
+	struct service_address place; /* the service; of a reply the endpoint */
 	__u32 is_reply;
 };
 
 enum service_count {
 	COUNT_TRANSLATED,
 	COUNT_REJECTED, /* no endpoints */
-	COUNT_AFFINITY, /* of those translated, to where the client was before */
-	COUNT_REPLIES,	/* datagrams that came back */
-	COUNT_RACES,	/* gave up on a set that was replaced again and again */
+	COUNT_AFFINITY, /* translated to the client's previous endpoint */
+	COUNT_REPLIES,	/* reply datagrams */
+	COUNT_RACES,	/* attempts used up by replaced sets */
 	SERVICE_COUNTS,
 };
 
@@ -96,7 +97,7 @@ BPF_F_TABLE("hash", struct service_address, struct service, services, MAX_SERVIC
 	    BPF_F_NO_PREALLOC);
 BPF_F_TABLE("hash", struct endpoint_key, struct service_address, service_endpoints, MAX_ENDPOINTS,
 	    BPF_F_NO_PREALLOC);
-/* Of the sets of which it may be asked: those of UDP, and of services with affinity. */
+/* Members of the sets of UDP services, and of services with affinity. */
 BPF_F_TABLE("hash", struct member_key, __u32, service_members, MAX_ENDPOINTS, BPF_F_NO_PREALLOC);
 BPF_TABLE("lru_hash", struct client_key, struct affinity, service_affinities, MAX_AFFINITIES);
 BPF_TABLE("lru_hash", struct udp_flow_key, struct service_address, service_udp_flows,
@@ -118,7 +119,7 @@ ALWAYS_INLINE bool is_same_address_port(struct service_address *one, struct serv
 	       is_same_address(&one->address, &other->address);
 }
 
-/* 0 for what services do not carry. */
+/* 0 for protocols that services do not translate. */
 ALWAYS_INLINE __u8 service_protocol(struct bpf_sock_addr *context)
 {
 	if (is_tcp(context))
@@ -135,7 +136,7 @@ ALWAYS_INLINE bool is_member(__u32 set, struct service_address *place)
 	return service_members.lookup(&key);
 }
 
-/* Where this client went before, if it is not too long ago and still an endpoint. */
+/* The client's previous endpoint, if its affinity has not expired and it is still in the set. */
 ALWAYS_INLINE bool find_affinity(struct service *service, struct client_key *client,
 				 struct service_address *chosen, __u64 now_ns)
 {
@@ -151,7 +152,7 @@ ALWAYS_INLINE bool find_affinity(struct service *service, struct client_key *cli
 	return is_member(service->set, chosen);
 }
 
-/* Any of them. False where the set was removed meanwhile. */
+/* A random endpoint of the set. False if the set was removed meanwhile. */
 ALWAYS_INLINE bool pick_endpoint(struct service *service, struct service_address *chosen)
 {
 	struct endpoint_key key = {.set = service->set};
@@ -166,11 +167,11 @@ ALWAYS_INLINE bool pick_endpoint(struct service *service, struct service_address
 }
 
 /*
- * Puts an endpoint in the place of a service's. udp_flow: of a socket that did not connect, which
- * stays with its endpoint; else NULL.
+ * Replaces a service's address by an endpoint's. udp_flow: of an unconnected socket, which keeps
+ * its endpoint; otherwise NULL.
  *
- * The memory of an entry that is replaced may be another's while it is read here, so it is only
- * believed when it says the same afterwards: no two entries ever name one set unless they may.
+ * The memory of a replaced entry may be reused while it is read here, so the entry is read again
+ * and must name the same set: two entries name one set only if their values are equal.
  */
 ALWAYS_INLINE enum translation translate(struct bpf_sock_addr *context,
 					 struct service_address *place,
@@ -233,7 +234,7 @@ ALWAYS_INLINE enum translation translate(struct bpf_sock_addr *context,
 	return OUTCOME_REJECTED;
 }
 
-/* connect: an endpoint for the life of the connection, which getpeername shows as the service. */
+/* connect: one endpoint for the connection's life; getpeername shows the service. */
 ALWAYS_INLINE enum translation translate_connect(struct bpf_sock_addr *context,
 						 struct service_address *place)
 {
@@ -277,7 +278,7 @@ ALWAYS_INLINE enum translation translate_sendmsg(struct bpf_sock_addr *context,
 	return outcome;
 }
 
-/* Whose answer it is, for a socket that asked a service; false: of whom it seems to be. */
+/* The service that a peer's address belongs to, for this socket; false if to none. */
 ALWAYS_INLINE bool find_service(struct bpf_sock_addr *context, struct service_address *place,
 				bool is_datagram)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * What programs see of a socket that connects or sends, and how they change where to.
+ * Reading and rewriting the destination of a socket that connects or sends.
  */
 #ifndef PODGATE_SOCKETS_H
 #define PODGATE_SOCKETS_H

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * tc ingress on the loopback, where what the node sends to itself comes in. A packet that is
- * wrapped in the protocol of one of the node's own tunnels would be unwrapped, and come out as one
- * that somebody else sent. Nobody sends such to himself for another purpose; attached only where
- * the node has tunnels.
+ * tc ingress on the loopback, by which the host's packets to itself come in. A host process sends a
+ * packet for a pod encapsulated in the protocol of one of the host's tunnels: the kernel would
+ * decapsulate it and deliver it as forwarded. Such packets have no other use on the loopback.
+ * Attached only where the node has tunnels.
  */
 #define IPPROTO_IPIP 4
 #define IPPROTO_IPV6 41
@@ -22,7 +22,7 @@ ALWAYS_INLINE bool is_tunnel_port(struct config *node, __u16 port)
 	return is_found;
 }
 
-/* A later fragment is nothing without the first one, which has the port. */
+/* A later fragment is useless without the first one, which has the port. */
 ALWAYS_INLINE bool is_encapsulated(struct __sk_buff *skb, struct packet *packet,
 				   struct config *node)
 {
@@ -51,7 +51,7 @@ int tunnel_gate(struct __sk_buff *skb)
 
 	if (!node)
 		return TCX_NEXT;
-	/* What cannot be read may hide a tunnel's packet. */
+	/* An unparsable packet may hide an encapsulated one. */
 	unread = read_frame(skb, &packet);
 	if (unread == REASON_UNPARSABLE)
 		reason = REASON_UNPARSABLE;

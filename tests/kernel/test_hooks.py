@@ -330,7 +330,7 @@ def test_no_hook_without_a_program_is_said(
     )
     with cgroup() as own:
         made = Hooks(lacking, installation, own.directory)
-        assert made.attach()[-1].problem == "this kernel does not take the program"
+        assert made.attach()[-1].problem == "this kernel does not accept the program"
         made.detach()
 
 

@@ -91,7 +91,7 @@ async def test_wrong_pin_is_found_also_when_programs_are_current(fresh_pins: pin
     stranger = foreign.create_map(4, 8, 16)
     syscalls.pin(stranger, fresh_pins.map(abi.INJECTABLE))
     os.close(stranger)
-    with pytest.raises(errors.PinError, match="origin is not the map"):
+    with pytest.raises(errors.PinError, match="injectable is not the map"):
         await loader.load(fresh_pins)
 
 

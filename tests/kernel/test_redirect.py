@@ -97,7 +97,7 @@ def test_leftovers_go_and_what_their_addresses_stood_for_stays(
 
 
 def test_address_of_another_family_is_one_sentence(redirect: Redirect) -> None:
-    with pytest.raises(ValueError, match=r"^fd00:18:64::10 cannot stand for 198.18.1.1: the fam"):
+    with pytest.raises(ValueError, match=r"^fd00:18:64::10 cannot represent 198.18.1.1: the fam"):
         redirect.publish(RELAY6, POD, [0], PAIR)
 
 
@@ -126,7 +126,7 @@ def test_program_that_the_kernel_refused_is_one_sentence(
 ) -> None:
     Redirect.open(copied_pins).close()
     os.unlink(copied_pins.programs / sources.fingerprint() / hook.name)
-    with pytest.raises(errors.PinError, match=f"kernel does not take the program {hook.name}, "):
+    with pytest.raises(errors.PinError, match=f"kernel does not accept the program {hook.name}, "):
         Redirect.open(copied_pins)
 
 
