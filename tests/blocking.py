@@ -59,13 +59,13 @@ def _of_product() -> Iterator[CodeType]:
     from agent.api import peer_credentials
     from agent.api.podinfo import server as podinfo
     from agent.api.services import server as services
+    from agent.app.cluster_outputs import ClusterOutputs
     from agent.cri import client as cri
     from agent.cri import endpoints
     from agent.kube import api_pods
     from agent.kube import client as kube
     from agent.policy.files import PolicyFiles
     from agent.probing.result_store import ResultStore
-    from agent.sources.cluster import Cluster
     from agent.state_files import StateSaver
     from probes.netns import Netns
 
@@ -79,7 +79,7 @@ def _of_product() -> Iterator[CodeType]:
             # Runs in a thread, with a loop of its own for the official client's loader.
             kube._load,
             # At start, before anything else runs: the boot's id and what an earlier agent saved.
-            Cluster.__init__,
+            ClusterOutputs.__init__,
             api_pods.ApiPods.restore,
             PolicyFiles.__init__,
             ResultStore.__init__,

@@ -21,12 +21,12 @@ class ListenError(PodgateError):
     """An address or socket path cannot be listened on; the message says what to do."""
 
 
-class Served(Protocol):
+class AgentApi(Protocol):
     """What the endpoints ask of the agent."""
 
-    def unhealthy_because(self) -> str | None: ...
+    def unhealthy_reason(self) -> str | None: ...
 
-    def unready_because(self) -> str | None: ...
+    def unready_reason(self) -> str | None: ...
 
     async def metrics(self) -> bytes: ...
 
@@ -43,15 +43,15 @@ class Served(Protocol):
 
 
 @contextlib.asynccontextmanager
-async def serve_http(agent: Served, host: str, port: int) -> AsyncIterator[str]:
+async def serve_http(agent: AgentApi, host: str, port: int) -> AsyncIterator[str]:
     """Serve /metrics, /healthz and /readyz; yields the address, "host:port".
 
     Raises `ListenError`.
     """
     app = web.Application()
     app.router.add_get("/metrics", _metrics(agent))
-    app.router.add_get("/healthz", _verdict(agent.unhealthy_because))
-    app.router.add_get("/readyz", _verdict(agent.unready_because))
+    app.router.add_get("/healthz", _health_response(agent.unhealthy_reason))
+    app.router.add_get("/readyz", _health_response(agent.unready_reason))
     async with _running(app) as runner:
         site = web.TCPSite(runner, host, port)
         try:
@@ -66,7 +66,7 @@ async def serve_http(agent: Served, host: str, port: int) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def serve_admin(agent: Served, path: pathlib.Path) -> AsyncIterator[None]:
+async def serve_admin(agent: AgentApi, path: pathlib.Path) -> AsyncIterator[None]:
     """Serve the admin API on a unix socket in a directory for root only.
 
     Raises `ListenError`.
@@ -109,7 +109,7 @@ def _listen_on_path(path: pathlib.Path) -> socket.socket:
     return listener
 
 
-def _metrics(agent: Served) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _metrics(agent: AgentApi) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=await agent.metrics(), headers=headers)
@@ -127,7 +127,7 @@ def _json(
     return handle
 
 
-def _refusals(agent: Served) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _refusals(agent: AgentApi) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
         after = request.query.get("after", "0")
         if not (after.isascii() and after.isdecimal()):
@@ -148,11 +148,11 @@ def _done(
     return handle
 
 
-def _verdict(
-    reason_against: Callable[[], str | None],
+def _health_response(
+    find_problem: Callable[[], str | None],
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
-        reason = reason_against()
+        reason = find_problem()
         return web.Response(status=503 if reason else 200, text=f"{reason or 'ok'}\n")
 
     return handle

@@ -1,59 +1,190 @@
-"""What the admin socket tells, made of what the agent's parts know."""
+"""The answers of the agent's HTTP servers: metrics, status, drops, rules and health."""
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+import datetime
+import os
+from collections.abc import Iterable, Mapping
 
+from agent import VERSION
 from agent.admin.report import (
     CallerStatus,
-    CarriedStatus,
     Drops,
     GateStatus,
+    HookStatus,
     PathStatus,
     PodStatus,
-    ProbeStatus,
+    Refusals,
     RelayStatus,
+    Report,
+    Rules,
 )
-from agent.drops.source_processes import protocol_word, wall_clock
-from agent.pods.conditions import Condition
-from agent.pods.pod import Pod
+from agent.app.cluster_outputs import ClusterOutputs
+from agent.app.reconciler import Reconciler
+from agent.drops.events import DropEventLog
+from agent.drops.source_processes import SourceProcesses, protocol_word, wall_clock
+from agent.gates.existing_flows import ExistingFlows
+from agent.gates.worker import GateWorker
+from agent.kubelet.identity import KubeletIdentity
+from agent.metrics import GateSample, Metrics
 from agent.pods.pod_state import PodState
+from agent.pods.store import RELAY, PodStore
+from agent.policy.controller import PolicyController
+from agent.probing.manager import ProbeManager
+from agent.sources.source import PodSource
+from agent.strict.process import RelayError
 from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import Relaying
+from bpf import sources
 from bpf.drop_sources import DropSource
 from bpf.gates import Counts
-from bpf.verdicts import Mode
 
-RELAY = Pod(uid="relay", namespace="", name="relay", mode=Mode.ENFORCE)
-"""Stands for a pod where an interface is the relay's."""
+# A pass over 250 new pods takes 3 s by tcx; a single call is given up after 60.
+_STUCK_SECONDS = 90
 
 
-def pod_status(
-    guarded: PodState,
-    counts: dict[int, Counts],
-    *,
-    conditions: list[Condition],
-    paths: list[PathStatus],
-    older_flows: int,
-    probes: list[ProbeStatus],
-    carried: list[CarriedStatus],
-) -> PodStatus:
-    """One pod; counts: of all gates, by ifindex."""
-    pod = guarded.pod
-    return PodStatus(
-        namespace=pod.namespace,
-        name=pod.name,
-        uid=pod.uid,
-        mode=pod.mode.label,
-        source=pod.source,
-        netns=pod.netns_path,
-        addresses=list(guarded.own_addresses),
-        unconfirmed={str(address): why for address, why in guarded.claims.unconfirmed.items()},
-        conditions=conditions,
-        gates=_gates({i: interface.name for i, interface in guarded.gates.items()}, counts),
-        paths=paths,
-        older_flows=older_flows,
-        probes=probes,
-        carried=carried,
-    )
+class Reports:
+    """What the agent's HTTP servers answer."""
+
+    def __init__(
+        self,
+        *,
+        store: PodStore,
+        source: PodSource,
+        outputs: ClusterOutputs | None,
+        gate_worker: GateWorker,
+        reconciler: Reconciler,
+        policy: PolicyController,
+        relays: Relaying,
+        connections: ConnectionStats,
+        probing: ProbeManager,
+        existing_flows: ExistingFlows,
+        kubelet: KubeletIdentity,
+        source_processes: SourceProcesses,
+        drop_events: DropEventLog,
+        metrics: Metrics,
+    ) -> None:
+        self.http_address = ""
+        self._started = datetime.datetime.now(datetime.UTC)
+        self._store = store
+        self._source = source
+        self._outputs = outputs
+        self._gate_worker = gate_worker
+        self._reconciler = reconciler
+        self._policy = policy
+        self._relays = relays
+        self._connections = connections
+        self._probing = probing
+        self._existing_flows = existing_flows
+        self._kubelet = kubelet
+        self._source_processes = source_processes
+        self._drop_events = drop_events
+        self._metrics = metrics
+
+    def unhealthy_reason(self) -> str | None:
+        seconds = self._reconciler.seconds_in_pass()
+        if seconds > _STUCK_SECONDS:
+            return f"reconcile pass running for {seconds:.0f} s"
+        return None
+
+    def unready_reason(self) -> str | None:
+        if reason := self._source.unready_reason:
+            return reason
+        if not self._store.is_synced:
+            return "initial pod sync not finished"
+        return None
+
+    async def metrics(self) -> bytes:
+        counts = await self._gate_worker.counts()
+        samples = [
+            GateSample(state.pod, interface.name, counts.get(ifindex, {}))
+            for state in self._store.states()
+            for ifindex, interface in state.gates.items()
+        ]
+        samples += [
+            GateSample(RELAY, name, counts.get(ifindex, {}))
+            for ifindex, name in self._store.relay_gates.items()
+        ]
+        self._metrics.paths = {
+            uid: [result.value for result in state.path_test.results.values()]
+            for uid, state in self._store.pods.items()
+            if state.path_test
+        }
+        self._metrics.older_flows = self._existing_flows.counts
+        self._metrics.refusals_untold = self._drop_events.lost
+        self._metrics.node_refusals = await self._host_drops()
+        self._metrics.policy_problems = len(self._policy.problems)
+        pods = self._store.desired_pods()
+        return self._metrics.render(pods, samples, await self._policy.samples())
+
+    async def report(self) -> Report:
+        counts = await self._gate_worker.counts()
+        states = sorted(self._store.states(), key=lambda state: state.pod.full_name)
+        loaded = self._gate_worker.loaded
+        return Report(
+            version=VERSION,
+            pid=os.getpid(),
+            started=self._started,
+            source_hash=sources.fingerprint(),
+            attachment=self._gate_worker.attachment.value,
+            was_compiled=loaded.was_compiled,
+            load_ms=loaded.load_ms,
+            is_synced=self._store.is_synced,
+            kubelet=self._kubelet.current.path if self._kubelet.current else None,
+            kubelet_problem=self._kubelet.problem,
+            http_address=self.http_address,
+            hooks=[
+                HookStatus(name=hook.name, problem=hook.problem)
+                for hook in self._gate_worker.hook_states
+            ],
+            feed=(self._outputs or self._source).status(),
+            node_refusals=await self._host_drops(),
+            relay=relay_status(self._relays, self._connections, self._store.relay_gates, counts),
+            pods=[self._pod_status(state, counts) for state in states],
+        )
+
+    async def drops(self) -> Drops:
+        seen = await asyncio.to_thread(self._source_processes.read)
+        return drops_report(seen, self._store, lost_packets=self._source_processes.lost())
+
+    async def rules(self) -> Rules:
+        return await self._policy.report()
+
+    async def refusals(self, after: int) -> Refusals:
+        return await self._drop_events.after(after)
+
+    async def restart_relay(self) -> str | None:
+        try:
+            await self._relays.restart()
+        except RelayError as error:
+            return f"The relay stays as it is: {error}"
+        return None
+
+    async def _host_drops(self) -> dict[str, int]:
+        counts = await self._gate_worker.node_counts()
+        return {reason.label: count for (_, reason), count in counts.items()}
+
+    def _pod_status(self, state: PodState, counts: Mapping[int, Counts]) -> PodStatus:
+        pod = state.pod
+        tested = state.current_path_test
+        return PodStatus(
+            namespace=pod.namespace,
+            name=pod.name,
+            uid=pod.uid,
+            mode=pod.mode.label,
+            source=pod.source,
+            netns=pod.netns_path,
+            addresses=list(state.own_addresses),
+            unconfirmed={str(address): why for address, why in state.claims.unconfirmed.items()},
+            conditions=self._store.conditions.of(pod.uid),
+            gates=_gates({i: interface.name for i, interface in state.gates.items()}, counts),
+            paths=[
+                PathStatus(address=address, result=result.value)
+                for address, result in (tested.results if tested else {}).items()
+            ],
+            older_flows=self._existing_flows.count(pod.uid),
+            probes=self._probing.status(pod.uid),
+            carried=self._connections.status(pod.uid),
+        )
 
 
 def relay_status(
@@ -76,13 +207,10 @@ def relay_status(
     )
 
 
-def drops_of(
-    callers: Iterable[tuple[DropSource, str]],
-    pod_of: Callable[[int], Pod | None],
-    *,
-    lost_packets: int,
+def drops_report(
+    callers: Iterable[tuple[DropSource, str]], store: PodStore, *, lost_packets: int
 ) -> Drops:
-    """callers: with the paths of their cgroups; pod_of: the pod behind an interface."""
+    """callers: with the paths of their cgroups."""
     return Drops(
         callers=[
             CallerStatus(
@@ -99,7 +227,7 @@ def drops_of(
                 labels=pod.labels,
             )
             for seen, sender in callers
-            if (pod := pod_of(seen.ifindex))
+            if (pod := store.pod_of_interface(seen.ifindex))
         ],
         lost_packets=lost_packets,
     )

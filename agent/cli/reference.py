@@ -9,9 +9,9 @@ import click
 
 from agent import metrics
 from agent.api.podinfo import endpoint as podinfo
+from agent.app import cluster_metrics
 from agent.cli import main as cli
 from agent.policy import definition
-from agent.sources import cluster_metrics
 from agent.strict import metrics as relay_metrics
 from bpf.verdicts import Mode, Reason, Verdict
 from probes.spec import probespec

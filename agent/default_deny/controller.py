@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 import pyroute2
 import structlog
 
+from agent import tasks
 from agent.default_deny import table as default_deny_table
 from agent.default_deny.table import DefaultDenyError, DefaultDenyTable
 from agent.kubelet.search import KubeletCgroup
 from agent.linux import rtnetlink
 from agent.linux.rtnetlink import Link
+from agent.pods.store import PodStore
 from agent.settings import Settings
 from bpf.verdicts import Mode
 
@@ -35,46 +37,44 @@ class DefaultDenyController:
 
     def __init__(
         self,
-        table: DefaultDenyTable | None,
+        store: PodStore,
         *,
-        claimed: Callable[[], set[int]],
         now: Callable[[], float] | None = None,
     ) -> None:
-        """claimed: interfaces of pods that are gated, or meant not to be."""
-        self._table = table
-        self._claimed = claimed
+        self._table: DefaultDenyTable | None = None
+        self._store = store
+        self._changes = store.in_force.subscribe()
+        self._announced: dict[str, set[int]] = {}
+        """By pod's uid: interfaces that the table has as gated."""
         self._now = now or (lambda: asyncio.get_running_loop().time())
         self._first_seen: dict[int, float] = {}
         self._exempt: set[int] = set()
         self._kubelet: KubeletCgroup | None = None
         self._kubelet_changed = asyncio.Event()
 
-    @classmethod
-    async def open(
-        cls, settings: Settings, gated: Iterable[int], *, claimed: Callable[[], set[int]]
-    ) -> "DefaultDenyController":
+    async def open(self, settings: Settings, gated: Iterable[int]) -> None:
         """Put the tables there where the node's default asks for it, else take old ones away."""
         if settings.mode not in (Mode.ENFORCE, Mode.STRICT):
             await _remove_quietly()
-            return cls(None, claimed=claimed)
+            return
         table = await DefaultDenyTable.open(gated=gated)
         if not table.available:
             log.warning("new pods are not born closed", reason=table.reason_unavailable)
-            return cls(None, claimed=claimed)
+            return
+        self._table = table
         log.info(
             "new pods are born closed",
             bridges=table.covers_bridges,
             datagrams=table.covers_datagrams,
         )
-        return cls(table, claimed=claimed)
 
-    async def gate(self, ifindexes: Iterable[int]) -> None:
+    async def add_gated(self, ifindexes: Iterable[int]) -> None:
         """These have their gates, or are meant to have none: the gates alone decide."""
         if self._table is not None:
             with _said("an interface stays closed to the node by the backstop"):
                 await self._table.gate(ifindexes)
 
-    def admit(self, kubelet: KubeletCgroup | None) -> None:
+    def set_kubelet(self, kubelet: KubeletCgroup | None) -> None:
         """Let the kubelet reach pods that have no gate yet; `run` does it at once."""
         self._kubelet = kubelet
         self._kubelet_changed.set()
@@ -84,6 +84,28 @@ class DefaultDenyController:
         if self._table is None:
             await asyncio.Event().wait()
             return
+        async with asyncio.TaskGroup() as group:
+            tasks.start(group, "default deny", self._maintain)
+            tasks.start(group, "default deny of gated pods", self._follow_pods)
+
+    async def _follow_pods(self) -> None:
+        """Open the table for each interface whose gate is attached; several in one transaction,
+        since changing a node's rule set takes longer than attaching a gate."""
+        while True:
+            added: set[int] = set()
+            for uid in await self._changes.next():
+                state = self._store.get(uid)
+                if state is None:
+                    self._announced.pop(uid, None)
+                elif state.gated_netns is not None:
+                    # A pass that finds nothing new costs nothing here.
+                    added |= state.interface_indexes - self._announced.get(uid, set())
+                    self._announced[uid] = state.interface_indexes
+            if added:
+                await self.add_gated(added)
+
+    async def _maintain(self) -> None:
+        assert self._table is not None
         next_ensure = self._now() + _ENSURE_SECONDS
         next_beat = self._now()
         async with pyroute2.AsyncIPRoute() as netlink:
@@ -107,6 +129,12 @@ class DefaultDenyController:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_UNCLAIMED_SECONDS / 5):
                         await self._kubelet_changed.wait()
+
+    def _claimed(self) -> set[int]:
+        """Interfaces of relays, and of pods: gated, or meant not to be."""
+        return self._store.relay_gates.keys() | {
+            ifindex for state in self._store.states() for ifindex in state.interface_indexes
+        }
 
     async def _release_unclaimed(self, found: list[Link]) -> None:
         assert self._table is not None

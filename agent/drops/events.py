@@ -2,13 +2,13 @@
 
 import asyncio
 import collections
-from collections.abc import Callable
 
 import structlog
 
 from agent.admin.report import Refusals, RefusalStatus
 from agent.drops.source_processes import SourceProcesses, protocol_word, wall_clock
 from agent.pods.pod import Pod
+from agent.pods.store import PodStore
 from bpf.drop_events import DropEvent, DropEventReader
 
 log = structlog.get_logger(__name__)
@@ -28,11 +28,11 @@ class DropEventLog:
         events: DropEventReader,
         *,
         callers: SourceProcesses,
-        pod_of: Callable[[int], Pod | None],
+        store: PodStore,
     ) -> None:
-        """callers: knows the names of cgroups; pod_of: the pod behind an interface."""
+        """callers: has the names of cgroups."""
         self._events = events
-        self._pod_of = pod_of
+        self._store = store
         self._callers = callers
         self._kept: collections.deque[tuple[DropEvent, Pod | None]] = collections.deque(
             maxlen=_KEPT
@@ -69,7 +69,7 @@ class DropEventLog:
     async def _read(self) -> None:
         fresh = self._events.read()
         for refusal in fresh:
-            self._kept.append((refusal, self._pod_of(refusal.ifindex)))
+            self._kept.append((refusal, self._store.pod_of_interface(refusal.ifindex)))
             self._count += 1
         # Now, since a cgroup may be gone in a moment.
         await asyncio.to_thread(self._callers.learn, {refusal.cgroup for refusal in fresh})

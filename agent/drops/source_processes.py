@@ -5,13 +5,13 @@ import contextlib
 import datetime
 import pathlib
 import time
-from collections.abc import Callable, Container
 
 import msgspec
 import structlog
 
 from agent import state_files
 from agent.linux.cgroups import cgroup_paths
+from agent.pods.store import PodStore
 from bpf.drop_sources import DropSource, DropSources
 
 log = structlog.get_logger(__name__)
@@ -37,19 +37,20 @@ class SourceProcesses:
         callers: DropSources,
         *,
         state: pathlib.Path,
-        live_ifindexes: Callable[[], Container[int] | None],
+        store: PodStore,
     ) -> None:
-        """state: the file for the names; live_ifindexes: gated ones, None while not all known."""
+        """state: the file for the names."""
         self._callers = callers
         self._state = state
-        self._live_ifindexes = live_ifindexes
+        self._store = store
         self._names: dict[int, str] = {0: NO_SOCKET}
 
     async def run(self) -> None:
         """Name new callers soon after they call, for ever."""
         await asyncio.to_thread(self._restore)
         while True:
-            await asyncio.to_thread(self._look)
+            gated = self._store.gated_interfaces() if self._store.is_synced else None
+            await asyncio.to_thread(self._look, gated)
             await asyncio.sleep(_PERIOD_SECONDS)
 
     def read(self) -> list[tuple[DropSource, str]]:
@@ -65,10 +66,10 @@ class SourceProcesses:
         """The path of a cgroup by its id, as far as it is known by now."""
         return self._names.get(cgroup, f"(cgroup {cgroup})")
 
-    def _look(self) -> None:
-        live = self._live_ifindexes()
-        if live is not None:
-            self._callers.prune(live)
+    def _look(self, gated: set[int] | None) -> None:
+        """gated: interfaces with a gate; None until every pod has been reconciled."""
+        if gated is not None:
+            self._callers.prune(gated)
         if self._name(self._callers.read()):
             self._save()
 

@@ -21,6 +21,7 @@ from agent.linux.pod_network import PodNetwork
 from agent.metrics import Metrics
 from agent.pods.pod import Pod
 from agent.pods.pod_state import AddressClaims
+from agent.pods.store import PodStore
 from bpf.abi import IPAddress
 from probes.netns import Netns
 
@@ -56,7 +57,9 @@ class _Record:
 class AddressAuthority:
     """Confirms pods' addresses. One check at a time, on the event loop; `close` it at the end."""
 
-    def __init__(self, metrics: Metrics, routes: NodeRoutes | None = None) -> None:
+    def __init__(self, store: PodStore, metrics: Metrics, routes: NodeRoutes | None = None) -> None:
+        self._store = store
+        self._changes = store.desired.subscribe()
         self._routes = routes or NodeRoutes()
         self._metrics = metrics
         self._records: dict[str, _Record] = {}
@@ -67,22 +70,29 @@ class AddressAuthority:
     def close(self) -> None:
         self._routes.close()
 
-    def set_pod(self, pod: Pod) -> None:
-        """Learn what is reported of a pod; before any pod is checked that may claim the same."""
+    def _refresh(self) -> None:
+        """Learn what is reported of pods; before any pod is checked that may claim the same."""
+        for uid in self._changes.take():
+            if state := self._store.get(uid):
+                self._set_pod(state.pod)
+            else:
+                self._forget(uid)
+
+    def _set_pod(self, pod: Pod) -> None:
         self._withdraw(pod.uid)
         if not pod.host_network:
             self._reported_of[pod.uid] = pod.reported_addresses
             for address in pod.reported_addresses:
                 self._reported_for.setdefault(address, {})[pod.uid] = pod.full_name
 
-    def forget(self, uid: str) -> None:
-        """The pod is gone."""
+    def _forget(self, uid: str) -> None:
         self._withdraw(uid)
         self._records.pop(uid, None)
         self._metrics.unconfirmed_addresses.pop(uid, None)
 
     async def check(self, pod: Pod, netns: Netns, network: PodNetwork) -> AddressClaims:
         """Compare what the namespace shows with what the node knows. Raises `OSError`."""
+        self._refresh()
         record = self._records.get(pod.uid)
         if record is None or record.netns != netns:
             record = self._records[pod.uid] = _Record(netns)

@@ -14,6 +14,7 @@ import structlog
 from agent.gates.worker import GateWorker
 from agent.linux.pod_network import NodeInterface
 from agent.metrics import Metrics
+from agent.pods.store import PodStore
 from bpf.errors import AttachError
 from bpf.gates import Attachment
 
@@ -33,16 +34,15 @@ class ChainOrder:
     def __init__(
         self,
         gate_worker: GateWorker,
+        store: PodStore,
         metrics: Metrics,
-        on_misplaced: Callable[[set[int]], None],
         *,
         now: Callable[[], float] | None = None,
     ) -> None:
-        """on_misplaced: told the interfaces on which somebody stands before the gate, each time
-        that it is so; `keep` mends it."""
+        """store: pods whose gate is displaced are marked there, and `ensure_first` repairs it."""
         self._gate_worker = gate_worker
         self._metrics = metrics
-        self._on_misplaced = on_misplaced
+        self._store = store
         self._now = now or (lambda: asyncio.get_running_loop().time())
         self._changed = asyncio.Event()
         self._moves: dict[int, collections.deque[float]] = {}
@@ -63,7 +63,7 @@ class ChainOrder:
         while True:
             try:
                 if misplaced := await self._gate_worker.misplaced():
-                    self._on_misplaced(misplaced)
+                    self._store.mark_interfaces(misplaced)
             except (OSError, TimeoutError) as error:
                 log.error("the places of gates cannot be looked at", error=str(error))
             try:
@@ -74,7 +74,7 @@ class ChainOrder:
             await asyncio.sleep(_DEBOUNCE_SECONDS)
             self._changed.clear()
 
-    async def keep(self, interface: NodeInterface) -> str:
+    async def ensure_first(self, interface: NodeInterface) -> str:
         """Put the gate before others' programs, three times a minute at most.
 
         One sentence when it is behind one all the same. Raises `BpfError`.

@@ -21,8 +21,10 @@ import structlog
 
 from agent.linux.cgroups import cgroup_paths
 from agent.metrics import Metrics
+from agent.pods.changes import Subscription
 from agent.pods.pod import Pod
 from agent.pods.pod_state import PodState
+from agent.pods.store import PodStore
 from bpf import abi
 from bpf.replies import ReplyFlow, ReplyTables
 from bpf.rules import Rule, SourceKind
@@ -93,27 +95,30 @@ class ExistingFlows:
     def __init__(
         self,
         *,
-        guarded: Callable[[], Iterable[PodState]],
+        store: PodStore,
         kubelet_cgroup: Callable[[], int],
         replies: ReplyTables,
         metrics: Metrics,
         ends: bool,
     ) -> None:
         """kubelet_cgroup: its id, 0 while nobody is known; ends: whether to end what is found."""
-        self._guarded = guarded
+        self._store = store
+        self._wake = asyncio.Event()
+        self._changes = store.in_force.subscribe(Subscription(self._wake))
         self._kubelet_cgroup = kubelet_cgroup
         self._replies = replies
         self._metrics = metrics
         self._ends = ends
-        self._wake = asyncio.Event()
+        self.counts: dict[str, int] = {}
+        """By pod's uid: how many were open at the last scan."""
 
     def hint(self) -> None:
-        """A pod may be enforced that was not before."""
+        """The kubelet may be another process."""
         self._wake.set()
 
     def count(self, uid: str) -> int:
         """How many go on, as of the last look."""
-        return self._metrics.older_flows.get(uid, 0)
+        return self.counts.get(uid, 0)
 
     async def run(self) -> None:
         """Look again and again, for ever."""
@@ -122,7 +127,8 @@ class ExistingFlows:
                 async with asyncio.timeout(_PERIOD_SECONDS):
                     await self._wake.wait()
             self._wake.clear()
-            targets = [target for target in map(EnforcedPod.of, self._guarded()) if target]
+            self._changes.take()
+            targets = [target for target in map(EnforcedPod.of, self._store.states()) if target]
             try:
                 found = await asyncio.to_thread(self._look, targets)
             except OSError as error:
@@ -132,8 +138,8 @@ class ExistingFlows:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     def _tell(self, targets: Sequence[EnforcedPod], found: Mapping[str, FlowCount]) -> None:
-        before = self._metrics.older_flows
-        self._metrics.older_flows = {uid: flows.going_on for uid, flows in found.items()}
+        before = self.counts
+        self.counts = {uid: flows.going_on for uid, flows in found.items()}
         for target in targets:
             flows = found.get(target.pod.uid, FlowCount())
             if flows.ended:

@@ -1,12 +1,13 @@
 """The node's own interfaces by which its packets would get round a gate, or lose their sender."""
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 
 import structlog
 
 from agent.gates.worker import GateWorker
 from agent.linux.rtnetlink import Link
 from agent.linux.tunnels import Tunnels, find_tunnels
+from agent.pods.store import PodStore
 from bpf.errors import AttachError
 
 log = structlog.get_logger(__name__)
@@ -18,23 +19,19 @@ class HostDevices:
     def __init__(
         self,
         gate_worker: GateWorker,
-        *,
-        gated: Callable[[], Container[int]],
-        is_synced: Callable[[], bool],
+        store: PodStore,
     ) -> None:
-        """gated: interfaces that carry a gate now; is_synced: whether every pod has been seen."""
         self._gate_worker = gate_worker
-        self._gated = gated
-        self._is_synced = is_synced
+        self._store = store
         self._bridges: tuple[set[int], bool] | None = None
         self._tunnels: Tunnels | None = None
         self._has_switch: bool | None = None
 
-    async def keep(self, links: list[Link]) -> None:
+    async def ensure(self, links: list[Link]) -> None:
         """links: all of the node's. Safe to repeat."""
         self._keep_switch(links)
-        are_all = self._is_synced()
-        bridges = find_bridges(links, self._gated())
+        are_all = self._store.is_synced
+        bridges = find_bridges(links, self._store.gated_interfaces())
         tunnels = find_tunnels(links)
         try:
             if (bridges, are_all) != self._bridges:

@@ -1,14 +1,17 @@
 """Which of the node's interfaces let the node inject packets that look forwarded."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pyroute2
 import structlog
 
+from agent.gates.host_devices import HostDevices
 from agent.gates.worker import GateWorker
 from agent.linux import rtnetlink
 from agent.linux.rtnetlink import Link
+from agent.pods.changes import Subscription
+from agent.pods.store import PodStore
 from agent.relay import interfaces as relay_interfaces
 
 log = structlog.get_logger(__name__)
@@ -31,19 +34,25 @@ class InjectableInterfaces:
     def __init__(
         self,
         gate_worker: GateWorker,
+        store: PodStore,
+        host_devices: HostDevices,
         *,
-        on_links: Callable[[list[Link]], Awaitable[None]],
         now: Callable[[], float] | None = None,
     ) -> None:
-        """on_links: awaited with all of the node's interfaces, at first and after every hint."""
+        """host_devices: brought up to date with the same list of interfaces."""
         self._gate_worker = gate_worker
-        self._on_links = on_links
+        self._store = store
+        self._host_devices = host_devices
         self._now = now or (lambda: asyncio.get_running_loop().time())
         self._changed = asyncio.Event()
+        self._pods = store.in_force.subscribe(Subscription(self._changed))
+        self._gated: set[int] = set()
+        self._is_hinted = False
         self._first_seen: dict[int, float] = {}
 
     def hint(self) -> None:
         """An interface came, went or changed."""
+        self._is_hinted = True
         self._changed.set()
 
     async def run(self) -> None:
@@ -54,7 +63,8 @@ class InjectableInterfaces:
                 async with asyncio.timeout(_TIMEOUT_SECONDS):
                     found = await rtnetlink.read(netlink)
                 marked = await self._mark(found, marked)
-                await self._on_links(found)
+                self._gated = self._store.gated_interfaces()
+                await self._host_devices.ensure(found)
                 await self._wait()
 
     async def _wait(self) -> None:
@@ -62,11 +72,14 @@ class InjectableInterfaces:
         deadline = None if oldest is None else max(0.0, oldest + _SETTLE_SECONDS - self._now())
         try:
             async with asyncio.timeout(deadline):
-                await self._changed.wait()
+                while not self._is_hinted and self._store.gated_interfaces() == self._gated:
+                    self._pods.take()
+                    self._changed.clear()
+                    await self._changed.wait()
         except TimeoutError:
             return
         await asyncio.sleep(_DEBOUNCE_SECONDS)
-        self._changed.clear()
+        self._is_hinted = False
 
     async def _mark(self, found: list[Link], marked: set[int]) -> set[int]:
         """Clear at once what cannot inject (any more), mark what has long been able to."""

@@ -46,7 +46,7 @@ class PendingFlows:
 def read(netns: Netns, network: PodNetwork) -> PendingFlows:
     """What the pod has asked so far; to be called when its gate remembers already.
 
-    Takes milliseconds: call it from a thread. Raises NetnsGone, and OSError.
+    Takes milliseconds: call it from a thread. Raises NetnsGoneError, and OSError.
     """
     in_use = _sockets_in_use(netns)
     unknown = list(network.other_devices)

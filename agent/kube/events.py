@@ -20,7 +20,6 @@ from agent import backoff, labels
 from agent.kube.client import MERGE, ApiClient, ApiError
 from agent.kube.objects import ApiPod
 from agent.logs import Event
-from probes.spec.specs import PodSpec
 
 log = structlog.get_logger(__name__)
 
@@ -250,18 +249,6 @@ class EventRecorder:
             "note": _clipped(note),
             "type": WARNING,
         }
-
-
-def kubelet_reports(spec: PodSpec, container: str, probe: str) -> bool:
-    """Whether the kubelet runs the same probe as podgate, and so reports its failures.
-
-    probe: "startup", "readiness" or "liveness".
-    """
-    running = next((found for found in spec.containers if found.name == container), None)
-    base = next((found for found in spec.base if found.name == container), None)
-    if running is None or base is None:
-        return False
-    return getattr(running, probe) is not None and getattr(running, probe) == getattr(base, probe)
 
 
 def _path(namespace: str) -> str:

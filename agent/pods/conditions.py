@@ -7,6 +7,7 @@ import msgspec
 import structlog
 
 from agent import labels
+from agent.pods.changes import Changes
 from agent.pods.pod import Pod
 
 log = structlog.get_logger(__name__)
@@ -30,14 +31,9 @@ class Condition(msgspec.Struct, frozen=True, rename="camel"):
 class Conditions:
     """The newest condition of each type of each pod. Every change is one log line."""
 
-    def __init__(
-        self,
-        *,
-        on_change: Callable[[str], None] = lambda uid: None,
-        now: Callable[[], datetime.datetime] | None = None,
-    ) -> None:
-        """on_change: gets the uid of a pod when anything about one of its conditions changed."""
-        self._on_change = on_change
+    def __init__(self, *, now: Callable[[], datetime.datetime] | None = None) -> None:
+        self.changes = Changes()
+        """Pods of which anything about a condition changed."""
         self._now = now or (lambda: datetime.datetime.now(datetime.UTC))
         self._by_pod: dict[str, dict[str, Condition]] = {}
 
@@ -50,7 +46,7 @@ class Conditions:
         same_status = before is not None and before.status == status
         since = before.last_transition_time if before and same_status else self._now()
         conditions[kind] = Condition(kind, status, reason, message, since)
-        self._on_change(pod.uid)
+        self.changes.mark(pod.uid)
         is_well = status == TRUE and pod.manifest_problem is None
         level = log.info if is_well else log.warning
         level(

@@ -1,8 +1,11 @@
 """What is known of a pod's containers as they run; a container runtime is needed to know it."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import msgspec
+
+from agent.pods.changes import Changes
 
 
 class ContainerRun(msgspec.Struct, frozen=True):
@@ -19,6 +22,16 @@ class PodContainers(msgspec.Struct, frozen=True):
     """A pod's containers by name; those that have not been created yet are not there."""
 
     containers: Mapping[str, ContainerRun] = {}
-    restarts: bool = True
+    is_restartable: bool = True
     """Whether containers that end are started again (restartPolicy)."""
     is_deleting: bool = False
+
+
+class ContainerSource(Protocol):
+    """Where the containers of pods are known."""
+
+    container_changes: Changes
+    """Pods whose containers changed."""
+
+    def containers_of(self, uid: str) -> PodContainers | None:
+        """A pod's containers; None where there is no container runtime to list them."""

@@ -2,12 +2,15 @@
 
 import asyncio
 import dataclasses
+import datetime
+import enum
 from collections.abc import Mapping
 
 from agent.linux.pod_network import NodeInterface, PodNetwork
 from agent.pods.pod import Pod
 from bpf.abi import IPAddress
 from bpf.rules import Rule
+from bpf.verdicts import Mode
 from probes.netns import Netns
 
 _MOST_NAMED = 4
@@ -53,6 +56,46 @@ class IsolationStatus:
     message: str
 
 
+class PathTestResult(enum.StrEnum):
+    """Result of a path test of one address."""
+
+    CONFIRMED = "confirmed"
+    BYPASSED = "bypassed"
+    UNREACHABLE = "unreachable"
+    FAILED = "failed"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PathTestRecord:
+    """What a path test found for a pod as it was then. tested_at: by `time.monotonic`."""
+
+    netns: Netns
+    mode: Mode
+    gates: frozenset[int]
+    results: dict[str, PathTestResult]
+    """By address."""
+    tested_at: float = 0.0
+
+    @property
+    def worst(self) -> PathTestResult | None:
+        """None where there was no address to test."""
+        found = set(self.results.values())
+        order = (
+            *(PathTestResult.BYPASSED, PathTestResult.FAILED),
+            *(PathTestResult.UNREACHABLE, PathTestResult.CONFIRMED),
+        )
+        return next((result for result in order if result in found), None)
+
+    def matches(self, state: "PodState") -> bool:
+        """Whether the pod still is as it was tested."""
+        return (
+            self.netns == state.gated_netns
+            and self.mode is state.pod.mode
+            and self.gates == state.gates.keys()
+            and self.results.keys() == set(state.own_addresses)
+        )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class GracePeriod:
     """A gate that remembers, and still lets through what might be an answer to older questions."""
@@ -87,10 +130,14 @@ class PodState:
     """Interfaces that are meant to have no gate (mode off), as of the last look."""
     recheck_until: float = 0.0
     """Of the event loop's clock: until then podgate-cni may still gate an opened interface."""
-    announced: set[int] = dataclasses.field(default_factory=set)
-    """Interfaces whose wanted state others know to stand."""
+    first_gated_at: datetime.datetime | None = None
+    """When the agent attached the first gate of a sandbox that had none before."""
     status: IsolationStatus | None = None
-    """What the last look at its gates came to."""
+    """Result of the last pass over its gates, without path test and relay."""
+    path_test: PathTestRecord | None = None
+    """The last path test, which may be of the pod as it was earlier: see `current_path_test`."""
+    trusted_netns: Netns | None = None
+    """The sandbox for which a path test did not find the gate bypassed; it latches."""
 
     @property
     def is_pending(self) -> bool:
@@ -103,6 +150,20 @@ class PodState:
         """Whether another look is due soon without any hint."""
         is_unsettled = asyncio.get_running_loop().time() < self.recheck_until
         return self.is_pending or is_unsettled or self.claims.is_settling
+
+    @property
+    def is_path_tested(self) -> bool:
+        """Whether its gates should drop a path test: they are attached, and enforce."""
+        return (
+            self.gated_netns is not None
+            and bool(self.gates)
+            and self.pod.mode in (Mode.ENFORCE, Mode.STRICT)
+        )
+
+    @property
+    def current_path_test(self) -> PathTestRecord | None:
+        """The last path test, if the pod still is as it was tested."""
+        return self.path_test if self.path_test and self.path_test.matches(self) else None
 
     @property
     def own_addresses(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import asyncio
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import structlog
 
@@ -13,7 +13,8 @@ from agent.linux import cgroups as linux_cgroups
 from agent.linux.cgroups import cgroup2_mount
 from agent.metrics import RuleSample
 from agent.pods.pod import Pod
-from agent.pods.pod_state import Admission, PodState
+from agent.pods.pod_state import Admission
+from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
 from agent.policy.effective import EffectivePolicies, PolicyProvider
 from agent.policy.files import PolicyFiles
@@ -47,9 +48,7 @@ class PolicyController:
         hits: RuleHits,
         *,
         api: ApiPolicies | None,
-        guarded: Callable[[], Iterable[PodState]],
-        on_change: Callable[[str], None],
-        is_settled: Callable[[], bool],
+        store: PodStore,
         cgroup2: pathlib.Path | None = None,
     ) -> None:
         """api: policies of a cluster, whose watch somebody else runs; guarded: all pods; on_change
@@ -65,9 +64,7 @@ class PolicyController:
         self._has_policies = asyncio.Event()
         """Set when the API server has had its moment to tell of policies."""
         self._hits = hits
-        self._guarded = guarded
-        self._on_change = on_change
-        self._is_settled = is_settled
+        self._store = store
         self._cgroup2 = cgroup2 or cgroup2_mount()
         self._book = RuleSet()
         self._counted: set[int] = set()
@@ -110,7 +107,7 @@ class PolicyController:
         seconds = time.monotonic() - started
         if book is not self._book:
             await self._apply(book)
-        if self._has_old_counters and self._is_settled():
+        if self._has_old_counters and self._store.is_settled:
             self._has_old_counters = False
             ids = set(self._book.ids.values())
             self._counted &= ids
@@ -151,7 +148,7 @@ class PolicyController:
     async def report(self) -> Rules:
         gated = [
             (guarded.pod, guarded.admission)
-            for guarded in self._guarded()
+            for guarded in self._store.states()
             if guarded.pod.mode is not Mode.OFF and not guarded.pod.host_network
         ]
         return await asyncio.to_thread(self._report, self._book, gated)
@@ -175,9 +172,9 @@ class PolicyController:
         # First, so that whoever asks from now on is told by the new book.
         self._book = book
         self._has_old_counters = True
-        admitted = [(guarded.pod, guarded.admission) for guarded in self._guarded()]
+        admitted = [(guarded.pod, guarded.admission) for guarded in self._store.states()]
         for uid in await asyncio.to_thread(_changed, book, admitted):
-            self._on_change(uid)
+            self._store.mark(uid)
 
     def _report(self, book: RuleSet, gated: Sequence[_Admitted]) -> Rules:
         hits = self._hits.read()

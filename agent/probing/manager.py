@@ -2,7 +2,6 @@
 
 import asyncio
 import pathlib
-from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -10,10 +9,13 @@ import structlog
 from agent import labels, tasks
 from agent.admin.report import ProbeStatus
 from agent.metrics import Metrics
-from agent.pods.conditions import FALSE, TRUE, Conditions
-from agent.pods.container_runs import PodContainers
+from agent.pods.changes import Subscription
+from agent.pods.conditions import FALSE, TRUE
+from agent.pods.container_runs import ContainerSource, PodContainers
+from agent.pods.events import PodEvent, PodEvents, kubelet_reports
 from agent.pods.pod import Pod
 from agent.pods.pod_state import PodState
+from agent.pods.store import PodStore
 from agent.probing.listeners import ListenerWatch
 from agent.probing.result_store import Results, ResultStore, SavedProbes, sandbox_of
 from bpf import pins
@@ -43,21 +45,24 @@ class ProbeManager:
 
     def __init__(
         self,
-        conditions: Conditions,
+        store: PodStore,
         metrics: Metrics,
         installation: pins.Pins,
         *,
-        run_of: Callable[[str], PodContainers | None] = lambda uid: None,
-        on_outcome: Callable[[Pod, ProbeKey, ProbeOutcome], None] = lambda pod, key, outcome: None,
+        containers: ContainerSource,
+        events: PodEvents,
         state: pathlib.Path | None = None,
     ) -> None:
-        """run_of: what is known of a pod's containers, None where nobody knows; on_outcome: told of
-        every probe that counts; state: the file that keeps results over the agent's restarts, if
-        they are to be kept.
+        """containers: of all pods, where a runtime lists them; state: the file that keeps results
+        over the agent's restarts, if they are to be kept.
         """
-        self._run_of = run_of
-        self._on_outcome = on_outcome
-        self._conditions = conditions
+        self._store = store
+        self._containers = containers
+        self._events = events
+        self._changes = Subscription()
+        store.desired.subscribe(self._changes)
+        store.in_force.subscribe(self._changes)
+        containers.container_changes.subscribe(self._changes)
         self._metrics = metrics
         self._scheduler = Scheduler(
             on_result=self._on_result,
@@ -80,6 +85,20 @@ class ProbeManager:
             tasks.start(group, "scheduler", self._scheduler.run)
             tasks.start(group, "listeners", self._listeners.run)
             tasks.start(group, "probe memory", self._memory.run)
+            tasks.start(group, "pods to probe", self._follow)
+
+    async def _follow(self) -> None:
+        """Start, change and stop probes as pods do."""
+        while True:
+            for uid in await self._changes.next():
+                state = self._store.get(uid)
+                probed = self._pods.get(uid)
+                if probed and (state is None or state.pod.netns_path != probed.netns_path):
+                    self.remove(uid)
+                    if state is None:
+                        self._metrics.forget(probed)
+                if state is not None and state.status is not None:
+                    self.update(state)
 
     async def listening(self) -> None:
         """Wait until listener events are heard; for ever, where they cannot be."""
@@ -187,7 +206,7 @@ class ProbeManager:
         netns = guarded.netns
         if netns is None or guarded.network is None:
             return None
-        run = self._run_of(pod.uid)
+        run = self._containers.containers_of(pod.uid)
         target = ProbedPod(
             uid=pod.uid,
             netns=netns,
@@ -219,7 +238,7 @@ class ProbeManager:
             )
         container = run.containers.get(probes.name)
         if container is None:
-            return ProbedContainer(probes=probes, running=False, restarts=run.restarts)
+            return ProbedContainer(probes=probes, running=False, restarts=run.is_restartable)
         if sandbox.containers.get(probes.name) != container.id:
             restored = {}
         is_startup_ours = not (probes.startup and isinstance(probes.startup.handler, Exec))
@@ -228,7 +247,7 @@ class ProbeManager:
             container_id=container.id,
             started_at=container.started_at,
             running=container.is_running,
-            restarts=run.restarts,
+            restarts=run.is_restartable,
             started=None if is_startup_ours else bool(container.started_by_kubelet),
             restored=restored,
         )
@@ -249,16 +268,32 @@ class ProbeManager:
             result="successful" if outcome.passed else "failed",
             seconds=outcome.duration_seconds,
         )
-        self._on_outcome(pod, key, outcome)
+        self._record(pod, key, outcome)
         if not outcome.passed:
             # The text tells what is wrong now, though the status may have been False before.
             self._say(pod)
 
+    def _record(self, pod: Pod, key: ProbeKey, outcome: ProbeOutcome) -> None:
+        """Report a failure in the kubelet's words (pkg/kubelet/events/event.go), unless the kubelet
+        runs the same probe and reports it itself."""
+        is_warning = outcome.result is ProbeResult.WARNING
+        if outcome.passed and not is_warning:
+            return
+        if kubelet_reports(pod.spec, key.container, key.type.value.lower()):
+            return
+        reason, what = ("ProbeWarning", "warning") if is_warning else ("Unhealthy", "failed")
+        message = f"{key.type.value} probe {what}: {outcome.message}"
+        event = PodEvent(pod.uid, reason, message, action="Probing", container=key.container)
+        self._events.record(event)
+
     def _say(self, pod: Pod) -> None:
+        state = self._store.get(pod.uid)
+        if state is None or state.pod.netns_path != pod.netns_path:
+            return  # Its probes are about to be stopped.
         status, reason, message = self._judge(pod)
         if pod.uid in self._ignored:
             message += f" A change of {probespec.ANNOTATION} waits for the pod's next sandbox."
-        self._conditions.set(pod, labels.PROBES_PASSING, status, reason, message)
+        self._store.conditions.set(pod, labels.PROBES_PASSING, status, reason, message)
 
     def _judge(self, pod: Pod) -> tuple[str, str, str]:
         if problem := pod.probe_problem:

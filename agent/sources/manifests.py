@@ -6,13 +6,13 @@ Every change, whatever it was, means one more look at the whole directory (agent
 import asyncio
 import dataclasses
 import pathlib
-from collections.abc import Callable
 
 import msgspec
 import structlog
 
 from agent.pods import documents
 from agent.pods.pod import Pod, PodError, Problem, read_pod
+from agent.pods.store import PodStore
 from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)
@@ -37,25 +37,22 @@ class _File:
     """Whether this file ever held a good manifest."""
 
 
-class ManifestSource:
-    """Tells of every pod that is added, changed or removed."""
+class ManifestDirectory:
+    """Writes the pods of a directory into the store."""
 
     def __init__(
         self,
         directory: pathlib.Path,
+        store: PodStore,
         *,
         default_mode: Mode,
-        on_pod: Callable[[Pod], None],
-        on_removed: Callable[[str], None],
     ) -> None:
-        """on_pod gets a new or changed pod, on_removed the uid of one whose file is gone."""
         self._directory = directory
         self._default_mode = default_mode
-        self._on_pod = on_pod
-        self._on_removed = on_removed
+        self._store = store
         self._files: dict[str, _File] = {}
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read what changed since the last look and tell about it.
 
         A file that stopped being a pod keeps its last good pod in force, with the problem noted:
@@ -97,7 +94,7 @@ class ManifestSource:
         """
         gone = self._files.keys() - look.stamps.keys()
         for name in gone:
-            self._on_removed(self._files.pop(name).pod.uid)
+            self._store.remove_pod(self._files.pop(name).pod.uid)
         for name, document in sorted(look.changed.items()):
             self._take(name, look.stamps[name], document)
         waiting = [file for file in self._files.values() if gone and _is_refused_twin(file)]
@@ -114,12 +111,12 @@ class ManifestSource:
             self._refuse_twin(pod)
         except PodError as error:
             self._files[name] = self._broken(name, stamp, error.problem)
-            self._on_pod(self._files[name].pod)
+            self._store.set_pod(self._files[name].pod)
             return
         if known and known.pod.uid != pod.uid:
-            self._on_removed(known.pod.uid)
+            self._store.remove_pod(known.pod.uid)
         self._files[name] = _File(stamp, pod, is_good=True)
-        self._on_pod(pod)
+        self._store.set_pod(pod)
 
     def _broken(self, name: str, stamp: documents.Stamp, problem: Problem) -> _File:
         known = self._files.get(name)

@@ -4,12 +4,11 @@ Either may come first, and either may be away. A pod is there for as long as one
 after a forced deletion the API has forgotten a pod whose containers still run.
 """
 
-from collections.abc import Callable
-
 import msgspec
 
 from agent.cri.models import Sandbox
 from agent.pods.pod import SANDBOX_MISSING, Pod, Problem
+from agent.pods.store import PodStore
 from bpf.verdicts import Mode
 from probes.spec.specs import DeclaredPorts, PodSpec
 
@@ -26,17 +25,13 @@ class PodSandboxJoin:
 
     def __init__(
         self,
+        store: PodStore,
         *,
-        unknown_mode: Mode,
-        on_pod: Callable[[Pod], None],
-        on_removed: Callable[[str], None],
+        default_mode: Mode,
     ) -> None:
-        """unknown_mode: of a sandbox whose pod nobody has described yet; on_pod, on_removed: as of
-        `agent.sources.manifests.ManifestSource`.
-        """
-        self._unknown_mode = unknown_mode
-        self._on_pod = on_pod
-        self._on_removed = on_removed
+        """default_mode: of a sandbox whose pod is not known yet."""
+        self._store = store
+        self._default_mode = default_mode
         self._pods: dict[str, Pod] = {}
         self._sandboxes: dict[str, Sandbox] = {}
         self._deleted: set[str] = set()
@@ -73,15 +68,15 @@ class PodSandboxJoin:
     def _tell(self, uid: str) -> None:
         pod, sandbox = self._pods.get(uid), self._sandboxes.get(uid)
         if pod is None and sandbox is not None:
-            pod = undescribed(sandbox, self._unknown_mode)
+            pod = undescribed(sandbox, self._default_mode)
         if pod is None:
             if self._told.pop(uid, None):
-                self._on_removed(uid)
+                self._store.remove_pod(uid)
             return
         found = joined(pod, sandbox)
         if found != self._told.get(uid):
             self._told[uid] = found
-            self._on_pod(found)
+            self._store.set_pod(found)
 
 
 def joined(pod: Pod, sandbox: Sandbox | None) -> Pod:

@@ -3,12 +3,15 @@
 import contextlib
 import pathlib
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 import structlog
 
+from agent.default_deny.controller import DefaultDenyController
+from agent.gates.injectable import InjectableInterfaces
 from agent.gates.worker import GateWorker, netns_cookie
+from agent.pods.store import PodStore
 from agent.relay import interfaces as relay_interfaces
 from agent.relay import messages
 from agent.settings import RelayRanges
@@ -54,28 +57,30 @@ class Launcher:
         ranges: RelayRanges,
         bpffs: pathlib.Path,
         cgroup: pathlib.Path,
-        on_gated: Callable[[set[int]], Awaitable[None]],
+        store: PodStore,
+        default_deny: DefaultDenyController,
+        injectable: InjectableInterfaces,
     ) -> None:
-        """cgroup: the root's directory; on_gated: awaited with interfaces whose gate stands."""
+        """cgroup: the root's directory; store: has the relays' gated interfaces for the others."""
         self._gate_worker = gate_worker
         self._ranges = ranges
         self._bpffs = bpffs
         self._cgroup = cgroup
-        self._on_gated = on_gated
-        self.interfaces: dict[int, str] = {}
-        """The node's ends that are gated, by ifindex."""
+        self._store = store
+        self._default_deny = default_deny
+        self._injectable = injectable
 
     async def look(self) -> None:
         """Gate what relays of an earlier agent left, and forget what is gone; safe to repeat."""
         try:
             present = relay_interfaces.present()
             for ifindex, name in present.items():
-                if ifindex not in self.interfaces:
+                if ifindex not in self._store.relay_gates:
                     await self._gate(ifindex, name)
-            for ifindex in self.interfaces.keys() - present.keys():
+            for ifindex in self._store.relay_gates.keys() - present.keys():
                 await self._gate_worker.remove(ifindex)
                 await self._gate_worker.mark_origins({ifindex: False})
-                del self.interfaces[ifindex]
+                del self._store.relay_gates[ifindex]
         except (AttachError, OSError, TimeoutError) as error:
             log.error("a relay's interface could not be looked at", error=str(error))
 
@@ -135,8 +140,9 @@ class Launcher:
         await self._gate_worker.ensure_pairs({*relay_interfaces.present(), ifindex})
         # What comes out of it, the relay has made, or the node before it.
         await self._gate_worker.mark_origins({ifindex: True})
-        self.interfaces[ifindex] = name
-        await self._on_gated({ifindex})
+        self._store.relay_gates[ifindex] = name
+        self._injectable.hint()
+        await self._default_deny.add_gated({ifindex})
 
 
 class _Running:

@@ -5,10 +5,11 @@ use it.
 """
 
 import dataclasses
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from agent.admin.report import CarriedStatus
 from agent.pods.pod import Pod
+from agent.pods.store import PodStore
 from agent.relay.messages import OPEN_BUCKETS, Outcome, OutcomeSample
 from agent.strict import targets as relay_targets
 
@@ -57,9 +58,8 @@ class OutcomeStats:
 class ConnectionStats:
     """Sums of all samples since the agent's start, for existing pods."""
 
-    def __init__(self, pod_of: Callable[[str], Pod | None]) -> None:
-        """pod_of: by uid."""
-        self._pod_of = pod_of
+    def __init__(self, store: PodStore) -> None:
+        self._store = store
         self._stats: dict[str, dict[PortPurpose, OutcomeStats]] = {}
         self.unknown_address = 0
         """Connections to relay addresses without a pod."""
@@ -70,10 +70,10 @@ class ConnectionStats:
                 self.unknown_address += sample.count
                 continue
             uid = relay_targets.uid_of(sample.key)
-            if (pod := self._pod_of(uid)) is None:
+            if (state := self._store.get(uid)) is None:
                 continue  # deleted meanwhile
             stats = self._stats.setdefault(uid, {})
-            stats.setdefault(purpose_of(pod, sample.port), OutcomeStats()).add(sample)
+            stats.setdefault(purpose_of(state.pod, sample.port), OutcomeStats()).add(sample)
 
     def keep_only(self, uids: Container[str]) -> None:
         """Remove deleted pods."""
@@ -86,9 +86,9 @@ class ConnectionStats:
     def items(self) -> Iterator[tuple[Pod, PortPurpose, OutcomeStats]]:
         """The statistics of all existing pods."""
         for uid, by_purpose in self._stats.items():
-            if pod := self._pod_of(uid):
+            if state := self._store.get(uid):
                 for purpose, stats in by_purpose.items():
-                    yield pod, purpose, stats
+                    yield state.pod, purpose, stats
 
     def status(self, uid: str) -> list[CarriedStatus]:
         """The pod's, for `podgate status`."""

@@ -12,11 +12,14 @@ from typing import Protocol
 
 import structlog
 
+from agent.pods.changes import Subscription
 from agent.pods.pod_state import PodState
+from agent.pods.store import PodStore
 from agent.relay import messages
 from agent.strict import targets as relay_targets
 from agent.strict.launcher import Launched
 from agent.strict.process import RelayError
+from agent.strict.stats import ConnectionStats
 from agent.strict.targets import Plan
 
 log = structlog.get_logger(__name__)
@@ -98,20 +101,20 @@ class Relaying:
         launcher: Launching,
         *,
         is_default: bool,
-        guarded: Callable[[], Collection[PodState]],
-        on_report: Callable[[messages.RelayReport], None],
-        on_change: Callable[[str], None],
+        store: PodStore,
+        stats: ConnectionStats,
     ) -> None:
-        """is_default: whether strict is the node's mode, so that a relay is there before pods are;
-        on_report: what relays carried; on_change: told the uid of each pod of which `why_not` has
-        something else to say."""
+        """is_default: whether strict is the node's mode, so that a relay exists before pods do;
+        store: pods of which `why_not` changed are marked there; stats: gets the relays' reports."""
         self._launcher = launcher
         self._is_default = is_default
-        self._guarded = guarded
-        self._on_report = on_report
-        self._on_change = on_change
+        self._store = store
+        self._stats = stats
         self._now = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
+        self._changes = Subscription(self._wake)
+        store.desired.subscribe(self._changes)
+        store.in_force.subscribe(self._changes)
         self._serving: _Serving | None = None
         self._released: dict[Launched, float] = {}
         """Relays that carry what they began, and when they are overdue."""
@@ -148,10 +151,6 @@ class Relaying:
         """The newest of each relay that lives."""
         return self._reports.values()
 
-    def hint(self) -> None:
-        """Pods came, went or changed."""
-        self._wake.set()
-
     def why_not(self, guarded: PodState) -> str | None:
         """One sentence about why the kubelet comes to this pod by the gate; None: it does not."""
         why = self._said[guarded.pod.uid] = self._why_not(guarded)
@@ -187,7 +186,7 @@ class Relaying:
         """Until cancelled: then the relay is released, and carries on what it began."""
         try:
             while True:
-                self._plan = relay_targets.plan_of(self._guarded())
+                self._plan = relay_targets.plan_of(self._store.states())
                 await self._step()
                 self._publish()
                 await self._wait()
@@ -203,6 +202,7 @@ class Relaying:
             return
         await asyncio.sleep(_DEBOUNCE_SECONDS)
         self._wake.clear()
+        self._changes.take()
 
     async def _step(self) -> None:
         """One look; bring what is there nearer to what is wanted."""
@@ -281,7 +281,8 @@ class Relaying:
         def report(received: messages.RelayReport) -> None:
             if relay is not None:
                 self._reports[id(relay)] = received
-            self._on_report(received)
+            self._stats.keep_only(self._store.pods)
+            self._stats.add(received.samples)
 
         relay = await self._launcher.launch(report, self._wake.set)
         try:
@@ -348,12 +349,12 @@ class Relaying:
 
     def _publish(self) -> None:
         """Tell of the pods of which there is something else to say."""
-        pods = {guarded.pod.uid: guarded for guarded in self._guarded()}
+        pods = {guarded.pod.uid: guarded for guarded in self._store.states()}
         for uid, said in list(self._said.items()):
             if uid not in pods:
                 del self._said[uid]
             elif self._why_not(pods[uid]) != said:
-                self._on_change(uid)
+                self._store.in_force.mark(uid)
 
 
 def _sentence(text: str) -> str:

@@ -18,9 +18,13 @@ from agent.lab import lab as labs
 from agent.lab.lab import BPFFS
 from agent.linux.pod_network import PodNetwork
 from agent.metrics import Metrics
+from agent.pods.changes import Changes
 from agent.pods.conditions import FALSE, TRUE, Conditions
+from agent.pods.container_runs import PodContainers
+from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
 from agent.pods.pod_state import PodState
+from agent.pods.store import PodStore
 from agent.probing.manager import ProbeManager
 from bpf import pins
 from probes.engine import prober, scheduler
@@ -256,6 +260,16 @@ class _TimedConditions(Conditions):
         return changed
 
 
+class _NoRuntime:
+    """Without a container runtime, containers live as long as their sandbox."""
+
+    def __init__(self) -> None:
+        self.container_changes = Changes()
+
+    def containers_of(self, uid: str) -> PodContainers | None:
+        return None
+
+
 async def _flips() -> None:
     """From close() to the condition; the pod asks for it and is otherwise probed once an hour."""
     _note(f"{_FLIPS} listeners that close, until the condition says so")
@@ -265,14 +279,18 @@ async def _flips() -> None:
     pod = Pod(uid="u", namespace="bench", name="web", spec=spec)
     installation = pins.Pins(BPFFS)
     installation.prepare()
-    probing = ProbeManager(conditions, Metrics(conditions), installation)
+    store = PodStore(conditions)
+    probing = ProbeManager(
+        store, Metrics(conditions), installation, containers=_NoRuntime(), events=PodEvents()
+    )
     task = asyncio.create_task(probing.run())
     milliseconds = []
     with _sandbox() as sandbox:
         addresses = tuple(map(ipaddress.ip_address, (sandbox.v4, sandbox.v6)))
         network = PodNetwork((), addresses, (), None)
         await probing.listening()
-        probing.update(PodState(pod, netns=sandbox.netns, network=network))
+        store.pods[pod.uid] = PodState(pod, netns=sandbox.netns, network=network)
+        probing.update(store.pods[pod.uid])
         for _ in range(_FLIPS):
             conditions.changed[TRUE].clear()
             sock = sandbox.listen(port=_PORT)

@@ -20,6 +20,7 @@ from agent.metrics import Metrics
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.pod_state import AddressClaims
+from agent.pods.store import PodStore
 from tests.kernel import cgroups, fleet, nodeclient, traffic
 
 pytestmark = pytest.mark.kernel
@@ -65,10 +66,11 @@ class Checked:
         return asyncio.run(self._check(name, times, change))
 
     async def _check(self, name: str, times: int, change: Callable[[], None]) -> AddressClaims:
-        authority, reader = AddressAuthority(self.metrics), NetworkReader()
+        store = PodStore(Conditions())
+        authority, reader = AddressAuthority(store, self.metrics), NetworkReader()
         try:
             for _, pod in self._pods:
-                authority.set_pod(pod)
+                store.set_pod(pod)
             ((lab_pod, pod),) = [pair for pair in self._pods if pair[1].uid == name]
             for number in range(times):
                 if number:

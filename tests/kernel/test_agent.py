@@ -450,7 +450,7 @@ def test_drops_names_who_would_need_a_rule(operator: Operator, web: LabPod) -> N
     operator.start()
     operator.wait_for("the gate", isolated_as("web", "Audit"))
     arguments = ("drops", "--run-directory", str(operator.run_directory))
-    assert "No process of the node" in podgate(*arguments).stdout
+    assert "No host process" in podgate(*arguments).stdout
     assert connects(web)
     document = json.loads(podgate(*arguments, "--output", "json").stdout)
     (caller,) = document["callers"]

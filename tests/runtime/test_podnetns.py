@@ -4,7 +4,9 @@ import msgspec
 
 from agent.cri.models import Sandbox
 from agent.kubelet.admitted_ports import kubelet_rules
+from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod, Problem
+from agent.pods.store import PodStore
 from agent.sources.pod_sandboxes import PodSandboxJoin
 from bpf.verdicts import Mode
 from probes.netns import Netns
@@ -25,13 +27,27 @@ _SECOND = msgspec.structs.replace(
 )
 
 
+class _Store(PodStore):
+    def __init__(self) -> None:
+        super().__init__(Conditions())
+        self.told: list[Pod] = []
+        self.forgotten: list[str] = []
+
+    def set_pod(self, pod: Pod) -> None:
+        super().set_pod(pod)
+        self.told.append(pod)
+
+    def remove_pod(self, uid: str) -> None:
+        super().remove_pod(uid)
+        self.forgotten.append(uid)
+
+
 class _Told:
     def __init__(self) -> None:
-        self.pods: list[Pod] = []
-        self.removed: list[str] = []
-        self.joined = PodSandboxJoin(
-            unknown_mode=Mode.AUDIT, on_pod=self.pods.append, on_removed=self.removed.append
-        )
+        store = _Store()
+        self.pods = store.told
+        self.removed = store.forgotten
+        self.joined = PodSandboxJoin(store, default_mode=Mode.AUDIT)
 
 
 def test_pod_has_the_path_of_its_sandbox() -> None:

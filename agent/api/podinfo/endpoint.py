@@ -19,6 +19,7 @@ from agent.api.podinfo.publisher import Telling
 from agent.api.podinfo.server import GET, LIST, PodInfoServer
 from agent.kube.api_pods import ApiPods
 from agent.metrics import Family, family
+from agent.pods.changes import Changes, Subscription
 from agent.pods.conditions import Condition
 from agent.pods.pod import Pod
 
@@ -63,11 +64,13 @@ class PodInfo:
         *,
         pods: Callable[[], Iterable[Pod]],
         conditions_of: Callable[[str], list[Condition]],
+        changes: Iterable[Changes],
         source: ApiPods | None,
         unready_because: Callable[[], str | None],
     ) -> None:
-        """pods: those that the agent guards; source: in a cluster, all that API server and kubelet
-        tell; unready_because: why these are not all of the node yet, else None."""
+        """pods: those that the agent gates; changes: of them and their conditions; source: in a
+        cluster, all that API server and kubelet tell; unready_because: why these are not all of
+        the node yet, else None."""
         everything = NodePods(pods=pods, conditions_of=conditions_of, source=source).everything
         self._conditions = Telling(
             everything,
@@ -86,6 +89,7 @@ class PodInfo:
             path=socket(run_directory),
             inner=run_directory / "admin" / "podinfo.sock",
         )
+        self._changes = tuple(changes)
         self._pods_api = PodsApi(self._objects, run_directory / "pods-api" / "pods-api.sock")
         if source is not None:
             source.on_any_change = self.hint
@@ -103,10 +107,20 @@ class PodInfo:
     async def run(self) -> None:
         """Tell, until cancelled."""
         async with asyncio.TaskGroup() as group:
+            tasks.start(group, "changes of pods", self._follow)
             tasks.start(group, "pod conditions", self._conditions.run)
             tasks.start(group, "pod objects", self._objects.run)
             tasks.start(group, "podinfo socket", lambda: _keep(self._server.run))
             tasks.start(group, "pods-api socket", lambda: _keep(self._pods_api.run))
+
+    async def _follow(self) -> None:
+        changes = Subscription()
+        for kind in self._changes:
+            kind.subscribe(changes)
+        self.hint()
+        while True:
+            await changes.next()
+            self.hint()
 
     def collect(self) -> Iterator[core.Metric]:
         """As a collector of prometheus_client."""

@@ -1,79 +1,314 @@
-"""In which order pods are guarded: closing comes first, whatever pods come meanwhile."""
+"""The reconciler with the real store and the real pod gates, on a node in memory and fake time."""
 
 import asyncio
-from unittest import mock
 
-from agent.app.reconciler import Reconciler
-from agent.linux.pod_network import NodeInterface
-from agent.pods.conditions import TRUE, Conditions
-from agent.pods.pod import Pod
-from agent.pods.pod_state import GracePeriod, IsolationStatus, PodState
+import msgspec
+import pytest
 
+from agent.pods.conditions import FALSE, TRUE
+from agent.pods.pod import SANDBOX_MISSING, Pod, Problem
+from bpf.verdicts import Mode
+from tests.agent.app.node import BUSY, RESYNC_SECONDS, Node
 
-class FakeGuard:
-    """Writes down what it is asked for; a new pod comes while the first one is remembered."""
+pytestmark = pytest.mark.looptime
 
-    def __init__(self, reconciler: Reconciler, late: Pod) -> None:
-        self.calls: list[str] = []
-        self.done = asyncio.Event()
-        self._reconciler = reconciler
-        self._late: Pod | None = late
-
-    async def bring_up(self, guarded: PodState) -> IsolationStatus:
-        self.calls.append(f"close {guarded.pod.name}")
-        return IsolationStatus(TRUE, "Enforced", "")
-
-    async def remember(self, guarded: PodState) -> list[GracePeriod]:
-        self.calls.append(f"remember {guarded.pod.name}")
-        if self._late is not None:
-            self._reconciler.set_pod(self._late)
-            self._late = None
-        return [GracePeriod(guarded.pod.name, NodeInterface(1, "veth0"), 0, "", 0)]
-
-    async def end(self, grace: GracePeriod) -> None:
-        self.calls.append(f"end grace of {grace.pod}")
-        if sum(call.startswith("end") for call in self.calls) == 3:
-            self.done.set()
+ENFORCED = (TRUE, "Enforced")
 
 
-async def nothing(*_: object) -> None:
-    pass
+async def test_every_pod_is_gated_before_reply_tables_are_filled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    node.add("a", 1)
+    node.add("b", 2)
 
+    def add_late(call: str) -> None:
+        if call == "start replies a":
+            node.add("late", 3)
 
-async def test_closing_comes_before_remembering_and_graces_end_last() -> None:
-    gate_worker = mock.Mock()
-    gate_worker.installed = mock.AsyncMock(return_value={})
-    gate_worker.collect = mock.AsyncMock(return_value=True)
-    reconciler = Reconciler(
-        gate_worker=gate_worker,
-        reader=mock.Mock(),
-        conditions=Conditions(on_change=lambda uid: None),
-        probing=mock.Mock(),
-        metrics=mock.Mock(),
-        resync_seconds=60.0,
-        admit=mock.AsyncMock(),
-        on_gated=nothing,
-        on_change=lambda: None,
-        why_not_strict=lambda guarded: None,
-        other_gates=lambda: (),
-        unready_because=lambda: None,
-        on_first_gate=lambda pod: None,
-        on_gate_lost=lambda pod, why: None,
-        on_unconfirmed_address=lambda pod, why: None,
-        authority=mock.Mock(),
-    )
-    first, second, late = (Pod(uid=name, namespace="demo", name=name) for name in "abc")
-    guard = FakeGuard(reconciler, late)
-    reconciler._guard = guard  # type: ignore[assignment]
-    for pod in (first, second):
-        reconciler.set_pod(pod)
-    running = asyncio.create_task(reconciler.run())
-    async with asyncio.timeout(20):
-        await guard.done.wait()
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    assert guard.calls == [
-        *("close a", "close b"),
-        *("remember a", "close c", "remember b", "remember c"),
-        *("end grace of a", "end grace of b", "end grace of c"),
+    node.gates.before_call = add_late
+    async with node.running():
+        await asyncio.sleep(1)
+    assert node.gates.calls == [
+        *("install a", "install b", "path test a", "path test b"),
+        *("start replies a", "install late", "path test late", "start replies b"),
+        *("start replies late", "end grace a", "end grace b", "end grace late", "collect"),
     ]
+
+
+async def test_a_gated_pod_is_marked_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch)
+    changes = node.store.in_force.subscribe()
+    node.add("a", 1)
+    async with node.running(), asyncio.timeout(1):
+        assert await changes.next() == ["a"]
+        state = node.store.pods["a"]
+        assert node.status("a") == ENFORCED
+        assert state.gated_netns == state.netns
+        assert state.first_gated_at is not None
+        assert node.store.gated_interfaces() == {1}
+        assert node.store.pod_of_interface(1) == state.pod
+
+
+async def test_a_pod_that_waits_for_its_namespace_is_retried_without_a_hint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    node.store.set_pod(
+        Pod(uid="a", namespace="demo", name="a", mode=Mode.ENFORCE, netns_path="/run/netns/a")
+    )
+    async with node.running():
+        await asyncio.sleep(0.5)
+        assert node.status("a") == (FALSE, "NetnsNotFound")
+        node.add_netns("a", ifindex=1, has_veth=False)
+        await asyncio.sleep(1.1)
+        assert node.status("a") == (FALSE, "NoInterface")
+        node.add_netns("a", ifindex=1)
+        await asyncio.sleep(1.1)
+        assert node.status("a") == ENFORCED
+
+
+async def test_a_pod_without_a_sandbox_is_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch)
+    problem = Problem(SANDBOX_MISSING, "Waiting.")
+    node.store.set_pod(Pod(uid="a", namespace="demo", name="a", manifest_problem=problem))
+    changes = node.store.in_force.subscribe()
+    async with node.running():
+        await asyncio.sleep(0.5)
+        assert node.status("a") == (FALSE, SANDBOX_MISSING)
+        changes.take()
+        await asyncio.sleep(RESYNC_SECONDS / 2)
+        assert changes.is_empty
+
+
+async def test_every_pod_is_reconciled_at_each_resync(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch)
+    node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(1)
+        node.gates.gates.clear()  # taken away, and no message says so
+        node.gates.calls.clear()
+        await asyncio.sleep(RESYNC_SECONDS - 2)
+        assert node.gates.gates == {}
+        await asyncio.sleep(2)
+        assert set(node.gates.gates) == {1}
+
+
+async def test_a_failed_attach_is_retried_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch)
+    node.gates.failing["install"] = BUSY
+    node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(0.5)
+        assert node.status("a") == (FALSE, "GateFailed")
+        del node.gates.failing["install"]
+        await asyncio.sleep(1)
+        assert node.status("a") == ENFORCED
+
+
+async def test_a_lost_gate_is_an_event_and_the_pod_stays_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(0.5)
+        node.gates.failing["install"] = BUSY
+        node.store.mark("a")
+        async with asyncio.timeout(1):
+            (event,) = await node.events.next()
+        assert (event.uid, event.reason, event.action) == ("a", "GateLost", "Gating")
+        assert node.status("a") == ENFORCED
+
+
+async def test_the_gates_of_a_removed_pod_are_detached(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch)
+    node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(0.5)
+        node.remove("a")
+        await asyncio.sleep(0.5)
+    assert node.gates.gates == {}
+    assert node.store.removed == {}
+
+
+async def test_a_gate_that_cannot_be_detached_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch)
+    node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(0.5)
+        node.gates.failing["remove"] = BUSY
+        node.remove("a")
+        await asyncio.sleep(0.5)
+        assert set(node.store.removed) == {"a"}
+        del node.gates.failing["remove"]
+        await asyncio.sleep(1)
+    assert node.gates.gates == {}
+    assert node.store.removed == {}
+
+
+async def test_a_pod_that_is_added_again_keeps_its_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A renamed manifest is one that is removed and one that is added."""
+    node = Node(monkeypatch)
+    pod = node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(0.5)
+        node.gates.calls.clear()
+        node.store.remove_pod("a")
+        node.store.set_pod(msgspec.structs.replace(pod, source="renamed.yaml"))
+        await asyncio.sleep(0.5)
+    assert "remove a" not in node.gates.calls
+    assert set(node.gates.gates) == {1}
+
+
+async def test_a_pod_that_is_added_again_while_its_gate_is_detached_gets_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    pod = node.add("a", 1)
+
+    def add_again(call: str) -> None:
+        if call == "remove a":
+            node.store.set_pod(pod)
+
+    async with node.running():
+        await asyncio.sleep(0.5)
+        node.gates.before_call = add_again
+        node.store.remove_pod("a")
+        await asyncio.sleep(0.5)
+    assert set(node.gates.gates) == {1}
+    assert node.store.removed == {}
+    assert node.status("a") == ENFORCED
+
+
+async def test_a_pod_that_is_removed_while_it_is_gated_leaves_no_gate_and_no_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    changes = node.store.in_force.subscribe()
+
+    def remove(call: str) -> None:
+        if call == "install a":
+            node.remove("a")
+
+    node.gates.before_call = remove
+    node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(0.5)
+    assert node.gates.gates == {}
+    assert node.store.pods == {}
+    assert all(node.store.get(uid) is None for uid in changes.take())
+
+
+async def test_the_status_of_a_previous_sandbox_is_not_the_new_one_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    pod = node.add("a", 1)
+    second = node.add_netns("second", ifindex=2)
+    statuses: list[object] = []
+
+    def replace(call: str) -> None:
+        if call == "install a":
+            node.store.set_pod(msgspec.structs.replace(pod, netns_path=second))
+        if call == "install second":
+            statuses.append(node.status("a"))
+
+    node.gates.before_call = replace
+    async with node.running():
+        await asyncio.sleep(0.5)
+    assert statuses == [None]
+    status = node.store.pods["a"].status
+    assert status is not None
+    assert "1002" in status.message
+
+
+async def test_two_pods_cannot_use_one_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch)
+    first = node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(0.5)
+        node.store.set_pod(msgspec.structs.replace(first, uid="b", name="b"))
+        await asyncio.sleep(0.5)
+        assert node.status("b") == (FALSE, "NetnsInUse")
+        assert node.status("a") == ENFORCED
+
+
+async def test_leftovers_are_removed_once_every_pod_is_reconciled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    node.gates.gates = {1: None, 8: None, 9: None}
+    node.store.relay_gates[9] = "podgate0"
+    node.source.unready_reason = "API server has not listed the pods yet"
+    node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(3)
+        assert set(node.gates.gates) == {1, 8, 9}
+        assert not node.store.is_synced
+        node.source.unready_reason = None
+        await asyncio.sleep(1.5)
+        assert set(node.gates.gates) == {1, 9}
+        assert node.store.is_synced
+
+
+async def test_leftovers_stay_while_a_pod_waits_for_its_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    node.gates.gates = {1: None}
+    node.store.set_pod(Pod(uid="a", namespace="demo", name="a", netns_path="/run/netns/a"))
+    async with node.running():
+        await asyncio.sleep(5)
+        assert set(node.gates.gates) == {1}
+
+
+async def test_gates_of_podgate_cni_are_no_leftovers(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch)
+    node.source.unready_reason = "initial sandbox list not finished"
+    async with node.running():
+        await asyncio.sleep(1)
+        node.gates.gates[5] = None  # of a pod that no source has reported yet
+        node.source.unready_reason = None
+        await asyncio.sleep(3)
+        assert set(node.gates.gates) == {5}
+
+
+async def test_mode_off_removes_the_gate_that_podgate_cni_attaches_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    node.add("a", 1, mode=Mode.OFF)
+    async with node.running():
+        await asyncio.sleep(0.5)
+        assert node.status("a") == (TRUE, "Off")
+        node.gates.gates[1] = None
+        await asyncio.sleep(1.5)
+        assert node.gates.gates == {}
+
+
+async def test_a_displaced_gate_is_moved_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch)
+    node.add("a", 1)
+    node.add("b", 2)
+    async with node.running():
+        await asyncio.sleep(0.5)
+        node.gates.displaced.add(2)
+        node.store.mark_interfaces({2})
+        await asyncio.sleep(0.5)
+        assert [call for call in node.gates.calls if call.startswith("move")] == ["move first b"]
+
+
+async def test_the_store_is_settled_only_between_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch)
+    seen: list[bool] = []
+    node.gates.before_call = lambda call: seen.append(node.store.is_settled)
+    async with node.running():
+        await asyncio.sleep(0.5)
+        seen.append(not node.store.is_settled)
+        node.add("a", 1)
+        seen.append(node.store.is_settled)
+        await asyncio.sleep(0.5)
+        seen.append(not node.store.is_settled)
+    assert len(seen) > 3
+    assert not any(seen)

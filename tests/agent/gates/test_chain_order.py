@@ -10,6 +10,7 @@ from agent.gates.worker import GateWorker
 from agent.linux.pod_network import NodeInterface
 from agent.metrics import Metrics
 from agent.pods.conditions import Conditions
+from agent.pods.store import PodStore
 from bpf.errors import AttachError
 
 INTERFACE = NodeInterface(7, "pgweb")
@@ -44,30 +45,32 @@ def chain() -> Chain:
 @pytest.fixture
 def places(chain: Chain) -> ChainOrder:
     gate_worker = cast(GateWorker, chain)
-    return ChainOrder(gate_worker, Metrics(Conditions()), lambda _: None, now=lambda: chain.now)
+    return ChainOrder(
+        gate_worker, PodStore(Conditions()), Metrics(Conditions()), now=lambda: chain.now
+    )
 
 
 async def test_gate_in_front_stays_where_it_is(chain: Chain, places: ChainOrder) -> None:
-    assert await places.keep(INTERFACE) == ""
+    assert await places.ensure_first(INTERFACE) == ""
     assert chain.moves == 0
 
 
 async def test_gate_behind_another_program_is_moved(chain: Chain, places: ChainOrder) -> None:
     chain.is_gate_first = False
-    assert await places.keep(INTERFACE) == ""
+    assert await places.ensure_first(INTERFACE) == ""
     assert chain.moves == 1
 
 
 async def test_three_moves_a_minute_and_then_it_is_said(chain: Chain, places: ChainOrder) -> None:
     chain.is_contested, chain.is_gate_first = True, False
-    said = [await places.keep(INTERFACE) for _ in range(10)]
+    said = [await places.ensure_first(INTERFACE) for _ in range(10)]
     assert chain.moves == 3
     assert set(said) == {
         "Another program runs before the gate on pgweb, and what it accepts is not judged; "
         "have whoever attaches it do so after the gate."
     }
     chain.now = 61
-    await places.keep(INTERFACE)
+    await places.ensure_first(INTERFACE)
     assert chain.moves == 4
 
 
@@ -75,20 +78,20 @@ async def test_moves_long_ago_do_not_count(chain: Chain, places: ChainOrder) -> 
     for minute in range(1, 10):
         chain.now = 61.0 * minute
         chain.is_gate_first = False
-        assert await places.keep(INTERFACE) == ""
+        assert await places.ensure_first(INTERFACE) == ""
     assert chain.moves == 9
 
 
 async def test_gate_that_cannot_be_moved_is_said(chain: Chain, places: ChainOrder) -> None:
     chain.is_gate_first, chain.is_refused = False, True
-    said = await places.keep(INTERFACE)
+    said = await places.ensure_first(INTERFACE)
     assert "the gate cannot be moved (moving the gate of interface 7: No space left" in said
 
 
 async def test_new_interface_of_an_old_number_begins_anew(chain: Chain, places: ChainOrder) -> None:
     chain.is_contested, chain.is_gate_first = True, False
     for _ in range(4):
-        await places.keep(INTERFACE)
+        await places.ensure_first(INTERFACE)
     places.forget(INTERFACE.ifindex)
-    await places.keep(INTERFACE)
+    await places.ensure_first(INTERFACE)
     assert chain.moves == 4

@@ -11,6 +11,7 @@ from agent.gates.existing_flows import Access, AccessCheck
 from agent.metrics import Metrics
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
+from agent.pods.store import PodStore
 from bpf.replies import ReplyTables
 from bpf.rules import Rule, SourceKind
 from probes import sock_diag
@@ -96,7 +97,7 @@ class _NoReplies(ReplyTables):
 
 def test_a_kernel_that_cannot_end_flows_is_told_of_once() -> None:
     flows = existing_flows.ExistingFlows(
-        guarded=lambda: (),
+        store=PodStore(Conditions()),
         kubelet_cgroup=lambda: KUBELET,
         replies=_NoReplies(),
         metrics=Metrics(Conditions()),

@@ -1,12 +1,12 @@
 """What the node's interfaces tell of ways round a gate."""
 
-from collections.abc import Callable
-
 import pytest
 
 from agent.gates.host_devices import HostDevices, find_bridges
 from agent.linux.rtnetlink import Link
 from agent.linux.tunnels import Tunnels, find_tunnels
+from agent.pods.conditions import Conditions
+from agent.pods.store import PodStore
 from bpf.errors import AttachError
 
 
@@ -38,14 +38,20 @@ class _Keeper:
         self.tunnels.append((udp_ports, are_guarded))
 
 
-def make(
-    keeper: _Keeper, gated: set[int], is_synced: Callable[[], bool] = lambda: True
-) -> HostDevices:
+def make(keeper: _Keeper, store: PodStore) -> HostDevices:
     return HostDevices(
         keeper,  # type: ignore[arg-type]
-        gated=lambda: gated,
-        is_synced=is_synced,
+        store,
     )
+
+
+@pytest.fixture
+def store() -> PodStore:
+    """Interface 5 is gated."""
+    made = PodStore(Conditions())
+    made.relay_gates[5] = "veth5"
+    made.is_synced = True
+    return made
 
 
 def test_a_tunnel_that_is_up_tells_its_port() -> None:
@@ -77,49 +83,48 @@ def test_only_bridges_of_gated_interfaces_count() -> None:
     assert find_bridges(links, {5, 7}) == {2}
 
 
-async def test_the_kernel_is_told_of_changes_only() -> None:
+async def test_the_kernel_is_told_of_changes_only(store: PodStore) -> None:
     keeper = _Keeper()
-    gated = {5}
-    crossings = make(keeper, gated)
+    crossings = make(keeper, store)
     links = [Link(2, "bridge2", kind="bridge"), Link(5, "veth5", kind="veth", master=2)]
-    await crossings.keep(links)
-    await crossings.keep(links)
+    await crossings.ensure(links)
+    await crossings.ensure(links)
     assert keeper.bridges == [{2}]
     assert keeper.tunnels == [(frozenset(), False)]
-    gated.clear()
-    await crossings.keep([*links, Link(9, "vxlan9", kind="vxlan", udp_ports=frozenset({8472}))])
+    store.relay_gates.clear()
+    await crossings.ensure([*links, Link(9, "vxlan9", kind="vxlan", udp_ports=frozenset({8472}))])
     assert keeper.bridges == [{2}, set()]
     assert keeper.tunnels[1:] == [(frozenset({8472}), True)]
 
 
-async def test_no_bridge_is_let_go_before_every_pod_has_been_seen() -> None:
+async def test_no_bridge_is_let_go_before_every_pod_has_been_seen(store: PodStore) -> None:
     """Those of an earlier run are still judged by what it left."""
     keeper = _Keeper()
-    is_synced = False
-    crossings = make(keeper, {5}, lambda: is_synced)
+    store.is_synced = False
+    crossings = make(keeper, store)
     links = [Link(2, "bridge2", kind="bridge"), Link(5, "veth5", kind="veth", master=2)]
-    await crossings.keep(links)
+    await crossings.ensure(links)
     assert (keeper.bridges, keeper.are_all) == ([{2}], False)
-    is_synced = True
-    await crossings.keep(links)
+    store.is_synced = True
+    await crossings.ensure(links)
     assert (keeper.bridges, keeper.are_all) == ([{2}, {2}], True)
 
 
-async def test_what_is_refused_is_tried_again() -> None:
+async def test_what_is_refused_is_tried_again(store: PodStore) -> None:
     keeper = _Keeper()
-    crossings = make(keeper, {5})
+    crossings = make(keeper, store)
     links = [Link(2, "bridge2", kind="bridge"), Link(5, "veth5", kind="veth", master=2)]
     keeper.refuses = True
-    await crossings.keep(links)
+    await crossings.ensure(links)
     keeper.refuses = False
-    await crossings.keep(links)
+    await crossings.ensure(links)
     assert keeper.bridges == [{2}]
 
 
 async def test_a_switch_is_told_when_it_comes_and_goes() -> None:
     keeper = _Keeper()
-    crossings = make(keeper, set())
+    crossings = make(keeper, PodStore(Conditions()))
     switch = Link(3, "ovs-system", kind="openvswitch")
     for links in ([], [], [switch], [switch], []):
-        await crossings.keep(list(links))
+        await crossings.ensure(list(links))
     assert keeper.config.switches == [False, True, False]

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agent.kube import events
 from agent.kube.client import MERGE, ApiClient
 from agent.kube.events import EventRecorder
 from agent.kube.objects import ApiPod
+from agent.pods.events import kubelet_reports
 from probes.spec.specs import parse_pod
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import ApiServer, Asked, pod
@@ -191,7 +191,7 @@ def test_kubelets_own_probes_are_the_kubelets_to_tell() -> None:
         "startupProbe": {"tcpSocket": {"port": 80}},
     }
     spec = parse_pod(thing)
-    assert events.kubelet_reports(spec, "app", "startup")
-    assert not events.kubelet_reports(spec, "app", "readiness")
-    assert not events.kubelet_reports(spec, "app", "liveness")
-    assert not events.kubelet_reports(spec, "nobody", "readiness")
+    assert kubelet_reports(spec, "app", "startup")
+    assert not kubelet_reports(spec, "app", "readiness")
+    assert not kubelet_reports(spec, "app", "liveness")
+    assert not kubelet_reports(spec, "nobody", "readiness")

@@ -7,30 +7,31 @@ import pathlib
 import pytest
 
 from agent import labels
+from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
-from agent.sources.manifests import ManifestSource
+from agent.pods.store import PodStore
+from agent.sources.manifests import ManifestDirectory
 from bpf.verdicts import Mode
 
 
-class Recorder:
+class Recorder(PodStore):
     """What a source told, in order."""
 
     def __init__(self, directory: pathlib.Path) -> None:
+        super().__init__(Conditions())
         self.directory = directory
-        self.pods: dict[str, Pod] = {}
         self.told: list[str] = []
         self.changed = asyncio.Event()
-        self.source = ManifestSource(
-            directory, default_mode=Mode.AUDIT, on_pod=self._on_pod, on_removed=self._on_removed
-        )
+        self.source = ManifestDirectory(directory, self, default_mode=Mode.AUDIT)
 
-    def _on_pod(self, pod: Pod) -> None:
-        self.pods[pod.uid] = pod
+    def set_pod(self, pod: Pod) -> None:
+        super().set_pod(pod)
         self.told.append(f"+{pod.name}")
         self.changed.set()
 
-    def _on_removed(self, uid: str) -> None:
-        self.told.append(f"-{self.pods.pop(uid).name}")
+    def remove_pod(self, uid: str) -> None:
+        self.told.append(f"-{self.pods[uid].pod.name}")
+        super().remove_pod(uid)
         self.changed.set()
 
     def write(self, file: str, content: str) -> None:
@@ -40,7 +41,7 @@ class Recorder:
         unfinished.rename(self.directory / file)
 
     def pod(self, name: str) -> Pod:
-        return next(pod for pod in self.pods.values() if pod.name == name)
+        return next(pod for pod in self.desired_pods() if pod.name == name)
 
 
 def manifest(name: str, *, mode: str = "audit", uid: str = "") -> str:
@@ -66,39 +67,39 @@ def recorder(tmp_path: pathlib.Path) -> Recorder:
 def test_yaml_and_json_files_are_read_and_others_are_not(recorder: Recorder) -> None:
     for file in ("a.yaml", "b.yml", "c.json", "d.txt", ".e.yaml"):
         recorder.write(file, manifest(file[0] if file[0] != "." else "e"))
-    recorder.source.look()
+    recorder.source.refresh()
     assert recorder.told == ["+a", "+b", "+c"]
 
 
 def test_nothing_is_told_twice(recorder: Recorder) -> None:
     recorder.write("a.yaml", manifest("a"))
-    recorder.source.look()
-    recorder.source.look()
+    recorder.source.refresh()
+    recorder.source.refresh()
     assert recorder.told == ["+a"]
 
 
 def test_a_changed_file_is_told_again(recorder: Recorder) -> None:
     recorder.write("a.yaml", manifest("a"))
-    recorder.source.look()
+    recorder.source.refresh()
     recorder.write("a.yaml", manifest("a", mode="enforce"))
-    recorder.source.look()
+    recorder.source.refresh()
     assert recorder.told == ["+a", "+a"]
     assert recorder.pod("a").mode is Mode.ENFORCE
 
 
 def test_a_removed_file_removes_its_pod(recorder: Recorder) -> None:
     recorder.write("a.yaml", manifest("a"))
-    recorder.source.look()
+    recorder.source.refresh()
     (recorder.directory / "a.yaml").unlink()
-    recorder.source.look()
+    recorder.source.refresh()
     assert recorder.told == ["+a", "-a"]
 
 
 def test_a_file_that_changes_its_pod_removes_the_old_one(recorder: Recorder) -> None:
     recorder.write("a.yaml", manifest("a"))
-    recorder.source.look()
+    recorder.source.refresh()
     recorder.write("a.yaml", manifest("other"))
-    recorder.source.look()
+    recorder.source.refresh()
     assert recorder.told == ["+a", "-a", "+other"]
 
 
@@ -116,7 +117,7 @@ def test_a_file_that_changes_its_pod_removes_the_old_one(recorder: Recorder) -> 
 def test_a_file_that_is_no_pod_is_one_problem(recorder: Recorder, content: str, words: str) -> None:
     recorder.write("a.yaml", manifest("a"))
     recorder.write("bad.yaml", content)
-    recorder.source.look()
+    recorder.source.refresh()
     assert recorder.told == ["+a", "+bad.yaml"]
     problem = recorder.pod("bad.yaml").manifest_problem
     assert problem is not None
@@ -126,7 +127,7 @@ def test_a_file_that_is_no_pod_is_one_problem(recorder: Recorder, content: str, 
 
 def test_a_json_file_must_be_json(recorder: Recorder) -> None:
     recorder.write("bad.json", "kind: Pod")
-    recorder.source.look()
+    recorder.source.refresh()
     problem = recorder.pod("bad.json").manifest_problem
     assert problem is not None
     assert "not JSON" in problem.message
@@ -134,7 +135,7 @@ def test_a_json_file_must_be_json(recorder: Recorder) -> None:
 
 def test_a_huge_file_is_not_read(recorder: Recorder) -> None:
     recorder.write("big.yaml", " " * (1 << 21))
-    recorder.source.look()
+    recorder.source.refresh()
     problem = recorder.pod("big.yaml").manifest_problem
     assert problem is not None
     assert "1 MiB" in problem.message
@@ -142,9 +143,9 @@ def test_a_huge_file_is_not_read(recorder: Recorder) -> None:
 
 def test_a_pod_whose_file_becomes_wrong_stays_as_it_was(recorder: Recorder) -> None:
     recorder.write("a.yaml", manifest("a", mode="enforce"))
-    recorder.source.look()
+    recorder.source.refresh()
     recorder.write("a.yaml", "a: [")
-    recorder.source.look()
+    recorder.source.refresh()
     pod = recorder.pod("a")
     assert pod.mode is Mode.ENFORCE
     assert pod.netns_path == "/run/netns/a"
@@ -154,9 +155,9 @@ def test_a_pod_whose_file_becomes_wrong_stays_as_it_was(recorder: Recorder) -> N
 
 def test_a_repaired_file_has_no_problem_left(recorder: Recorder) -> None:
     recorder.write("a.yaml", "a: [")
-    recorder.source.look()
+    recorder.source.refresh()
     recorder.write("a.yaml", manifest("a"))
-    recorder.source.look()
+    recorder.source.refresh()
     assert recorder.told == ["+a.yaml", "-a.yaml", "+a"]
     assert recorder.pod("a").manifest_problem is None
 
@@ -164,7 +165,7 @@ def test_a_repaired_file_has_no_problem_left(recorder: Recorder) -> None:
 def test_a_second_file_for_the_same_pod_is_refused(recorder: Recorder) -> None:
     recorder.write("a.yaml", manifest("a", mode="enforce"))
     recorder.write("b.yaml", manifest("a", mode="off"))
-    recorder.source.look()
+    recorder.source.refresh()
     assert recorder.pod("a").mode is Mode.ENFORCE
     problem = recorder.pod("b.yaml").manifest_problem
     assert problem is not None
@@ -175,18 +176,18 @@ def test_a_second_file_for_the_same_pod_is_refused(recorder: Recorder) -> None:
 def test_a_second_file_takes_over_when_the_first_goes(recorder: Recorder) -> None:
     recorder.write("a.yaml", manifest("a", mode="enforce"))
     recorder.write("b.yaml", manifest("a", mode="audit"))
-    recorder.source.look()
+    recorder.source.refresh()
     (recorder.directory / "a.yaml").unlink()
-    recorder.source.look()
+    recorder.source.refresh()
     assert recorder.pod("a").mode is Mode.AUDIT
     assert len(recorder.pods) == 1
 
 
 def test_a_renamed_file_ends_with_its_pod_told(recorder: Recorder) -> None:
     recorder.write("a.yaml", manifest("a"))
-    recorder.source.look()
+    recorder.source.refresh()
     (recorder.directory / "a.yaml").rename(recorder.directory / "z.yaml")
-    recorder.source.look()
+    recorder.source.refresh()
     assert recorder.pod("a").source == "z.yaml"
 
 

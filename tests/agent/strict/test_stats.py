@@ -5,7 +5,9 @@ from typing import cast
 import prometheus_client
 import pytest
 
+from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
+from agent.pods.store import PodStore
 from agent.relay.messages import OPEN_BUCKETS, Outcome, OutcomeSample
 from agent.strict.metrics import RelayCollector
 from agent.strict.stats import ConnectionStats, purpose_of
@@ -31,13 +33,16 @@ def sample(
 
 
 @pytest.fixture
-def pods() -> dict[str, Pod]:
-    return {pod.uid: pod for pod in (WEB, DB)}
+def store() -> PodStore:
+    made = PodStore(Conditions())
+    for pod in (WEB, DB):
+        made.set_pod(pod)
+    return made
 
 
 @pytest.fixture
-def stats(pods: dict[str, Pod]) -> ConnectionStats:
-    return ConnectionStats(pods.get)
+def stats(store: PodStore) -> ConnectionStats:
+    return ConnectionStats(store)
 
 
 def test_port_has_the_names_of_its_handlers() -> None:
@@ -66,13 +71,11 @@ def test_connection_without_a_response_has_no_duration(stats: ConnectionStats) -
     assert stats.status(DB.uid)[0].open_ms is None
 
 
-def test_samples_of_a_deleted_pod_are_discarded(
-    stats: ConnectionStats, pods: dict[str, Pod]
-) -> None:
+def test_samples_of_a_deleted_pod_are_discarded(stats: ConnectionStats, store: PodStore) -> None:
     stats.add([sample(WEB, 8080)])
-    del pods[WEB.uid]
+    store.remove_pod(WEB.uid)
     stats.add([sample(WEB, 8080)])
-    stats.keep_only(pods)
+    stats.keep_only(store.pods)
     assert list(stats.items()) == []
     assert stats.status(WEB.uid) == []
 
@@ -111,9 +114,9 @@ def test_series_count_outcomes_and_cumulate_buckets(stats: ConnectionStats) -> N
     assert "podgate_relay_up 1.0" in shown
 
 
-def test_series_of_a_pod_vanish_with_it(stats: ConnectionStats, pods: dict[str, Pod]) -> None:
+def test_series_of_a_pod_vanish_with_it(stats: ConnectionStats, store: PodStore) -> None:
     stats.add([sample(WEB, 8080), sample(DB, 5432)])
-    del pods[WEB.uid]
+    store.remove_pod(WEB.uid)
     shown = "\n".join(series(stats))
     assert 'pod="web"' not in shown
     assert 'pod="db"' in shown

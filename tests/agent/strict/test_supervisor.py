@@ -3,13 +3,17 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import pytest
 
+from agent.pods.changes import Subscription
+from agent.pods.conditions import Conditions
 from agent.pods.pod_state import PodState
+from agent.pods.store import PodStore
 from agent.relay import messages
 from agent.strict.process import RelayError
+from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import Relaying
 from bpf.verdicts import Mode
 from tests.agent.strict.scripted_relay import ScriptedLauncher, ScriptedRelay
@@ -25,33 +29,50 @@ class Node:
     """Pods, a launcher and the one who keeps a relay; `changed` are pods with something new."""
 
     def __init__(self, *, is_default: bool = False) -> None:
-        self.pods: dict[str, PodState] = {}
+        self.store = PodStore(Conditions())
         self.launcher = ScriptedLauncher()
         self.changed: list[str] = []
         self.has_changed = asyncio.Event()
-        self.reports: list[messages.RelayReport] = []
+        self.stats = _Stats(self.store)
         self.relaying = Relaying(
             self.launcher,
             is_default=is_default,
-            guarded=self.pods.values,
-            on_report=self.reports.append,
-            on_change=self._on_change,
+            store=self.store,
+            stats=self.stats,
         )
+        self.store.in_force.subscribe(_Marks(self))
 
     def add(self, pod: PodState) -> PodState:
-        self.pods[pod.pod.uid] = pod
-        self.relaying.hint()
+        self.store.pods[pod.pod.uid] = pod
+        self.store.desired.mark(pod.pod.uid)
         self.relaying.why_not(pod)
         return pod
 
     def remove(self, pod: PodState) -> None:
-        del self.pods[pod.pod.uid]
-        self.relaying.hint()
+        self.store.remove_pod(pod.pod.uid)
 
-    def _on_change(self, uid: str) -> None:
-        self.changed.append(uid)
-        self.has_changed.set()
-        self.relaying.why_not(self.pods[uid])
+
+class _Marks(Subscription):
+    """Publishes a pod's condition at once when it is marked."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self._node = node
+
+    def mark(self, uid: str) -> None:
+        self._node.changed.append(uid)
+        self._node.has_changed.set()
+        self._node.relaying.why_not(self._node.store.pods[uid])
+
+
+class _Stats(ConnectionStats):
+    """Counts the reports."""
+
+    reports = 0
+
+    def add(self, samples: Iterable[messages.OutcomeSample]) -> None:
+        self.reports += 1
+        super().add(samples)
 
 
 @contextlib.asynccontextmanager
@@ -220,7 +241,7 @@ async def test_many_hints_are_not_many_looks_at_a_relay_that_reports(
     node: Node, web: PodState
 ) -> None:
     for _ in range(50):
-        node.relaying.hint()
+        node.store.desired.mark(web.pod.uid)
         await asyncio.sleep(0.06)
     assert node.relaying.why_not(web) is None
     assert len(node.launcher.relays) == 1
@@ -378,9 +399,9 @@ async def test_at_the_agents_end_the_relay_is_released_and_left_alone() -> None:
 async def test_reports_come_through_also_of_one_that_drains(node: Node, web: PodState) -> None:
     old = node.launcher.newest
     await node.relaying.restart()
-    before = len(node.reports)
+    before = node.stats.reports
     await asyncio.sleep(3.5)
-    assert len(node.reports) - before >= 6  # each says something once a second
+    assert node.stats.reports - before >= 6  # each says something once a second
     assert sum(report.connections for report in node.relaying.last_reports) == 2
     old.end()
     await asyncio.sleep(2)

@@ -67,6 +67,20 @@ class Calls:
         return self.watch(asked, timeout=10 * PATIENCE_SECONDS)
 
 
+class _Conditions(Conditions):
+    """Hints at each change, as the agent does by a subscription."""
+
+    def __init__(self, node: "Node") -> None:
+        super().__init__()
+        self._node = node
+
+    def set(self, pod: Pod, kind: str, status: str, reason: str, message: str) -> bool:
+        is_changed = super().set(pod, kind, status, reason, message)
+        if is_changed:
+            self._node.telling.hint()
+        return is_changed
+
+
 class Node:
     """Its pods, and the server that tells of them."""
 
@@ -77,7 +91,7 @@ class Node:
         self.more: dict[str, Known] = {}
         """What API server and kubelet know, by the runtime's uid."""
         self.unready_because: str | None = None
-        self.conditions = Conditions(on_change=lambda uid: self.telling.hint())
+        self.conditions = _Conditions(self)
         self.telling = self._new_telling()
         self.server = self._new_server()
         self.limits: dict[str, float] = {}

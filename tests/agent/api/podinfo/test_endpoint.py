@@ -40,11 +40,12 @@ class Agent:
             on_removed=lambda uid: self.pods.__delitem__(uid),
             state=run_directory / "state" / "pods.json",
         )
-        self.conditions = Conditions(on_change=lambda uid: self.pod_info.hint())
+        self.conditions = Conditions()
         self.pod_info = PodInfo(
             run_directory,
             pods=lambda: self.pods.values(),
             conditions_of=self.conditions.of,
+            changes=(self.conditions.changes,),
             source=self.source,
             unready_because=lambda: None if self.source.is_synced else "nothing is known yet",
         )

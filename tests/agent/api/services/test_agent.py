@@ -10,13 +10,16 @@ from aiohttp import web
 
 from agent import labels
 from agent.api.services.source import SERVICES, SLICES
+from agent.app.cluster_outputs import ClusterOutputs
 from agent.kube.client import ApiClient
 from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE, Conditions
+from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
+from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
 from agent.settings import Settings, localnet_socket
-from agent.sources.cluster import Cluster
+from agent.sources.cluster import ClusterSource
 from tests.agent.api.services.conftest import WAIT_SECONDS, ask
 from tests.agent.api.services.making import NODE, endpoint_json, service_json, slice_json, targets
 from tests.agent.kube.apiserver import NODES, ApiServer
@@ -31,25 +34,21 @@ class Agent:
     """The cluster's side of one, without a container runtime."""
 
     def __init__(self, api: ApiClient, directory: pathlib.Path) -> None:
-        self.conditions = Conditions(on_change=lambda uid: self.cluster.changed(uid))
+        self.conditions = Conditions()
+        store, events = PodStore(self.conditions), PodEvents()
         settings = Settings(
             node_name=NODE,
             run_directory=directory,
             cri_socket=directory / "no-runtime.sock",
             service_endpoints=True,
         )
-        self.cluster = Cluster(
-            api,
-            settings,
-            Metrics(self.conditions),
-            conditions=self.conditions,
-            policies=ApiPolicies(api, state=directory / "policies.json"),
-            on_pod=lambda pod: None,
-            on_removed=lambda uid: None,
-            on_run=lambda uid: None,
+        policies = ApiPolicies(api, state=directory / "policies.json")
+        self.source = ClusterSource(api, settings, store, events, policies)
+        self.outputs = ClusterOutputs(
+            api, settings, store, self.source, events, Metrics(self.conditions)
         )
-        assert self.cluster.endpoints is not None
-        self.book = self.cluster.endpoints.book
+        assert self.outputs.endpoints is not None
+        self.book = self.outputs.endpoints.book
         self.target = f"unix:{localnet_socket(directory)}"
 
     def probed(self, status: str, reason: str) -> None:
@@ -86,14 +85,15 @@ async def agent(server: ApiServer, api: ApiClient, tmp_path: pathlib.Path) -> As
         }
     )
     made = Agent(api, tmp_path)
-    running = asyncio.create_task(made.cluster.run())
+    running = [asyncio.create_task(made.source.run()), asyncio.create_task(made.outputs.run())]
     async with asyncio.timeout(WAIT_SECONDS):
         await made.book.newer(0, 0)
-        while made.cluster.pods.get("web-pod") is None:  # noqa: ASYNC110
+        while made.source.pods.get("web-pod") is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     yield made
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
 
 
 async def test_a_pod_whose_probes_fail_is_left_out_until_they_pass(agent: Agent) -> None:
@@ -112,7 +112,7 @@ async def test_that_goes_on_without_an_api_server(agent: Agent, server: ApiServe
     for stream in list(server.streams):
         await stream.cut()
     async with asyncio.timeout(WAIT_SECONDS):
-        while "endpointslices" not in agent.cluster.api_problems:  # noqa: ASYNC110
+        while "endpointslices" not in agent.outputs.api_problems:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     agent.probed(FALSE, "ProbeFailing")
     assert await agent.shown(1) == ["198.19.0.2:8080"]

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from prometheus_client import core
 
 from agent import labels
+from agent.app.cluster_outputs import ClusterOutputs
 from agent.metrics import Family, family
-from agent.sources.cluster import Cluster
+from agent.sources.cluster import ClusterSource
 
 SANDBOXES = Family(
     "podgate_sandboxes", "gauge", "Pods of which the container runtime has a sandbox."
@@ -50,23 +51,24 @@ _ASKED = ("pods", "namespaces", "nodes", labels.POLICY_PLURAL, "conditions")
 class ClusterCollector:
     """To be registered once."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, source: ClusterSource, outputs: ClusterOutputs) -> None:
+        self._source = source
+        self._outputs = outputs
 
     def collect(self) -> Iterator[core.Metric]:
-        cluster = self._cluster
+        source, outputs = self._source, self._outputs
         problems = family(API_PROBLEM)
         for what in _ASKED:
-            problems.add_metric((what,), what in cluster.api_problems)
+            problems.add_metric((what,), what in outputs.api_problems)
         yield problems
         for one, value in (
-            (SANDBOXES, len(cluster.sandboxes.current)),
-            (RUNTIME_PROBLEM, bool(cluster.sandboxes.problem)),
-            (KUBELET_PODS, cluster.kubelet_pods.is_connected),
-            (PATCHES, cluster.writer.patches),
-            (PENDING, cluster.writer.pending),
-            (EVENTS, cluster.events.sent),
-            (EVENTS_DROPPED, cluster.events.dropped),
+            (SANDBOXES, len(source.sandboxes.current)),
+            (RUNTIME_PROBLEM, bool(source.sandboxes.problem)),
+            (KUBELET_PODS, source.kubelet_pods.is_connected),
+            (PATCHES, outputs.writer.patches),
+            (PENDING, outputs.writer.pending),
+            (EVENTS, outputs.recorder.sent),
+            (EVENTS_DROPPED, outputs.recorder.dropped),
         ):
             metric = family(one)
             metric.add_metric((), value)

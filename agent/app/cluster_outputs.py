@@ -1,0 +1,186 @@
+"""What a cluster gets back from its node: conditions, Events, and endpoints of services."""
+
+import asyncio
+import datetime
+import pathlib
+
+import structlog
+
+from agent import labels, tasks
+from agent.admin.report import FeedStatus
+from agent.api.services.source import ServiceEndpoints
+from agent.cri.models import CriContainerState
+from agent.kube.client import ApiClient
+from agent.kube.condition_writer import ConditionWriter
+from agent.kube.events import EventRecorder
+from agent.metrics import Metrics
+from agent.pods.conditions import Condition
+from agent.pods.events import PodEvents
+from agent.pods.pod_state import PodState
+from agent.pods.store import PodStore
+from agent.settings import Settings
+from agent.sources.cluster import ClusterSource, has_ended
+
+log = structlog.get_logger(__name__)
+
+_BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
+
+
+class ClusterOutputs:
+    """Follows store, source and events, and writes to the API server."""
+
+    def __init__(
+        self,
+        api: ApiClient,
+        settings: Settings,
+        store: PodStore,
+        source: ClusterSource,
+        events: PodEvents,
+        metrics: Metrics,
+    ) -> None:
+        assert settings.node_name is not None
+        self._store = store
+        self._source = source
+        self._events = events
+        self._metrics = metrics
+        self._objects = source.object_changes.subscribe()
+        self._conditions = store.conditions.changes.subscribe()
+        self._in_force = store.in_force.subscribe()
+        self._has_sandboxes = False
+        self._first_gates: dict[str, datetime.datetime] = {}
+        self.writer = ConditionWriter(
+            api,
+            conditions_of=self._conditions_of,
+            sandbox_of=self._sandbox_name,
+            boot=_BOOT_ID.read_text(encoding="ascii").strip(),
+            writes_all=settings.write_all_conditions,
+        )
+        self.recorder = EventRecorder(api, node_name=settings.node_name)
+        self.endpoints: ServiceEndpoints | None = None
+        if settings.service_endpoints:
+            self.endpoints = ServiceEndpoints(
+                api,
+                node=settings.node_name,
+                nodes=source.pods.nodes,
+                run_directory=settings.run_directory,
+                address=settings.localnet_address,
+            )
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            tasks.start(group, "conditions to the API", self.writer.run)
+            tasks.start(group, "events to the API", self.recorder.run)
+            tasks.start(group, "objects of pods", self._follow_objects)
+            tasks.start(group, "conditions of pods", self._follow_conditions)
+            tasks.start(group, "events of pods", self._follow_events)
+            tasks.start(group, "first gates", self._follow_gates)
+            if self.endpoints:
+                tasks.start(group, "service endpoints", self.endpoints.run)
+
+    @property
+    def api_problems(self) -> dict[str, str]:
+        """Why a resource of the API server cannot be watched or written now, by its name."""
+        problems = self._source.watch_problems
+        if self.writer.problem:
+            problems["conditions"] = self.writer.problem
+        if self.endpoints:
+            problems |= {name: why for name, why in self.endpoints.problems.items() if why}
+        return problems
+
+    def status(self) -> FeedStatus:
+        """That of the source, and what could not be written."""
+        found = self._source.status()
+        api = [f"API server, {what}: {problem}" for what, problem in self.api_problems.items()]
+        return FeedStatus(
+            pods_from=found.pods_from, problems=api + found.problems, unsaid=self.writer.pending
+        )
+
+    async def _follow_objects(self) -> None:
+        while True:
+            for uid in await self._objects.next():
+                self._set_object(uid)
+            if self._source.has_sandboxes and not self._has_sandboxes:
+                self._has_sandboxes = True
+                self.writer.enqueue_all()
+
+    def _set_object(self, uid: str) -> None:
+        newest, of_api = self._source.pods.get(uid), self._source.pods.of_api(uid)
+        if newest is None or has_ended(newest) or (of_api and has_ended(of_api)):
+            self.writer.forget(uid)
+            if self.endpoints:
+                self.endpoints.forget_pod(uid)
+            return
+        if of_api is not None:
+            self.writer.set_pod(of_api)
+            if self.endpoints:
+                self.endpoints.see_pod(of_api)
+        # Its sandbox may be another one, whose name the conditions carry.
+        self.writer.enqueue(uid)
+
+    async def _follow_conditions(self) -> None:
+        while True:
+            for uid in await self._conditions.next():
+                self.writer.enqueue(uid)
+                if self.endpoints:
+                    condition = self._store.conditions.get(uid, labels.PROBES_PASSING)
+                    self.endpoints.changed(uid, condition)
+
+    async def _follow_events(self) -> None:
+        while True:
+            for event in await self._events.next():
+                if api_pod := self._source.pods.get(event.uid):
+                    self.recorder.record(
+                        api_pod,
+                        event.reason,
+                        event.message,
+                        action=event.action,
+                        container=event.container,
+                    )
+
+    async def _follow_gates(self) -> None:
+        while True:
+            for uid in await self._in_force.next():
+                state = self._store.get(uid)
+                if state is None:
+                    self._first_gates.pop(uid, None)
+                elif state.first_gated_at and state.first_gated_at != self._first_gates.get(uid):
+                    self._first_gates[uid] = state.first_gated_at
+                    self._measure_first_gate(state, state.first_gated_at)
+
+    def _measure_first_gate(self, state: PodState, gated_at: datetime.datetime) -> None:
+        sandbox = self._source.sandboxes.current.get(state.pod.uid)
+        if sandbox is None or sandbox.created is None:
+            return
+        seconds = max(0.0, (gated_at - sandbox.created).total_seconds())
+        self._metrics.ungated_seconds.observe(seconds)
+        started = [
+            container.name
+            for container in self._source.sandboxes.containers.get(state.pod.uid, ())
+            if container.state is not CriContainerState.CREATED
+        ]
+        say = log.warning if started else log.info
+        say(
+            "containers started before their pod's gate" if started else "pod's first gate",
+            pod=state.pod.full_name,
+            sandbox=sandbox.id,
+            ungated_seconds=round(seconds, 3),
+            containers=started,
+        )
+
+    def _conditions_of(self, uid: str) -> list[Condition]:
+        """What the API should have of a pod.
+
+        Until the runtime has listed its sandboxes, a missing one proves nothing; of a pod that is
+        being deleted it is nothing new.
+        """
+        api_pod = self._source.pods.get(uid)
+        is_deleting = api_pod is not None and api_pod.metadata.deletion_timestamp is not None
+        has_ended = is_deleting and uid not in self._source.sandboxes.current
+        if has_ended or not self._source.has_sandboxes:
+            return []
+        return self._store.conditions.of(uid)
+
+    def _sandbox_name(self, uid: str) -> str:
+        sandbox = self._source.sandboxes.current.get(uid)
+        return sandbox.id[:12] if sandbox else ""

@@ -1,0 +1,33 @@
+"""Publishes the condition `podgate.io/isolation-ready` of every pod."""
+
+from agent import labels
+from agent.pods.isolation import is_path_trusted, isolation_status
+from agent.pods.pod_state import PodState
+from agent.pods.store import PodStore
+from agent.strict.supervisor import Relaying
+
+
+class IsolationConditions:
+    """Follows the store: each pod whose state changed gets the condition that follows from it."""
+
+    def __init__(self, store: PodStore, relays: Relaying) -> None:
+        self._store = store
+        self._relays = relays
+        self._changes = store.in_force.subscribe()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        while True:
+            for uid in await self._changes.next():
+                if state := self._store.get(uid):
+                    self._publish(state)
+
+    def _publish(self, state: PodState) -> None:
+        status = isolation_status(state, self._relays.why_not(state))
+        if status is None:
+            return
+        if is_path_trusted(state, status):
+            state.trusted_netns = state.gated_netns
+        self._store.conditions.set(
+            state.pod, labels.ISOLATION_READY, status.status, status.reason, status.message
+        )

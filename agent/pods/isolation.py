@@ -1,0 +1,69 @@
+"""The condition `podgate.io/isolation-ready` of one pod, from all that decides it. No I/O."""
+
+import dataclasses
+
+from agent.pods.conditions import FALSE, TRUE
+from agent.pods.pod_state import IsolationStatus, PathTestRecord, PathTestResult, PodState
+from bpf.verdicts import Mode
+
+ENFORCED = "Enforced"
+"""The reason for attached gates that drop; with a relay it becomes "Strict"."""
+_STRICT = "Strict"
+
+
+def isolation_status(state: PodState, relay_problem: str | None) -> IsolationStatus | None:
+    """The condition's content; None while the first path test of its sandbox is under way.
+
+    relay_problem: one sentence about why the relay does not proxy to this pod, None where it does.
+    It counts for pods in strict only.
+    """
+    if state.status is None:
+        return None
+    status = _with_relay(state.status, state.pod.mode, relay_problem)
+    if status.status != TRUE or not state.is_path_tested:
+        return status
+    tested = state.current_path_test
+    is_trusted = state.trusted_netns == state.gated_netns
+    if tested is None:
+        return status if is_trusted else None
+    if tested.worst is None and state.claims.is_settling and not is_trusted:
+        return None
+    if tested.worst in (None, PathTestResult.CONFIRMED):
+        return status
+    explanation = _explain(tested)
+    if tested.worst is PathTestResult.BYPASSED and not is_trusted:
+        return IsolationStatus(FALSE, "GateBypassed", f"{explanation} {status.message}")
+    return dataclasses.replace(status, message=f"{status.message} {explanation}")
+
+
+def is_path_trusted(state: PodState, status: IsolationStatus) -> bool:
+    """Whether this status, once published, settles that the sandbox's gates are not bypassed.
+
+    From then on a path test that finds otherwise is reported, and no longer makes it False.
+    """
+    tested = state.current_path_test if state.is_path_tested else None
+    return status.status == TRUE and tested is not None and tested.worst is not None
+
+
+def _with_relay(status: IsolationStatus, mode: Mode, problem: str | None) -> IsolationStatus:
+    """What the relay adds to attached gates."""
+    if status.reason != ENFORCED or mode is not Mode.STRICT:
+        return status
+    if problem is None:
+        return dataclasses.replace(status, reason=_STRICT)
+    return dataclasses.replace(status, message=f"{status.message} Strict is wanted: {problem}")
+
+
+def _explain(tested: PathTestRecord) -> str:
+    """One sentence about the addresses with the worst result."""
+    addresses = ", ".join(
+        address for address, result in tested.results.items() if result is tested.worst
+    )
+    if tested.worst is PathTestResult.BYPASSED:
+        return (
+            f"The node reaches {addresses} past the gate; see how the CNI routes it, since no gate "
+            "on this interface can close that way."
+        )
+    if tested.worst is PathTestResult.FAILED:
+        return f"Not confirmed by a self-test: it failed at {addresses}, and the log says why."
+    return f"Not confirmed by a self-test: what the node sends to {addresses} does not arrive."

@@ -1,0 +1,129 @@
+"""The state of all pods of this node: sources write what is desired, components reconcile from it.
+
+Nothing here calls a component. A change marks the pod for all subscribers of that kind of change,
+and each reads from the store what it needs.
+"""
+
+from collections.abc import Callable, Collection
+
+import structlog
+
+from agent.pods.changes import Changes
+from agent.pods.conditions import Conditions
+from agent.pods.pod import Pod
+from agent.pods.pod_state import PodState
+from bpf.verdicts import Mode
+from probes.netns import Netns
+
+log = structlog.get_logger(__name__)
+
+RELAY = Pod(uid="relay", namespace="", name="relay", mode=Mode.ENFORCE)
+"""Takes a pod's place where an interface is a relay's."""
+
+
+class PodStore:
+    """Pods by uid, with what is in force for them."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        self.conditions = conditions
+        self.pods: dict[str, PodState] = {}
+        self.removed: dict[str, PodState] = {}
+        """Pods that are gone and may still have gates; the reconciler deletes them from here."""
+        self.relay_gates: dict[int, str] = {}
+        """The relays' interfaces that are gated: names by ifindex."""
+        self.desired = Changes()
+        """A source added, changed or removed the pod."""
+        self.in_force = Changes()
+        """What is in force for the pod may have changed: gates, addresses, status, path test."""
+        self.to_reconcile = self.desired.subscribe()
+        """Pods whose gates are to be brought into the desired state: the reconciler's queue."""
+        self.is_synced = False
+        """Whether every pod of the node has been reconciled once."""
+        self.is_reconciling = False
+        """Whether a pass over the queue is under way."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every pod has been reconciled since it was last marked."""
+        return self.is_synced and self.to_reconcile.is_empty and not self.is_reconciling
+
+    def states(self) -> Collection[PodState]:
+        return self.pods.values()
+
+    def desired_pods(self) -> list[Pod]:
+        return [state.pod for state in self.pods.values()]
+
+    def get(self, uid: str) -> PodState | None:
+        return self.pods.get(uid)
+
+    def set_pod(self, pod: Pod) -> None:
+        """Add or change a pod. One that was removed and still has its gates continues with them."""
+        state = self.pods.get(pod.uid) or self.removed.pop(pod.uid, None) or PodState(pod)
+        if state.pod.netns_path != pod.netns_path:
+            # The conditions are of a sandbox that no longer is the pod's.
+            state.status = None
+            self.conditions.forget(pod.uid)
+        state.pod = pod
+        self.pods[pod.uid] = state
+        self.desired.mark(pod.uid)
+
+    def remove_pod(self, uid: str) -> None:
+        """Remove a pod: its gates are detached, its probes stop, its conditions are forgotten."""
+        state = self.pods.pop(uid, None)
+        if state is None:
+            return
+        self.removed[uid] = state
+        self.conditions.forget(uid)
+        self.desired.mark(uid)
+        log.info("pod removed", pod=state.pod.full_name, uid=uid)
+
+    def mark(self, uid: str) -> None:
+        """Have one pod reconciled."""
+        self.to_reconcile.mark(uid)
+
+    def mark_all(self) -> None:
+        """Have every pod reconciled."""
+        for uid in self.pods:
+            self.to_reconcile.mark(uid)
+
+    def mark_pending(self) -> None:
+        """Have those pods reconciled that wait for something: an interface came or went."""
+        self._mark_if(lambda state: state.needs_recheck)
+
+    def mark_namespace(self, nsid: int) -> None:
+        """Have the pod reconciled that is in the namespace with this number."""
+        self._mark_if(lambda state: state.network is None or state.network.nsid in (None, nsid))
+
+    def mark_interfaces(self, ifindexes: set[int]) -> None:
+        """Have the pods reconciled whose gates are on these interfaces."""
+        self._mark_if(lambda state: not state.gates.keys().isdisjoint(ifindexes))
+
+    def gated_interfaces(self) -> set[int]:
+        """All interfaces with a gate, of pods and relays."""
+        return self.relay_gates.keys() | {
+            ifindex for state in self.pods.values() for ifindex in state.gates
+        }
+
+    def pod_of_interface(self, ifindex: int) -> Pod | None:
+        """The pod whose gate is on an interface; `RELAY` for a relay's."""
+        for state in self.pods.values():
+            if ifindex in state.gates:
+                return state.pod
+        return RELAY if ifindex in self.relay_gates else None
+
+    def netns_owner(self, netns: Netns, pod: Pod) -> Pod | None:
+        """Another pod that already uses this network namespace, if there is one."""
+        for uid, state in self.pods.items():
+            other = state.netns
+            if (
+                uid != pod.uid
+                and other is not None
+                and (other.device, other.inode) == (netns.device, netns.inode)
+            ):
+                return state.pod
+        return None
+
+    def _mark_if(self, predicate: Callable[[PodState], bool]) -> None:
+        for uid, state in self.pods.items():
+            if predicate(state):
+                self.to_reconcile.mark(uid)

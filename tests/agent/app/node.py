@@ -1,0 +1,241 @@
+"""A node in memory: network namespaces, gates as `bpf.gates` keeps them, and a reconciler."""
+
+import asyncio
+import contextlib
+import ipaddress
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
+
+import pytest
+
+from agent.admin.report import FeedStatus
+from agent.app.reconciler import Reconciler
+from agent.gates import pending_flows, pod_gates
+from agent.gates.chain_order import ChainOrder
+from agent.gates.pod_gates import PodGates
+from agent.linux.pod_network import NodeInterface, PodNetwork
+from agent.metrics import Metrics
+from agent.pods.changes import Changes
+from agent.pods.conditions import Conditions
+from agent.pods.container_runs import PodContainers
+from agent.pods.events import PodEvents
+from agent.pods.pod import Pod
+from agent.pods.pod_state import AddressClaims, Admission, PodState
+from agent.pods.store import PodStore
+from bpf.errors import AttachError
+from bpf.gates import Attachment, GateConfig
+from bpf.replies import ReplyFlow
+from bpf.verdicts import Mode
+from probes.netns import Netns, NetnsGoneError
+
+RESYNC_SECONDS = 300.0
+
+
+class Gates:
+    """The gate worker's part that makes gates. What was done to them is in `calls`, in order."""
+
+    attachment = Attachment.TCX
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        self.gates: dict[int, GateConfig | None] = {}
+        self.with_replies: set[int] = set()
+        self.displaced: set[int] = set()
+        self.failing: dict[str, Exception] = {}
+        """By name of the call: what it raises."""
+        self.calls: list[str] = []
+        self.before_call: Callable[[str], None] = lambda call: None
+        self.is_clean = True
+
+    async def _call(self, name: str, ifindex: int) -> None:
+        call = f"{name} {self._node.names.get(ifindex, ifindex)}"
+        self.before_call(call)
+        await asyncio.sleep(0.01)  # as an attach by tcx
+        self.calls.append(call)
+        if error := self.failing.get(name):
+            raise error
+
+    async def installed(self) -> dict[int, GateConfig | None]:
+        return dict(self.gates)
+
+    async def install(self, ifindex: int, config: GateConfig) -> float:
+        await self._call("install", ifindex)
+        self.gates[ifindex] = config
+        return 0.01
+
+    async def remove(self, ifindex: int) -> None:
+        await self._call("remove", ifindex)
+        self.gates.pop(ifindex, None)
+        self.with_replies.discard(ifindex)
+
+    async def stands(self, ifindex: int) -> bool:
+        return ifindex in self.gates
+
+    async def remember(self, ifindex: int) -> bool:
+        if ifindex in self.with_replies:
+            return False
+        await self._call("start replies", ifindex)
+        self.with_replies.add(ifindex)
+        return True
+
+    async def recall(self, ifindex: int, questions: Collection[ReplyFlow]) -> bool:
+        return True
+
+    async def end_grace(self, ifindex: int, at_ns: int) -> None:
+        await self._call("end grace", ifindex)
+
+    async def collect(self) -> bool:
+        self.calls.append("collect")
+        return self.is_clean
+
+    async def is_first(self, ifindex: int) -> bool:
+        return ifindex not in self.displaced
+
+    async def move_first(self, ifindex: int) -> None:
+        await self._call("move first", ifindex)
+        self.displaced.discard(ifindex)
+
+
+class Source:
+    """A pod source that the test speaks for."""
+
+    def __init__(self) -> None:
+        self.container_changes = Changes()
+        self.unready_reason: str | None = None
+
+    def start(self) -> None: ...
+
+    async def run(self) -> None: ...
+
+    def hint(self) -> None: ...
+
+    def containers_of(self, uid: str) -> PodContainers | None:
+        return None
+
+    def status(self) -> FeedStatus:
+        return FeedStatus(pods_from="a test")
+
+
+class PathTests:
+    """Records which pods would be tested."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+
+    def enqueue(self, state: PodState) -> None:
+        self._node.gates.calls.append(f"path test {state.pod.name}")
+
+
+class Node:
+    """Reader, authority and policy of the reconciler, too: each with the one method it needs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: dict[int, str] = {}
+        self.networks: dict[str, PodNetwork] = {}
+        self.inodes: dict[str, int] = {}
+        self.gates = Gates(self)
+        self.source = Source()
+        self.store = PodStore(Conditions())
+        self.events = PodEvents()
+        self.claims = AddressClaims()
+        gates: Any = self.gates
+        this: Any = self
+        path_tests: Any = PathTests(self)
+        metrics = Metrics(self.store.conditions)
+        self.chain_order = ChainOrder(gates, self.store, metrics)
+        self.reconciler = Reconciler(
+            store=self.store,
+            source=self.source,
+            gate_worker=gates,
+            pod_gates=PodGates(
+                store=self.store,
+                events=self.events,
+                gate_worker=gates,
+                reader=this,
+                authority=this,
+                policy=this,
+                chain_order=self.chain_order,
+                metrics=metrics,
+            ),
+            path_tester=path_tests,
+            resync_seconds=RESYNC_SECONDS,
+        )
+        monkeypatch.setattr(pod_gates, "Netns", this)
+        monkeypatch.setattr(
+            pending_flows, "read", lambda netns, network: pending_flows.PendingFlows((), "")
+        )
+
+    def add_netns(self, name: str, *, ifindex: int, has_veth: bool = True) -> str:
+        """A pod's namespace with one veth to the host; its path."""
+        path = f"/run/netns/{name}"
+        self.names[ifindex] = name
+        self.inodes[path] = 1000 + ifindex
+        address = ipaddress.ip_address(f"198.18.1.{ifindex}")
+        veth = (NodeInterface(ifindex, f"veth{ifindex}"),) if has_veth else ()
+        self.networks[path] = PodNetwork(veth, (address,), (), nsid=ifindex)
+        return path
+
+    def add(self, name: str, ifindex: int, *, mode: Mode = Mode.ENFORCE) -> Pod:
+        """A pod with its namespace, as a source adds it."""
+        path = self.add_netns(name, ifindex=ifindex)
+        pod = Pod(uid=name, namespace="demo", name=name, mode=mode, netns_path=path)
+        self.store.set_pod(pod)
+        return pod
+
+    def remove(self, name: str) -> None:
+        """The pod with its namespace and veth, as the kubelet removes it."""
+        state = self.store.pods[name]
+        assert state.pod.netns_path is not None
+        del self.networks[state.pod.netns_path]
+        self.store.remove_pod(name)
+
+    def status(self, name: str) -> tuple[str, str] | None:
+        """Status and reason of the last pass over a pod."""
+        status = self.store.pods[name].status
+        return (status.status, status.reason) if status else None
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.reconciler.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    # Netns
+
+    def open(self, path: str) -> Netns:
+        if path not in self.inodes:
+            raise NetnsGoneError(f"{path} does not exist.")
+        return Netns(path, 4, self.inodes[path])
+
+    # NetworkReader
+
+    async def read(self, netns: Netns) -> PodNetwork:
+        if netns.path not in self.networks:
+            raise NetnsGoneError(f"{netns.path} does not exist.")
+        return self.networks[netns.path]
+
+    async def exists(self, ifindex: int) -> bool:
+        return any(
+            interface.ifindex == ifindex
+            for network in self.networks.values()
+            for interface in network.interfaces
+        )
+
+    # AddressAuthority
+
+    async def check(self, pod: Pod, netns: Netns, network: PodNetwork) -> AddressClaims:
+        return AddressClaims(network.addresses)
+
+    def is_news(self, uid: str, problem: str) -> bool:
+        return False
+
+    # PolicyController
+
+    async def admit(self, pod: Pod) -> Admission:
+        return Admission()
+
+
+BUSY = AttachError("attaching to interface 7: Device or resource busy")
