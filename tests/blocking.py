@@ -56,9 +56,7 @@ def forbidden() -> Iterator[None]:
 
 def _of_product() -> Iterator[CodeType]:
     """What may block in the product."""
-    from agent.api import peer_credentials
-    from agent.api.podinfo import server as podinfo
-    from agent.api.services import server as services
+    from agent.api import listen, peer_credentials
     from agent.app.cluster_outputs import ClusterOutputs
     from agent.cri import client as cri
     from agent.cri import endpoints
@@ -86,10 +84,9 @@ def _of_product() -> Iterator[CodeType]:
             # The last write of an agent that ends; those before it run in threads.
             StateSaver.run,
             # Sockets in the run directory, a tmpfs, when a server starts or ends.
-            peer_credentials.listen,
-            peer_credentials.Doorway.standing,
-            podinfo.bind,
-            services._bind,
+            listen.unix_socket,
+            listen.add_grpc_socket,
+            peer_credentials.PeerCredentialProxy.serve,
             # Names of sockets and of namespaces, each in a tmpfs or in procfs.
             cri._unavailable,
             endpoints.open_runtime,

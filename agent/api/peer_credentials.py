@@ -1,63 +1,60 @@
-"""The socket that everybody may connect to, with each connection's user known and counted.
+"""Peer credentials for gRPC on unix sockets: a proxy that accepts connections and records users.
 
-grpcio tells nothing of who is at the other end of a unix socket. So connections are taken here,
-where the kernel says whose they are (SO_PEERCRED), and carried to gRPC's own socket, which only
-root reaches. The carrying end is bound to a name of the kernel's choice (unix(7): autobind); gRPC
-tells that name as the peer, and so each call has its user. It also means that nobody's connections
-can use up the agent's file descriptors, and that one user's cannot lock out another's.
+grpcio does not report which process is at the other end of a unix socket. The proxy accepts each
+connection, reads its user from the kernel (SO_PEERCRED), and forwards it to gRPC's own socket,
+which only root reaches. The forwarding end is bound to a name that the kernel chooses (unix(7):
+autobind); gRPC reports that name as the peer, so each call has its user. The proxy also limits
+connections: no user can exhaust the agent's file descriptors or lock out other users.
 """
 
 import asyncio
 import collections
 import contextlib
-import os
 import pathlib
 import resource
 import socket
 import struct
 from collections.abc import AsyncIterator
-from typing import Final
 
 import structlog
 
+from agent.api import listen
+from agent.logs import Event
+
 log = structlog.get_logger(__name__)
 
-_CREDENTIALS: Final = struct.Struct("iII")
-# Taken in one turn of the event loop; and those that may wait for it: after a restart all readers
-# come back at once, and who finds no room is refused.
-_AT_ONCE: Final = 64
-_BACKLOG: Final = 4096
-_CONNECT_SECONDS: Final = 5.0
+_CREDENTIALS = struct.Struct("iII")
+# Accepted in one iteration of the event loop.
+_ACCEPTS_AT_ONCE = 64
+# After a restart all clients reconnect at the same moment; the kernel refuses those beyond this.
+_BACKLOG = 4096
+_CONNECT_SECONDS = 5.0
 
-# The one that was accepted, the one that carries on, and gRPC's end of it.
-_DESCRIPTORS_EACH: Final = 3
-# For pods, probes and everything else that the agent does.
-_DESCRIPTORS_KEPT: Final = 512
-
-
-class DoorError(Exception):
-    """The socket cannot be made; the message says what to do."""
+# The accepted socket, the forwarding one, and gRPC's end of it.
+_DESCRIPTORS_PER_CONNECTION = 3
+# For pods, probes and all other work of the agent.
+_RESERVED_DESCRIPTORS = 512
 
 
-class Doorway:
-    """Takes connections on one path and carries them to another."""
+class PeerCredentialProxy:
+    """Forwards connections from one socket to another, and has the user of each."""
 
     def __init__(self, path: pathlib.Path, inner: pathlib.Path, *, connections: int = 3000) -> None:
-        """connections: at most so many at once, and half of them one user's; others are closed at
-        once."""
+        """path: the public socket; inner: gRPC's; connections: the maximum, half of it for one
+        user. Further connections are closed at once."""
         self._path = path
         self._inner = inner
         self.connections = connections
         self.per_user = max(1, connections // 2)
         self._open: collections.Counter[int] = collections.Counter()
         self._users: dict[str, int] = {}
-        self._carried: set[_End] = set()
-        self._opening: set[asyncio.Task[None]] = set()
-        self.refused = 0
+        self._accepted: set[_ProxySide] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self.rejected = 0
         """Connections that were closed at once."""
 
     def user_of(self, peer: str) -> int:
-        """The user id of a call's peer, as gRPC names it; -1 for one that did not come this way."""
+        """The user id of a call's peer, as gRPC names it; -1 if it does not come by the proxy."""
         return self._users.get(peer.removeprefix("unix-abstract:"), -1)
 
     @property
@@ -65,78 +62,73 @@ class Doorway:
         return self._open.total()
 
     @contextlib.asynccontextmanager
-    async def standing(self) -> AsyncIterator[None]:
-        """Take connections while inside. Raises `DoorError`."""
+    async def serve(self) -> AsyncIterator[None]:
+        """Accept connections while inside. Raises `ListenError`."""
         self.limit()
-        try:
-            listener = listen(self._path, mode=0o666)
-        except OSError as error:
-            raise DoorError(
-                f"cannot make the socket {self._path} ({os.strerror(error.errno or 0)}); "
-                "choose another directory with --run-directory"
-            ) from error
-        loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(lambda: _End(self), sock=listener, backlog=_AT_ONCE)
+        listener = listen.unix_socket(self._path, directory_mode=0o755, mode=0o666)
+        server = await asyncio.get_running_loop().create_unix_server(
+            lambda: _ProxySide(self), sock=listener, backlog=_ACCEPTS_AT_ONCE
+        )
         listener.listen(_BACKLOG)
         try:
             yield
         finally:
             server.close()
             self._path.unlink(missing_ok=True)
-            for task in self._opening:
+            for task in self._connecting:
                 task.cancel()
-            for end in list(self._carried):
-                end.transport.abort()
+            for side in list(self._accepted):
+                side.transport.abort()
 
     def limit(self) -> None:
-        """Have no more connections than there are files for them."""
-        soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = self.connections * _DESCRIPTORS_EACH + _DESCRIPTORS_KEPT
-        if soft < wanted:
-            soft = min(wanted, most)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
-        fitting = max(1, (soft - _DESCRIPTORS_KEPT) // _DESCRIPTORS_EACH)
+        """Raise the limit of open files, else lower the maximum of connections to fit."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = self.connections * _DESCRIPTORS_PER_CONNECTION + _RESERVED_DESCRIPTORS
+        if soft < needed:
+            soft = min(needed, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        fitting = max(1, (soft - _RESERVED_DESCRIPTORS) // _DESCRIPTORS_PER_CONNECTION)
         if fitting < self.connections:
-            log.warning("few files may be open, so few readers at once", readers=fitting)
+            log.warning(Event.PODINFO_CLIENTS_LIMITED, clients=fitting)
         self.connections = min(self.connections, fitting)
         self.per_user = max(1, self.connections // 2)
 
-    def take(self, end: "_End") -> None:
-        """Somebody has connected."""
-        outer = end.transport.get_extra_info("socket")
+    def accept(self, side: "_ProxySide") -> None:
+        """A client has connected."""
+        outer = side.transport.get_extra_info("socket")
         credentials = outer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user, _ = _CREDENTIALS.unpack(credentials)
         if self.open >= self.connections or self._open[user] >= self.per_user:
-            self.refused += 1
-            end.transport.abort()
+            self.rejected += 1
+            side.transport.abort()
             return
         self._open[user] += 1
-        self._carried.add(end)
-        end.user = user
-        task = asyncio.get_running_loop().create_task(self._carry(end, user))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        self._accepted.add(side)
+        side.user = user
+        task = asyncio.get_running_loop().create_task(self._proxy(side, user))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
 
-    async def _carry(self, outer: "_End", user: int) -> None:
+    async def _proxy(self, outer: "_ProxySide", user: int) -> None:
         loop = asyncio.get_running_loop()
-        # Not before: asyncio begins to read after `connection_made`, paused or not.
+        # Not earlier: asyncio starts to read after `connection_made`, paused or not.
         outer.transport.pause_reading()
-        inner = _End(None)
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        inner = _ProxySide(None)
+        forwarding = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            made.setblocking(False)
-            made.bind("")
-            # A zero and five hexadecimal digits.
-            name = made.getsockname()[1:].decode("ascii")
+            forwarding.setblocking(False)
+            forwarding.bind("")
+            # A zero byte and five hexadecimal digits.
+            name = forwarding.getsockname()[1:].decode("ascii")
             async with asyncio.timeout(_CONNECT_SECONDS):
-                await loop.sock_connect(made, str(self._inner))
+                await loop.sock_connect(forwarding, str(self._inner))
             self._users[name] = user
             outer.name = name
             outer.other = inner
             inner.other = outer
-            await loop.create_connection(lambda: inner, sock=made)
+            await loop.create_connection(lambda: inner, sock=forwarding)
         except BaseException as error:
-            made.close()
+            forwarding.close()
             outer.transport.abort()
             if isinstance(error, OSError | TimeoutError):
                 return
@@ -146,24 +138,26 @@ class Doorway:
         else:
             outer.transport.resume_reading()
 
-    def leave(self, end: "_End") -> None:
-        """One of those that were taken is gone."""
-        if end not in self._carried:
+    def closed(self, side: "_ProxySide") -> None:
+        """A client's connection is closed."""
+        if side not in self._accepted:
             return
-        self._carried.discard(end)
-        self._users.pop(end.name, None)
-        self._open[end.user] -= 1
-        if self._open[end.user] == 0:
-            del self._open[end.user]
+        self._accepted.discard(side)
+        self._users.pop(side.name, None)
+        self._open[side.user] -= 1
+        if self._open[side.user] == 0:
+            del self._open[side.user]
 
 
-class _End(asyncio.Protocol):
-    """One side of a carried connection. Who reads slowly slows whoever writes to it."""
+class _ProxySide(asyncio.Protocol):
+    """One side of a proxied connection. Backpressure: a slow reader pauses the writer on the other
+    side."""
 
-    def __init__(self, doorway: Doorway | None) -> None:
-        self._doorway = doorway
+    def __init__(self, proxy: PeerCredentialProxy | None) -> None:
+        """proxy: for the client's side only."""
+        self._proxy = proxy
         self.transport: asyncio.Transport
-        self.other: _End | None = None
+        self.other: _ProxySide | None = None
         self.user = -1
         self.name = ""
         self.is_lost = False
@@ -171,8 +165,8 @@ class _End(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        if self._doorway:
-            self._doorway.take(self)
+        if self._proxy:
+            self._proxy.accept(self)
 
     def data_received(self, data: bytes) -> None:
         assert self.other is not None
@@ -188,24 +182,8 @@ class _End(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_lost = True
-        if self._doorway:
-            self._doorway.leave(self)
+        if self._proxy:
+            self._proxy.closed(self)
         if self.other and hasattr(self.other, "transport"):
-            # What is on its way still arrives.
+            # Buffered data is still sent.
             self.other.transport.close()
-
-
-def listen(path: pathlib.Path, *, mode: int) -> socket.socket:
-    """A listening socket in a directory that everybody may pass. Raises `OSError`."""
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    path.parent.chmod(0o755)
-    # Left by an agent before this one; a living one holds the run directory's lock.
-    path.unlink(missing_ok=True)
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        made.bind(str(path))
-        path.chmod(mode)
-    except OSError:
-        made.close()
-        raise
-    return made

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import structlog
 
 from agent import VERSION, tasks
-from agent.api.podinfo.endpoint import PodInfo
+from agent.api.podinfo.service import PodInfoService
 from agent.app import handover, http_server, network_managers
 from agent.app.cluster_metrics import ClusterCollector
 from agent.app.cluster_outputs import ClusterOutputs
@@ -187,7 +187,7 @@ class Agent:
             drop_events=self._drop_events,
             metrics=self._metrics,
         )
-        self._pod_info = PodInfo(
+        self._pod_info = PodInfoService(
             settings.run_directory,
             pods=self._store.desired_pods,
             conditions_of=self._store.conditions.of,

@@ -114,7 +114,7 @@ class ClusterOutputs:
         if of_api is not None:
             self.writer.set_pod(of_api)
             if self.endpoints:
-                self.endpoints.see_pod(of_api)
+                self.endpoints.set_pod(of_api)
         # Its sandbox may be another one, whose name the conditions carry.
         self.writer.enqueue(uid)
 
@@ -124,7 +124,7 @@ class ClusterOutputs:
                 self.writer.enqueue(uid)
                 if self.endpoints:
                     condition = self._store.conditions.get(uid, labels.PROBES_PASSING)
-                    self.endpoints.changed(uid, condition)
+                    self.endpoints.condition_changed(uid, condition)
 
     async def _follow_events(self) -> None:
         while True:

@@ -1,10 +1,8 @@
 """The agent over HTTP: metrics and health for the node, the admin API on a unix socket."""
 
 import contextlib
-import errno
 import os
 import pathlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
@@ -12,17 +10,14 @@ import msgspec
 from aiohttp import web
 
 from agent.admin.report import Drops, Refusals, Report, Rules
-from agent.errors import PodgateError
+from agent.api import listen
+from agent.api.listen import ListenError
 
 _SHUTDOWN_SECONDS = 1.0
 
 
-class ListenError(PodgateError):
-    """An address or socket path cannot be listened on; the message says what to do."""
-
-
 class AgentApi(Protocol):
-    """What the endpoints ask of the agent."""
+    """The part of the agent that the endpoints serve."""
 
     def unhealthy_reason(self) -> str | None: ...
 
@@ -52,7 +47,7 @@ async def serve_http(agent: AgentApi, host: str, port: int) -> AsyncIterator[str
     app.router.add_get("/metrics", _metrics(agent))
     app.router.add_get("/healthz", _health_response(agent.unhealthy_reason))
     app.router.add_get("/readyz", _health_response(agent.unready_reason))
-    async with _running(app) as runner:
+    async with _started(app) as runner:
         site = web.TCPSite(runner, host, port)
         try:
             await site.start()
@@ -67,7 +62,7 @@ async def serve_http(agent: AgentApi, host: str, port: int) -> AsyncIterator[str
 
 @contextlib.asynccontextmanager
 async def serve_admin(agent: AgentApi, path: pathlib.Path) -> AsyncIterator[None]:
-    """Serve the admin API on a unix socket in a directory for root only.
+    """Serve the admin API on a unix socket, in a directory that only root enters.
 
     Raises `ListenError`.
     """
@@ -77,36 +72,20 @@ async def serve_admin(agent: AgentApi, path: pathlib.Path) -> AsyncIterator[None
     app.router.add_get("/rules", _json(agent.rules))
     app.router.add_get("/refusals", _refusals(agent))
     app.router.add_post("/relay/restart", _done(agent.restart_relay))
-    listener = _listen_on_path(path)
-    async with _running(app) as runner:
+    listener = listen.unix_socket(path, directory_mode=0o700, mode=0o600)
+    async with _started(app) as runner:
         await web.SockSite(runner, listener).start()
         yield
 
 
 @contextlib.asynccontextmanager
-async def _running(app: web.Application) -> AsyncIterator[web.AppRunner]:
+async def _started(app: web.Application) -> AsyncIterator[web.AppRunner]:
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
     try:
         yield runner
     finally:
         await runner.cleanup()
-
-
-def _listen_on_path(path: pathlib.Path) -> socket.socket:
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.parent.chmod(0o700)
-        # Left by an agent before this one; a living one holds the run directory's lock.
-        path.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(path))
-    except OSError as error:
-        raise ListenError(
-            f"cannot make the admin socket {path} ({os.strerror(error.errno or errno.EIO)}); "
-            "choose another directory with --run-directory"
-        ) from error
-    return listener
 
 
 def _metrics(agent: AgentApi) -> Callable[[web.Request], Awaitable[web.Response]]:

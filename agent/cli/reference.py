@@ -8,7 +8,7 @@ import sys
 import click
 
 from agent import metrics
-from agent.api.podinfo import endpoint as podinfo
+from agent.api.podinfo import service as podinfo
 from agent.app import cluster_metrics
 from agent.cli import main as cli
 from agent.policy import definition

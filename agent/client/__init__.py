@@ -1,1 +1,1 @@
-"""Clients of the node-local APIs; other programs import them. Only grpcio is needed."""
+"""Clients of the node-local APIs, for other programs. They need grpcio and protobuf only."""

@@ -30,7 +30,7 @@ _RETRY_SECONDS = 1.0
 class _News:
     """What has come and is not in the kernel yet. Made on the event loop, used there only."""
 
-    state: services.State | None = None
+    state: services.ServicesState | None = None
     addresses: tuple[IPAddress, ...] | None = None
     awake: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
@@ -66,7 +66,7 @@ async def _told(target: str, news: _News) -> AsyncIterator[None]:
     """Ask in a thread, since the client waits as long as nothing is new."""
     loop = asyncio.get_running_loop()
 
-    def note(state: services.State) -> None:
+    def note(state: services.ServicesState) -> None:
         news.state = state
         news.awake.set()
 
@@ -74,7 +74,7 @@ async def _told(target: str, news: _News) -> AsyncIterator[None]:
         for state in follower:
             loop.call_soon_threadsafe(note, state)
 
-    follower = services.Client(target, on_problem=lambda problem: log.warning(problem))
+    follower = services.ServicesClient(target, on_problem=lambda problem: log.warning(problem))
     thread = threading.Thread(target=ask, name="localnet", daemon=True)
     thread.start()
     try:

@@ -19,8 +19,8 @@ import looptime
 import structlog
 
 from agent.api.services.objects import EndpointSlice
-from agent.api.services.publisher import COALESCING_SECONDS, Book
-from agent.api.services.server import Server
+from agent.api.services.publisher import COALESCING_SECONDS, ServicePublisher
+from agent.api.services.server import ServicesServer
 from tests.agent.api.services import churn
 from tests.agent.api.services.making import NODE, endpoint_json, endpoint_slice, service
 from tests.bench import figures
@@ -36,8 +36,8 @@ _HERE = "local-pod"
 # Prints how long each whole state took, in seconds.
 _ASKER = """
 import sys, time
-from agent.client.services import Client
-client = Client(sys.argv[1])
+from agent.client.services import ServicesClient
+client = ServicesClient(sys.argv[1])
 client.next()
 for _ in range(int(sys.argv[2])):
     client.instance_id = client.rev = 0
@@ -49,8 +49,8 @@ for _ in range(int(sys.argv[2])):
 # Prints when each revision was there, by the clock that all processes share.
 _FOLLOWER = """
 import sys, time
-from agent.client.services import Client
-for state in Client(sys.argv[1]):
+from agent.client.services import ServicesClient
+for state in ServicesClient(sys.argv[1]):
     print(state.rev, time.monotonic(), flush=True)
 """
 
@@ -64,21 +64,26 @@ def run() -> None:
 
 
 @contextlib.asynccontextmanager
-async def _served(count: int, ready: set[str]) -> AsyncIterator[tuple[Book, str]]:
-    """A book of so many services and its socket. ready: what its news say of `_HERE`."""
-    book = Book(NODE, news=lambda uid, address: (not ready) if uid == _HERE else None)
+async def _served(count: int, ready: set[str]) -> AsyncIterator[tuple[ServicePublisher, str]]:
+    """A publisher of so many services and its socket. ready: what its news say of `_HERE`."""
+    publisher = ServicePublisher(
+        NODE, readiness=lambda uid, address: (not ready) if uid == _HERE else None
+    )
     for number in range(count):
         name = f"service-{number:05}"
         address = f"198.18.{number // 250}.{number % 250 + 1}"
-        book.set_service(None, service(name, clusterIP=address, clusterIPs=[address], ports=_PORTS))
-        book.set_slice(None, _slice(number))
-    book.complete()
-    running = asyncio.create_task(book.run())
+        publisher.set_service(
+            None, service(name, clusterIP=address, clusterIPs=[address], ports=_PORTS)
+        )
+        publisher.set_slice(None, _slice(number))
+    publisher.complete()
+    running = asyncio.create_task(publisher.run())
     with tempfile.TemporaryDirectory() as directory:
         socket = pathlib.Path(directory) / "localnet" / "localnet.sock"
-        async with Server(book).serving(socket, pathlib.Path(directory) / "inner" / "grpc.sock"):
-            await book.newer(0, 0)
-            yield book, f"unix:{socket}"
+        inner = pathlib.Path(directory) / "inner" / "grpc.sock"
+        async with ServicesServer(publisher, path=socket, inner=inner).serve():
+            await publisher.wait_newer(0, 0)
+            yield publisher, f"unix:{socket}"
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -115,9 +120,9 @@ async def _client(code: str, *arguments: str) -> AsyncIterator[asyncio.StreamRea
 
 
 async def _whole_states() -> None:
-    async with _served(_SERVICES, set()) as (book, target):
-        assert book.current is not None
-        size = sum(map(len, book.current.messages()))
+    async with _served(_SERVICES, set()) as (publisher, target):
+        assert publisher.snapshot is not None
+        size = sum(map(len, publisher.snapshot.messages()))
         async with _client(_ASKER, target, str(_RUNS)) as told:
             lines = [(await told.readline()).split() for _ in range(_RUNS)]
         assert {int(count) for _, count in lines} == {_SERVICES}
@@ -130,18 +135,18 @@ async def _changes() -> None:
     """Of the API server's news, with the moment that they are gathered for; of a local pod's."""
     ill: set[str] = set()
     async with (
-        _served(_FOLLOWED_SERVICES, ill) as (book, target),
+        _served(_FOLLOWED_SERVICES, ill) as (publisher, target),
         _client(_FOLLOWER, target) as told,
     ):
         await told.readline()
         by_api, by_probes = [], []
         for number in range(_CHANGES):
             began = time.monotonic()
-            book.set_slice(None, _slice(number, last=6))
+            publisher.set_slice(None, _slice(number, last=6))
             by_api.append((await _arrival(told)) - began)
             ill ^= {_HERE}
             began = time.monotonic()
-            book.hear(frozenset((_HERE,)))
+            publisher.pod_changed(frozenset((_HERE,)))
             by_probes.append((await _arrival(told)) - began)
     for figure, times in (("change", by_api), ("local_change", by_probes)):
         p99s = [_p99(part) * 1000 for part in _thirds(times)]
@@ -179,25 +184,25 @@ def _revisions() -> None:
 
 
 async def _churn() -> tuple[int, int, int]:
-    book = Book("node0", news=lambda uid, address: None)
+    publisher = ServicePublisher("node0", readiness=lambda uid, address: None)
     first = churn.first_slices()
     for one in churn.services():
-        book.set_service(None, one)
+        publisher.set_service(None, one)
     for content in first:
-        book.set_slice(None, churn.as_slice(content))
-    book.set_zone("a")
-    book.complete()
-    running = asyncio.create_task(book.run())
-    await book.newer(0, 0)
+        publisher.set_slice(None, churn.as_slice(content))
+    publisher.set_zone("a")
+    publisher.complete()
+    running = asyncio.create_task(publisher.run())
+    await publisher.wait_newer(0, 0)
     loop = asyncio.get_running_loop()
     began, events, mattering = loop.time(), 0, 0
     for change in churn.changes(first):
         if (wait := began + change.at - loop.time()) > 0:
             await asyncio.sleep(wait)
-        book.set_slice(change.old, change.new)
+        publisher.set_slice(change.old, change.new)
         events += 1
         mattering += change.matters
     await asyncio.sleep(1)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    return events, mattering, book.rev - 1
+    return events, mattering, publisher.rev - 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent import labels
-from agent.client.podinfo import Client
+from agent.client.podinfo import PodInfoClient
 from agent.lab.agent_process import Operator, pod_of
 from agent.lab.lab import Lab
 from tests.kernel.test_agent import LISTENING, isolated_as
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.kernel
 
 def told(operator: Operator, *arguments: str) -> Any:
     """What `podgate pods` has."""
-    waiting = Client(f"unix://{operator.run_directory}/podinfo/podinfo.sock")
+    waiting = PodInfoClient(f"unix://{operator.run_directory}/podinfo/podinfo.sock")
     # Who comes before every pod has been looked at is told so.
     assert waiting.next() is not None
     waiting.close()

@@ -7,7 +7,7 @@ import pytest
 
 from agent import labels
 from agent.client import podinfo_pb2
-from agent.client.podinfo import Client, State
+from agent.client.podinfo import PodInfoClient, PodInfoState
 from tests.node.node import Node
 
 pytestmark = pytest.mark.kernel
@@ -16,14 +16,14 @@ _PODGATE = podinfo_pb2.CONDITION_SOURCE_PODGATE
 _SECONDS = 60
 
 
-async def next_of(client: Client) -> State:
+async def next_of(client: PodInfoClient) -> PodInfoState:
     async with asyncio.timeout(_SECONDS):
         state = await asyncio.to_thread(client.next)
     assert state is not None
     return state
 
 
-def passing(state: State) -> podinfo_pb2.PodCondition | None:
+def passing(state: PodInfoState) -> podinfo_pb2.PodCondition | None:
     conditions = [one for pod in state.pods for one in pod.conditions]
     return next((one for one in conditions if one.type == labels.PROBES_PASSING), None)
 
@@ -37,7 +37,7 @@ async def test_readiness_is_told_without_api_server_also_by_a_restarted_agent(no
     await node.saved("web")
     await node.stop_api()
 
-    client = Client(f"unix://{node.operator.run_directory}/podinfo/podinfo.sock")
+    client = PodInfoClient(f"unix://{node.operator.run_directory}/podinfo/podinfo.sock")
     try:
         state = await next_of(client)
         assert [(pod.pod_uid, pod.pod_name) for pod in state.pods] == [("uid-web", "web")]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from agent.api.services import objects
-from agent.api.services.publisher import Book
-from agent.api.services.server import Server
+from agent.api.services.publisher import ServicePublisher
+from agent.api.services.server import ServicesServer
 from agent.lab import lab as labs
 from tests.agent.api.services import making
 from tests.kernel import traffic
@@ -22,7 +22,7 @@ _LIMIT_SECONDS = traffic.LIMIT_SECONDS
 
 
 class Teller:
-    """A book, served in a thread; what it is told is served at once."""
+    """A publisher, served in a thread; what it is told is served at once."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.target = f"unix://{directory}/localnet.sock"
@@ -63,31 +63,38 @@ class Teller:
             )
             for kind in ("ipv4", "ipv6")
         ]
-        self._do(lambda book: self._put(book, told, slices))
+        self._do(lambda publisher: self._put(publisher, told, slices))
 
     def say(self, pod: labs.LabPod, *, is_ready: bool) -> None:
         """What the agent's own probes know of a pod before anybody else does."""
         addresses = frozenset(map(str, pod.addresses))
         self._ready |= dict.fromkeys(addresses, is_ready)
-        self._do(lambda book: book.hear(addresses))
+        self._do(lambda publisher: publisher.pod_changed(addresses))
 
-    def _put(self, book: Book, told: objects.Service, slices: list[objects.EndpointSlice]) -> None:
-        book.set_service(None, told)
+    def _put(
+        self,
+        publisher: ServicePublisher,
+        told: objects.ApiService,
+        slices: list[objects.EndpointSlice],
+    ) -> None:
+        publisher.set_service(None, told)
         for one in slices:
-            book.set_slice(self._slices.get(one.metadata.name), one)
+            publisher.set_slice(self._slices.get(one.metadata.name), one)
             self._slices[one.metadata.name] = one
 
-    def _do(self, change: Callable[[Book], None]) -> None:
-        self._loop.call_soon_threadsafe(change, self._book)
+    def _do(self, change: Callable[[ServicePublisher], None]) -> None:
+        self._loop.call_soon_threadsafe(change, self._publisher)
 
     async def _run(self) -> None:
         self._ended = asyncio.Event()
         self._slices: dict[str, objects.EndpointSlice] = {}
-        self._book = Book(making.NODE, news=lambda uid, address: self._ready.get(address))
-        running = asyncio.create_task(self._book.run())
+        self._publisher = ServicePublisher(
+            making.NODE, readiness=lambda uid, address: self._ready.get(address)
+        )
+        running = asyncio.create_task(self._publisher.run())
         inner = self._socket.parent / "inner" / "grpc.sock"
-        async with Server(self._book).serving(self._socket, inner):
-            self._book.complete()
+        async with ServicesServer(self._publisher, path=self._socket, inner=inner).serve():
+            self._publisher.complete()
             self._begun.set()
             await self._ended.wait()
         running.cancel()

@@ -1,7 +1,7 @@
-"""What each source says of a pod, and whose word counts: no I/O, no clock."""
+"""Merges what each source reports of a pod: no I/O, no clock."""
 
+import dataclasses
 from collections.abc import Iterator
-from typing import Final, NamedTuple
 
 from agent import labels
 from agent.client import podinfo_pb2
@@ -10,13 +10,13 @@ from agent.kube.objects import ApiPod
 from agent.pods import conditions
 from agent.pods.pod import Pod
 
-PODGATE: Final = podinfo_pb2.CONDITION_SOURCE_PODGATE
-KUBELET: Final = podinfo_pb2.CONDITION_SOURCE_KUBELET
-API: Final = podinfo_pb2.CONDITION_SOURCE_API
+PODGATE = podinfo_pb2.CONDITION_SOURCE_PODGATE
+KUBELET = podinfo_pb2.CONDITION_SOURCE_KUBELET
+API = podinfo_pb2.CONDITION_SOURCE_API
 
-# What the kubelet itself computes, so that its word is never older than the API server's
+# The kubelet itself computes these, so its report is never older than the API server's
 # (pkg/kubelet/types/pod_status.go: PodConditionByKubelet).
-_BY_KUBELET: Final = frozenset(
+_BY_KUBELET = frozenset(
     (
         "PodScheduled",
         "Ready",
@@ -27,12 +27,13 @@ _BY_KUBELET: Final = frozenset(
         "PodResizePending",
     )
 )
-_OURS: Final = f"{labels.DOMAIN}/"
+_OURS = f"{labels.DOMAIN}/"
 
 
-class Known(NamedTuple):
-    """One pod by all who know it. is_confirmed: whether the API server has told `of_api` to this
-    agent; else it is what an earlier one saved."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class PodRecord:
+    """One pod from all sources. is_confirmed: whether this agent has received `of_api` from the API
+    server; otherwise a previous agent saved it."""
 
     pod: Pod | None = None
     of_api: ApiPod | None = None
@@ -42,53 +43,81 @@ class Known(NamedTuple):
 
     @property
     def newer(self) -> ApiPod | None:
-        """Of the two objects the newer one."""
+        """The object with the newer version; the API server's in doubt."""
         return objects.newest(self.of_api, self.of_kubelet)
 
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """The runtime's uid, the namespace and the name."""
+        if found := self.newer:
+            return found.uid, found.metadata.namespace, found.metadata.name
+        assert self.pod is not None  # a record has at least one source
+        return self.pod.uid, self.pod.namespace, self.pod.name
 
-class Said(NamedTuple):
-    """One condition as somebody said it; times as RFC 3339, empty where there is none."""
+    @property
+    def is_static(self) -> bool:
+        """The kubelet's own object of a static pod has no version: no API server ever stored it."""
+        if self.of_api is not None:
+            return self.of_api.is_mirror
+        return self.of_kubelet is not None and not self.of_kubelet.metadata.resource_version
+
+    @property
+    def mirror_uid(self) -> str:
+        """The API's uid of a static pod, else empty."""
+        return self.of_api.metadata.uid if self.of_api and self.of_api.is_mirror else ""
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """All uids by which clients may request the pod, the runtime's first."""
+        return tuple(uid for uid in (self.identity[0], self.mirror_uid) if uid)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReportedCondition:
+    """One condition as one source reports it; times as RFC 3339, empty if there is none."""
 
     source: int
     type: str
     status: str
     reason: str
     message: str
-    probed: str
-    since: str
+    last_probe_time: str
+    last_transition_time: str
 
 
-def all_said(known: Known) -> Iterator[Said]:
-    """Every condition by everybody who says it."""
-    for one in known.own:
-        since = one.last_transition_time.isoformat()
-        yield Said(PODGATE, one.type, one.status, one.reason, one.message, "", since)
-    for source, pod in ((KUBELET, known.of_kubelet), (API, known.of_api)):
-        for other in pod.status.conditions if pod else ():
-            yield Said(
+def reported_conditions(record: PodRecord) -> Iterator[ReportedCondition]:
+    """Every condition from every source that reports it."""
+    for own in record.own:
+        changed_at = own.last_transition_time.isoformat()
+        yield ReportedCondition(
+            PODGATE, own.type, own.status, own.reason, own.message, "", changed_at
+        )
+    for source, pod in ((KUBELET, record.of_kubelet), (API, record.of_api)):
+        for condition in pod.status.conditions if pod else ():
+            yield ReportedCondition(
                 source,
-                other.type,
-                other.status,
-                other.reason,
-                other.message,
-                other.last_probe_time or "",
-                other.last_transition_time or "",
+                condition.type,
+                condition.status,
+                condition.reason,
+                condition.message,
+                condition.last_probe_time or "",
+                condition.last_transition_time or "",
             )
 
 
-def believed(known: Known) -> list[Said]:
-    """For each type, in order, the word that counts.
+def effective_conditions(record: PodRecord) -> list[ReportedCondition]:
+    """One condition of each type, sorted by type.
 
-    podgate's for its own conditions, the kubelet's for those that it computes; of others both have
-    copies, and the newer object's counts.
+    podgate's for its own conditions, the kubelet's for those that it computes. Of others both the
+    kubelet and the API server have copies, and the newer object's counts.
     """
-    newer = KUBELET if known.newer is known.of_kubelet else API
-    found: dict[str, Said] = {}
-    for said in all_said(known):
-        best = found.setdefault(said.type, said)
-        order = _order(said.type, newer)
-        if order.index(said.source) < order.index(best.source):
-            found[said.type] = said
+    newer = KUBELET if record.newer is record.of_kubelet else API
+    found: dict[str, ReportedCondition] = {}
+    for reported in reported_conditions(record):
+        best = found.setdefault(reported.type, reported)
+        order = _order(reported.type, newer)
+        if order.index(reported.source) < order.index(best.source):
+            found[reported.type] = reported
     return [found[kind] for kind in sorted(found)]
 
 
@@ -99,32 +128,6 @@ def _order(kind: str, newer: int) -> tuple[int, ...]:
     return (PODGATE, *others) if kind.startswith(_OURS) else (*others, PODGATE)
 
 
-def identity(known: Known) -> tuple[str, str, str]:
-    """The runtime's uid, the namespace and the name."""
-    if found := known.newer:
-        return found.uid, found.metadata.namespace, found.metadata.name
-    assert known.pod is not None  # nobody else could have named it
-    return known.pod.uid, known.pod.namespace, known.pod.name
-
-
-def is_static(known: Known) -> bool:
-    """The kubelet's own object of a static pod has no version: no API server ever stored it."""
-    if known.of_api is not None:
-        return known.of_api.is_mirror
-    return known.of_kubelet is not None and not known.of_kubelet.metadata.resource_version
-
-
-def mirror_uid(known: Known) -> str:
-    """The API's uid of a static pod, else nothing."""
-    return known.of_api.metadata.uid if known.of_api and known.of_api.is_mirror else ""
-
-
-def uids(known: Known) -> tuple[str, ...]:
-    """All by which the pod may be asked for."""
-    own, _, _ = identity(known)
-    return tuple(uid for uid in (own, mirror_uid(known)) if uid)
-
-
-def text(of: str) -> str:
-    """As UTF-8 can have it: manifests may hold halves of surrogate pairs."""
-    return of.encode("utf-8", "replace").decode("utf-8")
+def utf8_safe(text: str) -> str:
+    """The text as UTF-8 can encode it: manifests may contain unpaired surrogates."""
+    return text.encode("utf-8", "replace").decode("utf-8")

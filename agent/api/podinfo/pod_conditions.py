@@ -1,79 +1,77 @@
-"""One pod and its conditions as PodInfo tells them."""
+"""Encodes one pod and its conditions for PodInfo."""
 
 import contextlib
 import datetime
 from collections.abc import Mapping
-from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from agent.api.podinfo import merge
-from agent.api.podinfo.merge import Known, Said
-from agent.api.podinfo.publisher import Entry
+from agent.api.podinfo.merge import PodRecord, ReportedCondition
+from agent.api.podinfo.publisher import EncodedPod
 from agent.client import podinfo_pb2
 
-_STATUSES: Final = {
+_STATUSES = {
     "True": podinfo_pb2.CONDITION_STATUS_TRUE,
     "False": podinfo_pb2.CONDITION_STATUS_FALSE,
     "Unknown": podinfo_pb2.CONDITION_STATUS_UNKNOWN,
 }
+_FirstSeen = Mapping[ReportedCondition, datetime.datetime | None]
 
 
-class Sightings:
-    """What is told of one pod: since when each condition has been known as it is now."""
+class ConditionsEncoder:
+    """Encodes one pod, and remembers when each condition was first seen as it is now."""
 
     def __init__(self) -> None:
-        self._first: dict[Said, datetime.datetime | None] = {}
+        self._first_seen: _FirstSeen = {}
 
-    def tell(self, known: Known, now: datetime.datetime) -> Entry:
+    def encode(self, record: PodRecord, now: datetime.datetime) -> EncodedPod:
         """The pod with its conditions, as an element of ListPodConditionsResponse."""
-        first: dict[Said, datetime.datetime | None] = {}
-        for said in merge.all_said(known):
-            is_heard = said.source != merge.API or known.is_confirmed
-            first[said] = self._first.get(said) or (now if is_heard else None)
-        self._first = first
-        told = _message(known, first)
-        content = podinfo_pb2.ListPodConditionsResponse(pods=[told])
-        order = (told.pod_namespace, told.pod_name, told.pod_uid)
-        return Entry(order, content.SerializeToString(), merge.uids(known))
+        first_seen: dict[ReportedCondition, datetime.datetime | None] = {}
+        for reported in merge.reported_conditions(record):
+            is_current = reported.source != merge.API or record.is_confirmed
+            first_seen[reported] = self._first_seen.get(reported) or (now if is_current else None)
+        self._first_seen = first_seen
+        message = _message(record, first_seen)
+        content = podinfo_pb2.ListPodConditionsResponse(pods=[message])
+        order = (message.pod_namespace, message.pod_name, message.pod_uid)
+        return EncodedPod(order, content.SerializeToString(), record.uids)
 
 
-def _message(
-    known: Known, first: Mapping[Said, datetime.datetime | None]
-) -> podinfo_pb2.PodConditions:
-    uid, namespace, name = merge.identity(known)
-    made = podinfo_pb2.PodConditions(
-        pod_uid=merge.text(uid),
-        pod_namespace=merge.text(namespace),
-        pod_name=merge.text(name),
-        static=merge.is_static(known),
-        mirror_pod_uid=merge.text(merge.mirror_uid(known)),
+def _message(record: PodRecord, first_seen: _FirstSeen) -> podinfo_pb2.PodConditions:
+    uid, namespace, name = record.identity
+    message = podinfo_pb2.PodConditions(
+        pod_uid=merge.utf8_safe(uid),
+        pod_namespace=merge.utf8_safe(namespace),
+        pod_name=merge.utf8_safe(name),
+        static=record.is_static,
+        mirror_pod_uid=merge.utf8_safe(record.mirror_uid),
     )
-    if newer := known.newer:
-        _set_time(made.deletion_timestamp, newer.metadata.deletion_timestamp)
-    for said in merge.believed(known):
-        one = made.conditions.add(
-            type=merge.text(said.type),
-            status=_STATUSES.get(said.status, podinfo_pb2.CONDITION_STATUS_UNSPECIFIED),
-            reason=merge.text(said.reason),
-            message=merge.text(said.message),
-            source=said.source,
+    if newer := record.newer:
+        _set_time(message.deletion_timestamp, newer.metadata.deletion_timestamp)
+    for reported in merge.effective_conditions(record):
+        condition = message.conditions.add(
+            type=merge.utf8_safe(reported.type),
+            status=_STATUSES.get(reported.status, podinfo_pb2.CONDITION_STATUS_UNSPECIFIED),
+            reason=merge.utf8_safe(reported.reason),
+            message=merge.utf8_safe(reported.message),
+            source=reported.source,
         )
-        _set_time(one.last_probe_time, said.probed)
-        _set_time(one.last_transition_time, said.since)
-        if observed := first[said]:
-            one.observe_time.FromDatetime(observed)
-    return made
+        _set_time(condition.last_probe_time, reported.last_probe_time)
+        _set_time(condition.last_transition_time, reported.last_transition_time)
+        if observed := first_seen[reported]:
+            condition.observe_time.FromDatetime(observed)
+    return message
 
 
 def header(instance_id: int, rev: int) -> bytes:
-    """Of each of the three responses: their fields have the same numbers."""
-    made = podinfo_pb2.ListPodConditionsResponse(instance_id=instance_id, rev=rev)
-    return bytes(made.SerializeToString())
+    """The first fields of each of the three responses, which have the same numbers."""
+    response = podinfo_pb2.ListPodConditionsResponse(instance_id=instance_id, rev=rev)
+    return bytes(response.SerializeToString())
 
 
 def _set_time(field: Timestamp, text: str | None) -> None:
-    """A text that is no time is left out."""
+    """Set a time; leave the field unset if the text is none."""
     with contextlib.suppress(ValueError):
         if text:
             found = Timestamp()

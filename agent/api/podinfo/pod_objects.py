@@ -1,6 +1,7 @@
-"""One pod as the kubelet's pods API tells it: v1.Pod in protobuf, with what podgate holds of it.
+"""Encodes one pod for the kubelet's pods API: v1.Pod in protobuf, with the fields that podgate has.
 
-Without probes, hooks and environment: headers may be secrets, and who asks for states needs none.
+Without probes, hooks and environment: they may contain secrets, and clients of a pod's state need
+none of them.
 """
 
 import contextlib
@@ -8,39 +9,39 @@ import datetime
 from typing import Any
 
 from agent.api.podinfo import merge
-from agent.api.podinfo.merge import Known
-from agent.api.podinfo.publisher import Entry
+from agent.api.podinfo.merge import PodRecord
+from agent.api.podinfo.publisher import EncodedPod
 from agent.kube.objects import ApiContainer, ApiPod, ContainerStatus
 from agent.kubelet import kubelet_pb2
 
 
-class PodObjects:
-    """A `Teller` without memory."""
+class PodsEncoder:
+    """An `Encoder` without state."""
 
-    def tell(self, known: Known, now: datetime.datetime) -> Entry:
+    def encode(self, record: PodRecord, now: datetime.datetime) -> EncodedPod:
         """The pod as an element of ListPodsResponse."""
-        uid, namespace, name = merge.identity(known)
+        uid, namespace, name = record.identity
         pod = kubelet_pb2.Pod()
-        pod.metadata.uid = merge.text(uid)
-        pod.metadata.namespace = merge.text(namespace)
-        pod.metadata.name = merge.text(name)
-        if found := known.newer:
+        pod.metadata.uid = merge.utf8_safe(uid)
+        pod.metadata.namespace = merge.utf8_safe(namespace)
+        pod.metadata.name = merge.utf8_safe(name)
+        if found := record.newer:
             _fill(pod, found)
-        elif known.pod:
-            pod.spec.hostNetwork = known.pod.host_network
-            for key, value in known.pod.labels.items():
-                pod.metadata.labels[merge.text(key)] = merge.text(value)
-        for said in merge.believed(known):
-            one = pod.status.conditions.add(
-                type=merge.text(said.type),
-                status=merge.text(said.status),
-                reason=merge.text(said.reason),
-                message=merge.text(said.message),
+        elif record.pod:
+            pod.spec.hostNetwork = record.pod.host_network
+            for key, value in record.pod.labels.items():
+                pod.metadata.labels[merge.utf8_safe(key)] = merge.utf8_safe(value)
+        for reported in merge.effective_conditions(record):
+            condition = pod.status.conditions.add(
+                type=merge.utf8_safe(reported.type),
+                status=merge.utf8_safe(reported.status),
+                reason=merge.utf8_safe(reported.reason),
+                message=merge.utf8_safe(reported.message),
             )
-            _set_time(one, "lastProbeTime", said.probed)
-            _set_time(one, "lastTransitionTime", said.since)
+            _set_time(condition, "lastProbeTime", reported.last_probe_time)
+            _set_time(condition, "lastTransitionTime", reported.last_transition_time)
         content = kubelet_pb2.ListPodsResponse(pods=[pod.SerializeToString()])
-        return Entry((namespace, name, uid), content.SerializeToString(), merge.uids(known))
+        return EncodedPod((namespace, name, uid), content.SerializeToString(), record.uids)
 
 
 def header(instance_id: int, rev: int) -> bytes:
@@ -48,9 +49,9 @@ def header(instance_id: int, rev: int) -> bytes:
     return b""
 
 
-def pod_of(entry: Entry) -> bytes:
+def pod_of(encoded: EncodedPod) -> bytes:
     """The v1.Pod."""
-    return bytes(kubelet_pb2.ListPodsResponse.FromString(entry.content).pods[0])
+    return bytes(kubelet_pb2.ListPodsResponse.FromString(encoded.content).pods[0])
 
 
 def _fill(pod: kubelet_pb2.Pod, found: ApiPod) -> None:
@@ -75,30 +76,30 @@ def _fill(pod: kubelet_pb2.Pod, found: ApiPod) -> None:
 
 def _add_containers(to: Any, containers: tuple[ApiContainer, ...]) -> None:
     for container in containers:
-        # Kept as they came, so of any kind.
+        # Decoded without a check, so of any type.
         if isinstance(container.name, str):
-            one = to.add(name=container.name)
+            added = to.add(name=container.name)
             if isinstance(container.restart_policy, str):
-                one.restartPolicy = container.restart_policy
+                added.restartPolicy = container.restart_policy
 
 
 def _add_statuses(to: Any, statuses: tuple[ContainerStatus, ...]) -> None:
     for status in statuses:
-        one = to.add(
+        added = to.add(
             name=status.name,
             containerID=status.container_id,
             ready=status.ready,
             restartCount=status.restart_count,
         )
         if status.started is not None:
-            one.started = status.started
+            added.started = status.started
         if status.state.running is not None:
-            one.state.running.SetInParent()
-            _set_time(one.state.running, "startedAt", status.state.running.started_at)
+            added.state.running.SetInParent()
+            _set_time(added.state.running, "startedAt", status.state.running.started_at)
 
 
 def _set_time(message: Any, name: str, text: str | None) -> None:
-    """A text that is no time is left out."""
+    """Set a time; leave the field unset if the text is none."""
     with contextlib.suppress(ValueError):
         if text:
             moment = datetime.datetime.fromisoformat(text)

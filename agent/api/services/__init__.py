@@ -1,1 +1,1 @@
-"""What this node should use of each service, for whoever runs on it."""
+"""Service endpoints: which endpoints of each service this node uses."""

@@ -1,12 +1,13 @@
-"""Addresses as text of the API's, in whatever form, and in their one canonical form."""
+"""Addresses as text in any form that the API accepts, and in canonical form."""
 
 import functools
 import ipaddress
 from typing import NamedTuple
 
 
-class Address(NamedTuple):
-    """Compares as proxies list them: IPv4 first, then by value."""
+class CanonicalAddress(NamedTuple):
+    """Sorts as proxies list addresses: IPv4 first, then by value. A tuple, since thousands are
+    sorted for one service."""
 
     is_ipv6: bool
     packed: bytes
@@ -14,8 +15,8 @@ class Address(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def parse(text: str) -> Address | None:
-    """None for what is no address of a host.
+def parse(text: str) -> CanonicalAddress | None:
+    """None if the text is not the address of a host.
 
     Leading zeros of IPv4 are decimal, as in Kubernetes (k8s.io/utils/net, ParseIPSloppy).
     """
@@ -28,11 +29,11 @@ def parse(text: str) -> Address | None:
         return None
     if "%" in text or (found.version == 6 and found.ipv4_mapped):
         return None
-    return Address(found.version == 6, found.packed, str(found))
+    return CanonicalAddress(found.version == 6, found.packed, str(found))
 
 
 def parse_network(text: str) -> str | None:
-    """A range in canonical text; None for what is none."""
+    """The network as canonical text; None if the text is not a network."""
     try:
         return str(ipaddress.ip_network(text.strip(), strict=False))
     except ValueError:

@@ -1,37 +1,38 @@
-"""One service as this node is told of it: pure, from the API's objects to the message."""
+"""Encodes one service for this node: pure, from the API's objects to the message."""
 
+import dataclasses
 from collections.abc import Collection, Iterable
-from typing import Final
 
-import msgspec
-
-from agent.api.services import addresses, endpoint_selection, objects, slices
-from agent.api.services.addresses import Address
-from agent.api.services.endpoint_selection import Place, Policies
-from agent.api.services.slices import Candidate, Endpoint, News, Slice
+from agent.api.services import addresses, objects, slices, topology
+from agent.api.services.addresses import CanonicalAddress
+from agent.api.services.slices import EndpointCandidate, ParsedSlice, ReadinessSource
+from agent.api.services.topology import NodeTopology, TrafficPolicies
 from agent.client import endpoints_pb2 as pb
 
-_TYPES: Final = {
+_TYPES = {
     "ClusterIP": pb.SERVICE_TYPE_CLUSTER_IP,
     "NodePort": pb.SERVICE_TYPE_NODE_PORT,
     "LoadBalancer": pb.SERVICE_TYPE_LOAD_BALANCER,
 }
-_PROTOCOLS: Final = {
+_PROTOCOLS = {
     "TCP": pb.PROTOCOL_TCP,
     "UDP": pb.PROTOCOL_UDP,
     "SCTP": pb.PROTOCOL_SCTP,
 }
-# pkg/apis/core/v1/defaults.go: the API server fills it in.
-_AFFINITY_SECONDS: Final = 10800
+# pkg/apis/core/v1/defaults.go: the API server sets it.
+_AFFINITY_SECONDS = 10800
 
 
-def tell(
-    service: objects.Service, found: Collection[Slice], place: Place, news: News
+def encode_service(
+    service: objects.ApiService,
+    found: Collection[ParsedSlice],
+    node: NodeTopology,
+    readiness: ReadinessSource,
 ) -> pb.ServiceEndpoints | None:
-    """All that this node should know of a service; None if it is nobody's here.
+    """The service as this node uses it; None if it is not for proxies.
 
-    Left out are, as by kube-proxy (pkg/proxy/util, ShouldSkipService): ExternalName, which is DNS'
-    alone; services without a cluster IP yet; those that another proxy serves.
+    Left out are, as by kube-proxy (pkg/proxy/util, ShouldSkipService): ExternalName, which only DNS
+    serves; services without a cluster IP yet; those that another proxy serves.
     """
     spec, metadata = service.spec, service.metadata
     kind = _TYPES.get(spec.type)
@@ -43,8 +44,8 @@ def tell(
     if not is_headless and not cluster_ips:
         return None
     if not spec.publish_not_ready_addresses:
-        found = [_with_news(one, news) for one in found]
-    told = pb.ServiceEndpoints(
+        found = [_with_local_readiness(parsed, readiness) for parsed in found]
+    message = pb.ServiceEndpoints(
         namespace=metadata.namespace,
         name=metadata.name,
         uid=metadata.uid,
@@ -52,145 +53,148 @@ def tell(
         is_headless=is_headless,
     )
     if is_headless:
-        told.ports.extend(_headless_ports(spec, found))
-        return told
-    # kube-proxy runs once for each family, and passes by services without a cluster IP of it.
-    families = frozenset(one.is_ipv6 for one in cluster_ips)
+        message.ports.extend(_headless_ports(spec, found))
+        return message
+    # kube-proxy runs once for each family, and ignores services without a cluster IP of it.
+    families = frozenset(address.is_ipv6 for address in cluster_ips)
     external_ips = _of(families, _addresses(spec.external_ips or ()))
     load_balancer_ips = _of(families, _load_balancer_ips(service))
-    told.cluster_ips.extend(one.text for one in cluster_ips)
-    told.external_ips.extend(one.text for one in external_ips)
-    told.load_balancer_ips.extend(one.text for one in load_balancer_ips)
-    told.load_balancer_source_ranges.extend(_source_ranges(spec))
-    _tell_policies(told, spec)
+    message.cluster_ips.extend(address.text for address in cluster_ips)
+    message.external_ips.extend(address.text for address in external_ips)
+    message.load_balancer_ips.extend(address.text for address in load_balancer_ips)
+    message.load_balancer_source_ranges.extend(_source_ranges(spec))
+    _encode_policies(message, spec)
     for port in _usable(spec.ports):
         endpoints = slices.endpoints_of(found, port.name, port.protocol)
-        made = told.ports.add()
-        _describe(made, port)
+        added = message.ports.add()
+        _encode_port(added, port)
         for is_ipv6 in sorted(families):
             outside = [*external_ips, *load_balancer_ips]
-            policies = Policies(
+            policies = TrafficPolicies(
                 is_internal_local=spec.internal_traffic_policy == objects.LOCAL,
                 is_external_local=spec.external_traffic_policy == objects.LOCAL,
-                is_reachable_from_outside=made.node_port > 0
-                or any(one.is_ipv6 is is_ipv6 for one in outside),
+                is_reachable_from_outside=added.node_port > 0
+                or any(address.is_ipv6 is is_ipv6 for address in outside),
             )
             own = [one for one in endpoints if one.candidate.address.is_ipv6 is is_ipv6]
-            _tell_endpoints(made, own, policies, place)
-    return told
+            _encode_endpoints(added, own, policies, node)
+    return message
 
 
-def _tell_policies(told: pb.ServiceEndpoints, spec: objects.ServiceSpec) -> None:
-    told.session_affinity = pb.SESSION_AFFINITY_NONE
+def _encode_policies(message: pb.ServiceEndpoints, spec: objects.ServiceSpec) -> None:
+    message.session_affinity = pb.SESSION_AFFINITY_NONE
     if spec.session_affinity == objects.CLIENT_IP:
-        told.session_affinity = pb.SESSION_AFFINITY_CLIENT_IP
+        message.session_affinity = pb.SESSION_AFFINITY_CLIENT_IP
         config = spec.session_affinity_config and spec.session_affinity_config.client_ip
         seconds = config.timeout_seconds if config else None
-        told.session_affinity_timeout_seconds = _number(seconds, 86400) or _AFFINITY_SECONDS
-    told.internal_traffic_policy = _policy(spec.internal_traffic_policy)
-    told.external_traffic_policy = _policy(spec.external_traffic_policy)
+        message.session_affinity_timeout_seconds = _number(seconds, 86400) or _AFFINITY_SECONDS
+    message.internal_traffic_policy = _policy(spec.internal_traffic_policy)
+    message.external_traffic_policy = _policy(spec.external_traffic_policy)
     is_local = spec.external_traffic_policy == objects.LOCAL
     if spec.type == objects.LOAD_BALANCER and is_local:
-        told.health_check_node_port = _number(spec.health_check_node_port)
+        message.health_check_node_port = _number(spec.health_check_node_port)
 
 
-def _tell_endpoints(
-    told: pb.ServicePort, endpoints: list[Endpoint], policies: Policies, place: Place
+def _encode_endpoints(
+    message: pb.ServicePort,
+    endpoints: list[slices.Endpoint],
+    policies: TrafficPolicies,
+    node: NodeTopology,
 ) -> None:
-    choice = endpoint_selection.choose(endpoints, policies, place)
-    told.has_endpoints_anywhere |= choice.has_any
+    choice = topology.choose(endpoints, policies, node)
+    message.has_endpoints_anywhere |= choice.has_any
     for index in sorted(choice.internal | choice.external | choice.external_from_node):
-        one = endpoints[index]
-        told.endpoints.add(
-            address=one.candidate.address.text,
-            port=one.port,
-            is_local=one.is_local,
+        endpoint = endpoints[index]
+        message.endpoints.add(
+            address=endpoint.candidate.address.text,
+            port=endpoint.port,
+            is_local=endpoint.is_local,
             is_internal=index in choice.internal,
             is_external=index in choice.external,
             is_external_from_node=index in choice.external_from_node,
-            is_terminating=not one.is_ready,
+            is_terminating=not endpoint.is_ready,
         )
 
 
 def _headless_ports(
-    spec: objects.ServiceSpec, found: Collection[Slice]
+    spec: objects.ServiceSpec, found: Collection[ParsedSlice]
 ) -> Iterable[pb.ServicePort]:
-    """What DNS gives, whatever policies and hints say: all that is ready."""
+    """The ports as DNS publishes them, without policies and hints: all ready endpoints."""
     if not spec.ports:
-        made = pb.ServicePort()
-        _tell_ready(made, slices.endpoints_without_ports(found))
-        yield made
+        message = pb.ServicePort()
+        _encode_ready(message, slices.endpoints_without_ports(found))
+        yield message
     for port in _usable(spec.ports):
-        made = pb.ServicePort()
-        _describe(made, port)
-        _tell_ready(made, slices.endpoints_of(found, port.name, port.protocol))
-        yield made
+        message = pb.ServicePort()
+        _encode_port(message, port)
+        _encode_ready(message, slices.endpoints_of(found, port.name, port.protocol))
+        yield message
 
 
-def _tell_ready(told: pb.ServicePort, endpoints: list[Endpoint]) -> None:
-    for one in endpoints:
-        if one.is_ready:
-            told.endpoints.add(
-                address=one.candidate.address.text,
-                port=one.port,
-                is_local=one.is_local,
+def _encode_ready(message: pb.ServicePort, endpoints: list[slices.Endpoint]) -> None:
+    for endpoint in endpoints:
+        if endpoint.is_ready:
+            message.endpoints.add(
+                address=endpoint.candidate.address.text,
+                port=endpoint.port,
+                is_local=endpoint.is_local,
                 is_internal=True,
-                hostname=one.candidate.hostname,
+                hostname=endpoint.candidate.hostname,
             )
-    told.has_endpoints_anywhere = bool(told.endpoints)
+    message.has_endpoints_anywhere = bool(message.endpoints)
 
 
-def _with_news(one: Slice, news: News) -> Slice:
-    """The slice with what this node knows better of its own pods."""
-    if not any(candidate.is_local for candidate in one.candidates):
-        return one
-    candidates = tuple(_newest(candidate, news) for candidate in one.candidates)
-    return msgspec.structs.replace(one, candidates=candidates)
+def _with_local_readiness(parsed: ParsedSlice, readiness: ReadinessSource) -> ParsedSlice:
+    """The slice with the newer readiness of this node's own pods."""
+    if not any(candidate.is_local for candidate in parsed.candidates):
+        return parsed
+    candidates = tuple(_newest(candidate, readiness) for candidate in parsed.candidates)
+    return dataclasses.replace(parsed, candidates=candidates)
 
 
-def _newest(candidate: Candidate, news: News) -> Candidate:
+def _newest(candidate: EndpointCandidate, readiness: ReadinessSource) -> EndpointCandidate:
     if not candidate.is_local:
         return candidate
-    is_ready = news(candidate.pod_uid, candidate.address.text)
-    return candidate if is_ready is None else candidate.told(is_ready)
+    is_ready = readiness(candidate.pod_uid, candidate.address.text)
+    return candidate if is_ready is None else candidate.with_readiness(is_ready)
 
 
-def _describe(told: pb.ServicePort, port: objects.Port) -> None:
-    told.name = port.name
-    told.protocol = _PROTOCOLS[port.protocol]
-    told.port = port.port
-    told.node_port = _number(port.node_port)
-    told.app_protocol = port.app_protocol or ""
+def _encode_port(message: pb.ServicePort, port: objects.ApiServicePort) -> None:
+    message.name = port.name
+    message.protocol = _PROTOCOLS[port.protocol]
+    message.port = port.port
+    message.node_port = _number(port.node_port)
+    message.app_protocol = port.app_protocol or ""
 
 
-def _usable(ports: tuple[objects.Port, ...] | None) -> list[objects.Port]:
+def _usable(ports: tuple[objects.ApiServicePort, ...] | None) -> list[objects.ApiServicePort]:
     return [port for port in ports or () if port.protocol in _PROTOCOLS and _number(port.port)]
 
 
-def _number(value: int | None, most: int = (1 << 16) - 1) -> int:
-    """The value; 0 for what it cannot be."""
-    return value if value is not None and 0 < value <= most else 0
+def _number(value: int | None, maximum: int = (1 << 16) - 1) -> int:
+    """The value; 0 if it is out of range."""
+    return value if value is not None and 0 < value <= maximum else 0
 
 
 def _policy(text: str | None) -> pb.TrafficPolicy:
     return pb.TRAFFIC_POLICY_LOCAL if text == objects.LOCAL else pb.TRAFFIC_POLICY_CLUSTER
 
 
-def _addresses(texts: Iterable[str]) -> list[Address]:
-    return [one for text in texts if (one := addresses.parse(text))]
+def _addresses(texts: Iterable[str]) -> list[CanonicalAddress]:
+    return [address for text in texts if (address := addresses.parse(text))]
 
 
-def _load_balancer_ips(service: objects.Service) -> list[Address]:
+def _load_balancer_ips(service: objects.ApiService) -> list[CanonicalAddress]:
     if service.spec.type != objects.LOAD_BALANCER:
         return []
     ingress = service.status.load_balancer.ingress or ()
     return _addresses(one.ip for one in ingress if (one.ip_mode or objects.VIP) == objects.VIP)
 
 
-def _of(families: frozenset[bool], found: list[Address]) -> list[Address]:
-    return [one for one in found if one.is_ipv6 in families]
+def _of(families: frozenset[bool], found: list[CanonicalAddress]) -> list[CanonicalAddress]:
+    return [address for address in found if address.is_ipv6 in families]
 
 
 def _source_ranges(spec: objects.ServiceSpec) -> list[str]:
     texts = spec.load_balancer_source_ranges or ()
-    return [one for text in texts if (one := addresses.parse_network(text))]
+    return [network for text in texts if (network := addresses.parse_network(text))]

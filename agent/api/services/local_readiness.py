@@ -1,89 +1,88 @@
-"""What podgate knows of the node's own pods before the API server does: whether they are ready.
+"""Readiness of the node's own pods, before the API server has it.
 
-The rule. Two say whether a pod is ready: podgate's probes (`podgate.io/probes-passing`) and the
-kubelet (`Ready`, as the API has it). Who changed his mind last is believed; both clocks are this
-node's. The API has whole seconds, cut off: in the same second podgate is believed, since it goes on
-probing and is the first to see another change. Where both say the same, that is the truth whatever
-the slices still say.
+The rule. Two sources report whether a pod is ready: podgate's probes (`podgate.io/probes-passing`)
+and the kubelet (`Ready`, as the API has it). The more recent change counts; both clocks are this
+node's. The API has whole seconds, truncated: within the same second podgate's report counts, since
+podgate continues to probe and sees the next change first. Where both agree, their report counts
+whatever the slices still have.
 
-Only pods that podgate probes count. That they fail is enough to leave them out. That they pass is
-enough to take them in only where nothing but such probes was missing: neither another readiness
-gate, nor a container that podgate cannot ask.
+Only pods that podgate probes count. A failing probe is enough to leave a pod out. Passing probes
+are enough to include it only if nothing other than such probes was missing: neither another
+readiness gate, nor a container that podgate cannot probe.
 """
 
+import dataclasses
 import datetime
 from collections.abc import Callable
-from typing import Final
-
-import msgspec
 
 from agent import labels
 from agent.kube.objects import ApiPod
 from agent.pods.conditions import TRUE, Condition
 
-_READY: Final = "Ready"
-# The condition's reasons (probes/engine/passing.py) that tell of probes; others say that none are
-# run.
-_PASSING: Final = "ProbesPassing"
-_NOT_PASSING: Final = ("ProbeFailing", "ContainerNotRunning")
-_PENDING: Final = "ProbePending"
-_NETWORK_PROBES: Final = ("httpGet", "tcpSocket", "grpc")
+_READY = "Ready"
+# Reasons of the condition (probes/engine/passing.py) that report results of probes; with others no
+# probe runs.
+_PASSING = "ProbesPassing"
+_NOT_PASSING = ("ProbeFailing", "ContainerNotRunning")
+_PENDING = "ProbePending"
+_NETWORK_PROBES = ("httpGet", "tcpSocket", "grpc")
 
 
-class Word(msgspec.Struct, frozen=True):
-    """What podgate's probes say of a pod, and since when, in UTC."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProbeReadiness:
+    """What podgate's probes report of a pod, and since when, in UTC."""
 
     is_ready: bool
     since: datetime.datetime
 
 
-class LocalNews:
-    """Whose readiness is to be taken from podgate and not from the slices."""
+class LocalReadiness:
+    """The pods whose readiness comes from this node and not from the slices."""
 
     def __init__(
         self,
         *,
-        on_change: Callable[[frozenset[str]], None],
+        on_changed: Callable[[frozenset[str]], None],
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
-        """on_change: gets the uid and the addresses by which slices name a pod with other news."""
-        self._on_change = on_change
+        """on_changed: gets the uid and the addresses by which slices name the changed pod."""
+        self._on_changed = on_changed
         self._now = now
-        self._words: dict[str, Word] = {}
+        self._probed: dict[str, ProbeReadiness] = {}
         self._pods: dict[str, ApiPod] = {}
         self._by_key: dict[str, str] = {}
         """The runtime's uid of a pod by the API's uid and by address."""
-        self._told: dict[str, bool] = {}
+        self._effective: dict[str, bool] = {}
 
     def is_ready(self, api_uid: str, address: str) -> bool | None:
-        """None where the slices are to be believed. api_uid: empty where a slice names no pod."""
-        return self._told.get(self._by_key.get(api_uid or address, ""))
+        """None if the slices count. api_uid: empty where a slice names no pod."""
+        return self._effective.get(self._by_key.get(api_uid or address, ""))
 
-    def note(self, uid: str, condition: Condition | None) -> None:
-        """The pod's `probes-passing` is this now. uid: the runtime's."""
-        says = _says(condition, self._words.get(uid))
-        if says is None:
-            self._words.pop(uid, None)
-        elif uid not in self._words or self._words[uid].is_ready != says:
-            self._words[uid] = Word(says, self._now())
-        self._tell(uid)
+    def set_probes(self, uid: str, condition: Condition | None) -> None:
+        """Set the pod's condition `probes-passing`. uid: the runtime's."""
+        is_ready = _probe_readiness(condition, self._probed.get(uid))
+        if is_ready is None:
+            self._probed.pop(uid, None)
+        elif uid not in self._probed or self._probed[uid].is_ready != is_ready:
+            self._probed[uid] = ProbeReadiness(is_ready, self._now())
+        self._publish(uid)
 
-    def see(self, pod: ApiPod) -> None:
-        """The pod is this now, as the API has it."""
+    def set_pod(self, pod: ApiPod) -> None:
+        """Set the pod as the API has it."""
         before = self._pods.get(pod.uid)
         if before is not None and _keys(before) != _keys(pod):
-            self._leave(pod.uid)
+            self._remove(pod.uid)
         self._pods[pod.uid] = pod
         for key in _keys(pod):
             self._by_key[key] = pod.uid
-        self._tell(pod.uid)
+        self._publish(pod.uid)
 
     def forget(self, uid: str) -> None:
-        """The pod is gone."""
-        self._words.pop(uid, None)
-        self._leave(uid)
+        """The pod was deleted."""
+        self._probed.pop(uid, None)
+        self._remove(uid)
 
-    def _leave(self, uid: str) -> None:
+    def _remove(self, uid: str) -> None:
         pod = self._pods.pop(uid, None)
         if pod is None:
             return
@@ -91,50 +90,50 @@ class LocalNews:
         for key in keys:
             if self._by_key.get(key) == uid:
                 del self._by_key[key]
-        if self._told.pop(uid, None) is not None:
-            self._on_change(keys)
+        if self._effective.pop(uid, None) is not None:
+            self._on_changed(keys)
 
-    def _tell(self, uid: str) -> None:
+    def _publish(self, uid: str) -> None:
         pod = self._pods.get(uid)
         if pod is None:
             return
-        verdict = judge(self._words.get(uid), pod)
-        if verdict == self._told.get(uid):
+        is_ready = effective_readiness(self._probed.get(uid), pod)
+        if is_ready == self._effective.get(uid):
             return
-        if verdict is None:
-            del self._told[uid]
+        if is_ready is None:
+            del self._effective[uid]
         else:
-            self._told[uid] = verdict
-        self._on_change(_keys(pod))
+            self._effective[uid] = is_ready
+        self._on_changed(_keys(pod))
 
 
-def judge(word: Word | None, pod: ApiPod) -> bool | None:
-    """Whether the pod is ready by podgate's word; None where that is not the newest."""
-    if word is None or pod.spec.host_network:
+def effective_readiness(probed: ProbeReadiness | None, pod: ApiPod) -> bool | None:
+    """Whether the pod is ready by podgate's probes; None where their report is not the newest."""
+    if probed is None or pod.spec.host_network:
         return None
     kubelet = pod.condition(_READY)
-    if kubelet is not None and (kubelet.status == TRUE) == word.is_ready:
-        return word.is_ready
-    if kubelet is not None and (at := _time(kubelet.last_transition_time)) and word.since < at:
+    if kubelet is not None and (kubelet.status == TRUE) == probed.is_ready:
+        return probed.is_ready
+    if kubelet is not None and (at := _time(kubelet.last_transition_time)) and probed.since < at:
         return None
-    if word.is_ready and not _rests_on_probes(pod):
+    if probed.is_ready and not _depends_on_probes_only(pod):
         return None
-    return word.is_ready
+    return probed.is_ready
 
 
-def _says(condition: Condition | None, before: Word | None) -> bool | None:
+def _probe_readiness(condition: Condition | None, before: ProbeReadiness | None) -> bool | None:
     if condition is None:
         return None
     if condition.reason == _PASSING:
         return True
-    # Pending without a word before is an agent that has just begun; after one, the container is
+    # Pending without a previous result: the agent has just started. With one, the container is
     # new or has not passed often enough.
     is_pending = condition.reason == _PENDING and before is not None
     return False if is_pending or condition.reason in _NOT_PASSING else None
 
 
-def _rests_on_probes(pod: ApiPod) -> bool:
-    """Whether nothing but probes that podgate runs as well, or its own gate, can hold it back."""
+def _depends_on_probes_only(pod: ApiPod) -> bool:
+    """Whether only probes that podgate also runs, or podgate's own gate, can make it unready."""
     for gate in pod.gates - {labels.PROBES_PASSING}:
         condition = pod.condition(gate)
         if condition is None or condition.status != TRUE:
@@ -146,14 +145,14 @@ def _rests_on_probes(pod: ApiPod) -> bool:
         and any(container.readiness_probe.get(kind) for kind in _NETWORK_PROBES)
     }
     statuses = (*pod.status.init_container_statuses, *pod.status.container_statuses)
-    known = {status.name for status in pod.status.container_statuses}
-    return {container.name for container in pod.spec.containers} <= known and all(
+    with_status = {status.name for status in pod.status.container_statuses}
+    return {container.name for container in pod.spec.containers} <= with_status and all(
         status.ready or status.name in probed for status in statuses
     )
 
 
 def _keys(pod: ApiPod) -> frozenset[str]:
-    own = () if pod.spec.host_network else (one.ip for one in pod.status.pod_ips)
+    own = () if pod.spec.host_network else (address.ip for address in pod.status.pod_ips)
     return frozenset((pod.metadata.uid, *own))
 
 

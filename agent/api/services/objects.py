@@ -1,32 +1,29 @@
-"""Services and EndpointSlices, with no more of them than is read here.
+"""Services and EndpointSlices of the API, with the fields that podgate reads.
 
-Numbers and names are taken as they come: what cannot be is left out where they are read, as
-kube-proxy does, so that one wrong port costs nobody else anything. Go writes empty lists as null.
+Numbers and names are not checked here: invalid ones are left out where they are used, as kube-proxy
+does, so that one wrong port affects no other. Go writes empty lists as null.
 """
-
-from typing import Final
 
 import msgspec
 
 from agent.kube.objects import ObjectMetadata
 
-SERVICE_NAME_LABEL: Final = "kubernetes.io/service-name"
-PROXY_NAME_LABEL: Final = "service.kubernetes.io/service-proxy-name"
-ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+SERVICE_NAME_LABEL = "kubernetes.io/service-name"
+PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
+ZONE_LABEL = "topology.kubernetes.io/zone"
 
-HEADLESS: Final = "None"
+HEADLESS = "None"
 """As a service's cluster IP."""
-LOCAL: Final = "Local"
+LOCAL = "Local"
 """As a traffic policy."""
-CLIENT_IP: Final = "ClientIP"
+CLIENT_IP = "ClientIP"
 """As a session affinity."""
-EXTERNAL_NAME: Final = "ExternalName"
-LOAD_BALANCER: Final = "LoadBalancer"
-VIP: Final = "VIP"
-"""As a load balancer's ipMode, and where it says none."""
+LOAD_BALANCER = "LoadBalancer"
+VIP = "VIP"
+"""As a load balancer's ipMode; the default."""
 
 
-class Port(msgspec.Struct, frozen=True, rename="camel"):
+class ApiServicePort(msgspec.Struct, frozen=True, rename="camel"):
     """v1.ServicePort; its target port is in the slices already."""
 
     name: str = ""
@@ -56,7 +53,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     cluster_ips: tuple[str, ...] | None = msgspec.field(default=None, name="clusterIPs")
     external_ips: tuple[str, ...] | None = msgspec.field(default=None, name="externalIPs")
     load_balancer_source_ranges: tuple[str, ...] | None = None
-    ports: tuple[Port, ...] | None = None
+    ports: tuple[ApiServicePort, ...] | None = None
     session_affinity: str = ""
     session_affinity_config: AffinityConfig | None = None
     internal_traffic_policy: str | None = None
@@ -84,7 +81,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, rename="camel"):
     load_balancer: LoadBalancerStatus = LoadBalancerStatus()
 
 
-class Service(msgspec.Struct, frozen=True):
+class ApiService(msgspec.Struct, frozen=True):
     """v1.Service."""
 
     metadata: ObjectMetadata
@@ -108,17 +105,17 @@ class EndpointConditions(msgspec.Struct, frozen=True):
     terminating: bool | None = None
 
 
-class Name(msgspec.Struct, frozen=True):
+class ZoneName(msgspec.Struct, frozen=True):
     """discovery.v1.ForZone and ForNode."""
 
     name: str = ""
 
 
-class Hints(msgspec.Struct, frozen=True, rename="camel"):
+class EndpointHints(msgspec.Struct, frozen=True, rename="camel"):
     """discovery.v1.EndpointHints."""
 
-    for_zones: tuple[Name, ...] | None = None
-    for_nodes: tuple[Name, ...] | None = None
+    for_zones: tuple[ZoneName, ...] | None = None
+    for_nodes: tuple[ZoneName, ...] | None = None
 
 
 class TargetRef(msgspec.Struct, frozen=True):
@@ -136,7 +133,7 @@ class SliceEndpoint(msgspec.Struct, frozen=True, rename="camel"):
     hostname: str | None = None
     node_name: str | None = None
     target_ref: TargetRef | None = None
-    hints: Hints | None = None
+    hints: EndpointHints | None = None
 
 
 class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
@@ -149,5 +146,5 @@ class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def service(self) -> str:
-        """The name of its service; empty if it has none, and then nobody reads it."""
+        """The name of its service; empty if it has none; such a slice is unused."""
         return self.metadata.labels.get(SERVICE_NAME_LABEL, "")

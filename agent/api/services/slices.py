@@ -1,28 +1,27 @@
-"""EndpointSlices as they are read once: what cannot be is left out (kube-proxy's
-pkg/proxy/endpointslicecache.go), and of several mentions of an endpoint one is taken."""
+"""Parsed EndpointSlices. What cannot be used is left out (kube-proxy's
+pkg/proxy/endpointslicecache.go), and of several mentions of an endpoint one is used."""
 
+import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Final
-
-import msgspec
 
 from agent.api.services import addresses, objects
-from agent.api.services.addresses import Address
+from agent.api.services.addresses import CanonicalAddress
 
-PROTOCOLS: Final = ("TCP", "UDP", "SCTP")
+PROTOCOLS = ("TCP", "UDP", "SCTP")
 
-_FAMILIES: Final = {"IPv4": False, "IPv6": True}
-_POD: Final = "Pod"
+_FAMILIES = {"IPv4": False, "IPv6": True}
+_POD = "Pod"
 
-News = Callable[[str, str], bool | None]
-"""Whether the pod of a uid (empty if unknown) and an address is ready, where this node knows better
-than the API; else None."""
+ReadinessSource = Callable[[str, str], bool | None]
+"""Whether the pod of a uid (empty if unknown) and an address is ready, if this node has a newer
+report than the API; else None."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
-    """An endpoint of a slice, whatever its ports."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndpointCandidate:
+    """An endpoint of a slice, without a port."""
 
-    address: Address
+    address: CanonicalAddress
     is_local: bool
     is_ready: bool
     is_serving: bool
@@ -36,40 +35,42 @@ class Candidate(msgspec.Struct, frozen=True):
     def is_last_resort(self) -> bool:
         return self.is_serving and self.is_terminating
 
-    def told(self, is_ready: bool) -> "Candidate":
-        """The same with other news. One that terminates is not ready again by that."""
-        return msgspec.structs.replace(
+    def with_readiness(self, is_ready: bool) -> "EndpointCandidate":
+        """The same with newer readiness. A terminating endpoint does not become ready by it."""
+        return dataclasses.replace(
             self, is_ready=is_ready and not self.is_terminating, is_serving=is_ready
         )
 
 
-class NamedPort(msgspec.Struct, frozen=True):
-    """One port of a slice, as a service's port finds it."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class NamedPort:
+    """One port of a slice; a service's port refers to it by name."""
 
     name: str
     protocol: str
     number: int
 
 
-class Slice(msgspec.Struct, frozen=True):
+@dataclasses.dataclass(frozen=True, slots=True)
+class ParsedSlice:
     """One EndpointSlice."""
 
     ports: tuple[NamedPort, ...] = ()
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[EndpointCandidate, ...] = ()
 
     @property
     def local_keys(self) -> frozenset[str]:
-        """Uids and addresses of pods here: whose news it needs."""
-        own = [one for one in self.candidates if one.is_local]
-        return frozenset(one.pod_uid or one.address.text for one in own)
+        """Uids and addresses of pods on this node, whose readiness it depends on."""
+        own = [candidate for candidate in self.candidates if candidate.is_local]
+        return frozenset(candidate.pod_uid or candidate.address.text for candidate in own)
 
 
-def read(found: objects.EndpointSlice, node: str) -> Slice:
-    """Take what can be used here."""
-    wants_ipv6 = _FAMILIES.get(found.address_type)
-    if wants_ipv6 is None:
-        return Slice()
-    return Slice(
+def parse(found: objects.EndpointSlice, node: str) -> ParsedSlice:
+    """The usable part of a slice."""
+    is_ipv6 = _FAMILIES.get(found.address_type)
+    if is_ipv6 is None:
+        return ParsedSlice()
+    return ParsedSlice(
         ports=tuple(
             NamedPort(port.name, port.protocol or PROTOCOLS[0], port.port)
             for port in found.ports or ()
@@ -78,22 +79,22 @@ def read(found: objects.EndpointSlice, node: str) -> Slice:
         candidates=tuple(
             candidate
             for endpoint in found.endpoints or ()
-            if (candidate := _candidate(endpoint, node)) and candidate.address.is_ipv6 is wants_ipv6
+            if (candidate := _candidate(endpoint, node)) and candidate.address.is_ipv6 is is_ipv6
         ),
     )
 
 
-def _candidate(endpoint: objects.SliceEndpoint, node: str) -> Candidate | None:
+def _candidate(endpoint: objects.SliceEndpoint, node: str) -> EndpointCandidate | None:
     # All addresses of an endpoint are the same pod's, and no controller writes a second one.
     address = addresses.parse(endpoint.addresses[0]) if endpoint.addresses else None
     if address is None:
         return None
-    conditions, hints = endpoint.conditions, endpoint.hints or objects.Hints()
+    conditions, hints = endpoint.conditions, endpoint.hints or objects.EndpointHints()
     target = endpoint.target_ref
-    return Candidate(
+    return EndpointCandidate(
         address=address,
         is_local=endpoint.node_name == node,
-        # Unknown counts as yes, but for terminating.
+        # Unset means true, except for terminating.
         is_ready=conditions.ready is not False,
         is_serving=conditions.serving is not False,
         is_terminating=conditions.terminating is True,
@@ -104,10 +105,11 @@ def _candidate(endpoint: objects.SliceEndpoint, node: str) -> Candidate | None:
     )
 
 
-class Endpoint(msgspec.Struct, frozen=True):
-    """A candidate at a target port; what the rules judge."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A candidate at a target port."""
 
-    candidate: Candidate
+    candidate: EndpointCandidate
     port: int
 
     @property
@@ -131,7 +133,7 @@ class Endpoint(msgspec.Struct, frozen=True):
         return self.candidate.nodes
 
 
-def endpoints_of(slices: Iterable[Slice], name: str, protocol: str) -> list[Endpoint]:
+def endpoints_of(slices: Iterable[ParsedSlice], name: str, protocol: str) -> list[Endpoint]:
     """All endpoints of a service's port, each once and sorted.
 
     Controllers move endpoints from slice to slice by adding first, so one may be in two for a
@@ -139,27 +141,32 @@ def endpoints_of(slices: Iterable[Slice], name: str, protocol: str) -> list[Endp
     """
     return _unique(
         Endpoint(candidate, port.number)
-        for one in slices
-        for port in one.ports
+        for parsed in slices
+        for port in parsed.ports
         if port.name == name and port.protocol == protocol
-        for candidate in one.candidates
+        for candidate in parsed.candidates
     )
 
 
-def endpoints_without_ports(slices: Iterable[Slice]) -> list[Endpoint]:
-    """Of a headless service that has no ports: addresses are all that there is to it."""
-    return _unique(Endpoint(candidate, 0) for one in slices for candidate in one.candidates)
+def endpoints_without_ports(slices: Iterable[ParsedSlice]) -> list[Endpoint]:
+    """All endpoints of a headless service without ports, which has only addresses."""
+    return _unique(Endpoint(candidate, 0) for parsed in slices for candidate in parsed.candidates)
 
 
 def _unique(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
-    found: dict[tuple[Address, int], Endpoint] = {}
-    for one in endpoints:
-        key = (one.candidate.address, one.port)
-        known = found.get(key)
-        if known is None or _weight(one.candidate) > _weight(known.candidate):
-            found[key] = one
+    found: dict[tuple[CanonicalAddress, int], Endpoint] = {}
+    for endpoint in endpoints:
+        key = (endpoint.candidate.address, endpoint.port)
+        current = found.get(key)
+        if current is None or _weight(endpoint.candidate) > _weight(current.candidate):
+            found[key] = endpoint
     return [found[key] for key in sorted(found)]
 
 
-def _weight(one: Candidate) -> tuple[bool, bool, bool, bool]:
-    return one.is_local, one.is_ready, not one.is_terminating, one.is_serving
+def _weight(candidate: EndpointCandidate) -> tuple[bool, bool, bool, bool]:
+    return (
+        candidate.is_local,
+        candidate.is_ready,
+        not candidate.is_terminating,
+        candidate.is_serving,
+    )

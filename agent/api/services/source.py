@@ -1,35 +1,31 @@
-"""Services, EndpointSlices, this node's zone and its pods' news, brought together and served."""
+"""Service endpoints as a part of the agent: watches, local readiness, publisher and socket."""
 
 import asyncio
 import pathlib
 import random
-from typing import Final
-
-import structlog
 
 from agent import backoff, tasks
-from agent.api.services.local_readiness import LocalNews
-from agent.api.services.objects import ZONE_LABEL, EndpointSlice, Service
-from agent.api.services.publisher import Book
-from agent.api.services.server import ListenError, Server
+from agent.api import server as servers
+from agent.api.services.local_readiness import LocalReadiness
+from agent.api.services.objects import ZONE_LABEL, ApiService, EndpointSlice
+from agent.api.services.publisher import ServicePublisher
+from agent.api.services.server import ServicesServer
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, MetadataOnly
 from agent.kube.watcher import Query, Watcher
+from agent.logs import Event
 from agent.pods.conditions import Condition
 from agent.settings import localnet_socket
 
-log = structlog.get_logger(__name__)
-
-SERVICES: Final = Query("services", "/api/v1/services", Service)
-SLICES: Final = Query("endpointslices", "/apis/discovery.k8s.io/v1/endpointslices", EndpointSlice)
+SERVICES = Query("services", "/api/v1/services", ApiService)
+SLICES = Query("endpointslices", "/apis/discovery.k8s.io/v1/endpointslices", EndpointSlice)
 
 # A node gets its zone once, soon after it joins.
-_ZONE_SECONDS: Final = 5.0
-_LISTEN_AGAIN_SECONDS: Final = 10.0
+_ZONE_SECONDS = 5.0
 
 
 class ServiceEndpoints:
-    """What this node should use of each service, from the API server to the socket."""
+    """Which endpoints of each service this node uses, from the API server to the socket."""
 
     def __init__(
         self,
@@ -41,62 +37,58 @@ class ServiceEndpoints:
         address: tuple[str, int] | None = None,
         jitter: backoff.Jitter = random.random,
     ) -> None:
-        """nodes: a watch of this node, run by somebody else; address: of the loopback, to serve
-        there as well.
+        """nodes: a watch of this node, run by the caller; address: of the loopback, to serve there
+        as well.
         """
         self._node = node
         self._nodes = nodes
-        self._socket = localnet_socket(run_directory)
-        self._inner = run_directory / "admin" / "localnet.sock"
-        self._address = address
-        self.news = LocalNews(on_change=lambda keys: self.book.hear(keys))
-        self.book = Book(node, news=self.news.is_ready)
-        self.server = Server(self.book)
-        self.services = Watcher(api, SERVICES, on_change=self.book.set_service, jitter=jitter)
-        self.slices = Watcher(api, SLICES, on_change=self.book.set_slice, jitter=jitter)
+        self.readiness = LocalReadiness(on_changed=lambda keys: self.publisher.pod_changed(keys))
+        self.publisher = ServicePublisher(node, readiness=self.readiness.is_ready)
+        self.server = ServicesServer(
+            self.publisher,
+            path=localnet_socket(run_directory),
+            inner=run_directory / "admin" / "localnet.sock",
+            address=address,
+        )
+        self.services = Watcher(api, SERVICES, on_change=self.publisher.set_service, jitter=jitter)
+        self.slices = Watcher(api, SLICES, on_change=self.publisher.set_slice, jitter=jitter)
 
     async def run(self) -> None:
         """Watch and serve until cancelled."""
         async with asyncio.TaskGroup() as group:
             for watcher in (self.services, self.slices):
                 tasks.start(group, f"watch of {watcher.query.name}", watcher.run)
-            tasks.start(group, "revisions of service endpoints", self.book.run)
+            tasks.start(group, "revisions of service endpoints", self.publisher.run)
             tasks.start(group, "zone of the node", self._follow_zone)
-            tasks.start(group, "socket of service endpoints", self._serve)
+            tasks.start(
+                group,
+                "socket of service endpoints",
+                lambda: servers.run_always(self.server.run, Event.SERVICES_NOT_SERVED),
+            )
 
     @property
     def problems(self) -> dict[str, str]:
-        """What the API server, or its absence, said last of each resource; empty if all is well."""
+        """The problem of each resource's watch; empty if there is none."""
         return {one.query.name: one.problem for one in (self.services, self.slices)}
 
-    def see_pod(self, pod: ApiPod) -> None:
-        """A pod of this node came or changed."""
-        self.news.see(pod)
+    def set_pod(self, pod: ApiPod) -> None:
+        """A pod of this node was added or changed."""
+        self.readiness.set_pod(pod)
 
     def forget_pod(self, uid: str) -> None:
-        """A pod of this node is gone; by the runtime's uid."""
-        self.news.forget(uid)
+        """A pod of this node was deleted; by the runtime's uid."""
+        self.readiness.forget(uid)
 
-    def changed(self, uid: str, probes_passing: Condition | None) -> None:
-        """What podgate's probes say of a pod may be something else now."""
-        self.news.note(uid, probes_passing)
-
-    async def _serve(self) -> None:
-        # An agent without this socket still guards the node.
-        while True:
-            try:
-                async with self.server.serving(self._socket, self._inner, self._address):
-                    await asyncio.get_running_loop().create_future()
-            except ListenError as error:
-                log.error("service endpoints are not served", problem=str(error))
-            await asyncio.sleep(_LISTEN_AGAIN_SECONDS)
+    def condition_changed(self, uid: str, probes_passing: Condition | None) -> None:
+        """The condition `probes-passing` of a pod may have changed."""
+        self.readiness.set_probes(uid, probes_passing)
 
     async def _follow_zone(self) -> None:
-        # Never a part of the state, nor the endpoints of another zone.
+        # A state is never partial, and never has the endpoints of another zone.
         for watcher in (self._nodes, self.services, self.slices):
             await watcher.synced.wait()
         while True:
             found = self._nodes.objects.get(("", self._node))
-            self.book.set_zone(found.metadata.labels.get(ZONE_LABEL, "") if found else "")
-            self.book.complete()
+            self.publisher.set_zone(found.metadata.labels.get(ZONE_LABEL, "") if found else "")
+            self.publisher.complete()
             await asyncio.sleep(_ZONE_SECONDS)

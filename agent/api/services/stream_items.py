@@ -1,4 +1,4 @@
-"""A stream's items, made of services that are encoded already.
+"""A stream's items, assembled from services that are already encoded.
 
 A repeated field is its elements one after the other, each with its tag and length
 (https://protobuf.dev/programming-guides/encoding). So a service is encoded once, and not again for
@@ -6,24 +6,23 @@ each revision and each reader.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Final
 
 from agent.client import endpoints_pb2 as pb
 
-# gRPC's own limit for what a client takes is 4 MiB, and between small parts others have their turn.
-_PART_BYTES: Final = 64 << 10
-_LENGTH_DELIMITED: Final = 2
+# gRPC clients accept 4 MiB by default; other tasks of the loop run between small parts.
+_PART_BYTES = 64 << 10
+_LENGTH_DELIMITED = 2
 
 
 def header(instance_id: int, rev: int) -> bytes:
-    """The item that a state begins with."""
-    known = pb.NextFilter(instance_id=instance_id, rev=rev)
-    encoded: bytes = pb.NextItem(next=known).SerializeToString()
+    """The first item of a state."""
+    position = pb.NextFilter(instance_id=instance_id, rev=rev)
+    encoded: bytes = pb.NextItem(next=position).SerializeToString()
     return encoded
 
 
 def element(service: pb.ServiceEndpoints) -> bytes:
-    """A service as `parts` takes it. The same service is always the same bytes."""
+    """A service as `parts` needs it. The same service is always the same bytes."""
     return _field(pb.Services.ITEMS_FIELD_NUMBER, service.SerializeToString(deterministic=True))
 
 
@@ -31,9 +30,9 @@ def parts(elements: Iterable[bytes]) -> Iterator[bytes]:
     """The items between header and end."""
     part: list[bytes] = []
     size = 0
-    for one in elements:
-        part.append(one)
-        size += len(one)
+    for encoded in elements:
+        part.append(encoded)
+        size += len(encoded)
         if size >= _PART_BYTES:
             yield _field(pb.NextItem.SERVICES_FIELD_NUMBER, b"".join(part))
             part, size = [], 0
@@ -42,7 +41,7 @@ def parts(elements: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def end(service_count: int) -> bytes:
-    """The item that a state ends with."""
+    """The last item of a state."""
     encoded: bytes = pb.NextItem(end=pb.End(service_count=service_count)).SerializeToString()
     return encoded
 

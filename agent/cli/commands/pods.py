@@ -29,7 +29,7 @@ def pods(output: str, watch: bool, uid: str, run_directory: pathlib.Path) -> Non
         raise click.UsageError("--watch shows all pods; leave out --uid")
     show = pods_view.write_json if output == "json" else pods_view.show
     path = run_directory / "podinfo" / "podinfo.sock"
-    client = clients.Client(
+    client = clients.PodInfoClient(
         f"unix://{path.absolute()}", on_problem=lambda problem: click.echo(problem, err=True)
     )
     with contextlib.closing(client):
@@ -40,10 +40,10 @@ def pods(output: str, watch: bool, uid: str, run_directory: pathlib.Path) -> Non
                         show(state)
             elif uid:
                 found = client.get(uid, _SECONDS)
-                show(clients.State(instance_id=0, rev=0, pods=(found,)))
+                show(clients.PodInfoState(instance_id=0, rev=0, pods=(found,)))
             else:
                 show(client.list(_SECONDS))
-        except clients.Broken as error:
+        except base.StreamError as error:
             is_missing = error.code is clients.UNAVAILABLE and not path.exists()
             raise PodgateError(
                 f"{path} does not exist; run 'podgate run' with its feature gate PodInfoAPI."

@@ -65,7 +65,7 @@ def services(output: str, watch: bool, target: str | None, run_directory: pathli
     from agent.errors import PodgateError
 
     where = target or f"unix://{localnet_socket(run_directory).absolute()}"
-    follower = services_client.Client(
+    follower = services_client.ServicesClient(
         where, on_problem=lambda problem: click.echo(problem, err=True)
     )
     with contextlib.closing(follower):
@@ -75,8 +75,8 @@ def services(output: str, watch: bool, target: str | None, run_directory: pathli
                     _show(state, output)
             return
         try:
-            found = follower.ask(_ANSWER_SECONDS)
-        except services_client.Broken as error:
+            found = follower.request(_ANSWER_SECONDS)
+        except base.StreamError as error:
             raise PodgateError(
                 f"{error}; the agent serves them if run with --service-endpoints"
             ) from error

@@ -8,7 +8,7 @@ from google.protobuf import json_format
 
 from agent.cli.views import tables
 from agent.client import podinfo_pb2
-from agent.client.podinfo import State
+from agent.client.podinfo import PodInfoState
 
 _STATUSES = {
     podinfo_pb2.CONDITION_STATUS_TRUE: "True",
@@ -22,7 +22,7 @@ _SOURCES = {
 }
 
 
-def show(state: State) -> None:
+def show(state: PodInfoState) -> None:
     """Print a table, one line per condition."""
     now = datetime.datetime.now(datetime.UTC)
     table = tables.table("pod", "condition", "status", "reason", "source", "known for")
@@ -48,7 +48,7 @@ def show(state: State) -> None:
     tables.console().print(table)
 
 
-def write_json(state: State) -> None:
+def write_json(state: PodInfoState) -> None:
     """Write one line, in protobuf's JSON form."""
     response = podinfo_pb2.ListPodConditionsResponse(
         instance_id=state.instance_id, rev=state.rev, pods=state.pods

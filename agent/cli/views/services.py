@@ -6,12 +6,12 @@ from google.protobuf import json_format
 
 from agent.cli.views import tables
 from agent.client import endpoints_pb2 as pb
-from agent.client.services import State
+from agent.client.services import ServicesState
 
 _MAX_ENDPOINTS = 6
 
 
-def as_json(state: State) -> dict[str, Any]:
+def as_json(state: ServicesState) -> dict[str, Any]:
     """instanceId, rev and services, as in protobuf's JSON form."""
     return {
         "instanceId": str(state.instance_id),
@@ -20,7 +20,7 @@ def as_json(state: State) -> dict[str, Any]:
     }
 
 
-def show(state: State) -> None:
+def show(state: ServicesState) -> None:
     """Print one line per port of each service."""
     console = tables.console()
     table = tables.table("SERVICE", "TYPE", "ADDRESSES", "PORT", "INTERNAL", "EXTERNAL")

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from agent.client import podinfo as clients
-from agent.client.podinfo import Client, State
+from agent.client import base
+from agent.client.podinfo import PodInfoClient, PodInfoState
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, until
 
 _ROOT = pathlib.Path(__file__).parents[3]
@@ -24,14 +24,16 @@ client.run(lambda state: print(len(state.pods), state.instance_id, state.rev, fl
 """
 
 
-async def next_of(client: Client) -> State | None:
+async def next_of(client: PodInfoClient) -> PodInfoState | None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         return await asyncio.to_thread(client.next)
 
 
 async def test_next_goes_on_over_a_restart_and_a_server_that_does_not_know_yet(node: Node) -> None:
     problems: list[str] = []
-    client = Client(f"unix://{node.path}", error_delay_seconds=0.05, on_problem=problems.append)
+    client = PodInfoClient(
+        f"unix://{node.path}", error_delay_seconds=0.05, on_problem=problems.append
+    )
     waiting = asyncio.create_task(next_of(client))
     await until(lambda: len(problems) == 1)
     pod = node.add("web")
@@ -59,11 +61,11 @@ async def test_next_goes_on_over_a_restart_and_a_server_that_does_not_know_yet(n
 async def test_cancel_ends_next_that_waits_and_all_after(node: Node) -> None:
     node.add("web")
     async with node.serving():
-        client = Client(f"unix://{node.path}")
+        client = PodInfoClient(f"unix://{node.path}")
         await next_of(client)
         waiting = asyncio.create_task(next_of(client))
         await until(lambda: node.is_pending(1))
-        client.cancel()
+        await asyncio.to_thread(client.cancel)
         assert await waiting is None
         assert await next_of(client) is None
         await asyncio.to_thread(client.close)
@@ -72,11 +74,11 @@ async def test_cancel_ends_next_that_waits_and_all_after(node: Node) -> None:
 async def test_list_and_get_raise_with_the_code(node: Node) -> None:
     pod = node.add("web")
     async with node.serving():
-        client = Client(f"unix://{node.path}")
+        client = PodInfoClient(f"unix://{node.path}")
         listed = await asyncio.to_thread(client.list, PATIENCE_SECONDS)
         got = await asyncio.to_thread(client.get, pod.uid, PATIENCE_SECONDS)
         assert listed.pods == (got,)
-        with pytest.raises(clients.Broken, match="no pod of that uid") as caught:
+        with pytest.raises(base.StreamError, match="no pod of that uid") as caught:
             await asyncio.to_thread(client.get, "other", PATIENCE_SECONDS)
         assert caught.value.code.name == "NOT_FOUND"
         await asyncio.to_thread(client.close)
@@ -97,7 +99,7 @@ async def test_run_takes_once_and_goes_on_from_what_it_printed(node: Node) -> No
         output, errors = await (await start(node, "--once")).communicate()
         count, instance, rev = output.split()
         assert count == b"1"
-        resume = errors.decode().partition("go on from here: ")[2].split()
+        resume = errors.decode().partition("to continue: ")[2].split()
         assert resume == ["--instance-id", instance.decode(), "--rev", rev.decode()]
         child = await start(node, *resume)
         await until(lambda: node.is_pending(1))
@@ -138,9 +140,9 @@ async def test_podgate_pods_shows_a_table_and_json(node: Node) -> None:
         assert (status, errors.count("\n")) == (1, 1)
     status, _, errors = await podgate_pods(node)
     assert status == 1
-    assert "is 'podgate run' running" in errors
+    assert "run 'podgate run'" in errors
 
 
 def test_numbers_that_cannot_be_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="-1"):
-        Client("unix:/nowhere", rev=-1)
+        PodInfoClient("unix:/nowhere", rev=-1)

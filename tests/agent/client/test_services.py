@@ -17,7 +17,8 @@ import pytest
 
 from agent.client import endpoints_pb2 as pb
 from agent.client import services as clients
-from agent.client.services import Broken, Client, State
+from agent.client.base import StreamError
+from agent.client.services import ServicesClient, ServicesState
 from tests.agent.api.services.conftest import WAIT_SECONDS, Served
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -58,9 +59,9 @@ def scripted(path: pathlib.Path, *streams: list[pb.NextItem]) -> Iterator[list[p
             server.stop(None).wait()
 
 
-def client_of(path: pathlib.Path, problems: list[str] | None = None) -> Client:
+def client_of(path: pathlib.Path, problems: list[str] | None = None) -> ServicesClient:
     on_problem = problems.append if problems is not None else lambda problem: None
-    return Client(f"unix:{path}", error_delay_seconds=0.01, on_problem=on_problem)
+    return ServicesClient(f"unix:{path}", error_delay_seconds=0.01, on_problem=on_problem)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_what_is_not_whole_does_not_count(
         assert (state.instance_id, state.rev) == (7, 3)
         assert [one.name for one in state.services] == ["web"]
         assert asked == [pb.NextFilter()] * 3
-    assert problems == ["what the server tells of the services is not whole"]
+    assert problems == ["the server's list of services is incomplete"]
 
 
 def test_each_call_asks_for_what_comes_next(tmp_path: pathlib.Path) -> None:
@@ -99,7 +100,7 @@ def test_each_call_asks_for_what_comes_next(tmp_path: pathlib.Path) -> None:
 
 def test_what_is_known_already_is_said(tmp_path: pathlib.Path) -> None:
     with scripted(tmp_path / "s") as asked:
-        client = Client(f"unix:{tmp_path / 's'}", instance_id=5, rev=9)
+        client = ServicesClient(f"unix:{tmp_path / 's'}", instance_id=5, rev=9)
         with contextlib.closing(client):
             client.next()
         assert asked == [pb.NextFilter(instance_id=5, rev=9)]
@@ -108,48 +109,50 @@ def test_what_is_known_already_is_said(tmp_path: pathlib.Path) -> None:
 def test_asking_once_says_what_is_wrong(tmp_path: pathlib.Path) -> None:
     with (
         contextlib.closing(client_of(tmp_path / "nobody")) as client,
-        pytest.raises(Broken, match="cannot be asked for"),
+        pytest.raises(StreamError, match="cannot read"),
     ):
-        client.ask(1.0)
+        client.request(1.0)
 
 
 def test_numbers_that_cannot_be_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="-1"):
-        Client("unix:/nowhere", rev=-1)
+        ServicesClient("unix:/nowhere", rev=-1)
 
 
-async def test_asking_once_does_not_wait_for_ever(served: Served, client: Client) -> None:
-    await served.begin(is_complete=False)
-    assert await asyncio.to_thread(client.ask, 0.2) is None
-    client.close()
+async def test_asking_once_does_not_wait_for_ever(served: Served, client: ServicesClient) -> None:
+    await served.start(is_complete=False)
+    assert await asyncio.to_thread(client.request, 0.2) is None
+    await asyncio.to_thread(client.close)
 
 
-async def test_a_server_that_comes_later_is_found(served: Served, client: Client) -> None:
+async def test_a_server_that_comes_later_is_found(served: Served, client: ServicesClient) -> None:
     asking = asyncio.create_task(asyncio.to_thread(client.next))
     await asyncio.sleep(0.1)
-    await served.begin()
+    await served.start()
     state = await asyncio.wait_for(asking, WAIT_SECONDS)
-    client.close()
+    await asyncio.to_thread(client.close)
     assert state is not None
     assert [one.name for one in state.services] == ["web"]
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-async def test_cancelling_ends_a_wait(served: Served, client: Client, is_there: bool) -> None:
+async def test_cancelling_ends_a_wait(
+    served: Served, client: ServicesClient, is_there: bool
+) -> None:
     if is_there:
-        await served.begin()
+        await served.start()
         await asyncio.to_thread(client.next)
     asking = asyncio.create_task(asyncio.to_thread(client.next))
     await asyncio.sleep(0.05)
-    client.cancel()
+    await asyncio.to_thread(client.cancel)
     assert await asyncio.wait_for(asking, WAIT_SECONDS) is None
     assert await asyncio.to_thread(client.next) is None
-    client.close()
+    await asyncio.to_thread(client.close)
 
 
-async def test_iterating_gives_each_change(served: Served, client: Client) -> None:
-    await served.begin()
-    seen: asyncio.Queue[State] = asyncio.Queue()
+async def test_iterating_gives_each_change(served: Served, client: ServicesClient) -> None:
+    await served.start()
+    seen: asyncio.Queue[ServicesState] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
     def follow() -> None:
@@ -161,9 +164,9 @@ async def test_iterating_gives_each_change(served: Served, client: Client) -> No
         assert len((await seen.get()).services) == 1
         await served.change("api")
         assert len((await seen.get()).services) == 2
-        client.cancel()
+        await asyncio.to_thread(client.cancel)
         await following
-    client.close()
+    await asyncio.to_thread(client.close)
 
 
 PROGRAM = """
@@ -184,11 +187,11 @@ def start(*arguments: str) -> "subprocess.Popen[str]":
 
 
 async def test_a_small_client_runs_once_and_says_how_to_go_on(served: Served) -> None:
-    await served.begin()
+    await served.start()
     program = start("--target", served.target, "--once")
     told, said = await asyncio.to_thread(program.communicate, timeout=WAIT_SECONDS)
-    known = f"--instance-id {served.book.instance_id} --rev 1"
-    assert (told, said) == ("1 web\n", f"to go on from here: {known}\n")
+    known = f"--instance-id {served.publisher.instance_id} --rev 1"
+    assert (told, said) == ("1 web\n", f"to continue: {known}\n")
     program = start("--target", served.target, "--once", *known.split())
     await served.change("api")
     told, _ = await asyncio.to_thread(program.communicate, timeout=WAIT_SECONDS)
@@ -197,7 +200,7 @@ async def test_a_small_client_runs_once_and_says_how_to_go_on(served: Served) ->
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_small_client_ends_when_told_to(served: Served, number: signal.Signals) -> None:
-    await served.begin()
+    await served.start()
     program = start("--target", served.target)
     assert program.stdout is not None
     assert await asyncio.to_thread(program.stdout.readline) == "1 web\n"
@@ -210,7 +213,7 @@ async def test_a_small_client_says_that_nobody_answers(tmp_path: pathlib.Path) -
     program = start("--target", f"unix:{tmp_path / 'nobody'}")
     assert program.stderr is not None
     said = await asyncio.to_thread(program.stderr.readline)
-    assert said.startswith("the node's service endpoints cannot be asked for")
+    assert said.startswith("cannot read the service endpoints of this node")
     program.terminate()
     await asyncio.to_thread(program.communicate, timeout=WAIT_SECONDS)
 

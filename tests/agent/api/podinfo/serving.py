@@ -12,9 +12,9 @@ import grpc
 
 from agent import labels
 from agent.api.podinfo import pod_conditions
-from agent.api.podinfo.merge import Known
-from agent.api.podinfo.pod_conditions import Sightings
-from agent.api.podinfo.publisher import Telling
+from agent.api.podinfo.merge import PodRecord
+from agent.api.podinfo.pod_conditions import ConditionsEncoder
+from agent.api.podinfo.publisher import PodsPublisher
 from agent.api.podinfo.server import SERVICE, PodInfoServer
 from agent.client import podinfo_pb2
 from agent.pods.conditions import FALSE, TRUE, Conditions
@@ -77,7 +77,7 @@ class _Conditions(Conditions):
     def set(self, pod: Pod, kind: str, status: str, reason: str, message: str) -> bool:
         is_changed = super().set(pod, kind, status, reason, message)
         if is_changed:
-            self._node.telling.hint()
+            self._node.publisher.hint()
         return is_changed
 
 
@@ -88,11 +88,11 @@ class Node:
         self.directory = directory
         self.path = directory / "podinfo" / "podinfo.sock"
         self.pods: dict[str, Pod] = {}
-        self.more: dict[str, Known] = {}
+        self.more: dict[str, PodRecord] = {}
         """What API server and kubelet know, by the runtime's uid."""
         self.unready_because: str | None = None
         self.conditions = _Conditions(self)
-        self.telling = self._new_telling()
+        self.publisher = self._new_publisher()
         self.server = self._new_server()
         self.limits: dict[str, float] = {}
 
@@ -104,7 +104,7 @@ class Node:
         self.conditions.set(
             pod, labels.ISOLATION_READY, TRUE, "Enforced", "Its gates are attached."
         )
-        self.telling.hint()
+        self.publisher.hint()
         return pod
 
     def set(self, pod: Pod, passes: bool, message: str = "") -> None:
@@ -116,41 +116,41 @@ class Node:
     def remove(self, pod: Pod) -> None:
         del self.pods[pod.uid]
         self.conditions.forget(pod.uid)
-        self.telling.hint()
+        self.publisher.hint()
 
-    def everything(self) -> dict[str, Known]:
+    def everything(self) -> dict[str, PodRecord]:
         own = {
-            uid: Known(pod=pod, own=tuple(self.conditions.of(uid)))
+            uid: PodRecord(pod=pod, own=tuple(self.conditions.of(uid)))
             for uid, pod in self.pods.items()
         }
         return own | self.more
 
-    def _new_telling(self) -> Telling:
-        return Telling(
+    def _new_publisher(self) -> PodsPublisher:
+        return PodsPublisher(
             self.everything,
-            teller=Sightings,
+            encoder=ConditionsEncoder,
             header=pod_conditions.header,
             unready_because=lambda: self.unready_because,
         )
 
     def _new_server(self, **limits: Any) -> PodInfoServer:
         return PodInfoServer(
-            self.telling, path=self.path, inner=self.directory / "in" / "grpc.sock", **limits
+            self.publisher, path=self.path, inner=self.directory / "in" / "grpc.sock", **limits
         )
 
     @contextlib.asynccontextmanager
     async def serving(self, **limits: Any) -> AsyncIterator[Calls]:
         """One life of the agent. limits: of the server."""
-        self.telling = self._new_telling()
+        self.publisher = self._new_publisher()
         self.server = self._new_server(**limits)
         running = [
-            asyncio.create_task(self.telling.run()),
+            asyncio.create_task(self.publisher.run()),
             asyncio.create_task(self.server.run()),
         ]
         try:
             await until(self.path.exists)
             if self.unready_because is None:
-                await self.telling.is_ready.wait()
+                await self.publisher.is_ready.wait()
             async with self.channel() as channel:
                 yield Calls(channel)
         finally:
@@ -170,7 +170,7 @@ class Node:
 
     def is_pending(self, count: int) -> bool:
         """Whether so many watches are open."""
-        return self.server.watchers == count
+        return self.server.watches == count
 
 
 async def until(is_so: Callable[[], bool]) -> None:

@@ -157,7 +157,7 @@ async def test_restarted_agent_says_so_until_it_knows_again(node: Node) -> None:
             await calls.watched(before.instance_id, before.rev).read()
         assert caught.value.code() is UNREADY
         node.unready_because = None
-        await node.telling.is_ready.wait()
+        await node.publisher.is_ready.wait()
         after = await calls.watched(before.instance_id, before.rev).read()
         assert after.instance_id != before.instance_id
         assert [one.pod_name for one in after.pods] == ["web"]
@@ -192,7 +192,7 @@ async def test_what_changes_nothing_is_no_revision(node: Node) -> None:
         watch = calls.watched()
         first = await watch.read()
         for _ in range(3):
-            node.telling.hint()
+            node.publisher.hint()
             node.set(pod, True)
             await asyncio.sleep(0.02)
         node.set(pod, False)

@@ -30,7 +30,7 @@ import os, sys
 from agent.client import podinfo as client
 # Before it becomes somebody else, who may be unable to reach packages below this user's home:
 # grpcio imports with its first channel. Both connect with their first call.
-asking, shut_out = client.Client(sys.argv[1]), client.Client(sys.argv[2])
+asking, shut_out = client.PodInfoClient(sys.argv[1]), client.PodInfoClient(sys.argv[2])
 os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 state = asking.list(20)
 print(*[pod.pod_name for pod in state.pods])
@@ -38,7 +38,7 @@ assert asking.next() == state
 asking.close()
 try:
     shut_out.list(20)
-except client.Broken as error:
+except client.base.StreamError as error:
     print(error.code.name)
 """
 
@@ -65,7 +65,7 @@ async def test_who_asks_too_often_is_told_to_come_later(node: Node) -> None:
         # A call is an error once its answer is out: the client may be first.
         await polling.until("two errors", lambda: node.server.errors[GET] == 2)
         assert node.server.requests[LIST] == 1
-        assert node.server.refusals() == {"connections": 0, "rate": 4}
+        assert node.server.rejected == {"connections": 0, "rate": 4}
 
 
 async def test_streams_of_health_are_limited_too(node: Node) -> None:
@@ -173,7 +173,7 @@ async def test_connections_beyond_a_users_share_are_closed_at_once(
             reader, writer = await asyncio.open_unix_connection(str(node.path))
             stack.callback(writer.close)
             opened.append((reader, writer))
-        await until(lambda: node.server.refusals()["connections"] == 7)
+        await until(lambda: node.server.rejected["connections"] == 7)
         assert node.server.connections == 4
         # Who was in goes on, and whoever leaves makes room.
         await calls.listed()
@@ -209,7 +209,7 @@ async def test_reader_that_never_reads_holds_up_nobody(node: Node) -> None:
 def test_doorway_leaves_files_for_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1024))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, wanted: None)
-    made = peer_credentials.Doorway(pathlib.Path("a"), pathlib.Path("b"))
+    made = peer_credentials.PeerCredentialProxy(pathlib.Path("a"), pathlib.Path("b"))
     made.limit()
     assert made.connections == (1024 - 512) // 3
     assert made.per_user == made.connections // 2

@@ -1,13 +1,14 @@
 """Of several who say something of a pod, the newest word is told, with who says it."""
 
+import dataclasses
 import datetime
 from typing import Any
 
 import msgspec
 
 from agent import labels
-from agent.api.podinfo.merge import Known
-from agent.api.podinfo.pod_conditions import Sightings
+from agent.api.podinfo.merge import PodRecord
+from agent.api.podinfo.pod_conditions import ConditionsEncoder
 from agent.client import podinfo_pb2
 from agent.kube.objects import ApiPod
 from agent.pods.conditions import Condition
@@ -47,14 +48,14 @@ def own(kind: str, status: str) -> Condition:
     return Condition(kind, status, "Reason", "message", START)
 
 
-def told(known: Known, at: datetime.datetime = START) -> podinfo_pb2.PodConditions:
-    content = Sightings().tell(known, at).content
+def told(known: PodRecord, at: datetime.datetime = START) -> podinfo_pb2.PodConditions:
+    content = ConditionsEncoder().encode(known, at).content
     response = podinfo_pb2.ListPodConditionsResponse.FromString(content)
     first: podinfo_pb2.PodConditions = response.pods[0]
     return first
 
 
-def said(known: Known) -> dict[str, tuple[int, int]]:
+def said(known: PodRecord) -> dict[str, tuple[int, int]]:
     return {one.type: (one.status, one.source) for one in told(known).conditions}
 
 
@@ -65,14 +66,14 @@ def test_podgates_own_conditions_come_before_the_api_servers_echo() -> None:
         b'"status":{"conditions":[{"type":"%s","status":"False"}]}'
         % labels.PROBES_PASSING.encode(),
     )
-    known = Known(
+    known = PodRecord(
         of_api=msgspec.json.decode(stale, type=ApiPod), own=(own(labels.PROBES_PASSING, "True"),)
     )
     assert said(known) == {labels.PROBES_PASSING: (TRUE, PODGATE)}
 
 
 def test_kubelet_knows_best_what_it_computes_itself() -> None:
-    known = Known(
+    known = PodRecord(
         of_api=pod("9", Ready="True", Initialized="True"), of_kubelet=pod("7", Ready="False")
     )
     assert said(known) == {"Ready": (FALSE, KUBELET), "Initialized": (TRUE, API)}
@@ -80,12 +81,12 @@ def test_kubelet_knows_best_what_it_computes_itself() -> None:
 
 def test_of_others_conditions_the_newer_object_counts() -> None:
     older, newer = pod("7", custom="False"), pod("9", custom="True")
-    assert said(Known(of_api=newer, of_kubelet=older)) == {"custom": (TRUE, API)}
-    assert said(Known(of_api=older, of_kubelet=newer)) == {"custom": (TRUE, KUBELET)}
+    assert said(PodRecord(of_api=newer, of_kubelet=older)) == {"custom": (TRUE, API)}
+    assert said(PodRecord(of_api=older, of_kubelet=newer)) == {"custom": (TRUE, KUBELET)}
 
 
 def test_pod_that_only_the_runtime_knows_has_podgates_conditions() -> None:
-    known = Known(
+    known = PodRecord(
         pod=Pod(uid="u", namespace="tests", name="web"), own=(own(labels.ISOLATION_READY, "True"),)
     )
     assert said(known) == {labels.ISOLATION_READY: (TRUE, PODGATE)}
@@ -95,37 +96,37 @@ def test_pod_that_only_the_runtime_knows_has_podgates_conditions() -> None:
 def test_status_that_nobody_knows_is_unspecified_and_a_wrong_time_left_out() -> None:
     one = pod("7", Ready="Perhaps")
     wrong = msgspec.json.encode(one).replace(SINCE.encode(), b"yesterday")
-    (condition,) = told(Known(of_api=msgspec.json.decode(wrong, type=ApiPod))).conditions
+    (condition,) = told(PodRecord(of_api=msgspec.json.decode(wrong, type=ApiPod))).conditions
     assert condition.status == podinfo_pb2.CONDITION_STATUS_UNSPECIFIED
     assert not condition.HasField("last_transition_time")
 
 
 def test_static_pod_has_both_uids() -> None:
     mirror = pod("7", uid="api-uid", mirrors="config-hash")
-    alone = Known(of_kubelet=pod("", uid="config-hash"))
+    alone = PodRecord(of_kubelet=pod("", uid="config-hash"))
     assert (told(alone).static, told(alone).mirror_pod_uid) == (True, "")
-    both = Known(of_api=mirror, of_kubelet=alone.of_kubelet)
+    both = PodRecord(of_api=mirror, of_kubelet=alone.of_kubelet)
     assert told(both).static
     assert (told(both).pod_uid, told(both).mirror_pod_uid) == ("config-hash", "api-uid")
-    assert set(Sightings().tell(both, START).uids) == {"config-hash", "api-uid"}
+    assert set(ConditionsEncoder().encode(both, START).uids) == {"config-hash", "api-uid"}
 
 
 def test_pod_that_is_leaving_says_since_when() -> None:
     leaving = msgspec.structs.replace(
         pod("7"), metadata=msgspec.structs.replace(pod("7").metadata, deletion_timestamp=SINCE)
     )
-    assert told(Known(of_api=leaving)).deletion_timestamp.seconds == START.timestamp()
+    assert told(PodRecord(of_api=leaving)).deletion_timestamp.seconds == START.timestamp()
 
 
 class Ageing:
-    """One pod's `Sightings` over time."""
+    """One pod's `ConditionsEncoder` over time."""
 
     def __init__(self) -> None:
-        self.sightings = Sightings()
+        self.sightings = ConditionsEncoder()
 
-    def seconds(self, at: float, known: Known) -> float | None:
+    def seconds(self, at: float, known: PodRecord) -> float | None:
         """When its only condition was first seen as it is; None if that is not known."""
-        entry = self.sightings.tell(known, START + datetime.timedelta(seconds=at))
+        entry = self.sightings.encode(known, START + datetime.timedelta(seconds=at))
         response = podinfo_pb2.ListPodConditionsResponse.FromString(entry.content)
         (condition,) = response.pods[0].conditions
         if not condition.HasField("observe_time"):
@@ -136,14 +137,14 @@ class Ageing:
 
 def test_age_counts_from_the_last_change_of_anything_about_a_condition() -> None:
     age = Ageing()
-    assert age.seconds(0, Known(of_api=pod("7", Ready="True"))) == 0
-    assert age.seconds(5, Known(of_api=pod("8", Ready="True"))) == 0
-    assert age.seconds(9, Known(of_api=pod("9", Ready="False"))) == 9
+    assert age.seconds(0, PodRecord(of_api=pod("7", Ready="True"))) == 0
+    assert age.seconds(5, PodRecord(of_api=pod("8", Ready="True"))) == 0
+    assert age.seconds(9, PodRecord(of_api=pod("9", Ready="False"))) == 9
 
 
 def test_what_was_saved_before_a_restart_has_no_age_until_it_is_confirmed() -> None:
     age = Ageing()
-    saved = Known(of_api=pod("7", Ready="True"), is_confirmed=False)
+    saved = PodRecord(of_api=pod("7", Ready="True"), is_confirmed=False)
     assert age.seconds(0, saved) is None
     assert age.seconds(5, saved) is None
-    assert age.seconds(9, saved._replace(is_confirmed=True)) == 9
+    assert age.seconds(9, dataclasses.replace(saved, is_confirmed=True)) == 9

@@ -12,10 +12,10 @@ import pytest
 
 from agent import labels
 from agent.api.podinfo import pod_objects
-from agent.api.podinfo.merge import Known
-from agent.api.podinfo.pod_objects import PodObjects
-from agent.api.podinfo.pods_api import PodsApi
-from agent.api.podinfo.publisher import Telling
+from agent.api.podinfo.merge import PodRecord
+from agent.api.podinfo.pod_objects import PodsEncoder
+from agent.api.podinfo.pods_api import PodsApiServer
+from agent.api.podinfo.publisher import PodsPublisher
 from agent.kube.objects import ApiPod
 from agent.kubelet import kubelet_pb2, pods_api_reading
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of, until
@@ -26,8 +26,8 @@ from tests.agent.kube.apiserver import recorded
 class Kubelet:
     """What it would be to its clients."""
 
-    def __init__(self, channel: grpc.aio.Channel, telling: Telling) -> None:
-        self.telling = telling
+    def __init__(self, channel: grpc.aio.Channel, telling: PodsPublisher) -> None:
+        self.publisher = telling
         self._channel = channel
 
     async def ask(self, method: str, request: Any, answer: Any) -> Any:
@@ -48,24 +48,24 @@ class Kubelet:
 
 @contextlib.asynccontextmanager
 async def serving(node: Node) -> AsyncIterator[Kubelet]:
-    node.telling = Telling(
+    node.publisher = PodsPublisher(
         node.everything,
-        teller=PodObjects,
+        encoder=PodsEncoder,
         header=pod_objects.header,
         unready_because=lambda: node.unready_because,
     )
     path = node.directory / "pods-api" / "pods-api.sock"
     running = [
-        asyncio.create_task(node.telling.run()),
-        asyncio.create_task(PodsApi(node.telling, path).run()),
+        asyncio.create_task(node.publisher.run()),
+        asyncio.create_task(PodsApiServer(node.publisher, path).run()),
     ]
     try:
         await until(path.exists)
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         if node.unready_because is None:
-            await node.telling.is_ready.wait()
+            await node.publisher.is_ready.wait()
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-            yield Kubelet(channel, node.telling)
+            yield Kubelet(channel, node.publisher)
     finally:
         for task in running:
             task.cancel()
@@ -97,7 +97,7 @@ async def test_watch_tells_all_then_that_these_were_all_then_changes(node: Node)
 
 async def test_api_servers_pod_comes_as_it_is_but_for_its_probes(node: Node) -> None:
     actual = msgspec.convert(recorded("pod-with-gate"), ApiPod)
-    node.more = {actual.uid: Known(of_api=actual)}
+    node.more = {actual.uid: PodRecord(of_api=actual)}
     async with serving(node) as kubelet:
         request = kubelet_pb2.GetPodRequest(podUID=actual.uid)
         answer = await kubelet.ask("GetPod", request, kubelet_pb2.GetPodResponse)
@@ -117,7 +117,7 @@ async def test_api_servers_pod_comes_as_it_is_but_for_its_probes(node: Node) -> 
 
 
 async def test_static_pod_is_had_by_both_uids_and_others_are_not_found(node: Node) -> None:
-    node.more = {"hash": Known(of_api=api_pod("7", uid="api-uid", mirrors="hash"))}
+    node.more = {"hash": PodRecord(of_api=api_pod("7", uid="api-uid", mirrors="hash"))}
     async with serving(node) as kubelet:
         for uid in ("hash", "api-uid"):
             request = kubelet_pb2.GetPodRequest(podUID=uid)

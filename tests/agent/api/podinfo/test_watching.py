@@ -61,7 +61,7 @@ async def test_slow_reader_gets_the_newest_and_others_do_not_wait_for_it(node: N
         for number in range(200):
             node.set(pods[number % _PODS], False, f"{_MESSAGE} {number}")
             await quick.read()
-        newest = node.telling.snapshot
+        newest = node.publisher.snapshot
         assert newest is not None
         revs: list[int] = []
         while not revs or revs[-1] != newest.rev:
@@ -80,7 +80,7 @@ async def test_watches_that_have_ended_leave_nothing(node: Node) -> None:
             await watch.read()
             watch.cancel()
         await until(lambda: node.is_pending(0))
-        assert node.telling.waiting == 0
+        assert node.publisher.waiting == 0
 
 
 async def test_thousand_watchers_of_a_full_node_hear_of_a_change(node: Node) -> None:
@@ -105,7 +105,7 @@ async def test_thousand_watchers_of_a_full_node_hear_of_a_change(node: Node) -> 
             told = podinfo_pb2.WatchPodConditionsResponse.FromString(second[0])
             assert len(told.pods) == _PODS
             assert told == podinfo_pb2.WatchPodConditionsResponse.FromString(
-                node.telling.snapshot.everything  # type: ignore[union-attr]
+                node.publisher.snapshot.response  # type: ignore[union-attr]
             )
         finally:
             for watch in watches:
@@ -120,14 +120,14 @@ async def test_loop_goes_on_while_a_thousand_are_served(node: Node) -> None:
     served: list[int] = []
 
     async def wait(than: int) -> None:
-        served.append((await node.telling.newer(than)).rev)
+        served.append((await node.publisher.wait_newer(node.publisher.instance_id, than)).rev)
 
     pod: Pod = node.add("web")
     async with node.serving():
-        assert node.telling.snapshot is not None
-        rev = node.telling.snapshot.rev
+        assert node.publisher.snapshot is not None
+        rev = node.publisher.snapshot.rev
         waiting = [asyncio.create_task(wait(rev)) for _ in range(_WATCHERS)]
-        await until(lambda: node.telling.waiting == _WATCHERS)
+        await until(lambda: node.publisher.waiting == _WATCHERS)
         node.set(pod, False)
         most = before = 0
         while len(served) < _WATCHERS:

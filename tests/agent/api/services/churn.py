@@ -29,11 +29,11 @@ class Change(NamedTuple):
     matters: bool
 
 
-def services() -> Iterator[objects.Service]:
+def services() -> Iterator[objects.ApiService]:
     for number in range(SERVICES):
         address = f"198.18.{number // 250}.{number % 250 + 1}"
         content = service_json(name(number), clusterIP=address, clusterIPs=[address])
-        yield read(content, objects.Service)
+        yield read(content, objects.ApiService)
 
 
 def first_slices() -> list[Json]:

@@ -1,52 +1,58 @@
-"""A served book, and readers of it."""
+"""A served publisher, and readers of it."""
 
 import asyncio
 import contextlib
 import pathlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
 
-from agent.api.services.publisher import Book
-from agent.api.services.server import Server
+from agent.api.services.publisher import ServicePublisher
+from agent.api.services.server import ServicesServer
 from agent.client import endpoints_pb2 as pb
-from agent.client.services import METHOD, Client
+from agent.client.services import METHOD, ServicesClient
 from tests.agent.api.services.making import NODE, endpoint_json, endpoint_slice, service
 
 WAIT_SECONDS = 30.0
 
 
 class Served:
-    """A book and its server, which can be ended and begun again."""
+    """A publisher and its server, which can be stopped and started again."""
 
     def __init__(self, socket: pathlib.Path) -> None:
         self.socket = socket
         self.target = f"unix://{socket}"
-        self.book = Book(NODE, news=lambda uid, address: None)
+        self.publisher = ServicePublisher(NODE, readiness=lambda uid, address: None)
         self.port = 0
         self._stack = contextlib.AsyncExitStack()
         self._running: asyncio.Task[None] | None = None
 
-    async def begin(
+    async def start(
         self,
         *,
-        address: tuple[str, int] | None = None,
         is_complete: bool = True,
-        make: Callable[[Book], Server] = Server,
+        **options: Any,
     ) -> None:
-        self.book = Book(NODE, news=lambda uid, address: None)
-        self._running = asyncio.create_task(self.book.run())
+        """options: of the server."""
+        self.publisher = ServicePublisher(NODE, readiness=lambda uid, address: None)
+        self._running = asyncio.create_task(self.publisher.run())
         self.port = await self._stack.enter_async_context(
-            make(self.book).serving(self.socket, self.socket.parent.parent / "a" / "i", address)
+            ServicesServer(
+                self.publisher,
+                path=self.socket,
+                inner=self.socket.parent.parent / "a" / "i",
+                **options,
+            ).serve()
         )
-        self.book.set_service(None, service())
-        self.book.set_slice(None, endpoint_slice(endpoint_json("198.19.0.1", node=NODE)))
+        self.publisher.set_service(None, service())
+        self.publisher.set_slice(None, endpoint_slice(endpoint_json("198.19.0.1", node=NODE)))
         if is_complete:
-            self.book.complete()
-            await self.book.newer(0, 0)
+            self.publisher.complete()
+            await self.publisher.wait_newer(0, 0)
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         await self._stack.aclose()
         if self._running:
             self._running.cancel()
@@ -54,17 +60,17 @@ class Served:
 
     async def change(self, name: str) -> None:
         """A revision with one more service."""
-        rev = self.book.rev
-        self.book.set_service(None, service(name))
-        await self.book.newer(self.book.instance_id, rev)
+        rev = self.publisher.rev
+        self.publisher.set_service(None, service(name))
+        await self.publisher.wait_newer(self.publisher.instance_id, rev)
 
 
 @pytest.fixture
 async def served(tmp_path: pathlib.Path) -> AsyncIterator[Served]:
-    """Not begun yet."""
+    """Not started yet."""
     made = Served(tmp_path / "localnet" / "localnet.sock")
     yield made
-    await made.end()
+    await made.stop()
 
 
 @pytest.fixture
@@ -74,9 +80,9 @@ async def channel(served: Served) -> AsyncIterator[grpc.aio.Channel]:
 
 
 @pytest.fixture
-def client(served: Served) -> Client:
+def client(served: Served) -> ServicesClient:
     """In a thread of its own, as in a process of its own: `asyncio.to_thread(client.next)`."""
-    return Client(served.target, error_delay_seconds=0.02)
+    return ServicesClient(served.target, error_delay_seconds=0.02)
 
 
 async def ask(channel: grpc.aio.Channel, instance_id: int = 0, rev: int = 0) -> list[pb.NextItem]:

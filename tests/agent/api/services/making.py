@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from agent.api.services import encode, objects, slices
-from agent.api.services.endpoint_selection import Place
-from agent.api.services.slices import News
+from agent.api.services.slices import ReadinessSource
+from agent.api.services.topology import NodeTopology
 from agent.client import endpoints_pb2 as pb
 
 Json = dict[str, Any]
@@ -84,8 +84,8 @@ def slice_json(
     }
 
 
-def service(*args: Any, **spec: Any) -> objects.Service:
-    made: objects.Service = read(service_json(*args, **spec), objects.Service)
+def service(*args: Any, **spec: Any) -> objects.ApiService:
+    made: objects.ApiService = read(service_json(*args, **spec), objects.ApiService)
     return made
 
 
@@ -99,17 +99,19 @@ def read(content: Json, kind: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(content), type=kind)
 
 
-def no_news(uid: str, address: str) -> bool | None:
+def no_readiness(uid: str, address: str) -> bool | None:
     return None
 
 
-def told(
-    one: objects.Service,
+def encoded(
+    one: objects.ApiService,
     *found: objects.EndpointSlice,
     zone: str = "",
-    news: News = no_news,
+    readiness: ReadinessSource = no_readiness,
 ) -> pb.ServiceEndpoints:
-    made = encode.tell(one, [slices.read(each, NODE) for each in found], Place(NODE, zone), news)
+    made = encode.encode_service(
+        one, [slices.parse(each, NODE) for each in found], NodeTopology(NODE, zone), readiness
+    )
     assert made is not None
     return made
 

@@ -48,7 +48,7 @@ class Agent:
             api, settings, store, self.source, events, Metrics(self.conditions)
         )
         assert self.outputs.endpoints is not None
-        self.book = self.outputs.endpoints.book
+        self.publisher = self.outputs.endpoints.publisher
         self.target = f"unix:{localnet_socket(directory)}"
 
     def probed(self, status: str, reason: str) -> None:
@@ -87,7 +87,7 @@ async def agent(server: ApiServer, api: ApiClient, tmp_path: pathlib.Path) -> As
     made = Agent(api, tmp_path)
     running = [asyncio.create_task(made.source.run()), asyncio.create_task(made.outputs.run())]
     async with asyncio.timeout(WAIT_SECONDS):
-        await made.book.newer(0, 0)
+        await made.publisher.wait_newer(0, 0)
         while made.source.pods.get("web-pod") is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     yield made

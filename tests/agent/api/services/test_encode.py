@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 
 from agent.api.services import encode, slices
-from agent.api.services.endpoint_selection import Place
+from agent.api.services.topology import NodeTopology
 from agent.client import endpoints_pb2 as pb
 from tests.agent.api.services.making import (
     NODE,
     SLICE_PORTS,
+    encoded,
     endpoint_json,
     endpoint_slice,
-    no_news,
+    no_readiness,
     service,
     targets,
-    told,
 )
 
 HEADLESS = {"clusterIP": "None", "clusterIPs": ["None"]}
@@ -23,7 +23,7 @@ BOTH = {"clusterIP": "198.18.0.1", "clusterIPs": ["198.18.0.1", "fd00:18::1"]}
 
 
 def test_a_service_is_told_with_all_that_proxies_ask() -> None:
-    found = told(
+    found = encoded(
         service(
             type="LoadBalancer",
             externalIPs=["198.18.9.1"],
@@ -92,21 +92,21 @@ def test_a_service_is_told_with_all_that_proxies_ask() -> None:
     ],
 )
 def test_what_is_not_for_this_node_is_not_told(spec: dict[str, Any]) -> None:
-    assert encode.tell(service(**spec), [], Place(NODE), no_news) is None
+    assert encode.encode_service(service(**spec), [], NodeTopology(NODE), no_readiness) is None
 
 
 def test_a_service_without_ports_is_told_without_any() -> None:
-    assert not told(service(ports=None), endpoint_slice(endpoint_json("198.19.0.1"))).ports
+    assert not encoded(service(ports=None), endpoint_slice(endpoint_json("198.19.0.1"))).ports
 
 
 def test_a_port_without_endpoints_is_told_so() -> None:
-    (port,) = told(service(), endpoint_slice()).ports
+    (port,) = encoded(service(), endpoint_slice()).ports
     assert not port.endpoints
     assert not port.has_endpoints_anywhere
 
 
 def test_ports_find_their_endpoints_by_name_and_protocol() -> None:
-    found = told(
+    found = encoded(
         service(
             ports=[
                 {"name": "dns", "protocol": "UDP", "port": 53},
@@ -136,7 +136,7 @@ def test_ports_find_their_endpoints_by_name_and_protocol() -> None:
 
 
 def test_a_port_without_a_name_finds_those_without() -> None:
-    found = told(
+    found = encoded(
         service(ports=[{"port": 80}]),
         endpoint_slice(endpoint_json("198.19.0.1"), ports=[{"name": "", "port": 8080}]),
     )
@@ -144,7 +144,7 @@ def test_a_port_without_a_name_finds_those_without() -> None:
 
 
 def test_each_family_is_judged_by_itself() -> None:
-    found = told(
+    found = encoded(
         service(**BOTH),
         endpoint_slice(
             endpoint_json("198.19.0.1", ready=False, serving=True, terminating=True),
@@ -164,7 +164,7 @@ def test_each_family_is_judged_by_itself() -> None:
 
 
 def test_a_family_without_a_cluster_ip_is_passed_by() -> None:
-    found = told(
+    found = encoded(
         service(externalIPs=["fd00:18::9", "198.18.9.1"]),
         endpoint_slice(endpoint_json("fd00:18::2"), family="IPv6"),
     )
@@ -175,22 +175,22 @@ def test_a_family_without_a_cluster_ip_is_passed_by() -> None:
 def test_terminating_endpoints_are_a_last_resort() -> None:
     leaving = endpoint_json("198.19.0.1", ready=False, serving=True, terminating=True)
     gone = endpoint_json("198.19.0.2", ready=False, serving=False, terminating=True)
-    (port,) = told(service(), endpoint_slice(leaving, gone)).ports
+    (port,) = encoded(service(), endpoint_slice(leaving, gone)).ports
     assert targets(port) == ["198.19.0.1:8080"]
     assert port.endpoints[0].is_terminating
-    (port,) = told(service(), endpoint_slice(leaving, gone, endpoint_json("198.19.0.3"))).ports
+    (port,) = encoded(service(), endpoint_slice(leaving, gone, endpoint_json("198.19.0.3"))).ports
     assert targets(port) == ["198.19.0.3:8080"]
 
 
 def test_unknown_conditions_count_as_yes_but_for_terminating() -> None:
-    (port,) = told(service(), endpoint_slice(endpoint_json("198.19.0.1", ready=None))).ports
+    (port,) = encoded(service(), endpoint_slice(endpoint_json("198.19.0.1", ready=None))).ports
     assert targets(port) == ["198.19.0.1:8080"]
     assert not port.endpoints[0].is_terminating
 
 
 def test_an_endpoint_in_two_slices_is_told_once() -> None:
     moving = endpoint_json("198.19.0.1")
-    found = told(service(), endpoint_slice(moving), endpoint_slice(moving, name="web-2"))
+    found = encoded(service(), endpoint_slice(moving), endpoint_slice(moving, name="web-2"))
     assert targets(found.ports[0]) == ["198.19.0.1:8080"]
 
 
@@ -200,13 +200,13 @@ def test_of_two_mentions_the_local_and_ready_one_counts(is_first: bool) -> None:
         endpoint_slice(endpoint_json("198.19.0.1", node=NODE), name="web-2"),
         endpoint_slice(endpoint_json("198.19.0.1", ready=False)),
     ]
-    (port,) = told(service(), *(both if is_first else reversed(both))).ports
+    (port,) = encoded(service(), *(both if is_first else reversed(both))).ports
     assert [one.is_local for one in port.endpoints] == [True]
 
 
 def test_headless_services_are_told_for_dns() -> None:
     (port,) = (
-        found := told(
+        found := encoded(
             service(**HEADLESS),
             endpoint_slice(
                 endpoint_json("198.19.0.1", zones=["b"], hostname="db-0"),
@@ -224,7 +224,7 @@ def test_headless_services_are_told_for_dns() -> None:
 
 
 def test_a_headless_service_without_ports_has_addresses_all_the_same() -> None:
-    found = told(
+    found = encoded(
         service(**HEADLESS, ports=None), endpoint_slice(endpoint_json("198.19.0.1"), ports=None)
     )
     assert [(port.port, targets(port)) for port in found.ports] == [(0, ["198.19.0.1:0"])]
@@ -240,18 +240,18 @@ def test_newer_news_of_local_pods_counts() -> None:
         return {"ill": False, "well": True}.get(uid)
 
     found = endpoint_slice(ill, well, remote, leaving)
-    assert targets(told(service(), found, news=news).ports[0]) == [
+    assert targets(encoded(service(), found, readiness=news).ports[0]) == [
         "198.19.0.2:8080",
         "198.19.0.3:8080",
     ]
-    assert targets(told(service(), found).ports[0]) == ["198.19.0.1:8080", "198.19.0.3:8080"]
+    assert targets(encoded(service(), found).ports[0]) == ["198.19.0.1:8080", "198.19.0.3:8080"]
 
 
-def test_a_service_that_publishes_all_asks_for_no_news() -> None:
-    found = told(
+def test_a_service_that_publishes_all_asks_for_no_readiness() -> None:
+    found = encoded(
         service(publishNotReadyAddresses=True),
         endpoint_slice(endpoint_json("198.19.0.1", node=NODE, serving=False, uid="ill")),
-        news=lambda uid, address: False,
+        readiness=lambda uid, address: False,
     )
     assert targets(found.ports[0]) == ["198.19.0.1:8080"]
 
@@ -270,7 +270,7 @@ def test_a_service_that_publishes_all_asks_for_no_news() -> None:
     ],
 )
 def test_a_malformed_endpoint_is_left_out(endpoint: dict[str, Any]) -> None:
-    found = told(service(), endpoint_slice(endpoint, endpoint_json("198.19.0.7")))
+    found = encoded(service(), endpoint_slice(endpoint, endpoint_json("198.19.0.7")))
     assert targets(found.ports[0]) == ["198.19.0.7:8080"]
 
 
@@ -287,7 +287,7 @@ def test_a_malformed_endpoint_is_left_out(endpoint: dict[str, Any]) -> None:
     ],
 )
 def test_a_malformed_port_of_a_slice_is_left_out(port: dict[str, Any]) -> None:
-    found = told(
+    found = encoded(
         service(),
         endpoint_slice(endpoint_json("198.19.0.1"), ports=[port]),
         endpoint_slice(endpoint_json("198.19.0.2"), name="web-2"),
@@ -297,12 +297,12 @@ def test_a_malformed_port_of_a_slice_is_left_out(port: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("family", ["FQDN", "", "IPv5"])
 def test_slices_of_other_kinds_are_left_out(family: str) -> None:
-    found = told(service(), endpoint_slice(endpoint_json("198.19.0.1"), family=family))
+    found = encoded(service(), endpoint_slice(endpoint_json("198.19.0.1"), family=family))
     assert not found.ports[0].endpoints
 
 
 def test_malformed_ports_of_a_service_are_left_out() -> None:
-    found = told(
+    found = encoded(
         service(
             ports=[
                 {"name": "none"},
@@ -317,13 +317,13 @@ def test_malformed_ports_of_a_service_are_left_out() -> None:
 
 
 def test_addresses_are_canonical() -> None:
-    found = told(
+    found = encoded(
         service(clusterIP="FD00:0018:0::1", clusterIPs=["FD00:0018:0::1"]),
         endpoint_slice(endpoint_json("fd00:18:0:0::00a"), family="IPv6"),
     )
     assert list(found.cluster_ips) == ["fd00:18::1"]
     assert targets(found.ports[0]) == ["fd00:18::a:8080"]
-    old = told(service(), endpoint_slice(endpoint_json("198.019.000.010")))
+    old = encoded(service(), endpoint_slice(endpoint_json("198.019.000.010")))
     assert targets(old.ports[0]) == ["198.19.0.10:8080"]
 
 
@@ -338,14 +338,14 @@ def test_five_thousand_endpoints_are_told_sorted_and_once() -> None:
         )
         for first in reversed(range(0, 5000, 100))
     ]
-    (port,) = told(service(), *found).ports
+    (port,) = encoded(service(), *found).ports
     assert len(port.endpoints) == 5000
     assert targets(port)[:2] == ["198.19.0.1:8080", "198.19.0.2:8080"]
     assert targets(port)[-1] == "198.19.19.250:8080"
 
 
 def test_a_slice_needs_news_only_of_its_local_pods() -> None:
-    read = slices.read(
+    read = slices.parse(
         endpoint_slice(
             endpoint_json("198.19.0.1", node=NODE, uid="a"),
             endpoint_json("198.19.0.2", node=NODE),

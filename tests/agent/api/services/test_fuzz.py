@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.api.services import encode, objects, slices, stream_items
-from agent.api.services.endpoint_selection import Place
+from agent.api.services.topology import NodeTopology
 from agent.client import endpoints_pb2 as pb
-from tests.agent.api.services.making import NODE, no_news
+from tests.agent.api.services.making import NODE, no_readiness
 
 ADDRESSES = st.sampled_from(
     ("198.19.0.1", "fd00:18::1", "None", "", "::ffff:198.19.0.1", "1.2.3", "0" * 99, "é.1.2.3", ".")
@@ -64,12 +64,12 @@ METADATA = {"namespace": "default", "name": "web"}
 
 @given(spec=SPECS, found=st.lists(SLICES, max_size=3))
 def test_what_can_be_decoded_can_be_told(spec: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    service = msgspec.convert({"metadata": METADATA, "spec": spec}, objects.Service)
+    service = msgspec.convert({"metadata": METADATA, "spec": spec}, objects.ApiService)
     read = [
-        slices.read(msgspec.convert({"metadata": METADATA, **one}, objects.EndpointSlice), NODE)
+        slices.parse(msgspec.convert({"metadata": METADATA, **one}, objects.EndpointSlice), NODE)
         for one in found
     ]
-    told = encode.tell(service, read, Place(NODE), no_news)
+    told = encode.encode_service(service, read, NodeTopology(NODE), no_readiness)
     if told is None:
         return
     (part,) = stream_items.parts([stream_items.element(told)])

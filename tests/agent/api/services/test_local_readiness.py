@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.api.services.local_readiness import LocalNews, Word, judge
+from agent.api.services.local_readiness import LocalReadiness, ProbeReadiness, effective_readiness
 from agent.kube.objects import ApiPod
 from agent.pods.conditions import FALSE, TRUE, Condition
 
@@ -58,49 +58,65 @@ def pod(
         # Nobody probes it.
         (None, pod("True"), None),
         # Both say the same: so it is, whatever the slices still say.
-        (Word(True, at(-9)), pod("True"), True),
-        (Word(False, at(-9)), pod("False"), False),
+        (ProbeReadiness(True, at(-9)), pod("True"), True),
+        (ProbeReadiness(False, at(-9)), pod("False"), False),
         # Who changed his mind last is believed.
-        (Word(False, at(1)), pod("True"), False),
-        (Word(False, at(-1)), pod("True"), None),
-        (Word(True, at(1)), pod("False", is_container_ready=False), True),
-        (Word(True, at(-1)), pod("False", is_container_ready=False), None),
+        (ProbeReadiness(False, at(1)), pod("True"), False),
+        (ProbeReadiness(False, at(-1)), pod("True"), None),
+        (ProbeReadiness(True, at(1)), pod("False", is_container_ready=False), True),
+        (ProbeReadiness(True, at(-1)), pod("False", is_container_ready=False), None),
         # In the same second: podgate, since the API's time was cut off.
-        (Word(False, at(0.5)), pod("True"), False),
-        (Word(False, at(0)), pod("True"), False),
+        (ProbeReadiness(False, at(0.5)), pod("True"), False),
+        (ProbeReadiness(False, at(0)), pod("True"), False),
         # The kubelet has not said anything, or not when.
-        (Word(False, at(-1)), pod(None), False),
-        (Word(False, at(-1)), pod("True", None), False),
-        (Word(False, at(-1)), pod("True", "yesterday"), False),
-        (Word(True, at(1)), pod(None, is_container_ready=False), True),
+        (ProbeReadiness(False, at(-1)), pod(None), False),
+        (ProbeReadiness(False, at(-1)), pod("True", None), False),
+        (ProbeReadiness(False, at(-1)), pod("True", "yesterday"), False),
+        (ProbeReadiness(True, at(1)), pod(None, is_container_ready=False), True),
         # That probes pass is not enough where something else is missing.
-        (Word(True, at(1)), pod("False", is_container_ready=False, probe=None), None),
+        (ProbeReadiness(True, at(1)), pod("False", is_container_ready=False, probe=None), None),
         (
-            Word(True, at(1)),
+            ProbeReadiness(True, at(1)),
             pod("False", is_container_ready=False, probe={"exec": {"command": ["true"]}}),
             None,
         ),
-        (Word(True, at(1)), pod("False", gates=("other",)), None),
-        (Word(True, at(1)), pod("False", gates=("other",), conditions={"other": "False"}), None),
-        (Word(True, at(1)), pod("False", gates=("other",), conditions={"other": "True"}), True),
-        (Word(True, at(1)), pod("False", gates=(GATE,), conditions={GATE: "False"}), True),
+        (ProbeReadiness(True, at(1)), pod("False", gates=("other",)), None),
+        (
+            ProbeReadiness(True, at(1)),
+            pod("False", gates=("other",), conditions={"other": "False"}),
+            None,
+        ),
+        (
+            ProbeReadiness(True, at(1)),
+            pod("False", gates=("other",), conditions={"other": "True"}),
+            True,
+        ),
+        (
+            ProbeReadiness(True, at(1)),
+            pod("False", gates=(GATE,), conditions={GATE: "False"}),
+            True,
+        ),
         # That they fail is enough.
-        (Word(False, at(1)), pod("True", gates=("other",), conditions={"other": "True"}), False),
+        (
+            ProbeReadiness(False, at(1)),
+            pod("True", gates=("other",), conditions={"other": "True"}),
+            False,
+        ),
         # The node's own address is not the pod's.
-        (Word(False, at(1)), pod("True", hostNetwork=True), None),
+        (ProbeReadiness(False, at(1)), pod("True", hostNetwork=True), None),
     ],
 )
 def test_who_changed_his_mind_last_is_believed(
-    word: Word | None, found: ApiPod, verdict: bool | None
+    word: ProbeReadiness | None, found: ApiPod, verdict: bool | None
 ) -> None:
-    assert judge(word, found) is verdict
+    assert effective_readiness(word, found) is verdict
 
 
 def test_a_container_that_nobody_has_started_is_not_ready() -> None:
     bare = msgspec.structs.replace(
         pod("False"), status=msgspec.structs.replace(pod("False").status, container_statuses=())
     )
-    assert judge(Word(True, at(1)), bare) is None
+    assert effective_readiness(ProbeReadiness(True, at(1)), bare) is None
 
 
 class Heard:
@@ -109,14 +125,14 @@ class Heard:
     def __init__(self) -> None:
         self.now = at(10)
         self.told: list[frozenset[str]] = []
-        self.news = LocalNews(on_change=self.told.append, now=lambda: self.now)
+        self.readiness = LocalReadiness(on_changed=self.told.append, now=lambda: self.now)
 
     def note(self, reason: str) -> None:
         status = TRUE if reason == "ProbesPassing" else FALSE
-        self.news.note("api-1", Condition(GATE, status, reason, "", self.now))
+        self.readiness.set_probes("api-1", Condition(GATE, status, reason, "", self.now))
 
     def is_ready(self) -> bool | None:
-        return self.news.is_ready("api-1", "198.19.0.1")
+        return self.readiness.is_ready("api-1", "198.19.0.1")
 
 
 BOTH = frozenset(("api-1", "198.19.0.1"))
@@ -124,13 +140,13 @@ BOTH = frozenset(("api-1", "198.19.0.1"))
 
 def test_a_pod_that_fails_is_told_once_by_uid_and_address() -> None:
     heard = Heard()
-    heard.news.see(pod())
+    heard.readiness.set_pod(pod())
     assert heard.is_ready() is None
     heard.note("ProbeFailing")
     heard.note("ProbeFailing")
     assert heard.is_ready() is False
-    assert heard.news.is_ready("", "198.19.0.1") is False
-    assert heard.news.is_ready("another", "198.19.0.1") is None
+    assert heard.readiness.is_ready("", "198.19.0.1") is False
+    assert heard.readiness.is_ready("another", "198.19.0.1") is None
     assert heard.told == [BOTH]
 
 
@@ -140,28 +156,28 @@ def test_since_when_is_when_the_word_changed_and_not_the_condition() -> None:
     heard.note("NotProbed")
     heard.now = at(10)
     heard.note("ProbeFailing")
-    heard.news.see(pod())
+    heard.readiness.set_pod(pod())
     assert heard.is_ready() is False
 
 
 @pytest.mark.parametrize("reason", ["NoProbes", "HostNetwork", "NotProbed", "NotDescribed"])
 def test_reasons_that_tell_of_no_probe_are_no_news(reason: str) -> None:
     heard = Heard()
-    heard.news.see(pod())
+    heard.readiness.set_pod(pod())
     heard.note(reason)
     assert heard.is_ready() is None
 
 
 def test_an_agent_that_has_just_begun_has_no_news() -> None:
     heard = Heard()
-    heard.news.see(pod())
+    heard.readiness.set_pod(pod())
     heard.note("ProbePending")
     assert heard.is_ready() is None
 
 
 def test_a_pod_that_recovers_stays_out_until_it_has_passed_often_enough() -> None:
     heard = Heard()
-    heard.news.see(pod())
+    heard.readiness.set_pod(pod())
     for reason in ("ProbesPassing", "ProbeFailing", "ProbePending"):
         heard.note(reason)
     assert heard.is_ready() is False
@@ -171,20 +187,20 @@ def test_a_pod_that_recovers_stays_out_until_it_has_passed_often_enough() -> Non
 
 def test_the_kubelets_later_word_takes_over() -> None:
     heard = Heard()
-    heard.news.see(pod())
+    heard.readiness.set_pod(pod())
     heard.note("ProbeFailing")
-    heard.news.see(pod("True", "2026-01-01T12:00:20Z"))
+    heard.readiness.set_pod(pod("True", "2026-01-01T12:00:20Z"))
     assert heard.is_ready() is None
     assert heard.told == [BOTH, BOTH]
 
 
 def test_a_pod_that_is_gone_says_nothing_of_the_next_one_at_its_address() -> None:
     heard = Heard()
-    heard.news.see(pod())
+    heard.readiness.set_pod(pod())
     heard.note("ProbeFailing")
-    heard.news.forget("api-1")
-    heard.news.see(pod(uid="api-2"))
-    assert heard.news.is_ready("", "198.19.0.1") is None
+    heard.readiness.forget("api-1")
+    heard.readiness.set_pod(pod(uid="api-2"))
+    assert heard.readiness.is_ready("", "198.19.0.1") is None
     assert heard.is_ready() is None
     assert heard.told == [BOTH, BOTH]
 
@@ -192,8 +208,8 @@ def test_a_pod_that_is_gone_says_nothing_of_the_next_one_at_its_address() -> Non
 def test_a_pod_gets_its_address_later() -> None:
     heard = Heard()
     heard.note("ProbeFailing")
-    heard.news.see(pod(ip="198.19.0.9"))
+    heard.readiness.set_pod(pod(ip="198.19.0.9"))
     assert heard.is_ready() is False
-    heard.news.see(pod())
-    assert heard.news.is_ready("", "198.19.0.1") is False
-    assert heard.news.is_ready("", "198.19.0.9") is None
+    heard.readiness.set_pod(pod())
+    assert heard.readiness.is_ready("", "198.19.0.1") is False
+    assert heard.readiness.is_ready("", "198.19.0.9") is None

@@ -20,9 +20,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from grpc_tools import protoc
 
-from agent.api.services.server import SERVICE, ListenError, Server
+from agent.api.listen import ListenError
+from agent.api.services.server import SERVICE
 from agent.client import endpoints_pb2 as pb
-from agent.client.services import METHOD, Client
+from agent.client.services import METHOD, ServicesClient
 from tests.agent.api.services.conftest import WAIT_SECONDS, Served, ask
 from tests.agent.api.services.making import endpoint_json, endpoint_slice, service
 
@@ -36,7 +37,7 @@ def names(items: list[pb.NextItem]) -> list[str]:
 async def test_generated_stubs_get_a_whole_state(
     served: Served, channel: grpc.aio.Channel, tmp_path: pathlib.Path
 ) -> None:
-    await served.begin()
+    await served.start()
     proto = "agent/client/endpoints.proto"
     assert protoc.main(["", f"-I{ROOT}", f"--grpc_python_out={tmp_path}", proto]) == 0
     spec = importlib.util.spec_from_file_location(
@@ -49,13 +50,13 @@ async def test_generated_stubs_get_a_whole_state(
     call = generated.EndpointsStub(channel).Next(pb.NextFilter(), timeout=WAIT_SECONDS)
     items = [item async for item in call]
     assert [item.WhichOneof("item") for item in items] == ["next", "services", "end"]
-    assert items[0].next == pb.NextFilter(instance_id=served.book.instance_id, rev=1)
+    assert items[0].next == pb.NextFilter(instance_id=served.publisher.instance_id, rev=1)
     assert names(items) == ["web"]
     assert items[-1].end.service_count == 1
 
 
 async def test_reflection_tells_enough_to_ask(served: Served) -> None:
-    await served.begin()
+    await served.start()
 
     def reflect() -> tuple[list[str], list[Any]]:
         with grpc.insecure_channel(served.target) as channel:
@@ -80,12 +81,12 @@ async def test_reflection_tells_enough_to_ask(served: Served) -> None:
 async def test_health_says_serving_when_there_is_something_to_tell(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
-    await served.begin(is_complete=False)
+    await served.start(is_complete=False)
     stub = health_pb2_grpc.HealthStub(channel)
     request = health_pb2.HealthCheckRequest(service=SERVICE)
     assert (await stub.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
     following = stub.Watch(request, timeout=WAIT_SECONDS)
-    served.book.complete()
+    served.publisher.complete()
     async for answer in following:
         if answer.status == health_pb2.HealthCheckResponse.SERVING:
             break
@@ -95,11 +96,11 @@ async def test_health_says_serving_when_there_is_something_to_tell(
 async def test_nothing_is_told_before_everything_is_known(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
-    await served.begin(is_complete=False)
+    await served.start(is_complete=False)
     asking = asyncio.create_task(ask(channel))
     await served_a_call(channel)
     assert not asking.done()
-    served.book.complete()
+    served.publisher.complete()
     assert names(await asking) == ["web"]
 
 
@@ -111,8 +112,8 @@ async def served_a_call(channel: grpc.aio.Channel) -> None:
 async def test_who_has_the_newest_waits_for_a_change(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
-    await served.begin()
-    asking = asyncio.create_task(ask(channel, served.book.instance_id, 1))
+    await served.start()
+    asking = asyncio.create_task(ask(channel, served.publisher.instance_id, 1))
     await served_a_call(channel)
     assert not asking.done()
     await served.change("api")
@@ -124,28 +125,28 @@ async def test_who_has_the_newest_waits_for_a_change(
 async def test_who_comes_from_another_instance_starts_again(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
-    await served.begin()
-    assert names(await ask(channel, served.book.instance_id + 1, 1)) == ["web"]
-    assert names(await ask(channel, served.book.instance_id, 99)) == ["web"]
+    await served.start()
+    assert names(await ask(channel, served.publisher.instance_id + 1, 1)) == ["web"]
+    assert names(await ask(channel, served.publisher.instance_id, 99)) == ["web"]
 
 
 async def test_who_was_away_gets_the_newest_and_not_what_was_between(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
-    await served.begin()
+    await served.start()
     for name in ("a", "b", "c"):
         await served.change(name)
-    items = await ask(channel, served.book.instance_id, 1)
+    items = await ask(channel, served.publisher.instance_id, 1)
     assert items[0].next.rev == 4
     assert names(items) == ["a", "b", "c", "web"]
 
 
-async def test_a_client_goes_on_over_a_restart(served: Served, client: Client) -> None:
-    await served.begin()
+async def test_a_client_goes_on_over_a_restart(served: Served, client: ServicesClient) -> None:
+    await served.start()
     first = await asyncio.to_thread(client.next)
     asking = asyncio.create_task(asyncio.to_thread(client.next))
-    await served.end()
-    await served.begin()
+    await served.stop()
+    await served.start()
     second = await asyncio.wait_for(asking, WAIT_SECONDS)
     await asyncio.to_thread(client.close)
     assert first is not None
@@ -157,14 +158,14 @@ async def test_a_client_goes_on_over_a_restart(served: Served, client: Client) -
 async def test_a_slow_reader_holds_up_nobody_and_then_gets_the_newest(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
-    await served.begin()
+    await served.start()
     many = endpoint_slice(*(endpoint_json(address) for address in addresses(5000)))
     for number in range(40):
         name = f"s{number:02}"
-        served.book.set_service(None, service(name))
+        served.publisher.set_service(None, service(name))
         one = endpoint_slice(service=name, name=name)
-        served.book.set_slice(None, msgspec.structs.replace(one, endpoints=many.endpoints))
-    rev = (await served.book.newer(served.book.instance_id, 1)).rev
+        served.publisher.set_slice(None, msgspec.structs.replace(one, endpoints=many.endpoints))
+    rev = (await served.publisher.wait_newer(served.publisher.instance_id, 1)).rev
     slow = channel.unary_stream(
         METHOD,
         request_serializer=pb.NextFilter.SerializeToString,
@@ -192,7 +193,7 @@ def addresses(count: int) -> list[str]:
 async def test_what_is_no_grpc_harms_nobody(
     served: Served, channel: grpc.aio.Channel, garbage: bytes
 ) -> None:
-    await served.begin()
+    await served.start()
     reader, writer = await asyncio.open_unix_connection(served.socket)
     writer.write(garbage)
     async with asyncio.timeout(WAIT_SECONDS):
@@ -228,7 +229,7 @@ async def test_a_wrong_call_gets_a_clear_status(
     content: bytes,
     code: grpc.StatusCode,
 ) -> None:
-    await served.begin()
+    await served.start()
     assert await raw(channel, method, content) is code
     assert names(await ask(channel)) == ["web"]
 
@@ -236,8 +237,8 @@ async def test_a_wrong_call_gets_a_clear_status(
 async def test_who_asks_in_a_loop_is_refused_and_a_follower_is_not(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
-    await served.begin(make=lambda book: Server(book, at_once_burst=3))
-    following = asyncio.create_task(ask(channel, served.book.instance_id, 1))
+    await served.start(burst=3)
+    following = asyncio.create_task(ask(channel, served.publisher.instance_id, 1))
     await served_a_call(channel)
     codes = [await raw(channel, METHOD, b"") for _ in range(20)]
     assert codes[:3] == [grpc.StatusCode.OK] * 3
@@ -248,11 +249,10 @@ async def test_who_asks_in_a_loop_is_refused_and_a_follower_is_not(
 
 @pytest.mark.kernel
 async def test_a_user_has_only_so_many_calls_open(
-    served: Served, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
+    served: Served, channel: grpc.aio.Channel
 ) -> None:
-    monkeypatch.setattr("agent.api.services.server._CALLS_EACH", 2)
-    await served.begin()
-    waiting = [asyncio.create_task(ask(channel, served.book.instance_id, 1)) for _ in range(2)]
+    await served.start(calls_per_user=2)
+    waiting = [asyncio.create_task(ask(channel, served.publisher.instance_id, 1)) for _ in range(2)]
     await served_a_call(channel)
     assert await raw(channel, METHOD, b"") is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert await as_nobody(served) == "['web']"
@@ -263,7 +263,7 @@ async def test_a_user_has_only_so_many_calls_open(
 
 @pytest.mark.kernel
 async def test_a_reader_without_rights_reads(served: Served) -> None:
-    await served.begin()
+    await served.start()
     assert stat.S_IMODE(served.socket.stat().st_mode) == 0o666
     assert stat.S_IMODE(served.socket.parent.stat().st_mode) == 0o755
     assert await as_nobody(served) == "['web']"
@@ -273,7 +273,7 @@ async def test_a_reader_without_rights_reads(served: Served) -> None:
 async def test_what_one_user_asks_too_often_another_still_gets(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
-    await served.begin(make=lambda book: Server(book, at_once_burst=1))
+    await served.start(burst=1)
     codes = [await raw(channel, METHOD, b"") for _ in range(10)]
     assert grpc.StatusCode.RESOURCE_EXHAUSTED in codes
     assert await as_nobody(served) == "['web']"
@@ -282,12 +282,12 @@ async def test_what_one_user_asks_too_often_another_still_gets(
 async def as_nobody(served: Served) -> str:
     """What a process of another user is told."""
     code = (
-        "import os, sys; from agent.client.services import Client;"
+        "import os, sys; from agent.client.services import ServicesClient;"
         # Before it becomes somebody else, who may be unable to reach packages below this user's
         # home: grpcio imports with its first channel. It connects with the first call.
-        "client = Client('unix:localnet/localnet.sock');"
+        "client = ServicesClient('unix:localnet/localnet.sock');"
         "os.chdir(sys.argv[1]); os.setgroups([]); os.setgid(65534); os.setuid(65534);"
-        "print([one.name for one in client.ask(20).services])"
+        "print([one.name for one in client.request(20).services])"
     )
     directory = served.socket.parent.parent
     # The socket's own directory is open; those above it are the test's.
@@ -306,7 +306,7 @@ async def as_nobody(served: Served) -> str:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_the_loopback_serves_the_same_if_asked(served: Served, host: str) -> None:
-    await served.begin(address=(host, 0))
+    await served.start(address=(host, 0))
     name = f"[{host}]" if ":" in host else host
     async with grpc.aio.insecure_channel(f"{name}:{served.port}") as channel:
         assert names(await ask(channel)) == ["web"]
@@ -318,7 +318,7 @@ async def test_what_an_earlier_agent_left_is_replaced(
     served.socket.parent.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(served.socket))
-    await served.begin()
+    await served.start()
     assert names(await ask(channel)) == ["web"]
 
 
@@ -327,22 +327,22 @@ async def test_a_port_that_is_taken_is_one_sentence(served: Served) -> None:
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(ListenError, match="cannot be served"),
     ):
-        await served.begin(address=taken.getsockname())
+        await served.start(address=taken.getsockname())
 
 
 async def test_a_path_that_is_too_long_is_one_sentence(tmp_path: pathlib.Path) -> None:
     made = Served(tmp_path / ("x" * 120) / "localnet.sock")
     with pytest.raises(ListenError, match="choose another"):
-        await made.begin()
-    await made.end()
+        await made.start()
+    await made.stop()
 
 
 async def test_five_thousand_endpoints_in_one_service_arrive(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
-    await served.begin()
+    await served.start()
     many = endpoint_slice(*(endpoint_json(address) for address in addresses(5000)), name="w")
-    served.book.set_slice(None, many)
-    await served.book.newer(served.book.instance_id, 1)
+    served.publisher.set_slice(None, many)
+    await served.publisher.wait_newer(served.publisher.instance_id, 1)
     items = await ask(channel)
     assert len(items[1].services.items[0].ports[0].endpoints) == 5000

@@ -60,7 +60,9 @@ class Node:
     async def newest(self) -> dict[str, pb.ServiceEndpoints]:
         """The next state by name, over the socket."""
         async with asyncio.timeout(WAIT_SECONDS):
-            await self.endpoints.book.newer(self.endpoints.book.instance_id, self.rev)
+            await self.endpoints.publisher.wait_newer(
+                self.endpoints.publisher.instance_id, self.rev
+            )
             async with grpc.aio.insecure_channel(self.target) as channel:
                 items = await ask(channel)
         self.rev = items[0].next.rev
@@ -118,7 +120,7 @@ async def test_nothing_is_told_until_all_has_been_heard(
         async with asyncio.timeout(WAIT_SECONDS):
             await node.endpoints.services.synced.wait()
         await asyncio.sleep(0.2)
-        assert (asking.done(), node.endpoints.book.rev) == (False, 0)
+        assert (asking.done(), node.endpoints.publisher.rev) == (False, 0)
         may_tell.set()
         assert list(await asking) == ["web"]
 
@@ -145,8 +147,8 @@ async def test_what_was_heard_last_is_told_without_an_api_server(
 async def test_local_pods_are_told_of_without_an_api_server(node: Node) -> None:
     now = datetime.datetime.now(datetime.UTC)
     await node.newest()
-    node.endpoints.see_pod(pod())
-    node.endpoints.changed("web-pod", condition(now, "ProbeFailing"))
+    node.endpoints.set_pod(pod())
+    node.endpoints.condition_changed("web-pod", condition(now, "ProbeFailing"))
     assert targets((await node.newest())["web"].ports[0]) == ["198.19.0.2:8080"]
     node.endpoints.forget_pod("web-pod")
     assert targets((await node.newest())["web"].ports[0]) == ["198.19.0.1:8080"]
@@ -206,13 +208,13 @@ async def test_a_socket_that_cannot_be_had_ends_nothing(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agent.api.services.source._LISTEN_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr("agent.api.server._RETRY_SECONDS", 0.05)
     put_node(server)
     in_the_way = tmp_path / "localnet"
     in_the_way.write_text("not a directory", encoding="utf-8")
     async with Node(api, tmp_path).running() as node:
         async with asyncio.timeout(WAIT_SECONDS):
-            await node.endpoints.book.newer(0, 0)
+            await node.endpoints.publisher.wait_newer(0, 0)
         in_the_way.unlink()
         async with asyncio.timeout(WAIT_SECONDS):
             while not localnet_socket(tmp_path).exists():  # noqa: ASYNC110

@@ -28,14 +28,14 @@ def run_directory(served: Served) -> str:
 
 
 async def test_services_are_a_table(served: Served, run_directory: str) -> None:
-    await served.begin()
+    await served.start()
     leaving = endpoint_json("198.19.0.9", ready=False, serving=True, terminating=True)
-    served.book.set_service(None, service("dns", type="NodePort", ports=[PORT]))
+    served.publisher.set_service(None, service("dns", type="NodePort", ports=[PORT]))
     ports = [{"name": "dns", "protocol": "UDP", "port": 8080}]
-    served.book.set_slice(None, endpoint_slice(leaving, service="dns", name="d", ports=ports))
-    served.book.set_service(None, service("set", clusterIP="None", clusterIPs=["None"]))
-    served.book.set_service(None, service("bare", ports=None))
-    await served.book.newer(served.book.instance_id, 1)
+    served.publisher.set_slice(None, endpoint_slice(leaving, service="dns", name="d", ports=ports))
+    served.publisher.set_service(None, service("set", clusterIP="None", clusterIPs=["None"]))
+    served.publisher.set_service(None, service("bare", ports=None))
+    await served.publisher.wait_newer(served.publisher.instance_id, 1)
     result = await podgate("services", "--run-directory", run_directory)
     lines = [line.split() for line in result.output.splitlines() if line.strip()]
     assert result.exit_code == 0
@@ -56,7 +56,7 @@ PORT = {"name": "dns", "protocol": "UDP", "port": 53, "nodePort": 30053}
 
 
 async def test_services_are_json(served: Served, run_directory: str) -> None:
-    await served.begin()
+    await served.start()
     result = await podgate("services", "--output", "json", "--run-directory", run_directory)
     found = json.loads(result.output)
     assert found["rev"] == "1"
@@ -68,7 +68,7 @@ async def test_services_are_json(served: Served, run_directory: str) -> None:
 async def test_missing_server_is_one_sentence(tmp_path: pathlib.Path) -> None:
     result = await podgate("services", "--run-directory", str(tmp_path))
     assert result.exit_code == 1
-    assert result.output.startswith("podgate: the node's service endpoints cannot be asked for")
+    assert result.output.startswith("podgate: cannot read the service endpoints of this node")
     assert "--service-endpoints" in result.output
     assert result.output.count("\n") == 1
 
@@ -77,7 +77,7 @@ async def test_incomplete_services_are_one_sentence(
     served: Served, run_directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.cli.commands.services._ANSWER_SECONDS", 0.1)
-    await served.begin(is_complete=False)
+    await served.start(is_complete=False)
     result = await podgate("services", "--run-directory", run_directory)
     assert result.exit_code == 1
     assert "has not listed all services yet" in result.output
@@ -98,7 +98,7 @@ def watching(run_directory: str) -> "subprocess.Popen[str]":
 async def test_watching_shows_each_state_until_interrupted(
     served: Served, run_directory: str
 ) -> None:
-    await served.begin()
+    await served.start()
     program = watching(run_directory)
     assert program.stdout is not None
     first = json.loads(await asyncio.to_thread(program.stdout.readline))

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from agent import labels
-from agent.api.podinfo.endpoint import PodInfo, socket
+from agent.api.podinfo.service import PodInfoService, socket
 from agent.client import podinfo_pb2
 from agent.kube.api_pods import KUBELET, ApiPods
 from agent.kube.client import ApiClient
@@ -41,7 +41,7 @@ class Agent:
             state=run_directory / "state" / "pods.json",
         )
         self.conditions = Conditions()
-        self.pod_info = PodInfo(
+        self.pod_info = PodInfoService(
             run_directory,
             pods=lambda: self.pods.values(),
             conditions_of=self.conditions.of,

@@ -1,14 +1,14 @@
-"""All pods of the node, by everybody who knows of them."""
+"""All pods of the node, from all sources."""
 
 from collections.abc import Callable, Iterable
 
-from agent.api.podinfo.merge import Known
+from agent.api.podinfo.merge import PodRecord
 from agent.kube.api_pods import ApiPods
 from agent.pods.conditions import Condition
 from agent.pods.pod import Pod
 
 
-class NodePods:
+class PodRecords:
     """Joins the agent's pods and conditions with the objects of API server and kubelet."""
 
     def __init__(
@@ -18,19 +18,19 @@ class NodePods:
         conditions_of: Callable[[str], list[Condition]],
         source: ApiPods | None,
     ) -> None:
-        """pods: those that the agent guards; source: in a cluster."""
+        """pods: the agent's; source: in a cluster."""
         self._pods = pods
         self._conditions_of = conditions_of
         self._source = source
 
-    def everything(self) -> dict[str, Known]:
+    def all(self) -> dict[str, PodRecord]:
         """By the runtime's uid."""
-        # Without a namespace it is a manifest that never was a pod.
+        # A manifest without a namespace never became a pod.
         pods = {pod.uid: pod for pod in self._pods() if pod.namespace}
         source = self._source
         uids = dict.fromkeys((*pods, *(source.uids if source else ())))
         return {
-            uid: Known(
+            uid: PodRecord(
                 pod=pods.get(uid),
                 of_api=source.of_api(uid) if source else None,
                 of_kubelet=source.of_kubelet(uid) if source else None,

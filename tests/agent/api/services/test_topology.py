@@ -5,14 +5,16 @@ import itertools
 import msgspec
 import pytest
 
-from agent.api.services.endpoint_selection import Choice, Place, Policies, choose
+from agent.api.services.topology import EndpointChoice, NodeTopology, TrafficPolicies, choose
 
-HERE = Place("node1", "a")
-CLUSTER = Policies()
-LOCAL = Policies(is_internal_local=True)
-OUTSIDE = Policies(is_reachable_from_outside=True)
-OUTSIDE_LOCAL = Policies(is_external_local=True, is_reachable_from_outside=True)
-ALL_LOCAL = Policies(is_internal_local=True, is_external_local=True, is_reachable_from_outside=True)
+HERE = NodeTopology("node1", "a")
+CLUSTER = TrafficPolicies()
+LOCAL = TrafficPolicies(is_internal_local=True)
+OUTSIDE = TrafficPolicies(is_reachable_from_outside=True)
+OUTSIDE_LOCAL = TrafficPolicies(is_external_local=True, is_reachable_from_outside=True)
+ALL_LOCAL = TrafficPolicies(
+    is_internal_local=True, is_external_local=True, is_reachable_from_outside=True
+)
 
 
 class One(msgspec.Struct, frozen=True):
@@ -70,7 +72,7 @@ def endpoints(text: str) -> list[One]:
         ("r R", ALL_LOCAL, "1", "1", "0 1", True),
         ("r", ALL_LOCAL, "", "", "0", True),
         # Not reachable from outside, so the external policy says nothing.
-        ("r R", Policies(is_external_local=True), "0 1", "", "", True),
+        ("r R", TrafficPolicies(is_external_local=True), "0 1", "", "", True),
         # Zones: all ready ones have a hint, and one of them is ours.
         ("r@a r@b", CLUSTER, "0", "", "", True),
         ("r@a,b r@b", CLUSTER, "0", "", "", True),
@@ -92,18 +94,23 @@ def endpoints(text: str) -> list[One]:
     ],
 )
 def test_the_rules_choose(
-    text: str, policies: Policies, internal: str, external: str, from_node: str, has_any: bool
+    text: str,
+    policies: TrafficPolicies,
+    internal: str,
+    external: str,
+    from_node: str,
+    has_any: bool,
 ) -> None:
     def indexes(words: str) -> frozenset[int]:
         return frozenset(map(int, words.split()))
 
-    assert choose(endpoints(text), policies, HERE) == Choice(
+    assert choose(endpoints(text), policies, HERE) == EndpointChoice(
         indexes(internal), indexes(external), indexes(from_node), has_any
     )
 
 
 def test_a_node_without_a_zone_heeds_no_zone_hints() -> None:
-    assert choose(endpoints("r@a r@b"), CLUSTER, Place("node1")).internal == {0, 1}
+    assert choose(endpoints("r@a r@b"), CLUSTER, NodeTopology("node1")).internal == {0, 1}
 
 
 STATES = ("r", "t", "u", "R", "T", "U")
@@ -117,13 +124,13 @@ WORDS = tuple(state + hint for state in STATES for hint in HINTS)
 def test_all_pairs_of_endpoints_obey_the_rules(
     is_internal_local: bool, is_external_local: bool, is_reachable: bool
 ) -> None:
-    policies = Policies(is_internal_local, is_external_local, is_reachable)
+    policies = TrafficPolicies(is_internal_local, is_external_local, is_reachable)
     for words in itertools.combinations_with_replacement(WORDS, 2):
         found = endpoints(" ".join(words))
         assert choose(found, policies, HERE) == by_definition(found, policies), words
 
 
-def by_definition(found: list[One], policies: Policies) -> Choice:
+def by_definition(found: list[One], policies: TrafficPolicies) -> EndpointChoice:
     """The rules said once more, as sentences about sets."""
     everything = set(range(len(found)))
     ready = {i for i in everything if found[i].is_ready}
@@ -140,7 +147,7 @@ def by_definition(found: list[One], policies: Policies) -> Choice:
         or leaving
     )
     local = (ready & own) or (leaving & own)
-    return Choice(
+    return EndpointChoice(
         internal=frozenset(local if policies.is_internal_local else cluster),
         external=frozenset(
             (local if policies.is_external_local else cluster)

@@ -1,0 +1,59 @@
+"""Listening sockets of the agent: unix sockets, and gRPC's own."""
+
+import pathlib
+import socket
+
+import grpc
+
+from agent.errors import PodgateError
+
+
+class ListenError(PodgateError):
+    """A socket or port cannot be opened; the message says what to do."""
+
+
+def unix_socket(path: pathlib.Path, *, directory_mode: int, mode: int) -> socket.socket:
+    """Bind a socket to `path`, in a directory of its own. Raises `ListenError`."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _prepare(path, directory_mode)
+        bound.bind(str(path))
+        path.chmod(mode)
+    except OSError as error:
+        bound.close()
+        raise _socket_error(path, error) from error
+    return bound
+
+
+def add_grpc_socket(server: grpc.aio.Server, path: pathlib.Path) -> None:
+    """Have gRPC listen at `path`, in a directory that only root enters. Raises `ListenError`."""
+    try:
+        _prepare(path, 0o700)
+        server.add_insecure_port(f"unix:{path}")
+    except (OSError, RuntimeError) as error:
+        raise _socket_error(path, error) from error
+
+
+def add_grpc_port(server: grpc.aio.Server, host: str, port: int) -> int:
+    """Have gRPC listen on TCP; returns the port, a free one for 0. Raises `ListenError`."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        return int(server.add_insecure_port(address))
+    except RuntimeError as error:
+        raise ListenError(
+            f"{address} cannot be served ({error}); choose another --localnet-address"
+        ) from error
+
+
+def _prepare(path: pathlib.Path, directory_mode: int) -> None:
+    path.parent.mkdir(mode=directory_mode, parents=True, exist_ok=True)
+    path.parent.chmod(directory_mode)
+    # Left by a previous agent: a running one holds the run directory's lock.
+    path.unlink(missing_ok=True)
+
+
+def _socket_error(path: pathlib.Path, error: Exception) -> ListenError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return ListenError(
+        f"cannot create the socket {path} ({reason}); choose another directory with --run-directory"
+    )

@@ -1,0 +1,137 @@
+"""PodInfo as a part of the agent: its sources, its sockets, its metrics."""
+
+import asyncio
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import core
+
+from agent import tasks
+from agent.api import server as servers
+from agent.api.podinfo import pod_conditions, pod_objects
+from agent.api.podinfo.pod_conditions import ConditionsEncoder
+from agent.api.podinfo.pod_objects import PodsEncoder
+from agent.api.podinfo.pods_api import PodsApiServer
+from agent.api.podinfo.publisher import PodsPublisher
+from agent.api.podinfo.records import PodRecords
+from agent.api.podinfo.server import GET, LIST, PodInfoServer
+from agent.kube.api_pods import ApiPods
+from agent.logs import Event
+from agent.metrics import Family, family
+from agent.pods.changes import Changes, Subscription
+from agent.pods.conditions import Condition
+from agent.pods.pod import Pod
+
+REQUESTS = Family("pod_info_endpoint_requests_total", "counter", "PodInfo requests (KEP-4188).")
+REQUESTS_LIST = Family("pod_info_endpoint_requests_list", "counter", "ListPodConditions requests.")
+REQUESTS_GET = Family("pod_info_endpoint_requests_get", "counter", "GetPodConditions requests.")
+ERRORS_GET = Family("pod_info_endpoint_errors_get", "counter", "Failed GetPodConditions requests.")
+WATCHES = Family("podgate_podinfo_watches", "gauge", "Open PodInfo watches.")
+REJECTED = Family(
+    "podgate_podinfo_rejected_total",
+    "counter",
+    "PodInfo connections and requests rejected by a limit, by limit.",
+    ("reason",),
+)
+
+FAMILIES = (REQUESTS, REQUESTS_LIST, REQUESTS_GET, ERRORS_GET, WATCHES, REJECTED)
+
+
+def socket(run_directory: pathlib.Path) -> pathlib.Path:
+    """In a directory of its own: clients mount directories, since each agent creates the socket."""
+    return run_directory / "podinfo" / "podinfo.sock"
+
+
+class PodInfoService:
+    """Publishes the state of all pods of the node; `hint` when something may have changed."""
+
+    def __init__(
+        self,
+        run_directory: pathlib.Path,
+        *,
+        pods: Callable[[], Iterable[Pod]],
+        conditions_of: Callable[[str], list[Condition]],
+        changes: Iterable[Changes],
+        source: ApiPods | None,
+        unready_because: Callable[[], str | None],
+    ) -> None:
+        """pods: the agent's; changes: of them and their conditions; source: in a cluster, the pods
+        of API server and kubelet; unready_because: why these are not all pods of the node yet, else
+        None."""
+        records = PodRecords(pods=pods, conditions_of=conditions_of, source=source)
+        self._conditions = PodsPublisher(
+            records.all,
+            encoder=ConditionsEncoder,
+            header=pod_conditions.header,
+            unready_because=unready_because,
+        )
+        self._objects = PodsPublisher(
+            records.all,
+            encoder=PodsEncoder,
+            header=pod_objects.header,
+            unready_because=unready_because,
+        )
+        self._server = PodInfoServer(
+            self._conditions,
+            path=socket(run_directory),
+            inner=run_directory / "admin" / "podinfo.sock",
+        )
+        self._pods_api = PodsApiServer(self._objects, run_directory / "pods-api" / "pods-api.sock")
+        self._changes = tuple(changes)
+        if source is not None:
+            source.on_any_change = self.hint
+
+    @property
+    def is_ready(self) -> asyncio.Event:
+        """Set with the first complete list."""
+        return self._conditions.is_ready
+
+    def hint(self) -> None:
+        """Something about a pod may have changed."""
+        self._conditions.hint()
+        self._objects.hint()
+
+    async def run(self) -> None:
+        """Publish and serve until cancelled."""
+        failed = Event.PODINFO_NOT_SERVED
+        async with asyncio.TaskGroup() as group:
+            tasks.start(group, "changes of pods", self._follow)
+            tasks.start(group, "pod conditions", self._conditions.run)
+            tasks.start(group, "pod objects", self._objects.run)
+            tasks.start(
+                group, "podinfo socket", lambda: servers.run_always(self._server.run, failed)
+            )
+            tasks.start(
+                group, "pods-api socket", lambda: servers.run_always(self._pods_api.run, failed)
+            )
+
+    async def _follow(self) -> None:
+        changes = Subscription()
+        for kind in self._changes:
+            kind.subscribe(changes)
+        self.hint()
+        while True:
+            await changes.next()
+            self.hint()
+
+    def collect(self) -> Iterator[core.Metric]:
+        """As a collector of prometheus_client."""
+        server = self._server
+        yield _count(REQUESTS, server.requests.total())
+        yield _count(REQUESTS_LIST, server.requests[LIST])
+        yield _count(REQUESTS_GET, server.requests[GET])
+        yield _count(ERRORS_GET, server.errors[GET])
+        watches = family(WATCHES)
+        watches.add_metric((), server.watches)
+        yield watches
+        rejected = family(REJECTED)
+        for limit, count in sorted(server.rejected.items()):
+            rejected.add_metric((limit,), count)
+        yield rejected
+
+
+def _count(counted: Family, value: int) -> core.Metric:
+    """By the KEP's name to the letter: for a counter prometheus_client would add `_total`."""
+    metric = core.Metric(counted.name, counted.help, "unknown")
+    metric.add_sample(counted.name, {}, value)
+    return metric

@@ -1,0 +1,102 @@
+"""Revisions of a snapshot for many readers: coalesced, resumable, never waiting for a reader."""
+
+import abc
+import asyncio
+import contextlib
+import secrets
+from typing import Generic, TypeVar
+
+SnapshotT = TypeVar("SnapshotT")
+
+# The largest integer that JSON carries exactly.
+_MAX_INSTANCE_ID = (1 << 53) - 1
+# A snapshot may be 100 kB or more: of a thousand readers no more than these are served at once, so
+# that probes and gates run in between.
+_READERS_AT_ONCE = 16
+_PAUSE_SECONDS = 0.001
+
+
+class SnapshotPublisher(abc.ABC, Generic[SnapshotT]):
+    """Publishes the newest snapshot; a slow reader skips the revisions in between.
+
+    `hint` costs nothing: changes within the settle window become one revision, and a change
+    without effect becomes none. Nothing is published before `complete`.
+    """
+
+    def __init__(self, *, settle_seconds: float, instance_id: int | None = None) -> None:
+        """instance_id: of this run of the server; random by default."""
+        self.instance_id = instance_id or 1 + secrets.randbelow(_MAX_INSTANCE_ID)
+        self.snapshot: SnapshotT | None = None
+        self.rev = 0
+        """Of the newest snapshot; 0 before the first."""
+        self.is_ready = asyncio.Event()
+        """Set with the first snapshot."""
+        self._settle_seconds = settle_seconds
+        self._complete = asyncio.Event()
+        self._hinted = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._waiting: dict[asyncio.Future[None], None] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Readers that wait for a newer snapshot."""
+        return len(self._waiting)
+
+    def hint(self, *, is_urgent: bool = False) -> None:
+        """Something may have changed. is_urgent: end the settle window now."""
+        self._hinted.set()
+        if is_urgent:
+            self._urgent.set()
+
+    def complete(self) -> None:
+        """All sources are read: publish from now on."""
+        if not self._complete.is_set():
+            self._complete.set()
+            self.hint(is_urgent=True)
+
+    async def run(self) -> None:
+        """Publish revisions until cancelled."""
+        await self._complete.wait()
+        while True:
+            await self._hinted.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settle_seconds):
+                    await self._urgent.wait()
+            self._hinted.clear()
+            self._urgent.clear()
+            if await self._refresh() or self.snapshot is None:
+                self.rev += 1
+                self.snapshot = self._build()
+                self.is_ready.set()
+                await self._notify()
+
+    def is_newer(self, instance_id: int, rev: int) -> bool:
+        """Whether there is a snapshot, and it is not this one."""
+        return self.snapshot is not None and (instance_id, rev) != (self.instance_id, self.rev)
+
+    async def wait_newer(self, instance_id: int, rev: int) -> SnapshotT:
+        """The newest snapshot, once it is not this one."""
+        while not self.is_newer(instance_id, rev):
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting[waiter] = None
+            try:
+                await waiter
+            finally:
+                self._waiting.pop(waiter, None)
+        assert self.snapshot is not None
+        return self.snapshot
+
+    @abc.abstractmethod
+    async def _refresh(self) -> bool:
+        """Re-read what was hinted; whether the snapshot changes."""
+
+    @abc.abstractmethod
+    def _build(self) -> SnapshotT:
+        """The snapshot of `self.rev`."""
+
+    async def _notify(self) -> None:
+        for number, waiter in enumerate(list(self._waiting), start=1):
+            if not waiter.done():
+                waiter.set_result(None)
+            if number % _READERS_AT_ONCE == 0:
+                await asyncio.sleep(_PAUSE_SECONDS)
