@@ -23,7 +23,7 @@ class ListeningSocket(msgspec.Struct, frozen=True, order=True):
     is_v6_only: bool = False
 
     def accepts(self, address: str) -> bool:
-        """Whether connections to this address of the pod come to it."""
+        """Whether it accepts connections to this address of the pod."""
         if self.address == "0.0.0.0":
             return ":" not in address
         if self.address == "::":
@@ -36,9 +36,9 @@ class ListeningSocket(msgspec.Struct, frozen=True, order=True):
 
 
 def listeners(netns: Netns, port: int = 0) -> list[ListeningSocket]:
-    """The listeners of a namespace, of one port if given; some 50 us, and it does not wait.
+    """The listeners of a namespace, of one port if given; takes about 50 us and does not wait.
 
-    Raises NetnsGoneError, and OSError if the kernel has no inet_diag or no memory.
+    Raises NetnsGoneError, and OSError where the kernel has no inet_diag or no memory.
     """
     found: list[ListeningSocket] = []
     with SockDiag.open_in(netns) as diag:
@@ -57,10 +57,10 @@ def listeners(netns: Netns, port: int = 0) -> list[ListeningSocket]:
 
 
 def is_open(found: Iterable[ListeningSocket], port: int, addresses: Iterable[str]) -> bool:
-    """Whether one of the listeners takes connections to one of the addresses."""
-    asked = tuple(addresses)
+    """Whether one of the listeners accepts connections to one of the addresses."""
+    own = tuple(addresses)
     return any(
-        listener.port == port and any(listener.accepts(address) for address in asked)
+        listener.port == port and any(listener.accepts(address) for address in own)
         for listener in found
     )
 

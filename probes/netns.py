@@ -1,11 +1,10 @@
-"""Sockets born in another network namespace.
+"""Sockets created in another network namespace.
 
-A socket belongs for ever to the namespace of the thread that made it. So
-podgate visits the pod's namespace for the length of one socket() call and uses
-the socket from its one event loop ever after: no thread, no fork, no second
-loop. While away, the thread must run nothing else: signals are blocked, and a
-thread that cannot come home ends the process, since whatever it did next it
-would do as the pod.
+A socket belongs to the namespace of the thread that created it. So podgate enters the pod's
+namespace for the length of one socket() call and uses the socket from its one event loop
+afterwards: no thread, no fork, no second loop. Inside, the thread must run nothing else: signals
+are blocked, and a thread that cannot return ends the process, since it would do everything else as
+the pod.
 """
 
 import ctypes
@@ -19,6 +18,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
+
+from probes.errors import ProbeError
 
 T = TypeVar("T")
 
@@ -47,16 +48,16 @@ _every_signal = ctypes.create_string_buffer(_SIGSET_BYTES)
 _libc.sigfillset(_every_signal)
 
 
-class NetnsError(Exception):
-    """This path cannot be used as a pod's network namespace; the message says what to do."""
+class NetnsError(ProbeError):
+    """The path cannot be used as a pod's network namespace; the message names the remedy."""
 
 
 class NetnsGoneError(NetnsError):
-    """The namespace that was opened here has ended, or another one took its place."""
+    """The namespace no longer exists, or the path leads to another one."""
 
 
 class _OwnNetns:
-    """One thread's way back: its own namespace, and room to save its signal mask."""
+    """A thread's own namespace, to return to, and a buffer for its signal mask."""
 
     def __init__(self) -> None:
         self.descriptor = os.open(OWN_NETNS, os.O_RDONLY | os.O_CLOEXEC)
@@ -69,30 +70,31 @@ class _OwnNetns:
 
 
 class _PerThread(threading.local):
-    """Kept per thread: opening /proc/thread-self/ns/net costs more than all the rest together."""
+    """One for each thread: opening /proc/thread-self/ns/net costs more than all other steps
+    together.
+    """
 
-    home: _OwnNetns | None = None
+    own: _OwnNetns | None = None
 
 
 _per_thread = _PerThread()
 
 
 def close_own_netns() -> None:
-    """Forget which namespace this thread comes from.
+    """Close this thread's own namespace.
 
-    For a thread that has moved to another namespace by itself after it made
-    sockets here: without this call its next socket would take it back to
-    where it was before.
+    For a thread that has moved to another namespace by itself after it created sockets here:
+    without this call its next socket would take it back to the previous one.
     """
-    _per_thread.home = None
+    _per_thread.own = None
 
 
 @dataclass(frozen=True, slots=True)
 class Netns:
-    """One network namespace: where it is found, and which one is meant.
+    """One network namespace: its path and identity.
 
-    No descriptor is held between calls: a held one keeps a dead namespace,
-    with all its devices and sockets, alive.
+    No descriptor is held between calls: it would keep a dead namespace, with all its devices and
+    sockets, alive.
     """
 
     path: str
@@ -102,11 +104,10 @@ class Netns:
 
     @classmethod
     def open(cls, path: str) -> "Netns":
-        """Look at `path` and remember which namespace is there.
+        """Read the identity of the namespace at `path`.
 
-        Raises NetnsGoneError if nothing is there, NetnsError if it is no network
-        namespace or is the caller's own: podgate must never probe the node as
-        if it were a pod.
+        Raises NetnsGoneError if the path does not exist, NetnsError if it is no network namespace
+        or is the caller's own: podgate must never probe the host as if it were a pod.
         """
         try:
             # Namespaces are regular files to stat(); the open of anything else may do things.
@@ -130,13 +131,13 @@ class Netns:
         own = os.stat(OWN_NETNS)
         if (status.st_dev, status.st_ino) == (own.st_dev, own.st_ino):
             raise NetnsError(
-                f"{path} is the node's own network namespace: give the pod's; hostNetwork pods are"
+                f"{path} is the host's network namespace: give the pod's; hostNetwork pods are"
                 " part of the node and cannot be used."
             )
         return cls(path, status.st_dev, status.st_ino)
 
     def exists(self) -> bool:
-        """Whether the same namespace is still found at the path."""
+        """Whether the path still leads to the same namespace."""
         try:
             status = os.stat(self.path)
         except OSError:
@@ -144,33 +145,33 @@ class Netns:
         return (status.st_dev, status.st_ino) == (self.device, self.inode)
 
     def socket(self, family: int, type: int, proto: int = 0) -> socket.socket:
-        """Make a non-blocking, close-on-exec socket inside the namespace.
+        """Create a non-blocking, close-on-exec socket inside the namespace.
 
-        Raises NetnsGoneError if the namespace is no longer there, and OSError if
-        the kernel has no descriptor or memory left, or lacks the privilege
-        (CAP_SYS_ADMIN): the caller's own trouble, not the pod's.
+        Raises NetnsGoneError if the namespace no longer exists, and OSError if the kernel has no
+        descriptor or memory left, or the process lacks CAP_SYS_ADMIN: an error of the caller, not
+        of the pod.
         """
         return self.run_inside(lambda: socket.socket(family, type | _SOCKET_FLAGS, proto))
 
     def read_proc_net(self, name: str) -> str:
-        """A file of /proc/net as processes inside see it; it may take milliseconds.
+        """Read a file of /proc/net as processes inside see it; may take milliseconds.
 
         Raises NetnsGoneError, or OSError (ENOENT: the kernel has no such file).
         """
-        # Which namespace it is about is settled when it is opened.
+        # The open decides the namespace.
         path = f"/proc/thread-self/net/{name}"
         descriptor = self.run_inside(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         with open(descriptor, encoding="ascii", errors="replace") as file:
             return file.read()
 
     def set_sysctl(self, name: str, value: str) -> None:
-        """Write a setting of the namespace itself: `name` as below /proc/sys/net.
+        """Write a setting of the namespace; `name` is the path below /proc/sys/net.
 
         Raises NetnsGoneError, or OSError (ENOENT: the kernel has no such setting).
         """
 
         def write() -> None:
-            # Which namespace it is about is settled at each of these calls.
+            # Each of these calls decides the namespace.
             descriptor = os.open(f"/proc/sys/net/{name}", os.O_WRONLY | os.O_CLOEXEC)
             try:
                 os.write(descriptor, value.encode("ascii"))
@@ -180,10 +181,10 @@ class Netns:
         self.run_inside(write)
 
     def run_inside(self, act: Callable[[], T]) -> T:
-        """Do one short thing inside, in this thread. Raises NetnsGoneError, and OSError."""
-        home = _per_thread.home
-        if home is None:
-            home = _per_thread.home = _OwnNetns()
+        """Call a short function inside, in this thread. Raises NetnsGoneError, and OSError."""
+        own = _per_thread.own
+        if own is None:
+            own = _per_thread.own = _OwnNetns()
         try:
             descriptor = os.open(self.path, _OPEN_FLAGS)
         except OSError as error:
@@ -194,15 +195,15 @@ class Netns:
             status = os.fstat(descriptor)
             if status.st_ino != self.inode or status.st_dev != self.device:
                 raise NetnsGoneError(_gone(self.path))
-            return _inside(descriptor, home, act)
+            return _inside(descriptor, own, act)
         finally:
             os.close(descriptor)
 
     def cookie(self) -> int | None:
-        """The kernel's number for this namespace, which no later one gets until the next boot.
+        """The kernel's number for this namespace, unique until the next boot.
 
-        None where it is gone, and on kernels before 5.14 (e8b9eab99232 "net: retrieve netns cookie
-        via getsocketopt").
+        None if the namespace no longer exists, and on kernels before 5.14 (e8b9eab99232 "net:
+        retrieve netns cookie via getsocketopt").
         """
         try:
             with self.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
@@ -216,7 +217,7 @@ _EXAMPLE = "/run/netns/NAME or /proc/PID/ns/net"
 
 
 def _gone(path: str) -> str:
-    return f"the network namespace {path} is gone: its pod has ended or was made anew."
+    return f"the network namespace {path} is gone: its pod has ended or was created again."
 
 
 def _strerror(error: OSError | ValueError) -> str:
@@ -230,15 +231,14 @@ def _is_netns(descriptor: int) -> bool:
         return False
 
 
-def _inside(target: int, home: _OwnNetns, act: Callable[[], T]) -> T:
-    """Go to `target`, do one short thing, come home.
+def _inside(target: int, own: _OwnNetns, act: Callable[[], T]) -> T:
+    """Enter `target`, call `act`, and return.
 
-    Blocked signals cannot interrupt this thread. A signal that another thread
-    takes can still make CPython run a handler here, and the handler raise; it
-    does so only after a call has returned, so the way back stands in a
-    `finally` whose first call it is, and the way out inside its `try`.
+    Blocked signals cannot interrupt this thread. A signal that another thread receives can still
+    make CPython run a handler here, and the handler may raise. It does so only after a call has
+    returned, so the return is the first call in a `finally`, and the entry is inside its `try`.
     """
-    _sigmask(_SIG_BLOCK, _every_signal, home.signals)
+    _sigmask(_SIG_BLOCK, _every_signal, own.signals)
     try:
         try:
             if _setns(target, CLONE_NEWNET) != 0:
@@ -246,14 +246,14 @@ def _inside(target: int, home: _OwnNetns, act: Callable[[], T]) -> T:
                 raise OSError(number, f"setns: {os.strerror(number)}")
             return act()
         finally:
-            if _setns(home.descriptor, CLONE_NEWNET) != 0:
+            if _setns(own.descriptor, CLONE_NEWNET) != 0:
                 _die()
     finally:
-        _sigmask(_SIG_SETMASK, home.signals, None)
+        _sigmask(_SIG_SETMASK, own.signals, None)
 
 
 def _die() -> NoReturn:
-    """End the process: this thread is stuck in a pod's namespace."""
+    """End the process: this thread cannot leave a pod's namespace."""
     reason = os.strerror(ctypes.get_errno())
     os.write(
         2, f"podgate: cannot return from a pod's network namespace ({reason}): ending.\n".encode()

@@ -1,4 +1,4 @@
-"""What a probe came to."""
+"""Results of probes."""
 
 from enum import StrEnum
 
@@ -10,7 +10,7 @@ class ProbeResult(StrEnum):
 
     SUCCESS = "success"
     WARNING = "warning"
-    """Counts as success, and is worth an Event: a redirect away from the pod."""
+    """Counts as success, and is reported as an Event: a redirect away from the pod."""
     FAILURE = "failure"
     UNKNOWN = "unknown"
     """Counts as failure; a startup probe's value before its first result."""
@@ -26,13 +26,13 @@ class ProbeResult(StrEnum):
 
 
 class ExchangeResult(msgspec.Struct, frozen=True):
-    """What one exchange with one address says: a result and the text for people."""
+    """The result of one exchange with one address, and its message."""
 
     result: ProbeResult
     message: str = ""
-    """The kubelet's own text; for a success the answer's body (at most 10 KiB)."""
+    """The kubelet's text; for a success the response body (at most 10 KiB)."""
     error: bool = False
-    """The prober failed rather than the pod: try again at once, and then throw it away."""
+    """The prober failed, not the pod: retried at once, then discarded."""
 
 
 class ProbeOutcome(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class ProbeOutcome(msgspec.Struct, frozen=True):
     """As in ExchangeResult: such a result is never counted (pkg/kubelet/prober/worker.go)."""
     duration_seconds: float = 0.0
     address: str | None = None
-    """The pod address that gave this result; None when none was reached or even tried."""
+    """The pod address that gave this result; None if none was reached or dialled."""
     other_address: str | None = None
     """With a dual-stack policy, where both families passed: the second one's."""
 
@@ -54,6 +54,6 @@ class ProbeOutcome(msgspec.Struct, frozen=True):
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Which families gave this result: IPv4, IPv6, both or none."""
+        """The families that gave this result: IPv4, IPv6, both or none."""
         addresses = (self.address, self.other_address)
         return tuple("IPv6" if ":" in address else "IPv4" for address in addresses if address)

@@ -1,20 +1,21 @@
-"""Which of a pod's addresses a probe asks, and which of them have to answer.
+"""Selects the addresses that a probe dials, and those of which a success is required.
 
-KEP-4559 leaves the choice between naming families and Happy Eyeballs; podgate
-has both, with the words that Services use for their families.
+KEP-4559 leaves open whether to name families or to use Happy Eyeballs; podgate has both, with the
+words that Services use for their families.
 """
 
 import ipaddress
 from collections.abc import Sequence
 
+from probes.errors import ProbeError
 from probes.spec.definitions import IpFamily, Probe
 
 LOCALHOST = ("127.0.0.1", "::1")
-"""In the pod's own namespace: never the node's."""
+"""In the pod's namespace: never the host's."""
 
 
-class NoAddressError(Exception):
-    """The pod lacks an address that the probe asks for: a failure of the pod."""
+class NoAddressError(ProbeError):
+    """The pod has no address of the probe's family: a failure of the pod."""
 
 
 def family_of(address: str) -> IpFamily:
@@ -23,16 +24,15 @@ def family_of(address: str) -> IpFamily:
 
 
 def groups(probe: Probe, pod_addresses: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """The addresses to ask: one answer of each group is needed.
+    """The addresses to dial, in groups: one success in each group is required.
 
-    `pod_addresses` are those of status.podIPs, the preferred one first;
-    link-local ones are left out: they are not the pod's to serve on, and mean
-    nothing without an interface.
+    `pod_addresses` are those of status.podIPs, the preferred one first. Link-local ones are left
+    out: they are not the pod's to serve on, and are meaningless without an interface.
 
-    Without a policy that is one group of all addresses, or of all of
-    `ip_family`. SingleStack is the first of these alone. Under PreferDualStack
-    each family that the pod has must answer; under RequireDualStack it must
-    have both. Raises NoAddressError, and ValueError for what is no address.
+    Without a policy there is one group of all addresses, or of all of `ip_family`. SingleStack is
+    the first of these alone. Under PreferDualStack each of the pod's families must succeed; under
+    RequireDualStack the pod must have both. Raises NoAddressError, and ValueError for invalid
+    addresses.
     """
     addresses = LOCALHOST if probe.target == "localhost" else pod_addresses
     by_family: dict[IpFamily, list[str]] = {}

@@ -1,10 +1,8 @@
-"""Hints that a listener of a pod has opened or closed, made into probes at that instant.
+"""Turns hints that a pod's listener has opened or closed into probes at that instant.
 
-A hint proves nothing: it comes before what it tells of, another listener may
-share the port, and a server may only be on its way to listen again. So the
-pod's own list of listeners has to agree, and a close has to fail one probe at
-once that counts for nothing, and a second one some milliseconds later that
-counts.
+A hint proves nothing: it comes before the change, another listener may share the port, and a server
+may be about to listen again. So the pod's list of listeners must agree, and a close must fail one
+probe at once that does not count, and a second one some milliseconds later that counts.
 """
 
 import asyncio
@@ -19,31 +17,32 @@ from probes.netns import Netns, NetnsGoneError
 from probes.results import ProbeOutcome
 
 LOOKS_SECONDS = (0.0, 0.001, 0.002, 0.004)
-"""Waits before each look: the event of a close comes a moment before the listener is gone."""
+"""Waits before each check: the event of a close comes a moment before the listener is removed."""
 
 SECOND_PROBE_SECONDS = 0.003
 """Long enough for a server that hands its port from one process to the next."""
 
 QUIET_SECONDS = 0.05
-"""After a hint's end, until the next of the same port is looked at: a pod that opens and closes
-without end costs 20 looks a second."""
+"""Pause after a hint before the next of the same port is checked: a pod that opens and closes in a
+loop costs 20 checks a second.
+"""
 
 
 class HintResult(StrEnum):
-    """What came of a hint."""
+    """The result of a hint."""
 
     CONFIRMED = "confirmed"
     REFUTED = "refuted"
-    """The list of listeners or the first probe said otherwise."""
+    """The list of listeners or the first probe did not agree."""
     IDLE = "idle"
-    """Nobody probes this port, or its result is that already."""
+    """No probe uses this port, or its result is the same already."""
 
 
 Look = Callable[[Netns, int], list[ListeningSocket]]
 
 
 class ListenerHints:
-    """Follows hints up; one at a time for each port of each pod, the newest wins."""
+    """Checks hints, one at a time for each port of each pod; the newest wins."""
 
     def __init__(
         self,
@@ -52,7 +51,7 @@ class ListenerHints:
         on_result: Callable[[bool, HintResult], None] = lambda is_open, result: None,
         look: Look = listening.listeners,
     ) -> None:
-        """on_result: called with a hint (open or not) and what came of it."""
+        """on_result: called with a hint (open or not) and its result."""
         self._loop = asyncio.get_running_loop()
         self._scheduler = scheduler
         self._on_hint_result = on_result
@@ -97,14 +96,14 @@ class ListenerHints:
 
 
 class _HintCheck:
-    """One hint on its way to be confirmed."""
+    """One hint that is being checked."""
 
     def __init__(self, hints: ListenerHints, uid: str, port: int, is_open: bool) -> None:
         self.uid = uid
         self.port = port
         self.is_open = is_open
         self.next: bool | None = None
-        """A later hint of the same port, which is looked at when this one is done."""
+        """A later hint of the same port, checked after this one."""
         self.timer: asyncio.TimerHandle | None = None
         self._hints = hints
         self._asking: list[ProbeRequest] = []
@@ -123,7 +122,7 @@ class _HintCheck:
             cancel()
 
     def _look(self, number: int) -> None:
-        """Look at the listeners until they agree with the hint, or for some milliseconds."""
+        """Check the listeners until they agree with the hint, for some milliseconds."""
         if not self._agrees():
             if number + 1 == len(LOOKS_SECONDS):
                 self._end(HintResult.REFUTED)
@@ -138,7 +137,7 @@ class _HintCheck:
             self._probe()
 
     def _agrees(self) -> bool:
-        """Whether the pod's listeners are as the hint says, for at least one of the probes."""
+        """Whether the pod's listeners agree with the hint, for at least one of the probes."""
         try:
             found = self._hints._look(self._asking[0].netns, self.port)
         except (NetnsGoneError, OSError):

@@ -1,8 +1,8 @@
 """Lifecycle hooks: postStart and preStop by httpGet, from inside the pod (KEP-2771).
 
-Rules are those of pkg/kubelet/lifecycle/handlers.go: the pod is told, and any
-answer will do. The kubelet runs the hooks of a pod's spec; this is for
-`podgate probe --hook`, and for modes in which nobody else can.
+The rules are those of pkg/kubelet/lifecycle/handlers.go: the pod is notified, and any response is a
+success. The kubelet runs the hooks of a pod's spec; this module serves `podgate probe --hook`, and
+pods that the kubelet cannot reach.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ FALLBACK_REASON = "LifecycleHTTPFallback"
 _NOT_HTTPS = "http: server gave HTTP response to HTTPS client"
 
 
-def _judge(reader: http_get.Reader) -> ExchangeResult:
-    """Any status is success, 5xx and unfollowed redirects too: the hook was heard."""
+def _evaluate(reader: http_get.Reader) -> ExchangeResult:
+    """Any status is a success, 5xx and unfollowed redirects too: the pod has received the hook."""
     return ExchangeResult(
         ProbeResult.SUCCESS, f"HTTP hook answered with statuscode: {reader.status}"
     )
@@ -36,7 +36,7 @@ def _judge(reader: http_get.Reader) -> ExchangeResult:
 # pkg/kubelet/kubelet.go makes this client with a TLS configuration of its own, which in Go
 # turns HTTP/2 off, so it offers no protocol by ALPN.
 CLIENT = http_get.HttpClientProfile(
-    user_agent=HOOK_USER_AGENT, alpn=(), keep_alive=True, accept_gzip=True, judge=_judge
+    user_agent=HOOK_USER_AGENT, alpn=(), keep_alive=True, accept_gzip=True, evaluate=_evaluate
 )
 
 
@@ -61,7 +61,7 @@ class HookTarget:
 
 
 class HookExchange:
-    """One hook: over https where asked for, then over http if that is what the server speaks."""
+    """One hook: over https if specified, then over http if the server speaks http only."""
 
     __slots__ = ("_exchange", "_fallback", "_rejected")
 
@@ -82,7 +82,7 @@ class HookExchange:
             return verdict
         if verdict.result.passed:
             return ExchangeResult(ProbeResult.WARNING, f"{FALLBACK_REASON}: {verdict.message}")
-        # The kubelet tells of the first failure, not of the second try's.
+        # The kubelet reports the first failure, not the second attempt's.
         return self._rejected
 
     def start(self) -> bytes:
@@ -103,10 +103,9 @@ def plan(
 ) -> prober.ProbePlan:
     """Prepare a hook for the first of the pod's addresses, as the kubelet does.
 
-    A hook acts, so it is never sent to a second family as well. None for
-    `limit_seconds` means no limit, as the kubelet sets none for postStart;
-    preStop is given what is left of the grace period. Raises ValueError for
-    what is no address and for a limit that is not positive.
+    A hook has side effects, so it is never sent to a second family. None for `limit_seconds` means
+    no limit, as the kubelet sets none for postStart; preStop gets the rest of the grace period.
+    Raises ValueError for an invalid address and for a limit that is not positive.
     """
     limit = math.inf if limit_seconds is None else limit_seconds
     if not limit > 0:
@@ -127,11 +126,10 @@ async def run(
     addresses: Sequence[str],
     limit_seconds: float | None = None,
 ) -> ProbeOutcome:
-    """Run one hook and wait for its end; Failure only when no answer came.
+    """Run one hook and wait for its end; Failure only without a response.
 
-    Warning, with FALLBACK_REASON in front of the message, when an https hook
-    was answered by plain http. Raises ValueError as `plan` does; cancelled, it
-    hangs up.
+    Warning, with FALLBACK_REASON in front of the message, if an https hook was answered over plain
+    http. Raises ValueError as `plan` does; closes the connection when cancelled.
     """
     running = prober.Prober(asyncio.get_running_loop())
     return await prober.run_once(running, plan(handler, addresses, limit_seconds), netns)

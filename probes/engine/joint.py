@@ -1,4 +1,4 @@
-"""Several runs of one probe that all have to pass: one for each family."""
+"""Several runs of one probe, one for each family, all of which must pass."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ class Cancellable(Protocol):
 
 
 class JointRun:
-    """Waits for all parts, so that a failure tells of every family that fails."""
+    """Waits for all runs, so that a failure reports every family that fails."""
 
     __slots__ = ("_done", "_outcomes", "_runs", "over")
 
@@ -28,7 +28,7 @@ class JointRun:
         self._runs.append(run)
 
     def ender(self, number: int) -> Callable[[ProbeOutcome], None]:
-        """What the part with this number calls at its end."""
+        """The callback of the run with this number."""
         return partial(self._ended, number)
 
     def cancel(self) -> None:
@@ -46,11 +46,11 @@ class JointRun:
 
 
 def together(outcomes: list[ProbeOutcome]) -> ProbeOutcome:
-    """What the outcomes of all families come to; the first family's words come first."""
+    """The joint outcome of all families; the first family's message comes first."""
     duration = max(outcome.duration_seconds for outcome in outcomes)
     failed = [outcome for outcome in outcomes if not outcome.passed]
     if failed:
-        # A pod's own failure counts for more than a prober's trouble with another family.
+        # A failure of the pod takes precedence over a prober error with another family.
         real = [outcome for outcome in failed if not outcome.error] or failed
         text = "; ".join(dict.fromkeys(outcome.message for outcome in real))
         other = real[1].address if len(real) > 1 else None

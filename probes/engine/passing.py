@@ -1,4 +1,4 @@
-"""Whether a pod's probes pass, in one reason and one sentence: the condition's content."""
+"""Whether a pod's probes pass: the content of the condition probes-passing."""
 
 from probes.engine.slots import PodSlots, Slot
 from probes.engine.targets import ProbedContainer, ProbeKey
@@ -7,14 +7,14 @@ from probes.results import ProbeResult
 
 
 def passing(pod: PodSlots | None) -> tuple[bool, str, str]:
-    """Whether startup and readiness of all containers pass; with a reason and a sentence.
+    """Whether startup and readiness of all containers pass, with a reason and a sentence.
 
-    Reasons: ProbesPassing, NoProbes (passing, too: there is nothing to
-    fail), ProbeFailing, ProbePending (no result yet), ContainerNotRunning,
-    NotScheduled (no such pod). Liveness is the kubelet's to act upon.
+    Reasons: ProbesPassing, NoProbes (passing, too: nothing can fail), ProbeFailing, ProbePending
+    (no result yet), ContainerNotRunning, NotScheduled (no such pod). The kubelet alone acts on
+    liveness.
     """
     if pod is None:
-        return False, "NotScheduled", "no probes are scheduled for this pod"
+        return False, "NotScheduled", "No probes scheduled for this pod."
     count = 0
     for container in pod.target.containers:
         name = container.probes.name
@@ -26,10 +26,10 @@ def passing(pod: PodSlots | None) -> tuple[bool, str, str]:
             if problem := _problem(slot, container):
                 return False, *problem
     if not count:
-        return True, "NoProbes", "no container has a startup or readiness probe to run here"
+        return True, "NoProbes", "No container has a startup or readiness probe that podgate runs."
     if count == 1:
-        return True, "ProbesPassing", "the only probe of startup and readiness passes"
-    return True, "ProbesPassing", f"all {count} probes of startup and readiness pass"
+        return True, "ProbesPassing", "The only startup or readiness probe passes."
+    return True, "ProbesPassing", f"All {count} startup and readiness probes pass."
 
 
 def _problem(slot: Slot, container: ProbedContainer) -> tuple[str, str] | None:
@@ -38,16 +38,16 @@ def _problem(slot: Slot, container: ProbedContainer) -> tuple[str, str] | None:
     if type == "startup" and container.started:
         return None
     if not container.container_id or not container.running:
-        return "ContainerNotRunning", f'container "{name}" is not running'
+        return "ContainerNotRunning", f'Container "{name}" is not running.'
     if slot.worker.cached is ProbeResult.SUCCESS:
         return None
     outcome = slot.outcome
     if outcome is None:
-        return "ProbePending", f'container "{name}": {type} probe has no result yet'
+        return "ProbePending", f'Container "{name}": {type} probe has no result yet.'
     if outcome.passed:
         seen, needed = slot.worker.streak, slot.worker.probe.success_threshold
         return (
             "ProbePending",
-            f'container "{name}": {type} probe has succeeded {seen} of {needed} times',
+            f'Container "{name}": {type} probe succeeded {seen} of {needed} times.',
         )
-    return "ProbeFailing", f'container "{name}": {type} probe failed: {outcome.message}'
+    return "ProbeFailing", f'Container "{name}": {type} probe failed: {outcome.message}'

@@ -1,10 +1,9 @@
 """One probe: a handler, the pod's addresses, one deadline, one outcome.
 
-With several addresses this is Happy Eyeballs (RFC 8305): the first is tried
-alone, the next joins when it fails or has not answered for a while, and one
-success is enough. A healthy pod so sees one request a probe, not one a family.
-Where a probe names a dual-stack policy, each family is such a run of its own,
-and all of them have to pass.
+With several addresses this is Happy Eyeballs (RFC 8305): the first is tried alone, the next joins
+when it fails or has not answered for a while, and one success is enough. So a healthy pod sees one
+request per probe, not one per family. Where a probe names a dual-stack policy, each family is a run
+of its own, and all of them must pass.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ ATTEMPT_DELAY_SECONDS = 0.25
 
 
 class DialCandidate(msgspec.Struct, frozen=True):
-    """One address that may answer, and the handler made ready for it."""
+    """One address to dial, and the handler prepared for it."""
 
     family: int
     address: str
@@ -36,26 +35,26 @@ class DialCandidate(msgspec.Struct, frozen=True):
 
 
 class ProbePlan(msgspec.Struct, frozen=True):
-    """All of a probe that stays the same from run to run."""
+    """The part of a probe that is the same in every run."""
 
     groups: tuple[tuple[DialCandidate, ...], ...]
-    """One candidate of each group has to answer; no group: no address."""
+    """One candidate of each group must pass; no group: no address."""
     timeout_seconds: float
     attempt_delay_seconds: float
     rejection: str = ""
-    """Why there is nobody to ask."""
+    """Why there is no address to dial."""
 
     @property
     def candidates(self) -> tuple[DialCandidate, ...]:
-        """All of them, in the order in which they are asked."""
+        """All of them, in dialling order."""
         return tuple(candidate for group in self.groups for candidate in group)
 
 
 def plan(probe: Probe, addresses: Sequence[str]) -> ProbePlan:
     """Prepare `probe` for the pod's `addresses`, the preferred one first.
 
-    Raises ValueError for an exec handler, for what is no address and for a
-    timeout that is not positive.
+    Raises ValueError for an exec handler, for what is no address and for a timeout that is not
+    positive.
     """
     handler, timeout = probe.handler, probe.timeout_seconds
     if isinstance(handler, Exec):
@@ -118,7 +117,7 @@ class Prober:
         return run
 
     def close(self) -> None:
-        """Give back the epoll; no run may be under way."""
+        """Close the epoll; no run may be active."""
         self.poller.close()
 
 
@@ -195,7 +194,7 @@ class ProbeRun:
             self._timers.append(loop.call_later(self._plan.attempt_delay_seconds, self._join))
 
     def _join(self) -> None:
-        """The addresses under way have been silent for long enough."""
+        """The addresses being dialled have been silent for long enough."""
         self._timers.pop()
         self._advance()
         self._wait_before_next()
@@ -221,13 +220,13 @@ class ProbeRun:
             self._finish(self._failure())
 
     def _failure(self) -> ProbeOutcome:
-        """What all addresses together came to; the first one's words come first."""
+        """The joint outcome of all addresses; the first one's message comes first."""
         if not self._failed:
             return self._outcome(ExchangeResult(ProbeResult.FAILURE, self._plan.rejection), None)
         order = [candidate.address for candidate in self._plan.groups[0]]
         failed = sorted(self._failed, key=lambda attempt: order.index(attempt.address))
         verdicts = [attempt.verdict for attempt in failed if attempt.verdict is not None]
-        # A pod's own failure counts for more than a prober's trouble with another family.
+        # A failure of the pod takes precedence over a prober error with another address.
         real = [verdict for verdict in verdicts if not verdict.error] or verdicts
         text = "; ".join(dict.fromkeys(verdict.message for verdict in real))
         verdict = ExchangeResult(real[0].result, text, real[0].error)
@@ -253,8 +252,8 @@ class ProbeRun:
 
 
 async def probe(probe: Probe, *, netns: Netns, addresses: Sequence[str]) -> ProbeOutcome:
-    """Probe once and wait for the outcome; it takes the timeout at most, and never raises for
-    what the pod does. Raises ValueError as `plan` does.
+    """Probe once and wait for the outcome; it takes the timeout at most, and never raises for what
+    the pod does. Raises ValueError as `plan` does.
     """
     prepared = plan(probe, addresses)
     return await run_once(Prober(asyncio.get_running_loop()), prepared, netns)

@@ -1,4 +1,4 @@
-"""Probes that are due: begun in order, under one cap, and a few in each turn of the loop."""
+"""Due probes: started in order, up to a maximum, and a few in each turn of the loop."""
 
 import asyncio
 from collections import deque
@@ -10,11 +10,11 @@ MAX_IN_FLIGHT = 200
 """Enough for a node full of pods that all time out, at some 50 KB of sockets each."""
 
 BURST_MAX = 32
-"""Probes begun in one turn of the loop: most take 50 us then and there, and others wait."""
+"""Probes started in one turn of the loop: most take 50 us at once, and other work waits."""
 
 
 class DueQueue:
-    """Delays what is too much, and drops nothing."""
+    """Delays probes over the maximum, and drops none."""
 
     def __init__(
         self,
@@ -33,17 +33,17 @@ class DueQueue:
         self._next_turn_is_set = False
 
     def __len__(self) -> int:
-        """How many wait: those that were dropped meanwhile are still in the deque."""
+        """Number of waiting probes; removed ones may still be in the deque."""
         return sum(slot.waiting for slot in self._waiting)
 
     def add(self, slot: Slot) -> None:
-        """This one is due; it waits for as long as its `waiting` stays set."""
+        """Add a due slot; it waits while its `waiting` is set."""
         slot.waiting = True
         self._waiting.append(slot)
         self._start_some()
 
     def release(self) -> None:
-        """A probe has ended or was stopped: its place is the next one's."""
+        """Free the place of a probe that finished or was stopped."""
         self.in_flight -= 1
         if self._waiting:
             self._set_next_turn()

@@ -1,7 +1,7 @@
 """All probes of a node on one event loop.
 
-Each worker has one timer; nothing here is a task or a thread. What a pod does,
-and what goes wrong in one probe or callback, never reaches another pod's.
+Each worker has one timer; there are no tasks and no threads. A pod's behaviour, or a failure in one
+probe or callback, never affects another pod.
 """
 
 import asyncio
@@ -29,17 +29,17 @@ MESSAGE_MAX_CHARS = 1024
 
 
 class ProbeRequest(msgspec.Struct, frozen=True):
-    """A probe that dials a certain port."""
+    """A probe that dials a given port."""
 
     key: ProbeKey
     plan: prober.ProbePlan
     netns: Netns
     passes: bool
-    """Whether success is what counts now."""
+    """Whether the result that counts is success."""
 
 
 class Starter(Protocol):
-    """What runs probes: prober.Prober, or a test's own."""
+    """Starts probes: prober.Prober, or a test's stand-in."""
 
     def start(
         self, plan: prober.ProbePlan, netns: Netns, done: Callable[[ProbeOutcome], None], /
@@ -49,16 +49,14 @@ class Starter(Protocol):
 
 
 class Scheduler:
-    """Runs the probes of all pods that it is told of. To be made and used on a running loop.
+    """Runs the probes of all pods set by `set_pod`. Create and use it on a running loop.
 
-    on_result: called when the result that counts changes, with the new one;
-      not for the initial result of a pod that is new.
-    on_probe: called for each finished probe, prober errors too (`error` set:
-      they are in none of the kubelet's counts).
-    on_delay: called with the seconds by which each probe began after its time.
-    spread_seconds: within this time from its making, first probes are spread
-      evenly over it: for an agent that starts on a full node. Otherwise they
-      begin at once, as the kubelet's.
+    on_result: called with the new result when the result that counts changes; not for the initial
+    result of a new pod. on_probe: called for each finished probe, prober errors too (`error` is
+    set: they are in none of the kubelet's counts). on_delay: called with the seconds between each
+    probe's scheduled and actual start. spread_seconds: first probes within this time after creation
+    are spread evenly over it: for an agent that starts on a full node. Otherwise they start at
+    once, as the kubelet's do.
     """
 
     def __init__(
@@ -85,19 +83,19 @@ class Scheduler:
 
     @property
     def in_flight(self) -> int:
-        """Probes under way."""
+        """Number of running probes."""
         return self._due.in_flight
 
     @property
     def waiting(self) -> int:
-        """Probes that are due and held back by the cap."""
+        """Number of due probes delayed by the maximum."""
         return len(self._due)
 
     def set_pod(self, target: ProbedPod) -> None:
-        """Add a pod, or tell what has changed of it; workers with the same probe keep their state.
+        """Add or update a pod; workers with an unchanged probe keep their state.
 
-        Raises ValueError for an address that is none. Calls on_result only
-        for results that change thereby: a container that was restarted.
+        Raises ValueError for an invalid address. Calls on_result only for results that the update
+        changes: a restarted container's.
         """
         pod = self._pods.get(target.uid)
         plans = {
@@ -122,7 +120,7 @@ class Scheduler:
         self._observe(pod)
 
     def remove_pod(self, uid: str) -> None:
-        """Forget a pod and stop its probes; nothing is called for it any more."""
+        """Stop a pod's probes; no callback is called for it any more."""
         pod = self._pods.pop(uid, None)
         if pod is not None:
             for slot in pod.slots.values():
@@ -131,7 +129,9 @@ class Scheduler:
     def trigger(
         self, uid: str, container: str | None = None, type: ProbeType | None = None
     ) -> None:
-        """Probe now what waits for its time: all of the pod, of a container, or of one type."""
+        """Probe now instead of at the scheduled time: all of the pod, of a container, or of one
+        type.
+        """
         pod = self._pods.get(uid)
         for key, slot in pod.slots.items() if pod else ():
             if container in (None, key.container) and type in (None, key.type):
@@ -139,7 +139,7 @@ class Scheduler:
                 self._arm(slot)
 
     def trigger_on_close(self, key: ProbeKey) -> None:
-        """Probe now: the listener is known to be closed (see Worker.trigger_on_close)."""
+        """Probe now, since the listener is closed (see Worker.trigger_on_close)."""
         if slot := self._slot(key):
             slot.worker.trigger_on_close(self._loop.time())
             self._arm(slot)
@@ -159,7 +159,7 @@ class Scheduler:
         """A pod's probes as they are now, or all pods', in order of their keys."""
         now = self._loop.time()
         uids = self._pods if uid is None else self._pods.keys() & {uid}
-        pods = [self._pods[one] for one in uids]
+        pods = [self._pods[each] for each in uids]
         slots = [slot for pod in pods for slot in pod.slots.values()]
         return [slot.status(now) for slot in sorted(slots, key=lambda slot: slot.key)]
 
@@ -197,21 +197,21 @@ class Scheduler:
         return pod.slots.get(key) if pod else None
 
     def _observe(self, pod: PodSlots) -> None:
-        """Tell the workers what is known of their containers; startup decides for its siblings."""
+        """Pass the containers' state to the workers; startup decides for the other types."""
         now = self._loop.time()
         for target in pod.target.containers:
             name = target.probes.name
             container = ContainerInstance(
                 target.container_id, self._on_loop(pod, target), target.running, target.restarts
             )
-            # Startup is first in a container's slots: the others see what came of it.
+            # Startup is first in a container's slots: the others use its result.
             for type in ProbeType:
                 slot = pod.slots.get(ProbeKey(pod.target.uid, name, type))
                 if slot is None:
                     continue
                 worker = slot.worker
                 if worker.container_id not in ("", container.container_id):
-                    # What was found, and what is under way, is the old container's.
+                    # The outcome and the running probe belong to the old container.
                     self._stop_run(slot)
                     slot.outcome = None
                 before = worker.cached
@@ -233,7 +233,7 @@ class Scheduler:
             return target.started
         slot = pod.slots.get(ProbeKey(pod.target.uid, target.probes.name, ProbeType.STARTUP))
         if slot is None:
-            # It has no startup probe, or one that the kubelet runs and nobody told of.
+            # It has no startup probe, or one that the kubelet runs and whose result is unknown.
             return True
         worker = slot.worker
         if not worker.container_id:
@@ -241,13 +241,13 @@ class Scheduler:
         return worker.cached is ProbeResult.SUCCESS and worker.container_id == target.container_id
 
     def _on_loop(self, pod: PodSlots, target: ProbedContainer) -> float:
-        """When the container started, on the loop's clock: steps of the wall clock end here."""
+        """When the container started, on the loop's clock, which has no steps of the wall clock."""
         name = target.probes.name
-        known = pod.started_at.get(name)
-        if known is None or known[0] != target.started_at:
+        recorded = pod.started_at.get(name)
+        if recorded is None or recorded[0] != target.started_at:
             age = self._wall_clock() - target.started_at
-            known = pod.started_at[name] = (target.started_at, self._loop.time() - age)
-        return known[1]
+            recorded = pod.started_at[name] = (target.started_at, self._loop.time() - age)
+        return recorded[1]
 
     def _arm(self, slot: Slot) -> None:
         """Set the timer to when the worker's next probe is due."""
@@ -281,7 +281,7 @@ class Scheduler:
             message = f"the prober failed: {error!r}"
             self._finished(slot, ProbeOutcome(ProbeResult.UNKNOWN, message, error=True))
         else:
-            # Most tcp probes are over by now, and the next may even be under way.
+            # Most tcp probes have finished by now, and the next may have started.
             if slot.worker.in_flight and slot.run is None:
                 slot.run = run
 
@@ -321,7 +321,7 @@ class Scheduler:
             self._guarded(self._on_result, slot.key, cached)
 
     def _guarded(self, call: Callable[..., None], *args: object) -> None:
-        """A mistake in a callback is told to the loop, and stops nothing."""
+        """Call a callback; an error is reported to the loop and stops nothing else."""
         try:
             call(*args)
         except Exception as error:
@@ -342,7 +342,7 @@ class Scheduler:
             self._arm(slot)
 
     def _drop(self, slot: Slot) -> None:
-        """The worker is no more."""
+        """Remove a slot's worker."""
         self._stop_run(slot)
         slot.worker.over = True
         slot.waiting = False

@@ -1,4 +1,4 @@
-"""What the scheduler keeps: one slot for each probe that it runs, and the slots of one pod."""
+"""The scheduler's state: one slot for each probe that it runs, and the slots of one pod."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from probes.results import ProbeOutcome
 
 
 class Slot:
-    """One worker, with its timer, its run and what it has come to so far."""
+    """One worker, with its timer, its run and its counts."""
 
     __slots__ = (
         "due",
@@ -37,12 +37,12 @@ class Slot:
         self.run: Cancellable | None = None
         self.due = 0.0
         self.waiting = False
-        """Due, and held back by the cap."""
+        """Due, and delayed by the maximum."""
         self.outcome: ProbeOutcome | None = None
         self.passed = self.failed = self.errors = 0
 
     def status(self, now: float) -> ProbeState:
-        """How this probe stands at `now`, on the loop's clock."""
+        """The probe's state at `now`, on the loop's clock."""
         worker = self.worker
         return ProbeState(
             key=self.key,
@@ -59,7 +59,7 @@ class Slot:
 
 
 class PodSlots:
-    """A pod as it was last told of, and its probes."""
+    """A pod as last set, and its probes."""
 
     __slots__ = ("slots", "started_at", "target")
 

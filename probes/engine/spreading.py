@@ -1,4 +1,4 @@
-"""When new probes begin after a start on a full node: evenly over some time, not all at once."""
+"""Start times of new probes after a start on a full node: spread evenly, not all at once."""
 
 from collections.abc import Callable
 
@@ -20,5 +20,5 @@ class Spread:
         if self._until is None or now >= self._until:
             return now
         self._count += 1
-        # Never before now: those that come late in the interval share what is left of it.
+        # Never before now: probes that come late in the interval share the rest of it.
         return now + self._count * _GOLDEN % 1.0 * (self._until - now)

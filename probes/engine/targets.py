@@ -1,4 +1,4 @@
-"""What the scheduler is told of pods, and what it tells of their probes."""
+"""The scheduler's input, pods and containers, and its output, the state of their probes."""
 
 from collections.abc import Iterator, Mapping
 
@@ -19,16 +19,16 @@ class ProbeKey(msgspec.Struct, frozen=True, order=True):
 
 
 class ProbedContainer(msgspec.Struct, frozen=True):
-    """A container to probe and what is known of it."""
+    """A container to probe, and its state."""
 
     probes: ContainerProbes
     container_id: str = ""
-    """Empty while it has not been created. A new one means that it was restarted."""
+    """Empty before it is created. A new id means that it was restarted."""
     started_at: float = 0.0
     """Unix time in seconds."""
     running: bool = True
     restarts: bool = True
-    """Whether it will be started again once it has ended (restartPolicy)."""
+    """Whether it will be restarted when it exits (restartPolicy)."""
     started: bool | None = None
     """Its `status.containerStatuses[].started`; None: podgate's own startup probe decides."""
     restored: Mapping[ProbeType, ProbeResult] = {}
@@ -39,7 +39,7 @@ class ProbedPod(msgspec.Struct, frozen=True):
     """A pod to probe."""
 
     uid: str
-    """Whatever tells pods apart; the agent uses the sandbox."""
+    """Identifies the pod; the agent uses the sandbox."""
     netns: Netns
     addresses: tuple[str, ...]
     """The pod's own, the preferred one first."""
@@ -52,19 +52,19 @@ class ProbeState(msgspec.Struct, frozen=True):
 
     key: ProbeKey
     result: ProbeResult | None
-    """The result that counts; None until the container is known."""
+    """The result that counts; None before the container is known."""
     outcome: ProbeOutcome | None
     """The last finished probe, its text cut."""
     streak: int
-    """How many results like the last there were in a row."""
+    """Number of equal results in a row, up to the last."""
     passed: int
     failed: int
     errors: int
-    """Thrown away since the prober failed."""
+    """Discarded results, of prober errors."""
     in_flight: bool
     is_paused: bool
     due_in_seconds: float | None
-    """None while there is nothing to wait for."""
+    """None if no probe is scheduled."""
 
 
 def desired_probes(target: ProbedPod) -> Iterator[tuple[ProbeKey, Probe]]:

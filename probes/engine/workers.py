@@ -1,8 +1,7 @@
-"""When one probe runs, and what its results come to: pkg/kubelet/prober/worker.go without a clock.
+"""When one probe runs, and which results count: pkg/kubelet/prober/worker.go without a clock.
 
-A worker is told the time and what is known of its container, and says when
-its probe is due. It does no I/O and keeps no timers, so a day of probing is
-tested in milliseconds.
+A worker gets the time and the container's state, and computes when its probe is due. It does no I/O
+and has no timers, so a day of probing is tested in milliseconds.
 """
 
 import math
@@ -14,7 +13,7 @@ from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.specs import Probe
 
 TRIES_MAX = 3
-"""How often one probe is tried while the prober itself fails (prober.go maxProbeRetries)."""
+"""Attempts of one probe while the prober itself fails (prober.go maxProbeRetries)."""
 
 
 class ProbeType(StrEnum):
@@ -30,25 +29,25 @@ INITIAL_RESULTS = {
     ProbeType.READINESS: ProbeResult.FAILURE,
     ProbeType.LIVENESS: ProbeResult.SUCCESS,
 }
-"""What counts until the first threshold is met (worker.go newWorker)."""
+"""The results that count until the first threshold is reached (worker.go newWorker)."""
 
 
 class ContainerInstance(msgspec.Struct, frozen=True):
-    """What is known of a container at one moment."""
+    """A container's state at one moment."""
 
     container_id: str
     started_at: float
     """On the clock of `now`, in seconds."""
     running: bool = True
     restarts: bool = True
-    """Whether it will be started again once it has ended (restartPolicy)."""
+    """Whether it will be restarted when it exits (restartPolicy)."""
 
 
 class Worker:
     """The state of one probe of one container.
 
-    Results count only in runs: `success_threshold` or `failure_threshold` of
-    the same kind in a row change `cached`, fewer leave it as it was.
+    Results count only in a row: `success_threshold` or `failure_threshold` equal results in a row
+    change `cached`, fewer leave it unchanged.
     """
 
     __slots__ = (
@@ -74,11 +73,11 @@ class Worker:
         self.type = type
         self.probe = probe
         self.cached: ProbeResult | None = None
-        """The result that counts; None until a container is known."""
+        """The result that counts; None before a container is known."""
         self.container_id = ""
         self.in_flight = False
         self.is_paused = False
-        """No more probes of this container: it is to be restarted, or has started."""
+        """No more probes of this container: it will be restarted, or has started."""
         self.over = False
         """No more probes at all."""
         self.run_result: ProbeResult | None = None
@@ -93,7 +92,7 @@ class Worker:
 
     @property
     def due(self) -> float | None:
-        """When the next probe is to begin; None while there is nothing to wait for."""
+        """When the next probe is due; None if none is scheduled."""
         if self.over or self.in_flight or self.is_paused or self._gated or not self._running:
             return None
         # worker.go compares whole seconds since the start with whole seconds of delay; that is
@@ -109,12 +108,11 @@ class Worker:
         now: float,
         restored: ProbeResult | None = None,
     ) -> None:
-        """Take in what is known of the container now (the first half of worker.go doProbe).
+        """Update the container's state (the first half of worker.go doProbe).
 
-        `started` is whether its startup probe has succeeded, or it has none.
-        `restored` is a result from before this process, in place of the
-        initial one: restarting the prober must not make a pod unready
-        (worker.go, gate ChangeContainerStatusOnKubeletRestart).
+        `started`: its startup probe has succeeded, or it has none. `restored`: a result from before
+        this process, used instead of the initial one: restarting the prober must not make a pod
+        unready (worker.go, gate ChangeContainerStatusOnKubeletRestart).
         """
         if self.over or container is None or not container.container_id:
             return
@@ -135,7 +133,7 @@ class Worker:
             self.over = not container.restarts
             return
         if deleting and self.type is not ProbeType.READINESS:
-            # "Set a last result to ensure quiet shutdown." Readiness goes on.
+            # "Set a last result to ensure quiet shutdown." Readiness probes continue.
             self.cached = ProbeResult.SUCCESS
             self.over = True
             return
@@ -158,16 +156,16 @@ class Worker:
         self._tick = min(self._tick, now) if self.in_flight else now
 
     def trigger_on_close(self, now: float) -> None:
-        """Probe now, since the listener is known to be closed.
+        """Probe now, since the listener is closed.
 
-        If that fails, and the pod asked for it, it counts as `failure_threshold`
-        failures; otherwise as one, as ever.
+        If that probe fails, it counts as `failure_threshold` failures for a probe with
+        `fail_when_listener_closes`, otherwise as one.
         """
         self._closed = self.probe.fail_when_listener_closes
         self.trigger(now)
 
     def start(self, now: float) -> None:
-        """The probe is started; ticks that were missed until now are dropped, the rhythm stays."""
+        """Mark the probe as started; missed ticks are dropped, the rhythm stays."""
         self.in_flight = True
         self._tries += 1
         if not self._retrying:
@@ -177,10 +175,10 @@ class Worker:
         self._retrying = False
 
     def finish(self, outcome: ProbeOutcome) -> bool:
-        """Take the outcome; True if the same probe is to be begun again at once.
+        """Record the outcome. True if the same probe must be started again at once.
 
-        An outcome with `error` is tried three times in all, and then thrown
-        away: it is the prober's trouble and says nothing of the container.
+        An outcome with `error` is tried three times in all and then discarded: the prober failed,
+        and the container's state is unknown.
         """
         self.in_flight = False
         if outcome.error and self._tries < TRIES_MAX and self.due is not None:
@@ -192,7 +190,7 @@ class Worker:
         return False
 
     def abandon(self) -> None:
-        """The probe was stopped and has no outcome."""
+        """Mark the probe as stopped without an outcome."""
         self.in_flight = False
         self._retrying = False
         self._tries = 0

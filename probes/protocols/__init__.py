@@ -1,1 +1,1 @@
-"""What probes say on the wire, and the sockets that carry it."""
+"""The protocols of probes, and the sockets that transport them."""

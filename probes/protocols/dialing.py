@@ -1,7 +1,7 @@
-"""Sockets for exchanges: connect inside the pod, carry bytes both ways, hang up.
+"""Sockets for exchanges: connects inside the pod, moves bytes both ways, closes.
 
-One loop runs all probes, and what a probe costs is mostly this module, so it
-works on bare sockets: no streams, no task and no future per probe.
+One loop runs all probes, and this module is most of a probe's cost, so it works on bare sockets: no
+streams, and no task or future per probe.
 """
 
 import asyncio
@@ -19,7 +19,8 @@ from probes.protocols.exchanges import ConnectionFailure, DialHop, Exchange, Pha
 from probes.results import ExchangeResult, ProbeResult
 
 RECEIVED_MAX_BYTES = 512 * 1024
-"""All a pod may send in one probe, redirects included: it bounds the time spent on a flood."""
+"""Maximum that a pod may send in one probe, redirects included: limits the time spent on a flood.
+"""
 
 _RECEIVE_BYTES = 16 * 1024  # a probe's answer is mostly one piece of a few hundred bytes
 _EVENTS_MAX = 256
@@ -43,11 +44,10 @@ _HOPS_MAX = 255
 
 
 class LoopPoller:
-    """An epoll of our own, inside the loop's.
+    """An epoll inside the loop's.
 
-    asyncio's add_reader and remove_reader cost several microseconds each;
-    here a socket is watched and forgotten for one, and a burst of ready ones
-    is one wake-up of the loop.
+    asyncio's add_reader and remove_reader cost several microseconds each; here registering a socket
+    costs one, and a burst of ready sockets is one wake-up of the loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -57,7 +57,7 @@ class LoopPoller:
         loop.add_reader(self._epoll.fileno(), self._ready)
 
     def watch(self, descriptor: int, events: int, ready: Callable[[], None]) -> None:
-        """Call `ready` whenever one of `events` stands, until forgotten."""
+        """Call `ready` on each of `events`, until the descriptor is forgotten."""
         self._epoll.register(descriptor, events)
         self._watched[descriptor] = ready
 
@@ -65,7 +65,7 @@ class LoopPoller:
         self._epoll.modify(descriptor, events)
 
     def forget(self, descriptor: int) -> None:
-        """Call nobody for it any more; to be closed next, which ends the kernel's watch as well."""
+        """Stop watching; close the descriptor next, which ends the kernel's watch as well."""
         del self._watched[descriptor]
 
     def close(self) -> None:
@@ -74,14 +74,14 @@ class LoopPoller:
 
     def _ready(self) -> None:
         for descriptor, _ in self._epoll.poll(0, _EVENTS_MAX):
-            # Forgotten by an earlier one of this batch. A descriptor that is already in use
-            # again gets an event that is not its own: attempts take those as what they are.
+            # It may have been forgotten by a callback of this batch. If the descriptor is already
+            # in use again, its attempt gets an event of the old socket, and reads EAGAIN.
             if ready := self._watched.get(descriptor):
                 ready()
 
 
 class DialAttempt:
-    """One exchange with one address of the pod, over as many connections as it asks for."""
+    """One exchange with one address of the pod, over as many connections as it needs."""
 
     __slots__ = (
         "_done",
@@ -130,7 +130,7 @@ class DialAttempt:
         self._guarded(self._dial)
 
     def expire(self) -> None:
-        """The probe's time is over: ends with the exchange's verdict on that."""
+        """End with the exchange's verdict on a timeout."""
         if self.verdict is None:
             self._guarded(lambda: self._break("", timeout=True))
 
@@ -139,7 +139,7 @@ class DialAttempt:
         self._close()
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        """Run one step; a mistake of ours ends this attempt, and no other."""
+        """Run one step; an error in our code ends this attempt, and no other."""
         try:
             step()
         except Exception as error:
@@ -167,7 +167,7 @@ class DialAttempt:
             self._end(ExchangeResult(ProbeResult.FAILURE, str(error)))
             return
         except OSError as error:
-            # Out of descriptors or memory: that is the node's trouble and says nothing of the pod.
+            # Out of descriptors or memory: an error of the host, and the pod's state is unknown.
             text = f"no socket can be made in the pod's network namespace: {_strerror(error.errno)}"
             self._end(ExchangeResult(ProbeResult.UNKNOWN, text, error=True))
             return
@@ -177,11 +177,10 @@ class DialAttempt:
         self._connect()
 
     def _connect(self) -> None:
-        """Begin to connect, or look whether it has succeeded: connect() says both.
+        """Start to connect, or check whether it has succeeded: connect() does both.
 
-        Inside one netns the whole handshake takes place during the first
-        call, though that still says EINPROGRESS: asking again at once spares
-        the wait for an event.
+        Inside one netns the whole handshake takes place during the first call, though that returns
+        EINPROGRESS: calling again at once saves the wait for an event.
         """
         assert self._sock is not None
         where = (self.address, self.hop.port)
@@ -241,7 +240,7 @@ class DialAttempt:
         elif data:
             self._flush()
         else:
-            # An exchange judges the end of the stream; none may leave us waiting for more.
+            # An exchange decides at the end of the stream; none may wait for more.
             self._break("EOF")
 
     def _receive_tls(self, tunnel: tls.TlsTunnel, data: bytes) -> None:
@@ -264,7 +263,7 @@ class DialAttempt:
         self._outbox += tunnel.outgoing()
 
     def _flush(self) -> None:
-        """Send what is to be sent, then wait for the pod."""
+        """Send the outbox, then wait for the pod."""
         assert self._sock is not None
         if self._outbox:
             try:
@@ -286,7 +285,7 @@ class DialAttempt:
         self._events = events
 
     def _break(self, text: str, *, timeout: bool = False) -> None:
-        """Tell the exchange that the connection is no more, in Go's words."""
+        """Pass the connection's failure to the exchange, in Go's words."""
         if self._phase is Phase.DIAL:
             text = f"dial tcp {join_host_port(self.address, self.hop.port)}{text}"
         elif text.startswith(("read: ", "write: ")):
@@ -320,18 +319,16 @@ class DialAttempt:
 
 
 def _finish(sock: socket.socket, final_bytes: bytes) -> None:
-    """Say the end to the pod, so that close() neither waits nor leaves a TIME-WAIT.
+    """Close the connection so that close() neither waits nor leaves a TIME-WAIT.
 
-    Whoever ends first keeps the port for a minute: 470 probes a second would
-    use up all ports of a pod, and long before that each connect() searches
-    thousands. So the pod gets a FIN, which is what a server wants to see, and
-    then the socket is dropped without another packet (TCP_REPAIR). TIME-WAIT
-    guards against packets that come late; on a pod's loopback none do.
+    The side that closes first keeps the port for a minute: 470 probes a second would use up all
+    ports of a pod, and long before that each connect() searches thousands. So the pod gets a FIN,
+    which a server expects, and then the socket is dropped without another packet (TCP_REPAIR).
+    TIME-WAIT protects against late packets; a pod's loopback has none.
 
-    A server that is woken by the FIN may answer with its own before close(),
-    which would make a TIME-WAIT after all: so the socket is made deaf first,
-    by asking for more hops left than packets have (RFC 5082). Its peer says
-    its end once more a moment later, and is told that nobody is there.
+    A server that is woken by the FIN may send its own before close(), which would create a
+    TIME-WAIT after all. So the socket first stops receiving: it requires more hops left than
+    packets have (RFC 5082). Its peer retransmits its FIN a moment later, and gets a RST.
     """
     try:
         if final_bytes:
@@ -349,5 +346,5 @@ def _finish(sock: socket.socket, final_bytes: bytes) -> None:
 
 
 def _strerror(number: int | None) -> str:
-    """The system's text as Go spells it."""
+    """The system's error text in Go's spelling."""
     return os.strerror(number or 0).lower()

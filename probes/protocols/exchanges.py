@@ -1,7 +1,7 @@
-"""One probe's conversation with one address, apart from all sockets.
+"""Exchanges: the sans-I/O side of a probe with one address.
 
-An exchange is fed bytes and says what to send, until it has a verdict: so
-every protocol is tested with bytes alone, and the I/O knows no protocol.
+An exchange gets bytes and returns what to send, until it has a verdict. So every protocol is tested
+with bytes alone, and the I/O is independent of protocols.
 """
 
 from enum import Enum, auto
@@ -13,7 +13,7 @@ from probes.results import ExchangeResult
 
 
 class Phase(Enum):
-    """How far a connection had come when it broke."""
+    """The phase in which a connection failed."""
 
     DIAL = auto()
     TLS = auto()
@@ -21,17 +21,17 @@ class Phase(Enum):
 
 
 class ConnectionFailure(msgspec.Struct, frozen=True):
-    """Why the conversation cannot go on."""
+    """Why the exchange cannot continue."""
 
     phase: Phase
     text: str
     """In Go's words: `dial tcp 10.0.0.1:80: connect: connection refused`."""
     timeout: bool = False
-    """The probe's time is over; `text` then only describes what was being done."""
+    """The probe timed out; `text` then only describes the current operation."""
 
 
 class DialHop(msgspec.Struct, frozen=True):
-    """Where to connect: the address is always the pod's, so only the rest is said."""
+    """Where to connect. The address is always the pod's, so it is left out."""
 
     port: int
     tls: bool = False
@@ -41,9 +41,9 @@ class DialHop(msgspec.Struct, frozen=True):
 class Exchange(Protocol):
     """The sans-I/O side of a handler.
 
-    After `start` and each `receive`, the caller looks at `verdict` (over: hang
-    up) and at `hop` (another object than the one dialled: hang up, dial that,
-    `start` again), then sends what was returned.
+    After `start` and each `receive`, the caller reads `verdict` (set: close the connection) and
+    `hop` (another object than the one dialled: close, dial that, `start` again), then sends the
+    returned bytes.
     """
 
     @property
@@ -53,23 +53,23 @@ class Exchange(Protocol):
     def verdict(self) -> ExchangeResult | None: ...
 
     def start(self) -> bytes:
-        """Connected, through TLS where the hop asks for it: what to send first."""
+        """The bytes to send first, once connected, and through TLS if the hop has it."""
         ...
 
     def receive(self, data: bytes) -> bytes:
-        """Take what the pod sent, b"" for its end of stream; returns what to send."""
+        """Handle bytes from the pod, b"" for the end of its stream; returns what to send."""
         ...
 
     def fail(self, broken: ConnectionFailure) -> None:
-        """The connection was not made, broke, or ran out of time.
+        """The connection failed to open, broke, or ran out of time.
 
-        Sets `verdict`; or, when TLS failed, maybe another `hop` to try instead.
+        Sets `verdict`; or, if TLS failed, possibly another `hop` to try instead.
         """
         ...
 
 
 class ExchangeTarget(Protocol):
-    """A handler made ready for one address: what does not change between probes is done once."""
+    """A handler prepared for one address: everything that is equal in all probes is done once."""
 
     def exchange(self) -> Exchange: ...
 

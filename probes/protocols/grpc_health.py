@@ -1,14 +1,14 @@
 """The grpc probe: grpc.health.v1.Health/Check over HTTP/2 (pkg/probe/grpc/grpc.go).
 
-grpcio cannot be given a socket from another netns, so this speaks the little
-of gRPC that one unary call needs: the wire format of
-grpc/doc/PROTOCOL-HTTP2.md, and two protobuf messages of one field each
-(grpc/health/v1/health.proto). Texts are the kubelet's and grpc-go's.
+grpcio cannot use a socket from another netns, so this implements the part of gRPC that one unary
+call needs: the wire format of grpc/doc/PROTOCOL-HTTP2.md, and two protobuf messages of one field
+each (grpc/health/v1/health.proto). Texts are the kubelet's and grpc-go's.
 """
 
 import functools
 from urllib.parse import unquote_to_bytes
 
+from probes.errors import ProbeError
 from probes.protocols import http2
 from probes.protocols.exchanges import ConnectionFailure, DialHop, go_duration, join_host_port
 from probes.protocols.user_agents import PROBE_USER_AGENT
@@ -52,7 +52,7 @@ _CODES_OF_RESET = {
 _VARINT_MAX_BYTES = 10
 
 
-class GrpcError(Exception):
+class GrpcError(ProbeError):
     """The call did not succeed: a status of gRPC, by name, and its text."""
 
     def __init__(self, code: str, text: str) -> None:
@@ -122,7 +122,7 @@ class GrpcExchange:
             except GrpcError as error:
                 self._fail(error)
             else:
-                self.verdict = judge(status)
+                self.verdict = evaluate(status)
         return reply
 
     def fail(self, broken: ConnectionFailure) -> None:
@@ -143,8 +143,8 @@ class GrpcExchange:
             self._not_connected(f"error reading server preface: {text}")
 
     def _not_connected(self, text: str) -> None:
-        # The kubelet's dialer keeps trying until the time is over, then says this; podgate
-        # says it at once: waiting would not make the next probe's answer any better.
+        # The kubelet's dialer retries until the timeout, then reports this; podgate reports it at
+        # once: waiting would not change the result.
         target = self._target
         self.verdict = ExchangeResult(
             ProbeResult.FAILURE,
@@ -167,8 +167,8 @@ class GrpcExchange:
 
 
 @functools.lru_cache(maxsize=8)
-def judge(status: int) -> ExchangeResult:
-    """What a ServingStatus means: only SERVING is healthy."""
+def evaluate(status: int) -> ExchangeResult:
+    """The result of a ServingStatus: only SERVING is healthy."""
     if status == SERVING:
         return ExchangeResult(ProbeResult.SUCCESS, "service healthy")
     name = _STATUS_NAMES.get(status, str(status))
@@ -203,7 +203,7 @@ def _code(text: bytes) -> str:
 
 
 def _reject_http(headers: dict[bytes, bytes]) -> None:
-    """Whether this is another kind of server that happens to speak HTTP/2. Raises GrpcError."""
+    """Raise GrpcError if the server is not gRPC but another one that speaks HTTP/2."""
     status = int(headers.get(b":status", b"0"))
     kind = headers.get(b"content-type", b"")
     is_grpc = kind.startswith(b"application/grpc")
@@ -230,7 +230,9 @@ def unframe(data: bytes) -> bytes:
     if not data:
         raise GrpcError("Internal", "cardinality violation: received no response message")
     if data[0]:
-        raise GrpcError("Internal", "the server compressed its answer unasked")
+        raise GrpcError(
+            "Internal", "the server sent a compressed response, which was not requested"
+        )
     length = int.from_bytes(data[1:5], "big")
     if length > MESSAGE_MAX_BYTES - 5:
         raise GrpcError(

@@ -1,6 +1,6 @@
-"""What an httpGet probe with `protocol: HTTP2` sends and reads: h2c by prior knowledge (KEP-5999).
+"""HTTP/2 of httpGet probes with `protocol: HTTP2`: h2c by prior knowledge (KEP-5999).
 
-The counterpart of probes.protocols.http1 for probes.protocols.http_get, which knows the meaning.
+The counterpart of probes.protocols.http1 for probes.protocols.http_get, which has the semantics.
 """
 
 from probes.protocols import http1, http2
@@ -51,12 +51,12 @@ class H2cResponseReader:
         self._outgoing = self._request.outgoing()
 
     def outgoing(self) -> bytes:
-        """What is to be sent, once."""
+        """The bytes to send; returned once."""
         data, self._outgoing = self._outgoing, b""
         return data
 
     def feed(self, data: bytes) -> None:
-        """Take some bytes. Raises http1.HttpError."""
+        """Handle received bytes. Raises http1.HttpError."""
         request = self._request
         try:
             self._outgoing += request.receive(data)
@@ -76,7 +76,9 @@ class H2cResponseReader:
             self.complete = True
 
     def end(self) -> None:
-        """The connection has ended. Raises http1.HttpError if the response had not."""
+        """Handle the end of the connection. Raises http1.HttpError if the response was not
+        complete.
+        """
         if not self.complete:
             raise http1.HttpError("unexpected EOF")
 

@@ -1,21 +1,24 @@
-"""HTTP/1 on the wire: the bytes of a probe's request, and a reader of bounded responses.
+"""HTTP/1: the bytes of a probe's request, and a reader of bounded responses.
 
-The reader takes what Go's net/http takes and refuses what it refuses, in its
-words: a probe's text is compared with the kubelet's. h11 and llhttp draw
-those lines elsewhere, and h11 alone would use half of a probe's CPU time; it
-serves as the oracle in the tests instead.
+The reader accepts and rejects what Go's net/http does, in its words: a probe's text is compared
+with the kubelet's. h11 and llhttp decide differently, and h11 alone would use half of a probe's CPU
+time; the tests compare with h11.
 """
 
 import re
 
+from probes.errors import ProbeError
+
 BODY_MAX_BYTES = 10 * 1024
-"""What a probe reads of a body; more is not an error (pkg/probe/http/http.go)."""
+"""Maximum of a body that a probe reads; more is not an error (pkg/probe/http/http.go)."""
 
 HEAD_MAX_BYTES = 256 * 1024
-"""Status line and headers, informational ones too. Go takes 10 MiB: more than a probe may hold."""
+"""Maximum of status line and headers, informational responses too. Go accepts 10 MiB: more than a
+probe may hold.
+"""
 
 INFORMATIONAL_MAX = 5
-"""How many 1xx responses Go's client takes before the real one."""
+"""Maximum of 1xx responses that Go's client accepts before the final one."""
 
 CHUNK_LINE_MAX_BYTES = 4096  # net/http/internal/chunked.go maxLineLength
 TRAILER_MAX_BYTES = 4096  # Go looks for the trailer's end in one buffer of this size
@@ -35,8 +38,8 @@ _NEEDED = re.compile(
 _HEX = re.compile(rb"[0-9A-Fa-f]{1,16}")
 
 
-class HttpError(Exception):
-    """The response is no HTTP, or too much of it; the message is Go's text."""
+class HttpError(ProbeError):
+    """The response is not HTTP, or too long; the message is Go's text."""
 
 
 def canonical_name(name: str) -> str:
@@ -49,8 +52,8 @@ def request_headers(
 ) -> dict[str, tuple[str, ...]]:
     """The headers of a probe by canonical name (pkg/probe/http/request.go).
 
-    User-Agent and Accept are added only if not given; an empty Accept takes
-    Accept away. Duplicates are kept in order.
+    User-Agent and Accept are added only if not given; an empty Accept takes Accept away. Duplicates
+    are kept in order.
     """
     found: dict[str, tuple[str, ...]] = {}
     for name, value in headers:
@@ -73,8 +76,8 @@ def request_bytes(
 ) -> bytes:
     """A GET request as Go's client writes it; `keep_alive` as in its transport's settings.
 
-    `target` and `host` are byte texts (see probes.spec.urls), values ordinary text.
-    Raises HttpError for a value that Go's client refuses to send.
+    `target` and `host` are byte texts (see probes.spec.urls), values ordinary text. Raises
+    HttpError for a value that Go's client does not send.
     """
     host = checked(host, headers)
     lines = [f"GET {target} HTTP/1.1", f"Host: {host}"]
@@ -91,7 +94,7 @@ def request_bytes(
 
 
 def checked(host: str, headers: dict[str, tuple[str, ...]]) -> str:
-    """The host as it is sent; HttpError for what Go's client refuses to send."""
+    """The host as it is sent. Raises HttpError for values that Go's client does not send."""
     for name, values in headers.items():
         if any(_BAD_VALUE.search(value) for value in values):
             raise HttpError(f'net/http: invalid header field value for "{name}"')
@@ -106,10 +109,10 @@ def _value(text: str) -> str:
 
 
 class Http1ResponseReader:
-    """Reads one response from whatever pieces it comes in.
+    """Reads one response, in pieces of any size.
 
-    `status` is 0 until the head has come, `complete` False until the body
-    has, or its first 10 KiB. Holds at most HEAD_MAX_BYTES and one piece.
+    `status` is 0 until the head is complete, `complete` False until the body is, or its first 10
+    KiB. Holds at most HEAD_MAX_BYTES and one piece.
     """
 
     __slots__ = (
@@ -144,17 +147,17 @@ class Http1ResponseReader:
         self._state = _read_head
 
     def outgoing(self) -> bytes:
-        """Nothing: a response asks for no answer."""
+        """Nothing: HTTP/1 sends nothing while it receives."""
         return b""
 
     def feed(self, data: bytes) -> None:
-        """Take some bytes. Raises HttpError if they cannot go on a response."""
+        """Handle received bytes. Raises HttpError if they are not part of a valid response."""
         self._buffer += data
         while not self.complete and self._state(self):
             pass
 
     def end(self) -> None:
-        """The stream has ended. Raises HttpError if the response had not."""
+        """Handle the end of the stream. Raises HttpError if the response was not complete."""
         if self.complete:
             return
         if self.status and self._left is None and not self._chunked:
@@ -184,7 +187,7 @@ def _read_head(reader: Http1ResponseReader) -> bool:
             raise _too_much()
         if not reader._scanned:
             _reject_early(bytes(buffer[:HEAD_MAX_BYTES]))
-        # Once the status line stands, only what is new has to be looked at.
+        # Once the status line is complete, only new bytes are searched.
         reader._scanned = max(0, len(buffer) - 2) if b"\n" in buffer else 0
         return False
     reader._scanned = 0
@@ -211,7 +214,7 @@ def _read_head(reader: Http1ResponseReader) -> bool:
 def _frame_body(
     reader: Http1ResponseReader, status: int, head: bytes, version: tuple[int, int]
 ) -> None:
-    """Find out how the body ends (net/http/transfer.go readTransfer, RFC 9112 section 6.3)."""
+    """Determine how the body ends (net/http/transfer.go readTransfer, RFC 9112 section 6.3)."""
     if b"\n " in head or b"\n\t" in head:
         head = _FOLD.sub(b" ", head)
     lengths: list[bytes] = []
@@ -245,7 +248,7 @@ def _frame_body(
 
 
 def _content_length(text: bytes) -> int:
-    # 18 digits are always below the 2**63 at which Go refuses.
+    # 18 digits are always below 2**63, Go's limit.
     if not text.isdigit() or len(text.lstrip(b"0")) > 18:
         raise HttpError(f"bad Content-Length {_quoted(text)}")
     return int(text.lstrip(b"0") or b"0")
@@ -312,7 +315,7 @@ def _read_chunk_end(reader: Http1ResponseReader) -> bool:
 
 
 def _read_trailer(reader: Http1ResponseReader) -> bool:
-    # Nobody reads what a trailer says; it only has to end.
+    # A trailer's content is not used; it only must end.
     if reader._buffer.startswith(b"\r\n") or b"\r\n\r\n" in reader._buffer[:TRAILER_MAX_BYTES]:
         reader.complete = True
     elif len(reader._buffer) >= TRAILER_MAX_BYTES:
@@ -321,7 +324,7 @@ def _read_trailer(reader: Http1ResponseReader) -> bool:
 
 
 def _reject_early(buffer: bytes) -> None:
-    """Do not wait for the end of a head that is none: another protocol never sends it."""
+    """Do not wait for the end of an invalid head: another protocol never sends it."""
     if b"\n" in buffer:
         good = bool(_STATUS_LINE.match(buffer))
     else:
@@ -345,7 +348,7 @@ def _first_line(data: bytes) -> bytes:
 
 
 def _quoted(data: bytes) -> str:
-    """Bytes of the pod for people: quoted as Go's %q, short."""
+    """Bytes from the pod for messages: quoted as by Go's %q, short."""
     text = data[:64].rstrip(b"\r").decode("latin-1")
     escaped = text.encode("unicode_escape").decode("ascii").replace('"', '\\"')
     return f'"{escaped}{"..." if len(data) > 64 else ""}"'

@@ -1,4 +1,4 @@
-"""One request on one HTTP/2 connection, apart from any socket (h2 does the protocol).
+"""One request on one HTTP/2 connection, without I/O (h2 implements the protocol).
 
 For gRPC, and for http probes with `protocol: HTTP2`.
 """
@@ -10,17 +10,19 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
+from probes.errors import ProbeError
+
 Headers = list[tuple[bytes, bytes]]
 
 _CONFIG = h2.config.H2Configuration(
     client_side=True,
     header_encoding=None,
-    # What is sent is ours, and is checked where it is made.
+    # Our own headers, checked where they are created.
     validate_outbound_headers=False,
     normalize_outbound_headers=False,
 )
 EVENTS_MAX = 500
-"""Frames, more or less, that one answer may have: each costs some 50 us, however small it is."""
+"""Maximum of events (about frames) in one response: each costs some 50 us, even a small one."""
 
 _SLICE_BYTES = 1024  # at most 113 frames are read before they are counted
 _HEADER_LIST_MAX_BYTES = 64 * 1024
@@ -28,15 +30,15 @@ _FRAME_HEADER_BYTES = 9
 _SETTINGS = b"\x04"
 
 
-class Http2Error(Exception):
+class Http2Error(ProbeError):
     """The server does not speak HTTP/2, or broke its rules."""
 
 
 class Http2Request:
     """Sends one request with the connection's preface and reads one response.
 
-    Nothing waits for the server's settings (RFC 9113 section 3.4 allows it),
-    so a probe takes one round trip.
+    Nothing waits for the server's settings (RFC 9113 section 3.4 allows it), so a probe takes one
+    round trip.
     """
 
     __slots__ = (
@@ -54,7 +56,7 @@ class Http2Request:
 
     def __init__(self, headers: Headers, body: bytes | None, *, body_max_bytes: int) -> None:
         self.settled = False
-        """The server's settings have come: it speaks HTTP/2."""
+        """The server's settings have arrived: it speaks HTTP/2."""
         self.headers: dict[bytes, bytes] | None = None
         """Of the final response, names in lower case; the first of each name."""
         self.trailers: dict[bytes, bytes] = {}
@@ -80,11 +82,11 @@ class Http2Request:
             self._connection.send_data(1, body, end_stream=True)
 
     def outgoing(self) -> bytes:
-        """What is to be sent, once."""
+        """The bytes to send; returned once."""
         return self._connection.data_to_send()
 
     def receive(self, data: bytes) -> bytes:
-        """Take some bytes; returns what to send. Raises Http2Error."""
+        """Handle received bytes; returns what to send. Raises Http2Error."""
         if len(self._preface) < _FRAME_HEADER_BYTES:
             self._check_preface(data)
         try:
@@ -100,7 +102,7 @@ class Http2Request:
         return self._connection.data_to_send()
 
     def _check_preface(self, data: bytes) -> None:
-        """Refuse what is no HTTP/2 at its first bytes; h2 would wait for a whole frame."""
+        """Reject other protocols at their first bytes; h2 would wait for a whole frame."""
         self._preface += data[: _FRAME_HEADER_BYTES - len(self._preface)]
         if self._preface[:5] == b"HTTP/":
             raise Http2Error("the frame header looked like an HTTP/1.1 header")

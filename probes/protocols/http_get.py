@@ -1,7 +1,7 @@
-"""httpGet: requests, redirects, and what an answer means to a probe.
+"""httpGet: requests, redirects, and the result of a response.
 
-Rules and texts are those of pkg/probe/http/http.go and of Go's http.Client,
-which it uses; the exceptions are named where they are made.
+Rules and texts are those of pkg/probe/http/http.go and of Go's http.Client, which it uses;
+exceptions are named where they are made.
 """
 
 import base64
@@ -30,7 +30,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 def probe_url(handler: HttpGet, address: str) -> urls.Url:
     """The URL of a probe (pkg/probe/http/request.go formatURL).
 
-    Whatever host the path names is written over: a probe goes to `address`.
+    A host in the path is replaced: a probe goes to `address`.
     """
     path = urls.to_bytes_text(handler.path)
     try:
@@ -47,7 +47,7 @@ Reader = http1.Http1ResponseReader | h2c.H2cResponseReader
 
 
 def evaluate_probe(reader: Reader) -> ExchangeResult:
-    """What a final answer means to a probe (http.go DoHTTPProbe)."""
+    """The result of a final response (http.go DoHTTPProbe)."""
     status = reader.status
     if not 200 <= status < 400:
         # Without the body: it would show one tenant's data to another (#99425).
@@ -61,14 +61,14 @@ def evaluate_probe(reader: Reader) -> ExchangeResult:
 
 
 class HttpClientProfile(msgspec.Struct, frozen=True):
-    """How an HTTP client is set up: the kubelet has one for probes, and another for hooks."""
+    """Settings of an HTTP client: the kubelet has one for probes, and another for hooks."""
 
     user_agent: str
     alpn: tuple[str, ...]
     keep_alive: bool
     accept_gzip: bool
-    """Go's transport asks for it unless told not to; nobody here unpacks what comes."""
-    judge: Callable[[Reader], ExchangeResult]
+    """Go's transport requests gzip unless disabled; the body is not unpacked here."""
+    evaluate: Callable[[Reader], ExchangeResult]
 
 
 PROBE_CLIENT = HttpClientProfile(PROBE_USER_AGENT, _PROBE_ALPN, False, False, evaluate_probe)
@@ -123,7 +123,7 @@ class HttpTarget:
         return http1.request_bytes(url.request_target, host, headers, keep_alive=keep_alive)
 
     def hop_to(self, url: urls.Url) -> DialHop:
-        """The connection that this URL wants."""
+        """The connection of this URL."""
         return (
             DialHop(url.port, True, self.client.alpn)
             if url.scheme == "https"
@@ -165,7 +165,7 @@ class HttpExchange:
             else:
                 reader.end()
         except http1.HttpError as error:
-            self._refuse(str(error))
+            self._reject(str(error))
             return b""
         if (
             not head_was_in
@@ -175,7 +175,7 @@ class HttpExchange:
         ):
             return b""
         if reader.complete:
-            self.verdict = self._target.client.judge(reader)
+            self.verdict = self._target.client.evaluate(reader)
         return reader.outgoing()
 
     def fail(self, broken: ConnectionFailure) -> None:
@@ -193,7 +193,7 @@ class HttpExchange:
         else:
             self._fail(broken.text)
 
-    def _refuse(self, text: str) -> None:
+    def _reject(self, text: str) -> None:
         if self._reader.status or self._target.is_h2c or text == "EOF":
             self.fail(ConnectionFailure(Phase.EXCHANGE, text))
         else:
@@ -205,10 +205,10 @@ class HttpExchange:
         self.verdict = ExchangeResult(ProbeResult.FAILURE, f'Get "{url}": {text}')
 
     def _follow(self, location: str) -> bool:
-        """Whether this redirect is followed, or ends the probe; False: its answer counts.
+        """Whether this redirect is followed, or ends the probe; False: its response counts.
 
-        Only the hostname must stay that of the first request; port and scheme
-        may change (http.go RedirectChecker). The address dialled never does.
+        Only the hostname must stay that of the first request; port and scheme may change (http.go
+        RedirectChecker). The dialled address never changes.
         """
         try:
             reference = urls.parse(location)

@@ -1,27 +1,29 @@
-"""TLS for https and grpc probes, apart from any socket; certificates are not verified.
+"""TLS for https and grpc probes, without I/O; certificates are not verified.
 
-As in pkg/probe/http/http.go (`InsecureSkipVerify`): a probe asks whether the
-server lives, and a kubelet has no way to know whose certificate it should be.
-For the same reason the server's choice of weak keys and hashes is taken.
+As in pkg/probe/http/http.go (`InsecureSkipVerify`): a probe checks whether the server is alive, and
+a kubelet cannot know whose certificate it should have. For the same reason weak keys and hashes of
+the server are accepted.
 """
 
 import contextlib
 import functools
 import ssl
 
+from probes.errors import ProbeError
+
 _CHUNK_BYTES = 16 * 1024  # one TLS record
-# OpenSSL's name is in the ssl module only since Python 3.12. Without it OpenSSL 3 refuses
-# servers from before RFC 5746, which Go's client takes; renegotiation is off on this side.
+# OpenSSL's name is in the ssl module only since Python 3.12. Without it OpenSSL 3 rejects servers
+# from before RFC 5746, which Go's client accepts; renegotiation is off on this side.
 _OP_LEGACY_SERVER_CONNECT = 0x4
 
 
-class TlsError(Exception):
+class TlsError(ProbeError):
     """The handshake failed or a record was bad; the message is Go's text where there is one."""
 
 
 @functools.lru_cache(maxsize=8)
 def client_context(alpn: tuple[str, ...]) -> ssl.SSLContext:
-    """The settings of all probes that offer these protocols; TLS 1.2 up, as Go's default."""
+    """The TLS context of all probes that offer these protocols; TLS 1.2 and up, as Go's default."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -36,8 +38,7 @@ def client_context(alpn: tuple[str, ...]) -> ssl.SSLContext:
 class TlsTunnel:
     """One TLS client connection, as bytes in and bytes out.
 
-    No name is sent (SNI): probes go to addresses, and Go sends no name for
-    those either.
+    No name is sent (SNI): probes go to addresses, and Go sends no name for those either.
     """
 
     __slots__ = ("_first", "_incoming", "_outgoing", "_tls", "is_closed", "ready")
@@ -58,9 +59,9 @@ class TlsTunnel:
         return self.outgoing()
 
     def receive(self, data: bytes) -> list[bytes]:
-        """Take what the socket gave (b"": its end); returns what was in it, maybe nothing.
+        """Handle bytes from the socket (b"": its end); returns the decrypted pieces, possibly none.
 
-        `outgoing` is to be sent afterwards. Raises TlsError.
+        Send `outgoing` afterwards. Raises TlsError.
         """
         if data:
             if not self.ready:
@@ -92,11 +93,11 @@ class TlsTunnel:
             self._tls.write(data)
 
     def outgoing(self) -> bytes:
-        """What is to be sent, once."""
+        """The bytes to send; returned once."""
         return self._outgoing.read() if self._outgoing.pending else b""
 
     def close(self) -> bytes:
-        """The last bytes to send: close_notify, for servers that note its absence."""
+        """The last bytes to send: close_notify, since some servers log its absence."""
         # It wants the server's close_notify in return, or there is nothing to close.
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()

@@ -1,10 +1,10 @@
-"""How probes introduce themselves."""
+"""The User-Agent headers of probes and hooks."""
 
 KUBELET_VERSION = "1.36"
-"""Major and minor of the kubelet whose behaviour these probes follow.
+"""Major and minor version of the kubelet whose behaviour these probes follow.
 
-Servers tell probes from users by the `kube-probe/` prefix; none is known to
-read the number.
+Servers distinguish probes from users by the prefix `kube-probe/`; no server is known to use the
+number.
 """
 
 PROBE_USER_AGENT = f"kube-probe/{KUBELET_VERSION}"

@@ -1,1 +1,1 @@
-"""What a probe is, and how pod manifests and annotations write it."""
+"""Probe definitions, and how pod manifests and annotations specify them."""

@@ -1,8 +1,7 @@
-"""One probe as a pod manifest writes it, with the API's defaults and checks.
+"""Probes of a pod manifest, with the API's defaults and checks.
 
-Defaults are those of pkg/apis/core/v1/defaults.go `SetDefaults_Probe`, checks
-those of pkg/apis/core/validation/validation.go `validateProbe`; where podgate
-is stricter, the code says so.
+Defaults are those of pkg/apis/core/v1/defaults.go `SetDefaults_Probe`, checks those of
+pkg/apis/core/validation/validation.go `validateProbe`; comments mark where podgate is stricter.
 """
 
 import re
@@ -35,7 +34,7 @@ def read_probe(fields: Fields, named_ports: dict[str, int], *, readiness: bool) 
     initial_delay = fields.integer("initialDelaySeconds", default=0, minimum=0)
     # As in the API, an explicit 0 of these means "not given".
     timeout = fields.integer("timeoutSeconds", default=1, minimum=0) or 1
-    # Here the API takes 0 as 10: whoever writes 0 means something else, so podgate asks.
+    # The API reads 0 as 10 here, which is not what an author of 0 means, so podgate reports it.
     period = fields.integer("periodSeconds", default=10, minimum=1)
     failure_threshold = fields.integer("failureThreshold", default=3, minimum=0) or 3
     if handler is None or len(fields.errors) != mistakes:
@@ -82,7 +81,7 @@ def read_http_get(
     _reject_host(fields)
     scheme = fields.choice("scheme", ("HTTP", "HTTPS"))
     if has_default_port and not fields.has("port"):
-        # handlers.go has 80 for both; KEP-2771 means the scheme's own.
+        # handlers.go uses 80 for both; KEP-2771 means the scheme's default.
         port: int | None = 443 if scheme == "HTTPS" else 80
     else:
         port = _read_port(fields, named_ports)

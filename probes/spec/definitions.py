@@ -1,4 +1,4 @@
-"""Probes and their handlers, as everything else in this room knows them."""
+"""Probes and their handlers, as the rest of this package uses them."""
 
 from typing import Literal
 
@@ -27,7 +27,7 @@ class TcpSocket(msgspec.Struct, frozen=True):
 
 
 class Grpc(msgspec.Struct, frozen=True):
-    """Ask grpc.health.v1.Health/Check; only SERVING is healthy."""
+    """Call grpc.health.v1.Health/Check; only SERVING is healthy."""
 
     port: int
     service: str = ""
@@ -36,7 +36,7 @@ class Grpc(msgspec.Struct, frozen=True):
 
 
 class Exec(msgspec.Struct, frozen=True):
-    """A command inside the container: the kubelet's to run, never podgate's."""
+    """A command inside the container: run by the kubelet, never by podgate."""
 
     command: tuple[str, ...]
 
@@ -45,10 +45,9 @@ Handler = HttpGet | TcpSocket | Grpc | Exec
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """One probe: how to ask, how often, and how many answers make a change.
+    """One probe: its handler, its period, and the thresholds of a change.
 
-    Seconds are floats: the API knows whole ones only, podgate's own probe
-    specs go below.
+    Seconds are floats: the API has whole ones only, podgate's own probe specs go below.
     """
 
     handler: Handler
@@ -58,15 +57,15 @@ class Probe(msgspec.Struct, frozen=True):
     success_threshold: int = 1
     failure_threshold: int = 3
     termination_grace_period_seconds: float | None = None
-    """For the kubelet, which alone restarts containers; podgate only carries it."""
+    """For the kubelet, which alone restarts containers; podgate only stores it."""
     ip_family: IpFamily | None = None
-    """Which family to ask; with a dual-stack policy, which one first."""
+    """The family to probe; with a dual-stack policy, the first one."""
     ip_family_policy: IpFamilyPolicy | None = None
-    """None: all the pod's addresses (or all of `ip_family`), and one that answers is enough."""
+    """None: all the pod's addresses (or all of `ip_family`), and one success is enough."""
     target: Literal["pod", "localhost"] = "pod"
     """localhost, podgate's own extension: the pod's 127.0.0.1 and ::1 in place of its addresses."""
     fail_when_listener_closes: bool = False
-    """A listener that is seen and confirmed to be closed counts as `failure_threshold` failures."""
+    """A listener that is confirmed as closed counts as `failure_threshold` failures."""
 
 
 class ContainerProbes(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Reading a decoded manifest: each mistake is noted with its path, none ends the reading."""
+"""Reading a decoded manifest: each problem is recorded with its path, and none ends the reading."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -8,21 +8,21 @@ _INT32_MAX = 2**31 - 1
 
 
 class FieldProblem(msgspec.Struct, frozen=True):
-    """One mistake in a spec."""
+    """One problem in a spec."""
 
     path: str
-    """Where, as `spec.containers[0].readinessProbe.httpGet.port`."""
+    """The field's path, such as `spec.containers[0].readinessProbe.httpGet.port`."""
     reason: str
     """CamelCase, fit for a condition: `InvalidProbe`, `ProbeHostNotAllowed`, `InvalidPod`."""
     message: str
-    """One sentence that begins with the path."""
+    """One sentence that starts with the path."""
 
 
 class Fields:
-    """One object of the manifest, or what stands in its place.
+    """One object of the manifest, or any other value in its place.
 
-    Each reader returns a value that can be gone on with, even after noting a
-    mistake: the caller asks at the end whether anything was noted.
+    Each reader returns a usable value, even after recording a problem: the caller checks at the end
+    whether there were problems.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class Fields:
             self._values = value
         elif value is not None:
             self.add_problem(None, f"must be an object, not {_kind(value)}")
-            # Said once: what is missing in it is no news.
+            # Reported once: missing fields in it need no report.
             self.errors = []
 
     def add_problem(self, name: str | None, complaint: str, *, reason: str | None = None) -> None:
-        """Note that the field `name` (None: the object itself) is wrong."""
+        """Record that the field `name` (None: the object itself) is wrong."""
         path = self.at(name) if name else self.path
         self.errors.append(FieldProblem(path, reason or self.reason, f"{path} {complaint}."))
 
@@ -140,5 +140,5 @@ def _kind(value: object) -> str:
 
 
 def _printable(value: int | float) -> bool:
-    # CPython refuses to print integers of more than 4300 digits.
+    # CPython does not print integers of more than 4300 digits.
     return isinstance(value, float) or value.bit_length() <= 256

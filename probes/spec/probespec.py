@@ -1,9 +1,8 @@
-"""podgate's own probe spec: the annotation `podgate.io/probe-spec`, version 2 of a probe's fields.
+"""podgate's probe spec: the annotation `podgate.io/probe-spec`, version 2 of a probe's fields.
 
-The structs below are the only definition: they check what a pod's author
-wrote, and the published JSON Schema (docs/reference/probe-spec.schema.json)
-is made from them. Names are the API's wherever the API has the field
-(KEP-4559: moving from `tcpSocket:` to `tcp:` is the whole migration).
+The structs below are the only definition: they validate the annotation, and the published JSON
+Schema (docs/reference/probe-spec.schema.json) is generated from them. Names are the API's wherever
+the API has the field (KEP-4559: moving from `tcpSocket:` to `tcp:` is the whole migration).
 """
 
 import re
@@ -13,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from probes.errors import ProbeError
 from probes.spec import definitions
 from probes.spec.apiprobes import HOST_REASON, PORT_MAX
 from probes.spec.definitions import ContainerProbes, Handler, IpFamily, IpFamilyPolicy, Probe
@@ -32,7 +32,7 @@ _SECONDS_MAX = 2**31 - 1
 _MILLISECONDS_MAX = 3_600_000
 
 PortNumber = Annotated[int, Meta(ge=1, le=PORT_MAX)]
-# Without the lookahead, Python's `$` would let a line's end through.
+# Without the lookahead, Python's `$` would match before a final line break.
 PortName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,15}(?!\n)$")]
 Seconds = Annotated[int, Meta(ge=1, le=_SECONDS_MAX)]
 Milliseconds = Annotated[int, Meta(ge=1, le=_MILLISECONDS_MAX)]
@@ -58,7 +58,7 @@ class _StrictStruct(
     forbid_unknown_fields=True,
     omit_defaults=True,
 ):
-    """A misspelt field is an error, not a default."""
+    """A struct in which a misspelt field is an error, not a default."""
 
 
 class HeaderFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
@@ -91,7 +91,7 @@ class TcpFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
 
 
 class GrpcFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
-    """Ask grpc.health.v1.Health/Check; only SERVING is healthy."""
+    """Call grpc.health.v1.Health/Check; only SERVING is healthy."""
 
     port: PortNumber | PortName
     service: str = ""
@@ -124,13 +124,15 @@ class ProbeFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
         if not given:
             raise _FieldError("", "needs a handler: one of http, tcp, grpc")
         if len(given) > 1:
-            raise _FieldError(given[-1], f"is one handler too many beside {given[0]}: keep one")
+            raise _FieldError(given[-1], f"is a second handler in addition to {given[0]}: keep one")
         for name in ("period", "timeout"):
             if UNSET not in (
                 getattr(self, f"{name}_seconds"),
                 getattr(self, f"{name}_milliseconds"),
             ):
-                raise _FieldError(f"{name}Milliseconds", f"is given beside {name}Seconds: keep one")
+                raise _FieldError(
+                    f"{name}Milliseconds", f"is given in addition to {name}Seconds: keep one"
+                )
 
 
 _ONE_HANDLER = {
@@ -170,7 +172,7 @@ class ProbeSpec(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     containers: list[ContainerFields] = []
 
 
-class ProbeSpecError(Exception):
+class ProbeSpecError(ProbeError):
     """The annotation cannot be used; `error` names the field."""
 
     def __init__(self, path: str, complaint: str) -> None:
@@ -183,15 +185,15 @@ class ProbeSpecError(Exception):
 
 
 def is_annotation_error(error: FieldProblem) -> bool:
-    """Whether this mistake is one of the annotation."""
+    """Whether this problem is in the annotation."""
     return error.path.startswith(f"metadata.annotations[{ANNOTATION}]")
 
 
 def read(text: str, ports: Mapping[str, Mapping[str, int]]) -> dict[str, ContainerProbes]:
     """The probes of an annotation, by container.
 
-    `ports` has the named ports of each container that can be probed. Raises
-    ProbeSpecError for the first mistake: half a spec is not what was meant.
+    `ports` has the named ports of each container that can be probed. Raises ProbeSpecError for the
+    first problem: half a spec is not what the author meant.
     """
     if len(text) > SIZE_MAX_BYTES:
         raise ProbeSpecError("", f"is longer than {SIZE_MAX_BYTES} bytes")

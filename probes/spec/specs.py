@@ -1,4 +1,4 @@
-"""What to probe: the probes of a pod manifest."""
+"""The probes of a pod manifest."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class DeclaredPorts(msgspec.Struct, frozen=True):
-    """Which TCP ports of the pod the kubelet may have to reach for probes and hooks."""
+    """The TCP ports of the pod that the kubelet may connect to for probes and hooks."""
 
     any_port: bool = False
     """An http or https probe or hook: the kubelet follows redirects to other ports."""
@@ -36,7 +36,7 @@ class DeclaredPorts(msgspec.Struct, frozen=True):
 
 
 class PortUser(msgspec.Struct, frozen=True):
-    """A probe or hook of the manifest that goes to a port of the pod."""
+    """A probe or hook of the manifest that connects to a port of the pod."""
 
     port: int
     container: str
@@ -45,10 +45,10 @@ class PortUser(msgspec.Struct, frozen=True):
 
 
 class PodSpec(msgspec.Struct, frozen=True):
-    """What parse_pod made of a manifest: the good probes, and what is wrong with the rest."""
+    """The result of parse_pod: the valid probes, and the problems of the others."""
 
     containers: tuple[ContainerProbes, ...] = ()
-    """What podgate runs: the manifest's probes, with those of the annotation in their place."""
+    """The probes that podgate runs: the manifest's, replaced by those of the annotation."""
     base: tuple[ContainerProbes, ...] = ()
     """The manifest's own, which the kubelet runs."""
     named_ports: Mapping[str, Mapping[str, int]] = {}
@@ -57,7 +57,7 @@ class PodSpec(msgspec.Struct, frozen=True):
     """The text of podgate.io/probe-spec."""
     declared: DeclaredPorts = DeclaredPorts()
     port_users: tuple[PortUser, ...] = ()
-    """Who of the manifest's probes and hooks the kubelet connects for, in the order written."""
+    """The probes and hooks of the manifest for which the kubelet connects, in the order written."""
     host_network: bool = False
     errors: tuple[FieldProblem, ...] = ()
 
@@ -65,11 +65,10 @@ class PodSpec(msgspec.Struct, frozen=True):
 def parse_pod(pod: object) -> PodSpec:
     """Read the probes of a decoded pod manifest (YAML or JSON); never raises.
 
-    All mistakes are collected; a probe with one is left out, its neighbours
-    stay. Probes on containers that run once are refused as the API does.
-    Probes of the annotation `podgate.io/probe-spec` take the place of those
-    of the same container and type, but the kubelet still runs the latter, so
-    those are what `declared` is made of.
+    All problems are collected; a probe with a problem is left out, the others stay. Probes on
+    containers that run once are rejected as by the API. Probes of the annotation
+    `podgate.io/probe-spec` replace those of the same container and type, but the kubelet still runs
+    the latter, so `declared` is computed from those.
     """
     errors: list[FieldProblem] = []
     root = Fields(pod if pod is not None else "null", "", errors, reason="InvalidPod")
@@ -97,7 +96,7 @@ def parse_pod(pod: object) -> PodSpec:
 
 
 def with_annotation(spec: PodSpec, text: str | None) -> PodSpec:
-    """The same pod with this text of the annotation, in place of what it had."""
+    """The same pod with this text of the annotation instead of the previous one."""
     errors = tuple(error for error in spec.errors if not probespec.is_annotation_error(error))
     own: dict[str, ContainerProbes] = {}
     if text is not None:
@@ -167,7 +166,7 @@ class _PodReader:
         return probe
 
     def _hooks(self, container: Fields, named: dict[str, int]) -> None:
-        # Of the hooks that pkg/kubelet/lifecycle/handlers.go knows, only httpGet uses the network.
+        # Of the hooks in pkg/kubelet/lifecycle/handlers.go, only httpGet uses the network.
         lifecycle = container.child("lifecycle", reason="InvalidHook")
         for name in ("postStart", "preStop"):
             hook = lifecycle.child(name)

@@ -1,16 +1,17 @@
-"""URLs as Go's net/url reads and writes them, as far as probes go.
+"""URLs as Go's net/url reads and writes them, for probes.
 
-The kubelet gives a probe's path and every Location header to Go's url.Parse.
-urllib.parse would not do: it removes tabs and newlines, keeps bad escapes and
-spaces, and merges `//host` otherwise, and a redirect must be judged as the
-kubelet judges it.
+The kubelet passes a probe's path and every Location header to Go's url.Parse. urllib.parse differs:
+it removes tabs and newlines, keeps bad escapes and spaces, and merges `//host` otherwise, and a
+redirect must be handled as by the kubelet.
 
-Texts here are byte strings spelt as latin-1 str, one character a byte.
+Texts here are byte strings spelt as latin-1 str, one character per byte.
 """
 
 import re
 
 import msgspec
+
+from probes.errors import ProbeError
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
@@ -24,8 +25,8 @@ _VALID_PATH = re.compile(r"[A-Za-z0-9\-_.~$&+,/:;=@!'()*\[\]%]*")  # validEncode
 _ESCAPED_IN_PATH = re.compile(r"[^A-Za-z0-9\-_.~$&+,/:;=@]")  # shouldEscape, encodePath
 
 
-class UrlError(Exception):
-    """Go's url.Parse would refuse this; the message is the part after the URL."""
+class UrlError(ProbeError):
+    """Go's url.Parse rejects this; the message is the part after the URL."""
 
 
 class Url(msgspec.Struct, frozen=True):
@@ -50,7 +51,7 @@ class Url(msgspec.Struct, frozen=True):
 
     @property
     def port(self) -> int:
-        """The port in the host, else the scheme's; 0 if it is none that can be dialled."""
+        """The port in the host, otherwise the scheme's; 0 if it cannot be dialled."""
         written = _split_port(self.host)[1]
         if not written:
             return 443 if self.scheme == "https" else 80
@@ -59,7 +60,7 @@ class Url(msgspec.Struct, frozen=True):
 
     @property
     def request_target(self) -> str:
-        """What stands between method and version (Go's URL.RequestURI)."""
+        """The text between method and version (Go's URL.RequestURI)."""
         query = "" if self.query is None else f"?{self.query}"
         return (self.path if self.path.startswith("/") else f"/{self.path}") + query
 

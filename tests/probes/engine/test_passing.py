@@ -31,7 +31,7 @@ async def test_passing_names_the_first_probe_that_does_not(bench: Bench) -> None
     assert bench.scheduler.passing("a") == (
         False,
         "NotScheduled",
-        "no probes are scheduled for this pod",
+        "No probes scheduled for this pod.",
     )
     bench.pods.answers[1] = BAD
     bench.pods.takes[1] = 1.0
@@ -40,20 +40,20 @@ async def test_passing_names_the_first_probe_that_does_not(bench: Bench) -> None
     assert bench.scheduler.passing("a") == (
         False,
         "ProbePending",
-        'container "app": startup probe has no result yet',
+        'Container "app": startup probe has no result yet.',
     )
     await asyncio.sleep(1)
     assert bench.scheduler.passing("a") == (
         False,
         "ProbeFailing",
-        'container "app": startup probe failed: ill',
+        'Container "app": startup probe failed: ill',
     )
     bench.pods.answers[1] = GOOD
     await asyncio.sleep(5)
     assert bench.scheduler.passing("a") == (
         True,
         "ProbesPassing",
-        "all 2 probes of startup and readiness pass",
+        "All 2 startup and readiness probes pass.",
     )
 
 
@@ -69,7 +69,7 @@ async def test_container_that_does_not_run_is_not_passing(bench: Bench) -> None:
     assert bench.scheduler.passing("a") == (
         False,
         "ContainerNotRunning",
-        'container "app" is not running',
+        'Container "app" is not running.',
     )
 
 
@@ -77,5 +77,5 @@ async def test_successes_that_do_not_suffice_yet_are_counted_out(bench: Bench) -
     bench.scheduler.set_pod(pod(readiness=probe(1, success=3)))
     await asyncio.sleep(11)
     assert bench.scheduler.passing("a")[2] == (
-        'container "app": readiness probe has succeeded 2 of 3 times'
+        'Container "app": readiness probe succeeded 2 of 3 times.'
     )
