@@ -1,4 +1,4 @@
-"""What `podgate status` shows: the report that the admin socket serves."""
+"""Reports of the admin API: status, drops, rules and drop events."""
 
 import datetime
 
@@ -14,20 +14,20 @@ class ProbeStatus(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     handler: str
     result: str
-    """What thresholds made of the outcomes: success, failure or unknown."""
+    """After thresholds: success, failure or unknown."""
     last_message: str
     families: list[str]
-    """Which of IPv4 and IPv6 gave the last outcome; none where nobody was reached."""
+    """The families of the last outcome, IPv4 or IPv6; empty if no address responded."""
     successes: int
     failures: int
 
 
-class CarriedStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a relay carried for one port of a pod, that is for the kubelet's probes and hooks.
+class RelayedPortStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The kubelet's connections that a relay proxied to one port of a pod, for probes and hooks.
 
-    container, handler: several are joined by a plus; port: 0 for those that nobody declares;
-    outcomes: how many connections ended in which way; open_ms: mean time until the pod answered,
-    in milliseconds, None where it never did.
+    container, handler: several are joined by a plus; port: 0 for undeclared ones; outcomes:
+    connections by outcome; open_ms: mean time until the pod responded, in milliseconds, None if it
+    never did.
     """
 
     container: str
@@ -39,7 +39,7 @@ class CarriedStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GateStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One gated interface. `packets`: node-sent ones, by verdict and reason."""
+    """One gated interface. `packets`: those that the host sent, by verdict and reason."""
 
     interface: str
     ifindex: int
@@ -47,16 +47,18 @@ class GateStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PathStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One address of an enforced pod, and what the self-test found: `confirmed`, `bypassed` (the
-    node reaches it past the gate), `unreachable` (nothing that the node sends there arrives) or
-    `failed` (the log says why)."""
+    """One address of an enforced pod, with the result of its path test.
+
+    `confirmed`, `bypassed` (the host reaches it without passing the gate), `unreachable` (packets
+    from the host do not arrive) or `failed` (the log has the reason).
+    """
 
     address: str
     result: str
 
 
 class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod, as podgate knows it now."""
+    """One pod in its current state."""
 
     namespace: str
     name: str
@@ -65,50 +67,53 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     netns: str | None
     addresses: list[str]
-    """Its own."""
+    """Confirmed ones."""
     unconfirmed: dict[str, str] = {}
-    """Addresses that its namespace shows and that nothing confirms, with the reason."""
+    """Addresses that its network namespace has and no other source confirms, with the reason."""
     conditions: list[Condition]
     gates: list[GateStatus]
     paths: list[PathStatus]
-    older_flows: int
-    """That the node began before the gate enforced, and that go on."""
+    existing_flows: int
+    """Open flows that the host opened before the gate enforced."""
     probes: list[ProbeStatus]
-    carried: list[CarriedStatus] = []
+    relayed: list[RelayedPortStatus] = []
 
 
 class HookStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One hook at the root cgroup; `problem`: why it is not in force, or None."""
+    """One hook at the root cgroup; `problem`: why it is not attached, or None."""
 
     name: str
     problem: str | None
 
 
 class RelayStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The relay of strict mode. problem: why none serves, where one is wanted; restarts: of this
-    agent's; open, held: connections now; is_direct: whether there is no room for more; unknown:
-    connections to addresses that stand for no pod; gates: on its interfaces."""
+    """The relay of strict mode.
+
+    problem: why no relay serves, where one is needed; restarts: by this agent; connections: proxied
+    now; held_syns: held now; is_bypassed: whether it is full, so that new connections go directly
+    to the gate; unknown_address: connections to addresses without a pod; gates: on its interfaces.
+    """
 
     is_up: bool
     problem: str
     restarts: int
-    open: int
-    held: int
-    is_direct: bool
-    unknown: int
+    connections: int
+    held_syns: int
+    is_bypassed: bool
+    unknown_address: int
     gates: list[GateStatus]
 
 
-class FeedStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Where pods come from, and what is wrong there. pods_from: in words; problems: one sentence
-    each; unsaid: how many pods' conditions the API server has still to be told."""
+class PodSourceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The source of pods. pods_from: in words; problems: one sentence each; pending_conditions:
+    pods whose conditions in the API server are not up to date."""
 
     pods_from: str
     problems: list[str] = []
-    unsaid: int = 0
+    pending_conditions: int = 0
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole agent. `load_ms`: milliseconds from start to loaded programs; `kubelet`: the path
     of its cgroup, or None for the reason in `kubelet_problem`."""
 
@@ -124,18 +129,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     kubelet_problem: str
     http_address: str
     hooks: list[HookStatus]
-    feed: FeedStatus
-    node_refusals: dict[str, int]
-    """By reason: what hooks and the tunnels' guard refused before an interface was chosen."""
+    pod_source: PodSourceStatus
+    node_drops: dict[str, int]
+    """By reason: dropped or rejected on the host before an interface is chosen."""
     relay: RelayStatus
     pods: list[PodStatus]
 
 
-class CallerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One sender of the node that would need a rule, for `podgate drops`.
+class SourceProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One source process whose traffic is dropped, or in audit would be, for `podgate drops`.
 
-    labels: of the pod; port: the pod's, 0 for protocols without; sender: path of its cgroup;
-    process: its name at first sight, where the kernel says; packets: since first.
+    labels: of the pod; port: the pod's, 0 for protocols without; cgroup: its path; process: its
+    name when first seen, if the kernel reports it; packets: since `first`.
     """
 
     namespace: str
@@ -143,7 +148,7 @@ class CallerStatus(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     protocol: str
     port: int
-    sender: str
+    cgroup: str
     process: str
     packets: int
     first: datetime.datetime
@@ -152,16 +157,17 @@ class CallerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drops(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them, the busiest first. `lost_packets`: of senders that found no place."""
+    """All source processes, the busiest first. `lost_packets`: of sources that the full table does
+    not have."""
 
-    callers: list[CallerStatus]
+    sources: list[SourceProcessStatus]
     lost_packets: int
 
 
 class RuleStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule of one policy. hits: opening packets; problem: why it lets nobody in, or nothing."""
+    """One rule of one policy. hits: new flows; problem: why it admits no source, or empty."""
 
-    sender: str
+    source: str
     protocol: str
     ports: str
     hits: int
@@ -169,7 +175,7 @@ class RuleStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy in force. pods: those of this node that it is for, "namespace/name"."""
+    """One policy in force. pods: those of this node that it selects, "namespace/name"."""
 
     name: str
     source: str
@@ -177,20 +183,20 @@ class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
     rules: list[RuleStatus]
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """What `podgate rules` shows. sources: where policies come from, for people; problems: of
-    policies, and of pods whose gates have no more room."""
+class RulesReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All policies in force. sources: where policies come from, in words; problems: of policies,
+    and of pods whose gates are full."""
 
     sources: list[str]
     policies: list[PolicyStatus]
     problems: list[str]
 
 
-class RefusalStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One refusal, for `podgate drops --follow`. What is not known is empty or 0.
+class DropEventStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One drop event, for `podgate drops --follow`. Unknown fields are empty or 0.
 
-    namespace, pod: empty when it was refused before an interface was chosen; sender: path of the
-    cgroup; process: id, where the kernel says; ports: 0 for protocols without.
+    namespace, pod: empty if it was dropped before an interface was chosen; cgroup: its path;
+    process: id, if the kernel reports it; ports: 0 for protocols without.
     """
 
     at: datetime.datetime
@@ -199,20 +205,20 @@ class RefusalStatus(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     reason: str
     protocol: str
-    source: str
+    source_address: str
     source_port: int
-    destination: str
+    destination_address: str
     destination_port: int
-    sender: str
+    cgroup: str
     process: int
     process_name: str
 
 
-class Refusals(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest ones, the oldest of them first. newest: the number of the last, for asking on;
-    lost: how many were counted only, since the kernel limits what it tells one by one.
+class DropEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest drop events, the oldest of them first. newest: the number of the last, to continue
+    from; lost: suppressed by the kernel's limit, which are only counted.
     """
 
-    refusals: list[RefusalStatus]
+    events: list[DropEventStatus]
     newest: int
     lost: int

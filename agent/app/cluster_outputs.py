@@ -7,7 +7,7 @@ import pathlib
 import structlog
 
 from agent import labels, tasks
-from agent.admin.report import FeedStatus
+from agent.admin.report import PodSourceStatus
 from agent.api.services.source import ServiceEndpoints
 from agent.cri.models import CriContainerState
 from agent.kube.client import ApiClient
@@ -88,12 +88,14 @@ class ClusterOutputs:
             problems |= {name: why for name, why in self.endpoints.problems.items() if why}
         return problems
 
-    def status(self) -> FeedStatus:
+    def status(self) -> PodSourceStatus:
         """That of the source, and what could not be written."""
         found = self._source.status()
         api = [f"API server, {what}: {problem}" for what, problem in self.api_problems.items()]
-        return FeedStatus(
-            pods_from=found.pods_from, problems=api + found.problems, unsaid=self.writer.pending
+        return PodSourceStatus(
+            pods_from=found.pods_from,
+            problems=api + found.problems,
+            pending_conditions=self.writer.pending,
         )
 
     async def _follow_objects(self) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from agent.admin.report import Drops, Refusals, Report, Rules
+from agent.admin.report import AgentReport, DropEvents, Drops, RulesReport
 from agent.api import listen
 from agent.api.listen import ListenError
 
@@ -25,13 +25,13 @@ class AgentApi(Protocol):
 
     async def metrics(self) -> bytes: ...
 
-    async def report(self) -> Report: ...
+    async def report(self) -> AgentReport: ...
 
     async def drops(self) -> Drops: ...
 
-    async def rules(self) -> Rules: ...
+    async def rules(self) -> RulesReport: ...
 
-    async def refusals(self, after: int) -> Refusals: ...
+    async def drop_events(self, after: int) -> DropEvents: ...
 
     async def restart_relay(self) -> str | None:
         """One sentence where it could not be done."""
@@ -70,7 +70,7 @@ async def serve_admin(agent: AgentApi, path: pathlib.Path) -> AsyncIterator[None
     app.router.add_get("/status", _json(agent.report))
     app.router.add_get("/drops", _json(agent.drops))
     app.router.add_get("/rules", _json(agent.rules))
-    app.router.add_get("/refusals", _refusals(agent))
+    app.router.add_get("/drop-events", _drop_events(agent))
     app.router.add_post("/relay/restart", _done(agent.restart_relay))
     listener = listen.unix_socket(path, directory_mode=0o700, mode=0o600)
     async with _started(app) as runner:
@@ -106,12 +106,12 @@ def _json(
     return handle
 
 
-def _refusals(agent: AgentApi) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _drop_events(agent: AgentApi) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
         after = request.query.get("after", "0")
         if not (after.isascii() and after.isdecimal()):
             return web.Response(status=400, text="after must be a number\n")
-        body = msgspec.json.encode(await agent.refusals(int(after)))
+        body = msgspec.json.encode(await agent.drop_events(int(after)))
         return web.Response(body=body, content_type="application/json")
 
     return handle

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 
 from agent import VERSION
 from agent.admin.report import (
-    CallerStatus,
+    AgentReport,
+    DropEvents,
     Drops,
     GateStatus,
     HookStatus,
     PathStatus,
     PodStatus,
-    Refusals,
     RelayStatus,
-    Report,
-    Rules,
+    RulesReport,
+    SourceProcessStatus,
 )
 from agent.app.cluster_outputs import ClusterOutputs
 from agent.app.reconciler import Reconciler
@@ -116,11 +116,11 @@ class Reports:
         pods = self._store.desired_pods()
         return self._metrics.render(pods, samples, await self._policy.samples())
 
-    async def report(self) -> Report:
+    async def report(self) -> AgentReport:
         counts = await self._gate_worker.counts()
         states = sorted(self._store.states(), key=lambda state: state.pod.full_name)
         loaded = self._gate_worker.loaded
-        return Report(
+        return AgentReport(
             version=VERSION,
             pid=os.getpid(),
             started=self._started,
@@ -136,8 +136,8 @@ class Reports:
                 HookStatus(name=hook.name, problem=hook.problem)
                 for hook in self._gate_worker.hook_states
             ],
-            feed=(self._outputs or self._source).status(),
-            node_refusals=await self._host_drops(),
+            pod_source=(self._outputs or self._source).status(),
+            node_drops=await self._host_drops(),
             relay=relay_status(self._relays, self._connections, self._store.relay_gates, counts),
             pods=[self._pod_status(state, counts) for state in states],
         )
@@ -146,10 +146,10 @@ class Reports:
         seen = await asyncio.to_thread(self._source_processes.read)
         return drops_report(seen, self._store, lost_packets=self._source_processes.lost())
 
-    async def rules(self) -> Rules:
+    async def rules(self) -> RulesReport:
         return await self._policy.report()
 
-    async def refusals(self, after: int) -> Refusals:
+    async def drop_events(self, after: int) -> DropEvents:
         return await self._drop_events.after(after)
 
     async def restart_relay(self) -> str | None:
@@ -181,9 +181,9 @@ class Reports:
                 PathStatus(address=address, result=result.value)
                 for address, result in (tested.results if tested else {}).items()
             ],
-            older_flows=self._existing_flows.count(pod.uid),
+            existing_flows=self._existing_flows.count(pod.uid),
             probes=self._probing.status(pod.uid),
-            carried=self._connections.status(pod.uid),
+            relayed=self._connections.status(pod.uid),
         )
 
 
@@ -199,10 +199,10 @@ def relay_status(
         is_up=relaying.is_up,
         problem=relaying.trouble,
         restarts=relaying.restarts,
-        open=sum(report.connections for report in reports),
-        held=sum(report.held_syns for report in reports),
-        is_direct=any(report.is_full for report in reports),
-        unknown=connections.unknown_address,
+        connections=sum(report.connections for report in reports),
+        held_syns=sum(report.held_syns for report in reports),
+        is_bypassed=any(report.is_full for report in reports),
+        unknown_address=connections.unknown_address,
         gates=_gates(interfaces, counts),
     )
 
@@ -212,14 +212,14 @@ def drops_report(
 ) -> Drops:
     """callers: with the paths of their cgroups."""
     return Drops(
-        callers=[
-            CallerStatus(
+        sources=[
+            SourceProcessStatus(
                 namespace=pod.namespace,
                 pod=pod.name,
                 mode=pod.mode.label,
                 protocol=protocol_word(seen.protocol),
                 port=seen.port,
-                sender=sender,
+                cgroup=sender,
                 process=seen.process_name,
                 packets=seen.count,
                 first=wall_clock(seen.first_ns),

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from agent.admin import client as admin_client
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.app import preflight
 from agent.errors import PreflightError
 from agent.gates.worker import netns_cookie
@@ -202,8 +202,8 @@ async def _strict(bpffs: pathlib.Path, ranges: RelayRanges) -> Finding:
 async def _agent(run_directory: pathlib.Path) -> Finding:
     try:
         content = await admin_client.fetch(admin_socket(run_directory), "/status")
-        report = msgspec.json.decode(content, type=Report)
-    except admin_client.Unreachable as error:
+        report = msgspec.json.decode(content, type=AgentReport)
+    except admin_client.AgentUnreachableError as error:
         return Finding("agent", Severity.WARNING, str(error))
     except msgspec.DecodeError as error:
         return Finding(
@@ -217,8 +217,8 @@ async def _agent(run_directory: pathlib.Path) -> Finding:
     return Finding("agent", Severity.OK, f"Agent running, pid {report.pid}, all pods synced.")
 
 
-def _agent_problems(report: Report) -> Iterator[tuple[bool, str]]:
-    yield bool(report.feed.problems), " ".join(report.feed.problems)
+def _agent_problems(report: AgentReport) -> Iterator[tuple[bool, str]]:
+    yield bool(report.pod_source.problems), " ".join(report.pod_source.problems)
     missing = ", ".join(hook.name for hook in report.hooks if hook.problem)
     yield not report.is_synced, "Initial pod sync not finished; retry."
     yield report.kubelet is None, f"Kubelet not identified: {report.kubelet_problem}"

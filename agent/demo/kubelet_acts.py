@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 
 from agent import labels
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.demo import events
 from agent.lab import agent_process, attempts
 from agent.lab import lab as labs
@@ -52,7 +52,7 @@ class KubeletActs:
             events.check("openings from the node that the pod saw", "2", str(seen()))
         self._refused("enforce", refusal)
 
-    def under_strict(self, refusal: str, wait: Callable[[], Report]) -> None:
+    def under_strict(self, refusal: str, wait: Callable[[], AgentReport]) -> None:
         """wait: until every pod is in strict."""
         with contextlib.ExitStack() as stack:
             watches = [
@@ -76,7 +76,7 @@ class KubeletActs:
             events.check("openings from the node that the pods saw", "0", str(total))
         self._relay_killed(refusal, wait)
 
-    def _relay_killed(self, refusal: str, wait: Callable[[], Report]) -> None:
+    def _relay_killed(self, refusal: str, wait: Callable[[], AgentReport]) -> None:
         events.emit(events.Step("killing the relay with SIGKILL"))
         before = self._relay_pids()
         os.kill(before[-1], signal.SIGKILL)
@@ -110,7 +110,7 @@ class KubeletActs:
         ]
 
 
-def is_strict(report: Report, pods: tuple[LabPod, ...]) -> bool:
+def is_strict(report: AgentReport, pods: tuple[LabPod, ...]) -> bool:
     """Whether the relay has all of them."""
     found = [agent_process.condition_of(report, pod.name, labels.ISOLATION_READY) for pod in pods]
     return all(condition and condition.reason == "Strict" for condition in found)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent import labels
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.demo import events
 from agent.demo.kubelet_acts import RELAY_OPTIONS, KubeletActs, is_strict
 from agent.lab import agent_process, attempts, leftovers
@@ -251,7 +251,7 @@ class Stage:
     def _strict(self) -> None:
         events.emit(events.Step("switching every pod to strict: starting the relay"))
 
-        def wait() -> Report:
+        def wait() -> AgentReport:
             return self._agent.wait_for("strict", lambda report: is_strict(report, self._pods))
 
         started = time.monotonic()
@@ -304,11 +304,11 @@ class Stage:
         answer to what the pod asked before."""
         return attempts.datagram_from_node(pod, "IPv4") == "does not arrive"
 
-    def _report(self) -> Report:
+    def _report(self) -> AgentReport:
         return self._agent.wait_for("an answer", lambda report: True)
 
-    def _all_isolated(self, reason: str) -> Callable[[Report], bool]:
-        def holds(report: Report) -> bool:
+    def _all_isolated(self, reason: str) -> Callable[[AgentReport], bool]:
+        def holds(report: AgentReport) -> bool:
             found = [
                 agent_process.condition_of(report, pod.name, labels.ISOLATION_READY)
                 for pod in self._pods
@@ -317,7 +317,7 @@ class Stage:
 
         return holds
 
-    def _all_passing(self, report: Report) -> bool:
+    def _all_passing(self, report: AgentReport) -> bool:
         return all(_status_of(report, pod) == TRUE for pod in self._pods)
 
 
@@ -352,11 +352,11 @@ def _answers(pod: LabPod) -> bool:
     return attempts.connect_from_pod(pod, pod.ipv4, "IPv4", _PORT) == "connects"
 
 
-def _has_status(report: Report, *, pod: LabPod, status: str) -> bool:
+def _has_status(report: AgentReport, *, pod: LabPod, status: str) -> bool:
     return _status_of(report, pod) == status
 
 
-def _status_of(report: Report, pod: LabPod) -> str | None:
+def _status_of(report: AgentReport, pod: LabPod) -> str | None:
     condition = agent_process.condition_of(report, pod.name, labels.PROBES_PASSING)
     return condition.status if condition else None
 

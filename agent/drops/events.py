@@ -5,7 +5,7 @@ import collections
 
 import structlog
 
-from agent.admin.report import Refusals, RefusalStatus
+from agent.admin.report import DropEvents, DropEventStatus
 from agent.drops.source_processes import SourceProcesses, protocol_word, wall_clock
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
@@ -47,12 +47,12 @@ class DropEventLog:
             await self._read()
             await asyncio.sleep(_PERIOD_SECONDS)
 
-    async def after(self, number: int) -> Refusals:
+    async def after(self, number: int) -> DropEvents:
         """Those after the one with this number (0: all that are kept), the oldest first."""
         await self._read()
         first = self._count - len(self._kept) + 1
-        return Refusals(
-            refusals=[
+        return DropEvents(
+            events=[
                 self._status(refusal, pod)
                 for at, (refusal, pod) in enumerate(self._kept, start=first)
                 if at > number
@@ -83,19 +83,19 @@ class DropEventLog:
             )
         self._lost = lost
 
-    def _status(self, refusal: DropEvent, pod: Pod | None) -> RefusalStatus:
-        return RefusalStatus(
+    def _status(self, refusal: DropEvent, pod: Pod | None) -> DropEventStatus:
+        return DropEventStatus(
             at=wall_clock(refusal.at_ns),
             namespace=pod.namespace if pod else "",
             pod=pod.name if pod else "",
             verdict=refusal.verdict.label,
             reason=refusal.reason.label,
             protocol=protocol_word(refusal.protocol) if refusal.protocol else "",
-            source=str(refusal.source or ""),
+            source_address=str(refusal.source or ""),
             source_port=refusal.source_port,
-            destination=str(refusal.destination or ""),
+            destination_address=str(refusal.destination or ""),
             destination_port=refusal.destination_port,
-            sender=self._callers.sender(refusal.cgroup),
+            cgroup=self._callers.sender(refusal.cgroup),
             process=refusal.pid,
             process_name=refusal.process_name,
         )

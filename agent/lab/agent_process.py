@@ -17,7 +17,7 @@ import msgspec
 
 from agent import labels
 from agent.admin import client as admin_client
-from agent.admin.report import PodStatus, Report
+from agent.admin.report import AgentReport, PodStatus
 from agent.lab import attempts
 from agent.lab.lab import BPFFS, LAB_DIRECTORY, LabPod
 from agent.pods.conditions import Condition
@@ -133,14 +133,14 @@ class Operator:
             raise GaveUp(f"the agent did not end on {number.name}") from None
         self._process = None
 
-    def report(self) -> Report | None:
+    def report(self) -> AgentReport | None:
         """The agent's own report, or None while it does not answer."""
-        with contextlib.suppress(admin_client.Unreachable):
+        with contextlib.suppress(admin_client.AgentUnreachableError):
             content = asyncio.run(admin_client.fetch(admin_socket(self.run_directory), "/status"))
-            return msgspec.json.decode(content, type=Report)
+            return msgspec.json.decode(content, type=AgentReport)
         return None
 
-    def wait_for(self, what: str, holds: Callable[[Report], bool]) -> Report:
+    def wait_for(self, what: str, holds: Callable[[AgentReport], bool]) -> AgentReport:
         """Ask again and again until `holds`. Raises `GaveUp`."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
@@ -158,23 +158,23 @@ class Operator:
                 yield json.loads(line)
 
 
-def pod_of(report: Report, name: str) -> PodStatus | None:
+def pod_of(report: AgentReport, name: str) -> PodStatus | None:
     return next((pod for pod in report.pods if pod.name == name), None)
 
 
-def refusal(report: Report) -> str:
+def refusal(report: AgentReport) -> str:
     """How an attempt to connect to a pod ends that refuses: by a hook, where the kernel has it."""
     is_hooked = all(hook.problem is None for hook in report.hooks if "connect" in hook.name)
     return attempts.REFUSED if is_hooked else attempts.DROPPED
 
 
-def condition_of(report: Report, name: str, kind: str) -> Condition | None:
+def condition_of(report: AgentReport, name: str, kind: str) -> Condition | None:
     pod = pod_of(report, name)
     conditions = pod.conditions if pod else []
     return next((condition for condition in conditions if condition.type == kind), None)
 
 
-def packets(report: Report, name: str, verdict: str) -> int:
+def packets(report: AgentReport, name: str, verdict: str) -> int:
     """Node-sent packets of a pod with this verdict, over all reasons but strays."""
     pod = pod_of(report, name)
     return sum(

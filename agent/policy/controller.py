@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 
-from agent.admin.report import PolicyStatus, Rules, RuleStatus
+from agent.admin.report import PolicyStatus, RulesReport, RuleStatus
 from agent.kubelet.admitted_ports import kubelet_rules
 from agent.linux import cgroups as linux_cgroups
 from agent.linux.cgroups import cgroup2_mount
@@ -145,7 +145,7 @@ class PolicyController:
             if number in hits
         ]
 
-    async def report(self) -> Rules:
+    async def report(self) -> RulesReport:
         gated = [
             (guarded.pod, guarded.admission)
             for guarded in self._store.states()
@@ -176,7 +176,7 @@ class PolicyController:
         for uid in await asyncio.to_thread(_changed, book, admitted):
             self._store.mark(uid)
 
-    def _report(self, book: RuleSet, gated: Sequence[_Admitted]) -> Rules:
+    def _report(self, book: RuleSet, gated: Sequence[_Admitted]) -> RulesReport:
         hits = self._hits.read()
         found = [
             PolicyStatus(
@@ -185,7 +185,7 @@ class PolicyController:
                 pods=sorted(pod.full_name for pod, _ in gated if policy.pods.matches(pod)),
                 rules=[
                     RuleStatus(
-                        sender=str(rule.sender),
+                        source=str(rule.sender),
                         protocol=rule.protocol_text,
                         ports=rule.ports_text,
                         hits=hits.get(book.ids[policy.name, rule], 0),
@@ -202,7 +202,7 @@ class PolicyController:
             for pod, admission in gated
             if admission and admission.problem
         )
-        return Rules(sources=self._in_force.names, policies=found, problems=problems)
+        return RulesReport(sources=self._in_force.names, policies=found, problems=problems)
 
 
 def _changed(book: RuleSet, admitted: Iterable[_Admitted]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from agent import labels as agent_labels
-from agent.admin.report import CallerStatus
+from agent.admin.report import SourceProcessStatus
 from agent.drops.source_processes import NO_SOCKET
 from agent.policy.api_types import (
     CgroupField,
@@ -54,7 +54,9 @@ _Pods = tuple[str, tuple[tuple[str, str], ...]]
 _PortUse = tuple[str, int]
 
 
-def suggest(callers: Iterable[CallerStatus]) -> tuple[list[HostAccessPolicy], list[CallerStatus]]:
+def suggest(
+    callers: Iterable[SourceProcessStatus],
+) -> tuple[list[HostAccessPolicy], list[SourceProcessStatus]]:
     """Policies that let in these callers and, of those pods, no other sender to no other port; and
     the callers that cannot be named any more.
 
@@ -65,7 +67,7 @@ def suggest(callers: Iterable[CallerStatus]) -> tuple[list[HostAccessPolicy], li
     for caller in callers:
         if not caller.namespace:
             continue  # the relay, whom nobody else has any business with
-        if sender := _source(caller.sender):
+        if sender := _source(caller.cgroup):
             asked[_pods(caller)][sender].add((caller.protocol, caller.port))
         else:
             nameless.append(caller)
@@ -94,7 +96,7 @@ def _source(path: str) -> FromField | None:
     return FromField(cgroup=CgroupField(path))
 
 
-def _pods(caller: CallerStatus) -> _Pods:
+def _pods(caller: SourceProcessStatus) -> _Pods:
     lasting = {
         key: value
         for key, value in caller.labels.items()

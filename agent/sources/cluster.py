@@ -6,7 +6,7 @@ Either may be away for any time: what was last read stays in force.
 import asyncio
 
 from agent import tasks
-from agent.admin.report import FeedStatus
+from agent.admin.report import PodSourceStatus
 from agent.cri.client import Runtime
 from agent.cri.endpoints import open_runtime
 from agent.cri.models import CriContainer, CriContainerState, Sandbox
@@ -107,10 +107,10 @@ class ClusterSource:
         watchers = (self.pods.pods, self.pods.namespaces, self.pods.nodes, self._policies)
         return {watcher.query.name: watcher.problem for watcher in watchers if watcher.problem}
 
-    def status(self) -> FeedStatus:
+    def status(self) -> PodSourceStatus:
         kubelet = " and the kubelet" if self.kubelet_pods.is_connected else ""
         problem = self.sandboxes.problem
-        return FeedStatus(
+        return PodSourceStatus(
             pods_from=f"the API server{kubelet}, for node {self._settings.node_name}; "
             f"{len(self.sandboxes.current)} sandboxes of the container runtime",
             problems=[f"Container runtime: {problem}"] if problem else [],

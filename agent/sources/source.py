@@ -3,7 +3,7 @@
 import pathlib
 from typing import Protocol
 
-from agent.admin.report import FeedStatus
+from agent.admin.report import PodSourceStatus
 from agent.pods.changes import Changes
 from agent.pods.container_runs import ContainerSource, PodContainers
 from agent.sources.manifests import ManifestDirectory
@@ -25,7 +25,7 @@ class PodSource(ContainerSource, Protocol):
     def hint(self) -> None:
         """An interface came or went, so pods may have."""
 
-    def status(self) -> FeedStatus:
+    def status(self) -> PodSourceStatus:
         """For `podgate status`."""
 
 
@@ -51,5 +51,5 @@ class ManifestSource:
     def containers_of(self, uid: str) -> PodContainers | None:
         return None
 
-    def status(self) -> FeedStatus:
-        return FeedStatus(pods_from=f"manifests in {self._directory}")
+    def status(self) -> PodSourceStatus:
+        return PodSourceStatus(pods_from=f"manifests in {self._directory}")

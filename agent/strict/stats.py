@@ -7,7 +7,7 @@ use it.
 import dataclasses
 from collections.abc import Container, Iterable, Iterator
 
-from agent.admin.report import CarriedStatus
+from agent.admin.report import RelayedPortStatus
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 from agent.relay.messages import OPEN_BUCKETS, Outcome, OutcomeSample
@@ -90,10 +90,10 @@ class ConnectionStats:
                 for purpose, stats in by_purpose.items():
                     yield state.pod, purpose, stats
 
-    def status(self, uid: str) -> list[CarriedStatus]:
+    def status(self, uid: str) -> list[RelayedPortStatus]:
         """The pod's, for `podgate status`."""
         return [
-            CarriedStatus(
+            RelayedPortStatus(
                 container=purpose.container,
                 handler=purpose.handler,
                 port=purpose.port,

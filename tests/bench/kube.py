@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from agent import labels
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.default_deny import table as default_deny_table
 from agent.lab import lab as labs
 from agent.lab.agent_process import Operator
@@ -184,7 +184,7 @@ async def _all_flip(operator: Operator, arrived: Arrivals, apps: Apps) -> None:
     figures.emit("kube", "result_to_patch_250_p99_ms", [_p99(milliseconds)], "ms")
     apps.start()
     await _wait(operator, "all pods ready again", _all_ready)
-    await _wait(operator, "all said", lambda report: not report.feed.unsaid)
+    await _wait(operator, "all said", lambda report: not report.pod_source.pending_conditions)
 
 
 async def _outage(
@@ -195,13 +195,17 @@ async def _outage(
     before = len(api.patches())
     for _ in range(2):
         apps.end(*names_of_changed)
-        await _wait(operator, "failures", lambda report: report.feed.unsaid == _CHANGED)
+        await _wait(
+            operator, "failures", lambda report: report.pod_source.pending_conditions == _CHANGED
+        )
         apps.start()
         await _wait(operator, "ready again", _all_ready)
     apps.end(*names_of_changed)
-    await _wait(operator, "failures", lambda report: report.feed.unsaid == _CHANGED)
+    await _wait(
+        operator, "failures", lambda report: report.pod_source.pending_conditions == _CHANGED
+    )
     await serving.enter_async_context(api.running(port=api.port))
-    await _wait(operator, "all said", lambda report: not report.feed.unsaid)
+    await _wait(operator, "all said", lambda report: not report.pod_source.pending_conditions)
     each = (len(api.patches()) - before) / _CHANGED
     figures.emit("kube", "patches_per_changed_pod", [each], "patches")
 
@@ -212,7 +216,7 @@ def is_ready(api: ApiServer, pod: LabPod) -> bool:
     return [one["status"] for one in found] == ["True", "True"]
 
 
-def _all_ready(report: Report) -> bool:
+def _all_ready(report: AgentReport) -> bool:
     statuses = [condition.status for pod in report.pods for condition in pod.conditions]
     return statuses.count("True") == 2 * _PODS
 

@@ -147,7 +147,7 @@ def _relay(node: Node) -> int:
 
 def _open_connections(node: Node) -> int:
     report = node.operator.report()
-    return report.relay.open if report else 0
+    return report.relay.connections if report else 0
 
 
 def _cpu_seconds(pid: int) -> float:

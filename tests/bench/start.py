@@ -10,7 +10,7 @@ import time
 
 import pyroute2
 
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.lab import agent_process
 from agent.lab import lab as labs
 from agent.lab.lab import BPFFS, Lab
@@ -112,7 +112,7 @@ def _start_ms(agent: agent_process.Operator) -> float:
     return (time.perf_counter() - started) * 1000
 
 
-def _all_passing(report: Report) -> bool:
+def _all_passing(report: AgentReport) -> bool:
     return all(
         condition.status == "True" for pod in report.pods for condition in pod.conditions
     ) and bool(report.pods)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from agent.admin import client as admin_client
-from agent.admin.report import PodStatus, Report
+from agent.admin.report import AgentReport, PodStatus
 from agent.settings import admin_socket
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer, Json
@@ -185,11 +185,11 @@ class Node:
 
         return await asyncio.to_thread(ask)
 
-    async def report(self) -> Report | None:
+    async def report(self) -> AgentReport | None:
         """Of the agent that has the node; None while none answers."""
-        with contextlib.suppress(admin_client.Unreachable):
+        with contextlib.suppress(admin_client.AgentUnreachableError):
             content = await admin_client.fetch(admin_socket(RUN_DIRECTORY), "/status")
-            return msgspec.json.decode(content, type=Report)
+            return msgspec.json.decode(content, type=AgentReport)
         return None
 
     async def knows(self, kubelet: Cgroup) -> bool:
@@ -200,7 +200,7 @@ class Node:
     async def carries(self) -> bool:
         """Whether the relay has carried something."""
         report = await self.report()
-        return report is not None and any(pod.carried for pod in report.pods)
+        return report is not None and any(pod.relayed for pod in report.pods)
 
     async def until(self, what: str, pod: AgentPod, holds: Callable[[], Any]) -> Any:
         """Ask until it holds; what was true then. holds: may be a coroutine function."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from agent import labels
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.lab import lab as labs
 from agent.lab.agent_process import Operator, condition_of
 from agent.lab.lab import LabPod
@@ -99,11 +99,11 @@ class Node:
             self.declare(pod)
         self.settle()
 
-    def settle(self) -> Report:
+    def settle(self) -> AgentReport:
         """Wait until every pod is as it is wanted."""
         return self.operator.wait_for("every pod isolated as wanted", self._is_settled)
 
-    def _is_settled(self, report: Report) -> bool:
+    def _is_settled(self, report: AgentReport) -> bool:
         return (
             report.is_synced
             and report.kubelet == self.kubelet.path

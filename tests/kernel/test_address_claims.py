@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent import labels
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.gates.address_claims import AddressAuthority
 from agent.lab import lab as labs
 from agent.lab.agent_process import Operator, condition_of, pod_of
@@ -206,7 +206,7 @@ def server(lab: Lab) -> LabPod:
     return lab.add_pod("server", 200)
 
 
-def knows_claim(report: Report, address: str) -> bool:
+def knows_claim(report: AgentReport, address: str) -> bool:
     pod = pod_of(report, "thief")
     return pod is not None and bool(pod.gates) and address in pod.unconfirmed
 
@@ -286,7 +286,7 @@ def test_the_relay_carries_nothing_to_a_pod_that_claims_the_target(
                 trap.accept()
 
 
-def is_strict(report: Report) -> bool:
+def is_strict(report: AgentReport) -> bool:
     condition = condition_of(report, "thief", labels.ISOLATION_READY)
     return condition is not None and condition.reason == "Strict"
 
@@ -322,7 +322,7 @@ def test_a_claim_is_reported_to_people(operator: Operator, lab: Lab, server: Lab
     claim(thief, server.ipv4)
     start(operator, thief)
 
-    def says(report: Report) -> bool:
+    def says(report: AgentReport) -> bool:
         condition = condition_of(report, "thief", labels.ISOLATION_READY)
         return condition is not None and server.ipv4 in condition.message
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent import labels
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.lab import attempts
 from agent.lab import lab as labs
 from agent.lab.agent_process import Operator, condition_of, pod_of
@@ -36,23 +36,23 @@ def web(lab: Lab) -> Iterator[LabPod]:
         yield pod
 
 
-def isolation(report: Report, name: str) -> Condition | None:
+def isolation(report: AgentReport, name: str) -> Condition | None:
     return condition_of(report, name, labels.ISOLATION_READY)
 
 
-def passing(report: Report, name: str) -> Condition | None:
+def passing(report: AgentReport, name: str) -> Condition | None:
     return condition_of(report, name, labels.PROBES_PASSING)
 
 
-def isolated_as(name: str, reason: str) -> Callable[[Report], bool]:
-    def holds(report: Report) -> bool:
+def isolated_as(name: str, reason: str) -> Callable[[AgentReport], bool]:
+    def holds(report: AgentReport) -> bool:
         condition = isolation(report, name)
         return condition is not None and condition.reason == reason
 
     return holds
 
 
-def start_enforcing(operator: Operator, pod: LabPod) -> Report:
+def start_enforcing(operator: Operator, pod: LabPod) -> AgentReport:
     operator.write_manifest(pod, mode="enforce", container=LISTENING)
     operator.start()
     return operator.wait_for("the gate", isolated_as(pod.name, "Enforced"))
@@ -129,7 +129,7 @@ def test_an_address_that_a_pod_gets_later_is_gated_too(operator: Operator, web: 
         check=True,
     )
 
-    def knows(report: Report) -> bool:
+    def knows(report: AgentReport) -> bool:
         pod = pod_of(report, "web")
         return pod is not None and "198.18.99.9" in pod.unconfirmed
 
@@ -349,7 +349,7 @@ def test_endpoints_answer_and_metrics_count_the_drop(operator: Operator, web: La
     assert float(series[0].split()[-1]) >= 1
 
 
-def get(report: Report, path: str) -> str:
+def get(report: AgentReport, path: str) -> str:
     with urllib.request.urlopen(f"http://{report.http_address}{path}", timeout=20) as answer:
         content: bytes = answer.read()
         return content.decode()
@@ -453,16 +453,16 @@ def test_drops_names_who_would_need_a_rule(operator: Operator, web: LabPod) -> N
     assert "No host process" in podgate(*arguments).stdout
     assert connects(web)
     document = json.loads(podgate(*arguments, "--output", "json").stdout)
-    (caller,) = document["callers"]
+    (caller,) = document["sources"]
     assert (caller["pod"], caller["protocol"], caller["port"]) == ("web", "tcp", PORT)
-    assert caller["sender"].startswith("/")
+    assert caller["cgroup"].startswith("/")
     assert f"tcp {PORT}" in podgate(*arguments).stdout
 
 
 def test_status_without_an_agent_is_one_sentence(isolated: None, tmp_path: pathlib.Path) -> None:
     done = podgate("status", "--run-directory", str(tmp_path))
     assert done.returncode == 1
-    assert "no agent answers" in done.stderr
+    assert "no agent responds" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent import labels
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.default_deny import table as default_deny_table
 from agent.lab import attempts
 from agent.lab.agent_process import Operator, condition_of
@@ -47,8 +47,8 @@ def path(lab: Lab) -> Iterator[str]:
         yield made
 
 
-def isolated_as(reason: str) -> Callable[[Report], bool]:
-    def holds(report: Report) -> bool:
+def isolated_as(reason: str) -> Callable[[AgentReport], bool]:
+    def holds(report: AgentReport) -> bool:
         condition = condition_of(report, "web", labels.ISOLATION_READY)
         return condition is not None and condition.reason == reason
 

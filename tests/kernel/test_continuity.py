@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.lab import attempts
 from agent.lab.agent_process import Operator, condition_of
 from agent.lab.lab import Lab, LabPod
@@ -97,7 +97,7 @@ class Node:
             "the other schemas gone", lambda _: os.listdir(root) == [f"v{schema}"]
         )
 
-    def _are_all_guarded(self, report: Report) -> bool:
+    def _are_all_guarded(self, report: AgentReport) -> bool:
         return report.is_synced and all(
             (said := condition_of(report, pod.name, ISOLATION_READY)) is not None
             and (said.status, said.reason) == (TRUE, "Enforced")

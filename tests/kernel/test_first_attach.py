@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.lab.agent_process import Operator, pod_of
 from agent.lab.lab import Lab, LabPod
 from tests.kernel import traffic
@@ -54,7 +54,7 @@ def has_logged(operator: Operator, line: str) -> bool:
     return any(entry["message"] == line for entry in operator.log_lines())
 
 
-def passed(report: Report, reason: str) -> int:
+def passed(report: AgentReport, reason: str) -> int:
     pod = pod_of(report, "asker")
     assert pod is not None
     return sum(gate.packets.get("pass", {}).get(reason, 0) for gate in pod.gates)

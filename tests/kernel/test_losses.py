@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent import labels
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.lab.agent_process import Operator, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.pods.conditions import FALSE, TRUE, Condition
@@ -29,12 +29,12 @@ def pod(lab: Lab) -> LabPod:
     return lab.add_pod("web", 1)
 
 
-def isolation(report: Report) -> Condition | None:
+def isolation(report: AgentReport) -> Condition | None:
     return condition_of(report, "web", labels.ISOLATION_READY)
 
 
-def is_said(status: str, reason: str) -> Callable[[Report], bool]:
-    def holds(report: Report) -> bool:
+def is_said(status: str, reason: str) -> Callable[[AgentReport], bool]:
+    def holds(report: AgentReport) -> bool:
         said = isolation(report)
         return said is not None and (said.status, said.reason) == (status, reason)
 
@@ -107,7 +107,7 @@ def test_gate_that_is_lost_is_put_back_and_its_pod_stays_ready(
     assert FALSE not in changes[1:]
 
 
-def losses(report: Report) -> float:
+def losses(report: AgentReport) -> float:
     with urllib.request.urlopen(f"http://{report.http_address}/metrics", timeout=20) as answer:
         lines = answer.read().decode().splitlines()
     return next(
@@ -166,7 +166,7 @@ def test_lost_netlink_messages_cost_nothing_but_time(operator: Operator, pod: La
     operator.wait_for("the new address", lambda r: LATE_ADDRESS in addresses(r))
 
 
-def addresses(report: Report) -> list[str]:
+def addresses(report: AgentReport) -> list[str]:
     known = pod_of(report, "web")
     return [*known.addresses, *known.unconfirmed] if known else []
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.lab.agent_process import Operator, pod_of
 from agent.lab.lab import Lab, LabPod
 from tests.kernel import cgroups, traffic
@@ -25,9 +25,9 @@ def web(lab: Lab) -> LabPod:
     return lab.add_pod("web", 1)
 
 
-def older_flows(report: Report) -> int:
+def older_flows(report: AgentReport) -> int:
     pod = pod_of(report, "web")
-    return pod.older_flows if pod else 0
+    return pod.existing_flows if pod else 0
 
 
 def start(operator: Operator, pod: LabPod, *extra: str, mode: str = "enforce") -> None:

@@ -20,7 +20,7 @@ import yaml
 
 from agent import labels
 from agent.admin import client as admin_client
-from agent.admin.report import PolicyStatus, Report, Rules
+from agent.admin.report import AgentReport, PolicyStatus, RulesReport
 from agent.lab import lab as labs
 from agent.lab.agent_process import Operator, condition_of
 from agent.lab.lab import Lab, LabPod
@@ -66,12 +66,14 @@ class Node:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def rules(self) -> Rules:
+    def rules(self) -> RulesReport:
         """As `podgate rules --output json` shows them."""
         path = admin_socket(self.operator.run_directory)
-        return msgspec.json.decode(asyncio.run(admin_client.fetch(path, "/rules")), type=Rules)
+        return msgspec.json.decode(
+            asyncio.run(admin_client.fetch(path, "/rules")), type=RulesReport
+        )
 
-    def wait_for_rules(self, what: str, holds: Callable[[Rules], bool]) -> Rules:
+    def wait_for_rules(self, what: str, holds: Callable[[RulesReport], bool]) -> RulesReport:
         self.operator.wait_for(what, lambda _: holds(self.rules()))
         return self.rules()
 
@@ -115,15 +117,15 @@ def cgroup(group: Cgroup, match: str = "exact") -> dict[str, Any]:
     return {"cgroup": {"path": group.path, "match": match}}
 
 
-def policy_of(rules: Rules, name: str) -> PolicyStatus | None:
+def policy_of(rules: RulesReport, name: str) -> PolicyStatus | None:
     return next((one for one in rules.policies if one.name == name), None)
 
 
-def has_policy(name: str) -> Callable[[Rules], bool]:
+def has_policy(name: str) -> Callable[[RulesReport], bool]:
     return lambda rules: policy_of(rules, name) is not None
 
 
-def hits_of(rules: Rules, name: str) -> int:
+def hits_of(rules: RulesReport, name: str) -> int:
     found = policy_of(rules, name)
     return sum(rule.hits for rule in found.rules) if found else -1
 
@@ -147,7 +149,7 @@ def test_a_named_cgroup_gets_in_to_the_named_port_and_is_counted(
     assert shown.pods == ["demo/web"]
     assert rules.problems == []
     assert hits_of(rules, "service") >= 1
-    document = msgspec.json.decode(node.podgate("rules", "--output", "json"), type=Rules)
+    document = msgspec.json.decode(node.podgate("rules", "--output", "json"), type=RulesReport)
     assert document.policies == rules.policies
     text = node.podgate("rules")
     assert f"{service.path} and below" in text
@@ -173,7 +175,7 @@ def test_hits_are_counted_for_all_pods_together_and_shown_as_a_metric(
     assert float(series.split()[-1]) == 2
 
 
-def metrics(report: Report) -> list[str]:
+def metrics(report: AgentReport) -> list[str]:
     with socket.create_connection(("127.0.0.1", int(report.http_address.split(":")[1])), 5) as sock:
         sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         with sock.makefile() as answer:

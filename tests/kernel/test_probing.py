@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent import labels
-from agent.admin.report import ProbeStatus, Report
+from agent.admin.report import AgentReport, ProbeStatus
 from agent.lab.agent_process import Operator, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.pods.conditions import TRUE
@@ -35,12 +35,12 @@ def web(lab: Lab) -> LabPod:
     return lab.add_pod("web", 1)
 
 
-def passes(report: Report) -> bool:
+def passes(report: AgentReport) -> bool:
     condition = condition_of(report, "web", labels.PROBES_PASSING)
     return condition is not None and condition.status == TRUE
 
 
-def probe_of(report: Report) -> ProbeStatus | None:
+def probe_of(report: AgentReport) -> ProbeStatus | None:
     pod = pod_of(report, "web")
     return next(iter(pod.probes), None) if pod else None
 
@@ -55,7 +55,7 @@ def podgate(operator: Operator, *words: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def has_failed_once(report: Report) -> bool:
+def has_failed_once(report: AgentReport) -> bool:
     found = probe_of(report)
     return found is not None and found.failures == 1
 
@@ -97,8 +97,8 @@ def with_probe_spec(pod: LabPod, port: int) -> str:
     return json.dumps(manifest)
 
 
-def says(words: str) -> Callable[[Report], bool]:
-    def holds(report: Report) -> bool:
+def says(words: str) -> Callable[[AgentReport], bool]:
+    def holds(report: AgentReport) -> bool:
         condition = condition_of(report, "web", labels.PROBES_PASSING)
         return condition is not None and words in condition.message
 

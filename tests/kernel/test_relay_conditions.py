@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent import labels
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.lab.agent_process import Operator, condition_of, pod_of, wait_until
 from agent.lab.lab import Lab, LabPod
 from agent.pods.conditions import TRUE, Condition
@@ -62,17 +62,17 @@ def start(operator: Operator, kubelet: Cgroup, *extra: str) -> None:
     operator.start("--kubelet", f"cgroup:{kubelet.path}", *RANGES, *extra)
 
 
-def said(report: Report, name: str = "web") -> Condition | None:
+def said(report: AgentReport, name: str = "web") -> Condition | None:
     return condition_of(report, name, labels.ISOLATION_READY)
 
 
-def is_strict(report: Report) -> bool:
+def is_strict(report: AgentReport) -> bool:
     condition = said(report)
     return condition is not None and (condition.status, condition.reason) == (TRUE, "Strict")
 
 
-def is_enforced_because(why: str) -> Callable[[Report], bool]:
-    def holds(report: Report) -> bool:
+def is_enforced_because(why: str) -> Callable[[AgentReport], bool]:
+    def holds(report: AgentReport) -> bool:
         condition = said(report)
         return (
             condition is not None
@@ -127,10 +127,10 @@ def test_pod_is_strict_when_the_relay_has_it_and_its_connections_are_counted(
     for address in (pod.ipv4, pod.ipv6):
         assert dial(kubelet, address) == address
 
-    def has_counted(report: Report) -> bool:
+    def has_counted(report: AgentReport) -> bool:
         found = pod_of(report, "web")
         return found is not None and [
-            (one.container, one.handler, one.port, one.outcomes) for one in found.carried
+            (one.container, one.handler, one.port, one.outcomes) for one in found.relayed
         ] == [("app", "readiness", 8080, {"proxied": 2})]
 
     report = operator.wait_for("both counted", has_counted)

@@ -14,7 +14,7 @@ import pytest
 
 from agent import labels
 from agent.admin import client as admin_client
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.lab import attempts
 from agent.lab.agent_process import Operator, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
@@ -30,15 +30,15 @@ def web(lab: Lab) -> LabPod:
     return lab.add_pod("web", 1)
 
 
-def isolation(report: Report, name: str = "web") -> Condition | None:
+def isolation(report: AgentReport, name: str = "web") -> Condition | None:
     return condition_of(report, name, labels.ISOLATION_READY)
 
 
-def isolated_as(reason: str, name: str = "web") -> Callable[[Report], bool]:
+def isolated_as(reason: str, name: str = "web") -> Callable[[AgentReport], bool]:
     return lambda report: (c := isolation(report, name)) is not None and c.reason == reason
 
 
-def results(report: Report, name: str = "web") -> dict[str, str]:
+def results(report: AgentReport, name: str = "web") -> dict[str, str]:
     pod = pod_of(report, name)
     return {path.address: path.result for path in pod.paths} if pod else {}
 
@@ -142,7 +142,7 @@ def touch(operator: Operator, pod: LabPod) -> None:
             operator.wait_for(reason, isolated_as(reason, pod.name))
 
 
-def fetch(report: Report, path: str) -> str:
+def fetch(report: AgentReport, path: str) -> str:
     with urllib.request.urlopen(f"http://{report.http_address}{path}", timeout=20) as answer:
         content: bytes = answer.read()
         return content.decode()
@@ -212,8 +212,8 @@ def test_nobody_is_bothered_with_the_self_test_s_own_packets(
         timeout=30,
     )
     assert json.loads(done.stdout) == {"callers": [], "lost_packets": 0}
-    told = asyncio.run(admin_client.fetch(admin_socket(operator.run_directory), "/refusals"))
-    assert json.loads(told)["refusals"] == []
+    told = asyncio.run(admin_client.fetch(admin_socket(operator.run_directory), "/drop-events"))
+    assert json.loads(told)["events"] == []
 
 
 def test_a_drop_is_counted_beside_self_tests_and_after_a_new_start(

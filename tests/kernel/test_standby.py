@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.lab import agent_process
 from agent.lab import lab as labs
 from agent.lab.agent_process import Operator, pod_of
@@ -25,7 +25,7 @@ def pod(lab: labs.Lab, operator: Operator) -> labs.LabPod:
     return made
 
 
-def _is_gated(report: Report) -> bool:
+def _is_gated(report: AgentReport) -> bool:
     found = pod_of(report, "web")
     return found is not None and report.is_synced and bool(found.gates)
 

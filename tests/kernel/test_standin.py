@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.gates.heartbeat import STALE_AFTER_SECONDS
 from agent.lab import lab as labs
 from agent.lab.agent_process import Operator
@@ -125,7 +125,7 @@ def run_agent(operator: Operator) -> None:
     )
 
 
-def follows(group: cgroups.Cgroup) -> Callable[[Report], bool]:
+def follows(group: cgroups.Cgroup) -> Callable[[AgentReport], bool]:
     return lambda report: report.kubelet == group.path
 
 

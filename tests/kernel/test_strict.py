@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent import labels
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.lab.agent_process import condition_of
 from agent.lab.lab import LabPod
 from agent.pods.conditions import TRUE
@@ -191,7 +191,7 @@ def test_two_pods_with_one_address_are_both_reached_at_what_they_declare(
     node.settle()
 
 
-def is_strict(report: Report, pod: LabPod) -> bool:
+def is_strict(report: AgentReport, pod: LabPod) -> bool:
     said = condition_of(report, pod.name, labels.ISOLATION_READY)
     return said is not None and (said.status, said.reason) == (TRUE, "Strict")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.lab.agent_process import packets, pod_of
 from agent.relay import interfaces as relay_interfaces
 from agent.relay.messages import Outcome
@@ -92,30 +92,30 @@ class Inside:
                 seen.append(frame)
 
 
-def refused_by_the_pair(report: Report) -> int:
+def refused_by_the_pair(report: AgentReport) -> int:
     """What the gate of the relay's interface dropped."""
     return sum(
         count for gate in report.relay.gates for count in gate.packets.get("drop", {}).values()
     )
 
 
-def ended(node: Node, name: str, outcome: Outcome) -> Callable[[Report], int]:
+def ended(node: Node, name: str, outcome: Outcome) -> Callable[[AgentReport], int]:
     """How many of the kubelet's connections to a pod came to this."""
 
-    def count(report: Report) -> int:
+    def count(report: AgentReport) -> int:
         pod = pod_of(report, name)
-        return sum(each.outcomes.get(outcome, 0) for each in pod.carried) if pod else 0
+        return sum(each.outcomes.get(outcome, 0) for each in pod.relayed) if pod else 0
 
     return count
 
 
-def report_of(node: Node) -> Report:
+def report_of(node: Node) -> AgentReport:
     report = node.operator.report()
     assert report is not None
     return report
 
 
-def wait_for_count(node: Node, what: str, count: Callable[[Report], int], least: int) -> None:
+def wait_for_count(node: Node, what: str, count: Callable[[AgentReport], int], least: int) -> None:
     """Relays report once a second."""
     node.operator.wait_for(f"{least} {what}", lambda report: count(report) >= least)
 
@@ -272,9 +272,11 @@ def test_kept_connections_end_with_their_sandbox_and_its_address_means_nobody_un
     # What the old pod's addresses at the relay were stands for no pod, and not for the new one.
     former = [f"tcp,{relays[host]},{fleet.HTTP}" for host in (old.pod.ipv4, old.pod.ipv6)]
     assert not set(relay_addresses(node).values()) & {target.split(",")[1] for target in former}
-    before = report_of(node).relay.unknown
+    before = report_of(node).relay.unknown_address
     assert set(kubelet.probe(former).values()) == {nodeclient.REFUSED}
-    wait_for_count(node, "unknown", lambda report: report.relay.unknown, before + len(former))
+    wait_for_count(
+        node, "unknown", lambda report: report.relay.unknown_address, before + len(former)
+    )
     assert node.fleet.peers() == {}
     node.remove("new")
     node.settle()

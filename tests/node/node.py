@@ -15,7 +15,7 @@ import msgspec
 
 from agent import labels as agent_labels
 from agent.admin import client as admin_client
-from agent.admin.report import PodStatus, Report, Rules
+from agent.admin.report import AgentReport, PodStatus, RulesReport
 from agent.lab import agent_process
 from agent.lab.agent_process import GaveUp, Operator
 from agent.settings import admin_socket
@@ -137,18 +137,18 @@ class Node:
     async def stop_agent(self, number: signal.Signals = signal.SIGTERM) -> None:
         await asyncio.to_thread(self.operator.stop, number)
 
-    async def told(self, what: str, holds: Callable[[Report], object]) -> Report:
+    async def told(self, what: str, holds: Callable[[AgentReport], object]) -> AgentReport:
         """Ask the agent until it holds."""
         return await asyncio.to_thread(
             self.operator.wait_for, what, lambda report: bool(holds(report))
         )
 
-    async def rules(self, what: str, holds: Callable[[Rules], object]) -> Rules:
+    async def rules(self, what: str, holds: Callable[[RulesReport], object]) -> RulesReport:
         """Ask the agent for what `podgate rules` shows, until it holds."""
         path = admin_socket(self.operator.run_directory)
         deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
         while True:
-            rules = msgspec.json.decode(await admin_client.fetch(path, "/rules"), type=Rules)
+            rules = msgspec.json.decode(await admin_client.fetch(path, "/rules"), type=RulesReport)
             if holds(rules):
                 return rules
             if asyncio.get_running_loop().time() > deadline:
@@ -206,13 +206,13 @@ def version(thing: Json) -> str:
     return str(thing["metadata"]["resourceVersion"])
 
 
-def status_of(report: Report, name: str) -> PodStatus:
+def status_of(report: AgentReport, name: str) -> PodStatus:
     found = agent_process.pod_of(report, name)
     assert found is not None, f"{name} is not among {[pod.name for pod in report.pods]}"
     return found
 
 
-def reason_of(report: Report, name: str, kind: str = agent_labels.ISOLATION_READY) -> str:
+def reason_of(report: AgentReport, name: str, kind: str = agent_labels.ISOLATION_READY) -> str:
     """Empty where the agent says nothing."""
     found = agent_process.condition_of(report, name, kind)
     return found.reason if found else ""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from agent import labels
-from agent.admin.report import GateStatus, Report
+from agent.admin.report import AgentReport, GateStatus
 from agent.lab import attempts
 from tests.agent.kube.apiserver import Json
 from tests.node.node import PORT, Node, reason_of, status_of
@@ -26,8 +26,8 @@ async def test_a_runtime_that_restarts_changes_nothing(node: Node) -> None:
     gates = status_of(await report(node), "web").gates
 
     node.runtime.stop(signal.SIGKILL)
-    seen = await node.told("its absence", lambda report: report.feed.problems)
-    [problem] = seen.feed.problems
+    seen = await node.told("its absence", lambda report: report.pod_source.problems)
+    [problem] = seen.pod_source.problems
     assert problem.startswith("Container runtime: ")
     assert "podgate_runtime_problem 1.0" in (await node.get_http("/metrics"))[1]
     assert names_of(status_of(seen, "web").gates) == names_of(gates)
@@ -36,7 +36,7 @@ async def test_a_runtime_that_restarts_changes_nothing(node: Node) -> None:
     assert str(node.runtime.socket) in text
 
     node.runtime.start()
-    await node.told("its return", lambda report: not report.feed.problems)
+    await node.told("its return", lambda report: not report.pod_source.problems)
     # What comes after it is seen, and what was before it has stayed as it was.
     node.create("api")
     await node.run_pod("api")
@@ -128,15 +128,17 @@ async def test_an_agent_that_starts_without_the_api_goes_on_from_what_was_saved(
     await node.told("its probes", probes_say("ill", "ProbesPassing"))
     await node.driver.stop_container(containers["ill"])
     seen = await node.told("the illness", probes_say("ill", "ContainerNotRunning"))
-    assert any(problem.startswith("API server, pods: ") for problem in seen.feed.problems)
+    assert any(problem.startswith("API server, pods: ") for problem in seen.pod_source.problems)
     await node.told("all pods", lambda report: report.is_synced)
     await node.serves("/readyz", 200)
     assert 'podgate_api_problem{what="pods"} 1.0' in (await node.get_http("/metrics"))[1]
-    await node.told("one pod to be written", lambda report: report.feed.unsaid == 1)
+    await node.told(
+        "one pod to be written", lambda report: report.pod_source.pending_conditions == 1
+    )
 
     await node.start_api()
     await node.until("the news", lambda: not node.is_ready("ill"))
-    seen = await node.told("no problem", lambda report: not report.feed.problems)
+    seen = await node.told("no problem", lambda report: not report.pod_source.problems)
     assert len(node.patches("ill")) == patches["ill"] + 1
     assert len(node.patches("well")) == patches["well"]
 
@@ -186,7 +188,7 @@ async def test_conditions_from_before_a_reboot_are_corrected_before_anything_els
     await node.ready("web")
 
 
-async def report(node: Node) -> Report:
+async def report(node: Node) -> AgentReport:
     return await node.told("an agent", lambda report: True)
 
 
@@ -199,11 +201,11 @@ def is_of(sandbox: str) -> Callable[[Json], bool]:
     return lambda condition: f"(sandbox {sandbox[:12]}, " in condition.get("message", "")
 
 
-def probes_say(name: str, reason: str) -> Callable[[Report], bool]:
+def probes_say(name: str, reason: str) -> Callable[[AgentReport], bool]:
     return lambda report: reason_of(report, name, labels.PROBES_PASSING) == reason
 
 
-def refused(report: Report, name: str) -> bool:
+def refused(report: AgentReport, name: str) -> bool:
     """Whether a process of the node cannot connect to the pod."""
     [address] = status_of(report, name).addresses
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

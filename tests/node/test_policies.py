@@ -56,7 +56,7 @@ async def test_a_cluster_without_the_resource_is_like_one_without_policies(node:
     node.server.faults.append(not_installed)
     await node.start_agent()
     address = await web_address(node)
-    await node.told("no problem", lambda report: not report.feed.problems)
+    await node.told("no problem", lambda report: not report.pod_source.problems)
     assert not is_let_in(address)
     rules = await node.rules("an answer", lambda rules: True)
     assert rules.sources == ["the API server (which has no resource hostaccesspolicies)"]

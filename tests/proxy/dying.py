@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.default_deny import table as default_deny_table
 from agent.lab.agent_process import Operator
 from agent.lab.lab import LabPod
@@ -124,7 +124,7 @@ def _tell(api: ApiServer, pods: Sequence[LabPod]) -> None:
     api.put(slice_, path="/apis/discovery.k8s.io/v1/endpointslices")
 
 
-def _are_gated(count: int) -> Callable[[Report], bool]:
+def _are_gated(count: int) -> Callable[[AgentReport], bool]:
     return lambda report: len([pod for pod in report.pods if pod.gates]) == count
 
 
@@ -137,8 +137,8 @@ def _hears_of_listeners(operator: Operator) -> bool:
     return False
 
 
-def _are_ready(count: int) -> Callable[[Report], bool]:
-    def holds(report: Report) -> bool:
+def _are_ready(count: int) -> Callable[[AgentReport], bool]:
+    def holds(report: AgentReport) -> bool:
         statuses = [condition.status for pod in report.pods for condition in pod.conditions]
         return statuses.count("True") == 2 * count
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from agent.admin import client as admin_client
-from agent.admin.report import Report
+from agent.admin.report import AgentReport
 from agent.errors import PodgateError
 from agent.linux.pod_network import NetworkReader
 from agent.settings import admin_socket
@@ -51,7 +51,7 @@ async def find_pod(name: str, run_directory: pathlib.Path) -> ProbeLocation:
     Raises `ProbeCommandError`, and `AgentUnreachableError` without an agent.
     """
     content = await admin_client.fetch(admin_socket(run_directory), "/status")
-    report = msgspec.json.decode(content, type=Report)
+    report = msgspec.json.decode(content, type=AgentReport)
     found = [pod for pod in report.pods if name in (pod.name, f"{pod.namespace}/{pod.name}")]
     if not found:
         raise ProbeCommandError(f"the agent has no pod {name}; 'podgate status' lists its pods.")

@@ -36,7 +36,7 @@ def suggest(run_directory: pathlib.Path) -> None:
     from agent.policy import suggestions
 
     drops = msgspec.json.decode(options.fetch_from_agent(run_directory, "/drops"), type=Drops)
-    policies, nameless = suggestions.suggest(drops.callers)
+    policies, nameless = suggestions.suggest(drops.sources)
     for source in nameless:
         process = source.process or "a process"
         click.echo(f"podgate: {process} is skipped: its cgroup no longer exists.", err=True)

@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from agent.admin import client as admin_client
-from agent.admin.report import Refusals
+from agent.admin.report import DropEvents
 from agent.cli.views import status as status_view
 
 _PERIOD_SECONDS = 0.5
@@ -26,13 +26,13 @@ async def follow(socket: pathlib.Path, *, as_json: bool) -> None:
             continue
         newest = events.newest
         if as_json:
-            for event in events.refusals:
+            for event in events.events:
                 click.echo(msgspec.json.encode(event))
         else:
             status_view.show_drop_events(events)
         await asyncio.sleep(_PERIOD_SECONDS)
 
 
-async def _fetch(socket: pathlib.Path, after: int) -> Refusals:
-    content = await admin_client.fetch(socket, f"/refusals?after={after}")
-    return msgspec.json.decode(content, type=Refusals)
+async def _fetch(socket: pathlib.Path, after: int) -> DropEvents:
+    content = await admin_client.fetch(socket, f"/drop-events?after={after}")
+    return msgspec.json.decode(content, type=DropEvents)

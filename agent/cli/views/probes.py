@@ -4,7 +4,7 @@ import msgspec
 import rich.markup
 import rich.table
 
-from agent.admin.report import CarriedStatus, PodStatus, ProbeStatus, Report
+from agent.admin.report import AgentReport, PodStatus, ProbeStatus, RelayedPortStatus
 from agent.cli.views import tables
 
 _MESSAGE_CHARACTERS = 60
@@ -16,14 +16,14 @@ class PodProbesRow(msgspec.Struct, frozen=True):
     namespace: str
     name: str
     podgate: list[ProbeStatus]
-    kubelet: list[CarriedStatus]
+    kubelet: list[RelayedPortStatus]
 
 
 def show(content: bytes) -> None:
     """Print the probes of the agent's report."""
-    report = msgspec.json.decode(content, type=Report)
+    report = msgspec.json.decode(content, type=AgentReport)
     console = tables.console()
-    if any(pod.probes or pod.carried for pod in report.pods):
+    if any(pod.probes or pod.relayed for pod in report.pods):
         console.print(table(report.pods))
     else:
         console.print("No probes.")
@@ -38,8 +38,8 @@ def show(content: bytes) -> None:
 
 
 def as_json(content: bytes) -> bytes:
-    report = msgspec.json.decode(content, type=Report)
-    pods = [PodProbesRow(pod.namespace, pod.name, pod.probes, pod.carried) for pod in report.pods]
+    report = msgspec.json.decode(content, type=AgentReport)
+    pods = [PodProbesRow(pod.namespace, pod.name, pod.probes, pod.relayed) for pod in report.pods]
     return msgspec.json.encode(pods)
 
 
@@ -53,8 +53,8 @@ def table(pods: list[PodStatus]) -> rich.table.Table:
         name = tables.full_name(pod.namespace, pod.name)
         for probe in pod.probes:
             made.add_row(name, *_of_podgate(probe))
-        for carried in pod.carried:
-            made.add_row(name, *_of_kubelet(carried))
+        for relayed in pod.relayed:
+            made.add_row(name, *_of_kubelet(relayed))
     return made
 
 
@@ -74,20 +74,20 @@ def _of_podgate(probe: ProbeStatus) -> tuple[str, ...]:
     )
 
 
-def _of_kubelet(carried: CarriedStatus) -> tuple[str, ...]:
+def _of_kubelet(relayed: RelayedPortStatus) -> tuple[str, ...]:
     """The relay does not see the kubelet's verdict: a proxied connection counts as a success."""
-    proxied = carried.outcomes.get("proxied", 0)
+    proxied = relayed.outcomes.get("proxied", 0)
     return (
-        carried.container or "-",
-        carried.handler or "-",
+        relayed.container or "-",
+        relayed.handler or "-",
         "kubelet",
-        f":{carried.port}" if carried.port else "other ports",
-        _coloured(carried.last_outcome, is_success=carried.last_outcome == "proxied"),
+        f":{relayed.port}" if relayed.port else "other ports",
+        _coloured(relayed.last_outcome, is_success=relayed.last_outcome == "proxied"),
         "-",
         str(proxied),
-        str(sum(carried.outcomes.values()) - proxied),
-        "-" if carried.open_ms is None else f"{carried.open_ms:.2f} ms",
-        ", ".join(f"{outcome} {count}" for outcome, count in sorted(carried.outcomes.items())),
+        str(sum(relayed.outcomes.values()) - proxied),
+        "-" if relayed.open_ms is None else f"{relayed.open_ms:.2f} ms",
+        ", ".join(f"{outcome} {count}" for outcome, count in sorted(relayed.outcomes.items())),
     )
 
 

@@ -6,14 +6,14 @@ import rich.markup
 import rich.table
 
 from agent.admin.report import (
+    AgentReport,
+    DropEvents,
+    DropEventStatus,
     Drops,
     GateStatus,
     PodStatus,
-    Refusals,
-    RefusalStatus,
     RelayStatus,
-    Report,
-    Rules,
+    RulesReport,
     RuleStatus,
 )
 from agent.cli.views import probes as probes_view
@@ -27,7 +27,7 @@ _SHOWN_VERDICTS = ("drop", "would-drop")
 
 def show(content: bytes) -> None:
     """Print the agent's report as tables."""
-    report = msgspec.json.decode(content, type=Report)
+    report = msgspec.json.decode(content, type=AgentReport)
     console = tables.console()
     programs = "compiled programs" if report.was_compiled else "reused pinned programs"
     console.print(
@@ -38,15 +38,15 @@ def show(content: bytes) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    pending = report.feed.unsaid
+    pending = report.pod_source.pending_conditions
     console.print(
-        f"pods from {report.feed.pods_from}"
+        f"pods from {report.pod_source.pods_from}"
         + (f"; conditions of {pending} pods not written yet" if pending else ""),
         markup=False,
         highlight=False,
         soft_wrap=True,
     )
-    for problem in report.feed.problems:
+    for problem in report.pod_source.problems:
         console.print(problem, style="yellow", markup=False, highlight=False, soft_wrap=True)
     for hook in report.hooks:
         if hook.problem:
@@ -57,18 +57,18 @@ def show(content: bytes) -> None:
                 highlight=False,
                 soft_wrap=True,
             )
-    if report.node_refusals:
-        counts = ", ".join(f"{reason}: {n}" for reason, n in sorted(report.node_refusals.items()))
+    if report.node_drops:
+        counts = ", ".join(f"{reason}: {n}" for reason, n in sorted(report.node_drops.items()))
         console.print(f"dropped before an interface is chosen: {counts}", highlight=False)
     console.print(_pods(report.pods))
-    if any(pod.probes or pod.carried for pod in report.pods):
+    if any(pod.probes or pod.relayed for pod in report.pods):
         console.print(probes_view.table(report.pods))
     _show_relay(console, report.relay)
     for pod in report.pods:
         name = tables.full_name(pod.namespace, pod.name)
-        if pod.older_flows:
+        if pod.existing_flows:
             console.print(
-                f"{name}: {pod.older_flows} flows opened before enforcement are still open; "
+                f"{name}: {pod.existing_flows} flows opened before enforcement are still open; "
                 "--close-existing-flows closes such flows.",
                 style="yellow",
                 markup=False,
@@ -97,8 +97,9 @@ def _show_relay(console: rich.console.Console, relay: RelayStatus) -> None:
         )
     if relay.is_up:
         console.print(
-            f"relay: {relay.open} connections, {relay.held} SYNs held, {relay.restarts} restarts"
-            + ("; full: new connections go directly to the gate" if relay.is_direct else ""),
+            f"relay: {relay.connections} connections, {relay.held_syns} SYNs held, "
+            f"{relay.restarts} restarts"
+            + ("; full: new connections go directly to the gate" if relay.is_bypassed else ""),
             highlight=False,
         )
 
@@ -107,16 +108,16 @@ def show_drops(content: bytes) -> None:
     """Print the sources of dropped traffic."""
     drops = msgspec.json.decode(content, type=Drops)
     console = tables.console()
-    if not drops.callers:
+    if not drops.sources:
         console.print("No host process has opened a flow to a gated pod without a rule.")
     else:
         table = tables.table("POD", "MODE", "TO", "SOURCE", "PROCESS", "PACKETS", "FIRST", "LAST")
-        for source in drops.callers:
+        for source in drops.sources:
             table.add_row(
                 tables.full_name(source.namespace, source.pod),
                 source.mode,
                 f"{source.protocol} {source.port}" if source.port else source.protocol,
-                rich.markup.escape(source.sender),
+                rich.markup.escape(source.cgroup),
                 rich.markup.escape(source.process) or "-",
                 str(source.packets),
                 f"{source.first:%m-%d %H:%M:%S}",
@@ -129,31 +130,31 @@ def show_drops(content: bytes) -> None:
         )
 
 
-def show_drop_events(events: Refusals) -> None:
+def show_drop_events(events: DropEvents) -> None:
     """Print one line per event."""
     console = tables.console()
-    for event in events.refusals:
+    for event in events.events:
         console.print(_drop_event(event), markup=False, highlight=False, soft_wrap=True)
 
 
-def _drop_event(event: RefusalStatus) -> str:
+def _drop_event(event: DropEventStatus) -> str:
     process = f"{event.process_name} ({event.process})" if event.process else ""
-    source = f"{event.source}{_port(event.source_port)}" if event.source else ""
-    target = f"{event.destination}{_port(event.destination_port)}" if event.destination else ""
+    source = _endpoint(event.source_address, event.source_port)
+    target = _endpoint(event.destination_address, event.destination_port)
     path = " -> ".join(filter(None, (source, target)))
     pod = tables.full_name(event.namespace, event.pod)
     verdict = f"{event.verdict} {event.reason}"
-    words = (verdict, pod, event.protocol, path, "from", event.sender, process)
+    words = (verdict, pod, event.protocol, path, "from", event.cgroup, process)
     return " ".join([f"{event.at:%H:%M:%S.%f}"[:-3], *filter(None, words)])
 
 
-def _port(number: int) -> str:
-    return f" port {number}" if number else ""
+def _endpoint(address: str, port: int) -> str:
+    return f"{address} port {port}" if address and port else address
 
 
 def show_rules(content: bytes) -> None:
     """Print each rule of each policy, and the problems."""
-    rules = msgspec.json.decode(content, type=Rules)
+    rules = msgspec.json.decode(content, type=RulesReport)
     console = tables.console()
     if not rules.sources:
         console.print("The agent runs without --rules: only the kubelet is admitted.")
@@ -167,7 +168,7 @@ def show_rules(content: bytes) -> None:
             if more := policy.pods[_MAX_PODS:]:
                 pods += f" and {len(more)} more"
             for rule in policy.rules:
-                cells = (policy.name, rule.sender, _ports(rule), pods, str(rule.hits))
+                cells = (policy.name, rule.source, _ports(rule), pods, str(rule.hits))
                 table.add_row(*map(rich.markup.escape, cells))
         console.print(table)
     absent = [rule.problem for policy in rules.policies for rule in policy.rules if rule.problem]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.admin.report import FeedStatus
+from agent.admin.report import PodSourceStatus
 from agent.app.reconciler import Reconciler
 from agent.gates import pending_flows, pod_gates
 from agent.gates.chain_order import ChainOrder
@@ -112,8 +112,8 @@ class Source:
     def containers_of(self, uid: str) -> PodContainers | None:
         return None
 
-    def status(self) -> FeedStatus:
-        return FeedStatus(pods_from="a test")
+    def status(self) -> PodSourceStatus:
+        return PodSourceStatus(pods_from="a test")
 
 
 class PathTests:

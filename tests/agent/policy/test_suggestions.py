@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import yaml
 
-from agent.admin.report import CallerStatus
+from agent.admin.report import SourceProcessStatus
 from agent.drops.source_processes import NO_SOCKET, protocol_word
 from agent.linux.cgroups import CgroupId
 from agent.pods import documents
@@ -25,14 +25,14 @@ OTHER = Pod(uid="2", namespace="demo", name="other", labels={"app": "other"})
 A, B = "/system.slice/a.service", "/system.slice/b.service"
 
 
-def caller(sender: str, protocol: int, port: int = 0, pod: Pod = WEB) -> CallerStatus:
-    return CallerStatus(
+def caller(sender: str, protocol: int, port: int = 0, pod: Pod = WEB) -> SourceProcessStatus:
+    return SourceProcessStatus(
         namespace=pod.namespace,
         pod=pod.name,
         mode="audit",
         protocol=protocol_word(protocol),
         port=port,
-        sender=sender,
+        cgroup=sender,
         process="",
         packets=1,
         first=NOW,
