@@ -277,7 +277,7 @@ class Agent:
         if self._policy.is_enabled:
             yield "policy", self._policy.run
         if plugin := installer.CniInstaller.of(self._settings):
-            yield "cni", functools.partial(installer.keep, plugin)
+            yield "cni", functools.partial(installer.run, plugin)
 
     def _on_link_changed(self) -> None:
         self._source.hint()

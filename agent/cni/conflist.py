@@ -1,7 +1,7 @@
-"""The text of a CNI network configuration list, with one plugin put in or taken out.
+"""Adds a plugin to the text of a CNI network configuration list, or removes it.
 
-Every other byte stays what it is: the file is another product's, and people compare it with what
-they wrote. So the text is checked as a whole and then cut at the places where its plugins are.
+Every other byte stays: the file belongs to another product, and people compare it with what they
+wrote. So the text is validated as a whole and then cut at the positions of its plugins.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 TYPE = "podgate-cni"
-# The plugin's own: deploy/cni/podgate-cni.c.
+# Those of the plugin: deploy/cni/podgate-cni.c.
 _VERSIONS = ("0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 _PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,]|[^\s\[\]{}:,"]+')
@@ -23,7 +23,7 @@ Entry = Mapping[str, object]
 
 
 class ConflistError(Exception):
-    """This text cannot be changed; the message is one sentence without a name of the file."""
+    """The text cannot be changed; the message is one sentence without the file's name."""
 
 
 class _Plugin(msgspec.Struct):
@@ -45,7 +45,7 @@ class _Network(msgspec.Struct):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Span:
-    """Where one plugin is in the text, from its brace to behind its other one."""
+    """The position of a plugin in the text, from its opening brace to after its closing one."""
 
     start: int
     end: int
@@ -53,7 +53,7 @@ class _Span:
 
 
 def with_entry(text: str, entry: Entry) -> str:
-    """The list with `entry` as its last plugin, or as it is where it has just this entry.
+    """The list with `entry` as its last plugin; unchanged if it has exactly this entry.
 
     Raises `ConflistError`.
     """
@@ -63,11 +63,11 @@ def with_entry(text: str, entry: Entry) -> str:
     if [span.plugin for span in own] == [dict(entry)]:
         return text
     if len(own) == len(spans):
-        raise ConflistError("it names no plugin that makes interfaces")
+        raise ConflistError("it has no plugin that creates interfaces")
     _check_version([conflist.cniVersion, *conflist.cniVersions])
     text = without_entry(text)
     spans = _plugins(text)
-    # As the plugins before it are set apart.
+    # Separated like the plugins before it.
     before = text.rindex("[", 0, spans[0].start) + 1
     space = text[before : spans[0].start]
     end = spans[-1].end
@@ -75,7 +75,7 @@ def with_entry(text: str, entry: Entry) -> str:
 
 
 def without_entry(text: str) -> str:
-    """The list without our plugin: to the byte what it was before `with_entry`.
+    """The list without podgate-cni: byte for byte as before `with_entry`.
 
     Raises `ConflistError`.
     """
@@ -95,14 +95,14 @@ def without_entry(text: str) -> str:
 
 
 def has_entry(text: str) -> bool:
-    """Whether our plugin is in the list. Raises `ConflistError`."""
+    """Whether podgate-cni is in the list. Raises `ConflistError`."""
     return any(plugin.type == TYPE for plugin in _decode(text, _Conflist).plugins)
 
 
 def from_network(text: str, entry: Entry) -> str:
-    """A list of one plugin's configuration (a .conf file), kept to the byte, and `entry`.
+    """A list of a single plugin's configuration (a .conf file), unchanged, and `entry`.
 
-    As libcni makes one of it (ConfListFromConf). Raises `ConflistError`.
+    As libcni does (ConfListFromConf). Raises `ConflistError`.
     """
     network = _decode(text, _Network)
     _check_version([network.cniVersion])
@@ -114,16 +114,16 @@ def _decode(text: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
-        raise ConflistError(f"it is no CNI configuration: {error}") from error
+        raise ConflistError(f"it is not a CNI configuration: {error}") from error
 
 
 def _check_version(versions: list[str]) -> None:
-    """Runtimes take the newest that they know."""
+    """Runtimes use the newest that they support."""
     newest = max(versions, key=_in_order)
     if newest not in _VERSIONS:
         raise ConflistError(
-            f"its cniVersion is {newest}, and {TYPE} speaks {', '.join(_VERSIONS)}; change it to "
-            "one of these, or wait for a newer podgate"
+            f"its cniVersion is {newest}, and {TYPE} supports {', '.join(_VERSIONS)}; change it to "
+            "one of these, or upgrade podgate"
         )
 
 
@@ -132,7 +132,7 @@ def _in_order(version: str) -> tuple[int, ...]:
 
 
 def _plugins(text: str) -> list[_Span]:
-    """The plugins of a text that has been checked; of several lists the last, as decoders do."""
+    """The plugins of a valid text; of several lists the last, as decoders do."""
     spans: list[_Span] = []
     depth = 0
     start = 0

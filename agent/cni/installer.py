@@ -1,9 +1,9 @@
-"""`podgate-cni` in a node's CNI configuration: put in, taken out, put back.
+"""Adds `podgate-cni` to a node's CNI configuration, keeps it there, and removes it.
 
-Runtimes take the first file of the directory, by name, that ends in .conf, .conflist or .json. A
-list gets one more plugin; a file of a single plugin becomes a list beside it, and is kept under a
-name that runtimes do not read. Files are replaced by renaming, in an order in which every step
-leaves a directory that works: who is killed in between has nothing to mend.
+Runtimes use the first file of the directory, by name, that ends in .conf, .conflist or .json. A
+list gets one more plugin; a file of a single plugin is replaced by a list next to it, and kept
+under a name that runtimes do not read. Files are replaced by renaming, in an order in which every
+step leaves a working directory, also if the process is killed in between.
 """
 
 import asyncio
@@ -16,9 +16,11 @@ from collections.abc import Iterator
 import msgspec
 import structlog
 
+from agent.backoff import Backoff, no_jitter
 from agent.cni import conflist
 from agent.cni.conflist import ConflistError, Entry
 from agent.errors import PodgateError
+from agent.logs import Event
 from agent.pods import documents
 from agent.settings import CNI_BIN_DIRECTORY, CNI_CONF_DIRECTORY, RUN_DIRECTORY, Settings
 from bpf import pins
@@ -26,44 +28,44 @@ from bpf import pins
 log = structlog.get_logger(__name__)
 
 BUILT = pathlib.Path(sys.prefix) / "bin" / conflist.TYPE
-"""Where `make setup` puts the plugin: beside the `podgate` command."""
+"""The plugin built by `make setup`, in the directory of the `podgate` command."""
 
 _SUFFIXES = (".conf", ".conflist", ".json")
-# Sorts right behind the file that it is made from, and before everything else.
+# Sorts directly after the file that it replaces, and before all others.
 _MADE = "-podgate.conflist"
 _SAVED = ".podgate-saved"
 _UNFINISHED = ".podgate-new"
 
-# Without any event: somebody may have removed the plugin's binary, or the whole directory.
-_LOOK_EVERY_SECONDS = 10.0
-# Some CNIs put their file back at once when somebody changes it; two that do so take turns for
-# ever, so the pauses double.
+# Without an event: the plugin's binary, or the whole directory, may have been removed.
+_CHECK_SECONDS = 10.0
+# Some CNIs restore their file at once when it changes; two programs that do so would rewrite it
+# forever, so the pauses double.
 _FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 60.0
+_MAX_PAUSE_SECONDS = 60.0
 
 
 class CniError(PodgateError):
-    """The node's CNI configuration is as it was; the message is one sentence."""
+    """The node's CNI configuration is unchanged; the message is one sentence."""
 
 
 class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
-    """How the plugin is to be installed on this node."""
+    """Installs and removes the plugin on this node."""
 
     conf_directory: pathlib.Path = CNI_CONF_DIRECTORY
     bin_directory: pathlib.Path = CNI_BIN_DIRECTORY
     binary: pathlib.Path = BUILT
-    """What is copied to `bin_directory`."""
+    """The file that is copied to `bin_directory`."""
 
     is_strict: bool = False
-    """Pods wait for the gates rather than start without them, after a reboot above all."""
+    """Pods wait for gates rather than start without them, above all after a reboot."""
 
     run_directory: pathlib.Path = RUN_DIRECTORY
     bpffs: pathlib.Path = pathlib.Path(pins.DEFAULT_BPFFS)
-    """These two as the runtime sees them, which is the node's own mount namespace."""
+    """These two as the runtime sees them, in the node's own mount namespace."""
 
     @property
     def entry(self) -> Entry:
-        """The plugin's configuration; what is usual is left out."""
+        """The plugin's configuration, without default values."""
         entry: dict[str, object] = {"type": conflist.TYPE}
         if self.is_strict:
             entry["strictStart"] = True
@@ -75,7 +77,7 @@ class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, settings: Settings) -> "CniInstaller | None":
-        """The one that the agent is to keep installed, if any."""
+        """The installer for the agent's settings; None if they have no CNI directory."""
         if settings.cni_conf_directory is None:
             return None
         return cls(
@@ -91,19 +93,19 @@ class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
         return self.bin_directory / conflist.TYPE
 
     def install(self) -> bool:
-        """Have every new pod's ADD come by the plugin; whether anything had to be changed.
+        """Make the plugin part of every new pod's ADD; returns whether anything changed.
 
         Raises `CniError`.
         """
         with _as_cni_error():
-            # The binary first: a list that names a plugin which is not there starts no pod.
+            # The binary first: with a list that names a missing plugin no pod starts.
             has_changed = self._copy_binary()
             return self._add_entry() or has_changed
 
     def remove(self, *, is_binary_kept: bool = False) -> bool:
-        """Leave both directories as they were; whether there was anything to remove.
+        """Restore both directories; returns whether there was anything to remove.
 
-        keeps_binary: for runtimes that end pods by the list with which they were started (CRI-O).
+        is_binary_kept: for runtimes that stop pods by the list that started them (CRI-O).
         Raises `CniError`.
         """
         with _as_cni_error():
@@ -118,16 +120,16 @@ class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
 
     def _copy_binary(self) -> bool:
         try:
-            wanted = self.binary.read_bytes()
+            content = self.binary.read_bytes()
         except OSError as error:
             raise CniError(
                 f"{self.binary} cannot be read ({error.strerror}); build it with 'make setup', or "
-                "name another with --binary."
+                "set another one with --binary."
             ) from error
-        if _has_content(self.installed_binary, wanted):
+        if _has_content(self.installed_binary, content):
             return False
         self.bin_directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        _replace(self.installed_binary, wanted, mode=0o755)
+        _replace(self.installed_binary, content, mode=0o755)
         return True
 
     def _add_entry(self) -> bool:
@@ -136,17 +138,17 @@ class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
         with _naming(path):
             text = _read(path)
             if path.suffix == ".conflist":
-                wanted, target = conflist.with_entry(text, self.entry), path
+                changed, target = conflist.with_entry(text, self.entry), path
             else:
-                wanted = conflist.from_network(text, self.entry)
+                changed = conflist.from_network(text, self.entry)
                 target = path.with_name(path.name + _MADE)
-        if wanted == text:
+        if changed == text:
             return False
         if _stamp(path) != stamp:
             raise CniError(f"{path} is being rewritten; try again.")
-        _replace(target, wanted.encode(), like=path)
+        _replace(target, changed.encode(), like=path)
         if target != path:
-            # Until now the runtime has read the old file, and from now on it reads the new one.
+            # Up to here the runtime reads the old file, from here on the new one.
             path.rename(_saved(path))
         return True
 
@@ -160,7 +162,7 @@ class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
             if name.endswith(_SUFFIXES):
                 return self.conf_directory / name
         raise CniError(
-            f"{self.conf_directory} holds no CNI configuration yet; install a CNI first, or name "
+            f"{self.conf_directory} has no CNI configuration yet; install a CNI first, or set "
             "another directory with --cni-conf-dir."
         )
 
@@ -174,7 +176,7 @@ class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
             return _unlink(path)
         if path.suffix != ".conflist":
             return False
-        # What is broken is nobody's network, and none of ours.
+        # An invalid file is no network, and has no entry of podgate's.
         with contextlib.suppress(ConflistError):
             text = _read(path)
             if conflist.has_entry(text):
@@ -183,54 +185,56 @@ class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
         return False
 
 
-class Turns:
-    """How long to leave the file alone after a change, so that two who insist do not race."""
+class RewriteBackoff:
+    """Pauses after each rewrite, so that two programs that insist do not race."""
 
     def __init__(self) -> None:
-        self._pause_seconds = 0.0
+        self._backoff = Backoff(
+            base_seconds=_FIRST_PAUSE_SECONDS, cap_seconds=_MAX_PAUSE_SECONDS, jitter=no_jitter
+        )
         self._changed_at: float | None = None
 
     def pause_seconds(self, now_seconds: float) -> float:
-        """After a change: twice as long as after the last one, if that is not long ago."""
+        """The pause after a rewrite now: doubles, unless the previous rewrite is long ago."""
         last, self._changed_at = self._changed_at, now_seconds
-        if last is None or now_seconds - last > 2 * _LONGEST_PAUSE_SECONDS:
-            self._pause_seconds = _FIRST_PAUSE_SECONDS
-        else:
-            self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
-        return self._pause_seconds
+        if last is not None and now_seconds - last > 2 * _MAX_PAUSE_SECONDS:
+            self._backoff.reset()
+        return self._backoff.next_seconds()
 
 
-async def keep(plugin: CniInstaller) -> None:
-    """Install the plugin, and put it back whenever a CNI rewrites its file; for ever."""
-    keeper = _Reconciler(plugin)
+async def run(plugin: CniInstaller) -> None:
+    """Install the plugin, and again whenever a CNI rewrites its file, until cancelled."""
+    reconciler = _Reconciler(plugin)
     while True:
-        await keeper.look()
+        await reconciler.check()
         with contextlib.suppress(FileNotFoundError):
             async for _ in documents.changes(
-                plugin.conf_directory, at_least_every_seconds=_LOOK_EVERY_SECONDS
+                plugin.conf_directory, at_least_every_seconds=_CHECK_SECONDS
             ):
-                await keeper.look()
-        await asyncio.sleep(_LOOK_EVERY_SECONDS)  # the directory comes with the CNI
+                await reconciler.check()
+        await asyncio.sleep(_CHECK_SECONDS)  # the directory comes with the CNI
 
 
 class _Reconciler:
+    """Installs the plugin when it is missing, with a pause after each rewrite."""
+
     def __init__(self, plugin: CniInstaller) -> None:
         self._plugin = plugin
-        self._turns = Turns()
+        self._backoff = RewriteBackoff()
         self._problem = ""
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         problem = ""
         try:
             has_changed = await asyncio.to_thread(self._plugin.install)
         except CniError as error:
             has_changed, problem = False, str(error)
         if problem and problem != self._problem:
-            log.warning("new pods do not come by podgate-cni", reason=problem)
+            log.warning(Event.CNI_PLUGIN_NOT_INSTALLED, problem=problem)
         self._problem = problem
         if has_changed:
-            pause = self._turns.pause_seconds(asyncio.get_running_loop().time())
-            log.info("podgate-cni is in the node's CNI configuration", next_look_seconds=pause)
+            pause = self._backoff.pause_seconds(asyncio.get_running_loop().time())
+            log.info(Event.CNI_PLUGIN_INSTALLED, next_check_seconds=pause)
             await asyncio.sleep(pause)
 
 
@@ -243,7 +247,7 @@ def _unfinished(path: pathlib.Path) -> pathlib.Path:
 
 
 def _restore(original: pathlib.Path) -> bool:
-    """Put a file back under its name, unless its CNI has written it anew."""
+    """Restore a file under its name, unless its CNI has written a new one."""
     if original.exists():
         return _unlink(_saved(original))
     try:
@@ -254,7 +258,7 @@ def _restore(original: pathlib.Path) -> bool:
 
 
 def _read(path: pathlib.Path) -> str:
-    """As it is, with its line ends. Raises `ConflistError`, or `OSError`."""
+    """The text, with its line endings. Raises `ConflistError` or `OSError`."""
     try:
         return path.read_bytes().decode()
     except UnicodeDecodeError as error:
@@ -264,9 +268,9 @@ def _read(path: pathlib.Path) -> str:
 def _replace(
     path: pathlib.Path, content: bytes, *, like: pathlib.Path | None = None, mode: int = 0o644
 ) -> None:
-    """Replace a file, or what a link leads to, in one step that survives a power cut.
+    """Replace a file, or a link's target, in one step that survives a power cut.
 
-    like: whose owner and mode it gets, else the caller's and `mode`.
+    like: the file whose owner and mode it gets; default: the process' owner and `mode`.
     """
     path = path.resolve()
     unfinished = _unfinished(path)
@@ -285,7 +289,7 @@ def _replace(
 
 
 def _unlink(path: pathlib.Path) -> bool:
-    """Whether it was there."""
+    """Returns whether the file existed."""
     try:
         path.unlink()
     except FileNotFoundError:
@@ -293,9 +297,9 @@ def _unlink(path: pathlib.Path) -> bool:
     return True
 
 
-def _has_content(path: pathlib.Path, wanted: bytes) -> bool:
+def _has_content(path: pathlib.Path, content: bytes) -> bool:
     try:
-        return path.read_bytes() == wanted and os.access(path, os.X_OK)
+        return path.read_bytes() == content and os.access(path, os.X_OK)
     except FileNotFoundError:
         return False
 
@@ -318,4 +322,4 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except ConflistError as error:
-        raise CniError(f"{path} is left as it is: {error}.") from error
+        raise CniError(f"{path} is unchanged: {error}.") from error

@@ -1,7 +1,7 @@
-"""What `podgate-cni` is told: how to gate a pod that is born, whether or not the agent is there.
+"""State file for `podgate-cni`: how to gate a new pod, also while the agent is not running.
 
-A file, since the plugin also has to know which programs are the current ones and how they are to
-hang on interfaces; it lies where a reboot takes it away together with the pins.
+The plugin reads from it which programs are current and how to attach them. It is in a directory
+that a reboot empties, as it does the pins.
 """
 
 import pathlib
@@ -21,7 +21,7 @@ class CniState(msgspec.Struct, frozen=True):
     """The file's content; deploy/cni/podgate-cni.c reads it.
 
     mode: the node's default, since the plugin does not know the pod. programs: the directory's
-    name below `progs`. A plugin of another schema gates nothing.
+    name below `progs`. A plugin with another schema attaches no gate.
     """
 
     mode: str
@@ -31,7 +31,7 @@ class CniState(msgspec.Struct, frozen=True):
 
 
 def retire(run_directory: pathlib.Path) -> None:
-    """Have new pods start without gates, and without waiting for any: podgate is gone from here.
+    """Let new pods start without gates and without waiting for them: podgate is removed.
 
     Raises `OSError`.
     """
@@ -40,6 +40,6 @@ def retire(run_directory: pathlib.Path) -> None:
 
 
 def publish(run_directory: pathlib.Path, mode: Mode, attachment: Attachment) -> None:
-    """Replace the file in one step. To be called when everything is pinned. Raises `OSError`."""
+    """Replace the file in one step, once everything is pinned. Raises `OSError`."""
     state = CniState(mode.label, attachment.value)
     state_files.replace(run_directory / _NAME, msgspec.json.encode(state) + b"\n", mode=0o644)

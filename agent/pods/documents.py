@@ -17,10 +17,8 @@ SUFFIXES = (".yaml", ".yml", ".json")
 MAX_BYTES = 1 << 20
 # The deepest field of a v1.Pod is some 15 levels down.
 _MAX_DEPTH = 100
-# A pod with a hundred containers comes to some thousands. libyaml composes a document without
-# letting other threads run, 1 ms for a thousand values, so this bounds what a probe waits for;
-# and aliases count for what they stand for, since nested ones stand for any number (the "billion
-# laughs").
+# A pod with a hundred containers has some thousands. libyaml composes a document without letting
+# other threads run, 1 ms for a thousand values, so this bounds the delay of probes.
 _MAX_VALUES = 20_000
 # Editors write in several steps; looking at once would log a half-written file as broken.
 _SETTLE_MS = 50
@@ -111,38 +109,27 @@ def read_all(path: pathlib.Path) -> list[object]:
 
 
 def _check_size(content: bytes, name: str) -> None:
-    """Refuse deep nesting and very many values before anything recursive sees them.
+    """Reject deep nesting, very many values, and aliases, before any recursive function runs.
 
-    Raises `DocumentError` and `YAMLError`.
+    Nested aliases can expand to any number of values (the "billion laughs"), and manifests need
+    none. Raises `DocumentError` and `YAMLError`.
     """
-    anchored: dict[str | None, int] = {}
-    # What is open now, from the document inwards: its anchor, and how many values it holds so far.
-    open_nodes: list[tuple[str | None, int]] = []
+    depth = values = 0
     for event in yaml.parse(content, Loader=_Loader):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise DocumentError(f"{name} has a YAML anchor or alias; write its content in full")
         if isinstance(event, yaml.DocumentStartEvent):
-            anchored.clear()
-            open_nodes = [(None, 0)]
+            depth = values = 0
         elif isinstance(event, yaml.CollectionStartEvent):
-            open_nodes.append((event.anchor, 1))
+            depth += 1
+            values += 1
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, values = open_nodes.pop()
-            _add(open_nodes, values)
-            if anchor:
-                anchored[anchor] = values
-        elif isinstance(event, yaml.AliasEvent):
-            _add(open_nodes, anchored.get(event.anchor, 1))
+            depth -= 1
         elif isinstance(event, yaml.ScalarEvent):
-            _add(open_nodes, 1)
-            if event.anchor:
-                anchored[event.anchor] = 1
-        if len(open_nodes) > _MAX_DEPTH + 1:
+            values += 1
+        if depth > _MAX_DEPTH:
             raise DocumentError(f"{name} is nested more than {_MAX_DEPTH} deep")
-        if open_nodes and open_nodes[-1][1] > _MAX_VALUES:
+        if values > _MAX_VALUES:
             raise DocumentError(
                 f"{name} has a document of more than {_MAX_VALUES:,} values; split it"
             )
-
-
-def _add(open_nodes: list[tuple[str | None, int]], values: int) -> None:
-    anchor, before = open_nodes[-1]
-    open_nodes[-1] = (anchor, before + values)

@@ -1,7 +1,7 @@
-"""Policies from the API server: all of them on each node, and nothing is written to any.
+"""Policies from the API server: every node watches all of them, and writes nothing to them.
 
-A policy that is wrong is wrong on every node alike, so a status or an Event of each node's would be
-the same sentence a thousand times. The API server refuses nearly all of it in the first place
+An invalid policy is invalid on every node, so a status or Event of each node would repeat the same
+sentence a thousand times. The API server rejects nearly all of them in the first place
 (definition.py).
 """
 
@@ -28,23 +28,23 @@ from agent.policy.effective import PolicyBatch
 
 SOURCE: Final = "API server"
 
-# Gates wait so long for policies that nobody has told of yet: the first answer takes some 50 ms.
-_FIRST_SECONDS: Final = 2.0
+# The first gates wait this long for policies that are not saved: the first list takes some 50 ms.
+_FIRST_LIST_SECONDS: Final = 2.0
 
 
 class ApiPolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A HostAccessPolicy as it came. Whatever is in its spec, the watch goes on."""
+    """A HostAccessPolicy as received: an invalid spec does not interrupt the watch."""
 
     metadata: ObjectMetadata
     spec: msgspec.Raw = msgspec.Raw(b"null")
 
     def __post_init__(self) -> None:
-        # Else a view into the whole list.
+        # Otherwise it is a view that keeps the whole list in memory.
         msgspec.structs.force_setattr(self, "spec", self.spec.copy())
 
 
 _Change = tuple[str, ApiPolicy | None]
-"""A name, and what it stands for now."""
+"""The name of a policy, and its newest version."""
 
 QUERY: Final = Query(
     labels.POLICY_PLURAL,
@@ -56,7 +56,7 @@ QUERY: Final = Query(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _PolicyRecord:
-    """One policy. good: what is in force of it; problem: why that is not the newest."""
+    """One policy. good: the version in force; problem: why that is not the newest."""
 
     newest: ApiPolicy
     good: Policy | None
@@ -64,7 +64,7 @@ class _PolicyRecord:
 
 
 class _SavedApiPolicies(msgspec.Struct):
-    """What the API server said last. good: what is in force of those that are wrong."""
+    """The last state. good: the versions in force of invalid policies."""
 
     version: str
     newest: list[ApiPolicy]
@@ -72,18 +72,18 @@ class _SavedApiPolicies(msgspec.Struct):
 
 
 class ApiPolicies:
-    """A `Source`. The watch runs on the event loop; looks at what it told may run in a thread."""
+    """A `PolicyProvider`. The watch runs on the event loop, `refresh` in a thread."""
 
     def __init__(
         self, api: ApiClient, *, state: pathlib.Path, jitter: backoff.Jitter = random.random
     ) -> None:
-        """state: a file of ours for what was in force last."""
+        """state: the file that stores the policies in force."""
         self.watcher = Watcher(api, QUERY, on_change=self._on_change, jitter=jitter)
         self._state = state
-        # In the order in which they came: of too many, the first stay.
+        # In order of arrival: if there are too many, the first stay in force.
         self._records: dict[str, _PolicyRecord] = {}
         self._collected: list[_Change] = []
-        # What the watch told at once, together: half a list would be other policies.
+        # Changes received together stay together: half a list would be other policies.
         self._changes: collections.deque[list[_Change]] = collections.deque()
         self._has_changes = asyncio.Event()
         self._has_saved = False
@@ -94,7 +94,7 @@ class ApiPolicies:
         if saved is None:
             return
         self._has_saved = True
-        good = {one.name: one for one in saved_policies.checked(saved.good, source=SOURCE)}
+        good = {policy.name: policy for policy in saved_policies.checked(saved.good, source=SOURCE)}
         for newest in saved.newest:
             name = newest.metadata.name
             self._records[name] = _read(newest, good.get(name))
@@ -119,19 +119,19 @@ class ApiPolicies:
     def problem(self) -> str:
         if not self.watcher.problem:
             return ""
-        return f"{SOURCE}: {self.watcher.problem}; its policies stay as they were told last."
+        return f"{SOURCE}: {self.watcher.problem}; using its last known policies."
 
     @property
     def name(self) -> str:
-        lacks = f" (which has no resource {labels.POLICY_PLURAL})" if self.watcher.is_absent else ""
-        return f"the API server{lacks}"
+        absence = f" (without resource {labels.POLICY_PLURAL})" if self.watcher.is_absent else ""
+        return f"the API server{absence}"
 
     async def first_list(self) -> None:
-        """Wait, a moment at most, until something is known of policies."""
+        """Wait briefly for the first list, unless policies were saved."""
         if self._has_saved:
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FIRST_SECONDS):
+            async with asyncio.timeout(_FIRST_LIST_SECONDS):
                 await self.watcher.answered.wait()
 
     async def changes(self, *, at_least_every_seconds: float) -> AsyncIterator[None]:
@@ -143,11 +143,11 @@ class ApiPolicies:
             yield
 
     def _on_change(self, old: ApiPolicy | None, new: ApiPolicy | None) -> None:
-        known = new or old
-        assert known is not None
+        changed = new or old
+        assert changed is not None
         if not self._collected:
             asyncio.get_running_loop().call_soon(self._notify)
-        self._collected.append((known.metadata.name, new))
+        self._collected.append((changed.metadata.name, new))
 
     def _notify(self) -> None:
         self._changes.append(self._collected)
@@ -162,11 +162,11 @@ class ApiPolicies:
             self._records[name] = _read(newest, before.good if before else None)
 
     def _merge(self) -> None:
-        found = self._records.values()
-        problems = [one.problem for one in found if one.problem]
+        records = self._records.values()
+        problems = [record.problem for record in records if record.problem]
         self.batch = dataclasses.replace(
             self.batch,
-            policies=tuple(one.good for one in found if one.good),
+            policies=tuple(record.good for record in records if record.good),
             problems=tuple(effective.abridged(problems, self.batch.name)),
         )
 

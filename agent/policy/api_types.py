@@ -1,9 +1,9 @@
-"""HostAccessPolicy documents: who of the node may start flows to which pods, as people write it.
+"""HostAccessPolicy documents: the sources on the node that may start flows to pods.
 
-The structs have the shape of the API's objects, whose schema is made from them (definition.py);
-`read` checks one and makes a `Policy` of it. None holds itself, so the garbage collector need not
-go through them (gc=False): with thousands of policies that would stop the event loop for a tenth of
-a second.
+The structs have the shape of the API's objects, whose schema is generated from them
+(definition.py); `read` validates a document and returns a `Policy`. They contain no reference
+cycles, so the garbage collector skips them (gc=False): with thousands of policies it would stop the
+event loop for a tenth of a second.
 """
 
 import re
@@ -17,14 +17,14 @@ from agent.policy.selectors import PodSelector
 from bpf import abi
 from bpf.rules import MAX_PORT
 
-# `Policy.rules` of all policies together have a counter each.
+# Each rule of all policies together has a hit counter.
 MAX_POLICIES = abi.MAX_RULE_HITS // abi.GATE_RULES
 
-# What the API takes as a name (RFC 1123 subdomain, k8s.io/apimachinery/pkg/util/validation).
+# What the API accepts as a name (RFC 1123 subdomain, k8s.io/apimachinery/pkg/util/validation).
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _MAX_NAME = 253
 
-# ICMP is one to people and two to the kernel, one for each family.
+# ICMP is one protocol for users and two for the kernel, one per family.
 _ICMP, _ICMPV6 = 1, 58
 PROTOCOLS = {"TCP": (6,), "UDP": (17,), "SCTP": (132,), "ICMP": (_ICMP, _ICMPV6)}
 _PROTOCOL_TEXTS = {6: "TCP", 17: "UDP", 132: "SCTP", _ICMP: "ICMP", _ICMPV6: "ICMPv6"}
@@ -35,16 +35,15 @@ _Port = Annotated[int, msgspec.Meta(ge=1, le=MAX_PORT)]
 
 
 class PolicyError(Exception):
-    """This document is not a policy that can be in force; the message is a field and what is wrong
-    with it."""
+    """The document is not a valid policy; the message names the field and the mistake."""
 
 
 class EmptyObject(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """`{}`: a choice that needs no more words."""
+    """`{}`: an alternative without parameters."""
 
 
 class CgroupField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A cgroup by its path from where cgroup v2 is mounted; subtree: and all below it."""
+    """A cgroup, by its path below the mount point of cgroup v2; subtree: and all below it."""
 
     path: str
     match: Literal["exact", "subtree"] = "exact"
@@ -58,7 +57,7 @@ class FromField(
     forbid_unknown_fields=True,
     omit_defaults=True,
 ):
-    """One sender: exactly one of the fields."""
+    """One source: exactly one of the fields."""
 
     any_process: EmptyObject | None = None
     kernel: EmptyObject | None = None
@@ -101,7 +100,7 @@ class PolicyMetadata(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostAccessPolicy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One object of the API. Empty lists are refused: they could mean all as well as none."""
+    """One object of the API. Empty lists are invalid: they could mean all or none."""
 
     apiVersion: Literal["policy.podgate.io/v1alpha1"] = labels.POLICY_API_VERSION
     kind: Literal["HostAccessPolicy"] = labels.POLICY_KIND
@@ -110,7 +109,7 @@ class HostAccessPolicy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class RuleSource(msgspec.Struct, frozen=True, gc=False, order=True):
-    """Whom a rule lets in; path: of the cgroup, normalised."""
+    """The source that a rule admits; path: of the cgroup, normalised."""
 
     kind: Literal["any", "kernel", "exact", "subtree"]
     path: str = ""
@@ -124,9 +123,9 @@ _SOURCE_TEXTS = {"any": "any process", "kernel": "the kernel"}
 
 
 class PolicyRule(msgspec.Struct, frozen=True, gc=False, order=True):
-    """One sender and one range of ports, inclusive. protocol: IP protocol number, 0 for all."""
+    """One source and one range of ports, inclusive. protocol: IP protocol number, 0 for all."""
 
-    sender: RuleSource
+    source: RuleSource
     protocol: int
     first_port: int
     last_port: int
@@ -145,7 +144,7 @@ class PolicyRule(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 class Policy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One policy, checked. rules: at most as many as a gate holds; merged, and in order."""
+    """A valid policy. rules: merged and sorted, at most as many as a gate holds."""
 
     name: str
     source: str
@@ -155,41 +154,41 @@ class Policy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 def name_of(document: object) -> str | None:
-    """The name that even a wrong document carries, or the beginning of a very long one."""
+    """The name of any document, also an invalid one; cut if very long."""
     metadata = document.get("metadata") if isinstance(document, dict) else None
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return name[:_MAX_NAME] if isinstance(name, str) else None
 
 
 def read(document: object, *, source: str) -> Policy:
-    """A policy from a decoded document. source: where it came from, for people.
+    """A policy from a decoded document. source: its origin, for messages.
 
     Raises `PolicyError`.
     """
     if not isinstance(document, dict) or document.get("kind") != labels.POLICY_KIND:
-        raise PolicyError("it is no HostAccessPolicy")
+        raise PolicyError("not a HostAccessPolicy")
     try:
         return check(msgspec.convert(document, HostAccessPolicy), source=source)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$")
-        where = path.removesuffix("`").removeprefix(".")
-        what = text[:1].lower() + text[1:]
-        raise PolicyError(f"{where}: {what}" if where else what) from error
+        field = path.removesuffix("`").removeprefix(".")
+        problem = text[:1].lower() + text[1:]
+        raise PolicyError(f"{field}: {problem}" if field else problem) from error
 
 
 def check(document: HostAccessPolicy, *, source: str) -> Policy:
-    """What types cannot say. Raises `PolicyError`."""
+    """Validate what types cannot express. Raises `PolicyError`."""
     name = document.metadata.name
     if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
         raise PolicyError(
-            f"metadata.name: {name[:_MAX_NAME]!r} is not a name; use small letters, digits, '-' "
-            "and '.'"
+            f"metadata.name: {name[:_MAX_NAME]!r} is not a valid name; use lower-case letters, "
+            "digits, '-' and '.'"
         )
     spec = document.spec
     for index, requirement in enumerate(spec.pods.pod_selector.match_expressions):
         if problem := requirement.problem():
             raise PolicyError(f"spec.pods.podSelector.matchExpressions[{index}]: {problem}")
-    sources = sorted({_source(f"spec.from[{i}]", one) for i, one in enumerate(spec.from_)})
+    sources = sorted({_source(f"spec.from[{i}]", field) for i, field in enumerate(spec.from_)})
     ranges = [(0, 0, MAX_PORT)]
     if spec.ports is not None:
         ranges = _merged(
@@ -199,22 +198,22 @@ def check(document: HostAccessPolicy, *, source: str) -> Policy:
         )
     if len(sources) * len(ranges) > abi.GATE_RULES:
         raise PolicyError(
-            f"spec: {len(sources)} senders by {len(ranges)} ranges of ports are more rules than "
-            f"the {abi.GATE_RULES} that a gate holds; name fewer, or join ports into ranges"
+            f"spec: {len(sources)} sources times {len(ranges)} port ranges are more rules than the "
+            f"{abi.GATE_RULES} that a gate holds; name fewer, or join ports into ranges"
         )
     return Policy(
         name=name,
         source=source,
         pods=spec.pods,
-        rules=tuple(PolicyRule(sender, *one) for sender in sources for one in ranges),
+        rules=tuple(PolicyRule(rule_source, *ports) for rule_source in sources for ports in ranges),
         document=document,
     )
 
 
 def _source(where: str, field: FromField) -> RuleSource:
-    given = [word for word in field.__struct_fields__ if getattr(field, word) is not None]
-    if len(given) != 1:
-        raise PolicyError(f"{where}: say exactly one of anyProcess, kernel and cgroup")
+    kinds = [name for name in field.__struct_fields__ if getattr(field, name) is not None]
+    if len(kinds) != 1:
+        raise PolicyError(f"{where}: set exactly one of anyProcess, kernel and cgroup")
     if field.cgroup is None:
         return RuleSource("any" if field.any_process else "kernel")
     path = field.cgroup.path
@@ -232,8 +231,8 @@ def _numbers(where: str, protocol: str | int) -> tuple[int, ...]:
             raise PolicyError(f"{where}: {protocol} is not an IP protocol number (1 to 255)")
         return (protocol,)
     if protocol not in PROTOCOLS:
-        known = ", ".join(PROTOCOLS)
-        raise PolicyError(f"{where}: {protocol!r} is none of {known}, nor a number (1 to 255)")
+        names = ", ".join(PROTOCOLS)
+        raise PolicyError(f"{where}: {protocol!r} is none of {names}, nor a number (1 to 255)")
     return PROTOCOLS[protocol]
 
 
@@ -251,7 +250,7 @@ def _range(where: str, field: PortField, protocol: int) -> tuple[int, int]:
 
 
 def _merged(ranges: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Protocols with ranges of ports, those that touch each other joined, in order."""
+    """Protocols with ranges of ports: sorted, adjacent ranges joined."""
     joined: list[tuple[int, int, int]] = []
     for protocol, first, last in sorted(ranges):
         if joined and joined[-1][0] == protocol and first <= joined[-1][2] + 1:

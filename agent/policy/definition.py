@@ -1,9 +1,9 @@
-"""The CustomResourceDefinition of HostAccessPolicies, made from the structs of api_types.py.
+"""The CustomResourceDefinition of HostAccessPolicies, generated from the structs of api_types.py.
 
-An API server prunes fields that it does not know, and a policy without the field that somebody
-misspelt lets in more than was meant. So they are kept (x-kubernetes-preserve-unknown-fields), and
-refused by counting: an object may have as many fields as it has of those that are known. That is
-all that structural schemas allow; they take no `additionalProperties: false`.
+An API server prunes unknown fields, and a policy without its misspelt field admits more than its
+author intended. So unknown fields are kept (x-kubernetes-preserve-unknown-fields) and rejected by
+counting: an object may have as many fields as it has known ones. Structural schemas allow nothing
+better; `additionalProperties: false` is forbidden in them.
 """
 
 import itertools
@@ -19,47 +19,47 @@ from agent.policy.api_types import SpecField
 Json = dict[str, Any]
 
 _PLACES: Final = "#/components/"
-# What a rule costs is estimated by how often it can be asked. A gate holds 32 rules, and ports that
-# follow each other are one.
-_MOST_ITEMS: Final = 256
+# The API server estimates a CEL rule's cost by how often it may be evaluated. A gate holds 32
+# rules, and adjacent ports are one.
+_MAX_ITEMS: Final = 256
 
 _DESCRIPTIONS: Final = {
     "SpecField": {
-        "pods": "The pods that are let in to; all that is said must hold, and {} is every pod.",
-        "from": "Who of the node is let in: any of these.",
-        "ports": "What they are let in to: any of these; left out, everything.",
+        "pods": "The selected pods; all conditions must match, and {} selects every pod.",
+        "from": "The admitted sources: any of these.",
+        "ports": "The ports they may use: any of these. Default: all.",
     },
     "PodSelector": {
-        "namespaces": "The pods' namespaces; left out, all.",
-        "podSelector": "The pods' labels; left out, all pods.",
+        "namespaces": "The pods' namespaces. Default: all.",
+        "podSelector": "The pods' labels. Default: all pods.",
     },
     "LabelSelector": {
         "matchLabels": "Labels that the pod must have, with these values.",
-        "matchExpressions": "What else must hold of the pod's labels.",
+        "matchExpressions": "More conditions on the pod's labels.",
     },
     "Requirement": {
         "key": "The label.",
         "operator": "In and NotIn need values, Exists and DoesNotExist take none.",
-        "values": "NotIn and DoesNotExist hold where the label is missing.",
+        "values": "NotIn and DoesNotExist match pods without the label.",
     },
     "FromField": {
-        "anyProcess": "Whatever the node sends, its kernel included.",
-        "kernel": "Packets of the node's kernel behind which no socket stands.",
-        "cgroup": "Sockets that were made in a cgroup.",
+        "anyProcess": "Any process of the node, and its kernel.",
+        "kernel": "Packets of the node's kernel without a socket.",
+        "cgroup": "Sockets created in a cgroup.",
     },
     "Nothing": {},
     "CgroupField": {
         "path": "As in /proc/PID/cgroup, for instance /system.slice/name.service.",
-        "match": "subtree: and whatever is below it.",
+        "match": "subtree: and all cgroups below it.",
     },
     "PortField": {
         "protocol": "TCP, UDP, SCTP, ICMP (both families), or an IP protocol number.",
-        "port": "The pod's port, or the first one of a range; left out, all.",
-        "endPort": "The last one of a range.",
+        "port": "The pod's port, or the first of a range. Default: all.",
+        "endPort": "The last port of a range.",
     },
 }
 
-# What `policies.check` says in sentences of its own.
+# What `api_types.check` validates in addition to types.
 _LIMITS: Final[dict[tuple[str, str], Json]] = {
     ("CgroupField", "path"): {"pattern": "^/"},
     ("PortField", "protocol"): {
@@ -69,7 +69,7 @@ _LIMITS: Final[dict[tuple[str, str], Json]] = {
     },
 }
 _NUMBERED: Final = ", ".join(map(str, sorted(api_types.WITH_PORTS)))
-# What no other keyword can say: rules in CEL, each with its sentence.
+# What no other keyword can express: rules in CEL, each with its message.
 _RULES: Final = {
     "Requirement": {
         "self.operator in ['In', 'NotIn'] ? has(self.values) && size(self.values) > 0 : "
@@ -78,7 +78,7 @@ _RULES: Final = {
     },
     "PortField": {
         "!has(self.endPort) || (has(self.port) && self.endPort >= self.port)": "endPort needs a "
-        "port that is not after it",
+        "port that is not greater",
         "!has(self.port) || !has(self.protocol) || (type(self.protocol) == int ? self.protocol in "
         f"[{_NUMBERED}] : self.protocol != 'ICMP')": "this protocol has no ports; leave port out",
     },
@@ -95,8 +95,7 @@ _COLUMNS: Final = (
 def manifest() -> str:
     """The content of deploy/manifests/crd.yaml."""
     head = (
-        "# `make docs` makes this from agent/policy/api_types.py; "
-        "docs/rules.md says what it means.\n"
+        "# Generated by `make docs` from agent/policy/api_types.py; docs/rules.md describes it.\n"
     )
     return head + yaml.safe_dump(definition(), sort_keys=False, width=100)
 
@@ -142,7 +141,7 @@ def schema() -> Json:
     """The structural schema of one object."""
     _, parts = msgspec.json.schema_components((SpecField,), ref_template=_PLACES + "{name}")
     return {
-        "description": "Who of a node may start flows to which of its pods.",
+        "description": "Admits sources on a node to start flows to its pods.",
         "type": "object",
         "required": ["spec"],
         "properties": {"spec": _object("SpecField", parts)},
@@ -154,7 +153,7 @@ def _object(name: str, parts: dict[str, Json]) -> Json:
     given, required = parts[name]["properties"], parts[name]["required"]
     made: Json = {"type": "object"}
     if name == "LabelSelector":
-        # As everywhere in the API: two appliers do not mix theirs.
+        # As everywhere in the API: two appliers do not merge theirs.
         made["x-kubernetes-map-type"] = "atomic"
     made["x-kubernetes-preserve-unknown-fields"] = True
     if name == "FromField":
@@ -179,7 +178,7 @@ def _object(name: str, parts: dict[str, Json]) -> Json:
 
 
 def _counted(required: list[str], optional: list[str]) -> Json:
-    """No field but these. Of the combinations that are there, the largest leaves no room."""
+    """Only these fields: the largest matching combination leaves no room for others."""
     combinations = [
         combination
         for size in range(len(optional), 0, -1)
@@ -189,16 +188,17 @@ def _counted(required: list[str], optional: list[str]) -> Json:
     if not combinations:
         return made | {"maxProperties": len(required)}
     counted: list[Json] = [
-        {"required": list(one), "maxProperties": len(required) + len(one)} for one in combinations
+        {"required": list(names), "maxProperties": len(required) + len(names)}
+        for names in combinations
     ]
     return made | {"anyOf": [*counted, {"maxProperties": len(required)}]}
 
 
 def _field(given: Json, parts: dict[str, Json]) -> Json:
-    """One field's schema, from what msgspec says of its type."""
+    """One field's schema, from msgspec's schema of its type."""
     kinds = [one for one in given.get("anyOf", [given]) if one != {"type": "null"}]
     made = _typed(kinds[0], parts) if len(kinds) == 1 else {"x-kubernetes-int-or-string": True}
-    # Empty ones, and null, are what is not there.
+    # Empty values and null equal a missing field.
     if given.get("default"):
         made["default"] = given["default"]
     return made
@@ -211,6 +211,6 @@ def _typed(given: Json, parts: dict[str, Json]) -> Json:
     if "enum" in given:
         return {"type": "string", **made}
     if given["type"] == "array":
-        made |= {"maxItems": _MOST_ITEMS, "x-kubernetes-list-type": "atomic"}
+        made |= {"maxItems": _MAX_ITEMS, "x-kubernetes-list-type": "atomic"}
         made["items"] = _typed(given["items"], parts)
     return made

@@ -1,4 +1,4 @@
-"""What is in force of several files, or of files and the API server; what is said of the rest."""
+"""Effective policies: those of all sources, merged, with the problems of the others."""
 
 import dataclasses
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -6,19 +6,20 @@ from typing import Protocol
 
 import structlog
 
+from agent.logs import Event
 from agent.policy import api_types
 from agent.policy.api_types import Policy
 
 log = structlog.get_logger(__name__)
 
-# A file that is something else altogether may be wrong in thousands of places.
+# A file of a different kind may have thousands of mistakes.
 _MAX_PROBLEMS = 20
 _MAX_PROBLEM = 500
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PolicyBatch:
-    """What comes from one place. name: for people; problems: one sentence each."""
+    """The policies of one source. name: for messages; problems: one sentence each."""
 
     name: str
     policies: tuple[Policy, ...] = ()
@@ -26,33 +27,33 @@ class PolicyBatch:
 
 
 class PolicyProvider(Protocol):
-    """Where policies come from. `restore` and `refresh` block: for a thread, one at a time."""
+    """A source of policies. `restore` and `refresh` block: for a thread, one at a time."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """For messages."""
 
     @property
     def batch(self) -> PolicyBatch:
-        """What is in force of it, in the order in which it came."""
+        """Its policies in force, in order of arrival."""
 
     @property
     def problem(self) -> str:
-        """Why it is not followed now, in one sentence, or nothing."""
+        """Why it cannot be followed now, in one sentence; else empty."""
 
     def restore(self) -> None:
-        """Take up what an earlier run saved. To be called once, first."""
+        """Restore what the previous run saved. Called once, first."""
 
     def refresh(self) -> bool:
-        """Take in what changed since the last look; whether anything did."""
+        """Read changes since the last refresh; returns whether there were any."""
 
     def changes(self, *, at_least_every_seconds: float) -> AsyncIterator[None]:
-        """One item whenever there may be something to look at, or after so long; for ever."""
+        """Yields when `refresh` may find changes, and after this time without any; never ends."""
 
 
 class EffectivePolicies:
-    """All sources together. Of two policies with one name that of the earlier source is in force:
-    first come, first served would be another one after a restart.
+    """The policies of all sources. Of two policies with one name that of the first source is in
+    force: if it were the first to arrive, a restart could change it.
     """
 
     def __init__(self, sources: Sequence[PolicyProvider]) -> None:
@@ -62,74 +63,74 @@ class EffectivePolicies:
 
     @property
     def names(self) -> list[str]:
-        """Of the sources, for people."""
+        """Of the sources, for messages."""
         return [source.name for source in self._sources]
 
     @property
     def problems(self) -> list[str]:
-        """One sentence for each policy that is not in force as it stands, and for what is away."""
-        away = [source.problem for source in self._sources if source.problem]
-        return [*(self._logged or ()), *away]
+        """One sentence for each policy not in force as written, and for each unreachable source."""
+        unreachable = [source.problem for source in self._sources if source.problem]
+        return [*(self._logged or ()), *unreachable]
 
     def restore(self) -> None:
-        """Take up what an earlier run saved. Blocks."""
+        """Restore what the previous run saved. Blocks."""
         for source in self._sources:
             source.restore()
 
     def refresh(self) -> bool:
-        """Take in what changed since the last look; whether anything did. Blocks."""
-        looked = [source.refresh() for source in self._sources]
-        if self._logged is not None and not any(looked):
+        """Read changes since the last refresh; returns whether there were any. Blocks."""
+        changed = [source.refresh() for source in self._sources]
+        if self._logged is not None and not any(changed):
             return False
         batches = [source.batch for source in self._sources]
-        joined = join(batches, name=" together with ".join(one.name for one in batches))
+        joined = join(batches, name=" together with ".join(batch.name for batch in batches))
         for problem in joined.problems:
             if problem not in (self._logged or ()):
-                log.warning("policy problem", problem=problem)
+                log.warning(Event.POLICY_PROBLEM, problem=problem)
         self.policies, self._logged = joined.policies, joined.problems
         return True
 
     def changes(self, *, at_least_every_seconds: float) -> AsyncIterator[None]:
-        """One item whenever there may be something to look at, or after so long; for ever."""
-        # What the others have to say waits no longer than that.
+        """Yields when `refresh` may find changes, and after this time without any; never ends."""
+        # Changes of the other sources wait no longer than that.
         return self._sources[0].changes(at_least_every_seconds=at_least_every_seconds)
 
 
 def join(batches: Iterable[PolicyBatch], *, name: str) -> PolicyBatch:
-    """All together: of two policies with one name the first is in force. name: of the whole."""
+    """Merge batches: of two policies with one name the first is in force."""
     active: dict[str, Policy] = {}
     problems: list[str] = []
     too_many = 0
     for batch in batches:
-        twins: list[str] = []
+        duplicates: list[str] = []
         for policy in batch.policies:
-            if twin := active.get(policy.name):
-                twins.append(
-                    f"{policy.source} describes policy {policy.name}, which {twin.source} "
-                    "describes already; remove one of the two."
+            if first := active.get(policy.name):
+                duplicates.append(
+                    f"{policy.source} has policy {policy.name}, which {first.source} already has; "
+                    "remove one of the two."
                 )
             elif len(active) == api_types.MAX_POLICIES:
                 too_many += 1
             else:
                 active[policy.name] = policy
-        problems += [*batch.problems, *abridged(twins, batch.name)]
+        problems += [*batch.problems, *abridged(duplicates, batch.name)]
     if too_many:
         problems.append(
-            f"{name} holds {too_many} policies more than the {api_types.MAX_POLICIES:,} that can "
-            "be in force; those that came last are left out."
+            f"{name} has {too_many} policies more than the maximum of {api_types.MAX_POLICIES:,}; "
+            "the last ones are ignored."
         )
     return PolicyBatch(name, tuple(active.values()), tuple(problems))
 
 
 def sentence(problem: str, *, uses_last_good: bool) -> str:
     """A problem for people. is_kept: whether an earlier version is in force instead."""
-    ending = " The last good one stays in force." if uses_last_good else ""
+    ending = " The last valid version stays in force." if uses_last_good else ""
     return f"{problem[:_MAX_PROBLEM]}.{ending}"
 
 
 def abridged(problems: list[str], name: str) -> list[str]:
-    """No more of them than somebody reads."""
+    """At most as many as a reader can use."""
     if len(problems) <= _MAX_PROBLEMS:
         return problems
     more = len(problems) - _MAX_PROBLEMS
-    return [*problems[:_MAX_PROBLEMS], f"{name} has {more:,} problems more like these."]
+    return [*problems[:_MAX_PROBLEMS], f"{name} has {more:,} more problems."]

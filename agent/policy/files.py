@@ -1,4 +1,4 @@
-"""Policies from a file or a directory of files, several a file, followed while it changes."""
+"""Policies from a file or a directory of files, several per file, followed while they change."""
 
 import dataclasses
 import pathlib
@@ -12,13 +12,13 @@ from agent.policy import saved as saved_policies
 from agent.policy.api_types import HostAccessPolicy, Policy, PolicyError
 from agent.policy.effective import PolicyBatch
 
-# All files together. A policy has some 300 bytes, so this is more than may be in force.
+# Of all files. A policy has some 300 bytes, so this is more than can be in force.
 _MAX_TOTAL_BYTES = 4 * documents.MAX_BYTES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _PolicyFile:
-    """What is known of one file. problems: one sentence each; fits: there was room for it."""
+    """One file. problems: one sentence each; is_within_limit: false if it was too much to read."""
 
     stamp: documents.Stamp
     policies: tuple[Policy, ...]
@@ -27,40 +27,40 @@ class _PolicyFile:
 
 
 class _SavedPolicyFiles(msgspec.Struct):
-    """What was in force, by file, so that a mistake does not outlive the agent that knew better."""
+    """The policies in force, by file: a mistake in a file must not drop them at a restart."""
 
     path: str
     files: dict[str, list[HostAccessPolicy]]
 
 
 class PolicyFiles:
-    """A `Source`: a file or directory."""
+    """A `PolicyProvider`: a file or directory."""
 
     def __init__(self, path: pathlib.Path, *, state: pathlib.Path) -> None:
-        """state: a file of ours for what was in force last."""
+        """state: the file that stores the policies in force."""
         self._path = path
         is_directory = path.is_dir()
         self._directory = path if is_directory else path.parent
         self._only = None if is_directory else path.name
         self._state = state
-        # In the order in which they came: of two that cannot both be, the first stays.
+        # In order of arrival: of two policies with one name, the first stays in force.
         self._files: dict[str, _PolicyFile] = {}
         self._was_readable = True
         self.batch = PolicyBatch(str(path))
-        """Those in force, and one sentence for each document that is not, as it stands."""
+        """The policies in force, and one sentence for each invalid document."""
 
     @property
     def name(self) -> str:
         return str(self._path)
 
     problem = ""
-    """That the directory cannot be read is told with the rest."""
+    """An unreadable directory is one of the batch's problems."""
 
     def changes(self, *, at_least_every_seconds: float) -> AsyncIterator[None]:
         return documents.changes(self._directory, at_least_every_seconds=at_least_every_seconds)
 
     def restore(self) -> None:
-        """Take up what an earlier run saved, to be what is left of files that are wrong now."""
+        """Restore what the previous run saved, for files that are invalid now."""
         saved = saved_policies.read(self._state, _SavedPolicyFiles)
         if saved is None or saved.path != str(self._path):
             return
@@ -69,21 +69,22 @@ class PolicyFiles:
             self._files[name] = _PolicyFile(documents.NEVER_READ, good)
 
     def refresh(self) -> bool:
-        """Read what changed since the last look; whether anything did.
+        """Read changed files; returns whether there were any.
 
-        A document that stopped being right keeps its last good policy in force, with the problem
-        noted. When the directory cannot be read, all stays as it is.
+        The last valid version of a document that became invalid stays in force, with its problem
+        reported. If the directory cannot be read, all policies stay.
         """
         try:
             stamps = documents.stamps(self._directory, self._only)
         except OSError as error:
             self._was_readable = False
             problem = (
-                f"{self._directory} cannot be read ({error.strerror}); policies stay as they are."
+                f"{self._directory} cannot be read ({error.strerror}); using the last known "
+                "policies."
             )
-            is_news = self.batch.problems != (problem,)
+            is_new = self.batch.problems != (problem,)
             self.batch = dataclasses.replace(self.batch, problems=(problem,))
-            return is_news
+            return is_new
         files = {name: file for name, file in self._files.items() if name in stamps}
         settled = {
             name
@@ -99,12 +100,12 @@ class PolicyFiles:
         if not to_read and len(files) == len(self._files) and self._was_readable:
             return False
         self._was_readable = True
-        # Files that are known already first: a new one must not push them out.
+        # Known files first: a new one must not displace them.
         for name in sorted(to_read, key=lambda name: (name not in files, name)):
             before = files[name].policies if name in files else ()
             if stamps[name][1] > room:
                 problem = effective.sentence(
-                    f"{name}: all files together may have 4 MiB", uses_last_good=bool(before)
+                    f"{name}: the files together are larger than 4 MiB", uses_last_good=bool(before)
                 )
                 files[name] = _PolicyFile(stamps[name], before, (problem,), is_within_limit=False)
             else:
@@ -127,29 +128,29 @@ class PolicyFiles:
                 stamp, before, (effective.sentence(str(error), uses_last_good=bool(before)),)
             )
         good: dict[str, Policy] = {}
-        refused: list[tuple[str | None, str]] = []
+        rejected: list[tuple[str | None, str]] = []
         for number, document in enumerate(found, start=1):
-            called = api_types.name_of(document)
-            where = f"{name}, document {number}" + (f" ({called!r})" if called else "")
+            policy_name = api_types.name_of(document)
+            where = f"{name}, document {number}" + (f" ({policy_name!r})" if policy_name else "")
             try:
                 policy = api_types.read(document, source=f"{name}, document {number}")
                 if policy.name in good:
-                    raise PolicyError("the file has this policy twice; remove one of the two")
+                    raise PolicyError("the file contains this policy twice; remove one of the two")
                 good[policy.name] = policy
             except PolicyError as error:
-                refused.append((called, f"{where}: {error}"))
-        wrong = {called for called, _ in refused}
-        # One without a name may be any of those that were there.
+                rejected.append((policy_name, f"{where}: {error}"))
+        invalid = {policy_name for policy_name, _ in rejected}
+        # A document without a name may be any of the previous ones.
         kept = {
             policy.name: policy
             for policy in before
-            if policy.name not in good and (policy.name in wrong or None in wrong)
+            if policy.name not in good and (policy.name in invalid or None in invalid)
         }
         problems = [
             effective.sentence(
-                problem, uses_last_good=called in kept or (called is None and bool(kept))
+                problem, uses_last_good=policy_name in kept or (policy_name is None and bool(kept))
             )
-            for called, problem in refused
+            for policy_name, problem in rejected
         ]
         return _PolicyFile(
             stamp, (*good.values(), *kept.values()), tuple(effective.abridged(problems, name))
@@ -157,7 +158,7 @@ class PolicyFiles:
 
 
 def _expanded(found: Iterable[object]) -> Iterable[object]:
-    """Documents, and the items of lists, as kubectl writes them."""
+    """Documents, with lists (as kubectl writes them) replaced by their items."""
     for document in found:
         if isinstance(document, dict) and str(document.get("kind", "")).endswith("List"):
             items = document.get("items")

@@ -1,4 +1,4 @@
-"""Which rules of which policies a pod's gate gets: policies against pods and cgroups, no I/O."""
+"""Matches policies with pods and cgroups to compute each gate's rules. Pure functions."""
 
 import dataclasses
 import hashlib
@@ -13,103 +13,104 @@ from bpf.rules import Rule, SourceKind
 
 _Key = tuple[str, PolicyRule]
 # Names in one sentence; more would fill a screen.
-_MOST_NAMES = 5
+_MAX_NAMES = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RuleSet:
-    """All policies in force, and the cgroups that they name as they are now. Never changed."""
+    """All policies in force, and the current ids of the cgroups that they name. Immutable."""
 
     policies: tuple[Policy, ...] = ()
     cgroups: Mapping[str, CgroupId] = dataclasses.field(default_factory=dict)
     ids: Mapping[_Key, int] = dataclasses.field(default_factory=dict)
-    """Keys of the hit counters, one for each rule of each policy."""
+    """Keys of the hit counters, one per rule and policy."""
 
     @classmethod
     def of(cls, policies: Iterable[Policy]) -> "RuleSet":
-        """Without any cgroup yet."""
+        """Without cgroup ids."""
         ordered = tuple(sorted(policies, key=lambda policy: policy.name))
-        return cls(ordered, {}, _ids((one.name, rule) for one in ordered for rule in one.rules))
+        keys = ((policy.name, rule) for policy in ordered for rule in policy.rules)
+        return cls(ordered, {}, _ids(keys))
 
     def with_cgroups(self, cgroups: Mapping[str, CgroupId]) -> "RuleSet":
         return dataclasses.replace(self, cgroups=cgroups)
 
     def cgroup_paths(self) -> set[str]:
-        """All cgroups that are named."""
+        """All cgroups that policies name."""
         return {
-            rule.sender.path
+            rule.source.path
             for policy in self.policies
             for rule in policy.rules
-            if rule.sender.path
+            if rule.source.path
         }
 
     def problem(self, rule: PolicyRule) -> str:
-        """Why the rule lets nobody in now, in one sentence, or nothing."""
-        path = rule.sender.path
+        """Why the rule admits nothing now, in one sentence; else empty."""
+        path = rule.source.path
         if not path:
             return ""
         found = self.cgroups.get(path)
         if found is None:
-            return f"Cgroup {path} is not there; the rule lets nobody in until it is."
-        if rule.sender.kind == "subtree" and found.level is None:
+            return f"Cgroup {path} not found; the rule admits nothing until it exists."
+        if rule.source.kind == "subtree" and found.level is None:
             return (
-                f"Podgate cannot tell what is below cgroup {path} from a cgroup namespace of its "
-                "own; run it in the node's."
+                f"The subtree of cgroup {path} cannot be matched in podgate's own cgroup "
+                "namespace; run podgate in the node's."
             )
         return ""
 
     def admit(self, pod: Pod, own: Sequence[Rule]) -> Admission:
-        """`own` (the kubelet's) and then what the policies say, as far as the gate has room.
+        """The rules in `own` (the kubelet's), then those of policies, up to the gate's maximum.
 
-        The order is that of policies' names, so that the same rules find room each time. Of equal
-        rules the gate needs one, which is the first one's.
+        Policies are in the order of their names, so that the same rules fit each time. Of equal
+        rules the gate gets the first.
         """
-        wanted: dict[Rule, tuple[str, Rule]] = {}
+        matching: dict[Rule, tuple[str, Rule]] = {}
         for policy in self.policies:
             if not policy.pods.matches(pod):
                 continue
             for rule in policy.rules:
                 if packed := self._pack(rule):
                     numbered = dataclasses.replace(packed, id=self.ids[policy.name, rule])
-                    wanted.setdefault(packed, (policy.name, numbered))
+                    matching.setdefault(packed, (policy.name, numbered))
         room = abi.GATE_RULES - len(own)
-        fitting = tuple(rule for _, rule in list(wanted.values())[:room])
-        left_out = [name for name, _ in list(wanted.values())[room:]]
+        fitting = tuple(rule for _, rule in list(matching.values())[:room])
+        skipped = [name for name, _ in list(matching.values())[room:]]
         return Admission(
             (*own, *fitting),
-            _skipped_sentence(len(own) + len(wanted), left_out) if left_out else "",
+            _skipped_sentence(len(own) + len(matching), skipped) if skipped else "",
         )
 
     def _pack(self, rule: PolicyRule) -> Rule | None:
-        """The gate's form of it, without an id; None while it lets nobody in."""
-        made = Rule(SourceKind.ANY, rule.protocol, rule.first_port, rule.last_port)
-        match rule.sender.kind:
+        """The gate's form of the rule, without an id; None while it admits nothing."""
+        packed = Rule(SourceKind.ANY, rule.protocol, rule.first_port, rule.last_port)
+        match rule.source.kind:
             case "any":
-                return made
+                return packed
             case "kernel":
-                return dataclasses.replace(made, source=SourceKind.KERNEL)
-        found = self.cgroups.get(rule.sender.path)
+                return dataclasses.replace(packed, source=SourceKind.KERNEL)
+        found = self.cgroups.get(rule.source.path)
         if found is None:
             return None
-        if rule.sender.kind == "exact":
-            return dataclasses.replace(made, source=SourceKind.CGROUP, cgroup=found.id)
+        if rule.source.kind == "exact":
+            return dataclasses.replace(packed, source=SourceKind.CGROUP, cgroup=found.id)
         if found.level is None:
             return None
         return dataclasses.replace(
-            made, source=SourceKind.ANCESTOR, cgroup=found.id, level=found.level
+            packed, source=SourceKind.ANCESTOR, cgroup=found.id, level=found.level
         )
 
 
 def _ids(keys: Iterable[_Key]) -> dict[_Key, int]:
-    """A number for each, made from what the rule says: the counts go on when the agent is another,
-    when policies around it change and when its cgroup is made anew.
+    """A number for each rule, made from its content: the counts continue after a restart of the
+    agent, changes of other policies, and a new cgroup at the rule's path.
     """
     ids: dict[_Key, int] = {}
     taken = {0}
     for key in keys:
         policy, rule = key
         text = "\0".join(
-            (policy, rule.sender.kind, rule.sender.path, rule.protocol_text, rule.ports_text)
+            (policy, rule.source.kind, rule.source.path, rule.protocol_text, rule.ports_text)
         ).encode()
         number = 0
         while number in taken:
@@ -120,12 +121,13 @@ def _ids(keys: Iterable[_Key]) -> dict[_Key, int]:
     return ids
 
 
-def _skipped_sentence(wanted: int, names: list[str]) -> str:
+def _skipped_sentence(count: int, names: list[str]) -> str:
     different = list(dict.fromkeys(names))
-    named = ", ".join(different[:_MOST_NAMES])
-    if len(different) > _MOST_NAMES:
-        named += f" and {len(different) - _MOST_NAMES} more"
+    policies = ", ".join(different[:_MAX_NAMES])
+    if len(different) > _MAX_NAMES:
+        policies += f" and {len(different) - _MAX_NAMES} more"
     return (
-        f"{wanted} rules are for this pod and a gate holds {abi.GATE_RULES}: {len(names)} are left "
-        f"out, of {named}; let fewer policies select the pod, or join their ports into ranges."
+        f"{count} rules match this pod and a gate holds {abi.GATE_RULES}: {len(names)} are "
+        f"skipped, of {policies}; let fewer policies select the pod, or join their "
+        "ports into ranges."
     )

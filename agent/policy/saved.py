@@ -1,5 +1,5 @@
-"""What was in force, kept in a file, so that a restart undoes it neither where a policy has become
-wrong meanwhile nor where the API server is away. All of this blocks.
+"""Saved policies: those in force survive a restart, also if a policy has become invalid meanwhile
+or the API server is unreachable. All functions block.
 """
 
 import pathlib
@@ -10,6 +10,7 @@ import msgspec
 import structlog
 
 from agent import state_files
+from agent.logs import Event
 from agent.policy import api_types
 from agent.policy.api_types import HostAccessPolicy, Policy, PolicyError
 
@@ -19,30 +20,30 @@ T = TypeVar("T")
 
 
 def read(path: pathlib.Path, kind: type[T]) -> T | None:
-    """What an earlier run wrote; None where there is nothing that can be read."""
+    """What the previous run wrote; None if there is no readable file."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
-        log.warning("policies of an earlier run cannot be read", error=str(error))
+        log.warning(Event.SAVED_POLICIES_UNREADABLE, error=str(error))
         return None
 
 
 def checked(documents: Iterable[HostAccessPolicy], *, source: str) -> tuple[Policy, ...]:
-    """The policies that were saved, but for those that this version takes for wrong."""
+    """The saved policies, except those that are invalid for this version."""
     good = []
     for document in documents:
         try:
             good.append(api_types.check(document, source=source))
         except PolicyError as error:
-            log.warning("policies of an earlier run cannot be read", error=str(error))
+            log.warning(Event.SAVED_POLICIES_UNREADABLE, error=str(error))
     return tuple(good)
 
 
 def write(path: pathlib.Path, content: msgspec.Struct) -> None:
-    """Replace it."""
+    """Replace the file."""
     try:
         state_files.replace(path, msgspec.json.encode(content))
     except OSError as error:
-        log.warning("policies cannot be saved", path=str(path), error=str(error))
+        log.warning(Event.POLICIES_NOT_SAVED, path=str(path), error=str(error))

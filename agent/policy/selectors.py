@@ -1,7 +1,7 @@
-"""Which pods a policy is for: namespaces and labels, by the API's rules.
+"""Pod selectors of policies: namespaces and labels, by the API's rules.
 
-k8s.io/apimachinery/pkg/apis/meta/v1, LabelSelector: all requirements must hold; an empty selector
-selects everything.
+k8s.io/apimachinery/pkg/apis/meta/v1, LabelSelector: all requirements must match; an empty selector
+matches everything.
 """
 
 from typing import Annotated, Literal
@@ -14,14 +14,14 @@ from agent.pods.pod import Pod
 class Requirement(
     msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """One of `matchExpressions`. NotIn and DoesNotExist hold where the label is missing."""
+    """One of `matchExpressions`. NotIn and DoesNotExist match pods without the label."""
 
     key: str
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
     values: tuple[str, ...] = ()
 
     def problem(self) -> str | None:
-        """What the API server would refuse it for (apis/meta/v1/validation)."""
+        """Why the API server would reject it (apis/meta/v1/validation)."""
         if self.operator in ("In", "NotIn"):
             return None if self.values else f"{self.operator} needs values"
         return f"{self.operator} takes no values" if self.values else None
@@ -65,7 +65,7 @@ class PodSelector(
     forbid_unknown_fields=True,
     omit_defaults=True,
 ):
-    """Pods by namespace and labels; what is left out selects all."""
+    """Pods by namespace and labels; a missing field matches all."""
 
     namespaces: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] | None = None
     pod_selector: LabelSelector = LabelSelector()

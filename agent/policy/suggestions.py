@@ -1,4 +1,4 @@
-"""Policies that would let in whom the gates refuse: from the aggregate of callers."""
+"""Suggested policies, which would admit the source processes that gates drop."""
 
 import itertools
 import re
@@ -23,8 +23,8 @@ from bpf import abi
 
 T = TypeVar("T")
 
-# What controllers put on single pods or single revisions: gone with them.
-_PASSING_LABELS = {
+# Labels that controllers set on single pods or revisions, and that vanish with them.
+_TRANSIENT_LABELS = {
     "pod-template-hash",
     "pod-template-generation",
     "controller-revision-hash",
@@ -36,7 +36,7 @@ _PASSING_LABELS = {
     "batch.kubernetes.io/job-name",
     "batch.kubernetes.io/job-completion-index",
 }
-# The cgroup of a pod: below it each start of a container makes another one
+# The cgroup of a pod: below it each start of a container creates another one
 # (kubernetes/pkg/kubelet/cm/cgroup_manager_linux.go).
 _POD = re.compile(r"(.*-)?pod[0-9a-f]{8}[-_0-9a-f]{24,}(\.slice)?")
 _PROTOCOLS: dict[str, str | int] = {
@@ -47,7 +47,7 @@ _PROTOCOLS: dict[str, str | int] = {
     "gre": 47,
     "esp": 50,
 }
-# So many that one sender more still fits a gate, though ICMP is two rules there.
+# With this many ports one source fits a gate, though ICMP counts as two rules.
 _MAX_PORTS = abi.GATE_RULES // 2
 
 _Pods = tuple[str, tuple[tuple[str, str], ...]]
@@ -55,31 +55,31 @@ _PortUse = tuple[str, int]
 
 
 def suggest(
-    callers: Iterable[SourceProcessStatus],
+    found: Iterable[SourceProcessStatus],
 ) -> tuple[list[HostAccessPolicy], list[SourceProcessStatus]]:
-    """Policies that let in these callers and, of those pods, no other sender to no other port; and
-    the callers that cannot be named any more.
+    """Policies that admit these sources to these ports of these pods, and no others; and those
+    sources whose cgroup no longer exists.
 
-    Pods are selected by namespace and lasting labels: where there are none, by namespace alone.
+    Pods are selected by namespace and permanent labels; without such labels, by namespace alone.
     """
-    asked: dict[_Pods, dict[FromField, set[_PortUse]]] = defaultdict(lambda: defaultdict(set))
+    used: dict[_Pods, dict[FromField, set[_PortUse]]] = defaultdict(lambda: defaultdict(set))
     nameless = []
-    for caller in callers:
-        if not caller.namespace:
-            continue  # the relay, whom nobody else has any business with
-        if sender := _source(caller.cgroup):
-            asked[_pods(caller)][sender].add((caller.protocol, caller.port))
+    for process in found:
+        if not process.namespace:
+            continue  # the relay: no other source has a reason to reach it
+        if source := _source(process.cgroup):
+            used[_pods(process)][source].add((process.protocol, process.port))
         else:
-            nameless.append(caller)
+            nameless.append(process)
     policies: list[HostAccessPolicy] = []
     numbers: dict[str, itertools.count[int]] = defaultdict(lambda: itertools.count(1))
-    for pods, by_sender in sorted(asked.items()):
+    for pods, by_source in sorted(used.items()):
         namespace, labels = pods
         selector = PodSelector((namespace,), LabelSelector(dict(labels)))
-        for senders, ports in _merge_equal(by_sender):
+        for sources, ports in _merge_equal(by_source):
             prefix = re.sub(r"[^a-z0-9]+", "-", namespace.lower()).strip("-") or "pods"
             metadata = PolicyMetadata(f"suggested-{prefix}-{next(numbers[prefix])}")
-            spec = SpecField(pods=selector, from_=senders, ports=ports)
+            spec = SpecField(pods=selector, from_=sources, ports=ports)
             policies.append(HostAccessPolicy(metadata=metadata, spec=spec))
     return policies, nameless
 
@@ -96,33 +96,33 @@ def _source(path: str) -> FromField | None:
     return FromField(cgroup=CgroupField(path))
 
 
-def _pods(caller: SourceProcessStatus) -> _Pods:
+def _pods(process: SourceProcessStatus) -> _Pods:
     lasting = {
         key: value
-        for key, value in caller.labels.items()
-        if key not in _PASSING_LABELS and not key.startswith(f"{agent_labels.DOMAIN}/")
+        for key, value in process.labels.items()
+        if key not in _TRANSIENT_LABELS and not key.startswith(f"{agent_labels.DOMAIN}/")
     }
-    return caller.namespace, tuple(sorted(lasting.items()))
+    return process.namespace, tuple(sorted(lasting.items()))
 
 
 def _merge_equal(
-    by_sender: dict[FromField, set[_PortUse]],
+    by_source: dict[FromField, set[_PortUse]],
 ) -> Iterable[tuple[tuple[FromField, ...], tuple[PortField, ...]]]:
-    """Senders that asked for the same, with what they asked for, as much as one policy may hold."""
+    """Sources with equal ports, in groups that fit one policy."""
     sources_of: dict[tuple[PortField, ...], list[FromField]] = defaultdict(list)
-    for sender, asked in by_sender.items():
-        sources_of[_ports(asked)].append(sender)
-    for ports, senders in sources_of.items():
+    for source, used in by_source.items():
+        sources_of[_ports(used)].append(source)
+    for ports, sources in sources_of.items():
         for some_ports in _chunks(ports, _MAX_PORTS):
             rules = sum(2 if port.protocol == "ICMP" else 1 for port in some_ports)
-            for some_senders in _chunks(sorted(senders, key=repr), abi.GATE_RULES // rules):
-                yield tuple(some_senders), tuple(some_ports)
+            for some_sources in _chunks(sorted(sources, key=repr), abi.GATE_RULES // rules):
+                yield tuple(some_sources), tuple(some_ports)
 
 
-def _ports(asked: set[_PortUse]) -> tuple[PortField, ...]:
-    """Ports that follow each other as one range."""
+def _ports(used: set[_PortUse]) -> tuple[PortField, ...]:
+    """Ports, with adjacent ones joined into ranges."""
     ranges: list[tuple[str, int, int]] = []
-    for protocol, port in sorted(asked):
+    for protocol, port in sorted(used):
         if port and ranges and ranges[-1][0] == protocol and ranges[-1][2] == port - 1:
             ranges[-1] = (protocol, ranges[-1][1], port)
         else:

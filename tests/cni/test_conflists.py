@@ -32,7 +32,7 @@ CALICO = """{
 """
 
 
-def test_the_plugin_comes_last_and_all_else_stays() -> None:
+def test_plugin_is_added_last_and_the_rest_stays() -> None:
     text = conflist.with_entry(CALICO, ENTRY)
     assert text == CALICO.replace(
         '{"portMappings": true}\n    }\n', '{"portMappings": true}\n    },\n    ' + "{}\n"
@@ -41,7 +41,7 @@ def test_the_plugin_comes_last_and_all_else_stays() -> None:
     assert not conflist.has_entry(CALICO)
 
 
-def test_with_the_plugin_it_stays_as_it_is() -> None:
+def test_list_with_the_plugin_is_unchanged() -> None:
     text = conflist.with_entry(CALICO, ENTRY)
     assert conflist.with_entry(text, ENTRY) == text
 
@@ -51,7 +51,7 @@ def test_other_options_replace_the_plugin() -> None:
     assert text == conflist.with_entry(CALICO, STRICT)
 
 
-def test_two_of_it_become_one() -> None:
+def test_duplicate_entries_become_one() -> None:
     twice = CALICO.replace(
         '{\n      "type": "portmap"', '{"type":"podgate-cni"}, {"type":"portmap"'
     )
@@ -61,7 +61,7 @@ def test_two_of_it_become_one() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_it_is_taken_out_wherever_others_have_put_it(at: int) -> None:
+def test_plugin_is_removed_from_any_position(at: int) -> None:
     document = json.loads(CALICO)
     document["plugins"].insert(at, ENTRY)
     assert json.loads(conflist.without_entry(json.dumps(document, indent=1))) == json.loads(CALICO)
@@ -85,7 +85,7 @@ documents = st.builds(
 
 
 @given(document=documents, indent=st.none() | st.integers(0, 3), ascii_only=st.booleans())
-def test_in_and_out_again_leaves_every_byte(
+def test_adding_and_removing_keeps_every_byte(
     document: dict[str, Any], indent: int | None, ascii_only: bool
 ) -> None:
     text = json.dumps(document, indent=indent, ensure_ascii=ascii_only)
@@ -101,17 +101,17 @@ def test_in_and_out_again_leaves_every_byte(
         *('{"plugins": [{"type": 1}]}', '{"cniVersion": 1, "plugins": [{"type": "x"}]}'),
     ],
 )
-def test_what_is_no_list_is_refused(text: str) -> None:
+def test_other_documents_are_rejected(text: str) -> None:
     for function in (conflist.without_entry, conflist.has_entry):
-        with pytest.raises(ConflistError, match="it is no CNI configuration"):
+        with pytest.raises(ConflistError, match="it is not a CNI configuration"):
             function(text)
-    with pytest.raises(ConflistError, match="it is no CNI configuration"):
+    with pytest.raises(ConflistError, match="it is not a CNI configuration"):
         conflist.with_entry(text, ENTRY)
 
 
 @pytest.mark.parametrize("inner", ["", '{"type": "podgate-cni", "strictStart": true}'])
-def test_a_list_of_no_other_plugin_is_refused(inner: str) -> None:
-    with pytest.raises(ConflistError, match="names no plugin that makes interfaces"):
+def test_list_without_other_plugins_is_rejected(inner: str) -> None:
+    with pytest.raises(ConflistError, match="has no plugin that creates interfaces"):
         conflist.with_entry(f'{{"cniVersion": "1.0.0", "plugins": [{inner}]}}', ENTRY)
 
 
@@ -125,15 +125,15 @@ def test_a_list_of_no_other_plugin_is_refused(inner: str) -> None:
         ({"cniVersion": "x"}, "x"),
     ],
 )
-def test_a_version_that_the_plugin_does_not_speak_is_refused(
-    versions: dict[str, object], newest: str
-) -> None:
+def test_unsupported_version_is_rejected(versions: dict[str, object], newest: str) -> None:
     text = json.dumps({**versions, "plugins": [{"type": "x"}]})
-    with pytest.raises(ConflistError, match=f"its cniVersion is {newest}, and podgate-cni speaks"):
+    with pytest.raises(
+        ConflistError, match=f"its cniVersion is {newest}, and podgate-cni supports"
+    ):
         conflist.with_entry(text, ENTRY)
 
 
-def test_a_single_plugin_becomes_a_list_around_it() -> None:
+def test_single_plugin_becomes_a_list() -> None:
     network = '{ "cniVersion": "0.4.0",\n "name": "n", "type": "bridge"}\n'
     text = conflist.from_network(network, ENTRY)
     assert network.strip() in text

@@ -1,6 +1,6 @@
-"""The plugin in and out of a node's directories, whatever stands there, and whenever one is killed.
+"""Installing and removing the plugin: any content of the directory, and a kill at any step.
 
-`network_of` is what runtimes do: the first file by name of those that they read.
+`network_of` does what runtimes do: it reads the first file, by name, of those that they read.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from agent.cli.main import main
 from agent.cni import installer
 from agent.cni.installer import CniError, CniInstaller
+from tests.polling import until
 
 CONFLIST = '{"cniVersion": "1.0.0", "name": "pods",\n "plugins": [{"type": "ptp"}]}\n'
 NETWORK = '{"cniVersion": "0.4.0", "name": "pods", "type": "bridge"}\n'
@@ -73,7 +74,7 @@ NETWORKS = pytest.mark.parametrize(
 
 
 @NETWORKS
-def test_in_and_out_again_leaves_the_directory_as_it_was(
+def test_install_and_remove_restore_the_directory(
     node: CniInstaller, files: dict[str, str], plugins: list[str]
 ) -> None:
     before = write(node, files)
@@ -99,7 +100,7 @@ def test_owner_and_mode_of_the_file_stay(node: CniInstaller) -> None:
         assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_a_link_leads_to_is_changed(node: CniInstaller, tmp_path: pathlib.Path) -> None:
+def test_target_of_a_link_is_changed(node: CniInstaller, tmp_path: pathlib.Path) -> None:
     (tmp_path / "elsewhere.conflist").write_text(CONFLIST)
     (node.conf_directory / "10-x.conflist").symlink_to(tmp_path / "elsewhere.conflist")
     node.install()
@@ -128,7 +129,7 @@ def test_options_are_in_the_entry(node: CniInstaller) -> None:
     ]
 
 
-def test_a_newer_binary_takes_the_place_of_the_old(node: CniInstaller) -> None:
+def test_newer_binary_replaces_the_old(node: CniInstaller) -> None:
     write(node, {"10-x.conflist": CONFLIST})
     node.install()
     node.binary.write_bytes(b"newer")
@@ -136,7 +137,7 @@ def test_a_newer_binary_takes_the_place_of_the_old(node: CniInstaller) -> None:
     assert node.installed_binary.read_bytes() == b"newer"
 
 
-def test_on_request_the_binary_stays(node: CniInstaller) -> None:
+def test_binary_is_kept_on_request(node: CniInstaller) -> None:
     write(node, {"10-x.conflist": CONFLIST})
     node.install()
     node.remove(is_binary_kept=True)
@@ -146,13 +147,13 @@ def test_on_request_the_binary_stays(node: CniInstaller) -> None:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({}, "holds no CNI configuration yet; install a CNI first"),
-        ({"10-x.conflist": "{"}, "10-x.conflist is left as it is: it is no CNI configuration"),
-        ({"10-x.conf": "{"}, "10-x.conf is left as it is: it is no CNI configuration"),
+        ({}, "has no CNI configuration yet; install a CNI first"),
+        ({"10-x.conflist": "{"}, "10-x.conflist is unchanged: it is not a CNI configuration"),
+        ({"10-x.conf": "{"}, "10-x.conf is unchanged: it is not a CNI configuration"),
         ({"10-x.conflist": CONFLIST.replace("1.0.0", "0.2.0")}, "its cniVersion is 0.2.0"),
     ],
 )
-def test_what_cannot_be_changed_stays_as_it_is(
+def test_invalid_configuration_is_unchanged(
     node: CniInstaller, files: dict[str, str], words: str
 ) -> None:
     before = write(node, files)
@@ -164,14 +165,14 @@ def test_what_cannot_be_changed_stays_as_it_is(
     assert content(node) == before
 
 
-def test_text_of_another_encoding_is_left_alone(node: CniInstaller) -> None:
+def test_text_of_another_encoding_is_unchanged(node: CniInstaller) -> None:
     (node.conf_directory / "10-x.conflist").write_bytes(b"\xff")
-    with pytest.raises(CniError, match="is left as it is: it is not UTF-8"):
+    with pytest.raises(CniError, match="is unchanged: it is not UTF-8"):
         node.install()
     node.remove()
 
 
-def test_a_plugin_that_was_not_built_is_said(node: CniInstaller) -> None:
+def test_missing_binary_is_one_sentence(node: CniInstaller) -> None:
     before = write(node, {"10-x.conflist": CONFLIST})
     node.binary.unlink()
     with pytest.raises(CniError, match=r"cannot be read .* build it with 'make setup'"):
@@ -179,7 +180,7 @@ def test_a_plugin_that_was_not_built_is_said(node: CniInstaller) -> None:
     assert content(node) == before
 
 
-def test_a_cni_that_writes_its_single_plugin_anew_gets_the_list_anew(node: CniInstaller) -> None:
+def test_rewritten_single_plugin_becomes_a_list_again(node: CniInstaller) -> None:
     write(node, {"10-x.conf": NETWORK})
     node.install()
     newer = NETWORK.replace("pods", "newer")
@@ -223,7 +224,7 @@ def kill_at(node: CniInstaller, step: int, command: str) -> bool:
 
 
 def until_done(node: CniInstaller, command: str) -> Iterator[None]:
-    """One item after each place at which the process can be killed."""
+    """Yields after each step at which the process can be killed."""
     for step in itertools.count():
         if not kill_at(node, step, command):
             return
@@ -234,7 +235,7 @@ def until_done(node: CniInstaller, command: str) -> Iterator[None]:
     ("files", "plugins"),
     [({"10-x.conflist": CONFLIST}, ["ptp"]), ({"10-x.conf": NETWORK}, ["bridge"])],
 )
-def test_who_is_killed_in_between_leaves_a_network(
+def test_kill_at_any_step_leaves_a_network(
     node: CniInstaller, files: dict[str, str], plugins: list[str]
 ) -> None:
     before = write(node, files)
@@ -256,12 +257,6 @@ def test_who_is_killed_in_between_leaves_a_network(
     assert content(node) == before
 
 
-async def soon(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 def has_plugin(node: CniInstaller) -> bool:
     try:
         return "podgate-cni" in network_of(node)[1]
@@ -269,38 +264,41 @@ def has_plugin(node: CniInstaller) -> bool:
         return False
 
 
-async def test_the_agent_puts_the_plugin_back(node: CniInstaller) -> None:
-    keeping = asyncio.create_task(installer.keep(node))
+async def test_agent_restores_the_plugin(node: CniInstaller) -> None:
+    keeping = asyncio.create_task(installer.run(node))
     try:
         await asyncio.sleep(0.01)  # no network yet
         write(node, {"10-x.conflist": CONFLIST})
-        await soon(lambda: has_plugin(node))
+        await until("the network has the plugin", lambda: has_plugin(node))
         for number in range(3):
             newer = node.conf_directory / ".newer"
             newer.write_text(CONFLIST.replace("pods", f"pods{number}"))
             newer.rename(node.conf_directory / "10-x.conflist")
-            await soon(lambda: has_plugin(node))
+            await until("the network has the plugin", lambda: has_plugin(node))
             assert network_of(node)[0] == f"pods{number}"
         # An earlier file, as of a CNI that is put in another's place.
         write(node, {"05-y.conf": NETWORK})
-        await soon(lambda: network_of(node)[1] == ["bridge", "podgate-cni"])
+        await until(
+            "the new network has the plugin",
+            lambda: network_of(node)[1] == ["bridge", "podgate-cni"],
+        )
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
 
 
-def test_two_who_insist_take_ever_longer_turns() -> None:
-    turns = installer.Turns()
+def test_pauses_between_rewrites_double() -> None:
+    backoff = installer.RewriteBackoff()
     now, pauses = 0.0, []
     for _ in range(12):
-        pauses.append(turns.pause_seconds(now))
+        pauses.append(backoff.pause_seconds(now))
         now += pauses[-1] + 0.3
     assert pauses[:3] == [0.1, 0.2, 0.4]
     assert pauses[-1] == 60
-    assert turns.pause_seconds(now + 1000) == 0.1
+    assert backoff.pause_seconds(now + 1000) == 0.1
 
 
-def test_the_commands_do_it_and_say_so(node: CniInstaller) -> None:
+def test_commands_report_what_they_did(node: CniInstaller) -> None:
     before = write(node, {"10-x.conflist": CONFLIST})
     where = [
         *("--cni-conf-dir", str(node.conf_directory)),

@@ -77,8 +77,8 @@ class Node:
         self.operator.wait_for(what, lambda _: holds(self.rules()))
         return self.rules()
 
-    def lines(self, message: str) -> list[dict[str, Any]]:
-        return [line for line in self.operator.log_lines() if line.get("message") == message]
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.operator.log_lines() if line.get("event") == event]
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_a_cgroup_that_is_not_there_is_one_sentence_until_it_is(node: Node, web:
         shown = policy_of(rules, "service")
         assert shown is not None
         assert shown.rules[0].problem == (
-            f"Cgroup {group.path} is not there; the rule lets nobody in until it is."
+            f"Cgroup {group.path} not found; the rule admits nothing until it exists."
         )
         assert node.podgate("rules").count("is not there") == 1
         assert len([line for line in node.operator.log_lines() if group.path in str(line)]) == 1
@@ -261,10 +261,10 @@ def test_a_policy_that_becomes_wrong_refuses_nobody_even_after_a_restart(
     rules = node.wait_for_rules("the problem", lambda rules: bool(rules.problems))
     assert rules.problems == [
         "a.yaml, document 1 ('service'): spec: object missing required field `from`. "
-        "The last good one stays in force."
+        "The last valid version stays in force."
     ]
     assert reaches(service, web, PORT)
-    assert len(node.lines("policy problem")) == 1
+    assert len(node.lines("policy_problem")) == 1
     node.operator.stop(signal.SIGKILL)
     node.start(web)
     assert reaches(service, web, PORT)
@@ -360,9 +360,7 @@ def test_rules_that_find_no_room_are_told_and_the_kubelet_keeps_its_own(
     report = node.operator.wait_for("the kubelet", lambda report: report.kubelet == service.path)
     condition = condition_of(report, "web", labels.ISOLATION_READY)
     assert condition is not None
-    assert "33 rules are for this pod and a gate holds 32: 1 are left out, of b" in (
-        condition.message
-    )
+    assert "33 rules match this pod and a gate holds 32: 1 are skipped, of b" in (condition.message)
     assert "Pod demo/web: 33 rules" in node.podgate("rules")
     with cgroups.cgroup() as stranger:
         # The readiness probe's port is the kubelet's; policy b would have let it in, too.

@@ -27,7 +27,7 @@ async def test_a_policy_lets_in_until_it_is_deleted(node: Node) -> None:
     rules = await node.rules("a problem", lambda rules: rules.problems)
     (problem,) = rules.problems
     assert problem.startswith("API server, policy 'everybody': spec.from: ")
-    assert problem.endswith("The last good one stays in force.")
+    assert problem.endswith("The last valid version stays in force.")
     assert "podgate_policy_problems 1.0" in (await node.get_http("/metrics"))[1]
     assert is_let_in(address)
 
@@ -59,7 +59,7 @@ async def test_a_cluster_without_the_resource_is_like_one_without_policies(node:
     await node.told("no problem", lambda report: not report.pod_source.problems)
     assert not is_let_in(address)
     rules = await node.rules("an answer", lambda rules: True)
-    assert rules.sources == ["the API server (which has no resource hostaccesspolicies)"]
+    assert rules.sources == ["the API server (without resource hostaccesspolicies)"]
     assert rules.problems == []
     lines = [line for line in node.operator.log_lines() if line.get("resource") == QUERY.name]
     assert [line["level"] for line in lines] == ["info"]

@@ -11,6 +11,7 @@ import structlog.testing
 from aiohttp import web
 
 from agent.kube.client import ApiClient
+from agent.logs import Event
 from agent.policy import api_types
 from agent.policy.api_source import QUERY, ApiPolicies
 from agent.policy.effective import EffectivePolicies, PolicyProvider
@@ -147,7 +148,7 @@ async def test_a_wrong_policy_is_one_sentence_and_nobody_else_s_trouble(
         ]
 
 
-async def test_a_policy_that_becomes_wrong_stays_as_it_was_until_it_is_right_or_goes(
+async def test_invalid_policy_keeps_its_last_version_until_fixed_or_deleted(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     put(server, policy("a"))
@@ -158,9 +159,9 @@ async def test_a_policy_that_becomes_wrong_stays_as_it_was_until_it_is_right_or_
                 put(server, wrong("a"))
                 await asyncio.sleep(1)
                 assert followed.ports == {"a": 80}
-        assert [line["event"] for line in lines] == ["policy problem"]
+        assert [line["event"] for line in lines] == [Event.POLICY_PROBLEM]
         (problem,) = followed.problems
-        assert problem.endswith("The last good one stays in force.")
+        assert problem.endswith("The last valid version stays in force.")
         put(server, policy("a", 82))
         await asyncio.sleep(1)
         assert followed.ports == {"a": 82}
@@ -209,7 +210,7 @@ async def test_a_policy_that_is_made_anew_at_once_is_never_away(
         assert set(seen) == {80, 81}
 
 
-async def test_a_server_without_the_resource_is_no_problem_and_asked_slowly(
+async def test_missing_resource_is_no_problem_and_retried_slowly(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     server.faults.append(not_installed)
@@ -219,15 +220,15 @@ async def test_a_server_without_the_resource_is_no_problem_and_asked_slowly(
             await asyncio.sleep(600)
             assert followed.ports == {}
             assert followed.problems == []
-            assert "which has no resource hostaccesspolicies" in followed.source.name
+            assert "without resource hostaccesspolicies" in followed.source.name
     assert 8 <= len(server.of(QUERY.path)) <= 12
-    told = [line for line in lines if line.get("resource") == "hostaccesspolicies"]
-    assert [(line["log_level"], line["event"].split(";")[0]) for line in told] == [
-        ("info", "the API server does not have this resource")
+    logged = [line for line in lines if line.get("resource") == "hostaccesspolicies"]
+    assert [(line["log_level"], line["event"]) for line in logged] == [
+        ("info", Event.RESOURCE_NOT_SERVED)
     ]
 
 
-async def test_a_resource_that_is_installed_later_is_found(
+async def test_resource_installed_later_is_found(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     server.faults.append(not_installed)
@@ -263,7 +264,7 @@ async def test_policies_go_with_their_resource_but_not_by_one_server_s_word(
         assert followed.ports == {}
 
 
-async def test_a_right_that_is_missing_is_one_sentence_and_asked_for_slowly(
+async def test_missing_permission_is_one_sentence_and_retried_slowly(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     server.faults.append(forbidden)
@@ -271,9 +272,7 @@ async def test_a_right_that_is_missing_is_one_sentence_and_asked_for_slowly(
         async with Followed(api, state).running() as followed:
             assert followed.source.watcher.answered.is_set()
             await asyncio.sleep(600)
-            assert followed.problems == [
-                "API server: Forbidden; its policies stay as they were told last."
-            ]
+            assert followed.problems == ["API server: Forbidden; using its last known policies."]
             assert len(server.of(QUERY.path)) <= 12
             server.faults.clear()
             put(server, policy("a"))
@@ -297,7 +296,7 @@ async def test_a_right_that_is_taken_away_takes_no_policy_along(
         assert followed.ports == {"a": 80}
 
 
-async def test_what_was_in_force_is_so_after_a_restart_without_api_server(
+async def test_saved_policies_are_in_force_without_the_api_server(
     listening: pathlib.Path, kubeconfig: str, state: pathlib.Path
 ) -> None:
     server = ApiServer()
@@ -324,7 +323,7 @@ async def test_what_was_in_force_is_so_after_a_restart_without_api_server(
             await asyncio.sleep(3600)
             assert restarted.ports == before
             assert restarted.problems[:-1] == problems
-            assert restarted.problems[-1].endswith("its policies stay as they were told last.")
+            assert restarted.problems[-1].endswith("using its last known policies.")
 
 
 async def test_what_changed_meanwhile_is_taken_up_when_the_server_is_back(
@@ -382,7 +381,7 @@ async def test_nothing_is_written_at_rest(
         assert stamp(state) == before
 
 
-async def test_gates_wait_for_the_first_answer_and_no_longer_than_a_moment(
+async def test_gates_wait_briefly_for_the_first_list(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     async def hang(request: web.Request) -> web.StreamResponse | None:
@@ -410,14 +409,14 @@ async def test_gates_wait_for_the_first_answer_and_no_longer_than_a_moment(
         assert now() == before
 
 
-async def test_nobody_waits_for_a_server_that_is_not_there(
+async def test_unreachable_server_delays_nothing(
     listening: pathlib.Path, kubeconfig: str, state: pathlib.Path
 ) -> None:
     async with opened(kubeconfig) as api, Followed(api, state).running() as followed:
         assert followed.source.watcher.answered.is_set()
 
 
-async def test_files_and_the_api_are_in_force_together_and_the_file_s_of_one_name(
+async def test_of_one_name_the_files_policy_is_in_force(
     server: ApiServer, api: ApiClient, state: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     files = Files(tmp_path)
@@ -427,7 +426,7 @@ async def test_files_and_the_api_are_in_force_together_and_the_file_s_of_one_nam
     async with Followed(api, state, files.source).running() as followed:
         assert followed.ports == {"both": 1, "file": 2, "api": 4}
         assert followed.problems == [
-            "API server describes policy both, which a.yaml, document 1 describes already; "
+            "API server has policy both, which a.yaml, document 1 already has; "
             "remove one of the two."
         ]
         files.remove("a.yaml")
@@ -438,7 +437,7 @@ async def test_files_and_the_api_are_in_force_together_and_the_file_s_of_one_nam
         assert len(followed.problems) == 1
 
 
-async def test_all_sources_together_hold_no_more_than_have_counters(
+async def test_policies_of_all_sources_are_limited_to_the_counters(
     server: ApiServer, api: ApiClient, state: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     files = Files(tmp_path)
@@ -449,4 +448,4 @@ async def test_all_sources_together_hold_no_more_than_have_counters(
         assert len(followed.ports) == api_types.MAX_POLICIES
         assert "file" in followed.ports
         (problem,) = followed.problems
-        assert "together with API server holds 1 policies more than the 2,048" in problem
+        assert "together with API server has 1 policies more than the maximum of 2,048" in problem

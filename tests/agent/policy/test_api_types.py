@@ -26,8 +26,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "spec.pods.podSelector.matchExpressions[0]: In needs values",
     ),
     ({"from": []}, "spec.from: expected `array` of length >= 1"),
-    ({"from": [{}]}, "spec.from[0]: say exactly one of"),
-    ({"from": [{"kernel": {}, "anyProcess": {}}]}, "spec.from[0]: say exactly one of"),
+    ({"from": [{}]}, "spec.from[0]: set exactly one of"),
+    ({"from": [{"kernel": {}, "anyProcess": {}}]}, "spec.from[0]: set exactly one of"),
     ({"from": [{"kernel": {}}, {"cgrup": {}}]}, "spec.from[1]: object contains unknown field"),
     ({"from": [{"anyProcess": {"name": "x"}}]}, "spec.from[0].anyProcess: object contains"),
     ({"from": [{"cgroup": {}}]}, "spec.from[0].cgroup: object missing required field `path`"),
@@ -115,12 +115,12 @@ def test_each_sender_gets_each_range_and_none_of_them_twice() -> None:
 
 def test_thirty_two_rules_fit_and_thirty_three_do_not() -> None:
     assert len(rules(ports=[{"port": 2 * number} for number in range(1, 33)])) == 32
-    with pytest.raises(PolicyError, match="1 senders by 33 ranges"):
+    with pytest.raises(PolicyError, match="1 sources times 33 port ranges"):
         rules(ports=[{"port": 2 * number} for number in range(1, 34)])
 
 
 @pytest.mark.parametrize(("spec", "where"), WRONG)
-def test_a_mistake_is_named_by_the_path_of_its_field(spec: dict[str, Any], where: str) -> None:
+def test_error_names_the_path_of_the_field(spec: dict[str, Any], where: str) -> None:
     with pytest.raises(PolicyError) as refused:
         rules(**spec)
     assert str(refused.value).startswith(where)

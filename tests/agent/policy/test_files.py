@@ -112,14 +112,14 @@ def test_a_wrong_document_is_one_sentence_and_nobody_else_s_trouble(files: Files
     )
 
 
-def test_a_policy_that_becomes_wrong_stays_as_it_was(files: Files) -> None:
+def test_invalid_policy_keeps_its_last_version(files: Files) -> None:
     files.write("a.yaml", policy("a"), policy("b"))
     files.refresh()
     files.write("a.yaml", policy("a", 81), wrong("b"))
     assert files.refresh() == ["a", "b"]
     assert ports(files) == {"a": 81, "b": 80}
     (problem,) = files.source.batch.problems
-    assert problem.endswith("The last good one stays in force.")
+    assert problem.endswith("The last valid version stays in force.")
 
 
 def test_a_document_without_a_name_may_be_any_that_was_there(files: Files) -> None:
@@ -175,14 +175,14 @@ def test_saved_policies_that_are_spoilt_are_left(files: Files, content: bytes) -
     assert files.refresh() == ["a"]
 
 
-def test_a_second_policy_of_a_name_is_refused_until_the_first_goes(files: Files) -> None:
+def test_second_policy_of_a_name_is_rejected_while_the_first_exists(files: Files) -> None:
     files.write("b.yaml", policy("a", 1))
     files.refresh()
     files.write("a.yaml", policy("a", 2), policy("b"))
     assert files.refresh() == ["a", "b"]
     assert ports(files)["a"] == 1
     (problem,) = files.source.batch.problems
-    assert "a.yaml, document 1 describes policy a, which b.yaml" in problem
+    assert "a.yaml, document 1 has policy a, which b.yaml" in problem
     (files.path / "b.yaml").unlink()
     files.refresh()
     assert ports(files)["a"] == 2
@@ -195,7 +195,7 @@ def test_the_same_name_twice_in_a_file(files: Files) -> None:
     assert "twice" in files.source.batch.problems[0]
 
 
-def test_a_directory_that_is_gone_takes_nothing_along(files: Files) -> None:
+def test_missing_directory_keeps_all_policies(files: Files) -> None:
     files.write("a.yaml", policy("a"))
     files.refresh()
     hidden = files.path.with_name("hidden")
@@ -207,7 +207,7 @@ def test_a_directory_that_is_gone_takes_nothing_along(files: Files) -> None:
     assert files.source.batch.problems == ()
 
 
-def test_more_policies_than_have_counters_are_left_out(files: Files) -> None:
+def test_policies_beyond_the_counters_are_skipped(files: Files) -> None:
     most = api_types.MAX_POLICIES
     files.write("z.yaml", policy("first"))
     files.refresh()
@@ -219,10 +219,10 @@ def test_more_policies_than_have_counters_are_left_out(files: Files) -> None:
     assert len(names) == most
     assert "first" in names
     (problem,) = files.source.batch.problems
-    assert "holds 1 policies more than the 2,048" in problem
+    assert "has 1 policies more than the maximum of 2,048" in problem
 
 
-def test_files_beyond_what_is_read_wait_until_there_is_room(
+def test_files_beyond_the_size_limit_wait_for_room(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.write("z.yaml", policy("z"))
@@ -238,7 +238,7 @@ def test_files_beyond_what_is_read_wait_until_there_is_room(
     assert files.refresh() == ["p0", "p2", "p3", "z"]
 
 
-def test_a_hundred_thousand_rules_in_a_file_are_one_sentence(files: Files) -> None:
+def test_hundred_thousand_mistakes_in_a_file_are_abridged(files: Files) -> None:
     files.write("z.yaml", policy("z"))
     files.refresh()
     many = [{"port": port} for port in range(1, 65535, 2)]
@@ -252,7 +252,7 @@ def test_a_hundred_thousand_rules_in_a_file_are_one_sentence(files: Files) -> No
     assert "more rules than the 32" in about[0][0]
     assert len(about[1]) == 1
     assert len(about[2]) == 21
-    assert "99,980 problems more" in about[2][-1]
+    assert "99,980 more problems" in about[2][-1]
 
 
 def test_a_problem_is_not_longer_than_a_paragraph(files: Files) -> None:

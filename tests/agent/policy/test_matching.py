@@ -59,7 +59,7 @@ def test_equal_rules_take_one_place_and_count_for_the_first_policy() -> None:
     assert only.id == book.ids["a", book.policies[0].rules[0]]
 
 
-def test_what_finds_no_room_is_the_same_each_time_and_never_the_kubelet_s() -> None:
+def test_rules_beyond_the_limit_are_deterministic_and_never_the_kubelets() -> None:
     many = [policy(f"p{number}", *range(number, 4000, 200)) for number in range(1, 3)]
     for given in (many, many[::-1]):
         admission = admit(*given)
@@ -67,16 +67,16 @@ def test_what_finds_no_room_is_the_same_each_time_and_never_the_kubelet_s() -> N
         assert admission.rules[0] == KUBELET
         assert ports(admission)[1:21] == list(range(1, 4000, 200))
         assert admission.problem == (
-            "41 rules are for this pod and a gate holds 32: 9 are left out, of p2; let fewer "
+            "41 rules match this pod and a gate holds 32: 9 are skipped, of p2; let fewer "
             "policies select the pod, or join their ports into ranges."
         )
 
 
-def test_a_cgroup_that_is_not_there_lets_nobody_in_and_takes_no_room() -> None:
+def test_missing_cgroup_admits_nothing_and_takes_no_rule() -> None:
     book = RuleSet.of([policy("a", 1, sender=cgroup())])
     assert book.admit(POD, ()) == Admission()
     (rule,) = book.policies[0].rules
-    assert book.problem(rule).startswith(f"Cgroup {SERVICE} is not there")
+    assert book.problem(rule).startswith(f"Cgroup {SERVICE} not found")
     found = book.with_cgroups({SERVICE: CgroupId(7, 2)})
     assert found.problem(rule) == ""
     (admitted,) = found.admit(POD, ()).rules

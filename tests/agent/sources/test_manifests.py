@@ -111,7 +111,9 @@ def test_a_file_that_changes_its_pod_removes_the_old_one(recorder: Recorder) -> 
         ("kind: Service\nmetadata: {name: x}", "not a pod manifest"),
         ("[" * 5000, "nested"),
         ("a: b\n---\nc: d\n", "2 documents"),
-        ("a: &a [1]\nb: &b [" + "*a," * 999 + "]\nc: [" + "*b," * 999 + "]", "20,000 values"),
+        ("a: &a [1]\nb: &b [" + "*a," * 999 + "]\nc: [" + "*b," * 999 + "]", "anchor or alias"),
+        ("kind: &kind Pod\n", "bad.yaml has a YAML anchor or alias"),
+        ("a:\n" + "- 1\n" * 20_001, "20,000 values"),
     ],
 )
 def test_a_file_that_is_no_pod_is_one_problem(recorder: Recorder, content: str, words: str) -> None:
