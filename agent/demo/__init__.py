@@ -1,1 +1,1 @@
-"""`podgate demo`: the whole job on one machine, in namespaces that end with it."""
+"""`podgate demo`: all modes on one machine, in namespaces that are removed with it."""

@@ -1,4 +1,4 @@
-"""What the stage tells the supervisor: one JSON object a line."""
+"""Messages from the stage to the supervisor: one JSON object per line."""
 
 import sys
 
@@ -6,13 +6,13 @@ import msgspec
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """What is being done now."""
+    """The current step."""
 
     text: str
 
 
 class Check(msgspec.Struct, frozen=True, tag=True):
-    """One promise, and whether it held."""
+    """One check, and whether it passed."""
 
     name: str
     expected: str
@@ -26,22 +26,21 @@ class Timings(msgspec.Struct, frozen=True, tag=True):
     timings_ms: dict[str, float]
 
 
-class Traces(msgspec.Struct, frozen=True, tag=True):
-    """What the kernel must have forgotten when the stage has ended."""
+class Leftovers(msgspec.Struct, frozen=True, tag=True):
+    """Kernel objects that must be gone after the stage has ended."""
 
     netns_inodes: list[int]
     program_ids: list[int]
 
 
-Event = Step | Check | Timings | Traces
+StageMessage = Step | Check | Timings | Leftovers
 
 
-def emit(event: Event) -> None:
-    """Tell it."""
-    sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
+def emit(message: StageMessage) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
     sys.stdout.buffer.flush()
 
 
 def check(name: str, expected: str, observed: str, ok: bool | None = None) -> None:
-    """Tell of one promise. ok: whether it held, if not by being the same."""
+    """Emit a check. ok: default: whether the observed value equals the expected one."""
     emit(Check(name, expected, observed, observed == expected if ok is None else ok))

@@ -1,6 +1,6 @@
-"""What runs inside the demo's pods: `python -m agent.demo.servers http|grpc|tcp PORT [SICK_FILE]`.
+"""The servers in the demo's pods: `python -m agent.demo.servers http|grpc|tcp PORT [FAILURE_FILE]`.
 
-Real servers of the kinds that people run. The http one answers 500 while SICK_FILE exists.
+Real servers of common kinds. The http server responds with 500 while FAILURE_FILE exists.
 """
 
 import asyncio
@@ -9,18 +9,18 @@ import os
 import sys
 
 
-async def _serve_http(port: int, sick_file: str | None) -> None:
+async def _serve_http(port: int, failure_file: str | None) -> None:
     from aiohttp import web
 
     async def healthz(request: web.Request) -> web.Response:
-        if sick_file is not None and os.path.exists(sick_file):  # noqa: ASYNC240 - tmpfs
-            return web.Response(status=500, text="ill\n")
-        return web.Response(text="well\n")
+        if failure_file is not None and os.path.exists(failure_file):  # noqa: ASYNC240 - tmpfs
+            return web.Response(status=500, text="failing\n")
+        return web.Response(text="ok\n")
 
     app = web.Application()
 
     async def whoami(request: web.Request) -> web.Response:
-        """The address that the caller seems to have."""
+        """The client's address, as the server sees it."""
         return web.Response(text=str(request.remote).removeprefix("::ffff:"))
 
     app.router.add_get("/healthz", healthz)

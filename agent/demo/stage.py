@@ -1,7 +1,7 @@
 """The demo itself: `python -m agent.demo.stage`, as process 1 of a PID namespace of its own.
 
-Prints events as JSON lines. Nothing here is simulated: interfaces, programs, servers, probes and
-the agent are real, and every check compares what was seen with what was promised.
+Prints messages as JSON lines. Nothing is simulated: interfaces, programs, servers, probes and the
+agent are real, and every check compares an observed result with the expected one.
 """
 
 import asyncio
@@ -21,12 +21,14 @@ from typing import Any
 from agent import labels
 from agent.admin.report import AgentReport
 from agent.demo import events
-from agent.demo.kubelet_acts import RELAY_OPTIONS, KubeletActs, is_strict
+from agent.demo.kubelet_acts import RELAY_OPTIONS, KubeletActs
 from agent.lab import agent_process, attempts, leftovers
 from agent.lab import lab as labs
+from agent.lab.agent_process import AgentProcess
 from agent.lab.attempts import FAMILIES
-from agent.lab.kubelet_stub import StandIn
+from agent.lab.kubelet_stub import KubeletStub
 from agent.lab.lab import BPFFS, Lab, LabPod
+from agent.logs import Event
 from agent.pods.conditions import FALSE, TRUE
 from agent.relay import interfaces as relay_interfaces
 from bpf import cleanup, pins
@@ -37,10 +39,10 @@ _PORT = 8080
 _NODE_PORT = 9090
 _PERIOD_SECONDS = 1
 _FAILURE_THRESHOLD = 2
-# A probe takes its own time to answer, and the clock of the log has milliseconds.
-_ANSWER_SECONDS = 0.1
+# For the response itself, and the log's resolution of milliseconds.
+_RESPONSE_SECONDS = 0.1
 
-_SICK_FILE = labs.LAB_DIRECTORY / "shop-is-sick"
+_FAILURE_FILE = labs.LAB_DIRECTORY / "shop-fails"
 
 _Fields = dict[str, Any]
 
@@ -56,16 +58,16 @@ class Stage:
     """The pods, the agent, and the checks in their order."""
 
     def __init__(self, network: Lab, cgroup: pathlib.Path) -> None:
-        """cgroup: of the stand-in for the kubelet."""
+        """cgroup: of the kubelet stub."""
         self.web = network.add_pod("web", 1)
         self.rpc = network.add_pod("rpc", 2)
         self.shop = network.add_pod("shop", 3, bridged=True)
         self.cart = network.add_pod("cart", 4, bridged=True)
         self._containers = {"web": _HTTP, "rpc": _GRPC, "shop": _HTTP, "cart": _TCP}
         self._pods = (self.web, self.rpc, self.shop, self.cart)
-        self._agent = agent_process.Operator()
+        self._agent = agent_process.AgentProcess()
         self._options = ("--kubelet", f"cgroup:/{cgroup.name}", *RELAY_OPTIONS)
-        self._kubelet = StandIn(cgroup)
+        self._kubelet = KubeletStub(cgroup)
         self._kubelet_acts = KubeletActs(
             self._kubelet,
             self._agent,
@@ -77,10 +79,10 @@ class Stage:
         self._servers: list[subprocess.Popen[bytes]] = []
         self._timings: dict[str, float] = {}
         self._source_port = 40000
-        self._refusal = ""
+        self._drop_result = ""
 
     def play(self) -> None:
-        """All acts, one after the other. Raises `GaveUp` when one cannot go on."""
+        """All acts in order. Raises `LabTimeoutError` when one cannot continue."""
         events.emit(events.Step("starting servers in the pods"))
         self._start_servers()
         with _listen_on_node():
@@ -88,16 +90,16 @@ class Stage:
             self._audit()
             self._enforce()
             self._probes()
-            self._illness()
-            self._killed()
+            self._failing_probe()
+            self._agent_killed()
             self._strict()
             self._cleanup()
         events.emit(events.Timings(self._timings))
 
     def end(self) -> None:
-        """Stop what was started; the kernel would do it as well."""
+        """Stop all processes; the kernel would do it as well."""
         self._agent.stop(signal.SIGKILL)
-        self._kubelet.end()
+        self._kubelet.stop()
         for server in self._servers:
             server.kill()
             server.wait()
@@ -106,21 +108,21 @@ class Stage:
         kinds = {"web": ["http"], "rpc": ["grpc"], "cart": ["tcp"], "shop": ["http"]}
         for pod in self._pods:
             kind = kinds[pod.name]
-            rest = [str(_SICK_FILE)] if pod is self.shop else []
+            rest = [str(_FAILURE_FILE)] if pod is self.shop else []
             arguments = [sys.executable, "-m", "agent.demo.servers", *kind, str(_PORT), *rest]
             self._servers.append(labs.popen_in(pod.netns, arguments))
         for pod in self._pods:
             agent_process.wait_until(
-                f"the server in {pod.name} answers", functools.partial(_answers, pod)
+                f"a response of the server in {pod.name}", functools.partial(_responds, pod)
             )
 
     def _before(self) -> None:
-        events.emit(events.Step("trying everything before there is a gate"))
+        events.emit(events.Step("connecting before gates are attached"))
         for family in FAMILIES:
             observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=False)
-            events.check(f"node to pod before the gate, {family}", "connects", observed)
+            events.check(f"host to pod before the gate, {family}", "connects", observed)
             observed = self._inject(self.web, family)
-            events.check(f"packet socket before the gate, {family}", "arrives", observed)
+            events.check(f"host packet socket before the gate, {family}", "arrives", observed)
 
     def _audit(self) -> None:
         events.emit(events.Step("starting podgate in audit: compiling, loading, attaching"))
@@ -128,13 +130,13 @@ class Stage:
         self._agent.start(*self._options)
         report = self._agent.wait_for("isolation in audit", self._all_isolated("Audit"))
         self._timings["compile_load"] = round(report.load_ms, 1)
-        self._refusal = agent_process.refusal(report)
+        self._drop_result = agent_process.drop_result(report)
         for family in FAMILIES:
             before = agent_process.packets(self._report(), "web", "would-drop")
             observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=False)
             counted = agent_process.packets(self._report(), "web", "would-drop") - before
             events.check(
-                f"node to pod in audit, {family}",
+                f"host to pod in audit, {family}",
                 "connects, counted as would-drop",
                 f"{observed}, {'counted as would-drop' if counted else 'not counted'}",
             )
@@ -144,12 +146,10 @@ class Stage:
         self._write_manifests("enforce")
         self._agent.wait_for("isolation in enforce", self._all_isolated("Enforced"))
         self._timings["attach_per_pod"] = statistics.median(
-            line["milliseconds"]
-            for line in self._agent.log_lines()
-            if line["message"] == "interface gated"
+            line["milliseconds"] for line in self._agent.log_lines(Event.INTERFACE_GATED)
         )
         agent_process.wait_until(
-            "the pods' grace is over", functools.partial(self._is_judged, self.cart)
+            "the end of the pods' grace periods", functools.partial(self._is_evaluated, self.cart)
         )
         for family in FAMILIES:
             for pod in (self.web, self.shop):
@@ -157,8 +157,8 @@ class Stage:
                 observed = attempts.connect_from_node(pod, family, _PORT, is_refused=True)
                 counted = agent_process.packets(self._report(), pod.name, "drop") - before
                 events.check(
-                    f"node to {_kind(pod)} pod under enforce, {family}",
-                    f"{self._refusal}, counted as drop",
+                    f"host to {_kind(pod)} pod in enforce, {family}",
+                    f"{self._drop_result}, counted as drop",
                     f"{observed}, {'counted as drop' if counted else 'not counted'}",
                 )
             for source, target in (
@@ -169,24 +169,22 @@ class Stage:
                 address = attempts.address_of(target, family)
                 observed = attempts.connect_from_pod(source, address, family, _PORT)
                 route = f"{_kind(source)} pod to {_kind(target)} pod"
-                events.check(f"{route} under enforce, {family}", "connects", observed)
+                events.check(f"{route} in enforce, {family}", "connects", observed)
             for source in (self.web, self.shop):
                 node = str(labs.NODE_IPV4 if family == "IPv4" else labs.NODE_IPV6)
                 observed = attempts.connect_from_pod(source, node, family, _NODE_PORT)
                 events.check(
-                    f"{_kind(source)} pod to node under enforce, {family}", "connects", observed
+                    f"{_kind(source)} pod to host in enforce, {family}", "connects", observed
                 )
-                observed = attempts.question_from_pod(source, node, family)
+                observed = attempts.query_from_pod(source, node, family)
                 events.check(
-                    f"answer to {_kind(source)} pod's datagram, {family}", "arrives", observed
+                    f"host reply to {_kind(source)} pod's datagram, {family}", "arrives", observed
                 )
             observed = attempts.datagram_from_node(self.cart, family)
-            events.check(
-                f"node's datagram to pod under enforce, {family}", "does not arrive", observed
-            )
+            events.check(f"host datagram to pod in enforce, {family}", "does not arrive", observed)
             observed = self._inject(self.web, family)
-            events.check(f"packet socket under enforce, {family}", "does not arrive", observed)
-        self._kubelet_acts.under_enforce(self._refusal)
+            events.check(f"host packet socket in enforce, {family}", "does not arrive", observed)
+        self._kubelet_acts.in_enforce(self._drop_result)
 
     def _probes(self) -> None:
         events.emit(events.Step("probing from inside the pods"))
@@ -204,49 +202,53 @@ class Stage:
                         addresses=[attempts.address_of(pod, family)],
                     )
                 )
-                events.check(f"in-netns {name} probe, {family}", "success", outcome.result.value)
+                events.check(
+                    f"podgate: in-netns {name} probe, {family}", "success", outcome.result.value
+                )
         report = self._agent.wait_for("every probe passing", self._all_passing)
         reasons = {
             str(condition and condition.status)
             for pod in self._pods
             for condition in [agent_process.condition_of(report, pod.name, labels.PROBES_PASSING)]
         }
-        events.check("condition probes-passing of every pod", TRUE, ", ".join(sorted(reasons)))
-        self._timings["first_probe"] = _first_probe_ms(list(self._agent.log_lines()), "demo/web")
+        events.check(
+            "podgate: condition probes-passing of all pods", TRUE, ", ".join(sorted(reasons))
+        )
+        self._timings["first_probe"] = _first_probe_ms(self._agent, "demo/web")
 
-    def _illness(self) -> None:
-        bound = _FAILURE_THRESHOLD * _PERIOD_SECONDS + _ANSWER_SECONDS
-        for text, act, wanted in (
-            ("a pod falls ill", _SICK_FILE.touch, FALSE),
-            ("the pod recovers", _SICK_FILE.unlink, TRUE),
+    def _failing_probe(self) -> None:
+        bound = _FAILURE_THRESHOLD * _PERIOD_SECONDS + _RESPONSE_SECONDS
+        for text, act, status in (
+            ("pod becomes unready", _FAILURE_FILE.touch, FALSE),
+            ("pod becomes ready", _FAILURE_FILE.unlink, TRUE),
         ):
             events.emit(events.Step(f"{text}: waiting for its condition"))
             started = time.time()
             act()
             report = self._agent.wait_for(
-                f"probes-passing {wanted}",
-                functools.partial(_has_status, pod=self.shop, status=wanted),
+                f"probes-passing {status}",
+                functools.partial(_has_status, pod=self.shop, status=status),
             )
             condition = agent_process.condition_of(report, self.shop.name, labels.PROBES_PASSING)
             assert condition is not None
             seconds = condition.last_transition_time.timestamp() - started
-            promise = f"{wanted} within {bound:.1f} s"
-            held = f"{condition.status} after {seconds:.1f} s"
-            events.check(f"{text}: probes-passing", promise, held, 0 <= seconds <= bound)
+            expected = f"{status} within {bound:.1f} s"
+            observed = f"{condition.status} after {seconds:.1f} s"
+            events.check(f"{text}: probes-passing", expected, observed, 0 <= seconds <= bound)
 
-    def _killed(self) -> None:
+    def _agent_killed(self) -> None:
         events.emit(events.Step("killing the agent with SIGKILL"))
         self._agent.stop(signal.SIGKILL)
         for family in FAMILIES:
             observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=True)
-            events.check(f"node to pod, agent killed, {family}", self._refusal, observed)
+            events.check(f"host to pod, agent killed, {family}", self._drop_result, observed)
         self._agent.start(*self._options)
         report = self._agent.wait_for(
-            "everything as before, after a restart",
+            "the state before the restart",
             lambda report: self._all_isolated("Enforced")(report) and self._all_passing(report),
         )
-        observed = "compiled again" if report.was_compiled else "nothing compiled"
-        events.check("agent restarted on its pins", "nothing compiled", observed)
+        observed = "compiled again" if report.was_compiled else "not compiled"
+        events.check("agent restarts with pinned programs", "not compiled", observed)
 
     def _strict(self) -> None:
         events.emit(events.Step("switching every pod to strict: starting the relay"))
@@ -258,23 +260,25 @@ class Stage:
         self._write_manifests("strict")
         wait()
         self._timings["strict"] = round((time.monotonic() - started) * 1000, 1)
-        self._kubelet_acts.under_strict(self._refusal, wait)
+        self._kubelet_acts.in_strict(self._drop_result, wait)
 
     def _cleanup(self) -> None:
         events.emit(events.Step("cleaning up"))
         installation = pins.Pins(BPFFS)
         program_ids = leftovers.program_ids(installation)
         inodes = [pod.netns.inode for pod in self._pods] + [os.stat("/proc/self/ns/net").st_ino]
-        events.emit(events.Traces(inodes, program_ids))
+        events.emit(events.Leftovers(inodes, program_ids))
         self._agent.stop(signal.SIGTERM)
         observed = attempts.connect_from_node(self.web, "IPv4", _PORT, is_refused=True)
-        events.check("node to pod, agent stopped", self._refusal, observed)
+        events.check("host to pod, agent stopped", self._drop_result, observed)
         done = self._agent.cleanup()
         if done.returncode:
-            raise agent_process.GaveUp(f"podgate cleanup failed: {done.stderr}")
-        # A relay that has let go has a moment to end in.
-        with contextlib.suppress(agent_process.GaveUp):
-            agent_process.wait_until("no links", lambda: not leftovers.links_to(program_ids))
+            raise agent_process.LabTimeoutError(f"podgate cleanup failed: {done.stderr}")
+        # A released relay exits after a moment.
+        with contextlib.suppress(agent_process.LabTimeoutError):
+            agent_process.wait_until(
+                "removal of all links", lambda: not leftovers.links_to(program_ids)
+            )
         left = {
             "pins": len(list(installation.root.rglob("*"))) + installation.root.exists(),
             "links": len(leftovers.links_to(program_ids)),
@@ -287,21 +291,21 @@ class Stage:
         )
         for family in FAMILIES:
             observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=False)
-            events.check(f"node to pod after cleanup, {family}", "connects", observed)
+            events.check(f"host to pod after cleanup, {family}", "connects", observed)
 
     def _write_manifests(self, mode: str) -> None:
         for pod in self._pods:
             self._agent.write_manifest(pod, mode=mode, container=self._containers[pod.name])
 
     def _inject(self, pod: LabPod, family: str) -> str:
-        # A port of its own each time: a retransmission of an earlier one must not count.
+        # A new port each time: a retransmission of a previous SYN must not count.
         self._source_port += 1
         source = str(labs.NODE_IPV4 if family == "IPv4" else labs.NODE_IPV6)
         return attempts.inject_syn(pod, source, family, _PORT, self._source_port)
 
-    def _is_judged(self, pod: LabPod) -> bool:
-        """Whether what is not TCP is judged: for some seconds after a gate's birth all may be an
-        answer to what the pod asked before."""
+    def _is_evaluated(self, pod: LabPod) -> bool:
+        """Whether a UDP packet is dropped: for some seconds after its attachment a gate passes
+        possible replies to flows of the pod that were open before."""
         return attempts.datagram_from_node(pod, "IPv4") == "does not arrive"
 
     def _report(self) -> AgentReport:
@@ -331,9 +335,9 @@ def main() -> None:
             finally:
                 stage.end()
         left = sorted(path.name for path in (labs.LAB_DIRECTORY / "netns").iterdir())
-        events.check("namespaces removed", "0 left", f"{len(left)} left")
-    except agent_process.GaveUp as error:
-        events.check("the demo ran to its end", "yes", str(error))
+        events.check("lab removes its namespaces", "0 left", f"{len(left)} left")
+    except agent_process.LabTimeoutError as error:
+        events.check("demo completes", "yes", str(error))
 
 
 def _listen_on_node() -> socket.socket:
@@ -348,7 +352,7 @@ def _kind(pod: LabPod) -> str:
     return "bridged" if pod.is_bridged else "routed"
 
 
-def _answers(pod: LabPod) -> bool:
+def _responds(pod: LabPod) -> bool:
     return attempts.connect_from_pod(pod, pod.ipv4, "IPv4", _PORT) == "connects"
 
 
@@ -361,14 +365,13 @@ def _status_of(report: AgentReport, pod: LabPod) -> str | None:
     return condition.status if condition else None
 
 
-def _first_probe_ms(lines: list[dict[str, Any]], pod: str) -> float:
+def _first_probe_ms(agent: AgentProcess, pod: str) -> float:
     """From the agent's start to the pod's first probes-passing True, by the agent's own log."""
-    started = next(line for line in lines if line["message"] == "agent started")
+    started = next(agent.log_lines(Event.AGENT_STARTED))
     passed = next(
         line
-        for line in lines
-        if line["message"] == "condition changed"
-        and (line["pod"], line["type"], line["status"]) == (pod, labels.PROBES_PASSING, TRUE)
+        for line in agent.log_lines(Event.CONDITION_CHANGED)
+        if (line["pod"], line["type"], line["status"]) == (pod, labels.PROBES_PASSING, TRUE)
     )
     seconds = (agent_process.log_time(passed) - agent_process.log_time(started)).total_seconds()
     return round(seconds * 1000, 1)

@@ -1,8 +1,8 @@
-"""Runs the stage where it can leave nothing behind, and shows what it tells.
+"""Runs the stage so that it leaves nothing behind, and shows its messages.
 
-The stage is process 1 of a PID namespace, told by the kernel to die with its parent, which dies
-with this process. So whatever ends first, and however (Ctrl-C, kill, kill -9), the kernel ends
-every process of the demo, and with them go its namespaces, mounts, pins, links and filters.
+The stage is process 1 of a PID namespace. The kernel kills it with its parent, and the parent with
+this process. So whichever ends first, and however (Ctrl-C, kill, kill -9), the kernel kills every
+process of the demo, and removes its namespaces, mounts, pins, links and filters with them.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ _INTERRUPTED_STATUS = 130
 _FORGET_SECONDS = 10.0
 
 
-class Interrupted(Exception):
-    """A signal asked the demo to end."""
+class DemoInterruptedError(Exception):
+    """A signal interrupted the demo."""
 
 
 def run(output: str) -> int:
-    """Run the demo; the exit status: 0 only if every promise held."""
+    """Run the demo; the exit status: 0 only if all checks passed."""
     view: View = JsonView() if output == "json" else TextView()
     try:
         _check_machine()
@@ -48,11 +48,14 @@ def run(output: str) -> int:
             with lab_cgroups.own() as kubelet:
                 left = _play(view, kubelet)
             if left is not None:
-                view.take(_check_forgotten(left, kubelet))
-    except Interrupted:
-        click.echo("podgate: interrupted; the kernel has removed all that the demo made.", err=True)
+                view.add(_check_forgotten(left, kubelet))
+    except DemoInterruptedError:
+        click.echo(
+            "podgate: interrupted; the kernel has removed all objects of the demo.",
+            err=True,
+        )
         return _INTERRUPTED_STATUS
-    return 0 if view.held else 1
+    return 0 if view.has_passed else 1
 
 
 def _check_machine() -> None:
@@ -62,9 +65,9 @@ def _check_machine() -> None:
             raise PreflightError(f"{tool} is missing; install the package {package}.")
 
 
-def _play(view: View, kubelet: pathlib.Path) -> events.Traces | None:
-    """Run the stage to its end, handing its events to the view. kubelet: the stand-in's cgroup."""
-    decoder = msgspec.json.Decoder(events.Event)
+def _play(view: View, kubelet: pathlib.Path) -> events.Leftovers | None:
+    """Run the stage to its end, with its messages shown by the view. kubelet: the stub's cgroup."""
+    decoder = msgspec.json.Decoder(events.StageMessage)
     left = None
     stage = subprocess.Popen(
         [
@@ -81,39 +84,39 @@ def _play(view: View, kubelet: pathlib.Path) -> events.Traces | None:
     try:
         with stage.stdout:
             for line in stage.stdout:
-                event = decoder.decode(line)
-                if isinstance(event, events.Traces):
-                    left = event
+                message = decoder.decode(line)
+                if isinstance(message, events.Leftovers):
+                    left = message
                 else:
-                    view.take(event)
+                    view.add(message)
         status = stage.wait()
         if status != 0:
-            view.take(events.Check("the stage ended by itself", "0", str(status), False))
+            view.add(events.Check("stage exits by itself", "0", str(status), False))
     finally:
         stage.kill()
         stage.wait()
     return left
 
 
-def _check_forgotten(left: events.Traces, kubelet: pathlib.Path) -> events.Check:
-    """Whether the kernel has let go of every namespace and program of the stage."""
+def _check_forgotten(left: events.Leftovers, kubelet: pathlib.Path) -> events.Check:
+    """Whether the kernel has removed every namespace and program of the stage."""
     deadline = time.monotonic() + _FORGET_SECONDS
     while True:
         programs = sum(leftovers.program_exists(program_id) for program_id in left.program_ids)
-        namespaces = len(set(leftovers.living_namespaces()) & set(left.netns_inodes))
+        namespaces = len(set(leftovers.existing_namespaces()) & set(left.netns_inodes))
         if not (programs or namespaces) or time.monotonic() > deadline:
             break
         time.sleep(0.05)
     cgroups = int(kubelet.exists())
     observed = f"{programs} programs, {namespaces} namespaces, {cgroups} cgroups"
     expected = "0 programs, 0 namespaces, 0 cgroups"
-    return events.Check("left in the kernel", expected, observed, observed == expected)
+    return events.Check("objects left in the kernel", expected, observed, observed == expected)
 
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise Interrupted
+        raise DemoInterruptedError
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, interrupt) for number in numbers}

@@ -13,31 +13,31 @@ import rich.text
 
 from agent.demo import events
 
-# Nobody's terminal to fit into: a row stays a line.
+# Without a terminal: each row stays on one line.
 _PIPED_WIDTH = 140
 
 _HEADINGS = ("", "CHECK", "EXPECTED", "OBSERVED")
 
 
 class _Collected:
-    """What both views keep."""
+    """The checks and timings, for both views."""
 
     def __init__(self) -> None:
         self.checks: list[events.Check] = []
         self.timings_ms: dict[str, float] = {}
 
     @property
-    def held(self) -> bool:
+    def has_passed(self) -> bool:
         return bool(self.checks) and all(check.ok for check in self.checks)
 
     def __enter__(self) -> Self:
         return self
 
-    def take(self, event: events.Event) -> None:
-        if isinstance(event, events.Check):
-            self.checks.append(event)
-        elif isinstance(event, events.Timings):
-            self.timings_ms = event.timings_ms
+    def add(self, message: events.StageMessage) -> None:
+        if isinstance(message, events.Check):
+            self.checks.append(message)
+        elif isinstance(message, events.Timings):
+            self.timings_ms = message.timings_ms
 
 
 class JsonView(_Collected):
@@ -50,12 +50,12 @@ class JsonView(_Collected):
             {"name": c.name, "expected": c.expected, "observed": c.observed, "ok": c.ok}
             for c in self.checks
         ]
-        document = {"ok": self.held, "checks": checks, "timings_ms": self.timings_ms}
+        document = {"ok": self.has_passed, "checks": checks, "timings_ms": self.timings_ms}
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
 
 
 class TextView(_Collected):
-    """A row a check as it happens, a spinner for what is being done, a summary at the end."""
+    """One row per check as it happens, a spinner for the current step, a summary at the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class TextView(_Collected):
         self._live = rich.live.Live(self._spinner, console=self._console, transient=True)
 
     def __enter__(self) -> Self:
-        self._console.print("[bold]podgate demo[/]: a node, four pods, and who reaches whom\n")
+        self._console.print("[bold]podgate demo[/]: a node, four pods, and their connections\n")
         self._console.print(_row(rich.text.Text(" "), *_HEADINGS[1:], style="bold"))
         self._live.start()
         return self
@@ -75,31 +75,33 @@ class TextView(_Collected):
         self._live.stop()
         if kind is not None:
             return
-        broken = sum(not check.ok for check in self.checks)
+        failed = sum(not check.ok for check in self.checks)
         timings = ", ".join(
             f"{name.replace('_', ' ')} {value:g} ms" for name, value in self.timings_ms.items()
         )
         self._console.print(f"\n{timings}", style="dim", highlight=False)
-        if self.held:
-            self._console.print(f"[bold green]All {len(self.checks)} promises held.[/]")
+        if self.has_passed:
+            self._console.print(f"[bold green]All {len(self.checks)} checks passed.[/]")
         else:
-            text = f"{broken} of {len(self.checks)} promises were broken."
+            text = f"{failed} of {len(self.checks)} checks failed."
             self._console.print(f"[bold red]{text}[/]")
 
-    def take(self, event: events.Event) -> None:
-        super().take(event)
-        if isinstance(event, events.Step):
-            self._spinner.update(text=event.text)
+    def add(self, message: events.StageMessage) -> None:
+        super().add(message)
+        if isinstance(message, events.Step):
+            self._spinner.update(text=message.text)
             if not self._console.is_terminal:
-                self._console.print(f"... {event.text}", style="dim")
-        elif isinstance(event, events.Check):
-            mark = rich.text.Text("✓", "green") if event.ok else rich.text.Text("✗", "bold red")
-            style = "" if event.ok else "red"
-            self._console.print(_row(mark, event.name, event.expected, event.observed, style=style))
+                self._console.print(f"... {message.text}", style="dim")
+        elif isinstance(message, events.Check):
+            mark = rich.text.Text("✓", "green") if message.ok else rich.text.Text("✗", "bold red")
+            style = "" if message.ok else "red"
+            self._console.print(
+                _row(mark, message.name, message.expected, message.observed, style=style)
+            )
 
 
 def _row(mark: rich.text.Text, *cells: str, style: str) -> rich.table.Table:
-    """One row; every row is a table of its own with the same widths, so it can be printed now."""
+    """One row: a table of its own with fixed widths, so that it can be printed at once."""
     table = rich.table.Table.grid(padding=(0, 1), expand=True)
     table.add_column(min_width=1, max_width=1, no_wrap=True)
     for ratio in (5, 3, 4):

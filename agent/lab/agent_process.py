@@ -1,4 +1,4 @@
-"""What a node's operator does in the demo: write manifests, run the agent, ask for its status."""
+"""An agent of the lab: its manifests, its process, its status and its log."""
 
 import asyncio
 import contextlib
@@ -20,32 +20,32 @@ from agent.admin import client as admin_client
 from agent.admin.report import AgentReport, PodStatus
 from agent.lab import attempts
 from agent.lab.lab import BPFFS, LAB_DIRECTORY, LabPod
+from agent.logs import Event
 from agent.pods.conditions import Condition
 from agent.settings import admin_socket
 
-# A multiple for machines emulated in software (make test-kernels), where all takes twenty times as
-# long as elsewhere.
+# A multiple for machines emulated in software (make test-kernels), which are twenty times as slow.
 _PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 _POLL_SECONDS = 0.02
 
 
-class GaveUp(Exception):
-    """Something did not come true in time; the message says what, with the agent's last lines."""
+class LabTimeoutError(PodgateError):
+    """A condition was not met in time."""
 
 
-class Operator:
-    """One node's directory of manifests and its own `podgate run`."""
+class AgentProcess:
+    """One directory of manifests, and `podgate run` with it."""
 
     def __init__(
         self, directory: pathlib.Path = LAB_DIRECTORY, bpffs: pathlib.Path = BPFFS
     ) -> None:
-        """directory: manifests, run directory and log are made below it."""
+        """directory: for manifests, run directory and log."""
         self.manifests = directory / "manifests"
         self.run_directory = directory / "run"
         self.log = directory / "agent.log"
         self.bpffs = bpffs
         self.pods_from: tuple[str, ...] = ("--manifests", str(self.manifests))
-        """Where the agent is told that pods come from."""
+        """Options for the source of pods."""
         self.manifests.mkdir()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -79,11 +79,11 @@ class Operator:
         unfinished.rename(self.manifests / name)
 
     def start(self, *extra: str) -> None:
-        """Start the agent; `extra` are more arguments of `podgate run`."""
+        """Start the agent. extra: more options of `podgate run`."""
         self.start_in(None, *extra)
 
     def start_in(self, directory: pathlib.Path | None, *extra: str) -> None:
-        """Start it where its packages are looked for in `directory` first: another version."""
+        """Start it with packages from `directory`, if there are any: another version."""
         arguments = [
             *self.pods_from,
             *("--run-directory", str(self.run_directory)),
@@ -101,7 +101,7 @@ class Operator:
             )
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """Run another of podgate's commands to its end."""
+        """Run another command of podgate to its end."""
         return subprocess.run(
             [sys.executable, "-m", "agent", *arguments],
             check=False,
@@ -121,7 +121,7 @@ class Operator:
         return self.run("cleanup", *where)
 
     def stop(self, number: signal.Signals) -> None:
-        """Send the signal and wait for the end."""
+        """Send the signal and wait for the exit."""
         if self._process is None:
             return
         self._process.send_signal(number)
@@ -130,7 +130,7 @@ class Operator:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            raise GaveUp(f"the agent did not end on {number.name}") from None
+            raise LabTimeoutError(f"the agent did not exit on {number.name}") from None
         self._process = None
 
     def report(self) -> AgentReport | None:
@@ -141,7 +141,7 @@ class Operator:
         return None
 
     def wait_for(self, what: str, holds: Callable[[AgentReport], bool]) -> AgentReport:
-        """Ask again and again until `holds`. Raises `GaveUp`."""
+        """Ask again and again until `holds`. Raises `LabTimeoutError`."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
             if (report := self.report()) and holds(report):
@@ -149,13 +149,15 @@ class Operator:
             if self._process is not None and self._process.poll() is not None:
                 break
             time.sleep(_POLL_SECONDS)
-        raise GaveUp(f"{what} did not come true; the agent's last lines: {_tail(self.log)}")
+        raise LabTimeoutError(f"no {what} in time; the agent's last lines: {_tail(self.log)}")
 
-    def log_lines(self) -> Iterator[dict[str, Any]]:
-        """The agent's log, decoded."""
-        for line in self.log.read_text(encoding="utf-8").splitlines():
+    def log_lines(self, event: Event | None = None) -> Iterator[dict[str, Any]]:
+        """Decoded lines of the agent's log: all, or those of one event."""
+        for text in self.log.read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError):
-                yield json.loads(line)
+                line = json.loads(text)
+                if event is None or line["event"] == event.key:
+                    yield line
 
 
 def pod_of(report: AgentReport, name: str) -> PodStatus | None:
@@ -186,11 +188,11 @@ def packets(report: AgentReport, name: str, verdict: str) -> int:
 
 
 def wait_until(what: str, holds: Callable[[], bool]) -> None:
-    """Look again and again until it holds. Raises `GaveUp`."""
+    """Poll until `holds`. Raises `LabTimeoutError`."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not holds():
         if time.monotonic() > deadline:
-            raise GaveUp(f"{what}: not within {_PATIENCE_SECONDS:g} s")
+            raise LabTimeoutError(f"no {what} within {_PATIENCE_SECONDS:g} s")
         time.sleep(_POLL_SECONDS)
 
 

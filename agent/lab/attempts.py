@@ -1,4 +1,4 @@
-"""Trying to reach a pod, in the ways an attacker and a neighbour would."""
+"""Attempts to reach a pod, as an attacker and as a neighbour."""
 
 import contextlib
 import ipaddress
@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 from agent.lab.lab import LabPod
 from agent.linux import packets
 
-# What a process hears whose connect a hook refuses; without hooks its SYN is dropped.
+# The result of a connect that a hook rejects; without hooks the gate drops the SYN.
 REFUSED = "not permitted"
 DROPPED = "times out"
 
 FAMILIES = {"IPv4": socket.AF_INET, "IPv6": socket.AF_INET6}
 
-# A dropped SYN is sent again after a second (RFC 6298); by then it is known to be refused.
+# A dropped SYN is retransmitted after a second (RFC 6298): a connect that waits was dropped.
 _REFUSED_SECONDS = 0.4
-# A neighbour that is not resolved yet, or a bridge port that is not forwarding yet, costs a second.
+# An unresolved neighbour, or a bridge port that does not forward yet, costs a second.
 _ACCEPTED_SECONDS = 3.0
 _ETH_P_ALL = 3
 _ETH_P_IP = 0x0800
@@ -47,20 +47,20 @@ def connect(sock: socket.socket, address: str, port: int, seconds: float) -> str
 
 
 def connect_from_node(pod: LabPod, family: str, port: int, *, is_refused: bool) -> str:
-    """is_refused: what is expected, and so how long it is worth waiting for the opposite."""
+    """is_refused: the expected result, which decides how long to wait for the opposite."""
     sock = socket.socket(FAMILIES[family], socket.SOCK_STREAM)
     seconds = _REFUSED_SECONDS if is_refused else _ACCEPTED_SECONDS
     return connect(sock, address_of(pod, family), port, seconds)
 
 
 def connect_from_pod(source: LabPod, address: str, family: str, port: int) -> str:
-    """Expected to succeed, always: traffic between pods and to the node is never judged."""
+    """Expected to succeed: gates pass traffic between pods, and to the host."""
     sock = source.open_socket(FAMILIES[family], socket.SOCK_STREAM)
     return connect(sock, address, port, _ACCEPTED_SECONDS)
 
 
 def datagram_from_node(pod: LabPod, family: str) -> str:
-    """Whether a datagram that the node starts "arrives" or "does not arrive"."""
+    """Whether a datagram of the host "arrives" or "does not arrive"."""
     with (
         contextlib.closing(pod.open_socket(FAMILIES[family], socket.SOCK_DGRAM)) as inside,
         contextlib.closing(socket.socket(FAMILIES[family], socket.SOCK_DGRAM)) as outside,
@@ -71,20 +71,20 @@ def datagram_from_node(pod: LabPod, family: str) -> str:
         return "arrives" if _receives(inside, _REFUSED_SECONDS) else "does not arrive"
 
 
-def question_from_pod(pod: LabPod, node: str, family: str) -> str:
-    """Whether the node's answer to a datagram of the pod "arrives", as with DNS."""
+def query_from_pod(pod: LabPod, node: str, family: str) -> str:
+    """Whether the host's reply to a datagram of the pod "arrives", as with DNS."""
     with (
         contextlib.closing(pod.open_socket(FAMILIES[family], socket.SOCK_DGRAM)) as inside,
         contextlib.closing(socket.socket(FAMILIES[family], socket.SOCK_DGRAM)) as outside,
     ):
         outside.bind((node, 0))
         outside.settimeout(_ACCEPTED_SECONDS)
-        inside.sendto(b"question", (node, outside.getsockname()[1]))
+        inside.sendto(b"query", (node, outside.getsockname()[1]))
         try:
-            _, whence = outside.recvfrom(64)
+            _, client = outside.recvfrom(64)
         except TimeoutError:
-            return "the question does not arrive"
-        outside.sendto(b"answer", whence)
+            return "the query does not arrive"
+        outside.sendto(b"reply", client)
         return "arrives" if _receives(inside, _ACCEPTED_SECONDS) else "does not arrive"
 
 
@@ -98,8 +98,8 @@ def _receives(sock: socket.socket, seconds: float) -> bool:
 
 
 def inject_syn(pod: LabPod, source: str, family: str, port: int, source_port: int) -> str:
-    """Write a SYN straight to the pod's interface by a packet socket, which no cgroup hook and no
-    netfilter rule sees; look inside the pod whether it came: "arrives" or "does not arrive"."""
+    """Send a SYN directly to the pod's interface by a packet socket, past cgroup hooks and
+    netfilter: "arrives" or "does not arrive" in the pod."""
     everything = socket.htons(_ETH_P_ALL)
     with (
         contextlib.closing(
@@ -111,17 +111,17 @@ def inject_syn(pod: LabPod, source: str, family: str, port: int, source_port: in
         outside.bind((pod.interface, 0))
         hardware = _hardware_address(inside)
         frame = _syn_frame(hardware, source, address_of(pod, family), port, source_port)
-        # A drop at the interface comes back as ENOBUFS; what counts is what the pod sees.
+        # A drop at the interface is reported as ENOBUFS; the pod's own capture decides.
         with contextlib.suppress(OSError):
             outside.send(frame)
-        return "arrives" if _sees(inside, source_port) else "does not arrive"
+        return "arrives" if _receives_syn(inside, source_port) else "does not arrive"
 
 
 @contextlib.contextmanager
-def openings_seen(pod: LabPod) -> Iterator[Callable[[], int]]:
-    """Watch what comes in by the pod's interface; yields what tells how many SYNs did so far.
+def syns_seen(pod: LabPod) -> Iterator[Callable[[], int]]:
+    """Capture packets at the pod's interface; yields a function that counts SYNs so far.
 
-    The agent's own self-tests, to port 0, are left out.
+    Path tests of the agent, to port 0, are not counted.
     """
     everything = socket.htons(_ETH_P_ALL)
     with contextlib.closing(
@@ -136,28 +136,28 @@ def openings_seen(pod: LabPod) -> Iterator[Callable[[], int]]:
             with contextlib.suppress(BlockingIOError):
                 while True:
                     frame, address = inside.recvfrom(2048)
-                    seen += address[2] != _PACKET_OUTGOING and _opens(frame)
+                    seen += address[2] != _PACKET_OUTGOING and _is_syn(frame)
             return seen
 
         yield count
 
 
-def _opens(frame: bytes) -> bool:
-    """Whether it is a SYN of TCP to a port that somebody can listen on."""
+def _is_syn(frame: bytes) -> bool:
+    """Whether a frame is a SYN, except a path test."""
     kind = struct.unpack("!H", frame[12:14])[0]
     if kind not in (_ETH_P_IP, _ETH_P_IPV6):
         return False
     offset, protocol = (14 + 20, frame[23]) if kind == _ETH_P_IP else (14 + 40, frame[20])
     if protocol != socket.IPPROTO_TCP:
         return False
-    is_self_test = frame[offset + 2 : offset + 4] == bytes(2)
-    return frame[offset + 13] & (packets.SYN | packets.ACK) == packets.SYN and not is_self_test
+    is_path_test = frame[offset + 2 : offset + 4] == bytes(2)
+    return frame[offset + 13] & (packets.SYN | packets.ACK) == packets.SYN and not is_path_test
 
 
-def _sees(sock: socket.socket, source_port: int) -> bool:
-    """Whether a SYN from this port comes."""
+def _receives_syn(sock: socket.socket, source_port: int) -> bool:
+    """Whether a SYN from this port arrives."""
     deadline = time.monotonic() + _REFUSED_SECONDS
-    wanted = struct.pack("!H", source_port)
+    sent_port = struct.pack("!H", source_port)
     while (left := deadline - time.monotonic()) > 0:
         sock.settimeout(left)
         try:
@@ -165,7 +165,7 @@ def _sees(sock: socket.socket, source_port: int) -> bool:
         except TimeoutError:
             return False
         offset = 14 + (20 if frame[12:14] == struct.pack("!H", _ETH_P_IP) else 40)
-        if frame[offset : offset + 2] == wanted and frame[offset + 13 : offset + 14] == bytes(
+        if frame[offset : offset + 2] == sent_port and frame[offset + 13 : offset + 14] == bytes(
             [packets.SYN]
         ):
             return True

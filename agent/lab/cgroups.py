@@ -1,4 +1,4 @@
-"""A cgroup for the demo's stand-in kubelet, which goes however the demo ends."""
+"""A cgroup for the demo's kubelet stub, which is removed however the demo ends."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from agent.errors import PreflightError
 from agent.linux.cgroups import cgroup2_mount
 
-# The kernel takes a moment to forget the processes of a namespace that has ended: up to 10 s.
+# The kernel needs up to 10 s to remove the processes of a deleted namespace from a cgroup.
 _SWEEP = """
 cat > /dev/null
 for turn in $(seq 100); do
@@ -22,20 +22,20 @@ done
 
 @contextlib.contextmanager
 def own() -> Iterator[pathlib.Path]:
-    """Its directory. Raises `PreflightError` where there is no cgroup v2.
+    """Its directory. Raises `PreflightError` without cgroup v2.
 
-    A cgroup outlives its processes and belongs to no namespace that would end. So a process of its
-    own removes it, which hears by the end of its input that this one is no more, even if killed.
+    A cgroup outlives its processes and belongs to no namespace. So a separate process removes it
+    when its input ends: when this process exits, even if it is killed.
     """
     mount = cgroup2_mount()
     if mount is None:
         raise PreflightError("cgroup v2 is not mounted; mount it, as systemd does by itself.")
-    made = mount / f"podgate-demo-{os.getpid()}"
+    directory = mount / f"podgate-demo-{os.getpid()}"
     sweeper = subprocess.Popen(
-        ["sh", "-c", _SWEEP, str(made)], stdin=subprocess.PIPE, start_new_session=True
+        ["sh", "-c", _SWEEP, str(directory)], stdin=subprocess.PIPE, start_new_session=True
     )
     try:
-        made.mkdir()
-        yield made
+        directory.mkdir()
+        yield directory
     finally:
         sweeper.communicate()

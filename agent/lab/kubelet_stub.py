@@ -1,8 +1,8 @@
-"""A stand-in for the kubelet, `python -m agent.lab.kubelet_stub`: a probe for each line it reads.
+"""A kubelet stub, `python -m agent.lab.kubelet_stub`: it runs one probe for each line of input.
 
-A line is KIND ADDRESS PORT, the answer one line: "success" and what the server said, or what went
-wrong. It stands in the node's namespace and in a cgroup of its own, as the kubelet does, and its
-clients are nobody's of ours: connect(2), http.client and grpcio.
+A line is KIND ADDRESS PORT; the response is a line: "success" and the server's text, or the error.
+Like the kubelet, the stub runs in the host's network namespace and in a cgroup of its own. Its
+clients share no code with podgate: connect(2), http.client and grpcio.
 """
 
 import http.client
@@ -15,14 +15,14 @@ from agent.lab.attempts import DROPPED, REFUSED
 
 # The kubelet's default timeoutSeconds.
 _TIMEOUT_SECONDS = 1.0
-_MOST_BYTES = 64
+_MAX_BYTES = 64
 
 
-class StandIn:
-    """The process, and what it says."""
+class KubeletStub:
+    """The process and its responses."""
 
     def __init__(self, cgroup: pathlib.Path) -> None:
-        """cgroup: its directory; the process is in it before its first instruction."""
+        """cgroup: its directory; the process is in it from its first instruction on."""
         self._process = subprocess.Popen(
             [
                 *("sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(cgroup)),
@@ -34,14 +34,14 @@ class StandIn:
         )
 
     def probe(self, kind: str, address: str, port: int) -> str:
-        """kind: http, tcp or grpc. One probe, to its end."""
+        """Run one probe. kind: http, tcp or grpc."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{kind} {address} {port}\n")
         self._process.stdin.flush()
         return self._process.stdout.readline().strip()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._process.kill()
         self._process.communicate()
 
@@ -55,8 +55,8 @@ def _http(address: str, port: int) -> str:
     connection = http.client.HTTPConnection(address, port, timeout=_TIMEOUT_SECONDS)
     try:
         connection.request("GET", "/whoami")
-        answer = connection.getresponse()
-        return f"success: {answer.read(_MOST_BYTES).decode(errors='replace')}"
+        response = connection.getresponse()
+        return f"success: {response.read(_MAX_BYTES).decode(errors='replace')}"
     finally:
         connection.close()
 
@@ -81,14 +81,14 @@ def main() -> None:
     for line in sys.stdin:
         kind, address, port = line.split()
         try:
-            answer = probes[kind](address, int(port))
+            response = probes[kind](address, int(port))
         except PermissionError:
-            answer = REFUSED
+            response = REFUSED
         except TimeoutError:
-            answer = DROPPED
+            response = DROPPED
         except OSError as error:
-            answer = error.strerror or str(error)
-        sys.stdout.write(f"{answer}\n")
+            response = error.strerror or str(error)
+        sys.stdout.write(f"{response}\n")
         sys.stdout.flush()
 
 

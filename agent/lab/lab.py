@@ -1,9 +1,8 @@
-"""A node and its pods as network namespaces, with real interfaces and no way out.
+"""A node and its pods as network namespaces, with real interfaces and no uplink.
 
-`isolate` moves the calling process into namespaces of its own: a network namespace that becomes the
-"node", and a mount namespace that holds the names of the pods' and a BPF file system. Nothing of it
-has a name outside, so the kernel takes all of it away when the last process in it ends, however it
-ends.
+`isolate` moves the calling process to new namespaces: a network namespace, which becomes the "node",
+and a mount namespace for the names of the pods' namespaces and a BPF file system. They have no name
+outside, so the kernel removes them with their last process, however that ends.
 
 Addresses are of 198.18.0.0/15 (RFC 2544) and fd00:18::/32 only; the node has no uplink.
 """
@@ -33,14 +32,14 @@ _BRIDGE_IPV4 = ipaddress.IPv4Interface("198.18.2.1/24")
 _BRIDGE_IPV6 = ipaddress.IPv6Interface("fd00:18:0:2::1/64")
 BRIDGE = "pgbr0"
 
-# Where pods' namespaces and the BPF file system are mounted, seen from within only.
+# Mount points of pods' namespaces and the BPF file system, visible inside only.
 LAB_DIRECTORY = pathlib.Path("/run/podgate-lab")
 BPFFS = LAB_DIRECTORY / "bpf"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LabPod:
-    """One pod: its namespace, the node's side of its interface and its addresses."""
+    """One pod: its namespace, the host's end of its veth pair and its addresses."""
 
     name: str
     netns: Netns
@@ -75,12 +74,12 @@ class LabPod:
 
 
 def isolate() -> None:
-    """Move the calling process into a node namespace and a mount namespace of its own.
+    """Move the calling process to new network and mount namespaces.
 
-    To be called before there are other threads. Raises `OSError` (EPERM: not root).
+    To be called before the process has other threads. Raises `OSError` (EPERM: not root).
     """
     namespaces.unshare_network_and_mounts()
-    # Over all of /run, so that not even an empty directory is left behind outside.
+    # Over all of /run, so that not even an empty directory is left outside.
     namespaces.mount("tmpfs", pathlib.Path("/run"))
     LAB_DIRECTORY.mkdir(mode=0o700)
     for name in ("netns", "bpf"):
@@ -89,7 +88,7 @@ def isolate() -> None:
 
 
 class Lab:
-    """Builds pods around the namespace that the process is in; removes them when it is closed."""
+    """Creates pods for the process's own namespace as the node, and removes them at its exit."""
 
     def __init__(self) -> None:
         self.pods: dict[str, LabPod] = {}
@@ -142,7 +141,7 @@ class Lab:
         return pod
 
     def remove_pod(self, name: str) -> None:
-        """End the pod's namespace; its interface goes with it, at once."""
+        """Delete the pod's namespace and its interface, at once."""
         pod = self.pods.pop(name)
         for ifindex in self._netlink.link_lookup(ifname=pod.interface):
             self._netlink.link("del", index=ifindex)
@@ -199,7 +198,7 @@ class Lab:
 
 
 def popen_in(netns: Netns, arguments: list[str]) -> "subprocess.Popen[bytes]":
-    """Start a process inside a pod; its output is thrown away."""
+    """Start a process inside a pod; its output is discarded."""
     nsenter = shutil.which("nsenter") or "nsenter"
     return subprocess.Popen(
         [nsenter, f"--net={netns.path}", *arguments],
@@ -224,7 +223,7 @@ def _make_netns(name: str) -> Netns:
 
 
 def _netlink_in(netns: Netns) -> pyroute2.IPRoute:
-    # asyncio, which pyroute2 is built on, takes only datagram sockets; netlink knows no difference.
+    # pyroute2 is built on asyncio, which accepts datagram sockets only; netlink treats both alike.
     sock = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)
     return pyroute2.IPRoute(fileno=sock.detach())
 

@@ -1,4 +1,4 @@
-"""What of the demo's the kernel still has: programs, links and namespaces."""
+"""Kernel objects that the demo left: programs, links and namespaces."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from bpf import errors, pins, syscalls
 
 
 def program_ids(installation: pins.Pins) -> list[int]:
-    """Ids of all programs that are pinned."""
+    """Ids of all pinned programs."""
     ids = []
     for path in installation.programs.rglob("*"):
         if path.is_file():
@@ -19,7 +19,7 @@ def program_ids(installation: pins.Pins) -> list[int]:
 
 
 def links_to(program_ids: list[int]) -> list[int]:
-    """Ids of links, of the whole kernel, that run one of these programs."""
+    """Ids of all links of the kernel to these programs."""
     found = []
     link_id = syscalls.next_id(syscalls.Command.LINK_GET_NEXT_ID, 0)
     while link_id is not None:
@@ -32,7 +32,7 @@ def links_to(program_ids: list[int]) -> list[int]:
 
 
 def program_exists(program_id: int) -> bool:
-    """Whether the kernel still has it."""
+    """Whether the kernel still has this program."""
     try:
         fd = syscalls.fd_by_id(syscalls.Command.PROG_GET_FD_BY_ID, program_id)
     except errors.BpfError:
@@ -41,10 +41,10 @@ def program_exists(program_id: int) -> bool:
     return True
 
 
-def living_namespaces() -> Iterator[int]:
+def existing_namespaces() -> Iterator[int]:
     """Network namespaces of all processes, by inode."""
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
-            # The process may end while it is looked at.
+            # The process may exit meanwhile.
             with contextlib.suppress(OSError):
                 yield os.stat(f"/proc/{entry.name}/ns/net").st_ino

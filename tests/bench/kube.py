@@ -24,7 +24,7 @@ from agent import labels
 from agent.admin.report import AgentReport
 from agent.default_deny import table as default_deny_table
 from agent.lab import lab as labs
-from agent.lab.agent_process import Operator
+from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import BPFFS, Lab, LabPod
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer
@@ -71,7 +71,7 @@ async def _run(directory: pathlib.Path, pods: list[LabPod], kubelet: Cgroup) -> 
         thing["spec"]["containers"][0].update(_PROBE)
         api.put(thing)
     socket = directory / "cri.sock"
-    operator = Operator(directory, BPFFS)
+    operator = AgentProcess(directory, BPFFS)
     async with serving_pods(socket, pods), contextlib.AsyncExitStack() as serving:
         await serving.enter_async_context(api.running())
         kubeconfig = write_kubeconfig(directory / "kube", f"http://127.0.0.1:{api.port}")
@@ -147,7 +147,7 @@ class Apps:
             assert process.stdout.readline() == b"ready\n"
 
 
-async def _rest(operator: Operator, api: ApiServer) -> None:
+async def _rest(operator: AgentProcess, api: ApiServer) -> None:
     _note(f"at rest for {_REST_SECONDS:.0f} s")
     patches, cpu, begun = len(api.patches()), _cpu_seconds(operator.pid), time.monotonic()
     await asyncio.sleep(_REST_SECONDS)
@@ -159,7 +159,7 @@ async def _rest(operator: Operator, api: ApiServer) -> None:
     figures.emit("kube", "patches_per_min_at_rest", [per_minute], "1/min")
 
 
-async def _single_flips(operator: Operator, arrived: Arrivals, apps: Apps) -> None:
+async def _single_flips(operator: AgentProcess, arrived: Arrivals, apps: Apps) -> None:
     _note(f"{_SINGLE} pods fail one after the other")
     milliseconds = []
     for pod in apps.single:
@@ -172,7 +172,7 @@ async def _single_flips(operator: Operator, arrived: Arrivals, apps: Apps) -> No
     await _wait(operator, "all pods ready again", _all_ready)
 
 
-async def _all_flip(operator: Operator, arrived: Arrivals, apps: Apps) -> None:
+async def _all_flip(operator: AgentProcess, arrived: Arrivals, apps: Apps) -> None:
     _note(f"{_PODS} pods fail at once")
     # What flipped before may be patched no more than every ten seconds; its turn comes.
     await asyncio.sleep(10)
@@ -188,7 +188,7 @@ async def _all_flip(operator: Operator, arrived: Arrivals, apps: Apps) -> None:
 
 
 async def _outage(
-    operator: Operator, api: ApiServer, serving: contextlib.AsyncExitStack, apps: Apps
+    operator: AgentProcess, api: ApiServer, serving: contextlib.AsyncExitStack, apps: Apps
 ) -> None:
     _note("API server away")
     names_of_changed = [pod.name for pod in apps.single[:_CHANGED]]
@@ -221,7 +221,7 @@ def _all_ready(report: AgentReport) -> bool:
     return statuses.count("True") == 2 * _PODS
 
 
-def _changed(operator: Operator) -> dict[str, float]:
+def _changed(operator: AgentProcess) -> dict[str, float]:
     """When each pod's probes changed their mind last, in Unix time: as the log says it."""
     return {
         line["pod"].partition("/")[2]: datetime.datetime.fromisoformat(line["time"]).timestamp()
@@ -230,7 +230,7 @@ def _changed(operator: Operator) -> dict[str, float]:
     }
 
 
-async def _wait(operator: Operator, what: str, holds: Any) -> None:
+async def _wait(operator: AgentProcess, what: str, holds: Any) -> None:
     await asyncio.to_thread(operator.wait_for, what, holds)
 
 

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 
 from agent.lab import lab as labs
-from agent.lab.agent_process import Operator
+from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
 from bpf import pins
 from tests import processes
@@ -49,7 +49,7 @@ def _node() -> Iterator[tuple[Node, RelayClient]]:
         cgroups.cgroup() as kubelet,
         fleet.fleet(pathlib.Path(folder)) as served,
     ):
-        operator = Operator(pathlib.Path(folder))
+        operator = AgentProcess(pathlib.Path(folder))
         node = Node(network, served, operator, kubelet)
         for number, purpose in enumerate(("tcp", "http", "rate", "idle")):
             for mode in ("strict", "enforce"):

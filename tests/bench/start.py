@@ -78,7 +78,7 @@ def _agent() -> None:
     _note("agent with four pods: restart, memory")
     with Lab() as network:
         servers = []
-        agent = agent_process.Operator()
+        agent = agent_process.AgentProcess()
         for number, name in enumerate(("web", "rpc", "shop", "cart"), start=1):
             pod = network.add_pod(name, number, bridged=number > 2)
             command = [sys.executable, "-m", "agent.demo.servers", "http", "8080"]
@@ -104,7 +104,7 @@ def _agent() -> None:
                 server.wait()
 
 
-def _start_ms(agent: agent_process.Operator) -> float:
+def _start_ms(agent: agent_process.AgentProcess) -> float:
     """From exec to every pod isolated, python's own start included."""
     started = time.perf_counter()
     agent.start()

@@ -11,7 +11,7 @@ from tests.image import podspec
 from tests.image.node import BPFFS, PORT, AgentPod, Node
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
-from tests.kernel.standin import StandIn
+from tests.kernel.standin import KubeletStub
 
 pytestmark = pytest.mark.kernel
 
@@ -64,7 +64,7 @@ async def test_gates_and_the_kubelet_s_way_outlive_the_container(
     await node.run_pod("web", mode="enforce")
     agent = await node.start(node.pod(args=("--mode=enforce",)))
     pod = await node.gated(agent, "web", "Enforced")
-    standin = StandIn(kubelet, "kubelet", [f"http,{pod.addresses[0]},{PORT}"])
+    standin = KubeletStub(kubelet, "kubelet", [f"http,{pod.addresses[0]},{PORT}"])
     try:
         await node.until("the kubelet found", agent, lambda: node.knows(kubelet))
         assert not _connects(pod)
@@ -92,7 +92,7 @@ async def test_strict_carries_the_kubelet_from_within_the_container(
     await node.run_pod("web", mode="strict")
     agent = await node.start(node.pod(args=("--mode=strict",)))
     pod = await node.gated(agent, "web", "Strict")
-    standin = StandIn(kubelet, "kubelet", [f"http,{pod.addresses[0]},{PORT}"])
+    standin = KubeletStub(kubelet, "kubelet", [f"http,{pod.addresses[0]},{PORT}"])
     try:
         await node.until("the kubelet found", agent, lambda: node.knows(kubelet))
         assert set(*standin.probe().values()) == {""}

@@ -8,7 +8,7 @@ from tests.agent.kube.apiserver import Json
 from tests.image.node import PORT, Node
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
-from tests.kernel.standin import StandIn
+from tests.kernel.standin import KubeletStub
 
 pytestmark = pytest.mark.kernel
 
@@ -39,7 +39,7 @@ async def test_five_capabilities_do_all_but_the_relay(node: Node, kubelet: Cgrou
     pod = await node.gated(agent, "web", "Enforced")
     # Whose settings below /proc/sys only a privileged container may write.
     await node.until("word", agent, lambda: "Read-only file system: '/proc/sys" in agent.lines())
-    standin = StandIn(kubelet, "kubelet", [f"http,{pod.addresses[0]},{PORT}"])
+    standin = KubeletStub(kubelet, "kubelet", [f"http,{pod.addresses[0]},{PORT}"])
     try:
         await node.until("the kubelet found", agent, lambda: node.knows(kubelet))
         assert set(*standin.probe().values()) == {""}
@@ -58,7 +58,7 @@ async def test_without_the_node_s_processes_the_kubelet_is_not_found(
     pod = node.pod()
     pod["spec"]["hostPID"] = False
     agent = await node.start(pod)
-    standin = StandIn(kubelet, "kubelet", [])
+    standin = KubeletStub(kubelet, "kubelet", [])
     try:
         await node.ready(agent)
         report = await node.report()

@@ -10,7 +10,7 @@ import pytest
 
 from agent.default_deny import table as default_deny_table
 from agent.lab import lab as labs
-from agent.lab.agent_process import Operator
+from agent.lab.agent_process import AgentProcess
 from bpf import gates as gates_module
 from bpf import loader, pins
 from tests.kernel import offers
@@ -43,16 +43,18 @@ def fresh_pins(isolated: None) -> Iterator[pins.Pins]:
 
 
 @pytest.fixture
-def operator(isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> Iterator[Operator]:
+def operator(
+    isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins
+) -> Iterator[AgentProcess]:
     """Starts agents on pins of the test's own; none outlives it, nor does what closes new pods."""
-    made = Operator(tmp_path, fresh_pins.bpffs)
+    made = AgentProcess(tmp_path, fresh_pins.bpffs)
     yield made
     made.stop(signal.SIGKILL)
     asyncio.run(default_deny_table.remove())
 
 
 @pytest.fixture
-def second(operator: Operator, tmp_path: pathlib.Path) -> Iterator[SecondAgent]:
+def second(operator: AgentProcess, tmp_path: pathlib.Path) -> Iterator[SecondAgent]:
     """Another agent beside the operator's, not started yet."""
     made = SecondAgent(operator, tmp_path / "second")
     yield made

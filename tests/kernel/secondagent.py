@@ -3,15 +3,15 @@
 import os
 import pathlib
 
-from agent.lab.agent_process import Operator
+from agent.lab.agent_process import AgentProcess
 
 _LIMIT_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 
 
-class SecondAgent(Operator):
+class SecondAgent(AgentProcess):
     """Another agent with the first one's pods and directories."""
 
-    def __init__(self, first: Operator, directory: pathlib.Path) -> None:
+    def __init__(self, first: AgentProcess, directory: pathlib.Path) -> None:
         directory.mkdir()
         super().__init__(directory, first.bpffs)
         self.pods_from = ("--manifests", str(first.manifests))

@@ -21,7 +21,7 @@ _PR_SET_NAME = 15
 _TIMEOUT_SECONDS = 1.0
 
 
-class StandIn:
+class KubeletStub:
     """The process, in a cgroup of the test's, and what it says."""
 
     def __init__(self, group: Cgroup, name: str, targets: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from agent import labels
 from agent.admin.report import AgentReport
 from agent.lab import lab as labs
-from agent.lab.agent_process import Operator, condition_of
+from agent.lab.agent_process import AgentProcess, condition_of
 from agent.lab.lab import LabPod
 from agent.pods.conditions import TRUE
 from bpf import abi, maps, pins
@@ -48,7 +48,7 @@ class Node:
     """Builds pods, says what is wanted of them, and waits until it is so."""
 
     def __init__(
-        self, lab: labs.Lab, served: fleet.Fleet, operator: Operator, kubelet: Cgroup
+        self, lab: labs.Lab, served: fleet.Fleet, operator: AgentProcess, kubelet: Cgroup
     ) -> None:
         self.lab = lab
         self.fleet = served
@@ -188,7 +188,7 @@ def strict_node(lab: labs.Lab, folder: pathlib.Path) -> Iterator[Node]:
     """folder: for manifests, the agent's files and a certificate. All of it ends with the block."""
     bpffs = labs.LAB_DIRECTORY / "bpf" / f"strict{next(_numbers)}"
     bpffs.mkdir()
-    operator = Operator(folder, bpffs)
+    operator = AgentProcess(folder, bpffs)
     with cgroups.cgroup() as kubelet, fleet.fleet(folder) as served:
         try:
             yield Node(lab, served, operator, kubelet)

@@ -13,7 +13,7 @@ from agent import labels
 from agent.admin.report import AgentReport
 from agent.gates.address_claims import AddressAuthority
 from agent.lab import lab as labs
-from agent.lab.agent_process import Operator, condition_of, pod_of
+from agent.lab.agent_process import AgentProcess, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.linux.pod_network import NetworkReader
 from agent.metrics import Metrics
@@ -211,7 +211,7 @@ def knows_claim(report: AgentReport, address: str) -> bool:
     return pod is not None and bool(pod.gates) and address in pod.unconfirmed
 
 
-def start(operator: Operator, thief: LabPod, *extra: str, mode: str = "enforce") -> None:
+def start(operator: AgentProcess, thief: LabPod, *extra: str, mode: str = "enforce") -> None:
     operator.write_file("thief.yaml", fleet.manifest(thief, mode, (fleet.tcp_probe(PORT),)))
     operator.start(*extra)
 
@@ -236,7 +236,7 @@ def arrives(address: str, listener: socket.socket) -> bool:
 @LAYOUTS
 @VERSIONS
 def test_host_processes_still_reach_what_a_pod_claims(
-    operator: Operator, lab: Lab, server: LabPod, version: int, is_bridged: bool
+    operator: AgentProcess, lab: Lab, server: LabPod, version: int, is_bridged: bool
 ) -> None:
     thief = lab.add_pod("thief", 1, bridged=is_bridged)
     stolen, own = traffic.address(server, version), node_address(version)
@@ -251,7 +251,7 @@ def test_host_processes_still_reach_what_a_pod_claims(
 
 @VERSIONS
 def test_an_address_claimed_later_changes_nothing(
-    operator: Operator, lab: Lab, server: LabPod, version: int
+    operator: AgentProcess, lab: Lab, server: LabPod, version: int
 ) -> None:
     thief = lab.add_pod("thief", 1)
     start(operator, thief)
@@ -265,7 +265,7 @@ def test_an_address_claimed_later_changes_nothing(
 
 @VERSIONS
 def test_the_relay_carries_nothing_to_a_pod_that_claims_the_target(
-    operator: Operator, lab: Lab, server: LabPod, version: int
+    operator: AgentProcess, lab: Lab, server: LabPod, version: int
 ) -> None:
     thief = lab.add_pod("thief", 1)
     stolen = traffic.address(server, version)
@@ -293,7 +293,7 @@ def is_strict(report: AgentReport) -> bool:
 
 @VERSIONS
 def test_connections_to_a_claimed_address_are_not_ended(
-    operator: Operator, lab: Lab, server: LabPod, version: int
+    operator: AgentProcess, lab: Lab, server: LabPod, version: int
 ) -> None:
     thief = lab.add_pod("thief", 1)
     stolen = traffic.address(server, version)
@@ -317,7 +317,7 @@ def test_connections_to_a_claimed_address_are_not_ended(
             assert accepted.recv(64) == b"still there"
 
 
-def test_a_claim_is_reported_to_people(operator: Operator, lab: Lab, server: LabPod) -> None:
+def test_a_claim_is_reported_to_people(operator: AgentProcess, lab: Lab, server: LabPod) -> None:
     thief = lab.add_pod("thief", 1)
     claim(thief, server.ipv4)
     start(operator, thief)
@@ -331,7 +331,7 @@ def test_a_claim_is_reported_to_people(operator: Operator, lab: Lab, server: Lab
 
 
 def test_a_claimed_address_is_closed_by_the_pod_s_own_gate(
-    operator: Operator, lab: Lab, server: LabPod
+    operator: AgentProcess, lab: Lab, server: LabPod
 ) -> None:
     thief = lab.add_pod("thief", 1)
     claim(thief, "198.18.99.9")

@@ -16,7 +16,7 @@ from agent import labels
 from agent.admin.report import AgentReport
 from agent.lab import attempts
 from agent.lab import lab as labs
-from agent.lab.agent_process import Operator, condition_of, pod_of
+from agent.lab.agent_process import AgentProcess, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.pods.conditions import FALSE, TRUE, Condition
 from tests.kernel import cgroups, offers
@@ -52,7 +52,7 @@ def isolated_as(name: str, reason: str) -> Callable[[AgentReport], bool]:
     return holds
 
 
-def start_enforcing(operator: Operator, pod: LabPod) -> AgentReport:
+def start_enforcing(operator: AgentProcess, pod: LabPod) -> AgentReport:
     operator.write_manifest(pod, mode="enforce", container=LISTENING)
     operator.start()
     return operator.wait_for("the gate", isolated_as(pod.name, "Enforced"))
@@ -70,7 +70,7 @@ def manifest_text(pod_netns: str | None, *, name: str = "bad", containers: str =
 
 @pytest.mark.parametrize("family", attempts.FAMILIES)
 def test_an_enforced_pod_is_closed_to_the_node_and_open_to_pods(
-    operator: Operator, lab: Lab, web: LabPod, family: str
+    operator: AgentProcess, lab: Lab, web: LabPod, family: str
 ) -> None:
     neighbour = lab.add_pod("neighbour", 2, bridged=True)
     start_enforcing(operator, web)
@@ -79,7 +79,7 @@ def test_an_enforced_pod_is_closed_to_the_node_and_open_to_pods(
     assert attempts.connect_from_pod(neighbour, address, family, PORT) == "connects"
 
 
-def test_a_mode_is_changed_by_the_label_while_running(operator: Operator, web: LabPod) -> None:
+def test_a_mode_is_changed_by_the_label_while_running(operator: AgentProcess, web: LabPod) -> None:
     start_enforcing(operator, web)
     operator.write_manifest(web, mode="audit", container=LISTENING)
     operator.wait_for("audit", isolated_as("web", "Audit"))
@@ -91,7 +91,7 @@ def test_a_mode_is_changed_by_the_label_while_running(operator: Operator, web: L
     assert pod.gates == []
 
 
-def test_a_removed_manifest_takes_the_gate_along(operator: Operator, web: LabPod) -> None:
+def test_a_removed_manifest_takes_the_gate_along(operator: AgentProcess, web: LabPod) -> None:
     start_enforcing(operator, web)
     (operator.manifests / "web.yaml").unlink()
     operator.wait_for("the pod gone", lambda report: not report.pods)
@@ -108,12 +108,12 @@ def refuses(pod: LabPod, family: str = "IPv4") -> bool:
     return observed in (attempts.REFUSED, attempts.DROPPED)
 
 
-def test_probes_run_from_inside_an_enforced_pod(operator: Operator, web: LabPod) -> None:
+def test_probes_run_from_inside_an_enforced_pod(operator: AgentProcess, web: LabPod) -> None:
     start_enforcing(operator, web)
     operator.wait_for("probes", lambda r: (c := passing(r, "web")) is not None and c.status == TRUE)
 
 
-def test_an_address_that_a_pod_gets_later_is_gated_too(operator: Operator, web: LabPod) -> None:
+def test_an_address_that_a_pod_gets_later_is_gated_too(operator: AgentProcess, web: LabPod) -> None:
     start_enforcing(operator, web)
     subprocess.run(
         [
@@ -149,7 +149,7 @@ def test_an_address_that_a_pod_gets_later_is_gated_too(operator: Operator, web: 
     ],
 )
 def test_a_bad_manifest_is_one_line_one_condition_and_nobody_else_s_trouble(
-    operator: Operator, web: LabPod, content: str, reason: str
+    operator: AgentProcess, web: LabPod, content: str, reason: str
 ) -> None:
     operator.write_file("bad.yaml", content)
     report = start_enforcing(operator, web)
@@ -179,7 +179,7 @@ def test_a_bad_manifest_is_one_line_one_condition_and_nobody_else_s_trouble(
     ],
 )
 def test_a_probe_that_cannot_be_leaves_the_gate_and_other_pods_alone(
-    operator: Operator, lab: Lab, web: LabPod, probe: dict[str, object], words: str
+    operator: AgentProcess, lab: Lab, web: LabPod, probe: dict[str, object], words: str
 ) -> None:
     other = lab.add_pod("other", 2)
     with other.listen(PORT):
@@ -198,7 +198,7 @@ def test_a_probe_that_cannot_be_leaves_the_gate_and_other_pods_alone(
         assert len([line for line in lines if line.get("type") == labels.PROBES_PASSING]) == 1
 
 
-def test_a_manifest_that_becomes_wrong_opens_nothing(operator: Operator, web: LabPod) -> None:
+def test_a_manifest_that_becomes_wrong_opens_nothing(operator: AgentProcess, web: LabPod) -> None:
     start_enforcing(operator, web)
     operator.write_file("web.yaml", "a: [")
     report = operator.wait_for(
@@ -211,7 +211,7 @@ def test_a_manifest_that_becomes_wrong_opens_nothing(operator: Operator, web: La
     assert refuses(web)
 
 
-def test_two_pods_cannot_share_a_namespace(operator: Operator, web: LabPod) -> None:
+def test_two_pods_cannot_share_a_namespace(operator: AgentProcess, web: LabPod) -> None:
     operator.write_manifest(web, mode="enforce", container=LISTENING)
     operator.write_file("z.yaml", manifest_text(web.netns.path, name="thief"))
     operator.start()
@@ -220,7 +220,7 @@ def test_two_pods_cannot_share_a_namespace(operator: Operator, web: LabPod) -> N
     operator.wait_for("the first guarded", isolated_as("web", "Enforced"))
 
 
-def test_a_pod_whose_namespace_comes_later_is_gated_then(operator: Operator, lab: Lab) -> None:
+def test_a_pod_whose_namespace_comes_later_is_gated_then(operator: AgentProcess, lab: Lab) -> None:
     path = lab_path("late")
     operator.write_file("late.yaml", manifest_text(str(path), name="late"))
     operator.start("--mode", "enforce")
@@ -234,7 +234,7 @@ def lab_path(name: str) -> pathlib.Path:
 
 
 def test_a_pod_that_ends_fails_its_probes_and_disturbs_no_other(
-    operator: Operator, lab: Lab, web: LabPod
+    operator: AgentProcess, lab: Lab, web: LabPod
 ) -> None:
     other = lab.add_pod("other", 2)
     with other.listen(PORT):
@@ -250,7 +250,7 @@ def test_a_pod_that_ends_fails_its_probes_and_disturbs_no_other(
 
 
 def test_a_killed_agent_leaves_the_gate_and_a_new_one_compiles_nothing(
-    operator: Operator, web: LabPod
+    operator: AgentProcess, web: LabPod
 ) -> None:
     start_enforcing(operator, web)
     operator.stop(signal.SIGKILL)
@@ -262,7 +262,7 @@ def test_a_killed_agent_leaves_the_gate_and_a_new_one_compiles_nothing(
 
 
 def test_a_gate_of_a_pod_that_went_while_the_agent_was_dead_is_removed(
-    operator: Operator, web: LabPod
+    operator: AgentProcess, web: LabPod
 ) -> None:
     start_enforcing(operator, web)
     operator.stop(signal.SIGKILL)
@@ -272,7 +272,7 @@ def test_a_gate_of_a_pod_that_went_while_the_agent_was_dead_is_removed(
 
 
 def test_no_gate_is_given_up_while_a_manifest_cannot_be_read(
-    operator: Operator, web: LabPod
+    operator: AgentProcess, web: LabPod
 ) -> None:
     start_enforcing(operator, web)
     operator.stop(signal.SIGKILL)
@@ -282,7 +282,7 @@ def test_no_gate_is_given_up_while_a_manifest_cannot_be_read(
     assert refuses(web)
 
 
-def test_a_second_agent_is_refused(operator: Operator, web: LabPod) -> None:
+def test_a_second_agent_is_refused(operator: AgentProcess, web: LabPod) -> None:
     start_enforcing(operator, web)
     second = podgate("run", "--manifests", str(operator.manifests), *directories(operator))
     assert second.returncode == 1
@@ -290,7 +290,7 @@ def test_a_second_agent_is_refused(operator: Operator, web: LabPod) -> None:
     assert len(second.stderr.strip().splitlines()) == 1
 
 
-def test_cleanup_is_refused_while_the_agent_runs(operator: Operator, web: LabPod) -> None:
+def test_cleanup_is_refused_while_the_agent_runs(operator: AgentProcess, web: LabPod) -> None:
     start_enforcing(operator, web)
     done = operator.cleanup()
     assert done.returncode == 1
@@ -300,7 +300,7 @@ def test_cleanup_is_refused_while_the_agent_runs(operator: Operator, web: LabPod
 
 @pytest.mark.parametrize("attachment", ["tcx", "clsact"])
 def test_cleanup_opens_everything_and_leaves_nothing(
-    operator: Operator, web: LabPod, attachment: str
+    operator: AgentProcess, web: LabPod, attachment: str
 ) -> None:
     if attachment == "tcx":
         offers.need_tcx()
@@ -320,7 +320,7 @@ def test_cleanup_opens_everything_and_leaves_nothing(
 
 @pytest.mark.parametrize("attachment", ["tcx", "clsact"])
 def test_five_lines_of_shell_open_everything(
-    operator: Operator, web: LabPod, attachment: str
+    operator: AgentProcess, web: LabPod, attachment: str
 ) -> None:
     """The emergency exit of docs/failures.md, as it stands there."""
     if attachment == "tcx":
@@ -337,7 +337,7 @@ def test_five_lines_of_shell_open_everything(
     assert connects(web)
 
 
-def test_endpoints_answer_and_metrics_count_the_drop(operator: Operator, web: LabPod) -> None:
+def test_endpoints_answer_and_metrics_count_the_drop(operator: AgentProcess, web: LabPod) -> None:
     report = start_enforcing(operator, web)
     assert refuses(web)
     operator.wait_for("a look at every pod", lambda report: report.is_synced)
@@ -355,7 +355,7 @@ def get(report: AgentReport, path: str) -> str:
         return content.decode()
 
 
-def test_status_shows_the_pod_to_people_and_machines(operator: Operator, web: LabPod) -> None:
+def test_status_shows_the_pod_to_people_and_machines(operator: AgentProcess, web: LabPod) -> None:
     start_enforcing(operator, web)
     arguments = ("status", "--run-directory", str(operator.run_directory))
     text = podgate(*arguments).stdout
@@ -378,7 +378,7 @@ def reaches(sender: Cgroup, pod: LabPod, port: int) -> bool:
     return sender.run([sys.executable, "-c", CONNECT, pod.ipv4, str(port)]).returncode == 0
 
 
-def start_with_kubelet(operator: Operator, pod: LabPod, kubelet: Cgroup) -> None:
+def start_with_kubelet(operator: AgentProcess, pod: LabPod, kubelet: Cgroup) -> None:
     operator.write_manifest(pod, mode="enforce", container=LISTENING)
     operator.start("--kubelet", f"cgroup:{kubelet.path}")
     operator.wait_for(
@@ -388,7 +388,7 @@ def start_with_kubelet(operator: Operator, pod: LabPod, kubelet: Cgroup) -> None
 
 
 def test_the_kubelet_reaches_what_an_unmodified_pod_declares_and_nobody_else_does(
-    operator: Operator, web: LabPod
+    operator: AgentProcess, web: LabPod
 ) -> None:
     with cgroups.cgroup() as kubelet, cgroups.cgroup() as other, web.listen(PORT + 1):
         start_with_kubelet(operator, web, kubelet)
@@ -400,7 +400,7 @@ def test_the_kubelet_reaches_what_an_unmodified_pod_declares_and_nobody_else_doe
         assert not reaches(other, web, PORT)
 
 
-def test_a_kubelet_in_a_new_cgroup_is_followed(operator: Operator, web: LabPod) -> None:
+def test_a_kubelet_in_a_new_cgroup_is_followed(operator: AgentProcess, web: LabPod) -> None:
     with cgroups.cgroup() as first:
         start_with_kubelet(operator, web, first)
         cgroups.remove(first)
@@ -409,7 +409,7 @@ def test_a_kubelet_in_a_new_cgroup_is_followed(operator: Operator, web: LabPod) 
 
 
 def test_a_pod_is_closed_before_its_gate_where_the_node_s_default_is_enforce(
-    operator: Operator, lab: Lab, web: LabPod
+    operator: AgentProcess, lab: Lab, web: LabPod
 ) -> None:
     operator.write_manifest(web, mode=None, container=LISTENING)
     operator.start("--mode", "enforce")
@@ -432,7 +432,7 @@ def test_a_pod_is_closed_before_its_gate_where_the_node_s_default_is_enforce(
 
 
 def test_a_node_whose_default_is_audit_takes_an_old_backstop_away(
-    operator: Operator, lab: Lab, web: LabPod
+    operator: AgentProcess, lab: Lab, web: LabPod
 ) -> None:
     operator.write_manifest(web, mode=None, container=LISTENING)
     operator.start("--mode", "enforce")
@@ -445,7 +445,7 @@ def test_a_node_whose_default_is_audit_takes_an_old_backstop_away(
         assert connects(newborn)
 
 
-def test_drops_names_who_would_need_a_rule(operator: Operator, web: LabPod) -> None:
+def test_drops_names_who_would_need_a_rule(operator: AgentProcess, web: LabPod) -> None:
     operator.write_manifest(web, mode="audit", container=LISTENING)
     operator.start()
     operator.wait_for("the gate", isolated_as("web", "Audit"))
@@ -475,7 +475,7 @@ def test_status_without_an_agent_is_one_sentence(isolated: None, tmp_path: pathl
     ],
 )
 def test_an_agent_that_cannot_start_says_why_in_one_sentence(
-    operator: Operator, arguments: list[str], words: str
+    operator: AgentProcess, arguments: list[str], words: str
 ) -> None:
     given = [argument.format(manifests=operator.manifests) for argument in arguments]
     done = podgate("run", *directories(operator), *given)
@@ -484,12 +484,12 @@ def test_an_agent_that_cannot_start_says_why_in_one_sentence(
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_the_steady_agent_has_no_compiler_in_it(operator: Operator, web: LabPod) -> None:
+def test_the_steady_agent_has_no_compiler_in_it(operator: AgentProcess, web: LabPod) -> None:
     start_enforcing(operator, web)
     assert "libbcc" not in pathlib.Path(f"/proc/{operator.pid}/maps").read_text(encoding="utf-8")
 
 
-def test_an_agent_holds_no_namespace_alive(operator: Operator, lab: Lab, web: LabPod) -> None:
+def test_an_agent_holds_no_namespace_alive(operator: AgentProcess, lab: Lab, web: LabPod) -> None:
     start_enforcing(operator, web)
     held = set()
     for entry in os.scandir(f"/proc/{operator.pid}/fd"):
@@ -498,7 +498,7 @@ def test_an_agent_holds_no_namespace_alive(operator: Operator, lab: Lab, web: La
     assert f"net:[{web.netns.inode}]" not in held
 
 
-def directories(operator: Operator) -> list[str]:
+def directories(operator: AgentProcess) -> list[str]:
     return ["--run-directory", str(operator.run_directory), "--bpffs", str(operator.bpffs)]
 
 

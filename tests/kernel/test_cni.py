@@ -241,7 +241,7 @@ def test_the_node_answers_what_the_pod_asks(node: Node) -> None:
     with added(node.network(), "web") as pod:
         for family in attempts.FAMILIES:
             gateway = traffic.NODE[4 if family == "IPv4" else 6]
-            assert attempts.question_from_pod(pod, gateway, family) == "arrives"
+            assert attempts.query_from_pod(pod, gateway, family) == "arrives"
             assert attempts.datagram_from_node(pod, family) == "does not arrive"
 
 

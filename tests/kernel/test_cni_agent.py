@@ -11,7 +11,7 @@ from agent import labels
 from agent.admin.report import AgentReport
 from agent.default_deny import table as default_deny_table
 from agent.lab import attempts
-from agent.lab.agent_process import Operator, condition_of
+from agent.lab.agent_process import AgentProcess, condition_of
 from agent.lab.lab import Lab, LabPod
 from bpf.gates import Attachment
 from tests.cni import calling
@@ -32,7 +32,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture
 def network(
-    lab: Lab, operator: Operator, plugin: pathlib.Path, tmp_path: pathlib.Path
+    lab: Lab, operator: AgentProcess, plugin: pathlib.Path, tmp_path: pathlib.Path
 ) -> Iterator[Network]:
     """Of a node whose agent is the operator's."""
     where = {"bpffs": str(operator.bpffs), "runDirectory": str(operator.run_directory)}
@@ -68,7 +68,7 @@ def to_be(path: str) -> LabPod:
 
 @ATTACHMENTS
 def test_an_agent_that_starts_later_takes_the_gate_over_without_a_gap(
-    operator: Operator, network: Network, path: str, attachment: Attachment
+    operator: AgentProcess, network: Network, path: str, attachment: Attachment
 ) -> None:
     if attachment is Attachment.TCX:
         offers.need_tcx()
@@ -92,7 +92,7 @@ def test_an_agent_that_starts_later_takes_the_gate_over_without_a_gap(
 
 
 def test_an_agent_that_runs_finds_the_pod_closed_and_opens_nothing(
-    operator: Operator, network: Network, path: str
+    operator: AgentProcess, network: Network, path: str
 ) -> None:
     operator.write_manifest(to_be(path), mode=None, container=LISTENING)
     operator.start("--mode", "enforce")
@@ -108,7 +108,7 @@ def test_an_agent_that_runs_finds_the_pod_closed_and_opens_nothing(
 
 
 def test_a_pod_that_is_to_have_no_gate_loses_the_plugin_s(
-    operator: Operator, network: Network, path: str
+    operator: AgentProcess, network: Network, path: str
 ) -> None:
     operator.write_manifest(to_be(path), mode="off", container=LISTENING)
     operator.start("--mode", "enforce")
@@ -121,7 +121,7 @@ def test_a_pod_that_is_to_have_no_gate_loses_the_plugin_s(
 
 
 def test_a_pod_of_which_nobody_has_told_yet_keeps_its_gate(
-    operator: Operator, network: Network, path: str
+    operator: AgentProcess, network: Network, path: str
 ) -> None:
     """An agent that has just started removes what an earlier one left, and nothing else."""
     waiting = {
@@ -147,7 +147,11 @@ def test_a_pod_of_which_nobody_has_told_yet_keeps_its_gate(
 
 
 def test_after_cleanup_no_pod_waits_for_gates(
-    operator: Operator, network: Network, plugin: pathlib.Path, tmp_path: pathlib.Path, path: str
+    operator: AgentProcess,
+    network: Network,
+    plugin: pathlib.Path,
+    tmp_path: pathlib.Path,
+    path: str,
 ) -> None:
     operator.start("--mode", "enforce")
     operator.wait_for("pins", lambda report: report.is_synced)

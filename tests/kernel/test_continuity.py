@@ -22,7 +22,7 @@ import pytest
 
 from agent.admin.report import AgentReport
 from agent.lab import attempts
-from agent.lab.agent_process import Operator, condition_of
+from agent.lab.agent_process import AgentProcess, condition_of
 from agent.lab.lab import Lab, LabPod
 from agent.labels import ISOLATION_READY
 from agent.pods.conditions import TRUE
@@ -56,7 +56,7 @@ class Node:
     """The agents and pods of one node."""
 
     def __init__(
-        self, lab: Lab, operator: Operator, attacker: loads.Load, attachment: Attachment
+        self, lab: Lab, operator: AgentProcess, attacker: loads.Load, attachment: Attachment
     ) -> None:
         self.pods: list[LabPod] = []
         self._lab = lab
@@ -132,7 +132,9 @@ def attachment(request: pytest.FixtureRequest) -> Attachment:
 
 
 @pytest.fixture
-def node(lab: Lab, operator: Operator, attachment: Attachment) -> Iterator[tuple[Node, loads.Load]]:
+def node(
+    lab: Lab, operator: AgentProcess, attachment: Attachment
+) -> Iterator[tuple[Node, loads.Load]]:
     with loads.attacker() as attacker:
         made = Node(lab, operator, attacker, attachment)
         yield made, attacker
@@ -142,7 +144,7 @@ def node(lab: Lab, operator: Operator, attachment: Attachment) -> Iterator[tuple
 @pytest.mark.parametrize("attachment", list(Attachment), indirect=True)
 def test_nobody_gets_in_and_nothing_breaks_whatever_becomes_of_the_agent(
     node: tuple[Node, loads.Load],
-    operator: Operator,
+    operator: AgentProcess,
     other_versions: list[tuple[int, pathlib.Path | None]],
 ) -> None:
     chance = random.Random(SCALE.kills)
@@ -194,7 +196,7 @@ def test_nobody_gets_in_and_nothing_breaks_whatever_becomes_of_the_agent(
 
 
 def test_pod_that_cannot_be_looked_at_keeps_the_gate_of_the_version_before(
-    lab: Lab, operator: Operator, other_versions: list[tuple[int, pathlib.Path | None]]
+    lab: Lab, operator: AgentProcess, other_versions: list[tuple[int, pathlib.Path | None]]
 ) -> None:
     """Its gate may not be given up, nor can it be taken over: nobody knows what it should know."""
     schema, version = other_versions[0]
@@ -218,7 +220,7 @@ def test_pod_that_cannot_be_looked_at_keeps_the_gate_of_the_version_before(
         assert frames_are_dropped(pod)
 
 
-def messages(operator: Operator) -> set[str]:
+def messages(operator: AgentProcess) -> set[str]:
     return {line["message"] for line in operator.log_lines()}
 
 

@@ -4,14 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO
 
 import pytest
 
 from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, errors, syscalls
+from tests.polling import wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -59,7 +59,7 @@ def stages() -> set[int]:
 
 
 def programs() -> set[int]:
-    """Ids of all gates of the kernel, whoever loaded them."""
+    """Ids of all gate programs of the kernel."""
     found = set()
     program_id = syscalls.next_id(syscalls.Command.PROG_GET_NEXT_ID, 0)
     while program_id is not None:
@@ -81,17 +81,8 @@ def program_name(program_id: int) -> str:
         os.close(fd)
 
 
-def eventually(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        if holds():
-            return True
-        time.sleep(0.05)
-    return False
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_demo_that_is_stopped_leaves_nothing(
+def test_stopped_demo_leaves_nothing(
     isolated: None, number: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
     before = programs()
@@ -104,14 +95,14 @@ def test_a_demo_that_is_stopped_leaves_nothing(
     assert cgroup.is_dir()
     demo.send_signal(number)
     assert demo.wait(PATIENCE_SECONDS) != 0
-    assert eventually(lambda: not stages())
-    assert eventually(lambda: not programs() - before)
-    assert eventually(lambda: not cgroup.exists())
+    wait_until("no stage runs", lambda: not stages())
+    wait_until("no program is left", lambda: not programs() - before)
+    wait_until("no cgroup is left", lambda: not cgroup.exists())
 
 
-def test_a_stage_that_dies_is_a_broken_promise(demo: "subprocess.Popen[str]") -> None:
+def test_killed_stage_is_a_failed_check(demo: "subprocess.Popen[str]") -> None:
     inner = max(stages())
     os.kill(inner, signal.SIGKILL)
     output, _ = demo.communicate(timeout=PATIENCE_SECONDS)
     assert demo.returncode == 1
-    assert "promises were broken" in output
+    assert "checks failed" in output

@@ -10,7 +10,7 @@ import pytest
 from agent.cli import doctor
 from agent.cli.doctor import Finding, Severity
 from agent.lab import lab as labs
-from agent.lab.agent_process import Operator
+from agent.lab.agent_process import AgentProcess
 from agent.linux.nft import NftMissing
 from bpf import abi, pins, syscalls
 from tests.kernel import foreign
@@ -101,13 +101,13 @@ async def test_another_package_named_bcc_is_a_problem(
 
 
 @pytest.fixture
-def running(operator: Operator, lab: labs.Lab) -> Operator:
+def running(operator: AgentProcess, lab: labs.Lab) -> AgentProcess:
     operator.start()
     operator.wait_for("the initial sync", lambda report: report.is_synced)
     return operator
 
 
-def test_running_agent_is_checked(running: Operator) -> None:
+def test_running_agent_is_checked(running: AgentProcess) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "agent", "doctor", "--output", "json"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.admin.report import AgentReport
-from agent.lab.agent_process import Operator, pod_of
+from agent.lab.agent_process import AgentProcess, pod_of
 from agent.lab.lab import Lab, LabPod
 from tests.kernel import traffic
 
@@ -44,13 +44,13 @@ def asked_before(pod: LabPod, version: int, *, is_connected: bool) -> Iterator[s
         assert client.recv(64) == b"answer"
 
 
-def guard(operator: Operator, pod: LabPod, line: str) -> None:
+def guard(operator: AgentProcess, pod: LabPod, line: str) -> None:
     operator.write_manifest(pod, mode="enforce", container={})
     operator.start()
     operator.wait_for(line, lambda _: has_logged(operator, line))
 
 
-def has_logged(operator: Operator, line: str) -> bool:
+def has_logged(operator: AgentProcess, line: str) -> bool:
     return any(entry["message"] == line for entry in operator.log_lines())
 
 
@@ -62,7 +62,7 @@ def passed(report: AgentReport, reason: str) -> int:
 
 @VERSIONS
 def test_a_waiting_question_is_answered_and_nothing_else_is_let_in(
-    operator: Operator, pod: LabPod, version: int
+    operator: AgentProcess, pod: LabPod, version: int
 ) -> None:
     with asked_before(pod, version, is_connected=True):
         guard(operator, pod, KNOWN)
@@ -73,14 +73,14 @@ def test_a_waiting_question_is_answered_and_nothing_else_is_let_in(
 
 
 def test_a_question_of_an_unconnected_socket_is_answered_by_grace(
-    operator: Operator, pod: LabPod
+    operator: AgentProcess, pod: LabPod
 ) -> None:
     with asked_before(pod, 4, is_connected=False):
         guard(operator, pod, GRACE)
     operator.wait_for("the answer counted", lambda r: passed(r, "grace") == 1)
 
 
-def test_a_newborn_pod_gets_no_grace(operator: Operator, pod: LabPod) -> None:
+def test_a_newborn_pod_gets_no_grace(operator: AgentProcess, pod: LabPod) -> None:
     guard(operator, pod, KNOWN)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         stranger.sendto(b"hello", (pod.ipv4, PORT))

@@ -29,7 +29,7 @@ sys.stdin.read()
 """
 
 
-class StandIn:
+class KubeletStub:
     """A process that looks like the kubelet, in a cgroup of the test's."""
 
     def __init__(self, group: cgroups.Cgroup, *, port: int = 0, name: str = "kubelet") -> None:
@@ -48,11 +48,11 @@ class StandIn:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., StandIn]]:
-    started: list[StandIn] = []
+def start() -> Iterator[Callable[..., KubeletStub]]:
+    started: list[KubeletStub] = []
 
-    def make(group: cgroups.Cgroup, *, port: int = 0, name: str = "kubelet") -> StandIn:
-        started.append(StandIn(group, port=port, name=name))
+    def make(group: cgroups.Cgroup, *, port: int = 0, name: str = "kubelet") -> KubeletStub:
+        started.append(KubeletStub(group, port=port, name=name))
         return started[-1]
 
     yield make
@@ -97,7 +97,7 @@ async def watching(setting: KubeletSetting) -> AsyncIterator[Watched]:
 
 
 async def test_a_process_in_its_own_cgroup_is_found_by_name_and_port(
-    unit: cgroups.Cgroup, start: Callable[..., StandIn]
+    unit: cgroups.Cgroup, start: Callable[..., KubeletStub]
 ) -> None:
     process = start(unit)
     async with watching(ByProcess("kubelet", process.port)) as watched:
@@ -106,7 +106,7 @@ async def test_a_process_in_its_own_cgroup_is_found_by_name_and_port(
 
 
 async def test_a_restart_in_a_fresh_cgroup_is_followed(
-    unit: cgroups.Cgroup, start: Callable[..., StandIn]
+    unit: cgroups.Cgroup, start: Callable[..., KubeletStub]
 ) -> None:
     process = start(unit)
     async with watching(ByProcess("kubelet", process.port)) as watched:
@@ -123,7 +123,7 @@ async def test_a_restart_in_a_fresh_cgroup_is_followed(
 
 
 async def test_a_restart_in_the_same_cgroup_ends_with_the_same_answer(
-    unit: cgroups.Cgroup, start: Callable[..., StandIn]
+    unit: cgroups.Cgroup, start: Callable[..., KubeletStub]
 ) -> None:
     process = start(unit)
     async with watching(ByProcess("kubelet", process.port)) as watched:
@@ -134,7 +134,7 @@ async def test_a_restart_in_the_same_cgroup_ends_with_the_same_answer(
 
 
 async def test_a_move_to_another_cgroup_is_noticed(
-    unit: cgroups.Cgroup, start: Callable[..., StandIn], monkeypatch: pytest.MonkeyPatch
+    unit: cgroups.Cgroup, start: Callable[..., KubeletStub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubelet_identity, "_RECHECK_SECONDS", 0.05)
     process = start(unit)
@@ -146,7 +146,7 @@ async def test_a_move_to_another_cgroup_is_noticed(
 
 
 async def test_pods_that_come_into_its_cgroup_end_the_admission(
-    unit: cgroups.Cgroup, start: Callable[..., StandIn], monkeypatch: pytest.MonkeyPatch
+    unit: cgroups.Cgroup, start: Callable[..., KubeletStub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubelet_identity, "_RECHECK_SECONDS", 0.05)
     process = start(unit)
@@ -159,7 +159,7 @@ async def test_pods_that_come_into_its_cgroup_end_the_admission(
 
 
 async def test_another_process_in_its_cgroup_is_said(
-    unit: cgroups.Cgroup, start: Callable[..., StandIn]
+    unit: cgroups.Cgroup, start: Callable[..., KubeletStub]
 ) -> None:
     process = start(unit)
     start(unit, name="apiserver")
@@ -168,7 +168,7 @@ async def test_another_process_in_its_cgroup_is_said(
 
 
 async def test_a_container_in_its_cgroup_is_refused(
-    unit: cgroups.Cgroup, start: Callable[..., StandIn]
+    unit: cgroups.Cgroup, start: Callable[..., KubeletStub]
 ) -> None:
     process = start(unit)
     container = unit.popen(
@@ -189,7 +189,7 @@ async def test_a_container_in_its_cgroup_is_refused(
 
 
 async def test_a_namesake_in_another_network_namespace_is_not_taken(
-    unit: cgroups.Cgroup, start: Callable[..., StandIn]
+    unit: cgroups.Cgroup, start: Callable[..., KubeletStub]
 ) -> None:
     process = start(unit)
     with cgroups.cgroup() as other:
@@ -211,7 +211,7 @@ async def test_a_namesake_in_another_network_namespace_is_not_taken(
 
 
 async def test_a_fixed_cgroup_is_followed_when_it_is_made_anew(
-    unit: cgroups.Cgroup, start: Callable[..., StandIn]
+    unit: cgroups.Cgroup, start: Callable[..., KubeletStub]
 ) -> None:
     process = start(unit, name="anything")
     async with watching(ByCgroup(unit.path)) as watched:
@@ -227,7 +227,7 @@ async def test_a_fixed_cgroup_is_followed_when_it_is_made_anew(
 
 
 async def test_cancelling_leaves_no_descriptor(
-    unit: cgroups.Cgroup, start: Callable[..., StandIn]
+    unit: cgroups.Cgroup, start: Callable[..., KubeletStub]
 ) -> None:
     process = start(unit)
     before = descriptors()

@@ -11,7 +11,7 @@ import pytest
 
 from agent import labels
 from agent.admin.report import AgentReport
-from agent.lab.agent_process import Operator, condition_of, pod_of
+from agent.lab.agent_process import AgentProcess, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.pods.conditions import FALSE, TRUE, Condition
 from bpf import errors, syscalls
@@ -41,7 +41,7 @@ def is_said(status: str, reason: str) -> Callable[[AgentReport], bool]:
     return holds
 
 
-def start(operator: Operator, pod: LabPod, *arguments: str) -> None:
+def start(operator: AgentProcess, pod: LabPod, *arguments: str) -> None:
     operator.write_manifest(pod, mode="enforce", container={})
     operator.start(*arguments)
 
@@ -50,7 +50,7 @@ def inside(pod: LabPod, *command: str) -> None:
     subprocess.run(["nsenter", f"--net={pod.netns.path}", *command], check=True)
 
 
-def has_logged(operator: Operator, message: str) -> bool:
+def has_logged(operator: AgentProcess, message: str) -> bool:
     return any(line["message"] == message for line in operator.log_lines())
 
 
@@ -64,7 +64,7 @@ def full_chain(pod: LabPod) -> Iterator[None]:
         yield
 
 
-def take_gate_away(operator: Operator, pod: LabPod) -> None:
+def take_gate_away(operator: AgentProcess, pod: LabPod) -> None:
     (link,) = operator.bpffs.glob(f"podgate/v*/links/gate_egress-{pod.ifindex}")
     with os.fdopen(syscalls.open_pin(str(link)), "rb") as opened:
         syscalls.link_detach(opened.fileno())
@@ -72,7 +72,7 @@ def take_gate_away(operator: Operator, pod: LabPod) -> None:
 
 
 def test_gate_that_cannot_be_attached_is_said_and_tried_again(
-    operator: Operator, pod: LabPod
+    operator: AgentProcess, pod: LabPod
 ) -> None:
     offers.need_tcx()
     with full_chain(pod):
@@ -85,7 +85,7 @@ def test_gate_that_cannot_be_attached_is_said_and_tried_again(
 
 
 def test_gate_that_is_lost_is_put_back_and_its_pod_stays_ready(
-    operator: Operator, pod: LabPod
+    operator: AgentProcess, pod: LabPod
 ) -> None:
     offers.need_tcx()
     start(operator, pod, "--attach", "tcx")
@@ -115,7 +115,9 @@ def losses(report: AgentReport) -> float:
     )
 
 
-def test_filter_that_is_lost_is_put_back_at_the_next_look(operator: Operator, pod: LabPod) -> None:
+def test_filter_that_is_lost_is_put_back_at_the_next_look(
+    operator: AgentProcess, pod: LabPod
+) -> None:
     start(operator, pod, "--attach", "clsact")
     operator.wait_for("the gate", is_said(TRUE, "Enforced"))
     subprocess.run(["tc", "qdisc", "del", "dev", pod.interface, "clsact"], check=True)
@@ -130,7 +132,7 @@ def filters(pod: LabPod) -> str:
 
 @pytest.mark.parametrize("kind", ["macvlan", "macvtap"])
 def test_interface_that_cannot_be_gated_is_named(
-    operator: Operator, pod: LabPod, kind: str
+    operator: AgentProcess, pod: LabPod, kind: str
 ) -> None:
     subprocess.run(["ip", "link", "add", "pgparent", "type", "veth"], check=True)
     try:
@@ -152,7 +154,7 @@ def test_interface_that_cannot_be_gated_is_named(
     assert [gate.interface for gate in known.gates] == [pod.interface]
 
 
-def test_lost_netlink_messages_cost_nothing_but_time(operator: Operator, pod: LabPod) -> None:
+def test_lost_netlink_messages_cost_nothing_but_time(operator: AgentProcess, pod: LabPod) -> None:
     start(operator, pod)
     operator.wait_for("the gate", is_said(TRUE, "Enforced"))
     os.kill(operator.pid, signal.SIGSTOP)

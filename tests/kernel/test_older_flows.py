@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.admin.report import AgentReport
-from agent.lab.agent_process import Operator, pod_of
+from agent.lab.agent_process import AgentProcess, pod_of
 from agent.lab.lab import Lab, LabPod
 from tests.kernel import cgroups, traffic
 
@@ -30,7 +30,7 @@ def older_flows(report: AgentReport) -> int:
     return pod.existing_flows if pod else 0
 
 
-def start(operator: Operator, pod: LabPod, *extra: str, mode: str = "enforce") -> None:
+def start(operator: AgentProcess, pod: LabPod, *extra: str, mode: str = "enforce") -> None:
     operator.write_manifest(pod, mode=mode, container={})
     operator.start(*extra)
 
@@ -56,7 +56,7 @@ def assert_talks(one: socket.socket, other: socket.socket) -> None:
 
 @pytest.mark.parametrize("where", ["{0.ipv4}", "{0.ipv6}", "::ffff:{0.ipv4}"])
 def test_a_connection_from_before_goes_on_and_is_counted(
-    operator: Operator, web: LabPod, where: str
+    operator: AgentProcess, web: LabPod, where: str
 ) -> None:
     with connected(web, where.format(web)) as (client, server):
         start(operator, web)
@@ -77,7 +77,7 @@ def test_a_connection_from_before_goes_on_and_is_counted(
 
 @VERSIONS
 def test_a_connection_from_before_is_ended_where_that_is_asked(
-    operator: Operator, web: LabPod, version: int
+    operator: AgentProcess, web: LabPod, version: int
 ) -> None:
     with connected(web, traffic.address(web, version)) as (client, server):
         start(operator, web, "--close-existing-flows")
@@ -89,7 +89,7 @@ def test_a_connection_from_before_is_ended_where_that_is_asked(
     assert any(line["message"] == "older flows ended" for line in operator.log_lines())
 
 
-def test_a_switch_from_audit_to_enforce_ends_them(operator: Operator, web: LabPod) -> None:
+def test_a_switch_from_audit_to_enforce_ends_them(operator: AgentProcess, web: LabPod) -> None:
     with connected(web, web.ipv4) as (client, server):
         start(operator, web, "--close-existing-flows", mode="audit")
         operator.wait_for("the gate", lambda r: bool((p := pod_of(r, "web")) and p.gates))
@@ -101,7 +101,7 @@ def test_a_switch_from_audit_to_enforce_ends_them(operator: Operator, web: LabPo
 
 @VERSIONS
 def test_what_the_pod_began_is_neither_counted_nor_ended(
-    operator: Operator, web: LabPod, version: int
+    operator: AgentProcess, web: LabPod, version: int
 ) -> None:
     with (
         connected(web, web.ipv4) as (_, server),
@@ -124,7 +124,9 @@ def test_what_the_pod_began_is_neither_counted_nor_ended(
             assert older_flows(report) == 0
 
 
-def test_who_may_be_the_kubelet_is_counted_and_not_ended(operator: Operator, web: LabPod) -> None:
+def test_who_may_be_the_kubelet_is_counted_and_not_ended(
+    operator: AgentProcess, web: LabPod
+) -> None:
     probe = {"readinessProbe": {"tcpSocket": {"port": PORT}}}
     with connected(web, web.ipv4) as (client, server):
         operator.write_manifest(web, mode="enforce", container=probe)
@@ -140,7 +142,7 @@ sys.stdin.read()
 """
 
 
-def test_whom_the_gate_lets_in_today_is_left_alone(operator: Operator, web: LabPod) -> None:
+def test_whom_the_gate_lets_in_today_is_left_alone(operator: AgentProcess, web: LabPod) -> None:
     with cgroups.cgroup() as kubelet, cgroups.cgroup() as other, web.listen(PORT) as listener:
         accepted = []
         for sender in (kubelet, other):
@@ -173,7 +175,7 @@ def test_whom_the_gate_lets_in_today_is_left_alone(operator: Operator, web: LabP
 
 @VERSIONS
 def test_datagrams_that_the_pod_has_answered_are_a_flow(
-    operator: Operator, web: LabPod, version: int
+    operator: AgentProcess, web: LabPod, version: int
 ) -> None:
     with (
         web.open_socket(traffic.family(version), socket.SOCK_DGRAM) as server,
@@ -196,5 +198,5 @@ def test_datagrams_that_the_pod_has_answered_are_a_flow(
         assert unanswered.getpeername()[1] == PORT
 
 
-def has_logged(operator: Operator, beginning: str) -> bool:
+def has_logged(operator: AgentProcess, beginning: str) -> bool:
     return any(str(line["message"]).startswith(beginning) for line in operator.log_lines())

@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 
 from agent.lab import lab as labs
-from agent.lab.agent_process import Operator
+from agent.lab.agent_process import AgentProcess
 from bpf import abi, clsact, loader, pins, syscalls
 from bpf.gates import Attachment, Gates
 from tests.kernel import foreign, offers, traffic
@@ -164,7 +164,7 @@ def test_interface_that_is_gone_is_not_misplaced(lab: labs.Lab, make_gates: Make
 
 
 def test_agent_puts_the_gate_to_the_front_by_itself(
-    lab: labs.Lab, operator: Operator, pod: labs.LabPod
+    lab: labs.Lab, operator: AgentProcess, pod: labs.LabPod
 ) -> None:
     offers.need_tcx()
     operator.write_manifest(pod, mode="enforce", container={})
@@ -176,5 +176,5 @@ def test_agent_puts_the_gate_to_the_front_by_itself(
         assert syscalls.query_programs(pod.ifindex, SIDES["egress"])[-1] == other
 
 
-def has_logged(operator: Operator, message: str) -> bool:
+def has_logged(operator: AgentProcess, message: str) -> bool:
     return any(line["message"] == message for line in operator.log_lines())

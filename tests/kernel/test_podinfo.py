@@ -9,14 +9,14 @@ import pytest
 
 from agent import labels
 from agent.client.podinfo import PodInfoClient
-from agent.lab.agent_process import Operator, pod_of
+from agent.lab.agent_process import AgentProcess, pod_of
 from agent.lab.lab import Lab
 from tests.kernel.test_agent import LISTENING, isolated_as
 
 pytestmark = pytest.mark.kernel
 
 
-def told(operator: Operator, *arguments: str) -> Any:
+def told(operator: AgentProcess, *arguments: str) -> Any:
     """What `podgate pods` has."""
     waiting = PodInfoClient(f"unix://{operator.run_directory}/podinfo/podinfo.sock")
     # Who comes before every pod has been looked at is told so.
@@ -29,7 +29,7 @@ def told(operator: Operator, *arguments: str) -> Any:
 
 
 def test_podgate_pods_tells_of_manifests_and_again_after_a_restart(
-    operator: Operator, lab: Lab
+    operator: AgentProcess, lab: Lab
 ) -> None:
     pod = lab.add_pod("web", 1)
     operator.write_manifest(pod, mode="enforce", container=LISTENING)
@@ -63,7 +63,7 @@ def test_podgate_pods_tells_of_manifests_and_again_after_a_restart(
     assert [each["podName"] for each in again["pods"]] == ["web"]
 
 
-def test_feature_gate_takes_the_socket_away(operator: Operator, lab: Lab) -> None:
+def test_feature_gate_takes_the_socket_away(operator: AgentProcess, lab: Lab) -> None:
     pod = lab.add_pod("web", 1)
     operator.write_manifest(pod, mode="enforce", container=LISTENING)
     operator.start()

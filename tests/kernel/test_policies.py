@@ -22,7 +22,7 @@ from agent import labels
 from agent.admin import client as admin_client
 from agent.admin.report import AgentReport, PolicyStatus, RulesReport
 from agent.lab import lab as labs
-from agent.lab.agent_process import Operator, condition_of
+from agent.lab.agent_process import AgentProcess, condition_of
 from agent.lab.lab import Lab, LabPod
 from agent.settings import admin_socket
 from bpf import abi, loader, pins
@@ -44,7 +44,7 @@ LISTENING = {"readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1}
 class Node:
     """An operator with a directory of rules, and what the agent says of them."""
 
-    def __init__(self, operator: Operator, rules: pathlib.Path) -> None:
+    def __init__(self, operator: AgentProcess, rules: pathlib.Path) -> None:
         self.operator = operator
         self.directory = rules
         rules.mkdir()
@@ -83,7 +83,7 @@ class Node:
 
 @pytest.fixture
 def node(isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> Iterator[Node]:
-    operator = Operator(tmp_path, fresh_pins.bpffs)
+    operator = AgentProcess(tmp_path, fresh_pins.bpffs)
     yield Node(operator, tmp_path / "rules")
     operator.stop(signal.SIGKILL)
 

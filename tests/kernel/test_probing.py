@@ -11,7 +11,7 @@ import pytest
 
 from agent import labels
 from agent.admin.report import AgentReport, ProbeStatus
-from agent.lab.agent_process import Operator, condition_of, pod_of
+from agent.lab.agent_process import AgentProcess, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.pods.conditions import TRUE
 from bpf import pins
@@ -24,8 +24,10 @@ ONCE_AN_HOUR = {"readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds":
 
 
 @pytest.fixture
-def operator(isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> Iterator[Operator]:
-    made = Operator(tmp_path, fresh_pins.bpffs)
+def operator(
+    isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins
+) -> Iterator[AgentProcess]:
+    made = AgentProcess(tmp_path, fresh_pins.bpffs)
     yield made
     made.stop(signal.SIGKILL)
 
@@ -45,7 +47,7 @@ def probe_of(report: AgentReport) -> ProbeStatus | None:
     return next(iter(pod.probes), None) if pod else None
 
 
-def podgate(operator: Operator, *words: str) -> subprocess.CompletedProcess[str]:
+def podgate(operator: AgentProcess, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "agent", *words, "--run-directory", str(operator.run_directory)],
         check=False,
@@ -62,7 +64,7 @@ def has_failed_once(report: AgentReport) -> bool:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_a_restart_does_not_make_a_pod_unready(
-    operator: Operator, web: LabPod, end: signal.Signals
+    operator: AgentProcess, web: LabPod, end: signal.Signals
 ) -> None:
     operator.write_manifest(web, mode="off", container=ONCE_AN_HOUR)
     saved = operator.run_directory / "state" / "probes.json"
@@ -105,7 +107,7 @@ def says(words: str) -> Callable[[AgentReport], bool]:
     return holds
 
 
-def test_a_probe_spec_is_taken_at_the_sandboxs_start(operator: Operator, web: LabPod) -> None:
+def test_a_probe_spec_is_taken_at_the_sandboxs_start(operator: AgentProcess, web: LabPod) -> None:
     operator.write_file("web.yaml", with_probe_spec(web, PORT))
     with web.listen(PORT):
         operator.start()
@@ -123,7 +125,7 @@ def test_a_probe_spec_is_taken_at_the_sandboxs_start(operator: Operator, web: La
         operator.wait_for("no warning", lambda report: not says("next sandbox")(report))
 
 
-def test_a_probe_spec_that_was_refused_can_be_mended(operator: Operator, web: LabPod) -> None:
+def test_a_probe_spec_that_was_refused_can_be_mended(operator: AgentProcess, web: LabPod) -> None:
     operator.write_file("web.yaml", with_probe_spec(web, 0))
     with web.listen(PORT):
         operator.start()
@@ -132,7 +134,7 @@ def test_a_probe_spec_that_was_refused_can_be_mended(operator: Operator, web: La
         operator.wait_for("probes to pass", passes)
 
 
-def test_status_says_which_family_answered(operator: Operator, web: LabPod) -> None:
+def test_status_says_which_family_answered(operator: AgentProcess, web: LabPod) -> None:
     operator.write_manifest(web, mode="off", container=ONCE_AN_HOUR)
     with web.listen(PORT):
         operator.start()
@@ -144,7 +146,7 @@ def test_status_says_which_family_answered(operator: Operator, web: LabPod) -> N
     assert shown["pods"][0]["probes"][0]["families"] == ["IPv4"]
 
 
-def test_a_pod_of_the_agent_is_probed_by_name(operator: Operator, web: LabPod) -> None:
+def test_a_pod_of_the_agent_is_probed_by_name(operator: AgentProcess, web: LabPod) -> None:
     operator.write_manifest(web, mode="off", container={})
     with web.listen(PORT):
         operator.start()

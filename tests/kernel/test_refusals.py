@@ -14,7 +14,7 @@ import pytest
 
 from agent.lab import attempts
 from agent.lab import lab as labs
-from agent.lab.agent_process import Operator
+from agent.lab.agent_process import AgentProcess
 from bpf import abi, loader, syscalls
 from bpf.drop_events import DropEventReader
 from bpf.gates import GateConfig, Gates
@@ -79,7 +79,7 @@ def test_flooded_copies_are_not_told(
     assert events.read() == []
 
 
-def test_drops_follow_names_who_was_refused(operator: Operator, lab: labs.Lab) -> None:
+def test_drops_follow_names_who_was_refused(operator: AgentProcess, lab: labs.Lab) -> None:
     web = lab.add_pod("web", 1)
     operator.write_manifest(web, mode="enforce", container={})
     operator.start()
@@ -101,7 +101,7 @@ def test_drops_follow_names_who_was_refused(operator: Operator, lab: labs.Lab) -
 
 
 @contextlib.contextmanager
-def following(operator: Operator, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+def following(operator: AgentProcess, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
     command = (sys.executable, "-m", "agent", "drops", "--follow", *arguments)
     process = subprocess.Popen(
         [*command, "--run-directory", str(operator.run_directory)],

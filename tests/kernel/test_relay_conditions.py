@@ -17,7 +17,7 @@ import pytest
 
 from agent import labels
 from agent.admin.report import AgentReport
-from agent.lab.agent_process import Operator, condition_of, pod_of, wait_until
+from agent.lab.agent_process import AgentProcess, condition_of, pod_of, wait_until
 from agent.lab.lab import Lab, LabPod
 from agent.pods.conditions import TRUE, Condition
 from tests.kernel import cgroups
@@ -58,7 +58,7 @@ def _echo(listener: socket.socket) -> None:
                     connection.sendall(received)
 
 
-def start(operator: Operator, kubelet: Cgroup, *extra: str) -> None:
+def start(operator: AgentProcess, kubelet: Cgroup, *extra: str) -> None:
     operator.start("--kubelet", f"cgroup:{kubelet.path}", *RANGES, *extra)
 
 
@@ -93,7 +93,7 @@ def dial(kubelet: Cgroup, address: str) -> str:
     return done.stdout.decode().strip() or done.stderr.decode().splitlines()[-1]
 
 
-def relay_pid(operator: Operator) -> int:
+def relay_pid(operator: AgentProcess) -> int:
     lines = [line for line in operator.log_lines() if line["message"] == "relay started"]
     return int(lines[-1]["pid"])
 
@@ -119,7 +119,7 @@ def manifest(pod: LabPod, **annotations: str) -> str:
 
 
 def test_pod_is_strict_when_the_relay_has_it_and_its_connections_are_counted(
-    operator: Operator, pod: LabPod, kubelet: Cgroup
+    operator: AgentProcess, pod: LabPod, kubelet: Cgroup
 ) -> None:
     operator.write_manifest(pod, mode="strict", container=PROBE)
     start(operator, kubelet)
@@ -144,7 +144,7 @@ def test_pod_is_strict_when_the_relay_has_it_and_its_connections_are_counted(
 
 
 def test_relay_that_is_killed_is_said_replaced_and_leaves_no_interface(
-    operator: Operator, pod: LabPod, kubelet: Cgroup
+    operator: AgentProcess, pod: LabPod, kubelet: Cgroup
 ) -> None:
     operator.write_manifest(pod, mode="strict", container=PROBE)
     start(operator, kubelet)
@@ -158,7 +158,7 @@ def test_relay_that_is_killed_is_said_replaced_and_leaves_no_interface(
     assert relays == ["podgate-relay0"]
 
 
-def test_relay_that_hangs_is_replaced(operator: Operator, pod: LabPod, kubelet: Cgroup) -> None:
+def test_relay_that_hangs_is_replaced(operator: AgentProcess, pod: LabPod, kubelet: Cgroup) -> None:
     operator.write_manifest(pod, mode="strict", container=PROBE)
     start(operator, kubelet)
     operator.wait_for("strict", is_strict)
@@ -169,7 +169,7 @@ def test_relay_that_hangs_is_replaced(operator: Operator, pod: LabPod, kubelet: 
 
 
 def test_relay_outlives_its_agent_and_the_next_agent_takes_the_next_slot(
-    operator: Operator, second: SecondAgent, pod: LabPod, kubelet: Cgroup
+    operator: AgentProcess, second: SecondAgent, pod: LabPod, kubelet: Cgroup
 ) -> None:
     """The next one stands by: a relay that is left alone goes on for half a minute, and an emulated
     machine needs as long to start an agent."""
@@ -199,7 +199,9 @@ def test_relay_outlives_its_agent_and_the_next_agent_takes_the_next_slot(
     second.wait_for("the old one gone", lambda report: len(report.relay.gates) == 1)
 
 
-def test_annotation_keeps_the_relay_off(operator: Operator, pod: LabPod, kubelet: Cgroup) -> None:
+def test_annotation_keeps_the_relay_off(
+    operator: AgentProcess, pod: LabPod, kubelet: Cgroup
+) -> None:
     operator.write_file("web.yaml", manifest(pod, **{labels.RELAY_ANNOTATION: "off"}))
     start(operator, kubelet)
     why = "the annotation podgate.io/relay keeps the relay off."
@@ -209,7 +211,9 @@ def test_annotation_keeps_the_relay_off(operator: Operator, pod: LabPod, kubelet
     operator.wait_for("strict", is_strict)
 
 
-def test_virtual_machine_stays_enforced(operator: Operator, pod: LabPod, kubelet: Cgroup) -> None:
+def test_virtual_machine_stays_enforced(
+    operator: AgentProcess, pod: LabPod, kubelet: Cgroup
+) -> None:
     with tap_inside(pod):
         operator.write_manifest(pod, mode="strict", container=PROBE)
         start(operator, kubelet)
@@ -218,7 +222,7 @@ def test_virtual_machine_stays_enforced(operator: Operator, pod: LabPod, kubelet
 
 
 def test_hand_over_on_demand_leaves_one_relay(
-    operator: Operator, pod: LabPod, kubelet: Cgroup
+    operator: AgentProcess, pod: LabPod, kubelet: Cgroup
 ) -> None:
     operator.write_manifest(pod, mode="strict", container=PROBE)
     start(operator, kubelet)
@@ -242,7 +246,7 @@ def test_hand_over_on_demand_leaves_one_relay(
 
 
 def test_hand_over_where_no_relay_runs_is_refused_with_a_sentence(
-    operator: Operator, lab: Lab, kubelet: Cgroup
+    operator: AgentProcess, lab: Lab, kubelet: Cgroup
 ) -> None:
     start(operator, kubelet)
     operator.wait_for("the agent", lambda report: report.is_synced)
@@ -254,7 +258,7 @@ def test_hand_over_where_no_relay_runs_is_refused_with_a_sentence(
 
 
 def test_who_dials_the_relays_range_is_refused_counted_and_named(
-    operator: Operator, pod: LabPod, kubelet: Cgroup
+    operator: AgentProcess, pod: LabPod, kubelet: Cgroup
 ) -> None:
     operator.write_manifest(pod, mode="strict", container=PROBE)
     start(operator, kubelet)
@@ -276,7 +280,7 @@ def test_who_dials_the_relays_range_is_refused_counted_and_named(
 
 
 def test_relay_whose_interface_is_taken_away_ends_and_is_replaced(
-    operator: Operator, kubelet: Cgroup, pod: LabPod
+    operator: AgentProcess, kubelet: Cgroup, pod: LabPod
 ) -> None:
     operator.write_file("web.yaml", manifest(pod))
     start(operator, kubelet)

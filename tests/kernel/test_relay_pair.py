@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agent.lab.agent_process import Operator
+from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab
 from agent.linux.cgroups import cgroup2_mount
 from agent.relay import interfaces as relay_interfaces
@@ -241,7 +241,7 @@ async def test_check_finds_no_problem_and_leaves_nothing(lab: Lab, fresh_pins: p
     assert said.startswith("The relay's range 198.18.64.0/18 is taken by")
 
 
-def test_cleanup_removes_the_agents_relay(operator: Operator, lab: Lab) -> None:
+def test_cleanup_removes_the_agents_relay(operator: AgentProcess, lab: Lab) -> None:
     before = routes()
     operator.start("--mode", "strict", *_options())
     operator.wait_for("a relay", lambda report: report.relay.is_up)
@@ -252,7 +252,7 @@ def test_cleanup_removes_the_agents_relay(operator: Operator, lab: Lab) -> None:
 
 
 def test_range_in_use_is_reported_and_strict_falls_back_to_enforce(
-    operator: Operator, lab: Lab
+    operator: AgentProcess, lab: Lab
 ) -> None:
     with links.pair() as (one, _), links.route("198.18.64.0/24", one):
         operator.start("--mode", "strict", *_options())
@@ -265,7 +265,7 @@ def _options() -> list[str]:
     return ["--relay-range4", str(RANGES.ipv4), "--relay-range6", str(RANGES.ipv6)]
 
 
-def _cleanup(operator: Operator) -> None:
+def _cleanup(operator: AgentProcess) -> None:
     command = [sys.executable, "-m", "agent", "cleanup", "--bpffs", str(operator.bpffs)]
     command += ["--run-directory", str(operator.run_directory)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

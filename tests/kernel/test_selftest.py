@@ -16,7 +16,7 @@ from agent import labels
 from agent.admin import client as admin_client
 from agent.admin.report import AgentReport
 from agent.lab import attempts
-from agent.lab.agent_process import Operator, condition_of, pod_of
+from agent.lab.agent_process import AgentProcess, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.pods.conditions import FALSE, TRUE, Condition
 from agent.settings import admin_socket
@@ -43,7 +43,7 @@ def results(report: AgentReport, name: str = "web") -> dict[str, str]:
     return {path.address: path.result for path in pod.paths} if pod else {}
 
 
-def start(operator: Operator, *pods: LabPod, mode: str = "enforce") -> None:
+def start(operator: AgentProcess, *pods: LabPod, mode: str = "enforce") -> None:
     for pod in pods:
         write_manifest(operator, pod, mode)
     operator.start()
@@ -51,7 +51,7 @@ def start(operator: Operator, *pods: LabPod, mode: str = "enforce") -> None:
 
 @pytest.mark.parametrize("is_bridged", [False, True], ids=["routed", "bridged"])
 def test_an_enforced_pod_is_ready_when_every_path_is_confirmed(
-    operator: Operator, lab: Lab, is_bridged: bool
+    operator: AgentProcess, lab: Lab, is_bridged: bool
 ) -> None:
     pod = lab.add_pod("web", 2, bridged=is_bridged)
     start(operator, pod)
@@ -59,7 +59,7 @@ def test_an_enforced_pod_is_ready_when_every_path_is_confirmed(
     assert results(report) == {pod.ipv4: "confirmed", pod.ipv6: "confirmed"}
 
 
-def write_manifest(operator: Operator, pod: LabPod, mode: str = "enforce") -> None:
+def write_manifest(operator: AgentProcess, pod: LabPod, mode: str = "enforce") -> None:
     """With the addresses in its status: the node's routes may not confirm them."""
     operator.write_manifest(
         pod, mode=mode, container={}, addresses=[str(address) for address in pod.addresses]
@@ -93,7 +93,7 @@ def straighten(pod: LabPod) -> None:
 
 
 def test_a_path_round_the_gate_is_found_out(
-    operator: Operator, web: LabPod, detour: Callable[[], None]
+    operator: AgentProcess, web: LabPod, detour: Callable[[], None]
 ) -> None:
     detour()
     start(operator, web)
@@ -107,7 +107,7 @@ def test_a_path_round_the_gate_is_found_out(
 
 
 def test_a_pod_becomes_ready_when_its_path_is_put_right(
-    operator: Operator, web: LabPod, detour: Callable[[], None]
+    operator: AgentProcess, web: LabPod, detour: Callable[[], None]
 ) -> None:
     detour()
     start(operator, web)
@@ -118,7 +118,7 @@ def test_a_pod_becomes_ready_when_its_path_is_put_right(
 
 
 def test_a_path_that_is_lost_later_is_told_and_the_condition_stays(
-    operator: Operator, web: LabPod, detour: Callable[[], None]
+    operator: AgentProcess, web: LabPod, detour: Callable[[], None]
 ) -> None:
     start(operator, web)
     operator.wait_for("the gate", isolated_as("Enforced"))
@@ -134,7 +134,7 @@ def test_a_path_that_is_lost_later_is_told_and_the_condition_stays(
     assert 'podgate_self_test_paths{namespace="demo",pod="web",result="bypassed"} 1.0' in series
 
 
-def touch(operator: Operator, pod: LabPod) -> None:
+def touch(operator: AgentProcess, pod: LabPod) -> None:
     """Have the agent look at the pod as it does after a change: by way of audit."""
     for mode, reason in (("audit", "Audit"), ("enforce", "")):
         operator.write_manifest(pod, mode=mode, container={})
@@ -161,7 +161,7 @@ def swallower() -> Iterator[str]:
 
 @pytest.mark.parametrize("route", ["del {0}/32", "replace {0}/32 dev {1}"])
 def test_a_pod_that_the_node_cannot_reach_is_ready_and_said_not_to_be_confirmed(
-    operator: Operator, web: LabPod, swallower: str, route: str
+    operator: AgentProcess, web: LabPod, swallower: str, route: str
 ) -> None:
     command = route.format(web.ipv4, swallower).split()
     subprocess.run(["ip", "route", *command], check=True)
@@ -174,7 +174,7 @@ def test_a_pod_that_the_node_cannot_reach_is_ready_and_said_not_to_be_confirmed(
 
 
 def test_a_packet_that_waits_for_the_neighbour_is_waited_for(
-    operator: Operator, web: LabPod
+    operator: AgentProcess, web: LabPod
 ) -> None:
     subprocess.run(["ip", "neigh", "flush", "all"], check=True)
     start(operator, web)
@@ -182,7 +182,9 @@ def test_a_packet_that_waits_for_the_neighbour_is_waited_for(
     assert set(results(report).values()) == {"confirmed"}
 
 
-def test_in_audit_nothing_is_tested_and_nothing_arrives(operator: Operator, web: LabPod) -> None:
+def test_in_audit_nothing_is_tested_and_nothing_arrives(
+    operator: AgentProcess, web: LabPod
+) -> None:
     with web.open_socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP) as inside:
         start(operator, web, mode="audit")
         report = operator.wait_for("audit", isolated_as("Audit"))
@@ -195,7 +197,7 @@ def test_in_audit_nothing_is_tested_and_nothing_arrives(operator: Operator, web:
 
 
 def test_nobody_is_bothered_with_the_self_test_s_own_packets(
-    operator: Operator, web: LabPod
+    operator: AgentProcess, web: LabPod
 ) -> None:
     start(operator, web)
     report = operator.wait_for("the gate", isolated_as("Enforced"))
@@ -217,7 +219,7 @@ def test_nobody_is_bothered_with_the_self_test_s_own_packets(
 
 
 def test_a_drop_is_counted_beside_self_tests_and_after_a_new_start(
-    operator: Operator, web: LabPod
+    operator: AgentProcess, web: LabPod
 ) -> None:
     start(operator, web)
     operator.wait_for("the gate", isolated_as("Enforced"))
@@ -232,7 +234,7 @@ def test_a_drop_is_counted_beside_self_tests_and_after_a_new_start(
     assert pod.gates[0].packets["drop"] == {"node": 1}
 
 
-def test_status_shows_people_what_was_found(operator: Operator, web: LabPod) -> None:
+def test_status_shows_people_what_was_found(operator: AgentProcess, web: LabPod) -> None:
     start(operator, web)
     operator.wait_for("the gate", isolated_as("Enforced"))
     done = subprocess.run(
@@ -245,7 +247,7 @@ def test_status_shows_people_what_was_found(operator: Operator, web: LabPod) -> 
     assert "confirmed" in done.stdout
 
 
-def test_many_pods_are_all_tested(operator: Operator, lab: Lab) -> None:
+def test_many_pods_are_all_tested(operator: AgentProcess, lab: Lab) -> None:
     pods = [lab.add_pod(f"web{number}", number) for number in range(1, 31)]
     start(operator, *pods)
     report = operator.wait_for(

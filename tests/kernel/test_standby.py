@@ -9,7 +9,7 @@ import pytest
 from agent.admin.report import AgentReport
 from agent.lab import agent_process
 from agent.lab import lab as labs
-from agent.lab.agent_process import Operator, pod_of
+from agent.lab.agent_process import AgentProcess, pod_of
 from bpf import pins, syscalls
 from tests.kernel.secondagent import SecondAgent
 
@@ -19,7 +19,7 @@ _ARRAY = 2  # BPF_MAP_TYPE_ARRAY
 
 
 @pytest.fixture
-def pod(lab: labs.Lab, operator: Operator) -> labs.LabPod:
+def pod(lab: labs.Lab, operator: AgentProcess) -> labs.LabPod:
     made = lab.add_pod("web", 1)
     operator.write_manifest(made, mode="enforce", container={})
     return made
@@ -32,7 +32,7 @@ def _is_gated(report: AgentReport) -> bool:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["told", "killed"])
 def test_the_second_agent_takes_over_when_the_first_ends(
-    operator: Operator, second: SecondAgent, pod: labs.LabPod, end: signal.Signals
+    operator: AgentProcess, second: SecondAgent, pod: labs.LabPod, end: signal.Signals
 ) -> None:
     operator.start()
     first = operator.wait_for("the gate", _is_gated)
@@ -49,7 +49,7 @@ def test_the_second_agent_takes_over_when_the_first_ends(
 
 
 def test_who_stands_by_ends_when_told(
-    operator: Operator, second: SecondAgent, pod: labs.LabPod
+    operator: AgentProcess, second: SecondAgent, pod: labs.LabPod
 ) -> None:
     operator.start()
     operator.wait_for("the gate", _is_gated)
@@ -60,7 +60,9 @@ def test_who_stands_by_ends_when_told(
     operator.wait_for("the first", _is_gated)
 
 
-def test_standing_by_has_an_end(operator: Operator, second: SecondAgent, pod: labs.LabPod) -> None:
+def test_standing_by_has_an_end(
+    operator: AgentProcess, second: SecondAgent, pod: labs.LabPod
+) -> None:
     operator.start()
     operator.wait_for("the gate", _is_gated)
     second.stand_by(seconds=0.2)
@@ -69,7 +71,7 @@ def test_standing_by_has_an_end(operator: Operator, second: SecondAgent, pod: la
 
 
 def test_who_cannot_take_over_does_not_say_that_it_has_started(
-    operator: Operator, second: SecondAgent, pod: labs.LabPod, fresh_pins: pins.Pins
+    operator: AgentProcess, second: SecondAgent, pod: labs.LabPod, fresh_pins: pins.Pins
 ) -> None:
     operator.start()
     operator.wait_for("the gate", _is_gated)

@@ -16,11 +16,11 @@ import pytest
 from agent.admin.report import AgentReport
 from agent.gates.heartbeat import STALE_AFTER_SECONDS
 from agent.lab import lab as labs
-from agent.lab.agent_process import Operator
+from agent.lab.agent_process import AgentProcess
 from bpf import loader, pins
 from bpf.node_config import NodeConfig
 from tests.kernel import cgroups
-from tests.kernel.standin import StandIn
+from tests.kernel.standin import KubeletStub
 
 pytestmark = pytest.mark.kernel
 
@@ -43,7 +43,7 @@ class Server(http.server.ThreadingHTTPServer):
 Server(("::", int(sys.argv[1])), Handler).serve_forever()
 """
 
-Start = Callable[[cgroups.Cgroup, str], StandIn]
+Start = Callable[[cgroups.Cgroup, str], KubeletStub]
 
 
 @pytest.fixture
@@ -90,10 +90,10 @@ def targets(pods: list[labs.LabPod]) -> list[str]:
 
 @pytest.fixture
 def start(targets: list[str]) -> Iterator[Start]:
-    started: list[StandIn] = []
+    started: list[KubeletStub] = []
 
-    def make(group: cgroups.Cgroup, name: str) -> StandIn:
-        started.append(StandIn(group, name, targets))
+    def make(group: cgroups.Cgroup, name: str) -> KubeletStub:
+        started.append(KubeletStub(group, name, targets))
         return started[-1]
 
     yield make
@@ -102,7 +102,7 @@ def start(targets: list[str]) -> Iterator[Start]:
 
 
 @pytest.fixture
-def enforced(operator: Operator, pods: list[labs.LabPod]) -> Operator:
+def enforced(operator: AgentProcess, pods: list[labs.LabPod]) -> AgentProcess:
     """An agent that guards the pods, whose specs ask nothing of podgate."""
     web, bare, rpc = pods
     probes = (
@@ -117,7 +117,7 @@ def enforced(operator: Operator, pods: list[labs.LabPod]) -> Operator:
     return operator
 
 
-def run_agent(operator: Operator) -> None:
+def run_agent(operator: AgentProcess) -> None:
     operator.start()
     operator.wait_for(
         "every pod isolated",
@@ -134,7 +134,7 @@ def healthy(targets: list[str], rounds: int = ROUNDS) -> dict[str, list[str]]:
 
 
 def test_no_probe_of_the_kubelet_fails_whatever_becomes_of_the_agent(
-    enforced: Operator, targets: list[str], start: Start
+    enforced: AgentProcess, targets: list[str], start: Start
 ) -> None:
     with cgroups.cgroup() as group:
         kubelet = start(group, "kubelet")
@@ -150,7 +150,7 @@ def test_no_probe_of_the_kubelet_fails_whatever_becomes_of_the_agent(
 
 
 def test_a_kubelet_that_is_restarted_in_a_fresh_cgroup_goes_on(
-    enforced: Operator, targets: list[str], start: Start
+    enforced: AgentProcess, targets: list[str], start: Start
 ) -> None:
     with cgroups.cgroup() as first, cgroups.cgroup() as second:
         kubelet = start(first, "kubelet")
@@ -163,7 +163,7 @@ def test_a_kubelet_that_is_restarted_in_a_fresh_cgroup_goes_on(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_kubelet_that_is_restarted_while_no_agent_follows_goes_on_once_that_is_known(
-    enforced: Operator, targets: list[str], start: Start, number: signal.Signals
+    enforced: AgentProcess, targets: list[str], start: Start, number: signal.Signals
 ) -> None:
     with cgroups.cgroup() as first, cgroups.cgroup() as second:
         kubelet = start(first, "kubelet")
@@ -193,7 +193,7 @@ def beat_long_ago(bpffs: os.PathLike[str]) -> None:
 
 
 def test_from_any_other_cgroup_nothing_succeeds(
-    enforced: Operator, targets: list[str], start: Start
+    enforced: AgentProcess, targets: list[str], start: Start
 ) -> None:
     with cgroups.cgroup() as group, cgroups.cgroup() as other, cgroups.cgroup(below=group) as below:
         start(group, "kubelet")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent.default_deny import table as default_deny_table
-from agent.lab.agent_process import Operator
+from agent.lab.agent_process import AgentProcess
 from bpf import pins
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.conftest import write_kubeconfig
@@ -28,7 +28,7 @@ async def node(
     tmp_path: pathlib.Path,
 ) -> AsyncIterator[Node]:
     """No agent runs yet; none outlives the test."""
-    operator = Operator(tmp_path, fresh_pins.bpffs)
+    operator = AgentProcess(tmp_path, fresh_pins.bpffs)
     made = Node(runtime, driver, ApiServer(), operator)
     await made.start_api()
     write_kubeconfig(made.kubeconfig, f"http://127.0.0.1:{made.server.port}")

@@ -17,7 +17,7 @@ from agent import labels as agent_labels
 from agent.admin import client as admin_client
 from agent.admin.report import AgentReport, PodStatus, RulesReport
 from agent.lab import agent_process
-from agent.lab.agent_process import GaveUp, Operator
+from agent.lab.agent_process import AgentProcess, LabTimeoutError
 from agent.settings import admin_socket
 from tests import polling
 from tests.agent.kube import apiserver
@@ -47,7 +47,7 @@ class Node:
         runtime: Containerd,
         driver: Driver,
         server: ApiServer,
-        operator: Operator,
+        operator: AgentProcess,
     ) -> None:
         self.runtime = runtime
         self.driver = driver
@@ -152,7 +152,7 @@ class Node:
             if holds(rules):
                 return rules
             if asyncio.get_running_loop().time() > deadline:
-                raise GaveUp(f"{what} did not come true of {rules}")
+                raise LabTimeoutError(f"{what} did not come true of {rules}")
             await asyncio.sleep(_POLL_SECONDS)
 
     async def until(self, what: str, holds: Callable[[], object]) -> None:
@@ -161,7 +161,7 @@ class Node:
         while not holds():
             if asyncio.get_running_loop().time() > deadline:
                 lines = [json.dumps(line) for line in self.operator.log_lines()][-5:]
-                raise GaveUp(f"{what} did not come true; the agent's last lines: {lines}")
+                raise LabTimeoutError(f"{what} did not come true; the agent's last lines: {lines}")
             await asyncio.sleep(_POLL_SECONDS)
 
     async def ready(self, *pods: str) -> None:

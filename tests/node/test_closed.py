@@ -12,7 +12,7 @@ import pytest
 from agent.cri.client import RuntimeClient
 from agent.cri.sandbox_netns import NetnsLocator
 from agent.default_deny import table as default_deny_table
-from agent.lab.kubelet_stub import StandIn
+from agent.lab.kubelet_stub import KubeletStub
 from bpf import pins
 from probes.netns import Netns
 from tests.kernel import cgroups, dialling
@@ -66,17 +66,17 @@ async def test_who_dials_from_the_first_moment_on_never_connects_to_an_enforced_
         await asyncio.to_thread(dialler.go_on)
         assert dialler.connected == 0
     # They were there to be reached.
-    standing = StandIn(kubelet.directory)
+    stub = KubeletStub(kubelet.directory)
     try:
         for address in ADDRESSES:
-            assert standing.probe("tcp", address, PORT) == "success"
+            assert stub.probe("tcp", address, PORT) == "success"
     finally:
-        standing.end()
+        stub.stop()
 
 
 async def test_the_kubelet_s_first_dial_succeeds_however_early(node: Node, kubelet: Cgroup) -> None:
     """As a postStart hook: before the API shows the pod's address, with or without a gate."""
-    standing = StandIn(kubelet.directory)
+    stub = KubeletStub(kubelet.directory)
     try:
         await node.start_agent("--kubelet", f"cgroup:{kubelet.path}")
         await node.told("the agent", lambda report: report.is_synced)
@@ -84,9 +84,9 @@ async def test_the_kubelet_s_first_dial_succeeds_however_early(node: Node, kubel
             node.create(name)
             sandbox = await node.driver.run_sandbox(name)
             with serve(await netns_of(node.runtime, sandbox)):
-                assert standing.probe("tcp", address, PORT) == "success"
+                assert stub.probe("tcp", address, PORT) == "success"
     finally:
-        standing.end()
+        stub.stop()
 
 
 async def test_with_strict_start_no_container_runs_before_its_gate(node: Node) -> None:

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from agent.admin.report import AgentReport
 from agent.default_deny import table as default_deny_table
-from agent.lab.agent_process import Operator
+from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import LabPod
 from agent.settings import localnet_socket
 from bpf import pins
@@ -68,7 +68,7 @@ async def chain(
     """All of it, until the block ends. cgroup: whose sockets are translated."""
     api = ApiServer()
     _tell(api, pods)
-    operator = Operator(directory, installation.bpffs)
+    operator = AgentProcess(directory, installation.bpffs)
     proxy = Process(
         directory,
         *("--backend", "ebpf", "--cgroup", str(cgroup.directory)),
@@ -128,7 +128,7 @@ def _are_gated(count: int) -> Callable[[AgentReport], bool]:
     return lambda report: len([pod for pod in report.pods if pod.gates]) == count
 
 
-def _hears_of_listeners(operator: Operator) -> bool:
+def _hears_of_listeners(operator: AgentProcess) -> bool:
     """Of all pods: the agent attaches when that is compiled, after everything else."""
     for fd in pathlib.Path(f"/proc/{operator.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
