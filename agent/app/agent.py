@@ -37,6 +37,7 @@ from agent.kubelet.search import KubeletCgroup
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.link_monitor import LinkWatch
 from agent.linux.pod_network import NetworkReader
+from agent.logs import Event
 from agent.metrics import Metrics
 from agent.pods.conditions import Conditions
 from agent.pods.events import PodEvents
@@ -230,7 +231,7 @@ class Agent:
             http_server.serve_admin(self._reports, settings.admin_socket),
         ):
             log.info(
-                "agent started",
+                Event.AGENT_STARTED,
                 version=VERSION,
                 pid=os.getpid(),
                 http=self._reports.http_address,

@@ -12,6 +12,7 @@ from agent.gates.address_claims import AddressAuthority
 from agent.gates.chain_order import ChainOrder
 from agent.gates.worker import GateWorker
 from agent.linux.pod_network import NetworkReader, PodNetwork
+from agent.logs import Event
 from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.events import PodEvent, PodEvents
@@ -212,7 +213,7 @@ class PodGates:
             if interface.ifindex not in state.gates:
                 self._metrics.attach_seconds.observe(seconds)
                 log.info(
-                    "interface gated",
+                    Event.INTERFACE_GATED,
                     pod=state.pod.full_name,
                     interface=interface.name,
                     ifindex=interface.ifindex,

@@ -1,6 +1,6 @@
 """A node and its pods as network namespaces, with real interfaces and no uplink.
 
-`isolate` moves the calling process to new namespaces: a network namespace, which becomes the "node",
+`isolate` moves the calling process to new namespaces: a network namespace that becomes the "node",
 and a mount namespace for the names of the pods' namespaces and a BPF file system. They have no name
 outside, so the kernel removes them with their last process, however that ends.
 

@@ -7,6 +7,7 @@ import msgspec
 import structlog
 
 from agent import labels
+from agent.logs import Event
 from agent.pods.changes import Changes
 from agent.pods.pod import Pod
 
@@ -50,7 +51,7 @@ class Conditions:
         is_well = status == TRUE and pod.manifest_problem is None
         level = log.info if is_well else log.warning
         level(
-            "condition changed",
+            Event.CONDITION_CHANGED,
             pod=pod.full_name,
             uid=pod.uid,
             type=kind,

@@ -11,6 +11,7 @@ import structlog
 from agent.default_deny.controller import DefaultDenyController
 from agent.gates.injectable import InjectableInterfaces
 from agent.gates.worker import GateWorker, netns_cookie
+from agent.logs import Event
 from agent.pods.store import PodStore
 from agent.relay import interfaces as relay_interfaces
 from agent.relay import messages
@@ -132,7 +133,7 @@ class Launcher:
         except (PairError, NetnsError, AttachError) as error:
             raise RelayError(str(error)) from error
         await relay.conversation.ask(messages.PairReady(pair.ifindex), messages.RelayReady)
-        log.info("relay started", pid=relay.process.pid, interface=pair.name)
+        log.info(Event.RELAY_STARTED, pid=relay.process.pid, interface=pair.name)
 
     async def _gate(self, ifindex: int, name: str) -> None:
         # Whoever is behind it has asked for nothing, so nothing is an answer.

@@ -25,6 +25,7 @@ from agent.lab import attempts
 from agent.lab.agent_process import AgentProcess, condition_of
 from agent.lab.lab import Lab, LabPod
 from agent.labels import ISOLATION_READY
+from agent.logs import Event
 from agent.pods.conditions import TRUE
 from bpf import abi
 from bpf.gates import Attachment
@@ -205,7 +206,7 @@ def test_pod_that_cannot_be_looked_at_keeps_the_gate_of_the_version_before(
     with pod.listen(80):
         operator.write_manifest(pod, mode="enforce", container={})
         operator.start()
-        operator.wait_for("the gate", lambda _: "interface gated" in messages(operator))
+        operator.wait_for("the gate", lambda _: Event.INTERFACE_GATED.message in messages(operator))
         operator.stop(signal.SIGKILL)
         operator.write_file("web.yaml", "a: [")
         operator.start_in(version)

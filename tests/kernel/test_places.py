@@ -8,6 +8,7 @@ import pytest
 
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
+from agent.logs import Event
 from bpf import abi, clsact, loader, pins, syscalls
 from bpf.gates import Attachment, Gates
 from tests.kernel import foreign, offers, traffic
@@ -169,7 +170,7 @@ def test_agent_puts_the_gate_to_the_front_by_itself(
     offers.need_tcx()
     operator.write_manifest(pod, mode="enforce", container={})
     operator.start("--attach", "tcx")
-    operator.wait_for("the gate", lambda _: has_logged(operator, "interface gated"))
+    operator.wait_for("the gate", lambda _: has_logged(operator, Event.INTERFACE_GATED.message))
     with foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_OK, BEFORE) as other:
         line = "gate moved before another program"
         operator.wait_for("the move", lambda _: has_logged(operator, line))

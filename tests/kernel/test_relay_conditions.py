@@ -19,6 +19,7 @@ from agent import labels
 from agent.admin.report import AgentReport
 from agent.lab.agent_process import AgentProcess, condition_of, pod_of, wait_until
 from agent.lab.lab import Lab, LabPod
+from agent.logs import Event
 from agent.pods.conditions import TRUE, Condition
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
@@ -94,7 +95,7 @@ def dial(kubelet: Cgroup, address: str) -> str:
 
 
 def relay_pid(operator: AgentProcess) -> int:
-    lines = [line for line in operator.log_lines() if line["message"] == "relay started"]
+    lines = list(operator.log_lines(Event.RELAY_STARTED))
     return int(lines[-1]["pid"])
 
 
@@ -238,7 +239,7 @@ def test_hand_over_on_demand_leaves_one_relay(
     assert not [
         line
         for line in operator.log_lines()
-        if line["message"] == "condition changed"
+        if line["event"] == Event.CONDITION_CHANGED.key
         and line.get("was")
         and line["reason"] != "Strict"
         and line["type"] == labels.ISOLATION_READY

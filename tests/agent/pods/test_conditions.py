@@ -5,6 +5,7 @@ import datetime
 import structlog.testing
 
 from agent import labels
+from agent.logs import Event
 from agent.pods.conditions import FALSE, TRUE, Conditions
 from agent.pods.pod import Pod, Problem
 
@@ -53,7 +54,7 @@ def test_every_change_is_one_line_that_says_all() -> None:
         conditions.set(POD, labels.ISOLATION_READY, FALSE, "NetnsRefused", "why")
     assert lines == [
         {
-            "event": "condition changed",
+            "event": Event.CONDITION_CHANGED,
             "log_level": "warning",
             "pod": "shop/web",
             "uid": "u",
