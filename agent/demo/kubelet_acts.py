@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import Callable
 
-from agent import labels
 from agent.admin.report import AgentReport
 from agent.demo import events
 from agent.lab import agent_process, attempts
@@ -53,8 +52,8 @@ class KubeletActs:
             events.check("host SYNs that arrive in the pod in enforce", "2", str(seen()))
         self._undeclared_ports("enforce", drop_result)
 
-    def under_strict(self, refusal: str, wait: Callable[[], AgentReport]) -> None:
-        """wait: until every pod is in strict."""
+    def in_strict(self, drop_result: str, wait: Callable[[], AgentReport]) -> None:
+        """wait: returns when every pod is in strict."""
         with contextlib.ExitStack() as stack:
             watches = [stack.enter_context(attempts.syns_seen(pod)) for pod in self._pods.values()]
             for family in FAMILIES:
@@ -75,7 +74,7 @@ class KubeletActs:
             events.check("host SYNs that arrive in the pods in strict", "0", str(total))
         self._relay_killed(drop_result, wait)
 
-    def _relay_killed(self, refusal: str, wait: Callable[[], AgentReport]) -> None:
+    def _relay_killed(self, drop_result: str, wait: Callable[[], AgentReport]) -> None:
         events.emit(events.Step("killing the relay with SIGKILL"))
         before = self._relay_pids()
         os.kill(before[-1], signal.SIGKILL)
@@ -107,12 +106,6 @@ class KubeletActs:
         return [line["pid"] for line in self._agent.log_lines(Event.RELAY_STARTED)]
 
 
-def is_strict(report: AgentReport, pods: tuple[LabPod, ...]) -> bool:
-    """Whether the relay has all of them."""
-    found = [agent_process.condition_of(report, pod.name, labels.ISOLATION_READY) for pod in pods]
-    return all(condition and condition.reason == "Strict" for condition in found)
-
-
-def _lives(pid: int) -> bool:
-    """A process that has ended has no namespaces, even before somebody has asked for its status."""
+def _is_running(pid: int) -> bool:
+    """A zombie has no namespaces, so it does not count."""
     return os.path.exists(f"/proc/{pid}/ns/net")

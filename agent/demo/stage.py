@@ -254,7 +254,7 @@ class Stage:
         events.emit(events.Step("switching every pod to strict: starting the relay"))
 
         def wait() -> AgentReport:
-            return self._agent.wait_for("strict", lambda report: is_strict(report, self._pods))
+            return self._agent.wait_for("isolation in strict", self._all_isolated("Strict"))
 
         started = time.monotonic()
         self._write_manifests("strict")
@@ -309,17 +309,11 @@ class Stage:
         return attempts.datagram_from_node(pod, "IPv4") == "does not arrive"
 
     def _report(self) -> AgentReport:
-        return self._agent.wait_for("an answer", lambda report: True)
+        return self._agent.wait_for("a status report", lambda report: True)
 
     def _all_isolated(self, reason: str) -> Callable[[AgentReport], bool]:
-        def holds(report: AgentReport) -> bool:
-            found = [
-                agent_process.condition_of(report, pod.name, labels.ISOLATION_READY)
-                for pod in self._pods
-            ]
-            return all(condition and condition.reason == reason for condition in found)
-
-        return holds
+        names = [pod.name for pod in self._pods]
+        return functools.partial(agent_process.are_all_isolated, names=names, reason=reason)
 
     def _all_passing(self, report: AgentReport) -> bool:
         return all(_status_of(report, pod) == TRUE for pod in self._pods)

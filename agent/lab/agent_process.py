@@ -18,6 +18,7 @@ import msgspec
 from agent import labels
 from agent.admin import client as admin_client
 from agent.admin.report import AgentReport, PodStatus
+from agent.errors import PodgateError
 from agent.lab import attempts
 from agent.lab.lab import BPFFS, LAB_DIRECTORY, LabPod
 from agent.logs import Event
@@ -134,14 +135,14 @@ class AgentProcess:
         self._process = None
 
     def report(self) -> AgentReport | None:
-        """The agent's own report, or None while it does not answer."""
+        """The agent's report; None while it does not respond."""
         with contextlib.suppress(admin_client.AgentUnreachableError):
             content = asyncio.run(admin_client.fetch(admin_socket(self.run_directory), "/status"))
             return msgspec.json.decode(content, type=AgentReport)
         return None
 
     def wait_for(self, what: str, holds: Callable[[AgentReport], bool]) -> AgentReport:
-        """Ask again and again until `holds`. Raises `LabTimeoutError`."""
+        """Poll the report until `holds`. Raises `LabTimeoutError`."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
             if (report := self.report()) and holds(report):
@@ -164,8 +165,8 @@ def pod_of(report: AgentReport, name: str) -> PodStatus | None:
     return next((pod for pod in report.pods if pod.name == name), None)
 
 
-def refusal(report: AgentReport) -> str:
-    """How an attempt to connect to a pod ends that refuses: by a hook, where the kernel has it."""
+def drop_result(report: AgentReport) -> str:
+    """The result of a dropped connect: by a hook if the kernel has it, else by the gate."""
     is_hooked = all(hook.problem is None for hook in report.hooks if "connect" in hook.name)
     return attempts.REFUSED if is_hooked else attempts.DROPPED
 
@@ -176,8 +177,14 @@ def condition_of(report: AgentReport, name: str, kind: str) -> Condition | None:
     return next((condition for condition in conditions if condition.type == kind), None)
 
 
+def are_all_isolated(report: AgentReport, *, names: Sequence[str], reason: str) -> bool:
+    """Whether the condition isolation-ready of all these pods has this reason."""
+    found = [condition_of(report, name, labels.ISOLATION_READY) for name in names]
+    return all(condition and condition.reason == reason for condition in found)
+
+
 def packets(report: AgentReport, name: str, verdict: str) -> int:
-    """Node-sent packets of a pod with this verdict, over all reasons but strays."""
+    """Host packets to a pod with this verdict, over all reasons except strays."""
     pod = pod_of(report, name)
     return sum(
         count
