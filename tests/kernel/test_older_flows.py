@@ -71,7 +71,7 @@ def test_a_connection_from_before_goes_on_and_is_counted(
             timeout=30,
         )
     assert any(line.get("flows") == 1 for line in operator.log_lines())
-    assert "demo/web: 1 flows that the node began" in done.stdout
+    assert "demo/web: 1 flows opened before enforcement are still open" in done.stdout
     assert report.pods
 
 

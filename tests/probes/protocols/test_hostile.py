@@ -22,6 +22,7 @@ from tests.probes.conftest import Sandbox
 pytestmark = pytest.mark.kernel
 
 TIMEOUT_SECONDS = 0.15
+TRIES = 20
 HELD_MAX_BYTES = 1_000_000
 
 # These are healthy: the answer's head is good, and enough of the body came.
@@ -78,10 +79,10 @@ async def test_probe_ends_in_time_holds_little_and_leaves_nothing(
     await ask(shared_sandbox, TcpSocket(ports[name]))
     before = set(os.listdir("/proc/self/fd"))
     for kind, handler in handlers(ports[name]).items():
-        # A flood is worked off by the kernel in this thread's time, whenever it likes. A probe that
-        # can be held up is late each time.
+        # The kernel processes a flood in this thread's time, and other processes take theirs. A
+        # probe that a server can delay is late at each try.
         late = []
-        for _ in range(3):
+        for _ in range(TRIES):
             tracemalloc.start()
             deadline = Deadline()
             try:
@@ -92,7 +93,7 @@ async def test_probe_ends_in_time_holds_little_and_leaves_nothing(
             if deadline.is_kept(outcome, TIMEOUT_SECONDS):
                 break
             late.append(outcome.duration_seconds)
-        assert len(late) < 3, (kind, late)
+        assert len(late) < TRIES, (kind, late)
         assert held < HELD_MAX_BYTES, kind
         assert outcome.passed is ((name, kind) in HEALTHY), kind
         assert len(outcome.message) <= 10 * 1024
