@@ -98,7 +98,7 @@ class ClusterSource:
         return None
 
     def hint(self) -> None:
-        """An interface came or went, so sandboxes may have."""
+        """An interface was added or removed, so sandboxes may have changed."""
         self.sandboxes.hint()
 
     @property

@@ -1,7 +1,7 @@
-"""Joins what two sources know of a pod: the API its spec, the runtime its network namespace.
+"""Joins pods and their sandboxes: the API has the spec, the runtime the network namespace.
 
-Either may come first, and either may be away. A pod is there for as long as one of them has it:
-after a forced deletion the API has forgotten a pod whose containers still run.
+Either may arrive first or be missing. A pod exists while one of the two has it: after a forced
+deletion the API does not have it any more, but its containers may still run.
 """
 
 import msgspec
@@ -12,15 +12,14 @@ from agent.pods.store import PodStore
 from bpf.verdicts import Mode
 from probes.spec.specs import DeclaredPorts, PodSpec
 
-_NO_SANDBOX = Problem(
-    SANDBOX_MISSING, "The container runtime shows no sandbox of this pod yet; waiting for one."
-)
+_NO_SANDBOX = Problem(SANDBOX_MISSING, "Waiting for the container runtime to create the sandbox.")
 
 
 class PodSandboxJoin:
-    """Takes pods and sandboxes, and tells of pods with the paths of their namespaces.
+    """Writes pods with the paths of their namespaces into the store.
 
-    Both go by the runtime's UID: that of a static pod's mirror is its `config.mirror` annotation.
+    Pods and sandboxes are joined by the runtime's UID: for a static pod it is the `config.mirror`
+    annotation of its mirror.
     """
 
     def __init__(
@@ -29,32 +28,32 @@ class PodSandboxJoin:
         *,
         default_mode: Mode,
     ) -> None:
-        """default_mode: of a sandbox whose pod is not known yet."""
+        """default_mode: the mode of a sandbox without a pod."""
         self._store = store
         self._default_mode = default_mode
         self._pods: dict[str, Pod] = {}
         self._sandboxes: dict[str, Sandbox] = {}
         self._deleted: set[str] = set()
-        self._told: dict[str, Pod] = {}
+        self._published: dict[str, Pod] = {}
 
     def set_pod(self, pod: Pod) -> None:
         """A pod is new or has changed."""
         self._deleted.discard(pod.uid)
         self._pods[pod.uid] = pod
-        self._tell(pod.uid)
+        self._publish(pod.uid)
 
     def remove_pod(self, uid: str) -> None:
-        """The pod was deleted; while it has a sandbox, what was known of it last stays."""
+        """The pod was deleted; while it has a sandbox, its last version stays."""
         if uid in self._sandboxes:
             self._deleted.add(uid)
         else:
             self._pods.pop(uid, None)
-            self._tell(uid)
+            self._publish(uid)
 
     def set_sandbox(self, sandbox: Sandbox) -> None:
         """A pod's current sandbox is new or has changed."""
         self._sandboxes[sandbox.pod_uid] = sandbox
-        self._tell(sandbox.pod_uid)
+        self._publish(sandbox.pod_uid)
 
     def remove_sandbox(self, sandbox: Sandbox) -> None:
         """A pod has no sandbox any more."""
@@ -63,24 +62,24 @@ class PodSandboxJoin:
         if uid in self._deleted:
             self._deleted.discard(uid)
             self._pods.pop(uid, None)
-        self._tell(uid)
+        self._publish(uid)
 
-    def _tell(self, uid: str) -> None:
+    def _publish(self, uid: str) -> None:
         pod, sandbox = self._pods.get(uid), self._sandboxes.get(uid)
         if pod is None and sandbox is not None:
-            pod = undescribed(sandbox, self._default_mode)
+            pod = pod_without_spec(sandbox, self._default_mode)
         if pod is None:
-            if self._told.pop(uid, None):
+            if self._published.pop(uid, None):
                 self._store.remove_pod(uid)
             return
-        found = joined(pod, sandbox)
-        if found != self._told.get(uid):
-            self._told[uid] = found
-            self._store.set_pod(found)
+        pod = join(pod, sandbox)
+        if pod != self._published.get(uid):
+            self._published[uid] = pod
+            self._store.set_pod(pod)
 
 
-def joined(pod: Pod, sandbox: Sandbox | None) -> Pod:
-    """The pod with the path of its namespace, or with a problem that says why there is none."""
+def join(pod: Pod, sandbox: Sandbox | None) -> Pod:
+    """The pod with the path of its namespace, or with a problem: why it has none."""
     if pod.host_network:
         return pod
     if sandbox is None:
@@ -94,9 +93,9 @@ def joined(pod: Pod, sandbox: Sandbox | None) -> Pod:
     )
 
 
-def undescribed(sandbox: Sandbox, mode: Mode) -> Pod:
-    """A pod of which only its sandbox is known: the kubelet may reach any port of it, since nobody
-    knows what its probes and hooks are."""
+def pod_without_spec(sandbox: Sandbox, mode: Mode) -> Pod:
+    """A pod without an API object: the kubelet may reach all of its ports, since its probes and
+    hooks are unknown."""
     return Pod(
         uid=sandbox.pod_uid,
         namespace=sandbox.pod_namespace,
@@ -110,7 +109,7 @@ def undescribed(sandbox: Sandbox, mode: Mode) -> Pod:
 
 
 def _with_problem(pod: Pod, problem: Problem) -> Pod:
-    """Beside a problem that the pod has already, whose reason stays."""
+    """Adds a problem; the reason of one that the pod already has stays."""
     if own := pod.manifest_problem:
         problem = Problem(own.reason, f"{own.message} {problem.message}")
     return msgspec.structs.replace(pod, netns_path=None, manifest_problem=problem)

@@ -1,4 +1,4 @@
-"""Where the agent's pods come from."""
+"""Sources of the agent's pods: a cluster, or a directory of manifests."""
 
 import pathlib
 from typing import Protocol
@@ -10,7 +10,7 @@ from agent.sources.manifests import ManifestDirectory
 
 
 class PodSource(ContainerSource, Protocol):
-    """A cluster, or a directory of manifests. It writes its pods into the store."""
+    """A source of pods, which it writes into the store."""
 
     @property
     def unready_reason(self) -> str | None:
@@ -23,7 +23,7 @@ class PodSource(ContainerSource, Protocol):
         """Follow changes until cancelled."""
 
     def hint(self) -> None:
-        """An interface came or went, so pods may have."""
+        """An interface was added or removed, so pods may have changed."""
 
     def status(self) -> PodSourceStatus:
         """For `podgate status`."""

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import structlog
 
+from agent.backoff import Backoff, no_jitter
 from agent.pods.changes import Subscription
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
@@ -30,7 +31,7 @@ _LOOK_SECONDS, _LOOK_SLACK_SECONDS = 1.0, 0.1
 # A relay reports once a second. Looks are counted, not seconds: when this process was held up, its
 # relay was not.
 _LOOKS_WITHOUT_REPORT = 3
-_FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 1.0, 30.0
+_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 30.0
 _HEALTHY_SECONDS = 60.0
 # A pod that is replaced comes back at once.
 _IDLE_SECONDS = 60.0
@@ -122,7 +123,9 @@ class Relaying:
         self._plan = Plan((), {})
         self._trouble = _STARTING
         """Why no relay serves; for as long as that is so."""
-        self._delay = _FIRST_DELAY_SECONDS
+        self._retry = Backoff(
+            base_seconds=_RETRY_SECONDS, cap_seconds=_MAX_RETRY_SECONDS, jitter=no_jitter
+        )
         self._retry_at = 0.0
         self._idle_since: float | None = None
         self._routes_at = 0.0
@@ -231,7 +234,7 @@ class Relaying:
     async def _keep(self, serving: _Serving) -> None:
         """Tell it what has changed; release it when nobody has wanted it for a while."""
         if self._now() - serving.since >= _HEALTHY_SECONDS:
-            self._delay = _FIRST_DELAY_SECONDS
+            self._retry.reset()
         try:
             if self._now() >= self._routes_at:
                 self._routes_at = self._now() + _ROUTES_SECONDS
@@ -310,17 +313,17 @@ class Relaying:
         relay, since = self._serving.relay, self._serving.since
         self._serving = None
         if self._now() - since >= _HEALTHY_SECONDS:
-            self._delay = _FIRST_DELAY_SECONDS
+            self._retry.reset()
         self._fail(problem)
         self._publish()
         await self._kill(relay)
 
     def _fail(self, problem: str) -> None:
+        delay = self._retry.next_seconds()
         if problem != self._trouble:
-            log.error("pods in strict are enforced only", reason=problem, again_in=self._delay)
+            log.error("pods in strict are enforced only", reason=problem, again_in=delay)
         self._trouble = problem
-        self._retry_at = self._now() + self._delay
-        self._delay = min(2 * self._delay, _LONGEST_DELAY_SECONDS)
+        self._retry_at = self._now() + delay
 
     async def _kill(self, relay: Launched) -> None:
         self._reports.pop(id(relay), None)

@@ -1,4 +1,4 @@
-"""Following a directory of manifests."""
+"""Pods of a directory of manifests."""
 
 import asyncio
 import json
@@ -15,22 +15,22 @@ from bpf.verdicts import Mode
 
 
 class Recorder(PodStore):
-    """What a source told, in order."""
+    """Changes of the store, in order."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         super().__init__(Conditions())
         self.directory = directory
-        self.told: list[str] = []
+        self.changes: list[str] = []
         self.changed = asyncio.Event()
         self.source = ManifestDirectory(directory, self, default_mode=Mode.AUDIT)
 
     def set_pod(self, pod: Pod) -> None:
         super().set_pod(pod)
-        self.told.append(f"+{pod.name}")
+        self.changes.append(f"+{pod.name}")
         self.changed.set()
 
     def remove_pod(self, uid: str) -> None:
-        self.told.append(f"-{self.pods[uid].pod.name}")
+        self.changes.append(f"-{self.pods[uid].pod.name}")
         super().remove_pod(uid)
         self.changed.set()
 
@@ -68,43 +68,43 @@ def test_yaml_and_json_files_are_read_and_others_are_not(recorder: Recorder) -> 
     for file in ("a.yaml", "b.yml", "c.json", "d.txt", ".e.yaml"):
         recorder.write(file, manifest(file[0] if file[0] != "." else "e"))
     recorder.source.refresh()
-    assert recorder.told == ["+a", "+b", "+c"]
+    assert recorder.changes == ["+a", "+b", "+c"]
 
 
-def test_nothing_is_told_twice(recorder: Recorder) -> None:
+def test_unchanged_file_is_not_published_again(recorder: Recorder) -> None:
     recorder.write("a.yaml", manifest("a"))
     recorder.source.refresh()
     recorder.source.refresh()
-    assert recorder.told == ["+a"]
+    assert recorder.changes == ["+a"]
 
 
-def test_a_changed_file_is_told_again(recorder: Recorder) -> None:
+def test_changed_file_is_published_again(recorder: Recorder) -> None:
     recorder.write("a.yaml", manifest("a"))
     recorder.source.refresh()
     recorder.write("a.yaml", manifest("a", mode="enforce"))
     recorder.source.refresh()
-    assert recorder.told == ["+a", "+a"]
+    assert recorder.changes == ["+a", "+a"]
     assert recorder.pod("a").mode is Mode.ENFORCE
 
 
-def test_a_removed_file_removes_its_pod(recorder: Recorder) -> None:
+def test_removed_file_removes_its_pod(recorder: Recorder) -> None:
     recorder.write("a.yaml", manifest("a"))
     recorder.source.refresh()
     (recorder.directory / "a.yaml").unlink()
     recorder.source.refresh()
-    assert recorder.told == ["+a", "-a"]
+    assert recorder.changes == ["+a", "-a"]
 
 
-def test_a_file_that_changes_its_pod_removes_the_old_one(recorder: Recorder) -> None:
+def test_file_with_another_pod_removes_the_old_one(recorder: Recorder) -> None:
     recorder.write("a.yaml", manifest("a"))
     recorder.source.refresh()
     recorder.write("a.yaml", manifest("other"))
     recorder.source.refresh()
-    assert recorder.told == ["+a", "-a", "+other"]
+    assert recorder.changes == ["+a", "-a", "+other"]
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "text"),
     [
         ("a: [", "not YAML at line"),
         ("\x00", "not YAML"),
@@ -116,18 +116,18 @@ def test_a_file_that_changes_its_pod_removes_the_old_one(recorder: Recorder) -> 
         ("a:\n" + "- 1\n" * 20_001, "20,000 values"),
     ],
 )
-def test_a_file_that_is_no_pod_is_one_problem(recorder: Recorder, content: str, words: str) -> None:
+def test_invalid_manifest_is_one_problem(recorder: Recorder, content: str, text: str) -> None:
     recorder.write("a.yaml", manifest("a"))
     recorder.write("bad.yaml", content)
     recorder.source.refresh()
-    assert recorder.told == ["+a", "+bad.yaml"]
+    assert recorder.changes == ["+a", "+bad.yaml"]
     problem = recorder.pod("bad.yaml").manifest_problem
     assert problem is not None
-    assert words in f"{problem.reason} {problem.message}"
+    assert text in f"{problem.reason} {problem.message}"
     assert "bad.yaml" in problem.message
 
 
-def test_a_json_file_must_be_json(recorder: Recorder) -> None:
+def test_json_file_must_be_json(recorder: Recorder) -> None:
     recorder.write("bad.json", "kind: Pod")
     recorder.source.refresh()
     problem = recorder.pod("bad.json").manifest_problem
@@ -135,7 +135,7 @@ def test_a_json_file_must_be_json(recorder: Recorder) -> None:
     assert "not JSON" in problem.message
 
 
-def test_a_huge_file_is_not_read(recorder: Recorder) -> None:
+def test_huge_file_is_not_read(recorder: Recorder) -> None:
     recorder.write("big.yaml", " " * (1 << 21))
     recorder.source.refresh()
     problem = recorder.pod("big.yaml").manifest_problem
@@ -143,7 +143,7 @@ def test_a_huge_file_is_not_read(recorder: Recorder) -> None:
     assert "1 MiB" in problem.message
 
 
-def test_a_pod_whose_file_becomes_wrong_stays_as_it_was(recorder: Recorder) -> None:
+def test_invalid_file_keeps_its_last_pod(recorder: Recorder) -> None:
     recorder.write("a.yaml", manifest("a", mode="enforce"))
     recorder.source.refresh()
     recorder.write("a.yaml", "a: [")
@@ -152,19 +152,19 @@ def test_a_pod_whose_file_becomes_wrong_stays_as_it_was(recorder: Recorder) -> N
     assert pod.mode is Mode.ENFORCE
     assert pod.netns_path == "/run/netns/a"
     assert pod.manifest_problem is not None
-    assert "last good one stays in force" in pod.manifest_problem.message
+    assert "last valid version stays in force" in pod.manifest_problem.message
 
 
-def test_a_repaired_file_has_no_problem_left(recorder: Recorder) -> None:
+def test_repaired_file_has_no_problem(recorder: Recorder) -> None:
     recorder.write("a.yaml", "a: [")
     recorder.source.refresh()
     recorder.write("a.yaml", manifest("a"))
     recorder.source.refresh()
-    assert recorder.told == ["+a.yaml", "-a.yaml", "+a"]
+    assert recorder.changes == ["+a.yaml", "-a.yaml", "+a"]
     assert recorder.pod("a").manifest_problem is None
 
 
-def test_a_second_file_for_the_same_pod_is_refused(recorder: Recorder) -> None:
+def test_second_file_of_a_pod_is_rejected(recorder: Recorder) -> None:
     recorder.write("a.yaml", manifest("a", mode="enforce"))
     recorder.write("b.yaml", manifest("a", mode="off"))
     recorder.source.refresh()
@@ -175,7 +175,7 @@ def test_a_second_file_for_the_same_pod_is_refused(recorder: Recorder) -> None:
     assert "a.yaml" in problem.message
 
 
-def test_a_second_file_takes_over_when_the_first_goes(recorder: Recorder) -> None:
+def test_second_file_is_used_when_the_first_is_removed(recorder: Recorder) -> None:
     recorder.write("a.yaml", manifest("a", mode="enforce"))
     recorder.write("b.yaml", manifest("a", mode="audit"))
     recorder.source.refresh()
@@ -185,7 +185,7 @@ def test_a_second_file_takes_over_when_the_first_goes(recorder: Recorder) -> Non
     assert len(recorder.pods) == 1
 
 
-def test_a_renamed_file_ends_with_its_pod_told(recorder: Recorder) -> None:
+def test_renamed_file_keeps_its_pod(recorder: Recorder) -> None:
     recorder.write("a.yaml", manifest("a"))
     recorder.source.refresh()
     (recorder.directory / "a.yaml").rename(recorder.directory / "z.yaml")
@@ -193,11 +193,11 @@ def test_a_renamed_file_ends_with_its_pod_told(recorder: Recorder) -> None:
     assert recorder.pod("a").source == "z.yaml"
 
 
-async def test_changes_are_seen_while_running(recorder: Recorder) -> None:
+async def test_changes_are_read_while_running(recorder: Recorder) -> None:
     running = asyncio.create_task(recorder.source.run())
     try:
         async with asyncio.timeout(10):
-            while not recorder.told:
+            while not recorder.changes:
                 # The watcher may not be listening yet: write until it is.
                 recorder.write("a.yaml", manifest("a"))
                 try:
@@ -207,4 +207,4 @@ async def test_changes_are_seen_while_running(recorder: Recorder) -> None:
                     continue
     finally:
         running.cancel()
-    assert recorder.told[0] == "+a"
+    assert recorder.changes[0] == "+a"
