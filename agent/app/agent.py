@@ -14,6 +14,8 @@ from agent.api.podinfo.service import PodInfoService
 from agent.app import handover, http_server, network_managers
 from agent.app.cluster_metrics import ClusterCollector
 from agent.app.cluster_outputs import ClusterOutputs
+from agent.app.exporter import Exporter
+from agent.app.gate_metrics import GateCollector
 from agent.app.isolation_conditions import IsolationConditions
 from agent.app.reconciler import Reconciler
 from agent.app.reports import Reports
@@ -27,6 +29,7 @@ from agent.gates.existing_flows import ExistingFlows
 from agent.gates.heartbeat import Heartbeat
 from agent.gates.host_devices import HostDevices
 from agent.gates.injectable import InjectableInterfaces
+from agent.gates.metrics import GateMetrics
 from agent.gates.path_test import PathTester
 from agent.gates.pod_gates import PodGates
 from agent.gates.worker import GateWorker
@@ -38,12 +41,13 @@ from agent.linux.cgroups import cgroup2_mount
 from agent.linux.link_monitor import LinkWatch
 from agent.linux.pod_network import NetworkReader
 from agent.logs import Event
-from agent.metrics import Metrics
 from agent.pods.conditions import Conditions
 from agent.pods.events import PodEvents
+from agent.pods.metrics import PodCollector
 from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
 from agent.policy.controller import PolicyController
+from agent.policy.metrics import PolicyCollector
 from agent.probing.manager import ProbeManager
 from agent.settings import Settings
 from agent.sources.cluster import ClusterSource
@@ -53,7 +57,7 @@ from agent.strict.launcher import Launcher
 from agent.strict.metrics import RelayCollector
 from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import Relaying
-from bpf import pins, sources
+from bpf import pins
 from bpf.drop_sources import DropSources
 from bpf.gates import Attachment
 from bpf.replies import ReplyTables
@@ -78,13 +82,7 @@ class Agent:
         self._gate_worker = gate_worker
         state = settings.run_directory / "state"
         self._store = PodStore(Conditions())
-        self._metrics = Metrics(self._store.conditions)
-        self._metrics.describe_agent(
-            source_hash=sources.fingerprint(),
-            attachment=gate_worker.attachment.value,
-            was_compiled=gate_worker.loaded.was_compiled,
-            load_seconds=gate_worker.loaded.load_ms / 1000,
-        )
+        metrics = GateMetrics(self._store)
         events = PodEvents()
         policies = ApiPolicies(api, state=state / "apipolicies.json") if api else None
         self._source: PodSource
@@ -93,9 +91,7 @@ class Agent:
         if api and policies:
             cluster = ClusterSource(api, settings, self._store, events, policies)
             self._source = cluster
-            self._outputs = ClusterOutputs(
-                api, settings, self._store, cluster, events, self._metrics
-            )
+            self._outputs = ClusterOutputs(api, settings, self._store, cluster, events, metrics)
         else:
             assert settings.manifests is not None  # `startup.run`
             manifests = ManifestDirectory(
@@ -103,12 +99,12 @@ class Agent:
             )
             self._source = ManifestSource(manifests, settings.manifests)
         self._reader = NetworkReader()
-        self._authority = AddressAuthority(self._store, self._metrics)
+        self._authority = AddressAuthority(self._store)
         self._policy = PolicyController(
             settings, RuleHits(gate_worker.loaded), api=policies, store=self._store
         )
-        self._chain_order = ChainOrder(gate_worker, self._store, self._metrics)
-        self._path_tester = PathTester(gate_worker.self_tests, self._store, self._metrics)
+        self._chain_order = ChainOrder(gate_worker, self._store, metrics)
+        self._path_tester = PathTester(gate_worker.self_tests, self._store, metrics)
         self._reconciler = Reconciler(
             store=self._store,
             source=self._source,
@@ -121,7 +117,7 @@ class Agent:
                 authority=self._authority,
                 policy=self._policy,
                 chain_order=self._chain_order,
-                metrics=self._metrics,
+                metrics=metrics,
             ),
             path_tester=self._path_tester,
             resync_seconds=_RESYNC_SECONDS[gate_worker.attachment],
@@ -151,7 +147,6 @@ class Agent:
         self._isolation = IsolationConditions(self._store, self._relays)
         self._probing = ProbeManager(
             self._store,
-            self._metrics,
             pins.Pins(settings.bpffs),
             containers=self._source,
             events=events,
@@ -161,7 +156,6 @@ class Agent:
             store=self._store,
             kubelet_cgroup=lambda: gate_worker.config.read().kubelet_cgroup,
             replies=ReplyTables(gate_worker.loaded),
-            metrics=self._metrics,
             ends=settings.close_existing_flows,
         )
         self._heartbeat = Heartbeat(gate_worker.config, dead_man_hours=settings.dead_man_hours)
@@ -171,6 +165,17 @@ class Agent:
         )
         self._drop_events = DropEventLog(
             gate_worker.events, callers=self._source_processes, store=self._store
+        )
+        exporter = Exporter(
+            refreshed=(GateCollector(self._store, gate_worker), PolicyCollector(self._policy)),
+            collectors=(
+                PodCollector(self._store),
+                metrics,
+                self._existing_flows,
+                self._drop_events,
+                self._probing,
+                RelayCollector(self._relays, connections),
+            ),
         )
         self._reports = Reports(
             store=self._store,
@@ -186,7 +191,7 @@ class Agent:
             kubelet=self._kubelet,
             source_processes=self._source_processes,
             drop_events=self._drop_events,
-            metrics=self._metrics,
+            metrics=exporter,
         )
         self._pod_info = PodInfoService(
             settings.run_directory,
@@ -196,12 +201,10 @@ class Agent:
             source=cluster.pods if cluster else None,
             unready_because=self._reports.unready_reason,
         )
-        registry = self._metrics.registry
-        registry.register(RelayCollector(self._relays, connections))
         if cluster and self._outputs:
-            registry.register(ClusterCollector(cluster, self._outputs))
+            exporter.add(ClusterCollector(cluster, self._outputs))
         if settings.feature_gates.pod_info_api:
-            registry.register(self._pod_info)
+            exporter.add(self._pod_info)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Gates are pinned, so they stay in force."""

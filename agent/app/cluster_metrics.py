@@ -6,46 +6,43 @@ from prometheus_client import core
 
 from agent import labels
 from agent.app.cluster_outputs import ClusterOutputs
-from agent.metrics import Family, family
+from agent.metrics import MetricFamily, new_metric
 from agent.sources.cluster import ClusterSource
 
-SANDBOXES = Family(
-    "podgate_sandboxes", "gauge", "Pods of which the container runtime has a sandbox."
+SANDBOXES = MetricFamily(
+    "podgate_sandboxes", "gauge", "Pods that have a sandbox in the container runtime."
 )
-RUNTIME_PROBLEM = Family(
+RUNTIME_PROBLEM = MetricFamily(
     "podgate_runtime_problem",
     "gauge",
-    "1 while the container runtime does not tell of its sandboxes; the last known stay.",
+    "1 if the container runtime does not list its sandboxes; the last known ones stay in force.",
 )
-API_PROBLEM = Family(
+API_PROBLEM = MetricFamily(
     "podgate_api_problem",
     "gauge",
-    "1 while the API server does not tell of this (pods, namespaces, nodes, hostaccesspolicies), "
-    "or cannot be told (conditions).",
-    ("what",),
+    "1 if the resource (pods, namespaces, nodes, hostaccesspolicies, conditions) cannot be watched "
+    "or, for conditions, written.",
+    ("resource",),
 )
-KUBELET_PODS = Family(
-    "podgate_kubelet_pods_api", "gauge", "1 while the kubelet's pods API tells of pods."
+KUBELET_PODS = MetricFamily(
+    "podgate_kubelet_pods_api_up", "gauge", "1 if the kubelet's pods API is connected."
 )
-PATCHES = Family(
-    "podgate_api_patches_total", "counter", "Patches of pods' conditions that were sent."
+PATCHES = MetricFamily(
+    "podgate_api_patches_total", "counter", "Condition patches sent to the API server."
 )
-PENDING = Family(
-    "podgate_api_patches_pending",
+PENDING = MetricFamily(
+    "podgate_api_pods_pending",
     "gauge",
-    "Pods whose conditions in the API are not what they should be.",
+    "Pods whose conditions in the API server are not up to date.",
 )
-EVENTS = Family("podgate_api_events_total", "counter", "Requests about Events that were taken.")
-EVENTS_DROPPED = Family(
-    "podgate_api_events_dropped_total", "counter", "Events that could never be told."
+EVENTS = MetricFamily(
+    "podgate_api_events_total", "counter", "Event requests accepted by the API server."
 )
-
-FAMILIES = (
-    *(SANDBOXES, RUNTIME_PROBLEM, API_PROBLEM, KUBELET_PODS),
-    *(PATCHES, PENDING, EVENTS, EVENTS_DROPPED),
+EVENTS_DROPPED = MetricFamily(
+    "podgate_api_events_dropped_total", "counter", "Events discarded without being sent."
 )
 
-_ASKED = ("pods", "namespaces", "nodes", labels.POLICY_PLURAL, "conditions")
+_RESOURCES = ("pods", "namespaces", "nodes", labels.POLICY_PLURAL, "conditions")
 
 
 class ClusterCollector:
@@ -57,8 +54,8 @@ class ClusterCollector:
 
     def collect(self) -> Iterator[core.Metric]:
         source, outputs = self._source, self._outputs
-        problems = family(API_PROBLEM)
-        for what in _ASKED:
+        problems = new_metric(API_PROBLEM)
+        for what in _RESOURCES:
             problems.add_metric((what,), what in outputs.api_problems)
         yield problems
         for one, value in (
@@ -70,6 +67,6 @@ class ClusterCollector:
             (EVENTS, outputs.recorder.sent),
             (EVENTS_DROPPED, outputs.recorder.dropped),
         ):
-            metric = family(one)
+            metric = new_metric(one)
             metric.add_metric((), value)
             yield metric

@@ -10,10 +10,10 @@ from agent import labels, tasks
 from agent.admin.report import PodSourceStatus
 from agent.api.services.source import ServiceEndpoints
 from agent.cri.models import CriContainerState
+from agent.gates.metrics import GateMetrics
 from agent.kube.client import ApiClient
 from agent.kube.condition_writer import ConditionWriter
 from agent.kube.events import EventRecorder
-from agent.metrics import Metrics
 from agent.pods.conditions import Condition
 from agent.pods.events import PodEvents
 from agent.pods.pod_state import PodState
@@ -36,7 +36,7 @@ class ClusterOutputs:
         store: PodStore,
         source: ClusterSource,
         events: PodEvents,
-        metrics: Metrics,
+        metrics: GateMetrics,
     ) -> None:
         assert settings.node_name is not None
         self._store = store

@@ -19,15 +19,15 @@ from agent.admin.report import (
     SourceProcessStatus,
 )
 from agent.app.cluster_outputs import ClusterOutputs
+from agent.app.exporter import Exporter
 from agent.app.reconciler import Reconciler
 from agent.drops.events import DropEventLog
 from agent.drops.source_processes import SourceProcesses, protocol_word, wall_clock
 from agent.gates.existing_flows import ExistingFlows
 from agent.gates.worker import GateWorker
 from agent.kubelet.identity import KubeletIdentity
-from agent.metrics import GateSample, Metrics
 from agent.pods.pod_state import PodState
-from agent.pods.store import RELAY, PodStore
+from agent.pods.store import PodStore
 from agent.policy.controller import PolicyController
 from agent.probing.manager import ProbeManager
 from agent.sources.source import PodSource
@@ -61,7 +61,7 @@ class Reports:
         kubelet: KubeletIdentity,
         source_processes: SourceProcesses,
         drop_events: DropEventLog,
-        metrics: Metrics,
+        metrics: Exporter,
     ) -> None:
         self.http_address = ""
         self._started = datetime.datetime.now(datetime.UTC)
@@ -94,27 +94,7 @@ class Reports:
         return None
 
     async def metrics(self) -> bytes:
-        counts = await self._gate_worker.counts()
-        samples = [
-            GateSample(state.pod, interface.name, counts.get(ifindex, {}))
-            for state in self._store.states()
-            for ifindex, interface in state.gates.items()
-        ]
-        samples += [
-            GateSample(RELAY, name, counts.get(ifindex, {}))
-            for ifindex, name in self._store.relay_gates.items()
-        ]
-        self._metrics.paths = {
-            uid: [result.value for result in state.path_test.results.values()]
-            for uid, state in self._store.pods.items()
-            if state.path_test
-        }
-        self._metrics.older_flows = self._existing_flows.counts
-        self._metrics.refusals_untold = self._drop_events.lost
-        self._metrics.node_refusals = await self._host_drops()
-        self._metrics.policy_problems = len(self._policy.problems)
-        pods = self._store.desired_pods()
-        return self._metrics.render(pods, samples, await self._policy.samples())
+        return await self._metrics.render()
 
     async def report(self) -> AgentReport:
         counts = await self._gate_worker.counts()

@@ -1,6 +1,6 @@
 """`make docs` generates docs/reference/ and the CustomResourceDefinition from the code."""
 
-import itertools
+import importlib
 import json
 import pathlib
 import sys
@@ -8,11 +8,8 @@ import sys
 import click
 
 from agent import metrics
-from agent.api.podinfo import service as podinfo
-from agent.app import cluster_metrics
 from agent.cli import main as cli
 from agent.policy import definition
-from agent.strict import metrics as relay_metrics
 from bpf.verdicts import Mode, Reason, Verdict
 from probes.spec import probespec
 
@@ -51,10 +48,9 @@ def _kind(reason: Reason) -> str:
 
 
 def _metrics() -> str:
+    importlib.import_module("agent.app.agent")  # All collectors, which declare their families.
     lines = ["# Metrics", "", "| name | kind | labels | description |", "|---|---|---|---|"]
-    for family in itertools.chain(
-        metrics.FAMILIES, relay_metrics.FAMILIES, cluster_metrics.FAMILIES, podinfo.FAMILIES
-    ):
+    for family in metrics.families():
         labels = ", ".join(f"`{label}`" for label in family.labels) or "none"
         lines.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
     lines += [

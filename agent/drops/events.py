@@ -2,11 +2,14 @@
 
 import asyncio
 import collections
+from collections.abc import Iterator
 
 import structlog
+from prometheus_client import core
 
 from agent.admin.report import DropEvents, DropEventStatus
 from agent.drops.source_processes import SourceProcesses, protocol_word, wall_clock
+from agent.metrics import MetricFamily, single
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 from bpf.drop_events import DropEvent, DropEventReader
@@ -18,6 +21,13 @@ _KEPT = 2000
 # The ring holds two seconds of what one CPU may tell at most.
 _PERIOD_SECONDS = 0.5
 _SAID_AGAIN_SECONDS = 60.0
+
+
+SUPPRESSED = MetricFamily(
+    "podgate_drop_events_suppressed_total",
+    "counter",
+    "Drop events suppressed by rate limiting. The drops themselves are counted.",
+)
 
 
 class DropEventLog:
@@ -61,10 +71,8 @@ class DropEventLog:
             lost=self._lost,
         )
 
-    @property
-    def lost(self) -> int:
-        """Refusals that were counted and not told, since the map was made."""
-        return self._lost
+    def collect(self) -> Iterator[core.Metric]:
+        yield single(SUPPRESSED, self._lost)
 
     async def _read(self) -> None:
         fresh = self._events.read()

@@ -18,7 +18,6 @@ import structlog
 
 from agent.linux.node_routes import NodeRoutes, RouteKind
 from agent.linux.pod_network import PodNetwork
-from agent.metrics import Metrics
 from agent.pods.pod import Pod
 from agent.pods.pod_state import AddressClaims
 from agent.pods.store import PodStore
@@ -57,11 +56,10 @@ class _Record:
 class AddressAuthority:
     """Confirms pods' addresses. One check at a time, on the event loop; `close` it at the end."""
 
-    def __init__(self, store: PodStore, metrics: Metrics, routes: NodeRoutes | None = None) -> None:
+    def __init__(self, store: PodStore, routes: NodeRoutes | None = None) -> None:
         self._store = store
         self._changes = store.desired.subscribe()
         self._routes = routes or NodeRoutes()
-        self._metrics = metrics
         self._records: dict[str, _Record] = {}
         self._reported_for: dict[IPAddress, dict[str, str]] = {}
         """By address, the pods' uids and names for which the runtime or manifest reports it."""
@@ -88,7 +86,6 @@ class AddressAuthority:
     def _forget(self, uid: str) -> None:
         self._withdraw(uid)
         self._records.pop(uid, None)
-        self._metrics.unconfirmed_addresses.pop(uid, None)
 
     async def check(self, pod: Pod, netns: Netns, network: PodNetwork) -> AddressClaims:
         """Compare what the namespace shows with what the node knows. Raises `OSError`."""
@@ -112,7 +109,6 @@ class AddressAuthority:
                 del unconfirmed[address]
             else:
                 unconfirmed[address] = why
-        self._metrics.unconfirmed_addresses[pod.uid] = len(unconfirmed)
         return AddressClaims(
             tuple(address for address in addresses if address in record.confirmed),
             unconfirmed,

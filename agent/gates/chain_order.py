@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import structlog
 
+from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
 from agent.linux.pod_network import NodeInterface
-from agent.metrics import Metrics
 from agent.pods.store import PodStore
 from bpf.errors import AttachError
 from bpf.gates import Attachment
@@ -35,7 +35,7 @@ class ChainOrder:
         self,
         gate_worker: GateWorker,
         store: PodStore,
-        metrics: Metrics,
+        metrics: GateMetrics,
         *,
         now: Callable[[], float] | None = None,
     ) -> None:
@@ -90,7 +90,7 @@ class ChainOrder:
                 await self._gate_worker.move_first(ifindex)
             except AttachError as error:
                 return self._behind(interface, f"the gate cannot be moved ({error})")
-            self._metrics.gates_moved.inc()
+            self._metrics.gates_reordered.inc()
             log.warning(
                 "gate moved before another program", interface=interface.name, ifindex=ifindex
             )

@@ -15,12 +15,13 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import structlog
+from prometheus_client import core
 
 from agent.linux.cgroups import cgroup_paths
-from agent.metrics import Metrics
+from agent.metrics import MetricFamily, new_metric, single
 from agent.pods.changes import Subscription
 from agent.pods.pod import Pod
 from agent.pods.pod_state import PodState
@@ -45,6 +46,19 @@ _GOING_ON = {
     socket.IPPROTO_UDP: sock_diag.ESTABLISHED,
 }
 _SERVING = {socket.IPPROTO_TCP: sock_diag.LISTEN, socket.IPPROTO_UDP: sock_diag.CLOSE}
+
+
+EXISTING_FLOWS = MetricFamily(
+    "podgate_existing_flows",
+    "gauge",
+    "Open flows between host and pod that started before enforcement.",
+    ("namespace", "pod"),
+)
+EXISTING_FLOWS_CLOSED = MetricFamily(
+    "podgate_existing_flows_closed_total",
+    "counter",
+    "Existing flows closed by --close-existing-flows.",
+)
 
 
 class Access(enum.Enum):
@@ -98,7 +112,6 @@ class ExistingFlows:
         store: PodStore,
         kubelet_cgroup: Callable[[], int],
         replies: ReplyTables,
-        metrics: Metrics,
         ends: bool,
     ) -> None:
         """kubelet_cgroup: its id, 0 while nobody is known; ends: whether to end what is found."""
@@ -107,10 +120,9 @@ class ExistingFlows:
         self._changes = store.in_force.subscribe(Subscription(self._wake))
         self._kubelet_cgroup = kubelet_cgroup
         self._replies = replies
-        self._metrics = metrics
+        self._closed = 0
         self._ends = ends
-        self.counts: dict[str, int] = {}
-        """By pod's uid: how many were open at the last scan."""
+        self._counts: dict[str, int] = {}
 
     def hint(self) -> None:
         """The kubelet may be another process."""
@@ -118,7 +130,15 @@ class ExistingFlows:
 
     def count(self, uid: str) -> int:
         """How many go on, as of the last look."""
-        return self.counts.get(uid, 0)
+        return self._counts.get(uid, 0)
+
+    def collect(self) -> Iterator[core.Metric]:
+        flows = new_metric(EXISTING_FLOWS)
+        for pod in self._store.desired_pods():
+            if count := self._counts.get(pod.uid):
+                flows.add_metric((pod.namespace, pod.name), count)
+        yield flows
+        yield single(EXISTING_FLOWS_CLOSED, self._closed)
 
     async def run(self) -> None:
         """Look again and again, for ever."""
@@ -138,12 +158,12 @@ class ExistingFlows:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     def _tell(self, targets: Sequence[EnforcedPod], found: Mapping[str, FlowCount]) -> None:
-        before = self.counts
-        self.counts = {uid: flows.going_on for uid, flows in found.items()}
+        before = self._counts
+        self._counts = {uid: flows.going_on for uid, flows in found.items()}
         for target in targets:
             flows = found.get(target.pod.uid, FlowCount())
             if flows.ended:
-                self._metrics.older_flows_ended.inc(flows.ended)
+                self._closed += flows.ended
                 log.info("older flows ended", pod=target.pod.full_name, flows=flows.ended)
             if flows.going_on and flows.going_on != before.get(target.pod.uid, 0):
                 log.info(

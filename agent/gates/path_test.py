@@ -19,8 +19,8 @@ from collections.abc import Collection
 
 import structlog
 
+from agent.gates.metrics import GateMetrics
 from agent.linux import packets
-from agent.metrics import Metrics
 from agent.pods.pod_state import PathTestRecord, PathTestResult, PodState
 from agent.pods.store import PodStore
 from bpf import abi, path_tests
@@ -51,7 +51,7 @@ _SOURCE_PORT = 9650
 class PathTester:
     """Tests pods that have changed, and every one again after some minutes."""
 
-    def __init__(self, counters: PathTestCounters, store: PodStore, metrics: Metrics) -> None:
+    def __init__(self, counters: PathTestCounters, store: PodStore, metrics: GateMetrics) -> None:
         """store: each result is in the pod's state, which is marked there."""
         self._counters = counters
         self._store = store
@@ -119,7 +119,7 @@ class PathTester:
         before = state.path_test
         state.path_test = tested
         for address, result in tested.results.items():
-            self._metrics.self_tests.labels(result.value).inc()
+            self._metrics.path_tests.labels(result.value).inc()
             if before is None or before.results.get(address) is not result:
                 tell = log.error if result is PathTestResult.BYPASSED else log.info
                 tell("self-test", pod=pod.full_name, address=address, result=result.value)

@@ -10,10 +10,10 @@ import structlog
 from agent.gates import pending_flows
 from agent.gates.address_claims import AddressAuthority
 from agent.gates.chain_order import ChainOrder
+from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
 from agent.linux.pod_network import NetworkReader, PodNetwork
 from agent.logs import Event
-from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.events import PodEvent, PodEvents
 from agent.pods.isolation import ENFORCED
@@ -57,7 +57,7 @@ class PodGates:
         authority: AddressAuthority,
         policy: Policy,
         chain_order: ChainOrder,
-        metrics: Metrics,
+        metrics: GateMetrics,
     ) -> None:
         self._store = store
         self._events = events

@@ -5,6 +5,7 @@ import pathlib
 import time
 from collections.abc import Iterable, Sequence
 
+import msgspec
 import structlog
 
 from agent.admin.report import PolicyStatus, RulesReport, RuleStatus
@@ -12,7 +13,6 @@ from agent.kubelet.admitted_ports import kubelet_rules
 from agent.linux import cgroups as linux_cgroups
 from agent.linux.cgroups import cgroup2_mount
 from agent.logs import Event
-from agent.metrics import RuleSample
 from agent.pods.pod import Pod
 from agent.pods.pod_state import Admission
 from agent.pods.store import PodStore
@@ -38,6 +38,16 @@ _REFRESH_SECONDS = 60.0
 _MAX_LINES = 20
 
 _Admitted = tuple[Pod, Admission | None]
+
+
+class RuleSample(msgspec.Struct, frozen=True):
+    """The hits of one rule."""
+
+    policy: str
+    source: str
+    protocol: str
+    ports: str
+    hits: int
 
 
 class PolicyController:

@@ -12,7 +12,7 @@ from typing import NoReturn
 import structlog
 
 from agent.linux.cgroups import cgroup2_mount
-from agent.metrics import Metrics
+from agent.probing.metrics import ProbeMetrics
 from bpf import errors, listeners, pins
 from probes import listening
 from probes.engine.hints import HintResult, ListenerHints
@@ -25,7 +25,9 @@ log = structlog.get_logger(__name__)
 class ListenerWatch:
     """Hears of listeners in the namespaces of pods, and has their probes run at that instant."""
 
-    def __init__(self, scheduler: Scheduler, metrics: Metrics, installation: pins.Pins) -> None:
+    def __init__(
+        self, scheduler: Scheduler, metrics: ProbeMetrics, installation: pins.Pins
+    ) -> None:
         self.attached = asyncio.Event()
         """Set once events are heard."""
         self._metrics = metrics
@@ -127,7 +129,7 @@ class ListenerWatch:
 
     def _on_hint_result(self, is_open: bool, fate: HintResult) -> None:
         kind = "open" if is_open else "close"
-        self._metrics.listener_hints.labels(kind, fate.value).inc()
+        self._metrics.listener_events.labels(kind, fate.value).inc()
 
 
 def _attach(directory: pathlib.Path) -> listeners.ListenerEvents:

@@ -2,13 +2,14 @@
 
 import asyncio
 import pathlib
+from collections.abc import Iterator
 
 import msgspec
 import structlog
+from prometheus_client import core
 
 from agent import labels, tasks
 from agent.admin.report import ProbeStatus
-from agent.metrics import Metrics
 from agent.pods.changes import Subscription
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.container_runs import ContainerSource, PodContainers
@@ -17,6 +18,7 @@ from agent.pods.pod import Pod
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
 from agent.probing.listeners import ListenerWatch
+from agent.probing.metrics import ProbeMetrics
 from agent.probing.result_store import Results, ResultStore, SavedProbes, sandbox_of
 from bpf import pins
 from probes.engine.scheduler import ProbedContainer, ProbedPod, ProbeKey, Scheduler
@@ -46,7 +48,6 @@ class ProbeManager:
     def __init__(
         self,
         store: PodStore,
-        metrics: Metrics,
         installation: pins.Pins,
         *,
         containers: ContainerSource,
@@ -63,15 +64,14 @@ class ProbeManager:
         store.desired.subscribe(self._changes)
         store.in_force.subscribe(self._changes)
         containers.container_changes.subscribe(self._changes)
-        self._metrics = metrics
+        self._metrics = ProbeMetrics(store)
         self._scheduler = Scheduler(
             on_result=self._on_result,
             on_probe=self._on_probe,
-            on_delay=metrics.probe_delay_seconds.observe,
+            on_delay=self._metrics.start_delay.observe,
             spread_seconds=_SPREAD_SECONDS,
         )
-        self._listeners = ListenerWatch(self._scheduler, metrics, installation)
-        metrics.probe_load = lambda: (self._scheduler.in_flight, self._scheduler.waiting)
+        self._listeners = ListenerWatch(self._scheduler, self._metrics, installation)
         self._pods: dict[str, Pod] = {}
         self._probed: set[str] = set()
         self._memory = ResultStore(state)
@@ -99,6 +99,11 @@ class ProbeManager:
                         self._metrics.forget(probed)
                 if state is not None and state.status is not None:
                     self.update(state)
+
+    def collect(self) -> Iterator[core.Metric]:
+        return self._metrics.collect(
+            in_flight=self._scheduler.in_flight, queued=self._scheduler.waiting
+        )
 
     async def listening(self) -> None:
         """Wait until listener events are heard; for ever, where they cannot be."""

@@ -4,47 +4,37 @@ from collections.abc import Iterator
 
 from prometheus_client import core
 
-from agent.metrics import Family, family
+from agent.metrics import MetricFamily, new_metric
 from agent.relay.messages import OPEN_BUCKETS
 from agent.strict.stats import ConnectionStats, OutcomeStats
 from agent.strict.supervisor import Relaying
 
-CONNECTIONS_TOTAL = Family(
+CONNECTIONS_TOTAL = MetricFamily(
     "podgate_relay_connections_total",
     "counter",
     "Kubelet connections received by the relay, by outcome; unknown_address has no pod labels.",
     ("namespace", "pod", "container", "handler", "outcome"),
 )
-CONNECT_DURATION = Family(
+CONNECT_DURATION = MetricFamily(
     "podgate_relay_connect_duration_seconds",
     "histogram",
     "Time from the kubelet's SYN to the pod's response.",
     ("namespace", "pod", "container", "handler"),
 )
-CONNECTIONS = Family(
+CONNECTIONS = MetricFamily(
     "podgate_relay_connections", "gauge", "Connections currently proxied by the relay."
 )
-HELD_SYNS = Family("podgate_relay_held_syns", "gauge", "SYNs held until the pod responds.")
-UP = Family("podgate_relay_up", "gauge", "1 if a relay serves the pods in strict.")
-RESTARTS = Family(
+HELD_SYNS = MetricFamily("podgate_relay_held_syns", "gauge", "SYNs held until the pod responds.")
+UP = MetricFamily("podgate_relay_up", "gauge", "1 if a relay serves the pods in strict.")
+RESTARTS = MetricFamily(
     "podgate_relay_restarts_total",
     "counter",
     "Relay starts after the first, successful or not.",
 )
-BYPASSED = Family(
+BYPASSED = MetricFamily(
     "podgate_relay_bypassed",
     "gauge",
     "1 if kubelet connections go directly to the gate because the relay is full.",
-)
-
-FAMILIES = (
-    CONNECTIONS_TOTAL,
-    CONNECT_DURATION,
-    CONNECTIONS,
-    HELD_SYNS,
-    UP,
-    RESTARTS,
-    BYPASSED,
 )
 
 
@@ -56,7 +46,7 @@ class RelayCollector:
         self._connections = connections
 
     def collect(self) -> Iterator[core.Metric]:
-        connections = family(CONNECTIONS_TOTAL)
+        connections = new_metric(CONNECTIONS_TOTAL)
         seconds = core.HistogramMetricFamily(
             CONNECT_DURATION.name, CONNECT_DURATION.help, labels=CONNECT_DURATION.labels
         )
@@ -79,7 +69,7 @@ class RelayCollector:
             (RESTARTS, self._supervisor.restarts),
             (BYPASSED, any(report.is_full for report in reports)),
         ):
-            metric = family(single)
+            metric = new_metric(single)
             metric.add_metric((), value)
             yield metric
 

@@ -17,7 +17,6 @@ from agent import labels
 from agent.lab import lab as labs
 from agent.lab.lab import BPFFS
 from agent.linux.pod_network import PodNetwork
-from agent.metrics import Metrics
 from agent.pods.changes import Changes
 from agent.pods.conditions import FALSE, TRUE, Conditions
 from agent.pods.container_runs import PodContainers
@@ -280,9 +279,7 @@ async def _flips() -> None:
     installation = pins.Pins(BPFFS)
     installation.prepare()
     store = PodStore(conditions)
-    probing = ProbeManager(
-        store, Metrics(conditions), installation, containers=_NoRuntime(), events=PodEvents()
-    )
+    probing = ProbeManager(store, installation, containers=_NoRuntime(), events=PodEvents())
     task = asyncio.create_task(probing.run())
     milliseconds = []
     with _sandbox() as sandbox:

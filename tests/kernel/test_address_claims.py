@@ -16,7 +16,6 @@ from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.linux.pod_network import NetworkReader
-from agent.metrics import Metrics
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.pod_state import AddressClaims
@@ -51,7 +50,6 @@ class Checked:
     """What is confirmed of pods, without an agent around it."""
 
     def __init__(self) -> None:
-        self.metrics = Metrics(Conditions())
         self._pods: list[tuple[LabPod, Pod]] = []
 
     def add(self, pod: LabPod, *reported: str) -> None:
@@ -67,7 +65,7 @@ class Checked:
 
     async def _check(self, name: str, times: int, change: Callable[[], None]) -> AddressClaims:
         store = PodStore(Conditions())
-        authority, reader = AddressAuthority(store, self.metrics), NetworkReader()
+        authority, reader = AddressAuthority(store), NetworkReader()
         try:
             for _, pod in self._pods:
                 store.set_pod(pod)

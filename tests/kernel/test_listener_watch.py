@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent.lab import lab as labs
-from agent.metrics import Metrics
 from agent.pods.conditions import Conditions
+from agent.pods.store import PodStore
 from agent.probing.listeners import ListenerWatch
+from agent.probing.metrics import ProbeMetrics
 from bpf import listeners, pins
 from probes.engine import scheduler
 from probes.results import ProbeResult
@@ -28,7 +29,7 @@ class Watched:
 
     def __init__(self, installation: pins.Pins) -> None:
         self.results: asyncio.Queue[tuple[str, ProbeResult]] = asyncio.Queue()
-        self.metrics = Metrics(Conditions())
+        self.metrics = ProbeMetrics(PodStore(Conditions()))
         self.scheduler = scheduler.Scheduler(
             on_result=lambda key, result: self.results.put_nowait((key.uid, result)),
             on_probe=lambda key, outcome: None,

@@ -131,7 +131,7 @@ def test_a_path_that_is_lost_later_is_told_and_the_condition_stays(
     assert "past the gate" in condition.message
     assert any(line.get("result") == "bypassed" for line in operator.log_lines())
     series = fetch(report, "/metrics")
-    assert 'podgate_self_test_paths{namespace="demo",pod="web",result="bypassed"} 1.0' in series
+    assert 'podgate_path_test_addresses{namespace="demo",pod="web",result="bypassed"} 1.0' in series
 
 
 def touch(operator: AgentProcess, pod: LabPod) -> None:

@@ -118,7 +118,9 @@ async def test_with_strict_start_no_container_runs_before_its_gate(node: Node) -
         await node.ready("web")
         await asyncio.to_thread(dialler.go_on)
         assert dialler.connected == 0
-    assert "podgate_ungated_seconds_count 0.0" in (await node.get_http("/metrics"))[1]
+    assert (
+        "podgate_sandbox_ungated_duration_seconds_count 0.0" in (await node.get_http("/metrics"))[1]
+    )
 
 
 async def test_an_agent_that_comes_late_says_how_long_pods_ran_without_a_gate(node: Node) -> None:
@@ -135,11 +137,11 @@ async def test_an_agent_that_comes_late_says_how_long_pods_ran_without_a_gate(no
     assert {line["pod"] for line in late} == {"tests/one", "tests/two"}
     assert all(line["ungated_seconds"] > 0 and line["level"] == "warning" for line in late)
     _, metrics = await node.get_http("/metrics")
-    assert "podgate_ungated_seconds_count 2.0" in metrics
+    assert "podgate_sandbox_ungated_duration_seconds_count 2.0" in metrics
 
     # Gates that an earlier agent left are no window.
     await node.stop_agent()
     await node.start_agent()
     await node.told("gates", lambda report: reason_of(report, "two") == "Enforced")
     _, metrics = await node.get_http("/metrics")
-    assert "podgate_ungated_seconds_count 0.0" in metrics
+    assert "podgate_sandbox_ungated_duration_seconds_count 0.0" in metrics

@@ -131,7 +131,7 @@ async def test_an_agent_that_starts_without_the_api_goes_on_from_what_was_saved(
     assert any(problem.startswith("API server, pods: ") for problem in seen.pod_source.problems)
     await node.told("all pods", lambda report: report.is_synced)
     await node.serves("/readyz", 200)
-    assert 'podgate_api_problem{what="pods"} 1.0' in (await node.get_http("/metrics"))[1]
+    assert 'podgate_api_problem{resource="pods"} 1.0' in (await node.get_http("/metrics"))[1]
     await node.told(
         "one pod to be written", lambda report: report.pod_source.pending_conditions == 1
     )

@@ -17,24 +17,30 @@ from agent.api.podinfo.records import PodRecords
 from agent.api.podinfo.server import GET, LIST, PodInfoServer
 from agent.kube.api_pods import ApiPods
 from agent.logs import Event
-from agent.metrics import Family, family
+from agent.metrics import MetricFamily, new_metric
 from agent.pods.changes import Changes, Subscription
 from agent.pods.conditions import Condition
 from agent.pods.pod import Pod
 
-REQUESTS = Family("pod_info_endpoint_requests_total", "counter", "PodInfo requests (KEP-4188).")
-REQUESTS_LIST = Family("pod_info_endpoint_requests_list", "counter", "ListPodConditions requests.")
-REQUESTS_GET = Family("pod_info_endpoint_requests_get", "counter", "GetPodConditions requests.")
-ERRORS_GET = Family("pod_info_endpoint_errors_get", "counter", "Failed GetPodConditions requests.")
-WATCHES = Family("podgate_podinfo_watches", "gauge", "Open PodInfo watches.")
-REJECTED = Family(
+REQUESTS = MetricFamily(
+    "pod_info_endpoint_requests_total", "counter", "PodInfo requests (KEP-4188)."
+)
+REQUESTS_LIST = MetricFamily(
+    "pod_info_endpoint_requests_list", "counter", "ListPodConditions requests."
+)
+REQUESTS_GET = MetricFamily(
+    "pod_info_endpoint_requests_get", "counter", "GetPodConditions requests."
+)
+ERRORS_GET = MetricFamily(
+    "pod_info_endpoint_errors_get", "counter", "Failed GetPodConditions requests."
+)
+WATCHES = MetricFamily("podgate_podinfo_watches", "gauge", "Open PodInfo watches.")
+REJECTED = MetricFamily(
     "podgate_podinfo_rejected_total",
     "counter",
     "PodInfo connections and requests rejected by a limit, by limit.",
     ("reason",),
 )
-
-FAMILIES = (REQUESTS, REQUESTS_LIST, REQUESTS_GET, ERRORS_GET, WATCHES, REJECTED)
 
 
 def socket(run_directory: pathlib.Path) -> pathlib.Path:
@@ -121,16 +127,16 @@ class PodInfoService:
         yield _count(REQUESTS_LIST, server.requests[LIST])
         yield _count(REQUESTS_GET, server.requests[GET])
         yield _count(ERRORS_GET, server.errors[GET])
-        watches = family(WATCHES)
+        watches = new_metric(WATCHES)
         watches.add_metric((), server.watches)
         yield watches
-        rejected = family(REJECTED)
+        rejected = new_metric(REJECTED)
         for limit, count in sorted(server.rejected.items()):
             rejected.add_metric((limit,), count)
         yield rejected
 
 
-def _count(counted: Family, value: int) -> core.Metric:
+def _count(counted: MetricFamily, value: int) -> core.Metric:
     """By the KEP's name to the letter: for a counter prometheus_client would add `_total`."""
     metric = core.Metric(counted.name, counted.help, "unknown")
     metric.add_sample(counted.name, {}, value)

@@ -12,9 +12,9 @@ from agent.admin.report import PodSourceStatus
 from agent.app.reconciler import Reconciler
 from agent.gates import pending_flows, pod_gates
 from agent.gates.chain_order import ChainOrder
+from agent.gates.metrics import GateMetrics
 from agent.gates.pod_gates import PodGates
 from agent.linux.pod_network import NodeInterface, PodNetwork
-from agent.metrics import Metrics
 from agent.pods.changes import Changes
 from agent.pods.conditions import Conditions
 from agent.pods.container_runs import PodContainers
@@ -141,7 +141,7 @@ class Node:
         gates: Any = self.gates
         this: Any = self
         path_tests: Any = PathTests(self)
-        metrics = Metrics(self.store.conditions)
+        metrics = GateMetrics(self.store)
         self.chain_order = ChainOrder(gates, self.store, metrics)
         self.reconciler = Reconciler(
             store=self.store,

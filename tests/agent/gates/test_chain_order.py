@@ -6,9 +6,9 @@ from typing import cast
 import pytest
 
 from agent.gates.chain_order import ChainOrder
+from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
 from agent.linux.pod_network import NodeInterface
-from agent.metrics import Metrics
 from agent.pods.conditions import Conditions
 from agent.pods.store import PodStore
 from bpf.errors import AttachError
@@ -44,10 +44,8 @@ def chain() -> Chain:
 
 @pytest.fixture
 def places(chain: Chain) -> ChainOrder:
-    gate_worker = cast(GateWorker, chain)
-    return ChainOrder(
-        gate_worker, PodStore(Conditions()), Metrics(Conditions()), now=lambda: chain.now
-    )
+    gate_worker, store = cast(GateWorker, chain), PodStore(Conditions())
+    return ChainOrder(gate_worker, store, GateMetrics(store), now=lambda: chain.now)
 
 
 async def test_gate_in_front_stays_where_it_is(chain: Chain, places: ChainOrder) -> None:

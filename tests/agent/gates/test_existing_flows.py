@@ -8,7 +8,6 @@ import structlog.testing
 
 from agent.gates import existing_flows
 from agent.gates.existing_flows import Access, AccessCheck
-from agent.metrics import Metrics
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
@@ -100,7 +99,6 @@ def test_a_kernel_that_cannot_end_flows_is_told_of_once() -> None:
         store=PodStore(Conditions()),
         kubelet_cgroup=lambda: KUBELET,
         replies=_NoReplies(),
-        metrics=Metrics(Conditions()),
         ends=True,
     )
     target = existing_flows.EnforcedPod(

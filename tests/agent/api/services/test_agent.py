@@ -11,8 +11,8 @@ from aiohttp import web
 from agent import labels
 from agent.api.services.source import SERVICES, SLICES
 from agent.app.cluster_outputs import ClusterOutputs
+from agent.gates.metrics import GateMetrics
 from agent.kube.client import ApiClient
-from agent.metrics import Metrics
 from agent.pods.conditions import FALSE, TRUE, Conditions
 from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
@@ -44,9 +44,7 @@ class Agent:
         )
         policies = ApiPolicies(api, state=directory / "policies.json")
         self.source = ClusterSource(api, settings, store, events, policies)
-        self.outputs = ClusterOutputs(
-            api, settings, store, self.source, events, Metrics(self.conditions)
-        )
+        self.outputs = ClusterOutputs(api, settings, store, self.source, events, GateMetrics(store))
         assert self.outputs.endpoints is not None
         self.publisher = self.outputs.endpoints.publisher
         self.target = f"unix:{localnet_socket(directory)}"

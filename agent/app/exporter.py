@@ -1,0 +1,38 @@
+"""The text that Prometheus scrapes, from the collectors of all parts."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+import prometheus_client
+from prometheus_client import registry
+
+
+class RefreshedCollector(registry.Collector, Protocol):
+    """A collector whose figures take longer to read than the event loop can wait."""
+
+    async def refresh(self) -> None: ...
+
+
+class Exporter:
+    """A registry of one agent."""
+
+    def __init__(
+        self,
+        *,
+        refreshed: Iterable[RefreshedCollector],
+        collectors: Iterable[registry.Collector],
+    ) -> None:
+        self._registry = prometheus_client.CollectorRegistry()
+        self._refreshed = tuple(refreshed)
+        for collector in (*self._refreshed, *collectors):
+            self.add(collector)
+        prometheus_client.ProcessCollector(registry=self._registry)
+
+    def add(self, collector: registry.Collector) -> None:
+        self._registry.register(collector)
+
+    async def render(self) -> bytes:
+        """The text exposition of everything."""
+        await asyncio.gather(*(collector.refresh() for collector in self._refreshed))
+        return prometheus_client.generate_latest(self._registry)

@@ -1,0 +1,39 @@
+"""Metrics of pods: their conditions, and manifests that are invalid."""
+
+from collections.abc import Iterator
+
+from prometheus_client import core
+
+from agent.metrics import MetricFamily, new_metric
+from agent.pods.store import PodStore
+
+POD_CONDITION = MetricFamily(
+    "podgate_pod_condition",
+    "gauge",
+    "Current status of each pod condition: 1 for the status and reason in force.",
+    ("namespace", "pod", "condition", "status", "reason"),
+)
+MANIFEST_INVALID = MetricFamily(
+    "podgate_manifest_invalid",
+    "gauge",
+    "1 if a manifest is invalid; its last valid content stays in force.",
+    ("file", "reason"),
+)
+
+
+class PodCollector:
+    """Reads the store at scrape time, so series vanish with their pod."""
+
+    def __init__(self, store: PodStore) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[core.Metric]:
+        conditions, manifests = new_metric(POD_CONDITION), new_metric(MANIFEST_INVALID)
+        for pod in self._store.desired_pods():
+            for condition in self._store.conditions.of(pod.uid):
+                labels = (condition.type, condition.status, condition.reason)
+                conditions.add_metric((pod.namespace, pod.name, *labels), 1)
+            if pod.manifest_problem:
+                manifests.add_metric((pod.source, pod.manifest_problem.reason), 1)
+        yield conditions
+        yield manifests

@@ -1,0 +1,38 @@
+"""Metrics of policies."""
+
+from collections.abc import Iterator
+
+from prometheus_client import core
+
+from agent.metrics import MetricFamily, new_metric, single
+from agent.policy.controller import PolicyController, RuleSample
+
+RULE_HITS = MetricFamily(
+    "podgate_rule_hits_total",
+    "counter",
+    "New flows admitted by a rule, over all gates.",
+    ("policy", "source", "protocol", "ports"),
+)
+POLICY_PROBLEMS = MetricFamily(
+    "podgate_policy_problems",
+    "gauge",
+    "Policies, or policy sources, that are not applied as written; `podgate rules` lists them.",
+)
+
+
+class PolicyCollector:
+    """`refresh` it before each scrape: hits are read in a thread."""
+
+    def __init__(self, policy: PolicyController) -> None:
+        self._policy = policy
+        self._samples: list[RuleSample] = []
+
+    async def refresh(self) -> None:
+        self._samples = await self._policy.samples()
+
+    def collect(self) -> Iterator[core.Metric]:
+        hits = new_metric(RULE_HITS)
+        for rule in self._samples:
+            hits.add_metric((rule.policy, rule.source, rule.protocol, rule.ports), rule.hits)
+        yield hits
+        yield single(POLICY_PROBLEMS, len(self._policy.problems))

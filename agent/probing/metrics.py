@@ -1,0 +1,94 @@
+"""Metrics of probes and of the listeners that trigger them."""
+
+from collections.abc import Iterator
+
+from prometheus_client import core
+
+from agent.metrics import MetricFamily, counter, histogram, new_metric, single
+from agent.pods.pod import Pod
+from agent.pods.store import PodStore
+
+# Probes answer in well under a millisecond on a healthy node and end at their timeout.
+_PROBE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 1, 2.5, 10)
+# Microseconds while the loop is idle; where it is seconds, the concurrency limit delays probes.
+_DELAY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1, 5)
+
+PROBES = MetricFamily(
+    "prober_probe_total",
+    "counter",
+    "Probes by result, with the kubelet's names and labels.",
+    ("probe_type", "result", "container", "pod", "namespace", "pod_uid"),
+)
+PROBE_SECONDS = MetricFamily(
+    "prober_probe_duration_seconds",
+    "histogram",
+    "Duration of probes, with the kubelet's names and labels.",
+    ("probe_type", "container", "pod", "namespace"),
+)
+PROBES_IN_FLIGHT = MetricFamily("podgate_probes_in_flight", "gauge", "Probes currently running.")
+PROBES_QUEUED = MetricFamily(
+    "podgate_probes_queued", "gauge", "Probes due but delayed by the concurrency limit."
+)
+PROBE_START_DELAY = MetricFamily(
+    "podgate_probe_start_delay_seconds",
+    "histogram",
+    "Delay between a probe's scheduled and actual start.",
+)
+LISTENER_EVENTS = MetricFamily(
+    "podgate_listener_events_total",
+    "counter",
+    "Listener events of probed pods, by kind (open, close) and result of the check.",
+    ("kind", "result"),
+)
+LISTENER_EVENTS_LOST = MetricFamily(
+    "podgate_listener_events_lost_total",
+    "counter",
+    "Listener events lost because the buffer was full; scheduled probes are not affected.",
+)
+LISTENERS_UNWATCHED = MetricFamily(
+    "podgate_listeners_unwatched",
+    "gauge",
+    "Listeners opened before podgate watched the pod; their closing triggers no probe.",
+    ("namespace", "pod"),
+)
+
+
+class ProbeMetrics:
+    """Counters of probes and listeners; a pod's series are removed with the pod."""
+
+    def __init__(self, store: PodStore) -> None:
+        self._store = store
+        self._probes = counter(PROBES)
+        self._probe_seconds = histogram(PROBE_SECONDS, _PROBE_BUCKETS)
+        self.start_delay = histogram(PROBE_START_DELAY, _DELAY_BUCKETS)
+        self.listener_events = counter(LISTENER_EVENTS)
+        self.listener_events_lost = 0
+        self.unwatched_listeners: dict[str, int] = {}
+        """By pod's uid."""
+
+    def count_probe(
+        self, pod: Pod, *, container: str, probe_type: str, result: str, seconds: float
+    ) -> None:
+        """probe_type and result in the kubelet's words: Readiness, successful."""
+        self._probes.labels(probe_type, result, container, pod.name, pod.namespace, pod.uid).inc()
+        self._probe_seconds.labels(probe_type, container, pod.name, pod.namespace).observe(seconds)
+
+    def forget(self, pod: Pod) -> None:
+        """Remove the series of a deleted pod."""
+        labels = {"pod": pod.name, "namespace": pod.namespace}
+        self._probes.remove_by_labels(labels)
+        self._probe_seconds.remove_by_labels(labels)
+
+    def collect(self, *, in_flight: int, queued: int) -> Iterator[core.Metric]:
+        yield from self._probes.collect()
+        yield from self._probe_seconds.collect()
+        yield from self.start_delay.collect()
+        yield from self.listener_events.collect()
+        yield single(PROBES_IN_FLIGHT, in_flight)
+        yield single(PROBES_QUEUED, queued)
+        yield single(LISTENER_EVENTS_LOST, self.listener_events_lost)
+        unwatched = new_metric(LISTENERS_UNWATCHED)
+        for pod in self._store.desired_pods():
+            if count := self.unwatched_listeners.get(pod.uid):
+                unwatched.add_metric((pod.namespace, pod.name), count)
+        yield unwatched
