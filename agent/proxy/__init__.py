@@ -1,1 +1,1 @@
-"""Service proxies that know nothing but what the node's localnet API tells."""
+"""Service proxies, which get all their data from the node's service endpoints API."""

@@ -1,22 +1,22 @@
-"""What a proxy's backend is to the process that feeds it."""
+"""The interface of a proxy's backend."""
 
 from typing import Protocol
 
 from agent.errors import PodgateError
-from agent.proxy.frontends import Change
+from agent.proxy.frontends import FrontendChange
 
 
 class BackendError(PodgateError):
-    """The kernel was not changed, or in part; the message is one sentence."""
+    """The kernel could not be changed, or only in part."""
 
 
 class Backend(Protocol):
-    """Puts services into the kernel, where they stay when the process ends."""
+    """Installs services in the kernel, where they stay when the process exits."""
 
-    async def change(self, change: Change) -> None:
-        """Raises `BackendError`; then the same comes again, with what has changed since.
+    async def apply(self, change: FrontendChange) -> None:
+        """Raises `BackendError`; the next change then includes this one.
 
-        The first change is everything: what an earlier process left goes.
+        The first change is the whole state: it replaces what a previous process installed.
         """
 
     async def close(self) -> None: ...

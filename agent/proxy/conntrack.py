@@ -1,7 +1,7 @@
-"""Flows of UDP that netfilter would go on translating to an endpoint that is gone.
+"""Deletes UDP flows that netfilter would still translate to an endpoint that was removed.
 
-Only a conversation's first packet is looked up, and one of UDP has no end: who asks again from the
-same port would never come to another endpoint. kube-proxy does the same (pkg/proxy/conntrack).
+Netfilter evaluates only a flow's first packet, and UDP has no close: a client that sends again from
+the same port would never reach another endpoint. kube-proxy does the same (pkg/proxy/conntrack).
 """
 
 import contextlib
@@ -16,41 +16,45 @@ from bpf.services.tables import ServiceAddress
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 
-def forget(places: Mapping[ServiceAddress, Collection[ServiceAddress]]) -> int:
-    """End the flows to each place but those that go to one of its endpoints; how many there were.
+def delete_stale(addresses: Mapping[ServiceAddress, Collection[ServiceAddress]]) -> int:
+    """Delete the flows to each address, except those to one of its endpoints; returns their number.
 
-    Blocks; the kernel looks at every flow that it tracks, once for each place. Raises `OSError` or
+    Blocks; the kernel iterates over all tracked flows once for each address. Raises `OSError` or
     `NetlinkError`.
     """
     count = 0
     for version, family in _FAMILIES.items():
-        own = {place: kept for place, kept in places.items() if place.address.version == version}
+        own = {
+            address: kept
+            for address, kept in addresses.items()
+            if address.address.version == version
+        }
         if not own:
             continue
         with NFCTSocket(nfgen_family=family) as netlink:
-            for place, kept in own.items():
-                count += _forget(netlink, family, place, kept)
+            for address, kept in own.items():
+                count += _delete(netlink, family, address, kept)
     return count
 
 
-def _forget(
-    netlink: NFCTSocket, family: int, place: ServiceAddress, kept: Collection[ServiceAddress]
+def _delete(
+    netlink: NFCTSocket, family: int, address: ServiceAddress, kept: Collection[ServiceAddress]
 ) -> int:
-    asked = NFCTAttrTuple(
-        family=family, daddr=str(place.address), proto=place.protocol, dport=place.port
+    service = NFCTAttrTuple(
+        family=family, daddr=str(address.address), proto=address.protocol, dport=address.port
     )
     endpoints = {(str(endpoint.address), endpoint.port) for endpoint in kept}
-    ended = []
-    # The kernel sorts out by protocol and port; by an IPv6 address it finds nothing.
-    roughly = NFCTAttrTuple(family=family, proto=place.protocol, dport=place.port)
-    for entry in netlink.dump(tuple_orig=roughly):
+    stale = []
+    # The kernel filters by protocol and port; with an IPv6 address it finds nothing.
+    tuple_filter = NFCTAttrTuple(family=family, proto=address.protocol, dport=address.port)
+    for entry in netlink.dump(tuple_orig=tuple_filter):
         original, reply = (
             NFCTAttrTuple.from_netlink(family, entry.get_attr(name))
             for name in ("CTA_TUPLE_ORIG", "CTA_TUPLE_REPLY")
         )
-        if asked == original and (reply.saddr, reply.sport) not in endpoints:
-            ended.append(original)
-    for original in ended:
-        with contextlib.suppress(NetlinkError):  # it ended by itself
+        if service == original and (reply.saddr, reply.sport) not in endpoints:
+            stale.append(original)
+    for original in stale:
+        with contextlib.suppress(NetlinkError):  # it expired meanwhile
             netlink.entry("del", tuple_orig=original)
-    return len(ended)
+    return len(stale)

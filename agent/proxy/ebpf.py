@@ -1,24 +1,24 @@
-"""Services at the socket, by the programs of `bpf.services.services`."""
+"""The eBPF backend: translates at the socket, with the programs of `bpf.services.services`."""
 
 import asyncio
 import os
 import pathlib
 
 from agent.proxy.backends import BackendError
-from agent.proxy.frontends import Change, Frontend
+from agent.proxy.frontends import Frontend, FrontendChange
 from bpf import errors, pins
 from bpf.services import services
 from bpf.services.links import ServiceLinks
-from bpf.services.tables import ServiceCounter, ServiceEntry
+from bpf.services.tables import ServiceEntry
 
 
 class EbpfBackend:
-    """Translates for every socket below one cgroup, whatever its network namespace."""
+    """Translates for every socket below one cgroup, in any network namespace."""
 
     def __init__(
         self, opened: services.ServiceMaps, links: ServiceLinks, cgroup: pathlib.Path
     ) -> None:
-        """Use `open`."""
+        """Use `open` instead."""
         self._services = opened
         self._links = links
         self._cgroup = cgroup
@@ -26,7 +26,7 @@ class EbpfBackend:
 
     @classmethod
     async def open(cls, bpffs: str | os.PathLike[str], cgroup: pathlib.Path) -> "EbpfBackend":
-        """Raises `BackendError` where the programs cannot be had."""
+        """Raises `BackendError` if the programs cannot be loaded."""
         installation = pins.Pins(bpffs)
         try:
             programs = await services.load(installation)
@@ -35,26 +35,23 @@ class EbpfBackend:
         except (errors.PinError, errors.CompileError, errors.BpfError) as error:
             raise BackendError(str(error)) from error
 
-    async def change(self, change: Change) -> None:
-        """Attaches with the first one: an earlier process' programs serve until then."""
+    async def apply(self, change: FrontendChange) -> None:
+        """Attaches with the first one: a previous process' programs serve until then."""
         await asyncio.to_thread(self._change, change)
 
     async def close(self) -> None:
         self._services.close()
 
-    def counts(self) -> dict[ServiceCounter, int]:
-        return self._services.counts()
-
-    def _change(self, change: Change) -> None:
-        changed, gone = {}, change.gone
-        for place, frontend in change.changed.items():
+    def _change(self, change: FrontendChange) -> None:
+        changed, removed = {}, change.removed
+        for address, frontend in change.changed.items():
             if frontend.sources:
-                # Who asks is not known at the socket: the balancer itself is to judge.
-                gone = gone | {place}
+                # At the socket the client is unknown: the load balancer itself must check it.
+                removed = removed | {address}
             else:
-                changed[place] = _service(frontend)
+                changed[address] = _service(frontend)
         try:
-            self._services.change(changed, gone)
+            self._services.change(changed, removed)
             if not self._is_attached:
                 self._links.attach(self._cgroup)
                 self._is_attached = True

@@ -1,7 +1,7 @@
-"""What leads where: every address and port that stands for a service, and its endpoints.
+"""Frontends: every address and port of every service, with its endpoints.
 
-`Book` turns each whole state of the API into what has changed of that. A service is looked at again
-only when its message is another one, so that one change among ten thousand services is soon known.
+`FrontendTable` computes what changes from one state of the API to the next. A service is evaluated
+again only if its message differs, so one change among ten thousand services is found fast.
 """
 
 import collections
@@ -23,51 +23,51 @@ _PROTOCOLS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Frontend:
-    """Where what comes to one place goes."""
+    """The destinations of traffic to one address and port."""
 
     port_id: int
-    """The same for all places of one port of a service; never 0."""
+    """The same for all addresses of one port of a service; never 0."""
     endpoints: tuple[ServiceAddress, ...]
-    """Of what this node and its pods open."""
+    """For connections from this node and its pods."""
     outside: tuple[ServiceAddress, ...]
-    """Of what others open."""
+    """For connections from outside."""
     local: frozenset[ServiceAddress]
-    """Those of either that are pods of this node, which may be their own clients."""
+    """Those of either that are pods of this node, which may connect to themselves."""
     affinity_seconds: int = 0
     is_external: bool = False
-    """A node port, an external IP or a load balancer's: others may come by other nodes as well."""
-    keeps_client: bool = False
-    """externalTrafficPolicy is Local, so that clients from outside are seen as who they are."""
+    """A node port, an external IP or a load balancer's: clients may come through other nodes."""
+    preserves_client_ip: bool = False
+    """externalTrafficPolicy is Local, so that pods see the addresses of clients from outside."""
     drops: bool = False
-    """What comes while there are no endpoints for it is dropped, and not refused: there are some on
-    other nodes, which this one is not to use."""
+    """Without endpoints, traffic is dropped and not rejected: other nodes have endpoints, which
+    this node must not use."""
     sources: tuple[IPNetwork, ...] = ()
-    """Who may come; nobody named: all."""
+    """Networks that clients may come from; empty: all."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Change:
-    """From one state to the next."""
+class FrontendChange:
+    """The difference between two states."""
 
     changed: dict[ServiceAddress, Frontend]
-    gone: set[ServiceAddress]
+    removed: set[ServiceAddress]
 
-    def then(self, later: "Change") -> "Change":
-        """Both in one step."""
+    def then(self, later: "FrontendChange") -> "FrontendChange":
+        """Both changes in one."""
         changed = {**self.changed, **later.changed}
-        for place in later.gone:
-            changed.pop(place, None)
-        return Change(changed, (self.gone | later.gone) - changed.keys())
+        for address in later.removed:
+            changed.pop(address, None)
+        return FrontendChange(changed, (self.removed | later.removed) - changed.keys())
 
 
-class Book:
-    """All places, as of the last state."""
+class FrontendTable:
+    """All addresses of all services, as of the last state."""
 
     def __init__(self) -> None:
         self._messages: dict[tuple[str, str], endpoints_pb2.ServiceEndpoints] = {}
-        self._places: dict[tuple[str, str], dict[ServiceAddress, Frontend]] = {}
+        self._addresses: dict[tuple[str, str], dict[ServiceAddress, Frontend]] = {}
         self._node_addresses: tuple[IPAddress, ...] = ()
-        # Who claims a place. Of several it is the first by name, as long as it is there.
+        # Services that claim an address; the first by name gets it.
         self._claims: dict[ServiceAddress, dict[tuple[str, str], Frontend]] = (
             collections.defaultdict(dict)
         )
@@ -76,19 +76,19 @@ class Book:
         self,
         services: Iterable[endpoints_pb2.ServiceEndpoints],
         node_addresses: Sequence[IPAddress],
-    ) -> Change:
-        """What is other now. node_addresses: those at which the node's ports are."""
-        all_anew = tuple(node_addresses) != self._node_addresses
+    ) -> FrontendChange:
+        """Compute the change to this state. node_addresses: the addresses for node ports."""
+        is_full = tuple(node_addresses) != self._node_addresses
         self._node_addresses = tuple(node_addresses)
         messages = {(service.namespace, service.name): service for service in services}
         touched: dict[ServiceAddress, Frontend | None] = {}
         for name, message in messages.items():
             before = self._messages.get(name)
-            if before is None or all_anew or before != message:
-                self._replace(name, places_of(message, self._node_addresses), touched)
+            if before is None or is_full or before != message:
+                self._replace(name, addresses_of(message, self._node_addresses), touched)
         for name in self._messages.keys() - messages.keys():
             self._replace(name, {}, touched)
-            del self._places[name]
+            del self._addresses[name]
         self._messages = messages
         return self._settled(touched)
 
@@ -98,36 +98,36 @@ class Book:
         after: dict[ServiceAddress, Frontend],
         touched: dict[ServiceAddress, Frontend | None],
     ) -> None:
-        before = self._places.get(name, {})
-        self._places[name] = after
-        for place in before.keys() | after.keys():
-            touched.setdefault(place, self._winner(place))
-            if place in after:
-                self._claims[place][name] = after[place]
+        before = self._addresses.get(name, {})
+        self._addresses[name] = after
+        for address in before.keys() | after.keys():
+            touched.setdefault(address, self._winner(address))
+            if address in after:
+                self._claims[address][name] = after[address]
             else:
-                del self._claims[place][name]
+                del self._claims[address][name]
 
-    def _winner(self, place: ServiceAddress) -> Frontend | None:
-        claims = self._claims.get(place)
+    def _winner(self, address: ServiceAddress) -> Frontend | None:
+        claims = self._claims.get(address)
         return claims[min(claims)] if claims else None
 
-    def _settled(self, touched: Mapping[ServiceAddress, Frontend | None]) -> Change:
-        change = Change({}, set())
-        for place, before in touched.items():
-            after = self._winner(place)
+    def _settled(self, touched: Mapping[ServiceAddress, Frontend | None]) -> FrontendChange:
+        change = FrontendChange({}, set())
+        for address, before in touched.items():
+            after = self._winner(address)
             if after is None:
-                del self._claims[place]
+                del self._claims[address]
                 if before is not None:
-                    change.gone.add(place)
+                    change.removed.add(address)
             elif after != before:
-                change.changed[place] = after
+                change.changed[address] = after
         return change
 
 
-def places_of(
+def addresses_of(
     service: endpoints_pb2.ServiceEndpoints, node_addresses: Sequence[IPAddress]
 ) -> dict[ServiceAddress, Frontend]:
-    """Every place of one service. Headless ones have none, and of SCTP nothing is carried."""
+    """Every address of one service. Headless services have none, and SCTP is not supported."""
     if service.is_headless:
         return {}
     ranges = tuple(ipaddress.ip_network(text) for text in service.load_balancer_source_ranges)
@@ -145,7 +145,7 @@ def places_of(
     affinity = service.session_affinity_timeout_seconds
     if service.session_affinity != endpoints_pb2.SESSION_AFFINITY_CLIENT_IP:
         affinity = 0
-    places: dict[ServiceAddress, Frontend] = {}
+    addresses: dict[ServiceAddress, Frontend] = {}
     for port in service.ports:
         protocol = _PROTOCOLS.get(port.protocol)
         if protocol is None:
@@ -162,21 +162,21 @@ def places_of(
         ]
         for address, number, is_external in addressed:
             inside, outside, local = endpoints.of(address.version, is_external)
-            places[ServiceAddress(address, number, protocol)] = Frontend(
+            addresses[ServiceAddress(address, number, protocol)] = Frontend(
                 endpoints=inside,
                 outside=outside,
                 local=local,
                 is_external=is_external,
-                keeps_client=is_external and is_local[True],
+                preserves_client_ip=is_external and is_local[True],
                 drops=port.has_endpoints_anywhere and is_local[is_external],
                 sources=ranges if address in balancers else (),
                 **common,
             )
-    return places
+    return addresses
 
 
 class _Endpoints:
-    """Those of one port, by family and by who asks."""
+    """The endpoints of one port, by family and origin of the traffic."""
 
     def __init__(self, port: endpoints_pb2.ServicePort, protocol: int) -> None:
         self._all = [
@@ -196,17 +196,19 @@ class _Endpoints:
     def of(
         self, version: int, is_external: bool
     ) -> tuple[tuple[ServiceAddress, ...], tuple[ServiceAddress, ...], frozenset[ServiceAddress]]:
-        """For this node, for others, and those here."""
+        """The endpoints for this node, those for others, and the local ones of both."""
         key = version, is_external
         if key not in self._made:
-            own = [(e, place) for e, place in self._all if place.address.version == version]
+            own = [(e, address) for e, address in self._all if address.address.version == version]
             inside = tuple(
-                place
-                for e, place in own
+                address
+                for e, address in own
                 if (e.is_external_from_node if is_external else e.is_internal)
             )
-            outside = tuple(place for e, place in own if e.is_external) if is_external else inside
-            local = frozenset(place for e, place in own if e.is_local)
+            outside = (
+                tuple(address for e, address in own if e.is_external) if is_external else inside
+            )
+            local = frozenset(address for e, address in own if e.is_local)
             self._made[key] = inside, outside, local & {*inside, *outside}
         return self._made[key]
 

@@ -1,7 +1,7 @@
-"""What one place needs of the nftables ruleset: elements of its maps, and for affinity chains.
+"""The nftables entries of one frontend: map elements, and chains for affinity.
 
-Places share: several have the same endpoints' chains, the same address, the same hairpin. Whoever
-keeps the ruleset counts how many need each entry.
+Frontends share entries: several have the same endpoints' chains, the same address, the same
+hairpin. The owner of the ruleset counts the users of each entry.
 """
 
 import dataclasses
@@ -13,15 +13,16 @@ from agent.proxy.frontends import Frontend
 from bpf.services.tables import ServiceAddress
 
 READY_COUNTS = 128
-"""nft 1.0.6 takes no rule that looks into a map of ports once that map is in the kernel, so these
-come with it. A service with another number of endpoints has all of the table written anew."""
+"""nft 1.0.6 accepts no rule with a lookup in a map of ports once that map is in the kernel, so the
+chains for these numbers of endpoints are created with it. A service with more endpoints has the
+whole table rewritten."""
 
 _PROTOCOLS = {socket.IPPROTO_TCP: "tcp", socket.IPPROTO_UDP: "udp"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Element:
-    """Of a map or set of the ruleset. value: empty for a set's."""
+class NftElement:
+    """An element of a map or set. value: empty for a set."""
 
     container: str
     key: str
@@ -29,8 +30,8 @@ class Element:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Clients:
-    """A set of clients that have affinity to one endpoint."""
+class AffinitySet:
+    """A set of clients with affinity to one endpoint."""
 
     name: str
     type: str
@@ -38,8 +39,9 @@ class Clients:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Chain:
-    """rank: who goes to another chain has the higher one. is_late: only with the whole table."""
+class NftChain:
+    """A chain. rank: higher than that of all chains it jumps to; is_late: can be added only with
+    the whole table."""
 
     name: str
     rules: tuple[str, ...]
@@ -47,53 +49,59 @@ class Chain:
     is_late: bool = False
 
 
-Entry = Element | Clients | Chain
+Entry = NftElement | AffinitySet | NftChain
 
 
-def entries_of(place: ServiceAddress, frontend: Frontend) -> Iterator[Entry]:
-    """All that what comes to `place` needs."""
-    family = place.address.version
-    key = _key(place)
+def entries_of(address: ServiceAddress, frontend: Frontend) -> Iterator[Entry]:
+    """All entries for traffic to `address`."""
+    family = address.address.version
+    key = _key(address)
     if not frontend.is_external:
-        yield Element(f"cluster_ips{family}", str(place.address))
+        yield NftElement(f"cluster_ips{family}", str(address.address))
     if frontend.sources:
-        yield from _firewall(place, frontend)
+        yield from _firewall(address, frontend)
     for local in frontend.local:
-        yield Element(f"hairpin{family}", f"{local.address} . {local.address}")
+        yield NftElement(f"hairpin{family}", f"{local.address} . {local.address}")
     # From the node and its pods.
     if frontend.endpoints:
-        target = yield from _way(place, frontend, frontend.endpoints, f"endpoints{family}")
-        yield Element(f"services{family}", key, f"goto {target}")
+        target = yield from _dispatch(address, frontend, frontend.endpoints, f"endpoints{family}")
+        yield NftElement(f"services{family}", key, f"goto {target}")
     else:
-        yield Element(f"refused{family}", key, "drop" if frontend.drops else "goto refuse")
+        yield NftElement(
+            f"no_endpoints{family}", key, "drop" if frontend.drops else "goto reject_traffic"
+        )
     if not frontend.is_external:
         return
-    # From others. In the map in any case, or they would be taken for the node's.
+    # From outside. Always in the map: otherwise the traffic would count as the node's.
     if not frontend.outside:
-        yield Element(f"outside{family}", key, "accept")
-        verdict = "drop" if frontend.drops else "goto refuse"
-        yield Element(f"refused_outside{family}", key, verdict)
-    elif frontend.keeps_client:
-        target = yield from _way(place, frontend, frontend.outside, f"outside_endpoints{family}")
-        yield Element(f"outside{family}", key, f"goto {target}")
+        yield NftElement(f"outside{family}", key, "accept")
+        verdict = "drop" if frontend.drops else "goto reject_traffic"
+        yield NftElement(f"no_endpoints_outside{family}", key, verdict)
+    elif frontend.preserves_client_ip:
+        container = f"outside_endpoints{family}"
+        target = yield from _dispatch(address, frontend, frontend.outside, container)
+        yield NftElement(f"outside{family}", key, f"goto {target}")
     else:
-        target = yield from _way(place, frontend, frontend.outside, f"endpoints{family}")
-        masked = Chain(
+        target = yield from _dispatch(address, frontend, frontend.outside, f"endpoints{family}")
+        masked = NftChain(
             f"masked-{target}", ("meta mark set meta mark | 0x4000", f"goto {target}"), 2
         )
         yield masked
-        yield Element(f"outside{family}", key, f"goto {masked.name}")
+        yield NftElement(f"outside{family}", key, f"goto {masked.name}")
 
 
-def _way(
-    place: ServiceAddress, frontend: Frontend, endpoints: tuple[ServiceAddress, ...], container: str
+def _dispatch(
+    address: ServiceAddress,
+    frontend: Frontend,
+    endpoints: tuple[ServiceAddress, ...],
+    container: str,
 ) -> Generator[Entry, None, str]:
-    """Entries that lead to one of the endpoints; returns the chain's name."""
+    """Entries that select one of the endpoints; returns the chain's name."""
     if frontend.affinity_seconds:
-        return (yield from _affinity(place, frontend, endpoints))
+        return (yield from _affinity(address, frontend, endpoints))
     for number, endpoint in enumerate(endpoints):
-        yield Element(
-            container, f"{_key(place)} . {number}", f"{endpoint.address} . {endpoint.port}"
+        yield NftElement(
+            container, f"{_key(address)} . {number}", f"{endpoint.address} . {endpoint.port}"
         )
     chain = _chain(container, len(endpoints))
     if chain.is_late:
@@ -101,32 +109,32 @@ def _way(
     return chain.name
 
 
-def ready_chains() -> Iterator[Chain]:
-    """One for each number of endpoints that is likely, in every table."""
+def ready_chains() -> Iterator[NftChain]:
+    """One for each likely number of endpoints, in every table."""
     for container in (f"{name}{v}" for name in ("endpoints", "outside_endpoints") for v in (4, 6)):
         for count in range(1, READY_COUNTS + 1):
             yield _chain(container, count)
 
 
-def _chain(container: str, count: int) -> Chain:
-    """Takes one of so many endpoints."""
+def _chain(container: str, count: int) -> NftChain:
+    """Selects one of `count` endpoints."""
     ip = _ip(int(container[-1]))
     key = f"{ip} daddr . meta l4proto . th dport . numgen random mod {count}"
     rule = f"meta l4proto {{ tcp, udp }} dnat {ip} to {key} map @{container}"
-    return Chain(f"{container}-{count}", (rule,), is_late=count > READY_COUNTS)
+    return NftChain(f"{container}-{count}", (rule,), is_late=count > READY_COUNTS)
 
 
 def _affinity(
-    place: ServiceAddress, frontend: Frontend, endpoints: tuple[ServiceAddress, ...]
+    address: ServiceAddress, frontend: Frontend, endpoints: tuple[ServiceAddress, ...]
 ) -> Generator[Entry, None, str]:
-    family, protocol = place.address.version, _PROTOCOLS[place.protocol]
+    family, protocol = address.address.version, _PROTOCOLS[address.protocol]
     ip = _ip(family)
     names = []
     for endpoint in endpoints:
         at = f"[{endpoint.address}]" if family == 6 else str(endpoint.address)
         name = f"to-{_digest(frontend.port_id, endpoint, frontend.affinity_seconds)}"
-        yield Clients(name, f"ipv{family}_addr", frontend.affinity_seconds)
-        yield Chain(
+        yield AffinitySet(name, f"ipv{family}_addr", frontend.affinity_seconds)
+        yield NftChain(
             name,
             (
                 f"update @{name} {{ {ip} saddr }}",
@@ -135,7 +143,7 @@ def _affinity(
         )
         names.append(name)
     choices = ", ".join(f"{number} : goto {name}" for number, name in enumerate(names))
-    chain = Chain(
+    chain = NftChain(
         f"affinity-{_digest(frontend.port_id, family, *names)}",
         (
             *(f"{ip} saddr @{name} goto {name}" for name in names),
@@ -147,10 +155,10 @@ def _affinity(
     return chain.name
 
 
-def _firewall(place: ServiceAddress, frontend: Frontend) -> Iterator[Entry]:
-    family = place.address.version
+def _firewall(address: ServiceAddress, frontend: Frontend) -> Iterator[Entry]:
+    family = address.address.version
     own = [str(network) for network in frontend.sources if network.version == family]
-    chain = Chain(
+    chain = NftChain(
         f"sources-{_digest(family, *own)}",
         (
             *(f"{_ip(family)} saddr {network} return" for network in own),
@@ -158,16 +166,16 @@ def _firewall(place: ServiceAddress, frontend: Frontend) -> Iterator[Entry]:
         ),
     )
     yield chain
-    yield Element(f"sources{family}", _key(place), f"goto {chain.name}")
+    yield NftElement(f"sources{family}", _key(address), f"goto {chain.name}")
 
 
-def _key(place: ServiceAddress) -> str:
-    return f"{place.address} . {_PROTOCOLS[place.protocol]} . {place.port}"
+def _key(address: ServiceAddress) -> str:
+    return f"{address.address} . {_PROTOCOLS[address.protocol]} . {address.port}"
 
 
 def _ip(family: int) -> str:
     return "ip6" if family == 6 else "ip"
 
 
-def _digest(*what: object) -> str:
-    return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()
+def _digest(*values: object) -> str:
+    return hashlib.blake2b(repr(values).encode(), digest_size=8).hexdigest()

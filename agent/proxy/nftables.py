@@ -1,9 +1,8 @@
-"""Services by nftables: a table of our own in the node's network namespace.
+"""The nftables backend: a separate table in the node's network namespace.
 
-One look-up tells what a place is and one more which endpoint it gets, however many services there
-are: chains exist for each *number* of endpoints and not for each service. Only services with
-session affinity have chains and sets of their own, as in kube-proxy. Each change is one
-transaction.
+One lookup finds the service of an address and one more its endpoint, for any number of services:
+chains exist for each *number* of endpoints and not for each service. Only services with session
+affinity have their own chains and sets, as in kube-proxy. Each change is one transaction.
 """
 
 import asyncio
@@ -15,10 +14,18 @@ import structlog
 from pyroute2.netlink.exceptions import NetlinkError
 
 from agent.linux import nft
+from agent.logs import Event
 from agent.proxy import conntrack
 from agent.proxy.backends import BackendError
-from agent.proxy.frontends import Change, Frontend
-from agent.proxy.nft_entries import Chain, Clients, Element, Entry, entries_of, ready_chains
+from agent.proxy.frontends import Frontend, FrontendChange
+from agent.proxy.nft_entries import (
+    AffinitySet,
+    Entry,
+    NftChain,
+    NftElement,
+    entries_of,
+    ready_chains,
+)
 from bpf.abi import IPNetwork
 from bpf.services.tables import ServiceAddress
 
@@ -26,67 +33,69 @@ log = structlog.get_logger(__name__)
 
 TABLE = "podgate-proxy"
 
-# Clients that a service remembers for each endpoint; whoever finds no room gets any endpoint.
+# Clients with affinity to one endpoint; further ones get any endpoint.
 _MAX_CLIENTS = 65536
 
 
 class NftBackend:
-    """The table. pod_networks: of this node's pods or all pods; what comes from elsewhere is from
-    outside of the cluster."""
+    """Maintains the table. pod_networks: of this node's pods or all pods; traffic from other
+    sources is external."""
 
     def __init__(self, pod_networks: Sequence[IPNetwork] = ()) -> None:
         self._pod_networks = tuple(pod_networks)
-        self._standing: dict[ServiceAddress, Frontend] = {}
+        self._installed: dict[ServiceAddress, Frontend] = {}
         self._users: collections.Counter[Entry] = collections.Counter()
-        self._is_whole = False
+        self._is_complete = False
 
-    async def change(self, change: Change) -> None:
+    async def apply(self, change: FrontendChange) -> None:
         moved: collections.Counter[Entry] = collections.Counter()
-        for place in (*change.changed, *change.gone):
-            if place in self._standing:
-                moved.subtract(entries_of(place, self._standing[place]))
-        for place, frontend in change.changed.items():
-            moved.update(entries_of(place, frontend))
+        for address in (*change.changed, *change.removed):
+            if address in self._installed:
+                moved.subtract(entries_of(address, self._installed[address]))
+        for address, frontend in change.changed.items():
+            moved.update(entries_of(address, frontend))
         try:
             await nft.apply(self._script(moved))
         except (nft.NftError, TimeoutError) as error:
-            # What stands is not known: next time all of it is written.
-            self._is_whole = False
-            words = str(error) or "nft did not answer in time"
-            raise BackendError(f"nftables refused the services: {words}") from error
-        self._is_whole = True
+            # The installed state is unknown: the next change writes the whole table.
+            self._is_complete = False
+            reason = str(error) or "nft timed out"
+            raise BackendError(f"nft cannot apply the services: {reason}") from error
+        self._is_complete = True
         self._users.update(moved)
         for entry in moved:
             if not self._users[entry]:
                 del self._users[entry]
-        left = {
-            place: change.changed[place].endpoints if place in change.changed else ()
-            for place in (*change.changed, *change.gone)
-            if place.protocol == socket.IPPROTO_UDP
+        endpoints = {
+            address: change.changed[address].endpoints if address in change.changed else ()
+            for address in (*change.changed, *change.removed)
+            if address.protocol == socket.IPPROTO_UDP
         }
-        self._standing |= change.changed
-        for place in change.gone:
-            self._standing.pop(place, None)
+        self._installed |= change.changed
+        for address in change.removed:
+            self._installed.pop(address, None)
         try:
-            await asyncio.to_thread(conntrack.forget, left)
+            await asyncio.to_thread(conntrack.delete_stale, endpoints)
         except (OSError, NetlinkError) as error:
-            log.warning("datagrams may still go where they went before", reason=str(error))
+            log.warning(Event.STALE_CONNTRACK_NOT_REMOVED, error=str(error))
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """The backend has nothing open."""
 
     def _script(self, moved: Mapping[Entry, int]) -> str:
         users = self._users
         added = [entry for entry, more in moved.items() if users[entry] + more > 0 >= users[entry]]
-        gone = [entry for entry, more in moved.items() if users[entry] > 0 >= users[entry] + more]
-        is_late = any(isinstance(entry, Chain) and entry.is_late for entry in added)
-        if self._is_whole and not is_late:
-            return removal_of(gone) + addition_of(added)
-        return whole((users.keys() - gone) | set(added), self._pod_networks)
+        removed = [
+            entry for entry, more in moved.items() if users[entry] > 0 >= users[entry] + more
+        ]
+        is_late = any(isinstance(entry, NftChain) and entry.is_late for entry in added)
+        if self._is_complete and not is_late:
+            return removal_of(removed) + addition_of(added)
+        return full_ruleset((users.keys() - removed) | set(added), self._pod_networks)
 
 
 async def remove() -> None:
-    """Take the table away, whoever put it there. Raises `BackendError`."""
+    """Remove the table, also that of another process. Raises `BackendError`."""
     try:
         if f"table inet {TABLE}" in (await nft.ask("list", "tables")).splitlines():
             await nft.apply(f"delete table inet {TABLE}\n")
@@ -98,8 +107,8 @@ async def remove() -> None:
         ) from error
 
 
-def whole(entries: Iterable[Entry], pod_networks: Collection[IPNetwork]) -> str:
-    """A script that puts the whole table in the place of whatever is there."""
+def full_ruleset(entries: Iterable[Entry], pod_networks: Collection[IPNetwork]) -> str:
+    """A script that replaces the whole table."""
     return (
         f"add table inet {TABLE}\ndelete table inet {TABLE}\n"
         + _frame(pod_networks)
@@ -109,12 +118,12 @@ def whole(entries: Iterable[Entry], pod_networks: Collection[IPNetwork]) -> str:
 
 
 def addition_of(entries: Iterable[Entry]) -> str:
-    """What is referred to comes before what refers to it."""
+    """A script that adds entries, each after those that it refers to."""
     chains, sets, elements = _sorted(entries)
     lines = [
-        f"add set inet {TABLE} {clients.name} {{ type {clients.type}; flags dynamic, timeout; "
-        f"timeout {clients.seconds}s; size {_MAX_CLIENTS}; }}"
-        for clients in sets
+        f"add set inet {TABLE} {affinity.name} {{ type {affinity.type}; flags dynamic, timeout; "
+        f"timeout {affinity.seconds}s; size {_MAX_CLIENTS}; }}"
+        for affinity in sets
     ]
     for chain in chains:
         lines.append(f"add chain inet {TABLE} {chain.name}")
@@ -129,7 +138,7 @@ def addition_of(entries: Iterable[Entry]) -> str:
 
 
 def removal_of(entries: Iterable[Entry]) -> str:
-    """The opposite order."""
+    """A script that removes entries, in the opposite order."""
     chains, sets, elements = _sorted(entries)
     lines = [
         f"delete element inet {TABLE} {container} {{ "
@@ -140,20 +149,20 @@ def removal_of(entries: Iterable[Entry]) -> str:
     for chain in reversed(chains):
         lines.append(f"flush chain inet {TABLE} {chain.name}")
         lines.append(f"delete chain inet {TABLE} {chain.name}")
-    lines += (f"delete set inet {TABLE} {clients.name}" for clients in sets)
+    lines += (f"delete set inet {TABLE} {affinity.name}" for affinity in sets)
     return "".join(f"{line}\n" for line in lines)
 
 
 def _sorted(
     entries: Iterable[Entry],
-) -> tuple[list[Chain], list[Clients], dict[str, list[Element]]]:
-    chains: list[Chain] = []
-    sets: list[Clients] = []
-    elements: dict[str, list[Element]] = collections.defaultdict(list)
+) -> tuple[list[NftChain], list[AffinitySet], dict[str, list[NftElement]]]:
+    chains: list[NftChain] = []
+    sets: list[AffinitySet] = []
+    elements: dict[str, list[NftElement]] = collections.defaultdict(list)
     for entry in entries:
-        if isinstance(entry, Element):
+        if isinstance(entry, NftElement):
             elements[entry.container].append(entry)
-        elif isinstance(entry, Chain):
+        elif isinstance(entry, NftChain):
             chains.append(entry)
         else:
             sets.append(entry)
@@ -163,11 +172,11 @@ def _sorted(
 def _frame(pod_networks: Collection[IPNetwork]) -> str:
     """The table without services.
 
-    0x4000 marks what is to be masqueraded, as with kube-proxy, and is taken off again.
+    0x4000 marks packets to be masqueraded, as with kube-proxy, and is removed again.
     """
     return f"""table inet {TABLE} {{
 {"".join(_containers(ip, version, pod_networks) for ip, version in (("ip", 4), ("ip6", 6)))}
-  chain refuse {{
+  chain reject_traffic {{
     meta l4proto tcp reject with tcp reset
     reject
   }}
@@ -198,38 +207,41 @@ def _frame(pod_networks: Collection[IPNetwork]) -> str:
     ct status & dnat == dnat ip saddr . ip daddr @hairpin4 masquerade fully-random
     ct status & dnat == dnat ip6 saddr . ip6 daddr @hairpin6 masquerade fully-random
   }}
-  chain refused {{
-    ip daddr . meta l4proto . th dport vmap @refused4
-    ip6 daddr . meta l4proto . th dport vmap @refused6
-    ip daddr @cluster_ips4 goto refuse
-    ip6 daddr @cluster_ips6 goto refuse
+  chain check_endpoints {{
+    ip daddr . meta l4proto . th dport vmap @no_endpoints4
+    ip6 daddr . meta l4proto . th dport vmap @no_endpoints6
+    ip daddr @cluster_ips4 goto reject_traffic
+    ip6 daddr @cluster_ips6 goto reject_traffic
   }}
-  chain refused_outside {{
-    ip saddr @pods4 goto refused
-    ip6 saddr @pods6 goto refused
-    ip daddr . meta l4proto . th dport vmap @refused_outside4
-    ip6 daddr . meta l4proto . th dport vmap @refused_outside6
-    goto refused
+  chain check_endpoints_outside {{
+    ip saddr @pods4 goto check_endpoints
+    ip6 saddr @pods6 goto check_endpoints
+    ip daddr . meta l4proto . th dport vmap @no_endpoints_outside4
+    ip6 daddr . meta l4proto . th dport vmap @no_endpoints_outside6
+    goto check_endpoints
   }}
   chain filter_input {{
     type filter hook input priority 0; policy accept;
-    iif != lo ct state new goto refused_outside
+    iif != lo ct state new goto check_endpoints_outside
   }}
   chain filter_forward {{
     type filter hook forward priority 0; policy accept;
-    ct state new goto refused_outside
+    ct state new goto check_endpoints_outside
   }}
   chain filter_output {{
     type filter hook output priority 0; policy accept;
-    ct state new goto refused
+    ct state new goto check_endpoints
   }}
 }}
 """
 
 
 def _masking(pod_networks: Collection[IPNetwork]) -> str:
-    """With pods' networks known, what others send to cluster IPs is masqueraded, the node's own
-    included: its source was chosen for another way out (kube-proxy, with --cluster-cidr)."""
+    """With pod networks, traffic from other sources to cluster IPs is masqueraded.
+
+    That includes the node's own: its source address was chosen for another route (kube-proxy, with
+    --cluster-cidr).
+    """
     if not pod_networks:
         return ""
     return "".join(
@@ -241,15 +253,15 @@ def _masking(pod_networks: Collection[IPNetwork]) -> str:
 
 
 def _containers(ip: str, version: int, pod_networks: Collection[IPNetwork]) -> str:
-    place = f"ipv{version}_addr . inet_proto . inet_service"
+    address = f"ipv{version}_addr . inet_proto . inet_service"
     number = "numgen random mod 65536"
     key = f"{ip} daddr . meta l4proto . th dport . {number}"
     endpoint = f"typeof {key} : {ip} daddr . th dport"
     pods = ", ".join(str(network) for network in pod_networks if network.version == version)
-    verdicts = ("services", "outside", "refused", "refused_outside", "sources")
+    verdicts = ("services", "outside", "no_endpoints", "no_endpoints_outside", "sources")
     return "".join(
         (
-            *(f"  map {name}{version} {{ type {place} : verdict; }}\n" for name in verdicts),
+            *(f"  map {name}{version} {{ type {address} : verdict; }}\n" for name in verdicts),
             *(
                 f"  map {name}{version} {{ {endpoint}; }}\n"
                 for name in ("endpoints", "outside_endpoints")

@@ -1,4 +1,4 @@
-"""The node's own addresses, at which its services' node ports are."""
+"""The node's own addresses, for node ports."""
 
 import ipaddress
 
@@ -12,8 +12,8 @@ _RT_SCOPE_UNIVERSE = 0
 def read() -> tuple[IPAddress, ...]:
     """Those of this network namespace, sorted; not loopback or link-local ones.
 
-    A node port at a loopback address is something that only kube-proxy's oldest mode has. Blocks
-    for some milliseconds.
+    Only kube-proxy's oldest mode serves node ports on loopback addresses. Blocks for some
+    milliseconds.
     """
     with pyroute2.IPRoute() as netlink:
         messages = netlink.get_addr(scope=_RT_SCOPE_UNIVERSE)

@@ -1,6 +1,6 @@
-"""The proxy's process: what the API tells goes into the kernel, until somebody ends it.
+"""The proxy's process: installs what the service endpoints API publishes, until it is stopped.
 
-What it put there stays when it ends, as kube-proxy's rules do; the next one takes over.
+The installed state stays in the kernel, as kube-proxy's rules do; the next process takes it over.
 """
 
 import asyncio
@@ -13,26 +13,27 @@ from collections.abc import AsyncIterator, Sequence
 
 import structlog
 
-from agent.client import services
+from agent.client.services import ServicesClient, ServicesState
 from agent.linux.link_monitor import LinkWatch
+from agent.logs import Event
 from agent.proxy import node_addresses as proxy_node_addresses
 from agent.proxy.backends import Backend, BackendError
-from agent.proxy.frontends import Book, Change
+from agent.proxy.frontends import FrontendChange, FrontendTable
 from bpf.abi import IPAddress
 
 log = structlog.get_logger(__name__)
 
-# After a failure the same is tried again.
+# A failed change is retried after this.
 _RETRY_SECONDS = 1.0
 
 
 @dataclasses.dataclass(slots=True)
-class _News:
-    """What has come and is not in the kernel yet. Made on the event loop, used there only."""
+class _ProxyState:
+    """The newest input. Created and used on the event loop only."""
 
-    state: services.ServicesState | None = None
+    services: ServicesState | None = None
     addresses: tuple[IPAddress, ...] | None = None
-    awake: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
 
 async def run(
@@ -44,89 +45,94 @@ async def run(
 ) -> None:
     """Follow the API at `target` until SIGTERM or SIGINT.
 
-    node_addresses: where node ports are; none: at all of the node's own, as they come and go.
-    started_file: made when the first state is in the kernel.
+    node_addresses: addresses for node ports; empty: all of the node's own, as they change.
+    started_file: created when the first state is in the kernel.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    news = _News(addresses=tuple(node_addresses) or None)
-    async with asyncio.TaskGroup() as group, _told(target, news):
-        tasks = [group.create_task(_carry(backend, news, started_file), name="carry")]
+    state = _ProxyState(addresses=tuple(node_addresses) or None)
+    async with asyncio.TaskGroup() as group, _follow_services(target, state):
+        tasks = [group.create_task(_apply_updates(backend, state, started_file), name="updates")]
         if not node_addresses:
-            tasks.append(group.create_task(_follow_addresses(news), name="addresses"))
+            tasks.append(group.create_task(_follow_addresses(state), name="addresses"))
         await stopped.wait()
         for task in tasks:
             task.cancel()
 
 
 @contextlib.asynccontextmanager
-async def _told(target: str, news: _News) -> AsyncIterator[None]:
-    """Ask in a thread, since the client waits as long as nothing is new."""
+async def _follow_services(target: str, state: _ProxyState) -> AsyncIterator[None]:
+    """Read services in a thread, since the client blocks until there is a new state."""
     loop = asyncio.get_running_loop()
 
-    def note(state: services.ServicesState) -> None:
-        news.state = state
-        news.awake.set()
+    def set_services(services: ServicesState) -> None:
+        state.services = services
+        state.changed.set()
 
-    def ask() -> None:
-        for state in follower:
-            loop.call_soon_threadsafe(note, state)
+    def follow() -> None:
+        for services in client:
+            loop.call_soon_threadsafe(set_services, services)
 
-    follower = services.ServicesClient(target, on_problem=lambda problem: log.warning(problem))
-    thread = threading.Thread(target=ask, name="localnet", daemon=True)
+    def warn(problem: str) -> None:
+        log.warning(Event.SERVICES_STREAM_INTERRUPTED, problem=problem)
+
+    client = ServicesClient(target, on_problem=warn)
+    thread = threading.Thread(target=follow, name="localnet", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        follower.cancel()
+        client.cancel()
         await asyncio.to_thread(thread.join)
-        follower.close()
+        client.close()
 
 
-async def _follow_addresses(news: _News) -> None:
+async def _follow_addresses(state: _ProxyState) -> None:
     changed = asyncio.Event()
-    watch = LinkWatch(
+    monitor = LinkWatch(
         on_node_change=changed.set, on_pod_change=lambda nsid: None, on_overrun=changed.set
     )
     async with asyncio.TaskGroup() as group:
-        group.create_task(watch.run(), name="links")
+        group.create_task(monitor.run(), name="links")
         while True:
             changed.clear()
             addresses = await asyncio.to_thread(proxy_node_addresses.read)
-            if addresses != news.addresses:
-                news.addresses = addresses
-                news.awake.set()
+            if addresses != state.addresses:
+                state.addresses = addresses
+                state.changed.set()
             await changed.wait()
 
 
-async def _carry(backend: Backend, news: _News, started_file: pathlib.Path | None) -> None:
-    book = Book()
-    pending = Change({}, set())
-    has_begun = is_failing = False
+async def _apply_updates(
+    backend: Backend, state: _ProxyState, started_file: pathlib.Path | None
+) -> None:
+    table = FrontendTable()
+    pending = FrontendChange({}, set())
+    is_applied = is_failing = False
     loop = asyncio.get_running_loop()
     while True:
-        await news.awake.wait()
-        news.awake.clear()
-        state, addresses = news.state, news.addresses
-        if state is None or addresses is None:
+        await state.changed.wait()
+        state.changed.clear()
+        services, addresses = state.services, state.addresses
+        if services is None or addresses is None:
             continue
-        change = await asyncio.to_thread(book.update, state.services, addresses)
+        change = await asyncio.to_thread(table.update, services.services, addresses)
         pending = pending.then(change)
-        if has_begun and not (pending.changed or pending.gone):
+        if is_applied and not (pending.changed or pending.removed):
             continue
         try:
-            await backend.change(pending)
+            await backend.apply(pending)
         except BackendError as error:
             if not is_failing:
-                log.error("services stay as they were", reason=str(error))
+                log.error(Event.SERVICES_NOT_APPLIED, error=str(error))
             is_failing = True
-            loop.call_later(_RETRY_SECONDS, news.awake.set)
+            loop.call_later(_RETRY_SECONDS, state.changed.set)
             continue
-        if not has_begun:
-            log.info("services are served", services=len(state.services), rev=state.rev)
+        if not is_applied:
+            log.info(Event.SERVICES_APPLIED, count=len(services.services), rev=services.rev)
             if started_file is not None:
                 await asyncio.to_thread(started_file.touch)
-        has_begun, is_failing = True, False
-        pending = Change({}, set())
+        is_applied, is_failing = True, False
+        pending = FrontendChange({}, set())

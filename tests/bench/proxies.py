@@ -18,7 +18,7 @@ from agent.lab import lab as labs
 from agent.proxy import nftables
 from agent.proxy.backends import Backend
 from agent.proxy.ebpf import EbpfBackend
-from agent.proxy.frontends import Book
+from agent.proxy.frontends import FrontendTable
 from bpf import pins
 from bpf.services import links as service_links
 from tests.bench import figures
@@ -82,7 +82,7 @@ def _carried(name: str, cgroup: cgroups.Cgroup, pod: labs.LabPod) -> Iterator[No
         backend = nftables.NftBackend()
     else:
         backend = asyncio.run(EbpfBackend.open(labs.BPFFS, cgroup.directory))
-    change = Book().update(
+    change = FrontendTable().update(
         [
             scene.service(f"s{number}", scene.endpoints(pod), number=number)
             for number in range(_SERVICES)
@@ -90,7 +90,7 @@ def _carried(name: str, cgroup: cgroups.Cgroup, pod: labs.LabPod) -> Iterator[No
         (),
     )
     began = time.monotonic()
-    asyncio.run(backend.change(change))
+    asyncio.run(backend.apply(change))
     sys.stderr.write(f"bench: {name} took {(time.monotonic() - began) * 1000:.0f} ms for all\n")
     try:
         yield

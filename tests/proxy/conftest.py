@@ -14,7 +14,7 @@ from agent.lab import lab as labs
 from agent.proxy import nftables, node_addresses
 from agent.proxy.backends import Backend
 from agent.proxy.ebpf import EbpfBackend
-from agent.proxy.frontends import Book, Change
+from agent.proxy.frontends import FrontendChange, FrontendTable
 from bpf import pins
 from bpf.services import links as service_links
 from tests.kernel import cgroups, offers
@@ -24,22 +24,22 @@ _numbers = itertools.count()
 
 
 class Proxy:
-    """A backend and the book that it is fed from."""
+    """A backend and the table that it is fed from."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self._book = Book()
-        self._pending = Change({}, set())
+        self._table = FrontendTable()
+        self._pending = FrontendChange({}, set())
 
     def serve(self, *services: pb.ServiceEndpoints) -> None:
         """These are all the services from now on."""
         self.serve_all(services)
 
     def serve_all(self, services: Sequence[pb.ServiceEndpoints]) -> None:
-        change = self._book.update(services, node_addresses.read())
+        change = self._table.update(services, node_addresses.read())
         self._pending = self._pending.then(change)
-        asyncio.run(self.backend.change(self._pending))
-        self._pending = Change({}, set())
+        asyncio.run(self.backend.apply(self._pending))
+        self._pending = FrontendChange({}, set())
 
 
 @pytest.fixture

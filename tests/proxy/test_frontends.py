@@ -5,7 +5,7 @@ import socket
 from typing import Any
 
 from agent.client import endpoints_pb2 as pb
-from agent.proxy.frontends import Book, Change, Frontend
+from agent.proxy.frontends import Frontend, FrontendChange, FrontendTable
 from bpf.services.tables import ServiceAddress
 
 NODE = (ipaddress.ip_address("198.18.0.1"), ipaddress.ip_address("fd00:18::1"))
@@ -43,7 +43,7 @@ def service(
 
 
 def first(*services: pb.ServiceEndpoints) -> dict[ServiceAddress, Frontend]:
-    return Book().update(services, NODE).changed
+    return FrontendTable().update(services, NODE).changed
 
 
 def test_each_family_has_its_own_endpoints() -> None:
@@ -82,7 +82,7 @@ def test_inside_and_outside_have_what_the_api_says_of_each() -> None:
     assert node.endpoints == (place("198.18.1.1", 8080), place("198.18.1.2", 8080))
     assert node.outside == (place("198.18.1.2", 8080),)
     assert node.local == {place("198.18.1.2", 8080)}
-    assert node.keeps_client
+    assert node.preserves_client_ip
     assert node.drops
     assert not cluster.drops
 
@@ -109,18 +109,18 @@ def test_affinity_without_the_word_for_it_is_none() -> None:
 
 
 def test_what_stays_is_not_told_again() -> None:
-    book = Book()
-    book.update([service(), service("other", cluster_ips=["198.18.96.2"])], NODE)
-    change = book.update([service(), service("other", cluster_ips=["198.18.96.3"])], NODE)
+    table = FrontendTable()
+    table.update([service(), service("other", cluster_ips=["198.18.96.2"])], NODE)
+    change = table.update([service(), service("other", cluster_ips=["198.18.96.3"])], NODE)
     assert change.changed.keys() == {place("198.18.96.3", 80)}
-    assert change.gone == {place("198.18.96.2", 80)}
+    assert change.removed == {place("198.18.96.2", 80)}
 
 
 def test_other_addresses_of_the_node_move_the_node_ports() -> None:
-    book = Book()
-    book.update([service(node_port=30080)], NODE)
-    change = book.update([service(node_port=30080)], NODE[:1])
-    assert change == Change({}, {place("fd00:18::1", 30080)})
+    table = FrontendTable()
+    table.update([service(node_port=30080)], NODE)
+    change = table.update([service(node_port=30080)], NODE[:1])
+    assert change == FrontendChange({}, {place("fd00:18::1", 30080)})
 
 
 def test_of_two_that_claim_a_place_the_first_by_name_has_it_as_long_as_it_is_there() -> None:
@@ -129,19 +129,19 @@ def test_of_two_that_claim_a_place_the_first_by_name_has_it_as_long_as_it_is_the
         service(name, endpoint(address), cluster_ips=(), external_ips=["198.18.97.1"])
         for name, address in (("a", "198.18.1.1"), ("b", "198.18.1.2"))
     )
-    book = Book()
-    assert book.update([two], NODE).changed[shared].endpoints == (place("198.18.1.2", 8080),)
-    assert book.update([one, two], NODE).changed[shared].endpoints == (place("198.18.1.1", 8080),)
-    assert book.update([two], NODE).changed[shared].endpoints == (place("198.18.1.2", 8080),)
-    assert book.update([], NODE) == Change({}, {shared})
+    table = FrontendTable()
+    assert table.update([two], NODE).changed[shared].endpoints == (place("198.18.1.2", 8080),)
+    assert table.update([one, two], NODE).changed[shared].endpoints == (place("198.18.1.1", 8080),)
+    assert table.update([two], NODE).changed[shared].endpoints == (place("198.18.1.2", 8080),)
+    assert table.update([], NODE) == FrontendChange({}, {shared})
 
 
 def test_changes_that_could_not_be_made_come_with_the_next_ones() -> None:
-    book = Book()
-    pending = book.update([service(cluster_ips=["198.18.96.1"])], NODE)
-    pending = pending.then(book.update([service(cluster_ips=["198.18.96.2"])], NODE))
+    table = FrontendTable()
+    pending = table.update([service(cluster_ips=["198.18.96.1"])], NODE)
+    pending = pending.then(table.update([service(cluster_ips=["198.18.96.2"])], NODE))
     assert pending.changed.keys() == {place("198.18.96.2", 80)}
-    assert pending.gone == {place("198.18.96.1", 80)}
-    back = pending.then(book.update([service(cluster_ips=["198.18.96.1"])], NODE))
+    assert pending.removed == {place("198.18.96.1", 80)}
+    back = pending.then(table.update([service(cluster_ips=["198.18.96.1"])], NODE))
     assert back.changed.keys() == {place("198.18.96.1", 80)}
-    assert back.gone == {place("198.18.96.2", 80)}
+    assert back.removed == {place("198.18.96.2", 80)}

@@ -182,12 +182,12 @@ def test_gate_stops_datagrams_that_a_service_leads_to_an_enforced_pod(
 def test_counts_say_what_was_done(first: Proxy, pods: list[labs.LabPod]) -> None:
     backend = first.backend
     assert isinstance(backend, EbpfBackend)
-    before = backend.counts()
+    before = backend._services.counts()
     first.serve(service("web", endpoints(pods[0])), service("none", [], number=1))
     assert ask(cluster_ip(4)) == "one"
     with socket.socket() as sock:
         assert sock.connect_ex((cluster_ip(4, 1), scene.SERVICE_PORT)) == errno.ECONNREFUSED
-    after = backend.counts()
+    after = backend._services.counts()
     moved = {count: after[count] - before[count] for count in after}
     assert moved[ServiceCounter.TRANSLATED] == moved[ServiceCounter.REJECTED] == 1
     assert moved[ServiceCounter.RACES] == 0

@@ -59,7 +59,7 @@ def process(
         try:
             made.start()
             yield made
-            assert "stay as they were" not in made.log.read_text()
+            assert "services_not_applied" not in made.log.read_text()
         finally:
             made.stop(signal.SIGKILL)
             clean_up(request.param, *where)
