@@ -87,12 +87,9 @@ ALLOWED_NAMES = re.compile(r"connection_refused|ECONNREFUSED|^_?REFUSED$|well_kn
 EXCEPTIONS: frozenset[tuple[str, str]] = frozenset()
 # Not converted yet; to be empty.
 PENDING = (
-    "agent/admin/",
-    "agent/api/",
     "agent/app/",
     "agent/backoff.py",
     "agent/cli/",
-    "agent/client/",
     "agent/cni/",
     "agent/cri/",
     "agent/default_deny/",
@@ -107,7 +104,6 @@ PENDING = (
     "agent/pods/",
     "agent/policy/",
     "agent/probing/",
-    "agent/proxy/",
     "agent/relay/",
     "agent/sources/",
     "agent/state_files.py",

@@ -10,8 +10,8 @@ _TIMEOUT_SECONDS = 10
 
 
 class AgentUnreachableError(PodgateError):
-    """The agent does not respond on its admin socket, or rejects the request; the message says what
-    to do."""
+    """The agent does not respond on its admin socket, or rejects the request; the message names
+    the next step."""
 
 
 async def fetch(path: pathlib.Path, resource: str) -> bytes:

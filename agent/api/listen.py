@@ -9,7 +9,7 @@ from agent.errors import PodgateError
 
 
 class ListenError(PodgateError):
-    """A socket or port cannot be opened; the message says what to do."""
+    """A socket or port cannot be opened; the message names the option to change."""
 
 
 def unix_socket(path: pathlib.Path, *, directory_mode: int, mode: int) -> socket.socket:

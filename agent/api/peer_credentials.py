@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 _CREDENTIALS = struct.Struct("iII")
 # Accepted in one iteration of the event loop.
 _ACCEPTS_AT_ONCE = 64
-# After a restart all clients reconnect at the same moment; the kernel refuses those beyond this.
+# After a restart all clients reconnect at the same moment; the kernel rejects those beyond this.
 _BACKLOG = 4096
 _CONNECT_SECONDS = 5.0
 

@@ -1,4 +1,4 @@
-"""A gRPC server for all processes of the node: health, reflection, and limits per user."""
+"""A gRPC server for all processes on the node: health, reflection, and limits per user."""
 
 import asyncio
 import collections

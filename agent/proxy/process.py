@@ -45,7 +45,7 @@ async def run(
 ) -> None:
     """Follow the API at `target` until SIGTERM or SIGINT.
 
-    node_addresses: addresses for node ports; empty: all of the node's own, as they change.
+    node_addresses: addresses for node ports; empty: all addresses of the node, as they change.
     started_file: created when the first state is in the kernel.
     """
     stopped = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Publishes this node's pods as bytes that are encoded once for all readers."""
+"""Publishes this node's pods, encoded once and shared by all readers."""
 
 import asyncio
 import dataclasses

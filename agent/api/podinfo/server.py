@@ -1,4 +1,4 @@
-"""The PodInfo service: read-only, for all processes of the node, limited per user."""
+"""The PodInfo service: read-only, for all processes on the node, limited per user."""
 
 import asyncio
 import collections

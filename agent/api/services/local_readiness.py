@@ -1,4 +1,4 @@
-"""Readiness of the node's own pods, before the API server has it.
+"""Readiness of this node's pods, before the API server has it.
 
 The rule. Two sources report whether a pod is ready: podgate's probes (`podgate.io/probes-passing`)
 and the kubelet (`Ready`, as the API has it). The more recent change counts; both clocks are this

@@ -43,7 +43,7 @@ class ServicePublisher(SnapshotPublisher[ServicesSnapshot]):
     def __init__(
         self, node: str, *, readiness: ReadinessSource, instance_id: int | None = None
     ) -> None:
-        """readiness: of the node's own pods; instance_id: random by default."""
+        """readiness: of this node's pods; instance_id: random by default."""
         super().__init__(settle_seconds=COALESCING_SECONDS, instance_id=instance_id)
         self._readiness = readiness
         self._topology = NodeTopology(node)

@@ -1,4 +1,4 @@
-"""Serves service endpoints to all processes of the node, also on the loopback if configured.
+"""Serves service endpoints to all processes on the node, also on the loopback if configured.
 
 No client is trusted: requests are small, and each user may have only a number of calls open and
 get only a number of states without waiting. All clients of the loopback are one user.
