@@ -30,9 +30,9 @@ types: setup
 test-unit: setup
 	$(PYTEST) -m 'not kernel' -n auto
 
-# Needs root and a kernel with BPF; what is missing is an error, never a skip. Each worker has a
-# node of its own; a file's tests share one, for its fixtures. One worker more than processors: a
-# quarter of the time goes by waiting for the kernel.
+# Needs root and a kernel with BPF; a missing feature is an error, never a skip. Each worker has its
+# own node, which the tests of a file share. One worker more than processors: a quarter of the time is
+# spent waiting for the kernel.
 test-kernel: setup
 	$(PYTEST) -m kernel -n $(shell expr $$(nproc) + 1) --dist loadfile $(APART)
 
@@ -40,11 +40,11 @@ test-kernel: setup
 test-proxy: setup
 	$(PYTEST) tests/proxy -n auto --dist loadfile
 
-# The DaemonSet's pod on a containerd of the tests' own; a minute, most of it for building the image.
+# The DaemonSet's pod on a containerd of the tests; a minute, most of it to build the image.
 test-image: setup
 	$(PYTEST) tests/image
 
-# Gates and conversations over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact.
+# Gates and connections over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact.
 test-continuity: setup
 	PODGATE_TEST_CONTINUITY=1 $(PYTEST) $(LONG) tests/kernel/test_continuity.py
 
@@ -52,7 +52,7 @@ test-continuity: setup
 test-strict: setup
 	PODGATE_TEST_STRICT=1 $(PYTEST) $(LONG) tests/kernel/test_strict_faults.py
 
-# A hundred pods in a container runtime, and of a cluster, where the kernel tests have eight.
+# A hundred pods in a container runtime and in a cluster, where the kernel tests have eight.
 test-pods: setup
 	PODGATE_TEST_PODS=100 $(PYTEST) $(LONG) -s tests/runtime/test_crowd.py tests/node/test_crowd.py
 
@@ -87,7 +87,7 @@ format: setup
 	.venv/bin/ruff format .
 	.venv/bin/clang-format -i $(C_FILES)
 
-# docs/reference/ and deploy/manifests/crd.yaml from the code; a test fails when one is not current.
+# docs/reference/ and deploy/manifests/crd.yaml from the code; a test fails if one is not current.
 docs: setup
 	$(PYTHON) -m agent.cli.reference
 

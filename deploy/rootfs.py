@@ -34,15 +34,15 @@ PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 STANDARD_LIBRARY = pathlib.Path("/usr/lib", PYTHON)
 BCC = pathlib.Path("/usr/lib/python3/dist-packages/bcc")
 LIBRARIES = pathlib.Path("/usr/lib", sysconfig.get_config_var("MULTIARCH"))
-# Where Debian's Python looks for what is not Debian's.
+# Packages that are not Debian's, in the path of Debian's Python.
 PACKAGES = pathlib.Path("/usr/local/lib", PYTHON, "dist-packages")
 
-# nft is for the backstop, test for the start-up probe.
+# nft is for the default-deny table, test for the startup probe.
 PROGRAMS = ("nft", "test")
-# Opened by name when they are needed, so nothing links to them: by bcc's module, and by glibc when
-# a thread ends.
+# Opened by name when needed, so no program links to them: by bcc's module, and by glibc when a
+# thread ends.
 OPENED = ("libbcc.so.0", "libgcc_s.so.1")
-# Debian's usual links; programs and libraries name each other by both ways.
+# Debian's usual links; programs and libraries use both paths.
 LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
 LAUNCHER = f"""#!/usr/bin/{PYTHON}
 from agent.cli.main import main
@@ -55,8 +55,8 @@ _UNWANTED = re.compile(
     rf"|{STANDARD_LIBRARY}/(config-|curses|dbm|distutils|ensurepip|idlelib|lib2to3|pydoc_data"
     # These modules alone bring a dozen libraries.
     r"|test|tkinter|lib-dynload/(_curses|_dbm|nis|readline))[^/]*(/.*)?"
-    # A module for each type and group of the API, 70 MB; the package imports them when somebody
-    # asks for one, which podgate does not.
+    # One module per type and group of the API, 70 MB; the package imports them on use, and podgate
+    # uses none.
     r"|kubernetes/(aio/)?client/(models|api)/(?!__init__).*"
 )
 _LAYER = "application/vnd.oci.image.layer.v1.tar"
@@ -88,7 +88,7 @@ class Rootfs:
         path.chmod(0o755 if executable else 0o644)
 
     def copy(self, origin: pathlib.Path, place: pathlib.Path | None = None) -> None:
-        """One file, to where it is here or to another place."""
+        """Copy one file, to the same or another path."""
         path = self._path(place or origin)
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(origin, path)
@@ -102,13 +102,13 @@ class Rootfs:
                 self.copy(file, (place or origin) / file.relative_to(origin))
 
     def copy_debian(self, origin: pathlib.Path) -> None:
-        """A program or library of the distribution's, whose package is then told."""
+        """Copy a program or library of the distribution, and record its package."""
         resolved = origin.parent.resolve() / origin.name
         self.copy(resolved)
         self._origins.add(resolved)
 
     def copy_distribution(self, distribution: importlib.metadata.Distribution) -> None:
-        """A Python package as pip has installed it, but for its commands."""
+        """Copy a Python package as pip installed it, without its commands."""
         for file in sorted(distribution.files or ()):
             origin = pathlib.Path(str(distribution.locate_file(file)))
             is_inside = not file.is_absolute() and ".." not in file.parts
@@ -116,7 +116,7 @@ class Rootfs:
                 self.copy(origin, PACKAGES / file)
 
     def copy_linked(self) -> None:
-        """The libraries that all of the above is linked with."""
+        """Copy the libraries of all files so far."""
         done: set[pathlib.Path] = set()
         for library in _linked_libraries(self._linked):
             place = library.parent.resolve() / library.name
@@ -124,13 +124,13 @@ class Rootfs:
                 done.add(place)
                 self.copy_debian(place)
 
-    def tell_packages(self) -> None:
-        """What it is made from, where scanners of images without dpkg look, and the licences."""
-        asked = [*self._origins, STANDARD_LIBRARY / "os.py", BCC / "__init__.py"]
-        # Debian's database may know a file by the link that its directory was once behind.
-        asked += [pathlib.Path(*path.parts[:1], *path.parts[2:]) for path in asked]
+    def write_packages(self) -> None:
+        """Write packages and licences, where scanners of images without dpkg read them."""
+        paths = [*self._origins, STANDARD_LIBRARY / "os.py", BCC / "__init__.py"]
+        # Debian's database may list a file by a former link to its directory.
+        paths += [pathlib.Path(*path.parts[:1], *path.parts[2:]) for path in paths]
         answer = subprocess.run(
-            ["dpkg-query", "--search", *map(str, asked)],
+            ["dpkg-query", "--search", *map(str, paths)],
             check=False,
             capture_output=True,
             text=True,
@@ -146,8 +146,8 @@ class Rootfs:
                 self.copy(licence)
 
     def compile(self) -> None:
-        """Bytecode for all of Python: the root is read-only where it runs. By hashes that are not
-        checked, since times are not kept."""
+        """Compile all Python files: the root file system is read-only at run time. Invalidation is
+        by unchecked hashes, since times are not preserved."""
         for directory in (STANDARD_LIBRARY, BCC, PACKAGES):
             compileall.compile_dir(
                 self._path(directory),
@@ -163,7 +163,7 @@ class Rootfs:
 
 
 def build(root: pathlib.Path, more_programs: Iterable[str] = ()) -> None:
-    """Fill an empty directory."""
+    """Copy everything to an empty directory."""
     made = Rootfs(root)
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text(encoding="utf-8"))
     made.copy_debian(pathlib.Path("/usr/bin", PYTHON))
@@ -181,7 +181,7 @@ def build(root: pathlib.Path, more_programs: Iterable[str] = ()) -> None:
     made.write(pathlib.Path("/usr/local/bin/podgate"), LAUNCHER, executable=True)
     made.copy(pathlib.Path(sys.prefix, "bin/podgate-cni"), pathlib.Path("/usr/bin/podgate-cni"))
     made.copy_linked()
-    made.tell_packages()
+    made.write_packages()
     made.compile()
 
 
@@ -237,14 +237,14 @@ def pack(root: pathlib.Path, archive: pathlib.Path, name: str) -> None:
 def _program(name: str) -> str:
     found = shutil.which(name)
     if found is None:
-        raise SystemExit(f"rootfs: there is no {name}; run deploy/setup.sh, which installs it")
+        raise SystemExit(f"rootfs: {name} is missing; run deploy/setup.sh, which installs it")
     return found
 
 
-def _dependencies(wanted: Iterable[str]) -> Iterator[importlib.metadata.Distribution]:
-    """What is required, and what that requires; extras are nobody's here."""
+def _dependencies(requirements: Iterable[str]) -> Iterator[importlib.metadata.Distribution]:
+    """Requirements and their requirements, without extras."""
     found: dict[str, importlib.metadata.Distribution] = {}
-    todo = list(wanted)
+    todo = list(requirements)
     while todo:
         requirement, _, marker = todo.pop().partition(";")
         name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
@@ -262,7 +262,7 @@ def _dependencies(wanted: Iterable[str]) -> Iterator[importlib.metadata.Distribu
 
 
 def _linked_libraries(files: Iterable[pathlib.Path]) -> list[pathlib.Path]:
-    """By the dynamic linker's own word, those of the distribution."""
+    """Libraries of the distribution, as the dynamic linker lists them."""
     elves = [str(file) for file in files if _is_elf(file)]
     answer = subprocess.run(["ldd", *elves], check=False, capture_output=True, text=True)
     if missing := sorted(set(re.findall(r"(\S+) => not found", answer.stdout))):
@@ -307,19 +307,19 @@ def _descriptor(kind: str, content: bytes) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("output", type=pathlib.Path, help="a directory to make, or FILE.tar")
-    parser.add_argument("--name", default="localhost/podgate:dev", help="the image's, in FILE.tar")
-    parser.add_argument("--program", action="append", default=[], help="another one to take in")
-    asked = parser.parse_args()
-    if asked.output.suffix != ".tar":
-        asked.output.mkdir()
-        build(asked.output, asked.program)
+    parser.add_argument("output", type=pathlib.Path, help="directory to create, or FILE.tar")
+    parser.add_argument("--name", default="localhost/podgate:dev", help="image name in FILE.tar")
+    parser.add_argument("--program", action="append", default=[], help="additional program to copy")
+    options = parser.parse_args()
+    if options.output.suffix != ".tar":
+        options.output.mkdir()
+        build(options.output, options.program)
         return
     with tempfile.TemporaryDirectory(prefix="podgate-rootfs-") as directory:
         root = pathlib.Path(directory, "root")
         root.mkdir()
-        build(root, asked.program)
-        pack(root, asked.output, asked.name)
+        build(root, options.program)
+        pack(root, options.output, options.name)
 
 
 if __name__ == "__main__":
