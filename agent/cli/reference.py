@@ -4,6 +4,7 @@ import importlib
 import json
 import pathlib
 import sys
+from collections.abc import Iterator
 
 import click
 
@@ -61,15 +62,19 @@ def _metrics() -> str:
 
 
 def _commands() -> str:
-    parts = ["# Command line"]
     root = click.Context(cli.main, info_name="podgate", terminal_width=96)
-    parts.append(_block("podgate", cli.main.get_help(root)))
-    for name in cli.main.list_commands(root):
-        command = cli.main.get_command(root, name)
-        assert command is not None
-        context = click.Context(command, parent=root, info_name=name, terminal_width=96)
-        parts.append(_block(f"podgate {name}", command.get_help(context)))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(["# Command line", *_help("podgate", cli.main, root)]) + "\n"
+
+
+def _help(title: str, command: click.Command, context: click.Context) -> Iterator[str]:
+    """Of a command and, if it is a group, of its commands."""
+    yield _block(title, command.get_help(context))
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            inner_context = click.Context(inner, parent=context, info_name=name, terminal_width=96)
+            yield from _help(f"{title} {name}", inner, inner_context)
 
 
 def _block(title: str, text: str) -> str:

@@ -13,6 +13,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")])
 PAGE = ROOT / "docs" / "architecture.md"
 MAX_FILES = 15
+OTHER_OPTIONS = {  # of Python, kube-proxy, and of the example clients
+    *("--system-site-packages", "--cluster-cidr"),
+    *("--once", "--instance-id", "--rev"),
+}
 
 _FILE = re.compile(
     r"(?<![\w./-])((?:agent|bpf|probes|tests|deploy|docs)/[\w./-]*\w\.(?:py|c|h|md|proto|yaml|sh|json))"
@@ -103,3 +107,12 @@ def imported(path: pathlib.Path) -> set[pathlib.Path]:
         elif isinstance(node, ast.Import):
             found |= {pathlib.Path(*alias.name.split(".")) for alias in node.names}
     return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_metrics_and_options_that_a_page_names_exist(page: pathlib.Path) -> None:
+    text = page.read_text("utf-8")
+    reference = "".join(path.read_text("utf-8") for path in ROOT.glob("docs/reference/*.md"))
+    metrics = set(re.findall(r"`(podgate_\w+)`", text))
+    options = set(re.findall(r"`(?:podgate [a-z ]+)?(--[a-z][\w-]+)", text)) - OTHER_OPTIONS
+    assert {name for name in metrics | options if name not in reference} == set()
