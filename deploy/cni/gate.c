@@ -19,14 +19,14 @@
 #include "netlink.h"
 #include "problem.h"
 
-/* PODGATE_SCHEMA is SCHEMA of bpf/abi.py: build.sh says it. */
+/* PODGATE_SCHEMA is SCHEMA of bpf/abi.py, defined by build.sh. */
 #define TEXT_OF(number) #number
 #define AS_TEXT(number) TEXT_OF(number)
 #define DIRECTORY	"podgate/v" AS_TEXT(PODGATE_SCHEMA)
 #define EGRESS		"gate_egress"
 #define INGRESS		"gate_ingress"
 #define MOVING		"-moving"
-#define SEVERAL		0 /* behind which interface an address lies that several pods have */
+#define SEVERAL		0 /* the interface of an address that several pods have */
 #define LAST_PORT	65535
 
 static const struct map_shape gates_shape = {
@@ -72,13 +72,13 @@ static int open_program(const char *bpffs, const char *directory, const char *na
 	snprintf(path, sizeof(path), "%s/" DIRECTORY "/progs/%s/%s", bpffs, directory, name);
 	program = open_pin(path);
 	if (program < 0)
-		failed("%s cannot be opened (%s)", path, strerror(errno));
+		set_error("%s cannot be opened (%s)", path, strerror(errno));
 	return program;
 }
 
-bool open_programs(struct installation *opened, const struct wanted *wanted)
+bool open_programs(struct installation *opened, const struct gate_options *options)
 {
-	const char *directory = wanted->programs;
+	const char *directory = options->programs;
 
 	return (opened->egress = open_program(opened->bpffs, directory, EGRESS)) >= 0 &&
 	       (opened->ingress = open_program(opened->bpffs, directory, INGRESS)) >= 0;
@@ -92,41 +92,41 @@ static bool is_own_netns(int netns)
 	       own.st_dev == other.st_dev && own.st_ino == other.st_ino;
 }
 
-bool open_pod(struct pod *opened, const char *netns)
+bool open_pod_netns(struct pod_netns *opened, const char *netns)
 {
 	opened->netns = open(netns, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
 	if (opened->netns < 0)
-		return failed("%s cannot be opened (%s)", netns, strerror(errno));
+		return set_error("%s cannot be opened (%s)", netns, strerror(errno));
 	if (is_own_netns(opened->netns))
-		return failed("%s is the node's own network namespace", netns);
+		return set_error("%s is the host's network namespace", netns);
 	return (opened->netlink = netlink_open()) >= 0;
 }
 
-/* A netlink socket that was born in the pod; -1 with a problem noted. */
+/* A netlink socket created in the pod's namespace; -1 with an error set. */
 static int netlink_in(int netns)
 {
-	int home = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+	int own = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
 	int netlink;
 
-	if (home < 0 || setns(netns, CLONE_NEWNET)) {
-		failed("the pod's network namespace cannot be entered (%s)", strerror(errno));
-		if (home >= 0)
-			close(home);
+	if (own < 0 || setns(netns, CLONE_NEWNET)) {
+		set_error("cannot enter the pod's network namespace (%s)", strerror(errno));
+		if (own >= 0)
+			close(own);
 		return -1;
 	}
 	netlink = netlink_open();
-	if (setns(home, CLONE_NEWNET))
-		abort(); /* whatever came next would happen to the pod */
-	close(home);
+	if (setns(own, CLONE_NEWNET))
+		abort(); /* all that follows would happen in the pod */
+	close(own);
 	return netlink;
 }
 
 /*
- * The node's ends of the pod's veths. Checked from both ends, as agent/linux/pod_network.py does:
- * names say nothing, and a veth within the pod may name an ifindex that on the node is somebody
- * else's.
+ * The host's ends of the pod's veths. Checked from both ends, as agent/linux/pod_network.py does:
+ * names prove nothing, and a veth within the pod may have an ifindex that another interface has on
+ * the host.
  */
-static bool find_own(const struct pod *pod, int inside, struct links *own)
+static bool find_host_links(const struct pod_netns *pod, int inside, struct links *own)
 {
 	struct links links = {.count = 0};
 	int nsid;
@@ -143,7 +143,7 @@ static bool find_own(const struct pod *pod, int inside, struct links *own)
 		if (peer.is_veth && peer.peer == link->ifindex)
 			own->all[own->count++] = peer;
 	}
-	/* Asking for the peers has made the kernel number the pod's namespace. */
+	/* By reading the peers the kernel has assigned an nsid to the pod's namespace. */
 	if (!read_nsid(pod->netlink, pod->netns, &nsid))
 		return false;
 	for (size_t i = 0; i < own->count;)
@@ -161,7 +161,7 @@ static void link_path(char path[PATH_MAX], const struct installation *at, bool i
 		 is_egress ? EGRESS : INGRESS, ifindex);
 }
 
-/* The interface to which a pinned link leads; 0 when that is gone, -1 when there is no such pin. */
+/* The interface of a pinned link; 0 if it is deleted, -1 if there is no such pin. */
 static int pinned_ifindex(const char *path)
 {
 	int link = open_pin(path);
@@ -175,8 +175,8 @@ static int pinned_ifindex(const char *path)
 }
 
 /*
- * The agent may do the same at the same time. Whose link is pinned is the one that stays: the other
- * ends with its descriptor, and at each moment one of them judges.
+ * The agent may do the same at the same time. The link that is pinned stays; the other ends with
+ * its descriptor, and at each moment one of them enforces.
  */
 static bool attach_link(const struct installation *at, int ifindex, bool is_egress)
 {
@@ -185,8 +185,8 @@ static bool attach_link(const struct installation *at, int ifindex, bool is_egre
 	int error;
 
 	if (link < 0)
-		return errno == EEXIST ||
-		       failed("interface %d cannot be gated (%s)", ifindex, strerror(errno));
+		return errno == EEXIST || set_error("cannot attach the gate to interface %d (%s)",
+						    ifindex, strerror(errno));
 	link_path(path, at, is_egress, ifindex);
 	error = pin(link, path) ? errno : 0;
 	if (error == EEXIST && pinned_ifindex(path) == ifindex) {
@@ -196,19 +196,19 @@ static bool attach_link(const struct installation *at, int ifindex, bool is_egre
 		error = pin(link, path) ? errno : 0;
 	}
 	close(link);
-	return !error || failed("%s cannot be pinned (%s)", path, strerror(error));
+	return !error || set_error("%s cannot be pinned (%s)", path, strerror(error));
 }
 
-static bool attach(const struct installation *at, const struct pod *pod,
-		   const struct wanted *wanted, int ifindex, bool is_egress)
+static bool attach(const struct installation *at, const struct pod_netns *pod,
+		   const struct gate_options *options, int ifindex, bool is_egress)
 {
-	if (wanted->is_tcx)
+	if (options->is_tcx)
 		return attach_link(at, ifindex, is_egress);
 	return add_filter(pod->netlink, ifindex, is_egress, is_egress ? at->egress : at->ingress,
 			  is_egress ? DIRECTORY "/" EGRESS : DIRECTORY "/" INGRESS);
 }
 
-static bool is_attached(const struct installation *at, const struct pod *pod, int ifindex,
+static bool is_attached(const struct installation *at, const struct pod_netns *pod, int ifindex,
 			bool is_egress)
 {
 	char path[PATH_MAX];
@@ -217,7 +217,7 @@ static bool is_attached(const struct installation *at, const struct pod *pod, in
 	return pinned_ifindex(path) == ifindex || has_filter(pod->netlink, ifindex, is_egress);
 }
 
-static void detach(const struct installation *at, const struct pod *pod, int ifindex,
+static void detach(const struct installation *at, const struct pod_netns *pod, int ifindex,
 		   bool is_egress)
 {
 	char path[PATH_MAX];
@@ -239,7 +239,7 @@ static void detach(const struct installation *at, const struct pod *pod, int ifi
 	delete_filter(pod->netlink, ifindex, is_egress);
 }
 
-/* One that it only claims is known to nobody else. */
+/* A claimed address counts in the pod's own gate only. */
 static bool owns_address(const struct gate *gate, const struct address *address)
 {
 	for (__u32 i = 0; i + gate->claimed_count < gate->address_count && i < GATE_ADDRESSES; i++)
@@ -248,26 +248,26 @@ static bool owns_address(const struct gate *gate, const struct address *address)
 	return false;
 }
 
-static bool exists(__u32 ifindex)
+static bool link_exists(__u32 ifindex)
 {
 	char name[IF_NAMESIZE];
 
 	return if_indextoname(ifindex, name) || errno != ENXIO;
 }
 
-/* Have the map say behind which interface an address lies, as bpf/addresses.py does. */
-static void settle(const struct installation *at, const struct address *address)
+/* Write the interface of an address, as bpf/addresses.py does. */
+static void publish_address(const struct installation *at, const struct address *address)
 {
 	__u32 owners = 0, owner = 0, ifindex;
 	struct gate gate;
 	bool is_first = true;
 
-	/* An entry that goes meanwhile lets the walk begin anew: never for ever. */
+	/* If an entry is deleted meanwhile the walk starts again, so it is limited. */
 	for (int i = 0; i < 2 * MAX_GATES; i++, is_first = false) {
 		if (map_next(at->gates, is_first ? NULL : &ifindex, &ifindex))
 			break;
 		if (map_get(at->gates, &ifindex, &gate) || !owns_address(&gate, address) ||
-		    owner == ifindex || !exists(ifindex))
+		    owner == ifindex || !link_exists(ifindex))
 			continue;
 		owner = ifindex;
 		owners++;
@@ -275,12 +275,13 @@ static void settle(const struct installation *at, const struct address *address)
 	if (owners > 1)
 		owner = SEVERAL;
 	if (owners)
-		map_set(at->addresses, address, &owner); /* full: the gate judges all the same */
+		map_set(at->addresses, address,
+			&owner); /* a full map is no error: the gate still enforces */
 	else
 		map_delete(at->addresses, address);
 }
 
-static void forget(const struct installation *at, __u32 ifindex)
+static void delete_entries(const struct installation *at, __u32 ifindex)
 {
 	struct gate gate = {0};
 
@@ -289,94 +290,96 @@ static void forget(const struct installation *at, __u32 ifindex)
 	map_delete(at->counters, &ifindex);
 	map_delete(at->replies, &ifindex);
 	for (__u32 i = 0; i < gate.address_count && i < GATE_ADDRESSES; i++)
-		settle(at, &gate.addresses[i]);
+		publish_address(at, &gate.addresses[i]);
 }
 
-static bool insert(int map, const char *name, __u32 ifindex, const void *value)
+static bool map_insert_or_fail(int map, const char *name, __u32 ifindex, const void *value)
 {
 	return !map_insert(map, &ifindex, value) || errno == EEXIST ||
-	       failed("the map %s takes no more (%s)", name, strerror(errno));
+	       set_error("map %s is full (%s)", name, strerror(errno));
 }
 
-static bool start_counters(const struct installation *at, __u32 ifindex)
+static bool create_counters(const struct installation *at, __u32 ifindex)
 {
 	unsigned int cpus = possible_cpus();
 	void *zeros = cpus ? calloc(cpus, sizeof(struct counters)) : NULL;
-	bool is_done = zeros && insert(at->counters, "counters", ifindex, zeros);
+	bool is_done = zeros && map_insert_or_fail(at->counters, "counters", ifindex, zeros);
 
 	free(zeros);
 	return is_done;
 }
 
-static bool start_replies(const struct installation *at, __u32 ifindex)
+static bool create_reply_table(const struct installation *at, __u32 ifindex)
 {
 	int table = create_map(&reply_table_shape);
 	bool is_done;
 
 	if (table < 0)
-		return failed("no table for what the pod asks (%s)", strerror(errno));
-	is_done = insert(at->replies, "replies", ifindex, &table);
+		return set_error("cannot create the reply table (%s)", strerror(errno));
+	is_done = map_insert_or_fail(at->replies, "replies", ifindex, &table);
 	close(table);
 	return is_done;
 }
 
-static bool gate_interface(const struct installation *at, const struct pod *pod,
-			   const struct wanted *wanted, __u32 ifindex, const struct gate *gate)
+static bool gate_interface(const struct installation *at, const struct pod_netns *pod,
+			   const struct gate_options *options, __u32 ifindex,
+			   const struct gate *gate)
 {
 	bool is_new = !map_insert(at->gates, &ifindex, gate);
 	bool is_done;
 
 	if (!is_new && errno != EEXIST)
-		return failed("the map gates takes no more (%s)", strerror(errno));
-	is_done = start_counters(at, ifindex) && attach(at, pod, wanted, (int)ifindex, true);
+		return set_error("map gates is full (%s)", strerror(errno));
+	is_done = create_counters(at, ifindex) && attach(at, pod, options, (int)ifindex, true);
 	if (!is_done && is_new)
-		forget(at, ifindex);
+		delete_entries(at, ifindex);
 	if (!is_done)
 		return false;
-	/* An agent that has just started may have taken an entry without a gate for a leftover. */
-	if (!insert(at->gates, "gates", ifindex, gate))
+	/* An agent that has just started may have removed the entry, which had no gate yet. */
+	if (!map_insert_or_fail(at->gates, "gates", ifindex, gate))
 		return false;
 	for (__u32 i = 0; i < gate->address_count; i++)
-		settle(at, &gate->addresses[i]);
-	/* Closed first; then the node may answer what the pod asks. */
-	return start_replies(at, ifindex) && attach(at, pod, wanted, (int)ifindex, false);
+		publish_address(at, &gate->addresses[i]);
+	/* Enforcement first; then replies from the host may pass. */
+	return create_reply_table(at, ifindex) && attach(at, pod, options, (int)ifindex, false);
 }
 
-bool gate_pod(const struct installation *at, const struct pod *pod, const struct wanted *wanted)
+bool gate_pod(const struct installation *at, const struct pod_netns *pod,
+	      const struct gate_options *options)
 {
 	int inside = netlink_in(pod->netns);
 	struct addresses addresses = {.count = 0};
-	struct gate gate = {.mode = wanted->mode};
+	struct gate gate = {.mode = options->mode};
 	struct links own;
 	bool is_read;
 
 	if (inside < 0)
 		return false;
-	is_read = find_own(pod, inside, &own) && read_addresses(inside, &addresses);
+	is_read = find_host_links(pod, inside, &own) && read_addresses(inside, &addresses);
 	close(inside);
 	if (!is_read)
 		return false;
 	if (!own.count)
-		return failed("no veth leads from the node to the pod, and nothing else is gated");
+		return set_error(
+			"no veth pair between host and pod; other interfaces are not gated");
 	if (addresses.count > GATE_ADDRESSES)
-		return failed("the pod has %zu addresses and a gate holds %d", addresses.count,
-			      GATE_ADDRESSES);
+		return set_error("the pod has %zu addresses and a gate holds %d", addresses.count,
+				 GATE_ADDRESSES);
 	gate.address_count = (__u32)addresses.count;
 	memcpy(gate.addresses, addresses.all, sizeof(gate.addresses));
-	/* As `_ANY_TCP_PORT` of agent/kubelet/admitted_ports.py: what the pod declares is not
-	 * known. */
+	/* As `_ANY_TCP_PORT` of agent/kubelet/admitted_ports.py: the pod's ports are unknown. */
 	gate.rule_count = 1;
 	gate.rules[0].source_kind = SOURCE_KUBELET;
 	gate.rules[0].protocol = IPPROTO_TCP;
 	gate.rules[0].last_port = LAST_PORT;
 	wait_for_programs();
 	for (size_t i = 0; i < own.count; i++)
-		if (!gate_interface(at, pod, wanted, (__u32)own.all[i].ifindex, &gate))
+		if (!gate_interface(at, pod, options, (__u32)own.all[i].ifindex, &gate))
 			return false;
 	return true;
 }
 
-bool check_pod(const struct installation *at, const struct pod *pod)
+bool check_pod(const struct installation *at, const struct pod_netns *pod)
 {
 	int inside = netlink_in(pod->netns);
 	struct links own;
@@ -384,55 +387,55 @@ bool check_pod(const struct installation *at, const struct pod *pod)
 
 	if (inside < 0)
 		return false;
-	is_read = find_own(pod, inside, &own);
+	is_read = find_host_links(pod, inside, &own);
 	close(inside);
 	for (size_t i = 0; is_read && i < own.count; i++) {
 		__u32 ifindex = (__u32)own.all[i].ifindex;
 		struct gate gate;
-		bool is_known = !map_get(at->gates, &ifindex, &gate);
+		bool has_entry = !map_get(at->gates, &ifindex, &gate);
 
-		if (is_known && !is_attached(at, pod, (int)ifindex, true))
-			return failed("the gate of interface %u is not attached", ifindex);
-		if (!is_known && is_attached(at, pod, (int)ifindex, true))
-			return failed("the gate of interface %u judges nothing", ifindex);
+		if (has_entry && !is_attached(at, pod, (int)ifindex, true))
+			return set_error("the gate of interface %u is not attached", ifindex);
+		if (!has_entry && is_attached(at, pod, (int)ifindex, true))
+			return set_error("the gate of interface %u has no configuration", ifindex);
 	}
 	return is_read;
 }
 
 static int index_of(int netlink, const char *name)
 {
-	struct ifreq wanted = {.ifr_ifindex = 0};
+	struct ifreq request = {.ifr_ifindex = 0};
 
-	strncpy(wanted.ifr_name, name, sizeof(wanted.ifr_name) - 1);
-	return ioctl(netlink, SIOCGIFINDEX, &wanted) ? 0 : wanted.ifr_ifindex;
+	strncpy(request.ifr_name, name, sizeof(request.ifr_name) - 1);
+	return ioctl(netlink, SIOCGIFINDEX, &request) ? 0 : request.ifr_ifindex;
 }
 
-bool release_pod(const struct installation *at, const struct pod *pod, const char *name)
+bool release_pod(const struct installation *at, const struct pod_netns *pod, const char *name)
 {
 	int inside = netlink_in(pod->netns);
 	struct links own;
-	int wanted;
+	int peer;
 	bool is_read;
 
 	if (inside < 0)
 		return false;
-	wanted = index_of(inside, name);
-	is_read = find_own(pod, inside, &own);
+	peer = index_of(inside, name);
+	is_read = find_host_links(pod, inside, &own);
 	close(inside);
 	for (size_t i = 0; is_read && i < own.count; i++) {
-		if (own.all[i].peer != wanted)
+		if (own.all[i].peer != peer)
 			continue;
-		/* Egress first: as long as it judges, what the pod asks must be remembered. */
+		/* Egress first: while it enforces, ingress must record the pod's flows. */
 		detach(at, pod, own.all[i].ifindex, true);
 		detach(at, pod, own.all[i].ifindex, false);
 		wait_for_programs();
-		forget(at, (__u32)own.all[i].ifindex);
+		delete_entries(at, (__u32)own.all[i].ifindex);
 	}
 	return is_read;
 }
 
-/* Unpin links that lead nowhere. */
-static void sweep_links(const struct installation *at)
+/* Unpin links of deleted interfaces. */
+static void remove_stale_links(const struct installation *at)
 {
 	char directory[PATH_MAX], path[PATH_MAX];
 	struct dirent *entry;
@@ -452,20 +455,20 @@ static void sweep_links(const struct installation *at)
 		closedir(listing);
 }
 
-void sweep(const struct installation *at)
+void remove_stale(const struct installation *at)
 {
 	static __u32 gone[MAX_GATES];
 	size_t count = 0;
 	__u32 ifindex;
 	bool is_first = true;
 
-	sweep_links(at);
+	remove_stale_links(at);
 	for (int i = 0; i < MAX_GATES; i++, is_first = false) {
 		if (map_next(at->gates, is_first ? NULL : &ifindex, &ifindex))
 			break;
-		if (!exists(ifindex))
+		if (!link_exists(ifindex))
 			gone[count++] = ifindex;
 	}
 	while (count)
-		forget(at, gone[--count]);
+		delete_entries(at, gone[--count]);
 }

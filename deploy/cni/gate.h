@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One pod's gates, made and removed as bpf/gates.py does, so that the agent takes them for its own.
- */
+/* One pod's gates, attached and removed as by bpf/gates.py, so that the agent adopts them. */
 #ifndef PODGATE_CNI_GATE_H
 #define PODGATE_CNI_GATE_H
 
@@ -9,14 +8,14 @@
 
 #include "../../bpf/src/abi.h"
 
-/* What the agent says of new pods (agent/cni/state.py). */
-struct wanted {
+/* The agent's settings for new pods (agent/cni/state.py). */
+struct gate_options {
 	enum mode mode;
-	bool is_tcx;	   /* else by clsact */
+	bool is_tcx;	   /* otherwise clsact */
 	char programs[33]; /* the directory of the programs that it uses */
 };
 
-/* Where everything is pinned; opened for one call of the plugin. */
+/* The pinned objects, opened for one call of the plugin. */
 struct installation {
 	const char *bpffs;
 	int gates;
@@ -27,28 +26,28 @@ struct installation {
 	int ingress;
 };
 
-/* The pod's side: both are descriptors. */
-struct pod {
+/* The pod's network namespace; both are descriptors. */
+struct pod_netns {
 	int netns;
-	int netlink; /* of the node */
+	int netlink; /* of the host */
 };
 
-/* These note a problem and return false. */
+/* These set an error and return false. */
 bool open_installation(struct installation *opened, const char *bpffs);
-bool open_programs(struct installation *opened, const struct wanted *wanted);
-bool open_pod(struct pod *opened, const char *netns);
+bool open_programs(struct installation *opened, const struct gate_options *options);
+bool open_pod_netns(struct pod_netns *opened, const char *netns);
 
-/* Gate every veth that leads from the node to the pod. What the agent has done already stays. */
-bool gate_pod(const struct installation *at, const struct pod *pod, const struct wanted *wanted);
+/* Attach a gate to every veth from host to pod. Existing gates of the agent stay. */
+bool gate_pod(const struct installation *at, const struct pod_netns *pod,
+	      const struct gate_options *options);
 
-/* Whether each of the pod's gates is whole, or not there at all: a pod may be meant to have none.
- */
-bool check_pod(const struct installation *at, const struct pod *pod);
+/* Whether each of the pod's gates is complete, or missing: a pod may have none by its mode. */
+bool check_pod(const struct installation *at, const struct pod_netns *pod);
 
 /* Remove the gate of one interface, named as in the pod. */
-bool release_pod(const struct installation *at, const struct pod *pod, const char *name);
+bool release_pod(const struct installation *at, const struct pod_netns *pod, const char *name);
 
-/* Remove what is left of gates whose interface is gone. */
-void sweep(const struct installation *at);
+/* Remove entries and links of deleted interfaces. */
+void remove_stale(const struct installation *at);
 
 #endif

@@ -15,14 +15,14 @@ struct reader {
 
 static bool read_value(struct reader *reader);
 
-static bool at(const struct reader *reader, char wanted)
+static bool is_at(const struct reader *reader, char expected)
 {
-	return reader->at < reader->end && *reader->at == wanted;
+	return reader->at < reader->end && *reader->at == expected;
 }
 
-static bool take(struct reader *reader, char wanted)
+static bool accept(struct reader *reader, char expected)
 {
-	if (!at(reader, wanted))
+	if (!is_at(reader, expected))
 		return false;
 	reader->at++;
 	return true;
@@ -60,14 +60,14 @@ static bool read_digits(struct reader *reader)
 
 static bool read_number(struct reader *reader)
 {
-	take(reader, '-');
-	if (!take(reader, '0') && !read_digits(reader))
+	accept(reader, '-');
+	if (!accept(reader, '0') && !read_digits(reader))
 		return false;
-	if (take(reader, '.') && !read_digits(reader))
+	if (accept(reader, '.') && !read_digits(reader))
 		return false;
-	if (take(reader, 'e') || take(reader, 'E')) {
-		if (!take(reader, '+'))
-			take(reader, '-');
+	if (accept(reader, 'e') || accept(reader, 'E')) {
+		if (!accept(reader, '+'))
+			accept(reader, '-');
 		return read_digits(reader);
 	}
 	return true;
@@ -122,9 +122,9 @@ static bool read_character(struct reader *reader, uint32_t *character)
 
 	if ((unsigned char)*reader->at < 0x20)
 		return false;
-	if (!take(reader, '\\'))
+	if (!accept(reader, '\\'))
 		return read_utf8(reader, character);
-	if (take(reader, 'u'))
+	if (accept(reader, 'u'))
 		return read_hex(reader, character);
 	if (reader->at == reader->end || !*reader->at || !(found = strchr(names, *reader->at)))
 		return false;
@@ -137,19 +137,19 @@ static bool read_string(struct reader *reader)
 {
 	uint32_t character;
 
-	if (!take(reader, '"'))
+	if (!accept(reader, '"'))
 		return false;
-	while (reader->at < reader->end && !at(reader, '"'))
+	while (reader->at < reader->end && !is_at(reader, '"'))
 		if (!read_character(reader, &character))
 			return false;
-	return take(reader, '"');
+	return accept(reader, '"');
 }
 
 /* What is between the brackets of an array or the braces of an object. */
 static bool read_members(struct reader *reader, char close, bool have_names)
 {
 	skip_space(reader);
-	if (take(reader, close))
+	if (accept(reader, close))
 		return true;
 	do {
 		skip_space(reader);
@@ -157,13 +157,13 @@ static bool read_members(struct reader *reader, char close, bool have_names)
 			if (!read_string(reader))
 				return false;
 			skip_space(reader);
-			if (!take(reader, ':'))
+			if (!accept(reader, ':'))
 				return false;
 		}
 		if (!read_value(reader))
 			return false;
-	} while (take(reader, ','));
-	return take(reader, close);
+	} while (accept(reader, ','));
+	return accept(reader, close);
 }
 
 /* A value and the space on both sides of it. */
@@ -174,11 +174,11 @@ static bool read_value(struct reader *reader)
 	if (++reader->depth > MAX_DEPTH)
 		return false;
 	skip_space(reader);
-	if (take(reader, '{'))
+	if (accept(reader, '{'))
 		is_read = read_members(reader, '}', true);
-	else if (take(reader, '['))
+	else if (accept(reader, '['))
 		is_read = read_members(reader, ']', false);
-	else if (at(reader, '"'))
+	else if (is_at(reader, '"'))
 		is_read = read_string(reader);
 	else
 		is_read = read_word(reader, "true") || read_word(reader, "false") ||
@@ -188,7 +188,7 @@ static bool read_value(struct reader *reader)
 	return is_read;
 }
 
-static struct json without_space(const char *start, const char *end)
+static struct json trim(const char *start, const char *end)
 {
 	struct reader reader = {start, end, 0};
 
@@ -204,7 +204,7 @@ bool json_check(const char *text, size_t size, struct json *value)
 
 	if (!read_value(&reader) || reader.at != reader.end)
 		return false;
-	*value = without_space(text, text + size);
+	*value = trim(text, text + size);
 	return true;
 }
 
@@ -242,8 +242,8 @@ struct json json_member(struct json object, const char *name)
 		start = reader.at;
 		read_value(&reader);
 		if (is_it)
-			found = without_space(start, reader.at);
-	} while (at(&reader, ','));
+			found = trim(start, reader.at);
+	} while (is_at(&reader, ','));
 	return found;
 }
 
@@ -276,9 +276,9 @@ bool json_text(struct json value, char *text, size_t size)
 	struct reader reader = {value.at, value.end, 0};
 	size_t length = 0;
 
-	if (!value.at || !take(&reader, '"'))
+	if (!value.at || !accept(&reader, '"'))
 		return false;
-	while (!at(&reader, '"')) {
+	while (!is_at(&reader, '"')) {
 		uint32_t character, low;
 		char bytes[4];
 		size_t more;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A reader of JSON (RFC 8259) for bytes that other plugins wrote: the text is checked once, as a
- * whole, and then looked at in place. Nothing is allocated.
+ * whole, and then read in place. Nothing is allocated.
  */
 #ifndef PODGATE_CNI_JSON_H
 #define PODGATE_CNI_JSON_H

@@ -40,7 +40,7 @@ static int bpf(int command, union bpf_attr *attributes)
 	return (int)result;
 }
 
-static __u64 pointer(const void *to)
+static __u64 pointer_value(const void *to)
 {
 	return (__u64)(uintptr_t)to;
 }
@@ -49,7 +49,7 @@ int open_pin(const char *path)
 {
 	union bpf_attr attributes = empty;
 
-	attributes.pathname = pointer(path);
+	attributes.pathname = pointer_value(path);
 	return bpf(BPF_OBJ_GET, &attributes);
 }
 
@@ -57,7 +57,7 @@ int pin(int descriptor, const char *path)
 {
 	union bpf_attr attributes = empty;
 
-	attributes.pathname = pointer(path);
+	attributes.pathname = pointer_value(path);
 	attributes.bpf_fd = (__u32)descriptor;
 	return bpf(BPF_OBJ_PIN, &attributes);
 }
@@ -76,21 +76,21 @@ static bool is_kind(int descriptor, const char *kind)
 	return !strcmp(target, kind);
 }
 
-static bool describe(int descriptor, void *description, __u32 size)
+static bool object_info(int descriptor, void *description, __u32 size)
 {
 	union bpf_attr attributes = empty;
 
 	attributes.info.bpf_fd = (__u32)descriptor;
 	attributes.info.info_len = size;
-	attributes.info.info = pointer(description);
+	attributes.info.info = pointer_value(description);
 	return !bpf(BPF_OBJ_GET_INFO_BY_FD, &attributes);
 }
 
-static bool has_shape(int map, const struct map_shape *shape)
+static bool matches_shape(int map, const struct map_shape *shape)
 {
 	struct bpf_map_info found = {0};
 
-	return is_kind(map, "anon_inode:bpf-map") && describe(map, &found, sizeof(found)) &&
+	return is_kind(map, "anon_inode:bpf-map") && object_info(map, &found, sizeof(found)) &&
 	       found.type == shape->type && found.key_size == shape->key_size &&
 	       found.value_size == shape->value_size && found.max_entries == shape->max_entries &&
 	       found.map_flags == shape->flags;
@@ -101,11 +101,11 @@ int open_map(const char *path, const struct map_shape *shape)
 	int map = open_pin(path);
 
 	if (map < 0) {
-		failed("%s cannot be opened (%s)", path, strerror(errno));
+		set_error("%s cannot be opened (%s)", path, strerror(errno));
 		return -1;
 	}
-	if (!has_shape(map, shape)) {
-		failed("%s is not the map that this version uses", path);
+	if (!matches_shape(map, shape)) {
+		set_error("%s is not the map that this version uses", path);
 		close(map);
 		return -1;
 	}
@@ -130,40 +130,40 @@ int create_map(const struct map_shape *shape)
 	return map;
 }
 
-static int on_entry(int command, int map, const void *key, const void *value, __u64 flags)
+static int map_command(int command, int map, const void *key, const void *value, __u64 flags)
 {
 	union bpf_attr attributes = empty;
 
 	attributes.map_fd = (__u32)map;
-	attributes.key = pointer(key);
-	attributes.value = pointer(value);
+	attributes.key = pointer_value(key);
+	attributes.value = pointer_value(value);
 	attributes.flags = flags;
 	return bpf(command, &attributes);
 }
 
 int map_get(int map, const void *key, void *value)
 {
-	return on_entry(BPF_MAP_LOOKUP_ELEM, map, key, value, 0);
+	return map_command(BPF_MAP_LOOKUP_ELEM, map, key, value, 0);
 }
 
 int map_insert(int map, const void *key, const void *value)
 {
-	return on_entry(BPF_MAP_UPDATE_ELEM, map, key, value, BPF_NOEXIST);
+	return map_command(BPF_MAP_UPDATE_ELEM, map, key, value, BPF_NOEXIST);
 }
 
 int map_set(int map, const void *key, const void *value)
 {
-	return on_entry(BPF_MAP_UPDATE_ELEM, map, key, value, BPF_ANY);
+	return map_command(BPF_MAP_UPDATE_ELEM, map, key, value, BPF_ANY);
 }
 
 int map_delete(int map, const void *key)
 {
-	return on_entry(BPF_MAP_DELETE_ELEM, map, key, NULL, 0);
+	return map_command(BPF_MAP_DELETE_ELEM, map, key, NULL, 0);
 }
 
 int map_next(int map, const void *key, void *next)
 {
-	return on_entry(BPF_MAP_GET_NEXT_KEY, map, key, next, 0);
+	return map_command(BPF_MAP_GET_NEXT_KEY, map, key, next, 0);
 }
 
 unsigned int possible_cpus(void)
@@ -180,7 +180,7 @@ unsigned int possible_cpus(void)
 	if (file)
 		fclose(file);
 	if (!is_read) {
-		failed("/sys/devices/system/cpu/possible cannot be read");
+		set_error("/sys/devices/system/cpu/possible cannot be read");
 		return 0;
 	}
 	return last + 1;
@@ -222,7 +222,7 @@ int link_ifindex(int link)
 
 	if (!is_kind(link, "anon_inode:bpf_link") && !is_kind(link, "anon_inode:bpf-link"))
 		return -1;
-	if (!describe(link, &found, sizeof(found)) || found.type != LINK_TYPE_TCX)
+	if (!object_info(link, &found, sizeof(found)) || found.type != LINK_TYPE_TCX)
 		return -1;
 	return (int)found.ifindex;
 }

@@ -6,7 +6,7 @@
 #include <linux/types.h>
 #include <stdbool.h>
 
-/* As a pinned map must be; sizes in bytes. */
+/* The expected shape of a pinned map; sizes in bytes. */
 struct map_shape {
 	const char *name;
 	__u32 type;
@@ -20,7 +20,7 @@ struct map_shape {
 int open_pin(const char *path);
 int pin(int descriptor, const char *path);
 
-/* A descriptor; -1 with a problem noted, also for a map of another shape. */
+/* A descriptor; -1 with an error set, also for a map of another shape. */
 int open_map(const char *path, const struct map_shape *shape);
 
 /* Of a map that has no name yet; -1 with errno. */
@@ -33,17 +33,17 @@ int map_set(int map, const void *key, const void *value);
 int map_delete(int map, const void *key);
 int map_next(int map, const void *key, void *next); /* key: NULL for the first */
 
-/* How many values a per-CPU map has for each key; 0 with a problem noted. */
+/* Number of values per key of a per-CPU map; 0 with an error set. */
 unsigned int possible_cpus(void);
 
-/* Wait until every program that runs now has ended: see bpf/rcu_map.py. */
+/* Wait until all running programs have ended: see bpf/rcu_map.py. */
 void wait_for_programs(void);
 
-/* Before whatever is attached already; the link, or -1 with errno (EEXIST: it is there already). */
+/* Attach before all other programs; the link, or -1 with errno (EEXIST: already attached). */
 int attach_first(int program, int ifindex, bool is_egress);
 int detach_link(int link);
 
-/* The interface of a tcx link; 0 when it is gone, -1 when this is no such link. */
+/* The interface of a tcx link; 0 if it is deleted, -1 for another kind of link. */
 int link_ifindex(int link);
 
 #endif

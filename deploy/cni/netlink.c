@@ -19,7 +19,7 @@
 #define TIMEOUT_SECONDS 5
 #define MAX_ATTEMPTS	5
 
-/* Priority and handles of bpf/clsact.py; the second is of a filter that has changed its place. */
+/* Priority and handles of bpf/clsact.py; the second is of a filter that was moved. */
 #define PRIORITY 1
 static const __u32 handles[] = {0x706f6467, 0x706f6468};
 
@@ -61,12 +61,12 @@ int netlink_open(void)
 	int netlink = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
 
 	if (netlink < 0 || setsockopt(netlink, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout)))
-		failed("rtnetlink cannot be asked (%s)", strerror(errno));
+		set_error("cannot use rtnetlink (%s)", strerror(errno));
 	return netlink;
 }
 
-/* Until the answer is whole; 0 or an errno. EINTR: what was listed changed meanwhile. */
-static int read_answer(int netlink, each_message each, void *context)
+/* Read until the reply is complete; 0 or an errno. EINTR: the list changed meanwhile. */
+static int read_reply(int netlink, each_message each, void *context)
 {
 	/* The kernel makes no larger message (NLMSG_GOODSIZE, and 32 KiB for dumps). */
 	static char buffer[65536] __attribute__((aligned(NLMSG_ALIGNTO)));
@@ -90,16 +90,16 @@ static int read_answer(int netlink, each_message each, void *context)
 	}
 }
 
-static int ask(int netlink, const struct request *wanted, each_message each, void *context)
+static int dump(int netlink, const struct request *query, each_message each, void *context)
 {
-	struct request sent = *wanted;
+	struct request sent = *query;
 
-	/* With an acknowledgement every answer has an end. */
+	/* With an acknowledgement every reply has an end. */
 	if ((sent.header.nlmsg_flags & NLM_F_DUMP) != NLM_F_DUMP)
 		sent.header.nlmsg_flags |= NLM_F_ACK;
 	if (send(netlink, &sent, sent.header.nlmsg_len, 0) < 0)
 		return errno;
-	return read_answer(netlink, each, context);
+	return read_reply(netlink, each, context);
 }
 
 static const struct rtattr *attribute_of(const struct rtattr *first, size_t size, __u16 type)
@@ -112,9 +112,9 @@ static const struct rtattr *attribute_of(const struct rtattr *first, size_t size
 	return NULL;
 }
 
-static int number_in(const struct rtattr *attribute, int otherwise)
+static int attribute_number(const struct rtattr *attribute, int fallback)
 {
-	int number = otherwise;
+	int number = fallback;
 
 	if (attribute && RTA_PAYLOAD(attribute) >= sizeof(number))
 		memcpy(&number, RTA_DATA(attribute), sizeof(number));
@@ -132,7 +132,7 @@ static bool is_veth(const struct rtattr *information)
 	       (RTA_PAYLOAD(kind) == 4 || !((const char *)RTA_DATA(kind))[4]);
 }
 
-static void note_link(const struct nlmsghdr *message, void *context)
+static void collect_link(const struct nlmsghdr *message, void *context)
 {
 	const struct ifinfomsg *body = NLMSG_DATA(message);
 	const struct rtattr *first = IFLA_RTA(body);
@@ -143,47 +143,47 @@ static void note_link(const struct nlmsghdr *message, void *context)
 		return;
 	found->all[found->count++] = (struct link){
 		.ifindex = body->ifi_index,
-		.peer = number_in(attribute_of(first, size, IFLA_LINK), 0),
-		.peer_nsid = number_in(attribute_of(first, size, IFLA_LINK_NETNSID), -1),
+		.peer = attribute_number(attribute_of(first, size, IFLA_LINK), 0),
+		.peer_nsid = attribute_number(attribute_of(first, size, IFLA_LINK_NETNSID), -1),
 		.is_veth = is_veth(attribute_of(first, size, IFLA_LINKINFO)),
 	};
 }
 
-/* `count` is that of `context`, which begins anew with each attempt. */
-static bool list(int netlink, const struct request *wanted, each_message each, void *context,
+/* `count` is that of `context`, and is reset at each attempt. */
+static bool list(int netlink, const struct request *query, each_message each, void *context,
 		 size_t *count)
 {
 	int error = EINTR;
 
 	for (int attempt = 0; error == EINTR && attempt < MAX_ATTEMPTS; attempt++) {
 		*count = 0;
-		error = ask(netlink, wanted, each, context);
+		error = dump(netlink, query, each, context);
 	}
-	return !error || failed("interfaces cannot be listed (%s)", strerror(error));
+	return !error || set_error("cannot list interfaces (%s)", strerror(error));
 }
 
 bool read_links(int netlink, struct links *found)
 {
 	struct ifinfomsg body = {.ifi_family = AF_UNSPEC};
-	struct request wanted = request(RTM_GETLINK, NLM_F_DUMP, &body, sizeof(body));
+	struct request query = request(RTM_GETLINK, NLM_F_DUMP, &body, sizeof(body));
 
-	return list(netlink, &wanted, note_link, found, &found->count);
+	return list(netlink, &query, collect_link, found, &found->count);
 }
 
 bool read_link(int netlink, int ifindex, struct link *found)
 {
 	struct ifinfomsg body = {.ifi_family = AF_UNSPEC, .ifi_index = ifindex};
-	struct request wanted = request(RTM_GETLINK, 0, &body, sizeof(body));
+	struct request query = request(RTM_GETLINK, 0, &body, sizeof(body));
 	struct links one = {.count = 0};
-	int error = ask(netlink, &wanted, note_link, &one);
+	int error = dump(netlink, &query, collect_link, &one);
 
 	if (error || !one.count)
-		return failed("interface %d cannot be looked at (%s)", ifindex, strerror(error));
+		return set_error("cannot read interface %d (%s)", ifindex, strerror(error));
 	*found = one.all[0];
 	return true;
 }
 
-static void note_address(const struct nlmsghdr *message, void *context)
+static void collect_address(const struct nlmsghdr *message, void *context)
 {
 	const struct ifaddrmsg *body = NLMSG_DATA(message);
 	const struct rtattr *value;
@@ -217,33 +217,33 @@ static void note_address(const struct nlmsghdr *message, void *context)
 bool read_addresses(int netlink, struct addresses *found)
 {
 	struct ifaddrmsg body = {.ifa_family = AF_UNSPEC};
-	struct request wanted = request(RTM_GETADDR, NLM_F_DUMP, &body, sizeof(body));
+	struct request query = request(RTM_GETADDR, NLM_F_DUMP, &body, sizeof(body));
 
-	return list(netlink, &wanted, note_address, found, &found->count);
+	return list(netlink, &query, collect_address, found, &found->count);
 }
 
-static void note_nsid(const struct nlmsghdr *message, void *context)
+static void collect_nsid(const struct nlmsghdr *message, void *context)
 {
 	const struct rtgenmsg *body = NLMSG_DATA(message);
 	const char *first = (const char *)body + NLMSG_ALIGN(sizeof(*body));
 
 	if (message->nlmsg_type == RTM_NEWNSID)
-		*(int *)context =
-			number_in(attribute_of((const struct rtattr *)first,
-					       NLMSG_PAYLOAD(message, sizeof(*body)), NETNSA_NSID),
-				  -1);
+		*(int *)context = attribute_number(
+			attribute_of((const struct rtattr *)first,
+				     NLMSG_PAYLOAD(message, sizeof(*body)), NETNSA_NSID),
+			-1);
 }
 
 bool read_nsid(int netlink, int netns, int *nsid)
 {
 	struct rtgenmsg body = {.rtgen_family = AF_UNSPEC};
-	struct request wanted = request(RTM_GETNSID, 0, &body, sizeof(body));
+	struct request query = request(RTM_GETNSID, 0, &body, sizeof(body));
 	int error;
 
 	*nsid = -1;
-	add_attribute(&wanted, NETNSA_FD, &netns, sizeof(netns));
-	error = ask(netlink, &wanted, note_nsid, nsid);
-	return !error || failed("the pod's namespace has no number (%s)", strerror(error));
+	add_attribute(&query, NETNSA_FD, &netns, sizeof(netns));
+	error = dump(netlink, &query, collect_nsid, nsid);
+	return !error || set_error("the pod's network namespace has no nsid (%s)", strerror(error));
 }
 
 static struct tcmsg filter_message(int ifindex, bool is_egress, __u32 handle)
@@ -266,17 +266,17 @@ static int add_qdisc(int netlink, int ifindex)
 		.tcm_handle = TC_H_MAKE(TC_H_CLSACT, 0),
 		.tcm_parent = TC_H_CLSACT,
 	};
-	struct request wanted =
+	struct request query =
 		request(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_EXCL, &body, sizeof(body));
 
-	add_attribute(&wanted, TCA_KIND, "clsact", sizeof("clsact"));
-	return ask(netlink, &wanted, NULL, NULL);
+	add_attribute(&query, TCA_KIND, "clsact", sizeof("clsact"));
+	return dump(netlink, &query, NULL, NULL);
 }
 
 bool add_filter(int netlink, int ifindex, bool is_egress, int program, const char *name)
 {
 	struct tcmsg body = filter_message(ifindex, is_egress, handles[0]);
-	struct request wanted =
+	struct request query =
 		request(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_EXCL, &body, sizeof(body));
 	__u32 flags = TCA_BPF_FLAG_ACT_DIRECT;
 	int error = add_qdisc(netlink, ifindex);
@@ -285,30 +285,31 @@ bool add_filter(int netlink, int ifindex, bool is_egress, int program, const cha
 	char *start;
 
 	if (error && error != EEXIST)
-		return failed("no clsact qdisc for interface %d (%s)", ifindex, strerror(error));
-	/* Whoever removes the last filter removes a qdisc that was made for it. */
+		return set_error("cannot attach a clsact qdisc to interface %d (%s)", ifindex,
+				 strerror(error));
+	/* With the last filter a qdisc that was created for it is removed. */
 	snprintf(full_name, sizeof(full_name), "%s%s", name, error ? "" : "+qdisc");
-	add_attribute(&wanted, TCA_KIND, "bpf", sizeof("bpf"));
-	start = (char *)&wanted + NLMSG_ALIGN(wanted.header.nlmsg_len);
-	add_attribute(&wanted, TCA_OPTIONS, "", 0);
-	add_attribute(&wanted, TCA_BPF_FD, &program, sizeof(program));
-	add_attribute(&wanted, TCA_BPF_NAME, full_name, strlen(full_name) + 1);
-	add_attribute(&wanted, TCA_BPF_FLAGS, &flags, sizeof(flags));
+	add_attribute(&query, TCA_KIND, "bpf", sizeof("bpf"));
+	start = (char *)&query + NLMSG_ALIGN(query.header.nlmsg_len);
+	add_attribute(&query, TCA_OPTIONS, "", 0);
+	add_attribute(&query, TCA_BPF_FD, &program, sizeof(program));
+	add_attribute(&query, TCA_BPF_NAME, full_name, strlen(full_name) + 1);
+	add_attribute(&query, TCA_BPF_FLAGS, &flags, sizeof(flags));
 	options = (struct rtattr *)start;
-	options->rta_len = (__u16)((char *)&wanted + wanted.header.nlmsg_len - start);
-	error = ask(netlink, &wanted, NULL, NULL);
+	options->rta_len = (__u16)((char *)&query + query.header.nlmsg_len - start);
+	error = dump(netlink, &query, NULL, NULL);
 	return !error || error == EEXIST ||
-	       failed("no filter for interface %d (%s)", ifindex, strerror(error));
+	       set_error("cannot attach a filter to interface %d (%s)", ifindex, strerror(error));
 }
 
 bool has_filter(int netlink, int ifindex, bool is_egress)
 {
 	for (size_t i = 0; i < sizeof(handles) / sizeof(handles[0]); i++) {
 		struct tcmsg body = filter_message(ifindex, is_egress, handles[i]);
-		struct request wanted = request(RTM_GETTFILTER, 0, &body, sizeof(body));
+		struct request query = request(RTM_GETTFILTER, 0, &body, sizeof(body));
 
-		add_attribute(&wanted, TCA_KIND, "bpf", sizeof("bpf"));
-		if (!ask(netlink, &wanted, NULL, NULL))
+		add_attribute(&query, TCA_KIND, "bpf", sizeof("bpf"));
+		if (!dump(netlink, &query, NULL, NULL))
 			return true;
 	}
 	return false;
@@ -318,9 +319,9 @@ void delete_filter(int netlink, int ifindex, bool is_egress)
 {
 	for (size_t i = 0; i < sizeof(handles) / sizeof(handles[0]); i++) {
 		struct tcmsg body = filter_message(ifindex, is_egress, handles[i]);
-		struct request wanted = request(RTM_DELTFILTER, 0, &body, sizeof(body));
+		struct request query = request(RTM_DELTFILTER, 0, &body, sizeof(body));
 
-		add_attribute(&wanted, TCA_KIND, "bpf", sizeof("bpf"));
-		ask(netlink, &wanted, NULL, NULL); /* one that is not there: nothing to do */
+		add_attribute(&query, TCA_KIND, "bpf", sizeof("bpf"));
+		dump(netlink, &query, NULL, NULL); /* no error if there is none */
 	}
 }

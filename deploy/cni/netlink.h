@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What rtnetlink tells of interfaces and addresses, and filters on a clsact qdisc. */
+/* Interfaces and addresses by rtnetlink, and filters on a clsact qdisc. */
 #ifndef PODGATE_CNI_NETLINK_H
 #define PODGATE_CNI_NETLINK_H
 
@@ -9,13 +9,13 @@
 
 #include "../../bpf/src/abi.h"
 
-/* More in one pod is nobody's. */
+/* More than any pod has. */
 #define POD_LINKS 64
 
 struct link {
 	int ifindex;
 	int peer;      /* ifindex of the other end, in its own namespace; 0: none */
-	int peer_nsid; /* the node's number of that namespace; -1: this one, or not said */
+	int peer_nsid; /* the host's nsid of that namespace; -1: this one, or unknown */
 	bool is_veth;
 };
 
@@ -29,16 +29,16 @@ struct addresses {
 	struct address all[GATE_ADDRESSES];
 };
 
-/* A socket in the calling thread's namespace, which waits 5 s at most; -1 with a problem noted. */
+/* A socket in the calling thread's namespace, which waits 5 s at most; -1 with an error set. */
 int netlink_open(void);
 
-/* These note a problem and return false. */
+/* These set an error and return false. */
 bool read_links(int netlink, struct links *found);
 bool read_link(int netlink, int ifindex, struct link *found);
 bool read_addresses(int netlink, struct addresses *found); /* all but loopback ones */
 bool read_nsid(int netlink, int netns, int *nsid);
 
-/* As bpf/clsact.py does it; a filter that is there already stays. is_egress: towards the pod. */
+/* As in bpf/clsact.py; an existing filter stays. is_egress: towards the pod. */
 bool add_filter(int netlink, int ifindex, bool is_egress, int program, const char *name);
 bool has_filter(int netlink, int ifindex, bool is_egress);
 void delete_filter(int netlink, int ifindex, bool is_egress);

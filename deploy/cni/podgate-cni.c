@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A chained CNI plugin that gates a pod before ADD returns, so before any of its containers runs,
- * whether or not the agent is there. docs/cni.md says what it does in which case; the protocol is
- * the CNI specification's, 0.3.1 to 1.1.0.
+ * A chained CNI plugin that attaches a pod's gate before ADD returns, so before any of its
+ * containers runs, with or without a running agent. docs/cni.md describes each case; the protocol
+ * is the CNI specification's, 0.3.1 to 1.1.0.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +29,7 @@ enum code {
 	CODE_INPUT = 5,
 	CODE_JSON = 6,
 	CODE_CONFIGURATION = 7,
-	CODE_LATER = 11,
+	CODE_TRY_AGAIN = 11,
 	CODE_UNAVAILABLE = 50,
 	CODE_NOT_GATED = 100,
 };
@@ -38,10 +38,10 @@ enum code {
 #define INPUT_BYTES (1 << 20)
 #define STATE_BYTES 4096
 
-/* Attaching takes 10 ms a program, and longer only while somebody holds RTNL. */
+/* Attaching takes 10 ms a program, and longer only while another process holds RTNL. */
 #define LIMIT_SECONDS 20
 
-/* An agent of another version says which programs it uses before it removes the old ones. */
+/* An agent of another version writes its programs' directory before it removes the old ones. */
 #define STATE_ATTEMPTS 5
 #define STATE_PAUSE_US 100000
 
@@ -69,9 +69,9 @@ static void put_text(const char *text)
 	putchar('"');
 }
 
-/* Say what is wrong in the protocol's way, and end. */
-static void __attribute__((noreturn)) end(const char *version, enum code code, const char *message,
-					  const char *details)
+/* Report an error as the protocol specifies, and exit. */
+static void __attribute__((noreturn)) fail(const char *version, enum code code, const char *message,
+					   const char *details)
 {
 	alarm(0);
 	fprintf(stderr, "podgate-cni: %s%s%s\n", message, *details ? ": " : "", details);
@@ -87,11 +87,10 @@ static void __attribute__((noreturn)) end(const char *version, enum code code, c
 	exit(EXIT_FAILURE);
 }
 
-static void end_late(int number)
+static void fail_timeout(int number)
 {
-	static const char answer[] =
-		"{\"cniVersion\": \"" NEWEST "\", \"code\": 11, \"msg\": "
-		"\"podgate-cni did not come to its end in time; try again\"}\n";
+	static const char answer[] = "{\"cniVersion\": \"" NEWEST "\", \"code\": 11, \"msg\": "
+				     "\"podgate-cni timed out; try again\"}\n";
 
 	(void)number;
 	if (never_fails)
@@ -122,27 +121,27 @@ static ssize_t read_all(int descriptor, char *buffer, size_t room)
 	}
 }
 
-static const char *known_version(struct json configuration)
+static const char *supported_version(struct json configuration)
 {
-	char wanted[16];
+	char requested[16];
 
-	if (json_text(json_member(configuration, "cniVersion"), wanted, sizeof(wanted)))
+	if (json_text(json_member(configuration, "cniVersion"), requested, sizeof(requested)))
 		for (size_t i = 0; i < VERSION_COUNT; i++)
-			if (!strcmp(versions[i], wanted))
+			if (!strcmp(versions[i], requested))
 				return versions[i];
 	return NULL;
 }
 
 static void read_path(struct json configuration, const char *name, char *path, size_t size,
-		      const char *otherwise)
+		      const char *fallback)
 {
 	struct json value = json_member(configuration, name);
 
 	if (!value.at)
-		snprintf(path, size, "%s", otherwise);
+		snprintf(path, size, "%s", fallback);
 	else if (!json_text(value, path, size) || *path != '/')
-		end(NEWEST, CODE_CONFIGURATION,
-		    "this field of podgate-cni must be an absolute path", name);
+		fail(NEWEST, CODE_CONFIGURATION,
+		     "this field of podgate-cni must be an absolute path", name);
 }
 
 static void read_call(struct call *call)
@@ -150,15 +149,15 @@ static void read_call(struct call *call)
 	ssize_t size = read_all(STDIN_FILENO, input, INPUT_BYTES);
 
 	if (size < 0)
-		end(NEWEST, CODE_INPUT, "the configuration cannot be read", strerror(errno));
+		fail(NEWEST, CODE_INPUT, "the configuration cannot be read", strerror(errno));
 	if (!json_check(input, (size_t)size, &call->configuration))
-		end(NEWEST, CODE_JSON, "the configuration is not JSON", "");
+		fail(NEWEST, CODE_JSON, "the configuration is not JSON", "");
 	if (!json_is_object(call->configuration))
-		end(NEWEST, CODE_JSON, "the configuration is not a JSON object", "");
-	call->version = known_version(call->configuration);
+		fail(NEWEST, CODE_JSON, "the configuration is not a JSON object", "");
+	call->version = supported_version(call->configuration);
 	if (!call->version)
-		end(NEWEST, CODE_VERSION, "podgate-cni speaks CNI 0.3.1 to " NEWEST,
-		    "the configuration's cniVersion is another");
+		fail(NEWEST, CODE_VERSION, "podgate-cni supports CNI 0.3.1 to " NEWEST,
+		     "the configuration has another cniVersion");
 	call->previous = json_member(call->configuration, "prevResult");
 	call->is_strict = json_is_true(json_member(call->configuration, "strictStart"));
 	read_path(call->configuration, "bpffs", call->bpffs, sizeof(call->bpffs), "/sys/fs/bpf");
@@ -166,12 +165,12 @@ static void read_call(struct call *call)
 		  sizeof(call->run_directory), "/run/podgate");
 }
 
-static const char *need_variable(const struct call *call, const char *name)
+static const char *required_variable(const struct call *call, const char *name)
 {
 	const char *value = getenv(name);
 
 	if (!value || !*value)
-		end(call->version, CODE_ENVIRONMENT, "this environment variable is missing", name);
+		fail(call->version, CODE_ENVIRONMENT, "this environment variable is missing", name);
 	return value;
 }
 
@@ -184,16 +183,16 @@ static bool read_state_text(const struct call *call, char *text, struct json *st
 	snprintf(path, sizeof(path), "%s/cni.json", call->run_directory);
 	file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
 	if (file < 0)
-		return failed("the agent has not been here since the node started: %s (%s)", path,
-			      strerror(errno));
+		return set_error("the agent has not run since the node booted: %s (%s)", path,
+				 strerror(errno));
 	size = read_all(file, text, STATE_BYTES);
 	close(file);
 	return (size >= 0 && json_check(text, (size_t)size, state) && json_is_object(*state)) ||
-	       failed("%s is not what the agent writes", path);
+	       set_error("%s is not written by podgate", path);
 }
 
-/* What the agent wants of new pods. */
-static bool read_state(const struct call *call, struct wanted *wanted)
+/* The agent's settings for new pods. */
+static bool read_state(const struct call *call, struct gate_options *options)
 {
 	static const char *const modes[] = {
 		[MODE_OFF] = "off",
@@ -208,40 +207,39 @@ static bool read_state(const struct call *call, struct wanted *wanted)
 	if (!read_state_text(call, text, &state))
 		return false;
 	if (!json_number(json_member(state, "schema"), &schema) || schema != PODGATE_SCHEMA)
-		return failed("podgate-cni is of another version than the agent; "
-			      "run 'podgate cni install' of the agent's");
-	if (!json_text(json_member(state, "programs"), wanted->programs,
-		       sizeof(wanted->programs)) ||
-	    strspn(wanted->programs, "0123456789abcdef") != strlen(wanted->programs) ||
+		return set_error("podgate-cni and the agent have different versions; "
+				 "run the agent's 'podgate cni install'");
+	if (!json_text(json_member(state, "programs"), options->programs,
+		       sizeof(options->programs)) ||
+	    strspn(options->programs, "0123456789abcdef") != strlen(options->programs) ||
 	    !json_text(json_member(state, "attachment"), attachment, sizeof(attachment)) ||
 	    !json_text(json_member(state, "mode"), mode, sizeof(mode)))
-		return failed("%s/cni.json lacks what the agent writes", call->run_directory);
-	wanted->is_tcx = !strcmp(attachment, "tcx");
-	for (wanted->mode = MODE_OFF; wanted->mode <= MODE_STRICT; wanted->mode++)
-		if (!strcmp(modes[wanted->mode], mode))
+		return set_error("%s/cni.json is not written by podgate", call->run_directory);
+	options->is_tcx = !strcmp(attachment, "tcx");
+	for (options->mode = MODE_OFF; options->mode <= MODE_STRICT; options->mode++)
+		if (!strcmp(modes[options->mode], mode))
 			return true;
-	return failed("%s/cni.json names the mode %s, which is not known", call->run_directory,
-		      mode);
+	return set_error("unknown mode %s in %s/cni.json", mode, call->run_directory);
 }
 
-/* Whether new pods can be gated, if they are to be at all. */
-static bool get_ready(const struct call *call, struct wanted *wanted, struct installation *at)
+/* Read the settings and open the pinned objects; false if new pods cannot be gated. */
+static bool prepare(const struct call *call, struct gate_options *options, struct installation *at)
 {
 	for (int attempt = 1; attempt <= STATE_ATTEMPTS; attempt++) {
-		if (!read_state(call, wanted))
+		if (!read_state(call, options))
 			return false;
-		if (wanted->mode == MODE_OFF)
+		if (options->mode == MODE_OFF)
 			return true;
 		if (!open_installation(at, call->bpffs))
 			return false;
-		if (open_programs(at, wanted))
+		if (open_programs(at, options))
 			return true;
 		usleep(STATE_PAUSE_US);
 	}
 	return false;
 }
 
-/* Other containers' runtimes may use the same networks; the kubelet's say whose pod it is. */
+/* Other runtimes may use the same networks; the kubelet's passes the pod's name. */
 static bool is_kubernetes_pod(void)
 {
 	const char *arguments = getenv("CNI_ARGS");
@@ -250,14 +248,14 @@ static bool is_kubernetes_pod(void)
 	return found && (found == arguments || found[-1] == ';');
 }
 
-static void pass_on(const struct call *call)
+static void print_result(const struct call *call)
 {
 	const char *members = call->previous.at + 1;
 	int size = (int)(call->previous.end - members);
 
 	alarm(0);
 	putchar('{');
-	/* The specification wants a version in every result, and libcni's have it. */
+	/* The specification requires a version in every result, as libcni writes it. */
 	if (!json_member(call->previous, "cniVersion").at)
 		printf("\"cniVersion\": \"%s\"%s", call->version,
 		       members[strspn(members, " \t\r\n")] == '}' ? "" : ", ");
@@ -266,29 +264,31 @@ static void pass_on(const struct call *call)
 
 static int add(const struct call *call)
 {
-	const char *netns = need_variable(call, "CNI_NETNS");
+	const char *netns = required_variable(call, "CNI_NETNS");
 	struct installation at;
-	struct wanted wanted;
-	struct pod pod;
+	struct gate_options options;
+	struct pod_netns pod;
 
-	need_variable(call, "CNI_CONTAINERID");
-	need_variable(call, "CNI_IFNAME");
+	required_variable(call, "CNI_CONTAINERID");
+	required_variable(call, "CNI_IFNAME");
 	if (!json_is_object(call->previous))
-		end(call->version, CODE_CONFIGURATION,
-		    "podgate-cni gates what other plugins made: it must come after them in a chain",
-		    "there is no prevResult");
+		fail(call->version, CODE_CONFIGURATION,
+		     "podgate-cni gates the interfaces of other plugins: put it after them in the "
+		     "chain",
+		     "there is no prevResult");
 	if (!is_kubernetes_pod()) {
-		pass_on(call);
+		print_result(call);
 		return EXIT_SUCCESS;
 	}
-	if (!get_ready(call, &wanted, &at) ||
-	    (wanted.mode != MODE_OFF &&
-	     (!open_pod(&pod, netns) || !gate_pod(&at, &pod, &wanted)))) {
+	if (!prepare(call, &options, &at) ||
+	    (options.mode != MODE_OFF &&
+	     (!open_pod_netns(&pod, netns) || !gate_pod(&at, &pod, &options)))) {
 		if (call->is_strict)
-			end(call->version, CODE_LATER, "the pod cannot be gated yet", problem());
-		fprintf(stderr, "podgate-cni: the pod starts without a gate: %s\n", problem());
+			fail(call->version, CODE_TRY_AGAIN,
+			     "the pod cannot be gated yet; try again", last_error());
+		fprintf(stderr, "podgate-cni: pod starts without a gate: %s\n", last_error());
 	}
-	pass_on(call);
+	print_result(call);
 	return EXIT_SUCCESS;
 }
 
@@ -296,68 +296,70 @@ static int delete(const struct call *call)
 {
 	const char *netns = getenv("CNI_NETNS"), *name = getenv("CNI_IFNAME");
 	struct installation at;
-	struct pod pod;
+	struct pod_netns pod;
 
 	if (!open_installation(&at, call->bpffs))
-		return EXIT_SUCCESS; /* nothing is pinned, so nothing is left */
-	/* A namespace that is gone has taken its interfaces along. */
-	if (netns && *netns && name && (!open_pod(&pod, netns) || !release_pod(&at, &pod, name)))
-		fprintf(stderr, "podgate-cni: %s\n", problem());
-	sweep(&at);
+		return EXIT_SUCCESS; /* nothing is pinned, so there is nothing to remove */
+	/* Interfaces of a deleted namespace are deleted with it. */
+	if (netns && *netns && name &&
+	    (!open_pod_netns(&pod, netns) || !release_pod(&at, &pod, name)))
+		fprintf(stderr, "podgate-cni: %s\n", last_error());
+	remove_stale(&at);
 	return EXIT_SUCCESS;
 }
 
 static int check(const struct call *call)
 {
-	const char *netns = need_variable(call, "CNI_NETNS");
+	const char *netns = required_variable(call, "CNI_NETNS");
 	struct installation at;
-	struct wanted wanted;
-	struct pod pod;
+	struct gate_options options;
+	struct pod_netns pod;
 
-	need_variable(call, "CNI_CONTAINERID");
-	need_variable(call, "CNI_IFNAME");
+	required_variable(call, "CNI_CONTAINERID");
+	required_variable(call, "CNI_IFNAME");
 	if (!json_is_object(call->previous))
-		end(call->version, CODE_CONFIGURATION, "a CHECK comes with a prevResult", "");
-	if (!get_ready(call, &wanted, &at)) {
+		fail(call->version, CODE_CONFIGURATION, "CHECK requires prevResult", "");
+	if (!prepare(call, &options, &at)) {
 		if (call->is_strict)
-			end(call->version, CODE_LATER, "gates cannot be looked at", problem());
+			fail(call->version, CODE_TRY_AGAIN, "gates cannot be checked",
+			     last_error());
 		return EXIT_SUCCESS;
 	}
-	if (wanted.mode == MODE_OFF || !is_kubernetes_pod())
+	if (options.mode == MODE_OFF || !is_kubernetes_pod())
 		return EXIT_SUCCESS;
-	if (!open_pod(&pod, netns) || !check_pod(&at, &pod))
-		end(call->version, CODE_NOT_GATED, "the pod's gate is not whole", problem());
+	if (!open_pod_netns(&pod, netns) || !check_pod(&at, &pod))
+		fail(call->version, CODE_NOT_GATED, "the pod's gate is incomplete", last_error());
 	return EXIT_SUCCESS;
 }
 
-static int collect(const struct call *call)
+static int garbage_collect(const struct call *call)
 {
 	struct installation at;
 
 	if (open_installation(&at, call->bpffs))
-		sweep(&at);
+		remove_stale(&at);
 	return EXIT_SUCCESS;
 }
 
 static int status(const struct call *call)
 {
 	struct installation at;
-	struct wanted wanted;
+	struct gate_options options;
 
-	if (call->is_strict && !get_ready(call, &wanted, &at))
-		end(call->version, CODE_UNAVAILABLE, "pods cannot be gated yet", problem());
+	if (call->is_strict && !prepare(call, &options, &at))
+		fail(call->version, CODE_UNAVAILABLE, "pods cannot be gated yet", last_error());
 	return EXIT_SUCCESS;
 }
 
-/* The version that was asked for, whichever it is; older runtimes send nothing at all. */
+/* Return the requested version, also an unsupported one; older runtimes send none. */
 static int version(void)
 {
 	ssize_t size = read_all(STDIN_FILENO, input, INPUT_BYTES);
-	struct json asked;
+	struct json request;
 	char text[16];
 
-	if (size < 0 || !json_check(input, (size_t)size, &asked) ||
-	    !json_text(json_member(asked, "cniVersion"), text, sizeof(text)))
+	if (size < 0 || !json_check(input, (size_t)size, &request) ||
+	    !json_text(json_member(request, "cniVersion"), text, sizeof(text)))
 		strcpy(text, NEWEST);
 	printf("{\"cniVersion\": ");
 	put_text(text);
@@ -374,17 +376,17 @@ int main(void)
 		const char *name;
 		int (*run)(const struct call *call);
 	} commands[] = {
-		{"ADD", add},	 {"DEL", delete},    {"CHECK", check},
-		{"GC", collect}, {"STATUS", status},
+		{"ADD", add},	    {"DEL", delete}, {"CHECK", check}, {"GC", garbage_collect},
+		{"STATUS", status},
 	};
 	struct call call = {.command = getenv("CNI_COMMAND")};
 
 	if (!call.command)
-		end(NEWEST, CODE_ENVIRONMENT,
-		    "this is a CNI plugin, which a container runtime calls",
-		    "CNI_COMMAND is missing");
+		fail(NEWEST, CODE_ENVIRONMENT,
+		     "this is a CNI plugin, which a container runtime calls",
+		     "CNI_COMMAND is missing");
 	never_fails = !strcmp(call.command, "DEL");
-	signal(SIGALRM, end_late);
+	signal(SIGALRM, fail_timeout);
 	alarm(LIMIT_SECONDS);
 	if (!strcmp(call.command, "VERSION"))
 		return version();
@@ -393,5 +395,5 @@ int main(void)
 			read_call(&call);
 			return commands[i].run(&call);
 		}
-	end(NEWEST, CODE_ENVIRONMENT, "this CNI_COMMAND is not known", call.command);
+	fail(NEWEST, CODE_ENVIRONMENT, "unsupported CNI_COMMAND", call.command);
 }

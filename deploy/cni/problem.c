@@ -6,7 +6,7 @@
 
 static char sentence[512];
 
-bool failed(const char *format, ...)
+bool set_error(const char *format, ...)
 {
 	va_list values;
 
@@ -16,7 +16,7 @@ bool failed(const char *format, ...)
 	return false;
 }
 
-const char *problem(void)
+const char *last_error(void)
 {
 	return sentence;
 }

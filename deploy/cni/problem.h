@@ -4,10 +4,10 @@
 
 #include <stdbool.h>
 
-/* Note what went wrong, one sentence without a full stop; always false, to be returned. */
-bool failed(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Set the error, one sentence without a full stop. Always false, for use in return. */
+bool set_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* What was noted last. */
-const char *problem(void);
+/* The last error. */
+const char *last_error(void);
 
 #endif

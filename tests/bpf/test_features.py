@@ -1,4 +1,4 @@
-"""Sources are compiled for the helpers that the kernel lends, each of which is asked for."""
+"""Sources are compiled for the helpers that the kernel offers, each of which is detected."""
 
 import pytest
 
@@ -9,7 +9,7 @@ TASK = (Helper.GET_CURRENT_CGROUP_ID, Helper.GET_CURRENT_PID_TGID, Helper.GET_CU
 
 
 @pytest.mark.parametrize("missing", TASK)
-def test_without_one_of_its_helpers_the_task_is_not_asked_for(
+def test_task_is_not_read_without_one_of_its_helpers(
     monkeypatch: pytest.MonkeyPatch, missing: Helper
 ) -> None:
     monkeypatch.setattr(features, "is_offered", lambda helper: helper != missing)

@@ -1,4 +1,4 @@
-"""Paths of an installation, and what is said when there can be none."""
+"""Paths of an installation, and the errors where pinning is impossible."""
 
 import pathlib
 
@@ -20,14 +20,14 @@ def test_default_is_where_every_distribution_mounts_it() -> None:
 
 
 def test_names_of_pins_have_no_dot() -> None:
-    """bpffs refuses them with EPERM."""
+    """bpffs rejects them with EPERM."""
     installation = pins.Pins("/bpffs")
     names = [installation.map(spec) for spec in abi.MAPS]
     names += [installation.link(program, 1) for program in abi.PROGRAMS]
     assert not [name for name in names if "." in name]
 
 
-def test_directory_of_another_file_system_is_refused(tmp_path: pathlib.Path) -> None:
+def test_directory_of_another_file_system_is_an_error(tmp_path: pathlib.Path) -> None:
     assert not pins.is_bpffs(tmp_path)
     with pytest.raises(errors.PinError) as caught:
         pins.Pins(tmp_path).prepare()
@@ -38,7 +38,7 @@ def test_directory_of_another_file_system_is_refused(tmp_path: pathlib.Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_directory_that_is_not_there_is_refused(tmp_path: pathlib.Path) -> None:
+def test_missing_directory_is_an_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(errors.PinError, match="is not a BPF file system"):
         pins.Pins(tmp_path / "none").prepare()
 
@@ -101,5 +101,5 @@ def test_everything_is_removed_of_every_schema(tmp_path: pathlib.Path) -> None:
     assert installation.remove_everything() == 0
 
 
-def test_pinned_maps_are_not_asked_for_where_none_is(tmp_path: pathlib.Path) -> None:
+def test_check_of_pinned_maps_passes_without_pins(tmp_path: pathlib.Path) -> None:
     maps.check_pinned(pins.Pins(tmp_path))

@@ -38,7 +38,7 @@ def test_programs_and_maps_of_the_description_are_there() -> None:
 
 
 def test_lines_are_those_of_the_files() -> None:
-    """What the compiler says of a line must be found there."""
+    """A line in a compiler message must be the line of the source."""
     name, number = "", 0
     for line in sources.expand("programs.c").splitlines():
         if marker := re.fullmatch(r'#line (\d+) "(.+)"', line):

@@ -106,12 +106,12 @@ def is_read(answer: calling.Answer) -> bool:
 def is_json(text: bytes) -> bool:
     """Whether Python reads an object, too, without what it takes beyond RFC 8259."""
     try:
-        return isinstance(json.loads(text.decode(), parse_constant=_refuse), dict)
+        return isinstance(json.loads(text.decode(), parse_constant=_reject), dict)
     except ValueError:
         return False
 
 
-def _refuse(name: str) -> object:
+def _reject(name: str) -> object:
     raise ValueError(name)
 
 

@@ -1,4 +1,4 @@
-"""What the plugin says to a runtime, without a kernel that would have to do anything."""
+"""The plugin's output for a runtime, without any work for the kernel."""
 
 import json
 import pathlib
@@ -65,7 +65,7 @@ def test_the_result_before_is_passed_on_to_the_byte(
 @pytest.mark.parametrize(
     "value",
     [
-        # Each is refused by a JSON library that was tried in place of json.c.
+        # Each is rejected by a JSON library that was tried in place of json.c.
         *("1e999", "-1e999", "1" + "0" * 400, "12345678901234567890123"),
         *('"\\ud800"', '"\\udc00"', '"\\u0000"'),
     ],
@@ -88,20 +88,20 @@ def test_a_result_without_a_version_gets_one(
     assert answer.result == {"cniVersion": "1.0.0", **previous}
 
 
-def test_without_an_agent_the_pod_starts_and_it_is_said(
+def test_pod_starts_without_an_agent_and_stderr_has_the_reason(
     plugin: pathlib.Path, conf: dict[str, Any]
 ) -> None:
     answer = call(plugin, "ADD", conf, POD)
     assert answer.status == 0
     assert answer.result == RESULT
-    assert "the pod starts without a gate: the agent has not been here" in answer.said
+    assert "pod starts without a gate: the agent has not run since" in answer.said
 
 
 def test_with_strict_start_it_does_not(plugin: pathlib.Path, conf: dict[str, Any]) -> None:
     answer = call(plugin, "ADD", {**conf, "strictStart": True}, POD)
     assert answer.error["code"] == 11
-    assert answer.error["msg"] == "the pod cannot be gated yet"
-    assert "the agent has not been here since the node started" in answer.error["details"]
+    assert answer.error["msg"] == "the pod cannot be gated yet; try again"
+    assert "the agent has not run since the node booted" in answer.error["details"]
 
 
 def test_mode_off_is_left_alone_even_with_strict_start(
@@ -127,16 +127,19 @@ def test_a_container_that_is_no_pod_is_left_alone(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"schema": abi.SCHEMA + 1}, "another version than the agent; run 'podgate cni install'"),
-        ({"schema": "2"}, "another version"),
-        ({"programs": "../x"}, "lacks what the agent writes"),
-        ({"programs": "a" * 33}, "lacks what the agent writes"),
-        ({"mode": "open"}, "the mode open, which is not known"),
-        ({"mode": None}, "lacks what the agent writes"),
+        (
+            {"schema": abi.SCHEMA + 1},
+            "podgate-cni and the agent have different versions; run the agent's",
+        ),
+        ({"schema": "2"}, "different versions"),
+        ({"programs": "../x"}, "is not written by podgate"),
+        ({"programs": "a" * 33}, "is not written by podgate"),
+        ({"mode": "open"}, "unknown mode open"),
+        ({"mode": None}, "is not written by podgate"),
         ({}, "cannot be opened"),
     ],
 )
-def test_what_the_agent_left_is_not_trusted_blindly(
+def test_invalid_settings_of_the_agent_are_an_error(
     plugin: pathlib.Path,
     conf: dict[str, Any],
     tmp_path: pathlib.Path,
@@ -149,12 +152,12 @@ def test_what_the_agent_left_is_not_trusted_blindly(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"x" * 5000])
-def test_a_broken_file_of_the_agent_is_said(
+def test_broken_file_of_the_agent_is_reported(
     plugin: pathlib.Path, conf: dict[str, Any], tmp_path: pathlib.Path, content: bytes
 ) -> None:
     (tmp_path / "cni.json").write_bytes(content)
     answer = call(plugin, "ADD", {**conf, "strictStart": True}, POD)
-    assert "is not what the agent writes" in answer.error["details"]
+    assert "is not written by podgate" in answer.error["details"]
 
 
 def without(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -193,24 +196,26 @@ def test_it_must_come_after_others(
     ],
 )
 @pytest.mark.parametrize("command", ["ADD", "CHECK", "GC", "STATUS"])
-def test_what_is_not_a_json_object_is_said(plugin: pathlib.Path, command: str, text: bytes) -> None:
+def test_configuration_that_is_no_json_object_is_an_error(
+    plugin: pathlib.Path, command: str, text: bytes
+) -> None:
     assert call(plugin, command, text, POD).error["code"] == 6
 
 
 @pytest.mark.parametrize("version", [None, "0.1.0", "0.2.0", "0.3.0", "1.2.0", "2.0.0", "", 1])
-def test_an_unknown_version_is_refused(
+def test_unknown_version_is_an_error(
     plugin: pathlib.Path, conf: dict[str, Any], version: object
 ) -> None:
     assert call(plugin, "ADD", {**conf, "cniVersion": version}, POD).error["code"] == 1
     assert call(plugin, "ADD", without(conf, "cniVersion"), POD).error["code"] == 1
 
 
-def test_an_endless_configuration_is_refused(plugin: pathlib.Path) -> None:
+def test_endless_configuration_is_an_error(plugin: pathlib.Path) -> None:
     assert call(plugin, "ADD", b" " * ((1 << 20) + 1), POD).error["code"] == 5
 
 
 @pytest.mark.parametrize("command", ["", "add", "REMOVE"])
-def test_an_unknown_command_is_refused(plugin: pathlib.Path, command: str) -> None:
+def test_unknown_command_is_an_error(plugin: pathlib.Path, command: str) -> None:
     assert call(plugin, command, b"{}", POD).error["code"] == 4
 
 
@@ -243,7 +248,7 @@ def test_gc_without_pins_succeeds(plugin: pathlib.Path, conf: dict[str, Any]) ->
     assert (answer.status, answer.output) == (0, b"")
 
 
-def test_status_says_whether_pods_would_have_to_wait(
+def test_status_reports_whether_pods_have_to_wait(
     plugin: pathlib.Path, conf: dict[str, Any]
 ) -> None:
     del conf["prevResult"]
@@ -256,6 +261,6 @@ def test_the_schema_is_that_of_the_programs(plugin: pathlib.Path) -> None:
     assert calling.SOURCES.is_dir()
 
 
-def test_by_hand_it_says_what_it_is(plugin: pathlib.Path) -> None:
+def test_run_by_hand_it_explains_itself(plugin: pathlib.Path) -> None:
     answer = call(plugin, "", b"")
     assert answer.status == 1

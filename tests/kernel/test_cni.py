@@ -137,7 +137,7 @@ def test_who_dials_from_the_first_moment_never_reaches_an_enforced_pod(
 @KINDS
 def test_without_a_gate_the_same_dialler_gets_in(node: Node, kind: str) -> None:
     with dialling.dialling(*FIRST.values()) as dialler:
-        words = "the pod starts without a gate"
+        words = "pod starts without a gate"
         bridged = kind == "bridge"
         with (
             added(node.network(kind), "web", bridged=bridged, words=words) as pod,
@@ -281,7 +281,7 @@ def test_with_strict_start_no_pod_starts_before_there_are_pins(
             network.add("web", path)
         error = failure.value.answer.error
         assert error["code"] == 11
-        assert error["msg"] == "the pod cannot be gated yet"
+        assert error["msg"] == "the pod cannot be gated yet; try again"
         assert "maps/gates cannot be opened (No such file or directory)" in error["details"]
         network.delete("web", path)
     with added(node.network(strictStart=True), "web") as pod, pod.listen(PORT):
@@ -328,7 +328,7 @@ def test_check_finds_a_gate_that_is_half_there(
         assert value
         table.delete(key)
         error = network.check("web", path).error
-        assert (error["code"], "judges nothing" in error["details"]) == (100, True)
+        assert (error["code"], "has no configuration" in error["details"]) == (100, True)
         make_gates(attachment).remove(pod.ifindex)
         assert network.check("web", path).status == 0
         table.set(key, value)
