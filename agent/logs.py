@@ -23,6 +23,7 @@ class Event(enum.Enum):
     """Every event that podgate logs. The name in lower case is its stable key; the value is the
     sentence for people. Details are fields of the line, never part of the sentence."""
 
+    ADDRESSES_UNCONFIRMED = "Pod has addresses that are not confirmed as its own."
     AGENT_STARTED = "Agent started."
     AGENT_STOPPED = "Agent stopped; gates stay attached."
     CHAIN_ORDER_UNKNOWN = "Program order on gated interfaces cannot be read."

@@ -251,7 +251,7 @@ class Agent:
                 for task in running:
                     task.cancel()
         gates = sum(len(state.gates) for state in self._store.states())
-        log.info("agent stopped; gates stay in force", gates=gates)
+        log.info(Event.AGENT_STOPPED, gates=gates)
 
     def close(self) -> None:
         self._reader.close()
@@ -290,7 +290,7 @@ class Agent:
         self._injectable.hint()
 
     def _on_overrun(self) -> None:
-        log.warning("netlink messages were lost; every pod is looked at again")
+        log.warning(Event.NETLINK_OVERRUN)
         self._store.mark_all()
         self._injectable.hint()
 

@@ -14,6 +14,7 @@ from agent.gates.metrics import GateMetrics
 from agent.kube.client import ApiClient
 from agent.kube.condition_writer import ConditionWriter
 from agent.kube.events import EventRecorder
+from agent.logs import Event
 from agent.pods.conditions import Condition
 from agent.pods.events import PodEvents
 from agent.pods.pod_state import PodState
@@ -163,7 +164,7 @@ class ClusterOutputs:
         ]
         say = log.warning if started else log.info
         say(
-            "containers started before their pod's gate" if started else "pod's first gate",
+            Event.CONTAINERS_STARTED_BEFORE_GATE if started else Event.FIRST_GATE,
             pod=state.pod.full_name,
             sandbox=sandbox.id,
             ungated_seconds=round(seconds, 3),

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 import structlog
 
 from agent.linux.locks import Locked, exclusive
+from agent.logs import Event
 from agent.settings import Settings
 from bpf import loader, pins
 
@@ -61,7 +62,7 @@ async def _stand_by(
     (await loader.load(installation)).close()
     tell_start(settings.started_file)
     log.info(
-        "another agent runs here; prepared, and waiting for its end",
+        Event.STANDBY_WAITING,
         seconds=settings.standby_seconds,
     )
     loop = asyncio.get_running_loop()
@@ -79,7 +80,7 @@ async def _stand_by(
                     async with asyncio.timeout(_POLL_SECONDS):
                         await stop.wait()
             else:
-                log.info("the other agent has ended; taking over")
+                log.info(Event.STANDBY_TAKING_OVER)
                 return True
     finally:
         loop.remove_signal_handler(signal.SIGTERM)

@@ -9,6 +9,7 @@ import pathlib
 
 import structlog
 
+from agent.logs import Event
 from agent.relay.interfaces import PREFIX
 
 log = structlog.get_logger(__name__)
@@ -49,10 +50,10 @@ def keep_off(run: pathlib.Path = RUN) -> None:
                 unfinished = path.with_suffix(".new")
                 unfinished.write_text(content, encoding="ascii")
                 unfinished.rename(path)
-                log.info("a network manager is kept off the relay's interfaces", file=str(path))
+                log.info(Event.NETWORK_MANAGER_CONFIGURED, file=str(path))
         except OSError as error:
             log.warning(
-                "a network manager may touch the relay's interfaces",
+                Event.NETWORK_MANAGER_NOT_CONFIGURED,
                 file=str(path),
                 error=str(error),
             )

@@ -11,6 +11,7 @@ import structlog
 from agent.gates.path_test import PathTester
 from agent.gates.pod_gates import PodGates
 from agent.gates.worker import GateWorker
+from agent.logs import Event
 from agent.pods.conditions import FALSE
 from agent.pods.pod_state import GracePeriod, IsolationStatus, PodState
 from agent.pods.store import PodStore
@@ -119,7 +120,7 @@ class Reconciler:
             status = await self._pod_gates.reconcile(state)
         except (AttachError, OSError, TimeoutError) as error:
             # The kernel or its netlink had a bad moment; the next pass tries again.
-            log.error("pod could not be looked at", pod=pod.full_name, error=str(error))
+            log.error(Event.POD_RECONCILE_FAILED, pod=pod.full_name, error=str(error))
             if state.gated_netns:
                 return
             status = IsolationStatus(FALSE, "GateFailed", f"The kernel refused: {error}.")
@@ -145,7 +146,7 @@ class Reconciler:
             try:
                 await self._pod_gates.end_grace_period(grace)
             except (OSError, TimeoutError) as error:
-                log.error("a gate's grace goes on", pod=grace.pod, error=str(error))
+                log.error(Event.GRACE_PERIOD_NOT_ENDED, pod=grace.pod, error=str(error))
 
     async def _fill_reply_tables_of(self, state: PodState) -> None:
         try:
@@ -153,7 +154,7 @@ class Reconciler:
         except (AttachError, OSError, TimeoutError) as error:
             # TCP is judged all the same; the next pass tries again.
             log.error(
-                "the node's answers to this pod are dropped, but for TCP",
+                Event.REPLY_TABLE_FAILED,
                 pod=state.pod.full_name,
                 error=str(error),
             )
@@ -163,7 +164,7 @@ class Reconciler:
             await self._pod_gates.detach(state)
         except (AttachError, OSError, TimeoutError) as error:
             log.error(
-                "gate could not be removed; it will be tried again",
+                Event.GATE_DETACH_FAILED,
                 pod=state.pod.full_name,
                 error=str(error),
             )
@@ -182,9 +183,9 @@ class Reconciler:
             installed = (await self._gate_worker.installed()).keys()
             for ifindex in (installed & self._previous_gates) - claimed:
                 await self._gate_worker.remove(ifindex)
-                log.info("gate of a pod that is gone removed", ifindex=ifindex)
+                log.info(Event.STALE_GATE_REMOVED, ifindex=ifindex)
             is_clean = await self._gate_worker.collect()
         except (AttachError, OSError, TimeoutError) as error:
-            log.error("what an earlier run left could not be removed", error=str(error))
+            log.error(Event.LEFTOVERS_NOT_REMOVED, error=str(error))
             return
         self._may_have_leftovers = not is_clean

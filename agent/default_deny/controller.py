@@ -16,6 +16,7 @@ from agent.default_deny.table import DefaultDenyError, DefaultDenyTable
 from agent.kubelet.search import KubeletCgroup
 from agent.linux import rtnetlink
 from agent.linux.rtnetlink import Link
+from agent.logs import Event
 from agent.pods.store import PodStore
 from agent.settings import Settings
 from bpf.verdicts import Mode
@@ -59,11 +60,11 @@ class DefaultDenyController:
             return
         table = await DefaultDenyTable.open(gated=gated)
         if not table.available:
-            log.warning("new pods are not born closed", reason=table.reason_unavailable)
+            log.warning(Event.DEFAULT_DENY_UNAVAILABLE, reason=table.reason_unavailable)
             return
         self._table = table
         log.info(
-            "new pods are born closed",
+            Event.DEFAULT_DENY_READY,
             bridges=table.covers_bridges,
             datagrams=table.covers_datagrams,
         )
@@ -71,7 +72,7 @@ class DefaultDenyController:
     async def add_gated(self, ifindexes: Iterable[int]) -> None:
         """These have their gates, or are meant to have none: the gates alone decide."""
         if self._table is not None:
-            with _said("an interface stays closed to the node by the backstop"):
+            with _log_errors(Event.DEFAULT_DENY_GATE_NOT_ADDED):
                 await self._table.gate(ifindexes)
 
     def set_kubelet(self, kubelet: KubeletCgroup | None) -> None:
@@ -114,11 +115,11 @@ class DefaultDenyController:
                     self._kubelet_changed.clear()
                     # One that ended is back in a moment; until then its admission harms nobody.
                     if self._kubelet is not None:
-                        with _said("the kubelet does not reach pods without gates"):
+                        with _log_errors(Event.DEFAULT_DENY_KUBELET_NOT_SET):
                             await self._table.admit(self._kubelet.path)
                 async with asyncio.timeout(_TIMEOUT_SECONDS):
                     found = await rtnetlink.read(netlink)
-                with _said("the backstop could not be brought up to date"):
+                with _log_errors(Event.DEFAULT_DENY_NOT_UPDATED):
                     await self._release_unclaimed(found)
                     if self._now() >= next_beat:
                         next_beat = self._now() + _BEAT_SECONDS
@@ -156,20 +157,20 @@ class DefaultDenyController:
         if due:
             await self._table.exempt(due)
             self._exempt |= due
-            log.info("interfaces of no pod are left open to the node", interfaces=sorted(due))
+            log.info(Event.INTERFACES_RELEASED, interfaces=sorted(due))
 
 
 @contextlib.contextmanager
-def _said(consequence: str) -> Iterator[None]:
+def _log_errors(event: Event) -> Iterator[None]:
     """Trouble with the backstop is logged and no more: gates do their work without it."""
     try:
         yield
     except DefaultDenyError as error:
-        log.error(consequence, error=str(error))
+        log.error(event, error=str(error))
 
 
 async def _remove_quietly() -> None:
-    with _said("an old backstop may be left"):
+    with _log_errors(Event.DEFAULT_DENY_NOT_REMOVED):
         try:
             await default_deny_table.remove()
         except (OSError, TimeoutError) as error:

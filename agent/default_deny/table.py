@@ -23,6 +23,7 @@ from agent.errors import PodgateError
 from agent.linux import nft
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.nft_cgroups import CgroupGone, NoMatch, SocketMatches
+from agent.logs import Event
 
 log = structlog.get_logger(__name__)
 
@@ -191,7 +192,7 @@ class DefaultDenyTable:
                 raise DefaultDenyError(f"nftables cannot be read: {_words(error)}") from error
             self._is_stale = True
             await self._apply("")
-        log.warning("somebody changed the nftables backstop; it was put back")
+        log.warning(Event.DEFAULT_DENY_TABLE_RESTORED)
         return True
 
     async def remove(self) -> None:

@@ -9,6 +9,7 @@ from prometheus_client import core
 
 from agent.admin.report import DropEvents, DropEventStatus
 from agent.drops.source_processes import SourceProcesses, protocol_word, wall_clock
+from agent.logs import Event
 from agent.metrics import MetricFamily, single
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
@@ -86,8 +87,8 @@ class DropEventLog:
         if lost > self._lost and now - self._lost_said_at >= _SAID_AGAIN_SECONDS:
             self._lost_said_at = now
             log.warning(
-                "more is refused than is told one by one; 'podgate drops' counts all of it",
-                not_told=lost - self._lost,
+                Event.DROP_EVENTS_SUPPRESSED,
+                count=lost - self._lost,
             )
         self._lost = lost
 

@@ -11,6 +11,7 @@ import structlog
 
 from agent import state_files
 from agent.linux.cgroups import cgroup_paths
+from agent.logs import Event
 from agent.pods.store import PodStore
 from bpf.drop_sources import DropSource, DropSources
 
@@ -89,7 +90,7 @@ class SourceProcesses:
             try:
                 saved = msgspec.json.decode(self._state.read_bytes(), type=list[CgroupName])
             except msgspec.DecodeError as error:
-                log.warning("names of earlier callers cannot be read", error=str(error))
+                log.warning(Event.SOURCE_NAMES_UNREADABLE, error=str(error))
                 return
             self._names |= {name.cgroup: name.path for name in saved}
 
@@ -98,7 +99,7 @@ class SourceProcesses:
         try:
             state_files.replace(self._state, msgspec.json.encode(names))
         except OSError as error:
-            log.warning("names of callers cannot be saved", error=str(error))
+            log.warning(Event.SOURCE_NAMES_NOT_SAVED, error=str(error))
 
 
 def wall_clock(monotonic_ns: int) -> datetime.datetime:

@@ -14,6 +14,7 @@ import structlog
 from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
 from agent.linux.pod_network import NodeInterface
+from agent.logs import Event
 from agent.pods.store import PodStore
 from bpf.errors import AttachError
 from bpf.gates import Attachment
@@ -65,7 +66,7 @@ class ChainOrder:
                 if misplaced := await self._gate_worker.misplaced():
                     self._store.mark_interfaces(misplaced)
             except (OSError, TimeoutError) as error:
-                log.error("the places of gates cannot be looked at", error=str(error))
+                log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
             try:
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._changed.wait()
@@ -91,9 +92,7 @@ class ChainOrder:
             except AttachError as error:
                 return self._behind(interface, f"the gate cannot be moved ({error})")
             self._metrics.gates_reordered.inc()
-            log.warning(
-                "gate moved before another program", interface=interface.name, ifindex=ifindex
-            )
+            log.warning(Event.GATE_MOVED_FIRST, interface=interface.name, ifindex=ifindex)
             if await self._gate_worker.is_first(ifindex):
                 return ""
         return self._behind(interface, "have whoever attaches it do so after the gate")
@@ -110,5 +109,5 @@ class ChainOrder:
         )
         if interface.ifindex not in self._given_up:
             self._given_up.add(interface.ifindex)
-            log.error("gate is behind another program", interface=interface.name, problem=problem)
+            log.error(Event.GATE_DISPLACED, interface=interface.name, problem=problem)
         return problem

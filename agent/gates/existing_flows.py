@@ -21,6 +21,7 @@ import structlog
 from prometheus_client import core
 
 from agent.linux.cgroups import cgroup_paths
+from agent.logs import Event
 from agent.metrics import MetricFamily, new_metric, single
 from agent.pods.changes import Subscription
 from agent.pods.pod import Pod
@@ -152,7 +153,7 @@ class ExistingFlows:
             try:
                 found = await asyncio.to_thread(self._look, targets)
             except OSError as error:
-                log.error("the node's sockets cannot be listed", error=str(error))
+                log.error(Event.HOST_SOCKETS_UNREADABLE, error=str(error))
             else:
                 self._tell(targets, found)
             await asyncio.sleep(_PAUSE_SECONDS)
@@ -164,10 +165,10 @@ class ExistingFlows:
             flows = found.get(target.pod.uid, FlowCount())
             if flows.ended:
                 self._closed += flows.ended
-                log.info("older flows ended", pod=target.pod.full_name, flows=flows.ended)
+                log.info(Event.EXISTING_FLOWS_CLOSED, pod=target.pod.full_name, flows=flows.ended)
             if flows.going_on and flows.going_on != before.get(target.pod.uid, 0):
                 log.info(
-                    "the node's flows from before the gate enforced go on",
+                    Event.EXISTING_FLOWS_OPEN,
                     pod=target.pod.full_name,
                     flows=flows.going_on,
                 )
@@ -248,10 +249,7 @@ class ExistingFlows:
             if error.errno != errno.EOPNOTSUPP:
                 raise
             self._ends = False
-            log.error(
-                "this kernel cannot end older flows (it was built without "
-                "CONFIG_INET_DIAG_DESTROY); they go on until their processes end them"
-            )
+            log.error(Event.EXISTING_FLOWS_NOT_CLOSABLE)
             return False
 
 

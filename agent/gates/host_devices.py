@@ -7,6 +7,7 @@ import structlog
 from agent.gates.worker import GateWorker
 from agent.linux.rtnetlink import Link
 from agent.linux.tunnels import Tunnels, find_tunnels
+from agent.logs import Event
 from agent.pods.store import PodStore
 from bpf.errors import AttachError
 
@@ -40,20 +41,21 @@ class HostDevices:
             if tunnels != self._tunnels:
                 await self._gate_worker.ensure_tunnels(tunnels.udp_ports, are_guarded=tunnels.any)
                 self._tunnels = tunnels
-                log.info("tunnels guarded", udp_ports=sorted(tunnels.udp_ports), any=tunnels.any)
+                log.info(
+                    Event.TUNNEL_PORTS_PROTECTED,
+                    udp_ports=sorted(tunnels.udp_ports),
+                    any=tunnels.any,
+                )
         except (AttachError, ValueError) as error:
             # Tried again at the next change of any interface.
-            log.error("the node's own interfaces are not guarded", error=str(error))
+            log.error(Event.HOST_DEVICES_NOT_PROTECTED, error=str(error))
 
     def _keep_switch(self, links: list[Link]) -> None:
         has_switch = any(link.kind == "openvswitch" for link in links)
         if has_switch != self._has_switch:
             self._gate_worker.config.set_ovs(is_there=has_switch)
             if has_switch:
-                log.warning(
-                    "an Open vSwitch datapath is on this node: it forwards some packets without "
-                    "saying whose they are, so gates let in what comes without a socket"
-                )
+                log.warning(Event.OVS_DATAPATH_FOUND)
             self._has_switch = has_switch
 
 

@@ -10,6 +10,7 @@ from agent.gates.host_devices import HostDevices
 from agent.gates.worker import GateWorker
 from agent.linux import rtnetlink
 from agent.linux.rtnetlink import Link
+from agent.logs import Event
 from agent.pods.changes import Subscription
 from agent.pods.store import PodStore
 from agent.relay import interfaces as relay_interfaces
@@ -95,7 +96,7 @@ class InjectableInterfaces:
         if after != marked:
             changes = {ifindex: ifindex in after for ifindex in after ^ marked}
             await self._gate_worker.mark_origins(changes)
-            log.info("origin map changed", interfaces=sorted(after))
+            log.info(Event.INJECTABLE_INTERFACES_CHANGED, interfaces=sorted(after))
         return after
 
 

@@ -21,6 +21,7 @@ import structlog
 
 from agent.gates.metrics import GateMetrics
 from agent.linux import packets
+from agent.logs import Event
 from agent.pods.pod_state import PathTestRecord, PathTestResult, PodState
 from agent.pods.store import PodStore
 from bpf import abi, path_tests
@@ -110,7 +111,7 @@ class PathTester:
             except NetnsGoneError:
                 return None
             except OSError as error:
-                log.error("self-test failed", pod=state.pod.full_name, error=str(error))
+                log.error(Event.PATH_TEST_FAILED, pod=state.pod.full_name, error=str(error))
                 results[address] = PathTestResult.FAILED
         return PathTestRecord(netns, mode, gates, results, time.monotonic())
 
@@ -121,8 +122,11 @@ class PathTester:
         for address, result in tested.results.items():
             self._metrics.path_tests.labels(result.value).inc()
             if before is None or before.results.get(address) is not result:
-                tell = log.error if result is PathTestResult.BYPASSED else log.info
-                tell("self-test", pod=pod.full_name, address=address, result=result.value)
+                fields = {"pod": pod.full_name, "address": address, "result": result.value}
+                if result is PathTestResult.BYPASSED:
+                    log.error(Event.GATE_BYPASSED, **fields)
+                else:
+                    log.info(Event.PATH_TESTED, **fields)
         self._store.in_force.mark(pod.uid)
 
 
@@ -184,7 +188,7 @@ class _Path:
             )
             self.is_sent = True
         except OSError as error:
-            log.debug("self-test not sent", address=str(self.address), error=str(error))
+            log.debug(Event.PATH_TEST_NOT_SENT, address=str(self.address), error=str(error))
 
     async def _hears(self, capture: socket.socket) -> bool:
         loop = asyncio.get_running_loop()

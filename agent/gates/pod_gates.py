@@ -133,9 +133,7 @@ class PodGates:
         """
         await self._gate_worker.end_grace(grace.interface.ifindex, grace.ends_at_ns)
         log.info(
-            "gate gives grace for 5 s"
-            if grace.incomplete_reason
-            else "gate knows what the pod asked",
+            Event.GRACE_PERIOD_STARTED if grace.incomplete_reason else Event.REPLY_TABLE_READY,
             pod=grace.pod,
             interface=grace.interface.name,
             questions=grace.flow_count,
@@ -171,7 +169,7 @@ class PodGates:
             if state.gated_netns != netns:
                 return IsolationStatus(FALSE, "GateFailed", f"{error}.")
             self._metrics.gates_lost.inc()
-            log.error("gate lost; it will be tried again", pod=pod.full_name, error=str(error))
+            log.error(Event.GATE_LOST, pod=pod.full_name, error=str(error))
             self._record(pod, "GateLost", f"The gate is lost and will be put back: {error}.")
         if network.not_gatable:
             state.gated_netns = netns
@@ -186,7 +184,7 @@ class PodGates:
     def _report_claims(self, state: PodState) -> None:
         problem = state.claims.problem
         if self._authority.is_news(state.pod.uid, problem):
-            log.warning("pod claims addresses", pod=state.pod.full_name, problem=problem)
+            log.warning(Event.ADDRESSES_UNCONFIRMED, pod=state.pod.full_name, problem=problem)
             self._record(state.pod, "UnconfirmedAddress", problem)
 
     def _record(self, pod: Pod, reason: str, message: str) -> None:

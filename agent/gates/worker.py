@@ -12,6 +12,7 @@ from typing import TypeVar
 import structlog
 
 from agent.linux.cgroups import cgroup2_mount
+from agent.logs import Event
 from agent.settings import Settings
 from bpf import gates, loader, pins
 from bpf.drop_events import DropEventReader
@@ -85,7 +86,7 @@ class GateWorker:
         for hook in keeper.hook_states:
             if hook.problem:
                 log.warning(
-                    "a hook is not in force: gates still drop, but nobody hears of it at once",
+                    Event.HOOK_NOT_ATTACHED,
                     hook=hook.name,
                     reason=hook.problem,
                 )

@@ -55,6 +55,7 @@ def read(pod: ApiPod, *, node_mode: Mode, namespace: modes.Labels) -> PodReading
             spec=spec,
             source=SOURCE,
             manifest_problem=_joined(invalid),
+            is_deleting=pod.metadata.deletion_timestamp is not None,
         ),
         tuple(warnings),
     )

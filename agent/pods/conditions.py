@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 import structlog
@@ -18,6 +19,12 @@ TRUE, FALSE = "True", "False"
 TYPES = (labels.ISOLATION_READY, labels.PROBES_PASSING)
 
 
+_PROBLEMS = frozenset(
+    {"NetnsMissing", "NetnsRefused", "NetnsInUse", "GateFailed", "GateBypassed", "ProbeFailing"}
+)
+_WITHOUT_SANDBOX = frozenset({"SandboxMissing", "NetnsNotFound"})
+
+
 class Condition(msgspec.Struct, frozen=True, rename="camel"):
     """One condition, with the fields of v1.PodCondition."""
 
@@ -27,6 +34,22 @@ class Condition(msgspec.Struct, frozen=True, rename="camel"):
     message: str
     last_transition_time: datetime.datetime
     """When `status` (not reason or message) last changed, in UTC."""
+
+
+def level_of(before: Condition | None, now: Condition, pod: Pod) -> Literal["info", "warning"]:
+    """The log level of a change: a warning is a problem that somebody may have to solve.
+
+    What a pod waits for while it starts, or loses while it is deleted, is none.
+    """
+    if pod.is_deleting or now.reason in _WITHOUT_SANDBOX:
+        return "info"
+    problem = pod.manifest_problem
+    is_invalid = problem is not None and problem.reason not in _WITHOUT_SANDBOX
+    has_invalid_probe = now.type == labels.PROBES_PASSING and bool(pod.spec.errors)
+    if is_invalid or has_invalid_probe or now.reason in _PROBLEMS:
+        return "warning"
+    has_become_false = before is not None and before.status == TRUE and now.status == FALSE
+    return "warning" if has_become_false else "info"
 
 
 class Conditions:
@@ -48,9 +71,8 @@ class Conditions:
         since = before.last_transition_time if before and same_status else self._now()
         conditions[kind] = Condition(kind, status, reason, message, since)
         self.changes.mark(pod.uid)
-        is_well = status == TRUE and pod.manifest_problem is None
-        level = log.info if is_well else log.warning
-        level(
+        level = level_of(before, conditions[kind], pod)
+        (log.warning if level == "warning" else log.info)(
             Event.CONDITION_CHANGED,
             pod=pod.full_name,
             uid=pod.uid,

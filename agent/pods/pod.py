@@ -43,6 +43,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     manifest_problem: Problem | None = None
     reported_addresses: tuple[IPAddress, ...] = ()
     """What the container runtime, or the manifest's status.podIPs, reports as the pod's own."""
+    is_deleting: bool = False
+    """Whether the API server has its deletion timestamp: its containers are being stopped."""
     is_described: bool = True
     """False where only its sandbox is known, and not what it is to be probed for."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 
 import structlog
 
+from agent.logs import Event
 from agent.pods.changes import Changes
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
@@ -75,7 +76,7 @@ class PodStore:
         self.removed[uid] = state
         self.conditions.forget(uid)
         self.desired.mark(uid)
-        log.info("pod removed", pod=state.pod.full_name, uid=uid)
+        log.info(Event.POD_REMOVED, pod=state.pod.full_name, uid=uid)
 
     def mark(self, uid: str) -> None:
         """Have one pod reconciled."""

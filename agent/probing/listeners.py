@@ -12,6 +12,7 @@ from typing import NoReturn
 import structlog
 
 from agent.linux.cgroups import cgroup2_mount
+from agent.logs import Event
 from agent.probing.metrics import ProbeMetrics
 from bpf import errors, listeners, pins
 from probes import listening
@@ -45,7 +46,7 @@ class ListenerWatch:
             directory = await listeners.load(self._installation)
             events = _attach(directory)
         except (errors.CompileError, errors.PinError, errors.AttachError, OSError) as error:
-            log.warning("no listener events: probes run at their times only", reason=str(error))
+            log.warning(Event.LISTENER_EVENTS_UNAVAILABLE, reason=str(error))
             await asyncio.Event().wait()
             return
         loop = asyncio.get_running_loop()
@@ -91,7 +92,7 @@ class ListenerWatch:
         try:
             self._events.watch(cookie)
         except errors.BpfError as error:
-            log.warning("the pod's listeners are not watched", uid=uid, reason=str(error))
+            log.warning(Event.LISTENERS_NOT_WATCHED, uid=uid, reason=str(error))
             return
         # Those that listen already do not tell by themselves when they close. Read after the watch
         # began, so that none is missed by both.
@@ -110,7 +111,7 @@ class ListenerWatch:
             try:
                 adopted = await asyncio.to_thread(listeners.adopt, directory, known[0].run_inside)
             except (NetnsError, errors.PinError, OSError) as error:
-                log.warning("older listeners stay unheard", uid=uid, reason=str(error))
+                log.warning(Event.EXISTING_LISTENERS_UNWATCHED, uid=uid, reason=str(error))
                 continue
             if self._watched.get(uid) == known:
                 left = self._metrics.unwatched_listeners.get(uid, 0) - adopted

@@ -10,6 +10,7 @@ from prometheus_client import core
 
 from agent import labels, tasks
 from agent.admin.report import ProbeStatus
+from agent.logs import Event
 from agent.pods.changes import Subscription
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.container_runs import ContainerSource, PodContainers
@@ -187,7 +188,7 @@ class ProbeManager:
         if pod.uid not in self._ignored or self._ignored[pod.uid] != now:
             self._ignored[pod.uid] = now
             log.warning(
-                "a changed probe spec waits for the pod's next sandbox",
+                Event.PROBE_SPEC_DEFERRED,
                 pod=pod.full_name,
                 uid=pod.uid,
                 annotation=probespec.ANNOTATION,

@@ -109,7 +109,7 @@ class ResultStore:
             return []
         except (OSError, msgspec.DecodeError) as error:
             log.warning(
-                "results of probes from before the restart cannot be read; all are probed anew",
+                Event.SAVED_RESULTS_UNREADABLE,
                 path=str(path),
                 error=str(error),
             )

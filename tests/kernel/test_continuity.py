@@ -206,14 +206,14 @@ def test_pod_that_cannot_be_looked_at_keeps_the_gate_of_the_version_before(
     with pod.listen(80):
         operator.write_manifest(pod, mode="enforce", container={})
         operator.start()
-        operator.wait_for("the gate", lambda _: Event.INTERFACE_GATED.message in messages(operator))
+        operator.wait_for("the gate", lambda _: Event.INTERFACE_GATED.key in events(operator))
         operator.stop(signal.SIGKILL)
         operator.write_file("web.yaml", "a: [")
         operator.start_in(version)
         operator.wait_for("the sync", lambda report: report.is_synced)
         assert before.is_dir()
         assert after.is_dir()
-        assert "gate of a pod that is gone removed" not in messages(operator)
+        assert Event.STALE_GATE_REMOVED.key not in events(operator)
         assert frames_are_dropped(pod)
 
         operator.write_manifest(pod, mode="enforce", container={})
@@ -221,8 +221,8 @@ def test_pod_that_cannot_be_looked_at_keeps_the_gate_of_the_version_before(
         assert frames_are_dropped(pod)
 
 
-def messages(operator: AgentProcess) -> set[str]:
-    return {line["message"] for line in operator.log_lines()}
+def events(operator: AgentProcess) -> set[str]:
+    return {line["event"] for line in operator.log_lines()}
 
 
 def frames_are_dropped(pod: LabPod) -> bool:

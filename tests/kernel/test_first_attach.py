@@ -9,14 +9,15 @@ import pytest
 from agent.admin.report import AgentReport
 from agent.lab.agent_process import AgentProcess, pod_of
 from agent.lab.lab import Lab, LabPod
+from agent.logs import Event
 from tests.kernel import traffic
 
 pytestmark = pytest.mark.kernel
 
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
 PORT = 5300
-KNOWN = "gate knows what the pod asked"
-GRACE = "gate gives grace for 5 s"
+KNOWN = Event.REPLY_TABLE_READY
+GRACE = Event.GRACE_PERIOD_STARTED
 
 
 @pytest.fixture
@@ -44,14 +45,10 @@ def asked_before(pod: LabPod, version: int, *, is_connected: bool) -> Iterator[s
         assert client.recv(64) == b"answer"
 
 
-def guard(operator: AgentProcess, pod: LabPod, line: str) -> None:
+def guard(operator: AgentProcess, pod: LabPod, event: Event) -> None:
     operator.write_manifest(pod, mode="enforce", container={})
     operator.start()
-    operator.wait_for(line, lambda _: has_logged(operator, line))
-
-
-def has_logged(operator: AgentProcess, line: str) -> bool:
-    return any(entry["message"] == line for entry in operator.log_lines())
+    operator.wait_for(event.message, lambda _: any(operator.log_lines(event)))
 
 
 def passed(report: AgentReport, reason: str) -> int:

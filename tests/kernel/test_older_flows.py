@@ -11,6 +11,7 @@ import pytest
 from agent.admin.report import AgentReport
 from agent.lab.agent_process import AgentProcess, pod_of
 from agent.lab.lab import Lab, LabPod
+from agent.logs import Event
 from tests.kernel import cgroups, traffic
 
 pytestmark = pytest.mark.kernel
@@ -86,7 +87,7 @@ def test_a_connection_from_before_is_ended_where_that_is_asked(
         with pytest.raises(ConnectionAbortedError):
             client.recv(64)
     operator.wait_for("nothing left", lambda r: older_flows(r) == 0)
-    assert any(line["message"] == "older flows ended" for line in operator.log_lines())
+    assert any(operator.log_lines(Event.EXISTING_FLOWS_CLOSED))
 
 
 def test_a_switch_from_audit_to_enforce_ends_them(operator: AgentProcess, web: LabPod) -> None:
@@ -187,7 +188,7 @@ def test_datagrams_that_the_pod_has_answered_are_a_flow(
             sock.settimeout(traffic.LIMIT_SECONDS)
             sock.connect((traffic.address(web, version), PORT))
         start(operator, web, "--close-existing-flows", mode="audit")
-        operator.wait_for("a gate that remembers", lambda _: has_logged(operator, "gate "))
+        operator.wait_for("a gate with a reply table", lambda _: has_reply_table(operator))
         client.send(b"question")
         _, whence = server.recvfrom(64)
         server.sendto(b"answer", whence)
@@ -198,5 +199,6 @@ def test_datagrams_that_the_pod_has_answered_are_a_flow(
         assert unanswered.getpeername()[1] == PORT
 
 
-def has_logged(operator: AgentProcess, beginning: str) -> bool:
-    return any(str(line["message"]).startswith(beginning) for line in operator.log_lines())
+def has_reply_table(operator: AgentProcess) -> bool:
+    events = (Event.REPLY_TABLE_READY, Event.GRACE_PERIOD_STARTED)
+    return any(next(operator.log_lines(event), None) for event in events)

@@ -170,12 +170,8 @@ def test_agent_puts_the_gate_to_the_front_by_itself(
     offers.need_tcx()
     operator.write_manifest(pod, mode="enforce", container={})
     operator.start("--attach", "tcx")
-    operator.wait_for("the gate", lambda _: has_logged(operator, Event.INTERFACE_GATED.message))
+    operator.wait_for("the gate", lambda _: any(operator.log_lines(Event.INTERFACE_GATED)))
     with foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_OK, BEFORE) as other:
-        line = "gate moved before another program"
-        operator.wait_for("the move", lambda _: has_logged(operator, line))
+        moved = Event.GATE_MOVED_FIRST
+        operator.wait_for("the move", lambda _: any(operator.log_lines(moved)))
         assert syscalls.query_programs(pod.ifindex, SIDES["egress"])[-1] == other
-
-
-def has_logged(operator: AgentProcess, message: str) -> bool:
-    return any(line["message"] == message for line in operator.log_lines())

@@ -10,6 +10,7 @@ from agent.admin.report import AgentReport
 from agent.lab import agent_process
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, pod_of
+from agent.logs import Event
 from bpf import pins, syscalls
 from tests.kernel.secondagent import SecondAgent
 
@@ -45,7 +46,7 @@ def test_the_second_agent_takes_over_when_the_first_ends(
     report = second.wait_for("the take-over", _is_gated)
     assert report.pid == second.pid
     assert not report.was_compiled
-    assert second.has_said("taking over")
+    assert second.has_said(Event.STANDBY_TAKING_OVER.message)
 
 
 def test_who_stands_by_ends_when_told(
@@ -56,7 +57,7 @@ def test_who_stands_by_ends_when_told(
     second.stand_by()
     agent_process.wait_until("the second agent stands by", second.started_file.exists)
     second.stop(signal.SIGTERM)
-    assert not second.has_said("taking over")
+    assert not second.has_said(Event.STANDBY_TAKING_OVER.message)
     operator.wait_for("the first", _is_gated)
 
 

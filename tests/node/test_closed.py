@@ -13,6 +13,7 @@ from agent.cri.client import RuntimeClient
 from agent.cri.sandbox_netns import NetnsLocator
 from agent.default_deny import table as default_deny_table
 from agent.lab.kubelet_stub import KubeletStub
+from agent.logs import Event
 from bpf import pins
 from probes.netns import Netns
 from tests.kernel import cgroups, dialling
@@ -129,11 +130,7 @@ async def test_an_agent_that_comes_late_says_how_long_pods_ran_without_a_gate(no
         await node.run_pod(name)
     await node.start_agent()
     await node.ready("one", "two")
-    late = [
-        line
-        for line in node.operator.log_lines()
-        if line["message"] == "containers started before their pod's gate"
-    ]
+    late = list(node.operator.log_lines(Event.CONTAINERS_STARTED_BEFORE_GATE))
     assert {line["pod"] for line in late} == {"tests/one", "tests/two"}
     assert all(line["ungated_seconds"] > 0 and line["level"] == "warning" for line in late)
     _, metrics = await node.get_http("/metrics")

@@ -8,6 +8,7 @@ import structlog.testing
 
 from agent.gates import existing_flows
 from agent.gates.existing_flows import Access, AccessCheck
+from agent.logs import Event
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
@@ -114,4 +115,4 @@ def test_a_kernel_that_cannot_end_flows_is_told_of_once() -> None:
         flows._judge(node, [flow(), flow()], {bytes(16): target}, found)
     assert found == {"web": existing_flows.FlowCount(going_on=2, ended=0)}
     assert node.asked == 1
-    assert [line["event"].startswith("this kernel cannot end") for line in lines] == [True]
+    assert [line["event"] for line in lines] == [Event.EXISTING_FLOWS_NOT_CLOSABLE]

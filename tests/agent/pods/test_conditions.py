@@ -2,11 +2,13 @@
 
 import datetime
 
+import msgspec
+import pytest
 import structlog.testing
 
 from agent import labels
 from agent.logs import Event
-from agent.pods.conditions import FALSE, TRUE, Conditions
+from agent.pods.conditions import FALSE, TRUE, Condition, Conditions, level_of
 from agent.pods.pod import Pod, Problem
 
 POD = Pod(uid="u", namespace="shop", name="web")
@@ -80,3 +82,32 @@ def test_a_forgotten_pod_has_no_conditions() -> None:
     conditions.set(POD, labels.ISOLATION_READY, TRUE, "Audit", "")
     conditions.forget("u")
     assert conditions.of("u") == []
+
+
+def condition(status: str, reason: str, kind: str = labels.ISOLATION_READY) -> Condition:
+    return Condition(kind, status, reason, "", datetime.datetime.now(datetime.UTC))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "level"),
+    [
+        (None, condition(FALSE, "SandboxMissing"), "info"),
+        (None, condition(FALSE, "NoInterface"), "info"),
+        (None, condition(FALSE, "ProbePending", labels.PROBES_PASSING), "info"),
+        (condition(FALSE, "NoInterface"), condition(TRUE, "Enforced"), "info"),
+        (condition(TRUE, "Enforced"), condition(TRUE, "Strict"), "info"),
+        (condition(FALSE, "SandboxMissing"), condition(FALSE, "NoInterface"), "info"),
+        (condition(TRUE, "Enforced"), condition(FALSE, "NetnsNotFound"), "info"),
+        (condition(TRUE, "Enforced"), condition(FALSE, "NoInterface"), "warning"),
+        (condition(TRUE, "ProbesPassing"), condition(FALSE, "ContainerNotRunning"), "warning"),
+        (condition(FALSE, "ProbePending"), condition(FALSE, "ProbeFailing"), "warning"),
+        (None, condition(FALSE, "GateBypassed"), "warning"),
+        (None, condition(FALSE, "GateFailed"), "warning"),
+        (None, condition(FALSE, "NetnsInUse"), "warning"),
+    ],
+)
+def test_a_problem_is_a_warning_and_waiting_is_not(
+    before: Condition | None, now: Condition, level: str
+) -> None:
+    assert level_of(before, now, POD) == level
+    assert level_of(before, now, msgspec.structs.replace(POD, is_deleting=True)) == "info"
