@@ -1,1 +1,1 @@
-"""podgate-cni in the node's network: its place there, and what the agent leaves for it."""
+"""podgate-cni: its entry in the node's CNI configuration, and its state file."""

@@ -56,14 +56,14 @@ class RuntimeEvents:
 
     async def _listen(self, runtime: Runtime) -> bool:
         """Hint until the stream ends; returns whether it was open for a while."""
-        opening = asyncio.get_running_loop().call_later(_OPEN_SECONDS, self._mark_open)
+        timer = asyncio.get_running_loop().call_later(_OPEN_SECONDS, self._mark_open)
         try:
             async with contextlib.aclosing(runtime.events()) as events:
                 async for _ in events:
                     self._on_hint()
             return self.is_open
         finally:
-            opening.cancel()
+            timer.cancel()
             if self.is_open:
                 self.is_open = False
                 self._on_hint()

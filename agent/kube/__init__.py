@@ -1,1 +1,1 @@
-"""Kubernetes as the agent sees it: the API server's pods, and what it is told about them."""
+"""Kubernetes API: watches of pods, nodes and namespaces, condition patches and Events."""

@@ -41,7 +41,7 @@ _MAX_ERROR_BYTES = 64 << 10
 
 
 class NoClusterConfigError(PodgateError):
-    """There is no usable configuration of a cluster; the message says what to do."""
+    """No usable cluster configuration; the message contains what to do."""
 
 
 class ApiError(Exception):

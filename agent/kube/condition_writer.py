@@ -112,7 +112,7 @@ class ConditionWriter:
         pod = self._pods.get(actual.uid)
         if pod is None or pod.actual.metadata.uid != actual.metadata.uid:
             self._pods[actual.uid] = _PodWrites(actual, self._jitter)
-        elif objects.is_older(
+        elif objects.is_not_newer(
             actual.metadata.resource_version, pod.actual.metadata.resource_version
         ):
             return
@@ -243,7 +243,7 @@ class ConditionWriter:
             pod.not_before = asyncio.get_running_loop().time() + pod.backoff.next_seconds()
             return
         before = pod.actual.metadata.resource_version
-        if not objects.is_older(response.metadata.resource_version, before):
+        if not objects.is_not_newer(response.metadata.resource_version, before):
             pod.actual = response
 
     def _mark_healthy(self, pod: _PodWrites) -> None:

@@ -180,7 +180,7 @@ class ApiPod(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return next((found for found in self.status.conditions if found.type == kind), None)
 
 
-def is_older(version: str, than: str) -> bool:
+def is_not_newer(version: str, than: str) -> bool:
     """Whether a resource version is certainly not newer than another.
 
     Comparable as numbers since KEP-5504, and in practice before. Other values are never older.
@@ -194,7 +194,7 @@ def newest(of_api: ApiPod | None, of_kubelet: ApiPod | None) -> ApiPod | None:
         return of_api or of_kubelet
     version = of_kubelet.metadata.resource_version
     # The kubelet's own manifest of a static pod has no version: the API's copy has more.
-    if not version or is_older(version, of_api.metadata.resource_version):
+    if not version or is_not_newer(version, of_api.metadata.resource_version):
         return of_api
     return of_kubelet
 

@@ -301,7 +301,7 @@ class Watcher(Generic[ObjectT]):
             return
         key, version = _key(new), new.metadata.resource_version
         old = self.objects.get(key)
-        if not objects.is_older(version, self._version):
+        if not objects.is_not_newer(version, self._version):
             self._version = version
         if event.type == "DELETED":
             self._mark_deleted(new.metadata.uid, version)
@@ -310,9 +310,9 @@ class Watcher(Generic[ObjectT]):
                 self._on_change(old, None)
             return
         deleted_at = self._deleted.get(new.metadata.uid)
-        if deleted_at is not None and objects.is_older(version, deleted_at):
+        if deleted_at is not None and objects.is_not_newer(version, deleted_at):
             return
-        if old and objects.is_older(version, old.metadata.resource_version):
+        if old and objects.is_not_newer(version, old.metadata.resource_version):
             return
         self._put(key, old, new)
 

@@ -1,1 +1,1 @@
-"""The kubelet: its identity, the ports that it may reach, and its pods API."""
+"""The kubelet: its identity, the ports to which gates admit it, and its pods API."""

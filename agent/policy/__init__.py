@@ -1,1 +1,1 @@
-"""Who is let in by HostAccessPolicies: the API's shapes, where they come from, what gates get."""
+"""HostAccessPolicies: API types, sources, and the rules that gates get."""

@@ -1,1 +1,1 @@
-"""Where pods come from: manifests, or a cluster and its container runtime."""
+"""Sources of pods: manifests, or a cluster and its container runtime."""

@@ -9,6 +9,7 @@ from typing import Any
 from agent.kube.client import ApiClient, ApiError
 from agent.kube.objects import ApiPod
 from agent.kube.watcher import Query, Watcher
+from tests import polling
 
 # Clusters of continuous integration are slow; a test that has what it waits for is not.
 PATIENCE_SECONDS = 60.0
@@ -28,7 +29,7 @@ class Cluster:
         return f"/api/v1/namespaces/{self.namespace}/pods"
 
     async def wait_for_service_account(self) -> None:
-        """Pods are refused until the namespace has its default one."""
+        """Pods are rejected until the namespace has its default one."""
         path = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/default"
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
@@ -73,11 +74,8 @@ class Cluster:
         return watcher.objects.get((self.namespace, name))
 
 
-async def until(is_so: Callable[[], object]) -> None:
-    """Wait until something is so. Raises `TimeoutError`."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not is_so():  # noqa: ASYNC110  (of a cluster there is no event)
-            await asyncio.sleep(0.05)
+async def until(holds: Callable[[], object]) -> None:
+    await polling.until("the cluster has the state", holds)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Tests against a real cluster: the one that KUBECONFIG names, or none, which is said loudly.
+"""Tests against a real cluster: the one that KUBECONFIG names, or none, which is reported loudly.
 
 They make one namespace with a name of its own, and leave nothing behind. The user of the kubeconfig
 must be allowed to make namespaces and pods.

@@ -17,7 +17,7 @@ from tests.cluster.cluster import Cluster, running, until
 
 
 class Writing:
-    """A writer that hears of pods by a watch, as the agent's does."""
+    """A writer with a watch of pods, like the agent's."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -63,7 +63,7 @@ async def test_pods_come_and_go(cluster: Cluster) -> None:
         await until(lambda: not cluster.find(watcher, "a"))
 
 
-async def test_namespaces_are_seen_as_metadata(cluster: Cluster) -> None:
+async def test_namespaces_are_watched_as_metadata(cluster: Cluster) -> None:
     query = Query("namespaces", "/api/v1/namespaces", MetadataOnly, is_metadata_only=True)
     watcher = Watcher(cluster.api, query, on_change=lambda old, new: None)
     async with running(watcher.run()):
@@ -72,7 +72,7 @@ async def test_namespaces_are_seen_as_metadata(cluster: Cluster) -> None:
     assert labels["kubernetes.io/metadata.name"] == cluster.namespace
 
 
-async def test_conditions_are_written_and_seen_and_corrected(cluster: Cluster) -> None:
+async def test_conditions_are_written_and_corrected(cluster: Cluster) -> None:
     writing = Writing(cluster)
     async with running(writing.watcher.run(), writing.writer.run()):
         await cluster.make_pod("a")
@@ -102,7 +102,7 @@ async def test_conditions_are_written_and_seen_and_corrected(cluster: Cluster) -
     assert found[agent_labels.ISOLATION_READY]["lastTransitionTime"]
 
 
-async def test_pod_that_took_the_name_is_left_alone(cluster: Cluster) -> None:
+async def test_new_pod_of_the_same_name_is_not_patched(cluster: Cluster) -> None:
     writing = Writing(cluster)
     async with running(writing.writer.run()):
         made = await cluster.make_pod("a")
@@ -117,7 +117,7 @@ async def test_pod_that_took_the_name_is_left_alone(cluster: Cluster) -> None:
     assert not any(one["type"] == agent_labels.ISOLATION_READY for one in conditions)
 
 
-async def test_events_are_taken(cluster: Cluster) -> None:
+async def test_events_are_accepted(cluster: Cluster) -> None:
     events = EventRecorder(cluster.api, node_name=cluster.node_name)
     pod = decoded(json.dumps(await cluster.make_pod("a")).encode())
     path = f"/apis/events.k8s.io/v1/namespaces/{cluster.namespace}/events"
@@ -133,8 +133,8 @@ def decoded(content: bytes) -> ApiPod:
     return msgspec.json.decode(content, type=ApiPod)
 
 
-async def test_the_definition_of_policies_is_taken(cluster: Cluster) -> None:
-    """Nothing is stored. One that is there already is told of after the new one was judged."""
+async def test_policy_definition_is_accepted(cluster: Cluster) -> None:
+    """Nothing is stored. An existing one is reported after the new one was validated."""
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     try:
         body = definition.definition()

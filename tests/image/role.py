@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from tests.agent.kube.apiserver import Asked
+from tests.agent.kube.apiserver import RecordedRequest
 from tests.image import manifests
 
 Right = tuple[str, str, str]
@@ -21,11 +21,11 @@ def granted() -> set[Right]:
     }
 
 
-def needed(asked: Iterable[Asked]) -> set[Right]:
+def needed(asked: Iterable[RecordedRequest]) -> set[Right]:
     return {_right(one) for one in asked}
 
 
-def _right(asked: Asked) -> Right:
+def _right(asked: RecordedRequest) -> Right:
     kind, *parts = asked.path.strip("/").split("/")
     group = "" if kind == "api" else parts.pop(0)
     del parts[0]  # the version

@@ -1,4 +1,4 @@
-"""A node of a cluster for each test: container runtime, API server, and whoever runs agents."""
+"""A node of a cluster for each test: container runtime, API server, and agent."""
 
 import pathlib
 import signal

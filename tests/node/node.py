@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import copy
 import json
-import os
 import signal
 import urllib.error
 import urllib.request
@@ -21,7 +20,7 @@ from agent.lab.agent_process import AgentProcess, LabTimeoutError
 from agent.settings import admin_socket
 from tests import polling
 from tests.agent.kube import apiserver
-from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer, Asked, Json
+from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer, Json, RecordedRequest
 from tests.runtime.containerd import Containerd
 from tests.runtime.driving import Driver
 
@@ -35,8 +34,6 @@ READY = {
         "failureThreshold": 1,
     }
 }
-_PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
-_POLL_SECONDS = 0.02
 
 
 class Node:
@@ -68,7 +65,7 @@ class Node:
         await self._api.enter_async_context(self.server.running(port=self.server.port))
 
     async def stop_api(self) -> None:
-        """Nobody listens there any more; what the server knows stays."""
+        """Stop listening; the server's objects stay."""
         await self._api.aclose()
 
     def create(
@@ -110,7 +107,7 @@ class Node:
             for kind in (agent_labels.ISOLATION_READY, agent_labels.PROBES_PASSING)
         )
 
-    def patches(self, name: str) -> list[Asked]:
+    def patches(self, name: str) -> list[RecordedRequest]:
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/status"
         return self.server.of(path, method="PATCH")
 
@@ -132,40 +129,36 @@ class Node:
     async def start_agent(self, *options: str) -> None:
         """Start it, and wait until it answers."""
         self.operator.start("--mode", "enforce", *options)
-        await self.told("an agent", lambda report: True)
+        await self.report("an agent", lambda report: True)
 
     async def stop_agent(self, number: signal.Signals = signal.SIGTERM) -> None:
         await asyncio.to_thread(self.operator.stop, number)
 
-    async def told(self, what: str, holds: Callable[[AgentReport], object]) -> AgentReport:
-        """Ask the agent until it holds."""
+    async def report(self, what: str, holds: Callable[[AgentReport], object]) -> AgentReport:
+        """Poll the agent's report until it holds."""
         return await asyncio.to_thread(
             self.operator.wait_for, what, lambda report: bool(holds(report))
         )
 
     async def rules(self, what: str, holds: Callable[[RulesReport], object]) -> RulesReport:
-        """Ask the agent for what `podgate rules` shows, until it holds."""
+        """Poll the report of `podgate rules` until it holds."""
         path = admin_socket(self.operator.run_directory)
-        deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
-        while True:
-            rules = msgspec.json.decode(await admin_client.fetch(path, "/rules"), type=RulesReport)
-            if holds(rules):
-                return rules
-            if asyncio.get_running_loop().time() > deadline:
-                raise LabTimeoutError(f"{what} did not come true of {rules}")
-            await asyncio.sleep(_POLL_SECONDS)
+
+        async def request() -> RulesReport:
+            return msgspec.json.decode(await admin_client.fetch(path, "/rules"), type=RulesReport)
+
+        return await polling.request_until(what, request, holds)
 
     async def until(self, what: str, holds: Callable[[], object]) -> None:
         """Wait until something holds of the API server or of the kernel."""
-        deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
-        while not holds():
-            if asyncio.get_running_loop().time() > deadline:
-                lines = [json.dumps(line) for line in self.operator.log_lines()][-5:]
-                raise LabTimeoutError(f"{what} did not come true; the agent's last lines: {lines}")
-            await asyncio.sleep(_POLL_SECONDS)
+        try:
+            await polling.until(what, holds)
+        except polling.TimedOutError as error:
+            lines = [json.dumps(line) for line in self.operator.log_lines()][-5:]
+            raise LabTimeoutError(f"{error}; the agent's last lines: {lines}") from error
 
     async def ready(self, *pods: str) -> None:
-        """Until the API says both conditions of each."""
+        """Wait until both conditions of each are True in the API."""
         await self.until(f"{pods} ready", lambda: all(self.is_ready(name) for name in pods))
 
     async def saved(self, *pods: str) -> None:
@@ -181,18 +174,18 @@ class Node:
 
     async def get_http(self, path: str) -> tuple[int, str]:
         """Status and text of the agent's own server."""
-        report = await self.told("an agent", lambda report: True)
+        report = await self.report("an agent", lambda report: True)
         url = f"http://{report.http_address}{path}"
 
-        def ask() -> tuple[int, str]:
+        def request() -> tuple[int, str]:
             try:
-                with urllib.request.urlopen(url, timeout=_PATIENCE_SECONDS) as answer:
+                with urllib.request.urlopen(url, timeout=polling.PATIENCE_SECONDS) as answer:
                     return answer.status, answer.read().decode()
             except urllib.error.HTTPError as error:
                 with error:
                     return error.code, error.read().decode()
 
-        return await asyncio.to_thread(ask)
+        return await asyncio.to_thread(request)
 
     async def serves(self, path: str, code: int) -> str:
         """Wait until the agent's own server answers with this status; the text."""
@@ -213,6 +206,6 @@ def status_of(report: AgentReport, name: str) -> PodStatus:
 
 
 def reason_of(report: AgentReport, name: str, kind: str = agent_labels.ISOLATION_READY) -> str:
-    """Empty where the agent says nothing."""
+    """Empty if the agent reports none."""
     found = agent_process.condition_of(report, name, kind)
     return found.reason if found else ""

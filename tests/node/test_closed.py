@@ -53,12 +53,10 @@ def serve(netns: Netns) -> socket.socket:
     return server
 
 
-async def test_who_dials_from_the_first_moment_on_never_connects_to_an_enforced_pod(
-    node: Node, kubelet: Cgroup
-) -> None:
-    """The window between the interface and its gate is the backstop's."""
+async def test_early_client_never_connects_to_an_enforced_pod(node: Node, kubelet: Cgroup) -> None:
+    """The default-deny table covers the window between the interface and its gate."""
     await node.start_agent("--kubelet", f"cgroup:{kubelet.path}")
-    await node.told("the agent", lambda report: report.is_synced)
+    await node.report("the agent", lambda report: report.is_synced)
     with dialling.dialling(*ADDRESSES) as dialler:
         for name in ("one", "two", "three"):
             node.create(name)
@@ -75,12 +73,12 @@ async def test_who_dials_from_the_first_moment_on_never_connects_to_an_enforced_
         stub.stop()
 
 
-async def test_the_kubelet_s_first_dial_succeeds_however_early(node: Node, kubelet: Cgroup) -> None:
+async def test_early_connect_of_the_kubelet_succeeds(node: Node, kubelet: Cgroup) -> None:
     """As a postStart hook: before the API shows the pod's address, with or without a gate."""
     stub = KubeletStub(kubelet.directory)
     try:
         await node.start_agent("--kubelet", f"cgroup:{kubelet.path}")
-        await node.told("the agent", lambda report: report.is_synced)
+        await node.report("the agent", lambda report: report.is_synced)
         for name, address in zip(("one", "two", "three"), ADDRESSES, strict=True):
             node.create(name)
             sandbox = await node.driver.run_sandbox(name)
@@ -90,7 +88,7 @@ async def test_the_kubelet_s_first_dial_succeeds_however_early(node: Node, kubel
         stub.stop()
 
 
-async def test_with_strict_start_no_container_runs_before_its_gate(node: Node) -> None:
+async def test_strict_start_runs_no_container_before_its_gate(node: Node) -> None:
     """As after a reboot: tasks, pins and /run are gone, and the agent is late."""
     options = (
         *("--cni-conf-dir", str(node.runtime.cni_directory)),
@@ -112,7 +110,7 @@ async def test_with_strict_start_no_container_runs_before_its_gate(node: Node) -
         with pytest.raises(grpc.aio.AioRpcError, match="podgate"):
             await node.driver.run_sandbox("web", attempt=1)
         await node.start_agent(*options)
-        await node.told("the agent", lambda report: report.is_synced)
+        await node.report("the agent", lambda report: report.is_synced)
         # What is left to close the window is the plugin.
         await default_deny_table.remove()
         await node.run_pod("web", attempt=2)
@@ -124,7 +122,7 @@ async def test_with_strict_start_no_container_runs_before_its_gate(node: Node) -
     )
 
 
-async def test_an_agent_that_comes_late_says_how_long_pods_ran_without_a_gate(node: Node) -> None:
+async def test_late_agent_reports_how_long_pods_had_no_gate(node: Node) -> None:
     for name in ("one", "two"):
         node.create(name)
         await node.run_pod(name)
@@ -139,6 +137,6 @@ async def test_an_agent_that_comes_late_says_how_long_pods_ran_without_a_gate(no
     # Gates that an earlier agent left are no window.
     await node.stop_agent()
     await node.start_agent()
-    await node.told("gates", lambda report: reason_of(report, "two") == "Enforced")
+    await node.report("gates", lambda report: reason_of(report, "two") == "Enforced")
     _, metrics = await node.get_http("/metrics")
     assert "podgate_sandbox_ungated_duration_seconds_count 0.0" in metrics

@@ -22,7 +22,7 @@ _AT_ONCE = 10
 _MAPS = (abi.GATES, abi.COUNTERS, abi.REPLIES, abi.ADDRESSES, abi.DROP_SOURCES)
 
 
-async def test_pods_that_come_and_go_leave_nothing_behind(node: Node) -> None:
+async def test_created_and_deleted_pods_leave_nothing(node: Node) -> None:
     turns = asyncio.Semaphore(_AT_ONCE)
 
     async def start(number: int) -> str:
@@ -42,9 +42,9 @@ async def test_pods_that_come_and_go_leave_nothing_behind(node: Node) -> None:
     await node.ready("first")
     node.delete("first")
     await node.end_pod(first)
-    await node.told("no pods", lambda report: not report.pods)
+    await node.report("no pods", lambda report: not report.pods)
     await node.until("the first one's gate gone", lambda: not held(node)["gates"])
-    # Compiled beside everything else, and attached when it is there.
+    # Compiled in parallel, and attached once it exists.
     await node.until("listener events", lambda: held(node)["anon_inode:bpf_link"])
     before = held(node)
 
@@ -57,7 +57,7 @@ async def test_pods_that_come_and_go_leave_nothing_behind(node: Node) -> None:
         print(f"all ready {time.monotonic() - started:.2f} s later")  # noqa: T201
         await asyncio.to_thread(dialler.go_on)
         assert dialler.connected == 0
-        report = await node.told("all pods", lambda report: len(report.pods) == _PODS)
+        report = await node.report("all pods", lambda report: len(report.pods) == _PODS)
         assert {reason_of(report, pod.name) for pod in report.pods} == {"Enforced"}
         during = held(node)
         assert all(during[what] - before[what] >= _PODS for what in ("gates", "counters", "links"))
@@ -67,7 +67,7 @@ async def test_pods_that_come_and_go_leave_nothing_behind(node: Node) -> None:
         begun = time.monotonic()
         await asyncio.gather(*(end(number, one) for number, one in enumerate(sandboxes)))
         print(f"ended in {time.monotonic() - begun:.1f} s")  # noqa: T201
-    await node.told("no pods", lambda report: not report.pods)
+    await node.report("no pods", lambda report: not report.pods)
     await node.until("no more left than before", lambda: held(node) <= before)
     _, metrics = await node.get_http("/metrics")
     assert 'pod="pod-' not in metrics

@@ -1,4 +1,4 @@
-"""What pods of the API ask wrongly: it is said, to whoever looks there, and harms nobody else."""
+"""Invalid settings of API pods: they are reported, and affect no other pod."""
 
 import asyncio
 import subprocess
@@ -20,14 +20,14 @@ WRONG: dict[str, Json] = {
 }
 
 
-async def test_wrong_words_are_said_and_touch_no_other_pod(node: Node) -> None:
+async def test_invalid_settings_are_reported_and_affect_no_other_pod(node: Node) -> None:
     await node.start_agent()
     node.create("well")
     for name, metadata in WRONG.items():
         node.create(name, **metadata)
     for name in ("well", *WRONG):
         await node.run_pod(name)
-    # Each is guarded as if nothing had been said; a probe spec that cannot be read is no probe.
+    # Each is gated as if it had no setting; an invalid probe spec is no probe.
     await node.ready("well", "netns", "probes", "relay", "mode")
     await node.until("a condition", lambda: probing(node, "spec"))
     assert probing(node, "spec")["reason"] == "InvalidProbeSpec"
@@ -35,17 +35,17 @@ async def test_wrong_words_are_said_and_touch_no_other_pod(node: Node) -> None:
     assert "podgate.io/probe-spec" in probing(node, "spec")["message"]
     assert "fortress" in node.condition("mode", labels.ISOLATION_READY)["message"]
 
-    await node.until("events", lambda: len(told(node)) >= len(WRONG) - 1)
-    assert told(node) >= {
+    await node.until("events", lambda: len(warned(node)) >= len(WRONG) - 1)
+    assert warned(node) >= {
         ("netns", "AnnotationIgnored", labels.NETNS_ANNOTATION),
         ("probes", "InvalidAnnotation", "podgate.io/probes"),
         ("relay", "InvalidAnnotation", labels.RELAY_ANNOTATION),
         ("mode", "InvalidMode", labels.MODE_LABEL),
     }
-    assert "well" not in {pod for pod, _, _ in told(node)}
+    assert "well" not in {pod for pod, _, _ in warned(node)}
 
 
-async def test_fields_that_nobody_knows_and_values_of_other_types_end_nothing(node: Node) -> None:
+async def test_unknown_fields_and_other_types_are_tolerated(node: Node) -> None:
     await node.start_agent()
     node.create("odd", container={**READY, "lifecycle": 7, "ports": "none", "newField": [1]})
     node.change("odd", lambda pod: pod["spec"].update(newList=[{"a": None}]))
@@ -59,7 +59,7 @@ async def test_fields_that_nobody_knows_and_values_of_other_types_end_nothing(no
     assert "ports" in probing(node, "odd")["message"]
 
 
-async def test_an_event_that_cannot_be_read_is_not_the_end_of_the_others(node: Node) -> None:
+async def test_undecodable_event_does_not_affect_others(node: Node) -> None:
     await node.start_agent()
     node.create("well")
     await node.run_pod("well")
@@ -75,7 +75,7 @@ def probing(node: Node, name: str) -> Json:
     return node.condition(name, labels.PROBES_PASSING)
 
 
-def told(node: Node) -> set[tuple[str, str, str]]:
+def warned(node: Node) -> set[tuple[str, str, str]]:
     """Events: pod, reason, and what it is about."""
     return {
         (event["regarding"]["name"], event["reason"], event["note"].split()[1].split("=")[0])
@@ -88,7 +88,7 @@ async def test_an_address_that_only_the_pod_claims_is_an_event(node: Node) -> No
     node.create("web")
     await node.run_pod("web")
     await node.ready("web")
-    report = await node.told("its namespace", lambda report: status_of(report, "web").netns)
+    report = await node.report("its namespace", lambda report: status_of(report, "web").netns)
     confirmed = status_of(report, "web").addresses
     assert confirmed
     enter = ["nsenter", f"--net={status_of(report, 'web').netns}"]
@@ -102,7 +102,7 @@ async def test_an_address_that_only_the_pod_claims_is_an_event(node: Node) -> No
             for event in node.events()
         ),
     )
-    report = await node.told("the claim", lambda report: status_of(report, "web").unconfirmed)
+    report = await node.report("the claim", lambda report: status_of(report, "web").unconfirmed)
     assert status_of(report, "web").addresses == confirmed
     assert node.condition("web", labels.ISOLATION_READY)["status"] == "True"
     _, metrics = await node.get_http("/metrics")

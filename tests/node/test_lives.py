@@ -1,4 +1,4 @@
-"""A pod's life in a cluster, told by the API server and the container runtime, seen in both."""
+"""A pod's life in a cluster, from its creation to its deletion."""
 
 import pathlib
 from typing import Any
@@ -15,7 +15,7 @@ BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 ASLEEP = ("/bin/sleep", "1000000")
 
 
-async def test_a_pod_is_gated_probed_and_said_to_be_ready_until_it_ends(node: Node) -> None:
+async def test_pod_is_gated_probed_and_ready_until_it_ends(node: Node) -> None:
     await node.start_agent()
     node.create("web")
     sandbox = await node.run_pod("web")
@@ -25,27 +25,27 @@ async def test_a_pod_is_gated_probed_and_said_to_be_ready_until_it_ends(node: No
     assert isolation["reason"] == "Enforced"
     assert isolation["message"].endswith(f"(sandbox {sandbox[:12]}, boot {BOOT})")
     assert node.condition("web", labels.PROBES_PASSING)["reason"] == "ProbesPassing"
-    # Both at once; a machine that takes longer than 3 s to start a pod hears that it waits.
+    # Both at once; if the start takes more than 3 s, a waiting reason comes first.
     *waiting, patch = node.patches("web")
     assert len(waiting) <= 1
     assert patch.body["metadata"] == {"uid": "uid-web"}
     assert len(patch.body["status"]["conditions"]) == 2
-    report = await node.told("a gate", lambda report: status_of(report, "web").gates)
+    report = await node.report("a gate", lambda report: status_of(report, "web").gates)
     assert status_of(report, "web").source == "api"
     # Later than the conditions: only when two lists of all sandboxes have been worked off.
     await node.serves("/readyz", 200)
 
     node.change("web", lambda pod: pod["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"))
     await node.driver.stop_sandbox(sandbox)
-    await node.told("no gate", lambda report: not status_of(report, "web").gates)
+    await node.report("no gate", lambda report: not status_of(report, "web").gates)
     node.delete("web")
     await node.driver.remove_sandbox(sandbox)
-    await node.told("nothing", lambda report: not report.pods)
+    await node.report("nothing", lambda report: not report.pods)
     _, metrics = await node.get_http("/metrics")
     assert 'pod="web"' not in metrics
 
 
-async def test_a_restarted_container_is_probed_anew(node: Node) -> None:
+async def test_restarted_container_is_probed_again(node: Node) -> None:
     await node.start_agent()
     node.create("web")
     sandbox = await node.driver.run_sandbox("web")
@@ -94,7 +94,7 @@ async def test_probes_wait_for_a_startup_probe_that_only_the_kubelet_runs(node: 
 
     await node.driver.stop_container(container)
     await node.driver.start_container(sandbox, attempt=1)
-    # What the API says is of another container.
+    # The API's status is of another container.
     await node.until("waiting again", lambda: reason(node) == "ProbePending")
 
 
@@ -103,7 +103,7 @@ async def test_probes_wait_for_a_startup_probe_that_only_the_kubelet_runs(node: 
     [{}, {"readinessProbe": {"exec": {"command": ["true"]}}}],
     ids=["none", "exec"],
 )
-async def test_a_gate_without_probes_to_run_is_true_and_says_so(
+async def test_gate_without_probes_is_true_with_a_reason(
     node: Node, container: dict[str, Any]
 ) -> None:
     await node.start_agent()
@@ -114,7 +114,7 @@ async def test_a_gate_without_probes_to_run_is_true_and_says_so(
     assert "no container has" in node.condition("web", labels.PROBES_PASSING)["message"].lower()
 
 
-async def test_a_pod_on_the_node_s_network_is_held_back_by_no_gate(node: Node) -> None:
+async def test_host_network_pod_has_no_gate(node: Node) -> None:
     await node.start_agent()
     node.create("web")
     node.change("web", lambda pod: pod["spec"].update(hostNetwork=True))
@@ -123,11 +123,11 @@ async def test_a_pod_on_the_node_s_network_is_held_back_by_no_gate(node: Node) -
     assert reason(node) == "HostNetwork"
 
 
-async def test_a_pod_without_a_readiness_gate_is_guarded_and_not_written(node: Node) -> None:
+async def test_pod_without_a_readiness_gate_is_gated_and_not_written(node: Node) -> None:
     await node.start_agent()
     node.create("web", is_gated=False)
     await node.run_pod("web")
-    report = await node.told("a gate", lambda report: reason_of(report, "web") == "Enforced")
+    report = await node.report("a gate", lambda report: reason_of(report, "web") == "Enforced")
     assert status_of(report, "web").probes == []
     # Another pod's conditions went out meanwhile, so this one's would have.
     node.create("api")

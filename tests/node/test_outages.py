@@ -17,7 +17,7 @@ pytestmark = pytest.mark.kernel
 ASLEEP = ("/bin/sleep", "1000000")
 
 
-async def test_a_runtime_that_restarts_changes_nothing(node: Node) -> None:
+async def test_restarted_runtime_changes_nothing(node: Node) -> None:
     await node.start_agent()
     node.create("web")
     await node.run_pod("web")
@@ -26,7 +26,7 @@ async def test_a_runtime_that_restarts_changes_nothing(node: Node) -> None:
     gates = status_of(await report(node), "web").gates
 
     node.runtime.stop(signal.SIGKILL)
-    seen = await node.told("its absence", lambda report: report.pod_source.problems)
+    seen = await node.report("its absence", lambda report: report.pod_source.problems)
     [problem] = seen.pod_source.problems
     assert problem.startswith("Container runtime: ")
     assert "podgate_runtime_problem 1.0" in (await node.get_http("/metrics"))[1]
@@ -36,7 +36,7 @@ async def test_a_runtime_that_restarts_changes_nothing(node: Node) -> None:
     assert str(node.runtime.socket) in text
 
     node.runtime.start()
-    await node.told("its return", lambda report: not report.pod_source.problems)
+    await node.report("its return", lambda report: not report.pod_source.problems)
     # What comes after it is seen, and what was before it has stayed as it was.
     node.create("api")
     await node.run_pod("api")
@@ -46,7 +46,7 @@ async def test_a_runtime_that_restarts_changes_nothing(node: Node) -> None:
     assert names_of(status_of(await report(node), "web").gates) == names_of(gates)
 
 
-async def test_another_sandbox_of_a_pod_takes_over(node: Node) -> None:
+async def test_second_sandbox_of_a_pod_becomes_current(node: Node) -> None:
     await node.start_agent()
     node.create("web")
     first = await node.run_pod("web")
@@ -57,7 +57,7 @@ async def test_another_sandbox_of_a_pod_takes_over(node: Node) -> None:
     await node.until("the first's end", lambda: not node.is_ready("web"))
     second = await node.driver.run_sandbox("web", attempt=1)
     await node.until("a gate", lambda: is_of(second)(node.condition("web", labels.ISOLATION_READY)))
-    # The first one's results say nothing of the second.
+    # The first one's results do not apply to the second.
     assert node.condition("web", labels.PROBES_PASSING)["status"] == "False"
     await node.driver.start_container(second, attempt=1)
     await node.ready("web")
@@ -66,7 +66,7 @@ async def test_another_sandbox_of_a_pod_takes_over(node: Node) -> None:
     assert other.ifindex != gate.ifindex
 
 
-async def test_a_restarted_agent_writes_nothing_that_is_there(node: Node) -> None:
+async def test_restarted_agent_writes_no_unchanged_condition(node: Node) -> None:
     await node.start_agent()
     node.create("web")
     await node.run_pod("web")
@@ -76,7 +76,7 @@ async def test_a_restarted_agent_writes_nothing_that_is_there(node: Node) -> Non
     for number in (signal.SIGTERM, signal.SIGKILL):
         await node.stop_agent(number)
         await node.start_agent()
-        await node.told("all pods", lambda report: report.is_synced)
+        await node.report("all pods", lambda report: report.is_synced)
     node.create("api")
     await node.run_pod("api")
     await node.ready("api")
@@ -84,7 +84,7 @@ async def test_a_restarted_agent_writes_nothing_that_is_there(node: Node) -> Non
     assert len(node.patches("web")) == patches
 
 
-async def test_results_of_a_container_that_ended_meanwhile_are_not_restored(node: Node) -> None:
+async def test_results_of_a_stopped_container_are_not_restored(node: Node) -> None:
     await node.start_agent()
     node.create("web")
     sandbox = await node.driver.run_sandbox("web")
@@ -105,7 +105,7 @@ async def test_results_of_a_container_that_ended_meanwhile_are_not_restored(node
     assert statuses == ["False"]
 
 
-async def test_an_agent_that_starts_without_the_api_goes_on_from_what_was_saved(
+async def test_agent_without_the_api_continues_from_the_saved_state(
     node: Node,
 ) -> None:
     """And writes what changed when it returns, once for each pod."""
@@ -123,41 +123,41 @@ async def test_an_agent_that_starts_without_the_api_goes_on_from_what_was_saved(
     await node.stop_api()
     await node.stop_agent(signal.SIGKILL)
     await node.start_agent()
-    # The mode is its namespace's, its probes are the spec's: only the API says either.
-    await node.told("its pods", lambda report: reason_of(report, "ill") == "Audit")
-    await node.told("its probes", probes_say("ill", "ProbesPassing"))
+    # The mode is its namespace's, its probes are the spec's: only the API has either.
+    await node.report("its pods", lambda report: reason_of(report, "ill") == "Audit")
+    await node.report("its probes", has_probe_reason("ill", "ProbesPassing"))
     await node.driver.stop_container(containers["ill"])
-    seen = await node.told("the illness", probes_say("ill", "ContainerNotRunning"))
+    seen = await node.report("the illness", has_probe_reason("ill", "ContainerNotRunning"))
     assert any(problem.startswith("API server, pods: ") for problem in seen.pod_source.problems)
-    await node.told("all pods", lambda report: report.is_synced)
+    await node.report("all pods", lambda report: report.is_synced)
     await node.serves("/readyz", 200)
     assert 'podgate_api_problem{resource="pods"} 1.0' in (await node.get_http("/metrics"))[1]
-    await node.told(
+    await node.report(
         "one pod to be written", lambda report: report.pod_source.pending_conditions == 1
     )
 
     await node.start_api()
     await node.until("the news", lambda: not node.is_ready("ill"))
-    seen = await node.told("no problem", lambda report: not report.pod_source.problems)
+    seen = await node.report("no problem", lambda report: not report.pod_source.problems)
     assert len(node.patches("ill")) == patches["ill"] + 1
     assert len(node.patches("well")) == patches["well"]
 
 
-async def test_pods_are_gated_by_the_runtime_s_word_alone(node: Node) -> None:
+async def test_pods_are_gated_with_the_runtime_alone(node: Node) -> None:
     """The API server is away for an agent's whole life, and nothing was saved."""
     await node.stop_api()
     await node.start_agent()
     sandbox = await node.run_pod("web")
-    seen = await node.told("a gate", lambda report: reason_of(report, "web") == "Enforced")
+    seen = await node.report("a gate", lambda report: reason_of(report, "web") == "Enforced")
     assert status_of(seen, "web").source == "runtime"
     code, text = await node.get_http("/readyz")
     assert code == 503
     assert text
-    assert refused(seen, "web")
+    assert is_dropped(seen, "web")
 
     await node.stop_agent()
     await node.start_agent()
-    seen = await node.told("the gate", lambda report: reason_of(report, "web") == "Enforced")
+    seen = await node.report("the gate", lambda report: reason_of(report, "web") == "Enforced")
     node.create("web")
     await node.start_api()
     await node.ready("web")
@@ -166,7 +166,7 @@ async def test_pods_are_gated_by_the_runtime_s_word_alone(node: Node) -> None:
     assert len(waiting) <= 1
 
 
-async def test_conditions_from_before_a_reboot_are_corrected_before_anything_else(
+async def test_conditions_of_a_previous_boot_are_corrected_first(
     node: Node,
 ) -> None:
     """The pods' sandboxes are gone with the reboot, and the runtime is not up yet."""
@@ -189,7 +189,7 @@ async def test_conditions_from_before_a_reboot_are_corrected_before_anything_els
 
 
 async def report(node: Node) -> AgentReport:
-    return await node.told("an agent", lambda report: True)
+    return await node.report("an agent", lambda report: True)
 
 
 def names_of(gates: list[GateStatus]) -> set[str]:
@@ -201,11 +201,11 @@ def is_of(sandbox: str) -> Callable[[Json], bool]:
     return lambda condition: f"(sandbox {sandbox[:12]}, " in condition.get("message", "")
 
 
-def probes_say(name: str, reason: str) -> Callable[[AgentReport], bool]:
+def has_probe_reason(name: str, reason: str) -> Callable[[AgentReport], bool]:
     return lambda report: reason_of(report, name, labels.PROBES_PASSING) == reason
 
 
-def refused(report: AgentReport, name: str) -> bool:
+def is_dropped(report: AgentReport, name: str) -> bool:
     """Whether a process of the node cannot connect to the pod."""
     [address] = status_of(report, name).addresses
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

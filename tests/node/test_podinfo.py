@@ -1,4 +1,4 @@
-"""What a reader on the node hears of its pods while the API server is away."""
+"""PodInfo on the node while the API server is unreachable."""
 
 import asyncio
 import signal
@@ -28,7 +28,9 @@ def passing(state: PodInfoState) -> podinfo_pb2.PodCondition | None:
     return next((one for one in conditions if one.type == labels.PROBES_PASSING), None)
 
 
-async def test_readiness_is_told_without_api_server_also_by_a_restarted_agent(node: Node) -> None:
+async def test_readiness_is_published_without_the_api_server(
+    node: Node,
+) -> None:
     await node.start_agent()
     node.create("web")
     sandbox = await node.driver.run_sandbox("web")
@@ -47,7 +49,7 @@ async def test_readiness_is_told_without_api_server_also_by_a_restarted_agent(no
         while state.instance_id == first.instance_id or not (said := passing(state)):
             state = await next_of(client)
         assert [pod.pod_uid for pod in state.pods] == ["uid-web"]
-        # Its listener ends: nobody but the node knows.
+        # Its listener closes: only the node notices.
         await node.driver.stop_container(container)
         while said is None or said.status != podinfo_pb2.CONDITION_STATUS_FALSE:
             assert [pod.pod_uid for pod in state.pods] == ["uid-web"]

@@ -1,5 +1,4 @@
-"""HostAccessPolicies of the API server: who of the node gets in, whatever becomes of server and
-agent."""
+"""HostAccessPolicies of the API server, with restarts of server and agent."""
 
 import signal
 import socket
@@ -15,8 +14,8 @@ from tests.node.node import PORT, Node, reason_of, status_of
 pytestmark = pytest.mark.kernel
 
 
-async def test_a_policy_lets_in_until_it_is_deleted(node: Node) -> None:
-    """Also while it is wrong, and while neither API server nor the agent that knew it is there."""
+async def test_policy_admits_until_it_is_deleted(node: Node) -> None:
+    """Also while it is invalid, and while neither the API server nor the previous agent runs."""
     await node.start_agent()
     address = await web_address(node)
     assert not is_let_in(address)
@@ -34,7 +33,7 @@ async def test_a_policy_lets_in_until_it_is_deleted(node: Node) -> None:
     await node.stop_api()
     await node.stop_agent(signal.SIGKILL)
     await node.start_agent()
-    await node.told("its pods", lambda report: reason_of(report, "web") == "Enforced")
+    await node.report("its pods", lambda report: reason_of(report, "web") == "Enforced")
     rules = await node.rules("its absence", lambda rules: len(rules.problems) > 1)
     assert [(policy.name, policy.source) for policy in rules.policies] == [
         ("everybody", "API server")
@@ -47,7 +46,7 @@ async def test_a_policy_lets_in_until_it_is_deleted(node: Node) -> None:
     assert (await node.rules("an answer", lambda rules: True)).policies == []
 
 
-async def test_a_cluster_without_the_resource_is_like_one_without_policies(node: Node) -> None:
+async def test_cluster_without_the_resource_has_no_policies(node: Node) -> None:
     async def not_installed(request: web.Request) -> web.StreamResponse | None:
         if request.path != QUERY.path:
             return None
@@ -56,7 +55,7 @@ async def test_a_cluster_without_the_resource_is_like_one_without_policies(node:
     node.server.faults.append(not_installed)
     await node.start_agent()
     address = await web_address(node)
-    await node.told("no problem", lambda report: not report.pod_source.problems)
+    await node.report("no problem", lambda report: not report.pod_source.problems)
     assert not is_let_in(address)
     rules = await node.rules("an answer", lambda rules: True)
     assert rules.sources == ["the API server (without resource hostaccesspolicies)"]
@@ -81,6 +80,6 @@ async def web_address(node: Node) -> str:
     node.create("web")
     await node.run_pod("web")
     await node.ready("web")
-    report = await node.told("a gate", lambda report: reason_of(report, "web") == "Enforced")
+    report = await node.report("a gate", lambda report: reason_of(report, "web") == "Enforced")
     [address] = status_of(report, "web").addresses
     return address

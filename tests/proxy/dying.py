@@ -67,7 +67,7 @@ async def chain(
 ) -> AsyncIterator[Chain]:
     """All of it, until the block ends. cgroup: whose sockets are translated."""
     api = ApiServer()
-    _tell(api, pods)
+    _publish(api, pods)
     operator = AgentProcess(directory, installation.bpffs)
     proxy = Process(
         directory,
@@ -103,7 +103,7 @@ async def chain(
         await default_deny_table.remove()
 
 
-def _tell(api: ApiServer, pods: Sequence[LabPod]) -> None:
+def _publish(api: ApiServer, pods: Sequence[LabPod]) -> None:
     api.put({"kind": "Node", "metadata": {"name": making.NODE}}, path=NODES)
     api.put({"kind": "Namespace", "metadata": {"name": "default"}}, path=NAMESPACES)
     for pod in pods:

@@ -139,7 +139,7 @@ class Containerd:
         )
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """End the daemon alone: shims and containers go on."""
+        """Stop the daemon only: shims and containers keep running."""
         assert self._process is not None
         self._process.send_signal(number)
         self._process.wait(_PATIENCE_SECONDS)
@@ -154,7 +154,7 @@ class Containerd:
         assert self._reaper.stdin is not None
         self._reaper.stdin.close()
         status = self._reaper.wait(_PATIENCE_SECONDS * 2)
-        # What still runs would go on writing into what is removed below.
+        # Running processes would still write into what is removed below.
         assert status == 0, "cgroups or processes of the runtime are left"
         if self._process is not None:
             self._process.wait(_PATIENCE_SECONDS)

@@ -51,7 +51,7 @@ class Driver:
             linux=driving_pb2.LinuxPodSandboxConfig(
                 cgroup_parent=f"{self._pods_cgroup}/pod{uid}",
                 security_context=driving_pb2.LinuxSandboxSecurityContext(
-                    # As the kubelet does for pods that ask for nothing else.
+                    # As the kubelet does for pods without other settings.
                     namespace_options=runtime_pb2.NamespaceOption(
                         network=runtime_pb2.NODE if host_network else runtime_pb2.POD,
                         pid=runtime_pb2.CONTAINER,

@@ -1,4 +1,4 @@
-"""Container images made from what lies on this machine: no registry is asked."""
+"""Container images made from what lies on this machine: no registry is used."""
 
 import hashlib
 import io
@@ -19,7 +19,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def write(path: pathlib.Path, machine: str) -> None:
-    """Write both images as one OCI archive, for `ctr images import`. machine: as uname says."""
+    """Write both images as one OCI archive, for `ctr images import`. machine: as in uname."""
     layer = _layer()
     config = _json(
         {

@@ -1,4 +1,4 @@
-"""A container runtime's word for pods of the lab: a CRI server that tells of them and no more."""
+"""A container runtime for pods of the lab: a CRI server that lists them and no more."""
 
 import asyncio
 import contextlib

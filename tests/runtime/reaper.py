@@ -45,7 +45,7 @@ def _kill(top: pathlib.Path) -> None:
         (top / "cgroup.kill").write_text("1")
         return
     # A runtime that was killed may have left a container frozen (runc does while it signals); what
-    # is frozen by version 1 does not end, however it is killed.
+    # is frozen by version 1 survives SIGKILL.
     for state in top.rglob("freezer.state"):
         with contextlib.suppress(OSError):
             state.write_text("THAWED")

@@ -1,4 +1,4 @@
-"""How the follower keeps up with a runtime: lists, hints, trouble; time is faked."""
+"""Following a runtime: lists, hints, failures; in fake time."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ class _Runtime:
         return sandbox
 
     def give_up(self, sandbox_id: str) -> None:
-        """It is not ready any more, and its namespace still stands."""
+        """It is not ready any more, and its namespace still exists."""
         sandbox = self.sandboxes[sandbox_id]
         self.sandboxes[sandbox_id] = msgspec.structs.replace(sandbox, is_ready=False)
 
@@ -126,11 +126,11 @@ class _Runtime:
         pass
 
 
-class _Told:
-    """The follower and what it told: (seconds, word, id)."""
+class _Following:
+    """`Sandboxes` and their callbacks: (seconds, name, id)."""
 
     def __init__(self, runtime: _Runtime) -> None:
-        self.told: list[tuple[float, str, str]] = []
+        self.calls: list[tuple[float, str, str]] = []
 
         async def open_runtime() -> _Runtime:
             return runtime
@@ -148,11 +148,11 @@ class _Told:
         return self.sandboxes.current
 
     def when(self, word: str, sandbox_id: str) -> float | None:
-        found = [time for time, *rest in self.told if rest == [word, sandbox_id]]
+        found = [time for time, *rest in self.calls if rest == [word, sandbox_id]]
         return found[0] if found else None
 
     def _note(self, word: str, sandbox: Sandbox) -> None:
-        self.told.append((_now(), word, sandbox.id))
+        self.calls.append((_now(), word, sandbox.id))
 
 
 @pytest.fixture
@@ -161,13 +161,13 @@ def runtime(tmp_path: pathlib.Path) -> _Runtime:
 
 
 @contextlib.asynccontextmanager
-async def _following(runtime: _Runtime, settle_seconds: float = 5) -> AsyncIterator[_Told]:
+async def _following(runtime: _Runtime, settle_seconds: float = 5) -> AsyncIterator[_Following]:
     """A follower that runs, and had time to find its events and be quiet again."""
-    told = _Told(runtime)
-    running = asyncio.create_task(told.sandboxes.run())
+    calls = _Following(runtime)
+    running = asyncio.create_task(calls.sandboxes.run())
     await asyncio.sleep(settle_seconds)
     try:
-        yield told
+        yield calls
     finally:
         assert not running.done()
         running.cancel()
@@ -176,31 +176,31 @@ async def _following(runtime: _Runtime, settle_seconds: float = 5) -> AsyncItera
 
 
 async def test_event_triggers_a_list_at_once(runtime: _Runtime) -> None:
-    async with _following(runtime) as told:
+    async with _following(runtime) as calls:
         runtime.run("a")
         now = _now()
         runtime.send("/tasks/start")
         await asyncio.sleep(1)
-        assert told.when("sandbox", "a-0") == now
+        assert calls.when("sandbox", "a-0") == now
 
 
 async def test_sandbox_listed_after_its_event_is_found_soon(runtime: _Runtime) -> None:
-    async with _following(runtime) as told:
+    async with _following(runtime) as calls:
         now = _now()
         runtime.send("/tasks/start")
         await asyncio.sleep(0.3)
         runtime.run("a")
         await asyncio.sleep(1)
-        assert (told.when("sandbox", "a-0") or 99) - now <= 0.6
+        assert (calls.when("sandbox", "a-0") or 99) - now <= 0.6
 
 
 async def test_lost_event_costs_at_most_ten_seconds(runtime: _Runtime) -> None:
-    async with _following(runtime) as told:
-        assert told.sandboxes.has_events
+    async with _following(runtime) as calls:
+        assert calls.sandboxes.has_events
         runtime.run("a")
         now = _now()
         await asyncio.sleep(11)
-        assert (told.when("sandbox", "a-0") or 99) - now <= 10.1
+        assert (calls.when("sandbox", "a-0") or 99) - now <= 10.1
 
 
 async def test_idle_runtime_with_events_is_listed_six_times_a_minute(runtime: _Runtime) -> None:
@@ -221,16 +221,16 @@ async def test_burst_of_events_causes_at_most_ten_lists_a_second(runtime: _Runti
 
 async def test_runtime_without_events_is_listed_every_second(runtime: _Runtime) -> None:
     runtime.stream_failure = CriUnimplementedError("no such call.")
-    async with _following(runtime) as told:
-        assert not told.sandboxes.has_events
+    async with _following(runtime) as calls:
+        assert not calls.sandboxes.has_events
         runtime.run("a")
         now = _now()
         await asyncio.sleep(1.2)
-        assert (told.when("sandbox", "a-0") or 99) - now <= 1.1
+        assert (calls.when("sandbox", "a-0") or 99) - now <= 1.1
 
         runtime.stream_failure = None  # it was replaced by one that has them
         await asyncio.sleep(310)
-        assert told.sandboxes.has_events
+        assert calls.sandboxes.has_events
 
 
 async def test_stream_that_ends_at_once_does_not_count(runtime: _Runtime) -> None:
@@ -241,126 +241,126 @@ async def test_stream_that_ends_at_once_does_not_count(runtime: _Runtime) -> Non
             yield event
 
     runtime.events = ended  # type: ignore[method-assign]
-    async with _following(runtime, 30) as told:
+    async with _following(runtime, 30) as calls:
         runtime.lists.clear()
-        assert not told.sandboxes.has_events
+        assert not calls.sandboxes.has_events
         await asyncio.sleep(10)
         assert len(runtime.lists) >= 9
 
 
 async def test_broken_stream_is_a_hint_and_is_opened_again(runtime: _Runtime) -> None:
-    async with _following(runtime) as told:
+    async with _following(runtime) as calls:
         runtime.run("a")
         now = _now()
         runtime.send(None)
         await asyncio.sleep(0.2)
-        assert told.when("sandbox", "a-0") == now
+        assert calls.when("sandbox", "a-0") == now
         assert runtime.streams == []
         await asyncio.sleep(5)
-        assert told.sandboxes.has_events
+        assert calls.sandboxes.has_events
         runtime.run("b")
         now = _now()
         runtime.send("/tasks/start")
         await asyncio.sleep(1)
-        assert told.when("sandbox", "b-0") == now
+        assert calls.when("sandbox", "b-0") == now
 
 
 async def test_sandboxes_stay_while_the_runtime_is_unreachable(runtime: _Runtime) -> None:
     sandbox = runtime.run("a")
     runtime.start(sandbox.id)
-    async with _following(runtime) as told:
-        before = list(told.told)
+    async with _following(runtime) as calls:
+        before = list(calls.calls)
         runtime.failure = _AWAY
         runtime.stop(sandbox.id)
         await asyncio.sleep(60)
-        assert told.told == before
-        assert told.sandboxes.problem == "it is away."
+        assert calls.calls == before
+        assert calls.sandboxes.problem == "it is away."
 
         runtime.failure = None
         await asyncio.sleep(1.2)
-        assert told.sandboxes.problem == ""
-        assert told.when("removed", sandbox.id)
+        assert calls.sandboxes.problem == ""
+        assert calls.when("removed", sandbox.id)
 
 
 async def test_runtime_missing_at_the_start_is_retried(runtime: _Runtime) -> None:
     runtime.failure = _AWAY
-    async with _following(runtime) as told:
-        assert told.sandboxes.relists == 0
+    async with _following(runtime) as calls:
+        assert calls.sandboxes.relists == 0
         runtime.run("a")
         runtime.failure = None
         await asyncio.sleep(1.2)
-        assert list(told.current) == ["a"]
+        assert list(calls.current) == ["a"]
 
 
 async def test_ready_sandbox_with_the_highest_attempt_is_current(
     runtime: _Runtime,
 ) -> None:
     made = [runtime.run("a", attempt) for attempt in range(4)]
-    runtime.give_up("a-3")  # its namespace stands, but a ready one is before it
+    runtime.give_up("a-3")  # its namespace exists, but a ready one has precedence
     for order in itertools.permutations(made):
         runtime.sandboxes = {one.id: runtime.sandboxes[one.id] for one in order}
-        told = _Told(runtime)
-        await told.sandboxes.relist()
-        assert told.current["a"].id == "a-2"
+        calls = _Following(runtime)
+        await calls.sandboxes.relist()
+        assert calls.current["a"].id == "a-2"
 
 
 async def test_stopped_sandbox_stays_while_its_namespace_exists(
     runtime: _Runtime,
 ) -> None:
     sandbox = runtime.run("a")
-    async with _following(runtime) as told:
+    async with _following(runtime) as calls:
         runtime.give_up(sandbox.id)
         await asyncio.sleep(11)
-        assert not told.current["a"].is_ready
+        assert not calls.current["a"].is_ready
         del runtime.sandboxes[sandbox.id]  # forgotten by its runtime, too
         await asyncio.sleep(11)
-        assert told.current["a"].netns is not None
+        assert calls.current["a"].netns is not None
         new = runtime.run("a", 1)
         await asyncio.sleep(11)
-        assert told.current["a"].id == new.id
-        assert told.when("removed", sandbox.id) is None
+        assert calls.current["a"].id == new.id
+        assert calls.when("removed", sandbox.id) is None
 
 
 async def test_finished_pod_is_looked_up_once_and_not_published(runtime: _Runtime) -> None:
     runtime.run("a")
     runtime.stop("a-0")
-    async with _following(runtime, 60) as told:
-        assert told.told == []
+    async with _following(runtime, 60) as calls:
+        assert calls.calls == []
         assert len(runtime.looks) == 1
 
 
 async def test_hanging_sandbox_does_not_delay_others(runtime: _Runtime) -> None:
     runtime.run("stuck")
     runtime.slow.add("stuck-0")
-    async with _following(runtime, 2) as told:
-        assert list(told.current) == []
+    async with _following(runtime, 2) as calls:
+        assert list(calls.current) == []
         runtime.run("fine")
         now = _now()
         runtime.send("/tasks/start")
         await asyncio.sleep(0.2)
-        assert told.when("sandbox", "fine-0") == now
-        assert not told.sandboxes.is_settled
+        assert calls.when("sandbox", "fine-0") == now
+        assert not calls.sandboxes.is_settled
         await asyncio.sleep(20)
-        assert told.current["stuck"].problem == "it hangs."
+        assert calls.current["stuck"].problem == "it hangs."
         runtime.slow.clear()
         await asyncio.sleep(60)
-        assert told.current["stuck"].netns is not None
-        assert told.sandboxes.is_settled
+        assert calls.current["stuck"].netns is not None
+        assert calls.sandboxes.is_settled
 
 
 async def test_namespace_removed_just_before_its_sandbox_is_no_problem(
     runtime: _Runtime, tmp_path: pathlib.Path
 ) -> None:
     sandbox = runtime.run("a")
-    async with _following(runtime) as told:
-        before = told.current["a"]
+    async with _following(runtime) as calls:
+        before = calls.current["a"]
         (tmp_path / sandbox.id).unlink()
         runtime.send("/tasks/exit")
         await asyncio.sleep(0.05)
-        assert told.current["a"] == before
+        assert calls.current["a"] == before
         runtime.give_up(sandbox.id)
         await asyncio.sleep(0.3)
-        assert [word for _, word, _ in told.told] == ["sandbox", "removed"]
+        assert [word for _, word, _ in calls.calls] == ["sandbox", "removed"]
 
 
 async def test_lost_namespace_is_reported_and_looked_up_again(
@@ -368,14 +368,14 @@ async def test_lost_namespace_is_reported_and_looked_up_again(
 ) -> None:
     sandbox = runtime.run("a")
     runtime.stream_failure = CriUnimplementedError("no such call.")
-    async with _following(runtime) as told:
+    async with _following(runtime) as calls:
         (tmp_path / sandbox.id).rename(tmp_path / "away")
         await asyncio.sleep(3)
-        assert told.current["a"].netns is None
-        assert told.current["a"].problem == "It is nowhere."
+        assert calls.current["a"].netns is None
+        assert calls.current["a"].problem == "It is nowhere."
         (tmp_path / "away").rename(tmp_path / sandbox.id)
         await asyncio.sleep(10)
-        assert told.current["a"].netns is not None
+        assert calls.current["a"].netns is not None
 
 
 async def test_missing_namespace_is_looked_up_with_backoff(
@@ -384,28 +384,28 @@ async def test_missing_namespace_is_looked_up_with_backoff(
     runtime.run("a")
     runtime.lost.add("a-0")
     runtime.stream_failure = CriUnimplementedError("no such call.")
-    async with _following(runtime, 600) as told:
-        assert told.current["a"].problem == "It is nowhere."
+    async with _following(runtime, 600) as calls:
+        assert calls.current["a"].problem == "It is nowhere."
         times = [time for time, _ in runtime.looks]
         assert len(times) <= 18
         assert max(b - a for a, b in itertools.pairwise(times)) <= 61.5
 
         runtime.lost.clear()
         await asyncio.sleep(62)
-        assert told.current["a"].netns is not None
-        assert told.current["a"].problem == ""
+        assert calls.current["a"].netns is not None
+        assert calls.current["a"].problem == ""
 
 
 async def test_namespace_stays_when_the_runtime_fails(
     runtime: _Runtime,
 ) -> None:
     sandbox = runtime.run("a")
-    async with _following(runtime) as told:
-        found = told.current["a"].netns
+    async with _following(runtime) as calls:
+        found = calls.current["a"].netns
         runtime.broken.add(sandbox.id)
         runtime.give_up(sandbox.id)
         await asyncio.sleep(30)
-        assert told.current["a"].netns == found
+        assert calls.current["a"].netns == found
 
 
 async def test_newest_container_of_each_name_is_published_with_its_start(
@@ -415,15 +415,15 @@ async def test_newest_container_of_each_name_is_published_with_its_start(
     for name, attempt in (("app", 0), ("app", 1), ("side", 0)):
         runtime.start(sandbox.id, name, attempt)
     runtime.start("of nobody")
-    async with _following(runtime) as told:
-        app, side = told.sandboxes.containers["a"]
+    async with _following(runtime) as calls:
+        app, side = calls.sandboxes.containers["a"]
         assert (app.name, app.attempt, side.name) == ("app", 1, "side")
         assert app.started == _BORN + datetime.timedelta(seconds=1)
-        assert told.when("containers", sandbox.id) == told.when("sandbox", sandbox.id)
+        assert calls.when("containers", sandbox.id) == calls.when("sandbox", sandbox.id)
 
         runtime.stop(sandbox.id)
         await asyncio.sleep(11)
-        assert told.sandboxes.containers == {}
+        assert calls.sandboxes.containers == {}
 
 
 async def test_cancellation_does_not_wait(runtime: _Runtime) -> None:

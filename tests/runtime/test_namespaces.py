@@ -1,4 +1,4 @@
-"""What runtimes say of where a namespace is, and whether it is believed."""
+"""Network namespaces as runtimes report them, and their verification."""
 
 import asyncio
 import ipaddress

@@ -32,7 +32,7 @@ def recorded(name: str) -> Any:
 
 
 @dataclass
-class Asked:
+class RecordedRequest:
     """One request, and the event loop's time of it."""
 
     at: float
@@ -76,7 +76,7 @@ class Stream:
         self.transport.abort()
 
     def hang(self) -> None:
-        """Say nothing more and keep the connection, as a peer does whose FIN was lost."""
+        """Send nothing more and keep the connection open, like a peer whose FIN was lost."""
         self.is_hung = True
 
 
@@ -84,14 +84,14 @@ class ApiServer:
     """Objects by path and name, each change a resource version, watches that follow."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[RecordedRequest] = []
         self.streams: list[Stream] = []
         self.can_stream_lists = True
         self.sends_bookmarks = True
         self.oldest_version = 0
         """Watches from before it are 410."""
         self.faults: list[Fault] = []
-        """Asked first, in order; the first answer is given."""
+        """Called first, in order; the first response is sent."""
         self.port = 0
         self._objects: dict[str, dict[tuple[str, str], Json]] = {}
         self._history: list[tuple[str, int, Json]] = []
@@ -112,28 +112,28 @@ class ApiServer:
         metadata["resourceVersion"] = str(self._version)
         kind = "MODIFIED" if key in objects else "ADDED"
         objects[key] = thing
-        self._tell(path, {"type": kind, "object": thing})
+        self._publish(path, {"type": kind, "object": thing})
         return thing
 
     def delete(self, name: str, *, namespace: str = "default", path: str = PODS) -> None:
         thing = copy.deepcopy(self._objects[path].pop((namespace, name)))
         self._version += 1
         thing["metadata"]["resourceVersion"] = str(self._version)
-        self._tell(path, {"type": "DELETED", "object": thing})
+        self._publish(path, {"type": "DELETED", "object": thing})
 
     def get(self, name: str, *, namespace: str = "default", path: str = PODS) -> Json:
         return self._objects[path][(namespace, name)]
 
     def silently(self, change: Callable[[], Any]) -> None:
-        """A change that no watch is told of, as while one is away."""
+        """A change that no watch reports, as during an outage."""
         streams, self.streams = self.streams, []
         change()
         self.streams = streams
 
-    def of(self, path: str = PODS, *, method: str = "GET") -> list[Asked]:
+    def of(self, path: str = PODS, *, method: str = "GET") -> list[RecordedRequest]:
         return [one for one in self.asked if one.path == path and one.method == method]
 
-    def patches(self) -> list[Asked]:
+    def patches(self) -> list[RecordedRequest]:
         return [one for one in self.asked if one.method == "PATCH"]
 
     def stream(self, path: str = PODS) -> Stream:
@@ -141,7 +141,7 @@ class ApiServer:
         return [one for one in self.streams if one.path == path][-1]
 
     async def watched(self, path: str = PODS, *, count: int = 1) -> Stream:
-        """Wait until so many watches of a resource have been begun since the start."""
+        """Wait until this number of watches of a resource has been opened since the start."""
         while sum(1 for one in self.of(path) if one.is_watch) < count or not any(
             one.path == path for one in self.streams
         ):
@@ -180,7 +180,7 @@ class ApiServer:
                 stream.end()
             await runner.cleanup()
 
-    def _tell(self, path: str, event: Json) -> None:
+    def _publish(self, path: str, event: Json) -> None:
         self._history.append((path, self._version, copy.deepcopy(event)))
         for stream in self.streams:
             if stream.path == path:
@@ -195,7 +195,7 @@ class ApiServer:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         content = await request.read()
         self.asked.append(
-            Asked(
+            RecordedRequest(
                 at=asyncio.get_running_loop().time(),
                 method=request.method,
                 path=request.path,
@@ -275,7 +275,7 @@ class ApiServer:
 
 
 def line(event: Json) -> bytes:
-    """One event as it stands in a stream."""
+    """One event as a line of a stream."""
     return json.dumps(event).encode() + b"\n"
 
 
@@ -284,7 +284,7 @@ def as_recorded(name: str) -> web.Response:
     return web.json_response(answer["body"], status=answer["http"])
 
 
-def refusal(code: int, reason: str, *, retry_after: int | None = None) -> web.Response:
+def error_response(code: int, reason: str, *, retry_after: int | None = None) -> web.Response:
     """A Status as the recorded ones, with another code."""
     body = {"kind": "Status", "status": "Failure", "message": reason, "code": code}
     headers = {} if retry_after is None else {"Retry-After": str(retry_after)}

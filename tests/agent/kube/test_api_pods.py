@@ -1,4 +1,4 @@
-"""The node's pods, told as manifests are; also while the API server is away."""
+"""The node's pods, also while the API server is unreachable."""
 
 import asyncio
 import json
@@ -28,12 +28,12 @@ NAMESPACES = "/api/v1/namespaces"
 NODES = "/api/v1/nodes"
 
 
-class Told:
-    """A pod source, and what it told in order."""
+class Published:
+    """ApiPods, and their callbacks in order."""
 
     def __init__(self, api: ApiClient, *, state: pathlib.Path | None = None) -> None:
         self.pods: dict[str, Pod] = {}
-        self.told: list[str] = []
+        self.published: list[str] = []
         self.objects: list[ApiPod] = []
         self.warnings: list[tuple[str, str]] = []
         self.source = ApiPods(
@@ -48,21 +48,21 @@ class Told:
             jitter=lambda: 0.5,
         )
 
-    def _on_pod(self, told: Pod) -> None:
-        self.told.append(f"{'~' if told.uid in self.pods else '+'}{told.name}")
-        self.pods[told.uid] = told
+    def _on_pod(self, published: Pod) -> None:
+        self.published.append(f"{'~' if published.uid in self.pods else '+'}{published.name}")
+        self.pods[published.uid] = published
 
     def _on_removed(self, uid: str) -> None:
-        self.told.append(f"-{self.pods.pop(uid).name}")
+        self.published.append(f"-{self.pods.pop(uid).name}")
 
-    def _on_warning(self, told: Pod, problem: Problem) -> None:
-        self.warnings.append((told.name, problem.reason))
+    def _on_warning(self, published: Pod, problem: Problem) -> None:
+        self.warnings.append((published.name, problem.reason))
 
     def mode(self, name: str) -> Mode:
         return next(one.mode for one in self.pods.values() if one.name == name)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator["Told"]:
+    async def running(self) -> AsyncIterator["Published"]:
         self.source.restore()
         task = asyncio.create_task(self.source.run())
         try:
@@ -87,68 +87,68 @@ def furnished(server: ApiServer) -> ApiServer:
 
 
 async def test_pods_come_change_and_go(furnished: ApiServer, api: ApiClient) -> None:
-    async with Told(api).running() as told:
+    async with Published(api).running() as published:
         furnished.put(pod("b"))
         await asyncio.sleep(1)
         furnished.put(pod("a", labels={agent_labels.MODE_LABEL: "strict"}))
         furnished.delete("b")
         await asyncio.sleep(1)
-        assert told.told == ["+a", "+b", "~a", "-b"]
-        assert told.source.is_synced
+        assert published.published == ["+a", "+b", "~a", "-b"]
+        assert published.source.is_synced
 
 
-async def test_a_change_that_is_none_to_the_agent_is_told_to_the_writer_alone(
+async def test_change_without_effect_on_the_pod_is_passed_to_the_writer_only(
     furnished: ApiServer, api: ApiClient
 ) -> None:
-    async with Told(api).running() as told:
+    async with Published(api).running() as published:
         furnished.put(
             {**pod("a"), "status": {"phase": "Running", "podIPs": [{"ip": "198.18.0.2"}]}}
         )
         await asyncio.sleep(1)
-        assert told.told == ["+a"]
-        assert len(told.objects) == 2
+        assert published.published == ["+a"]
+        assert len(published.objects) == 2
 
 
 async def test_pod_replaced_under_the_same_name(furnished: ApiServer, api: ApiClient) -> None:
-    async with Told(api).running() as told:
+    async with Published(api).running() as published:
         furnished.delete("a")
         furnished.put(pod("a", uid="another"))
         await asyncio.sleep(1)
-        assert told.told == ["+a", "-a", "+a"]
-        assert set(told.pods) == {"another"}
+        assert published.published == ["+a", "-a", "+a"]
+        assert set(published.pods) == {"another"}
 
 
-async def test_mirror_pod_is_told_and_removed_by_the_runtimes_uid(
+async def test_mirror_pod_is_published_and_removed_by_the_runtimes_uid(
     furnished: ApiServer, api: ApiClient
 ) -> None:
     mirror = apiserver.recorded("mirror-pod")
-    async with Told(api).running() as told:
+    async with Published(api).running() as published:
         furnished.put(mirror)
         await asyncio.sleep(1)
-        assert "25fc56ec767d2a7cf6725c538f7206da" in told.pods
+        assert "25fc56ec767d2a7cf6725c538f7206da" in published.pods
         furnished.delete("stb-node1")
         await asyncio.sleep(1)
-        assert told.told == ["+a", "+stb-node1", "-stb-node1"]
+        assert published.published == ["+a", "+stb-node1", "-stb-node1"]
 
 
 async def test_labels_of_namespace_and_node_decide_and_are_followed(
     furnished: ApiServer, api: ApiClient
 ) -> None:
-    async with Told(api).running() as told:
-        assert told.mode("a") is Mode.ENFORCE
+    async with Published(api).running() as published:
+        assert published.mode("a") is Mode.ENFORCE
         furnished.put(labelled("default", mode="audit"), path=NAMESPACES)
         await asyncio.sleep(1)
-        assert told.mode("a") is Mode.AUDIT
+        assert published.mode("a") is Mode.AUDIT
         furnished.put(labelled("node1", mode="off"), path=NODES)
         await asyncio.sleep(1)
-        assert told.mode("a") is Mode.OFF
+        assert published.mode("a") is Mode.OFF
         furnished.put(labelled("node1"), path=NODES)
         furnished.delete("default", namespace="", path=NAMESPACES)
         await asyncio.sleep(1)
-        assert told.mode("a") is Mode.ENFORCE
+        assert published.mode("a") is Mode.ENFORCE
 
 
-async def test_nobody_is_told_before_the_labels_are_known(
+async def test_nothing_is_published_before_the_labels_are_listed(
     furnished: ApiServer, api: ApiClient
 ) -> None:
     asking = asyncio.Event()
@@ -160,36 +160,36 @@ async def test_nobody_is_told_before_the_labels_are_known(
 
     furnished.put(labelled("default", mode="off"), path=NAMESPACES)
     furnished.faults.append(late)
-    async with Told(api).running() as told:
+    async with Published(api).running() as published:
         await asyncio.sleep(2)
-        assert told.told == []
+        assert published.published == []
         asking.set()
         await asyncio.sleep(1)
-        assert told.told == ["+a"]
-        assert told.mode("a") is Mode.OFF
+        assert published.published == ["+a"]
+        assert published.mode("a") is Mode.OFF
 
 
 async def test_without_the_right_to_see_namespaces_the_nodes_default_holds(
     furnished: ApiServer, api: ApiClient
 ) -> None:
     async def forbid(request: web.Request) -> web.StreamResponse | None:
-        return apiserver.refusal(403, "Forbidden") if request.path == NAMESPACES else None
+        return apiserver.error_response(403, "Forbidden") if request.path == NAMESPACES else None
 
     furnished.faults.append(forbid)
-    async with Told(api).running() as told:
+    async with Published(api).running() as published:
         await asyncio.sleep(15)
-        assert told.told == ["+a"]
-        assert told.mode("a") is Mode.ENFORCE
-        assert told.source.namespaces.problem == "Forbidden"
+        assert published.published == ["+a"]
+        assert published.mode("a") is Mode.ENFORCE
+        assert published.source.namespaces.problem == "Forbidden"
 
 
-async def test_warnings_are_told_once(furnished: ApiServer, api: ApiClient) -> None:
+async def test_warnings_are_published_once(furnished: ApiServer, api: ApiClient) -> None:
     annotations = {agent_labels.NETNS_ANNOTATION: "/proc/1/ns/net"}
-    async with Told(api).running() as told:
+    async with Published(api).running() as published:
         furnished.put(pod("b", annotations=annotations))
         furnished.put(pod("b", annotations=annotations, generation=2))
         await asyncio.sleep(1)
-        assert told.warnings == [("b", "AnnotationIgnored")]
+        assert published.warnings == [("b", "AnnotationIgnored")]
 
 
 async def test_whole_life_of_an_agent_without_api_server(
@@ -203,18 +203,18 @@ async def test_whole_life_of_an_agent_without_api_server(
     async with (
         server.running(listening),
         opened(kubeconfig) as api,
-        Told(api, state=state).running() as told,
+        Published(api, state=state).running() as published,
     ):
         await asyncio.sleep(5)
-        before = told.pods
+        before = published.pods
     async with opened(kubeconfig) as api:
-        restarted = Told(api, state=state)
+        restarted = Published(api, state=state)
         restarted.source.restore()
         assert restarted.pods == before
         assert restarted.mode("a") is Mode.AUDIT
         async with restarted.running():
             await asyncio.sleep(3600)
-            assert restarted.told == ["+a"]
+            assert restarted.published == ["+a"]
             assert restarted.source.is_synced
             assert restarted.source.pods.problem
             assert restarted.source.pods.requests < 200
@@ -223,9 +223,9 @@ async def test_whole_life_of_an_agent_without_api_server(
     async with (
         server.running(listening),
         opened(kubeconfig) as api,
-        Told(api, state=state).running() as back,
+        Published(api, state=state).running() as back,
     ):
-        assert sorted(back.told) == ["+a", "+b", "-a"]
+        assert sorted(back.published) == ["+a", "+b", "-a"]
 
 
 async def test_agent_goes_on_when_the_server_comes_back(
@@ -235,12 +235,12 @@ async def test_agent_goes_on_when_the_server_comes_back(
     server.put(labelled("node1"), path=NODES)
     server.put(labelled("default"), path=NAMESPACES)
     server.put(pod("a"))
-    async with opened(kubeconfig) as api, Told(api).running() as told:
+    async with opened(kubeconfig) as api, Published(api).running() as published:
         await asyncio.sleep(300)
-        assert told.told == []
+        assert published.published == []
         async with server.running(listening):
             await asyncio.sleep(60)
-            assert told.told == ["+a"]
+            assert published.published == ["+a"]
 
 
 async def test_saved_pods_are_for_root_and_hold_no_secrets(
@@ -251,7 +251,7 @@ async def test_saved_pods_are_for_root_and_hold_no_secrets(
     thing = pod("b", annotations=secret)
     thing["spec"]["containers"][0]["env"] = [{"name": "PASSWORD", "value": "hunter2"}]
     furnished.put(thing)
-    async with Told(api, state=state).running():
+    async with Published(api, state=state).running():
         await asyncio.sleep(5)
         content = state.read_text(encoding="utf-8")
         assert stat.S_IMODE(state.stat().st_mode) == 0o600
@@ -264,7 +264,7 @@ async def test_nothing_is_written_at_rest(
     furnished: ApiServer, api: ApiClient, tmp_path: pathlib.Path
 ) -> None:
     state = tmp_path / "pods.json"
-    async with Told(api, state=state).running():
+    async with Published(api, state=state).running():
         await asyncio.sleep(5)
         before = state.stat().st_ino, state.stat().st_mtime_ns
         await asyncio.sleep(600)
@@ -277,8 +277,8 @@ async def test_saved_pods_that_cannot_be_used_are_left_alone(
 ) -> None:
     state = tmp_path / "pods.json"
     state.write_text(content, encoding="utf-8")
-    async with Told(api, state=state).running() as told:
-        assert told.told == ["+a"]
+    async with Published(api, state=state).running() as published:
+        assert published.published == ["+a"]
 
 
 def decoded(thing: Any, version: str) -> ApiPod:
@@ -286,23 +286,21 @@ def decoded(thing: Any, version: str) -> ApiPod:
     return msgspec.convert(thing, ApiPod)
 
 
-async def test_newest_version_counts_whoever_brought_it(
-    furnished: ApiServer, api: ApiClient
-) -> None:
-    async with Told(api).running() as told:
-        told.source.set_pod(KUBELET, decoded(pod("a", labels={"is": "old"}), "9"))
-        assert told.pods["uid-a"].labels == {}
-        told.source.set_pod(KUBELET, decoded(pod("a", labels={"is": "new"}), "1000"))
-        assert told.pods["uid-a"].labels == {"is": "new"}
+async def test_newest_version_counts_from_any_origin(furnished: ApiServer, api: ApiClient) -> None:
+    async with Published(api).running() as published:
+        published.source.set_pod(KUBELET, decoded(pod("a", labels={"is": "old"}), "9"))
+        assert published.pods["uid-a"].labels == {}
+        published.source.set_pod(KUBELET, decoded(pod("a", labels={"is": "new"}), "1000"))
+        assert published.pods["uid-a"].labels == {"is": "new"}
         furnished.delete("a")
         await asyncio.sleep(1)
-        assert "uid-a" in told.pods
-        told.source.remove_pod(KUBELET, "uid-a")
-        assert told.pods == {}
+        assert "uid-a" in published.pods
+        published.source.remove_pod(KUBELET, "uid-a")
+        assert published.pods == {}
 
 
 async def test_what_the_kubelet_has_dropped_is_gone(furnished: ApiServer, api: ApiClient) -> None:
-    async with Told(api).running() as told:
-        told.source.set_pod(KUBELET, decoded(pod("a"), "12"))
-        told.source.remove_pod(KUBELET, "uid-a")
-        assert told.told == ["+a", "-a"]
+    async with Published(api).running() as published:
+        published.source.set_pod(KUBELET, decoded(pod("a"), "12"))
+        published.source.remove_pod(KUBELET, "uid-a")
+        assert published.published == ["+a", "-a"]

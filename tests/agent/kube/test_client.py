@@ -1,4 +1,4 @@
-"""Configuration, TLS, tokens and refusals of the API server."""
+"""Configuration, TLS, tokens and errors of the API server."""
 
 import asyncio
 import pathlib
@@ -48,10 +48,10 @@ def tokens(server: ApiServer) -> list[str]:
 async def only_second(request: web.Request) -> web.StreamResponse | None:
     """Take no token but one."""
     is_good = request.headers["Authorization"].lower() == "bearer second"
-    return None if is_good else apiserver.refusal(401, "Unauthorized")
+    return None if is_good else apiserver.error_response(401, "Unauthorized")
 
 
-async def ask(api: ApiClient) -> bytes:
+async def request_pods(api: ApiClient) -> bytes:
     return await api.request("GET", PODS, query={"resourceVersion": "0"})
 
 
@@ -65,16 +65,16 @@ async def test_in_a_pod_by_tls_and_with_a_token_that_is_replaced(
     async with server.running(tls=tls):
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
         async with opened() as api:
-            await ask(api)
+            await request_pods(api)
             (pod_files / "token").write_text("second\n", encoding="utf-8")
             server.faults.append(only_second)
             with pytest.raises(ApiError, match="Unauthorized"):
-                await ask(api)
-            await ask(api)
+                await request_pods(api)
+            await request_pods(api)
     assert tokens(server) == ["first", "first", "second"]
 
 
-async def test_server_that_is_not_certified_is_not_told_the_token(
+async def test_server_without_a_valid_certificate_gets_no_token(
     pod_files: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cert, key = certificate(pod_files)
@@ -87,10 +87,10 @@ async def test_server_that_is_not_certified_is_not_told_the_token(
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
         async with opened() as api:
             with pytest.raises(ApiError, match="certificate verify failed"):
-                await ask(api)
+                await request_pods(api)
             # The cluster's certificate is renewed, and no restart is needed.
             shutil.copy(cert, pod_files / "ca.crt")
-            await ask(api)
+            await request_pods(api)
     assert tokens(server) == ["first"]
 
 
@@ -98,11 +98,11 @@ async def test_server_that_is_not_certified_is_not_told_the_token(
 async def test_token_is_read_again_each_minute(server: ApiServer, tmp_path: pathlib.Path) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     async with opened(write_kubeconfig(kubeconfig, token="first")) as api:
-        await ask(api)
+        await request_pods(api)
         write_kubeconfig(kubeconfig, token="second")
-        await ask(api)
+        await request_pods(api)
         await asyncio.sleep(61)
-        await ask(api)
+        await request_pods(api)
     assert tokens(server) == ["first", "first", "second"]
 
 
@@ -113,7 +113,7 @@ async def test_configuration_that_vanishes_is_not_needed(
     async with opened(kubeconfig) as api:
         await asyncio.to_thread(pathlib.Path(kubeconfig).unlink)
         await asyncio.sleep(61)
-        await ask(api)
+        await request_pods(api)
     assert tokens(server) == ["secret"]
 
 
@@ -131,10 +131,10 @@ async def test_outside_a_pod_without_kubeconfig(monkeypatch: pytest.MonkeyPatch)
         await ApiClient.open()
 
 
-async def test_nobody_listens(tmp_path: pathlib.Path) -> None:
+async def test_server_without_a_listener_is_one_error(tmp_path: pathlib.Path) -> None:
     async with opened(write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:9")) as api:
         with pytest.raises(ApiError, match=r"127\.0\.0\.1:9") as caught:
-            await ask(api)
+            await request_pods(api)
         assert caught.value.code == 0
         assert caught.value.is_transient
 
@@ -148,32 +148,32 @@ async def test_request_that_is_never_answered_ends(server: ApiServer, api: ApiCl
     server.faults.append(hang)
     started = asyncio.get_running_loop().time()
     with pytest.raises(ApiError, match="does not respond in time"):
-        await ask(api)
+        await request_pods(api)
     assert asyncio.get_running_loop().time() - started < 40
 
 
-async def test_refusal_tells_what_the_status_says(server: ApiServer, api: ApiClient) -> None:
-    async def refuse(request: web.Request) -> web.StreamResponse | None:
+async def test_error_has_the_message_of_the_status(server: ApiServer, api: ApiClient) -> None:
+    async def reject(request: web.Request) -> web.StreamResponse | None:
         return apiserver.as_recorded("patch-wrong-uid")
 
-    server.faults.append(refuse)
+    server.faults.append(reject)
     with pytest.raises(ApiError, match="field is immutable") as caught:
-        await ask(api)
+        await request_pods(api)
     assert caught.value.code == 422
     assert ("metadata.uid", "FieldValueInvalid") in caught.value.causes
     assert not caught.value.is_transient
 
 
-async def test_refusal_that_is_no_status(server: ApiServer, api: ApiClient) -> None:
-    async def refuse(request: web.Request) -> web.StreamResponse | None:
+async def test_error_without_a_status_has_the_http_code(server: ApiServer, api: ApiClient) -> None:
+    async def reject(request: web.Request) -> web.StreamResponse | None:
         return web.Response(status=502, text="<html>proxy</html>")
 
-    server.faults.append(refuse)
+    server.faults.append(reject)
     with pytest.raises(ApiError, match="HTTP status 502 Bad Gateway") as caught:
-        await ask(api)
+        await request_pods(api)
     assert caught.value.is_transient
 
 
-async def test_server_is_told_who_asks(server: ApiServer, api: ApiClient) -> None:
-    await ask(api)
+async def test_requests_name_their_user_agent(server: ApiServer, api: ApiClient) -> None:
+    await request_pods(api)
     assert server.asked[0].headers["User-Agent"].startswith("podgate/")

@@ -27,7 +27,7 @@ NOW = datetime.datetime(2026, 11, 21, 8, 0, 0, 123456, tzinfo=datetime.UTC)
 
 
 class Agent:
-    """A writer, the watch that it hears of the API by, and what the agent knows."""
+    """A writer, its watch of the API, and the agent's conditions."""
 
     def __init__(self, api: ApiClient, *, writes_all: bool = False) -> None:
         self.conditions = Conditions(now=lambda: NOW)
@@ -104,7 +104,9 @@ def with_condition(thing: Any, **fields: Any) -> Any:
 
 
 async def failing(request: web.Request) -> web.StreamResponse | None:
-    return apiserver.refusal(503, "ServiceUnavailable") if request.method == "PATCH" else None
+    return (
+        apiserver.error_response(503, "ServiceUnavailable") if request.method == "PATCH" else None
+    )
 
 
 async def test_both_conditions_go_in_one_patch_that_is_held_to_the_uid(
@@ -165,9 +167,7 @@ async def test_steps_of_a_start_that_decide_nothing_are_one_patch(
     assert len(server.patches()) == 1
 
 
-async def test_a_start_that_takes_longer_says_what_it_waits_for(
-    server: ApiServer, api: ApiClient
-) -> None:
+async def test_slow_start_reports_its_reason(server: ApiServer, api: ApiClient) -> None:
     server.put(apiserver.gated("a"))
     async with Agent(api).running() as agent:
         agent.know("a")
@@ -231,7 +231,7 @@ async def test_pods_without_a_gate_are_left_alone(server: ApiServer, api: ApiCli
     assert server.patches() == []
 
 
-async def test_pods_without_a_gate_are_written_when_asked_for(
+async def test_pods_without_a_gate_are_written_with_the_option(
     server: ApiServer, api: ApiClient
 ) -> None:
     server.put(pod("a"))
@@ -385,7 +385,7 @@ async def test_too_many_requests_are_waited_for(server: ApiServer, api: ApiClien
         if request.method != "PATCH":
             return None
         server.faults.clear()
-        return apiserver.refusal(429, "TooManyRequests", retry_after=45)
+        return apiserver.error_response(429, "TooManyRequests", retry_after=45)
 
     server.put(gated("a"))
     server.faults.append(busy)
@@ -411,9 +411,7 @@ async def test_failures_of_the_same_moment_are_one(server: ApiServer, api: ApiCl
     assert len(server.patches()) == 28
 
 
-async def test_what_the_watch_tells_late_is_not_corrected(
-    server: ApiServer, api: ApiClient
-) -> None:
+async def test_late_watch_event_is_not_corrected(server: ApiServer, api: ApiClient) -> None:
     late = msgspec.convert(server.put(gated("a")), ApiPod)
     async with Agent(api).running() as agent:
         agent.know("a")
@@ -423,10 +421,10 @@ async def test_what_the_watch_tells_late_is_not_corrected(
     assert len(server.patches()) == 1
 
 
-async def test_refusal_of_one_pod_holds_up_no_other(server: ApiServer, api: ApiClient) -> None:
+async def test_rejection_of_one_pod_delays_no_other(server: ApiServer, api: ApiClient) -> None:
     async def forbid(request: web.Request) -> web.StreamResponse | None:
         is_meant = request.method == "PATCH" and "/a/" in request.path
-        return apiserver.refusal(403, "Forbidden") if is_meant else None
+        return apiserver.error_response(403, "Forbidden") if is_meant else None
 
     server.put(gated("a"))
     server.put(gated("b"))
@@ -441,9 +439,7 @@ async def test_refusal_of_one_pod_holds_up_no_other(server: ApiServer, api: ApiC
         assert len([one for one in server.patches() if "/a/" in one.path]) < 20
 
 
-async def test_answers_that_are_never_given_are_asked_for_again(
-    server: ApiServer, api: ApiClient
-) -> None:
+async def test_requests_without_a_response_are_retried(server: ApiServer, api: ApiClient) -> None:
     async def hang(request: web.Request) -> web.StreamResponse | None:
         if request.method == "PATCH" and len(server.patches()) == 1:
             await asyncio.sleep(100_000)
@@ -458,7 +454,7 @@ async def test_answers_that_are_never_given_are_asked_for_again(
     assert len(server.patches()) == 2
 
 
-async def test_condition_of_an_earlier_boot_is_corrected_before_anything_is_known(
+async def test_condition_of_a_previous_boot_is_corrected_first(
     server: ApiServer, api: ApiClient
 ) -> None:
     server.put(with_condition(gated("a"), message="Fine. (sandbox sandbox-1, boot before)"))
@@ -521,7 +517,7 @@ async def test_many_at_once_keep_to_the_limit(server: ApiServer, api: ApiClient)
     assert max(sum(start <= at < start + 1 for at in times) for start in times) <= 151
 
 
-async def test_server_that_does_not_know_the_generation_is_not_asked_for_ever(
+async def test_server_without_observed_generation_is_not_patched_forever(
     server: ApiServer, api: ApiClient
 ) -> None:
     async def drop(request: web.Request) -> web.StreamResponse | None:

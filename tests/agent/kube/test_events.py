@@ -1,4 +1,4 @@
-"""Events about pods: few, and not those that the kubelet tells."""
+"""Events about pods: few, and not those that the kubelet reports."""
 
 import asyncio
 import datetime
@@ -17,7 +17,7 @@ from agent.kube.objects import ApiPod
 from agent.pods.events import kubelet_reports
 from probes.spec.specs import parse_pod
 from tests.agent.kube import apiserver
-from tests.agent.kube.apiserver import ApiServer, Asked, pod
+from tests.agent.kube.apiserver import ApiServer, RecordedRequest, pod
 
 pytestmark = pytest.mark.looptime
 
@@ -43,7 +43,7 @@ async def running(api: ApiClient, *, node_name: str = "node1") -> AsyncIterator[
         await asyncio.gather(task, return_exceptions=True)
 
 
-def created(server: ApiServer) -> list[Asked]:
+def created(server: ApiServer) -> list[RecordedRequest]:
     return server.of(PATH, method="POST")
 
 
@@ -51,7 +51,7 @@ def record(made: EventRecorder, name: str = "a", *, reason: str = "GateLost", **
     made.record(seen(name), reason, "The gate was put back.", action="Guarding", **more)
 
 
-async def test_an_event_has_all_that_the_api_asks_for(server: ApiServer, api: ApiClient) -> None:
+async def test_event_has_all_required_fields(server: ApiServer, api: ApiClient) -> None:
     async with running(api) as made:
         record(made, container="app")
         await asyncio.sleep(1)
@@ -109,13 +109,13 @@ async def test_different_things_are_different_events(server: ApiServer, api: Api
     assert len({one.body["metadata"]["name"] for one in created(server)}) == 8
 
 
-async def test_series_that_outlives_its_event_begins_anew(
+async def test_series_that_outlives_its_event_starts_again(
     server: ApiServer, api: ApiClient
 ) -> None:
     async def forget(request: web.Request) -> web.StreamResponse | None:
         if request.method != "PATCH":
             return None
-        return apiserver.refusal(404, "NotFound")
+        return apiserver.error_response(404, "NotFound")
 
     server.faults.append(forget)
     async with running(api) as made:
@@ -135,11 +135,11 @@ async def test_storm_of_events_is_limited(server: ApiServer, api: ApiClient) -> 
         assert made.dropped == 2000
 
 
-async def test_outage_costs_little_and_the_newest_are_told_after_it(
+async def test_outage_costs_little_and_the_newest_are_sent_after_it(
     server: ApiServer, api: ApiClient
 ) -> None:
     async def fail(request: web.Request) -> web.StreamResponse | None:
-        return apiserver.refusal(503, "ServiceUnavailable")
+        return apiserver.error_response(503, "ServiceUnavailable")
 
     server.faults.append(fail)
     async with running(api) as made:
@@ -154,13 +154,13 @@ async def test_outage_costs_little_and_the_newest_are_told_after_it(
         assert made.dropped == 0
 
 
-async def test_refused_event_is_dropped_and_others_go_on(server: ApiServer, api: ApiClient) -> None:
-    async def refuse(request: web.Request) -> web.StreamResponse | None:
+async def test_rejected_event_is_discarded(server: ApiServer, api: ApiClient) -> None:
+    async def reject(request: web.Request) -> web.StreamResponse | None:
         body = server.asked[-1].body
         is_meant = body["regarding"]["name"] == "a"
-        return apiserver.refusal(403, "Forbidden") if is_meant else None
+        return apiserver.error_response(403, "Forbidden") if is_meant else None
 
-    server.faults.append(refuse)
+    server.faults.append(reject)
     async with running(api) as made:
         record(made, "a")
         record(made, "b")
@@ -180,7 +180,7 @@ async def test_long_and_odd_texts_fit(server: ApiServer, api: ApiClient) -> None
     assert len(body["reason"]) <= 128
 
 
-def test_kubelets_own_probes_are_the_kubelets_to_tell() -> None:
+def test_failures_of_the_kubelets_probes_are_left_to_the_kubelet() -> None:
     own = (
         '{"apiVersion": "podgate.io/v2", "containers":'
         ' [{"name": "app", "readiness": {"tcp": {"port": 5}}}]}'

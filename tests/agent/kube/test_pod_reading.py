@@ -1,4 +1,4 @@
-"""What becomes of the API's pods: the same as of manifests, but for what only the node may say."""
+"""Reading the API's pods: as manifests, except for settings that only the node may have."""
 
 from typing import Any
 
@@ -114,7 +114,7 @@ def test_network_namespace_is_never_taken_from_the_api() -> None:
     assert labels.NETNS_ANNOTATION in made.warnings[0].message
 
 
-def test_pods_that_do_not_ask_are_the_kubelets_to_probe() -> None:
+def test_pods_without_annotation_or_gate_are_probed_by_the_kubelet_only() -> None:
     thing = with_containers(GOOD)
     del thing["spec"]["readinessGates"]
     made = reading(thing).pod
@@ -129,7 +129,7 @@ def test_pods_that_do_not_ask_are_the_kubelets_to_probe() -> None:
         {"annotations": {"podgate.io/probe-spec": "{}"}},
     ],
 )
-def test_an_annotation_asks_for_probes(asking: dict[str, Any]) -> None:
+def test_annotation_enables_probes(asking: dict[str, Any]) -> None:
     thing = with_containers(GOOD, **asking)
     del thing["spec"]["readinessGates"]
     assert reading(thing).pod.spec.containers[0].readiness is not None
@@ -170,7 +170,7 @@ def test_a_pod_may_go_without_the_relay() -> None:
     assert not made.warnings
 
 
-def test_unknown_mode_is_told_in_the_condition_and_leaves_the_pod_guarded() -> None:
+def test_unknown_mode_is_in_the_condition_and_leaves_the_pod_gated() -> None:
     made = reading(pod("web", labels={labels.MODE_LABEL: "enfroce"}))
     assert made.pod.mode is Mode.ENFORCE
     assert made.pod.manifest_problem is not None

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.looptime
 
 
 class Seen:
-    """A running watcher, and what it told in order."""
+    """A running watcher, and its callbacks in order."""
 
     def __init__(self, api: ApiClient) -> None:
         self.told: list[str] = []
@@ -74,16 +74,14 @@ async def test_list_and_watch_are_one_request_where_the_server_can(
     ]
 
 
-async def test_only_the_node_is_asked_for(server: ApiServer, api: ApiClient) -> None:
+async def test_only_the_nodes_objects_are_requested(server: ApiServer, api: ApiClient) -> None:
     async with Seen(api).running():
         assert server.of()[0].query["fieldSelector"] == "spec.nodeName=node1"
         assert server.of()[0].query["allowWatchBookmarks"] == "true"
         assert 300 <= int(server.of()[0].query["timeoutSeconds"]) <= 600
 
 
-async def test_server_that_cannot_stream_lists_is_asked_for_one(
-    server: ApiServer, api: ApiClient
-) -> None:
+async def test_server_without_streamed_lists_is_listed(server: ApiServer, api: ApiClient) -> None:
     server.can_stream_lists = False
     server.put(pod("a"))
     async with Seen(api).running() as seen:
@@ -101,22 +99,22 @@ async def test_server_that_cannot_stream_lists_is_asked_for_one(
     assert again.query["resourceVersion"] == "102"
 
 
-async def test_old_server_that_refuses_the_options_is_asked_for_a_list(
+async def test_old_server_that_rejects_the_options_is_listed(
     server: ApiServer, api: ApiClient
 ) -> None:
-    async def refuse(request: web.Request) -> web.StreamResponse | None:
+    async def reject(request: web.Request) -> web.StreamResponse | None:
         if "resourceVersionMatch" in request.query and "watch" in request.query:
-            return apiserver.refusal(422, "Invalid")
+            return apiserver.error_response(422, "Invalid")
         return None
 
-    server.faults.append(refuse)
+    server.faults.append(reject)
     server.put(pod("a"))
     async with Seen(api).running() as seen:
         assert seen.names == {"a"}
     assert not server.of()[1].is_watch
 
 
-async def test_server_that_never_ends_its_list_is_asked_for_one(
+async def test_server_that_never_ends_its_streamed_list_is_listed(
     server: ApiServer, api: ApiClient
 ) -> None:
     async def stay_silent(request: web.Request) -> web.StreamResponse | None:
@@ -251,7 +249,7 @@ async def test_too_old_version_in_the_stream_means_a_list_and_its_difference(
 async def test_too_old_version_as_a_status(server: ApiServer, api: ApiClient) -> None:
     async def gone(request: web.Request) -> web.StreamResponse | None:
         if request.query.get("resourceVersion") == "101" and "watch" in request.query:
-            return apiserver.refusal(410, "Expired")
+            return apiserver.error_response(410, "Expired")
         return None
 
     server.can_stream_lists = False
@@ -272,7 +270,7 @@ async def test_too_old_version_of_a_list_means_the_newest(
 ) -> None:
     async def gone(request: web.Request) -> web.StreamResponse | None:
         if "watch" not in request.query and request.query["resourceVersion"]:
-            return apiserver.refusal(410, "Expired")
+            return apiserver.error_response(410, "Expired")
         return None
 
     server.can_stream_lists = False
@@ -287,7 +285,7 @@ async def test_too_old_version_of_a_list_means_the_newest(
 async def test_retry_after_is_respected(server: ApiServer, api: ApiClient) -> None:
     async def busy(request: web.Request) -> web.StreamResponse | None:
         server.faults.clear()
-        return apiserver.refusal(429, "TooManyRequests", retry_after=50)
+        return apiserver.error_response(429, "TooManyRequests", retry_after=50)
 
     server.put(pod("a"))
     server.faults.append(busy)
@@ -299,13 +297,13 @@ async def test_retry_after_is_respected(server: ApiServer, api: ApiClient) -> No
 
 
 @pytest.mark.parametrize("code", [500, 503, 504])
-async def test_a_minute_of_refusals(server: ApiServer, api: ApiClient, code: int) -> None:
-    async def refuse(request: web.Request) -> web.StreamResponse | None:
-        return apiserver.refusal(code, "InternalError")
+async def test_a_minute_of_errors(server: ApiServer, api: ApiClient, code: int) -> None:
+    async def reject(request: web.Request) -> web.StreamResponse | None:
+        return apiserver.error_response(code, "InternalError")
 
     server.put(pod("a"))
     async with Seen(api).running() as seen:
-        server.faults.append(refuse)
+        server.faults.append(reject)
         server.stream().end()
         server.silently(lambda: server.put(pod("b")))
         await asyncio.sleep(60)
@@ -348,7 +346,7 @@ async def test_errors_inside_the_stream_are_watched_again_later(
     assert_paced(server)
 
 
-async def test_server_that_is_behind_is_listed_anew(server: ApiServer, api: ApiClient) -> None:
+async def test_server_that_is_behind_is_listed_again(server: ApiServer, api: ApiClient) -> None:
     server.can_stream_lists = False
     server.put(pod("a"))
     seen = Seen(api)
@@ -376,7 +374,7 @@ async def test_streams_that_end_at_once_do_not_become_a_storm(
         assert len(server.of()) <= 12
 
 
-async def test_streams_that_say_one_thing_and_end_stay_under_one_a_second(
+async def test_streams_of_one_event_stay_under_one_a_second(
     server: ApiServer, api: ApiClient
 ) -> None:
     async def one_bookmark(request: web.Request) -> web.StreamResponse | None:
@@ -493,7 +491,7 @@ async def test_a_resource_that_must_be_there_is_a_problem_when_it_is_not(
         assert not seen.watcher.is_absent
 
 
-async def test_what_was_known_before_is_compared_and_not_told(
+async def test_seeded_objects_are_compared_and_not_reported(
     server: ApiServer, api: ApiClient
 ) -> None:
     server.can_stream_lists = False
@@ -510,7 +508,7 @@ async def test_what_was_known_before_is_compared_and_not_told(
         assert sorted(seen.told) == ["+c", "-a"]
 
 
-async def test_metadata_only_is_asked_for_as_such(server: ApiServer, api: ApiClient) -> None:
+async def test_metadata_only_is_requested(server: ApiServer, api: ApiClient) -> None:
     watcher = Watcher(
         api,
         Query("pods", PODS, ApiPod, is_metadata_only=True),

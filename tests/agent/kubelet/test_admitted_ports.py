@@ -1,4 +1,4 @@
-"""What the kubelet is let in to."""
+"""The ports to which gates admit the kubelet."""
 
 import pathlib
 import socket
@@ -26,7 +26,7 @@ def test_declared_ports_and_no_others() -> None:
     assert {rule.protocol for rule in rules} == {socket.IPPROTO_TCP}
 
 
-def test_a_pod_that_declares_nothing_lets_nobody_in() -> None:
+def test_pod_without_declared_ports_admits_nothing() -> None:
     assert kubelet_rules(spec()) == ()
 
 

@@ -252,7 +252,7 @@ def test_own_cgroups_below_are_accepted(node: Node) -> None:
 def test_container_process_in_its_cgroup_is_rejected(
     node: Node, space: dict[str, str], below: str
 ) -> None:
-    """Where the runtime uses cgroup v1, containers stay in whatever v2 cgroup they began in."""
+    """Where the runtime uses cgroup v1, containers stay in the v2 cgroup in which they started."""
     node.add(700)
     node.add(900, "nginx", UNIT + below, **space)  # type: ignore[arg-type]
     with pytest.raises(KubeletCgroupError, match="process 900 of a container"):

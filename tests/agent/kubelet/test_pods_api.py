@@ -1,4 +1,4 @@
-"""The kubelet's own word about its pods, over a real unix socket."""
+"""The kubelet's pods API, over a real unix socket."""
 
 import asyncio
 import contextlib
@@ -23,6 +23,7 @@ from agent.kubelet import kubelet_pb2, pods_api_reading
 from agent.kubelet.pods_api import KubeletPods
 from agent.pods.pod import Pod
 from bpf.verdicts import Mode
+from tests import polling
 from tests.agent.kube.apiserver import ApiServer, gated, pod, recorded
 
 ADDED, MODIFIED, DELETED = kubelet_pb2.ADDED, kubelet_pb2.MODIFIED, kubelet_pb2.DELETED
@@ -100,13 +101,13 @@ def test_kubelets_pod_is_the_api_servers(thing: Any) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xff", b"\x0a\x05ab", encoded({"metadata": {}})])
-def test_bytes_that_are_no_pod_are_refused(content: bytes) -> None:
+def test_invalid_bytes_are_rejected(content: bytes) -> None:
     with pytest.raises(pods_api_reading.PodDecodeError):
         pods_api_reading.read(content)
 
 
 @given(st.binary(max_size=200), st.integers(min_value=-(2**63), max_value=2**63 - 1))
-def test_whatever_bytes_come_are_a_pod_or_are_refused(content: bytes, seconds: int) -> None:
+def test_any_bytes_are_a_pod_or_rejected(content: bytes, seconds: int) -> None:
     message = kubelet_pb2.Pod(metadata=kubelet_pb2.ObjectMeta(name="a"))
     message.metadata.deletionTimestamp.seconds = seconds
     for one in (content, message.SerializeToString() + content):
@@ -115,7 +116,7 @@ def test_whatever_bytes_come_are_a_pod_or_are_refused(content: bytes, seconds: i
 
 
 class FakeKubelet:
-    """Tells what it is given; ends each stream when it is told to."""
+    """Sends the given events; ends each stream on request."""
 
     def __init__(self) -> None:
         self.first: list[tuple[Any, bytes]] = []
@@ -157,7 +158,7 @@ class FakeKubelet:
 
 
 class Following:
-    """A pod source that hears the kubelet, and what it told."""
+    """ApiPods connected to the kubelet, and their callbacks."""
 
     def __init__(self, api: ApiClient, socket: pathlib.Path) -> None:
         self.pods: dict[str, Pod] = {}
@@ -189,10 +190,8 @@ class Following:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not is_so():  # noqa: ASYNC110  (of another process' server there is no event)
-            await asyncio.sleep(0.01)
+async def until(holds: Callable[[], object]) -> None:
+    await polling.until("the pods are published", holds)
 
 
 @pytest.fixture
@@ -215,7 +214,7 @@ async def test_pods_come_change_and_go(
         assert seen.kubelet.problem == ""
 
 
-async def test_what_a_restarted_kubelet_does_not_tell_is_gone(
+async def test_pods_missing_after_a_kubelet_restart_are_removed(
     server: ApiServer, api: ApiClient, socket: pathlib.Path
 ) -> None:
     kubelet = FakeKubelet()
@@ -228,7 +227,7 @@ async def test_what_a_restarted_kubelet_does_not_tell_is_gone(
         assert kubelet.streams == 2
 
 
-async def test_kubelet_that_never_says_that_it_told_all_takes_nothing_away(
+async def test_kubelet_without_the_end_event_removes_nothing(
     server: ApiServer, api: ApiClient, socket: pathlib.Path
 ) -> None:
     kubelet = FakeKubelet()

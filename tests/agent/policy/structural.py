@@ -2,7 +2,7 @@
 
 Nulls and unknown fields go, defaults come, and the rest is judged
 (k8s.io/apiextensions-apiserver/pkg/apiserver/schema). Rules in CEL are given as functions. A
-keyword that is not known here is an error, lest a schema rest on what nothing looks at.
+keyword that is not known here is an error, so that no schema depends on an unchecked one.
 """
 
 import copy
@@ -22,15 +22,15 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 _SAYS_NOTHING = {"description", "default", "x-kubernetes-list-type", "x-kubernetes-map-type"}
 
 
-class Refused(Exception):
-    """The API server would not take the object; says where and why not."""
+class SchemaError(Exception):
+    """The API server would reject the object; the message has the field and the reason."""
 
 
 def stored(schema: Json, given: Any, rules: Rules) -> Any:
-    """The object as it would be stored. Raises `Refused`."""
+    """The object as it would be stored. Raises `SchemaError`."""
     made = copy.deepcopy(given)
     _complete(schema, made)
-    _judge(schema, made, rules, "")
+    _validate(schema, made, rules, "")
     return made
 
 
@@ -52,24 +52,24 @@ def _complete(schema: Json, value: Any) -> None:
             _complete(schema.get("items", {}), item)
 
 
-def _judge(schema: Json, value: Any, rules: Rules, where: str) -> None:
+def _validate(schema: Json, value: Any, rules: Rules, where: str) -> None:
     for keyword, asked in schema.items():
         if keyword == "properties":
             for name, one in asked.items():
                 if isinstance(value, dict) and name in value:
-                    _judge(one, value[name], rules, f"{where}.{name}")
+                    _validate(one, value[name], rules, f"{where}.{name}")
         elif keyword == "additionalProperties":
             for name, one in value.items():
-                _judge(asked, one, rules, f"{where}.{name}")
+                _validate(asked, one, rules, f"{where}.{name}")
         elif keyword == "items":
             for index, one in enumerate(value):
-                _judge(asked, one, rules, f"{where}[{index}]")
+                _validate(asked, one, rules, f"{where}[{index}]")
         elif keyword == "x-kubernetes-validations":
             for rule in asked:
                 if not rules[rule["rule"]](value):
-                    raise Refused(f"{where}: {rule['message']}")
+                    raise SchemaError(f"{where}: {rule['message']}")
         elif not _holds(keyword, asked, value, rules, where):
-            raise Refused(f"{where}: {keyword} {asked}, and it is {value!r}")
+            raise SchemaError(f"{where}: {keyword} {asked}, and it is {value!r}")
 
 
 def _holds(keyword: str, asked: Any, value: Any, rules: Rules, where: str) -> bool:
@@ -107,8 +107,8 @@ def _count(schemas: list[Json], value: Any, rules: Rules, where: str) -> int:
     found = 0
     for one in schemas:
         try:
-            _judge(one, value, rules, where)
-        except Refused:
+            _validate(one, value, rules, where)
+        except SchemaError:
             continue
         found += 1
     return found

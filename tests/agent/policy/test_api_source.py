@@ -30,7 +30,7 @@ IN_A_THREAD = "the agent calls it in a thread, for which fake time would not wai
 
 
 class Followed:
-    """The API's policies, watched and looked at as the agent does."""
+    """The API's policies, watched and refreshed as by the agent."""
 
     @may_block(IN_A_THREAD)
     def __init__(
@@ -87,14 +87,14 @@ def stamp(state: pathlib.Path) -> tuple[int, int]:
 
 
 async def not_installed(request: web.Request) -> web.StreamResponse | None:
-    """As kube-apiserver answers whoever asks for a group that it does not have."""
+    """As kube-apiserver responds for a group that it does not have."""
     if request.path != QUERY.path:
         return None
     return web.Response(status=404, text="404 page not found\n")
 
 
 async def forbidden(request: web.Request) -> web.StreamResponse | None:
-    return apiserver.refusal(403, "Forbidden") if request.path == QUERY.path else None
+    return apiserver.error_response(403, "Forbidden") if request.path == QUERY.path else None
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ async def test_policies_come_change_and_go(
         assert followed.problems == []
 
 
-async def test_whoever_follows_hears_of_news_at_once(
+async def test_changes_are_yielded_at_once(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     async with Followed(api, state).running() as followed:
@@ -132,7 +132,7 @@ async def test_whoever_follows_hears_of_news_at_once(
         assert asyncio.get_running_loop().time() - before >= 100
 
 
-async def test_a_wrong_policy_is_one_sentence_and_nobody_else_s_trouble(
+async def test_invalid_policy_is_one_sentence_and_affects_no_other(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     put(server, policy("a"))
@@ -185,7 +185,7 @@ async def test_a_wrong_policy_that_takes_another_s_name_gets_nothing_of_it(
         assert followed.ports == {}
 
 
-async def test_a_policy_that_is_made_anew_at_once_is_never_away(
+async def test_policy_replaced_at_once_stays_in_force(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     server.can_stream_lists = False
@@ -248,7 +248,7 @@ async def test_resource_installed_later_is_found(
 async def test_policies_go_with_their_resource_but_not_by_one_server_s_word(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
-    """Servers that have just started say 404 of everything custom, until 1.23."""
+    """Servers that have just started respond with 404 for custom resources, until 1.23."""
     put(server, policy("a"))
     async with Followed(api, state).running() as followed:
         server.faults.append(not_installed)
@@ -343,7 +343,7 @@ async def test_what_changed_meanwhile_is_taken_up_when_the_server_is_back(
         assert restarted.ports == {"a": 80, "b": 81, "d": 80}
 
 
-async def test_a_policy_that_was_made_anew_and_wrong_meanwhile_gets_nothing_of_the_old_one(
+async def test_invalid_policy_inherits_nothing_of_a_deleted_one(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     put(server, policy("a"))

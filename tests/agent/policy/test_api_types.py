@@ -1,4 +1,4 @@
-"""What a HostAccessPolicy may say, and how a wrong one is refused."""
+"""Valid HostAccessPolicies, and the errors of invalid ones."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"ports": [{"protocol": "ICMP", "port": 1}]}, "spec.ports[0].port: protocol ICMP has no"),
     ({"ingress": []}, "spec: object contains unknown field `ingress`"),
 ]
-"""What a spec may not say, and how the refusal begins."""
+"""Invalid specs, and how their errors begin."""
 
 
 def document(**spec: Any) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def test_ports_are_merged(ports: list[Any], wanted: list[tuple[int, int, int]]) 
     assert rules(ports=ports) == [PolicyRule(ANY, *one) for one in wanted]
 
 
-def test_each_sender_gets_each_range_and_none_of_them_twice() -> None:
+def test_each_source_has_each_range_once() -> None:
     senders = [
         {"cgroup": {"path": f"/{SERVICE}/"}},
         {"cgroup": {"path": SERVICE, "match": "subtree"}},
@@ -137,12 +137,12 @@ def test_a_name_is_one_that_the_api_would_take(name: str) -> None:
 @pytest.mark.parametrize(
     "wrong", [None, [], "text", {"kind": "Pod"}, {"kind": "HostAccessPolicy"}, {1: 2}]
 )
-def test_what_is_no_policy_is_refused(wrong: object) -> None:
+def test_other_documents_are_rejected(wrong: object) -> None:
     with pytest.raises(PolicyError):
         api_types.read(wrong, source="a.yaml")
 
 
-def test_another_version_of_the_api_is_refused() -> None:
+def test_other_api_version_is_rejected() -> None:
     with pytest.raises(PolicyError, match="apiVersion"):
         api_types.read({**document(), "apiVersion": "policy.podgate.io/v9"}, source="a.yaml")
 

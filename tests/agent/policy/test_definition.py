@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition takes what podgate takes, and refuses what it can of the rest."""
+"""The CustomResourceDefinition accepts what podgate accepts, and rejects most of the rest."""
 
 import re
 from typing import Any
@@ -10,12 +10,12 @@ from agent import labels
 from agent.policy import api_types, definition
 from agent.policy.api_types import PolicyError
 from tests.agent.policy import structural
-from tests.agent.policy.structural import Refused
+from tests.agent.policy.structural import SchemaError
 from tests.agent.policy.test_api_types import WRONG, document
 from tests.agent.policy.test_rules_page import PAGE
 
 WITH_PORTS = ("TCP", "UDP", "SCTP", 6, 17, 33, 132, 136)
-# The rules in CEL, said again.
+# The rules in CEL, repeated.
 RULES: structural.Rules = {
     "self.operator in ['In', 'NotIn'] ? has(self.values) && size(self.values) > 0 : "
     "!has(self.values) || size(self.values) == 0": lambda one: (
@@ -29,7 +29,7 @@ RULES: structural.Rules = {
         "port" not in one or "protocol" not in one or one["protocol"] in WITH_PORTS
     ),
 }
-# What a schema does not say: the parts of a path.
+# Not expressed by the schema: the parts of a path.
 ONLY_THE_AGENT = [{"from": [{"cgroup": {"path": path}}]} for path in ("/a/../b", "/a\0")]
 
 
@@ -41,11 +41,11 @@ def stored(given: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("spec", "where"), WRONG)
-def test_a_mistake_is_refused_before_it_comes_to_a_node(spec: dict[str, Any], where: str) -> None:
+def test_mistake_is_rejected_by_the_api_server(spec: dict[str, Any], where: str) -> None:
     if spec in ONLY_THE_AGENT:
         stored(document(**spec))
     else:
-        with pytest.raises(Refused):
+        with pytest.raises(SchemaError):
             stored(document(**spec))
 
 
@@ -63,7 +63,7 @@ def test_a_mistake_is_refused_before_it_comes_to_a_node(spec: dict[str, Any], wh
     ],
 )
 def test_a_slip_of_the_pen_is_not_pruned_into_a_wider_policy(spec: dict[str, Any]) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(SchemaError):
         stored(document(**spec))
     with pytest.raises(PolicyError):
         api_types.read(document(**spec), source="a.yaml")
@@ -114,12 +114,12 @@ def test_every_object_is_named_as_the_policies_are() -> None:
     assert made["spec"]["names"]["kind"] == labels.POLICY_KIND
     assert made["metadata"]["name"] == f"{made['spec']['names']['plural']}.{made['spec']['group']}"
     assert made["spec"]["scope"] == "Cluster"
-    # Nobody writes it: each node would, and the same.
+    # Without a status: each node would write the same one.
     assert "subresources" not in version
 
 
-def test_rules_ask_only_for_lists_that_have_an_end() -> None:
-    """The API server refuses a definition whose rules may cost too much."""
+def test_rules_use_only_bounded_lists() -> None:
+    """The API server rejects a definition whose rules may cost too much."""
     text = definition.manifest()
     arrays = len(re.findall(r"type: array", text))
     assert arrays == len(re.findall(r"maxItems:", text)) > 0

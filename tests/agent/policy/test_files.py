@@ -22,7 +22,7 @@ class Files:
         self.source = PolicyFiles(self.path, state=self.state)
 
     def write(self, name: str, *given: Any) -> None:
-        """Documents, or text as it stands."""
+        """Documents, or literal text."""
         text = [one if isinstance(one, str) else yaml.safe_dump(one) for one in given]
         unfinished = self.path / f".{name}"
         unfinished.write_text("---\n".join(text), encoding="utf-8")
@@ -104,7 +104,7 @@ def test_changes_and_removals_are_followed(files: Files) -> None:
     assert files.refresh() == []
 
 
-def test_a_wrong_document_is_one_sentence_and_nobody_else_s_trouble(files: Files) -> None:
+def test_invalid_document_is_one_sentence_and_affects_no_other(files: Files) -> None:
     files.write("a.yaml", policy("a"), wrong("b"), policy("c"))
     assert files.refresh() == ["a", "c"]
     assert files.source.batch.problems == (

@@ -83,7 +83,7 @@ def test_missing_cgroup_admits_nothing_and_takes_no_rule() -> None:
     assert (admitted.source, admitted.cgroup) == (SourceKind.CGROUP, 7)
 
 
-def test_a_cgroup_that_is_made_anew_keeps_its_counter() -> None:
+def test_new_cgroup_at_the_path_keeps_the_counter() -> None:
     book = RuleSet.of([policy("a", 1, sender=cgroup("subtree"))])
     (before,) = book.with_cgroups({SERVICE: CgroupId(7, 2)}).admit(POD, ()).rules
     (after,) = book.with_cgroups({SERVICE: CgroupId(8, 2)}).admit(POD, ()).rules

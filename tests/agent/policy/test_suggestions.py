@@ -1,4 +1,4 @@
-"""Policies suggested from who is refused: what they let in, and that --rules takes them."""
+"""Policies suggested from dropped sources: what they admit, and that --rules accepts them."""
 
 import datetime
 import pathlib
@@ -25,7 +25,7 @@ OTHER = Pod(uid="2", namespace="demo", name="other", labels={"app": "other"})
 A, B = "/system.slice/a.service", "/system.slice/b.service"
 
 
-def caller(sender: str, protocol: int, port: int = 0, pod: Pod = WEB) -> SourceProcessStatus:
+def process(sender: str, protocol: int, port: int = 0, pod: Pod = WEB) -> SourceProcessStatus:
     return SourceProcessStatus(
         namespace=pod.namespace,
         pod=pod.name,
@@ -59,15 +59,15 @@ def admitted(book: RuleSet, pod: Pod) -> set[tuple[SourceKind, int, int, int, in
     return {short(rule) for rule in admission.rules}
 
 
-def test_they_let_in_who_was_seen_and_nobody_else(tmp_path: pathlib.Path) -> None:
+def test_suggestions_admit_the_dropped_sources_only(tmp_path: pathlib.Path) -> None:
     seen = [
-        caller(A, 6, 80),
-        caller(A, 6, 81),
-        caller(B, 6, 80),
-        caller(B, 17, 53),
-        caller(A, 1),
-        caller(NO_SOCKET, 47),
-        caller(A, 6, 443, OTHER),
+        process(A, 6, 80),
+        process(A, 6, 81),
+        process(B, 6, 80),
+        process(B, 17, 53),
+        process(A, 1),
+        process(NO_SOCKET, 47),
+        process(A, 6, 443, OTHER),
     ]
     suggested, nameless = suggestions.suggest(seen)
     assert nameless == []
@@ -83,13 +83,13 @@ def test_they_let_in_who_was_seen_and_nobody_else(tmp_path: pathlib.Path) -> Non
     assert admitted(book, OTHER) == {(SourceKind.CGROUP, 1, 6, 443, 443)}
 
 
-def test_senders_that_ask_for_the_same_share_a_policy() -> None:
-    suggested, _ = suggestions.suggest([caller(A, 6, 80), caller(B, 6, 80)])
+def test_sources_with_equal_ports_share_a_policy() -> None:
+    suggested, _ = suggestions.suggest([process(A, 6, 80), process(B, 6, 80)])
     assert [len(policy.spec.from_) for policy in suggested] == [2]
 
 
-def test_labels_of_one_pod_or_revision_alone_are_not_asked_for() -> None:
-    (policy,), _ = suggestions.suggest([caller(A, 6, 80)])
+def test_labels_of_a_single_pod_or_revision_are_not_used() -> None:
+    (policy,), _ = suggestions.suggest([process(A, 6, 80)])
     assert policy.spec.pods.pod_selector.match_labels == {"app": "web"}
     assert policy.spec.pods.namespaces == ("demo",)
 
@@ -100,28 +100,28 @@ def test_a_container_is_named_by_its_pod_whose_cgroup_stays() -> None:
         "kubepods-burstable-pod0123abcd_0123_4567_89ab_0123456789ab.slice"
     )
     (policy,), _ = suggestions.suggest(
-        [caller(f"{slice_of_pod}/cri-containerd-{'ab' * 32}.scope", 6, 80)]
+        [process(f"{slice_of_pod}/cri-containerd-{'ab' * 32}.scope", 6, 80)]
     )
     cgroup = policy.spec.from_[0].cgroup
     assert cgroup is not None
     assert (cgroup.path, cgroup.match) == (slice_of_pod, "subtree")
 
 
-def test_a_caller_without_a_name_is_told_and_not_guessed_at() -> None:
-    gone = caller("(gone)", 6, 80)
+def test_source_without_a_cgroup_is_returned_and_not_guessed() -> None:
+    gone = process("(gone)", 6, 80)
     assert suggestions.suggest([gone]) == ([], [gone])
 
 
 @pytest.mark.parametrize("protocol", [6, 17, 132, 1, 58, 47, 50, 103, 136])
 def test_every_protocol_that_drops_shows_is_taken(protocol: int, tmp_path: pathlib.Path) -> None:
     port = 7 if protocol in (6, 17, 132, 136) else 0
-    suggested, _ = suggestions.suggest([caller(A, protocol, port)])
+    suggested, _ = suggestions.suggest([process(A, protocol, port)])
     assert protocol in {rule[2] for rule in admitted(taken(suggested, tmp_path), WEB)}
 
 
 def test_more_than_a_policy_holds_becomes_several(tmp_path: pathlib.Path) -> None:
-    seen = [caller(sender, 6, port) for sender in (A, B) for port in range(1, 100, 2)]
-    suggested, _ = suggestions.suggest([*seen, caller(A, 1), caller(B, 1)])
+    seen = [process(sender, 6, port) for sender in (A, B) for port in range(1, 100, 2)]
+    suggested, _ = suggestions.suggest([*seen, process(A, 1), process(B, 1)])
     book = taken(suggested, tmp_path)
     assert all(len(policy.rules) <= abi.GATE_RULES for policy in book.policies)
     rules = {rule for policy in book.policies for rule in policy.rules}
