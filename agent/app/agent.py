@@ -38,8 +38,8 @@ from agent.kubelet.admitted_ports import pods_cgroup
 from agent.kubelet.identity import KubeletIdentity
 from agent.kubelet.search import KubeletCgroup
 from agent.linux.cgroups import cgroup2_mount
-from agent.linux.link_monitor import LinkWatch
-from agent.linux.pod_network import NetworkReader
+from agent.linux.link_monitor import LinkMonitor
+from agent.linux.pod_network import PodNetworkReader
 from agent.logs import Event
 from agent.pods.conditions import Conditions
 from agent.pods.events import PodEvents
@@ -98,7 +98,7 @@ class Agent:
                 settings.manifests, self._store, default_mode=settings.mode
             )
             self._source = ManifestSource(manifests, settings.manifests)
-        self._reader = NetworkReader()
+        self._reader = PodNetworkReader()
         self._authority = AddressAuthority(self._store)
         self._policy = PolicyController(
             settings, RuleHits(gate_worker.loaded), api=policies, store=self._store
@@ -213,9 +213,9 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        links = LinkWatch(
-            on_node_change=self._on_link_changed,
-            on_pod_change=self._store.mark_namespace,
+        links = LinkMonitor(
+            on_link_changed=self._on_link_changed,
+            on_address_changed=self._store.mark_namespace,
             on_overrun=self._on_overrun,
         )
         await self._default_deny.open(settings, await self._gate_worker.installed())
@@ -257,7 +257,7 @@ class Agent:
         self._reader.close()
         self._authority.close()
 
-    def _tasks(self, links: LinkWatch) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+    def _tasks(self, links: LinkMonitor) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         """All that runs as long as the agent does, by name."""
         yield "heartbeat", self._heartbeat.run
         yield "default-deny", self._default_deny.run

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import structlog
 
-from agent.linux.locks import Locked, exclusive
+from agent.linux.locks import AlreadyRunningError, exclusive
 from agent.logs import Event
 from agent.settings import Settings
 from bpf import loader, pins
@@ -27,14 +27,14 @@ _POLL_SECONDS = 0.1
 async def turn(settings: Settings, installation: pins.Pins) -> AsyncIterator[bool]:
     """Hold the locks of both directories; False when the process was told to end while it waited.
 
-    Raises `Locked` when another agent still has them after `standby_seconds`, and what
+    Raises `AlreadyRunningError` when another agent still has them after `standby_seconds`, and what
     `loader.load` raises: who could not take over does not say that it has started.
     """
     with contextlib.ExitStack() as locks:
         is_ours = True
         try:
             locks.enter_context(_both(settings, installation))
-        except Locked:
+        except AlreadyRunningError:
             if not settings.standby_seconds:
                 raise
             is_ours = await _stand_by(locks, settings, installation)
@@ -73,7 +73,7 @@ async def _stand_by(
         while not stop.is_set():
             try:
                 locks.enter_context(_both(settings, installation))
-            except Locked:
+            except AlreadyRunningError:
                 if loop.time() >= deadline:
                     raise
                 with contextlib.suppress(TimeoutError):

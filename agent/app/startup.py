@@ -24,8 +24,8 @@ def _check_feed(settings: Settings) -> None:
 async def run(settings: Settings) -> None:
     """Start an agent and run it to its end.
 
-    Raises `PreflightError`, `StartError`, `NoClusterConfigError`, `Locked`, `PinError`,
-    `CompileError` or `ListenError`, each one sentence.
+    Raises `PreflightError`, `StartError`, `NoClusterConfigError`, `AlreadyRunningError`,
+    `PinError`, `CompileError` or `ListenError`, each one sentence.
     """
     preflight.check()
     _check_feed(settings)

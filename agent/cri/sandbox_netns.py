@@ -14,7 +14,7 @@ import msgspec
 import pyroute2
 
 from agent.cri.models import SandboxDetails
-from agent.linux.pod_network import NetworkReader
+from agent.linux.pod_network import PodNetworkReader
 from bpf.abi import IPAddress
 from probes.netns import Netns, NetnsError
 
@@ -55,7 +55,7 @@ class NetnsLocator:
 
     def __init__(self) -> None:
         # Its own reader, one request at a time: pyroute2 makes its sockets at the first request.
-        self._reader = NetworkReader()
+        self._reader = PodNetworkReader()
         self._turn = asyncio.Lock()
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from agent.default_deny import ruleset
 from agent.errors import PodgateError
 from agent.linux import nft
 from agent.linux.cgroups import cgroup2_mount
-from agent.linux.nft_cgroups import CgroupGone, NoMatch, SocketMatches
+from agent.linux.nft_cgroups import CgroupGoneError, CgroupMatches, SocketMatchError
 from agent.logs import Event
 
 log = structlog.get_logger(__name__)
@@ -49,7 +49,7 @@ class DefaultDenyTable:
     ) -> None:
         """Use `open`."""
         mount = cgroup2 or cgroup2_mount()
-        self._matches = None if mount is None else SocketMatches(mount)
+        self._matches = None if mount is None else CgroupMatches(mount)
         self._pods = None if pods is None else tuple(pods)
         self._kubelet: str | None = None
         self._wanted = wanted
@@ -97,11 +97,11 @@ class DefaultDenyTable:
             wanted.gated |= set(gated)
             wanted.not_pods -= wanted.gated
             if kubelet is not None:
-                with contextlib.suppress(CgroupGone):  # restarting; `admit` follows
+                with contextlib.suppress(CgroupGoneError):  # restarting; `admit` follows
                     wanted.kubelet = self._match.of(kubelet)
                     self._kubelet = kubelet
             await self._put()
-        except (NoMatch, nft.NftError, TimeoutError) as error:
+        except (SocketMatchError, nft.NftError, TimeoutError) as error:
             self.reason_unavailable = (
                 "without the nftables backstop a new pod is open to the node until its gate is on: "
                 f"{_words(error)}."
@@ -113,9 +113,9 @@ class DefaultDenyTable:
         return not self.reason_unavailable
 
     @property
-    def _match(self) -> SocketMatches:
+    def _match(self) -> CgroupMatches:
         if self._matches is None:
-            raise NoMatch("no cgroup v2 is mounted to tell the kubelet by")
+            raise SocketMatchError("no cgroup v2 is mounted to tell the kubelet by")
         return self._matches
 
     @property
@@ -159,7 +159,7 @@ class DefaultDenyTable:
                 self._wanted.kubelet = None if kubelet is None else self._match.of(kubelet)
                 self._kubelet = kubelet
                 await self._apply(self._wanted.admission())
-            except NoMatch as error:
+            except SocketMatchError as error:
                 raise DefaultDenyError(str(error)) from error
             except DefaultDenyError:
                 self._wanted.kubelet, self._kubelet = before
@@ -273,8 +273,8 @@ class DefaultDenyTable:
         """
         try:
             chains = self._wanted.chains()
-            return "".join([await nft.ask("--stateless", "list", "chain", *c) for c in chains])
-        except nft.NftMissing:
+            return "".join([await nft.query("--stateless", "list", "chain", *c) for c in chains])
+        except nft.NftMissingError:
             raise
         except nft.NftError:
             return ""
@@ -282,15 +282,15 @@ class DefaultDenyTable:
     async def _check_kernel(self) -> None:
         """Let the kernel look at the whole ruleset, without bridges if it cannot filter those.
 
-        Raises `NoMatch` or `NftError`.
+        Raises `SocketMatchError` or `NftError`.
         """
-        match = self._match.of_nobody()
+        match = self._match.match_none()
         for has_bridge in (True, False):
             self._wanted.has_bridge = has_bridge
             trial = dataclasses.replace(self._wanted, kubelet=match)
             try:
                 await nft.apply(trial.text(), only_check=True)
-            except nft.NftMissing:
+            except nft.NftMissingError:
                 raise
             except nft.NftError:
                 if not has_bridge:
@@ -307,7 +307,7 @@ async def remove() -> None:
     try:
         if families := await _families_present():
             await nft.apply(ruleset.removal(families))
-    except nft.NftMissing:
+    except nft.NftMissingError:
         return
     except (nft.NftError, TimeoutError) as error:
         raise DefaultDenyError(
@@ -317,7 +317,7 @@ async def remove() -> None:
 
 
 async def _families_present() -> tuple[str, ...]:
-    lines = (await nft.ask("list", "tables")).splitlines()
+    lines = (await nft.query("list", "tables")).splitlines()
     return tuple(f for f in ruleset.FAMILIES if f"table {f} {ruleset.TABLE}" in lines)
 
 
@@ -326,8 +326,8 @@ async def _sets_of_earlier_run() -> tuple[set[int], set[int]] | None:
     found = []
     for name in (ruleset.GATED, ruleset.NOT_PODS):
         try:
-            text = await nft.ask("--json", "list", "set", "inet", ruleset.TABLE, name)
-        except nft.NftMissing:
+            text = await nft.query("--json", "list", "set", "inet", ruleset.TABLE, name)
+        except nft.NftMissingError:
             raise
         except nft.NftError:
             return None

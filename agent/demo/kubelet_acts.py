@@ -67,7 +67,7 @@ class KubeletActs:
                 observed = self._kubelet.probe("http", own, _CLOSED_PORT)
                 name = f"kubelet to closed port in strict, {family}"
                 events.check(name, "Connection refused", observed)
-                observed = attempts.connect_from_node(pod, family, self._port, is_refused=True)
+                observed = attempts.connect_from_node(pod, family, self._port, is_rejected=True)
                 events.check(f"host to pod in strict, {family}", drop_result, observed)
             self._undeclared_ports("strict", drop_result)
             total = sum(seen() for seen in watches)
@@ -82,7 +82,7 @@ class KubeletActs:
         expected = f"success: {labs.NODE_IPV4}"
         events.check("kubelet: next probe, relay killed", expected, self._probe("http", "IPv4"))
         pod = self._pods["http"]
-        observed = attempts.connect_from_node(pod, "IPv4", self._port, is_refused=True)
+        observed = attempts.connect_from_node(pod, "IPv4", self._port, is_rejected=True)
         events.check("host to pod, relay killed", drop_result, observed)
         agent_process.wait_until(
             "start of another relay", lambda: len(self._relay_pids()) > len(before)

@@ -119,7 +119,7 @@ class Stage:
     def _before(self) -> None:
         events.emit(events.Step("connecting before gates are attached"))
         for family in FAMILIES:
-            observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=False)
+            observed = attempts.connect_from_node(self.web, family, _PORT, is_rejected=False)
             events.check(f"host to pod before the gate, {family}", "connects", observed)
             observed = self._inject(self.web, family)
             events.check(f"host packet socket before the gate, {family}", "arrives", observed)
@@ -133,7 +133,7 @@ class Stage:
         self._drop_result = agent_process.drop_result(report)
         for family in FAMILIES:
             before = agent_process.packets(self._report(), "web", "would-drop")
-            observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=False)
+            observed = attempts.connect_from_node(self.web, family, _PORT, is_rejected=False)
             counted = agent_process.packets(self._report(), "web", "would-drop") - before
             events.check(
                 f"host to pod in audit, {family}",
@@ -154,7 +154,7 @@ class Stage:
         for family in FAMILIES:
             for pod in (self.web, self.shop):
                 before = agent_process.packets(self._report(), pod.name, "drop")
-                observed = attempts.connect_from_node(pod, family, _PORT, is_refused=True)
+                observed = attempts.connect_from_node(pod, family, _PORT, is_rejected=True)
                 counted = agent_process.packets(self._report(), pod.name, "drop") - before
                 events.check(
                     f"host to {_kind(pod)} pod in enforce, {family}",
@@ -240,7 +240,7 @@ class Stage:
         events.emit(events.Step("killing the agent with SIGKILL"))
         self._agent.stop(signal.SIGKILL)
         for family in FAMILIES:
-            observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=True)
+            observed = attempts.connect_from_node(self.web, family, _PORT, is_rejected=True)
             events.check(f"host to pod, agent killed, {family}", self._drop_result, observed)
         self._agent.start(*self._options)
         report = self._agent.wait_for(
@@ -269,7 +269,7 @@ class Stage:
         inodes = [pod.netns.inode for pod in self._pods] + [os.stat("/proc/self/ns/net").st_ino]
         events.emit(events.Leftovers(inodes, program_ids))
         self._agent.stop(signal.SIGTERM)
-        observed = attempts.connect_from_node(self.web, "IPv4", _PORT, is_refused=True)
+        observed = attempts.connect_from_node(self.web, "IPv4", _PORT, is_rejected=True)
         events.check("host to pod, agent stopped", self._drop_result, observed)
         done = self._agent.cleanup()
         if done.returncode:
@@ -290,7 +290,7 @@ class Stage:
             "cleanup", expected, ", ".join(f"{count} {kind}" for kind, count in left.items())
         )
         for family in FAMILIES:
-            observed = attempts.connect_from_node(self.web, family, _PORT, is_refused=False)
+            observed = attempts.connect_from_node(self.web, family, _PORT, is_rejected=False)
             events.check(f"host to pod after cleanup, {family}", "connects", observed)
 
     def _write_manifests(self, mode: str) -> None:

@@ -13,7 +13,7 @@ import structlog
 
 from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
-from agent.linux.pod_network import NodeInterface
+from agent.linux.pod_network import HostInterface
 from agent.logs import Event
 from agent.pods.store import PodStore
 from bpf.errors import AttachError
@@ -75,7 +75,7 @@ class ChainOrder:
             await asyncio.sleep(_DEBOUNCE_SECONDS)
             self._changed.clear()
 
-    async def ensure_first(self, interface: NodeInterface) -> str:
+    async def ensure_first(self, interface: HostInterface) -> str:
         """Put the gate before others' programs, three times a minute at most.
 
         One sentence when it is behind one all the same. Raises `BpfError`.
@@ -102,7 +102,7 @@ class ChainOrder:
         self._moves.pop(ifindex, None)
         self._given_up.discard(ifindex)
 
-    def _behind(self, interface: NodeInterface, what: str) -> str:
+    def _behind(self, interface: HostInterface, what: str) -> str:
         problem = (
             f"Another program runs before the gate on {interface.name}, and what it accepts is "
             f"not judged; {what}."

@@ -6,7 +6,7 @@ import structlog
 
 from agent.gates.worker import GateWorker
 from agent.linux.rtnetlink import Link
-from agent.linux.tunnels import Tunnels, find_tunnels
+from agent.linux.tunnels import TunnelPorts, find_tunnels
 from agent.logs import Event
 from agent.pods.store import PodStore
 from bpf.errors import AttachError
@@ -25,7 +25,7 @@ class HostDevices:
         self._gate_worker = gate_worker
         self._store = store
         self._bridges: tuple[set[int], bool] | None = None
-        self._tunnels: Tunnels | None = None
+        self._tunnels: TunnelPorts | None = None
         self._has_switch: bool | None = None
 
     async def ensure(self, links: list[Link]) -> None:
@@ -39,12 +39,14 @@ class HostDevices:
                 await self._gate_worker.ensure_bridges(bridges, are_all=are_all)
                 self._bridges = (bridges, are_all)
             if tunnels != self._tunnels:
-                await self._gate_worker.ensure_tunnels(tunnels.udp_ports, are_guarded=tunnels.any)
+                await self._gate_worker.ensure_tunnels(
+                    tunnels.udp_ports, are_guarded=tunnels.has_any
+                )
                 self._tunnels = tunnels
                 log.info(
                     Event.TUNNEL_PORTS_PROTECTED,
                     udp_ports=sorted(tunnels.udp_ports),
-                    any=tunnels.any,
+                    any=tunnels.has_any,
                 )
         except (AttachError, ValueError) as error:
             # Tried again at the next change of any interface.

@@ -12,7 +12,7 @@ from agent.gates.address_claims import AddressAuthority
 from agent.gates.chain_order import ChainOrder
 from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
-from agent.linux.pod_network import NetworkReader, PodNetwork
+from agent.linux.pod_network import PodNetwork, PodNetworkReader
 from agent.logs import Event
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.events import PodEvent, PodEvents
@@ -53,7 +53,7 @@ class PodGates:
         store: PodStore,
         events: PodEvents,
         gate_worker: GateWorker,
-        reader: NetworkReader,
+        reader: PodNetworkReader,
         authority: AddressAuthority,
         policy: Policy,
         chain_order: ChainOrder,
@@ -171,9 +171,9 @@ class PodGates:
             self._metrics.gates_lost.inc()
             log.error(Event.GATE_LOST, pod=pod.full_name, error=str(error))
             self._record(pod, "GateLost", f"The gate is lost and will be put back: {error}.")
-        if network.not_gatable:
+        if network.unsupported:
             state.gated_netns = netns
-            return IsolationStatus(TRUE, "NotSupported", "; ".join(network.not_gatable) + ".")
+            return IsolationStatus(TRUE, "NotSupported", "; ".join(network.unsupported) + ".")
         if not network.interfaces:
             return IsolationStatus(
                 FALSE, "NoInterface", f"{netns.path} has no veth to this node yet; waiting for one."

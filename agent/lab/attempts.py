@@ -18,7 +18,7 @@ DROPPED = "times out"
 FAMILIES = {"IPv4": socket.AF_INET, "IPv6": socket.AF_INET6}
 
 # A dropped SYN is retransmitted after a second (RFC 6298): a connect that waits was dropped.
-_REFUSED_SECONDS = 0.4
+_REJECTED_SECONDS = 0.4
 # An unresolved neighbour, or a bridge port that does not forward yet, costs a second.
 _ACCEPTED_SECONDS = 3.0
 _ETH_P_ALL = 3
@@ -46,10 +46,10 @@ def connect(sock: socket.socket, address: str, port: int, seconds: float) -> str
         return "connects"
 
 
-def connect_from_node(pod: LabPod, family: str, port: int, *, is_refused: bool) -> str:
-    """is_refused: the expected result, which decides how long to wait for the opposite."""
+def connect_from_node(pod: LabPod, family: str, port: int, *, is_rejected: bool) -> str:
+    """is_rejected: the expected result, which decides how long to wait for the opposite."""
     sock = socket.socket(FAMILIES[family], socket.SOCK_STREAM)
-    seconds = _REFUSED_SECONDS if is_refused else _ACCEPTED_SECONDS
+    seconds = _REJECTED_SECONDS if is_rejected else _ACCEPTED_SECONDS
     return connect(sock, address_of(pod, family), port, seconds)
 
 
@@ -68,7 +68,7 @@ def datagram_from_node(pod: LabPod, family: str) -> str:
         inside.bind(("", 0))
         with contextlib.suppress(OSError):
             outside.sendto(b"hello", (address_of(pod, family), inside.getsockname()[1]))
-        return "arrives" if _receives(inside, _REFUSED_SECONDS) else "does not arrive"
+        return "arrives" if _receives(inside, _REJECTED_SECONDS) else "does not arrive"
 
 
 def query_from_pod(pod: LabPod, node: str, family: str) -> str:
@@ -156,7 +156,7 @@ def _is_syn(frame: bytes) -> bool:
 
 def _receives_syn(sock: socket.socket, source_port: int) -> bool:
     """Whether a SYN from this port arrives."""
-    deadline = time.monotonic() + _REFUSED_SECONDS
+    deadline = time.monotonic() + _REJECTED_SECONDS
     sent_port = struct.pack("!H", source_port)
     while (left := deadline - time.monotonic()) > 0:
         sock.settimeout(left)

@@ -1,4 +1,4 @@
-"""Cgroups: where version 2 is mounted, their ids by path and their paths by id."""
+"""cgroup v2: its mount, ids of cgroups by path, and paths by id."""
 
 import contextlib
 import dataclasses
@@ -12,10 +12,10 @@ _ROOT_INODE = 1
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CgroupId:
-    """What the gate knows a cgroup by.
+    """Identity of a cgroup for the gate.
 
-    id: the directory's inode number, never used again for another; level: directories below the
-    root, None where podgate cannot know it, from within a cgroup namespace of its own.
+    id: the directory's inode number, which is never reused; level: directories below the root, None
+    if podgate is in a cgroup namespace and cannot see the root.
     """
 
     id: int
@@ -23,12 +23,12 @@ class CgroupId:
 
 
 def resolve(root: pathlib.Path | None, paths: Iterable[str]) -> Mapping[str, CgroupId]:
-    """Those of the paths that exist below `root`, where cgroup v2 is mounted. Some microseconds for
-    each path.
+    """Ids of those paths that exist below `root`, the mount of cgroup v2. Takes some microseconds
+    per path.
     """
     if root is None:
         return {}
-    # Not there in the real root (Documentation/admin-guide/cgroup-v2.rst, "cgroup.type").
+    # Missing in the real root (Documentation/admin-guide/cgroup-v2.rst, "cgroup.type").
     sees_the_root = not (root / "cgroup.type").exists()
     found = {}
     for path in paths:
@@ -43,8 +43,8 @@ def resolve(root: pathlib.Path | None, paths: Iterable[str]) -> Mapping[str, Cgr
 
 
 def cgroup2_mount(mounts: pathlib.Path = pathlib.Path("/proc/mounts")) -> pathlib.Path | None:
-    """Where the root of cgroup v2 is mounted: on hybrid hosts it is not /sys/fs/cgroup itself, and
-    a container may have a part of it, too."""
+    """Mount point of cgroup v2's root. On hybrid hosts it is not /sys/fs/cgroup itself, and a
+    container may have a part of it mounted, too."""
     for line in mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         _, path, kind, *_ = line.split()
         mount = pathlib.Path(path.encode().decode("unicode_escape"))
@@ -54,16 +54,16 @@ def cgroup2_mount(mounts: pathlib.Path = pathlib.Path("/proc/mounts")) -> pathli
 
 
 def _is_root(mount: pathlib.Path) -> bool:
-    """By its inode, whatever cgroup namespaces hide: cgroup_setup_root in kernel/cgroup/cgroup.c
-    warns of any other."""
+    """By its inode, which cgroup namespaces do not hide: cgroup_setup_root in
+    kernel/cgroup/cgroup.c warns about any other."""
     try:
         return mount.stat().st_ino == _ROOT_INODE
     except OSError:
         return False
 
 
-def cgroup_paths(wanted: set[int]) -> dict[int, str]:
-    """Paths of cgroups by id (their directory's inode number), as far as they still exist."""
+def cgroup_paths(ids: set[int]) -> dict[int, str]:
+    """Paths of cgroups by id (their directory's inode number), of those that still exist."""
     root = cgroup2_mount()
     if root is None:
         return {}
@@ -71,8 +71,8 @@ def cgroup_paths(wanted: set[int]) -> dict[int, str]:
     for directory, _, _ in os.walk(root):
         with contextlib.suppress(OSError):
             inode = os.stat(directory).st_ino
-            if inode in wanted:
+            if inode in ids:
                 found[inode] = "/" + os.path.relpath(directory, root).removeprefix(".")
-                if len(found) == len(wanted):
+                if len(found) == len(ids):
                     break
     return found

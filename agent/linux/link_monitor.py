@@ -1,9 +1,9 @@
-"""Netlink hints: something about the node's interfaces or a pod's addresses changed.
+"""Netlink hints: interfaces of the host or addresses of a pod changed.
 
-One socket hears the node's own namespace and, by NETLINK_LISTEN_ALL_NSID (Linux 4.1), every pod's
-that has a number there; a socket inside each pod would keep its namespace alive. Messages are hints
-only: whoever gets one reads anew. A full buffer (ENOBUFS) is the hint that everything may have
-changed.
+One socket receives messages of the host's namespace and, by NETLINK_LISTEN_ALL_NSID (Linux 4.1), of
+each pod's that has a number there; a socket inside each pod would keep its namespace alive.
+Messages are hints only: the receiver reads the state again. A full buffer (ENOBUFS) means that
+everything may have changed.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ _RTNLGRP_IPV4_IFADDR = 5
 _RTNLGRP_IPV6_IFADDR = 9
 _RECEIVE_BUFFER_BYTES = 4 << 20
 _MESSAGE_BYTES = 32 << 10
-# Messages taken in one turn of the event loop: a burst must not hold up probes.
+# Messages per turn of the event loop: a burst must not delay probes.
 _PER_TURN = 64
 
 
-class LinkWatch:
-    """Calls back on the event loop; keeps nothing."""
+class LinkMonitor:
+    """Calls back on the event loop; has no state."""
 
     def __init__(
         self,
         *,
-        on_node_change: Callable[[], None],
-        on_pod_change: Callable[[int], None],
+        on_link_changed: Callable[[], None],
+        on_address_changed: Callable[[int], None],
         on_overrun: Callable[[], None],
     ) -> None:
-        """on_pod_change gets the pod namespace's number, as `PodNetwork.nsid`."""
-        self._on_node_change = on_node_change
-        self._on_pod_change = on_pod_change
+        """on_address_changed gets the number of the pod's namespace, as `PodNetwork.nsid`."""
+        self._on_link_changed = on_link_changed
+        self._on_address_changed = on_address_changed
         self._on_overrun = on_overrun
         self._socket = socket.socket(
             socket.AF_NETLINK,
@@ -101,6 +101,6 @@ class LinkWatch:
             self._on_overrun()
             return
         if node:
-            self._on_node_change()
+            self._on_link_changed()
         for nsid in pods:
-            self._on_pod_change(nsid)
+            self._on_address_changed(nsid)

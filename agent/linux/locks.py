@@ -1,4 +1,4 @@
-"""One agent for each run directory and each BPF file system."""
+"""Locks: one agent per run directory and per BPF file system."""
 
 import contextlib
 import fcntl
@@ -9,22 +9,22 @@ from collections.abc import Iterator
 from agent.errors import PodgateError
 
 
-class Locked(PodgateError):
-    """Another agent holds it; the message says what to do."""
+class AlreadyRunningError(PodgateError):
+    """Another agent holds the lock."""
 
 
 @contextlib.contextmanager
 def exclusive(directory: pathlib.Path) -> Iterator[None]:
-    """Hold a directory's lock; the kernel drops it however the process ends.
+    """Hold a directory's lock; the kernel releases it when the process ends for any reason.
 
-    Raises `Locked` when another agent holds it.
+    Raises `AlreadyRunningError` when another agent holds it.
     """
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(lock)
-        raise Locked(
+        raise AlreadyRunningError(
             f"another agent is running with {directory}; stop it first, or name other directories "
             "with --run-directory and --bpffs."
         ) from error
@@ -37,5 +37,5 @@ def exclusive(directory: pathlib.Path) -> Iterator[None]:
 def exclusive_if_present(
     directory: pathlib.Path,
 ) -> contextlib.AbstractContextManager[None]:
-    """As `exclusive`, where the directory exists; where it does not, nobody can be using it."""
+    """As `exclusive` if the directory exists; otherwise no process can be using it."""
     return exclusive(directory) if directory.is_dir() else contextlib.nullcontext()

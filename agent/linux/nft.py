@@ -1,8 +1,8 @@
-"""The nft command: one script in, one transaction done or nothing.
+"""The nft command: one script is one transaction.
 
-The command, not its library: the library's calls cannot be given up, and a commit can wait for as
-long as another holds the kernel's lock; a child process can be killed. It also keeps a crash in
-netlink parsing out of the agent. A call costs 3 to 6 ms, next to the 10 to 20 of attaching a gate.
+The command, not its library: the library's calls cannot be cancelled, and a commit waits while
+another process holds the kernel's lock; a child process can be killed. A crash in netlink parsing
+also stays outside the agent. A call takes 3 to 6 ms, compared with 10 to 20 to attach a gate.
 """
 
 import asyncio
@@ -13,20 +13,20 @@ _TIMEOUT_SECONDS = 20.0
 
 
 class NftError(Exception):
-    """nft or the kernel said no; nothing was changed. The message is one line of what it said."""
+    """nft or the kernel failed; nothing was changed. The text is one line of its error message."""
 
 
-class NftMissing(NftError):
-    """There is no nft command on this machine."""
+class NftMissingError(NftError):
+    """This machine has no nft command."""
 
 
 async def apply(script: str, *, only_check: bool = False) -> None:
-    """Do all of the script, or nothing of it. Raises `NftError` or `TimeoutError`."""
+    """Apply the whole script, or nothing of it. Raises `NftError` or `TimeoutError`."""
     await _run(["-f", "-", *(["--check"] if only_check else [])], script)
 
 
-async def ask(*arguments: str) -> str:
-    """What nft prints. Raises `NftError` or `TimeoutError`."""
+async def query(*arguments: str) -> str:
+    """The output of nft. Raises `NftError` or `TimeoutError`."""
     return await _run(list(arguments), "")
 
 
@@ -41,7 +41,7 @@ async def _run(arguments: list[str], script: str) -> str:
                 stderr=asyncio.subprocess.PIPE,
             )
         except FileNotFoundError as error:
-            raise NftMissing("there is no nft command") from error
+            raise NftMissingError("there is no nft command") from error
         except OSError as error:
             raise NftError(f"nft cannot be started ({error.strerror})") from error
         try:
@@ -49,7 +49,7 @@ async def _run(arguments: list[str], script: str) -> str:
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            # A killed process ends at once, or hangs in the kernel where nobody could help it.
+            # A killed process exits at once, or hangs in the kernel, where nothing can be done.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     await process.wait()

@@ -1,7 +1,7 @@
 """A pod's interfaces and addresses, read from its own network namespace.
 
-Not from the API: hooks reach a pod before the API shows its addresses, and an address that the API
-does not know of is one that the gate would not close.
+Not from the API: lifecycle hooks reach a pod before the API has its addresses, and the gate must
+also close addresses that the API does not have.
 """
 
 import asyncio
@@ -18,47 +18,47 @@ from agent.linux.rtnetlink import Link
 from bpf.abi import IPAddress
 from probes.netns import Netns
 
-# Kinds through which the node reaches the pod without crossing a veth of ours. No kind at all is
-# a device moved in whole: SR-IOV, host-device.
-_NOT_GATABLE = {None: "a physical device", "macvlan": "macvlan", "macvtap": "macvtap"} | {
+# Kinds by which the host reaches the pod without a veth pair that podgate can gate. No kind at all
+# is a physical device that was moved into the namespace: SR-IOV, host-device.
+_UNSUPPORTED = {None: "a physical device", "macvlan": "macvlan", "macvtap": "macvtap"} | {
     kind: kind for kind in ("ipvlan", "ipvtap", "netkit", "vlan")
 }
 _TIMEOUT_SECONDS = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class NodeInterface:
-    """The node's side of one of the pod's veths."""
+class HostInterface:
+    """The host's end of one of the pod's veth pairs."""
 
     ifindex: int
     name: str
     bridge: int | None = None
-    """The ifindex of the bridge that it is a port of."""
+    """ifindex of the bridge that it is a port of."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PodNetwork:
-    """What a pod's namespace looks like from inside and from the node."""
+    """Interfaces and addresses of a pod's namespace, from inside and from the host."""
 
-    interfaces: tuple[NodeInterface, ...]
+    interfaces: tuple[HostInterface, ...]
     addresses: tuple[IPAddress, ...]
-    """Every address a packet to the pod may carry: all but loopback, IPv4 first."""
-    not_gatable: tuple[str, ...]
-    """Sentences about interfaces that no gate can be put on."""
+    """All destination addresses of packets to the pod: all but loopback, IPv4 first."""
+    unsupported: tuple[str, ...]
+    """Sentences about interfaces that cannot be gated."""
     nsid: int | None
-    """The namespace's number as seen from the node; netlink hints carry it."""
+    """The namespace's number in the host's namespace; netlink hints contain it."""
     other_devices: tuple[str, ...] = ()
-    """Names of what else is up inside: behind it may be others that talk by the pod's address."""
+    """Names of other interfaces that are up: others behind them may use the pod's address."""
     taps: tuple[str, ...] = ()
-    """Names of tap devices: what a virtual machine in the pod is connected by."""
+    """Names of tap devices, which connect a virtual machine in the pod."""
 
     @property
     def probe_addresses(self) -> tuple[str, ...]:
-        """As status.podIPs, so without link-local ones; some may be only claimed."""
+        """As status.podIPs, so without link-local ones; some may be unconfirmed."""
         return tuple(str(a) for a in self.addresses if not a.is_link_local)
 
 
-class NetworkReader:
+class PodNetworkReader:
     """Reads pods' networks on the event loop, each within 5 s."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class NetworkReader:
                     ipaddress.ip_address(address.get("address"))
                     async for address in await inside.get_addr()
                 ]
-            # Asking the node for the other end also makes the kernel number the pod's namespace.
+            # The request for the other end also makes the kernel number the pod's namespace.
             peers = [
                 (link, await self._link(link.peer))
                 for link in found
@@ -91,12 +91,12 @@ class NetworkReader:
         ours = {link.index for link, _ in own}
         routable = {address for address in addresses if not address.is_loopback}
         return PodNetwork(
-            tuple(NodeInterface(peer.index, peer.name, peer.master) for _, peer in own),
+            tuple(HostInterface(peer.index, peer.name, peer.master) for _, peer in own),
             tuple(sorted(routable, key=lambda address: (address.version, address))),
             tuple(
-                f"interface {link.name} ({_NOT_GATABLE[link.kind]}) cannot be gated"
+                f"interface {link.name} ({_UNSUPPORTED[link.kind]}) cannot be gated"
                 for link in found
-                if link.kind in _NOT_GATABLE and link.is_up and not link.is_loopback
+                if link.kind in _UNSUPPORTED and link.is_up and not link.is_loopback
             ),
             nsid,
             tuple(
@@ -108,7 +108,7 @@ class NetworkReader:
         )
 
     async def exists(self, ifindex: int) -> bool:
-        """Whether the node has such an interface."""
+        """Whether the host has this interface."""
         return await self._link(ifindex) is not None
 
     async def _link(self, ifindex: int) -> Link | None:
@@ -127,16 +127,16 @@ class NetworkReader:
             try:
                 answer = await self._node.get_netnsid(fd=fd)
             except pyroute2.NetlinkError:
-                # It ended since, and left the file that it was mounted on.
+                # It was deleted meanwhile, and the file that it was mounted on remains.
                 return None
         return int(answer["nsid"]) if answer["nsid"] >= 0 else None
 
 
 def _is_other_end(peer: Link, *, of: Link, nsid: int | None) -> bool:
-    """Whether `peer`, a link of the node, is the other end of the pod's veth `of`.
+    """Whether `peer`, a link of the host, is the other end of the pod's veth `of`.
 
-    Checked from both ends: a veth inside the pod (of a container engine in it, say) may name an
-    ifindex that on the node is somebody else's.
+    Checked from both ends: a veth inside the pod (for instance of a container engine in it) may
+    name an ifindex that on the host belongs to another interface.
     """
     is_veth_to_it = peer.kind == "veth" and peer.peer == of.index
     return is_veth_to_it and nsid is not None and peer.peer_nsid == nsid
@@ -144,6 +144,6 @@ def _is_other_end(peer: Link, *, of: Link, nsid: int | None) -> bool:
 
 def netlink_in(netns: Netns) -> pyroute2.AsyncIPRoute:
     """Route netlink of another namespace. Raises `NetnsGone` or `OSError`."""
-    # asyncio, which pyroute2 is built on, takes only datagram sockets; netlink knows no difference.
+    # asyncio, which pyroute2 uses, accepts only datagram sockets; netlink makes no difference.
     sock = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)
     return pyroute2.AsyncIPRoute(fileno=sock.detach())

@@ -1,4 +1,4 @@
-"""What /proc says about processes: small reads that answer None for one that is gone."""
+"""Reads of /proc about processes; None for a process that no longer exists."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ _LISTENING = "0A"  # TCP_LISTEN, as /proc/net/tcp prints it
 
 
 class Procfs:
-    """One /proc; a directory of the same shape for tests. Every method may block."""
+    """One /proc, or a directory with the same layout in tests. All methods may block."""
 
     def __init__(self, root: pathlib.Path = pathlib.Path("/proc")) -> None:
         self._root = str(root)
@@ -18,12 +18,13 @@ class Procfs:
         return (int(name) for name in os.listdir(self._root) if name.isdecimal())
 
     def is_named(self, pid: int, name: str) -> bool:
-        """By the name that the kernel keeps, which is that of the program, cut to 15 bytes."""
+        """By the name in the kernel: the program's, cut to 15 bytes."""
         comm = self._read(f"{pid}/comm")
         return comm is not None and comm.rstrip("\n") == _cut(name)
 
     def started(self, pid: int) -> int | None:
-        """When, in ticks since boot; None when it is gone or dead. pid and this name a process."""
+        """Start time in ticks since boot; None when it has exited. With the pid it identifies a
+        process."""
         fields = self._stat(pid)
         return None if fields is None or fields[0] in "ZX" else int(fields[19])
 
@@ -32,14 +33,14 @@ class Procfs:
         return None if fields is None else int(fields[1])
 
     def effective_uid(self, pid: int) -> int | None:
-        """Not the owner of /proc/PID: that is root for whoever made itself undumpable."""
+        """Not the owner of /proc/PID: that is root for a process that made itself undumpable."""
         for line in (self._read(f"{pid}/status") or "").splitlines():
             if line.startswith("Uid:"):
                 return int(line.split()[2])
         return None
 
     def cgroup(self, pid: int) -> str | None:
-        """Its cgroup of version 2, "/a/b"; None when it is gone, or its cgroup was removed."""
+        """Its cgroup of version 2, "/a/b"; None when it has exited, or its cgroup was removed."""
         for line in (self._read(f"{pid}/cgroup") or "").splitlines():
             if line.startswith("0::"):
                 path = line.removeprefix("0::")
@@ -47,7 +48,7 @@ class Procfs:
         return None
 
     def namespace(self, pid: int | str, kind: str) -> str | None:
-        """Which namespace it is in, such as "net:[4026531840]"; pid "self" for our own."""
+        """The namespace it is in, such as "net:[4026531840]"; pid "self" for this process."""
         try:
             return os.readlink(f"{self._root}/{pid}/ns/{kind}")
         except OSError:
@@ -75,7 +76,7 @@ class Procfs:
                 continue
 
     def _stat(self, pid: int) -> list[str] | None:
-        """The fields of /proc/PID/stat from the third, state, on: names may hold anything."""
+        """The fields of /proc/PID/stat from the third, state, on: names may contain anything."""
         text = self._read(f"{pid}/stat")
         return None if text is None else text.rpartition(")")[2].split()
 

@@ -1,8 +1,8 @@
 """The interfaces of a network namespace, all in one dump.
 
-They are read whenever one comes, goes or changes, and a node has some for each pod. pyroute2 takes
-0.3 ms to decode a link's hundred attributes, so of those that are many, veths, only what podgate
-asks for is read; what else there is it decodes.
+They are read whenever one appears, disappears or changes, and a node has some for each pod.
+pyroute2 takes 0.3 ms to decode a link's hundred attributes, so of veths, which are many, only the
+attributes that podgate uses are decoded here; pyroute2 decodes the others.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ class Link:
 
 
 async def read(netlink: pyroute2.AsyncIPRoute) -> list[Link]:
-    """All that are in the namespace of `netlink`. Raises `pyroute2.NetlinkError` and `OSError`."""
+    """All links in the namespace of `netlink`. Raises `pyroute2.NetlinkError` and `OSError`."""
     message = ifinfmsg()
     message["attrs"] = [("IFLA_EXT_MASK", _SKIP_STATS)]
     found: list[Link] = []
@@ -79,7 +79,7 @@ async def read(netlink: pyroute2.AsyncIPRoute) -> list[Link]:
         if kind != RTM_NEWLINK:
             return netlink.marshal.parse_one_message(kind, flags, number, data, offset, length)
         found.append(_parse(data, offset, length))
-        # An answer without any message would be taken for the last.
+        # A response without any message would end the dump.
         return {"header": {"type": kind, "flags": flags, "error": None}}
 
     request = NetlinkRequest(

@@ -1,4 +1,4 @@
-"""The node's own tunnels, as its interfaces tell: what a process could wrap a packet in."""
+"""Tunnels of the node, found by its interfaces: a process could encapsulate packets for them."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -14,15 +14,15 @@ _IP_TUNNELS = frozenset(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Tunnels:
-    """udp_ports: that the kernel unwraps packets from; any: whether there is a tunnel at all."""
+class TunnelPorts:
+    """udp_ports: on which the kernel decapsulates; has_any: whether a tunnel exists at all."""
 
     udp_ports: frozenset[int]
-    any: bool
+    has_any: bool
 
 
-def find_tunnels(links: Iterable[Link]) -> Tunnels:
-    """Of interfaces that are up."""
+def find_tunnels(links: Iterable[Link]) -> TunnelPorts:
+    """Tunnels of interfaces that are up."""
     up = [link for link in links if link.is_up]
     ports = frozenset(port for link in up for port in link.udp_ports)
-    return Tunnels(ports, bool(ports) or any(link.kind in _IP_TUNNELS for link in up))
+    return TunnelPorts(ports, bool(ports) or any(link.kind in _IP_TUNNELS for link in up))

@@ -6,7 +6,7 @@ import datetime
 import enum
 from collections.abc import Mapping
 
-from agent.linux.pod_network import NodeInterface, PodNetwork
+from agent.linux.pod_network import HostInterface, PodNetwork
 from agent.pods.pod import Pod
 from bpf.abi import IPAddress
 from bpf.rules import Rule
@@ -101,7 +101,7 @@ class GracePeriod:
     """A gate that remembers, and still lets through what might be an answer to older questions."""
 
     pod: str
-    interface: NodeInterface
+    interface: HostInterface
     flow_count: int
     """How many the pod's sockets told of."""
     incomplete_reason: str
@@ -119,7 +119,7 @@ class PodState:
     network: PodNetwork | None = None
     claims: AddressClaims = dataclasses.field(default_factory=AddressClaims)
     """Which of the network's addresses are the pod's own."""
-    gates: dict[int, NodeInterface] = dataclasses.field(default_factory=dict)
+    gates: dict[int, HostInterface] = dataclasses.field(default_factory=dict)
     admission: Admission | None = None
     """What its gates let in."""
     chain_problem: str = ""

@@ -97,9 +97,9 @@ class NftBackend:
 async def remove() -> None:
     """Remove the table, also that of another process. Raises `BackendError`."""
     try:
-        if f"table inet {TABLE}" in (await nft.ask("list", "tables")).splitlines():
+        if f"table inet {TABLE}" in (await nft.query("list", "tables")).splitlines():
             await nft.apply(f"delete table inet {TABLE}\n")
-    except nft.NftMissing:
+    except nft.NftMissingError:
         return
     except (nft.NftError, TimeoutError) as error:
         raise BackendError(

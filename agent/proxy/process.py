@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 import structlog
 
 from agent.client.services import ServicesClient, ServicesState
-from agent.linux.link_monitor import LinkWatch
+from agent.linux.link_monitor import LinkMonitor
 from agent.logs import Event
 from agent.proxy import node_addresses as proxy_node_addresses
 from agent.proxy.backends import Backend, BackendError
@@ -91,8 +91,8 @@ async def _follow_services(target: str, state: _ProxyState) -> AsyncIterator[Non
 
 async def _follow_addresses(state: _ProxyState) -> None:
     changed = asyncio.Event()
-    monitor = LinkWatch(
-        on_node_change=changed.set, on_pod_change=lambda nsid: None, on_overrun=changed.set
+    monitor = LinkMonitor(
+        on_link_changed=changed.set, on_address_changed=lambda nsid: None, on_overrun=changed.set
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(monitor.run(), name="links")

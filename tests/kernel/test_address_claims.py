@@ -15,7 +15,7 @@ from agent.gates.address_claims import AddressAuthority
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
-from agent.linux.pod_network import NetworkReader
+from agent.linux.pod_network import PodNetworkReader
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.pod_state import AddressClaims
@@ -65,7 +65,7 @@ class Checked:
 
     async def _check(self, name: str, times: int, change: Callable[[], None]) -> AddressClaims:
         store = PodStore(Conditions())
-        authority, reader = AddressAuthority(store), NetworkReader()
+        authority, reader = AddressAuthority(store), PodNetworkReader()
         try:
             for _, pod in self._pods:
                 store.set_pod(pod)

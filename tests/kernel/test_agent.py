@@ -100,11 +100,11 @@ def test_a_removed_manifest_takes_the_gate_along(operator: AgentProcess, web: La
 
 
 def connects(pod: LabPod) -> bool:
-    return attempts.connect_from_node(pod, "IPv4", PORT, is_refused=False) == "connects"
+    return attempts.connect_from_node(pod, "IPv4", PORT, is_rejected=False) == "connects"
 
 
 def refuses(pod: LabPod, family: str = "IPv4") -> bool:
-    observed = attempts.connect_from_node(pod, family, PORT, is_refused=True)
+    observed = attempts.connect_from_node(pod, family, PORT, is_rejected=True)
     return observed in (attempts.REFUSED, attempts.DROPPED)
 
 

@@ -56,7 +56,7 @@ def isolated_as(reason: str) -> Callable[[AgentReport], bool]:
 
 
 def reaches(pod: LabPod) -> bool:
-    return attempts.connect_from_node(pod, "IPv4", PORT, is_refused=True) == "connects"
+    return attempts.connect_from_node(pod, "IPv4", PORT, is_rejected=True) == "connects"
 
 
 def to_be(path: str) -> LabPod:
@@ -162,5 +162,5 @@ def test_after_cleanup_no_pod_waits_for_gates(
     strict.add("web", path)
     pod = pod_in(path, "web")
     with pod.listen(PORT):
-        assert attempts.connect_from_node(pod, "IPv4", PORT, is_refused=False) == "connects"
+        assert attempts.connect_from_node(pod, "IPv4", PORT, is_rejected=False) == "connects"
     strict.delete("web", path)

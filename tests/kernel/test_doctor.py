@@ -11,7 +11,7 @@ from agent.cli import doctor
 from agent.cli.doctor import Finding, Severity
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
-from agent.linux.nft import NftMissing
+from agent.linux.nft import NftMissingError
 from bpf import abi, pins, syscalls
 from tests.kernel import foreign
 
@@ -65,7 +65,7 @@ async def test_missing_nft_is_a_warning(
     fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def missing(script: str, *, only_check: bool = False) -> None:
-        raise NftMissing("there is no nft command")
+        raise NftMissingError("there is no nft command")
 
     monkeypatch.setattr("agent.linux.nft.apply", missing)
     finding = (await examine(fresh_pins.bpffs, tmp_path))["nftables"]

@@ -70,7 +70,7 @@ def guard(gates: Gates, pod: labs.LabPod, mode: Mode, *rules: Rule) -> Counting:
 
 
 def connect(pod: labs.LabPod, family: str) -> str:
-    return attempts.connect_from_node(pod, family, PORT, is_refused=False)
+    return attempts.connect_from_node(pod, family, PORT, is_rejected=False)
 
 
 def read_events(loaded: loader.Loaded) -> list[DropEvent]:
@@ -163,7 +163,7 @@ def test_two_pods_with_one_address_are_left_to_their_gates(
     guard(gates, pod, Mode.ENFORCE)
     twin = lab.add_pod("twin", 2)
     gates.install(twin.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-    assert attempts.connect_from_node(pod, family, PORT, is_refused=True) == "times out"
+    assert attempts.connect_from_node(pod, family, PORT, is_rejected=True) == "times out"
     gates.remove(twin.ifindex)
     assert connect(pod, family) == REFUSED
 

@@ -90,7 +90,7 @@ def test_drops_follow_names_who_was_refused(operator: AgentProcess, lab: labs.La
         line, document = "", ""
         # Both begin with what comes after they have asked once.
         while not (line and document):
-            observed = attempts.connect_from_node(web, "IPv4", PORT, is_refused=True)
+            observed = attempts.connect_from_node(web, "IPv4", PORT, is_rejected=True)
             assert observed in (attempts.REFUSED, attempts.DROPPED)
             line = line or next_line(text)
             document = document or next_line(documents)

@@ -14,7 +14,7 @@ import pytest
 
 from agent.gates import pending_flows
 from agent.lab import lab as labs
-from agent.linux.pod_network import NetworkReader
+from agent.linux.pod_network import PodNetworkReader
 from bpf import abi, loader
 from bpf.gates import GateConfig, Gates
 from bpf.replies import ReplyFlow, ReplyTable, slot_of
@@ -374,7 +374,7 @@ def read_asked(pod: labs.LabPod) -> pending_flows.PendingFlows:
 
 
 async def _read_asked(pod: labs.LabPod) -> pending_flows.PendingFlows:
-    reader = NetworkReader()
+    reader = PodNetworkReader()
     try:
         network = await reader.read(pod.netns)
     finally:

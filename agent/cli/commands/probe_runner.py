@@ -10,7 +10,7 @@ import msgspec
 from agent.admin import client as admin_client
 from agent.admin.report import AgentReport
 from agent.errors import PodgateError
-from agent.linux.pod_network import NetworkReader
+from agent.linux.pod_network import PodNetworkReader
 from agent.settings import admin_socket
 from probes.engine import hooks, prober, tracing
 from probes.netns import Netns, NetnsError
@@ -33,7 +33,7 @@ async def find_netns(path: str) -> ProbeLocation:
     """The pod in this network namespace. Raises `ProbeCommandError`."""
     try:
         netns = Netns.open(path)
-        reader = NetworkReader()
+        reader = PodNetworkReader()
         try:
             network = await reader.read(netns)
         finally:

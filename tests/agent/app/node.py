@@ -14,7 +14,7 @@ from agent.gates import pending_flows, pod_gates
 from agent.gates.chain_order import ChainOrder
 from agent.gates.metrics import GateMetrics
 from agent.gates.pod_gates import PodGates
-from agent.linux.pod_network import NodeInterface, PodNetwork
+from agent.linux.pod_network import HostInterface, PodNetwork
 from agent.pods.changes import Changes
 from agent.pods.conditions import Conditions
 from agent.pods.container_runs import PodContainers
@@ -171,7 +171,7 @@ class Node:
         self.names[ifindex] = name
         self.inodes[path] = 1000 + ifindex
         address = ipaddress.ip_address(f"198.18.1.{ifindex}")
-        veth = (NodeInterface(ifindex, f"veth{ifindex}"),) if has_veth else ()
+        veth = (HostInterface(ifindex, f"veth{ifindex}"),) if has_veth else ()
         self.networks[path] = PodNetwork(veth, (address,), (), nsid=ifindex)
         return path
 
@@ -210,7 +210,7 @@ class Node:
             raise NetnsGoneError(f"{path} does not exist.")
         return Netns(path, 4, self.inodes[path])
 
-    # NetworkReader
+    # PodNetworkReader
 
     async def read(self, netns: Netns) -> PodNetwork:
         if netns.path not in self.networks:

@@ -8,12 +8,12 @@ import pytest
 from agent.gates.chain_order import ChainOrder
 from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
-from agent.linux.pod_network import NodeInterface
+from agent.linux.pod_network import HostInterface
 from agent.pods.conditions import Conditions
 from agent.pods.store import PodStore
 from bpf.errors import AttachError
 
-INTERFACE = NodeInterface(7, "pgweb")
+INTERFACE = HostInterface(7, "pgweb")
 
 
 @dataclasses.dataclass

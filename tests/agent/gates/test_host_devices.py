@@ -4,7 +4,7 @@ import pytest
 
 from agent.gates.host_devices import HostDevices, find_bridges
 from agent.linux.rtnetlink import Link
-from agent.linux.tunnels import Tunnels, find_tunnels
+from agent.linux.tunnels import TunnelPorts, find_tunnels
 from agent.pods.conditions import Conditions
 from agent.pods.store import PodStore
 from bpf.errors import AttachError
@@ -62,13 +62,15 @@ def test_a_tunnel_that_is_up_tells_its_port() -> None:
         Link(5, "veth5", kind="veth"),
         Link(6, "eth6"),
     ]
-    assert find_tunnels(links) == Tunnels(frozenset({8472, 6081}), any=True)
+    assert find_tunnels(links) == TunnelPorts(frozenset({8472, 6081}), has_any=True)
 
 
 @pytest.mark.parametrize("kind", ["ipip", "gre", "sit", "ip6tnl"])
 def test_a_tunnel_without_ports_is_one_too(kind: str) -> None:
-    assert find_tunnels([Link(2, "tunnel0", kind=kind)]) == Tunnels(frozenset(), any=True)
-    assert find_tunnels([Link(2, "tunnel0", kind=kind, flags=0)]) == Tunnels(frozenset(), any=False)
+    assert find_tunnels([Link(2, "tunnel0", kind=kind)]) == TunnelPorts(frozenset(), has_any=True)
+    assert find_tunnels([Link(2, "tunnel0", kind=kind, flags=0)]) == TunnelPorts(
+        frozenset(), has_any=False
+    )
 
 
 def test_only_bridges_of_gated_interfaces_count() -> None:

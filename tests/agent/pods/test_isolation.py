@@ -5,7 +5,7 @@ import ipaddress
 
 import pytest
 
-from agent.linux.pod_network import NodeInterface, PodNetwork
+from agent.linux.pod_network import HostInterface, PodNetwork
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.isolation import is_path_trusted, isolation_status
 from agent.pods.pod import Pod
@@ -26,7 +26,7 @@ FAILED = IsolationStatus(FALSE, "GateFailed", "The kernel refused.")
 
 
 def gated(mode: Mode = Mode.ENFORCE, status: IsolationStatus | None = ENFORCED) -> PodState:
-    veth = NodeInterface(7, "veth1")
+    veth = HostInterface(7, "veth1")
     addresses = (ipaddress.ip_address(IPV4), ipaddress.ip_address(IPV6))
     return PodState(
         Pod(uid="u", namespace="shop", name="web", mode=mode),
@@ -116,7 +116,7 @@ def test_a_gate_that_is_bypassed_at_first_becomes_ready_when_it_no_longer_is() -
 def test_a_trusted_pod_keeps_its_status_while_it_is_tested_again() -> None:
     state = gated()
     found(state, PathTestResult.CONFIRMED)
-    state.gates[8] = NodeInterface(8, "veth2")
+    state.gates[8] = HostInterface(8, "veth2")
     assert state.current_path_test is None
     assert published(state) == ENFORCED
 
@@ -124,7 +124,7 @@ def test_a_trusted_pod_keeps_its_status_while_it_is_tested_again() -> None:
 def test_a_result_counts_only_for_the_pod_as_it_was_tested() -> None:
     state = gated()
     found(state, PathTestResult.BYPASSED)
-    state.gates[8] = NodeInterface(8, "veth2")
+    state.gates[8] = HostInterface(8, "veth2")
     assert state.current_path_test is None
     assert published(state) is None
 

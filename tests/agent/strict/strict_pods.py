@@ -3,7 +3,7 @@
 import ipaddress
 from typing import Any
 
-from agent.linux.pod_network import NodeInterface, PodNetwork
+from agent.linux.pod_network import HostInterface, PodNetwork
 from agent.pods.pod import Pod
 from agent.pods.pod_state import AddressClaims, PodState
 from bpf.verdicts import Mode
@@ -35,7 +35,7 @@ def guarded(
         uid=f"uid-{name}", namespace="shop", name=name, mode=mode, spec=spec, is_relayed=is_relayed
     )
     netns = Netns(f"/run/netns/{name}", 4, sum(name.encode()))
-    veth = NodeInterface(sum(name.encode()), f"veth{name}")
+    veth = HostInterface(sum(name.encode()), f"veth{name}")
     own = tuple(map(ipaddress.ip_address, addresses))
     shown = (*own, *map(ipaddress.ip_address, claimed))
     network = PodNetwork((veth,), shown, (), 0, (), taps)
