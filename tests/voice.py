@@ -111,7 +111,6 @@ PENDING = (
     "tests/image/",
     "tests/kernel/",
     "tests/polling.py",
-    "tests/probes/",
     "tests/processes.py",
     "tests/proxy/",
     "Makefile",

@@ -32,7 +32,7 @@ class Sandbox:
         return self.netns.path
 
     def listen(self, address: str | None = None, port: int = 0, backlog: int = 64) -> socket.socket:
-        """A listening socket inside, on any free port unless told."""
+        """A listening socket inside, on any free port by default."""
         address = address or self.v4
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         sock = self.netns.socket(family, socket.SOCK_STREAM)
@@ -44,7 +44,7 @@ class Sandbox:
         return sock
 
     def closed_port(self, address: str | None = None) -> int:
-        """A port that nobody listens on, and that nobody will get by chance: it is a low one."""
+        """A port without a listener, which no process gets by chance: it is a low one."""
         return 9
 
 
@@ -80,8 +80,8 @@ def sandbox_netns() -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_stray_event_loop() -> None:
-    """Before Python 3.12 asyncio makes a loop for whoever asks first, as pytest-asyncio does in
-    a session that begins with a synchronous test; nobody would close it. Not after this.
+    """Before Python 3.12 asyncio creates a loop at the first request, as pytest-asyncio does in
+    a session that begins with a synchronous test; no code would close it. Not after this.
     """
     asyncio.set_event_loop(None)
 

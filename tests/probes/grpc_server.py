@@ -1,7 +1,7 @@
 """A real gRPC server with health checking: `python -m tests.probes.grpc_server ADDRESS:PORT`.
 
 grpcio cannot be given a socket, so this runs as a process inside the sandbox.
-It says `ready`, and ends with its standard input.
+It prints `ready`, and ends with its standard input.
 """
 
 from __future__ import annotations

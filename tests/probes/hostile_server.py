@@ -1,7 +1,7 @@
 """Servers that mean harm: `python -m tests.probes.hostile_server ADDRESS CERT KEY [BEHAVIOUR...]`.
 
 Runs as a process inside a sandbox, so that what it holds is not counted as the
-probe's. It says one line of JSON, the port of each behaviour, and ends with
+probe's. It prints one line of JSON, the port of each behaviour, and ends with
 its standard input. `tls-` in front of a behaviour has it done after a good handshake.
 """
 

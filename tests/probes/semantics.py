@@ -23,13 +23,13 @@ LOOP: Final = {
         "probes/engine/scheduler::probes_run_at_once_and_then_every_period_without_drift",
     ],
     "first probes spread after a start only": [
-        "probes/engine/scheduler::starts_are_spread_when_asked_for"
+        "probes/engine/scheduler::starts_are_spread_if_configured"
     ],
     "immediate readiness run": [
         "probes/engine/workers::readiness_is_probed_as_soon_as_the_container_has_started",
-        "probes/engine/workers::trigger_probes_now_and_starts_the_rhythm_anew",
-        "probes/engine/workers::trigger_during_a_probe_asks_for_one_more",
-        "probes/engine/scheduled_pods::restarted_container_is_told_and_probed_at_once",
+        "probes/engine/workers::trigger_probes_now_and_restarts_the_rhythm",
+        "probes/engine/workers::trigger_during_a_probe_schedules_one_more",
+        "probes/engine/scheduled_pods::restarted_container_is_reported_and_probed_at_once",
     ],
     "initial delay": [
         "probes/engine/workers::initial_delay_counts_from_the_start_of_the_container",
@@ -61,7 +61,7 @@ LOOP: Final = {
     "three tries, then thrown away": [
         "probes/engine/workers::prober_error_is_tried_three_times_at_once_and_thrown_away",
         "probes/engine/workers::prober_error_does_not_break_a_run_of_failures",
-        "probes/engine/scheduler::prober_error_is_tried_three_times_and_told_once",
+        "probes/engine/scheduler::prober_error_is_tried_three_times_and_reported_once",
     ],
     "termination": [
         "probes/engine/workers::deletion_ends_liveness_and_startup_with_success",
@@ -74,7 +74,7 @@ LOOP: Final = {
     ],
     "probe's grace period": ["probes/spec/specs::liveness_may_have_its_own_grace_period"],
     "cache by container id, changes only": [
-        "probes/engine/scheduler::only_changes_are_told",
+        "probes/engine/scheduler::only_changes_are_reported",
         "probes/engine/scheduled_pods::answer_of_the_old_container_does_not_count_for_the_new",
     ],
     "result map": [
@@ -142,7 +142,7 @@ HTTP: Final = {
         "probes/protocols/http_get::host_header_is_kept_over_a_redirect_on_the_same_host",
     ],
     "TLS": [
-        "probes/protocols/https::https_probe_of_a_server_nobody_would_trust",
+        "probes/protocols/https::https_probe_of_a_server_with_an_untrusted_certificate",
         "probes/protocols/http_get::https_offers_http_1_1_only",
     ],
     "proxy": ["probes/engine/prober::no_proxy_is_ever_used"],
@@ -162,9 +162,9 @@ OTHERS: Final = {
         "probes/protocols/grpc_health::real_server_is_healthy",
     ],
     "grpc texts": [
-        "probes/protocols/grpc_health::no_connection_in_time_is_told_in_the_kubelets_words",
-        "probes/protocols/grpc_health::no_answer_in_time_is_told_in_the_kubelets_words",
-        "probes/protocols/grpc_health::server_without_the_health_service_is_told",
+        "probes/protocols/grpc_health::connect_timeout_is_reported_in_the_kubelets_words",
+        "probes/protocols/grpc_health::response_timeout_is_reported_in_the_kubelets_words",
+        "probes/protocols/grpc_health::server_without_the_health_service_is_reported",
     ],
     "exec": [
         "probes/engine/prober::exec_is_the_kubelets",
@@ -185,7 +185,7 @@ OTHERS: Final = {
 HOOKS: Final = {
     "any status is success": [
         "probes/engine/hooks::any_status_is_success",
-        "probes/protocols/hypercorn::a_hook_is_heard",
+        "probes/protocols/hypercorn::hook_reaches_the_server",
     ],
     "timeout": [
         "probes/engine/hooks::pre_stop_ends_with_the_grace_period",
@@ -216,12 +216,12 @@ PODGATES_OWN: Final = {
     "inside the pod's namespace": [
         "probes/netns::socket_is_in_the_namespace",
         "probes/engine/prober::server_of_the_node_is_not_reached",
-        "probes/engine/prober::two_pods_with_the_same_address_are_told_apart",
+        "probes/engine/prober::two_pods_with_the_same_address_are_distinguished",
         "kernel/agent::probes_run_from_inside_an_enforced_pod",
     ],
     "host is never dialled": [
-        "probes/spec/specs::host_is_refused_with_its_own_reason",
-        "probes/spec/probespec::host_is_refused_with_its_own_reason",
+        "probes/spec/specs::host_is_rejected_with_its_own_reason",
+        "probes/spec/probespec::host_is_rejected_with_its_own_reason",
         "probes/fuzz::a_redirect_is_followed_only_to_the_same_hostname",
     ],
     "families": [
@@ -237,7 +237,7 @@ PODGATES_OWN: Final = {
     "https hook without a port": ["probes/spec/specs::hook_without_a_port_has_the_schemes"],
     "at the instant": [
         "probes/engine/hints::confirmed_close_is_probed_twice_and_counted_once",
-        "probes/engine/hints::confirmed_close_counts_as_the_threshold_where_the_pod_asks",
+        "probes/engine/hints::confirmed_close_counts_as_the_threshold_if_the_probe_specifies_it",
         "kernel/listener_watch::listener_that_opens_and_closes_is_seen_at_once",
     ],
     "probe spec taken at the sandbox's start": [

@@ -46,7 +46,7 @@ async def serving(
 
 
 def saying(data: bytes) -> Answer:
-    """Read one request, say `data`, hang up."""
+    """Read one request, send `data`, close."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -73,14 +73,14 @@ def repeating(first: bytes, then: bytes, pause_seconds: float = 0.0) -> Answer:
 
 
 async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Take everything, say nothing."""
+    """Read everything, send nothing."""
     while await reader.read(65536):
         pass
 
 
 @contextmanager
 def full_backlog(sock: socket.socket, clients: Callable[[], socket.socket]) -> Iterator[None]:
-    """Fill the queue of a listener that accepts nobody: further SYNs are dropped."""
+    """Fill the queue of a listener that accepts no connection: further SYNs are dropped."""
     made: list[socket.socket] = []
     try:
         while True:
@@ -96,7 +96,7 @@ def full_backlog(sock: socket.socket, clients: Callable[[], socket.socket]) -> I
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate that is long out of date, for a name that nobody has."""
+    """A self-signed certificate that expired long ago, for a name that no host has."""
     cert, key = folder / "cert.pem", folder / "key.pem"
     subprocess.run(
         [

@@ -44,7 +44,7 @@ TARGETS: dict[str, ExchangeTarget] = {
 
 
 def converse(exchange: Exchange, pieces: list[bytes], end: ConnectionFailure | None) -> None:
-    """As dialing.DialAttempt does it, over as many connections as the exchange asks for."""
+    """As dialing.DialAttempt does it, over as many connections as the exchange needs."""
     hop = exchange.hop
     assert 1 <= hop.port <= 65535
     sent = exchange.start()

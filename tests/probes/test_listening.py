@@ -1,4 +1,4 @@
-"""The kernel's list of listeners says which addresses of a pod somebody serves."""
+"""The kernel's list of listeners shows which addresses of a pod are served."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_listeners_of_both_families_are_found(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.kernel
-def test_v6_listener_that_takes_both_is_told_from_one_that_does_not(sandbox: Sandbox) -> None:
+def test_dual_stack_listener_is_distinguished_from_a_v6_only_one(sandbox: Sandbox) -> None:
     with sandbox.netns.socket(socket.AF_INET6, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind(("::", 80))
@@ -70,7 +70,7 @@ def test_connections_are_no_listeners(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.kernel
-def test_namespace_that_is_gone_is_said() -> None:
+def test_deleted_namespace_is_an_error() -> None:
     with sandbox_netns() as made:
         pass
     with pytest.raises(netns.NetnsGoneError):

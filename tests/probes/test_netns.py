@@ -1,4 +1,4 @@
-"""A socket is born in the pod's namespace, and the caller never stays there."""
+"""A socket is created in the pod's namespace, and the calling thread never stays there."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ def test_path_that_does_not_exist_is_gone(tmp_path: Path) -> None:
         netns.Netns.open(str(tmp_path / "none"))
 
 
-def test_regular_file_is_refused(tmp_path: Path) -> None:
+def test_regular_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("no namespace")
     with pytest.raises(netns.NetnsError, match="is not a network namespace"):
         netns.Netns.open(str(path))
 
 
-def test_fifo_is_refused_without_waiting(tmp_path: Path) -> None:
+def test_fifo_is_an_error_without_waiting(tmp_path: Path) -> None:
     path = tmp_path / "fifo"
     os.mkfifo(path)
     with pytest.raises(netns.NetnsError, match="is not a network namespace"):
         netns.Netns.open(str(path))
 
 
-def test_directory_is_refused(tmp_path: Path) -> None:
+def test_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(netns.NetnsError, match="is not a network namespace"):
         netns.Netns.open(str(tmp_path))
 
 
-def test_path_with_a_null_byte_is_refused() -> None:
+def test_path_with_a_null_byte_is_an_error() -> None:
     with pytest.raises(netns.NetnsError, match="cannot be opened"):
         netns.Netns.open("/run/\0")
 
 
-def test_namespace_of_another_kind_is_refused() -> None:
+def test_namespace_of_another_kind_is_an_error() -> None:
     with pytest.raises(netns.NetnsError, match="is not a network namespace"):
         netns.Netns.open("/proc/self/ns/uts")
 
 
-def test_own_namespace_is_refused() -> None:
+def test_own_namespace_is_an_error() -> None:
     with pytest.raises(netns.NetnsError, match="node's own"):
         netns.Netns.open("/proc/self/ns/net")
 
 
-def test_own_namespace_is_refused_by_another_name() -> None:
+def test_own_namespace_by_another_path_is_an_error() -> None:
     with pytest.raises(netns.NetnsError, match="node's own"):
         netns.Netns.open(f"/proc/{os.getpid()}/ns/net")
 
@@ -81,20 +81,20 @@ def test_setting_is_the_namespaces_own(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.kernel
-def test_setting_that_does_not_exist_is_said(sandbox: Sandbox) -> None:
+def test_missing_setting_is_an_error(sandbox: Sandbox) -> None:
     with pytest.raises(FileNotFoundError):
         sandbox.netns.set_sysctl("ipv4/no_such_setting", "1")
 
 
 @pytest.mark.kernel
-def test_caller_stays_where_it_was(sandbox: Sandbox) -> None:
+def test_thread_stays_in_its_own_namespace(sandbox: Sandbox) -> None:
     before = os.stat(OWN).st_ino
     sandbox.netns.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
     assert os.stat(OWN).st_ino == before
 
 
 @pytest.mark.kernel
-def test_caller_comes_home_when_the_socket_cannot_be_made(sandbox: Sandbox) -> None:
+def test_thread_returns_if_the_socket_cannot_be_created(sandbox: Sandbox) -> None:
     before = os.stat(OWN).st_ino
     with pytest.raises(OSError, match="supported") as caught:
         sandbox.netns.socket(socket.AF_INET, socket.SOCK_STREAM, 250)

@@ -20,7 +20,7 @@ NETNS = Netns("/run/netns/none", 0, 0)
 
 @dataclasses.dataclass
 class Started:
-    """One probe that the scheduler began."""
+    """One probe that the scheduler started."""
 
     at: float
     port: int
@@ -33,7 +33,7 @@ class Started:
 
 
 class Pods:
-    """Stands for the prober and all pods: answers by port, after as long as the test says."""
+    """Stand-in for the prober and all pods: answers by port, after the delay that the test sets."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -72,7 +72,7 @@ class Pods:
 
 
 class Bench:
-    """A scheduler, the pods it probes, and what it told."""
+    """A scheduler, the pods it probes, and its reports."""
 
     def __init__(self, **settings: float) -> None:
         self.pods = Pods()

@@ -1,4 +1,4 @@
-"""A probe asks the families that it names, or both at once; the result says which answered."""
+"""A probe dials the families that it names, or both; the result has those that answered."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_missing_address_is_a_failure_that_names_the_family(
     assert prober.plan(probe, addresses).rejection == text
 
 
-def test_localhost_is_asked_only_when_the_probe_says_so() -> None:
+def test_localhost_is_probed_only_if_the_probe_names_it() -> None:
     probe = Probe(TcpSocket(80), target="localhost")
     assert families.groups(probe, (V4,)) == (("127.0.0.1", "::1"),)
     only_v6 = Probe(TcpSocket(80), target="localhost", ip_family="IPv6")
     assert families.groups(only_v6, (V4,)) == (("::1",),)
 
 
-async def ask(
+async def run_probe(
     sandbox: Sandbox,
     port: int,
     *addresses: str,
@@ -108,7 +108,7 @@ async def test_one_family_is_enough_and_is_named(
     shared_sandbox: Sandbox, served: str, family: str, addresses: tuple[str, ...]
 ) -> None:
     with listening(shared_sandbox, served) as port:
-        outcome = await ask(shared_sandbox, port, *addresses)
+        outcome = await run_probe(shared_sandbox, port, *addresses)
     assert (outcome.result, outcome.address) == (ProbeResult.SUCCESS, served)
     assert outcome.families == (family,)
 
@@ -119,28 +119,28 @@ async def test_dual_stack_policies_need_both_families(
     shared_sandbox: Sandbox, policy: IpFamilyPolicy
 ) -> None:
     with listening(shared_sandbox, V4) as port:
-        outcome = await ask(shared_sandbox, port, policy=policy)
+        outcome = await run_probe(shared_sandbox, port, policy=policy)
     assert outcome.result is ProbeResult.FAILURE
     assert outcome.message == f"dial tcp [{V6}]:{port}: connect: connection refused"
     assert outcome.families == ("IPv6",)
     with listening(shared_sandbox, V4, V6) as port:
-        outcome = await ask(shared_sandbox, port, policy=policy)
+        outcome = await run_probe(shared_sandbox, port, policy=policy)
     assert outcome.result is ProbeResult.SUCCESS
     assert outcome.families == ("IPv4", "IPv6")
 
 
 @pytest.mark.kernel
-async def test_both_families_failing_are_both_told(shared_sandbox: Sandbox) -> None:
-    outcome = await ask(shared_sandbox, 9, policy=REQUIRE)
+async def test_failures_of_both_families_are_both_reported(shared_sandbox: Sandbox) -> None:
+    outcome = await run_probe(shared_sandbox, 9, policy=REQUIRE)
     assert outcome.families == ("IPv4", "IPv6")
     assert f"{V4}:9" in outcome.message
     assert f"[{V6}]:9" in outcome.message
 
 
 @pytest.mark.kernel
-async def test_named_family_is_the_only_one_asked(shared_sandbox: Sandbox) -> None:
+async def test_named_family_is_the_only_one_probed(shared_sandbox: Sandbox) -> None:
     with listening(shared_sandbox, V4) as port:
-        outcome = await ask(shared_sandbox, port, family="IPv6")
+        outcome = await run_probe(shared_sandbox, port, family="IPv6")
     assert (outcome.result, outcome.families) == (ProbeResult.FAILURE, ("IPv6",))
 
 
@@ -150,15 +150,15 @@ async def test_localhost_server_passes_only_by_request(
     shared_sandbox: Sandbox, address: str
 ) -> None:
     with listening(shared_sandbox, address) as port:
-        assert not (await ask(shared_sandbox, port)).passed
-        assert (await ask(shared_sandbox, port, localhost=True)).address == address
+        assert not (await run_probe(shared_sandbox, port)).passed
+        assert (await run_probe(shared_sandbox, port, localhost=True)).address == address
 
 
 @pytest.mark.kernel
 async def test_localhost_of_one_pod_is_not_anothers() -> None:
     with sandbox_netns() as first, sandbox_netns() as second, listening(first, "::1") as port:
-        assert (await ask(first, port, localhost=True)).passed
-        assert not (await ask(second, port, localhost=True)).passed
+        assert (await run_probe(first, port, localhost=True)).passed
+        assert not (await run_probe(second, port, localhost=True)).passed
 
 
 def outcome(result: ProbeResult, address: str, *, error: bool = False) -> ProbeOutcome:
@@ -175,10 +175,10 @@ def test_pods_failure_counts_for_more_than_the_probers() -> None:
     assert joint.together(both) == outcome(ProbeResult.FAILURE, V6)
 
 
-def test_cancelled_run_tells_nothing() -> None:
-    told: list[ProbeOutcome] = []
-    run = joint.JointRun(2, told.append)
+def test_cancelled_run_reports_nothing() -> None:
+    reported: list[ProbeOutcome] = []
+    run = joint.JointRun(2, reported.append)
     run.ender(0)(outcome(ProbeResult.SUCCESS, V4))
     run.cancel()
     run.ender(1)(outcome(ProbeResult.SUCCESS, V6))
-    assert told == []
+    assert reported == []

@@ -1,4 +1,4 @@
-"""With two addresses one that answers is enough, and the second is asked only when needed."""
+"""With two addresses one success is enough, and the second is dialled only when needed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from probes.engine import prober
 from probes.results import ProbeResult
 from probes.spec.definitions import HttpGet, TcpSocket
 from tests.probes import servers
-from tests.probes.asking import ILL, OK, SHORT, Deadline, ask
 from tests.probes.conftest import Sandbox
+from tests.probes.single_probe import ILL, OK, SHORT, Deadline, run_probe
 
 pytestmark = pytest.mark.kernel
 
 
 async def test_second_family_answers_when_the_first_refuses(shared_sandbox: Sandbox) -> None:
     with shared_sandbox.listen(shared_sandbox.v6) as sock:
-        outcome = await ask(
+        outcome = await run_probe(
             shared_sandbox,
             TcpSocket(sock.getsockname()[1]),
             shared_sandbox.v4,
@@ -29,7 +29,9 @@ async def test_second_family_answers_when_the_first_is_ill(shared_sandbox: Sandb
     async with servers.serving(shared_sandbox.listen(), servers.saying(ILL)) as port:
         sock = shared_sandbox.listen(shared_sandbox.v6, port)
         async with servers.serving(sock, servers.saying(OK)):
-            outcome = await ask(shared_sandbox, HttpGet(port), shared_sandbox.v4, shared_sandbox.v6)
+            outcome = await run_probe(
+                shared_sandbox, HttpGet(port), shared_sandbox.v4, shared_sandbox.v6
+            )
     assert (outcome.result, outcome.address) == (ProbeResult.SUCCESS, shared_sandbox.v6)
 
 
@@ -37,7 +39,7 @@ async def test_second_family_joins_when_the_first_is_silent(shared_sandbox: Sand
     async with servers.serving(shared_sandbox.listen(), servers.silent) as port:
         sock = shared_sandbox.listen(shared_sandbox.v6, port)
         async with servers.serving(sock, servers.saying(OK)):
-            outcome = await ask(
+            outcome = await run_probe(
                 shared_sandbox,
                 HttpGet(port),
                 shared_sandbox.v4,
@@ -52,14 +54,14 @@ async def test_healthy_pod_sees_one_request_a_probe(shared_sandbox: Sandbox) -> 
     with shared_sandbox.listen() as first:
         port = first.getsockname()[1]
         with shared_sandbox.listen(shared_sandbox.v6, port) as second:
-            await ask(shared_sandbox, TcpSocket(port), shared_sandbox.v4, shared_sandbox.v6)
+            await run_probe(shared_sandbox, TcpSocket(port), shared_sandbox.v4, shared_sandbox.v6)
             first.accept()[0].close()
             with pytest.raises(BlockingIOError):
                 second.accept()
 
 
-async def test_both_families_failing_says_both(shared_sandbox: Sandbox) -> None:
-    outcome = await ask(shared_sandbox, TcpSocket(9), shared_sandbox.v4, shared_sandbox.v6)
+async def test_failures_of_both_families_are_both_reported(shared_sandbox: Sandbox) -> None:
+    outcome = await run_probe(shared_sandbox, TcpSocket(9), shared_sandbox.v4, shared_sandbox.v6)
     assert outcome.message == (
         "dial tcp 198.18.0.1:9: connect: connection refused; "
         "dial tcp [fd00:18::1]:9: connect: connection refused"
@@ -72,7 +74,7 @@ async def test_both_families_silent_end_at_one_deadline(shared_sandbox: Sandbox)
         sock = shared_sandbox.listen(shared_sandbox.v6, port)
         async with servers.serving(sock, servers.silent):
             deadline = Deadline()
-            outcome = await ask(
+            outcome = await run_probe(
                 shared_sandbox,
                 HttpGet(port),
                 shared_sandbox.v4,

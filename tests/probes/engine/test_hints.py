@@ -92,7 +92,7 @@ async def test_confirmed_close_is_probed_twice_and_counted_once() -> None:
     assert pod.results == [(0.0, ProbeResult.SUCCESS), (21.003, ProbeResult.FAILURE)]
 
 
-async def test_confirmed_close_counts_as_the_threshold_where_the_pod_asks() -> None:
+async def test_confirmed_close_counts_as_the_threshold_if_the_probe_specifies_it() -> None:
     pod = Pod(asks=True)
     await asyncio.sleep(1)
     pod.stop()
@@ -139,7 +139,7 @@ async def test_server_that_listens_again_at_once_stays_ready() -> None:
     assert pod.results == [(0.0, ProbeResult.SUCCESS)]
 
 
-async def test_opening_is_probed_at_once() -> None:
+async def test_opened_listener_is_probed_at_once() -> None:
     pod = Pod(failure=1)
     pod.is_up = pod.is_listed = False
     await asyncio.sleep(1)
@@ -199,10 +199,10 @@ async def test_close_of_a_real_listener_is_confirmed(sandbox: Sandbox) -> None:
     failed = asyncio.Event()
     passed = asyncio.Event()
 
-    def told(key: scheduler.ProbeKey, result: ProbeResult) -> None:
+    def on_result(key: scheduler.ProbeKey, result: ProbeResult) -> None:
         (passed if result is ProbeResult.SUCCESS else failed).set()
 
-    running = scheduler.Scheduler(on_result=told, on_probe=lambda key, outcome: None)
+    running = scheduler.Scheduler(on_result=on_result, on_probe=lambda key, outcome: None)
     following = hints.ListenerHints(running)
     probe = Probe(TcpSocket(80), period_seconds=3600.0, fail_when_listener_closes=True)
     container = scheduler.ProbedContainer(specs.ContainerProbes("app", readiness=probe), "c1")

@@ -1,4 +1,4 @@
-"""Hooks tell the pod, and any answer will do; https that is none falls back to http, unarmed."""
+"""Hooks notify the pod, and any response passes; without TLS https falls back to http."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_fallback_goes_without_any_credentials() -> None:
     assert b"uthorization" not in sent
 
 
-def test_failed_fallback_tells_of_the_first_failure() -> None:
+def test_failed_fallback_reports_the_first_failure() -> None:
     exchange = hooks.HookTarget(HttpGet(443, scheme="HTTPS"), "10.0.0.1").exchange()
     words = "http: server gave HTTP response to HTTPS client"
     exchange.fail(ConnectionFailure(Phase.TLS, words))
@@ -156,7 +156,7 @@ async def test_https_hook_falls_back_to_a_plain_server(shared_sandbox: Sandbox) 
 
 
 @pytest.mark.kernel
-async def test_nobody_there_is_a_failure(shared_sandbox: Sandbox) -> None:
+async def test_closed_port_is_a_failure(shared_sandbox: Sandbox) -> None:
     outcome = await call(shared_sandbox, HttpGet(9))
     assert outcome.result is ProbeResult.FAILURE
     assert outcome.message.endswith("connect: connection refused")

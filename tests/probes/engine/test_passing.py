@@ -1,4 +1,4 @@
-"""What conditions and `podgate status` are told of a pod's probes."""
+"""The state of a pod's probes for conditions and `podgate status`."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from probes.protocols import dialing
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.specs import Exec, HttpGet, Probe, TcpSocket
 from tests.probes import servers
-from tests.probes.asking import OK, SHORT, Deadline, ask
 from tests.probes.conftest import Sandbox, sandbox_netns
+from tests.probes.single_probe import OK, SHORT, Deadline, run_probe
 
 pytestmark = pytest.mark.kernel
 
@@ -29,12 +29,12 @@ pytestmark = pytest.mark.kernel
 @pytest.mark.parametrize("address", ["198.18.0.1", "fd00:18::1"])
 async def test_tcp_probe_of_a_listener_succeeds(shared_sandbox: Sandbox, address: str) -> None:
     with shared_sandbox.listen(address) as sock:
-        outcome = await ask(shared_sandbox, TcpSocket(sock.getsockname()[1]), address)
+        outcome = await run_probe(shared_sandbox, TcpSocket(sock.getsockname()[1]), address)
     assert (outcome.result, outcome.message, outcome.address) == (ProbeResult.SUCCESS, "", address)
 
 
 async def test_tcp_probe_of_a_closed_port_fails_at_once(shared_sandbox: Sandbox) -> None:
-    outcome = await ask(shared_sandbox, TcpSocket(9))
+    outcome = await run_probe(shared_sandbox, TcpSocket(9))
     assert outcome.result is ProbeResult.FAILURE
     assert outcome.message == "dial tcp 198.18.0.1:9: connect: connection refused"
     assert not outcome.error
@@ -42,13 +42,13 @@ async def test_tcp_probe_of_a_closed_port_fails_at_once(shared_sandbox: Sandbox)
 
 async def test_localhost_only_server_is_not_reached(shared_sandbox: Sandbox) -> None:
     with shared_sandbox.listen("127.0.0.1") as sock:
-        outcome = await ask(shared_sandbox, TcpSocket(sock.getsockname()[1]))
+        outcome = await run_probe(shared_sandbox, TcpSocket(sock.getsockname()[1]))
     assert outcome.result is ProbeResult.FAILURE
 
 
 async def test_server_of_the_node_is_not_reached(shared_sandbox: Sandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        outcome = await ask(shared_sandbox, TcpSocket(sock.getsockname()[1]), "127.0.0.1")
+        outcome = await run_probe(shared_sandbox, TcpSocket(sock.getsockname()[1]), "127.0.0.1")
     assert outcome.result is ProbeResult.FAILURE
 
 
@@ -61,29 +61,29 @@ async def test_tcp_probe_without_an_answer_times_out(sandbox: Sandbox) -> None:
     ):
         port = sock.getsockname()[1]
         deadline = Deadline()
-        outcome = await ask(sandbox, TcpSocket(port), seconds=SHORT)
+        outcome = await run_probe(sandbox, TcpSocket(port), seconds=SHORT)
     assert outcome.message == f"dial tcp 198.18.0.1:{port}: i/o timeout"
     assert outcome.duration_seconds >= SHORT
     assert deadline.is_kept(outcome)
 
 
 async def test_unreachable_address_is_a_failure(shared_sandbox: Sandbox) -> None:
-    outcome = await ask(shared_sandbox, TcpSocket(80), "198.18.99.99")
+    outcome = await run_probe(shared_sandbox, TcpSocket(80), "198.18.99.99")
     assert outcome.message == "dial tcp 198.18.99.99:80: connect: network is unreachable"
     assert (outcome.result, outcome.error) == (ProbeResult.FAILURE, False)
 
 
-async def test_two_pods_with_the_same_address_are_told_apart() -> None:
+async def test_two_pods_with_the_same_address_are_distinguished() -> None:
     with sandbox_netns() as first, sandbox_netns() as second, first.listen() as sock:
         handler = TcpSocket(sock.getsockname()[1])
-        outcomes = await asyncio.gather(ask(first, handler), ask(second, handler))
+        outcomes = await asyncio.gather(run_probe(first, handler), run_probe(second, handler))
     assert [outcome.result for outcome in outcomes] == [ProbeResult.SUCCESS, ProbeResult.FAILURE]
 
 
 async def test_namespace_that_is_gone_is_a_failure() -> None:
     with sandbox_netns() as sandbox:
         pass
-    outcome = await ask(sandbox, TcpSocket(80))
+    outcome = await run_probe(sandbox, TcpSocket(80))
     assert (outcome.result, outcome.error) == (ProbeResult.FAILURE, False)
     assert "is gone" in outcome.message
 
@@ -91,7 +91,7 @@ async def test_namespace_that_is_gone_is_a_failure() -> None:
 async def test_namespace_that_goes_during_a_probe_is_a_failure() -> None:
     with sandbox_netns() as sandbox:
         async with servers.serving(sandbox.listen(), servers.silent) as port:
-            probe = asyncio.create_task(ask(sandbox, HttpGet(port), seconds=SHORT))
+            probe = asyncio.create_task(run_probe(sandbox, HttpGet(port), seconds=SHORT))
             await asyncio.sleep(0)
     assert (await probe).result is ProbeResult.FAILURE
 
@@ -128,7 +128,7 @@ async def test_lack_of_descriptors_is_a_prober_error_not_the_pods(
 
 async def test_exec_is_the_kubelets(shared_sandbox: Sandbox) -> None:
     with pytest.raises(ValueError, match="run by the kubelet"):
-        await ask(shared_sandbox, Exec(("true",)))
+        await run_probe(shared_sandbox, Exec(("true",)))
 
 
 @pytest.mark.parametrize("addresses", [(), ("fe80::1",), ("169.254.1.1", "fe80::1%lo")])
@@ -147,7 +147,7 @@ async def test_pod_without_an_address_fails(
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
 async def test_timeout_must_be_positive(shared_sandbox: Sandbox, seconds: float) -> None:
     with pytest.raises(ValueError, match="must be positive"):
-        await ask(shared_sandbox, TcpSocket(80), seconds=seconds)
+        await run_probe(shared_sandbox, TcpSocket(80), seconds=seconds)
 
 
 async def test_http_probe_of_a_real_server(shared_sandbox: Sandbox) -> None:
@@ -165,7 +165,7 @@ async def test_http_probe_of_a_real_server(shared_sandbox: Sandbox) -> None:
     await web.SockSite(runner, sock).start()
     port = sock.getsockname()[1]
     try:
-        outcome = await ask(shared_sandbox, HttpGet(port, "/healthz?a=b"))
+        outcome = await run_probe(shared_sandbox, HttpGet(port, "/healthz?a=b"))
     finally:
         await runner.cleanup()
     assert (outcome.result, outcome.message) == (ProbeResult.SUCCESS, "fine")
@@ -187,14 +187,14 @@ async def test_redirect_to_another_port_of_the_pod_is_followed(shared_sandbox: S
         there = f"http://{shared_sandbox.v4}:{second}/".encode()
         moved = b"HTTP/1.1 302 F\r\nLocation: " + there + b"\r\nContent-Length: 0\r\n\r\n"
         async with servers.serving(shared_sandbox.listen(), servers.saying(moved)) as first:
-            outcome = await ask(shared_sandbox, HttpGet(first))
+            outcome = await run_probe(shared_sandbox, HttpGet(first))
     assert (outcome.result, outcome.message) == (ProbeResult.SUCCESS, "ok")
 
 
 async def test_endless_redirects_end(shared_sandbox: Sandbox) -> None:
     moved = b"HTTP/1.1 302 F\r\nLocation: /again\r\nContent-Length: 0\r\n\r\n"
     async with servers.serving(shared_sandbox.listen(), servers.saying(moved)) as port:
-        outcome = await ask(shared_sandbox, HttpGet(port))
+        outcome = await run_probe(shared_sandbox, HttpGet(port))
     assert outcome.result is ProbeResult.FAILURE
     assert "stopped after 10 redirects" in outcome.message
 
@@ -208,7 +208,7 @@ async def test_all_redirects_share_one_timeout(shared_sandbox: Sandbox) -> None:
 
     async with servers.serving(shared_sandbox.listen(), slow) as port:
         deadline = Deadline()
-        outcome = await ask(shared_sandbox, HttpGet(port), seconds=SHORT)
+        outcome = await run_probe(shared_sandbox, HttpGet(port), seconds=SHORT)
     assert outcome.message.endswith("(Client.Timeout exceeded while awaiting headers)")
     assert deadline.is_kept(outcome)
 
@@ -219,7 +219,7 @@ async def test_no_proxy_is_ever_used(
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://198.18.0.1:9")
     async with servers.serving(shared_sandbox.listen(), servers.saying(OK)) as port:
-        assert (await ask(shared_sandbox, HttpGet(port))).passed
+        assert (await run_probe(shared_sandbox, HttpGet(port))).passed
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ async def test_server_that_drags_its_feet_is_cut_off(
 ) -> None:
     async with servers.serving(shared_sandbox.listen(), answer) as port:
         deadline = Deadline()
-        outcome = await ask(shared_sandbox, HttpGet(port), seconds=SHORT)
+        outcome = await run_probe(shared_sandbox, HttpGet(port), seconds=SHORT)
     assert words in outcome.message
     assert (outcome.result, outcome.error) == (ProbeResult.FAILURE, error)
     assert deadline.is_kept(outcome)
@@ -267,7 +267,7 @@ async def test_flood_is_cut_off_within_a_megabyte(
     shared_sandbox: Sandbox, answer: servers.Answer, result: ProbeResult, words: str
 ) -> None:
     async with servers.serving(shared_sandbox.listen(), answer) as port:
-        outcome = await ask(shared_sandbox, HttpGet(port))
+        outcome = await run_probe(shared_sandbox, HttpGet(port))
     assert outcome.result is result
     assert words in outcome.message
     assert len(outcome.message) <= 10_240
@@ -291,10 +291,10 @@ async def test_flood_holds_little_memory(shared_sandbox: Sandbox) -> None:
     )
     assert process.stdout is not None
     assert await process.stdout.readline() == b"ready\n"
-    await ask(shared_sandbox, TcpSocket(9))  # what is loaded once is not counted
+    await run_probe(shared_sandbox, TcpSocket(9))  # what is loaded once is not counted
     tracemalloc.start()
     try:
-        outcome = await ask(shared_sandbox, HttpGet(port))
+        outcome = await run_probe(shared_sandbox, HttpGet(port))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -310,7 +310,7 @@ async def test_reset_is_a_failure(shared_sandbox: Sandbox) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     async with servers.serving(shared_sandbox.listen(), reset) as port:
-        outcome = await ask(shared_sandbox, HttpGet(port))
+        outcome = await run_probe(shared_sandbox, HttpGet(port))
     assert outcome.result is ProbeResult.FAILURE
     assert outcome.message.endswith("read: connection reset by peer")
     assert f"->198.18.0.1:{port}: read:" in outcome.message
@@ -322,7 +322,7 @@ async def test_half_close_without_an_answer_is_a_failure(shared_sandbox: Sandbox
         await reader.read()
 
     async with servers.serving(shared_sandbox.listen(), half) as port:
-        outcome = await ask(shared_sandbox, HttpGet(port))
+        outcome = await run_probe(shared_sandbox, HttpGet(port))
     assert outcome.message == f'Get "http://198.18.0.1:{port}/": EOF'
 
 
@@ -338,7 +338,7 @@ async def test_large_request_is_sent_in_pieces(shared_sandbox: Sandbox) -> None:
 
     size = 8 * 1024 * 1024
     async with servers.serving(shared_sandbox.listen(), measure) as port:
-        outcome = await ask(shared_sandbox, HttpGet(port, headers=(("X-A", "x" * size),)))
+        outcome = await run_probe(shared_sandbox, HttpGet(port, headers=(("X-A", "x" * size),)))
     assert int(outcome.message) > size
 
 
@@ -350,14 +350,16 @@ async def test_mistake_of_ours_ends_only_that_probe(
 
     monkeypatch.setattr(dialing.DialAttempt, "_connected", broken)
     with shared_sandbox.listen() as sock:
-        outcome = await ask(shared_sandbox, TcpSocket(sock.getsockname()[1]))
+        outcome = await run_probe(shared_sandbox, TcpSocket(sock.getsockname()[1]))
     assert (outcome.result, outcome.error) == (ProbeResult.UNKNOWN, True)
     assert "a mistake" in outcome.message
 
 
 async def test_many_probes_at_once(shared_sandbox: Sandbox) -> None:
     async with servers.serving(shared_sandbox.listen(), servers.saying(OK)) as port:
-        outcomes = await asyncio.gather(*(ask(shared_sandbox, HttpGet(port)) for _ in range(200)))
+        outcomes = await asyncio.gather(
+            *(run_probe(shared_sandbox, HttpGet(port)) for _ in range(200))
+        )
     assert {outcome.result for outcome in outcomes} == {ProbeResult.SUCCESS}
 
 

@@ -1,4 +1,4 @@
-"""What the scheduler is told of pods: new ones, changed ones, restarted containers, gone ones."""
+"""Pods as set in the scheduler: new ones, changed ones, restarted containers, deleted ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_unchanged_probe_keeps_its_state(bench: Bench) -> None:
     assert bench.results == [("a", READINESS, ProbeResult.SUCCESS)]
 
 
-async def test_changed_probe_starts_anew(bench: Bench) -> None:
+async def test_changed_probe_starts_again(bench: Bench) -> None:
     bench.scheduler.set_pod(pod(readiness=probe(1)))
     await asyncio.sleep(3)
     bench.scheduler.set_pod(pod(readiness=probe(2)))
@@ -92,7 +92,7 @@ async def test_others_wait_for_startup_and_readiness_follows_at_once(bench: Benc
     assert bench.pods.times(3) == [10.0]
 
 
-async def test_startup_known_from_elsewhere_counts(bench: Bench) -> None:
+async def test_startup_reported_by_the_kubelet_counts(bench: Bench) -> None:
     exec_probe = specs.Probe(specs.Exec(("true",)))
     bench.scheduler.set_pod(pod(startup=exec_probe, readiness=probe(1), started=False))
     await asyncio.sleep(5)
@@ -102,7 +102,7 @@ async def test_startup_known_from_elsewhere_counts(bench: Bench) -> None:
     assert bench.pods.times(1) == [5.0]
 
 
-async def test_startup_probe_of_the_kubelet_that_nobody_tells_of_gates_nothing(
+async def test_unreported_startup_probe_of_the_kubelet_delays_nothing(
     bench: Bench,
 ) -> None:
     bench.scheduler.set_pod(pod(startup=specs.Probe(specs.Exec(("true",))), readiness=probe(1)))
@@ -110,7 +110,7 @@ async def test_startup_probe_of_the_kubelet_that_nobody_tells_of_gates_nothing(
     assert bench.pods.times(1) == [0.0]
 
 
-async def test_restarted_container_is_told_and_probed_at_once(bench: Bench) -> None:
+async def test_restarted_container_is_reported_and_probed_at_once(bench: Bench) -> None:
     bench.scheduler.set_pod(pod(readiness=probe(1)))
     await asyncio.sleep(12)
     bench.pods.answers[1] = BAD

@@ -29,7 +29,7 @@ async def test_a_day_of_probing_keeps_its_times(bench: Bench) -> None:
     assert bench.pods.times(1) == [10.0 * n for n in range(8641)]
 
 
-async def test_only_changes_are_told(bench: Bench) -> None:
+async def test_only_changes_are_reported(bench: Bench) -> None:
     bench.scheduler.set_pod(pod(readiness=probe(1, period=1, failure=2)))
     await asyncio.sleep(2.5)
     bench.pods.answers[1] = BAD
@@ -43,13 +43,13 @@ async def test_only_changes_are_told(bench: Bench) -> None:
     ]
 
 
-async def test_every_finished_probe_is_told(bench: Bench) -> None:
+async def test_every_finished_probe_is_reported(bench: Bench) -> None:
     bench.scheduler.set_pod(pod(readiness=probe(1, period=1)))
     await asyncio.sleep(2.5)
     assert bench.probes == [("a", GOOD)] * 3
 
 
-async def test_prober_error_is_tried_three_times_and_told_once(bench: Bench) -> None:
+async def test_prober_error_is_tried_three_times_and_reported_once(bench: Bench) -> None:
     bench.pods.answers[1] = ERROR
     bench.scheduler.set_pod(pod(readiness=probe(1)))
     await asyncio.sleep(1)
@@ -69,8 +69,8 @@ async def test_prober_that_raises_is_a_prober_error(bench: Bench) -> None:
 
 
 async def test_callback_that_raises_stops_nothing(bench: Bench) -> None:
-    told: list[str] = []
-    bench.pods.loop.set_exception_handler(lambda loop, context: told.append(context["message"]))
+    reported: list[str] = []
+    bench.pods.loop.set_exception_handler(lambda loop, context: reported.append(context["message"]))
 
     def broken(key: scheduler.ProbeKey, outcome: ProbeOutcome) -> None:
         raise RuntimeError("a mistake")
@@ -82,7 +82,7 @@ async def test_callback_that_raises_stops_nothing(bench: Bench) -> None:
     await asyncio.sleep(1.5)
     await other.aclose()
     assert bench.pods.times(1) == [0.0, 1.0]
-    assert "a mistake" in told[0]
+    assert "a mistake" in reported[0]
 
 
 async def test_slow_pod_delays_no_other(bench: Bench) -> None:
@@ -146,7 +146,7 @@ async def test_many_quick_probes_do_not_hold_up_the_loop(bench: Bench) -> None:
     assert max(steps) <= 2 * queue.BURST_MAX
 
 
-async def test_starts_are_spread_when_asked_for() -> None:
+async def test_starts_are_spread_if_configured() -> None:
     bench = Bench(spread_seconds=1.0)
     for number in range(100):
         bench.scheduler.set_pod(pod(str(number), readiness=probe(1, period=10)))

@@ -1,4 +1,4 @@
-"""Steps are told as they happen, and what a pod sends cannot harm a terminal."""
+"""Steps are reported as they happen, and a pod's data cannot harm a terminal."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ ADDRESS = "198.18.0.1"
 
 
 def traced(handler: HttpGet) -> tuple[Exchange, list[str]]:
-    told: list[str] = []
+    reported: list[str] = []
     plan = tracing.traced(
-        prober.plan(Probe(handler), [ADDRESS]), lambda address, text: told.append(text)
+        prober.plan(Probe(handler), [ADDRESS]), lambda address, text: reported.append(text)
     )
-    return plan.candidates[0].target.exchange(), told
+    return plan.candidates[0].target.exchange(), reported
 
 
 def test_a_redirect_is_a_hang_up_and_another_dial() -> None:
-    exchange, told = traced(HttpGet(80))
+    exchange, reported = traced(HttpGet(80))
     assert exchange.hop.port == 80
     exchange.start()
     exchange.receive(b"HTTP/1.1 302 F\r\nLocation: https://198.18.0.1:8443/\r\n\r\n")
     assert exchange.hop.port == 8443
     exchange.start()
     exchange.receive(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-    assert [text.partition(":")[0] for text in told if "bytes:" not in text] == [
+    assert [text.partition(":")[0] for text in reported if "bytes:" not in text] == [
         "dials tcp 198.18.0.1",
         "connected",
         "hangs up and dials tcp 198.18.0.1",
         "connected, and through the TLS handshake; the certificate is not verified",
     ]
-    exchanged = [text.split()[0] for text in told if "bytes:" in text]
+    exchanged = [text.split()[0] for text in reported if "bytes:" in text]
     assert exchanged == ["sends", "receives", "sends", "receives"]
 
 
 def test_failure_names_what_was_being_done() -> None:
-    exchange, told = traced(HttpGet(80))
+    exchange, reported = traced(HttpGet(80))
     exchange.fail(ConnectionFailure(Phase.TLS, "EOF"))
-    assert told == ["stops shaking hands over TLS: EOF"]
+    assert reported == ["stops shaking hands over TLS: EOF"]
 
 
 def test_control_characters_are_spelt_out() -> None:

@@ -54,7 +54,7 @@ class Run:
         )
 
     def probe(self, *outcomes: ProbeOutcome, takes: float = 0.0) -> float:
-        """Run the probes that bring these outcomes; returns when the last began."""
+        """Run the probes that bring these outcomes; returns when the last has started."""
         began = self.now
         for outcome in outcomes:
             due = self.worker.due
@@ -157,7 +157,7 @@ def test_failures_in_a_row_change_the_result_at_the_threshold() -> None:
     assert run.cached is ProbeResult.FAILURE
 
 
-def test_a_success_between_starts_the_count_anew() -> None:
+def test_a_success_between_failures_resets_the_count() -> None:
     run = Run(failure=3)
     run.probe(GOOD, BAD, BAD, GOOD, BAD, BAD)
     assert run.cached is ProbeResult.SUCCESS
@@ -340,7 +340,7 @@ def test_result_from_before_this_process_is_kept() -> None:
     assert run.cached is ProbeResult.SUCCESS
 
 
-def test_trigger_probes_now_and_starts_the_rhythm_anew() -> None:
+def test_trigger_probes_now_and_restarts_the_rhythm() -> None:
     run = Run()
     run.probe(GOOD)
     run.now = 3.0
@@ -349,7 +349,7 @@ def test_trigger_probes_now_and_starts_the_rhythm_anew() -> None:
     assert run.due == 13.0
 
 
-def test_trigger_during_a_probe_asks_for_one_more() -> None:
+def test_trigger_during_a_probe_schedules_one_more() -> None:
     run = Run()
     run.worker.start(0.0)
     run.worker.trigger(0.5)

@@ -1,4 +1,4 @@
-"""A probe ends its connection with a FIN, waits for nobody and leaves nothing behind."""
+"""A probe ends its connection with a FIN, does not wait and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from probes.protocols import dialing
 from probes.results import ProbeResult
 from probes.spec.definitions import HttpGet, TcpSocket
 from tests.probes import servers
-from tests.probes.asking import OK, ask
 from tests.probes.conftest import Sandbox
+from tests.probes.single_probe import OK, run_probe
 
 pytestmark = pytest.mark.kernel
 
@@ -31,9 +31,9 @@ def nothing_left() -> Iterator[None]:
 
 
 async def test_cancelled_probe_leaves_nothing_behind(shared_sandbox: Sandbox) -> None:
-    # The kernel takes the connection, nobody answers.
+    # The kernel accepts the connection, no process answers.
     with shared_sandbox.listen() as sock, nothing_left():
-        task = asyncio.create_task(ask(shared_sandbox, HttpGet(sock.getsockname()[1])))
+        task = asyncio.create_task(run_probe(shared_sandbox, HttpGet(sock.getsockname()[1])))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -55,7 +55,7 @@ async def test_closing_never_waits_for_the_pod(sandbox_that_drops_every_fin: San
     sandbox = sandbox_that_drops_every_fin
     with sandbox.listen() as sock:
         started = time.monotonic()
-        outcome = await ask(sandbox, TcpSocket(sock.getsockname()[1]))
+        outcome = await run_probe(sandbox, TcpSocket(sock.getsockname()[1]))
         assert time.monotonic() - started < 0.9
     assert outcome.result is ProbeResult.SUCCESS
 
@@ -68,7 +68,7 @@ def in_state(sandbox: Sandbox, state: str) -> list[str]:
 async def test_probe_leaves_no_port_in_time_wait(sandbox: Sandbox) -> None:
     """Else 470 probes a second use up all ports of a pod, and each connect() searches longer."""
     with sandbox.listen() as sock:
-        outcome = await ask(sandbox, TcpSocket(sock.getsockname()[1]))
+        outcome = await run_probe(sandbox, TcpSocket(sock.getsockname()[1]))
         accepted, _ = sock.accept()
         with accepted:
             assert accepted.recv(1) == b""  # an end, and not a reset
@@ -112,7 +112,7 @@ async def test_end_of_a_tcp_probe_carries_the_handshakes_last_acknowledgement(
             f" add rule inet t c tcp dport {port} tcp flags == fin | ack counter;"
             f" add rule inet t c tcp dport {port} tcp flags == ack counter"
         )
-        await ask(sandbox, TcpSocket(port))
+        await run_probe(sandbox, TcpSocket(port))
         ends, bare = re.findall(r"packets (\d+)", nft("list", "chain", "inet", "t", "c"))
     assert (ends, bare) == ("1", "0")
 
@@ -141,7 +141,7 @@ async def test_probes_in_a_row_never_run_out_of_ports(
     leave_twenty_ports(sandbox)
     async with servers.serving(sandbox.listen(port=8080), answer) as port:
         for _ in range(100):
-            outcome = await ask(sandbox, HttpGet(port))
+            outcome = await run_probe(sandbox, HttpGet(port))
             assert outcome.result is ProbeResult.SUCCESS, outcome
 
 
@@ -156,6 +156,6 @@ async def test_server_that_probes_are_talking_to_sees_an_end_not_a_reset(
         seen.put_nowait(await reader.read())
 
     async with servers.serving(sandbox.listen(), answer) as port:
-        outcome = await ask(sandbox, HttpGet(port))
+        outcome = await run_probe(sandbox, HttpGet(port))
         assert await asyncio.wait_for(seen.get(), 10) == b""
     assert outcome.result is ProbeResult.SUCCESS

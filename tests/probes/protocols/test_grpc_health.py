@@ -1,4 +1,4 @@
-"""A grpc probe says what the kubelet's says, of real servers and of any bytes."""
+"""A grpc probe has the kubelet's results, with real servers and with any bytes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_any_other_status_is_failure(status: int, name: str) -> None:
     )
 
 
-def test_server_without_the_health_service_is_told() -> None:
+def test_server_without_the_health_service_is_reported() -> None:
     trailers = (("grpc-status", "12"), ("grpc-message", "unknown%20service"))
     assert Server().answer(trailers=trailers) == failure(
         "error: this server does not implement the grpc health protocol"
@@ -124,7 +124,7 @@ def test_unknown_service_is_a_failure() -> None:
     )
 
 
-def test_deadline_of_the_server_is_told_as_ours() -> None:
+def test_deadline_of_the_server_is_reported_as_the_probes() -> None:
     assert Server(timeout_seconds=2).answer(trailers=(("grpc-status", "4"),)) == failure(
         "timeout: health rpc did not complete within 2s"
     )
@@ -196,7 +196,7 @@ def test_server_that_goes_away_is_a_failure() -> None:
     )
 
 
-def test_no_connection_in_time_is_told_in_the_kubelets_words() -> None:
+def test_connect_timeout_is_reported_in_the_kubelets_words() -> None:
     server = Server()
     server.exchange.fail(ConnectionFailure(Phase.EXCHANGE, "", timeout=True))
     assert server.exchange.verdict == failure(
@@ -204,14 +204,14 @@ def test_no_connection_in_time_is_told_in_the_kubelets_words() -> None:
     )
 
 
-def test_no_answer_in_time_is_told_in_the_kubelets_words() -> None:
+def test_response_timeout_is_reported_in_the_kubelets_words() -> None:
     server = Server(timeout_seconds=2)
     server.settle()
     server.exchange.fail(ConnectionFailure(Phase.EXCHANGE, "", timeout=True))
     assert server.exchange.verdict == failure("timeout: health rpc did not complete within 2s")
 
 
-def test_refused_connection_is_told_at_once() -> None:
+def test_connection_refused_is_reported_at_once() -> None:
     exchange = grpc_health.GrpcTarget(Grpc(50051), "10.0.0.1", 1.0).exchange()
     exchange.fail(
         ConnectionFailure(Phase.DIAL, "dial tcp 10.0.0.1:50051: connect: connection refused")
@@ -287,7 +287,7 @@ def test_response_message_is_protobufs(status: int) -> None:
 
 
 @given(st.binary())
-def test_message_is_decoded_as_protobuf_does_or_refused(data: bytes) -> None:
+def test_message_is_decoded_as_by_protobuf_or_rejected(data: bytes) -> None:
     try:
         status = grpc_health.decode_response(data)
     except grpc_health.GrpcError:
@@ -321,7 +321,7 @@ def health_server(shared_sandbox: Sandbox) -> Iterator[Sandbox]:
         yield shared_sandbox
 
 
-async def ask(sandbox: Sandbox, handler: Grpc, *addresses: str) -> ProbeOutcome:
+async def run_probe(sandbox: Sandbox, handler: Grpc, *addresses: str) -> ProbeOutcome:
     return await prober.probe(
         Probe(handler, timeout_seconds=10.0),
         netns=sandbox.netns,
@@ -332,19 +332,19 @@ async def ask(sandbox: Sandbox, handler: Grpc, *addresses: str) -> ProbeOutcome:
 @pytest.mark.kernel
 @pytest.mark.parametrize("address", ["198.18.0.1", "fd00:18::1"])
 async def test_real_server_is_healthy(health_server: Sandbox, address: str) -> None:
-    outcome = await ask(health_server, Grpc(50051), address)
+    outcome = await run_probe(health_server, Grpc(50051), address)
     assert (outcome.result, outcome.message) == (ProbeResult.SUCCESS, "service healthy")
 
 
 @pytest.mark.kernel
 async def test_real_server_with_an_ill_service(health_server: Sandbox) -> None:
-    outcome = await ask(health_server, Grpc(50051, "ill"))
+    outcome = await run_probe(health_server, Grpc(50051, "ill"))
     assert outcome.message == 'service unhealthy (responded with "NOT_SERVING")'
 
 
 @pytest.mark.kernel
 async def test_real_server_without_that_service(health_server: Sandbox) -> None:
-    outcome = await ask(health_server, Grpc(50051, "nothing"))
+    outcome = await run_probe(health_server, Grpc(50051, "nothing"))
     assert outcome.result is ProbeResult.FAILURE
     assert "code = NotFound" in outcome.message
 
@@ -352,7 +352,7 @@ async def test_real_server_without_that_service(health_server: Sandbox) -> None:
 @pytest.mark.kernel
 async def test_real_server_without_health_checking(shared_sandbox: Sandbox) -> None:
     with grpcio(shared_sandbox, "198.18.0.1:50052"):
-        outcome = await ask(shared_sandbox, Grpc(50052))
+        outcome = await run_probe(shared_sandbox, Grpc(50052))
     assert outcome.message.startswith(
         "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): "
     )
@@ -361,7 +361,7 @@ async def test_real_server_without_health_checking(shared_sandbox: Sandbox) -> N
 @pytest.mark.kernel
 async def test_real_server_with_tls(shared_sandbox: Sandbox, tmp_path: Path) -> None:
     with grpcio(shared_sandbox, "198.18.0.1:50053", *servers.certificate(tmp_path)):
-        outcome = await ask(shared_sandbox, Grpc(50053, mode="TLS"))
+        outcome = await run_probe(shared_sandbox, Grpc(50053, mode="TLS"))
     assert (outcome.result, outcome.message) == (ProbeResult.SUCCESS, "service healthy")
 
 
@@ -369,6 +369,6 @@ async def test_real_server_with_tls(shared_sandbox: Sandbox, tmp_path: Path) -> 
 async def test_http_server_is_no_grpc_server(shared_sandbox: Sandbox) -> None:
     said = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
     async with servers.serving(shared_sandbox.listen(), servers.saying(said)) as port:
-        outcome = await ask(shared_sandbox, Grpc(port))
+        outcome = await run_probe(shared_sandbox, Grpc(port))
     assert outcome.result is ProbeResult.FAILURE
     assert f'failed to connect service "198.18.0.1:{port}" within 10s' in outcome.message

@@ -16,8 +16,8 @@ from probes.engine import prober
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.definitions import Grpc, Handler, HttpGet, Probe, TcpSocket
 from tests.probes import hostile_server, servers
-from tests.probes.asking import Deadline
 from tests.probes.conftest import Sandbox
+from tests.probes.single_probe import Deadline
 
 pytestmark = pytest.mark.kernel
 
@@ -66,7 +66,7 @@ def handlers(port: int) -> dict[str, Handler]:
     }
 
 
-async def ask(sandbox: Sandbox, handler: Handler) -> ProbeOutcome:
+async def run_probe(sandbox: Sandbox, handler: Handler) -> ProbeOutcome:
     probe = Probe(handler, timeout_seconds=TIMEOUT_SECONDS)
     return await prober.probe(probe, netns=sandbox.netns, addresses=(sandbox.v4,))
 
@@ -76,7 +76,7 @@ async def test_probe_ends_in_time_holds_little_and_leaves_nothing(
     shared_sandbox: Sandbox, ports: dict[str, int], name: str
 ) -> None:
     # The first socket of a thread leaves it a descriptor of its way home.
-    await ask(shared_sandbox, TcpSocket(ports[name]))
+    await run_probe(shared_sandbox, TcpSocket(ports[name]))
     before = set(os.listdir("/proc/self/fd"))
     for kind, handler in handlers(ports[name]).items():
         # The kernel processes a flood in this thread's time, and other processes take theirs. A
@@ -86,7 +86,7 @@ async def test_probe_ends_in_time_holds_little_and_leaves_nothing(
             tracemalloc.start()
             deadline = Deadline()
             try:
-                outcome = await ask(shared_sandbox, handler)
+                outcome = await run_probe(shared_sandbox, handler)
                 held = tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
@@ -101,10 +101,10 @@ async def test_probe_ends_in_time_holds_little_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("name", ["silent", "garbage", "endless-body", "half-close"])
-async def test_open_port_is_all_that_a_tcp_probe_asks_for(
+async def test_open_port_is_enough_for_a_tcp_probe(
     shared_sandbox: Sandbox, ports: dict[str, int], name: str
 ) -> None:
-    outcome = await ask(shared_sandbox, TcpSocket(ports[name]))
+    outcome = await run_probe(shared_sandbox, TcpSocket(ports[name]))
     assert outcome.result is ProbeResult.SUCCESS
 
 
@@ -112,7 +112,7 @@ async def test_hostile_pods_do_not_hold_up_a_good_one(
     shared_sandbox: Sandbox, ports: dict[str, int]
 ) -> None:
     hostile = [
-        asyncio.create_task(ask(shared_sandbox, handler))
+        asyncio.create_task(run_probe(shared_sandbox, handler))
         for port in ports.values()
         for handler in handlers(port).values()
     ]

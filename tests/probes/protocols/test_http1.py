@@ -105,7 +105,7 @@ def test_body_is_cut_at_ten_kibibytes(head: bytes) -> None:
         (b"HTTP/1.1 103 Early\r\n\r\n" * 6, "too many 1xx"),
     ],
 )
-def test_what_is_no_response_is_refused(data: bytes, words: str) -> None:
+def test_invalid_response_is_rejected(data: bytes, words: str) -> None:
     with pytest.raises(http1.HttpError) as caught:
         read(data)
     assert words in str(caught.value)
@@ -128,7 +128,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         (b"0\r\n" + b"A: b\r\n" * 1000, "suspiciously long trailer"),
     ],
 )
-def test_bad_chunks_are_refused(data: bytes, words: str) -> None:
+def test_bad_chunks_are_rejected(data: bytes, words: str) -> None:
     with pytest.raises(http1.HttpError) as caught:
         read(CHUNKED + data)
     assert words in str(caught.value)
@@ -145,18 +145,18 @@ def test_bad_chunks_are_refused(data: bytes, words: str) -> None:
         (CHUNKED + b"0\r\n", "unexpected EOF"),
     ],
 )
-def test_early_end_is_told_from_no_answer(data: bytes, text: str) -> None:
+def test_early_end_is_distinguished_from_no_response(data: bytes, text: str) -> None:
     with pytest.raises(http1.HttpError, match=f"^{text}$"):
         read(data, end=True)
 
 
 @pytest.mark.parametrize("line", [b"A: " + b"b" * 1000 + b"\r\n", b"b" * 1000])
-def test_endless_headers_are_refused(line: bytes) -> None:
+def test_endless_headers_are_rejected(line: bytes) -> None:
     with pytest.raises(http1.HttpError, match="headers exceeded 262144 bytes"):
         read(b"HTTP/1.1 200 OK\r\nX: ", *[line] * 300)
 
 
-def test_endless_status_line_is_refused() -> None:
+def test_endless_status_line_is_rejected() -> None:
     with pytest.raises(http1.HttpError, match="headers exceeded"):
         read(b"HTTP/1.1 200 ", *[b"x" * 1000] * 300)
 
@@ -167,7 +167,7 @@ def test_headers_of_informational_responses_count() -> None:
 
 
 @given(st.binary(), st.lists(st.integers(1, 30)))
-def test_arbitrary_bytes_are_read_or_refused(data: bytes, cuts: list[int]) -> None:
+def test_arbitrary_bytes_are_parsed_or_rejected(data: bytes, cuts: list[int]) -> None:
     reader = http1.Http1ResponseReader()
     try:
         for cut in cuts:

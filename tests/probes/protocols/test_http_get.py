@@ -1,4 +1,4 @@
-"""An httpGet probe asks, follows and judges as the kubelet's does."""
+"""An httpGet probe sends, follows and evaluates as the kubelet's does."""
 
 from __future__ import annotations
 

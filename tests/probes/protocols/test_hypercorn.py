@@ -16,8 +16,8 @@ from probes.engine import hooks
 from probes.results import ProbeResult
 from probes.spec.definitions import HttpGet
 from tests.probes import servers
-from tests.probes.asking import SHORT, Deadline, ask
 from tests.probes.conftest import Sandbox
+from tests.probes.single_probe import SHORT, Deadline, run_probe
 
 pytestmark = pytest.mark.kernel
 
@@ -111,25 +111,25 @@ def getting(kind: str, path: str) -> HttpGet:
 async def test_each_page_means_the_same_over_each_protocol(
     served: Sandbox, kind: str, path: str, result: ProbeResult, words: str
 ) -> None:
-    outcome = await ask(served, getting(kind, path))
+    outcome = await run_probe(served, getting(kind, path))
     assert (outcome.result, outcome.message) == (result, words)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_endless_redirects_are_a_failure(served: Sandbox, kind: str) -> None:
-    outcome = await ask(served, getting(kind, "/round"))
+    outcome = await run_probe(served, getting(kind, "/round"))
     assert outcome.result is ProbeResult.FAILURE
     assert outcome.message.endswith("stopped after 10 redirects")
 
 
 async def test_redirect_to_https_on_another_port_is_followed(served: Sandbox) -> None:
-    assert (await ask(served, getting("http", "/other-port"))).message == "fine"
+    assert (await run_probe(served, getting("http", "/other-port"))).message == "fine"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_silence_ends_at_the_deadline(served: Sandbox, kind: str) -> None:
     deadline = Deadline()
-    outcome = await ask(served, getting(kind, "/silent"), seconds=SHORT)
+    outcome = await run_probe(served, getting(kind, "/silent"), seconds=SHORT)
     assert outcome.result is ProbeResult.FAILURE
     assert "deadline exceeded" in outcome.message
     assert deadline.is_kept(outcome)
@@ -137,8 +137,8 @@ async def test_silence_ends_at_the_deadline(served: Sandbox, kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "version"), [("http", "1.1"), ("https", "1.1"), ("h2c", "2")])
 async def test_server_sees_the_headers_of_a_probe(served: Sandbox, kind: str, version: str) -> None:
-    """https: the server would speak h2 by ALPN as well, and is asked for HTTP/1.1."""
-    outcome = await ask(served, getting(kind, "/asked?b=c"))
+    """https: the server would speak h2 by ALPN as well, and gets HTTP/1.1."""
+    outcome = await run_probe(served, getting(kind, "/asked?b=c"))
     seen_version, query, headers = json.loads(outcome.message)
     assert (seen_version, query) == (version, "b=c")
     host = {"host": f"198.18.0.1:{KINDS[kind].port}"}
@@ -148,7 +148,7 @@ async def test_server_sees_the_headers_of_a_probe(served: Sandbox, kind: str, ve
 
 
 @pytest.mark.parametrize("kind", ["http", "https"])
-async def test_a_hook_is_heard(served: Sandbox, kind: str) -> None:
+async def test_hook_reaches_the_server(served: Sandbox, kind: str) -> None:
     outcome = await hooks.run(
         getting(kind, "/ill"), netns=served.netns, addresses=(served.v4,), limit_seconds=10.0
     )

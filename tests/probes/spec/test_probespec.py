@@ -1,4 +1,4 @@
-"""The annotation becomes probes, or one error that names the field; its schema says the same."""
+"""The annotation becomes probes, or one error that names the field; its schema agrees."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_error_names_the_path_of_the_wrong_field(probe: dict[str, object], path:
 
 @pytest.mark.parametrize("handler", ["http", "tcp"])
 @pytest.mark.parametrize("host", ["10.0.0.1", "127.0.0.1", "evil.test"])
-def test_host_is_refused_with_its_own_reason(handler: str, host: str) -> None:
+def test_host_is_rejected_with_its_own_reason(handler: str, host: str) -> None:
     error = wrong(spec({handler: {"port": 80, "host": host}}))
     assert error.reason == "ProbeHostNotAllowed"
     assert error.path == f"{HERE}.containers[0].readiness.{handler}.host"
@@ -162,7 +162,7 @@ def test_what_is_no_spec_is_one_sentence(text: str, path: str | None) -> None:
 
 
 @given(st.text() | st.recursive(st.none() | st.text(), lambda s: st.lists(s)).map(json.dumps))
-def test_any_text_is_refused_and_nothing_else_happens(text: str) -> None:
+def test_any_text_is_rejected_without_another_effect(text: str) -> None:
     assert wrong(text).path.startswith(HERE)
 
 

@@ -56,7 +56,7 @@ def test_all_fields_are_read() -> None:
 
 
 @pytest.mark.parametrize("field", ["timeoutSeconds", "successThreshold", "failureThreshold"])
-def test_zero_means_not_given_where_the_api_says_so(field: str) -> None:
+def test_zero_means_not_given_as_in_the_api(field: str) -> None:
     assert readiness({"tcpSocket": {"port": 1}, field: 0}) == readiness({"tcpSocket": {"port": 1}})
 
 
@@ -181,7 +181,7 @@ def test_liveness_may_have_its_own_grace_period() -> None:
 
 @pytest.mark.parametrize("handler", ["httpGet", "tcpSocket"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "example.test"])
-def test_host_is_refused_with_its_own_reason(handler: str, host: str) -> None:
+def test_host_is_rejected_with_its_own_reason(handler: str, host: str) -> None:
     parsed = probed({handler: {"port": 80, "host": host}})
     assert [(error.path, error.reason) for error in parsed.errors] == [
         (f"{CONTAINER}.readinessProbe.{handler}.host", "ProbeHostNotAllowed")
@@ -248,7 +248,7 @@ def test_init_container_that_runs_once_cannot_be_probed() -> None:
     assert [error.path for error in parsed.errors] == ["spec.initContainers[0].livenessProbe"]
 
 
-def test_host_network_is_said() -> None:
+def test_host_network_is_reported() -> None:
     assert specs.parse_pod(pod({}, hostNetwork=True)).host_network
 
 
@@ -299,7 +299,7 @@ def test_hooks_of_other_kinds_are_not_podgates() -> None:
     assert (parsed.declared, parsed.errors) == (specs.DeclaredPorts(), ())
 
 
-def test_exec_and_refused_probes_declare_nothing() -> None:
+def test_exec_and_rejected_probes_declare_nothing() -> None:
     parsed = specs.parse_pod(
         pod(
             {

@@ -23,7 +23,7 @@ from probes.spec import urls
         ("/a b", "/a%20b"),
         ("/a%20b", "/a%20b"),
         ("/a%2Fb", "/a%2Fb"),
-        ("/a%2fb c", "/a/b%20c"),  # Go escapes anew once anything needs it
+        ("/a%2fb c", "/a/b%20c"),  # Go escapes again once anything needs it
         ("/[x]!*'()", "/[x]!*'()"),
         ('/"<>\\^`{|}', "/%22%3C%3E%5C%5E%60%7B%7C%7D"),
         ("//other:81/x", "/x"),
@@ -59,7 +59,7 @@ def test_lone_surrogate_becomes_the_replacement_character() -> None:
         ("//a\\b@h/", "invalid userinfo"),
     ],
 )
-def test_what_go_refuses_is_refused(text: str, words: str) -> None:
+def test_what_go_rejects_is_rejected(text: str, words: str) -> None:
     with pytest.raises(urls.UrlError) as caught:
         urls.parse(text)
     assert words in str(caught.value)

@@ -1,4 +1,4 @@
-"""Asking a real server once, for tests of the prober."""
+"""One probe of a real server, for tests of the prober."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LATE_MAX_SECONDS = 0.05
 """By how much a probe may outlast its timeout."""
 
 
-async def ask(
+async def run_probe(
     sandbox: Sandbox, handler: Handler, *addresses: str, seconds: float = 5.0
 ) -> ProbeOutcome:
     return await prober.probe(
@@ -27,14 +27,14 @@ async def ask(
 class Deadline:
     """How late probes end, not counting what this thread had to wait for a CPU.
 
-    So a busy machine changes nothing, and work or a blocking call of ours does.
+    So a busy machine changes nothing, and work or a blocking call of podgate does.
     """
 
     def __init__(self) -> None:
         self._waited = _waited_seconds()
 
     def is_kept(self, outcome: ProbeOutcome, timeout: float = SHORT) -> bool:
-        """Whether a probe that was begun since this was made ended within timeout + 50 ms."""
+        """Whether a probe started after this object was created ended within timeout + 50 ms."""
         waited = _waited_seconds() - self._waited
         return outcome.duration_seconds - waited < timeout + LATE_MAX_SECONDS
 
