@@ -83,8 +83,8 @@ LOOP: Final = {
     ],
     "texts": ["probes/engine/passing::passing_names_the_first_probe_that_does_not"],
     "metrics": [
-        "agent/metrics::probes_are_counted_with_the_kubelets_labels",
-        "agent/metrics::series_of_a_pod_vanish_with_it_and_others_stay",
+        "agent/probing/metrics::probes_are_counted_with_the_kubelets_labels",
+        "agent/probing/metrics::series_of_a_pod_vanish_with_it_and_others_stay",
     ],
     "regular and restartable init containers": [
         "probes/spec/specs::restartable_init_container_is_probed",
