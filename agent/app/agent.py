@@ -53,10 +53,10 @@ from agent.settings import Settings
 from agent.sources.cluster import ClusterSource
 from agent.sources.manifests import ManifestDirectory
 from agent.sources.source import ManifestSource, PodSource
-from agent.strict.launcher import Launcher
+from agent.strict.launcher import ProcessLauncher
 from agent.strict.metrics import RelayCollector
 from agent.strict.stats import ConnectionStats
-from agent.strict.supervisor import Relaying
+from agent.strict.supervisor import RelaySupervisor
 from bpf import pins
 from bpf.drop_sources import DropSources
 from bpf.gates import Attachment
@@ -128,7 +128,7 @@ class Agent:
         self._default_deny = DefaultDenyController(self._store)
         cgroup = cgroup2_mount()
         assert cgroup is not None  # `preflight.check`
-        self._launcher = Launcher(
+        self._launcher = ProcessLauncher(
             gate_worker=gate_worker,
             ranges=settings.relay_ranges,
             bpffs=settings.bpffs,
@@ -138,9 +138,9 @@ class Agent:
             injectable=self._injectable,
         )
         connections = ConnectionStats(self._store)
-        self._relays = Relaying(
+        self._relays = RelaySupervisor(
             self._launcher,
-            is_default=settings.mode is Mode.STRICT,
+            is_node_default=settings.mode is Mode.STRICT,
             store=self._store,
             stats=connections,
         )
@@ -221,7 +221,7 @@ class Agent:
         await self._default_deny.open(settings, await self._gate_worker.installed())
         await asyncio.to_thread(network_managers.keep_off)
         # Before the gates of a previous agent's relays count as leftovers.
-        await self._launcher.look()
+        await self._launcher.check()
         await self._policy.open()
         self._source.start()
         # What is allocated by now stays; a full collection of it would block the loop for 20 ms.

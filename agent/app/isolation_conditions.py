@@ -4,13 +4,13 @@ from agent import labels
 from agent.pods.isolation import is_path_trusted, isolation_status
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
-from agent.strict.supervisor import Relaying
+from agent.strict.supervisor import RelaySupervisor
 
 
 class IsolationConditions:
     """Follows the store: each pod whose state changed gets the condition that follows from it."""
 
-    def __init__(self, store: PodStore, relays: Relaying) -> None:
+    def __init__(self, store: PodStore, relays: RelaySupervisor) -> None:
         self._store = store
         self._relays = relays
         self._changes = store.in_force.subscribe()
@@ -23,7 +23,7 @@ class IsolationConditions:
                     self._publish(state)
 
     def _publish(self, state: PodState) -> None:
-        status = isolation_status(state, self._relays.why_not(state))
+        status = isolation_status(state, self._relays.problem_for(state))
         if status is None:
             return
         if is_path_trusted(state, status):

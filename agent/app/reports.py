@@ -33,7 +33,7 @@ from agent.probing.manager import ProbeManager
 from agent.sources.source import PodSource
 from agent.strict.process import RelayError
 from agent.strict.stats import ConnectionStats
-from agent.strict.supervisor import Relaying
+from agent.strict.supervisor import RelaySupervisor
 from bpf import sources
 from bpf.drop_sources import DropSource
 from bpf.gates import Counts
@@ -54,7 +54,7 @@ class Reports:
         gate_worker: GateWorker,
         reconciler: Reconciler,
         policy: PolicyController,
-        relays: Relaying,
+        relays: RelaySupervisor,
         connections: ConnectionStats,
         probing: ProbeManager,
         existing_flows: ExistingFlows,
@@ -168,17 +168,17 @@ class Reports:
 
 
 def relay_status(
-    relaying: Relaying,
+    supervisor: RelaySupervisor,
     connections: ConnectionStats,
     interfaces: Mapping[int, str],
     counts: Mapping[int, Counts],
 ) -> RelayStatus:
     """interfaces: the relays' own on the node."""
-    reports = relaying.last_reports
+    reports = supervisor.last_reports
     return RelayStatus(
-        is_up=relaying.is_up,
-        problem=relaying.trouble,
-        restarts=relaying.restarts,
+        is_up=supervisor.is_up,
+        problem=supervisor.problem,
+        restarts=supervisor.restarts,
         connections=sum(report.connections for report in reports),
         held_syns=sum(report.held_syns for report in reports),
         is_bypassed=any(report.is_full for report in reports),

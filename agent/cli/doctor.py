@@ -188,7 +188,7 @@ async def _nftables() -> Finding:
 async def _strict(bpffs: pathlib.Path, ranges: RelayRanges) -> Finding:
     root = cgroup2_mount()
     assert root is not None  # `preflight.check`
-    if problem := await strict_check.why_not(ranges, root, pins.Pins(bpffs)):
+    if problem := await strict_check.find_problem(ranges, root, pins.Pins(bpffs)):
         return Finding(
             "strict",
             Severity.WARNING,

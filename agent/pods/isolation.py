@@ -51,7 +51,7 @@ def _with_relay(status: IsolationStatus, mode: Mode, problem: str | None) -> Iso
         return status
     if problem is None:
         return dataclasses.replace(status, reason=_STRICT)
-    return dataclasses.replace(status, message=f"{status.message} Strict is wanted: {problem}")
+    return dataclasses.replace(status, message=f"{status.message} Strict unavailable: {problem}")
 
 
 def _explain(tested: PathTestRecord) -> str:

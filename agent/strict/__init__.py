@@ -1,1 +1,1 @@
-"""The agent's side of strict: relays, how they hang on the node, and what they are to carry."""
+"""Mode strict: relays, how they connect to the host, and their targets."""

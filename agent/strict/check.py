@@ -1,4 +1,4 @@
-"""Whether strict can work on this machine, found out by trying where nobody is disturbed."""
+"""Checks whether mode strict works on this machine, without changing it."""
 
 import asyncio
 import os
@@ -15,37 +15,39 @@ from agent.strict.veth_pair import PairError
 from bpf import abi, hooks, pins, sources
 
 NO_COOKIE = (
-    "this kernel does not number network namespaces (Linux 5.14), so a hook cannot tell the "
-    "node's sockets from the pods'"
+    "this kernel has no network namespace cookies (Linux 5.14), so a hook cannot distinguish "
+    "sockets of the host and of pods"
 )
 _TIMEOUT_SECONDS = 10
 
 
-async def why_not(ranges: RelayRanges, cgroup: pathlib.Path, installation: pins.Pins) -> str | None:
-    """One sentence, or None where nothing stands in the way. Changes nothing."""
+async def find_problem(
+    ranges: RelayRanges, cgroup: pathlib.Path, installation: pins.Pins
+) -> str | None:
+    """One sentence about why strict does not work, or None."""
     if netns_cookie() is None:
         return f"{NO_COOKIE}."
-    if problem := await _cannot_pair():
+    if problem := await _pair_problem():
         return f"{problem}."
     try:
         if problem := await veth_pair.overlap(ranges):
             return problem[:1].upper() + problem[1:]
     except PairError as error:
         return str(error)
-    return _cannot_redirect(cgroup, installation)
+    return _redirect_problem(cgroup, installation)
 
 
-async def _cannot_pair() -> str | None:
-    """A pair within a namespace that ends with this look at it."""
+async def _pair_problem() -> str | None:
+    """Create a veth pair in a temporary namespace."""
     try:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             sock = in_new_network(_open_netlink)
             async with pyroute2.AsyncIPRoute(fileno=sock.detach()) as netlink:
                 await netlink.link("add", ifname="try0", kind="veth", peer={"ifname": "try1"})
     except TimeoutError:
-        return f"netlink did not answer within {_TIMEOUT_SECONDS} s"
+        return f"netlink did not respond within {_TIMEOUT_SECONDS} s"
     except pyroute2.NetlinkError as error:
-        return f"a pair of veths cannot be made ({os.strerror(error.code)}); load the module veth"
+        return f"cannot create a veth pair ({os.strerror(error.code)}); load the module veth"
     except OSError as error:
         return str(error)
     return None
@@ -56,7 +58,7 @@ def _open_netlink() -> socket.socket:
     return socket.socket(socket.AF_NETLINK, flags, socket.NETLINK_ROUTE)
 
 
-def _cannot_redirect(cgroup: pathlib.Path, installation: pins.Pins) -> str | None:
+def _redirect_problem(cgroup: pathlib.Path, installation: pins.Pins) -> str | None:
     root_fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for hook in abi.RELAY_HOOKS:
@@ -64,9 +66,9 @@ def _cannot_redirect(cgroup: pathlib.Path, installation: pins.Pins) -> str | Non
                 return f"{problem}."
     finally:
         os.close(root_fd)
-    # Whether the kernel takes the programs is known once an agent has loaded them.
+    # The kernel's verdict on the programs is known once an agent has loaded them.
     directory = installation.programs / sources.fingerprint()
     for hook in abi.RELAY_HOOKS:
         if directory.is_dir() and not (directory / hook.name).exists():
-            return f"This kernel does not take the program {hook.name}."
+            return f"This kernel rejects the program {hook.name}."
     return None

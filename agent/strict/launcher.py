@@ -1,9 +1,9 @@
-"""Starting a relay: process, namespace, pair and gate, until it can be told what to carry."""
+"""Starts a relay: its process, network namespace, veth pair and gate."""
 
+import asyncio
 import contextlib
 import pathlib
 import socket
-from collections.abc import Callable
 from typing import Protocol
 
 import structlog
@@ -20,7 +20,8 @@ from agent.strict import process as relay_process
 from agent.strict import ranges as strict_ranges
 from agent.strict import veth_pair
 from agent.strict.check import NO_COOKIE
-from agent.strict.process import Conversation, Process, RelayError
+from agent.strict.process import RelayChannel, RelayError, RelayProcess
+from agent.strict.stats import ConnectionStats
 from agent.strict.veth_pair import PairError
 from bpf.errors import AttachError
 from bpf.gates import GateConfig
@@ -30,26 +31,26 @@ from probes.netns import Netns, NetnsError
 
 log = structlog.get_logger(__name__)
 
-# Whatever is sent into a pair comes from the kubelet; the relay itself knows for which ports.
+# Only the kubelet sends to a relay; the relay itself checks the ports.
 _GATE = GateConfig(
     Mode.ENFORCE, (), (Rule(SourceKind.KUBELET, socket.IPPROTO_TCP),), any_address=True
 )
 
 
-class Launched(Protocol):
-    """A relay that can be told what to carry."""
+class RelayHandle(Protocol):
+    """A running relay."""
 
-    conversation: Conversation
+    channel: RelayChannel
 
     async def kill(self) -> None:
-        """End it, and take its interface away."""
+        """Kill it, and remove its interface."""
 
-    def leave(self) -> None:
-        """Let it live on without us."""
+    def release(self) -> None:
+        """Let it continue without this agent."""
 
 
-class Launcher:
-    """Starts relays for one agent, and keeps their interfaces gated."""
+class ProcessLauncher:
+    """Starts relay processes, and attaches gates to their interfaces."""
 
     def __init__(
         self,
@@ -71,8 +72,8 @@ class Launcher:
         self._default_deny = default_deny
         self._injectable = injectable
 
-    async def look(self) -> None:
-        """Gate what relays of an earlier agent left, and forget what is gone; safe to repeat."""
+    async def check(self) -> None:
+        """Gate the relays of a previous agent, and forget removed ones; idempotent."""
         try:
             present = relay_interfaces.present()
             for ifindex, name in present.items():
@@ -83,19 +84,17 @@ class Launcher:
                 await self._gate_worker.mark_origins({ifindex: False})
                 del self._store.relay_gates[ifindex]
         except (AttachError, OSError, TimeoutError) as error:
-            log.error("a relay's interface could not be looked at", error=str(error))
+            log.error(Event.RELAY_INTERFACE_UNREADABLE, error=str(error))
 
     async def ensure_ranges(self) -> None:
-        """As `veth_pair.ensure_range_routes`. Raises `RelayError`."""
+        """Restore the routes of the ranges. Raises `RelayError`."""
         try:
             await veth_pair.ensure_range_routes(self._ranges)
         except PairError as error:
             raise RelayError(str(error)) from error
 
-    async def launch(
-        self, on_report: Callable[[messages.RelayReport], None], on_end: Callable[[], None]
-    ) -> Launched:
-        """Raises `RelayError`; then nothing is left of it."""
+    async def launch(self, stats: ConnectionStats, wake: asyncio.Event) -> RelayHandle:
+        """stats, wake: as of `RelayChannel.open`. Raises `RelayError`; then nothing is left."""
         if netns_cookie() is None:
             raise RelayError(NO_COOKIE)
         try:
@@ -105,22 +104,22 @@ class Launcher:
         except PairError as error:
             raise RelayError(str(error)) from error
         except OSError as error:
-            raise RelayError(f"it cannot be started: {error}") from error
-        conversation = await Conversation.open(control, on_report=on_report, on_end=on_end)
-        relay = _Running(process, conversation)
+            raise RelayError(f"its process cannot be started: {error}") from error
+        channel = await RelayChannel.open(control, stats=stats, wake=wake)
+        relay = _RunningRelay(process, channel)
         try:
-            await self._begin(relay, slot)
+            await self._start(relay, slot)
         except BaseException:
             await relay.kill()
             raise
         return relay
 
-    async def _begin(self, relay: "_Running", slot: int) -> None:
+    async def _start(self, relay: "_RunningRelay", slot: int) -> None:
         subnets = [str(share.subnet) for share in strict_ranges.shares(self._ranges, slot)]
-        start = messages.Configure(
+        configuration = messages.Configure(
             str(self._bpffs), str(self._cgroup), subnets[0], subnets[1], veth_pair.INSIDE
         )
-        await relay.conversation.ask(start, messages.NetnsReady)
+        await relay.channel.request(configuration, messages.NetnsReady)
         name = relay_interfaces.name_of(slot)
 
         async def gate(ifindex: int) -> None:
@@ -132,36 +131,36 @@ class Launcher:
             relay.ifindex = pair.ifindex
         except (PairError, NetnsError, AttachError) as error:
             raise RelayError(str(error)) from error
-        await relay.conversation.ask(messages.PairReady(pair.ifindex), messages.RelayReady)
+        await relay.channel.request(messages.PairReady(pair.ifindex), messages.RelayReady)
         log.info(Event.RELAY_STARTED, pid=relay.process.pid, interface=pair.name)
 
     async def _gate(self, ifindex: int, name: str) -> None:
-        # Whoever is behind it has asked for nothing, so nothing is an answer.
+        # The relay has sent no packet yet, so none can be a reply.
         await self._gate_worker.install(ifindex, _GATE, grace_seconds=0)
         await self._gate_worker.ensure_pairs({*relay_interfaces.present(), ifindex})
-        # What comes out of it, the relay has made, or the node before it.
+        # Packets from it were sent by the relay, or by the host before.
         await self._gate_worker.mark_origins({ifindex: True})
         self._store.relay_gates[ifindex] = name
         self._injectable.hint()
         await self._default_deny.add_gated({ifindex})
 
 
-class _Running:
-    """One relay's process, its conversation and its interface."""
+class _RunningRelay:
+    """A relay's process, its channel and its interface."""
 
-    def __init__(self, process: Process, conversation: Conversation) -> None:
+    def __init__(self, process: RelayProcess, channel: RelayChannel) -> None:
         self.process = process
-        self.conversation = conversation
+        self.channel = channel
         self.ifindex: int | None = None
 
     async def kill(self) -> None:
-        self.conversation.close()
+        self.channel.close()
         await self.process.kill()
-        # The kernel takes a namespace away when it has time, and the name is wanted again.
+        # The kernel removes a namespace later, and the name is needed again.
         if self.ifindex is not None:
             with contextlib.suppress(PairError):
                 await veth_pair.remove(self.ifindex)
 
-    def leave(self) -> None:
-        self.conversation.close()
-        self.process.leave()
+    def release(self) -> None:
+        self.channel.close()
+        self.process.release()

@@ -7,7 +7,7 @@ from prometheus_client import core
 from agent.metrics import MetricFamily, new_metric
 from agent.relay.messages import OPEN_BUCKETS
 from agent.strict.stats import ConnectionStats, OutcomeStats
-from agent.strict.supervisor import Relaying
+from agent.strict.supervisor import RelaySupervisor
 
 CONNECTIONS_TOTAL = MetricFamily(
     "podgate_relay_connections_total",
@@ -41,7 +41,7 @@ BYPASSED = MetricFamily(
 class RelayCollector:
     """To be registered once."""
 
-    def __init__(self, supervisor: Relaying, connections: ConnectionStats) -> None:
+    def __init__(self, supervisor: RelaySupervisor, connections: ConnectionStats) -> None:
         self._supervisor = supervisor
         self._connections = connections
 

@@ -1,7 +1,7 @@
-"""One relay's process, and the conversation with it.
+"""The process of a relay, and the channel to it.
 
-It is started by posix_spawn and not by asyncio's subprocess, which kills its child when the loop
-ends: a relay carries what it began after its agent has gone.
+The process is started by posix_spawn, since asyncio's subprocess kills its child when the loop
+ends: a relay proxies its open connections after its agent has exited.
 """
 
 import asyncio
@@ -10,92 +10,90 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from typing import TypeVar
 
 import structlog
 
+from agent.logs import Event
 from agent.relay import messages
+from agent.strict.stats import ConnectionStats
 
 A = TypeVar("A", bound=messages.FromRelay)
 
 log = structlog.get_logger(__name__)
 
-# The number by which the relay finds its end of the socket pair: after stdin, stdout and stderr.
+# The descriptor of the relay's end of the socket pair: after stdin, stdout and stderr.
 _CONTROL_FD = 3
 _READ_BYTES = 1 << 16
 _KILLED_SECONDS = 5
-# A relay answers at once; compiled bytecode or a busy machine may make it wait.
-_ANSWER_SECONDS = 10
+# A relay responds at once, except when it compiles bytecode or the machine is busy.
+_RESPONSE_SECONDS = 10
 
 
 class RelayError(Exception):
-    """The relay failed, ended, or does not answer; the message is one sentence without a full
-    stop."""
+    """The relay failed, exited, or does not respond. The text has no full stop."""
 
 
-class Conversation:
-    """The agent's end. One question at a time; reports come in between."""
+class RelayChannel:
+    """The agent's end. One request at a time; reports arrive in between."""
 
     def __init__(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         *,
-        on_report: Callable[[messages.RelayReport], None],
-        on_end: Callable[[], None],
+        stats: ConnectionStats,
+        wake: asyncio.Event,
     ) -> None:
         """Use `open`."""
         self._reader = reader
         self._writer = writer
-        self._on_report = on_report
-        self._on_end = on_end
-        self._answer: asyncio.Future[messages.FromRelay] | None = None
+        self._stats = stats
+        self._wake = wake
+        self._response: asyncio.Future[messages.FromRelay] | None = None
         self.problem: str | None = None
-        """Why nothing more is heard; None while the relay is there."""
+        """Why the channel is closed; None while it is open."""
         self.reports = 0
-        """How many have come."""
+        """Number of received reports."""
+        self.last_report: messages.RelayReport | None = None
         self._task = asyncio.get_running_loop().create_task(self._read(), name="relay")
 
     @classmethod
     async def open(
-        cls,
-        sock: socket.socket,
-        *,
-        on_report: Callable[[messages.RelayReport], None],
-        on_end: Callable[[], None],
-    ) -> "Conversation":
-        """sock: ours from now on. on_end: called once, when `problem` says why."""
+        cls, sock: socket.socket, *, stats: ConnectionStats, wake: asyncio.Event
+    ) -> "RelayChannel":
+        """sock: owned by the channel; stats: gets the relay's reports; wake: set when the channel
+        closes, with its reason in `problem`."""
         reader, writer = await asyncio.open_connection(sock=sock)
-        return cls(reader, writer, on_report=on_report, on_end=on_end)
+        return cls(reader, writer, stats=stats, wake=wake)
 
-    async def ask(self, message: messages.ToRelay, answer: type[A]) -> A:
-        """Say something and wait for the answer. Raises `RelayError`."""
+    async def request(self, message: messages.ToRelay, response: type[A]) -> A:
+        """Send a message and wait for the response. Raises `RelayError`."""
         if self.problem is not None:
             raise RelayError(self.problem)
-        self._answer = asyncio.get_running_loop().create_future()
+        self._response = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(_ANSWER_SECONDS):
+            async with asyncio.timeout(_RESPONSE_SECONDS):
                 self._writer.write(messages.pack(message))
                 await self._writer.drain()
-                answered = await self._answer
+                received = await self._response
         except TimeoutError as error:
-            raise RelayError(f"it did not answer within {_ANSWER_SECONDS} s") from error
+            raise RelayError(f"it did not respond within {_RESPONSE_SECONDS} s") from error
         except OSError as error:
-            raise RelayError("it does not listen any more") from error
+            raise RelayError("it closed the channel") from error
         finally:
-            self._answer = None
-        if not isinstance(answered, answer):
-            raise RelayError(f"it answered {type(answered).__name__}, not {answer.__name__}")
-        return answered
+            self._response = None
+        if not isinstance(received, response):
+            raise RelayError(f"it sent {type(received).__name__}, not {response.__name__}")
+        return received
 
-    def tell(self, message: messages.ToRelay) -> None:
-        """Say something that is not answered, without waiting; lost on one who does not listen."""
+    def send(self, message: messages.ToRelay) -> None:
+        """Send a message without a response. It is lost if the channel is closed."""
         if self.problem is None:
             self._writer.write(messages.pack(message))
 
     def close(self) -> None:
-        """Hear and say no more: the relay releases, if it was not told so before."""
+        """Close the channel: the relay releases itself, unless it did so before."""
         self._task.cancel()
         self._writer.close()
 
@@ -104,90 +102,88 @@ class Conversation:
             frames = messages.Frames()
             while received := await self._reader.read(_READ_BYTES):
                 for body in frames.feed(received):
-                    self._take(messages.decode_for_agent(body))
-            self._end("it ended")
+                    self._handle(messages.decode_for_agent(body))
+            self._close("it exited")
         except OSError:
-            self._end("it ended")
+            self._close("it exited")
         except messages.FrameError as error:
-            self._end(f"it says what nobody understands: {error}")
+            self._close(f"it sent an invalid message: {error}")
 
-    def _take(self, message: messages.FromRelay) -> None:
+    def _handle(self, message: messages.FromRelay) -> None:
         if isinstance(message, messages.RelayReport):
             self.reports += 1
-            self._on_report(message)
+            self.last_report = message
+            self._stats.add(message.samples)
         elif isinstance(message, messages.RelayWarning):
-            log.warning("trouble at the relay", detail=message.message)
+            log.warning(Event.RELAY_WARNING, problem=message.message)
         elif isinstance(message, messages.RelayFailed):
-            self._end(message.message)
-        elif self._answer is not None and not self._answer.done():
-            self._answer.set_result(message)
+            self._close(message.message)
+        elif self._response is not None and not self._response.done():
+            self._response.set_result(message)
 
-    def _end(self, problem: str) -> None:
+    def _close(self, problem: str) -> None:
         if self.problem is not None:
-            return  # what came first is the reason
+            return  # the first problem is the reason
         self.problem = problem
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(RelayError(problem))
-        self._on_end()
+        if self._response is not None and not self._response.done():
+            self._response.set_exception(RelayError(problem))
+        self._wake.set()
 
 
-class Process:
-    """A child of ours, known by a descriptor so that no other is ever meant."""
+class RelayProcess:
+    """A child process, identified by a descriptor, which never means another process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._fd = os.pidfd_open(pid)
-        self._ended = asyncio.Event()
+        self._exited = asyncio.Event()
         asyncio.get_running_loop().add_reader(self._fd, self._reap)
 
     @property
     def is_running(self) -> bool:
-        return not self._ended.is_set()
+        return not self._exited.is_set()
 
     async def kill(self) -> None:
-        """End it at once, and wait until it has ended, for 5 s at most."""
+        """Kill it, and wait until it has exited, for 5 s at most."""
         if self.is_running:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._fd, signal.SIGKILL)
         try:
             async with asyncio.timeout(_KILLED_SECONDS):
-                await self._ended.wait()
+                await self._exited.wait()
         except TimeoutError:
-            log.error("a relay that was killed hangs in the kernel", pid=self.pid)
+            log.error(Event.RELAY_NOT_REAPED, pid=self.pid)
 
-    def leave(self) -> None:
-        """Let it live on without us."""
+    def release(self) -> None:
+        """Let it continue without this agent."""
         if self.is_running:
             asyncio.get_running_loop().remove_reader(self._fd)
             os.close(self._fd)
-            self._ended.set()
+            self._exited.set()
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
-        self.leave()
+        self.release()
 
 
-def spawn() -> tuple[Process, socket.socket]:
-    """Start a relay; our end of the socket pair. Raises `OSError`."""
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+def spawn() -> tuple[RelayProcess, socket.socket]:
+    """Start a relay; return it with the agent's end of the socket pair. Raises `OSError`."""
+    own_end, relay_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with its:
-            # Descriptors of ours are closed on exec, but for the one that is put in place.
+        with relay_end:
+            # The agent's other descriptors are closed on exec.
             pid = os.posix_spawn(
                 sys.executable,
-                [
-                    *(sys.executable, "-m", "agent.relay"),
-                    str(_CONTROL_FD),
-                ],
+                [sys.executable, "-m", "agent.relay", str(_CONTROL_FD)],
                 os.environ,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, its.fileno(), _CONTROL_FD),
+                    (os.POSIX_SPAWN_DUP2, relay_end.fileno(), _CONTROL_FD),
                 ],
             )
-        ours.setblocking(False)
-        return Process(pid), ours
+        own_end.setblocking(False)
+        return RelayProcess(pid), own_end
     except BaseException:
-        ours.close()
+        own_end.close()
         raise

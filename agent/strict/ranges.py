@@ -1,7 +1,8 @@
-"""The address plan of strict mode: which of the node's addresses are the relay's.
+"""Address plan of mode strict: the ranges of the relays, and their shares.
 
-Each range is cut in eight, one share for each relay that may live at once: an old one carries what
-it began while a new one serves. What overlaps with what the node already routes is refused.
+Each range is divided into eight shares, one for each relay that may run at once: an old relay
+drains its connections while a new one serves. A range that overlaps a route of the node is
+rejected.
 """
 
 import dataclasses
@@ -15,62 +16,62 @@ SLOTS = 8
 _SLOT_BITS = 3
 _NODE_HOST, _INSIDE_HOST = 1, 2
 
-# A default route in two halves, as VPNs write it, claims no address of its own either.
-_HALF = 1
+# VPNs install the default route in two halves: neither is a conflict.
+_HALF_DEFAULT = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Route:
-    """One route or address of the node, as far as it matters here."""
+    """One route or address of the node."""
 
     network: IPNetwork
     text: str
-    """As a person would look for it: "10.0.0.0/8 dev eth0"."""
+    """As in `ip route`: "10.0.0.0/8 dev eth0"."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Share:
+class RangeShare:
     """One relay's part of a range."""
 
     subnet: IPNetwork
 
     @property
     def node(self) -> IPAddress:
-        """The node's end of the pair."""
+        """Address of the pair's end on the host."""
         return self.subnet[_NODE_HOST]
 
     @property
     def inside(self) -> IPAddress:
-        """The relay's end, by which the rest is reached."""
+        """Address of the relay's end, the gateway to the rest of the share."""
         return self.subnet[_INSIDE_HOST]
 
 
-def shares(ranges: RelayRanges, slot: int) -> tuple[Share, Share]:
+def shares(ranges: RelayRanges, slot: int) -> tuple[RangeShare, RangeShare]:
     """IPv4 and IPv6, for the relay in this slot (0 to 7)."""
-    first, second = (_cut(network, slot) for network in ranges.networks)
-    return Share(first), Share(second)
+    first, second = (_share(network, slot) for network in ranges.networks)
+    return RangeShare(first), RangeShare(second)
 
 
 def find_overlap(ranges: RelayRanges, routes: Iterable[Route]) -> str | None:
-    """One sentence about somebody else's route to the relay's range, if there is one."""
+    """One sentence about a route of the node that overlaps a range, or None."""
     for route in routes:
-        if route.network.prefixlen <= _HALF:
+        if route.network.prefixlen <= _HALF_DEFAULT:
             continue
         for network in ranges.networks:
             if network.version == route.network.version and network.overlaps(route.network):
                 return (
-                    f"the relay's range {network} is taken by the node's route {route.text}; name "
+                    f"the relay's range {network} overlaps the node's route {route.text}; set "
                     f"another with --relay-range{network.version}."
                 )
     return None
 
 
 def free_slot(taken: Sequence[int]) -> int | None:
-    """The lowest one that no relay has."""
+    """The lowest slot without a relay."""
     return next((slot for slot in range(SLOTS) if slot not in taken), None)
 
 
-def _cut(network: IPNetwork, slot: int) -> IPNetwork:
+def _share(network: IPNetwork, slot: int) -> IPNetwork:
     bits = network.max_prefixlen - network.prefixlen - _SLOT_BITS
     first = network[slot << bits]
     return ipaddress.ip_network(f"{first}/{network.prefixlen + _SLOT_BITS}")

@@ -1,7 +1,7 @@
-"""What the relay is to carry: of each pod in strict its addresses, and the ports that are its own.
+"""Desired targets of the relay: the addresses of each pod in strict, with the ports it declares.
 
-A redirect goes by address and port alone. So where two pods of the node have one address, a port
-that both want cannot be told apart, and neither gets it; whatever only one of them wants is its.
+A redirect knows only address and port. So if two pods of the node have the same address, a port
+that both declare is ambiguous, and redirected to neither; the other ports are redirected.
 """
 
 import collections
@@ -20,42 +20,42 @@ ANY_PORT = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
-    """All that the relay is to carry now."""
+class RelayPlan:
+    """All desired targets."""
 
     targets: tuple[RelayTargetSpec, ...]
-    shared: Mapping[str, str]
-    """By pod's uid: one sentence about ports that are not its own alone."""
+    conflicts: Mapping[str, str]
+    """By pod's uid: one sentence about ambiguous ports."""
 
 
-def plan_of(pods: Iterable[PodState]) -> Plan:
-    """pods: all of the node, since those that are not in strict have addresses, too."""
+def plan_of(pods: Iterable[PodState]) -> RelayPlan:
+    """pods: all pods of the node, since those that are not in strict have addresses, too."""
     pods = list(pods)
-    claims = _Claims(pods)
+    claims = _PortClaims(pods)
     targets = []
-    shared = {}
-    for guarded in pods:
-        if why_never(guarded) is not None or not stands(guarded):
+    conflicts = {}
+    for state in pods:
+        if excluded_reason(state) is not None or not is_gated(state):
             continue
-        for target in wanted_targets(guarded):
-            granted = claims.granted(guarded, target.address, target.claims)
+        for target in desired_targets(state):
+            granted = claims.granted(state, target.address, target.claims)
             if granted:
                 targets.append(msgspec.structs.replace(target, claims=granted))
             if len(granted) < len(target.claims):
-                shared[guarded.pod.uid] = claims.explain(guarded, target.address, granted)
-    return Plan(tuple(targets), shared)
+                conflicts[state.pod.uid] = claims.explain(state, target.address, granted)
+    return RelayPlan(tuple(targets), conflicts)
 
 
-def wanted_targets(guarded: PodState) -> tuple[RelayTargetSpec, ...]:
-    """One for each address of the pod, as if nobody else had it; none where nothing is declared."""
-    netns = guarded.netns
-    admitted = kubelet_rules(guarded.pod.spec)
+def desired_targets(state: PodState) -> tuple[RelayTargetSpec, ...]:
+    """One for each address of the pod, whatever other pods claim; none without probes or hooks."""
+    netns = state.netns
+    admitted = kubelet_rules(state.pod.spec)
     if netns is None or not admitted:
         return ()
-    claims = _claims_of(guarded)
+    claims = _claims_of(state)
     return tuple(
         RelayTargetSpec(
-            key=f"{guarded.pod.uid} {address}",
+            key=f"{state.pod.uid} {address}",
             netns_path=netns.path,
             netns_device=netns.device,
             netns_inode=netns.inode,
@@ -63,65 +63,65 @@ def wanted_targets(guarded: PodState) -> tuple[RelayTargetSpec, ...]:
             ports=tuple((rule.first_port, rule.last_port) for rule in admitted),
             claims=claims,
         )
-        for address in guarded.own_addresses
+        for address in state.own_addresses
     )
 
 
 def uid_of(key: str) -> str:
-    """The pod's uid, of a target's key."""
+    """The pod's uid in a target's key."""
     return key.rpartition(" ")[0]
 
 
-def wants_strict(guarded: PodState) -> bool:
-    """Whether strict is the pod's mode, and a gate is what it gets."""
-    return guarded.pod.mode is Mode.STRICT and not guarded.pod.host_network
+def is_strict_desired(state: PodState) -> bool:
+    """Whether the pod is in strict, and can be gated."""
+    return state.pod.mode is Mode.STRICT and not state.pod.host_network
 
 
-def stands(guarded: PodState) -> bool:
-    """Whether the pod's gates stand, without which a relay would be no closure."""
-    return guarded.gated_netns is not None and bool(guarded.gates)
+def is_gated(state: PodState) -> bool:
+    """Whether the pod's gates are attached, without which a relay closes nothing."""
+    return state.gated_netns is not None and bool(state.gates)
 
 
-def why_never(guarded: PodState) -> str | None:
-    """One sentence about a pod to which nothing is carried, however the relay is."""
-    network = guarded.network
-    if not wants_strict(guarded):
-        return "its mode is not strict."
-    if not guarded.pod.is_relayed:
-        return "the annotation podgate.io/relay keeps the relay off."
+def excluded_reason(state: PodState) -> str | None:
+    """One sentence about a pod that never gets a relay, or None."""
+    network = state.network
+    if not is_strict_desired(state):
+        return "Mode is not strict."
+    if not state.pod.is_relayed:
+        return 'Annotation podgate.io/relay is "off".'
     if network is not None and network.taps:
         return (
-            f"the pod runs in a virtual machine behind {', '.join(network.taps)}, which cannot be "
-            "dialled from its network namespace."
+            f"The pod runs in a virtual machine behind {', '.join(network.taps)}; the relay cannot "
+            "dial it from the network namespace."
         )
-    if network is not None and not guarded.own_addresses and kubelet_rules(guarded.pod.spec):
+    if network is not None and not state.own_addresses and kubelet_rules(state.pod.spec):
         if network.probe_addresses:
-            return "no address in the pod's network namespace is confirmed as its own."
-        return "no address of the pod is on an interface in its network namespace."
+            return "No address in the pod's network namespace is confirmed as its own."
+        return "No pod address is on an interface of the network namespace."
     return None
 
 
-class _Claims:
-    """Who wants which port of an address, over all pods of the node."""
+class _PortClaims:
+    """The ports that each pod of the node claims, by address."""
 
     def __init__(self, pods: list[PodState]) -> None:
-        self._wishes: dict[str, dict[str, tuple[int, ...]]] = collections.defaultdict(dict)
-        self._names = {guarded.pod.uid: guarded.pod.full_name for guarded in pods}
-        self._carried = {
-            guarded.pod.uid for guarded in pods if why_never(guarded) is None and stands(guarded)
+        self._claims: dict[str, dict[str, tuple[int, ...]]] = collections.defaultdict(dict)
+        self._names = {state.pod.uid: state.pod.full_name for state in pods}
+        self._eligible = {
+            state.pod.uid for state in pods if excluded_reason(state) is None and is_gated(state)
         }
-        for guarded in pods:
-            if not guarded.pod.host_network:
-                for address in guarded.own_addresses:
-                    self._wishes[address][guarded.pod.uid] = _claims_of(guarded)
+        for state in pods:
+            if not state.pod.host_network:
+                for address in state.own_addresses:
+                    self._claims[address][state.pod.uid] = _claims_of(state)
 
-    def granted(self, guarded: PodState, address: str, claims: tuple[int, ...]) -> tuple[int, ...]:
-        uid = guarded.pod.uid
+    def granted(self, state: PodState, address: str, claims: tuple[int, ...]) -> tuple[int, ...]:
+        uid = state.pod.uid
         return tuple(port for port in claims if not self._contenders(uid, address, port))
 
-    def explain(self, guarded: PodState, address: str, granted: tuple[int, ...]) -> str:
-        uid = guarded.pod.uid
-        missing = [port for port in self._wishes[address][uid] if port not in granted]
+    def explain(self, state: PodState, address: str, granted: tuple[int, ...]) -> str:
+        uid = state.pod.uid
+        missing = [port for port in self._claims[address][uid] if port not in granted]
         others = sorted(
             {
                 self._names[other]
@@ -131,31 +131,31 @@ class _Claims:
         )
         ports = ", ".join("others" if port == ANY_PORT else str(port) for port in missing)
         return (
-            f"pod {' and pod '.join(others)} of this node has the address {address} as well, so "
-            f"the kubelet's connections to these ports cannot be told apart: {ports}."
+            f"Pod {' and pod '.join(others)} has the same address {address}; kubelet connections "
+            f"to these ports are ambiguous: {ports}."
         )
 
     def _contenders(self, uid: str, address: str, port: int) -> set[str]:
-        """Other pods for which what is redirected by this claim may be meant."""
-        wishes = self._wishes[address]
+        """Other pods to which connections redirected by this claim may belong."""
+        claims = self._claims[address]
         return {
             other
-            for other in wishes.keys() - {uid}
-            if port in wishes[other] or (port == ANY_PORT and self._lacks(other, address))
+            for other in claims.keys() - {uid}
+            if port in claims[other] or (port == ANY_PORT and self._has_ungranted(other, address))
         }
 
-    def _lacks(self, uid: str, address: str) -> bool:
-        """Whether a port of this pod is not redirected to it: who has all others would get it."""
-        wishes = self._wishes[address]
-        if uid not in self._carried:
-            return bool(wishes[uid])
-        others = set().union(*(wishes[other] for other in wishes if other != uid))
-        return not others.isdisjoint(wishes[uid])
+    def _has_ungranted(self, uid: str, address: str) -> bool:
+        """Whether a port of this pod is not redirected to it, so that `ANY_PORT` would catch it."""
+        claims = self._claims[address]
+        if uid not in self._eligible:
+            return bool(claims[uid])
+        others = set().union(*(claims[other] for other in claims if other != uid))
+        return not others.isdisjoint(claims[uid])
 
 
-def _claims_of(guarded: PodState) -> tuple[int, ...]:
-    """Each port that the pod declares, and 0 where any port is admitted."""
-    spec = guarded.pod.spec
+def _claims_of(state: PodState) -> tuple[int, ...]:
+    """Each port that the pod declares, and 0 if any port is admitted."""
+    spec = state.pod.spec
     admitted = kubelet_rules(spec)
     if not admitted:
         return ()

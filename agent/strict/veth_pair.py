@@ -23,7 +23,7 @@ from agent.linux.pod_network import netlink_in
 from agent.relay import interfaces as relay_interfaces
 from agent.settings import RelayRanges
 from agent.strict import ranges as strict_ranges
-from agent.strict.ranges import Route, Share
+from agent.strict.ranges import RangeShare, Route
 from bpf.abi import IPAddress
 from probes.netns import Netns, NetnsError
 
@@ -174,7 +174,7 @@ async def remove_everything() -> int:
 
 
 async def _set_up_inside(
-    inside: pyroute2.AsyncIPRoute, netns: Netns, own: Any, node: Any, shares: list[Share]
+    inside: pyroute2.AsyncIPRoute, netns: Netns, own: Any, node: Any, shares: list[RangeShare]
 ) -> None:
     for interface in ("all", "default", INSIDE):
         _write_settings(_INSIDE_SETTINGS, interface, netns.set_sysctl)
@@ -210,7 +210,7 @@ async def _set_up_inside(
 
 
 async def _set_up_host(
-    netlink: pyroute2.AsyncIPRoute, own: Any, inner_link: Any, shares: list[Share]
+    netlink: pyroute2.AsyncIPRoute, own: Any, inner_link: Any, shares: list[RangeShare]
 ) -> None:
     _write_settings(_HOST_SETTINGS, own.get("ifname"), network_setup.write_sysctl)
     await netlink.link("set", index=own["index"], state="up")

@@ -78,7 +78,7 @@ def is_enforced_because(why: str) -> Callable[[AgentReport], bool]:
         return (
             condition is not None
             and (condition.status, condition.reason) == (TRUE, "Enforced")
-            and f"Strict is wanted: {why}" in condition.message
+            and f"Strict unavailable: {why}" in condition.message
         )
 
     return holds
@@ -151,7 +151,7 @@ def test_relay_that_is_killed_is_said_replaced_and_leaves_no_interface(
     start(operator, kubelet)
     operator.wait_for("strict", is_strict)
     os.kill(relay_pid(operator), signal.SIGKILL)
-    operator.wait_for("the reason", is_enforced_because("the relay failed: it ended."))
+    operator.wait_for("the reason", is_enforced_because("the relay failed: it exited."))
     assert dial(kubelet, pod.ipv4) == pod.ipv4
     report = operator.wait_for("strict again", is_strict)
     assert report.relay.restarts == 1
@@ -164,7 +164,7 @@ def test_relay_that_hangs_is_replaced(operator: AgentProcess, pod: LabPod, kubel
     start(operator, kubelet)
     operator.wait_for("strict", is_strict)
     os.kill(relay_pid(operator), signal.SIGSTOP)
-    operator.wait_for("the reason", is_enforced_because("the relay does not answer."))
+    operator.wait_for("the reason", is_enforced_because("the relay does not respond."))
     assert dial(kubelet, pod.ipv4) == pod.ipv4
     operator.wait_for("strict again", is_strict)
 
@@ -205,7 +205,7 @@ def test_annotation_keeps_the_relay_off(
 ) -> None:
     operator.write_file("web.yaml", manifest(pod, **{labels.RELAY_ANNOTATION: "off"}))
     start(operator, kubelet)
-    why = "the annotation podgate.io/relay keeps the relay off."
+    why = 'Annotation podgate.io/relay is "off".'
     operator.wait_for("the reason", is_enforced_because(why))
     assert dial(kubelet, pod.ipv4) == pod.ipv4
     operator.write_file("web.yaml", manifest(pod))
@@ -218,7 +218,7 @@ def test_virtual_machine_stays_enforced(
     with tap_inside(pod):
         operator.write_manifest(pod, mode="strict", container=PROBE)
         start(operator, kubelet)
-        why = "the pod runs in a virtual machine behind tap0_kata"
+        why = "The pod runs in a virtual machine behind tap0_kata"
         operator.wait_for("the reason", is_enforced_because(why))
 
 

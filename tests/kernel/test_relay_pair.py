@@ -175,7 +175,7 @@ async def test_foreign_route_in_the_range_is_reported(
 ) -> None:
     before = routes()
     with links.pair() as (one, _), links.route(network, one):
-        with pytest.raises(PairError, match=f"taken by the node's route .* dev {one}.*{option}"):
+        with pytest.raises(PairError, match=f"overlaps the node's route .* dev {one}.*{option}"):
             await veth_pair.add_range_routes(RANGES)
         problem = await veth_pair.overlap(RANGES)
         assert problem is not None
@@ -233,12 +233,12 @@ async def test_check_finds_no_problem_and_leaves_nothing(lab: Lab, fresh_pins: p
     interfaces, before = socket.if_nameindex(), routes()
     cgroup = cgroup2_mount()
     assert cgroup is not None
-    assert await strict_check.why_not(RANGES, cgroup, fresh_pins) is None
+    assert await strict_check.find_problem(RANGES, cgroup, fresh_pins) is None
     assert (socket.if_nameindex(), routes()) == (interfaces, before)
     with links.pair() as (one, _), links.route("198.18.64.0/24", one):
-        said = await strict_check.why_not(RANGES, cgroup, fresh_pins)
-    assert said is not None
-    assert said.startswith("The relay's range 198.18.64.0/18 is taken by")
+        problem = await strict_check.find_problem(RANGES, cgroup, fresh_pins)
+    assert problem is not None
+    assert problem.startswith("The relay's range 198.18.64.0/18 is taken by")
 
 
 def test_cleanup_removes_the_agents_relay(operator: AgentProcess, lab: Lab) -> None:
@@ -256,7 +256,7 @@ def test_range_in_use_is_reported_and_strict_falls_back_to_enforce(
 ) -> None:
     with links.pair() as (one, _), links.route("198.18.64.0/24", one):
         operator.start("--mode", "strict", *_options())
-        report = operator.wait_for("the reason", lambda report: "taken" in report.relay.problem)
+        report = operator.wait_for("the reason", lambda report: "overlaps" in report.relay.problem)
         assert "--relay-range4" in report.relay.problem
         assert relay_interfaces.present() == {}
 

@@ -166,10 +166,10 @@ def test_gates_that_failed_after_a_path_test_do_not_earn_trust() -> None:
             Mode.STRICT,
             "the relay is starting.",
             "Enforced",
-            "Gate on veth1. Strict is wanted: the relay is starting.",
+            "Gate on veth1. Strict unavailable: the relay is starting.",
         ),
         (Mode.ENFORCE, None, "Enforced", "Gate on veth1."),
-        (Mode.ENFORCE, "its mode is not strict.", "Enforced", "Gate on veth1."),
+        (Mode.ENFORCE, "Mode is not strict.", "Enforced", "Gate on veth1."),
     ],
 )
 def test_strict_needs_the_relay(mode: Mode, problem: str | None, reason: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Pods in strict, made of nothing: for tests of what the relay is told."""
+"""States of pods in strict, for tests of targets and supervisor."""
 
 import ipaddress
 from typing import Any
@@ -17,18 +17,17 @@ def tcp(port: int) -> dict[str, Any]:
     return {"livenessProbe": {"tcpSocket": {"port": port}}}
 
 
-def guarded(
+def strict_pod(
     name: str,
     *addresses: str,
     container: dict[str, Any] = HTTP_8080,
     mode: Mode = Mode.STRICT,
-    stands: bool = True,
+    is_gated: bool = True,
     is_relayed: bool = True,
     taps: tuple[str, ...] = (),
     claimed: tuple[str, ...] = (),
 ) -> PodState:
-    """container: its probes; stands: whether its gate does; claimed: addresses that its namespace
-    shows and nothing confirms."""
+    """container: its probes; claimed: addresses in its namespace that nothing confirms."""
     spec = parse_pod({"spec": {"containers": [{"name": "app", **container}]}})
     assert not spec.errors
     pod = Pod(
@@ -40,7 +39,7 @@ def guarded(
     shown = (*own, *map(ipaddress.ip_address, claimed))
     network = PodNetwork((veth,), shown, (), 0, (), taps)
     claims = AddressClaims(tuple(address for address in own if not address.is_link_local))
-    made = PodState(pod, netns=netns, network=network, claims=claims)
-    if stands:
-        made.gates, made.gated_netns = {veth.ifindex: veth}, netns
-    return made
+    state = PodState(pod, netns=netns, network=network, claims=claims)
+    if is_gated:
+        state.gates, state.gated_netns = {veth.ifindex: veth}, netns
+    return state

@@ -11,8 +11,8 @@ from agent.pods.store import PodStore
 from agent.relay.messages import OPEN_BUCKETS, Outcome, OutcomeSample
 from agent.strict.metrics import RelayCollector
 from agent.strict.stats import ConnectionStats, purpose_of
-from agent.strict.supervisor import Relaying
-from tests.agent.strict.strict_pods import guarded
+from agent.strict.supervisor import RelaySupervisor
+from tests.agent.strict.strict_pods import strict_pod
 
 PROBES = {
     "livenessProbe": {"httpGet": {"port": 8080}},
@@ -20,8 +20,8 @@ PROBES = {
     "startupProbe": {"tcpSocket": {"port": 5432}},
     "lifecycle": {"preStop": {"httpGet": {"port": 8080, "path": "/bye"}}},
 }
-WEB = guarded("web", "198.18.1.1", container=PROBES).pod
-DB = guarded("db", "198.18.1.2", container={"livenessProbe": {"tcpSocket": {"port": 5432}}}).pod
+WEB = strict_pod("web", "198.18.1.1", container=PROBES).pod
+DB = strict_pod("db", "198.18.1.2", container={"livenessProbe": {"tcpSocket": {"port": 5432}}}).pod
 
 
 def sample(
@@ -90,7 +90,7 @@ class _Relays:
 
 def series(stats: ConnectionStats) -> list[str]:
     registry = prometheus_client.CollectorRegistry()
-    registry.register(RelayCollector(cast(Relaying, _Relays()), stats))
+    registry.register(RelayCollector(cast(RelaySupervisor, _Relays()), stats))
     text = prometheus_client.generate_latest(registry).decode()
     return [line for line in text.splitlines() if not line.startswith("#")]
 

@@ -1,4 +1,4 @@
-"""A relay is kept for the pods in strict, and each pod says at any time whether it has it."""
+"""A relay runs for the pods in strict, and each pod has a sentence about why it is bypassed."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,10 @@ from agent.pods.store import PodStore
 from agent.relay import messages
 from agent.strict.process import RelayError
 from agent.strict.stats import ConnectionStats
-from agent.strict.supervisor import Relaying
+from agent.strict.supervisor import RelaySupervisor
 from bpf.verdicts import Mode
 from tests.agent.strict.scripted_relay import ScriptedLauncher, ScriptedRelay
-from tests.agent.strict.strict_pods import guarded, tcp
+from tests.agent.strict.strict_pods import strict_pod, tcp
 
 pytestmark = pytest.mark.looptime
 
@@ -26,17 +26,17 @@ STARTING = "the relay is starting."
 
 
 class Node:
-    """Pods, a launcher and the one who keeps a relay; `changed` are pods with something new."""
+    """Pods, a launcher and the supervisor; `changed` are the pods that it marked."""
 
-    def __init__(self, *, is_default: bool = False) -> None:
+    def __init__(self, *, is_node_default: bool = False) -> None:
         self.store = PodStore(Conditions())
         self.launcher = ScriptedLauncher()
         self.changed: list[str] = []
         self.has_changed = asyncio.Event()
         self.stats = _Stats(self.store)
-        self.relaying = Relaying(
+        self.supervisor = RelaySupervisor(
             self.launcher,
-            is_default=is_default,
+            is_node_default=is_node_default,
             store=self.store,
             stats=self.stats,
         )
@@ -45,7 +45,7 @@ class Node:
     def add(self, pod: PodState) -> PodState:
         self.store.pods[pod.pod.uid] = pod
         self.store.desired.mark(pod.pod.uid)
-        self.relaying.why_not(pod)
+        self.supervisor.problem_for(pod)
         return pod
 
     def remove(self, pod: PodState) -> None:
@@ -62,7 +62,7 @@ class _Marks(Subscription):
     def mark(self, uid: str) -> None:
         self._node.changed.append(uid)
         self._node.has_changed.set()
-        self._node.relaying.why_not(self._node.store.pods[uid])
+        self._node.supervisor.problem_for(self._node.store.pods[uid])
 
 
 class _Stats(ConnectionStats):
@@ -77,7 +77,7 @@ class _Stats(ConnectionStats):
 
 @contextlib.asynccontextmanager
 async def running(node: Node) -> AsyncIterator[Node]:
-    task = asyncio.create_task(node.relaying.run())
+    task = asyncio.create_task(node.supervisor.run())
     try:
         yield node
     finally:
@@ -103,9 +103,9 @@ def with_a_relay(
     """On a node with a pod in strict that has its relay."""
 
     async def begun(node: Node) -> None:
-        pod = node.add(guarded("web", ONE))
+        pod = node.add(strict_pod("web", ONE))
         await asyncio.sleep(1)
-        assert node.relaying.why_not(pod) is None
+        assert node.supervisor.problem_for(pod) is None
         node.changed.clear()
         node.has_changed.clear()
         await test(node, pod)
@@ -115,249 +115,245 @@ def with_a_relay(
 
 
 @on_a_node
-async def test_no_relay_runs_where_nobody_wants_it(node: Node) -> None:
-    node.add(guarded("open", ONE, mode=Mode.ENFORCE))
-    node.add(guarded("idle", OTHER, container={}))
+async def test_no_relay_runs_without_pods_in_strict(node: Node) -> None:
+    node.add(strict_pod("open", ONE, mode=Mode.ENFORCE))
+    node.add(strict_pod("idle", OTHER, container={}))
     await asyncio.sleep(5)
     assert node.launcher.tried_at == []
-    assert not node.relaying.is_up
-    assert node.relaying.trouble == ""
+    assert not node.supervisor.is_up
+    assert node.supervisor.problem == ""
 
 
 @on_a_node
-async def test_pod_is_told_to_a_relay_that_is_engaged_then(node: Node) -> None:
-    pod = node.add(guarded("web", ONE))
-    assert node.relaying.why_not(pod) == STARTING
+async def test_relay_gets_its_targets_and_is_then_engaged(node: Node) -> None:
+    pod = node.add(strict_pod("web", ONE))
+    assert node.supervisor.problem_for(pod) == STARTING
     await asyncio.sleep(0.5)
-    assert node.relaying.why_not(pod) is None
+    assert node.supervisor.problem_for(pod) is None
     assert node.changed == [pod.pod.uid]
-    kinds = [type(message) for message in node.launcher.newest.heard]
+    kinds = [type(message) for message in node.launcher.newest.received]
     assert kinds == [messages.SetTargets, messages.Engage]
-    assert node.relaying.is_up
+    assert node.supervisor.is_up
 
 
-async def test_where_strict_is_the_default_the_relay_is_there_before_pods() -> None:
-    async with running(Node(is_default=True)) as node:
+async def test_relay_starts_before_pods_if_strict_is_the_default() -> None:
+    async with running(Node(is_node_default=True)) as node:
         await asyncio.sleep(0.5)
-        assert node.relaying.is_up
-        pod = node.add(guarded("web", ONE))
+        assert node.supervisor.is_up
+        pod = node.add(strict_pod("web", ONE))
         await asyncio.sleep(0.2)
-        assert node.relaying.why_not(pod) is None
+        assert node.supervisor.problem_for(pod) is None
 
 
 @with_a_relay
-async def test_bursts_are_told_once(node: Node, web: PodState) -> None:
+async def test_bursts_are_one_update(node: Node, web: PodState) -> None:
     for number in range(2, 50):
-        node.add(guarded(f"web{number}", f"198.18.1.{number}"))
+        node.add(strict_pod(f"web{number}", f"198.18.1.{number}"))
         await asyncio.sleep(0.0005)
     await asyncio.sleep(0.2)
-    wants = [m for m in node.launcher.newest.heard if isinstance(m, messages.SetTargets)]
-    assert len(wants) <= 3
-    assert len(node.launcher.newest.wanted()) == 49
+    updates = [m for m in node.launcher.newest.received if isinstance(m, messages.SetTargets)]
+    assert len(updates) <= 3
+    assert len(node.launcher.newest.targets()) == 49
 
 
 @with_a_relay
-async def test_new_pod_says_that_the_relay_has_still_to_hear_of_it(
-    node: Node, web: PodState
-) -> None:
-    pod = node.add(guarded("new", OTHER))
-    assert node.relaying.why_not(pod) == "the relay has still to hear of this pod."
+async def test_new_pod_reports_that_the_relay_is_not_updated_yet(node: Node, web: PodState) -> None:
+    pod = node.add(strict_pod("new", OTHER))
+    assert node.supervisor.problem_for(pod) == "the relay is not updated yet."
     await asyncio.sleep(0.2)
-    assert node.relaying.why_not(pod) is None
+    assert node.supervisor.problem_for(pod) is None
     assert node.changed == [pod.pod.uid]
 
 
 @with_a_relay
-async def test_pod_of_another_sandbox_is_told_anew(node: Node, web: PodState) -> None:
-    again = guarded("web", ONE)
+async def test_new_sandbox_of_a_pod_is_a_new_target(node: Node, web: PodState) -> None:
+    again = strict_pod("web", ONE)
     assert again.netns is not None
     netns = type(again.netns)(again.netns.path, again.netns.device, 4711)
     again.netns = again.gated_netns = netns
     node.add(again)
-    assert node.relaying.why_not(again) is not None
+    assert node.supervisor.problem_for(again) is not None
     await asyncio.sleep(0.2)
-    assert node.relaying.why_not(again) is None
+    assert node.supervisor.problem_for(again) is None
 
 
 @on_a_node
-async def test_refused_target_is_said_with_the_relays_sentence(node: Node) -> None:
+async def test_rejected_target_is_reported_with_the_relays_sentence(node: Node) -> None:
     class Picky(ScriptedRelay):
         def __init__(self) -> None:
             super().__init__()
-            self.refuses = {f"uid-web {ONE}": "no address is left"}
+            self.rejects = {f"uid-web {ONE}": "no address is left"}
 
     node.launcher.next = Picky
-    pod, other = node.add(guarded("web", ONE)), node.add(guarded("db", OTHER))
+    pod, other = node.add(strict_pod("web", ONE)), node.add(strict_pod("db", OTHER))
     await asyncio.sleep(0.5)
-    assert node.relaying.why_not(pod) == f"the relay refuses {ONE}: no address is left."
-    assert node.relaying.why_not(other) is None
+    assert node.supervisor.problem_for(pod) == f"the relay rejects {ONE}: no address is left."
+    assert node.supervisor.problem_for(other) is None
 
 
 @with_a_relay
-async def test_pods_that_share_a_port_say_so_and_others_are_carried(
+async def test_pods_with_a_conflict_report_it_and_others_are_proxied(
     node: Node, web: PodState
 ) -> None:
-    twins = [node.add(guarded(name, OTHER, container=tcp(80))) for name in ("a", "b")]
+    twins = [node.add(strict_pod(name, OTHER, container=tcp(80))) for name in ("a", "b")]
     await asyncio.sleep(0.2)
     for twin, other in zip(twins, reversed(twins), strict=True):
-        said = node.relaying.why_not(twin)
-        assert said is not None
-        assert f"pod {other.pod.full_name} of this node has the address" in said
-    assert node.relaying.why_not(web) is None
+        problem = node.supervisor.problem_for(twin)
+        assert problem is not None
+        assert f"Pod {other.pod.full_name} has the same address" in problem
+    assert node.supervisor.problem_for(web) is None
 
 
 @with_a_relay
-async def test_relay_that_ends_is_said_at_once_and_started_again(node: Node, web: PodState) -> None:
-    node.launcher.newest.end()
+async def test_relay_that_exits_is_reported_and_started_again(node: Node, web: PodState) -> None:
+    node.launcher.newest.exit()
     await asyncio.sleep(0.2)
-    assert node.relaying.why_not(web) == "the relay failed: it ended."
+    assert node.supervisor.problem_for(web) == "the relay failed: it exited."
     assert node.changed == [web.pod.uid]
     assert node.launcher.relays[0].is_killed
     await asyncio.sleep(3)
-    assert node.relaying.why_not(web) is None
-    assert node.relaying.restarts == 1
+    assert node.supervisor.problem_for(web) is None
+    assert node.supervisor.restarts == 1
 
 
 @with_a_relay
-async def test_relay_that_fails_says_why(node: Node, web: PodState) -> None:
-    node.launcher.newest.say(messages.RelayFailed("no descriptor is left"))
+async def test_failed_relay_reports_why(node: Node, web: PodState) -> None:
+    node.launcher.newest.send(messages.RelayFailed("no descriptor is left"))
     await asyncio.sleep(0.2)
-    assert node.relaying.why_not(web) == "the relay failed: no descriptor is left."
+    assert node.supervisor.problem_for(web) == "the relay failed: no descriptor is left."
 
 
 @with_a_relay
-async def test_relay_that_reports_no_more_is_ended_and_replaced(node: Node, web: PodState) -> None:
+async def test_silent_relay_is_killed_and_replaced(node: Node, web: PodState) -> None:
     node.launcher.newest.is_hung = True
     async with asyncio.timeout(5):
         await node.has_changed.wait()
-    assert node.relaying.why_not(web) == "the relay does not answer."
+    assert node.supervisor.problem_for(web) == "the relay does not respond."
     assert node.launcher.relays[0].is_killed
     await asyncio.sleep(3)
-    assert node.relaying.why_not(web) is None
+    assert node.supervisor.problem_for(web) is None
 
 
 @with_a_relay
-async def test_many_hints_are_not_many_looks_at_a_relay_that_reports(
+async def test_many_passes_are_not_many_checks_of_a_relay_that_reports(
     node: Node, web: PodState
 ) -> None:
     for _ in range(50):
         node.store.desired.mark(web.pod.uid)
         await asyncio.sleep(0.06)
-    assert node.relaying.why_not(web) is None
+    assert node.supervisor.problem_for(web) is None
     assert len(node.launcher.relays) == 1
 
 
 @with_a_relay
-async def test_relay_that_does_not_answer_a_question_is_replaced(node: Node, web: PodState) -> None:
+async def test_relay_that_does_not_respond_is_replaced(node: Node, web: PodState) -> None:
     node.launcher.newest.is_hung = True
-    pod = node.add(guarded("new", OTHER))
+    pod = node.add(strict_pod("new", OTHER))
     await asyncio.sleep(10.5)
     assert node.launcher.relays[0].is_killed
     await asyncio.sleep(3)
-    assert node.relaying.why_not(pod) is None
+    assert node.supervisor.problem_for(pod) is None
 
 
 @with_a_relay
-async def test_relay_that_says_nonsense_is_replaced(node: Node, web: PodState) -> None:
+async def test_relay_that_sends_an_invalid_message_is_replaced(node: Node, web: PodState) -> None:
     node.launcher.newest._writer.write(b"\x00\x00\x00\x02{]")
     await asyncio.sleep(0.2)
-    said = node.relaying.why_not(web)
-    assert said is not None
-    assert "says what nobody understands" in said
+    problem = node.supervisor.problem_for(web)
+    assert problem is not None
+    assert "sent an invalid message" in problem
 
 
 @on_a_node
-async def test_waits_between_tries_double_up_to_half_a_minute(node: Node) -> None:
-    node.launcher.problem = "the range is taken"
-    pod = node.add(guarded("web", ONE))
+async def test_retry_delay_doubles_up_to_half_a_minute(node: Node) -> None:
+    node.launcher.problem = "the range is in use"
+    pod = node.add(strict_pod("web", ONE))
     await asyncio.sleep(120)
-    said = "the relay cannot be started: the range is taken."
-    assert node.relaying.why_not(pod) == said
-    assert node.relaying.trouble == said
+    problem = "the relay cannot be started: the range is in use."
+    assert node.supervisor.problem_for(pod) == problem
+    assert node.supervisor.problem == problem
     tried = node.launcher.tried_at
     waits = [later - earlier for earlier, later in itertools.pairwise(tried)]
-    # Looks are a second apart, so a try may come that much later.
+    # Passes are a second apart, so a retry may be that much later.
     for wait, least in zip(waits, (1, 2, 4, 8, 16, 30, 30), strict=False):
         assert least - 0.01 <= wait <= least + 1.1
     assert len(waits) >= 6
     node.launcher.problem = None
     await asyncio.sleep(32)
-    assert node.relaying.why_not(pod) is None
+    assert node.supervisor.problem_for(pod) is None
 
 
 @with_a_relay
-async def test_after_a_minute_of_health_the_first_wait_is_short_again(
-    node: Node, web: PodState
-) -> None:
+async def test_retry_delay_is_reset_after_a_healthy_minute(node: Node, web: PodState) -> None:
     for _ in range(3):
-        node.launcher.newest.end()
+        node.launcher.newest.exit()
         await asyncio.sleep(10)
     await asyncio.sleep(62)
     relays = len(node.launcher.relays)
-    node.launcher.newest.end()
+    node.launcher.newest.exit()
     await asyncio.sleep(2.5)
     assert len(node.launcher.relays) == relays + 1
 
 
 @with_a_relay
-async def test_range_that_cannot_be_kept_is_said(node: Node, web: PodState) -> None:
+async def test_range_that_cannot_be_restored_is_reported(node: Node, web: PodState) -> None:
     node.launcher.range_problem = "the relay's range cannot be set apart"
     await asyncio.sleep(35)
-    said = node.relaying.why_not(web)
-    assert said is not None
-    assert "the relay's range cannot be set apart" in said
+    problem = node.supervisor.problem_for(web)
+    assert problem is not None
+    assert "the relay's range cannot be set apart" in problem
 
 
 @with_a_relay
-async def test_hand_over_engages_the_new_one_before_the_old_is_released(
+async def test_handover_engages_the_new_relay_before_the_old_is_released(
     node: Node, web: PodState
 ) -> None:
     old = node.launcher.newest
-    await node.relaying.restart()
+    await node.supervisor.restart()
     new = node.launcher.newest
     assert new is not old
-    assert new.has_heard(messages.Engage)
-    assert new.wanted() == {ONE}
+    assert new.has_received(messages.Engage)
+    assert new.targets() == {ONE}
     await asyncio.sleep(0.1)
-    assert old.has_heard(messages.Release)
+    assert old.has_received(messages.Release)
     assert not old.is_killed
-    assert node.relaying.why_not(web) is None
+    assert node.supervisor.problem_for(web) is None
     assert node.changed == []
-    assert node.relaying.restarts == 1
-    old.end()
+    assert node.supervisor.restarts == 1
+    old.exit()
     await asyncio.sleep(2)
-    assert node.relaying.is_up
+    assert node.supervisor.is_up
 
 
 @with_a_relay
-async def test_released_relay_that_does_not_end_is_ended(node: Node, web: PodState) -> None:
+async def test_released_relay_that_does_not_exit_is_killed(node: Node, web: PodState) -> None:
     old = node.launcher.newest
-    await node.relaying.restart()
+    await node.supervisor.restart()
     await asyncio.sleep(30)
     assert node.launcher.killed() == []
     await asyncio.sleep(15)
     assert node.launcher.killed() == [old]
-    assert node.relaying.is_up
+    assert node.supervisor.is_up
 
 
 @with_a_relay
-async def test_old_relay_stays_where_the_new_one_fails_and_is_told_all_again(
+async def test_old_relay_stays_if_the_new_one_fails_and_gets_all_targets_again(
     node: Node, web: PodState
 ) -> None:
     old = node.launcher.newest
     node.launcher.problem = "no slot is free"
     with pytest.raises(RelayError, match="no slot is free"):
-        await node.relaying.restart()
+        await node.supervisor.restart()
     await asyncio.sleep(0.2)
-    assert isinstance(old.heard[-1], messages.SetTargets)
-    assert not old.has_heard(messages.Release)
-    assert node.relaying.why_not(web) is None
+    assert isinstance(old.received[-1], messages.SetTargets)
+    assert not old.has_received(messages.Release)
+    assert node.supervisor.problem_for(web) is None
 
 
 @on_a_node
-async def test_restart_without_pods_in_strict_is_refused(node: Node) -> None:
+async def test_restart_without_pods_in_strict_is_rejected(node: Node) -> None:
     with pytest.raises(RelayError, match="no pod is in strict"):
-        await node.relaying.restart()
+        await node.supervisor.restart()
 
 
 @with_a_relay
@@ -365,12 +361,12 @@ async def test_relay_is_released_a_while_after_the_last_pod(node: Node, web: Pod
     relay = node.launcher.newest
     node.remove(web)
     await asyncio.sleep(50)
-    assert relay.wanted() == set()
-    assert not relay.has_heard(messages.Release)
+    assert relay.targets() == set()
+    assert not relay.has_received(messages.Release)
     await asyncio.sleep(15)
-    assert relay.has_heard(messages.Release)
-    assert not node.relaying.is_up
-    assert node.relaying.trouble == ""
+    assert relay.has_received(messages.Release)
+    assert not node.supervisor.is_up
+    assert node.supervisor.problem == ""
 
 
 @with_a_relay
@@ -379,30 +375,30 @@ async def test_pod_that_comes_back_in_time_finds_the_same_relay(node: Node, web:
     await asyncio.sleep(40)
     node.add(web)
     await asyncio.sleep(40)
-    assert node.relaying.why_not(web) is None
+    assert node.supervisor.problem_for(web) is None
     assert len(node.launcher.relays) == 1
 
 
-async def test_at_the_agents_end_the_relay_is_released_and_left_alone() -> None:
+async def test_stopping_agent_releases_the_relay_and_does_not_kill_it() -> None:
     node = Node()
     async with running(node):
-        node.add(guarded("web", ONE))
+        node.add(strict_pod("web", ONE))
         await asyncio.sleep(1)
     (relay,) = node.launcher.relays
-    assert relay.is_left
+    assert relay.is_released
     async with running(Node()):  # lets the loop read what was written
         await asyncio.sleep(0.1)
-    assert relay.has_heard(messages.Release) or relay.is_killed
+    assert relay.has_received(messages.Release) or relay.is_killed
 
 
 @with_a_relay
-async def test_reports_come_through_also_of_one_that_drains(node: Node, web: PodState) -> None:
+async def test_reports_of_a_draining_relay_are_counted(node: Node, web: PodState) -> None:
     old = node.launcher.newest
-    await node.relaying.restart()
+    await node.supervisor.restart()
     before = node.stats.reports
     await asyncio.sleep(3.5)
     assert node.stats.reports - before >= 6  # each says something once a second
-    assert sum(report.connections for report in node.relaying.last_reports) == 2
-    old.end()
+    assert sum(report.connections for report in node.supervisor.last_reports) == 2
+    old.exit()
     await asyncio.sleep(2)
-    assert sum(report.connections for report in node.relaying.last_reports) == 1
+    assert sum(report.connections for report in node.supervisor.last_reports) == 1

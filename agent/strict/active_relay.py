@@ -1,0 +1,63 @@
+"""The relay that serves: its targets, and whether it still reports."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from agent.relay import messages
+from agent.strict.launcher import RelayHandle
+from agent.strict.process import RelayError
+
+CHECK_SECONDS = 1.0
+_CHECK_SLACK_SECONDS = 0.1
+# A relay reports once a second. Checks are counted instead of seconds: when this process was
+# stopped, its relay was not.
+_MAX_MISSED_REPORTS = 3
+
+
+@dataclasses.dataclass(slots=True)
+class ActiveRelay:
+    """A relay that is engaged, or is about to be."""
+
+    relay: RelayHandle
+    since: float
+    revision: int = 0
+    applied_targets: tuple[messages.RelayTargetSpec, ...] | None = None
+    active_targets: dict[str, messages.RelayTargetSpec] = dataclasses.field(default_factory=dict)
+    rejected: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    reports: int = 0
+    missed_checks: int = 0
+    """Consecutive checks without a new report."""
+    checked_at: float = 0.0
+    unneeded_since: float | None = None
+    routes_due_at: float = 0.0
+
+    @property
+    def problem(self) -> str:
+        """Why the relay no longer works; empty while it does."""
+        problem = self.relay.channel.problem
+        return "" if problem is None else f"the relay failed: {problem}"
+
+    async def set_targets(self, targets: tuple[messages.RelayTargetSpec, ...]) -> None:
+        """Raises `RelayError`."""
+        self.applied_targets = None
+        self.revision += 1
+        message = messages.SetTargets(self.revision, targets)
+        applied = await self.relay.channel.request(message, messages.TargetsApplied)
+        if applied.revision != self.revision:
+            raise RelayError(f"it has revision {applied.revision}, not {self.revision}")
+        self.applied_targets = targets
+        self.rejected = applied.rejected
+        self.active_targets = {
+            target.key: target for target in targets if target.key not in applied.rejected
+        }
+
+    def is_silent(self, now: float) -> bool:
+        """Whether reports are missing. To be called in each pass; passes within a second count as
+        one check."""
+        if now - self.checked_at < CHECK_SECONDS - _CHECK_SLACK_SECONDS:
+            return False
+        self.checked_at = now
+        reports = self.relay.channel.reports
+        self.missed_checks = 0 if reports > self.reports else self.missed_checks + 1
+        self.reports = reports
+        return self.missed_checks >= _MAX_MISSED_REPORTS
