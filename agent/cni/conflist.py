@@ -12,6 +12,8 @@ from typing import TypeVar
 
 import msgspec
 
+from agent.errors import PodgateError
+
 TYPE = "podgate-cni"
 # Those of the plugin: deploy/cni/podgate-cni.c.
 _VERSIONS = ("0.3.1", "0.4.0", "1.0.0", "1.1.0")
@@ -22,7 +24,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 Entry = Mapping[str, object]
 
 
-class ConflistError(Exception):
+class ConflistError(PodgateError):
     """The text cannot be changed; the message is one sentence without the file's name."""
 
 

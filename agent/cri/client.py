@@ -14,6 +14,7 @@ import grpc
 
 from agent.cri import containerd_pb2, models, runtime_pb2
 from agent.cri.models import CriContainer, Sandbox, SandboxDetails
+from agent.errors import PodgateError
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ _TOPICS = ("/tasks/start", "/tasks/exit", "/containers/delete")
 _EXIT_TOPIC = "/tasks/exit"
 
 
-class CriError(Exception):
+class CriError(PodgateError):
     """A call to the runtime failed; the message is one sentence."""
 
 

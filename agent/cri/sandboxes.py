@@ -6,20 +6,16 @@ While the runtime is unreachable, the last known sandboxes stay: its restart end
 
 import asyncio
 import contextlib
-import dataclasses
-import datetime
-import functools
-import math
 from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 import structlog
 
 from agent import tasks
-from agent.backoff import Backoff, no_jitter
-from agent.cri.client import CriError, CriNotFoundError, Runtime
+from agent.cri.client import CriError, Runtime
 from agent.cri.events import RuntimeEvents
-from agent.cri.models import CriContainer, CriContainerState, Sandbox, SandboxDetails
+from agent.cri.lookups import SandboxLookups
+from agent.cri.models import CriContainer, Sandbox, SandboxDetails
 from agent.cri.sandbox_netns import SandboxNetns
 from agent.logs import Event
 
@@ -33,29 +29,6 @@ _RELIST_WITH_EVENTS_SECONDS = 10.0
 _ECHO_SECONDS = (0.1, 0.4)
 # A burst of events causes one list per gap; a list of 250 pods costs some ms.
 _MIN_GAP_SECONDS = 0.1
-# A sandbox whose shim hangs takes a call's whole timeout; the others must not wait for it.
-_LOOKUP_PATIENCE_SECONDS = 1.0
-_LOOKUPS_AT_ONCE = 8
-_LOOKUP_RETRY_SECONDS = 0.5
-_MAX_LOOKUP_RETRY_SECONDS = 60.0
-
-
-@dataclasses.dataclass(slots=True)
-class _Lookup:
-    """A sandbox with the details that lists lack, and when to look them up again."""
-
-    sandbox: Sandbox
-    retry: Backoff
-    retry_at: float
-    """On the loop's clock; infinity if nothing is missing, or cannot appear any more."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Start:
-    """When a container started, requested in this state of it."""
-
-    state: CriContainerState
-    at: datetime.datetime | None
 
 
 class Sandboxes:
@@ -82,16 +55,12 @@ class Sandboxes:
         list.
         """
         self._open_runtime = open_runtime
-        self._locate = locate
         self._on_sandbox = on_sandbox
         self._on_removed = on_removed
         self._on_containers = on_containers
         self._on_relist = on_relist
         self._runtime: Runtime | None = None
-        self._found: dict[str, _Lookup] = {}
-        self._starts: dict[str, _Start] = {}
-        self._lookups: dict[str, asyncio.Task[None]] = {}
-        self._slots = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
+        self._lookups = SandboxLookups(locate, on_late=self.hint)
         self._events = RuntimeEvents(lambda: self._runtime, self.hint)
         self._hinted = asyncio.Event()
         self._echoes: list[float] = []
@@ -107,7 +76,7 @@ class Sandboxes:
     @property
     def is_settled(self) -> bool:
         """Whether the runtime responds, and all lookups of its last list are done."""
-        return not self.problem and not self._lookups
+        return not self.problem and self._lookups.are_done
 
     @property
     def has_events(self) -> bool:
@@ -127,9 +96,7 @@ class Sandboxes:
                     await self._relist_once()
                     await self._wait()
         finally:
-            for lookup in self._lookups.values():
-                lookup.cancel()
-            await asyncio.gather(*self._lookups.values(), return_exceptions=True)
+            await self._lookups.aclose()
             if self._runtime is not None:
                 await self._runtime.aclose()
 
@@ -139,9 +106,11 @@ class Sandboxes:
             self._runtime = await self._open_runtime()
         listed = await self._runtime.list_sandboxes()
         containers = await self._runtime.list_containers()
-        await self._look_up(self._runtime, listed, containers)
+        await self._lookups.update(self._runtime, listed, containers)
         current = self._choose(listed)
-        self._forget({found.id for found in listed}, {found.id for found in containers})
+        self._lookups.forget_others(
+            {found.id for found in listed}, {found.id for found in containers}
+        )
         self.relists += 1
         self._publish(current, containers)
 
@@ -174,104 +143,14 @@ class Sandboxes:
             self._hinted.clear()
             self._echoes = list(_ECHO_SECONDS)
 
-    async def _look_up(
-        self, runtime: Runtime, listed: list[Sandbox], containers: list[CriContainer]
-    ) -> None:
-        """Request the details that lists lack; slow lookups are used in a later pass."""
-        due = {
-            sandbox.id: functools.partial(self._lookup, runtime, sandbox)
-            for sandbox in _needs_lookup(listed)
-            if self._is_due(sandbox)
-        } | {
-            container.id: functools.partial(self._read_start, runtime, container)
-            for container in containers
-            if self._lacks_start(container)
-        }
-        started = [
-            self._start_lookup(key, lookup)
-            for key, lookup in due.items()
-            if key not in self._lookups
-        ]
-        if started:
-            _, late = await asyncio.wait(started, timeout=_LOOKUP_PATIENCE_SECONDS)
-            for lookup in late:
-                lookup.add_done_callback(lambda _: self.hint())
-        for key in [key for key, lookup in self._lookups.items() if lookup.done()]:
-            self._lookups.pop(key).result()
-
-    def _start_lookup(self, key: str, lookup: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        async def run() -> None:
-            async with self._slots:
-                await lookup()
-
-        self._lookups[key] = asyncio.create_task(run(), name=f"cri-{key}")
-        return self._lookups[key]
-
-    def _is_due(self, sandbox: Sandbox) -> bool:
-        found = self._found.get(sandbox.id)
-        if found is None or found.sandbox.is_ready != sandbox.is_ready:
-            return True
-        if found.retry_at < math.inf:
-            return asyncio.get_running_loop().time() >= found.retry_at
-        netns = found.sandbox.netns
-        return sandbox.is_ready and netns is not None and not netns.exists()
-
-    def _lacks_start(self, container: CriContainer) -> bool:
-        start = self._starts.get(container.id)
-        if container.state is CriContainerState.CREATED or (start and start.at):
-            return False
-        return start is None or start.state is not container.state
-
-    async def _lookup(self, runtime: Runtime, sandbox: Sandbox) -> None:
-        before = self._found.get(sandbox.id)
-        try:
-            details = await runtime.sandbox_details(sandbox.id)
-        except CriNotFoundError:
-            return
-        except CriError as error:
-            # The namespace found before stays: the runtime failed, not the sandbox.
-            last = before.sandbox if before else sandbox
-            problem = "" if last.netns else str(error)
-            last = msgspec.structs.replace(last, is_ready=sandbox.is_ready, problem=problem)
-            self._record(before, last, is_retried=True)
-            return
-        located = SandboxNetns(None) if details.host_network else await self._locate(details)
-        if located.problem and sandbox.is_ready and before and before.retry.failures == 0:
-            # Most likely it is being stopped, which the next list shows: no reason for a warning.
-            self._record(before, before.sandbox, is_retried=True)
-            return
-        found = msgspec.structs.replace(
-            sandbox,
-            host_network=details.host_network,
-            ips=details.ips,
-            netns=located.netns,
-            problem=located.problem,
-        )
-        # The namespace of a sandbox that is not ready exists or never will again.
-        self._record(before, found, is_retried=bool(located.problem) and sandbox.is_ready)
-
-    def _record(self, before: _Lookup | None, sandbox: Sandbox, *, is_retried: bool) -> None:
-        retry = before.retry if before else _retry()
-        retry_at = math.inf
-        if is_retried:
-            retry_at = asyncio.get_running_loop().time() + retry.next_seconds()
-        else:
-            retry.reset()
-        self._found[sandbox.id] = _Lookup(sandbox, retry, retry_at)
-
-    async def _read_start(self, runtime: Runtime, container: CriContainer) -> None:
-        with contextlib.suppress(CriError):
-            started = await runtime.container_started(container.id)
-            self._starts[container.id] = _Start(container.state, started)
-
     def _choose(self, listed: Iterable[Sandbox]) -> dict[str, Sandbox]:
         """Each pod's current sandbox, of those that have been looked up."""
         chosen: dict[str, Sandbox] = {}
         for sandbox in listed:
-            found = self._found.get(sandbox.id)
+            found = self._lookups.sandbox(sandbox.id)
             if found is None:
                 continue
-            candidate = msgspec.structs.replace(found.sandbox, is_ready=sandbox.is_ready)
+            candidate = msgspec.structs.replace(found, is_ready=sandbox.is_ready)
             best = chosen.get(candidate.pod_uid)
             if _is_alive(candidate) and (best is None or _rank(candidate) > _rank(best)):
                 chosen[candidate.pod_uid] = candidate
@@ -281,12 +160,6 @@ class Sandboxes:
             if _is_alive(kept) and (best is None or _rank(kept) > _rank(best)):
                 chosen[uid] = kept
         return chosen
-
-    def _forget(self, sandboxes: set[str], containers: set[str]) -> None:
-        for sandbox_id in self._found.keys() - sandboxes:
-            del self._found[sandbox_id]
-        for container_id in self._starts.keys() - containers:
-            del self._starts[container_id]
 
     def _publish(self, current: dict[str, Sandbox], containers: Iterable[CriContainer]) -> None:
         before, self.current = self.current, current
@@ -311,29 +184,10 @@ class Sandboxes:
             found[container.sandbox_id, container.name] = container
         grouped: dict[str, tuple[CriContainer, ...]] = {}
         for (sandbox_id, _), container in sorted(found.items()):
-            start = self._starts.get(container.id)
-            container = msgspec.structs.replace(container, started=start.at if start else None)
+            started = self._lookups.started(container.id)
+            container = msgspec.structs.replace(container, started=started)
             grouped[sandbox_id] = (*grouped.get(sandbox_id, ()), container)
         return grouped
-
-
-def _retry() -> Backoff:
-    return Backoff(
-        base_seconds=_LOOKUP_RETRY_SECONDS,
-        cap_seconds=_MAX_LOOKUP_RETRY_SECONDS,
-        jitter=no_jitter,
-    )
-
-
-def _needs_lookup(listed: Iterable[Sandbox]) -> list[Sandbox]:
-    """All ready sandboxes, and of other pods the newest: its containers may still run."""
-    ready = [sandbox for sandbox in listed if sandbox.is_ready]
-    with_ready = {sandbox.pod_uid for sandbox in ready}
-    last: dict[str, Sandbox] = {}
-    for sandbox in sorted(listed, key=lambda sandbox: sandbox.age_order):
-        if sandbox.pod_uid not in with_ready:
-            last[sandbox.pod_uid] = sandbox
-    return [*ready, *last.values()]
 
 
 def _is_alive(sandbox: Sandbox) -> bool:

@@ -44,7 +44,7 @@ class NoClusterConfigError(PodgateError):
     """No usable cluster configuration; the message contains what to do."""
 
 
-class ApiError(Exception):
+class ApiError(PodgateError):
     """A request failed, or the API server did not respond; a sentence without its full stop."""
 
     def __init__(

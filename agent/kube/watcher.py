@@ -159,11 +159,9 @@ class Watcher(Generic[ObjectT]):
     def _handle_error(self, error: ApiError) -> None:
         """Log a failure, and choose the next request."""
         if not self.problem:
+            resource = self.query.name
             log.warning(
-                Event.WATCH_INTERRUPTED,
-                resource=self.query.name,
-                error=str(error),
-                code=error.code,
+                Event.WATCH_INTERRUPTED, resource=resource, error=str(error), code=error.code
             )
         self.problem = str(error)
         if error.is_transient or error.code == 403:

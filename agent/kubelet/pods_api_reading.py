@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
+from agent.errors import PodgateError
 from agent.kube.objects import ApiPod
 from agent.kubelet import kubelet_pb2
 
 _Json = dict[str, Any]
 
 
-class PodDecodeError(Exception):
+class PodDecodeError(PodgateError):
     """The bytes are not a valid pod; the message is the reason."""
 
 

@@ -12,6 +12,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
+from agent.errors import PodgateError
 from agent.linux.procfs import Procfs
 from agent.settings import KUBELET_NAME, ByProcess, KubeletSetting
 
@@ -44,7 +45,7 @@ class KubeletCgroup:
     """When the process started, in ticks since boot."""
 
 
-class KubeletCgroupError(Exception):
+class KubeletCgroupError(PodgateError):
     """The kubelet exists, but its cgroup must not be admitted; the message is one sentence."""
 
 

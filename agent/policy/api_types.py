@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from agent import labels
+from agent.errors import PodgateError
 from agent.policy.selectors import PodSelector
 from bpf import abi
 from bpf.rules import MAX_PORT
@@ -34,7 +35,7 @@ WITH_PORTS = {6, 17, 33, 132, 136}
 _Port = Annotated[int, msgspec.Meta(ge=1, le=MAX_PORT)]
 
 
-class PolicyError(Exception):
+class PolicyError(PodgateError):
     """The document is not a valid policy; the message names the field and the mistake."""
 
 
