@@ -5,6 +5,7 @@ mark costs time, never correctness.
 """
 
 import asyncio
+import errno
 
 import structlog
 
@@ -13,6 +14,7 @@ from agent.gates.pod_gates import PodGates
 from agent.gates.worker import GateWorker
 from agent.logs import Event
 from agent.pods.conditions import FALSE
+from agent.pods.pod import Pod
 from agent.pods.pod_state import GracePeriod, IsolationStatus, PodState
 from agent.pods.store import PodStore
 from agent.sources.source import PodSource
@@ -22,6 +24,8 @@ log = structlog.get_logger(__name__)
 
 # Pods that wait (for a namespace, an interface, a lock) are retried this often without a mark.
 _RETRY_SECONDS = 1.0
+
+_GONE = frozenset({errno.ENODEV, errno.ENOENT, errno.ENXIO})
 
 
 class Reconciler:
@@ -93,15 +97,16 @@ class Reconciler:
 
     async def _reconcile(self) -> None:
         """One pass. Closing comes first: all that may take long waits until every pod is gated."""
-        for state in list(self._store.removed.values()):
+        retried = dict(self._store.removed)
+        for state in retried.values():
             await self._detach(state)
         reconciled: list[PodState] = []
         while uid := self._store.to_reconcile.take_one():
             if marked := self._store.get(uid):
                 await self._reconcile_pod(marked)
                 reconciled.append(marked)
-            elif removed := self._store.removed.get(uid):
-                await self._detach(removed)
+            elif uid in self._store.removed and uid not in retried:
+                await self._detach(self._store.removed[uid])
         for state in reconciled:
             self._path_tester.enqueue(state)
             self._without_replies[state.pod.uid] = None
@@ -120,10 +125,10 @@ class Reconciler:
             status = await self._pod_gates.reconcile(state)
         except (AttachError, OSError, TimeoutError) as error:
             # The kernel or its netlink had a bad moment; the next pass tries again.
-            log.error(Event.POD_RECONCILE_FAILED, pod=pod.full_name, error=str(error))
+            _log_failure(Event.POD_RECONCILE_FAILED, pod, error)
             if state.gated_netns:
                 return
-            status = IsolationStatus(FALSE, "GateFailed", f"The kernel refused: {error}.")
+            status = IsolationStatus(FALSE, "GateFailed", f"Kernel error: {error}.")
         if self._store.get(pod.uid) is not state or state.pod.netns_path != pod.netns_path:
             return  # Removed meanwhile, or of another sandbox, for which it is marked again.
         state.status = status
@@ -152,22 +157,14 @@ class Reconciler:
         try:
             self._grace_periods += await self._pod_gates.fill_reply_tables(state)
         except (AttachError, OSError, TimeoutError) as error:
-            # TCP is judged all the same; the next pass tries again.
-            log.error(
-                Event.REPLY_TABLE_FAILED,
-                pod=state.pod.full_name,
-                error=str(error),
-            )
+            # TCP replies pass all the same; the next pass tries again.
+            _log_failure(Event.REPLY_TABLE_FAILED, state.pod, error)
 
     async def _detach(self, state: PodState) -> None:
         try:
             await self._pod_gates.detach(state)
         except (AttachError, OSError, TimeoutError) as error:
-            log.error(
-                Event.GATE_DETACH_FAILED,
-                pod=state.pod.full_name,
-                error=str(error),
-            )
+            _log_failure(Event.GATE_DETACH_FAILED, state.pod, error)
         else:
             self._store.removed.pop(state.pod.uid, None)
 
@@ -189,3 +186,12 @@ class Reconciler:
             log.error(Event.LEFTOVERS_NOT_REMOVED, error=str(error))
             return
         self._may_have_leftovers = not is_clean
+
+
+def _log_failure(event: Event, pod: Pod, error: Exception) -> None:
+    """An error, unless the pod's interface or namespace disappeared during the pass."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(cause, OSError) and cause.errno in _GONE:
+        log.info(Event.POD_VANISHED, pod=pod.full_name, error=str(error))
+    else:
+        log.error(event, pod=pod.full_name, error=str(error))

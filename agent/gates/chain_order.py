@@ -95,7 +95,7 @@ class ChainOrder:
             log.warning(Event.GATE_MOVED_FIRST, interface=interface.name, ifindex=ifindex)
             if await self._gate_worker.is_first(ifindex):
                 return ""
-        return self._behind(interface, "have whoever attaches it do so after the gate")
+        return self._behind(interface, "attach it after the gate")
 
     def forget(self, ifindex: int) -> None:
         """The interface is gone, or no longer gated."""
@@ -104,8 +104,8 @@ class ChainOrder:
 
     def _behind(self, interface: HostInterface, what: str) -> str:
         problem = (
-            f"Another program runs before the gate on {interface.name}, and what it accepts is "
-            f"not judged; {what}."
+            f"Another program runs before the gate on {interface.name}, and packets it accepts "
+            f"pass no gate; {what}."
         )
         if interface.ifindex not in self._given_up:
             self._given_up.add(interface.ifindex)

@@ -73,27 +73,27 @@ class PodGates:
         pod = state.pod
         if pod.host_network:
             return IsolationStatus(
-                TRUE, "HostNetwork", "The pod shares the node's network; it is part of the node."
+                TRUE, "HostNetwork", "The pod uses the host network; it is not gated."
             )
         if pod.netns_path is None:
             problem = pod.manifest_problem
             return IsolationStatus(
                 FALSE,
                 problem.reason if problem else "NetnsMissing",
-                problem.message if problem else "The pod names no network namespace.",
+                problem.message if problem else "The manifest names no network namespace.",
             )
         try:
             netns = Netns.open(pod.netns_path)
         except NetnsGoneError as error:
             return IsolationStatus(FALSE, "NetnsNotFound", str(error))
         except NetnsError as error:
-            return IsolationStatus(FALSE, "NetnsRefused", str(error))
+            return IsolationStatus(FALSE, "NetnsInvalid", str(error))
         if other := self._store.netns_owner(netns, pod):
             return IsolationStatus(
                 FALSE,
                 "NetnsInUse",
                 f"{netns.path} is already the network namespace of pod {other.full_name}; "
-                "give each pod its own.",
+                "use one per pod.",
             )
         return await self._reconcile_netns(state, netns)
 
@@ -158,9 +158,7 @@ class PodGates:
         if pod.mode is Mode.OFF:
             await self._detach_all(state, network)
             state.gated_netns = netns
-            return IsolationStatus(
-                TRUE, "Off", "The pod's mode is off: its interfaces are not gated."
-            )
+            return IsolationStatus(TRUE, "Off", "Mode off: interfaces are not gated.")
 
         await self._remove_vanished(state)
         try:
@@ -176,7 +174,7 @@ class PodGates:
             return IsolationStatus(TRUE, "NotSupported", "; ".join(network.unsupported) + ".")
         if not network.interfaces:
             return IsolationStatus(
-                FALSE, "NoInterface", f"{netns.path} has no veth to this node yet; waiting for one."
+                FALSE, "NoInterface", f"Waiting for a veth pair between {netns.path} and the host."
             )
         state.gated_netns = netns
         return IsolationStatus(TRUE, _REASONS[pod.mode], _describe(state, network))
@@ -254,7 +252,7 @@ class PodGates:
 
 def _describe(state: PodState, network: PodNetwork) -> str:
     gated = ", ".join(interface.name for interface in network.interfaces)
-    text = f"Gate on {gated}, sandbox net:[{state.netns.inode if state.netns else '?'}]."
+    text = f"Gate attached to {gated}, sandbox net:[{state.netns.inode if state.netns else '?'}]."
     if state.admission and state.admission.problem:
         text += f" {state.admission.problem}"
     if state.claims.problem:

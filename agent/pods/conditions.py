@@ -1,4 +1,4 @@
-"""Pod conditions: what podgate says about a pod, and since when."""
+"""Pod conditions: status, reason and last transition time, per pod and type."""
 
 import datetime
 from collections.abc import Callable
@@ -20,7 +20,7 @@ TYPES = (labels.ISOLATION_READY, labels.PROBES_PASSING)
 
 
 _PROBLEMS = frozenset(
-    {"NetnsMissing", "NetnsRefused", "NetnsInUse", "GateFailed", "GateBypassed", "ProbeFailing"}
+    {"NetnsMissing", "NetnsInvalid", "NetnsInUse", "GateFailed", "GateBypassed", "ProbeFailing"}
 )
 _WITHOUT_SANDBOX = frozenset({"SandboxMissing", "NetnsNotFound"})
 

@@ -61,9 +61,8 @@ def _explain(tested: PathTestRecord) -> str:
     )
     if tested.worst is PathTestResult.BYPASSED:
         return (
-            f"The node reaches {addresses} past the gate; see how the CNI routes it, since no gate "
-            "on this interface can close that way."
+            f"The host reaches {addresses} without passing the gate; check how the CNI routes them."
         )
     if tested.worst is PathTestResult.FAILED:
-        return f"Not confirmed by a self-test: it failed at {addresses}, and the log says why."
-    return f"Not confirmed by a self-test: what the node sends to {addresses} does not arrive."
+        return f"Path test failed for {addresses}; see the agent's log."
+    return f"Path test not confirmed: packets from the host do not reach {addresses}."

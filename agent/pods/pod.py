@@ -1,4 +1,4 @@
-"""A pod as podgate knows it: read from a manifest, checked at the edge."""
+"""What is desired of a pod, and how it is read from a manifest."""
 
 import ipaddress
 import uuid
@@ -19,7 +19,7 @@ SANDBOX_MISSING = "SandboxMissing"
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What is wrong with a pod's manifest: a condition's reason and message."""
+    """A problem of a pod's manifest: a condition's reason and message."""
 
     reason: str
     message: str
@@ -35,7 +35,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     netns_path: str | None = None
     host_network: bool = False
     is_relayed: bool = True
-    """Whether the relay may carry the kubelet's connections, in strict."""
+    """Whether the relay may proxy the kubelet's connections, in strict."""
     labels: dict[str, str] = {}
     spec: PodSpec = PodSpec()
     source: str = ""
@@ -45,8 +45,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     """What the container runtime, or the manifest's status.podIPs, reports as the pod's own."""
     is_deleting: bool = False
     """Whether the API server has its deletion timestamp: its containers are being stopped."""
-    is_described: bool = True
-    """False where only its sandbox is known, and not what it is to be probed for."""
+    has_spec: bool = True
+    """False where only its sandbox is known: no source has its probes yet."""
 
     @property
     def full_name(self) -> str:
@@ -55,7 +55,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_no_sandbox(self) -> bool:
-        """Whether the container runtime was asked, and runs nothing of it."""
+        """Whether the container runtime lists no sandbox of it."""
         problem = self.manifest_problem
         return problem is not None and problem.reason == SANDBOX_MISSING
 
@@ -70,7 +70,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodError(Exception):
-    """This manifest is not one of a pod that podgate can guard; the message says why."""
+    """The manifest is not that of a pod that podgate can gate."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -126,15 +126,15 @@ def read_pod(document: object, *, default_mode: Mode, source: str) -> Pod:
     if netns_path is None and not spec.host_network:
         raise PodError(
             "NetnsMissing",
-            f"{source} does not say where the pod's network namespace is; "
+            f"{source} names no network namespace; "
             f"add the annotation {agent_labels.NETNS_ANNOTATION} with its path.",
         )
     relay = metadata.annotations.get(agent_labels.RELAY_ANNOTATION)
     if relay not in (None, "off"):
         raise PodError(
             "InvalidManifest",
-            f'annotation {agent_labels.RELAY_ANNOTATION}: {relay!r} is not known; write "off", or '
-            "leave the annotation out.",
+            f'annotation {agent_labels.RELAY_ANNOTATION}: unknown value {relay!r}; use "off" '
+            "or remove the annotation.",
         )
     identity = f"{metadata.namespace}/{metadata.name}"
     return Pod(

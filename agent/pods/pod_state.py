@@ -1,4 +1,4 @@
-"""What is known of a pod's gates: the state that the agent's parts share."""
+"""The state of one pod, which the parts of the agent share through the store."""
 
 import asyncio
 import dataclasses
@@ -13,7 +13,7 @@ from bpf.rules import Rule
 from bpf.verdicts import Mode
 from probes.netns import Netns
 
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ class AddressClaims:
         if self.is_settling or not self.unconfirmed:
             return ""
         named = [f"{address} is {why}" for address, why in self.unconfirmed.items()]
-        more = len(named) - _MOST_NAMED
-        text = "; ".join(named[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+        more = len(named) - _MAX_NAMED
+        text = "; ".join(named[:_MAX_NAMED]) + (f"; and {more} more" if more > 0 else "")
         return f"Addresses that only the pod itself claims count in its own gate alone: {text}."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Admission:
-    """What one gate lets in. problem: one sentence about rules that found no room, or nothing."""
+    """The rules of one gate. problem: one sentence about rules that do not fit, or nothing."""
 
     rules: tuple[Rule, ...] = ()
     problem: str = ""
@@ -49,7 +49,7 @@ class Admission:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IsolationStatus:
-    """What the condition `podgate.io/isolation-ready` should say."""
+    """The content of the condition `podgate.io/isolation-ready`."""
 
     status: str
     reason: str
@@ -98,21 +98,21 @@ class PathTestRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GracePeriod:
-    """A gate that remembers, and still lets through what might be an answer to older questions."""
+    """A gate whose reply table is filled, and that still passes possible replies to older flows."""
 
     pod: str
     interface: HostInterface
     flow_count: int
-    """How many the pod's sockets told of."""
+    """How many pending flows the pod's sockets showed."""
     incomplete_reason: str
-    """Why there may be more; empty if not."""
+    """Why there may be more; empty where all are known."""
     ends_at_ns: int
-    """When it is to end, by CLOCK_MONOTONIC; 0: now."""
+    """By CLOCK_MONOTONIC; 0: at once."""
 
 
 @dataclasses.dataclass(slots=True)
 class PodState:
-    """A pod and what stands of its guard. `gates` are those installed, by ifindex."""
+    """A pod and what is in force for it. gates: the attached ones, by ifindex."""
 
     pod: Pod
     netns: Netns | None = None
@@ -121,15 +121,15 @@ class PodState:
     """Which of the network's addresses are the pod's own."""
     gates: dict[int, HostInterface] = dataclasses.field(default_factory=dict)
     admission: Admission | None = None
-    """What its gates let in."""
+    """The rules of its gates."""
     chain_problem: str = ""
-    """One sentence where somebody's program runs before a gate, and stays there."""
+    """One sentence where another program runs before a gate and cannot be moved."""
     gated_netns: Netns | None = None
-    """The namespace for which the wanted state was reached; it latches."""
+    """The namespace for which the desired state was reached; it latches."""
     ungated_interfaces: frozenset[int] | None = None
-    """Interfaces that are meant to have no gate (mode off), as of the last look."""
+    """Interfaces that have no gate on purpose (mode off), as of the last pass."""
     recheck_until: float = 0.0
-    """Of the event loop's clock: until then podgate-cni may still gate an opened interface."""
+    """Of the event loop's clock: until then podgate-cni may still gate an interface in mode off."""
     first_gated_at: datetime.datetime | None = None
     """When the agent attached the first gate of a sandbox that had none before."""
     status: IsolationStatus | None = None
@@ -141,13 +141,13 @@ class PodState:
 
     @property
     def is_pending(self) -> bool:
-        """Whether another look may find what was missing: a namespace, an interface, a lock."""
+        """Whether another pass may find what was missing: a namespace, an interface, a lock."""
         pod = self.pod
         return self.gated_netns is None and not pod.host_network and not pod.has_no_sandbox
 
     @property
     def needs_recheck(self) -> bool:
-        """Whether another look is due soon without any hint."""
+        """Whether another pass is due soon without a hint."""
         is_unsettled = asyncio.get_running_loop().time() < self.recheck_until
         return self.is_pending or is_unsettled or self.claims.is_settling
 
@@ -167,7 +167,7 @@ class PodState:
 
     @property
     def own_addresses(self) -> tuple[str, ...]:
-        """Confirmed ones: what others may know the pod by."""
+        """The confirmed ones, which others may use for the pod."""
         return tuple(map(str, self.claims.confirmed))
 
     @property
@@ -179,6 +179,6 @@ class PodState:
 
     @property
     def interface_indexes(self) -> set[int]:
-        """The node's sides of the pod's interfaces, gated or (mode off) meant not to be."""
+        """The host's sides of the pod's interfaces, gated or (mode off) not."""
         current = self.network.interfaces if self.network else ()
         return {interface.ifindex for interface in current} | self.gates.keys()

@@ -298,7 +298,7 @@ class ProbeManager:
             return  # Its probes are about to be stopped.
         status, reason, message = self._judge(pod)
         if pod.uid in self._ignored:
-            message += f" A change of {probespec.ANNOTATION} waits for the pod's next sandbox."
+            message += f" A change of {probespec.ANNOTATION} takes effect with the next sandbox."
         self._store.conditions.set(pod, labels.PROBES_PASSING, status, reason, message)
 
     def _judge(self, pod: Pod) -> tuple[str, str, str]:
@@ -306,11 +306,11 @@ class ProbeManager:
             return FALSE, problem.reason, problem.message
         if pod.host_network:
             # True: a gate that asks for it must not hold the pod back for ever.
-            return TRUE, "HostNetwork", "Probes of hostNetwork pods are the kubelet's alone."
-        if not pod.is_described:
-            return FALSE, "NotDescribed", "Nobody has told of the pod's probes yet."
+            return TRUE, "HostNetwork", "The kubelet alone probes hostNetwork pods."
+        if not pod.has_spec:
+            return FALSE, "PodSpecUnknown", "The pod's probes are not known yet."
         if pod.uid not in self._probed:
-            return FALSE, "NotProbed", "The pod has no network namespace to probe in."
+            return FALSE, "NoNetns", "The pod has no network namespace yet."
         passes, reason, message = self._scheduler.passing(pod.uid)
         return (TRUE if passes else FALSE), reason, f"{message[:1].upper()}{message[1:]}."
 

@@ -104,7 +104,7 @@ def pod_without_spec(sandbox: Sandbox, mode: Mode) -> Pod:
         host_network=sandbox.host_network,
         spec=PodSpec(declared=DeclaredPorts(any_port=True)),
         source="runtime",
-        is_described=False,
+        has_spec=False,
     )
 
 

@@ -18,6 +18,7 @@ from agent.lab import attempts
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
+from agent.logs import Event
 from agent.pods.conditions import FALSE, TRUE, Condition
 from tests.kernel import cgroups, offers
 from tests.kernel.cgroups import Cgroup
@@ -99,6 +100,20 @@ def test_a_removed_manifest_takes_the_gate_along(operator: AgentProcess, web: La
     operator.wait_for("the gate gone", lambda _: connects(web))
 
 
+def test_the_life_of_a_healthy_pod_logs_no_warning(
+    operator: AgentProcess, web: LabPod, lab: Lab
+) -> None:
+    start_enforcing(operator, web)
+    lab.remove_pod("web")
+    (operator.manifests / "web.yaml").unlink()
+    operator.wait_for("the pod gone", lambda report: not report.pods)
+    operator.wait_for("the log line", lambda _: any(operator.log_lines(Event.POD_REMOVED)))
+    operator.stop(signal.SIGTERM)
+    lines = [line for line in operator.log_lines() if "pod" in line or "ifindex" in line]
+    assert {line["event"] for line in lines} >= {"interface_gated", "condition_changed"}
+    assert [line for line in lines if line["level"] != "info"] == []
+
+
 def connects(pod: LabPod) -> bool:
     return attempts.connect_from_node(pod, "IPv4", PORT, is_rejected=False) == "connects"
 
@@ -143,9 +158,9 @@ def test_an_address_that_a_pod_gets_later_is_gated_too(operator: AgentProcess, w
         pytest.param("kind: Service\nmetadata: {name: x}\n", "InvalidManifest", id="not a pod"),
         pytest.param(manifest_text(None), "NetnsMissing", id="no netns"),
         pytest.param(manifest_text("/nowhere"), "NetnsNotFound", id="netns not there"),
-        pytest.param(manifest_text("/etc/passwd"), "NetnsRefused", id="not a netns"),
-        pytest.param(manifest_text("/proc/self/ns/mnt"), "NetnsRefused", id="another namespace"),
-        pytest.param(manifest_text("/proc/self/ns/net"), "NetnsRefused", id="the node's own"),
+        pytest.param(manifest_text("/etc/passwd"), "NetnsInvalid", id="not a netns"),
+        pytest.param(manifest_text("/proc/self/ns/mnt"), "NetnsInvalid", id="another namespace"),
+        pytest.param(manifest_text("/proc/self/ns/net"), "NetnsInvalid", id="the node's own"),
     ],
 )
 def test_a_bad_manifest_is_one_line_one_condition_and_nobody_else_s_trouble(

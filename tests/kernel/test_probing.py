@@ -113,11 +113,11 @@ def test_a_probe_spec_is_taken_at_the_sandboxs_start(operator: AgentProcess, web
         operator.start()
         operator.wait_for("probes to pass", passes)
         operator.write_file("web.yaml", with_probe_spec(web, 9))
-        report = operator.wait_for("the warning", says("waits for the pod's next sandbox"))
+        report = operator.wait_for("the warning", says("takes effect with the next sandbox"))
         assert passes(report)
         operator.stop(signal.SIGTERM)
         operator.start()
-        report = operator.wait_for("the warning", says("waits for the pod's next sandbox"))
+        report = operator.wait_for("the warning", says("takes effect with the next sandbox"))
         found = probe_of(report)
         assert found is not None
         assert found.handler == f"tcp :{PORT}"

@@ -128,7 +128,7 @@ def test_a_path_that_is_lost_later_is_told_and_the_condition_stays(
     condition = isolation(report)
     assert condition is not None
     assert condition.status == TRUE
-    assert "past the gate" in condition.message
+    assert "without passing the gate" in condition.message
     assert any(line.get("result") == "bypassed" for line in operator.log_lines())
     series = fetch(report, "/metrics")
     assert 'podgate_path_test_addresses{namespace="demo",pod="web",result="bypassed"} 1.0' in series
@@ -170,7 +170,7 @@ def test_a_pod_that_the_node_cannot_reach_is_ready_and_said_not_to_be_confirmed(
     assert results(report) == {web.ipv4: "unreachable", web.ipv6: "confirmed"}
     condition = isolation(report)
     assert condition is not None
-    assert f"the node sends to {web.ipv4} does not arrive" in condition.message
+    assert f"packets from the host do not reach {web.ipv4}" in condition.message
 
 
 def test_a_packet_that_waits_for_the_neighbour_is_waited_for(
@@ -213,7 +213,7 @@ def test_nobody_is_bothered_with_the_self_test_s_own_packets(
         capture_output=True,
         timeout=30,
     )
-    assert json.loads(done.stdout) == {"callers": [], "lost_packets": 0}
+    assert json.loads(done.stdout) == {"sources": [], "lost_packets": 0}
     told = asyncio.run(admin_client.fetch(admin_socket(operator.run_directory), "/drop-events"))
     assert json.loads(told)["events"] == []
 

@@ -1,12 +1,16 @@
 """The reconciler with the real store and the real pod gates, on a node in memory and fake time."""
 
 import asyncio
+import errno
 
 import msgspec
 import pytest
+import structlog.testing
 
+from agent.logs import Event
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.pod import SANDBOX_MISSING, Pod, Problem
+from bpf.errors import AttachError
 from bpf.verdicts import Mode
 from tests.agent.app.node import BUSY, RESYNC_SECONDS, Node
 
@@ -312,3 +316,27 @@ async def test_the_store_is_settled_only_between_passes(monkeypatch: pytest.Monk
         seen.append(not node.store.is_settled)
     assert len(seen) > 3
     assert not any(seen)
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        (OSError(errno.ENODEV, "No such device"), ("info", Event.POD_VANISHED)),
+        (OSError(errno.EBUSY, "Device or resource busy"), ("error", Event.GATE_DETACH_FAILED)),
+    ],
+)
+async def test_an_interface_that_vanishes_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, cause: OSError, expected: tuple[str, Event]
+) -> None:
+    node = Node(monkeypatch)
+    node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(0.5)
+        error = AttachError("detaching from interface 1")
+        error.__cause__ = cause
+        node.gates.failing["remove"] = error
+        with structlog.testing.capture_logs() as lines:
+            node.remove("a")
+            await asyncio.sleep(0.5)
+    assert expected in [(line["log_level"], line["event"]) for line in lines]
+    assert len([line for line in lines if line["log_level"] != "info"]) == (expected[0] == "error")

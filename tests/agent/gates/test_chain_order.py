@@ -64,8 +64,8 @@ async def test_three_moves_a_minute_and_then_it_is_said(chain: Chain, places: Ch
     said = [await places.ensure_first(INTERFACE) for _ in range(10)]
     assert chain.moves == 3
     assert set(said) == {
-        "Another program runs before the gate on pgweb, and what it accepts is not judged; "
-        "have whoever attaches it do so after the gate."
+        "Another program runs before the gate on pgweb, and packets it accepts pass no "
+        "gate; attach it after the gate."
     }
     chain.now = 61
     await places.ensure_first(INTERFACE)

@@ -53,7 +53,7 @@ def test_what_does_not_change_is_neither_told_nor_logged() -> None:
 def test_every_change_is_one_line_that_says_all() -> None:
     conditions = Conditions(now=Clock())
     with structlog.testing.capture_logs() as lines:
-        conditions.set(POD, labels.ISOLATION_READY, FALSE, "NetnsRefused", "why")
+        conditions.set(POD, labels.ISOLATION_READY, FALSE, "NetnsInvalid", "why")
     assert lines == [
         {
             "event": Event.CONDITION_CHANGED,
@@ -62,7 +62,7 @@ def test_every_change_is_one_line_that_says_all() -> None:
             "uid": "u",
             "type": labels.ISOLATION_READY,
             "status": FALSE,
-            "reason": "NetnsRefused",
+            "reason": "NetnsInvalid",
             "detail": "why",
             "was": None,
         }

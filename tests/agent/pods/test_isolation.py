@@ -21,8 +21,8 @@ from probes.netns import Netns
 
 IPV4, IPV6 = "198.18.1.1", "fd00:18:0:1::1"
 NETNS = Netns("/run/netns/web", 4, 1000)
-ENFORCED = IsolationStatus(TRUE, "Enforced", "Gate on veth1.")
-FAILED = IsolationStatus(FALSE, "GateFailed", "The kernel refused.")
+ENFORCED = IsolationStatus(TRUE, "Enforced", "Gate attached to veth1.")
+FAILED = IsolationStatus(FALSE, "GateFailed", "Kernel error: busy.")
 
 
 def gated(mode: Mode = Mode.ENFORCE, status: IsolationStatus | None = ENFORCED) -> PodState:
@@ -88,7 +88,7 @@ def test_an_unconfirmed_gate_is_ready_and_says_so(result: PathTestResult) -> Non
     status = found(gated(), result)
     assert (status.status, status.reason) == (TRUE, "Enforced")
     assert status.message.startswith(ENFORCED.message)
-    assert "Not confirmed by a self-test: " in status.message
+    assert "Path test " in status.message
     assert IPV4 in status.message
 
 
@@ -100,7 +100,7 @@ def test_ready_once_is_ready_for_the_life_of_the_sandbox(first: PathTestResult) 
     found(state, first)
     status = found(state, PathTestResult.BYPASSED)
     assert status.status == TRUE
-    assert "past the gate" in status.message
+    assert "without passing the gate" in status.message
     state.gated_netns = dataclasses.replace(NETNS, inode=1001)
     assert published(state) is None
     assert found(state, PathTestResult.BYPASSED).status == FALSE
@@ -141,7 +141,7 @@ def test_a_pod_without_confirmed_addresses_waits_while_they_settle() -> None:
 @pytest.mark.parametrize(
     ("mode", "status"),
     [
-        (Mode.AUDIT, IsolationStatus(TRUE, "Audit", "Gate on veth1.")),
+        (Mode.AUDIT, IsolationStatus(TRUE, "Audit", "Gate attached to veth1.")),
         (Mode.OFF, IsolationStatus(TRUE, "Off", "Not gated.")),
         (Mode.ENFORCE, FAILED),
         (Mode.STRICT, FAILED),
@@ -161,15 +161,15 @@ def test_gates_that_failed_after_a_path_test_do_not_earn_trust() -> None:
 @pytest.mark.parametrize(
     ("mode", "problem", "reason", "message"),
     [
-        (Mode.STRICT, None, "Strict", "Gate on veth1."),
+        (Mode.STRICT, None, "Strict", "Gate attached to veth1."),
         (
             Mode.STRICT,
             "the relay is starting.",
             "Enforced",
-            "Gate on veth1. Strict unavailable: the relay is starting.",
+            "Gate attached to veth1. Strict unavailable: the relay is starting.",
         ),
-        (Mode.ENFORCE, None, "Enforced", "Gate on veth1."),
-        (Mode.ENFORCE, "Mode is not strict.", "Enforced", "Gate on veth1."),
+        (Mode.ENFORCE, None, "Enforced", "Gate attached to veth1."),
+        (Mode.ENFORCE, "Mode is not strict.", "Enforced", "Gate attached to veth1."),
     ],
 )
 def test_strict_needs_the_relay(mode: Mode, problem: str | None, reason: str, message: str) -> None:

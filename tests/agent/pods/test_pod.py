@@ -113,7 +113,7 @@ def test_relay_is_kept_off_by_an_annotation() -> None:
 
 
 def test_any_other_word_for_the_relay_is_refused() -> None:
-    with pytest.raises(PodError, match="'on' is not known; write \"off\", or leave"):
+    with pytest.raises(PodError, match="unknown value 'on'; use \"off\" or remove"):
         read(with_relay("on"))
 
 

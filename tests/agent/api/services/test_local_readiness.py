@@ -153,14 +153,14 @@ def test_a_pod_that_fails_is_told_once_by_uid_and_address() -> None:
 def test_since_when_is_when_the_word_changed_and_not_the_condition() -> None:
     heard = Heard()
     heard.now = at(-5)
-    heard.note("NotProbed")
+    heard.note("NoNetns")
     heard.now = at(10)
     heard.note("ProbeFailing")
     heard.readiness.set_pod(pod())
     assert heard.is_ready() is False
 
 
-@pytest.mark.parametrize("reason", ["NoProbes", "HostNetwork", "NotProbed", "NotDescribed"])
+@pytest.mark.parametrize("reason", ["NoProbes", "HostNetwork", "NoNetns", "PodSpecUnknown"])
 def test_reasons_that_tell_of_no_probe_are_no_news(reason: str) -> None:
     heard = Heard()
     heard.readiness.set_pod(pod())
