@@ -12,6 +12,8 @@ import msgspec
 import watchfiles
 import yaml
 
+from agent.errors import PodgateError
+
 SUFFIXES = (".yaml", ".yml", ".json")
 # etcd takes no object over 1.5 MiB, and what people write has some KiB.
 MAX_BYTES = 1 << 20
@@ -30,7 +32,7 @@ Stamp = tuple[int, int, int]
 NEVER_READ: Stamp = (0, 0, 0)
 
 
-class DocumentError(Exception):
+class DocumentError(PodgateError):
     """This file cannot be read as documents; the message is one sentence that names it."""
 
 

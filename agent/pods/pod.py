@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from agent import labels as agent_labels
+from agent.errors import PodgateError
 from bpf.abi import IPAddress
 from bpf.verdicts import Mode
 from probes.spec.specs import PodSpec, parse_pod
@@ -69,7 +70,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class PodError(Exception):
+class PodError(PodgateError):
     """The manifest is not that of a pod that podgate can gate."""
 
     def __init__(self, reason: str, message: str) -> None:
