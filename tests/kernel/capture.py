@@ -56,7 +56,7 @@ class Capture:
             tap.close()
 
     def seen(self, sources: Iterable[IPNetwork]) -> list[str]:
-        """One line for each packet from `sources` since the last look, but for the link's own
+        """One line for each packet from `sources` since the last call, but for the link's own
         control: ARP, and neighbour and listener discovery.
 
         What has no source that can be read counts too. The agent's self-tests need not be left
@@ -129,7 +129,7 @@ class Packet:
 
 
 def _tap(interface: str) -> socket.socket:
-    # Without a protocol nothing is heard before the filter is there.
+    # Without a protocol nothing is received before the filter is attached.
     tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
     code = ctypes.create_string_buffer(_ONLY_OUTGOING, len(_ONLY_OUTGOING))
     length = len(_ONLY_OUTGOING) // _INSTRUCTION.size
@@ -147,5 +147,5 @@ def _frames(tap: socket.socket) -> Iterator[bytes]:
         except BlockingIOError:
             return
         except OSError as error:
-            if error.errno != errno.ENETDOWN:  # said once, when the interface goes
+            if error.errno != errno.ENETDOWN:  # reported once, when the interface is deleted
                 raise

@@ -1,6 +1,6 @@
-"""The table of frames: what a packet socket of the node may send a pod, and what becomes of it.
+"""The table of frames: what a packet socket on the host may send a pod, and the result.
 
-`opens` says what the pod's own kernel does with the frames when no gate is in the way; the live
+`opens` shows what the pod's own kernel does with the frames when no gate is in the way; the live
 test checks that too, so a case that claims to be dangerous is.
 """
 

@@ -1,4 +1,4 @@
-"""What a pod says to others and hears from them: TCP, datagrams short and long, pings."""
+"""Conversations of a pod with others: TCP, datagrams short and long, pings."""
 
 import contextlib
 import dataclasses
@@ -61,7 +61,7 @@ def exchange_datagrams(client: LabPod, server: Server, target: str) -> None:
 
 
 def ask(sock: socket.socket, target: str, port: int) -> bytes:
-    """Connects, sends and hears. Raises what the socket does (`ConnectionRefusedError`)."""
+    """Connects, sends and receives. Raises the socket's errors (`ConnectionRefusedError`)."""
     sock.settimeout(traffic.LIMIT_SECONDS)
     sock.connect((target, port))
     sock.send(SHORT)

@@ -5,7 +5,7 @@ from bpf.verdicts import Reason, Verdict
 
 
 class Counting:
-    """The counters of one gate since the last look; without one, those of the node."""
+    """The counters of one gate since the last call; without a gate, those of the host."""
 
     def __init__(self, gates: Gates, ifindex: int | None = None) -> None:
         self._gates = gates
@@ -13,7 +13,7 @@ class Counting:
         self._before = self._now()
 
     def moved(self) -> dict[tuple[Verdict, Reason], int]:
-        """By how much each counter grew; those that stood still are left out."""
+        """The increase of each counter; unchanged ones are left out."""
         before, self._before = self._before, self._now()
         return {
             key: grown

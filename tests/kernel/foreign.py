@@ -1,4 +1,4 @@
-"""Somebody else's BPF: programs and maps made by bpf(2) alone, as a CNI's would lie there."""
+"""BPF of others: programs and maps created by bpf(2) alone, like a CNI's."""
 
 import contextlib
 import ctypes
@@ -11,7 +11,7 @@ import pyroute2
 
 from bpf import syscalls
 
-TC_ACT_UNSPEC = -1  # goes on with the next program
+TC_ACT_UNSPEC = -1  # continues with the next program
 TC_ACT_OK = 0
 TC_ACT_SHOT = 2
 EGRESS, INGRESS = "ffff:fff3", "ffff:fff2"
@@ -79,7 +79,7 @@ def add_clsact(ifindex: int) -> None:
 
 
 def add_filter(ifindex: int, returned: int, *, parent: str = EGRESS, priority: int = 2) -> None:
-    """A BPF filter named "foreign" on a clsact qdisc that is there; it goes with the interface."""
+    """A BPF filter named "foreign" on an existing clsact qdisc; it goes with the interface."""
     _add_filter(ifindex, load_program(returned), parent, priority)
 
 

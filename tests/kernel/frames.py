@@ -25,7 +25,7 @@ INJECTOR_MAC = bytes.fromhex("020000000bad")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ends:
-    """From whom to whom, in one family, and the pod's interface."""
+    """Source and destination, in one family, and the pod's interface."""
 
     source: IPAddress
     pod: IPAddress

@@ -1,8 +1,8 @@
-"""A pod behind a gate, a neighbour behind another, and eyes inside of the pod.
+"""A pod behind a gate, a neighbour behind another, and sockets inside the pod that watch.
 
-Nothing waits by the clock: behind what was sent goes an end marker, which every gate lets in by a
-rule, and the pod's side is read until it is there. It takes the way of what it follows, because a
-packet that is routed twice may be overtaken by one that is routed once.
+Nothing waits by the clock: an end marker follows the sent packets, which every gate admits by a
+rule, and the pod's side is read until it arrives. It takes the path of the packets before it,
+because a packet that is routed twice may be overtaken by one that is routed once.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ END_PORT = 9
 TCP_PORT = 80
 UDP_PORT = 5300
 
-# What the kernels of node and pod say to each other by themselves.
+# Packets that the kernels of host and pod send each other by themselves.
 CONTROL = {(Verdict.PASS, Reason.ARP), (Verdict.PASS, Reason.CONTROL)}
 
 Moved = dict[tuple[Verdict, Reason], int]
@@ -54,7 +54,7 @@ class PodState:
         self._inside.close()
 
     def set_mode(self, mode: Mode) -> None:
-        """Of both gates; counters start anew."""
+        """Of both gates; counters start at zero."""
         self.arrived()
         for pod in self._pods:
             self._gates.install(pod.ifindex, GateConfig(mode, pod.addresses, self._rules))
@@ -62,7 +62,7 @@ class PodState:
         self._own, self._neighbours = (Counting(self._gates, pod.ifindex) for pod in self._pods)
 
     def moved(self) -> Moved:
-        """What the pod's gate counted since the last look or change of mode."""
+        """What the pod's gate counted since the last call or change of mode."""
         return _without_ends(self._own.moved())
 
     def moved_at_neighbour(self) -> Moved:
@@ -102,7 +102,7 @@ def guarded(gates: Gates, pod: LabPod, neighbour: LabPod, *rules: Rule) -> Itera
         os.sched_setaffinity(0, {min(before)})
         stack.callback(os.sched_setaffinity, 0, before)
         stack.enter_context(pod.listen(TCP_PORT))
-        for port in (UDP_PORT, END_PORT):  # so that the pod says nothing about closed ports
+        for port in (UDP_PORT, END_PORT):  # so that the pod sends no errors about closed ports
             stack.enter_context(_datagram_server(pod, port))
         assert traffic.node_reaches(pod, 4)  # neighbours are resolved, a bridge port is up
         assert traffic.node_reaches(pod, 6)

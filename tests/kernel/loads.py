@@ -1,6 +1,6 @@
-"""Traffic that goes on beside a test, each in a process of its own; read by `Load`.
+"""Traffic that continues during a test, each in a process of its own; read by `Load`.
 
-`python -m tests.kernel.loads attacker` tries the pods whose addresses it is told on stdin (one JSON
+`python -m tests.kernel.loads attacker` tries the pods whose addresses it reads from stdin (one JSON
 list a line), one each millisecond; `... talker PATH PATH` talks between two pods' namespaces. Both
 end with stdin, and then print one JSON object.
 """
@@ -26,9 +26,9 @@ from tests.kernel import traffic
 PORT = 8080
 QUESTION_PORT = 5300
 
-# An emulated machine would have nothing left for anybody else.
+# An emulated machine would have no time left for other processes.
 _PERIOD_SECONDS = 0.001 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1")) ** 2
-# A SYN that was dropped is sent again after a second, and is no attempt of ours.
+# A SYN that was dropped is sent again after a second, and is no attempt of this test.
 _PATIENCE_SECONDS = 0.3
 _MAX_OPEN = 400
 # Long beyond any pause of a busy machine: what takes so long is broken.
@@ -160,7 +160,7 @@ class Attacker:
         sock.close()
 
     def _note(self, address: str, code: int) -> None:
-        """A refusal by the pod's kernel (RST) is an answer too: the SYN was there."""
+        """A RST of the pod's kernel is an answer too: the SYN was there."""
         if code in (0, errno.ECONNREFUSED):
             self.reached.append((address, "connect"))
 
@@ -177,7 +177,7 @@ class Talker:
         self._listener.settimeout(_BROKEN_SECONDS)
         self._stream = self._connect()
         self._datagrams = self._datagram_pair(server, address)
-        # To a process of the node: an answer is what a gate must let in.
+        # To a process of the node: an answer, which a gate must pass.
         self._question = self._datagram_pair(None, traffic.NODE[4])
 
     def run(self) -> None:

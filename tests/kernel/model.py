@@ -1,4 +1,4 @@
-"""What a frame would do in a pod, told by a reader of our own that shares nothing with the gate.
+"""What a frame would do in a pod, by an independent parser.
 
 It leans to the dangerous side: it takes off every tag, follows chains of any length, and does not
 check lengths or checksums.
@@ -19,7 +19,7 @@ class Effect(enum.Enum):
 
     NONE = 0
     SPEAKS = 1
-    """TCP into a connection that somebody else may have: data, its end, an answer."""
+    """TCP into a connection that another process may have: data, its end, an answer."""
     OPENS = 2
     """The first segment of a new TCP connection."""
 

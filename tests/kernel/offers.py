@@ -1,4 +1,4 @@
-"""What a kernel may lack without podgate being wrong on it: found out by trying, and said."""
+"""What a kernel may lack without podgate being wrong on it: detected by trying, and reported."""
 
 import errno
 import functools
@@ -28,7 +28,7 @@ def need_netns_cookie() -> None:
         pytest.skip(NOT_OFFERED + "SO_NETNS_COOKIE (Linux 5.14)")
 
 
-def need_older_listeners(directory: pathlib.Path) -> None:
+def need_adoption_of_listeners(directory: pathlib.Path) -> None:
     """Ends the test where programs cannot have a socket report; directory: of the pinned ones."""
     with socket.create_server(("127.0.0.1", 0)):
         adopted = listeners.adopt(directory, lambda act: act())

@@ -17,7 +17,7 @@ IP_TRANSPARENT, IPV6_TRANSPARENT, IPV6_HDRINCL = 19, 75, 36
 TCP_FASTOPEN_CONNECT = 30
 IPPROTO_MPTCP, IPPROTO_SCTP, IPPROTO_GRE = 262, 132, 47
 
-# Nobody's, and of the ranges that tests may use.
+# Unused, and of the ranges that tests may use.
 STRANGER = {4: "198.18.9.9", 6: "fd00:18:9::9"}
 LOOPBACK = {4: "127.0.0.1", 6: "::1"}
 
@@ -192,7 +192,7 @@ def _pretend(sock: socket.socket, target: Target) -> None:
 
 
 def _raw(target: Target, protocol: int, payload: bytes) -> None:
-    """Without its IP header. Some protocols tell the sender of a drop: ENOBUFS."""
+    """Without its IP header. Some protocols report a drop to the process: ENOBUFS."""
     with (
         socket.socket(target.family, socket.SOCK_RAW, protocol) as sock,
         contextlib.suppress(OSError),

@@ -47,7 +47,7 @@ def own_cgroup() -> int:
 
 
 def beat(loaded: loader.Loaded, at_ns: int | None = None) -> None:
-    """A beat of the relay; unless told when, one that no busy machine lets become stale."""
+    """A beat of the relay; by default one that does not become stale on a busy machine."""
     when = time.monotonic_ns() + _AN_HOUR_NS if at_ns is None else at_ns
     loaded.map(abi.RELAY_BEAT).set(bytes(4), _BEAT.pack(when))
 
@@ -70,7 +70,7 @@ class Scene:
     def publish(
         self, redirect: Redirect, relay: labs.LabPod | None = None, ports: tuple[int, ...] = (0,)
     ) -> None:
-        """Have the addresses of `relay`, the first one unless told, stand for the pod's."""
+        """Have the addresses of `relay`, by default the first one, represent the pod's."""
         relay = relay or self.relay
         for own, other in zip(relay.addresses, self.pod.addresses, strict=True):
             redirect.publish(own, other, ports, relay.ifindex)
@@ -82,7 +82,7 @@ class Scene:
             redirect.withdraw(own, other, ports)
 
     def reached(self, sock: socket.socket, address: str, port: int = PORT) -> str:
-        """Connect, and say whose server has it: "pod", "relay" or "successor"."""
+        """Connect, and return whose server has it: "pod", "relay" or "successor"."""
         sock.settimeout(traffic.LIMIT_SECONDS)
         sock.connect((address, port))
         return self.who_has_it()

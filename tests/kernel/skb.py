@@ -1,7 +1,7 @@
 """`struct __sk_buff` for BPF_PROG_TEST_RUN, and the gate's answer to one frame.
 
 The kernel gives a test frame a socket of no type and no protocol: to the gate that is a raw one.
-It refuses frames that end within the IP header, so those are tried by packet socket only.
+It rejects frames that end within the IP header, so those are tried by packet socket only.
 """
 
 import struct
@@ -16,7 +16,7 @@ _SIZE = 192  # sizeof(struct __sk_buff)
 _INGRESS_IFINDEX_OFFSET = 36  # followed by ifindex
 
 
-def judge(loaded: loader.Loaded, frame: bytes, ifindex: int, ingress_ifindex: int = 0) -> int:
+def run_gate(loaded: loader.Loaded, frame: bytes, ifindex: int, ingress_ifindex: int = 0) -> int:
     """Run the gate on `frame` as if it left by `ifindex`; what it returned."""
     if ingress_ifindex:
         offers.need_ingress_in_test_runs()
@@ -25,7 +25,7 @@ def judge(loaded: loader.Loaded, frame: bytes, ifindex: int, ingress_ifindex: in
 
 
 def context(ifindex: int, ingress_ifindex: int) -> bytes:
-    """A `struct __sk_buff` that says by which interfaces a test frame came and leaves."""
+    """A `struct __sk_buff` with the interfaces by which a test frame came and leaves."""
     made = bytearray(_SIZE)
     struct.pack_into("=II", made, _INGRESS_IFINDEX_OFFSET, ingress_ifindex, ifindex)
     return bytes(made)

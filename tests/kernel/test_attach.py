@@ -121,7 +121,7 @@ def test_no_such_interface_is_one_sentence_and_leaves_nothing(
 
 
 @BOTH_KINDS
-def test_too_many_addresses_are_refused_before_anything_is_attached(
+def test_too_many_addresses_are_an_error_before_attach(
     make_gates: MakeGates, loaded: loader.Loaded, pod: labs.LabPod, kind: Attachment
 ) -> None:
     gates = make_gates(kind)
@@ -134,7 +134,7 @@ def test_too_many_addresses_are_refused_before_anything_is_attached(
 
 
 def identity(pod: labs.LabPod, installation: pins.Pins, kind: Attachment) -> object:
-    """What would change if the gate were attached anew: the link's id, or the filter."""
+    """What would change if the gate were attached again: the link's id, or the filter."""
     if kind is Attachment.CLSACT:
         return filters(pod)
     (name,) = links(installation)
@@ -154,7 +154,7 @@ def test_restart_finds_its_gates_and_uses_them_again(
     assert again.installed() == {pod.ifindex: enforcing(pod)}
     again.install(pod.ifindex, enforcing(pod))
     assert identity(pod, installation, kind) == before
-    assert again.counts()[pod.ifindex][Verdict.DROP, Reason.NODE] == 1  # counters go on
+    assert again.counts()[pod.ifindex][Verdict.DROP, Reason.NODE] == 1  # counters continue
 
 
 @contextlib.contextmanager

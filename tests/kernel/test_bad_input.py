@@ -43,7 +43,7 @@ def test_interface_of_another_namespace_is_no_interface_here(
     assert list(loaded.map(abi.ADDRESSES).items()) == []
 
 
-def test_full_map_is_said_and_leaves_the_other_gates_alone(
+def test_full_map_is_an_error_and_leaves_other_gates_alone(
     lab: labs.Lab, gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
 ) -> None:
     first = lab.add_pod("first", 2)
@@ -84,7 +84,7 @@ def test_full_map_of_addresses_costs_names_and_no_gate(
             table.delete(key)
 
 
-async def test_bpffs_that_is_read_only_is_said(isolated: None, tmp_path: pathlib.Path) -> None:
+async def test_read_only_bpffs_is_an_error(isolated: None, tmp_path: pathlib.Path) -> None:
     mount = labs.LAB_DIRECTORY / "readonly"
     mount.mkdir()
     path = os.fsencode(mount)
@@ -120,7 +120,7 @@ async def test_compiler_without_enough_memory_is_one_sentence_and_leaves_nothing
     loaded.close()
 
 
-async def test_compiler_that_is_killed_is_said(
+async def test_killed_compiler_is_an_error(
     fresh_pins: pins.Pins, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     """As the kernel does where a container has used up its memory."""

@@ -101,7 +101,7 @@ def test_long_datagram_lacks_its_beginning(watched: PodState, version: int) -> N
     "address", ["224.0.0.1", "255.255.255.255", "ff02::1"], ids=["group", "broadcast", "group6"]
 )
 def test_datagram_to_everybody_on_the_link_reaches_no_pod(watched: PodState, address: str) -> None:
-    """Every host belongs to these groups, whether or not an application asked for it."""
+    """Every host belongs to these groups, whether or not an application joined it."""
     target = target_of(watched, 6 if ":" in address else 4)
 
     def send() -> bool:
@@ -124,7 +124,7 @@ def test_datagram_to_everybody_on_the_link_reaches_no_pod(watched: PodState, add
 def test_translated_address_does_not_help_the_node(
     watched: PodState, protocol: str, version: int
 ) -> None:
-    """A service's address, and a port of the node's own (a NodePort), as kube-proxy makes them."""
+    """A service's address, and a port of the host (a NodePort), as kube-proxy makes them."""
     pod = target_of(watched, version)
     service = SERVICE[version]
     family = "ip" if version == 4 else "ip6"

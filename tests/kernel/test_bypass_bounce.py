@@ -65,7 +65,7 @@ def bouncing(lab: labs.Lab, gates: Gates) -> Iterator[Bouncing]:
 
 
 @VERSIONS
-def test_packet_bounced_off_a_pod_in_audit_is_judged_by_the_other_pod_s_gate(
+def test_packet_bounced_off_a_pod_in_audit_is_dropped_by_the_other_pods_gate(
     bouncing: Bouncing, version: int
 ) -> None:
     bouncing.set_router_mode(Mode.OFF)

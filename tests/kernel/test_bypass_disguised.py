@@ -1,5 +1,5 @@
 """Frames that are not what they seem: hard to read, rewritten behind the gate, or without the
-socket that would tell who sent them.
+socket that would show their source.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ def test_wrapped_packet_that_is_hard_to_read_is_dropped(
     tunnel.guard(is_guarded=True)
     send(outer, tunnel.inner(version))
     assert tunnel.watched.arrived(end_by_loopback(tunnel)) == []
-    assert tunnel.refusals() in (UNREADABLE, WRAPPED)
+    assert tunnel.drops() in (UNREADABLE, WRAPPED)
 
 
 def disguised(ends: frames.Ends) -> bytes:

@@ -133,10 +133,10 @@ def answer(sock: socket.socket, kind: str) -> None:
 @TARGETS
 @VERSIONS
 @pytest.mark.parametrize("name", ["tcp", "tcp-options", "mptcp", "udp", "raw-syn", "ping"])
-def test_whom_no_rule_lets_in_is_refused_in_every_copy(
+def test_source_without_a_rule_is_dropped_in_every_copy(
     flooding: Flooding, target: int, version: int, name: str
 ) -> None:
-    """There is a rule, but for somebody else: its mark must not stick to this one's copies."""
+    """There is a rule for another source: its mark must not stay on this one's copies."""
     pod = flooding.pods[target]
     opening = next(opening for opening in openings.OPENINGS if opening.name == name)
     with cgroups.cgroup() as group:
@@ -146,7 +146,7 @@ def test_whom_no_rule_lets_in_is_refused_in_every_copy(
         moved = [counting.moved() for counting in countings]
     assert len(moved[target].keys() & REFUSED) == 1
     assert (Verdict.PASS, Reason.RULE) not in moved[target]
-    # Refused on the bridge, before there were copies.
+    # Dropped on the bridge, before there were copies.
     for other in moved[:target] + moved[target + 1 :]:
         assert not {STRAY, *REFUSED, (Verdict.PASS, Reason.RULE)} & other.keys()
 

@@ -1,4 +1,4 @@
-"""A socket belongs to the cgroup of its maker, whoever uses it and wherever that one goes."""
+"""A socket belongs to the cgroup of its creator, whichever process uses it or moves."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ NODE_DROPPED = (Verdict.DROP, Reason.NODE)
 LIMIT_SECONDS = 20
 
 # Begins to connect: by the socket that is its standard input; by one of its own; or by one that it
-# makes before it is told to go on, when it has been moved.
+# makes before it may continue, when it has been moved.
 BY_GIVEN = """
 import socket, sys
 socket.socket(fileno=0).connect_ex((sys.argv[1], int(sys.argv[2])))
@@ -39,7 +39,7 @@ sock.connect_ex((sys.argv[1], int(sys.argv[2])))
 
 @pytest.fixture
 def group(isolated: None) -> Iterator[cgroups.Cgroup]:
-    """Whose sockets a rule lets in."""
+    """The cgroup whose sockets a rule admits."""
     with cgroups.cgroup() as made:
         yield made
 

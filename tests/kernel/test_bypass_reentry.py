@@ -58,7 +58,7 @@ def _by_tun() -> Iterator[Way]:
 
 @contextlib.contextmanager
 def _by_redirect() -> Iterator[Way]:
-    """Somebody's filter sends on to an ifb interface what leaves by another."""
+    """A foreign filter sends on to an ifb interface what leaves by another."""
     redirect = "action mirred ingress redirect dev ifb-pg"
     with (
         links.made("ifb-pg", "link add ifb-pg type ifb", "link set ifb-pg up"),
@@ -101,7 +101,7 @@ def marked(loaded: loader.Loaded, interface: str) -> Iterator[None]:
 
 
 def ends_to(watched: PodState, version: int, mac: bytes) -> frames.Ends:
-    """From nobody's address, in a frame to the node, which routes it to the pod."""
+    """From an unused address, in a frame to the host, which routes it to the pod."""
     source = frames.address(openings.STRANGER[version])
     return frames.Ends(source, frames.address(traffic.address(watched.pod, version)), mac)
 

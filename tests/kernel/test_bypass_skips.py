@@ -1,4 +1,4 @@
-"""Ways to an interface that pass no gate at all: they are refused to whoever asks for them.
+"""Paths to an interface that pass no gate at all: the options for them are rejected.
 
 Each is shown to open a connection behind an enforcing gate where the hooks are not in force.
 """
@@ -51,7 +51,7 @@ def without_queue_by_ring(interface: str) -> Iterator[Send]:
 
 @contextlib.contextmanager
 def by_xdp(interface: str) -> Iterator[Send]:
-    with xsk.sender(interface) as sender:
+    with xsk.xsk_socket(interface) as sender:
         yield sender.send
 
 
@@ -82,7 +82,7 @@ def attach_hooks(
     loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
-def refusal_of(way: contextlib.AbstractContextManager[Send]) -> int:
+def errno_of(way: contextlib.AbstractContextManager[Send]) -> int:
     try:
         with way:
             return 0
@@ -94,7 +94,7 @@ def refusal_of(way: contextlib.AbstractContextManager[Send]) -> int:
     "way", [without_queue, without_queue_by_ring, by_xdp], ids=lambda way: way.__name__
 )
 @VERSIONS
-def test_way_that_passes_no_gate_is_refused_from_attach_on(
+def test_option_that_bypasses_gates_is_rejected_from_attach_on(
     line: wire.Wire,
     gates: Gates,
     attach_hooks: Callable[[], None],
@@ -109,7 +109,7 @@ def test_way_that_passes_no_gate_is_refused_from_attach_on(
 
         attach_hooks()
         counting = Counting(gates)
-        assert refusal_of(way(interface)) == errno.EPERM
+        assert errno_of(way(interface)) == errno.EPERM
         assert counting.moved() == {EVASION: 1}
 
         # Known: who had it before keeps it.
@@ -119,7 +119,7 @@ def test_way_that_passes_no_gate_is_refused_from_attach_on(
 
 
 @VERSIONS
-def test_packet_socket_that_does_not_ask_for_it_is_judged(
+def test_packet_socket_without_the_option_passes_the_gate(
     line: wire.Wire, gates: Gates, attach_hooks: Callable[[], None], version: int
 ) -> None:
     attach_hooks()

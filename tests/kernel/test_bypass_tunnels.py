@@ -49,7 +49,7 @@ class Tunnelled:
         self._guards.ensure_tunnels(are_guarded=is_guarded)
         self._counting.moved()
 
-    def refusals(self) -> dict[tuple[Verdict, Reason], int]:
+    def drops(self) -> dict[tuple[Verdict, Reason], int]:
         return self._counting.moved()
 
     def inner(self, version: int, payload: bytes | None = None) -> bytes:
@@ -140,7 +140,7 @@ def code_of(call: Callable[[], object]) -> int:
 )
 @OUTER
 @VERSIONS
-def test_datagram_of_an_unprivileged_process_is_refused(
+def test_datagram_of_an_unprivileged_process_is_rejected(
     tunnel: Tunnelled, send: Callable[[int, bytes], int], outer: int, version: int
 ) -> None:
     offers.need_netns_cookie()
@@ -150,7 +150,7 @@ def test_datagram_of_an_unprivileged_process_is_refused(
     tunnel.guard(is_guarded=True)
     assert send(outer, tunnel.inner(version)) == errno.EPERM
     assert tunnel.watched.arrived() == []
-    assert tunnel.refusals() == {TUNNEL_DROPPED: 1}
+    assert tunnel.drops() == {TUNNEL_DROPPED: 1}
     assert tunnel.watched.moved() == {}
 
 
@@ -214,7 +214,7 @@ def test_wrapped_packet_of_a_raw_or_packet_socket_is_dropped(
     tunnel.guard(is_guarded=True)
     send(outer, tunnel.inner(version))
     assert tunnel.watched.arrived(end_by_loopback(tunnel)) == []
-    assert tunnel.refusals() == {TUNNEL_DROPPED: 1}
+    assert tunnel.drops() == {TUNNEL_DROPPED: 1}
     assert tunnel.watched.moved() == {}
 
 

@@ -27,7 +27,7 @@ def seen(loaded: loader.Loaded, pod: labs.LabPod) -> list[DropSource]:
 
 
 @pytest.mark.parametrize("mode", [Mode.AUDIT, Mode.ENFORCE])
-def test_a_caller_is_kept_with_its_name_and_port(
+def test_source_is_recorded_with_its_name_and_port(
     gates: Gates, pod: labs.LabPod, loaded: loader.Loaded, mode: Mode
 ) -> None:
     gates.install(pod.ifindex, GateConfig(mode, pod.addresses))
@@ -62,7 +62,7 @@ def test_who_is_let_in_needs_no_rule_and_is_not_kept(
     assert seen(loaded, pod) == []
 
 
-def test_callers_of_interfaces_that_are_gone_are_forgotten(
+def test_sources_of_deleted_interfaces_are_deleted(
     gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
 ) -> None:
     gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))

@@ -79,7 +79,7 @@ def node(
 
 @pytest.fixture
 def kubelet(loaded: loader.Loaded) -> Iterator[cgroups.Cgroup]:
-    """The kubelet's cgroup, as the agent told the gates before it died."""
+    """The kubelet's cgroup, as the agent configured it before it died."""
     config = NodeConfig(loaded)
     with cgroups.cgroup() as made:
         config.set_kubelet(made.id)
@@ -236,7 +236,7 @@ def test_agent_and_plugin_at_the_same_time_make_one_gate(
                 assert left(node, loaded) == nothing()
 
 
-def test_the_node_answers_what_the_pod_asks(node: Node) -> None:
+def test_replies_from_the_host_pass(node: Node) -> None:
     node.publish(Mode.ENFORCE, Attachment.CLSACT)
     with added(node.network(), "web") as pod:
         for family in attempts.FAMILIES:
@@ -288,7 +288,7 @@ def test_with_strict_start_no_pod_starts_before_there_are_pins(
         assert traffic.node_is_dropped(pod, 4, PORT)
 
 
-def test_a_map_of_another_layout_is_refused(
+def test_map_of_another_layout_is_an_error(
     node: Node, fresh_pins: pins.Pins, loaded: loader.Loaded
 ) -> None:
     node.publish(Mode.ENFORCE)
@@ -393,7 +393,7 @@ def keys(table: maps.Map) -> list[bytes]:
 def test_an_address_of_two_pods_belongs_to_neither(
     node: Node, loaded: loader.Loaded, lab: Lab
 ) -> None:
-    """In networks of their own pods may have the same; then only the gates tell them apart."""
+    """In networks of their own pods may have the same; then only the gates distinguish them."""
     node.publish(Mode.ENFORCE)
     table = loaded.map(abi.ADDRESSES)
     with added(node.network(), "web") as pod:

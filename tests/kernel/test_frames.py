@@ -51,7 +51,7 @@ def test_verdict_and_reason(
 ) -> None:
     built = case.frames(ends(case.family))
     counting = Counting(gates, gate)
-    answers = {skb.judge(loaded, frame, gate) for frame in built}
+    answers = {skb.run_gate(loaded, frame, gate) for frame in built}
     assert answers == {returned(case.verdict)}
     assert counting.moved() == {(case.verdict, case.reason): len(built)}
 
@@ -64,7 +64,7 @@ def test_audit_passes_everything_and_counts_what_enforce_would_drop(
     counting = Counting(gates, gate)
     gates.configure(gate, GateConfig(Mode.AUDIT, tuple(POD.values())))
     try:
-        answers = {skb.judge(loaded, frame, gate) for frame in built}
+        answers = {skb.run_gate(loaded, frame, gate) for frame in built}
     finally:
         gates.configure(gate, GateConfig(Mode.ENFORCE, tuple(POD.values())))
     assert answers == {skb.TCX_NEXT}
@@ -78,35 +78,35 @@ def test_forwarded_frames_pass_untouched_and_uncounted(
 ) -> None:
     counting = Counting(gates, gate)
     built = case.frames(ends(case.family))
-    answers = {skb.judge(loaded, frame, gate, FOREIGN_IFINDEX) for frame in built}
+    answers = {skb.run_gate(loaded, frame, gate, FOREIGN_IFINDEX) for frame in built}
     assert answers == {skb.TCX_NEXT}
     assert counting.moved() == {}
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_frame_that_came_in_by_the_loopback_is_judged(
+def test_frame_that_came_in_by_the_loopback_is_dropped(
     loaded: loader.Loaded, gates: Gates, gate: int, family: int
 ) -> None:
     counting = Counting(gates, gate)
     frame = frames.segment(ends(family), frames.SYN)
-    assert skb.judge(loaded, frame, gate, LOOPBACK_IFINDEX) == skb.TCX_DROP
+    assert skb.run_gate(loaded, frame, gate, LOOPBACK_IFINDEX) == skb.TCX_DROP
     assert counting.moved() == {(Verdict.DROP, Reason.NODE): 1}
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_frame_that_came_in_by_a_marked_interface_is_judged(
+def test_frame_that_came_in_by_a_marked_interface_is_dropped(
     loaded: loader.Loaded, gates: Gates, gate: int, family: int
 ) -> None:
     marks = injectable.InjectableMap(loaded)
     frame = frames.segment(ends(family), frames.SYN)
     marks.mark(FOREIGN_IFINDEX, is_node_sent=True)
     try:
-        assert skb.judge(loaded, frame, gate, FOREIGN_IFINDEX) == skb.TCX_DROP
-        assert skb.judge(loaded, frame, gate, FOREIGN_IFINDEX + 1) == skb.TCX_NEXT
-        assert skb.judge(loaded, frame, gate, FOREIGN_IFINDEX + 64) == skb.TCX_NEXT
+        assert skb.run_gate(loaded, frame, gate, FOREIGN_IFINDEX) == skb.TCX_DROP
+        assert skb.run_gate(loaded, frame, gate, FOREIGN_IFINDEX + 1) == skb.TCX_NEXT
+        assert skb.run_gate(loaded, frame, gate, FOREIGN_IFINDEX + 64) == skb.TCX_NEXT
     finally:
         marks.mark(FOREIGN_IFINDEX, is_node_sent=False)
-    assert skb.judge(loaded, frame, gate, FOREIGN_IFINDEX) == skb.TCX_NEXT
+    assert skb.run_gate(loaded, frame, gate, FOREIGN_IFINDEX) == skb.TCX_NEXT
 
 
 @pytest.mark.parametrize("ingress", [abi.INJECTABLE_IFINDEXES, (1 << 31) - 1])
@@ -114,7 +114,7 @@ def test_interface_beyond_the_origin_map_counts_as_foreign(
     loaded: loader.Loaded, gate: int, ingress: int
 ) -> None:
     frame = frames.segment(ends(4), frames.SYN)
-    assert skb.judge(loaded, frame, gate, ingress) == skb.TCX_NEXT
+    assert skb.run_gate(loaded, frame, gate, ingress) == skb.TCX_NEXT
 
 
 @pytest.mark.parametrize("mode", [Mode.ENFORCE, Mode.STRICT])
@@ -123,7 +123,7 @@ def test_enforce_and_strict_both_close_the_gate(
 ) -> None:
     gates.configure(gate, GateConfig(mode, tuple(POD.values())))
     try:
-        answer = skb.judge(loaded, frames.segment(ends(4), frames.SYN), gate)
+        answer = skb.run_gate(loaded, frames.segment(ends(4), frames.SYN), gate)
     finally:
         gates.configure(gate, GateConfig(Mode.ENFORCE, tuple(POD.values())))
     assert answer == skb.TCX_DROP
@@ -133,7 +133,7 @@ def test_off_passes_and_counts_nothing(loaded: loader.Loaded, gates: Gates, gate
     counting = Counting(gates, gate)
     gates.configure(gate, GateConfig(Mode.OFF, tuple(POD.values())))
     try:
-        answer = skb.judge(loaded, frames.segment(ends(4), frames.SYN), gate)
+        answer = skb.run_gate(loaded, frames.segment(ends(4), frames.SYN), gate)
     finally:
         gates.configure(gate, GateConfig(Mode.ENFORCE, tuple(POD.values())))
     assert answer == skb.TCX_NEXT
@@ -148,7 +148,7 @@ def test_every_one_of_sixteen_addresses_is_the_pods(
     counting = Counting(gates, gate)
     try:
         for own in many:
-            skb.judge(loaded, frames.segment(frames.Ends(NODE[4], own), frames.SYN), gate)
+            skb.run_gate(loaded, frames.segment(frames.Ends(NODE[4], own), frames.SYN), gate)
     finally:
         gates.configure(gate, GateConfig(Mode.ENFORCE, tuple(POD.values())))
     assert counting.moved() == {(Verdict.DROP, Reason.NODE): 16}

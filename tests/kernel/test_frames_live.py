@@ -52,8 +52,8 @@ def gated(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[Gated]:
         gates.close()
 
 
-def judged(counting: Counting) -> dict[tuple[Verdict, Reason], int]:
-    """Without the sentinels and what the kernel itself says (ARP, neighbour discovery, RST)."""
+def verdicts(counting: Counting) -> dict[tuple[Verdict, Reason], int]:
+    """Without the sentinels and the kernel's own packets (ARP, neighbour discovery, RST)."""
     own = (Reason.ARP, Reason.CONTROL, Reason.ESTABLISHED)
     return {key: count for key, count in counting.moved().items() if key[1] not in own}
 
@@ -70,7 +70,7 @@ def test_dangerous_frame_opens_a_connection_unless_gated(gated: Gated, case: cas
     seen = gated.wire.inject(built)
     assert not seen.opened(ends)
     assert seen.arrived == ()
-    assert judged(counting) == {(Verdict.DROP, case.reason): len(built)}
+    assert verdicts(counting) == {(Verdict.DROP, case.reason): len(built)}
 
 
 @pytest.mark.parametrize("case", [case for case in cases.CASES if not case.opens], ids=str)
@@ -92,7 +92,7 @@ def test_frame_cut_at_any_length_never_passes_as_tcp(gated: Gated, family: int) 
     cut = [whole[:length] for length in range(14, len(whole))]
     counting = gated.set_mode(Mode.ENFORCE)
     assert gated.wire.inject(cut).arrived == ()
-    moved = judged(counting)
+    moved = verdicts(counting)
     headers = 14 + (20 if family == 4 else 40)
     readable = headers + 14  # up to the TCP flags
     assert moved == {
@@ -103,10 +103,10 @@ def test_frame_cut_at_any_length_never_passes_as_tcp(gated: Gated, family: int) 
 
 @pytest.mark.parametrize("lie", [0x0000, 0x0001, frames.ETHERTYPE_ARP, 0x88CC, 0x86DD, 0x0800])
 @pytest.mark.parametrize("family", [4, 6])
-def test_gate_reads_the_frame_and_not_what_the_socket_says(
+def test_gate_reads_the_frame_and_not_the_socket_s_protocol(
     gated: Gated, family: int, lie: int
 ) -> None:
     ends = gated.ends(family)
     counting = gated.set_mode(Mode.ENFORCE)
     assert gated.wire.inject([frames.segment(ends, frames.SYN)], lie).arrived == ()
-    assert judged(counting) == {(Verdict.DROP, Reason.NODE): 1}
+    assert verdicts(counting) == {(Verdict.DROP, Reason.NODE): 1}

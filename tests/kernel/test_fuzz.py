@@ -79,9 +79,9 @@ def mutations(draw: st.DrawFn) -> bytes:
     return bytes(frame[:length]) + bytes(max(0, length - len(frame)))
 
 
-def judge(loaded: loader.Loaded, frame: bytes, ingress_ifindex: int = 0) -> int:
+def run_gate(loaded: loader.Loaded, frame: bytes, ingress_ifindex: int = 0) -> int:
     try:
-        return skb.judge(loaded, frame, IFINDEX, ingress_ifindex)
+        return skb.run_gate(loaded, frame, IFINDEX, ingress_ifindex)
     except errors.BpfError:
         assume(False)  # too short for a test run
         raise
@@ -92,7 +92,7 @@ def judge(loaded: loader.Loaded, frame: bytes, ingress_ifindex: int = 0) -> int:
 @example(frame=frames.segment(ENDS[4], frames.SYN))
 @example(frame=frames.segment(ENDS[6], frames.SYN | frames.URG))
 def test_nothing_that_opens_or_speaks_passes(loaded: loader.Loaded, frame: bytes) -> None:
-    answer = judge(loaded, frame)
+    answer = run_gate(loaded, frame)
     if model.effect(frame, OWN) is not model.Effect.NONE:
         assert answer == skb.TCX_DROP
 
@@ -106,7 +106,7 @@ def test_runs_with_ingress(isolated: None) -> None:
 @settings(max_examples=300, deadline=None)
 @given(frame=st.one_of(chains(), mutations()))
 def test_whatever_was_forwarded_passes(loaded: loader.Loaded, frame: bytes) -> None:
-    assert judge(loaded, frame, FOREIGN_IFINDEX) == skb.TCX_NEXT
+    assert run_gate(loaded, frame, FOREIGN_IFINDEX) == skb.TCX_NEXT
 
 
 def test_no_value_of_two_header_bytes_opens_the_gate(loaded: loader.Loaded) -> None:
@@ -121,7 +121,7 @@ def test_no_value_of_two_header_bytes_opens_the_gate(loaded: loader.Loaded) -> N
                 if chosen.random() < 0.5:
                     frame[chosen.randrange(12, len(plain))] = chosen.randrange(256)
                 if model.effect(bytes(frame), OWN) is not model.Effect.NONE:
-                    assert skb.judge(loaded, bytes(frame), IFINDEX) == skb.TCX_DROP
+                    assert skb.run_gate(loaded, bytes(frame), IFINDEX) == skb.TCX_DROP
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=str)

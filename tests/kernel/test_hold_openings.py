@@ -1,4 +1,4 @@
-"""What the relay's end of its pair lets in: nothing that opens, and nothing that is not TCP."""
+"""Packets that the relay's end of its pair passes: no SYNs, and nothing but TCP."""
 
 import contextlib
 import socket
@@ -202,7 +202,7 @@ def hold(
 
 @BOTH
 @pytest.mark.parametrize("how", ["tcx", "clsact"])
-def test_held_opening_is_seen_by_a_packet_socket_and_what_is_open_goes_on(
+def test_held_syn_is_seen_by_a_packet_socket_and_open_connections_continue(
     loaded: loader.Loaded, inside: labs.LabPod, installation: pins.Pins, version: int, how: str
 ) -> None:
     address = traffic.address(inside, version)
@@ -214,14 +214,14 @@ def test_held_opening_is_seen_by_a_packet_socket_and_what_is_open_goes_on(
         hold(inside, installation, how),
     ):
         assert traffic.node_is_dropped(inside, version, PORT)
-        assert saw_opening(tap)
+        assert saw_syn(tap)
         served.settimeout(traffic.LIMIT_SECONDS)
         subprocess.run(["ip", "neigh", "flush", "dev", inside.interface], check=True)
         open_before.sendall(b"hello")
         assert served.recv(64) == b"hello"
 
 
-def saw_opening(tap: socket.socket) -> bool:
+def saw_syn(tap: socket.socket) -> bool:
     """Whether the SYN to PORT is among what has come so far."""
     tap.setblocking(False)
     while True:

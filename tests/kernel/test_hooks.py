@@ -1,4 +1,4 @@
-"""Hooks at the root cgroup: what the node's processes hear at once, and what they never hear of."""
+"""Hooks at the root cgroup: errors that host processes get at once, and calls left alone."""
 
 import ctypes
 import errno
@@ -82,7 +82,7 @@ def read_events(loaded: loader.Loaded) -> list[DropEvent]:
 
 
 def begin_events(loaded: loader.Loaded) -> None:
-    """None told so far, and none held back for the many of the test before."""
+    """No events so far, and none suppressed because of the test before."""
     budget = loaded.map(abi.EVENT_BUDGET)
     budget.set(bytes(4), bytes(budget.value_size))
     read_events(loaded)
@@ -94,7 +94,7 @@ def test_every_hook_is_in_force(hooks: list[HookState]) -> None:
 
 
 @BOTH
-def test_node_s_connect_is_refused_at_once_counted_and_named(
+def test_connect_of_a_host_process_gets_eperm_and_is_counted_and_named(
     gates: Gates, pod: labs.LabPod, loaded: loader.Loaded, family: str
 ) -> None:
     counting = guard(gates, pod, Mode.ENFORCE)
@@ -125,7 +125,7 @@ def test_mapped_address_is_the_same_pod(gates: Gates, pod: labs.LabPod) -> None:
 
 @BOTH
 @pytest.mark.parametrize("mode", [Mode.OFF, Mode.AUDIT])
-def test_where_nothing_is_refused_it_connects(
+def test_connect_succeeds_in_modes_that_reject_nothing(
     gates: Gates, pod: labs.LabPod, mode: Mode, family: str
 ) -> None:
     guard(gates, pod, mode)
@@ -133,7 +133,7 @@ def test_where_nothing_is_refused_it_connects(
 
 
 @BOTH
-def test_whom_a_rule_lets_in_connects_and_others_hear_no(
+def test_source_with_a_rule_connects_and_others_get_eperm(
     gates: Gates, pod: labs.LabPod, family: str
 ) -> None:
     own = os.stat(f"{cgroup2_mount()}{own_cgroup()}").st_ino
@@ -180,7 +180,7 @@ def test_socket_bound_to_an_interface_is_left_to_the_gate_over_ipv4(
 
 
 @BOTH
-def test_pod_that_is_gone_is_nobody_s_address(gates: Gates, pod: labs.LabPod, family: str) -> None:
+def test_address_of_a_deleted_pod_is_free(gates: Gates, pod: labs.LabPod, family: str) -> None:
     guard(gates, pod, Mode.ENFORCE)
     gates.remove(pod.ifindex)
     assert connect(pod, family) == "connects"
@@ -195,7 +195,7 @@ def test_without_an_agent_for_too_long_it_connects(
     assert connect(pod, "IPv4") == "connects"
 
 
-def refusal_of(call: object, *arguments: object) -> int:
+def errno_of(call: object, *arguments: object) -> int:
     try:
         call(*arguments)  # type: ignore[operator]
     except OSError as error:
@@ -212,19 +212,19 @@ def refusal_of(call: object, *arguments: object) -> int:
         (socket.AF_INET, "198.18.0.2"),
     ],
 )
-def test_datagram_to_a_tunnel_s_port_is_refused(
+def test_datagram_to_a_tunnel_port_is_rejected(
     pod: labs.LabPod, config: NodeConfig, gates: Gates, kind: socket.AddressFamily, address: str
 ) -> None:
     config.set_tunnel_ports([4789, TUNNEL_PORT])
     counting = Counting(gates)
     with socket.socket(kind, socket.SOCK_DGRAM) as sock:
-        assert refusal_of(sock.sendto, b"", (address, TUNNEL_PORT)) == errno.EPERM
-        assert refusal_of(sock.connect, (address, TUNNEL_PORT)) == errno.EPERM
+        assert errno_of(sock.sendto, b"", (address, TUNNEL_PORT)) == errno.EPERM
+        assert errno_of(sock.connect, (address, TUNNEL_PORT)) == errno.EPERM
         assert counting.moved() == {(Verdict.DROP, Reason.TUNNEL): 2}
-        assert refusal_of(sock.sendto, b"", (address, TUNNEL_PORT + 1)) != errno.EPERM
+        assert errno_of(sock.sendto, b"", (address, TUNNEL_PORT + 1)) != errno.EPERM
     config.set_tunnel_ports([])
     with socket.socket(kind, socket.SOCK_DGRAM) as sock:
-        assert refusal_of(sock.sendto, b"", (address, TUNNEL_PORT)) != errno.EPERM
+        assert errno_of(sock.sendto, b"", (address, TUNNEL_PORT)) != errno.EPERM
 
 
 def test_pod_s_datagrams_to_a_tunnel_s_port_are_its_own_business(
@@ -232,7 +232,7 @@ def test_pod_s_datagrams_to_a_tunnel_s_port_are_its_own_business(
 ) -> None:
     config.set_tunnel_ports([TUNNEL_PORT])
     with pod.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        assert refusal_of(sock.sendto, b"", (str(labs.NODE_IPV4), TUNNEL_PORT)) == 0
+        assert errno_of(sock.sendto, b"", (str(labs.NODE_IPV4), TUNNEL_PORT)) == 0
 
 
 def test_more_tunnel_ports_than_are_guarded_is_one_sentence(config: NodeConfig) -> None:
@@ -247,7 +247,7 @@ def test_packet_socket_may_not_skip_the_queue(
     begin_events(loaded)
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
         sock.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
-        assert refusal_of(sock.setsockopt, SOL_PACKET, PACKET_QDISC_BYPASS, 1) == errno.EPERM
+        assert errno_of(sock.setsockopt, SOL_PACKET, PACKET_QDISC_BYPASS, 1) == errno.EPERM
     assert counting.moved() == {(Verdict.DROP, Reason.EVASION): 1}
     (event,) = read_events(loaded)
     assert (event.reason, event.pid) == (Reason.EVASION, os.getpid())
@@ -259,13 +259,13 @@ def test_packet_socket_may_not_skip_the_queue(
 def test_xdp_socket_gets_no_memory(pod: labs.LabPod) -> None:
     registration = struct.pack("=QQIIII", 0, 4096, 4096, 0, 0, 0)
     with socket.socket(AF_XDP, socket.SOCK_RAW) as sock:
-        assert refusal_of(sock.setsockopt, SOL_XDP, XDP_UMEM_REG, registration) == errno.EPERM
+        assert errno_of(sock.setsockopt, SOL_XDP, XDP_UMEM_REG, registration) == errno.EPERM
 
 
 def test_long_option_ends_as_it_would_have(hooks: list[HookState]) -> None:
     """Over a page a hook that leaves the length alone makes it EFAULT (before Linux 6.5)."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        code = refusal_of(sock.setsockopt, socket.IPPROTO_IP, IP_MSFILTER, bytes(8192))
+        code = errno_of(sock.setsockopt, socket.IPPROTO_IP, IP_MSFILTER, bytes(8192))
         assert code not in (0, errno.EFAULT, errno.EPERM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= 4096
@@ -319,7 +319,7 @@ def command(number: int) -> syscalls.Command:
     return ctypes.c_uint(number).value  # type: ignore[return-value]
 
 
-def test_no_hook_without_a_program_is_said(
+def test_missing_program_of_a_hook_is_reported(
     isolated: None, loaded: loader.Loaded, installation: pins.Pins
 ) -> None:
     lacking = loader.Loaded(
@@ -334,7 +334,7 @@ def test_no_hook_without_a_program_is_said(
         made.detach()
 
 
-def test_cgroup_that_is_none_is_refused_by_the_kernel(
+def test_directory_that_is_no_cgroup_is_an_error(
     isolated: None, loaded: loader.Loaded, installation: pins.Pins
 ) -> None:
     states = Hooks(loaded, installation, "/proc").attach()

@@ -1,4 +1,4 @@
-"""A listener that closes or opens changes what podgate says, without waiting for a period."""
+"""A listener that closes or opens changes podgate's conditions, without waiting for a period."""
 
 import asyncio
 import contextlib
@@ -105,7 +105,7 @@ async def test_only_the_pod_concerned_is_probed(
 async def test_listener_from_before_reports_as_well(
     watched: Watched, web: labs.LabPod, installation: pins.Pins
 ) -> None:
-    offers.need_older_listeners(await listeners.load(installation))
+    offers.need_adoption_of_listeners(await listeners.load(installation))
     with web.listen(8080):
         watched.add(web)
         assert await watched.next() == ("web", ProbeResult.SUCCESS)
@@ -115,7 +115,7 @@ async def test_listener_from_before_reports_as_well(
     assert await watched.next() == ("web", ProbeResult.FAILURE)
 
 
-async def test_listener_from_before_is_known_not_to_report_where_it_cannot(
+async def test_existing_listener_that_cannot_report_is_counted(
     watched: Watched, web: labs.LabPod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bpf.listeners.ITERATOR", "none")
@@ -127,7 +127,7 @@ async def test_listener_from_before_is_known_not_to_report_where_it_cannot(
     assert watched.metrics.unwatched_listeners == {}
 
 
-async def test_listener_of_an_earlier_agents_time_is_still_heard(
+async def test_listener_from_a_previous_agent_still_reports(
     installation: pins.Pins, web: labs.LabPod
 ) -> None:
     """The flag that makes it report is the socket's own, and outlives the agent that set it."""

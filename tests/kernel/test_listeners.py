@@ -1,4 +1,4 @@
-"""Listeners of watched pods report their opening and closing; nobody else does, nobody pays."""
+"""Listeners of watched pods report opening and closing; no others do, and no others pay."""
 
 import asyncio
 import ctypes
@@ -47,7 +47,7 @@ def cookie(pod: labs.LabPod) -> int:
     return int.from_bytes(value, "little")
 
 
-def heard(events: listeners.ListenerEvents) -> list[tuple[int, bool]]:
+def reported(events: listeners.ListenerEvents) -> list[tuple[int, bool]]:
     return [(hint.port, hint.is_open) for hint in events.read()]
 
 
@@ -62,14 +62,14 @@ def test_nothing_is_compiled_twice(directory: pathlib.Path, installation: pins.P
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_opening_and_closing_are_heard(
+def test_opening_and_closing_are_reported(
     events: listeners.ListenerEvents, pod: labs.LabPod, family: int
 ) -> None:
     events.watch(cookie(pod))
     sock = pod.listen(8080, family)
-    assert heard(events) == [(8080, True)]
+    assert reported(events) == [(8080, True)]
     sock.close()
-    assert heard(events) == [(8080, False)]
+    assert reported(events) == [(8080, False)]
 
 
 def test_descriptor_polls_readable_when_there_is_a_hint(
@@ -83,21 +83,21 @@ def test_descriptor_polls_readable_when_there_is_a_hint(
     assert (hint.netns_cookie, hint.port) == (cookie(pod), 8080)
 
 
-def test_other_pods_and_the_node_are_not_heard(
+def test_other_pods_and_the_host_are_not_reported(
     events: listeners.ListenerEvents, pod: labs.LabPod, lab: labs.Lab
 ) -> None:
     events.watch(cookie(pod))
     other = lab.add_pod("shop", 2)
     with other.listen(8080), socket.create_server(("127.0.0.1", 0)):
         pass
-    assert heard(events) == []
+    assert reported(events) == []
 
 
 def test_forgotten_pod_is_silent(events: listeners.ListenerEvents, pod: labs.LabPod) -> None:
     events.watch(cookie(pod))
     with pod.listen(8080):
         events.forget(cookie(pod))
-    assert heard(events) == [(8080, True)]
+    assert reported(events) == [(8080, True)]
 
 
 def test_listener_from_before_does_not_report_by_itself(
@@ -105,13 +105,13 @@ def test_listener_from_before_does_not_report_by_itself(
 ) -> None:
     with pod.listen(8080):
         events.watch(cookie(pod))
-    assert heard(events) == []
+    assert reported(events) == []
 
 
 def test_listeners_from_before_report_when_they_are_adopted(
     events: listeners.ListenerEvents, directory: pathlib.Path, pod: labs.LabPod, lab: labs.Lab
 ) -> None:
-    offers.need_older_listeners(directory)
+    offers.need_adoption_of_listeners(directory)
     other = lab.add_pod("shop", 2)
     with other.listen(8080):
         with pod.listen(8080), pod.listen(8081, socket.AF_INET) as server:
@@ -124,14 +124,14 @@ def test_listeners_from_before_report_when_they_are_adopted(
             # What is accepted from now on inherits the flag only until it is established.
             server.accept()[0].close()
             client.close()
-        assert heard(events) == [(8081, False), (8080, False)]
-    assert heard(events) == []
+        assert reported(events) == [(8081, False), (8080, False)]
+    assert reported(events) == []
 
 
-def test_nobody_is_adopted_in_a_namespace_that_is_gone(
+def test_adoption_in_a_deleted_namespace_is_an_error(
     directory: pathlib.Path, pod: labs.LabPod, lab: labs.Lab
 ) -> None:
-    offers.need_older_listeners(directory)
+    offers.need_adoption_of_listeners(directory)
     lab.remove_pod(pod.name)
     with pytest.raises(NetnsGoneError):
         listeners.adopt(directory, pod.netns.run_inside)
@@ -148,7 +148,7 @@ def test_accepted_connections_report_nothing(
             accepted, _ = server.accept()
             accepted.close()
             client.close()
-        assert heard(events) == [(8080, True)]
+        assert reported(events) == [(8080, True)]
 
 
 def test_each_listener_of_a_shared_port_reports(
@@ -163,7 +163,7 @@ def test_each_listener_of_a_shared_port_reports(
         sock.listen()
         shared.append(sock)
     shared[0].close()
-    assert heard(events) == [(8080, True), (8080, True), (8080, False)]
+    assert reported(events) == [(8080, True), (8080, True), (8080, False)]
     shared[1].close()
 
 
@@ -173,16 +173,16 @@ def test_events_beyond_the_ring_are_counted(
     events.watch(cookie(pod))
     for _ in range(2000):
         pod.listen(8080).close()
-    kept = len(heard(events))
+    kept = len(reported(events))
     assert events.lost() == 2 * 2000 - kept
     # 24 bytes and a header each; a ring is never filled to its last byte.
     assert kept == 65536 // 32 - 1
     with pod.listen(8080):
-        assert heard(events) == [(8080, True)]
+        assert reported(events) == [(8080, True)]
 
 
-def test_detached_program_tells_nothing(directory: pathlib.Path, pod: labs.LabPod) -> None:
+def test_detached_program_reports_nothing(directory: pathlib.Path, pod: labs.LabPod) -> None:
     with listeners.ListenerEvents(directory, ROOT_CGROUP) as first:
         first.watch(cookie(pod))
     with pod.listen(8080), listeners.ListenerEvents(directory, ROOT_CGROUP) as second:
-        assert heard(second) == []
+        assert reported(second) == []

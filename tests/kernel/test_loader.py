@@ -63,7 +63,7 @@ async def test_compiler_is_never_mapped_here(fresh_pins: pins.Pins) -> None:
 
 
 @pytest.mark.parametrize("spec", abi.MAPS, ids=lambda spec: spec.name)
-async def test_pin_of_another_layout_is_refused_and_left_alone(
+async def test_pin_of_another_layout_is_an_error_and_stays(
     fresh_pins: pins.Pins, spec: abi.MapSpec
 ) -> None:
     fresh_pins.prepare()
@@ -76,7 +76,7 @@ async def test_pin_of_another_layout_is_refused_and_left_alone(
     os.close(stranger)
 
 
-async def test_pin_that_is_no_map_is_refused(fresh_pins: pins.Pins) -> None:
+async def test_pin_that_is_no_map_is_an_error(fresh_pins: pins.Pins) -> None:
     fresh_pins.prepare()
     program = foreign.load_program(foreign.TC_ACT_OK)
     syscalls.pin(program, fresh_pins.map(abi.GATES))
@@ -134,7 +134,7 @@ async def test_missing_map_is_one_sentence(fresh_pins: pins.Pins) -> None:
         await loader.load(fresh_pins)
 
 
-async def test_directory_that_is_no_bpffs_is_refused(tmp_path: pathlib.Path) -> None:
+async def test_directory_that_is_no_bpffs_is_an_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(errors.PinError, match="is not a BPF file system") as caught:
         await loader.load(pins.Pins(tmp_path))
     assert "\n" not in str(caught.value)

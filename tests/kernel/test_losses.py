@@ -117,7 +117,9 @@ def test_filter_that_is_lost_is_put_back_at_the_next_look(
     start(operator, pod, "--attach", "clsact")
     operator.wait_for("the gate", is_said(TRUE, "Enforced"))
     subprocess.run(["tc", "qdisc", "del", "dev", pod.interface, "clsact"], check=True)
-    inside(pod, "ip", "addr", "add", f"{LATE_ADDRESS}/32", "dev", "eth0")  # has the pod looked at
+    inside(
+        pod, "ip", "addr", "add", f"{LATE_ADDRESS}/32", "dev", "eth0"
+    )  # triggers a reconcile of the pod
     operator.wait_for("the gate", lambda _: "gate_egress" in filters(pod))
 
 
@@ -156,7 +158,7 @@ def test_lost_netlink_messages_cost_nothing_but_time(operator: AgentProcess, pod
     os.kill(operator.pid, signal.SIGSTOP)
     try:
         flood_netlink()
-        # Nothing else tells of it.
+        # No other message reports it.
         inside(pod, "ip", "addr", "add", f"{LATE_ADDRESS}/32", "dev", "eth0")
     finally:
         os.kill(operator.pid, signal.SIGCONT)
@@ -170,6 +172,6 @@ def addresses(report: AgentReport) -> list[str]:
 
 
 def flood_netlink() -> None:
-    """More messages than a socket that nobody reads has room for: 8 MiB, at 1 KiB each or more."""
+    """More messages than an unread socket has room for: 8 MiB, at 1 KiB each or more."""
     lines = [f"link set dev lo alias {number}" for number in range(12_000)]
     subprocess.run(["ip", "-batch", "-"], input="\n".join(lines), text=True, check=True)

@@ -84,9 +84,7 @@ def test_qdisc_that_somebody_else_has_come_to_use_stays(
     assert names(pod, side) == ["foreign"]
 
 
-def test_qdisc_that_we_made_is_still_known_as_ours_after_a_restart(
-    make_gates: MakeGates, pod: labs.LabPod
-) -> None:
+def test_own_qdisc_is_recognised_after_a_restart(make_gates: MakeGates, pod: labs.LabPod) -> None:
     make_gates(Attachment.CLSACT).install(pod.ifindex, enforcing(pod))
     again = make_gates(Attachment.CLSACT)
     again.install(pod.ifindex, enforcing(pod))
@@ -95,7 +93,7 @@ def test_qdisc_that_we_made_is_still_known_as_ours_after_a_restart(
 
 
 @pytest.mark.parametrize("priority", [1, 2])
-def test_filter_comes_before_older_ones(
+def test_filter_runs_before_existing_ones(
     make_gates: MakeGates, pod: labs.LabPod, priority: int
 ) -> None:
     """A filter that accepts ends the chain, as an accepting program does."""

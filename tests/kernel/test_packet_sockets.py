@@ -81,7 +81,7 @@ def passed(line: wire.Wire, payload: bytes) -> bool:
 
 
 FORGED = [(4, "198.18.9.9"), (6, "fd00:18:9::9")]
-# What would disturb a connection of the pod's with somebody else: data, its end, an answer.
+# What would disturb a connection of the pod with another peer: data, its end, an answer.
 INTO_A_CONNECTION = [frames.ACK | frames.PSH, frames.FIN | frames.ACK, frames.SYN | frames.ACK]
 
 

@@ -1,4 +1,4 @@
-"""What a relay's process opens, writes and leaves; and what it hears where something is missing."""
+"""Pins that a relay's process opens, writes and leaves, and its errors if one is missing."""
 
 import ctypes
 import ipaddress
@@ -121,7 +121,7 @@ def copied_pins(loaded: loader.Loaded, fresh_pins: pins.Pins) -> pins.Pins:
 
 
 @pytest.mark.parametrize("hook", abi.RELAY_HOOKS, ids=lambda hook: hook.name)
-def test_program_that_the_kernel_refused_is_one_sentence(
+def test_program_that_the_kernel_rejected_is_one_sentence(
     copied_pins: pins.Pins, hook: abi.HookSpec
 ) -> None:
     Redirect.open(copied_pins).close()
@@ -131,7 +131,7 @@ def test_program_that_the_kernel_refused_is_one_sentence(
 
 
 @pytest.mark.parametrize("spec", [abi.RELAY_TARGETS, abi.RELAY_PODS, abi.RELAY_BEAT])
-def test_map_of_another_layout_is_refused(copied_pins: pins.Pins, spec: abi.MapSpec) -> None:
+def test_map_of_another_layout_is_an_error(copied_pins: pins.Pins, spec: abi.MapSpec) -> None:
     os.unlink(copied_pins.map(spec))
     stranger = foreign.create_map(spec.key_size, spec.value_size + 8, 16)
     syscalls.pin(stranger, copied_pins.map(spec))
@@ -148,7 +148,7 @@ def test_no_descriptor_is_left(loaded: loader.Loaded, installation: pins.Pins) -
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_cgroup_that_is_none_is_refused_by_the_kernel(redirect: Redirect) -> None:
+def test_directory_that_is_no_cgroup_is_an_error(redirect: Redirect) -> None:
     with pytest.raises(errors.BpfError, match="attaching to the root cgroup: "):
         redirect.engage(pathlib.Path("/proc"))
 

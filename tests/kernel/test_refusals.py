@@ -1,4 +1,4 @@
-"""Refusals told one by one: what they say, and that a flood of them costs nobody anything."""
+"""Drop events: their content, and that a flood of drops costs no reader time."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ def events(loaded: loader.Loaded) -> Iterator[DropEventReader]:
 
 
 @pytest.mark.parametrize("mode", [Mode.AUDIT, Mode.ENFORCE])
-def test_a_flood_is_counted_whole_and_told_in_part(
+def test_flood_is_counted_completely_and_reported_in_part(
     lab: labs.Lab, gates: Gates, loaded: loader.Loaded, events: DropEventReader, mode: Mode
 ) -> None:
     pod = lab.add_pod("flooded", 1)
@@ -65,7 +65,7 @@ def test_a_flood_is_counted_whole_and_told_in_part(
     assert {str(one.destination) for one in told} == {pod.ipv4}
 
 
-def test_flooded_copies_are_not_told(
+def test_flooded_copies_send_no_events(
     lab: labs.Lab, gates: Gates, loaded: loader.Loaded, events: DropEventReader
 ) -> None:
     pod = lab.add_pod("neighbour", 1)
@@ -79,7 +79,7 @@ def test_flooded_copies_are_not_told(
     assert events.read() == []
 
 
-def test_drops_follow_names_who_was_refused(operator: AgentProcess, lab: labs.Lab) -> None:
+def test_drops_follow_names_the_process(operator: AgentProcess, lab: labs.Lab) -> None:
     web = lab.add_pod("web", 1)
     operator.write_manifest(web, mode="enforce", container={})
     operator.start()
@@ -88,7 +88,7 @@ def test_drops_follow_names_who_was_refused(operator: AgentProcess, lab: labs.La
     )
     with following(operator) as text, following(operator, "--output", "json") as documents:
         line, document = "", ""
-        # Both begin with what comes after they have asked once.
+        # Both start with the events after their first request.
         while not (line and document):
             observed = attempts.connect_from_node(web, "IPv4", PORT, is_rejected=True)
             assert observed in (attempts.REFUSED, attempts.DROPPED)

@@ -1,4 +1,4 @@
-"""Whom connect(2) takes to the relay, what getpeername(2) shows, and who else may dial it."""
+"""Sources that connect(2) redirects to the relay, getpeername(2), and other sources."""
 
 import contextlib
 import errno
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.kernel
 
 BOTH = pytest.mark.parametrize("version", [4, 6])
 
-# Connects once and says how it ended: 0, or the errno.
+# Connects once and prints the result: 0, or the errno.
 CONNECT = """
 import socket, sys
 sock = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
@@ -74,7 +74,7 @@ def scene(lab: labs.Lab, redirect: Redirect) -> Iterator[Scene]:
 
 @pytest.fixture
 def refusing(config: NodeConfig, loaded: loader.Loaded, installation: pins.Pins) -> Iterator[None]:
-    """The hooks that refuse are in force as well."""
+    """The hooks that reject are attached as well."""
     hooks = Hooks(loaded, installation, redirecting.root_cgroup())
     assert [hook.problem for hook in hooks.attach()] == [None] * len(abi.HOOKS)
     yield
@@ -118,9 +118,7 @@ def test_port_that_is_not_published_goes_direct(
 
 
 @BOTH
-def test_nobody_but_the_kubelet_is_redirected(
-    scene: Scene, config: NodeConfig, version: int
-) -> None:
+def test_only_the_kubelet_is_redirected(scene: Scene, config: NodeConfig, version: int) -> None:
     with cgroups.cgroup() as other:
         config.set_kubelet(other.id)
         assert scene.reached_from_node(version) == "pod"
@@ -151,7 +149,7 @@ def test_without_a_fresh_beat_it_goes_direct(
     assert scene.reached_from_node(version) == "relay"
 
 
-def test_beat_says_when(redirect: Redirect, loaded: loader.Loaded) -> None:
+def test_beat_stores_the_time(redirect: Redirect, loaded: loader.Loaded) -> None:
     before = time.monotonic_ns()
     redirect.beat()
     assert before <= redirecting.last_beat_ns(loaded) <= time.monotonic_ns()
@@ -204,9 +202,7 @@ def test_sockets_of_other_namespaces_go_direct_and_see_whom_they_talk_to(
 
 
 @BOTH
-def test_target_that_does_not_stand_for_this_pod_is_not_believed(
-    scene: Scene, redirect: Redirect, version: int
-) -> None:
+def test_target_of_another_pod_is_not_used(scene: Scene, redirect: Redirect, version: int) -> None:
     """As when an entry's memory is another's by the time it is read."""
     relay, other = (
         frames.address(traffic.address(one, version)) for one in (scene.relay, scene.successor)
@@ -273,23 +269,23 @@ def guard(gates: Gates, loaded: loader.Loaded, installation: pins.Pins) -> Itera
         guards.ensure_pairs(set())
 
 
-def judged(counting: Counting) -> dict[tuple[Verdict, Reason], int]:
+def verdicts(counting: Counting) -> dict[tuple[Verdict, Reason], int]:
     """What was counted of connections that begin; the kernels also talk by themselves."""
     reasons = (Reason.PROBE, Reason.NODE, Reason.RELAY)
     return {key: count for key, count in counting.moved().items() if key[1] in reasons}
 
 
 @BOTH
-def test_others_who_dial_the_relay_hear_no_and_are_counted_at_its_gate(
+def test_other_sources_get_eperm_from_the_relay_and_are_counted(
     refusing: None, scene: Scene, guard: Guard, version: int
 ) -> None:
     counting = guard(scene.relay)
     address = traffic.address(scene.relay, version)
     with cgroups.cgroup() as stranger:
         assert connected(stranger, address) == errno.EPERM
-    assert judged(counting) == {(Verdict.DROP, Reason.NODE): 1}
+    assert verdicts(counting) == {(Verdict.DROP, Reason.NODE): 1}
     assert scene.reached_from_node(version) == "relay"
-    assert judged(counting) == {(Verdict.PASS, Reason.PROBE): 1}
+    assert verdicts(counting) == {(Verdict.PASS, Reason.PROBE): 1}
 
 
 @BOTH
@@ -301,17 +297,17 @@ def test_enforced_pod_s_hook_lets_the_kubelet_through_to_the_relay(
     guard(scene.relay)
     counting = Counting(gates, scene.pod.ifindex)
     assert scene.reached_from_node(version) == "relay"
-    assert judged(counting) == {}
+    assert verdicts(counting) == {}
     with cgroups.cgroup() as stranger:
         assert connected(stranger, traffic.address(scene.pod, version)) == errno.EPERM
 
 
-# A range behind the relay's pair, and one address of it that nobody has by name.
+# A range behind the relay's pair, and one address of it that no gate has in its list.
 RANGES = {4: ("198.18.64.0/24", "198.18.64.77"), 6: ("fd00:18:64::/64", "fd00:18:64::77")}
 
 
 @BOTH
-def test_gate_for_any_address_lets_in_the_kubelet_and_nobody_else(
+def test_gate_for_any_address_admits_the_kubelet_only(
     scene: Scene, guard: Guard, version: int
 ) -> None:
     span, address = RANGES[version]
@@ -322,11 +318,11 @@ def test_gate_for_any_address_lets_in_the_kubelet_and_nobody_else(
     counting = guard(scene.relay)
     with socket.socket(traffic.family(version), socket.SOCK_STREAM) as sock:
         assert scene.reached(sock, address) == "relay"
-    assert judged(counting) == {(Verdict.PASS, Reason.PROBE): 1}
+    assert verdicts(counting) == {(Verdict.PASS, Reason.PROBE): 1}
     with cgroups.cgroup() as stranger:
         dropped = connected(stranger, address, traffic.DROPPED_AFTER_SECONDS)
-    assert dropped == errno.EAGAIN  # a time limit's end, as connect_ex says it
-    assert judged(counting) == {(Verdict.DROP, Reason.NODE): 1}
+    assert dropped == errno.EAGAIN  # a time limit's end, as connect_ex returns it
+    assert verdicts(counting) == {(Verdict.DROP, Reason.NODE): 1}
 
 
 @BOTH
@@ -339,7 +335,7 @@ def test_pod_that_dials_the_relay_is_dropped_beside_the_gate(
         sock.settimeout(traffic.DROPPED_AFTER_SECONDS)
         with pytest.raises(TimeoutError):
             sock.connect((traffic.address(scene.relay, version), PORT))
-    assert judged(counting) == {(Verdict.DROP, Reason.RELAY): 1}
+    assert verdicts(counting) == {(Verdict.DROP, Reason.RELAY): 1}
 
 
 @BOTH
@@ -353,5 +349,5 @@ def test_gate_for_any_address_knows_no_strays(
     for any_address, reason in ((True, Reason.NODE), (False, Reason.STRAY)):
         gates.install(gate, GateConfig(Mode.ENFORCE, (), (KUBELET,), any_address))
         counting = Counting(gates, gate)
-        assert skb.judge(loaded, frames.segment(ends, frames.SYN), gate) == skb.TCX_DROP
+        assert skb.run_gate(loaded, frames.segment(ends, frames.SYN), gate) == skb.TCX_DROP
         assert counting.moved() == {(Verdict.DROP, reason): 1}

@@ -1,4 +1,4 @@
-"""What is not TCP: the node may answer what the pod asked, and start nothing."""
+"""Other protocols than TCP: replies from the host to the pod pass, new flows do not."""
 
 import asyncio
 import contextlib
@@ -83,7 +83,7 @@ def test_a_datagram_that_the_node_starts_is_dropped(
 
 
 @VERSIONS
-def test_the_node_answers_what_the_pod_asked(gates: Gates, pod: labs.LabPod, version: int) -> None:
+def test_replies_from_the_host_pass(gates: Gates, pod: labs.LabPod, version: int) -> None:
     enforce(gates, pod)
     with node_udp(version, PORT) as server, pod_udp(pod, version) as client:
         client.sendto(b"question", (traffic.NODE[version], PORT))
@@ -95,7 +95,9 @@ def test_the_node_answers_what_the_pod_asked(gates: Gates, pod: labs.LabPod, ver
 
 
 @VERSIONS
-def test_only_whom_the_pod_asked_may_answer(gates: Gates, pod: labs.LabPod, version: int) -> None:
+def test_replies_pass_only_from_the_peer_of_the_flow(
+    gates: Gates, pod: labs.LabPod, version: int
+) -> None:
     enforce(gates, pod)
     with (
         node_udp(version, PORT) as server,
@@ -121,7 +123,7 @@ def test_an_answer_written_by_a_raw_socket_is_dropped(
         datagram = struct.pack("!HHHH", PORT, whence[1], 11, 0) + b"lie"
         with (
             socket.socket(traffic.family(version), socket.SOCK_RAW, socket.IPPROTO_UDP) as raw,
-            contextlib.suppress(OSError),  # some protocols tell the sender of a drop: ENOBUFS
+            contextlib.suppress(OSError),  # some protocols report a drop to the process: ENOBUFS
         ):
             raw.sendto(datagram, (traffic.address(pod, version), 0))
         assert not arrives(client)
@@ -185,7 +187,7 @@ def is_answered(sock: socket.socket, address: str, version: int) -> bool:
 
 
 @VERSIONS
-def test_protocols_without_ports_are_judged_too(
+def test_protocols_without_ports_are_filtered_too(
     gates: Gates, pod: labs.LabPod, version: int
 ) -> None:
     enforce(gates, pod)
@@ -254,7 +256,7 @@ def test_grace_is_not_renewed_by_installing_again(gates: Gates, pod: labs.LabPod
         assert not arrives(server)
 
 
-def test_audit_drops_no_datagram_and_says_what_it_would(gates: Gates, pod: labs.LabPod) -> None:
+def test_audit_drops_no_datagram_and_counts_it(gates: Gates, pod: labs.LabPod) -> None:
     gates.install(pod.ifindex, GateConfig(Mode.AUDIT, pod.addresses))
     gates.start_reply_table(pod.ifindex)
     with pod_udp(pod, 4, PORT) as server, node_udp(4) as client:
@@ -323,7 +325,7 @@ def test_user_space_finds_what_a_packet_left(
 
 
 @VERSIONS
-def test_what_the_pod_asked_before_is_answered_when_recalled(
+def test_replies_to_flows_from_before_pass_once_filled_in(
     gates: Gates, pod: labs.LabPod, version: int
 ) -> None:
     with node_udp(version, PORT) as server, pod_udp(pod, version) as client:
@@ -336,13 +338,15 @@ def test_what_the_pod_asked_before_is_answered_when_recalled(
     assert count(gates, pod, Verdict.PASS, Reason.REPLY) == 1
 
 
-def test_a_gate_says_that_it_only_begins_to_remember_once(gates: Gates, pod: labs.LabPod) -> None:
+def test_start_of_a_reply_table_is_new_only_once(gates: Gates, pod: labs.LabPod) -> None:
     gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
     assert gates.start_reply_table(pod.ifindex)
     assert not gates.start_reply_table(pod.ifindex)
 
 
-def test_grace_ends_when_it_is_told_to_and_never_later(gates: Gates, pod: labs.LabPod) -> None:
+def test_grace_period_ends_at_the_given_time_and_never_later(
+    gates: Gates, pod: labs.LabPod
+) -> None:
     enforce(gates, pod, grace_seconds=60)
     assert gates.fill_reply_table(pod.ifindex, [])
     assert count_graces(gates, pod) == 1
@@ -361,7 +365,7 @@ def count_graces(gates: Gates, pod: labs.LabPod) -> int:
     return count(gates, pod, Verdict.PASS, Reason.GRACE)
 
 
-def test_two_questions_that_fall_on_one_place_are_told(gates: Gates, pod: labs.LabPod) -> None:
+def test_two_flows_that_share_a_slot_are_reported(gates: Gates, pod: labs.LabPod) -> None:
     first, *others = (question(pod, 4, port) for port in range(10_000, 20_000))
     second = next(other for other in others if slot_of(other.pack()) == slot_of(first.pack()))
     enforce(gates, pod, grace_seconds=60)
@@ -369,11 +373,11 @@ def test_two_questions_that_fall_on_one_place_are_told(gates: Gates, pod: labs.L
     assert gates.fill_reply_table(pod.ifindex, [first])
 
 
-def read_asked(pod: labs.LabPod) -> pending_flows.PendingFlows:
-    return asyncio.run(_read_asked(pod))
+def read_pending(pod: labs.LabPod) -> pending_flows.PendingFlows:
+    return asyncio.run(_read_pending(pod))
 
 
-async def _read_asked(pod: labs.LabPod) -> pending_flows.PendingFlows:
+async def _read_pending(pod: labs.LabPod) -> pending_flows.PendingFlows:
     reader = PodNetworkReader()
     try:
         network = await reader.read(pod.netns)
@@ -383,30 +387,30 @@ async def _read_asked(pod: labs.LabPod) -> pending_flows.PendingFlows:
 
 
 def test_a_newborn_pod_waits_for_no_answer(pod: labs.LabPod) -> None:
-    assert read_asked(pod) == pending_flows.PendingFlows((), "")
+    assert read_pending(pod) == pending_flows.PendingFlows((), "")
 
 
 @VERSIONS
 @pytest.mark.parametrize("protocol", [socket.IPPROTO_UDP, socket.IPPROTO_UDPLITE])
-def test_connected_sockets_tell_whom_the_pod_asks(
+def test_connected_sockets_show_the_pods_peers(
     pod: labs.LabPod, version: int, protocol: int
 ) -> None:
     with pod.open_socket(traffic.family(version), socket.SOCK_DGRAM, protocol) as client:
         client.connect((traffic.NODE[version], PORT))
         asked = question(pod, version, client.getsockname()[1], protocol=protocol)
-        assert read_asked(pod) == pending_flows.PendingFlows((asked,), "")
+        assert read_pending(pod) == pending_flows.PendingFlows((asked,), "")
 
 
-def test_a_dual_stack_socket_asks_by_ipv4(pod: labs.LabPod) -> None:
+def test_dual_stack_socket_has_an_ipv4_flow(pod: labs.LabPod) -> None:
     with pod.open_socket(socket.AF_INET6, socket.SOCK_DGRAM) as client:
         client.connect((f"::ffff:{traffic.NODE[4]}", PORT))
-        assert read_asked(pod).questions == (question(pod, 4, client.getsockname()[1]),)
+        assert read_pending(pod).questions == (question(pod, 4, client.getsockname()[1]),)
 
 
-def test_what_the_pod_asks_itself_is_no_question(pod: labs.LabPod) -> None:
+def test_flow_of_the_pod_to_itself_is_not_pending(pod: labs.LabPod) -> None:
     with pod.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.connect(("127.0.0.1", PORT))
-        assert read_asked(pod) == pending_flows.PendingFlows((), "")
+        assert read_pending(pod) == pending_flows.PendingFlows((), "")
 
 
 @pytest.mark.parametrize(
@@ -418,26 +422,26 @@ def test_what_the_pod_asks_itself_is_no_question(pod: labs.LabPod) -> None:
         pytest.param(socket.AF_PACKET, socket.SOCK_RAW, 0, "PACKET", id="packet"),
     ],
 )
-def test_sockets_that_may_have_asked_anybody_are_told_of(
+def test_sockets_with_unknown_peers_are_reported(
     pod: labs.LabPod, family: int, kind: int, protocol: int, words: str
 ) -> None:
     with pod.open_socket(family, kind, protocol) as sock:
         if kind == socket.SOCK_DGRAM:
             sock.bind(("", 0))
-        assert words in read_asked(pod).unknown
+        assert words in read_pending(pod).unknown
 
 
-def test_namespaces_behind_the_pod_may_have_asked_anybody(pod: labs.LabPod) -> None:
+def test_namespaces_behind_the_pod_make_peers_unknown(pod: labs.LabPod) -> None:
     inside = ["nsenter", f"--net={pod.netns.path}", "ip", "link"]
     subprocess.run([*inside, "add", "inner0", "up", "type", "bridge"], check=True)
-    assert read_asked(pod).unknown == "inner0"
+    assert read_pending(pod).unknown == "inner0"
 
 
-def test_more_questions_than_a_table_should_hold_are_not_all_known(pod: labs.LabPod) -> None:
+def test_more_flows_than_a_table_should_hold_are_incomplete(pod: labs.LabPod) -> None:
     with contextlib.ExitStack() as stack:
         for port in range(10_000, 10_300):
             client = stack.enter_context(pod.open_socket(socket.AF_INET, socket.SOCK_DGRAM))
             client.connect((traffic.NODE[4], port))
-        asked = read_asked(pod)
+        asked = read_pending(pod)
     assert len(asked.questions) < 300
     assert asked.unknown

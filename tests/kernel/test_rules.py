@@ -1,4 +1,4 @@
-"""Who of the node is let in: rules, the kubelet, and what happens without a heartbeat."""
+"""Sources on the host that gates admit: by rules, as the kubelet, and without a heartbeat."""
 
 import socket
 import sys
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.kernel
 PORT, OTHER_PORT = 8080, 8081
 TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
 
-# Connects once to the port given and says how it went.
+# Connects once to the given port and prints the result.
 CONNECT = """
 import socket, sys
 sock = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
@@ -31,7 +31,7 @@ sys.exit(1 if sock.connect_ex((sys.argv[1], int(sys.argv[2]))) else 0)
 
 
 def connects(sender: Cgroup, address: str, port: int) -> bool:
-    """Whether a process born in this cgroup reaches a server."""
+    """Whether a process created in this cgroup reaches a server."""
     return sender.run([sys.executable, "-c", CONNECT, address, str(port)]).returncode == 0
 
 
@@ -89,7 +89,7 @@ def test_the_kubelet_reaches_what_is_declared_and_nothing_else(
     assert passed(gates, pod, Reason.PROBE) == 1
 
 
-def test_nobody_else_is_taken_for_the_kubelet(
+def test_no_other_process_counts_as_the_kubelet(
     gates: Gates, pod: labs.LabPod, config: NodeConfig, kubelet: Cgroup, stranger: Cgroup
 ) -> None:
     config.set_kubelet(kubelet.id)
@@ -111,7 +111,7 @@ def test_a_kubelet_in_a_new_cgroup_is_followed_at_once(
     assert not connects(kubelet, pod.ipv4, PORT)
 
 
-def test_no_kubelet_known_lets_nobody_in(
+def test_unknown_kubelet_admits_no_process(
     gates: Gates, pod: labs.LabPod, config: NodeConfig, kubelet: Cgroup
 ) -> None:
     config.set_kubelet(None)
@@ -154,7 +154,7 @@ def test_a_range_of_ports_has_both_its_ends(
     assert traffic.node_is_dropped(pod, 4, PORT) is not is_let_in
 
 
-def test_a_rule_for_another_protocol_lets_nobody_in(gates: Gates, pod: labs.LabPod) -> None:
+def test_rule_for_another_protocol_admits_no_process(gates: Gates, pod: labs.LabPod) -> None:
     guard(gates, pod, Rule(SourceKind.ANY, UDP))
     assert traffic.node_is_dropped(pod, 4, PORT)
     guard(gates, pod, Rule(SourceKind.ANY, 0))
@@ -226,7 +226,7 @@ def test_without_heartbeat_the_node_reaches_what_is_declared_but_pods_do_not(
     assert connects(kubelet, pod.ipv4, PORT)
 
 
-def test_after_the_dead_man_s_time_everything_passes_and_says_so(
+def test_after_the_dead_mans_time_everything_passes_and_is_counted(
     gates: Gates, pod: labs.LabPod, loaded: loader.Loaded, config: NodeConfig
 ) -> None:
     long_ago = NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - int(20e9))

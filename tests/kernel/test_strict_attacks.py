@@ -81,7 +81,7 @@ class Inside:
         self._tap.close()
 
     def arrived(self) -> list[bytes]:
-        """Frames since the last look, but for the link's own control."""
+        """Frames since the last call, but for the link's own control."""
         seen: list[bytes] = []
         while True:
             try:

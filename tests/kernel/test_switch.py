@@ -58,7 +58,7 @@ def test_what_comes_without_a_socket_passes_only_where_there_is_a_switch(
 
 
 @VERSIONS
-def test_processes_are_refused_as_ever(
+def test_host_processes_are_still_dropped(
     gates: Gates, pods: list[labs.LabPod], config: NodeConfig, version: int
 ) -> None:
     target = pods[0]

@@ -24,7 +24,7 @@ FAMILY = {4: "ip", 6: "ip6"}
 SERVICE = {4: "198.18.0.80", 6: "fd00:18::80"}
 ESTABLISHED = (Verdict.PASS, Reason.ESTABLISHED)
 
-# The node's kernel tells pods of shorter ways, IPv6 has no setting against it, and gates refuse it.
+# The host's kernel sends pods redirects, IPv6 has no setting against it, and gates drop them.
 REDIRECT = (Verdict.DROP, Reason.NODE)
 
 Key = tuple[Verdict, Reason]
@@ -123,7 +123,7 @@ def test_pods_talk_over_a_bridge_that_floods(
 
 
 def dnat(version: int, to: labs.LabPod, *, masquerade: bool = False) -> str:
-    """A service's address, translated for whoever asks by way of the node."""
+    """A service's address, translated for clients that connect through the host."""
     family, address = FAMILY[version], traffic.address(to, version)
     body = (
         "chain in { type nat hook prerouting priority -100;\n"
@@ -218,7 +218,7 @@ def test_connection_that_the_network_s_policy_rejects_ends_at_once(
 
 
 @VERSIONS
-def test_a_group_s_members_hear_each_other_over_a_bridge(
+def test_members_of_a_group_receive_each_other_over_a_bridge(
     lab: labs.Lab, enforce: Enforce, version: int
 ) -> None:
     sender, *members = [lab.add_pod(n, i, bridged=True) for i, n in enumerate("abc", 1)]

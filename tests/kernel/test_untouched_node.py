@@ -1,4 +1,4 @@
-"""What pods say to the node and what it answers, behind gates that enforce: nothing is lost."""
+"""Pods connect to the host behind gates that enforce: no packet is lost."""
 
 import socket
 import subprocess
@@ -90,7 +90,7 @@ def test_pod_talks_to_the_node_by_a_service_s_address(
 
 
 @VERSIONS
-def test_neighbours_find_each_other_anew(gates: Gates, pod: labs.LabPod, version: int) -> None:
+def test_neighbours_resolve_each_other_again(gates: Gates, pod: labs.LabPod, version: int) -> None:
     """ARP, or IPv6 neighbour discovery, each way; and neither knows the other at first."""
     counting = enforce(gates, pod)
     with conversations.served_by() as serving:
@@ -107,7 +107,7 @@ def test_neighbours_find_each_other_anew(gates: Gates, pod: labs.LabPod, version
 def test_path_mtu_is_found(
     lab: labs.Lab, gates: Gates, pod: labs.LabPod, version: int, is_pod_s: bool
 ) -> None:
-    """The node says what fits: to the pod about what it sends outside, or the other way."""
+    """The host reports the MTU: to the pod about what it sends outside, or the other way."""
     outside = lab.add_pod("outside", 9)
     counting = enforce(gates, pod)
     sender, receiver = (outside, pod) if is_pod_s else (pod, outside)
@@ -139,6 +139,6 @@ def learns_mtu(sender: labs.LabPod, target: str) -> int:
         sock.setsockopt(level, mtu_discover, probe)
         sock.connect((target, UDP_PORT))
         sock.send(bytes(1400))
-        with pytest.raises(OSError, match="Message too long"):  # of what the node says
+        with pytest.raises(OSError, match="Message too long"):  # as the host reports
             sock.recv(100)
         return sock.getsockopt(level, mtu)

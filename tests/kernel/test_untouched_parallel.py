@@ -22,7 +22,7 @@ FLOWS = 100
 AT_ONCE = 20
 FIRST_PORT, CLOSED_PORT = 10_000, 9
 SERVICE = {4: "198.18.0.80", 6: "fd00:18::80"}
-# The node's kernel tells pods of shorter ways (IPv6 redirects), which gates refuse.
+# The host's kernel sends pods redirects (IPv6), which gates drop.
 REDIRECT = (Verdict.DROP, Reason.NODE)
 ANSWERS = {
     (Verdict.PASS, Reason.ESTABLISHED),
@@ -97,7 +97,7 @@ class Flow:
         sock = make(traffic.family(self.version), kind)
         sock.settimeout(traffic.LIMIT_SECONDS)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of the run before
-        # The node answers a pod from the address that was asked, wherever that lies.
+        # The node answers a pod from the address that it was sent to, wherever that lies.
         where = traffic.NODE[self.version] if self.server is None else ""
         sock.bind((where, FIRST_PORT + self.number))
         if kind == socket.SOCK_STREAM:

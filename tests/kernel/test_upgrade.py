@@ -212,7 +212,7 @@ def test_qdisc_of_the_version_before_goes_with_the_gate(
 def test_take_over_that_was_killed_half_way_opens_nothing(
     before: Version, after: Version, pod: labs.LabPod, starts_again: str
 ) -> None:
-    """The program is swapped and the pin not moved: the link says one schema, judges by another."""
+    """The program is swapped and the pin not moved: pin and program have different schemas."""
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
     key = pod.ifindex.to_bytes(4, "little")
@@ -228,10 +228,10 @@ def test_take_over_that_was_killed_half_way_opens_nothing(
 
 
 @BOTH
-def test_taken_over_gate_gets_grace_and_a_standing_one_does_not(
+def test_taken_over_gate_gets_a_grace_period_and_an_attached_one_does_not(
     before: Version, after: Version, pod: labs.LabPod
 ) -> None:
-    """The table of what the pod asked is the other schema's: ours does not know of it."""
+    """The reply table is the other schema's: ours is empty."""
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
         assert grace(before, pod) == 0
@@ -249,7 +249,7 @@ def test_taken_over_gate_gets_grace_and_a_standing_one_does_not(
 
 
 @TCX
-def test_interfaces_that_inject_are_known_from_the_first_gate_on(
+def test_injectable_interfaces_are_copied_before_the_first_gate(
     before: Version, after: Version
 ) -> None:
     known, new = InjectableMap(before.loaded), InjectableMap(after.loaded)

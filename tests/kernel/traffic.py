@@ -95,7 +95,7 @@ def _exchange(one: socket.socket, other: socket.socket, size: int) -> None:
 
 
 def forget_ports(bridge: str, pods: Iterable[LabPod]) -> None:
-    """Empty the bridge's table for good: every frame goes to every port."""
+    """Empty the bridge's table permanently: every frame goes to every port."""
     commands = [f"link set {pod.interface} type bridge_slave learning off" for pod in pods]
     commands.append(f"link set {bridge} type bridge fdb_flush")
     subprocess.run(["ip", "-batch", "-"], input="\n".join(commands), text=True, check=True)

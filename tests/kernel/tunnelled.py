@@ -1,4 +1,4 @@
-"""A frame for a pod, wrapped in VXLAN for a tunnel of the node's own (RFC 7348)."""
+"""A frame for a pod, encapsulated in VXLAN for a tunnel of the host (RFC 7348)."""
 
 import struct
 

@@ -1,7 +1,7 @@
 """io_uring by bare system calls: one request at a time, and its result.
 
 Layouts: include/uapi/linux/io_uring.h. The first try of a request is made within io_uring_enter; a
-connection that is not there at once is waited for by the kernel.
+connection that is not ready at once is awaited by the kernel.
 """
 
 import contextlib

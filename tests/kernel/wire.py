@@ -1,7 +1,7 @@
 """A packet socket on the node's side of a pod's interface, and one inside the pod that listens.
 
 Nothing waits by the clock: after the injected frames a sentinel is sent, which every gate passes
-(an ARP frame of an unused operation), and the pod's side is read until it is there.
+(an ARP frame of an unused operation), and the pod's side is read until it arrives.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ class Wire:
         return self.flush()
 
     def flush(self) -> Seen:
-        """What was seen at the pod since the last look. `TimeoutError` if the wire is dead."""
+        """Packets seen at the pod since the last call. `TimeoutError` if the wire is dead."""
         sentinel = frames.arp(self.ends(4), operation=next(_sentinels))
         self.node.send(sentinel)
         arrived: list[bytes] = []
@@ -94,7 +94,7 @@ class Wire:
 
 
 def send(sock: socket.socket, frame: bytes, target: tuple[str, int] | None = None) -> None:
-    """Send by a packet socket, which is told ENOBUFS when a tc program drops the frame."""
+    """Send by a packet socket, which gets ENOBUFS when a tc program drops the frame."""
     try:
         sock.send(frame) if target is None else sock.sendto(frame, target)
     except OSError as error:

@@ -21,13 +21,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextlib.contextmanager
-def sender(interface: str) -> Iterator["Sender"]:
-    """Raises `OSError` where the kernel lacks it or refuses it."""
-    with contextlib.closing(Sender(interface)) as made:
+def xsk_socket(interface: str) -> Iterator["XskSocket"]:
+    """Raises `OSError` where the kernel lacks it or rejects it."""
+    with contextlib.closing(XskSocket(interface)) as made:
         yield made
 
 
-class Sender:
+class XskSocket:
     """Sends one frame at a time, of up to a page."""
 
     def __init__(self, interface: str) -> None:
