@@ -40,7 +40,7 @@ def forbidden() -> Iterator[None]:
     class Recorded(blockbuster.BlockingError):
         def __init__(self, function: str) -> None:
             super().__init__(function)
-            found.append(f"{function}, called by {_callers()}")
+            found.append(f"{function}, called by {_call_sites()}")
 
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -96,7 +96,7 @@ def _of_product() -> Iterator[CodeType]:
     )
 
 
-def _callers() -> str:
+def _call_sites() -> str:
     """The innermost functions outside of the standard library."""
     frames = [frame for frame in inspect.stack(0) if not frame.filename.endswith("blockbuster.py")]
     names = [f"{frame.filename}:{frame.lineno} {frame.function}" for frame in frames[1:]]

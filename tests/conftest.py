@@ -1,8 +1,8 @@
-"""What all tests share: kernel tests run inside namespaces of their own, or fail with one sentence.
+"""Shared by all tests: kernel tests run inside their own namespaces, or fail with one sentence.
 
 When a kernel test is selected, the whole pytest process moves into a network and a mount namespace
 before the first test runs, while it still has one thread. A kernel test that cannot have that
-fails; it is never skipped, so a green run means that the kernel was asked.
+fails; it is never skipped, so a green run means that the kernel was tested.
 """
 
 import asyncio
@@ -35,15 +35,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Isolate before any test runs: later there may be threads, which would stay behind."""
-    # Else pytest-asyncio asks for the current event loop, which makes one that nobody closes.
+    # Otherwise pytest-asyncio gets the current event loop, which creates one that is never closed.
     asyncio.set_event_loop(None)
-    is_wanted = any(item.get_closest_marker("kernel") for item in session.items)
-    if is_wanted and not session.config.option.collectonly:
+    is_needed = any(item.get_closest_marker("kernel") for item in session.items)
+    if is_needed and not session.config.option.collectonly:
         session.config.stash[_problem] = _isolate()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In CI a skipped kernel test is a failure: a green run means that the kernel was asked."""
+    """In CI a skipped kernel test is a failure: a green run means that the kernel was tested."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or not os.environ.get("CI"):
         return
@@ -69,8 +69,8 @@ def _kernel_is_there(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Not in kernel tests: there agents are processes of their own, and what runs in this one are
-    tests that look at the kernel, which blocks.
+    """Not in kernel tests: there agents are separate processes, and tests in this process inspect
+    the kernel, which blocks.
     """
     if request.node.get_closest_marker("kernel"):
         yield

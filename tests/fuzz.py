@@ -1,4 +1,5 @@
-"""`python -m tests.fuzz SECONDS`: the property tests of tests/probes, over and over, always anew.
+"""`python -m tests.fuzz SECONDS`: the property tests of tests/probes, repeatedly, with new
+examples.
 
 They are the ones that `make test` runs for a moment: parsers of a pod's bytes and of users' specs.
 Ends with status 1 at the first finding, after Hypothesis has shown the smallest example.

@@ -15,7 +15,7 @@ _POLL_SECONDS: Final = 0.01
 
 
 class TimedOutError(AssertionError):
-    """A condition did not hold in time; the message says which, and what was seen last."""
+    """A condition did not hold in time; the message has its name and the last value."""
 
 
 async def until(what: str, check: Callable[[], T], *, seconds: float = PATIENCE_SECONDS) -> T:

@@ -9,7 +9,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def served(command: Sequence[str]) -> Iterator[None]:
-    """A process that says when it is ready, and ends when its input does."""
+    """A process that prints when it is ready, and exits when its input ends."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -22,8 +22,8 @@ def served(command: Sequence[str]) -> Iterator[None]:
         process.stdout.close()
 
 
-def ask(process: "subprocess.Popen[bytes]", command: dict[str, Any]) -> Any:
-    """A process' answer to a command; both are one line of JSON."""
+def request(process: "subprocess.Popen[bytes]", command: dict[str, Any]) -> Any:
+    """A process's response to a command; both are one line of JSON."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(json.dumps(command).encode() + b"\n")

@@ -13,21 +13,33 @@ _LEVELS = ("debug", "info", "warning", "error", "exception")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LogCall:
-    """One call: its place, levels (more than one if it depends on a value), event and fields."""
+    """One call. `levels` and `events` have more than one member if they depend on a value."""
 
     place: str
     levels: tuple[str, ...]
-    event: Event | None
+    events: tuple[Event, ...]
+    """Empty if the first argument is a parameter, or no `Event`."""
+    is_parameter: bool
+    """Whether the event is a parameter of the function; its calls pass it."""
     fields: tuple[str, ...]
 
 
 def log_calls(source: pathlib.Path = _SOURCE) -> list[LogCall]:
-    """All log calls below a directory. `event` is None if the first argument is no `Event`."""
-    return [
-        call
-        for path in sorted(source.rglob("*.py"))
-        for call in _calls_in(str(path.relative_to(source.parent)), path.read_text("utf-8"))
-    ]
+    """All log calls below a directory, and places that pass an event to a function that logs it."""
+    calls = []
+    for package in sorted(path for path in source.iterdir() if path.name != "__pycache__"):
+        files = sorted(package.rglob("*.py")) if package.is_dir() else [package]
+        found = [call for path in files if path.suffix == ".py" for call in _calls_in(path)]
+        logged = dict.fromkeys(
+            level for call in found if call.is_parameter for level in call.levels
+        )
+        fields = dict.fromkeys(name for call in found if call.is_parameter for name in call.fields)
+        for call in found:
+            if call.levels:
+                calls.append(call)
+            elif logged:
+                calls.append(dataclasses.replace(call, levels=tuple(logged), fields=tuple(fields)))
+    return calls
 
 
 def page() -> str:
@@ -43,7 +55,7 @@ def page() -> str:
     ]
     calls = log_calls()
     for event in sorted(Event, key=lambda event: event.key):
-        of_event = [call for call in calls if call.event is event]
+        of_event = [call for call in calls if event in call.events]
         levels = dict.fromkeys(level for call in of_event for level in call.levels)
         fields = dict.fromkeys(field for call in of_event for field in call.fields)
         names = ", ".join(f"`{field}`" for field in fields) or "none"
@@ -51,18 +63,46 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _calls_in(path: str, source: str) -> Iterator[LogCall]:
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and (levels := _levels(node.func)):
-            fields = tuple(keyword.arg or "**" for keyword in node.keywords)
+def _calls_in(path: pathlib.Path) -> Iterator[LogCall]:
+    """Log calls, and, without levels, other places that name an event."""
+    tree = ast.parse(path.read_text("utf-8"))
+    chosen = {
+        node.targets[0].id: levels
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and (levels := _levels(node.value))
+    }
+    direct: set[Event] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        place = f"{path.relative_to(_SOURCE.parent)}:{node.lineno}"
+        fields = tuple(keyword.arg for keyword in node.keywords if keyword.arg)
+        levels = _levels(node.func)
+        if isinstance(node.func, ast.Name):
+            levels = chosen.get(node.func.id, ())
+        if levels:
             first = node.args[0] if node.args else None
-            yield LogCall(f"{path}:{node.lineno}", levels, _event(first), fields)
+            is_parameter = isinstance(first, ast.Name)
+            events = _events(first)
+            direct |= set(events)
+            yield LogCall(place, levels, events, is_parameter, fields)
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and (events := _events(node))
+            and events[0] not in direct
+        ):
+            yield LogCall(
+                f"{path.relative_to(_SOURCE.parent)}:{node.lineno}", (), events, False, ()
+            )
 
 
 def _levels(function: ast.expr) -> tuple[str, ...]:
     """Of `log.info` or `(log.warning if late else log.info)`; nothing for other functions."""
     match function:
-        case ast.Attribute(value=ast.Name(id="log" | "_log"), attr=level) if level in _LEVELS:
+        case ast.Attribute(value=ast.Name(id="log"), attr=level) if level in _LEVELS:
             return (level,)
         case ast.IfExp(body=body, orelse=otherwise):
             return (*_levels(body), *_levels(otherwise))
@@ -70,9 +110,11 @@ def _levels(function: ast.expr) -> tuple[str, ...]:
             return ()
 
 
-def _event(argument: ast.expr | None) -> Event | None:
+def _events(argument: ast.expr | None) -> tuple[Event, ...]:
     match argument:
-        case ast.Attribute(value=ast.Name(id="Event"), attr=name):
-            return Event.__members__.get(name)
+        case ast.Attribute(value=ast.Name(id="Event"), attr=name) if name in Event.__members__:
+            return (Event[name],)
+        case ast.IfExp(body=body, orelse=otherwise):
+            return (*_events(body), *_events(otherwise))
         case _:
-            return None
+            return ()

@@ -74,7 +74,7 @@ def _try(root: Root, arguments: argparse.Namespace) -> int:
                 started = time.monotonic()
                 status = root.run(command, limit_seconds=_LIMIT_SECONDS)
                 failures += status != 0
-                _say(
+                _print(
                     f"Debian {arguments.debian}, run {number} of {arguments.times}:"
                     f" make {target}: {'failed' if status else 'passed'}"
                     f" in {time.monotonic() - started:.0f} s"
@@ -123,7 +123,7 @@ def _load() -> Iterator[None]:
             loop.wait()
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 

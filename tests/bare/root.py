@@ -50,7 +50,7 @@ class Root:
 
     @classmethod
     def made(cls, directory: pathlib.Path, suite: str) -> "Root":
-        """A root file system of the suite, made unless it is there. Raises `BareRootError`."""
+        """A root file system of the suite, created unless it exists. Raises `BareRootError`."""
         made = cls(directory)
         if not made.path(_MADE).exists():
             made._make(suite)

@@ -7,7 +7,7 @@ to stderr.
 import subprocess
 import sys
 
-BENCHES = ("start", "gate", "backstop", "probe", "relay", "localapi", "kube")
+BENCHES = ("start", "gate", "default_deny", "probe", "relay", "localapi", "kube")
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
-"""Servers that cost little, for measuring who asks.
+"""Cheap servers, to measure their clients.
 
 `python -m tests.bench.answering KIND CERT KEY NETNS...`: one process serves port 8080 of each
-namespace with one epoll loop. KIND is http, https, tcp, or closing: http
-that ends each connection after its answer. It says `ready`, and ends with its standard input.
+namespace with one epoll loop. KIND is http, https, tcp, or closing: http that ends each connection
+after its answer. It prints `ready`, and exits at the end of its standard input.
 """
 
 import select

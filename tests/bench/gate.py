@@ -164,7 +164,7 @@ class Podgate:
         self.release([pod.ifindex for pod in self.pods])
 
     def gate(self, ifindexes: Sequence[int]) -> None:
-        """Gates for interfaces behind which nobody listens, with addresses of their own."""
+        """Gates of interfaces without listeners, each with its own addresses."""
         for ifindex in ifindexes:
             address = frames.address(f"198.19.{ifindex >> 8 & 255}.{ifindex & 255}")
             self._gates.install(ifindex, GateConfig(Mode.ENFORCE, (address,)))

@@ -1,6 +1,6 @@
-"""What 250 pods of a cluster cost, and how soon the API server hears of a change: bench `kube`.
+"""What 250 pods of a cluster cost, and how soon a change reaches the API server: bench `kube`.
 
-Pods are namespaces of the lab, and the runtime is a CRI server that tells of them: 250 real
+Pods are namespaces of the lab, and the runtime is a CRI server that lists them: 250 real
 sandboxes would be 500 more processes, and nothing that the agent does depends on them. API server
 and CRI answer over real sockets, from the process that measures.
 """
@@ -222,7 +222,7 @@ def _all_ready(report: AgentReport) -> bool:
 
 
 def _changed(operator: AgentProcess) -> dict[str, float]:
-    """When each pod's probes changed their mind last, in Unix time: as the log says it."""
+    """The last change of each pod's probes in the log, in Unix time."""
     return {
         line["pod"].partition("/")[2]: datetime.datetime.fromisoformat(line["time"]).timestamp()
         for line in operator.log_lines()
@@ -236,7 +236,7 @@ async def _wait(operator: AgentProcess, what: str, holds: Any) -> None:
 
 async def _until(holds: Any) -> None:
     async with asyncio.timeout(_PATIENCE_SECONDS):
-        while not holds():  # noqa: ASYNC110 - of things that nobody tells of
+        while not holds():  # noqa: ASYNC110 - states without an event
             await asyncio.sleep(0.001)
 
 

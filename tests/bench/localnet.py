@@ -1,8 +1,8 @@
 """Service endpoints under load, for the bench `localapi`.
 
-Whole states: 10,000 services of two ports and five endpoints, from the ask of a client in another
-process to its last service read. Changes: 1,000 such services; one becomes another, and a follower
-in another process says when it had the state with it. Revisions:
+Whole states: 10,000 services of two ports and five endpoints, from the request of a client in
+another process to its last service read. Changes: 1,000 such services; one becomes another, and a
+follower in another process reports when it had the state with it. Revisions:
 tests/agent/api/services/churn.py in simulated time.
 """
 
@@ -65,7 +65,7 @@ def run() -> None:
 
 @contextlib.asynccontextmanager
 async def _served(count: int, ready: set[str]) -> AsyncIterator[tuple[ServicePublisher, str]]:
-    """A publisher of so many services and its socket. ready: what its news say of `_HERE`."""
+    """A publisher of `count` services and its socket. ready: pods of `_HERE` that are ready."""
     publisher = ServicePublisher(
         NODE, readiness=lambda uid, address: (not ready) if uid == _HERE else None
     )
@@ -132,7 +132,7 @@ async def _whole_states() -> None:
 
 
 async def _changes() -> None:
-    """Of the API server's news, with the moment that they are gathered for; of a local pod's."""
+    """Changes of the API server, with their coalescing window, and changes of a local pod."""
     ill: set[str] = set()
     async with (
         _served(_FOLLOWED_SERVICES, ill) as (publisher, target),

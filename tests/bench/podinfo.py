@@ -85,7 +85,7 @@ async def _arrival(watch: Any) -> int:
 
 
 async def _serve(directory: pathlib.Path) -> None:
-    """One line in, one line out: `change` tells when it changed something, `lag` for how long the
+    """One line in, one line out: `change` prints when it changed something, `lag` for how long the
     event loop was held at most since then, both in nanoseconds."""
     structlog.configure(processors=[_drop])
     node = Node(directory)

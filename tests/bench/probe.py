@@ -126,7 +126,7 @@ def _ports(cert: str, key: str) -> None:
 
 
 async def _pace(sandboxes: list[Sandbox]) -> None:
-    """Begin each probe at its time, whatever became of those before; every one must pass."""
+    """Start each probe at its time, regardless of the others; all must pass."""
     loop = asyncio.get_running_loop()
     running = prober.Prober(loop)
     plan = prober.plan(Probe(HttpGet(_PORT, "/healthz"), timeout_seconds=10.0), [sandboxes[0].v4])
@@ -246,7 +246,7 @@ async def _schedule(sandboxes: list[Sandbox]) -> tuple[list[float], list[float]]
 
 
 class _TimedConditions(Conditions):
-    """Tells when a pod's probes-passing changes its status."""
+    """Signals a change of the status of probes-passing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ class _NoRuntime:
 
 
 async def _flips() -> None:
-    """From close() to the condition; the pod asks for it and is otherwise probed once an hour."""
+    """From close() to the condition; the pod has the option, and is probed hourly otherwise."""
     _note(f"{_FLIPS} listeners that close, until the condition says so")
     conditions = _TimedConditions()
     tcp = Probe(TcpSocket(_PORT), period_seconds=3600.0, fail_when_listener_closes=True)
@@ -293,7 +293,7 @@ async def _flips() -> None:
             sock = sandbox.listen(port=_PORT)
             async with asyncio.timeout(10):
                 await conditions.changed[TRUE].wait()
-            await asyncio.sleep(0.06)  # a pod that flips without end is looked at less often
+            await asyncio.sleep(0.06)  # a pod that flips without end is probed less often
             conditions.changed[FALSE].clear()
             started = time.perf_counter()
             sock.close()

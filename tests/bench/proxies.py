@@ -55,7 +55,7 @@ def _measure(name: str, pod: labs.LabPod, listener: socket.socket) -> None:
         _rate(listener, pod.ipv4, _PORT)  # to warm up
         for _ in range(_RUNS):
             plain.append(_rate(listener, pod.ipv4, _PORT))
-            with _carried(name, cgroup, pod):
+            with _proxied(name, cgroup, pod):
                 translated.append(_rate(listener, place, scene.SERVICE_PORT))
     ratios = [one / other for one, other in zip(translated, plain, strict=True)]
     figures.emit("localapi", f"{name}_connects_per_s", translated, "1/s", baseline=plain)
@@ -76,7 +76,7 @@ def _measure_deaths(network: labs.Lab) -> None:
 
 
 @contextlib.contextmanager
-def _carried(name: str, cgroup: cgroups.Cgroup, pod: labs.LabPod) -> Iterator[None]:
+def _proxied(name: str, cgroup: cgroups.Cgroup, pod: labs.LabPod) -> Iterator[None]:
     backend: Backend
     if name == "nft":
         backend = nftables.NftBackend()

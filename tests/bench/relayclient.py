@@ -37,30 +37,30 @@ class RelayClient:
         )
 
     def probe(self, kind: str, hosts: list[str], rounds: int) -> list[list[float]]:
-        """One probe of each host in turn, so many times; by host, seconds of each."""
-        found: list[list[float]] = self._ask(do="probe", kind=kind, hosts=hosts, rounds=rounds)
+        """`rounds` probes of each host in turn; by host, seconds of each."""
+        found: list[list[float]] = self._request(do="probe", kind=kind, hosts=hosts, rounds=rounds)
         return found
 
     def connect(self, host: str, count: int) -> float:
-        """So many connections, some at a time; seconds for all."""
-        return float(self._ask(do="connect", host=host, count=count))
+        """`count` connections, some at a time; seconds for all."""
+        return float(self._request(do="connect", host=host, count=count))
 
     def hold(self, host: str, count: int) -> None:
-        """Open so many more connections and keep them."""
-        self._ask(do="hold", host=host, count=count)
+        """Open `count` more connections and keep them open."""
+        self._request(do="hold", host=host, count=count)
 
     def let_go(self) -> None:
-        self._ask(do="let go")
+        self._request(do="let go")
 
     def fail_over(self, host: str, pid: int) -> float:
-        """Kill this process; seconds until a connection is open that was begun afterwards."""
-        return float(self._ask(do="fail over", host=host, pid=pid))
+        """Kill this process; seconds until a connection that was started afterwards is open."""
+        return float(self._request(do="fail over", host=host, pid=pid))
 
     def end(self) -> None:
         self._process.kill()
         self._process.communicate()
 
-    def _ask(self, **command: Any) -> Any:
+    def _request(self, **command: Any) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(command).encode() + b"\n")

@@ -70,17 +70,17 @@ async def _run(runtime: containerd.Containerd, folder: pathlib.Path, files: list
 
 
 def _follow(pod: AgentPod, status: pathlib.Path) -> int:
-    """Say what it says, until it has said how it ended."""
-    told = 0
+    """Copy its output, until it has written its exit status."""
+    printed = 0
     while True:
         is_running = pathlib.Path(f"/proc/{pod.pid}").exists()
         ended = status.read_text() if status.exists() else ""
         lines = pod.lines().split("\n")[:-1]
-        for line in lines[told:]:
+        for line in lines[printed:]:
             # Before it the runtime's stamp: time, stream, and whether the line is whole.
             sys.stdout.write(f"{line.split(' ', 3)[3]}\n")
         sys.stdout.flush()
-        told = len(lines)
+        printed = len(lines)
         if ended.endswith("\n"):
             return int(ended)
         assert is_running, "the container ended"

@@ -157,7 +157,7 @@ class Node:
         )
 
     async def has_started(self, pod: AgentPod) -> bool:
-        """What the DaemonSet's start-up probe says."""
+        """The result of the DaemonSet's startup probe."""
         (container,) = manifests.agent_pod("any")["spec"]["containers"]
         return await self.succeeds(pod, *container["startupProbe"]["exec"]["command"])
 
@@ -171,19 +171,19 @@ class Node:
         return bool(answer.exit_code == 0)
 
     async def probe(self, name: str = "readinessProbe") -> bool:
-        """What another of the DaemonSet's probes says, of whichever agent answers."""
+        """The result of another probe of the DaemonSet, of the agent that responds."""
         (container,) = manifests.agent_pod("any")["spec"]["containers"]
         where = container[name]["httpGet"]
         url = f"http://{where['host']}:{where['port']}{where['path']}"
 
-        def ask() -> bool:
+        def request() -> bool:
             try:
                 with urllib.request.urlopen(url, timeout=1) as answer:
                     return bool(answer.status == 200)
             except OSError:
                 return False
 
-        return await asyncio.to_thread(ask)
+        return await asyncio.to_thread(request)
 
     async def report(self) -> AgentReport | None:
         """Of the agent that has the node; None while none answers."""
@@ -197,13 +197,13 @@ class Node:
         report = await self.report()
         return report is not None and report.kubelet == kubelet.path
 
-    async def carries(self) -> bool:
-        """Whether the relay has carried something."""
+    async def is_proxying(self) -> bool:
+        """Whether the relay has proxied a connection."""
         report = await self.report()
         return report is not None and any(pod.relayed for pod in report.pods)
 
     async def until(self, what: str, pod: AgentPod, holds: Callable[[], Any]) -> Any:
-        """Ask until it holds; what was true then. holds: may be a coroutine function."""
+        """Poll until it holds, and return its value. holds: may be a coroutine function."""
         deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
         while True:
             found = holds()

@@ -1,7 +1,7 @@
-"""What a kubelet makes of a pod's spec for the container runtime (pkg/kubelet/kuberuntime).
+"""The kubelet's conversion of a pod's spec for the container runtime (pkg/kubelet/kuberuntime).
 
 Only fields that podgate's manifests use; any other one is an error, so that a manifest is never
-tried as something else than it says.
+tested as another one.
 """
 
 import pathlib

@@ -97,7 +97,7 @@ async def test_strict_carries_the_kubelet_from_within_the_container(
         await node.until("the kubelet found", agent, lambda: node.knows(kubelet))
         assert set(*standin.probe().values()) == {""}
         assert not _connects(pod)
-        await node.until("carried", agent, node.carries)
+        await node.until("a proxied connection", agent, node.is_proxying)
 
         # The relay ends with its container, and the gate admits the kubelet.
         await node.kill(agent)

@@ -67,7 +67,7 @@ def test_arguments_are_those_of_the_command_line() -> None:
     assert parsed.params["standby_seconds"] > 0
 
 
-def test_probes_ask_where_the_agent_listens_and_look_for_the_file_it_makes() -> None:
+def test_probes_use_the_agents_address_and_its_started_file() -> None:
     container = _agent_container()
     parsed = cli.main.commands["run"].make_context("run", container["args"][1:])
     address = parsed.params["http_address"]
@@ -86,12 +86,12 @@ def test_two_agents_fit_on_a_node_during_a_roll_out() -> None:
 
 
 @pytest.mark.looptime
-async def test_the_role_grants_what_is_asked_and_nothing_else(
+async def test_role_grants_exactly_the_requests(
     server: ApiServer,
     api: ApiClient,
     tmp_path: pathlib.Path,
 ) -> None:
-    # With it the watches alone are asked.
+    # With it only watches are requested.
     server.can_stream_lists = False
     server.put(apiserver.gated("web"))
     conditions = Conditions(now=lambda: datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC))

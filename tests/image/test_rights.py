@@ -69,7 +69,7 @@ async def test_without_the_node_s_processes_the_kubelet_is_not_found(
         standin.end()
 
 
-async def test_too_little_memory_to_compile_is_said(node: Node) -> None:
+async def test_too_little_memory_to_compile_is_one_sentence(node: Node) -> None:
     pod = node.pod()
     (container,) = pod["spec"]["containers"]
     container["resources"]["limits"]["memory"] = "100Mi"

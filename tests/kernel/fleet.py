@@ -77,7 +77,7 @@ class Fleet:
         self._process.communicate()
 
     def _ask(self, command: dict[str, Any]) -> Any:
-        return processes.ask(self._process, command)
+        return processes.request(self._process, command)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
-"""How long a new pod is open to the node, with the backstop and without: `python -m
-tests.bench.backstop`.
+"""How long a new pod is open to the node, with the default-deny table and without: `python -m
+tests.bench.default_deny`.
 
 From when the pod listens, a process of the node tries new connections, one after the other, for the
 20 ms that an agent may need to attach the gate.
@@ -27,27 +27,27 @@ def main() -> None:
     opened: dict[bool, list[float]] = {True: [], False: []}
     with Lab() as network, asyncio.Runner() as runner:
         for number in range(1, _RUNS + 1):
-            for with_backstop in (True, False):
-                backstop = runner.run(DefaultDenyTable.open()) if with_backstop else None
-                assert backstop is None or backstop.available, backstop
+            for with_table in (True, False):
+                table = runner.run(DefaultDenyTable.open()) if with_table else None
+                assert table is None or table.available, table
                 pod = network.add_pod("web", number)
                 with pod.listen(80):
-                    opened[with_backstop].append(_opened(pod))
+                    opened[with_table].append(_opened(pod))
                 network.remove_pod("web")
-                if backstop is not None:
-                    runner.run(backstop.remove())
+                if table is not None:
+                    runner.run(table.remove())
         figures.emit(
-            "backstop", "connections_before_gate", opened[True], "count", baseline=opened[False]
+            "default_deny", "connections_before_gate", opened[True], "count", baseline=opened[False]
         )
-        backstop = runner.run(DefaultDenyTable.open())
-        one = [_timed(runner, backstop, range(n, n + 1)) for n in range(1000, 1000 + _RUNS)]
-        figures.emit("backstop", "gate_one_ms", one, "ms")
+        table = runner.run(DefaultDenyTable.open())
+        one = [_timed(runner, table, range(n, n + 1)) for n in range(1000, 1000 + _RUNS)]
+        figures.emit("table", "gate_one_ms", one, "ms")
         burst = [
-            _timed(runner, backstop, range(n, n + _BURST))
+            _timed(runner, table, range(n, n + _BURST))
             for n in range(2000, 2000 + _BURST * _RUNS, _BURST)
         ]
-        figures.emit("backstop", f"gate_{_BURST}_ms", burst, "ms")
-        runner.run(backstop.remove())
+        figures.emit("table", f"gate_{_BURST}_ms", burst, "ms")
+        runner.run(table.remove())
 
 
 def _opened(pod: LabPod) -> float:
@@ -70,9 +70,9 @@ def _opened(pod: LabPod) -> float:
     return made
 
 
-def _timed(runner: asyncio.Runner, backstop: DefaultDenyTable, ifindexes: range) -> float:
+def _timed(runner: asyncio.Runner, table: DefaultDenyTable, ifindexes: range) -> float:
     async def gate() -> None:
-        await asyncio.gather(*(backstop.gate([ifindex]) for ifindex in ifindexes))
+        await asyncio.gather(*(table.gate([ifindex]) for ifindex in ifindexes))
 
     started = time.perf_counter()
     runner.run(gate())
