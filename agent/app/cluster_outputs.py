@@ -2,7 +2,6 @@
 
 import asyncio
 import datetime
-import pathlib
 
 import structlog
 
@@ -14,6 +13,7 @@ from agent.gates.metrics import GateMetrics
 from agent.kube.client import ApiClient
 from agent.kube.condition_writer import ConditionWriter
 from agent.kube.events import EventRecorder
+from agent.linux.procfs import boot_id
 from agent.logs import Event
 from agent.pods.conditions import Condition
 from agent.pods.events import PodEvents
@@ -23,8 +23,6 @@ from agent.settings import Settings
 from agent.sources.cluster import ClusterSource, has_ended
 
 log = structlog.get_logger(__name__)
-
-_BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
 
 class ClusterOutputs:
@@ -53,7 +51,7 @@ class ClusterOutputs:
             api,
             conditions_of=self._conditions_of,
             sandbox_of=self._sandbox_name,
-            boot=_BOOT_ID.read_text(encoding="ascii").strip(),
+            boot=boot_id(),
             writes_all=settings.write_all_conditions,
         )
         self.recorder = EventRecorder(api, node_name=settings.node_name)

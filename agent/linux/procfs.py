@@ -8,6 +8,14 @@ _COMM_BYTES = 15  # TASK_COMM_LEN without the zero
 _LISTENING = "0A"  # TCP_LISTEN, as /proc/net/tcp prints it
 
 
+_BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    """The id of this boot, a UUID. A read of it does not block."""
+    return _BOOT_ID.read_text(encoding="ascii").strip()
+
+
 class Procfs:
     """One /proc, or a directory with the same layout in tests. All methods may block."""
 

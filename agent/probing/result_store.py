@@ -11,6 +11,7 @@ import time
 import msgspec
 import structlog
 
+from agent.linux.procfs import boot_id
 from agent.logs import Event
 from agent.state_files import StateSaver
 from probes.engine.workers import ProbeType
@@ -23,7 +24,6 @@ _MAX_BYTES = 16 << 20  # 1,000 pods with the longest annotation each
 _SETTLE_SECONDS = 0.5
 # Every pod is looked at within seconds of a start; what none of them claims is of pods long gone.
 _UNCLAIMED_SECONDS = 300.0
-_BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
 Results = dict[str, dict[ProbeType, ProbeResult]]
 """By container."""
@@ -64,7 +64,7 @@ class ResultStore:
             path, self._content, on_error=self._log_not_saved, settle_seconds=_SETTLE_SECONDS
         )
         self._path = path
-        self._boot = _BOOT_ID.read_text(encoding="ascii").strip()
+        self._boot = boot_id()
         self._pods: dict[str, SavedProbes] = {}
         self._unclaimed = {} if path is None else {pod.uid: pod for pod in self._read(path)}
         self._unclaimed_until = time.monotonic() + _UNCLAIMED_SECONDS

@@ -52,7 +52,7 @@ class Line:
         raise AssertionError("the condition never became true")
 
     def receive(self, sock: socket.socket, count: int) -> bytes:
-        """So many bytes, or fewer if the peer closes."""
+        """This number of bytes, or fewer if the peer closes."""
         got = bytearray()
 
         def has_enough() -> bool:
@@ -114,7 +114,7 @@ def test_data_sent_before_a_reset_arrives(line: Line) -> None:
         line.client.recv(1)
 
 
-def test_slow_reader_slows_its_sender_and_loses_no_data(line: Line) -> None:
+def test_slow_reader_delays_the_other_end_and_loses_no_data(line: Line) -> None:
     sent = 0
     pattern = bytes(range(256)) * 4096
 
@@ -136,7 +136,7 @@ def test_slow_reader_slows_its_sender_and_loses_no_data(line: Line) -> None:
     assert got == (pattern * (sent // _MEGABYTE + 1))[:sent]
 
 
-def test_sender_that_closes_before_a_slow_reader_costs_no_cpu(line: Line) -> None:
+def test_close_before_a_slow_reader_costs_no_cpu(line: Line) -> None:
     """epoll reports a hung-up socket in every round, unless it is unregistered."""
     with contextlib.suppress(BlockingIOError):
         while True:

@@ -55,6 +55,6 @@ def test_lowest_free_slot_is_taken() -> None:
     ("name", "slot"),
     [("podgate-relay0", 0), ("podgate-relay7", 7), ("podgate-relay", None), ("eth0", None)],
 )
-def test_relays_interfaces_are_known_by_name(name: str, slot: int | None) -> None:
+def test_relay_interfaces_are_identified_by_name(name: str, slot: int | None) -> None:
     assert relay_interfaces.slot_of(name) == slot
     assert relay_interfaces.is_relay_interface(name) == (slot is not None)

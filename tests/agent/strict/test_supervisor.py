@@ -397,7 +397,7 @@ async def test_reports_of_a_draining_relay_are_counted(node: Node, web: PodState
     await node.supervisor.restart()
     before = node.stats.reports
     await asyncio.sleep(3.5)
-    assert node.stats.reports - before >= 6  # each says something once a second
+    assert node.stats.reports - before >= 6  # each reports once a second
     assert sum(report.connections for report in node.supervisor.last_reports) == 2
     old.exit()
     await asyncio.sleep(2)

@@ -1,4 +1,4 @@
-"""Which addresses and ports the relay is told to carry, and whose they are."""
+"""Desired targets of the relay, and pods that have none."""
 
 from agent.pods.pod_state import PodState
 from agent.strict.targets import excluded_reason, plan_of, uid_of
