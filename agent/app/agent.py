@@ -67,9 +67,9 @@ from bpf.verdicts import Mode
 log = structlog.get_logger(__name__)
 
 
-# How often every pod is looked at without a hint; a look is 20 ms of CPU. Netlink hints come within
-# milliseconds, and lost ones are told of, so this is for what nobody foresaw. But filters that are
-# taken away are only seen by it.
+# How often every pod is reconciled without a mark; a pass over one pod is 20 ms of CPU. Netlink
+# messages mark pods within milliseconds, and lost messages are reported, so this covers the
+# unforeseen. Filters that another program removes are found by it alone.
 _RESYNC_SECONDS = {Attachment.TCX: 300.0, Attachment.CLSACT: 30.0}
 
 
@@ -242,7 +242,7 @@ class Agent:
                 compiled=self._gate_worker.loaded.was_compiled,
                 load_ms=round(self._gate_worker.loaded.load_ms, 1),
             )
-            handover.tell_start(settings.started_file)
+            handover.write_started_file(settings.started_file)
             # Before gates are taken over by new maps, which have no kubelet yet.
             await self._kubelet.refresh()
             async with asyncio.TaskGroup() as group:

@@ -1,8 +1,8 @@
 """One agent takes over from another, as in a DaemonSet's roll-out that never leaves a node alone.
 
-There the new agent is started while the old one runs, and the old one is told to end only when the
-new one is available. So the new one prepares what can be prepared, says that it has started, and
-waits for the locks.
+There the new agent starts while the old one runs, and the old one gets its signal only when the new
+one is available. So the new one prepares all it can, writes the started file, and waits for the
+locks.
 """
 
 import asyncio
@@ -24,43 +24,43 @@ _POLL_SECONDS = 0.1
 
 
 @contextlib.asynccontextmanager
-async def turn(settings: Settings, installation: pins.Pins) -> AsyncIterator[bool]:
-    """Hold the locks of both directories; False when the process was told to end while it waited.
+async def hold_node(settings: Settings, installation: pins.Pins) -> AsyncIterator[bool]:
+    """Hold the locks of both directories; False when a signal ended the wait for them.
 
     Raises `AlreadyRunningError` when another agent still has them after `standby_seconds`, and what
-    `loader.load` raises: who could not take over does not say that it has started.
+    `loader.load` raises: an agent that cannot take over writes no started file.
     """
     with contextlib.ExitStack() as locks:
         is_ours = True
         try:
-            locks.enter_context(_both(settings, installation))
+            locks.enter_context(_take_locks(settings, installation))
         except AlreadyRunningError:
             if not settings.standby_seconds:
                 raise
-            is_ours = await _stand_by(locks, settings, installation)
+            is_ours = await _wait_for_locks(locks, settings, installation)
         yield is_ours
 
 
-def forget_start(file: pathlib.Path | None) -> None:
-    """What an earlier agent said of itself: the file outlives a container. Raises `OSError`, also
-    where the file could not be made later."""
+def remove_started_file(file: pathlib.Path | None) -> None:
+    """Remove the file of a previous agent, since it outlives a container. Raises `OSError`, also
+    where the file could not be created later."""
     if file is not None:
         file.touch()
         file.unlink()
 
 
-def tell_start(file: pathlib.Path | None) -> None:
+def write_started_file(file: pathlib.Path | None) -> None:
     """Raises `OSError`."""
     if file is not None:
         file.touch()
 
 
-async def _stand_by(
+async def _wait_for_locks(
     locks: contextlib.ExitStack, settings: Settings, installation: pins.Pins
 ) -> bool:
     # Beside what the other agent uses: programs lie by the hash of their sources.
     (await loader.load(installation)).close()
-    tell_start(settings.started_file)
+    write_started_file(settings.started_file)
     log.info(
         Event.STANDBY_WAITING,
         seconds=settings.standby_seconds,
@@ -72,7 +72,7 @@ async def _stand_by(
     try:
         while not stop.is_set():
             try:
-                locks.enter_context(_both(settings, installation))
+                locks.enter_context(_take_locks(settings, installation))
             except AlreadyRunningError:
                 if loop.time() >= deadline:
                     raise
@@ -88,6 +88,6 @@ async def _stand_by(
 
 
 @contextlib.contextmanager
-def _both(settings: Settings, installation: pins.Pins) -> Iterator[None]:
+def _take_locks(settings: Settings, installation: pins.Pins) -> Iterator[None]:
     with exclusive(settings.run_directory), exclusive(installation.root):
         yield

@@ -41,7 +41,7 @@ async def run(settings: Settings) -> None:
             "name another directory with --run-directory."
         ) from error
     try:
-        handover.forget_start(settings.started_file)
+        handover.remove_started_file(settings.started_file)
     except OSError as error:
         raise StartError(
             f"cannot write {settings.started_file} ({error.strerror}); "
@@ -56,7 +56,7 @@ async def run(settings: Settings) -> None:
 
 
 async def _run(settings: Settings, installation: pins.Pins, api: ApiClient | None) -> None:
-    async with handover.turn(settings, installation) as is_ours:
+    async with handover.hold_node(settings, installation) as is_ours:
         if not is_ours:
             return
         gate_worker = await GateWorker.open(settings)

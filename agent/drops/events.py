@@ -1,4 +1,4 @@
-"""Refusals one by one, for `podgate drops --follow`: a sample; the aggregate misses nobody."""
+"""Drop events for `podgate drops --follow`. They are sampled; the aggregate counts every packet."""
 
 import asyncio
 import collections
@@ -17,11 +17,11 @@ from bpf.drop_events import DropEvent, DropEventReader
 
 log = structlog.get_logger(__name__)
 
-# What a reader who comes by every second can miss none of: two CPUs tell 320 in that time.
-_KEPT = 2000
-# The ring holds two seconds of what one CPU may tell at most.
+# A reader that polls every second misses none of these: two CPUs send 320 in that time.
+_MAX_RECENT = 2000
+# The ring holds two seconds of what one CPU may send at most.
 _PERIOD_SECONDS = 0.5
-_SAID_AGAIN_SECONDS = 60.0
+_LOG_AGAIN_SECONDS = 60.0
 
 
 SUPPRESSED = MetricFamily(
@@ -32,7 +32,7 @@ SUPPRESSED = MetricFamily(
 
 
 class DropEventLog:
-    """The newest refusals, numbered from 1 on, with the names that pods have at that moment."""
+    """The newest events, numbered from 1 on, with the names that pods have at that moment."""
 
     def __init__(
         self,
@@ -45,15 +45,15 @@ class DropEventLog:
         self._events = events
         self._store = store
         self._callers = callers
-        self._kept: collections.deque[tuple[DropEvent, Pod | None]] = collections.deque(
-            maxlen=_KEPT
+        self._recent: collections.deque[tuple[DropEvent, Pod | None]] = collections.deque(
+            maxlen=_MAX_RECENT
         )
         self._count = 0
         self._lost = events.lost()
-        self._lost_said_at = float("-inf")
+        self._lost_logged_at = float("-inf")
 
     async def run(self) -> None:
-        """Empty the ring before it is full, for ever."""
+        """Empty the ring before it is full, until cancelled."""
         while True:
             await self._read()
             await asyncio.sleep(_PERIOD_SECONDS)
@@ -61,11 +61,11 @@ class DropEventLog:
     async def after(self, number: int) -> DropEvents:
         """Those after the one with this number (0: all that are kept), the oldest first."""
         await self._read()
-        first = self._count - len(self._kept) + 1
+        first = self._count - len(self._recent) + 1
         return DropEvents(
             events=[
-                self._status(refusal, pod)
-                for at, (refusal, pod) in enumerate(self._kept, start=first)
+                self._status(event, pod)
+                for at, (event, pod) in enumerate(self._recent, start=first)
                 if at > number
             ],
             newest=self._count,
@@ -77,34 +77,34 @@ class DropEventLog:
 
     async def _read(self) -> None:
         fresh = self._events.read()
-        for refusal in fresh:
-            self._kept.append((refusal, self._store.pod_of_interface(refusal.ifindex)))
+        for event in fresh:
+            self._recent.append((event, self._store.pod_of_interface(event.ifindex)))
             self._count += 1
         # Now, since a cgroup may be gone in a moment.
-        await asyncio.to_thread(self._callers.learn, {refusal.cgroup for refusal in fresh})
+        await asyncio.to_thread(self._callers.learn, {event.cgroup for event in fresh})
         lost = self._events.lost()
         now = asyncio.get_running_loop().time()
-        if lost > self._lost and now - self._lost_said_at >= _SAID_AGAIN_SECONDS:
-            self._lost_said_at = now
+        if lost > self._lost and now - self._lost_logged_at >= _LOG_AGAIN_SECONDS:
+            self._lost_logged_at = now
             log.warning(
                 Event.DROP_EVENTS_SUPPRESSED,
                 count=lost - self._lost,
             )
         self._lost = lost
 
-    def _status(self, refusal: DropEvent, pod: Pod | None) -> DropEventStatus:
+    def _status(self, event: DropEvent, pod: Pod | None) -> DropEventStatus:
         return DropEventStatus(
-            at=wall_clock(refusal.at_ns),
+            at=wall_clock(event.at_ns),
             namespace=pod.namespace if pod else "",
             pod=pod.name if pod else "",
-            verdict=refusal.verdict.label,
-            reason=refusal.reason.label,
-            protocol=protocol_word(refusal.protocol) if refusal.protocol else "",
-            source_address=str(refusal.source or ""),
-            source_port=refusal.source_port,
-            destination_address=str(refusal.destination or ""),
-            destination_port=refusal.destination_port,
-            cgroup=self._callers.sender(refusal.cgroup),
-            process=refusal.pid,
-            process_name=refusal.process_name,
+            verdict=event.verdict.label,
+            reason=event.reason.label,
+            protocol=protocol_word(event.protocol) if event.protocol else "",
+            source_address=str(event.source or ""),
+            source_port=event.source_port,
+            destination_address=str(event.destination or ""),
+            destination_port=event.destination_port,
+            cgroup=self._callers.sender(event.cgroup),
+            process=event.pid,
+            process_name=event.process_name,
         )

@@ -1,4 +1,4 @@
-"""Who of the node would need a rule: the gates' aggregate, with names that people know."""
+"""Source processes of dropped traffic: the kernel's aggregate, with cgroup paths."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from bpf.drop_sources import DropSource, DropSources
 
 log = structlog.get_logger(__name__)
 
-# A cgroup may be gone a moment after its only call, and then nobody can name it any more.
+# A cgroup may be gone a moment after its only call, and then its path is lost.
 _PERIOD_SECONDS = 2.0
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 47: "gre", 50: "esp", 58: "icmp", 132: "sctp"}
 NO_SOCKET = "(no socket: the kernel)"
@@ -47,7 +47,7 @@ class SourceProcesses:
         self._names: dict[int, str] = {0: NO_SOCKET}
 
     async def run(self) -> None:
-        """Name new callers soon after they call, for ever."""
+        """Name new sources soon after their first drop, until cancelled."""
         await asyncio.to_thread(self._restore)
         while True:
             gated = self._store.gated_interfaces() if self._store.is_synced else None

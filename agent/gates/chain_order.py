@@ -1,8 +1,8 @@
-"""Keeps gates before everybody else's programs on the same interface, without fighting for it.
+"""Keeps each gate first in its interface's program chain, with a bounded number of moves.
 
-The gate is attached first, but whoever attaches later may come before it again, and a program that
-returns TC_ACT_OK ends the chain: the gate never sees the packet. The kernel tells nobody of a
-program that is attached by tcx, so chains are asked now and then: 250 gates take 1.3 ms.
+The gate is attached first, but a program that is attached later may come before it, and a program
+that returns TC_ACT_OK ends the chain: the gate never sees the packet. The kernel sends no message
+about programs that are attached by tcx, so chains are polled: 250 gates take 1.3 ms.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from bpf.gates import Attachment
 
 log = structlog.get_logger(__name__)
 
-_LOOK_SECONDS = 5.0
+_POLL_SECONDS = 5.0
 # A CNI that brings an interface up reports it several times, and attaches about then.
 _DEBOUNCE_SECONDS = 0.5
-# Whoever goes on jumping in front will not stop for us. Each move costs 20 ms under RTNL.
+# A program that keeps moving in front will not stop for us. Each move costs 20 ms under RTNL.
 _MOVES = 3
 _WINDOW_SECONDS = 60.0
 
@@ -47,16 +47,16 @@ class ChainOrder:
         self._now = now or (lambda: asyncio.get_running_loop().time())
         self._changed = asyncio.Event()
         self._moves: dict[int, collections.deque[float]] = {}
-        self._given_up: set[int] = set()
+        self._abandoned: set[int] = set()
 
     def hint(self) -> None:
         """An interface came, went or changed: look soon."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Look every 5 s, and after every hint, for ever.
+        """Check every 5 s, and after every hint, until cancelled.
 
-        Not where gates are filters, of which 250 take 100 ms: there the look at each pod, every
+        Not where gates are filters, of which 250 take 100 ms: there the resync of all pods, every
         30 s, must do.
         """
         if self._gate_worker.attachment is Attachment.CLSACT:
@@ -68,7 +68,7 @@ class ChainOrder:
             except (OSError, TimeoutError) as error:
                 log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
             try:
-                async with asyncio.timeout(_LOOK_SECONDS):
+                async with asyncio.timeout(_POLL_SECONDS):
                     await self._changed.wait()
             except TimeoutError:
                 continue
@@ -82,7 +82,7 @@ class ChainOrder:
         """
         ifindex = interface.ifindex
         if await self._gate_worker.is_first(ifindex):
-            self._given_up.discard(ifindex)
+            self._abandoned.discard(ifindex)
             return ""
         moves = self._moves.setdefault(ifindex, collections.deque(maxlen=_MOVES))
         if len(moves) < _MOVES or self._now() - moves[0] > _WINDOW_SECONDS:
@@ -90,24 +90,24 @@ class ChainOrder:
             try:
                 await self._gate_worker.move_first(ifindex)
             except AttachError as error:
-                return self._behind(interface, f"the gate cannot be moved ({error})")
+                return self._displaced(interface, f"the gate cannot be moved ({error})")
             self._metrics.gates_reordered.inc()
             log.warning(Event.GATE_MOVED_FIRST, interface=interface.name, ifindex=ifindex)
             if await self._gate_worker.is_first(ifindex):
                 return ""
-        return self._behind(interface, "attach it after the gate")
+        return self._displaced(interface, "attach it after the gate")
 
     def forget(self, ifindex: int) -> None:
         """The interface is gone, or no longer gated."""
         self._moves.pop(ifindex, None)
-        self._given_up.discard(ifindex)
+        self._abandoned.discard(ifindex)
 
-    def _behind(self, interface: HostInterface, what: str) -> str:
+    def _displaced(self, interface: HostInterface, what: str) -> str:
         problem = (
             f"Another program runs before the gate on {interface.name}, and packets it accepts "
             f"pass no gate; {what}."
         )
-        if interface.ifindex not in self._given_up:
-            self._given_up.add(interface.ifindex)
+        if interface.ifindex not in self._abandoned:
+            self._abandoned.add(interface.ifindex)
             log.error(Event.GATE_DISPLACED, interface=interface.name, problem=problem)
         return problem

@@ -1,9 +1,10 @@
-"""Flows that the node began before a gate enforced: they go on, since a gate drops only openings.
+"""Existing flows: connections that the host opened before enforcement. They stay open, because a
+gate drops new flows only.
 
-FlowCount among the node's sockets, which are asked for every so often. A flow is one that the node
-began, to an enforced pod, by a sender whom the gate would not let in today. Who began it is told by
-who listens: the pod does on its port, and the node does not on its own. Where that is no longer so
-a flow is left out: better one too few, since what is found may be ended.
+They are found among the host's sockets, which are listed periodically. An existing flow was opened
+by the host, to an enforced pod, from a source that the gate would not admit today. The listening
+side shows which end opened it: the pod listens on its port, and the host does not on its own. Where
+that is no longer so a flow is left out, since flows that are found may be closed.
 """
 
 import asyncio

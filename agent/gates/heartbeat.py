@@ -1,4 +1,4 @@
-"""Says to the gates that the agent is there, and what they do when it no longer is."""
+"""Writes the agent's heartbeat and its time limits to the gates' configuration."""
 
 import asyncio
 
@@ -7,8 +7,8 @@ from bpf.node_config import NodeConfig
 _PERIOD_SECONDS = 1.0
 
 # An agent that is restarted or upgraded is back within some seconds. After this the kubelet may
-# have been restarted into another cgroup and nobody followed it, so what pods declare is opened to
-# the node's processes: a healthy pod must not restart for want of an agent.
+# have been restarted into another cgroup that no agent followed, so declared ports are opened to
+# host processes: a healthy pod must not restart because the agent is missing.
 STALE_AFTER_SECONDS = 15.0
 
 
@@ -21,7 +21,7 @@ class Heartbeat:
         self._dead_man_seconds = dead_man_hours * 3600
 
     async def run(self) -> None:
-        """Beat for ever. The first beat is before the first wait."""
+        """Beat until cancelled. The first beat is before the first wait."""
         self._config.set_limits(
             stale_after_seconds=STALE_AFTER_SECONDS, dead_man_seconds=self._dead_man_seconds
         )

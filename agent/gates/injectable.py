@@ -17,12 +17,12 @@ from agent.relay import interfaces as relay_interfaces
 
 log = structlog.get_logger(__name__)
 
-# A process of the node can write a frame to one of these and have it come in again.
+# A host process can write a frame to one of these and have it come in again.
 _INJECTING_KINDS = frozenset({"tun", "macvlan", "macvtap", "ipvlan", "ipvtap", "ifb"})
 
 # A CNI makes a veth pair in the node's namespace and moves one end into the pod a moment later.
 # Marked in between, the pod's own traffic would count as the node's, and stay so if the agent died
-# just then. Who makes interfaces has CAP_NET_ADMIN and is not held out anyway.
+# just then. A process that creates interfaces has CAP_NET_ADMIN and is not blocked anyway.
 _SETTLE_SECONDS = 2.0
 _TIMEOUT_SECONDS = 10
 # Netlink reports a new interface several times.
@@ -57,7 +57,7 @@ class InjectableInterfaces:
         self._changed.set()
 
     async def run(self) -> None:
-        """Look at once, and again after every hint, for ever."""
+        """Refresh at once, and after every hint, until cancelled."""
         marked = await self._gate_worker.marked_origins()
         async with pyroute2.AsyncIPRoute() as netlink:
             while True:
@@ -104,7 +104,7 @@ def can_inject(link: Link) -> bool:
     """Whether what comes in by a link of the node may have been sent by the node itself.
 
     A veth whose other end has no namespace number is paired within the node. What comes out of a
-    relay began with the kubelet.
+    relay started at the kubelet.
     """
     if relay_interfaces.is_relay_interface(link.name):
         return True

@@ -1,10 +1,10 @@
-"""The self-test: whether what the node sends to a pod goes through the pod's gate.
+"""The path test: whether packets from the host to a pod go through the pod's gate.
 
-A CNI may go round the veth (bpf_redirect_peer) or route the node through interfaces of its own;
-then a gate stands and judges nothing. So one packet is sent to each address of an enforced pod, and
-one of its gates must have refused it. Where none has, a look inside the pod tells the two cases
-apart: the packet arrived, so the gate is bypassed; or it did not, so the node cannot reach the pod
-at all, which is nobody's hole.
+A CNI may bypass the veth (bpf_redirect_peer) or route the host through interfaces of its own; the
+gate is then attached but sees no traffic. So one packet is sent to each address of an enforced pod,
+and one of its gates must have dropped it. Where none has, a capture inside the pod separates two
+cases: the packet arrived, so the gate is bypassed; or it did not, so the host cannot reach the pod
+at all, which is no hole.
 
 In audit the packet would arrive, so nothing is tested there.
 """
@@ -30,18 +30,18 @@ from probes.netns import Netns, NetnsGoneError
 
 log = structlog.get_logger(__name__)
 
-# A packet leaves at once unless the neighbour has to be asked for first: ARP takes microseconds on
-# a veth, more on a busy node. After these waits the same packet is sent again, then witnessed.
+# A packet leaves at once unless the neighbour has to be resolved first: ARP takes microseconds on a
+# veth, more on a busy node. After these waits the same packet is sent again, then captured.
 _WAITS_SECONDS = (0.02, 0.2)
 _WITNESS_SECONDS = 0.5
 
-# Paths change with routes and with the CNI's programs, of which nothing tells. So what is older is
-# tested again at the reconciler's next look, of which every pod gets one now and then.
+# Paths change with routes and with the CNI's programs, and no message reports it. So an older
+# result is tested again at the reconciler's next pass over the pod, which comes at each resync.
 _CONFIRMED_FOR_SECONDS = 45
 # Enough for an IPv6 header and the beginning of TCP's.
 _HEADERS_BYTES = 64
-# A test without an answer takes most of a second and hardly any CPU. Where the CNI keeps the node
-# away from all of its pods none has one: then those that wait for their condition come first.
+# A test without an answer takes most of a second and little CPU. Where the CNI blocks the host
+# from all of its pods, no test has an answer: then those that wait for their condition come first.
 _FIRST_AT_ONCE, _AGAIN_AT_ONCE = 32, 4
 
 
@@ -153,14 +153,14 @@ class _Path:
 
     async def test(self) -> PathTestResult:
         """Raises NetnsGoneError when the pod ends meanwhile, and OSError."""
-        refused_before = self.gates.dropped_by(self.ifindexes)
+        counted_before = self.gates.dropped_by(self.ifindexes)
 
-        def is_judged() -> bool:
-            return self.gates.dropped_by(self.ifindexes) > refused_before
+        def is_counted() -> bool:
+            return self.gates.dropped_by(self.ifindexes) > counted_before
 
         for seconds in _WAITS_SECONDS:
             self._send()
-            if is_judged():
+            if is_counted():
                 return PathTestResult.CONFIRMED
             if not self.is_sent:
                 return PathTestResult.UNREACHABLE
@@ -168,13 +168,13 @@ class _Path:
         capture = packets.open_capture(self.netns, self.address.version, self.sequence)
         try:
             self._send()
-            if is_judged():
+            if is_counted():
                 return PathTestResult.CONFIRMED
-            has_arrived = await self._hears(capture)
+            has_arrived = await self._arrives(capture)
         finally:
             await asyncio.to_thread(capture.close)
         # Held up on its way so far, it may have been judged at last.
-        if is_judged():
+        if is_counted():
             return PathTestResult.CONFIRMED
         return PathTestResult.BYPASSED if has_arrived else PathTestResult.UNREACHABLE
 
@@ -190,7 +190,7 @@ class _Path:
         except OSError as error:
             log.debug(Event.PATH_TEST_NOT_SENT, address=str(self.address), error=str(error))
 
-    async def _hears(self, capture: socket.socket) -> bool:
+    async def _arrives(self, capture: socket.socket) -> bool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_WITNESS_SECONDS):

@@ -1,9 +1,9 @@
-"""What a pod asked before its gate remembered: read from its sockets.
+"""Pending flows: a pod's flows from before its reply table existed, read from its sockets.
 
-A gate that comes to a running pod would drop the node's answers to what was asked earlier. A
-connected UDP socket names whom it asks, so its conversation can be written into the gate's table.
-What else may wait for an answer names nobody: an unconnected UDP socket, a raw, ping or SCTP one,
-a namespace behind the pod's. Where there is none of those, all is known, and no grace is needed.
+A gate that is attached to a running pod would drop the host's replies to earlier requests. A
+connected UDP socket has its peer's address, so its flow can be written into the gate's table. Other
+sockets that may wait for a reply have none: an unconnected UDP socket, a raw, ping or SCTP one, a
+namespace behind the pod's. Where none of these exists, all flows are known and no grace is needed.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ _DATAGRAMS = {
     socket.IPPROTO_UDPLITE: ("UDP-Lite", "UDPLITEv6"),
 }
 
-# What needs no table: TCP tells answers by its flags, the others do not leave the machine. A
-# protocol that is not known here may ask things.
+# Protocols that need no table: TCP shows replies by its flags, the others do not leave the machine.
+# Any other protocol may wait for replies.
 _HARMLESS = frozenset(
     {"TCP", "TCPv6", "MPTCP", "MPTCPv6", "SMC", "SMC6", "NETLINK", "UNIX", "UNIX-STREAM"}
     | {"AF_VSOCK", "ALG"}
@@ -44,7 +44,7 @@ class PendingFlows:
 
 
 def read(netns: Netns, network: PodNetwork) -> PendingFlows:
-    """What the pod has asked so far; to be called when its gate remembers already.
+    """The pod's flows so far; to be called once its gate records new ones.
 
     Takes milliseconds: call it from a thread. Raises NetnsGoneError, and OSError.
     """
@@ -58,7 +58,7 @@ def read(netns: Netns, network: PodNetwork) -> PendingFlows:
             continue
         unconnected = 0
         try:
-            for question in _conversations(netns, protocol):
+            for question in _open_flows(netns, protocol):
                 if question is None or len(questions) >= _MAX_QUESTIONS:
                     unconnected += 1
                 else:
@@ -79,8 +79,8 @@ def _sockets_in_use(netns: Netns) -> list[tuple[str, int]]:
     return [(name, count) for name, count in counts if count > 0]
 
 
-def _conversations(netns: Netns, protocol: int) -> Iterator[ReplyFlow | None]:
-    """One for each socket; None for one that is connected to nobody."""
+def _open_flows(netns: Netns, protocol: int) -> Iterator[ReplyFlow | None]:
+    """One for each socket; None for one that has no peer."""
     with sock_diag.SockDiag.open_in(netns) as diag:
         for found in diag.sockets(protocol, sock_diag.ESTABLISHED | sock_diag.CLOSE):
             peer = abi.unpack_address(found.remote)

@@ -1,4 +1,4 @@
-"""Guarding one pod: its namespace, its gates, and what to say about its isolation."""
+"""The gates of one pod: attached to its interfaces, with its rules, and the resulting status."""
 
 import asyncio
 import datetime
@@ -27,11 +27,11 @@ from probes.netns import Netns, NetnsError, NetnsGoneError
 
 log = structlog.get_logger(__name__)
 
-# What a pod asked before its gate remembered is answered within this time or asked again:
-# resolv.conf's default timeout is 5 s.
+# Requests from before the reply table are answered within this time or sent again: resolv.conf's
+# default timeout is 5 s.
 _GRACE_NS = 5_000_000_000
 
-# podgate-cni comes to its end within 20 s, and says nothing to the agent.
+# podgate-cni finishes within 20 s, and sends nothing to the agent.
 _PLUGIN_SECONDS = 25.0
 
 _REASONS = {Mode.AUDIT: "Audit", Mode.ENFORCE: ENFORCED, Mode.STRICT: ENFORCED}
@@ -98,11 +98,12 @@ class PodGates:
         return await self._reconcile_netns(state, netns)
 
     async def fill_reply_tables(self, state: PodState) -> list[GracePeriod]:
-        """Have the pod's gates remember what it asks; after `reconcile` of all that are marked,
-        since closing comes first. Raises `AttachError`.
+        """Start the reply tables of the pod's gates; after `reconcile` of all marked pods, since
+        closing comes first. Raises `AttachError`.
 
-        Gates that only begin to are told what the pod asked before. Where that cannot be told for
-        sure their grace goes on for a while: an answer too many is better than one too few.
+        A new table is filled with the pod's pending flows. Where these are not fully known, the
+        gate's grace period lasts a while: passing an unsolicited packet is better than dropping a
+        valid reply.
         """
         new = [ifindex for ifindex in state.gates if await self._gate_worker.remember(ifindex)]
         if not new or state.netns is None or state.network is None:
