@@ -49,14 +49,13 @@ class Starter(Protocol):
 
 
 class Scheduler:
-    """Runs the probes of all pods set by `set_pod`. Create and use it on a running loop.
+    """Runs the probes of all pods set by `set_pod`. Create it on a running loop.
 
     on_result: called with the new result when the result that counts changes; not for the initial
     result of a new pod. on_probe: called for each finished probe, prober errors too (`error` is
     set: they are in none of the kubelet's counts). on_delay: called with the seconds between each
     probe's scheduled and actual start. spread_seconds: first probes within this time after creation
-    are spread evenly over it: for an agent that starts on a full node. Otherwise they start at
-    once, as the kubelet's do.
+    are spread evenly over it, for an agent that starts on a full node; others start at once.
     """
 
     def __init__(

@@ -13,9 +13,7 @@ BODY_MAX_BYTES = 10 * 1024
 """Maximum of a body that a probe reads; more is not an error (pkg/probe/http/http.go)."""
 
 HEAD_MAX_BYTES = 256 * 1024
-"""Maximum of status line and headers, informational responses too. Go accepts 10 MiB: more than a
-probe may hold.
-"""
+"""Maximum of status line and headers, 1xx responses too. Go accepts 10 MiB."""
 
 INFORMATIONAL_MAX = 5
 """Maximum of 1xx responses that Go's client accepts before the final one."""
@@ -266,12 +264,10 @@ def _read_body(reader: Http1ResponseReader) -> bool:
 
 def _read_chunk_size(reader: Http1ResponseReader) -> bool:
     end = reader._buffer.find(b"\n")
-    if end < 0:
-        if len(reader._buffer) >= CHUNK_LINE_MAX_BYTES:
-            raise HttpError("header line too long")
-        return False
-    if end >= CHUNK_LINE_MAX_BYTES:
+    if (len(reader._buffer) if end < 0 else end) >= CHUNK_LINE_MAX_BYTES:
         raise HttpError("header line too long")
+    if end < 0:
+        return False
     line = reader._take(end + 1)[:-1]
     if not line.endswith(b"\r"):
         raise HttpError("chunked line ends with bare LF")
