@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import click
 
 from agent import metrics
+from agent.cli import log_reference
 from agent.cli import main as cli
 from agent.policy import definition
 from bpf.verdicts import Mode, Reason, Verdict
@@ -23,6 +24,7 @@ def pages() -> dict[str, str]:
         "docs/reference/reasons.md": _reasons(),
         "docs/reference/metrics.md": _metrics(),
         "docs/reference/cli.md": _commands(),
+        "docs/reference/logs.md": log_reference.page(),
         "docs/reference/probe-spec.schema.json": json.dumps(probespec.schema(), indent=2) + "\n",
         "deploy/manifests/crd.yaml": definition.manifest(),
     }

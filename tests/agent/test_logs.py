@@ -8,7 +8,9 @@ import pytest
 import structlog
 
 from agent import logs
+from agent.cli import log_reference
 from agent.logs import Event, LogFormat
+from tests import voice
 
 Configure = Callable[[LogFormat], io.StringIO]
 
@@ -74,3 +76,23 @@ def test_exceptions_are_in_the_line(configure: Configure) -> None:
 def test_sentences_are_sentences(event: Event) -> None:
     assert event.message[0].isupper() or event.message.startswith(("cgroup", "podgate"))
     assert event.message.endswith(".")
+
+
+def test_log_calls_name_an_event() -> None:
+    calls = log_reference.log_calls()
+    assert [call.place for call in calls if not call.events and not call.is_parameter] == []
+
+
+def test_each_event_is_logged() -> None:
+    logged = {event for call in log_reference.log_calls() for event in call.events}
+    assert set(Event) - logged == set()
+
+
+def test_fields_are_not_the_names_of_the_head() -> None:
+    reserved = {"time", "level", "event", "message"}
+    assert [c.place for c in log_reference.log_calls() if reserved & set(c.fields)] == []
+
+
+@pytest.mark.parametrize("event", Event)
+def test_sentences_have_no_banned_words(event: Event) -> None:
+    assert list(voice.problems("", [voice.Text(1, event.message, "string")])) == []
