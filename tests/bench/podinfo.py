@@ -18,7 +18,8 @@ import grpc
 import structlog
 
 from agent.api.podinfo.server import SERVICE, WATCH
-from tests.agent.api.podinfo.serving import Node, directory_for_all, until
+from tests import polling
+from tests.agent.api.podinfo.serving import Node, directory_for_all
 from tests.bench.figures import emit
 
 BENCH = "localapi"
@@ -64,7 +65,7 @@ async def _measure(directory: pathlib.Path) -> None:
 
 @contextlib.asynccontextmanager
 async def _watching(node: Node) -> AsyncIterator[list[Any]]:
-    await until(node.path.exists)
+    await polling.until("the socket", node.path.exists)
     channels = [node.channel() for _ in range(WATCHERS)]
     # Bytes as they come: a thousand readers would decode in a thousand processes.
     watches = [

@@ -54,7 +54,7 @@ def fresh_pins(isolated: None) -> Iterator[pins.Pins]:
 
 @pytest.fixture(scope="session")
 def shared_pins(isolated: None) -> pins.Pins:
-    """Where programs are compiled once for all tests."""
+    """An installation whose programs are compiled only once in a session."""
     directory = labs.LAB_DIRECTORY / "bpf" / "proxy-shared"
     directory.mkdir()
     return pins.Pins(directory)
@@ -62,7 +62,7 @@ def shared_pins(isolated: None) -> pins.Pins:
 
 @pytest.fixture
 def own_cgroup(isolated: None) -> Iterator[cgroups.Cgroup]:
-    """The test itself is in it: nobody else's sockets are translated."""
+    """The test itself is in it: no other process' sockets are translated."""
     with cgroups.cgroup() as made, within(made):
         yield made
 

@@ -87,7 +87,7 @@ async def chain(
             )
             await asyncio.to_thread(operator.start, "--service-endpoints")
             await asyncio.to_thread(operator.wait_for, "all gates", _are_gated(len(pods)))
-            # Before Linux 6.12 a listener that is older than the agent's look at it tells nothing.
+            # Before Linux 6.12 a listener that opened before the agent watched it sends no event.
             await asyncio.to_thread(wait_until, lambda: _hears_of_listeners(operator))
             for pod in pods:
                 servers.start(pod)
@@ -147,7 +147,7 @@ def _are_ready(count: int) -> Callable[[AgentReport], bool]:
 
 @contextlib.contextmanager
 def _client(cgroup: Cgroup) -> Iterator["subprocess.Popen[bytes]"]:
-    """Connects again and again, until its input has ended and it is refused no more."""
+    """Connects again and again, until its input has ended and connections succeed."""
     address = scene.cluster_ip(4, 0)
     process = cgroup.popen(
         [sys.executable, "-m", "tests.proxy.dying", address, str(scene.SERVICE_PORT)],
@@ -162,7 +162,7 @@ def _client(cgroup: Cgroup) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def _connect_again_and_again(address: str, port: int) -> list[float]:
-    """When it was refused, by CLOCK_MONOTONIC in seconds."""
+    """When a connection failed with ECONNREFUSED, by CLOCK_MONOTONIC in seconds."""
     refused: list[float] = []
     in_a_row = 0
     has_ended = False

@@ -21,8 +21,8 @@ from tests.proxy import scene
 _LIMIT_SECONDS = traffic.LIMIT_SECONDS
 
 
-class Teller:
-    """A publisher, served in a thread; what it is told is served at once."""
+class ServedEndpoints:
+    """A publisher, served in a thread; changes are published at once."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.target = f"unix://{directory}/localnet.sock"
@@ -65,8 +65,8 @@ class Teller:
         ]
         self._do(lambda publisher: self._put(publisher, told, slices))
 
-    def say(self, pod: labs.LabPod, *, is_ready: bool) -> None:
-        """What the agent's own probes know of a pod before anybody else does."""
+    def set_ready(self, pod: labs.LabPod, *, is_ready: bool) -> None:
+        """Set a pod's readiness, as the agent's own probes do."""
         addresses = frozenset(map(str, pod.addresses))
         self._ready |= dict.fromkeys(addresses, is_ready)
         self._do(lambda publisher: publisher.pod_changed(addresses))

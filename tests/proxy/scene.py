@@ -1,4 +1,4 @@
-"""Pods that say their names over TCP and UDP, and services as the API tells of them."""
+"""Pods that send their names over TCP and UDP, and services as the API publishes them."""
 
 import contextlib
 import ipaddress
@@ -21,7 +21,7 @@ _NETWORKS = ("198.18.96.0/19", "198.18.128.0/19", "fd00:18:96::/48")
 
 
 class Servers:
-    """One thread that answers for all pods, with the name of the pod that was asked."""
+    """One thread that responds for all pods, with the name of the pod."""
 
     def __init__(self, pods: Sequence[labs.LabPod]) -> None:
         self._selector = selectors.DefaultSelector()
@@ -46,7 +46,7 @@ class Servers:
                 self._selector.register(sock, selectors.EVENT_READ, pod.name.encode())
 
     def stop(self, pod: labs.LabPod) -> None:
-        """From now on the pod refuses."""
+        """Close the pod's listener."""
         with self._lock:
             for sock in self._sockets.pop(pod.name):
                 self._selector.unregister(sock)
@@ -152,8 +152,8 @@ def endpoints(*pods: labs.LabPod, is_external: bool = True, port: int = PORT) ->
     ]
 
 
-def asked(sock: socket.socket, address: str, port: int) -> str:
-    """Connect (a datagram socket: only send), and who answers; the socket is closed."""
+def responder_of(sock: socket.socket, address: str, port: int) -> str:
+    """Connect (a datagram socket: only send); returns the name of the pod that responds."""
     sock.settimeout(traffic.LIMIT_SECONDS)
     with sock:
         if sock.type == socket.SOCK_STREAM:
@@ -165,14 +165,14 @@ def asked(sock: socket.socket, address: str, port: int) -> str:
         return answer.decode()
 
 
-def ask(
+def request(
     address: str,
     port: int = SERVICE_PORT,
     *,
     kind: int = socket.SOCK_STREAM,
     client: labs.LabPod | None = None,
 ) -> str:
-    """Who answers the node, or a pod."""
+    """The name of the pod that responds to the node, or to a pod."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = client.open_socket(family, kind) if client else socket.socket(family, kind)
-    return asked(sock, address, port)
+    return responder_of(sock, address, port)

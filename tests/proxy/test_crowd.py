@@ -11,7 +11,7 @@ from agent.proxy.backends import BackendError
 from bpf.services import services
 from tests.proxy import scene
 from tests.proxy.conftest import Proxy
-from tests.proxy.scene import ask, cluster_ip, endpoints, service
+from tests.proxy.scene import cluster_ip, endpoints, request, service
 
 pytestmark = pytest.mark.kernel
 
@@ -25,18 +25,18 @@ def test_many_services_are_all_there_and_change_one_by_one(
     crowd = [service(f"s{number}", two, number=number) for number in range(COUNT)]
     proxy.serve_all(crowd)
     for number in (0, 1, COUNT // 2, COUNT - 1):
-        assert ask(cluster_ip(4, number)) in {"one", "two"}
-        assert ask(cluster_ip(6, number)) in {"one", "two"}
+        assert request(cluster_ip(4, number)) in {"one", "two"}
+        assert request(cluster_ip(6, number)) in {"one", "two"}
     crowd[5] = service("s5", endpoints(pods[2]), number=5)
     proxy.serve_all(crowd)
-    assert ask(cluster_ip(4, 5)) == "three"
-    assert ask(cluster_ip(4, 6)) in {"one", "two"}
+    assert request(cluster_ip(4, 5)) == "three"
+    assert request(cluster_ip(4, 6)) in {"one", "two"}
 
 
 def test_service_with_thousands_of_endpoints_uses_them(
     proxy: Proxy, pods: list[labs.LabPod], servers: scene.Servers
 ) -> None:
-    """All but those of one pod are ports at which nobody listens: it is found in the end."""
+    """All but those of one pod are ports without a listener: the client finds the pod."""
     many = [
         pb.Endpoint(
             address=pods[0].ipv4,
@@ -49,19 +49,19 @@ def test_service_with_thousands_of_endpoints_uses_them(
     ]
     proxy.serve(service("big", many))
     with pytest.raises(ConnectionRefusedError):
-        ask(cluster_ip(4))
+        request(cluster_ip(4))
     proxy.serve(service("big", [*many[:3], *endpoints(pods[0])]))
     assert "one" in {answer(cluster_ip(4)) for _ in range(100)}
 
 
 def answer(address: str) -> str:
     try:
-        return ask(address)
+        return request(address)
     except ConnectionRefusedError:
         return ""
 
 
-def test_more_endpoints_than_there_is_room_for_leave_all_as_it_was(
+def test_too_many_endpoints_change_nothing(
     ebpf: Proxy,
     pods: list[labs.LabPod],
     servers: scene.Servers,
@@ -71,10 +71,10 @@ def test_more_endpoints_than_there_is_room_for_leave_all_as_it_was(
     monkeypatch.setattr(services, "MAX_ENDPOINTS", 5)
     with pytest.raises(BackendError, match="room for 5"):
         ebpf.serve(service("web", endpoints(pods[0])), service("x", endpoints(*pods), number=1))
-    assert ask(cluster_ip(4)) == "one"
+    assert request(cluster_ip(4)) == "one"
 
 
-def test_table_that_somebody_removed_is_whole_after_the_next_change_but_one(
+def test_removed_table_is_complete_after_two_changes(
     nft: Proxy, pods: list[labs.LabPod], servers: scene.Servers
 ) -> None:
     """`nft flush ruleset`, as a restart of nftables.service does it, takes ours along."""
@@ -84,5 +84,5 @@ def test_table_that_somebody_removed_is_whole_after_the_next_change_but_one(
     with pytest.raises(BackendError):
         nft.serve(web, service("other", endpoints(pods[1]), number=1))
     nft.serve(web, service("third", endpoints(pods[2]), number=2))
-    assert ask(cluster_ip(4)) == "one"
-    assert ask(cluster_ip(4, 2)) == "three"
+    assert request(cluster_ip(4)) == "one"
+    assert request(cluster_ip(4, 2)) == "three"

@@ -1,4 +1,4 @@
-"""What the agent's own probes see is what the node's services do, with nobody else in between."""
+"""Results of the agent's own probes reach the node's service proxy directly."""
 
 import asyncio
 import pathlib

@@ -1,4 +1,4 @@
-"""What leads where, told from one state to the next."""
+"""Frontends, and their changes from one state to the next."""
 
 import ipaddress
 import socket
@@ -60,14 +60,14 @@ def test_node_ports_are_at_every_address_of_the_node() -> None:
     assert external == {place("198.18.0.1", 30080), place("fd00:18::1", 30080)}
 
 
-def test_all_places_of_a_port_share_their_clients() -> None:
+def test_all_addresses_of_a_port_share_affinity() -> None:
     found = first(service(node_port=30080), service("other", cluster_ips=["198.18.96.2"]))
     ids = {one.port_id for one in found.values()}
     assert len(ids) == 2
     assert 0 not in ids
 
 
-def test_inside_and_outside_have_what_the_api_says_of_each() -> None:
+def test_internal_and_external_endpoints_follow_the_api() -> None:
     found = first(
         service(
             "web",
@@ -87,7 +87,7 @@ def test_inside_and_outside_have_what_the_api_says_of_each() -> None:
     assert not cluster.drops
 
 
-def test_only_balancers_addresses_have_sources() -> None:
+def test_only_load_balancer_addresses_have_sources() -> None:
     found = first(
         service(
             external_ips=["198.18.97.1"],
@@ -99,16 +99,16 @@ def test_only_balancers_addresses_have_sources() -> None:
     assert ranged == {place("198.18.97.2", 80)}
 
 
-def test_headless_services_and_sctp_lead_nowhere() -> None:
+def test_headless_services_and_sctp_have_no_frontends() -> None:
     assert first(service(is_headless=True), service("x", protocol=pb.PROTOCOL_SCTP)) == {}
 
 
-def test_affinity_without_the_word_for_it_is_none() -> None:
+def test_affinity_timeout_without_client_ip_is_ignored() -> None:
     found = first(service(session_affinity_timeout_seconds=10))
     assert {one.affinity_seconds for one in found.values()} == {0}
 
 
-def test_what_stays_is_not_told_again() -> None:
+def test_unchanged_services_are_not_in_the_change() -> None:
     table = FrontendTable()
     table.update([service(), service("other", cluster_ips=["198.18.96.2"])], NODE)
     change = table.update([service(), service("other", cluster_ips=["198.18.96.3"])], NODE)
@@ -116,14 +116,14 @@ def test_what_stays_is_not_told_again() -> None:
     assert change.removed == {place("198.18.96.2", 80)}
 
 
-def test_other_addresses_of_the_node_move_the_node_ports() -> None:
+def test_changed_node_addresses_move_the_node_ports() -> None:
     table = FrontendTable()
     table.update([service(node_port=30080)], NODE)
     change = table.update([service(node_port=30080)], NODE[:1])
     assert change == FrontendChange({}, {place("fd00:18::1", 30080)})
 
 
-def test_of_two_that_claim_a_place_the_first_by_name_has_it_as_long_as_it_is_there() -> None:
+def test_first_service_by_name_gets_a_shared_address() -> None:
     shared = place("198.18.97.1", 80)
     one, two = (
         service(name, endpoint(address), cluster_ips=(), external_ips=["198.18.97.1"])
@@ -136,7 +136,7 @@ def test_of_two_that_claim_a_place_the_first_by_name_has_it_as_long_as_it_is_the
     assert table.update([], NODE) == FrontendChange({}, {shared})
 
 
-def test_changes_that_could_not_be_made_come_with_the_next_ones() -> None:
+def test_failed_changes_are_merged_with_the_next_ones() -> None:
     table = FrontendTable()
     pending = table.update([service(cluster_ips=["198.18.96.1"])], NODE)
     pending = pending.then(table.update([service(cluster_ips=["198.18.96.2"])], NODE))

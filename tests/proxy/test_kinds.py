@@ -11,7 +11,7 @@ from agent.lab import lab as labs
 from tests.kernel import traffic
 from tests.proxy import scene
 from tests.proxy.conftest import Proxy
-from tests.proxy.scene import ask, cluster_ip, endpoints, service
+from tests.proxy.scene import cluster_ip, endpoints, request, service
 
 pytestmark = pytest.mark.kernel
 
@@ -37,7 +37,7 @@ def test_cluster_ip_leads_node_and_pods_to_every_endpoint(
     proxy.serve(service("web", endpoints(*pods[:2]), protocol=protocol))
     address = cluster_ip(version)
     for client in (None, pods[2]):
-        answers = {ask(address, kind=kind, client=client) for _ in range(TURNS)}
+        answers = {request(address, kind=kind, client=client) for _ in range(TURNS)}
         assert answers == {"one", "two"}
 
 
@@ -55,7 +55,7 @@ def test_node_port_leads_there_from_node_and_pods(
     proxy.serve(service("web", wanted, protocol=protocol, node_port=scene.NODE_PORT))
     for client in (None, pods[2]):
         answers = {
-            ask(traffic.NODE[version], scene.NODE_PORT, kind=kind, client=client)
+            request(traffic.NODE[version], scene.NODE_PORT, kind=kind, client=client)
             for _ in range(TURNS)
         }
         assert answers == {"one", "two"}
@@ -72,7 +72,7 @@ def test_pod_reaches_itself_by_its_service(
     version: int,
 ) -> None:
     proxy.serve(service("web", endpoints(pods[0]), protocol=protocol))
-    assert ask(cluster_ip(version), kind=kind, client=pods[0]) == "one"
+    assert request(cluster_ip(version), kind=kind, client=pods[0]) == "one"
 
 
 @BOTH
@@ -102,14 +102,14 @@ def test_ipv6_socket_reaches_a_mapped_address(
     proxy: Proxy, pods: list[labs.LabPod], servers: scene.Servers
 ) -> None:
     proxy.serve(service("web", endpoints(pods[0])))
-    assert ask(f"::ffff:{cluster_ip(4)}") == "one"
+    assert request(f"::ffff:{cluster_ip(4)}") == "one"
 
 
 @BOTH
 def test_socket_goes_to_another_endpoint_when_its_own_is_gone(
     proxy: Proxy, pods: list[labs.LabPod], servers: scene.Servers, version: int
 ) -> None:
-    """The same socket, and so the same port: netfilter would go on as it began."""
+    """The same socket, and so the same port: netfilter would continue with the old translation."""
     proxy.serve(service("dns", endpoints(pods[0]), protocol=pb.PROTOCOL_UDP))
     with socket.socket(traffic.family(version), socket.SOCK_DGRAM) as sock:
         sock.settimeout(traffic.LIMIT_SECONDS)
@@ -151,10 +151,10 @@ def test_client_with_affinity_stays_with_its_endpoint_by_every_address(
         node_port=scene.NODE_PORT,
     )
     proxy.serve(wanted)
-    first = ask(cluster_ip(version), kind=kind, client=pods[2])
+    first = request(cluster_ip(version), kind=kind, client=pods[2])
     for _ in range(TURNS):
-        assert ask(cluster_ip(version), kind=kind, client=pods[2]) == first
-    other_way = ask(traffic.NODE[version], scene.NODE_PORT, kind=kind, client=pods[2])
+        assert request(cluster_ip(version), kind=kind, client=pods[2]) == first
+    other_way = request(traffic.NODE[version], scene.NODE_PORT, kind=kind, client=pods[2])
     assert other_way == first
 
 
@@ -163,13 +163,13 @@ def test_affinity_ends_with_its_endpoint_and_not_with_another(
     proxy: Proxy, pods: list[labs.LabPod], servers: scene.Servers, version: int
 ) -> None:
     proxy.serve(service("web", endpoints(*pods), affinity_seconds=600))
-    first = ask(cluster_ip(version))
+    first = request(cluster_ip(version))
     others = [pod for pod in pods if pod.name != first]
     (own,) = (pod for pod in pods if pod.name == first)
     proxy.serve(service("web", endpoints(own, others[0]), affinity_seconds=600))
-    assert {ask(cluster_ip(version)) for _ in range(TURNS)} == {first}
+    assert {request(cluster_ip(version)) for _ in range(TURNS)} == {first}
     proxy.serve(service("web", endpoints(*others), affinity_seconds=600))
-    (second,) = {ask(cluster_ip(version)) for _ in range(TURNS)}
+    (second,) = {request(cluster_ip(version)) for _ in range(TURNS)}
     assert second != first
 
 
@@ -178,9 +178,9 @@ def test_affinity_ends_with_its_time(
 ) -> None:
     """The shortest there is: one second."""
     proxy.serve(service("web", endpoints(*pods), affinity_seconds=1))
-    first = ask(cluster_ip(4))
+    first = request(cluster_ip(4))
     deadline = time.monotonic() + 30
-    while ask(cluster_ip(4)) == first:
+    while request(cluster_ip(4)) == first:
         assert time.monotonic() < deadline
         time.sleep(1.1)
 
@@ -194,7 +194,7 @@ def converse(sock: socket.socket, place: tuple[str, int]) -> None:
 
 @BOTH
 @KINDS
-def test_service_without_endpoints_refuses_at_once(
+def test_service_without_endpoints_rejects_at_once(
     proxy: Proxy,
     pods: list[labs.LabPod],
     servers: scene.Servers,
@@ -221,40 +221,40 @@ def test_node_and_its_pods_reach_endpoints_elsewhere_whatever_the_external_polic
     """As kube-proxy has it: externalTrafficPolicy Local is for who comes from outside."""
     elsewhere = endpoints(pods[0], is_external=False)
     proxy.serve(service("web", elsewhere, node_port=scene.NODE_PORT, is_local=True))
-    assert ask(traffic.NODE[version], scene.NODE_PORT) == "one"
+    assert request(traffic.NODE[version], scene.NODE_PORT) == "one"
 
 
 @BOTH
-def test_family_without_endpoints_is_refused_and_the_other_is_not(
+def test_family_without_endpoints_is_rejected_and_the_other_is_not(
     proxy: Proxy, pods: list[labs.LabPod], servers: scene.Servers, version: int
 ) -> None:
     own = [e for e in endpoints(pods[0]) if (":" in e.address) == (version == 6)]
     proxy.serve(service("web", own))
-    assert ask(cluster_ip(version)) == "one"
+    assert request(cluster_ip(version)) == "one"
     with pytest.raises(ConnectionRefusedError):
-        ask(cluster_ip(10 - version))
+        request(cluster_ip(10 - version))
 
 
 @BOTH
-def test_what_is_no_service_goes_its_own_way(
+def test_other_traffic_is_not_translated(
     proxy: Proxy, pods: list[labs.LabPod], servers: scene.Servers, version: int
 ) -> None:
     proxy.serve(service("web", endpoints(pods[0]), node_port=scene.NODE_PORT))
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-        assert ask(traffic.address(pods[1], version), scene.PORT, kind=kind) == "two"
+        assert request(traffic.address(pods[1], version), scene.PORT, kind=kind) == "two"
     with socket.socket(traffic.family(version), socket.SOCK_STREAM) as sock:
         assert sock.connect_ex((traffic.NODE[version], 30081)) == errno.ECONNREFUSED
 
 
 @BOTH
-def test_service_that_is_gone_is_not_there(
+def test_deleted_service_is_not_translated(
     proxy: Proxy, pods: list[labs.LabPod], servers: scene.Servers, version: int
 ) -> None:
     web = service("web", endpoints(pods[0]), node_port=scene.NODE_PORT)
     proxy.serve(web, service("shop", endpoints(pods[1]), number=1))
     proxy.serve(service("shop", endpoints(pods[1]), number=1))
-    assert ask(cluster_ip(version, 1)) == "two"
+    assert request(cluster_ip(version, 1)) == "two"
     with pytest.raises(ConnectionRefusedError):
-        ask(traffic.NODE[version], scene.NODE_PORT)
+        request(traffic.NODE[version], scene.NODE_PORT)
     proxy.serve(web)
-    assert ask(traffic.NODE[version], scene.NODE_PORT) == "one"
+    assert request(traffic.NODE[version], scene.NODE_PORT) == "one"

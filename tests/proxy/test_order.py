@@ -23,7 +23,7 @@ from bpf.verdicts import Mode
 from tests.kernel import cgroups, offers, redirecting
 from tests.proxy import scene
 from tests.proxy.conftest import Proxy
-from tests.proxy.scene import ask, cluster_ip, endpoints, service
+from tests.proxy.scene import cluster_ip, endpoints, request, service
 
 pytestmark = pytest.mark.kernel
 
@@ -109,23 +109,21 @@ def enforce(gates: Gates, pod: labs.LabPod) -> None:
 
 
 @pytest.mark.parametrize("attach_type", [CONNECT4, CONNECT6])
-def test_proxy_that_comes_later_is_asked_first(
-    first: Proxy, own_cgroup: cgroups.Cgroup, attach_type: int
-) -> None:
+def test_later_proxy_runs_first(first: Proxy, own_cgroup: cgroups.Cgroup, attach_type: int) -> None:
     translating, judging = names(own_cgroup, attach_type)
     assert translating.startswith("service_connec")
     assert judging.startswith("hook_connect")
 
 
 @BOTH
-def test_node_s_process_is_refused_an_enforced_endpoint_by_its_service(
+def test_host_process_is_rejected_at_an_enforced_endpoint_of_a_service(
     first: Proxy, gates: Gates, pods: list[labs.LabPod], version: int
 ) -> None:
-    assert ask(cluster_ip(version)) == "one"
+    assert request(cluster_ip(version)) == "one"
     enforce(gates, pods[0])
     with pytest.raises(PermissionError):
-        ask(cluster_ip(version))
-    assert ask(cluster_ip(version), client=pods[1]) == "one"
+        request(cluster_ip(version))
+    assert request(cluster_ip(version), client=pods[1]) == "one"
 
 
 @BOTH
@@ -135,12 +133,12 @@ def test_kubelet_reaches_what_the_pod_declares(
     enforce(gates, pods[0])
     NodeConfig(agent).set_kubelet(redirecting.own_cgroup())
     pod = pods[0].ipv4 if version == 4 else pods[0].ipv6
-    assert ask(pod, scene.PORT) == "one"
-    assert ask(cluster_ip(version)) == "one"
+    assert request(pod, scene.PORT) == "one"
+    assert request(cluster_ip(version)) == "one"
 
 
 @BOTH
-def test_agent_that_goes_on_after_the_proxy_came_keeps_its_hook(
+def test_running_agent_keeps_its_hook_beside_a_new_proxy(
     first: Proxy,
     hooks: Hooks,
     gates: Gates,
@@ -154,19 +152,19 @@ def test_agent_that_goes_on_after_the_proxy_came_keeps_its_hook(
     assert names(own_cgroup, CONNECT4) == before
     enforce(gates, pods[0])
     with pytest.raises(PermissionError):
-        ask(cluster_ip(version))
+        request(cluster_ip(version))
 
 
 @BOTH
-def test_agent_that_ends_its_hooks_leaves_translation(
+def test_agent_that_detaches_its_hooks_leaves_translation(
     first: Proxy, hooks: Hooks, gates: Gates, pods: list[labs.LabPod], version: int
 ) -> None:
     hooks.detach()
-    assert ask(cluster_ip(version)) == "one"
+    assert request(cluster_ip(version)) == "one"
 
 
 @BOTH
-def test_gate_stops_datagrams_that_a_service_leads_to_an_enforced_pod(
+def test_gate_drops_datagrams_translated_to_an_enforced_pod(
     first: Proxy, gates: Gates, pods: list[labs.LabPod], version: int
 ) -> None:
     first.serve(service("dns", endpoints(pods[0]), protocol=pb.PROTOCOL_UDP))
@@ -179,12 +177,12 @@ def test_gate_stops_datagrams_that_a_service_leads_to_an_enforced_pod(
             sock.recv(100)
 
 
-def test_counts_say_what_was_done(first: Proxy, pods: list[labs.LabPod]) -> None:
+def test_counters_count_translations_and_rejections(first: Proxy, pods: list[labs.LabPod]) -> None:
     backend = first.backend
     assert isinstance(backend, EbpfBackend)
     before = backend._services.counts()
     first.serve(service("web", endpoints(pods[0])), service("none", [], number=1))
-    assert ask(cluster_ip(4)) == "one"
+    assert request(cluster_ip(4)) == "one"
     with socket.socket() as sock:
         assert sock.connect_ex((cluster_ip(4, 1), scene.SERVICE_PORT)) == errno.ECONNREFUSED
     after = backend._services.counts()

@@ -1,4 +1,4 @@
-"""Who comes from outside to a node port, with nft: whom the endpoint sees, and who is let in."""
+"""Clients from outside at node ports, with nft: the addresses that pods see, and source ranges."""
 
 import socket
 
@@ -8,7 +8,7 @@ from agent.lab import lab as labs
 from tests.kernel import traffic
 from tests.proxy import scene
 from tests.proxy.conftest import Proxy
-from tests.proxy.scene import ask, cluster_ip, endpoints, service
+from tests.proxy.scene import cluster_ip, endpoints, request, service
 
 pytestmark = pytest.mark.kernel
 
@@ -42,7 +42,7 @@ def test_client_is_masqueraded_unless_the_external_policy_is_local(
 
 
 @BOTH
-def test_local_policy_without_endpoints_here_drops_who_comes_from_outside(
+def test_local_policy_without_endpoints_here_drops_external_traffic(
     nft: Proxy, pods: list[labs.LabPod], servers: scene.Servers, version: int
 ) -> None:
     elsewhere = endpoints(pods[0], is_external=False)
@@ -51,11 +51,11 @@ def test_local_policy_without_endpoints_here_drops_who_comes_from_outside(
         sock.settimeout(traffic.DROPPED_AFTER_SECONDS)
         with pytest.raises(TimeoutError):
             sock.connect((traffic.NODE[version], scene.NODE_PORT))
-    assert ask(traffic.NODE[version], scene.NODE_PORT) == "one"
+    assert request(traffic.NODE[version], scene.NODE_PORT) == "one"
 
 
 @BOTH
-def test_balancer_s_address_takes_only_its_sources(
+def test_load_balancer_address_admits_only_its_source_ranges(
     nft: Proxy, pods: list[labs.LabPod], servers: scene.Servers, version: int
 ) -> None:
     web = service("web", endpoints(pods[0]))
@@ -64,7 +64,7 @@ def test_balancer_s_address_takes_only_its_sources(
     web.load_balancer_ips.append(balancer)
     web.load_balancer_source_ranges.append(f"{traffic.address(pods[1], version)}/{bits}")
     nft.serve(web)
-    assert ask(balancer, client=pods[1]) == "one"
+    assert request(balancer, client=pods[1]) == "one"
     with pods[2].open_socket(traffic.family(version), socket.SOCK_STREAM) as sock:
         sock.settimeout(traffic.DROPPED_AFTER_SECONDS)
         with pytest.raises(TimeoutError):

@@ -16,8 +16,8 @@ from bpf import pins
 from bpf.services import links as service_links
 from tests.kernel import cgroups, offers, traffic
 from tests.proxy import scene
-from tests.proxy.feeding import Process, Teller, wait_until
-from tests.proxy.scene import ask, cluster_ip
+from tests.proxy.feeding import Process, ServedEndpoints, wait_until
+from tests.proxy.scene import cluster_ip, request
 
 pytestmark = pytest.mark.kernel
 
@@ -30,8 +30,8 @@ def directory(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture
-def teller(directory: pathlib.Path) -> Iterator[Teller]:
-    made = Teller(directory)
+def served(directory: pathlib.Path) -> Iterator[ServedEndpoints]:
+    made = ServedEndpoints(directory)
     yield made
     made.close()
 
@@ -42,17 +42,17 @@ def process(
     pods: list[labs.LabPod],
     servers: scene.Servers,
     directory: pathlib.Path,
-    teller: Teller,
+    served: ServedEndpoints,
     shared_pins: pins.Pins,
     own_cgroup: cgroups.Cgroup,
 ) -> Iterator[Process]:
     """Running, with service 0 at the first two pods."""
     offers.need_netns_cookie()
-    teller.put(0, pods[:2], type="NodePort", ports=[PORT])
+    served.put(0, pods[:2], type="NodePort", ports=[PORT])
     where = ("--run-directory", str(directory), "--bpffs", str(shared_pins.bpffs))
     made = Process(
         directory,
-        *("--backend", request.param, "--target", teller.target),
+        *("--backend", request.param, "--target", served.target),
         *("--cgroup", str(own_cgroup.directory), *where),
     )
     with scene.routed():
@@ -77,61 +77,61 @@ def clean_up(backend: str, *where: str) -> None:
 
 
 def answers(address: str, port: int = scene.SERVICE_PORT) -> set[str]:
-    return {ask(address, port) for _ in range(40)}
+    return {request(address, port) for _ in range(40)}
 
 
 @BOTH
-def test_what_the_api_tells_is_carried(process: Process, version: int) -> None:
+def test_services_of_the_api_are_translated(process: Process, version: int) -> None:
     assert answers(cluster_ip(version)) == {"one", "two"}
     assert answers(traffic.NODE[version], scene.NODE_PORT) == {"one", "two"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_services_go_on_without_it_and_the_next_one_takes_over(
-    process: Process, teller: Teller, pods: list[labs.LabPod], number: signal.Signals
+def test_services_stay_without_the_process_and_the_next_one_takes_over(
+    process: Process, served: ServedEndpoints, pods: list[labs.LabPod], number: signal.Signals
 ) -> None:
     process.stop(number)
     assert answers(cluster_ip(4)) == {"one", "two"}
-    teller.put(0, pods[2:])
-    teller.put(1, pods[:1])
+    served.put(0, pods[2:])
+    served.put(1, pods[:1])
     process.start()
     assert answers(cluster_ip(4)) == {"three"}
     assert answers(cluster_ip(4, 1)) == {"one"}
 
 
-def test_it_ends_well_when_it_is_told_to(process: Process) -> None:
+def test_sigterm_exits_with_status_0(process: Process) -> None:
     assert process.stop(signal.SIGTERM) == 0
 
 
 @BOTH
-def test_endpoint_that_the_agent_s_probes_find_dead_is_avoided(
+def test_endpoint_with_failing_probes_is_avoided(
     process: Process,
-    teller: Teller,
+    served: ServedEndpoints,
     pods: list[labs.LabPod],
     servers: scene.Servers,
     version: int,
 ) -> None:
     servers.stop(pods[0])
-    teller.say(pods[0], is_ready=False)
-    wait_until(lambda: none_is_refused(cluster_ip(version)))
+    served.set_ready(pods[0], is_ready=False)
+    wait_until(lambda: all_connections_succeed(cluster_ip(version)))
     assert answers(cluster_ip(version)) == {"two"}
     servers.start(pods[0])
-    teller.say(pods[0], is_ready=True)
-    wait_until(lambda: ask(cluster_ip(version)) == "one")
+    served.set_ready(pods[0], is_ready=True)
+    wait_until(lambda: request(cluster_ip(version)) == "one")
 
 
-def none_is_refused(address: str) -> bool:
+def all_connections_succeed(address: str) -> bool:
     """In as many turns as make it sure, were one of two endpoints dead."""
     for _ in range(30):
         try:
-            ask(address)
+            request(address)
         except ConnectionRefusedError:
             return False
     return True
 
 
 def test_no_connection_fails_while_services_change(
-    process: Process, teller: Teller, pods: list[labs.LabPod]
+    process: Process, served: ServedEndpoints, pods: list[labs.LabPod]
 ) -> None:
     """The second pod is healthy throughout, the others come and go; all of them answer."""
     stopped, failures, count = threading.Event(), [], 0
@@ -140,8 +140,8 @@ def test_no_connection_fails_while_services_change(
         nonlocal count
         while not stopped.is_set():
             try:
-                ask(cluster_ip(4))
-                ask(cluster_ip(6))
+                request(cluster_ip(4))
+                request(cluster_ip(6))
             except OSError as error:
                 failures.append(repr(error))
             count += 2
@@ -150,8 +150,8 @@ def test_no_connection_fails_while_services_change(
     thread.start()
     try:
         for turn in range(40):
-            teller.put(0, [pods[1], *pods[turn % 2 * 2 : turn % 2 * 2 + 1]])
-            teller.put(1 + turn, pods[:1])
+            served.put(0, [pods[1], *pods[turn % 2 * 2 : turn % 2 * 2 + 1]])
+            served.put(1 + turn, pods[:1])
             last = 1 + turn
             wait_until(lambda: reaches(last))  # noqa: B023  it is waited for here
     finally:
@@ -170,7 +170,7 @@ def reaches(number: int) -> bool:
             return False
 
 
-def test_second_proxy_is_turned_away(
+def test_second_proxy_is_rejected(
     process: Process, directory: pathlib.Path, shared_pins: pins.Pins
 ) -> None:
     second = subprocess.run(
@@ -187,7 +187,7 @@ def test_second_proxy_is_turned_away(
     assert "another agent is running" in second.stderr
 
 
-def test_cleanup_waits_for_the_proxy_s_end_and_then_removes_all(
+def test_cleanup_fails_beside_a_proxy_and_removes_all_after_it(
     process: Process, directory: pathlib.Path, shared_pins: pins.Pins
 ) -> None:
     command = [

@@ -1,4 +1,4 @@
-"""The small client: it goes on whatever happens, and ends when it is told to."""
+"""The client: it continues after all errors, and stops when it is cancelled."""
 
 import asyncio
 import json
@@ -11,7 +11,8 @@ import pytest
 
 from agent.client import base
 from agent.client.podinfo import PodInfoClient, PodInfoState
-from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, until
+from tests import polling
+from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node
 
 _ROOT = pathlib.Path(__file__).parents[3]
 
@@ -29,13 +30,13 @@ async def next_of(client: PodInfoClient) -> PodInfoState | None:
         return await asyncio.to_thread(client.next)
 
 
-async def test_next_goes_on_over_a_restart_and_a_server_that_does_not_know_yet(node: Node) -> None:
+async def test_next_continues_after_a_restart_and_an_unready_server(node: Node) -> None:
     problems: list[str] = []
     client = PodInfoClient(
         f"unix://{node.path}", error_delay_seconds=0.05, on_problem=problems.append
     )
     waiting = asyncio.create_task(next_of(client))
-    await until(lambda: len(problems) == 1)
+    await polling.until("one problem", lambda: len(problems) == 1)
     pod = node.add("web")
     async with node.serving():
         first = await waiting
@@ -48,7 +49,7 @@ async def test_next_goes_on_over_a_restart_and_a_server_that_does_not_know_yet(n
     node.unready_because = "not every sandbox has been looked at yet"
     waiting = asyncio.create_task(next_of(client))
     async with node.serving():
-        await until(lambda: len(problems) == 2)
+        await polling.until("two problems", lambda: len(problems) == 2)
         node.unready_because = None
         third = await waiting
         assert third is not None
@@ -58,13 +59,13 @@ async def test_next_goes_on_over_a_restart_and_a_server_that_does_not_know_yet(n
     assert len(problems) == 2
 
 
-async def test_cancel_ends_next_that_waits_and_all_after(node: Node) -> None:
+async def test_cancel_ends_a_waiting_next_and_all_later_ones(node: Node) -> None:
     node.add("web")
     async with node.serving():
         client = PodInfoClient(f"unix://{node.path}")
         await next_of(client)
         waiting = asyncio.create_task(next_of(client))
-        await until(lambda: node.is_pending(1))
+        await polling.until("one watch", lambda: node.has_watches(1))
         await asyncio.to_thread(client.cancel)
         assert await waiting is None
         assert await next_of(client) is None
@@ -93,7 +94,7 @@ async def start(node: Node, *arguments: str) -> asyncio.subprocess.Process:
     )
 
 
-async def test_run_takes_once_and_goes_on_from_what_it_printed(node: Node) -> None:
+async def test_run_continues_from_the_printed_position(node: Node) -> None:
     pod = node.add("web")
     async with node.serving(), asyncio.timeout(2 * PATIENCE_SECONDS):
         output, errors = await (await start(node, "--once")).communicate()
@@ -102,7 +103,7 @@ async def test_run_takes_once_and_goes_on_from_what_it_printed(node: Node) -> No
         resume = errors.decode().partition("to continue: ")[2].split()
         assert resume == ["--instance-id", instance.decode(), "--rev", rev.decode()]
         child = await start(node, *resume)
-        await until(lambda: node.is_pending(1))
+        await polling.until("one watch", lambda: node.has_watches(1))
         node.set(pod, False)
         assert child.stdout is not None
         assert int((await child.stdout.readline()).split()[2]) == int(rev) + 1
@@ -143,6 +144,6 @@ async def test_podgate_pods_shows_a_table_and_json(node: Node) -> None:
     assert "run 'podgate run'" in errors
 
 
-def test_numbers_that_cannot_be_are_refused_at_once() -> None:
+def test_impossible_position_is_rejected_at_once() -> None:
     with pytest.raises(ValueError, match="-1"):
         PodInfoClient("unix:/nowhere", rev=-1)

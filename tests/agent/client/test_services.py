@@ -32,7 +32,7 @@ def end(count: int) -> pb.NextItem:
 
 @contextlib.contextmanager
 def scripted(path: pathlib.Path, *streams: list[pb.NextItem]) -> Iterator[list[pb.NextFilter]]:
-    """A server that answers one call after the other as told; gives what it was asked."""
+    """A server that sends one stream per call; yields the requests."""
     asked: list[pb.NextFilter] = []
     left = iter(streams)
 
@@ -76,9 +76,7 @@ def client_of(path: pathlib.Path, problems: list[str] | None = None) -> Services
         [HEADER, pb.NextItem(), end(0)],
     ],
 )
-def test_what_is_not_whole_does_not_count(
-    tmp_path: pathlib.Path, broken: list[pb.NextItem]
-) -> None:
+def test_incomplete_state_is_discarded(tmp_path: pathlib.Path, broken: list[pb.NextItem]) -> None:
     problems: list[str] = []
     with scripted(tmp_path / "s", broken, broken, [HEADER, WEB, end(1)]) as asked:
         with contextlib.closing(client_of(tmp_path / "s", problems)) as client:
@@ -90,7 +88,7 @@ def test_what_is_not_whole_does_not_count(
     assert problems == ["the server's list of services is incomplete"]
 
 
-def test_each_call_asks_for_what_comes_next(tmp_path: pathlib.Path) -> None:
+def test_each_call_continues_from_the_last_state(tmp_path: pathlib.Path) -> None:
     with scripted(tmp_path / "s") as asked:
         with contextlib.closing(client_of(tmp_path / "s")) as client:
             client.next()
@@ -98,7 +96,7 @@ def test_each_call_asks_for_what_comes_next(tmp_path: pathlib.Path) -> None:
         assert asked == [pb.NextFilter(), HEADER.next]
 
 
-def test_what_is_known_already_is_said(tmp_path: pathlib.Path) -> None:
+def test_first_call_continues_from_the_given_state(tmp_path: pathlib.Path) -> None:
     with scripted(tmp_path / "s") as asked:
         client = ServicesClient(f"unix:{tmp_path / 's'}", instance_id=5, rev=9)
         with contextlib.closing(client):
@@ -106,7 +104,7 @@ def test_what_is_known_already_is_said(tmp_path: pathlib.Path) -> None:
         assert asked == [pb.NextFilter(instance_id=5, rev=9)]
 
 
-def test_asking_once_says_what_is_wrong(tmp_path: pathlib.Path) -> None:
+def test_failed_request_raises_one_sentence(tmp_path: pathlib.Path) -> None:
     with (
         contextlib.closing(client_of(tmp_path / "nobody")) as client,
         pytest.raises(StreamError, match="cannot read"),
@@ -114,18 +112,18 @@ def test_asking_once_says_what_is_wrong(tmp_path: pathlib.Path) -> None:
         client.request(1.0)
 
 
-def test_numbers_that_cannot_be_are_refused_at_once() -> None:
+def test_impossible_position_is_rejected_at_once() -> None:
     with pytest.raises(ValueError, match="-1"):
         ServicesClient("unix:/nowhere", rev=-1)
 
 
-async def test_asking_once_does_not_wait_for_ever(served: Served, client: ServicesClient) -> None:
+async def test_request_has_a_time_limit(served: Served, client: ServicesClient) -> None:
     await served.start(is_complete=False)
     assert await asyncio.to_thread(client.request, 0.2) is None
     await asyncio.to_thread(client.close)
 
 
-async def test_a_server_that_comes_later_is_found(served: Served, client: ServicesClient) -> None:
+async def test_server_that_starts_later_is_found(served: Served, client: ServicesClient) -> None:
     asking = asyncio.create_task(asyncio.to_thread(client.next))
     await asyncio.sleep(0.1)
     await served.start()
@@ -186,7 +184,7 @@ def start(*arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-async def test_a_small_client_runs_once_and_says_how_to_go_on(served: Served) -> None:
+async def test_program_runs_once_and_prints_how_to_continue(served: Served) -> None:
     await served.start()
     program = start("--target", served.target, "--once")
     told, said = await asyncio.to_thread(program.communicate, timeout=WAIT_SECONDS)
@@ -199,7 +197,7 @@ async def test_a_small_client_runs_once_and_says_how_to_go_on(served: Served) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_small_client_ends_when_told_to(served: Served, number: signal.Signals) -> None:
+async def test_program_exits_on_a_signal(served: Served, number: signal.Signals) -> None:
     await served.start()
     program = start("--target", served.target)
     assert program.stdout is not None
@@ -209,7 +207,7 @@ async def test_a_small_client_ends_when_told_to(served: Served, number: signal.S
     assert (program.returncode, said) == (0, "")
 
 
-async def test_a_small_client_says_that_nobody_answers(tmp_path: pathlib.Path) -> None:
+async def test_program_prints_that_no_server_responds(tmp_path: pathlib.Path) -> None:
     program = start("--target", f"unix:{tmp_path / 'nobody'}")
     assert program.stderr is not None
     said = await asyncio.to_thread(program.stderr.readline)
@@ -218,7 +216,7 @@ async def test_a_small_client_says_that_nobody_answers(tmp_path: pathlib.Path) -
     await asyncio.to_thread(program.communicate, timeout=WAIT_SECONDS)
 
 
-def test_the_client_needs_nothing_of_the_agent() -> None:
+def test_client_needs_nothing_of_the_agent() -> None:
     code = (
         "import sys, agent.client.services;"
         "print(sorted({name.partition('.')[0] for name in sys.modules}"
@@ -232,7 +230,7 @@ def test_the_client_needs_nothing_of_the_agent() -> None:
     ), told.stderr
 
 
-def test_a_server_that_is_none_is_a_problem_and_no_failure(tmp_path: pathlib.Path) -> None:
+def test_server_that_is_not_grpc_is_a_problem_and_not_an_error(tmp_path: pathlib.Path) -> None:
     problems: list[str] = []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))

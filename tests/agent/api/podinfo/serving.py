@@ -1,11 +1,11 @@
-"""A node whose pods are the test's to make, told over real sockets."""
+"""A node whose pods a test creates, served over real sockets."""
 
 import asyncio
 import contextlib
 import pathlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
@@ -19,6 +19,7 @@ from agent.api.podinfo.server import SERVICE, PodInfoServer
 from agent.client import podinfo_pb2
 from agent.pods.conditions import FALSE, TRUE, Conditions
 from agent.pods.pod import Pod
+from tests import polling
 
 PATIENCE_SECONDS = 30
 
@@ -82,7 +83,7 @@ class _Conditions(Conditions):
 
 
 class Node:
-    """Its pods, and the server that tells of them."""
+    """Its pods, and the server that publishes them."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
@@ -108,7 +109,7 @@ class Node:
         return pod
 
     def set(self, pod: Pod, passes: bool, message: str = "") -> None:
-        """What its probes say."""
+        """Set the result of its probes."""
         status = TRUE if passes else FALSE
         reason = "ProbesPassing" if passes else "ProbeFailed"
         self.conditions.set(pod, labels.PROBES_PASSING, status, reason, message)
@@ -148,7 +149,7 @@ class Node:
             asyncio.create_task(self.server.run()),
         ]
         try:
-            await until(self.path.exists)
+            await polling.until("the socket", self.path.exists)
             if self.unready_because is None:
                 await self.publisher.is_ready.wait()
             async with self.channel() as channel:
@@ -168,21 +169,14 @@ class Node:
         )
         return grpc.aio.insecure_channel(f"unix:{self.path}", options=options)
 
-    def is_pending(self, count: int) -> bool:
-        """Whether so many watches are open."""
+    def has_watches(self, count: int) -> bool:
+        """Whether `count` watches are open."""
         return self.server.watches == count
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for what another side does."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not is_so():  # noqa: ASYNC110  (of another side there is no event)
-            await asyncio.sleep(0.005)
 
 
 @contextlib.contextmanager
 def directory_for_all() -> Iterator[pathlib.Path]:
-    """A short path, as sockets need, that everybody may pass."""
+    """A short path, as sockets need, that all users may enter."""
     made = pathlib.Path(tempfile.mkdtemp(prefix="podinfo-"))
     made.chmod(0o755)
     try:

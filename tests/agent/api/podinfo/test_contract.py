@@ -118,7 +118,7 @@ async def test_reader_that_has_only_reflection_can_list(node: Node) -> None:
         assert names == [["web"]]
 
 
-async def test_nothing_is_told_before_every_pod_has_been_looked_at(node: Node) -> None:
+async def test_calls_fail_before_the_list_is_complete(node: Node) -> None:
     node.unready_because = "the API server has not told of the pods yet"
     pod = node.add("web")
     async with node.serving() as calls, node.channel() as channel:
@@ -147,7 +147,7 @@ async def test_nothing_is_told_before_every_pod_has_been_looked_at(node: Node) -
         watch.cancel()
 
 
-async def test_restarted_agent_says_so_until_it_knows_again(node: Node) -> None:
+async def test_calls_fail_after_a_restart_until_the_list_is_complete(node: Node) -> None:
     node.add("web")
     async with node.serving() as calls:
         before = await calls.listed()
@@ -172,7 +172,7 @@ async def test_unknown_uid_is_not_found(node: Node, uid: str) -> None:
         assert caught.value.code() is NOT_FOUND
 
 
-async def test_pod_that_has_gone_is_not_found_and_not_listed(node: Node) -> None:
+async def test_deleted_pod_is_not_found_and_not_listed(node: Node) -> None:
     pod = node.add("web")
     node.add("stays")
     async with node.serving() as calls:
@@ -186,7 +186,7 @@ async def test_pod_that_has_gone_is_not_found_and_not_listed(node: Node) -> None
         assert caught.value.code() is NOT_FOUND
 
 
-async def test_what_changes_nothing_is_no_revision(node: Node) -> None:
+async def test_hint_without_a_change_makes_no_revision(node: Node) -> None:
     pod = node.add("web")
     async with node.serving() as calls:
         watch = calls.watched()
@@ -200,14 +200,14 @@ async def test_what_changes_nothing_is_no_revision(node: Node) -> None:
         watch.cancel()
 
 
-async def test_half_of_a_character_in_a_name_does_no_harm(node: Node) -> None:
+async def test_unpaired_surrogate_in_a_name_is_replaced(node: Node) -> None:
     node.add("half\ud800")
     node.add("web")
     async with node.serving() as calls:
         assert [one.pod_name for one in (await calls.listed()).pods] == ["half?", "web"]
 
 
-async def test_everybody_may_open_the_socket_and_only_root_what_is_behind(node: Node) -> None:
+async def test_socket_is_open_to_all_users_and_the_inner_one_to_root_only(node: Node) -> None:
     async with node.serving():
         assert stat.S_IMODE(node.path.stat().st_mode) == 0o666
         assert stat.S_IMODE(node.path.parent.stat().st_mode) == 0o755
@@ -215,7 +215,7 @@ async def test_everybody_may_open_the_socket_and_only_root_what_is_behind(node: 
     assert not node.path.exists()
 
 
-def test_the_three_responses_have_the_same_numbers_for_the_same_fields() -> None:
+def test_three_responses_have_the_same_field_numbers() -> None:
     everything = podinfo_pb2.ListPodConditionsResponse(
         instance_id=7, rev=8, pods=[podinfo_pb2.PodConditions(pod_uid="u")]
     )

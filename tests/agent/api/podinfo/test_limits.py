@@ -1,4 +1,4 @@
-"""Everybody on the node may read, so nobody may take it from the others."""
+"""Every user of the node may read, and no user can prevent others from it."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from agent.api import peer_credentials
 from agent.api.podinfo.server import GET, LIST, SERVICE
 from agent.client import podinfo_pb2
 from tests import polling
-from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of, until
+from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of
 
 _ROOT = pathlib.Path(__file__).parents[4]
 NOBODY = 65534
@@ -43,7 +43,7 @@ except client.base.StreamError as error:
 """
 
 
-async def test_who_asks_too_often_is_told_to_come_later(node: Node) -> None:
+async def test_user_above_the_rate_is_rejected(node: Node) -> None:
     pod = node.add("web")
     async with node.serving(calls_per_second=0.001, burst=3) as calls:
         for _ in range(3):
@@ -86,7 +86,7 @@ async def test_streams_of_health_are_limited_too(node: Node) -> None:
         assert [one.pod_name for one in (await calls.listed()).pods] == ["web"]
 
 
-async def test_a_watch_that_stands_is_not_limited(node: Node) -> None:
+async def test_open_watch_is_not_rate_limited(node: Node) -> None:
     pod = node.add("web")
     async with node.serving(calls_per_second=0.001, burst=1) as calls:
         watch = calls.watched()
@@ -110,7 +110,7 @@ async def test_reader_without_root_has_limits_of_its_own(node: Node) -> None:
         )
         async with asyncio.timeout(2 * PATIENCE_SECONDS):
             output, _ = await child.communicate()
-        # It may ask, as often as root might; what is behind the doorway is closed to it.
+        # It may read, with limits of its own; gRPC's own socket is closed to it.
         assert output.decode().split() == ["web", "UNAVAILABLE"]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await calls.listed()
@@ -136,7 +136,7 @@ async def test_garbage_in_requests_is_an_invalid_argument(node: Node) -> None:
         assert [one.pod_name for one in (await calls.listed()).pods] == ["web"]
 
 
-async def test_garbage_on_the_socket_harms_nobody(node: Node) -> None:
+async def test_garbage_on_the_socket_affects_no_client(node: Node) -> None:
     pod = node.add("web")
     made = random.Random(4188)
     async with node.serving() as calls:
@@ -157,8 +157,8 @@ async def test_garbage_on_the_socket_harms_nobody(node: Node) -> None:
         node.set(pod, False)
         assert (await watch.read()).pods[0].pod_name == "web"
         watch.cancel()
-        # None of them is still carried.
-        await until(lambda: node.server.connections == 1)
+        # None of them is still proxied.
+        await polling.until("one connection", lambda: node.server.connections == 1)
 
 
 async def test_connections_beyond_a_users_share_are_closed_at_once(
@@ -173,25 +173,25 @@ async def test_connections_beyond_a_users_share_are_closed_at_once(
             reader, writer = await asyncio.open_unix_connection(str(node.path))
             stack.callback(writer.close)
             opened.append((reader, writer))
-        await until(lambda: node.server.rejected["connections"] == 7)
+        await polling.until("seven rejections", lambda: node.server.rejected["connections"] == 7)
         assert node.server.connections == 4
-        # Who was in goes on, and whoever leaves makes room.
+        # The open connection continues, and a closed one makes room.
         await calls.listed()
         for _, writer in opened:
             writer.close()
-        await until(lambda: node.server.connections == 1)
+        await polling.until("one connection", lambda: node.server.connections == 1)
         async with node.channel() as channel:
             answer = channel.unary_stream(f"/{SERVICE}/{LIST}")(b"", timeout=PATIENCE_SECONDS)
             assert await answer.read() != grpc.aio.EOF
 
 
-async def test_reader_that_never_reads_holds_up_nobody(node: Node) -> None:
+async def test_reader_that_never_reads_delays_no_other(node: Node) -> None:
     pods = [node.add(f"pod{number}") for number in range(110)]
     async with node.serving() as calls:
         with socket.socket(socket.AF_UNIX) as mute:
             mute.setblocking(False)
             await asyncio.get_running_loop().sock_connect(mute, str(node.path))
-            # An HTTP/2 preface, then pings for ever: each asks for an answer that it never takes.
+            # An HTTP/2 preface, then endless pings: the client never reads the responses.
             ping = b"\x00\x00\x08\x06\x00\x00\x00\x00\x00" + b"\x00" * 8
             with contextlib.suppress(OSError):
                 mute.send(
@@ -206,7 +206,7 @@ async def test_reader_that_never_reads_holds_up_nobody(node: Node) -> None:
             watch.cancel()
 
 
-def test_doorway_leaves_files_for_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_leaves_file_descriptors_for_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1024))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, wanted: None)
     made = peer_credentials.PeerCredentialProxy(pathlib.Path("a"), pathlib.Path("b"))

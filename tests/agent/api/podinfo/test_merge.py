@@ -1,4 +1,4 @@
-"""Of several who say something of a pod, the newest word is told, with who says it."""
+"""Conditions from several sources: the newest report is published, with its source."""
 
 import dataclasses
 import datetime
@@ -48,55 +48,55 @@ def own(kind: str, status: str) -> Condition:
     return Condition(kind, status, "Reason", "message", START)
 
 
-def told(known: PodRecord, at: datetime.datetime = START) -> podinfo_pb2.PodConditions:
-    content = ConditionsEncoder().encode(known, at).content
+def encoded(record: PodRecord, at: datetime.datetime = START) -> podinfo_pb2.PodConditions:
+    content = ConditionsEncoder().encode(record, at).content
     response = podinfo_pb2.ListPodConditionsResponse.FromString(content)
     first: podinfo_pb2.PodConditions = response.pods[0]
     return first
 
 
-def said(known: PodRecord) -> dict[str, tuple[int, int]]:
-    return {one.type: (one.status, one.source) for one in told(known).conditions}
+def effective(record: PodRecord) -> dict[str, tuple[int, int]]:
+    return {one.type: (one.status, one.source) for one in encoded(record).conditions}
 
 
-def test_podgates_own_conditions_come_before_the_api_servers_echo() -> None:
+def test_own_conditions_override_the_api_servers_copy() -> None:
     echo = pod("7")
     stale = msgspec.json.encode(echo).replace(
         b'"status":{}',
         b'"status":{"conditions":[{"type":"%s","status":"False"}]}'
         % labels.PROBES_PASSING.encode(),
     )
-    known = PodRecord(
+    record = PodRecord(
         of_api=msgspec.json.decode(stale, type=ApiPod), own=(own(labels.PROBES_PASSING, "True"),)
     )
-    assert said(known) == {labels.PROBES_PASSING: (TRUE, PODGATE)}
+    assert effective(record) == {labels.PROBES_PASSING: (TRUE, PODGATE)}
 
 
-def test_kubelet_knows_best_what_it_computes_itself() -> None:
-    known = PodRecord(
+def test_kubelet_overrides_for_conditions_that_it_computes() -> None:
+    record = PodRecord(
         of_api=pod("9", Ready="True", Initialized="True"), of_kubelet=pod("7", Ready="False")
     )
-    assert said(known) == {"Ready": (FALSE, KUBELET), "Initialized": (TRUE, API)}
+    assert effective(record) == {"Ready": (FALSE, KUBELET), "Initialized": (TRUE, API)}
 
 
-def test_of_others_conditions_the_newer_object_counts() -> None:
+def test_newer_object_counts_for_other_conditions() -> None:
     older, newer = pod("7", custom="False"), pod("9", custom="True")
-    assert said(PodRecord(of_api=newer, of_kubelet=older)) == {"custom": (TRUE, API)}
-    assert said(PodRecord(of_api=older, of_kubelet=newer)) == {"custom": (TRUE, KUBELET)}
+    assert effective(PodRecord(of_api=newer, of_kubelet=older)) == {"custom": (TRUE, API)}
+    assert effective(PodRecord(of_api=older, of_kubelet=newer)) == {"custom": (TRUE, KUBELET)}
 
 
-def test_pod_that_only_the_runtime_knows_has_podgates_conditions() -> None:
-    known = PodRecord(
+def test_pod_without_api_object_has_own_conditions() -> None:
+    record = PodRecord(
         pod=Pod(uid="u", namespace="tests", name="web"), own=(own(labels.ISOLATION_READY, "True"),)
     )
-    assert said(known) == {labels.ISOLATION_READY: (TRUE, PODGATE)}
-    assert (told(known).pod_uid, told(known).static) == ("u", False)
+    assert effective(record) == {labels.ISOLATION_READY: (TRUE, PODGATE)}
+    assert (encoded(record).pod_uid, encoded(record).static) == ("u", False)
 
 
-def test_status_that_nobody_knows_is_unspecified_and_a_wrong_time_left_out() -> None:
+def test_unknown_status_is_unspecified_and_a_wrong_time_left_out() -> None:
     one = pod("7", Ready="Perhaps")
     wrong = msgspec.json.encode(one).replace(SINCE.encode(), b"yesterday")
-    (condition,) = told(PodRecord(of_api=msgspec.json.decode(wrong, type=ApiPod))).conditions
+    (condition,) = encoded(PodRecord(of_api=msgspec.json.decode(wrong, type=ApiPod))).conditions
     assert condition.status == podinfo_pb2.CONDITION_STATUS_UNSPECIFIED
     assert not condition.HasField("last_transition_time")
 
@@ -104,18 +104,18 @@ def test_status_that_nobody_knows_is_unspecified_and_a_wrong_time_left_out() -> 
 def test_static_pod_has_both_uids() -> None:
     mirror = pod("7", uid="api-uid", mirrors="config-hash")
     alone = PodRecord(of_kubelet=pod("", uid="config-hash"))
-    assert (told(alone).static, told(alone).mirror_pod_uid) == (True, "")
+    assert (encoded(alone).static, encoded(alone).mirror_pod_uid) == (True, "")
     both = PodRecord(of_api=mirror, of_kubelet=alone.of_kubelet)
-    assert told(both).static
-    assert (told(both).pod_uid, told(both).mirror_pod_uid) == ("config-hash", "api-uid")
+    assert encoded(both).static
+    assert (encoded(both).pod_uid, encoded(both).mirror_pod_uid) == ("config-hash", "api-uid")
     assert set(ConditionsEncoder().encode(both, START).uids) == {"config-hash", "api-uid"}
 
 
-def test_pod_that_is_leaving_says_since_when() -> None:
+def test_pod_being_deleted_has_its_deletion_timestamp() -> None:
     leaving = msgspec.structs.replace(
         pod("7"), metadata=msgspec.structs.replace(pod("7").metadata, deletion_timestamp=SINCE)
     )
-    assert told(PodRecord(of_api=leaving)).deletion_timestamp.seconds == START.timestamp()
+    assert encoded(PodRecord(of_api=leaving)).deletion_timestamp.seconds == START.timestamp()
 
 
 class Ageing:
@@ -124,9 +124,9 @@ class Ageing:
     def __init__(self) -> None:
         self.sightings = ConditionsEncoder()
 
-    def seconds(self, at: float, known: PodRecord) -> float | None:
-        """When its only condition was first seen as it is; None if that is not known."""
-        entry = self.sightings.encode(known, START + datetime.timedelta(seconds=at))
+    def seconds(self, at: float, record: PodRecord) -> float | None:
+        """When its only condition was first seen as it is; None if that is not record."""
+        entry = self.sightings.encode(record, START + datetime.timedelta(seconds=at))
         response = podinfo_pb2.ListPodConditionsResponse.FromString(entry.content)
         (condition,) = response.pods[0].conditions
         if not condition.HasField("observe_time"):
@@ -142,7 +142,7 @@ def test_age_counts_from_the_last_change_of_anything_about_a_condition() -> None
     assert age.seconds(9, PodRecord(of_api=pod("9", Ready="False"))) == 9
 
 
-def test_what_was_saved_before_a_restart_has_no_age_until_it_is_confirmed() -> None:
+def test_saved_condition_has_no_age_until_it_is_confirmed() -> None:
     age = Ageing()
     saved = PodRecord(of_api=pod("7", Ready="True"), is_confirmed=False)
     assert age.seconds(0, saved) is None

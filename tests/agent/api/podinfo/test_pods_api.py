@@ -1,4 +1,4 @@
-"""The kubelet's own pods API, asked as a client of the kubelet asks it."""
+"""The kubelet's pods API, called as a client of the kubelet calls it."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,8 @@ from agent.api.podinfo.pods_api import PodsApiServer
 from agent.api.podinfo.publisher import PodsPublisher
 from agent.kube.objects import ApiPod
 from agent.kubelet import kubelet_pb2, pods_api_reading
-from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of, until
+from tests import polling
+from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of
 from tests.agent.api.podinfo.test_merge import pod as api_pod
 from tests.agent.kube.apiserver import recorded
 
@@ -30,7 +31,7 @@ class Kubelet:
         self.publisher = telling
         self._channel = channel
 
-    async def ask(self, method: str, request: Any, answer: Any) -> Any:
+    async def call(self, method: str, request: Any, answer: Any) -> Any:
         call = self._channel.unary_unary(
             f"/v1alpha1.Pods/{method}",
             request_serializer=lambda message: message.SerializeToString(),
@@ -60,7 +61,7 @@ async def serving(node: Node) -> AsyncIterator[Kubelet]:
         asyncio.create_task(PodsApiServer(node.publisher, path).run()),
     ]
     try:
-        await until(path.exists)
+        await polling.until("the socket", path.exists)
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         if node.unready_because is None:
             await node.publisher.is_ready.wait()
@@ -76,7 +77,7 @@ def seen(event: Any) -> tuple[int, str]:
     return event.type, pods_api_reading.read(event.pod).metadata.name if event.pod else ""
 
 
-async def test_watch_tells_all_then_that_these_were_all_then_changes(node: Node) -> None:
+async def test_watch_sends_all_pods_then_sync_complete_then_changes(node: Node) -> None:
     web = node.add("web")
     async with serving(node) as kubelet:
         watch = kubelet.watch()
@@ -95,12 +96,12 @@ async def test_watch_tells_all_then_that_these_were_all_then_changes(node: Node)
         watch.cancel()
 
 
-async def test_api_servers_pod_comes_as_it_is_but_for_its_probes(node: Node) -> None:
+async def test_pod_of_the_api_server_has_all_fields_except_probes(node: Node) -> None:
     actual = msgspec.convert(recorded("pod-with-gate"), ApiPod)
     node.more = {actual.uid: PodRecord(of_api=actual)}
     async with serving(node) as kubelet:
         request = kubelet_pb2.GetPodRequest(podUID=actual.uid)
-        answer = await kubelet.ask("GetPod", request, kubelet_pb2.GetPodResponse)
+        answer = await kubelet.call("GetPod", request, kubelet_pb2.GetPodResponse)
         told = pods_api_reading.read(answer.pod)
         assert told.metadata == actual.metadata
         # PodInfo's order is by type.
@@ -110,26 +111,26 @@ async def test_api_servers_pod_comes_as_it_is_but_for_its_probes(node: Node) -> 
         }
         assert told.status.container_statuses == actual.status.container_statuses
         assert told.spec.readiness_gates == actual.spec.readiness_gates
-        listed = await kubelet.ask(
+        listed = await kubelet.call(
             "ListPods", kubelet_pb2.ListPodsRequest(), kubelet_pb2.ListPodsResponse
         )
         assert list(listed.pods) == [answer.pod]
 
 
-async def test_static_pod_is_had_by_both_uids_and_others_are_not_found(node: Node) -> None:
+async def test_static_pod_is_found_by_both_uids_and_others_are_not(node: Node) -> None:
     node.more = {"hash": PodRecord(of_api=api_pod("7", uid="api-uid", mirrors="hash"))}
     async with serving(node) as kubelet:
         for uid in ("hash", "api-uid"):
             request = kubelet_pb2.GetPodRequest(podUID=uid)
-            answer = await kubelet.ask("GetPod", request, kubelet_pb2.GetPodResponse)
+            answer = await kubelet.call("GetPod", request, kubelet_pb2.GetPodResponse)
             assert pods_api_reading.read(answer.pod).metadata.name == "web"
         request = kubelet_pb2.GetPodRequest(podUID="other")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await kubelet.ask("GetPod", request, kubelet_pb2.GetPodResponse)
+            await kubelet.call("GetPod", request, kubelet_pb2.GetPodResponse)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_nothing_is_told_before_all_is_known_and_who_asks_too_often_waits(node: Node) -> None:
+async def test_calls_fail_before_the_list_is_complete_and_above_the_rate(node: Node) -> None:
     node.unready_because = "not every sandbox has been looked at yet"
     async with serving(node) as kubelet:
         codes = set()

@@ -1,4 +1,4 @@
-"""In a cluster: what API server and kubelet told, and what stays when the API server is away."""
+"""In a cluster: pods of API server and kubelet, also while the API server is away."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,8 @@ from agent.kube.client import ApiClient
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.pod import Pod
 from bpf.verdicts import Mode
-from tests.agent.api.podinfo.serving import Calls, Node, until
+from tests import polling
+from tests.agent.api.podinfo.serving import Calls, Node
 from tests.agent.api.podinfo.test_merge import pod as object_of
 from tests.agent.kube.apiserver import ApiServer, pod
 from tests.agent.kube.conftest import api, kubeconfig, listening, opened, server
@@ -56,7 +57,7 @@ async def running(agent: Agent, node: Node) -> AsyncIterator[Calls]:
     agent.source.restore()
     running = [asyncio.create_task(agent.source.run()), asyncio.create_task(agent.pod_info.run())]
     try:
-        await until(socket(node.directory).exists)
+        await polling.until("the socket", socket(node.directory).exists)
         async with node.channel() as channel:
             yield Calls(channel)
     finally:
@@ -72,18 +73,18 @@ def thing(name: str, ready: str) -> dict[str, object]:
 
 
 def is_confirmed(told: podinfo_pb2.WatchPodConditionsResponse) -> bool:
-    """Whether the API server has told both pods to this very agent."""
+    """Whether this agent has received both pods from the API server."""
     conditions = [one for pod in told.pods for one in pod.conditions]
     return len(conditions) == 2 and all(
         one.source == API and one.HasField("observe_time") for one in conditions
     )
 
 
-async def told_of(calls: Calls, uid: str) -> dict[str, podinfo_pb2.PodCondition]:
+async def conditions_of(calls: Calls, uid: str) -> dict[str, podinfo_pb2.PodCondition]:
     return {one.type: one for one in (await calls.got(uid)).pod.conditions}
 
 
-async def test_without_api_server_from_the_first_moment_nothing_is_told(
+async def test_without_an_api_server_and_saved_state_calls_fail(
     node: Node, listening: pathlib.Path, kubeconfig: str
 ) -> None:
     async with opened(kubeconfig) as api, running(Agent(api, node.directory), node) as calls:
@@ -92,7 +93,7 @@ async def test_without_api_server_from_the_first_moment_nothing_is_told(
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_with_the_api_server_down_all_is_told_and_stays_fresh(
+async def test_saved_pods_are_served_without_an_api_server_and_stay_fresh(
     node: Node, listening: pathlib.Path, kubeconfig: str
 ) -> None:
     server = ApiServer()
@@ -113,24 +114,24 @@ async def test_with_the_api_server_down_all_is_told_and_stays_fresh(
             await second.pod_info.is_ready.wait()
             watch = calls.watched()
             assert [one.pod_name for one in (await watch.read()).pods] == ["other", "web"]
-            # Nobody has confirmed it since the restart.
-            ready = (await told_of(calls, "uid-web"))["Ready"]
+            # Not confirmed since the restart.
+            ready = (await conditions_of(calls, "uid-web"))["Ready"]
             assert (ready.source, ready.HasField("observe_time")) == (API, False)
             web = second.pods["uid-web"]
             second.conditions.set(web, labels.PROBES_PASSING, TRUE, "Passing", "")
             await watch.read()
             watch.cancel()
-            passing = (await told_of(calls, "uid-web"))[labels.PROBES_PASSING]
+            passing = (await conditions_of(calls, "uid-web"))[labels.PROBES_PASSING]
             assert (passing.source, passing.HasField("observe_time")) == (PODGATE, True)
 
 
-async def test_kubelets_news_are_told_at_once(
+async def test_conditions_of_the_kubelet_are_published_at_once(
     node: Node, api: ApiClient, server: ApiServer
 ) -> None:
     server.put(thing("web", "True"))
     agent = Agent(api, node.directory)
     async with running(agent, node) as calls:
-        await until(lambda: len(agent.pods) == 1)
+        await polling.until("one pod", lambda: len(agent.pods) == 1)
         await agent.pod_info.is_ready.wait()
         watch = calls.watched()
         await watch.read()

@@ -9,7 +9,8 @@ import pytest
 from agent.api.podinfo.server import SERVICE
 from agent.client import podinfo_pb2
 from agent.pods.pod import Pod
-from tests.agent.api.podinfo.serving import Calls, Node, until
+from tests import polling
+from tests.agent.api.podinfo.serving import Calls, Node
 
 _WATCHERS = 1000
 _PODS = 110
@@ -21,7 +22,7 @@ async def nothing_comes(reading: "asyncio.Task[object]") -> None:
     assert not done
 
 
-async def test_watch_goes_on_from_what_the_reader_has(node: Node) -> None:
+async def test_watch_continues_from_the_position_of_the_reader(node: Node) -> None:
     pod = node.add("web")
     async with node.serving() as calls:
         first = await calls.watched().read()
@@ -39,7 +40,7 @@ async def test_watch_goes_on_from_what_the_reader_has(node: Node) -> None:
 @pytest.mark.parametrize(
     ("is_same", "rev"), [(False, 1), (True, 99), (True, 0), (False, 2**64 - 1)]
 )
-async def test_reader_of_another_life_or_revision_is_told_all(
+async def test_reader_of_another_instance_or_revision_gets_all(
     node: Node, is_same: bool, rev: int
 ) -> None:
     node.add("web")
@@ -49,7 +50,7 @@ async def test_reader_of_another_life_or_revision_is_told_all(
         assert [one.pod_name for one in told.pods] == ["web"]
 
 
-async def test_slow_reader_gets_the_newest_and_others_do_not_wait_for_it(node: Node) -> None:
+async def test_slow_reader_gets_the_newest_and_delays_no_other(node: Node) -> None:
     pods = [node.add(f"pod{number}") for number in range(_PODS)]
     # What the reader's own gRPC takes before the reader does is kept small.
     small = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65535))
@@ -72,18 +73,18 @@ async def test_slow_reader_gets_the_newest_and_others_do_not_wait_for_it(node: N
         quick.cancel()
 
 
-async def test_watches_that_have_ended_leave_nothing(node: Node) -> None:
+async def test_closed_watches_leave_nothing(node: Node) -> None:
     node.add("web")
     async with node.serving() as calls:
         for _ in range(20):
             watch = calls.watched()
             await watch.read()
             watch.cancel()
-        await until(lambda: node.is_pending(0))
+        await polling.until("no watch", lambda: node.has_watches(0))
         assert node.publisher.waiting == 0
 
 
-async def test_thousand_watchers_of_a_full_node_hear_of_a_change(node: Node) -> None:
+async def test_thousand_watchers_of_a_full_node_get_a_change(node: Node) -> None:
     pods = [node.add(f"pod{number}") for number in range(_PODS)]
     async with node.serving(burst=2 * _WATCHERS) as calls:
         # Bytes as they come: a thousand readers decode in a thousand processes, not in this one.
@@ -96,7 +97,7 @@ async def test_thousand_watchers_of_a_full_node_hear_of_a_change(node: Node) -> 
         try:
             first = await asyncio.gather(*(watch.read() for watch in watches))
             assert len(set(first)) == 1
-            await until(lambda: node.is_pending(_WATCHERS))
+            await polling.until("all watches", lambda: node.has_watches(_WATCHERS))
             begun = time.monotonic()
             node.set(pods[50], False, _MESSAGE)
             second = await asyncio.gather(*(watch.read() for watch in watches))
@@ -115,7 +116,7 @@ async def test_thousand_watchers_of_a_full_node_hear_of_a_change(node: Node) -> 
         assert [one.rev for one in [await calls.listed()]] == [told.rev]
 
 
-async def test_loop_goes_on_while_a_thousand_are_served(node: Node) -> None:
+async def test_event_loop_runs_while_a_thousand_are_served(node: Node) -> None:
     """What is served is not done in one go: probes have their turns between."""
     served: list[int] = []
 
@@ -127,7 +128,7 @@ async def test_loop_goes_on_while_a_thousand_are_served(node: Node) -> None:
         assert node.publisher.snapshot is not None
         rev = node.publisher.snapshot.rev
         waiting = [asyncio.create_task(wait(rev)) for _ in range(_WATCHERS)]
-        await until(lambda: node.publisher.waiting == _WATCHERS)
+        await polling.until("all readers", lambda: node.publisher.waiting == _WATCHERS)
         node.set(pod, False)
         most = before = 0
         while len(served) < _WATCHERS:
@@ -137,7 +138,7 @@ async def test_loop_goes_on_while_a_thousand_are_served(node: Node) -> None:
         await asyncio.gather(*waiting)
 
 
-async def test_server_that_ends_ends_its_watches(node: Node) -> None:
+async def test_stopping_server_ends_its_watches(node: Node) -> None:
     node.add("web")
     async with node.serving(), node.channel() as channel:
         watch = Calls(channel).watched()

@@ -1,6 +1,6 @@
 """A cluster's half hour: changes of services and slices with a fixed seed.
 
-Most of what the API server tells is nothing to one node: the slices' hints for other zones, target
+Most of what the API server sends does not affect one node: hints of slices for other zones, target
 references, labels, services that another proxy serves, what is written again as it was.
 """
 

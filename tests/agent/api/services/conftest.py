@@ -85,7 +85,9 @@ def client(served: Served) -> ServicesClient:
     return ServicesClient(served.target, error_delay_seconds=0.02)
 
 
-async def ask(channel: grpc.aio.Channel, instance_id: int = 0, rev: int = 0) -> list[pb.NextItem]:
+async def request(
+    channel: grpc.aio.Channel, instance_id: int = 0, rev: int = 0
+) -> list[pb.NextItem]:
     """One call's whole stream."""
     call = channel.unary_stream(
         METHOD,

@@ -17,7 +17,7 @@ SLICE_PORTS: list[Json] = [{"name": "http", "protocol": "TCP", "port": 8080}]
 
 
 def service_json(name: str = "web", *, labels: dict[str, str] | None = None, **spec: Any) -> Json:
-    """ClusterIP with one port, unless `spec` says otherwise."""
+    """ClusterIP with one port, unless `spec` overrides it."""
     status = spec.pop("status", {})
     return {
         "metadata": {
@@ -117,5 +117,5 @@ def encoded(
 
 
 def targets(port: pb.ServicePort, kind: str = "internal") -> list[str]:
-    """ "address:port" of each endpoint for that kind of traffic, in the order told."""
+    """ "address:port" of each endpoint for that kind of traffic, in the order of the message."""
     return [f"{one.address}:{one.port}" for one in port.endpoints if getattr(one, f"is_{kind}")]

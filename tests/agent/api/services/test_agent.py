@@ -1,4 +1,4 @@
-"""In an agent of a cluster: its own probes are heard by whoever follows its services."""
+"""In an agent of a cluster: results of its own probes reach clients of service endpoints."""
 
 import asyncio
 import pathlib
@@ -20,7 +20,8 @@ from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
 from agent.settings import Settings, localnet_socket
 from agent.sources.cluster import ClusterSource
-from tests.agent.api.services.conftest import WAIT_SECONDS, ask
+from tests import polling
+from tests.agent.api.services.conftest import WAIT_SECONDS, request
 from tests.agent.api.services.making import NODE, endpoint_json, service_json, slice_json, targets
 from tests.agent.kube.apiserver import NODES, ApiServer
 from tests.agent.kube.conftest import api, kubeconfig, listening, server
@@ -53,14 +54,14 @@ class Agent:
         self.conditions.set(WEB, labels.PROBES_PASSING, status, reason, "")
 
     async def shown(self, count: int) -> list[str]:
-        """Over the socket, once there are so many endpoints."""
+        """Over the socket, once there are `count` endpoints."""
         async with (
             asyncio.timeout(WAIT_SECONDS),
             grpc.aio.insecure_channel(self.target) as channel,
         ):
             instance_id = rev = 0
             while True:
-                items = await ask(channel, instance_id, rev)
+                items = await request(channel, instance_id, rev)
                 instance_id, rev = items[0].next.instance_id, items[0].next.rev
                 found = targets(items[1].services.items[0].ports[0])
                 if len(found) == count:
@@ -86,15 +87,14 @@ async def agent(server: ApiServer, api: ApiClient, tmp_path: pathlib.Path) -> As
     running = [asyncio.create_task(made.source.run()), asyncio.create_task(made.outputs.run())]
     async with asyncio.timeout(WAIT_SECONDS):
         await made.publisher.wait_newer(0, 0)
-        while made.source.pods.get("web-pod") is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await polling.until("the pod", lambda: made.source.pods.get("web-pod"))
     yield made
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
 
 
-async def test_a_pod_whose_probes_fail_is_left_out_until_they_pass(agent: Agent) -> None:
+async def test_pod_with_failing_probes_is_left_out_until_they_pass(agent: Agent) -> None:
     assert len(await agent.shown(2)) == 2
     agent.probed(FALSE, "ProbeFailing")
     assert await agent.shown(1) == ["198.19.0.2:8080"]
@@ -102,7 +102,9 @@ async def test_a_pod_whose_probes_fail_is_left_out_until_they_pass(agent: Agent)
     assert len(await agent.shown(2)) == 2
 
 
-async def test_that_goes_on_without_an_api_server(agent: Agent, server: ApiServer) -> None:
+async def test_failing_pod_is_left_out_without_an_api_server(
+    agent: Agent, server: ApiServer
+) -> None:
     async def away(request: web.Request) -> web.StreamResponse | None:
         return web.Response(status=503)
 
@@ -110,13 +112,12 @@ async def test_that_goes_on_without_an_api_server(agent: Agent, server: ApiServe
     for stream in list(server.streams):
         await stream.cut()
     async with asyncio.timeout(WAIT_SECONDS):
-        while "endpointslices" not in agent.outputs.api_problems:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await polling.until("a problem", lambda: "endpointslices" in agent.outputs.api_problems)
     agent.probed(FALSE, "ProbeFailing")
     assert await agent.shown(1) == ["198.19.0.2:8080"]
 
 
-async def test_a_pod_that_is_gone_has_no_more_news(agent: Agent, server: ApiServer) -> None:
+async def test_deleted_pod_has_no_local_readiness(agent: Agent, server: ApiServer) -> None:
     agent.probed(FALSE, "ProbeFailing")
     assert await agent.shown(1) == ["198.19.0.2:8080"]
     server.delete("web")

@@ -1,4 +1,4 @@
-"""One service, from the API's objects to what the node is told."""
+"""One service, from the API's objects to the message."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ HEADLESS = {"clusterIP": "None", "clusterIPs": ["None"]}
 BOTH = {"clusterIP": "198.18.0.1", "clusterIPs": ["198.18.0.1", "fd00:18::1"]}
 
 
-def test_a_service_is_told_with_all_that_proxies_ask() -> None:
+def test_service_has_all_fields_that_proxies_need() -> None:
     found = encoded(
         service(
             type="LoadBalancer",
@@ -91,15 +91,15 @@ def test_a_service_is_told_with_all_that_proxies_ask() -> None:
         {"labels": {"service.kubernetes.io/service-proxy-name": "another"}},
     ],
 )
-def test_what_is_not_for_this_node_is_not_told(spec: dict[str, Any]) -> None:
+def test_services_not_for_proxies_are_left_out(spec: dict[str, Any]) -> None:
     assert encode.encode_service(service(**spec), [], NodeTopology(NODE), no_readiness) is None
 
 
-def test_a_service_without_ports_is_told_without_any() -> None:
+def test_service_without_ports_has_none() -> None:
     assert not encoded(service(ports=None), endpoint_slice(endpoint_json("198.19.0.1"))).ports
 
 
-def test_a_port_without_endpoints_is_told_so() -> None:
+def test_port_without_endpoints_is_marked() -> None:
     (port,) = encoded(service(), endpoint_slice()).ports
     assert not port.endpoints
     assert not port.has_endpoints_anywhere
@@ -135,7 +135,7 @@ def test_ports_find_their_endpoints_by_name_and_protocol() -> None:
     assert targets(old) == []
 
 
-def test_a_port_without_a_name_finds_those_without() -> None:
+def test_port_without_a_name_finds_endpoints_without_one() -> None:
     found = encoded(
         service(ports=[{"port": 80}]),
         endpoint_slice(endpoint_json("198.19.0.1"), ports=[{"name": "", "port": 8080}]),
@@ -143,7 +143,7 @@ def test_a_port_without_a_name_finds_those_without() -> None:
     assert targets(found.ports[0]) == ["198.19.0.1:8080"]
 
 
-def test_each_family_is_judged_by_itself() -> None:
+def test_each_family_is_evaluated_separately() -> None:
     found = encoded(
         service(**BOTH),
         endpoint_slice(
@@ -163,7 +163,7 @@ def test_each_family_is_judged_by_itself() -> None:
     assert [one.is_terminating for one in port.endpoints] == [True, False]
 
 
-def test_a_family_without_a_cluster_ip_is_passed_by() -> None:
+def test_family_without_a_cluster_ip_is_ignored() -> None:
     found = encoded(
         service(externalIPs=["fd00:18::9", "198.18.9.1"]),
         endpoint_slice(endpoint_json("fd00:18::2"), family="IPv6"),
@@ -182,20 +182,20 @@ def test_terminating_endpoints_are_a_last_resort() -> None:
     assert targets(port) == ["198.19.0.3:8080"]
 
 
-def test_unknown_conditions_count_as_yes_but_for_terminating() -> None:
+def test_unset_conditions_are_true_except_terminating() -> None:
     (port,) = encoded(service(), endpoint_slice(endpoint_json("198.19.0.1", ready=None))).ports
     assert targets(port) == ["198.19.0.1:8080"]
     assert not port.endpoints[0].is_terminating
 
 
-def test_an_endpoint_in_two_slices_is_told_once() -> None:
+def test_endpoint_in_two_slices_is_listed_once() -> None:
     moving = endpoint_json("198.19.0.1")
     found = encoded(service(), endpoint_slice(moving), endpoint_slice(moving, name="web-2"))
     assert targets(found.ports[0]) == ["198.19.0.1:8080"]
 
 
 @pytest.mark.parametrize("is_first", [False, True])
-def test_of_two_mentions_the_local_and_ready_one_counts(is_first: bool) -> None:
+def test_local_and_ready_mention_of_two_counts(is_first: bool) -> None:
     both = [
         endpoint_slice(endpoint_json("198.19.0.1", node=NODE), name="web-2"),
         endpoint_slice(endpoint_json("198.19.0.1", ready=False)),
@@ -204,7 +204,7 @@ def test_of_two_mentions_the_local_and_ready_one_counts(is_first: bool) -> None:
     assert [one.is_local for one in port.endpoints] == [True]
 
 
-def test_headless_services_are_told_for_dns() -> None:
+def test_headless_services_have_ready_endpoints_for_dns() -> None:
     (port,) = (
         found := encoded(
             service(**HEADLESS),
@@ -223,31 +223,31 @@ def test_headless_services_are_told_for_dns() -> None:
     assert port.endpoints[0].hostname == "db-0"
 
 
-def test_a_headless_service_without_ports_has_addresses_all_the_same() -> None:
+def test_headless_service_without_ports_still_has_addresses() -> None:
     found = encoded(
         service(**HEADLESS, ports=None), endpoint_slice(endpoint_json("198.19.0.1"), ports=None)
     )
     assert [(port.port, targets(port)) for port in found.ports] == [(0, ["198.19.0.1:0"])]
 
 
-def test_newer_news_of_local_pods_counts() -> None:
+def test_newer_readiness_of_local_pods_counts() -> None:
     ill = endpoint_json("198.19.0.1", node=NODE, uid="ill")
     well = endpoint_json("198.19.0.2", node=NODE, ready=False, uid="well")
     remote = endpoint_json("198.19.0.3", uid="ill")
     leaving = endpoint_json("198.19.0.4", node=NODE, ready=False, terminating=True, uid="well")
 
-    def news(uid: str, address: str) -> bool | None:
+    def readiness(uid: str, address: str) -> bool | None:
         return {"ill": False, "well": True}.get(uid)
 
     found = endpoint_slice(ill, well, remote, leaving)
-    assert targets(encoded(service(), found, readiness=news).ports[0]) == [
+    assert targets(encoded(service(), found, readiness=readiness).ports[0]) == [
         "198.19.0.2:8080",
         "198.19.0.3:8080",
     ]
     assert targets(encoded(service(), found).ports[0]) == ["198.19.0.1:8080", "198.19.0.3:8080"]
 
 
-def test_a_service_that_publishes_all_asks_for_no_readiness() -> None:
+def test_service_that_publishes_not_ready_addresses_ignores_readiness() -> None:
     found = encoded(
         service(publishNotReadyAddresses=True),
         endpoint_slice(endpoint_json("198.19.0.1", node=NODE, serving=False, uid="ill")),
@@ -269,7 +269,7 @@ def test_a_service_that_publishes_all_asks_for_no_readiness() -> None:
         {"addresses": [""]},
     ],
 )
-def test_a_malformed_endpoint_is_left_out(endpoint: dict[str, Any]) -> None:
+def test_malformed_endpoint_is_left_out(endpoint: dict[str, Any]) -> None:
     found = encoded(service(), endpoint_slice(endpoint, endpoint_json("198.19.0.7")))
     assert targets(found.ports[0]) == ["198.19.0.7:8080"]
 
@@ -286,7 +286,7 @@ def test_a_malformed_endpoint_is_left_out(endpoint: dict[str, Any]) -> None:
         {"name": "http", "protocol": "ICMP", "port": 8080},
     ],
 )
-def test_a_malformed_port_of_a_slice_is_left_out(port: dict[str, Any]) -> None:
+def test_malformed_port_of_a_slice_is_left_out(port: dict[str, Any]) -> None:
     found = encoded(
         service(),
         endpoint_slice(endpoint_json("198.19.0.1"), ports=[port]),
@@ -327,7 +327,7 @@ def test_addresses_are_canonical() -> None:
     assert targets(old.ports[0]) == ["198.19.0.10:8080"]
 
 
-def test_five_thousand_endpoints_are_told_sorted_and_once() -> None:
+def test_five_thousand_endpoints_are_sorted_and_unique() -> None:
     found = [
         endpoint_slice(
             *(
@@ -344,7 +344,7 @@ def test_five_thousand_endpoints_are_told_sorted_and_once() -> None:
     assert targets(port)[-1] == "198.19.19.250:8080"
 
 
-def test_a_slice_needs_news_only_of_its_local_pods() -> None:
+def test_slice_depends_only_on_its_local_pods() -> None:
     read = slices.parse(
         endpoint_slice(
             endpoint_json("198.19.0.1", node=NODE, uid="a"),

@@ -63,7 +63,9 @@ METADATA = {"namespace": "default", "name": "web"}
 
 
 @given(spec=SPECS, found=st.lists(SLICES, max_size=3))
-def test_what_can_be_decoded_can_be_told(spec: dict[str, Any], found: list[dict[str, Any]]) -> None:
+def test_everything_that_can_be_decoded_can_be_encoded(
+    spec: dict[str, Any], found: list[dict[str, Any]]
+) -> None:
     service = msgspec.convert({"metadata": METADATA, "spec": spec}, objects.ApiService)
     read = [
         slices.parse(msgspec.convert({"metadata": METADATA, **one}, objects.EndpointSlice), NODE)

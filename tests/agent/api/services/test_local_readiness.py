@@ -1,4 +1,4 @@
-"""Whose word counts of a local pod's readiness: podgate's or the API's."""
+"""Which report of a local pod's readiness counts: podgate's or the API's."""
 
 import datetime
 from typing import Any
@@ -31,9 +31,9 @@ def pod(
     ip: str = "198.19.0.1",
     **spec: Any,
 ) -> ApiPod:
-    told = [{"type": kind, "status": status} for kind, status in (conditions or {}).items()]
+    listed = [{"type": kind, "status": status} for kind, status in (conditions or {}).items()]
     if ready is not None:
-        told.append({"type": "Ready", "status": ready, "lastTransitionTime": since})  # type: ignore[dict-item]
+        listed.append({"type": "Ready", "status": ready, "lastTransitionTime": since})  # type: ignore[dict-item]
     return msgspec.convert(
         {
             "metadata": {"name": "web", "namespace": "default", "uid": uid},
@@ -44,7 +44,7 @@ def pod(
             },
             "status": {
                 "podIPs": [{"ip": ip}],
-                "conditions": told,
+                "conditions": listed,
                 "containerStatuses": [{"name": "app", "ready": is_container_ready}],
             },
         },
@@ -55,12 +55,12 @@ def pod(
 @pytest.mark.parametrize(
     ("word", "found", "verdict"),
     [
-        # Nobody probes it.
+        # Not probed.
         (None, pod("True"), None),
-        # Both say the same: so it is, whatever the slices still say.
+        # Both agree: their report counts, whatever the slices still have.
         (ProbeReadiness(True, at(-9)), pod("True"), True),
         (ProbeReadiness(False, at(-9)), pod("False"), False),
-        # Who changed his mind last is believed.
+        # The most recent change counts.
         (ProbeReadiness(False, at(1)), pod("True"), False),
         (ProbeReadiness(False, at(-1)), pod("True"), None),
         (ProbeReadiness(True, at(1)), pod("False", is_container_ready=False), True),
@@ -68,7 +68,7 @@ def pod(
         # In the same second: podgate, since the API's time was cut off.
         (ProbeReadiness(False, at(0.5)), pod("True"), False),
         (ProbeReadiness(False, at(0)), pod("True"), False),
-        # The kubelet has not said anything, or not when.
+        # The kubelet has reported no condition, or no time.
         (ProbeReadiness(False, at(-1)), pod(None), False),
         (ProbeReadiness(False, at(-1)), pod("True", None), False),
         (ProbeReadiness(False, at(-1)), pod("True", "yesterday"), False),
@@ -106,26 +106,26 @@ def pod(
         (ProbeReadiness(False, at(1)), pod("True", hostNetwork=True), None),
     ],
 )
-def test_who_changed_his_mind_last_is_believed(
+def test_most_recent_change_counts(
     word: ProbeReadiness | None, found: ApiPod, verdict: bool | None
 ) -> None:
     assert effective_readiness(word, found) is verdict
 
 
-def test_a_container_that_nobody_has_started_is_not_ready() -> None:
+def test_container_that_has_not_started_is_not_ready() -> None:
     bare = msgspec.structs.replace(
         pod("False"), status=msgspec.structs.replace(pod("False").status, container_statuses=())
     )
     assert effective_readiness(ProbeReadiness(True, at(1)), bare) is None
 
 
-class Heard:
-    """The news, with a clock of the test's, and whom they were told of."""
+class Watched:
+    """The readiness of local pods with a fake clock, and the changes that were published."""
 
     def __init__(self) -> None:
         self.now = at(10)
-        self.told: list[frozenset[str]] = []
-        self.readiness = LocalReadiness(on_changed=self.told.append, now=lambda: self.now)
+        self.changes: list[frozenset[str]] = []
+        self.readiness = LocalReadiness(on_changed=self.changes.append, now=lambda: self.now)
 
     def note(self, reason: str) -> None:
         status = TRUE if reason == "ProbesPassing" else FALSE
@@ -138,78 +138,78 @@ class Heard:
 BOTH = frozenset(("api-1", "198.19.0.1"))
 
 
-def test_a_pod_that_fails_is_told_once_by_uid_and_address() -> None:
-    heard = Heard()
-    heard.readiness.set_pod(pod())
-    assert heard.is_ready() is None
-    heard.note("ProbeFailing")
-    heard.note("ProbeFailing")
-    assert heard.is_ready() is False
-    assert heard.readiness.is_ready("", "198.19.0.1") is False
-    assert heard.readiness.is_ready("another", "198.19.0.1") is None
-    assert heard.told == [BOTH]
+def test_failing_pod_is_published_once_by_uid_and_address() -> None:
+    watched = Watched()
+    watched.readiness.set_pod(pod())
+    assert watched.is_ready() is None
+    watched.note("ProbeFailing")
+    watched.note("ProbeFailing")
+    assert watched.is_ready() is False
+    assert watched.readiness.is_ready("", "198.19.0.1") is False
+    assert watched.readiness.is_ready("another", "198.19.0.1") is None
+    assert watched.changes == [BOTH]
 
 
-def test_since_when_is_when_the_word_changed_and_not_the_condition() -> None:
-    heard = Heard()
-    heard.now = at(-5)
-    heard.note("NoNetns")
-    heard.now = at(10)
-    heard.note("ProbeFailing")
-    heard.readiness.set_pod(pod())
-    assert heard.is_ready() is False
+def test_time_is_of_the_readiness_and_not_of_the_condition() -> None:
+    watched = Watched()
+    watched.now = at(-5)
+    watched.note("NoNetns")
+    watched.now = at(10)
+    watched.note("ProbeFailing")
+    watched.readiness.set_pod(pod())
+    assert watched.is_ready() is False
 
 
 @pytest.mark.parametrize("reason", ["NoProbes", "HostNetwork", "NoNetns", "PodSpecUnknown"])
-def test_reasons_that_tell_of_no_probe_are_no_news(reason: str) -> None:
-    heard = Heard()
-    heard.readiness.set_pod(pod())
-    heard.note(reason)
-    assert heard.is_ready() is None
+def test_reasons_without_a_probe_do_not_count(reason: str) -> None:
+    watched = Watched()
+    watched.readiness.set_pod(pod())
+    watched.note(reason)
+    assert watched.is_ready() is None
 
 
-def test_an_agent_that_has_just_begun_has_no_news() -> None:
-    heard = Heard()
-    heard.readiness.set_pod(pod())
-    heard.note("ProbePending")
-    assert heard.is_ready() is None
+def test_pending_probe_after_start_does_not_count() -> None:
+    watched = Watched()
+    watched.readiness.set_pod(pod())
+    watched.note("ProbePending")
+    assert watched.is_ready() is None
 
 
-def test_a_pod_that_recovers_stays_out_until_it_has_passed_often_enough() -> None:
-    heard = Heard()
-    heard.readiness.set_pod(pod())
+def test_recovering_pod_stays_unready_until_it_passed_often_enough() -> None:
+    watched = Watched()
+    watched.readiness.set_pod(pod())
     for reason in ("ProbesPassing", "ProbeFailing", "ProbePending"):
-        heard.note(reason)
-    assert heard.is_ready() is False
-    heard.note("ProbesPassing")
-    assert heard.is_ready() is True
+        watched.note(reason)
+    assert watched.is_ready() is False
+    watched.note("ProbesPassing")
+    assert watched.is_ready() is True
 
 
-def test_the_kubelets_later_word_takes_over() -> None:
-    heard = Heard()
-    heard.readiness.set_pod(pod())
-    heard.note("ProbeFailing")
-    heard.readiness.set_pod(pod("True", "2026-01-01T12:00:20Z"))
-    assert heard.is_ready() is None
-    assert heard.told == [BOTH, BOTH]
+def test_later_report_of_the_kubelet_counts() -> None:
+    watched = Watched()
+    watched.readiness.set_pod(pod())
+    watched.note("ProbeFailing")
+    watched.readiness.set_pod(pod("True", "2026-01-01T12:00:20Z"))
+    assert watched.is_ready() is None
+    assert watched.changes == [BOTH, BOTH]
 
 
-def test_a_pod_that_is_gone_says_nothing_of_the_next_one_at_its_address() -> None:
-    heard = Heard()
-    heard.readiness.set_pod(pod())
-    heard.note("ProbeFailing")
-    heard.readiness.forget("api-1")
-    heard.readiness.set_pod(pod(uid="api-2"))
-    assert heard.readiness.is_ready("", "198.19.0.1") is None
-    assert heard.is_ready() is None
-    assert heard.told == [BOTH, BOTH]
+def test_deleted_pod_does_not_affect_the_next_one_at_its_address() -> None:
+    watched = Watched()
+    watched.readiness.set_pod(pod())
+    watched.note("ProbeFailing")
+    watched.readiness.forget("api-1")
+    watched.readiness.set_pod(pod(uid="api-2"))
+    assert watched.readiness.is_ready("", "198.19.0.1") is None
+    assert watched.is_ready() is None
+    assert watched.changes == [BOTH, BOTH]
 
 
-def test_a_pod_gets_its_address_later() -> None:
-    heard = Heard()
-    heard.note("ProbeFailing")
-    heard.readiness.set_pod(pod(ip="198.19.0.9"))
-    assert heard.is_ready() is False
-    heard.readiness.set_pod(pod())
-    assert heard.readiness.is_ready("", "198.19.0.1") is False
-    assert heard.readiness.is_ready("", "198.19.0.9") is None
+def test_pod_gets_its_address_later() -> None:
+    watched = Watched()
+    watched.note("ProbeFailing")
+    watched.readiness.set_pod(pod(ip="198.19.0.9"))
+    assert watched.is_ready() is False
+    watched.readiness.set_pod(pod())
+    assert watched.readiness.is_ready("", "198.19.0.1") is False
+    assert watched.readiness.is_ready("", "198.19.0.9") is None

@@ -41,14 +41,14 @@ async def running(publisher: ServicePublisher) -> AsyncIterator[ServicePublisher
 
 
 @pytest.fixture
-async def news() -> dict[str, bool]:
+async def ready() -> dict[str, bool]:
     return {}
 
 
 @pytest.fixture
-async def publisher(news: dict[str, bool]) -> AsyncIterator[ServicePublisher]:
+async def publisher(ready: dict[str, bool]) -> AsyncIterator[ServicePublisher]:
     """With one service of two endpoints, one of them local; revision 1."""
-    made = ServicePublisher(NODE, readiness=lambda uid, address: news.get(uid), instance_id=7)
+    made = ServicePublisher(NODE, readiness=lambda uid, address: ready.get(uid), instance_id=7)
     async with running(made):
         made.set_service(None, service())
         made.set_slice(None, WEB)
@@ -62,7 +62,7 @@ REMOTE = endpoint_json("198.19.0.2", uid="remote")
 WEB = endpoint_slice(LOCAL, REMOTE)
 
 
-async def test_nothing_is_told_before_everything_is_known() -> None:
+async def test_no_state_is_sent_before_it_is_complete() -> None:
     async with running(ServicePublisher(NODE, readiness=lambda uid, address: None)) as publisher:
         publisher.set_service(None, service())
         await asyncio.sleep(60)
@@ -72,14 +72,14 @@ async def test_nothing_is_told_before_everything_is_known() -> None:
         assert publisher.rev == 1
 
 
-async def test_a_cluster_without_services_is_a_state_too() -> None:
+async def test_cluster_without_services_has_a_state() -> None:
     async with running(ServicePublisher(NODE, readiness=lambda uid, address: None)) as publisher:
         publisher.complete()
         await asyncio.sleep(WINDOW)
         assert read(publisher.snapshot) == {}
 
 
-async def test_a_revision_is_new_only_when_this_nodes_result_is(
+async def test_revision_changes_only_with_this_nodes_result(
     publisher: ServicePublisher,
 ) -> None:
     assert (publisher.rev, shown(publisher)) == (1, ["198.19.0.1:8080", "198.19.0.2:8080"])
@@ -104,7 +104,7 @@ async def test_a_revision_is_new_only_when_this_nodes_result_is(
 PORTS = [{"name": "http", "protocol": "TCP", "port": 8080}]
 
 
-async def test_what_changes_and_changes_back_within_a_moment_was_nothing(
+async def test_change_that_is_undone_within_the_window_makes_no_revision(
     publisher: ServicePublisher,
 ) -> None:
     publisher.set_slice(WEB, endpoint_slice(LOCAL))
@@ -113,7 +113,7 @@ async def test_what_changes_and_changes_back_within_a_moment_was_nothing(
     assert publisher.rev == 1
 
 
-async def test_changes_of_a_moment_are_one_revision(publisher: ServicePublisher) -> None:
+async def test_changes_within_the_window_are_one_revision(publisher: ServicePublisher) -> None:
     for number in range(5):
         publisher.set_service(None, service(f"s{number}"))
         await asyncio.sleep(COALESCING_SECONDS / 10)
@@ -121,7 +121,7 @@ async def test_changes_of_a_moment_are_one_revision(publisher: ServicePublisher)
     assert (publisher.rev, len(read(publisher.snapshot))) == (2, 6)
 
 
-async def test_a_steady_stream_of_changes_does_not_hold_revisions_back(
+async def test_steady_changes_do_not_delay_revisions(
     publisher: ServicePublisher,
 ) -> None:
     for number in range(100):
@@ -130,10 +130,10 @@ async def test_a_steady_stream_of_changes_does_not_hold_revisions_back(
     assert publisher.rev >= 25
 
 
-async def test_news_of_a_local_pod_do_not_wait(
-    publisher: ServicePublisher, news: dict[str, bool]
+async def test_readiness_of_a_local_pod_is_published_at_once(
+    publisher: ServicePublisher, ready: dict[str, bool]
 ) -> None:
-    news["local"] = False
+    ready["local"] = False
     publisher.pod_changed(frozenset(("local", "198.19.0.1")))
     began = asyncio.get_running_loop().time()
     found = await publisher.wait_newer(7, 1)
@@ -141,24 +141,24 @@ async def test_news_of_a_local_pod_do_not_wait(
     assert targets(read(found)["web"].ports[0]) == ["198.19.0.2:8080"]
 
 
-async def test_news_of_a_pod_that_no_service_has_wake_nobody(
-    publisher: ServicePublisher, news: dict[str, bool]
+async def test_readiness_of_a_pod_without_service_makes_no_revision(
+    publisher: ServicePublisher, ready: dict[str, bool]
 ) -> None:
-    news["remote"] = False
+    ready["remote"] = False
     publisher.pod_changed(frozenset(("remote", "198.19.0.2")))
     publisher.pod_changed(frozenset(("another",)))
     await asyncio.sleep(WINDOW)
     assert publisher.rev == 1
 
 
-async def test_a_pod_that_left_its_slice_is_not_asked_about(publisher: ServicePublisher) -> None:
+async def test_pod_that_left_its_slice_is_not_indexed(publisher: ServicePublisher) -> None:
     publisher.set_slice(WEB, endpoint_slice(REMOTE))
     publisher.set_slice(None, endpoint_slice(LOCAL, name="web-2", service="other"))
     await asyncio.sleep(WINDOW)
     assert publisher._services_of_pod == {"local": {("default", "other")}}
 
 
-async def test_a_slice_may_go_to_another_service_and_go(publisher: ServicePublisher) -> None:
+async def test_slice_moves_to_another_service_and_is_deleted(publisher: ServicePublisher) -> None:
     moved = endpoint_slice(LOCAL, REMOTE, service="api")
     publisher.set_service(None, service("api"))
     publisher.set_slice(WEB, moved)
@@ -174,7 +174,7 @@ async def test_a_slice_may_go_to_another_service_and_go(publisher: ServicePublis
     assert shown(publisher, "api") == []
 
 
-async def test_another_zone_is_another_result(publisher: ServicePublisher) -> None:
+async def test_zone_changes_the_result(publisher: ServicePublisher) -> None:
     hinted = endpoint_slice({**LOCAL, **zone("a")}, {**REMOTE, **zone("b")})
     publisher.set_slice(WEB, hinted)
     publisher.set_zone("b")
@@ -197,14 +197,14 @@ async def test_services_are_sorted(publisher: ServicePublisher) -> None:
     assert list(read(publisher.snapshot)) == ["a", "b", "web", "zz"]
 
 
-async def test_old_states_stay_whole_while_new_ones_are_made(publisher: ServicePublisher) -> None:
+async def test_previous_snapshots_do_not_change(publisher: ServicePublisher) -> None:
     old = publisher.snapshot
     publisher.set_service(service(), None)
     await asyncio.sleep(WINDOW)
     assert (list(read(old)), list(read(publisher.snapshot))) == (["web"], [])
 
 
-async def test_a_waiter_gets_what_is_newer_than_what_he_has(publisher: ServicePublisher) -> None:
+async def test_waiting_reader_gets_the_next_revision(publisher: ServicePublisher) -> None:
     assert (await publisher.wait_newer(0, 0)).rev == 1
     assert (await publisher.wait_newer(6, 1)).rev == 1
     assert (await publisher.wait_newer(7, 99)).rev == 1
@@ -215,7 +215,7 @@ async def test_a_waiter_gets_what_is_newer_than_what_he_has(publisher: ServicePu
     assert (await waiting).rev == 2
 
 
-async def test_what_does_not_matter_here_makes_no_revision_in_a_busy_cluster() -> None:
+async def test_changes_for_other_nodes_make_no_revision_in_a_busy_cluster() -> None:
     first = churn.first_slices()
     async with running(ServicePublisher("node0", readiness=lambda uid, address: None)) as publisher:
         for one in churn.services():

@@ -1,4 +1,4 @@
-"""The contract, over real sockets: whole states, resumable, for anyone; nobody harms another."""
+"""The contract, over real sockets: whole states, resumable, for all users, separate limits."""
 
 import asyncio
 import importlib.util
@@ -24,7 +24,7 @@ from agent.api.listen import ListenError
 from agent.api.services.server import SERVICE
 from agent.client import endpoints_pb2 as pb
 from agent.client.services import METHOD, ServicesClient
-from tests.agent.api.services.conftest import WAIT_SECONDS, Served, ask
+from tests.agent.api.services.conftest import WAIT_SECONDS, Served, request
 from tests.agent.api.services.making import endpoint_json, endpoint_slice, service
 
 ROOT = pathlib.Path(__file__).parents[4]
@@ -55,7 +55,7 @@ async def test_generated_stubs_get_a_whole_state(
     assert items[-1].end.service_count == 1
 
 
-async def test_reflection_tells_enough_to_ask(served: Served) -> None:
+async def test_reflection_is_enough_for_a_call(served: Served) -> None:
     await served.start()
 
     def reflect() -> tuple[list[str], list[Any]]:
@@ -78,7 +78,7 @@ async def test_reflection_tells_enough_to_ask(served: Served) -> None:
     assert items[1].services.items[0].ports[0].endpoints[0].address == "198.19.0.1"
 
 
-async def test_health_says_serving_when_there_is_something_to_tell(
+async def test_health_is_serving_once_there_is_a_state(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
     await served.start(is_complete=False)
@@ -93,11 +93,11 @@ async def test_health_says_serving_when_there_is_something_to_tell(
     following.cancel()
 
 
-async def test_nothing_is_told_before_everything_is_known(
+async def test_no_state_is_sent_before_it_is_complete(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
     await served.start(is_complete=False)
-    asking = asyncio.create_task(ask(channel))
+    asking = asyncio.create_task(request(channel))
     await served_a_call(channel)
     assert not asking.done()
     served.publisher.complete()
@@ -109,11 +109,11 @@ async def served_a_call(channel: grpc.aio.Channel) -> None:
     await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
 
 
-async def test_who_has_the_newest_waits_for_a_change(
+async def test_client_with_the_newest_state_waits_for_a_change(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
     await served.start()
-    asking = asyncio.create_task(ask(channel, served.publisher.instance_id, 1))
+    asking = asyncio.create_task(request(channel, served.publisher.instance_id, 1))
     await served_a_call(channel)
     assert not asking.done()
     await served.change("api")
@@ -122,26 +122,26 @@ async def test_who_has_the_newest_waits_for_a_change(
     assert names(items) == ["api", "web"]
 
 
-async def test_who_comes_from_another_instance_starts_again(
+async def test_client_of_another_instance_gets_the_whole_state(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
     await served.start()
-    assert names(await ask(channel, served.publisher.instance_id + 1, 1)) == ["web"]
-    assert names(await ask(channel, served.publisher.instance_id, 99)) == ["web"]
+    assert names(await request(channel, served.publisher.instance_id + 1, 1)) == ["web"]
+    assert names(await request(channel, served.publisher.instance_id, 99)) == ["web"]
 
 
-async def test_who_was_away_gets_the_newest_and_not_what_was_between(
+async def test_client_that_was_away_gets_the_newest_state(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
     await served.start()
     for name in ("a", "b", "c"):
         await served.change(name)
-    items = await ask(channel, served.publisher.instance_id, 1)
+    items = await request(channel, served.publisher.instance_id, 1)
     assert items[0].next.rev == 4
     assert names(items) == ["a", "b", "c", "web"]
 
 
-async def test_a_client_goes_on_over_a_restart(served: Served, client: ServicesClient) -> None:
+async def test_client_continues_after_a_restart(served: Served, client: ServicesClient) -> None:
     await served.start()
     first = await asyncio.to_thread(client.next)
     asking = asyncio.create_task(asyncio.to_thread(client.next))
@@ -155,7 +155,7 @@ async def test_a_client_goes_on_over_a_restart(served: Served, client: ServicesC
     assert (first.services, first.rev) == (second.services, second.rev)
 
 
-async def test_a_slow_reader_holds_up_nobody_and_then_gets_the_newest(
+async def test_slow_reader_delays_no_other_and_then_gets_the_newest(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
     await served.start()
@@ -176,11 +176,11 @@ async def test_a_slow_reader_holds_up_nobody_and_then_gets_the_newest(
     async with grpc.aio.insecure_channel(served.target) as other:
         for number in range(5):
             await served.change(f"t{number}")
-            assert len(names(await ask(other))) == 42 + number
+            assert len(names(await request(other))) == 42 + number
     items += [item async for item in reading]
     assert items[0].next.rev == rev
     assert len(names(items)) == items[-1].end.service_count == 41
-    newest = await ask(channel, items[0].next.instance_id, rev)
+    newest = await request(channel, items[0].next.instance_id, rev)
     assert newest[0].next.rev == rev + 5
     assert len(names(newest)) == 46
 
@@ -190,7 +190,7 @@ def addresses(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("garbage", [b"\x00" * 64, b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)])
-async def test_what_is_no_grpc_harms_nobody(
+async def test_bytes_that_are_not_grpc_affect_no_client(
     served: Served, channel: grpc.aio.Channel, garbage: bytes
 ) -> None:
     await served.start()
@@ -199,7 +199,7 @@ async def test_what_is_no_grpc_harms_nobody(
     async with asyncio.timeout(WAIT_SECONDS):
         await reader.read()
     writer.close()
-    assert names(await ask(channel)) == ["web"]
+    assert names(await request(channel)) == ["web"]
 
 
 async def raw(channel: grpc.aio.Channel, method: str, content: bytes) -> grpc.StatusCode:
@@ -222,7 +222,7 @@ async def raw(channel: grpc.aio.Channel, method: str, content: bytes) -> grpc.St
         ("/another.Service/Next", b"", grpc.StatusCode.UNIMPLEMENTED),
     ],
 )
-async def test_a_wrong_call_gets_a_clear_status(
+async def test_wrong_call_gets_a_clear_status(
     served: Served,
     channel: grpc.aio.Channel,
     method: str,
@@ -231,14 +231,14 @@ async def test_a_wrong_call_gets_a_clear_status(
 ) -> None:
     await served.start()
     assert await raw(channel, method, content) is code
-    assert names(await ask(channel)) == ["web"]
+    assert names(await request(channel)) == ["web"]
 
 
-async def test_who_asks_in_a_loop_is_refused_and_a_follower_is_not(
+async def test_client_in_a_loop_is_rejected_and_a_follower_is_not(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
     await served.start(burst=3)
-    following = asyncio.create_task(ask(channel, served.publisher.instance_id, 1))
+    following = asyncio.create_task(request(channel, served.publisher.instance_id, 1))
     await served_a_call(channel)
     codes = [await raw(channel, METHOD, b"") for _ in range(20)]
     assert codes[:3] == [grpc.StatusCode.OK] * 3
@@ -248,42 +248,42 @@ async def test_who_asks_in_a_loop_is_refused_and_a_follower_is_not(
 
 
 @pytest.mark.kernel
-async def test_a_user_has_only_so_many_calls_open(
-    served: Served, channel: grpc.aio.Channel
-) -> None:
+async def test_open_calls_are_limited_per_user(served: Served, channel: grpc.aio.Channel) -> None:
     await served.start(calls_per_user=2)
-    waiting = [asyncio.create_task(ask(channel, served.publisher.instance_id, 1)) for _ in range(2)]
+    waiting = [
+        asyncio.create_task(request(channel, served.publisher.instance_id, 1)) for _ in range(2)
+    ]
     await served_a_call(channel)
     assert await raw(channel, METHOD, b"") is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert await as_nobody(served) == "['web']"
+    assert await as_unprivileged(served) == "['web']"
     await served.change("api")
     assert [names(items) for items in await asyncio.gather(*waiting)] == [["api", "web"]] * 2
-    assert names(await ask(channel)) == ["api", "web"]
+    assert names(await request(channel)) == ["api", "web"]
 
 
 @pytest.mark.kernel
-async def test_a_reader_without_rights_reads(served: Served) -> None:
+async def test_unprivileged_user_can_read(served: Served) -> None:
     await served.start()
     assert stat.S_IMODE(served.socket.stat().st_mode) == 0o666
     assert stat.S_IMODE(served.socket.parent.stat().st_mode) == 0o755
-    assert await as_nobody(served) == "['web']"
+    assert await as_unprivileged(served) == "['web']"
 
 
 @pytest.mark.kernel
-async def test_what_one_user_asks_too_often_another_still_gets(
+async def test_rate_limit_of_one_user_does_not_affect_another(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
     await served.start(burst=1)
     codes = [await raw(channel, METHOD, b"") for _ in range(10)]
     assert grpc.StatusCode.RESOURCE_EXHAUSTED in codes
-    assert await as_nobody(served) == "['web']"
+    assert await as_unprivileged(served) == "['web']"
 
 
-async def as_nobody(served: Served) -> str:
-    """What a process of another user is told."""
+async def as_unprivileged(served: Served) -> str:
+    """What a process of an unprivileged user receives."""
     code = (
         "import os, sys; from agent.client.services import ServicesClient;"
-        # Before it becomes somebody else, who may be unable to reach packages below this user's
+        # Before it becomes another user, who may be unable to reach packages below this user's
         # home: grpcio imports with its first channel. It connects with the first call.
         "client = ServicesClient('unix:localnet/localnet.sock');"
         "os.chdir(sys.argv[1]); os.setgroups([]); os.setgid(65534); os.setuid(65534);"
@@ -305,24 +305,22 @@ async def as_nobody(served: Served) -> str:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-async def test_the_loopback_serves_the_same_if_asked(served: Served, host: str) -> None:
+async def test_loopback_serves_the_same_state(served: Served, host: str) -> None:
     await served.start(address=(host, 0))
     name = f"[{host}]" if ":" in host else host
     async with grpc.aio.insecure_channel(f"{name}:{served.port}") as channel:
-        assert names(await ask(channel)) == ["web"]
+        assert names(await request(channel)) == ["web"]
 
 
-async def test_what_an_earlier_agent_left_is_replaced(
-    served: Served, channel: grpc.aio.Channel
-) -> None:
+async def test_stale_socket_is_replaced(served: Served, channel: grpc.aio.Channel) -> None:
     served.socket.parent.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(served.socket))
     await served.start()
-    assert names(await ask(channel)) == ["web"]
+    assert names(await request(channel)) == ["web"]
 
 
-async def test_a_port_that_is_taken_is_one_sentence(served: Served) -> None:
+async def test_port_in_use_is_one_sentence(served: Served) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(ListenError, match="cannot be served"),
@@ -330,7 +328,7 @@ async def test_a_port_that_is_taken_is_one_sentence(served: Served) -> None:
         await served.start(address=taken.getsockname())
 
 
-async def test_a_path_that_is_too_long_is_one_sentence(tmp_path: pathlib.Path) -> None:
+async def test_too_long_path_is_one_sentence(tmp_path: pathlib.Path) -> None:
     made = Served(tmp_path / ("x" * 120) / "localnet.sock")
     with pytest.raises(ListenError, match="choose another"):
         await made.start()
@@ -344,5 +342,5 @@ async def test_five_thousand_endpoints_in_one_service_arrive(
     many = endpoint_slice(*(endpoint_json(address) for address in addresses(5000)), name="w")
     served.publisher.set_slice(None, many)
     await served.publisher.wait_newer(served.publisher.instance_id, 1)
-    items = await ask(channel)
+    items = await request(channel)
     assert len(items[1].services.items[0].ports[0].endpoints) == 5000

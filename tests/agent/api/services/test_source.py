@@ -1,4 +1,4 @@
-"""From the API server to the socket: what is told, and for how long it is told without one."""
+"""From the API server to the socket, with and without an API server."""
 
 import asyncio
 import datetime
@@ -19,7 +19,8 @@ from agent.kube.objects import ApiPod, MetadataOnly
 from agent.kube.watcher import Query, Watcher
 from agent.pods.conditions import FALSE, Condition
 from agent.settings import localnet_socket
-from tests.agent.api.services.conftest import WAIT_SECONDS, ask
+from tests import polling
+from tests.agent.api.services.conftest import WAIT_SECONDS, request
 from tests.agent.api.services.making import (
     NODE,
     Json,
@@ -64,7 +65,7 @@ class Node:
                 self.endpoints.publisher.instance_id, self.rev
             )
             async with grpc.aio.insecure_channel(self.target) as channel:
-                items = await ask(channel)
+                items = await request(channel)
         self.rev = items[0].next.rev
         return {one.name: one for item in items for one in item.services.items}
 
@@ -92,7 +93,7 @@ async def node(server: ApiServer, api: ApiClient, tmp_path: pathlib.Path) -> Asy
         yield made
 
 
-async def test_what_the_api_server_tells_is_told(node: Node, server: ApiServer) -> None:
+async def test_services_of_the_api_server_are_published(node: Node, server: ApiServer) -> None:
     assert targets((await node.newest())["web"].ports[0]) == ["198.19.0.1:8080"]
     put_web(server, {**HERE, "hints": None}, AWAY)
     assert targets((await node.newest())["web"].ports[0]) == [
@@ -103,7 +104,7 @@ async def test_what_the_api_server_tells_is_told(node: Node, server: ApiServer) 
     assert await node.newest() == {}
 
 
-async def test_nothing_is_told_until_all_has_been_heard(
+async def test_no_state_is_published_before_all_resources_are_listed(
     server: ApiServer, api: ApiClient, tmp_path: pathlib.Path
 ) -> None:
     server.put(service_json(), path=SERVICES.path)
@@ -125,9 +126,7 @@ async def test_nothing_is_told_until_all_has_been_heard(
         assert list(await asking) == ["web"]
 
 
-async def test_what_was_heard_last_is_told_without_an_api_server(
-    node: Node, server: ApiServer
-) -> None:
+async def test_last_state_is_served_without_an_api_server(node: Node, server: ApiServer) -> None:
     await node.newest()
 
     async def away(request: web.Request) -> web.StreamResponse | None:
@@ -137,14 +136,13 @@ async def test_what_was_heard_last_is_told_without_an_api_server(
     for stream in list(server.streams):
         await stream.cut()
     async with asyncio.timeout(WAIT_SECONDS):
-        while not node.endpoints.services.problem:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await polling.until("a problem", lambda: node.endpoints.services.problem)
     async with grpc.aio.insecure_channel(node.target) as channel:
-        items = await ask(channel)
+        items = await request(channel)
     assert items[-1].end.service_count == 1
 
 
-async def test_local_pods_are_told_of_without_an_api_server(node: Node) -> None:
+async def test_local_readiness_is_published_without_an_api_server(node: Node) -> None:
     now = datetime.datetime.now(datetime.UTC)
     await node.newest()
     node.endpoints.set_pod(pod())
@@ -179,7 +177,7 @@ WRONG: list[tuple[str, Callable[[], Json]]] = [
 
 
 @pytest.mark.parametrize(("what", "wrong"), WRONG, ids=[what for what, _ in WRONG])
-async def test_a_malformed_slice_harms_no_other(
+async def test_malformed_slice_affects_no_other(
     node: Node, server: ApiServer, what: str, wrong: Callable[[], Json]
 ) -> None:
     before = await node.newest()
@@ -191,7 +189,7 @@ async def test_a_malformed_slice_harms_no_other(
 
 
 @pytest.mark.parametrize("spec", [{"ports": "x"}, {"clusterIPs": 7}, {"type": None}])
-async def test_a_malformed_service_stays_as_it_was(
+async def test_malformed_service_keeps_its_last_state(
     node: Node, server: ApiServer, spec: dict[str, Any]
 ) -> None:
     before = await node.newest()
@@ -202,7 +200,7 @@ async def test_a_malformed_service_stays_as_it_was(
     assert sorted(after) == ["later", "web"]
 
 
-async def test_a_socket_that_cannot_be_had_ends_nothing(
+async def test_socket_that_cannot_be_created_is_retried(
     server: ApiServer,
     api: ApiClient,
     tmp_path: pathlib.Path,
@@ -217,6 +215,5 @@ async def test_a_socket_that_cannot_be_had_ends_nothing(
             await node.endpoints.publisher.wait_newer(0, 0)
         in_the_way.unlink()
         async with asyncio.timeout(WAIT_SECONDS):
-            while not localnet_socket(tmp_path).exists():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await polling.until("the socket", localnet_socket(tmp_path).exists)
         assert await node.newest() == {}

@@ -18,7 +18,7 @@ ALL_LOCAL = TrafficPolicies(
 
 
 class One(msgspec.Struct, frozen=True):
-    """What the rules ask of an endpoint, and nothing else."""
+    """Only the properties of an endpoint that the rules use."""
 
     is_local: bool = False
     is_ready: bool = True
@@ -71,7 +71,7 @@ def endpoints(text: str) -> list[One]:
         ("t T", OUTSIDE_LOCAL, "0 1", "1", "0 1", True),
         ("r R", ALL_LOCAL, "1", "1", "0 1", True),
         ("r", ALL_LOCAL, "", "", "0", True),
-        # Not reachable from outside, so the external policy says nothing.
+        # Not reachable from outside, so the external policy has no effect.
         ("r R", TrafficPolicies(is_external_local=True), "0 1", "", "", True),
         # Zones: all ready ones have a hint, and one of them is ours.
         ("r@a r@b", CLUSTER, "0", "", "", True),
@@ -88,12 +88,12 @@ def endpoints(text: str) -> list[One]:
         ("r@node2,a r@node3,b", CLUSTER, "0", "", "", True),
         ("r@node2,b r@node3,b", CLUSTER, "0 1", "", "", True),
         ("r@node1,a r@a", CLUSTER, "0 1", "", "", True),
-        # Local does not ask for hints.
+        # Local ignores hints.
         ("R@b r@a", LOCAL, "0", "", "", True),
         ("R@b r@a", OUTSIDE_LOCAL, "1", "0", "1", True),
     ],
 )
-def test_the_rules_choose(
+def test_endpoints_are_chosen_by_the_rules(
     text: str,
     policies: TrafficPolicies,
     internal: str,
@@ -109,7 +109,7 @@ def test_the_rules_choose(
     )
 
 
-def test_a_node_without_a_zone_heeds_no_zone_hints() -> None:
+def test_node_without_a_zone_ignores_zone_hints() -> None:
     assert choose(endpoints("r@a r@b"), CLUSTER, NodeTopology("node1")).internal == {0, 1}
 
 
@@ -131,7 +131,7 @@ def test_all_pairs_of_endpoints_obey_the_rules(
 
 
 def by_definition(found: list[One], policies: TrafficPolicies) -> EndpointChoice:
-    """The rules said once more, as sentences about sets."""
+    """The rules in another form, as statements about sets."""
     everything = set(range(len(found)))
     ready = {i for i in everything if found[i].is_ready}
     leaving = {i for i in everything if found[i].is_last_resort}
