@@ -66,11 +66,13 @@ class PeerCredentialProxy:
         """Accept connections while inside. Raises `ListenError`."""
         self.limit()
         listener = listen.unix_socket(self._path, directory_mode=0o755, mode=0o666)
+        # Without `start_serving` it does not suspend: a cancelled start still closes the socket.
         server = await asyncio.get_running_loop().create_unix_server(
-            lambda: _ProxySide(self), sock=listener, backlog=_ACCEPTS_AT_ONCE
+            lambda: _ProxySide(self), sock=listener, backlog=_ACCEPTS_AT_ONCE, start_serving=False
         )
-        listener.listen(_BACKLOG)
         try:
+            await server.start_serving()
+            listener.listen(_BACKLOG)
             yield
         finally:
             server.close()

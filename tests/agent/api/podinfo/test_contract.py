@@ -224,3 +224,14 @@ def test_three_responses_have_the_same_field_numbers() -> None:
     assert (watched.instance_id, watched.rev, watched.pods[0].pod_uid) == (7, 8, "u")
     got = podinfo_pb2.GetPodConditionsResponse.FromString(content)
     assert (got.instance_id, got.rev, got.pod.pod_uid) == (7, 8, "u")
+
+
+async def test_start_that_is_cancelled_leaves_no_socket(node: Node) -> None:
+    running = asyncio.create_task(node.server.run())
+    for _ in range(10_000):
+        if node.path.exists():
+            break
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert not node.path.exists()
