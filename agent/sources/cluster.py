@@ -108,21 +108,21 @@ class ClusterSource:
         return {watcher.query.name: watcher.problem for watcher in watchers if watcher.problem}
 
     def status(self) -> PodSourceStatus:
-        kubelet = " and the kubelet" if self.kubelet_pods.is_connected else ""
+        kubelet = " and kubelet" if self.kubelet_pods.is_connected else ""
         problem = self.sandboxes.problem
         return PodSourceStatus(
-            pods_from=f"the API server{kubelet}, for node {self._settings.node_name}; "
-            f"{len(self.sandboxes.current)} sandboxes of the container runtime",
+            pods_from=f"API server{kubelet}, node {self._settings.node_name}; "
+            f"{len(self.sandboxes.current)} sandboxes",
             problems=[f"Container runtime: {problem}"] if problem else [],
         )
 
     def containers_of(self, uid: str) -> PodContainers:
         """By the container runtime, with what only the kubelet has from the API's status."""
         api_pod = self.pods.get(uid)
-        status = {one.name: one for one in _statuses(api_pod)} if api_pod else {}
+        statuses = {status.name: status for status in _statuses(api_pod)} if api_pod else {}
         return PodContainers(
             containers={
-                container.name: _run(container, status.get(container.name))
+                container.name: _run(container, statuses.get(container.name))
                 for container in self.sandboxes.containers.get(uid, ())
             },
             is_restartable=api_pod is None or api_pod.spec.restart_policy != _RESTARTS_NEVER,
