@@ -11,6 +11,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from agent.lab import lab as labs
@@ -18,6 +19,13 @@ from bpf import errors, syscalls
 from tests import blocking
 
 _problem = pytest.StashKey[str]()
+
+# An example may take longer than Hypothesis' deadline of 200 ms on a busy machine; each test has a
+# time limit of its own.
+hypothesis.settings.register_profile(
+    "podgate", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("podgate")
 
 # The longest takes a minute alone on an idle machine; beside a load, or on a machine emulated in
 # software (PODGATE_TEST_PATIENCE), it takes several times as long.
