@@ -54,7 +54,7 @@ class GateCollector:
 
     async def refresh(self) -> None:
         self._counts = await self._gate_worker.counts()
-        self._node_counts = await self._gate_worker.node_counts()
+        self._node_counts = await self._gate_worker.host_counts()
 
     def collect(self) -> Iterator[core.Metric]:
         packets, gates = new_metric(GATE_PACKETS), new_metric(GATES)

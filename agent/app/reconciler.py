@@ -181,7 +181,7 @@ class Reconciler:
             for ifindex in (installed & self._previous_gates) - claimed:
                 await self._gate_worker.remove(ifindex)
                 log.info(Event.STALE_GATE_REMOVED, ifindex=ifindex)
-            is_clean = await self._gate_worker.collect()
+            is_clean = await self._gate_worker.remove_stale()
         except (AttachError, OSError, TimeoutError) as error:
             log.error(Event.LEFTOVERS_NOT_REMOVED, error=str(error))
             return

@@ -140,7 +140,7 @@ class Reports:
         return None
 
     async def _host_drops(self) -> dict[str, int]:
-        counts = await self._gate_worker.node_counts()
+        counts = await self._gate_worker.host_counts()
         return {reason.label: count for (_, reason), count in counts.items()}
 
     def _pod_status(self, state: PodState, counts: Mapping[int, Counts]) -> PodStatus:

@@ -1,4 +1,4 @@
-"""Keeps new pods closed to the node until their gates stand: the backstop, driven by the agent.
+"""Maintains the default-deny table, which blocks host traffic to new pods until they are gated.
 
 Only where the node's default is enforce or strict: elsewhere a new interface must stay open.
 """
@@ -23,18 +23,18 @@ from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)
 
-# A veth that no pod has claimed for so long is no pod's that this agent guards: it is released, as
-# whoever made it needs it. A pod's manifest comes within a second of its interface.
+# A veth that no pod has claimed for this time belongs to no gated pod: it is released, since its
+# owner needs it. A pod's manifest comes within a second of its interface.
 _UNCLAIMED_SECONDS = 10.0
-# How often the tables are compared with what they should say; `nft flush ruleset` tells nobody.
+# How often the tables are compared with their desired content: `nft flush ruleset` is silent.
 _ENSURE_SECONDS = 30.0
-# Three times in the backstop's `stale_seconds`.
+# Three times in the ruleset's `stale_seconds`.
 _BEAT_SECONDS = 20.0
 _TIMEOUT_SECONDS = 10
 
 
 class DefaultDenyController:
-    """The backstop with its owner's knowledge of pods. Without one, every method does nothing."""
+    """Joins the table with the pods in the store. Without a table, every method does nothing."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class DefaultDenyController:
         self._kubelet_changed = asyncio.Event()
 
     async def open(self, settings: Settings, gated: Iterable[int]) -> None:
-        """Put the tables there where the node's default asks for it, else take old ones away."""
+        """Install the tables where the node's default mode needs them, else remove old ones."""
         if settings.mode not in (Mode.ENFORCE, Mode.STRICT):
             await _remove_quietly()
             return
@@ -81,7 +81,7 @@ class DefaultDenyController:
         self._kubelet_changed.set()
 
     async def run(self) -> None:
-        """Admit the kubelet, release what nobody claims, put back what was taken away; for ever."""
+        """Admit the kubelet, release unclaimed interfaces, restore the tables; until cancelled."""
         if self._table is None:
             await asyncio.Event().wait()
             return
@@ -113,7 +113,7 @@ class DefaultDenyController:
             while True:
                 if self._kubelet_changed.is_set():
                     self._kubelet_changed.clear()
-                    # One that ended is back in a moment; until then its admission harms nobody.
+                    # One that ended is back in a moment; until then its admission does no harm.
                     if self._kubelet is not None:
                         with _log_errors(Event.DEFAULT_DENY_KUBELET_NOT_SET):
                             await self._table.admit(self._kubelet.path)
@@ -162,7 +162,7 @@ class DefaultDenyController:
 
 @contextlib.contextmanager
 def _log_errors(event: Event) -> Iterator[None]:
-    """Trouble with the backstop is logged and no more: gates do their work without it."""
+    """Errors of the default-deny table are only logged: gates work without it."""
     try:
         yield
     except DefaultDenyError as error:

@@ -63,8 +63,8 @@ class ChainOrder:
             await asyncio.Event().wait()
         while True:
             try:
-                if misplaced := await self._gate_worker.misplaced():
-                    self._store.mark_interfaces(misplaced)
+                if displaced := await self._gate_worker.displaced():
+                    self._store.mark_interfaces(displaced)
             except (OSError, TimeoutError) as error:
                 log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
             try:

@@ -37,7 +37,7 @@ from probes.netns import Netns, NetnsGoneError
 
 log = structlog.get_logger(__name__)
 
-# Nothing new can come while gates enforce, so the number only falls; this bounds how long it stands
+# Nothing new can come while gates enforce, so the number only falls; this bounds how long it is
 # too high. A hint (a pod is enforced now) is followed at once, and no more often than each second.
 _PERIOD_SECONDS = 15.0
 _PAUSE_SECONDS = 1.0
@@ -73,7 +73,7 @@ class Access(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EnforcedPod:
-    """An enforced pod, as it is when looked at."""
+    """An enforced pod, as it is at the time of a scan."""
 
     pod: Pod
     netns: Netns
@@ -83,7 +83,7 @@ class EnforcedPod:
 
     @classmethod
     def of(cls, guarded: PodState) -> "EnforcedPod | None":
-        """None for a pod whose gates are not there, or let all pass."""
+        """None for a pod whose gates are missing, or pass everything."""
         if guarded.gated_netns is None or guarded.admission is None:
             return None
         if not guarded.gates or guarded.pod.mode not in (Mode.ENFORCE, Mode.STRICT):
@@ -116,7 +116,7 @@ class ExistingFlows:
         replies: ReplyTables,
         ends: bool,
     ) -> None:
-        """kubelet_cgroup: its id, 0 while nobody is known; ends: whether to end what is found."""
+        """kubelet_cgroup: its id, 0 while it is not known; ends: whether to close found flows."""
         self._store = store
         self._wake = asyncio.Event()
         self._changes = store.in_force.subscribe(Subscription(self._wake))
@@ -131,7 +131,7 @@ class ExistingFlows:
         self._wake.set()
 
     def count(self, uid: str) -> int:
-        """How many go on, as of the last look."""
+        """How many were open at the last scan."""
         return self._counts.get(uid, 0)
 
     def collect(self) -> Iterator[core.Metric]:
@@ -143,7 +143,7 @@ class ExistingFlows:
         yield single(EXISTING_FLOWS_CLOSED, self._closed)
 
     async def run(self) -> None:
-        """Look again and again, for ever."""
+        """Scan periodically until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PERIOD_SECONDS):
@@ -200,7 +200,7 @@ class ExistingFlows:
         flows: Iterable[sock_diag.InetSocket],
         by_address: Mapping[bytes, EnforcedPod],
     ) -> list[sock_diag.InetSocket]:
-        """Those that the node began, and that the gate lets go on."""
+        """Those that the host opened, and that the gate passes."""
         node_serves = _served_ports(node, protocol)
         pods_serve: dict[Netns, set[int]] = {}
         begun = []
@@ -230,7 +230,7 @@ class ExistingFlows:
         by_address: Mapping[bytes, EnforcedPod],
         found: dict[str, FlowCount],
     ) -> None:
-        """Count those whose senders would not be let in today, and end them where wanted."""
+        """Count those whose source would not be admitted today, and close them where desired."""
         entrances = AccessCheck(self._kubelet_cgroup(), {flow.cgroup for flow in flows})
         for flow in flows:
             target = by_address[flow.remote]
@@ -255,10 +255,10 @@ class ExistingFlows:
 
 
 class AccessCheck:
-    """Whom gates would let in today: `find_rule` of bpf/src/rules.h, for sockets that exist."""
+    """What gates would admit today: `find_rule` of bpf/src/rules.h, for existing sockets."""
 
     def __init__(self, kubelet_cgroup: int, cgroups: Iterable[int | None]) -> None:
-        """cgroups: of all senders that will be asked for."""
+        """cgroups: of all sources that will be checked."""
         self._kubelet_cgroup = kubelet_cgroup
         self._cgroups = {cgroup for cgroup in cgroups if cgroup is not None}
         self._paths: dict[int, str] = {}
@@ -279,7 +279,7 @@ class AccessCheck:
         return entrance
 
     def _is_sender(self, rule: Rule, cgroup: int | None) -> bool | None:
-        """None where nobody can tell."""
+        """None where it cannot be determined."""
         match rule.source:
             case SourceKind.ANY:
                 return True
@@ -319,7 +319,7 @@ def _sockets(
 
 
 def _served_ports(diag: sock_diag.SockDiag, protocol: int) -> set[int]:
-    """Where somebody waits for others to begin: listeners, or UDP sockets connected to nobody."""
+    """Ports where sockets accept new flows: listeners, or UDP sockets without a peer."""
     return {found.local_port for found in _sockets(diag, protocol, _SERVING[protocol])}
 
 

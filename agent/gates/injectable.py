@@ -58,7 +58,7 @@ class InjectableInterfaces:
 
     async def run(self) -> None:
         """Refresh at once, and after every hint, until cancelled."""
-        marked = await self._gate_worker.marked_origins()
+        marked = await self._gate_worker.marked_injectable()
         async with pyroute2.AsyncIPRoute() as netlink:
             while True:
                 async with asyncio.timeout(_TIMEOUT_SECONDS):
@@ -95,7 +95,7 @@ class InjectableInterfaces:
         after = (marked & injecting) | settled
         if after != marked:
             changes = {ifindex: ifindex in after for ifindex in after ^ marked}
-            await self._gate_worker.mark_origins(changes)
+            await self._gate_worker.mark_injectable(changes)
             log.info(Event.INJECTABLE_INTERFACES_CHANGED, interfaces=sorted(after))
         return after
 

@@ -105,7 +105,9 @@ class PodGates:
         gate's grace period lasts a while: passing an unsolicited packet is better than dropping a
         valid reply.
         """
-        new = [ifindex for ifindex in state.gates if await self._gate_worker.remember(ifindex)]
+        new = [
+            ifindex for ifindex in state.gates if await self._gate_worker.start_reply_table(ifindex)
+        ]
         if not new or state.netns is None or state.network is None:
             return []
         try:
@@ -114,7 +116,7 @@ class PodGates:
             asked = pending_flows.PendingFlows((), str(error))
         graces = []
         for ifindex in new:
-            have_all_room = await self._gate_worker.recall(ifindex, asked.questions)
+            have_all_room = await self._gate_worker.fill_reply_table(ifindex, asked.questions)
             unknown = asked.unknown or ("" if have_all_room else "some questions found no place")
             graces.append(
                 GracePeriod(
@@ -201,7 +203,7 @@ class PodGates:
         )
         state.chain_problem = ""
         for interface in network.interfaces:
-            was_open = state.gated_netns != state.netns and not await self._gate_worker.stands(
+            was_open = state.gated_netns != state.netns and not await self._gate_worker.is_attached(
                 interface.ifindex
             )
             seconds = await self._gate_worker.install(interface.ifindex, config)
@@ -230,7 +232,7 @@ class PodGates:
             state.ungated_interfaces = opened
             state.recheck_until = asyncio.get_running_loop().time() + _PLUGIN_SECONDS
         for interface in network.interfaces:
-            if await self._gate_worker.stands(interface.ifindex):
+            if await self._gate_worker.is_attached(interface.ifindex):
                 await self._gate_worker.remove(interface.ifindex)
 
     async def _remove_vanished(self, state: PodState) -> None:

@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 _SO_NETNS_COOKIE = 71  # Linux 5.14
 
-# Until a gate remembers what its pod asks; with some hundred pods at once that takes seconds.
+# Until a gate has its reply table; with some hundred pods at once that takes seconds.
 _GRACE_SECONDS = 30.0
 
 # An attach takes 10 ms and RTNL can be held for seconds by others; longer means a hung kernel.
@@ -114,11 +114,11 @@ class GateWorker:
 
         return await self._call(lambda: _timed(install))
 
-    async def remember(self, ifindex: int) -> bool:
+    async def start_reply_table(self, ifindex: int) -> bool:
         """As `Gates.start_reply_table`."""
         return await self._call(lambda: self._gates.start_reply_table(ifindex))
 
-    async def recall(self, ifindex: int, questions: Collection[ReplyFlow]) -> bool:
+    async def fill_reply_table(self, ifindex: int, questions: Collection[ReplyFlow]) -> bool:
         """As `Gates.fill_reply_table`."""
         return await self._call(lambda: self._gates.fill_reply_table(ifindex, questions))
 
@@ -127,7 +127,7 @@ class GateWorker:
         await self._call(lambda: self._gates.end_grace(ifindex, at_ns))
 
     async def remove(self, ifindex: int) -> None:
-        """As `Gates.remove`; who was refused there is forgotten as well."""
+        """As `Gates.remove`; its drop sources are deleted as well."""
 
         def remove() -> None:
             self._gates.remove(ifindex)
@@ -135,7 +135,7 @@ class GateWorker:
 
         await self._call(remove)
 
-    async def stands(self, ifindex: int) -> bool:
+    async def is_attached(self, ifindex: int) -> bool:
         """As `Gates.is_attached`."""
         return await self._call(lambda: self._gates.is_attached(ifindex))
 
@@ -143,7 +143,7 @@ class GateWorker:
         """As `Gates.installed`."""
         return await self._call(self._gates.installed)
 
-    async def collect(self) -> bool:
+    async def remove_stale(self) -> bool:
         """As `Gates.remove_stale`, for what guards the node's own interfaces as well."""
 
         def collect() -> bool:
@@ -151,7 +151,7 @@ class GateWorker:
 
         return await self._call(collect)
 
-    async def misplaced(self) -> set[int]:
+    async def displaced(self) -> set[int]:
         """As `Gates.displaced`."""
         return await self._call(self._gates.displaced)
 
@@ -170,11 +170,11 @@ class GateWorker:
         counts = await asyncio.to_thread(self._gates.counts)
         return {ifindex: _without_self_tests(of_gate) for ifindex, of_gate in counts.items()}
 
-    async def node_counts(self) -> Counts:
+    async def host_counts(self) -> Counts:
         """As `Gates.host_counts`."""
         return await asyncio.to_thread(self._gates.host_counts)
 
-    async def mark_origins(self, marks: Mapping[int, bool]) -> None:
+    async def mark_injectable(self, marks: Mapping[int, bool]) -> None:
         """Set or clear interfaces' bits in the origin map."""
 
         def mark() -> None:
@@ -192,14 +192,14 @@ class GateWorker:
         await self._call(lambda: self._node_guards.ensure_pairs(ifindexes))
 
     async def ensure_tunnels(self, udp_ports: Iterable[int], *, are_guarded: bool) -> None:
-        """As `HostDevicePrograms.ensure_tunnels`, and refuse the node's datagrams to these ports.
+        """As `HostDevicePrograms.ensure_tunnels`, and drop the host's datagrams to these ports.
 
         Raises `AttachError`, or `ValueError` for more ports than are guarded.
         """
         await self._call(lambda: self._node_guards.ensure_tunnels(are_guarded=are_guarded))
         self.config.set_tunnel_ports(udp_ports)
 
-    async def marked_origins(self) -> set[int]:
+    async def marked_injectable(self) -> set[int]:
         return await self._call(self._origin.marked)
 
     async def _call(self, function: Callable[[], T]) -> T:

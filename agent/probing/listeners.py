@@ -1,6 +1,6 @@
 """Listener events of probed pods: from the kernel's ring to the probes that they concern.
 
-Everything works without them, only later: where the kernel or cgroup v2 is not there, that is said
+Everything works without them, only later: where the kernel or cgroup v2 lacks them, that is logged
 once, and probes run at their times.
 """
 
@@ -24,20 +24,20 @@ log = structlog.get_logger(__name__)
 
 
 class ListenerWatch:
-    """Hears of listeners in the namespaces of pods, and has their probes run at that instant."""
+    """Receives listener events of pods' namespaces, and triggers their probes at that instant."""
 
     def __init__(
         self, scheduler: Scheduler, metrics: ProbeMetrics, installation: pins.Pins
     ) -> None:
         self.attached = asyncio.Event()
-        """Set once events are heard."""
+        """Set once events are received."""
         self._metrics = metrics
         self._installation = installation
         self._hints = ListenerHints(scheduler, on_result=self._on_hint_result)
         self._events: listeners.ListenerEvents | None = None
         self._watched: dict[str, tuple[Netns, int]] = {}
         self._pods: dict[int, str] = {}
-        self._older: asyncio.Queue[str] = asyncio.Queue()
+        self._existing: asyncio.Queue[str] = asyncio.Queue()
         """Pods with listeners that are older than our watching."""
 
     async def run(self) -> None:
@@ -53,18 +53,18 @@ class ListenerWatch:
         with events:
             self._events = events
             for uid, (netns, cookie) in list(self._watched.items()):
-                self._tell_kernel(uid, netns, cookie)
+                self._watch_netns(uid, netns, cookie)
             loop.add_reader(events.fileno(), self._read)
             self.attached.set()
             try:
-                await self._adopt_older(directory)
+                await self._adopt_existing(directory)
             finally:
                 loop.remove_reader(events.fileno())
                 self._events = None
                 self._hints.close()
 
     def watch(self, uid: str, netns: Netns) -> None:
-        """Hear of this pod's listeners from now on; safe to repeat."""
+        """Receive events of this pod's listeners from now on; safe to repeat."""
         known = self._watched.get(uid)
         if known is not None and known[0] == netns:
             return
@@ -74,7 +74,7 @@ class ListenerWatch:
             return
         self._watched[uid] = (netns, cookie)
         self._pods[cookie] = uid
-        self._tell_kernel(uid, netns, cookie)
+        self._watch_netns(uid, netns, cookie)
 
     def forget(self, uid: str) -> None:
         """The pod is gone."""
@@ -86,7 +86,7 @@ class ListenerWatch:
             if self._events is not None:
                 self._events.forget(known[1])
 
-    def _tell_kernel(self, uid: str, netns: Netns, cookie: int) -> None:
+    def _watch_netns(self, uid: str, netns: Netns, cookie: int) -> None:
         if self._events is None:
             return
         try:
@@ -94,17 +94,17 @@ class ListenerWatch:
         except errors.BpfError as error:
             log.warning(Event.LISTENERS_NOT_WATCHED, uid=uid, reason=str(error))
             return
-        # Those that listen already do not tell by themselves when they close. Read after the watch
-        # began, so that none is missed by both.
+        # Existing listeners send no event when they close. Read after the watch started, so that
+        # none is missed by both.
         with contextlib.suppress(NetnsError, OSError):
             if older := len(listening.listeners(netns)):
                 self._metrics.unwatched_listeners[uid] = older
-                self._older.put_nowait(uid)
+                self._existing.put_nowait(uid)
 
-    async def _adopt_older(self, directory: pathlib.Path) -> NoReturn:
-        """Have them report all the same, one pod after the other, for ever."""
+    async def _adopt_existing(self, directory: pathlib.Path) -> NoReturn:
+        """Make them report all the same, one pod after the other, until cancelled."""
         while True:
-            uid = await self._older.get()
+            uid = await self._existing.get()
             known = self._watched.get(uid)
             if known is None:
                 continue
@@ -121,7 +121,7 @@ class ListenerWatch:
         events = self._events
         if events is None:
             return
-        # The last hint of a port says how things stand.
+        # The last hint of a port shows the current state.
         newest = {(hint.netns_cookie, hint.port): hint.is_open for hint in events.read()}
         for (cookie, port), is_open in newest.items():
             if uid := self._pods.get(cookie):

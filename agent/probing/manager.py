@@ -77,7 +77,7 @@ class ProbeManager:
         self._probed: set[str] = set()
         self._memory = ResultStore(state)
         self._sandboxes: dict[str, tuple[Netns, str]] = {}
-        self._ignored: dict[str, str | None] = {}
+        self._deferred: dict[str, str | None] = {}
         """By pod: a text of the annotation that came after the sandbox's start."""
 
     async def run(self) -> None:
@@ -107,24 +107,24 @@ class ProbeManager:
         )
 
     async def listening(self) -> None:
-        """Wait until listener events are heard; for ever, where they cannot be."""
+        """Wait until listener events are received; forever, where they cannot be."""
         await self._listeners.attached.wait()
 
     def update(self, guarded: PodState) -> None:
-        """Take in what is known of a pod now, and say whether its probes pass."""
+        """Start or change the probes of a pod as it is now, and update its condition."""
         pod = guarded.pod
         sandbox = None
         if guarded.netns is not None:
             sandbox = self._memory.claim(pod.uid, self._sandbox_of(pod, guarded.netns))
-            pod = self._as_taken(pod, sandbox)
+            pod = self._with_saved_spec(pod, sandbox)
         self._pods[pod.uid] = pod
         if sandbox and (target := self._target(pod, guarded, sandbox)):
             self._scheduler.set_pod(target)
             self._probed.add(pod.uid)
-            self._remember(pod.uid)
+            self._save(pod.uid)
             if any(container.readiness or container.startup for container in pod.spec.containers):
                 self._listeners.watch(pod.uid, target.netns)
-        self._say(pod)
+        self._update_condition(pod)
 
     def remove(self, uid: str) -> None:
         """Stop the pod's probes and forget it."""
@@ -134,7 +134,7 @@ class ProbeManager:
         self._probed.discard(uid)
         self._memory.forget(uid)
         self._sandboxes.pop(uid, None)
-        self._ignored.pop(uid, None)
+        self._deferred.pop(uid, None)
 
     def status(self, uid: str) -> list[ProbeStatus]:
         """The pod's probes, for `podgate status`."""
@@ -172,10 +172,10 @@ class ProbeManager:
             known = self._sandboxes[pod.uid] = (netns, sandbox_of(netns))
         return known[1]
 
-    def _as_taken(self, pod: Pod, sandbox: SavedProbes) -> Pod:
+    def _with_saved_spec(self, pod: Pod, sandbox: SavedProbes) -> Pod:
         """The pod with podgate.io/probe-spec as it was at the sandbox's start: it is taken once.
 
-        A later change is said and ignored. One that was refused was not taken: it can be mended.
+        A later change is logged and ignored. An invalid one was not taken, so it can be corrected.
         """
         now = pod.spec.annotation
         if not sandbox.is_taken:
@@ -183,10 +183,10 @@ class ProbeManager:
             sandbox.is_taken = not any(map(probespec.is_annotation_error, pod.spec.errors))
             self._memory.save_soon()
         if now == sandbox.annotation:
-            self._ignored.pop(pod.uid, None)
+            self._deferred.pop(pod.uid, None)
             return pod
-        if pod.uid not in self._ignored or self._ignored[pod.uid] != now:
-            self._ignored[pod.uid] = now
+        if pod.uid not in self._deferred or self._deferred[pod.uid] != now:
+            self._deferred[pod.uid] = now
             log.warning(
                 Event.PROBE_SPEC_DEFERRED,
                 pod=pod.full_name,
@@ -196,7 +196,7 @@ class ProbeManager:
         spec = with_annotation(pod.spec, sandbox.annotation)
         return msgspec.structs.replace(pod, spec=spec)
 
-    def _remember(self, uid: str) -> None:
+    def _save(self, uid: str) -> None:
         """Keep the pod's results for the next agent."""
         sandbox = self._memory.get(uid)
         if sandbox is None:
@@ -232,10 +232,10 @@ class ProbeManager:
     def _container(
         self, pod: Pod, probes: ContainerProbes, sandbox: SavedProbes, run: PodContainers | None
     ) -> ProbedContainer:
-        # What an earlier agent found counts for its sandbox, until this one has asked.
+        # Results of a previous agent count for its sandbox, until this one has probed.
         restored = {} if pod.uid in self._probed else sandbox.results.get(probes.name, {})
         if run is None:
-            # Without a container runtime to ask, a sandbox's containers live as long as it does.
+            # Without a container runtime, a sandbox's containers live as long as it does.
             return ProbedContainer(
                 probes=probes,
                 container_id=sandbox.sandbox,
@@ -260,8 +260,8 @@ class ProbeManager:
 
     def _on_result(self, key: ProbeKey, result: ProbeResult) -> None:
         if pod := self._pods.get(key.uid):
-            self._remember(key.uid)
-            self._say(pod)
+            self._save(key.uid)
+            self._update_condition(pod)
 
     def _on_probe(self, key: ProbeKey, outcome: ProbeOutcome) -> None:
         pod = self._pods.get(key.uid)
@@ -276,8 +276,8 @@ class ProbeManager:
         )
         self._record(pod, key, outcome)
         if not outcome.passed:
-            # The text tells what is wrong now, though the status may have been False before.
-            self._say(pod)
+            # Update the message even if the status stays False: it has the newest error.
+            self._update_condition(pod)
 
     def _record(self, pod: Pod, key: ProbeKey, outcome: ProbeOutcome) -> None:
         """Report a failure in the kubelet's words (pkg/kubelet/events/event.go), unless the kubelet
@@ -292,20 +292,20 @@ class ProbeManager:
         event = PodEvent(pod.uid, reason, message, action="Probing", container=key.container)
         self._events.record(event)
 
-    def _say(self, pod: Pod) -> None:
+    def _update_condition(self, pod: Pod) -> None:
         state = self._store.get(pod.uid)
         if state is None or state.pod.netns_path != pod.netns_path:
             return  # Its probes are about to be stopped.
-        status, reason, message = self._judge(pod)
-        if pod.uid in self._ignored:
+        status, reason, message = self._evaluate(pod)
+        if pod.uid in self._deferred:
             message += f" A change of {probespec.ANNOTATION} takes effect with the next sandbox."
         self._store.conditions.set(pod, labels.PROBES_PASSING, status, reason, message)
 
-    def _judge(self, pod: Pod) -> tuple[str, str, str]:
+    def _evaluate(self, pod: Pod) -> tuple[str, str, str]:
         if problem := pod.probe_problem:
             return FALSE, problem.reason, problem.message
         if pod.host_network:
-            # True: a gate that asks for it must not hold the pod back for ever.
+            # True: a readiness gate on it must not block the pod forever.
             return TRUE, "HostNetwork", "The kubelet alone probes hostNetwork pods."
         if not pod.has_spec:
             return FALSE, "PodSpecUnknown", "The pod's probes are not known yet."

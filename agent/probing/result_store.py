@@ -1,7 +1,7 @@
-"""What has to outlive the agent of each pod's probes: their results, and what they were asked.
+"""Results of each pod's probes, and the specs they ran with: what must outlive the agent.
 
 The kubelet keeps a container ready over its own restart (worker.go, where a container started well
-before the kubelet); podgate has nobody's status to read yet, so it keeps a file of its own.
+before the kubelet); podgate has no status to read yet, so it keeps a file of its own.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 _MAX_BYTES = 16 << 20  # 1,000 pods with the longest annotation each
 _SETTLE_SECONDS = 0.5
-# Every pod is looked at within seconds of a start; what none of them claims is of pods long gone.
+# Every pod is reconciled within seconds of a start; what none of them claims is of deleted pods.
 _UNCLAIMED_SECONDS = 300.0
 
 Results = dict[str, dict[ProbeType, ProbeResult]]
@@ -40,15 +40,15 @@ class SavedProbes(msgspec.Struct, kw_only=True):
     annotation: str | None = None
     """podgate.io/probe-spec as it was taken at the sandbox's start."""
     is_taken: bool = False
-    """Whether it was good: a refused one may still be mended."""
+    """Whether it was valid: an invalid one may still be corrected."""
     results: Results = {}
     containers: dict[str, str] = {}
-    """The runtime's ids of the containers that these are of, where a runtime tells them."""
+    """The runtime's ids of the containers that these are of, where a runtime lists them."""
 
 
 class _File(msgspec.Struct):
     boot: str
-    """A reboot ends every sandbox, and its numbers begin anew."""
+    """A reboot ends every sandbox, and its numbers start again."""
     pods: list[SavedProbes]
 
 
@@ -56,7 +56,7 @@ class ResultStore:
     """Sandboxes by pod, in memory and in a file below the run directory."""
 
     def __init__(self, path: pathlib.Path | None) -> None:
-        """Reads the file, if there is one; one that cannot be used is said and left alone.
+        """Reads the file, if there is one; one that cannot be used is logged and kept.
 
         Without a path nothing is kept.
         """
@@ -129,6 +129,6 @@ class ResultStore:
 def sandbox_of(netns: Netns) -> str:
     """A sandbox's name within this boot: the namespace's device, inode and cookie.
 
-    Inodes are used again for later namespaces, cookies never are; kernels before 5.14 tell none.
+    Inodes are used again for later namespaces, cookies never are; kernels before 5.14 have none.
     """
     return f"{netns.device}:{netns.inode}:{netns.cookie() or '-'}"

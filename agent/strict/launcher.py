@@ -81,7 +81,7 @@ class ProcessLauncher:
                     await self._gate(ifindex, name)
             for ifindex in self._store.relay_gates.keys() - present.keys():
                 await self._gate_worker.remove(ifindex)
-                await self._gate_worker.mark_origins({ifindex: False})
+                await self._gate_worker.mark_injectable({ifindex: False})
                 del self._store.relay_gates[ifindex]
         except (AttachError, OSError, TimeoutError) as error:
             log.error(Event.RELAY_INTERFACE_UNREADABLE, error=str(error))
@@ -139,7 +139,7 @@ class ProcessLauncher:
         await self._gate_worker.install(ifindex, _GATE, grace_seconds=0)
         await self._gate_worker.ensure_pairs({*relay_interfaces.present(), ifindex})
         # Packets from it were sent by the relay, or by the host before.
-        await self._gate_worker.mark_origins({ifindex: True})
+        await self._gate_worker.mark_injectable({ifindex: True})
         self._store.relay_gates[ifindex] = name
         self._injectable.hint()
         await self._default_deny.add_gated({ifindex})

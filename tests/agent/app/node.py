@@ -68,23 +68,23 @@ class Gates:
         self.gates.pop(ifindex, None)
         self.with_replies.discard(ifindex)
 
-    async def stands(self, ifindex: int) -> bool:
+    async def is_attached(self, ifindex: int) -> bool:
         return ifindex in self.gates
 
-    async def remember(self, ifindex: int) -> bool:
+    async def start_reply_table(self, ifindex: int) -> bool:
         if ifindex in self.with_replies:
             return False
         await self._call("start replies", ifindex)
         self.with_replies.add(ifindex)
         return True
 
-    async def recall(self, ifindex: int, questions: Collection[ReplyFlow]) -> bool:
+    async def fill_reply_table(self, ifindex: int, questions: Collection[ReplyFlow]) -> bool:
         return True
 
     async def end_grace(self, ifindex: int, at_ns: int) -> None:
         await self._call("end grace", ifindex)
 
-    async def collect(self) -> bool:
+    async def remove_stale(self) -> bool:
         self.calls.append("collect")
         return self.is_clean
 
