@@ -1,4 +1,4 @@
-"""The dump of a node's interfaces says what pyroute2 makes of the whole messages."""
+"""The dump of interfaces equals what pyroute2 decodes from the whole messages."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""What pods in strict say of themselves while a real relay comes, goes or passes them by."""
+"""Pods in strict report whether the relay proxies their connections, with a real agent."""
 
 import contextlib
 import errno
@@ -50,7 +50,7 @@ def pod(lab: Lab) -> Iterator[LabPod]:
 
 
 def _echo(listener: socket.socket) -> None:
-    """One connection after the other, until nobody listens."""
+    """Serve one connection after the other, until the listener is closed."""
     with contextlib.suppress(OSError):
         while True:
             connection, _ = listener.accept()
@@ -63,18 +63,18 @@ def start(operator: AgentProcess, kubelet: Cgroup, *extra: str) -> None:
     operator.start("--kubelet", f"cgroup:{kubelet.path}", *RANGES, *extra)
 
 
-def said(report: AgentReport, name: str = "web") -> Condition | None:
+def isolation_of(report: AgentReport, name: str = "web") -> Condition | None:
     return condition_of(report, name, labels.ISOLATION_READY)
 
 
 def is_strict(report: AgentReport) -> bool:
-    condition = said(report)
+    condition = isolation_of(report)
     return condition is not None and (condition.status, condition.reason) == (TRUE, "Strict")
 
 
 def is_enforced_because(why: str) -> Callable[[AgentReport], bool]:
     def holds(report: AgentReport) -> bool:
-        condition = said(report)
+        condition = isolation_of(report)
         return (
             condition is not None
             and (condition.status, condition.reason) == (TRUE, "Enforced")
@@ -85,7 +85,7 @@ def is_enforced_because(why: str) -> Callable[[AgentReport], bool]:
 
 
 def dial(kubelet: Cgroup, address: str) -> str:
-    """How a connect of the kubelet's to port 8080 ends: with whom it says it talks."""
+    """Result of a connect of the kubelet to port 8080: the peer's address, or the error."""
     script = (
         "import socket, sys\n"
         "with socket.create_connection((sys.argv[1], 8080), 2) as s: print(s.getpeername()[0])"
@@ -144,7 +144,7 @@ def test_pod_is_strict_when_the_relay_has_it_and_its_connections_are_counted(
     assert "podgate_relay_up 1.0" in shown
 
 
-def test_relay_that_is_killed_is_said_replaced_and_leaves_no_interface(
+def test_killed_relay_is_reported_replaced_and_leaves_no_interface(
     operator: AgentProcess, pod: LabPod, kubelet: Cgroup
 ) -> None:
     operator.write_manifest(pod, mode="strict", container=PROBE)
@@ -246,7 +246,7 @@ def test_hand_over_on_demand_leaves_one_relay(
     ]
 
 
-def test_hand_over_where_no_relay_runs_is_refused_with_a_sentence(
+def test_restart_without_a_relay_is_rejected_with_a_sentence(
     operator: AgentProcess, lab: Lab, kubelet: Cgroup
 ) -> None:
     start(operator, kubelet)
@@ -258,7 +258,7 @@ def test_hand_over_where_no_relay_runs_is_refused_with_a_sentence(
     assert b"no relay runs, since no pod is in strict" in done.stderr
 
 
-def test_who_dials_the_relays_range_is_refused_counted_and_named(
+def test_connect_to_the_relays_range_is_rejected_counted_and_named(
     operator: AgentProcess, pod: LabPod, kubelet: Cgroup
 ) -> None:
     operator.write_manifest(pod, mode="strict", container=PROBE)
@@ -280,7 +280,7 @@ def test_who_dials_the_relays_range_is_refused_counted_and_named(
     assert line.split()[0] == "relay"
 
 
-def test_relay_whose_interface_is_taken_away_ends_and_is_replaced(
+def test_relay_whose_interface_is_removed_exits_and_is_replaced(
     operator: AgentProcess, kubelet: Cgroup, pod: LabPod
 ) -> None:
     operator.write_file("web.yaml", manifest(pod))

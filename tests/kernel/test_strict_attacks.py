@@ -92,7 +92,7 @@ class Inside:
                 seen.append(frame)
 
 
-def refused_by_the_pair(report: AgentReport) -> int:
+def dropped_at_the_pair(report: AgentReport) -> int:
     """What the gate of the relay's interface dropped."""
     return sum(
         count for gate in report.relay.gates for count in gate.packets.get("drop", {}).values()
@@ -124,17 +124,17 @@ def relays_targets(node: Node, kind: str, port: int) -> list[str]:
     return [f"{kind},{address},{port}" for address in relay_addresses(node).values()]
 
 
-def test_another_cgroup_that_connects_to_the_relay_is_refused_at_once_and_counted(
+def test_connect_to_the_relay_from_another_cgroup_is_rejected_and_counted(
     node: Node, intruder: NodeClient
 ) -> None:
-    before = refused_by_the_pair(report_of(node))
+    before = dropped_at_the_pair(report_of(node))
     targets = [*relays_targets(node, "tcp", fleet.HTTP), *relays_targets(node, "tcp", fleet.TCP)]
     assert len(targets) == 8
     assert intruder.probe(targets) == dict.fromkeys(targets, nodeclient.FORBIDDEN)
-    assert refused_by_the_pair(report_of(node)) >= before + len(targets)
+    assert dropped_at_the_pair(report_of(node)) >= before + len(targets)
 
 
-def test_addresses_of_the_range_that_stand_for_nobody_lead_nowhere(
+def test_addresses_of_the_range_without_a_pod_are_unreachable(
     node: Node, intruder: NodeClient, inside: Inside
 ) -> None:
     """Within the relay's share its gate drops; beyond it there is no way, not even by a default
@@ -163,7 +163,7 @@ def test_no_socket_of_another_cgroup_gets_a_packet_to_the_relay(
     node: Node, inside: Inside, opening: openings.Opening
 ) -> None:
     """Those that no hook sees are dropped by the gate of the pair. This process is the intruder."""
-    before = refused_by_the_pair(report_of(node))
+    before = dropped_at_the_pair(report_of(node))
     tried = 0
     for address in relay_addresses(node).values():
         if ipaddress.ip_address(address).version in opening.versions:
@@ -171,7 +171,7 @@ def test_no_socket_of_another_cgroup_gets_a_packet_to_the_relay(
             tried += 1
     assert tried
     assert inside.arrived() == []
-    assert refused_by_the_pair(report_of(node)) >= before + tried
+    assert dropped_at_the_pair(report_of(node)) >= before + tried
 
 
 def begin(opening: openings.Opening, address: str) -> None:
@@ -191,7 +191,7 @@ def relays_interface() -> str:
 
 
 def test_no_packet_socket_gets_a_packet_to_the_relay(node: Node, inside: Inside) -> None:
-    before = refused_by_the_pair(report_of(node))
+    before = dropped_at_the_pair(report_of(node))
     frames_sent = 0
     with links.packet_socket(relays_interface()) as sock:
         for address in map(frames.address, relay_addresses(node).values()):
@@ -206,27 +206,25 @@ def test_no_packet_socket_gets_a_packet_to_the_relay(node: Node, inside: Inside)
                     sock.send(frames.packet(ends, frames.TCP, segment))
                 frames_sent += 1
     assert inside.arrived() == []
-    assert refused_by_the_pair(report_of(node)) >= before + frames_sent
+    assert dropped_at_the_pair(report_of(node)) >= before + frames_sent
 
 
 def test_no_pod_reaches_another_by_way_of_the_relay(node: Node, inside: Inside) -> None:
     """What a pod sends is forwarded, so that no gate asks whose it is; as is what comes from
     outside."""
     stranger = node.lab.pods["stranger"]
-    before = refused_by_the_pair(report_of(node))
+    before = dropped_at_the_pair(report_of(node))
     addresses = relay_addresses(node).values()
     for address in addresses:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with stranger.open_socket(family, socket.SOCK_STREAM) as sock, pytest.raises(TimeoutError):
             sock.connect((address, fleet.HTTP))
     assert inside.arrived() == []
-    assert refused_by_the_pair(report_of(node)) >= before + len(addresses)
+    assert dropped_at_the_pair(report_of(node)) >= before + len(addresses)
     assert node.fleet.peers() == {}
 
 
-def test_the_kubelet_is_refused_what_a_pod_does_not_declare(
-    node: Node, kubelet: NodeClient
-) -> None:
+def test_kubelet_is_rejected_at_undeclared_ports(node: Node, kubelet: NodeClient) -> None:
     """At the pod's address by its gate, and at the relay's by the relay."""
     bare = node.pods["bare"]
     node.fleet.peers()
@@ -249,7 +247,7 @@ def test_the_kubelet_is_refused_what_a_pod_does_not_declare(
     assert kubelet.probe(declared) == dict.fromkeys(declared, nodeclient.OK)
 
 
-def test_kept_connections_end_with_their_sandbox_and_its_address_means_nobody_until_it_is_reused(
+def test_connections_end_with_their_sandbox_and_its_address_is_unused_until_reuse(
     node: Node, kubelet: NodeClient
 ) -> None:
     old = add(node, "old")
