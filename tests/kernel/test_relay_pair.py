@@ -238,7 +238,7 @@ async def test_check_finds_no_problem_and_leaves_nothing(lab: Lab, fresh_pins: p
     with links.pair() as (one, _), links.route("198.18.64.0/24", one):
         problem = await strict_check.find_problem(RANGES, cgroup, fresh_pins)
     assert problem is not None
-    assert problem.startswith("The relay's range 198.18.64.0/18 is taken by")
+    assert problem.startswith("The relay's range 198.18.64.0/18 overlaps")
 
 
 def test_cleanup_removes_the_agents_relay(operator: AgentProcess, lab: Lab) -> None:
