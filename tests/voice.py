@@ -97,9 +97,7 @@ EXCEPTIONS: frozenset[tuple[str, str]] = frozenset(
 PENDING = (
     "agent/app/",
     "agent/default_deny/",
-    "agent/drops/",
     "agent/gates/",
-    "agent/pods/",
     "agent/probing/",
     "tests/agent/app/",
     "tests/agent/gates/",

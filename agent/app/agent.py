@@ -164,7 +164,7 @@ class Agent:
             DropSources(gate_worker.loaded), state=state / "callers.json", store=self._store
         )
         self._drop_events = DropEventLog(
-            gate_worker.events, callers=self._source_processes, store=self._store
+            gate_worker.events, sources=self._source_processes, store=self._store
         )
         exporter = Exporter(
             refreshed=(GateCollector(self._store, gate_worker), PolicyCollector(self._policy)),

@@ -160,8 +160,8 @@ class ClusterOutputs:
             for container in self._source.sandboxes.containers.get(state.pod.uid, ())
             if container.state is not CriContainerState.CREATED
         ]
-        say = log.warning if started else log.info
-        say(
+        record = log.warning if started else log.info
+        record(
             Event.CONTAINERS_STARTED_BEFORE_GATE if started else Event.FIRST_GATE,
             pod=state.pod.full_name,
             sandbox=sandbox.id,

@@ -2,7 +2,7 @@
 
 Both leave an interface alone that others have set up, unless a profile of the node's owner happens
 to match it; then they would take its addresses and routes away. They read these files when they
-start and when they are told to reload, which is left to the node's owner.
+start and when they reload, which is left to the operator.
 """
 
 import pathlib
@@ -41,11 +41,11 @@ RUN = pathlib.Path("/run")
 
 
 def keep_off(run: pathlib.Path = RUN) -> None:
-    """Write the files for those services that are here; trouble is logged and no more."""
+    """Write the files for those services that are installed; problems are only logged."""
     for service, name, content in _FILES:
         path = run / name
         try:
-            if (run / service).is_dir() and not _says(path, content):
+            if (run / service).is_dir() and not _has_content(path, content):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 unfinished = path.with_suffix(".new")
                 unfinished.write_text(content, encoding="ascii")
@@ -65,7 +65,7 @@ def let_in_again(run: pathlib.Path = RUN) -> None:
         (run / name).unlink(missing_ok=True)
 
 
-def _says(path: pathlib.Path, content: str) -> bool:
+def _has_content(path: pathlib.Path, content: str) -> bool:
     try:
         return path.read_text(encoding="utf-8", errors="replace") == content
     except FileNotFoundError:

@@ -38,7 +38,7 @@ def check() -> None:
         ) from error
     if cgroup2_mount() is None:
         raise PreflightError(
-            "no cgroup v2 hierarchy is mounted, and podgate tells the node's processes apart by "
+            "no cgroup v2 hierarchy is mounted, and podgate distinguishes host processes by "
             "it; mount one with 'mount -t cgroup2 none /sys/fs/cgroup/unified'."
         )
 

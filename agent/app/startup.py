@@ -11,7 +11,7 @@ from bpf import pins
 
 
 class StartError(PodgateError):
-    """The agent cannot start; the message says what to do."""
+    """The agent cannot start."""
 
 
 def _check_feed(settings: Settings) -> None:
@@ -30,7 +30,9 @@ async def run(settings: Settings) -> None:
     preflight.check()
     _check_feed(settings)
     if settings.rules is not None and not settings.rules.exists():
-        raise StartError(f"{settings.rules} is not there; make it, or name another with --rules.")
+        raise StartError(
+            f"{settings.rules} does not exist; create it, or name another with --rules."
+        )
     installation = pins.Pins(settings.bpffs)
     installation.prepare()
     try:

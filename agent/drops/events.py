@@ -38,13 +38,13 @@ class DropEventLog:
         self,
         events: DropEventReader,
         *,
-        callers: SourceProcesses,
+        sources: SourceProcesses,
         store: PodStore,
     ) -> None:
-        """callers: has the names of cgroups."""
+        """sources: has the names of cgroups."""
         self._events = events
         self._store = store
-        self._callers = callers
+        self._sources = sources
         self._recent: collections.deque[tuple[DropEvent, Pod | None]] = collections.deque(
             maxlen=_MAX_RECENT
         )
@@ -81,7 +81,7 @@ class DropEventLog:
             self._recent.append((event, self._store.pod_of_interface(event.ifindex)))
             self._count += 1
         # Now, since a cgroup may be gone in a moment.
-        await asyncio.to_thread(self._callers.learn, {event.cgroup for event in fresh})
+        await asyncio.to_thread(self._sources.learn, {event.cgroup for event in fresh})
         lost = self._events.lost()
         now = asyncio.get_running_loop().time()
         if lost > self._lost and now - self._lost_logged_at >= _LOG_AGAIN_SECONDS:
@@ -104,7 +104,7 @@ class DropEventLog:
             source_port=event.source_port,
             destination_address=str(event.destination or ""),
             destination_port=event.destination_port,
-            cgroup=self._callers.sender(event.cgroup),
+            cgroup=self._sources.cgroup_path(event.cgroup),
             process=event.pid,
             process_name=event.process_name,
         )

@@ -35,13 +35,13 @@ class SourceProcesses:
 
     def __init__(
         self,
-        callers: DropSources,
+        drop_sources: DropSources,
         *,
         state: pathlib.Path,
         store: PodStore,
     ) -> None:
         """state: the file for the names."""
-        self._callers = callers
+        self._drop_sources = drop_sources
         self._state = state
         self._store = store
         self._names: dict[int, str] = {0: NO_SOCKET}
@@ -55,23 +55,23 @@ class SourceProcesses:
             await asyncio.sleep(_PERIOD_SECONDS)
 
     def read(self) -> list[tuple[DropSource, str]]:
-        """All callers with their cgroup's path, the busiest first. Blocks for some milliseconds."""
-        found = sorted(self._callers.read(), key=lambda seen: -seen.count)
+        """All drop sources with cgroup paths, the busiest first. Blocks for some milliseconds."""
+        found = sorted(self._drop_sources.read(), key=lambda seen: -seen.count)
         self._name(found)
         return [(seen, self._names.get(seen.cgroup, "(gone)")) for seen in found]
 
     def lost(self) -> int:
-        return self._callers.lost()
+        return self._drop_sources.lost()
 
-    def sender(self, cgroup: int) -> str:
+    def cgroup_path(self, cgroup: int) -> str:
         """The path of a cgroup by its id, as far as it is known by now."""
         return self._names.get(cgroup, f"(cgroup {cgroup})")
 
     def _look(self, gated: set[int] | None) -> None:
         """gated: interfaces with a gate; None until every pod has been reconciled."""
         if gated is not None:
-            self._callers.prune(gated)
-        if self._name(self._callers.read()):
+            self._drop_sources.prune(gated)
+        if self._name(self._drop_sources.read()):
             self._save()
 
     def _name(self, found: list[DropSource]) -> bool:

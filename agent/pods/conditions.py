@@ -37,7 +37,7 @@ class Condition(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def level_of(before: Condition | None, now: Condition, pod: Pod) -> Literal["info", "warning"]:
-    """The log level of a change: a warning is a problem that somebody may have to solve.
+    """The log level of a change: a warning is a problem that an operator may have to solve.
 
     What a pod waits for while it starts, or loses while it is deleted, is none.
     """

@@ -19,7 +19,7 @@ class ContainerRun(msgspec.Struct, frozen=True):
 
 
 class PodContainers(msgspec.Struct, frozen=True):
-    """A pod's containers by name; those that have not been created yet are not there."""
+    """A pod's containers by name; those that have not been created yet are missing."""
 
     containers: Mapping[str, ContainerRun] = {}
     is_restartable: bool = True

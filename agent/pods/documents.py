@@ -1,6 +1,6 @@
 """Files of YAML or JSON that operators write: read safely, and followed while they change.
 
-Events of the file system are hints: whatever they say, the whole directory is looked at again, so
+Events of the file system are hints only: the whole directory is read again after each, so
 renames, atomic symlink swaps (ConfigMaps) and lost events are all the same.
 """
 
@@ -22,7 +22,7 @@ _MAX_DEPTH = 100
 # A pod with a hundred containers has some thousands. libyaml composes a document without letting
 # other threads run, 1 ms for a thousand values, so this bounds the delay of probes.
 _MAX_VALUES = 20_000
-# Editors write in several steps; looking at once would log a half-written file as broken.
+# Editors write in several steps; an immediate read would report a half-written file as invalid.
 _SETTLE_MS = 50
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -37,7 +37,7 @@ class DocumentError(PodgateError):
 
 
 def stamps(directory: pathlib.Path, only: str | None = None) -> dict[str, Stamp]:
-    """The files of a directory by name; only: no more than this one, if it is there.
+    """The files of a directory by name; only: no more than this one, if it exists.
 
     Hidden files and those that are neither YAML nor JSON are left out. Raises `OSError`.
     """
@@ -58,7 +58,7 @@ def stamps(directory: pathlib.Path, only: str | None = None) -> dict[str, Stamp]
 async def changes(
     directory: pathlib.Path, *, at_least_every_seconds: float | None = None
 ) -> AsyncIterator[None]:
-    """One item whenever something changes in the directory; for ever.
+    """One item whenever something changes in the directory, until cancelled.
 
     at_least_every_seconds: one item after so long without any change, too.
     """

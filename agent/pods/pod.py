@@ -105,7 +105,7 @@ def read_pod(document: object, *, default_mode: Mode, source: str) -> Pod:
     """A pod from a decoded manifest. Mistakes in probes are kept in `spec.errors`.
 
     Raises `PodError` with the reason `InvalidManifest`, or `NetnsMissing` for a pod that does not
-    say where its network namespace is.
+    name its network namespace.
     """
     try:
         manifest = msgspec.convert(document, _Manifest)

@@ -417,7 +417,7 @@ def test_nothing_to_suggest_is_one_sentence(node: Node, web: LabPod) -> None:
 def test_rules_that_are_nowhere_are_one_sentence(node: Node) -> None:
     done = podgate("run", "--manifests", str(node.operator.manifests), "--rules", "/nowhere")
     assert done.returncode == 1
-    assert "/nowhere is not there" in done.stderr
+    assert "/nowhere does not exist" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
