@@ -182,7 +182,7 @@ async def test_a_container_in_its_cgroup_is_refused(
         assert await asyncio.to_thread(container.stdout.readline)
         identity = KubeletIdentity(ByProcess("kubelet", process.port), lambda _: None)
         assert await identity.refresh() is None
-        assert f"process {container.pid} of another namespace" in identity.problem
+        assert f"process {container.pid} of a container" in identity.problem
     finally:
         container.kill()
         container.communicate()

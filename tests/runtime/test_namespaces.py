@@ -103,7 +103,7 @@ def test_host_namespace_and_other_files_are_rejected(lab: Lab, tmp_path: pathlib
     file.touch()
     own = _locate([f"/proc/{os.getpid()}/ns/net"], ["198.18.0.1"])
     assert own.netns is None
-    assert "the node's own" in own.problem
+    assert "the host's network namespace" in own.problem
     for path in (file, tmp_path / "nothing"):
         located = _locate([str(path)], ["198.18.0.1"])
         assert located.netns is None
