@@ -101,7 +101,6 @@ PENDING = (
     "agent/probing/",
     "tests/agent/app/",
     "tests/agent/gates/",
-    "tests/agent/pods/",
     "tests/agent/probing/",
     "tests/kernel/",
     "Makefile",

@@ -12,7 +12,7 @@ def files(run: pathlib.Path) -> set[str]:
     return {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
 
 
-def test_only_services_that_are_there_are_told(tmp_path: pathlib.Path) -> None:
+def test_only_installed_services_are_configured(tmp_path: pathlib.Path) -> None:
     network_managers.keep_off(tmp_path)
     assert files(tmp_path) == set()
     (tmp_path / "NetworkManager").mkdir()
@@ -21,7 +21,7 @@ def test_only_services_that_are_there_are_told(tmp_path: pathlib.Path) -> None:
     assert "match-device=interface-name:podgate-relay*\nmanaged=0" in (tmp_path / NM).read_text()
 
 
-def test_networkd_is_known_by_either_directory(tmp_path: pathlib.Path) -> None:
+def test_networkd_is_found_by_either_directory(tmp_path: pathlib.Path) -> None:
     (tmp_path / "systemd/netif").mkdir(parents=True)
     network_managers.keep_off(tmp_path)
     assert files(tmp_path) == {NETWORKD}

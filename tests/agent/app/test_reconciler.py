@@ -90,7 +90,7 @@ async def test_every_pod_is_reconciled_at_each_resync(monkeypatch: pytest.Monkey
     node.add("a", 1)
     async with node.running():
         await asyncio.sleep(1)
-        node.gates.gates.clear()  # taken away, and no message says so
+        node.gates.gates.clear()  # removed without a message
         node.gates.calls.clear()
         await asyncio.sleep(RESYNC_SECONDS - 2)
         assert node.gates.gates == {}

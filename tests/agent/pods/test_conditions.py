@@ -42,7 +42,7 @@ def test_transition_time_moves_only_with_the_status() -> None:
     assert condition.last_transition_time == START + datetime.timedelta(seconds=10)
 
 
-def test_what_does_not_change_is_neither_told_nor_logged() -> None:
+def test_unchanged_condition_is_neither_published_nor_logged() -> None:
     conditions = Conditions(now=Clock())
     assert conditions.set(POD, labels.PROBES_PASSING, TRUE, "ProbesPassing", "")
     with structlog.testing.capture_logs() as lines:
@@ -50,7 +50,7 @@ def test_what_does_not_change_is_neither_told_nor_logged() -> None:
     assert lines == []
 
 
-def test_every_change_is_one_line_that_says_all() -> None:
+def test_each_change_is_one_complete_line() -> None:
     conditions = Conditions(now=Clock())
     with structlog.testing.capture_logs() as lines:
         conditions.set(POD, labels.ISOLATION_READY, FALSE, "NetnsInvalid", "why")
@@ -69,7 +69,7 @@ def test_every_change_is_one_line_that_says_all() -> None:
     ]
 
 
-def test_a_manifest_problem_is_a_warning_though_the_gate_stands() -> None:
+def test_manifest_problem_is_a_warning_though_the_gate_is_attached() -> None:
     conditions = Conditions(now=Clock())
     pod = Pod(uid="u", namespace="shop", name="web", manifest_problem=Problem("x", "y"))
     with structlog.testing.capture_logs() as lines:

@@ -84,7 +84,7 @@ def test_a_bypassed_gate_is_not_ready() -> None:
 
 
 @pytest.mark.parametrize("result", [PathTestResult.UNREACHABLE, PathTestResult.FAILED])
-def test_an_unconfirmed_gate_is_ready_and_says_so(result: PathTestResult) -> None:
+def test_unconfirmed_path_is_ready_with_a_note(result: PathTestResult) -> None:
     status = found(gated(), result)
     assert (status.status, status.reason) == (TRUE, "Enforced")
     assert status.message.startswith(ENFORCED.message)

@@ -112,7 +112,7 @@ def test_relay_is_kept_off_by_an_annotation() -> None:
     assert not read(with_relay("off")).is_relayed
 
 
-def test_any_other_word_for_the_relay_is_refused() -> None:
+def test_unknown_relay_value_is_rejected() -> None:
     with pytest.raises(PodError, match="unknown value 'on'; use \"off\" or remove"):
         read(with_relay("on"))
 
