@@ -58,7 +58,7 @@ test-pods: setup
 
 # Kernel tests inside the container that the DaemonSet makes: the image's Python, compiler and
 # programs, its rights and mounts. `make test-container FILES="tests/kernel/test_agent.py"` for some.
-INSIDE := $(addprefix tests/kernel/test_,$(addsuffix .py,agent attach backstop bypass hooks kubelet \
+INSIDE := $(addprefix tests/kernel/test_,$(addsuffix .py,agent attach bypass default_deny hooks kubelet \
 	listener_watch loader policies probing relay_pair strict upgrade))
 test-container: setup
 	@$(PYTHON) -m tests.image.inside $(or $(FILES),$(INSIDE))

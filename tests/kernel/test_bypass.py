@@ -15,9 +15,9 @@ import pytest
 from agent.lab import lab as labs
 from bpf.gates import Gates
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import frames, guarded, links, offers, openings, traffic
+from tests.kernel import frames, guarded, links, offers, syns, traffic
 from tests.kernel.guarded import PodState
-from tests.kernel.openings import Opening, Target
+from tests.kernel.syns import FirstPacket, Target
 
 pytestmark = pytest.mark.kernel
 
@@ -41,7 +41,7 @@ def target_of(watched: PodState, version: int) -> Target:
     return Target(address, interface, guarded.TCP_PORT, guarded.UDP_PORT)
 
 
-def attempt(opening: Opening, target: Target) -> None:
+def attempt(opening: FirstPacket, target: Target) -> None:
     try:
         opening.begin(target)
     except OSError as error:
@@ -59,11 +59,11 @@ def expect_closed(watched: PodState, reason: Reason) -> None:
 
 @pytest.mark.parametrize(
     ("opening", "version"),
-    [(opening, version) for opening in openings.OPENINGS for version in opening.versions],
+    [(opening, version) for opening in syns.FIRST_PACKETS for version in opening.versions],
     ids=lambda value: str(value),
 )
 def test_no_socket_of_the_node_reaches_the_pod(
-    watched: PodState, opening: Opening, version: int
+    watched: PodState, opening: FirstPacket, version: int
 ) -> None:
     target = target_of(watched, version)
     watched.set_mode(Mode.ENFORCE)
@@ -78,7 +78,7 @@ def test_no_socket_of_the_node_reaches_the_pod(
 def beginning_of(watched: PodState, version: int) -> bool:
     """Sends a datagram in fragments; whether the first of them reached the pod."""
     target = target_of(watched, version)
-    with openings.datagram(target.family) as sock:
+    with syns.datagram(target.family) as sock:
         data = b"the-beginning" + bytes(5000)
         sock.sendto(data, (target.address, target.udp_port))
     return any(b"the-beginning" in frame for frame in watched.arrived())
@@ -105,7 +105,7 @@ def test_datagram_to_everybody_on_the_link_reaches_no_pod(watched: PodState, add
     target = target_of(watched, 6 if ":" in address else 4)
 
     def send() -> bool:
-        with openings.datagram(target.family) as sock:
+        with syns.datagram(target.family) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
             name = target.interface.encode()
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name)
@@ -136,7 +136,7 @@ def test_translated_address_does_not_help_the_node(
         f"{family} daddr {traffic.NODE[version]} {protocol} dport 30080 dnat to {to}:{port}\n}}\n"
         for hook in ("prerouting", "output")
     )
-    opening = next(opening for opening in openings.OPENINGS if opening.name == protocol)
+    opening = next(opening for opening in syns.FIRST_PACKETS if opening.name == protocol)
     ways = [
         Target(service, pod.interface, port, port),
         Target(traffic.NODE[version], pod.interface, 30080, 30080),
@@ -167,14 +167,14 @@ def test_raw_socket_cannot_speak_in_a_connection_of_two_pods(
         client.connect((target.address, target.tcp_port))
         packets = forge(watched.arrived()[-1], is_whole)
         for packet in packets:
-            openings.send_whole(target, packet)
+            syns.send_whole(target, packet)
         assert not any(b"injected" in frame for frame in watched.arrived())
         reason = Reason.NODE if is_whole else Reason.FRAGMENT
         assert watched.moved().keys() == {(Verdict.DROP, reason)}
 
         watched.set_mode(Mode.OFF)
         for packet in packets:
-            openings.send_whole(target, packet)
+            syns.send_whole(target, packet)
         assert any(b"injected" in frame for frame in watched.arrived())
 
 
@@ -193,7 +193,7 @@ def forge(frame: bytes, is_whole: bool) -> list[bytes]:
         acknowledged=ports_and_numbers[3],
     )
     if is_whole:
-        return [openings.packet(ends, frames.TCP, segment)]
+        return [syns.packet(ends, frames.TCP, segment)]
     halves = []
     for offset, part in ((0, segment[:24]), (24, segment[24:])):
         is_first = offset == 0

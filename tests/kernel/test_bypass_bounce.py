@@ -8,7 +8,7 @@ import pytest
 from agent.lab import lab as labs
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import frames, guarded, links, openings, traffic, wire
+from tests.kernel import frames, guarded, links, syns, traffic, wire
 from tests.kernel.counting import Counting
 from tests.kernel.guarded import PodState
 
@@ -50,7 +50,7 @@ class Bouncing:
         with self._router.open_socket(socket.AF_PACKET, socket.SOCK_RAW) as inside:
             inside.bind(("eth0", 0))
             mac = inside.getsockname()[4]
-        source = frames.address(openings.STRANGER[version])
+        source = frames.address(syns.STRANGER[version])
         pod = frames.address(traffic.address(self.watched.pod, version))
         return frames.Ends(source, pod, mac, port=port)
 

@@ -16,7 +16,7 @@ from bpf.gates import Attachment, Gates
 from bpf.host_devices import HostDevicePrograms
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import frames, guarded, links, openings, traffic, tunnelled, wire
+from tests.kernel import frames, guarded, links, syns, traffic, tunnelled, wire
 from tests.kernel.guarded import PodState
 from tests.kernel.test_bypass_reentry import Way, end_by, ends_to, marked, watched  # noqa: F401
 from tests.kernel.test_bypass_tunnels import (  # noqa: F401
@@ -180,7 +180,7 @@ def test_a_rule_for_the_kernel_lets_in_no_process_over_a_flooding_bridge(
 ) -> None:
     with (
         flooded(bridged, Rule(SourceKind.KERNEL)) as made,
-        openings.stream(traffic.family(version)) as sock,
+        syns.stream(traffic.family(version)) as sock,
     ):
         sock.connect_ex((traffic.address(made.pod, version), guarded.TCP_PORT))
         assert made.arrived() == []

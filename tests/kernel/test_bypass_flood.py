@@ -17,7 +17,7 @@ from bpf.host_devices import HostDevicePrograms
 from bpf.node_config import NodeConfig
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import cgroups, frames, guarded, links, openings, traffic, wire
+from tests.kernel import cgroups, frames, guarded, links, syns, traffic, wire
 from tests.kernel.counting import Counting
 
 pytestmark = pytest.mark.kernel
@@ -138,11 +138,11 @@ def test_source_without_a_rule_is_dropped_in_every_copy(
 ) -> None:
     """There is a rule for another source: its mark must not stay on this one's copies."""
     pod = flooding.pods[target]
-    opening = next(opening for opening in openings.OPENINGS if opening.name == name)
+    opening = next(opening for opening in syns.FIRST_PACKETS if opening.name == name)
     with cgroups.cgroup() as group:
         countings = flooding.enforce(Rule(SourceKind.CGROUP, cgroup=group.id))
         address = traffic.address(pod, version)
-        opening.begin(openings.Target(address, labs.BRIDGE, PORT, PORT))
+        opening.begin(syns.Target(address, labs.BRIDGE, PORT, PORT))
         moved = [counting.moved() for counting in countings]
     assert len(moved[target].keys() & REFUSED) == 1
     assert (Verdict.PASS, Reason.RULE) not in moved[target]

@@ -11,7 +11,7 @@ from agent.lab import lab as labs
 from bpf.gates import Gates
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import cgroups, guarded, openings, traffic
+from tests.kernel import cgroups, guarded, syns, traffic
 from tests.kernel.guarded import PodState
 
 pytestmark = pytest.mark.kernel
@@ -70,7 +70,7 @@ def test_socket_of_the_one_let_in_opens(
 def test_socket_made_elsewhere_and_handed_over_does_not(
     watched: PodState, group: cgroups.Cgroup, version: int
 ) -> None:
-    with openings.stream(traffic.family(version)) as sock:
+    with syns.stream(traffic.family(version)) as sock:
         command = connecting(BY_GIVEN, watched, version)
         with group.popen(command, stdin=sock.fileno()) as process:
             assert process.wait(LIMIT_SECONDS) == 0
@@ -95,7 +95,7 @@ def test_socket_from_before_its_maker_moved_does_not(
 @VERSIONS
 def test_segment_that_is_sent_again_is_still_the_node_s(watched: PodState, version: int) -> None:
     """By a timer, in whatever task that interrupted."""
-    with openings.stream(traffic.family(version)) as sock:
+    with syns.stream(traffic.family(version)) as sock:
         sock.connect_ex((traffic.address(watched.pod, version), guarded.TCP_PORT))
         dropped, deadline = 0, time.monotonic() + LIMIT_SECONDS
         while dropped < 2:

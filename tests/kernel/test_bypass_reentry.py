@@ -18,7 +18,7 @@ from agent.linux.rtnetlink import of_message
 from bpf import injectable, loader
 from bpf.gates import Gates
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import frames, guarded, links, openings, traffic, wire
+from tests.kernel import frames, guarded, links, syns, traffic, wire
 from tests.kernel.guarded import PodState
 
 pytestmark = pytest.mark.kernel
@@ -102,7 +102,7 @@ def marked(loaded: loader.Loaded, interface: str) -> Iterator[None]:
 
 def ends_to(watched: PodState, version: int, mac: bytes) -> frames.Ends:
     """From an unused address, in a frame to the host, which routes it to the pod."""
-    source = frames.address(openings.STRANGER[version])
+    source = frames.address(syns.STRANGER[version])
     return frames.Ends(source, frames.address(traffic.address(watched.pod, version)), mac)
 
 

@@ -19,7 +19,7 @@ from bpf.hooks import Hooks
 from bpf.host_devices import HostDevicePrograms
 from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import frames, guarded, links, offers, openings, traffic, tunnelled, uring, wire
+from tests.kernel import frames, guarded, links, offers, syns, traffic, tunnelled, uring, wire
 from tests.kernel.counting import Counting
 from tests.kernel.guarded import PodState
 
@@ -54,7 +54,7 @@ class Tunnelled:
 
     def inner(self, version: int, payload: bytes | None = None) -> bytes:
         """A SYN for the pod, or a datagram to the port of end markers."""
-        source = frames.address(openings.STRANGER[version])
+        source = frames.address(syns.STRANGER[version])
         pod = frames.address(traffic.address(self.watched.pod, version))
         ends = frames.Ends(source, pod, tunnelled.MAC)
         if payload is None:
@@ -103,12 +103,12 @@ def node_address(version: int) -> tuple[str, int]:
 
 
 def send_datagram(outer: int, inner: bytes) -> int:
-    with unprivileged(), openings.datagram(traffic.family(outer)) as sock:
+    with unprivileged(), syns.datagram(traffic.family(outer)) as sock:
         return code_of(lambda: sock.sendto(tunnelled.wrap(inner), node_address(outer)))
 
 
 def send_connected(outer: int, inner: bytes) -> int:
-    with unprivileged(), openings.datagram(traffic.family(outer)) as sock:
+    with unprivileged(), syns.datagram(traffic.family(outer)) as sock:
         code = code_of(lambda: sock.connect(node_address(outer)))
         return code or code_of(lambda: sock.send(tunnelled.wrap(inner)))
 
@@ -117,12 +117,12 @@ def send_mapped(outer: int, inner: bytes) -> int:
     """By way of an IPv6 socket, which over IPv6 is nothing new."""
     address, port = node_address(outer)
     to = f"::ffff:{address}" if outer == 4 else address
-    with unprivileged(), openings.datagram(socket.AF_INET6) as sock:
+    with unprivileged(), syns.datagram(socket.AF_INET6) as sock:
         return code_of(lambda: sock.sendto(tunnelled.wrap(inner), (to, port)))
 
 
 def send_by_ring(outer: int, inner: bytes) -> int:
-    with unprivileged(), uring.ring() as ring, openings.datagram(traffic.family(outer)) as sock:
+    with unprivileged(), uring.ring() as ring, syns.datagram(traffic.family(outer)) as sock:
         to = uring.sockaddr(*node_address(outer))
         return max(0, -ring.send_to(sock, tunnelled.wrap(inner), to))
 
@@ -156,7 +156,7 @@ def test_datagram_of_an_unprivileged_process_is_rejected(
 
 def outer_ends(outer: int) -> frames.Ends:
     """To the node; from elsewhere, since what comes in from its own address is a martian."""
-    source, node = openings.STRANGER[outer], traffic.NODE[outer]
+    source, node = syns.STRANGER[outer], traffic.NODE[outer]
     return frames.Ends(
         frames.address(source), frames.address(node), bytes(6), 31000, tunnelled.VXLAN_PORT
     )
@@ -165,9 +165,9 @@ def outer_ends(outer: int) -> frames.Ends:
 def send_raw(outer: int, inner: bytes) -> None:
     """The kernel sees no UDP socket."""
     ends = outer_ends(outer)
-    whole = openings.packet(ends, frames.UDP, tunnelled.udp(ends, inner))
-    target = openings.Target(traffic.NODE[outer], "lo", 0, tunnelled.VXLAN_PORT)
-    openings.send_whole(target, whole)
+    whole = syns.packet(ends, frames.UDP, tunnelled.udp(ends, inner))
+    target = syns.Target(traffic.NODE[outer], "lo", 0, tunnelled.VXLAN_PORT)
+    syns.send_whole(target, whole)
 
 
 def send_frame(outer: int, inner: bytes) -> None:
@@ -221,6 +221,6 @@ def test_wrapped_packet_of_a_raw_or_packet_socket_is_dropped(
 def end_by_loopback(tunnel: Tunnelled) -> Callable[[bytes], None]:
     """As long a way as the tunnel's: it comes in by the loopback and is routed to the pod."""
     pod = frames.address(tunnel.watched.pod.ipv4)
-    node = frames.address(openings.STRANGER[4])
+    node = frames.address(syns.STRANGER[4])
     ends = frames.Ends(node, pod, bytes(6), 31000, guarded.END_PORT)
     return lambda end: to_loopback(frames.packet(ends, frames.UDP, frames.udp(ends, end)))

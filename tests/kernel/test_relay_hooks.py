@@ -21,7 +21,7 @@ from bpf.node_config import NodeConfig
 from bpf.redirect import Redirect
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import cgroups, frames, offers, openings, redirecting, skb, traffic
+from tests.kernel import cgroups, frames, offers, redirecting, skb, syns, traffic
 from tests.kernel.counting import Counting
 from tests.kernel.redirecting import OTHER_PORT, PORT, Scene
 
@@ -183,7 +183,7 @@ def test_datagrams_go_direct(scene: Scene, version: int) -> None:
 @BOTH
 def test_multipath_connection_goes_to_the_relay_too(scene: Scene, version: int) -> None:
     pod = traffic.address(scene.pod, version)
-    with socket.socket(traffic.family(version), socket.SOCK_STREAM, openings.IPPROTO_MPTCP) as sock:
+    with socket.socket(traffic.family(version), socket.SOCK_STREAM, syns.IPPROTO_MPTCP) as sock:
         assert scene.reached(sock, pod) == "relay"
         assert sock.getpeername()[:2] == (pod, PORT)
 

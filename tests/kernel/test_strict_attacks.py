@@ -16,7 +16,7 @@ from agent.relay import interfaces as relay_interfaces
 from agent.relay.messages import Outcome
 from probes.netns import Netns
 from tests.conftest import fresh_lab
-from tests.kernel import cgroups, fleet, frames, links, nodeclient, openings
+from tests.kernel import cgroups, fleet, frames, links, nodeclient, syns
 from tests.kernel.capture import Packet
 from tests.kernel.nodeclient import NodeClient
 from tests.kernel.strictnode import (
@@ -158,9 +158,9 @@ def test_addresses_of_the_range_without_a_pod_are_unreachable(
     assert inside.arrived() == []
 
 
-@pytest.mark.parametrize("opening", openings.OPENINGS, ids=str)
+@pytest.mark.parametrize("opening", syns.FIRST_PACKETS, ids=str)
 def test_no_socket_of_another_cgroup_gets_a_packet_to_the_relay(
-    node: Node, inside: Inside, opening: openings.Opening
+    node: Node, inside: Inside, opening: syns.FirstPacket
 ) -> None:
     """Those that no hook sees are dropped by the gate of the pair. This process is the intruder."""
     before = dropped_at_the_pair(report_of(node))
@@ -174,8 +174,8 @@ def test_no_socket_of_another_cgroup_gets_a_packet_to_the_relay(
     assert dropped_at_the_pair(report_of(node)) >= before + tried
 
 
-def begin(opening: openings.Opening, address: str) -> None:
-    target = openings.Target(address, relays_interface(), fleet.HTTP, fleet.HTTP)
+def begin(opening: syns.FirstPacket, address: str) -> None:
+    target = syns.Target(address, relays_interface(), fleet.HTTP, fleet.HTTP)
     with contextlib.suppress(PermissionError):
         try:
             opening.begin(target)

@@ -7,24 +7,24 @@ import subprocess
 
 import pytest
 
-from agent.default_deny import table as backstops
+from agent.default_deny import table as default_deny_table
 from agent.lab import lab as labs
 from tests.kernel import traffic
-from tests.kernel.backstops import (
+from tests.kernel.default_deny import (
     PATHS,
     VERSIONS,
     Driven,
-    OpenBackstop,
-    backstop,
+    OpenTable,
+    default_deny,
     exchange,
-    open_backstop,
+    open_table,
     tracked,
     tracking,
 )
 
 pytestmark = pytest.mark.kernel
 
-__all__ = ["backstop", "open_backstop", "tracked", "tracking"]
+__all__ = ["default_deny", "open_table", "tracked", "tracking"]
 
 
 @PATHS
@@ -83,9 +83,9 @@ def test_untracked_answers_pass(lab: labs.Lab, tracking: Driven) -> None:
 
 
 def test_without_tracking_datagrams_pass_and_tracking_stays_off(
-    lab: labs.Lab, open_backstop: OpenBackstop
+    lab: labs.Lab, open_table: OpenTable
 ) -> None:
-    opened = open_backstop()
+    opened = open_table()
     assert not opened.covers_datagrams
     pod = lab.add_pod("web", 1)
     with (
@@ -146,14 +146,14 @@ def test_multicast_of_the_node_reaches_new_pods(
 
 
 def test_datagrams_are_held_back_from_when_tracking_begins(
-    backstop: Driven, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+    default_deny: Driven, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     """kube-proxy may start after podgate."""
-    assert not backstop.covers_datagrams
+    assert not default_deny.covers_datagrams
     (tmp_path / "count").write_text("5\n")
-    monkeypatch.setattr(backstops, "_CONNTRACK_COUNT", tmp_path / "count")
-    assert not backstop.ensure()  # nobody changed anything
-    assert backstop.made.covers_datagrams
+    monkeypatch.setattr(default_deny_table, "_CONNTRACK_COUNT", tmp_path / "count")
+    assert not default_deny.ensure()  # nobody changed anything
+    assert default_deny.made.covers_datagrams
     listed = subprocess.check_output(["nft", "list", "chain", "inet", "podgate", "opening"])
     assert b"ct state new" in listed
-    assert not backstop.ensure()
+    assert not default_deny.ensure()

@@ -50,7 +50,7 @@ class Target:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Opening:
+class FirstPacket:
     """One way. `shows`: what a frame of it holds, wherever in the frame."""
 
     name: str
@@ -285,31 +285,31 @@ def _options(target: Target) -> None:
         _begin(sock, target.address, target.tcp_port)
 
 
-OPENINGS = (
-    Opening("tcp", _connect),
-    Opening("tcp-bound-to-interface", _bound_to_interface),
-    Opening("tcp-options", _options),
-    Opening("tcp-reconnected", _reconnect),
-    Opening("tcp-transparent", _transparent),
-    Opening("tcp-mapped", _mapped, versions=(4,)),
-    Opening("tcp-msg-fastopen", _message_fastopen, b"fast-open"),
-    Opening("tcp-fastopen-connect", _fastopen_connect, b"fast-open"),
-    Opening("tcp-io-uring", _uring_connect),
-    Opening("mptcp", _mptcp),
-    Opening("raw-syn", _raw_syn),
-    Opening("raw-syn-with-data", _raw_syn_with_data, b"in-the-syn"),
-    Opening("raw-syn-spoofed", _spoofed_syn),
-    Opening("udp", _datagram, b"unconnected"),
-    Opening("udp-connected", _connected_datagram, b"connected"),
-    Opening("udp-corked", _corked_datagram, b"corked"),
-    Opening("udp-mapped", _mapped_datagram, b"mapped", versions=(4,)),
-    Opening("udp-reconnected", _reconnect_datagram, b"reconnected"),
-    Opening("udp-transparent", _transparent_datagram, b"spoofed"),
-    Opening("udp-io-uring", _uring_send, b"by-a-ring"),
-    Opening("raw-udp", _raw_datagram, b"raw-datagram"),
-    Opening("raw-udp-spoofed", _spoofed_datagram, b"spoofed-raw"),
-    Opening("sctp", _sctp, b"sctp-init"),
-    Opening("gre", _gre, b"gre-packet"),
-    Opening("ping", _ping, b"echo-pg!"),
-    Opening("ping-datagram", _ping_datagram, b"echo-pg!"),
+FIRST_PACKETS = (
+    FirstPacket("tcp", _connect),
+    FirstPacket("tcp-bound-to-interface", _bound_to_interface),
+    FirstPacket("tcp-options", _options),
+    FirstPacket("tcp-reconnected", _reconnect),
+    FirstPacket("tcp-transparent", _transparent),
+    FirstPacket("tcp-mapped", _mapped, versions=(4,)),
+    FirstPacket("tcp-msg-fastopen", _message_fastopen, b"fast-open"),
+    FirstPacket("tcp-fastopen-connect", _fastopen_connect, b"fast-open"),
+    FirstPacket("tcp-io-uring", _uring_connect),
+    FirstPacket("mptcp", _mptcp),
+    FirstPacket("raw-syn", _raw_syn),
+    FirstPacket("raw-syn-with-data", _raw_syn_with_data, b"in-the-syn"),
+    FirstPacket("raw-syn-spoofed", _spoofed_syn),
+    FirstPacket("udp", _datagram, b"unconnected"),
+    FirstPacket("udp-connected", _connected_datagram, b"connected"),
+    FirstPacket("udp-corked", _corked_datagram, b"corked"),
+    FirstPacket("udp-mapped", _mapped_datagram, b"mapped", versions=(4,)),
+    FirstPacket("udp-reconnected", _reconnect_datagram, b"reconnected"),
+    FirstPacket("udp-transparent", _transparent_datagram, b"spoofed"),
+    FirstPacket("udp-io-uring", _uring_send, b"by-a-ring"),
+    FirstPacket("raw-udp", _raw_datagram, b"raw-datagram"),
+    FirstPacket("raw-udp-spoofed", _spoofed_datagram, b"spoofed-raw"),
+    FirstPacket("sctp", _sctp, b"sctp-init"),
+    FirstPacket("gre", _gre, b"gre-packet"),
+    FirstPacket("ping", _ping, b"echo-pg!"),
+    FirstPacket("ping-datagram", _ping_datagram, b"echo-pg!"),
 )

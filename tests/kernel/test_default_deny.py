@@ -14,13 +14,13 @@ from agent.lab import lab as labs
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode
 from tests.kernel import links, traffic
-from tests.kernel.backstops import (
+from tests.kernel.default_deny import (
     PATHS,
     VERSIONS,
     Driven,
-    OpenBackstop,
-    backstop,
-    open_backstop,
+    OpenTable,
+    default_deny,
+    open_table,
     packets_of,
     ping,
     tcp_header,
@@ -30,13 +30,13 @@ from tests.kernel.backstops import (
 
 pytestmark = pytest.mark.kernel
 
-__all__ = ["backstop", "open_backstop", "tracked", "tracking"]
+__all__ = ["default_deny", "open_table", "tracked", "tracking"]
 
 
 @PATHS
 @VERSIONS
 def test_a_new_pod_is_closed_to_the_node(
-    lab: labs.Lab, backstop: Driven, bridged: bool, version: int
+    lab: labs.Lab, default_deny: Driven, bridged: bool, version: int
 ) -> None:
     pod = lab.add_pod("web", 1, bridged=bridged)
     with pod.listen(80):
@@ -46,34 +46,34 @@ def test_a_new_pod_is_closed_to_the_node(
 @PATHS
 @VERSIONS
 def test_after_gate_the_gate_alone_decides(
-    lab: labs.Lab, gates: Gates, backstop: Driven, bridged: bool, version: int
+    lab: labs.Lab, gates: Gates, default_deny: Driven, bridged: bool, version: int
 ) -> None:
     pod = lab.add_pod("web", 1, bridged=bridged)
     with pod.listen(80):
         gates.install(pod.ifindex, GateConfig(Mode.AUDIT, pod.addresses))
         assert traffic.node_is_dropped(pod, version)
-        backstop.gate([pod.ifindex])
+        default_deny.gate([pod.ifindex])
         assert traffic.node_reaches(pod, version)
         gates.configure(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
         assert traffic.node_is_dropped(pod, version)
 
 
 @PATHS
-def test_what_is_no_pods_is_left_alone(lab: labs.Lab, backstop: Driven, bridged: bool) -> None:
+def test_what_is_no_pods_is_left_alone(lab: labs.Lab, default_deny: Driven, bridged: bool) -> None:
     pod = lab.add_pod("other", 1, bridged=bridged)
-    backstop.exempt([pod.ifindex])
+    default_deny.exempt([pod.ifindex])
     with pod.listen(80):
         assert traffic.node_reaches(pod, 4)
-        backstop.release([pod.ifindex])
+        default_deny.release([pod.ifindex])
         assert traffic.node_is_dropped(pod, 4)
 
 
 def test_interfaces_from_before_the_first_run_stay_open_until_gated(
-    lab: labs.Lab, open_backstop: OpenBackstop
+    lab: labs.Lab, open_table: OpenTable
 ) -> None:
     """Among them is the uplink of a node that is itself a container."""
     pod = lab.add_pod("old", 1)
-    opened = open_backstop()
+    opened = open_table()
     with pod.listen(80):
         assert traffic.node_reaches(pod, 4)
         opened.gate([pod.ifindex])
@@ -84,7 +84,7 @@ def test_interfaces_from_before_the_first_run_stay_open_until_gated(
 @VERSIONS
 @pytest.mark.parametrize("gated", [False, True])
 def test_pods_reach_each_other_and_the_node(
-    lab: labs.Lab, backstop: Driven, gated: bool, version: int
+    lab: labs.Lab, default_deny: Driven, gated: bool, version: int
 ) -> None:
     pods = [
         lab.add_pod("routed", 1),
@@ -93,7 +93,7 @@ def test_pods_reach_each_other_and_the_node(
         lab.add_pod("bridged2", 4, bridged=True),
     ]
     if gated:
-        backstop.gate(pod.ifindex for pod in pods)
+        default_deny.gate(pod.ifindex for pod in pods)
     with traffic.listen_on_node(81) as node:
         for client in pods:
             traffic.pod_connects(client, traffic.NODE[version], version, node)
@@ -109,7 +109,7 @@ def test_pods_reach_each_other_and_the_node(
 @VERSIONS
 @pytest.mark.parametrize("filters_bridged", ["0", "1"])
 def test_bridged_frames_of_pods_pass_whether_or_not_netfilter_sees_them(
-    lab: labs.Lab, backstop: Driven, bridged: bool, version: int, filters_bridged: str
+    lab: labs.Lab, default_deny: Driven, bridged: bool, version: int, filters_bridged: str
 ) -> None:
     server = lab.add_pod("server", 1, bridged=True)
     client = lab.add_pod("client", 2, bridged=bridged)
@@ -122,10 +122,10 @@ def test_bridged_frames_of_pods_pass_whether_or_not_netfilter_sees_them(
 
 
 @PATHS
-def test_from_outside_through_the_node(lab: labs.Lab, backstop: Driven, bridged: bool) -> None:
+def test_from_outside_through_the_node(lab: labs.Lab, default_deny: Driven, bridged: bool) -> None:
     """A client beyond an exempt interface; plain, and translated on the node (a NodePort)."""
     outside = lab.add_pod("outside", 9)
-    backstop.exempt([outside.ifindex])
+    default_deny.exempt([outside.ifindex])
     server = lab.add_pod("server", 1, bridged=bridged)
     with server.listen(80) as listening:
         traffic.pod_connects(outside, server.ipv4, 4, listening)
@@ -134,7 +134,7 @@ def test_from_outside_through_the_node(lab: labs.Lab, backstop: Driven, bridged:
 
 
 def test_connections_that_synproxy_carries_on_reach_new_pods(
-    lab: labs.Lab, backstop: Driven
+    lab: labs.Lab, default_deny: Driven
 ) -> None:
     """It answers the client itself, then sends a SYN of its own to the pod: without a socket."""
     outside, server = lab.add_pod("outside", 9), lab.add_pod("server", 1)
@@ -177,7 +177,7 @@ def nat(rule: str) -> Iterator[None]:
 
 @PATHS
 def test_a_translated_address_does_not_help_the_node(
-    lab: labs.Lab, backstop: Driven, bridged: bool
+    lab: labs.Lab, default_deny: Driven, bridged: bool
 ) -> None:
     """Before translation the packet's way out is another interface."""
     pod = lab.add_pod("web", 1, bridged=bridged)
@@ -190,20 +190,20 @@ def test_a_translated_address_does_not_help_the_node(
         subprocess.run(["ip", "route", "add", "198.18.0.80", "dev", "lo"], check=True)
         with pytest.raises(TimeoutError):
             sock.connect(("198.18.0.80", 80))
-        backstop.gate([pod.ifindex])
+        default_deny.gate([pod.ifindex])
         with socket.socket() as again:
             again.settimeout(traffic.LIMIT_SECONDS)
             again.connect(("198.18.0.80", 80))
 
 
-def test_copies_that_a_bridge_floods_are_closed_too(lab: labs.Lab, backstop: Driven) -> None:
+def test_copies_that_a_bridge_floods_are_closed_too(lab: labs.Lab, default_deny: Driven) -> None:
     pods = [lab.add_pod(name, number, bridged=True) for number, name in enumerate("abc", 1)]
     with pods[0].listen(80):
-        backstop.gate([pods[0].ifindex])
+        default_deny.gate([pods[0].ifindex])
         assert traffic.node_reaches(pods[0], 4)  # the node knows the pod's MAC now
         traffic.forget_ports(labs.BRIDGE, pods)
         assert traffic.node_reaches(pods[0], 4)  # flooding to its gated port works
-        backstop.release([pods[0].ifindex])
+        default_deny.release([pods[0].ifindex])
         assert traffic.node_is_dropped(pods[0], 4)
 
 
@@ -221,7 +221,7 @@ def test_ping_of_the_node_by_a_new_pod_is_answered_and_not_the_other_way(
 
 @pytest.mark.parametrize("cut", [8, 16])
 def test_fragments_of_tcp_that_a_raw_socket_sends_are_dropped(
-    lab: labs.Lab, backstop: Driven, cut: int
+    lab: labs.Lab, default_deny: Driven, cut: int
 ) -> None:
     pod = lab.add_pod("web", 1)
     segment = tcp_header(0x10 if cut == 16 else 0x02)
@@ -249,7 +249,7 @@ def test_fragments_of_tcp_that_a_raw_socket_sends_are_dropped(
 
 @pytest.mark.parametrize("cuts", [(0, 20), (0, 8, 20)], ids=["atomic", "two"])
 def test_fragments_of_tcp_over_ipv6_never_arrive_whole(
-    lab: labs.Lab, backstop: Driven, cuts: tuple[int, ...]
+    lab: labs.Lab, default_deny: Driven, cuts: tuple[int, ...]
 ) -> None:
     pod = lab.add_pod("web", 1)
     segment = tcp_header(0x02)
@@ -272,7 +272,7 @@ def test_fragments_of_tcp_over_ipv6_never_arrive_whole(
 
 @PATHS
 def test_a_mark_of_the_processs_own_does_not_help_it_and_is_kept(
-    lab: labs.Lab, backstop: Driven, bridged: bool
+    lab: labs.Lab, default_deny: Driven, bridged: bool
 ) -> None:
     """Half of the mark carries the tag for a moment; kube-proxy's bits are in the other half."""
     pod = lab.add_pod("web", 1, bridged=bridged)
@@ -291,7 +291,7 @@ def test_a_mark_of_the_processs_own_does_not_help_it_and_is_kept(
                     with pytest.raises(TimeoutError):
                         sock.connect((pod.ipv4, 80))
             assert packets_of(family) == 0
-            backstop.gate([pod.ifindex])
+            default_deny.gate([pod.ifindex])
             with socket.socket() as sock:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 0x4000)
                 sock.settimeout(traffic.LIMIT_SECONDS)
@@ -302,7 +302,7 @@ def test_a_mark_of_the_processs_own_does_not_help_it_and_is_kept(
         subprocess.run(["nft", "delete", "table", family, "test-mark"], check=True)
 
 
-def test_the_nodes_own_conversations_go_on(lab: labs.Lab, backstop: Driven) -> None:
+def test_the_nodes_own_conversations_go_on(lab: labs.Lab, default_deny: Driven) -> None:
     with traffic.listen_on_node(81) as listening, socket.socket() as sock:
         sock.settimeout(traffic.LIMIT_SECONDS)
         sock.connect((traffic.NODE[4], 81))
@@ -311,14 +311,16 @@ def test_the_nodes_own_conversations_go_on(lab: labs.Lab, backstop: Driven) -> N
 
 
 @PATHS
-def test_a_connection_from_before_goes_on(lab: labs.Lab, backstop: Driven, bridged: bool) -> None:
+def test_a_connection_from_before_goes_on(
+    lab: labs.Lab, default_deny: Driven, bridged: bool
+) -> None:
     pod = lab.add_pod("web", 1, bridged=bridged)
-    backstop.gate([pod.ifindex])
+    default_deny.gate([pod.ifindex])
     with pod.listen(80) as listening, socket.socket() as sock:
         sock.settimeout(traffic.LIMIT_SECONDS)
         sock.connect((pod.ipv4, 80))
         peer, _ = listening.accept()
-        backstop.release([pod.ifindex])
+        default_deny.release([pod.ifindex])
         with peer:
             sock.sendall(b"still here")
             peer.settimeout(traffic.LIMIT_SECONDS)

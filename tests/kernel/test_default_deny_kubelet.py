@@ -9,16 +9,16 @@ import pytest
 from agent.default_deny.table import DefaultDenyError, DefaultDenyTable
 from agent.lab import lab as labs
 from tests.kernel import cgroups, traffic
-from tests.kernel.backstops import (
+from tests.kernel.default_deny import (
     OURS,
     PATHS,
     VERSIONS,
     Driven,
-    OpenBackstop,
-    backstop,
+    OpenTable,
     connect_from,
+    default_deny,
     flush_ruleset,
-    open_backstop,
+    open_table,
     record_scripts,
     remove_without_agent,
     tables,
@@ -26,20 +26,20 @@ from tests.kernel.backstops import (
 
 pytestmark = pytest.mark.kernel
 
-__all__ = ["backstop", "open_backstop"]
+__all__ = ["default_deny", "open_table"]
 
 
 @PATHS
 @VERSIONS
 def test_the_kubelet_reaches_a_new_pod_and_others_do_not(
-    lab: labs.Lab, backstop: Driven, bridged: bool, version: int
+    lab: labs.Lab, default_deny: Driven, bridged: bool, version: int
 ) -> None:
     with (
         cgroups.cgroup() as system,
         cgroups.cgroup("kubelet.service", below=system) as kubelet,
         cgroups.cgroup("other.service", below=system) as other,
     ):
-        backstop.admit(kubelet.path)
+        default_deny.admit(kubelet.path)
         pod = lab.add_pod("web", 1, bridged=bridged)
         with pod.listen(80):
             assert connect_from(kubelet, pod, version, traffic.LIMIT_SECONDS)
@@ -48,44 +48,44 @@ def test_the_kubelet_reaches_a_new_pod_and_others_do_not(
 
 
 def test_a_kubelet_in_a_fresh_cgroup_of_the_same_name_is_admitted_anew(
-    lab: labs.Lab, backstop: Driven
+    lab: labs.Lab, default_deny: Driven
 ) -> None:
     pod = lab.add_pod("web", 1)
     with pod.listen(80), cgroups.cgroup() as kubelet:
-        backstop.admit(kubelet.path)
+        default_deny.admit(kubelet.path)
         before = kubelet.id
         cgroups.remove(kubelet)
         kubelet.directory.mkdir()
         assert kubelet.id != before
         assert not connect_from(kubelet, pod, 4, traffic.DROPPED_AFTER_SECONDS)
-        backstop.admit(kubelet.path)
+        default_deny.admit(kubelet.path)
         assert connect_from(kubelet, pod, 4, traffic.LIMIT_SECONDS)
-        backstop.admit(None)
+        default_deny.admit(None)
         assert not connect_from(kubelet, pod, 4, traffic.DROPPED_AFTER_SECONDS)
 
 
 @pytest.mark.parametrize("path", ["/", "/../elsewhere", "/podgate-test-no-such-cgroup"])
 def test_a_cgroup_that_tells_nobody_apart_is_refused_and_the_last_one_stays(
-    lab: labs.Lab, backstop: Driven, path: str
+    lab: labs.Lab, default_deny: Driven, path: str
 ) -> None:
     pod = lab.add_pod("web", 1)
     with pod.listen(80), cgroups.cgroup() as kubelet:
-        backstop.admit(kubelet.path)
+        default_deny.admit(kubelet.path)
         with pytest.raises(DefaultDenyError, match="cgroup"):
-            backstop.admit(path)
-        backstop.ensure()
+            default_deny.admit(path)
+        default_deny.ensure()
         assert connect_from(kubelet, pod, 4, traffic.LIMIT_SECONDS)
 
 
 def test_while_no_agent_lives_any_process_outside_of_pods_may_be_the_kubelet(
-    lab: labs.Lab, open_backstop: OpenBackstop
+    lab: labs.Lab, open_table: OpenTable
 ) -> None:
     with (
         cgroups.cgroup() as pods,
         cgroups.cgroup("host-network-pod", below=pods) as host_network_pod,
         cgroups.cgroup() as restarted_kubelet,
     ):
-        open_backstop(stale_seconds=1, pods=[pods.path])
+        open_table(stale_seconds=1, pods=[pods.path])
         web, bridged = lab.add_pod("web", 1), lab.add_pod("bridged", 2, bridged=True)
         with web.listen(80), bridged.listen(80):
             # Its SYN is sent again until the heartbeat is stale.
@@ -96,8 +96,8 @@ def test_while_no_agent_lives_any_process_outside_of_pods_may_be_the_kubelet(
             assert not connect_from(host_network_pod, bridged, 6, limit)
 
 
-def test_a_heartbeat_closes_again(lab: labs.Lab, open_backstop: OpenBackstop) -> None:
-    opened = open_backstop(stale_seconds=1)
+def test_a_heartbeat_closes_again(lab: labs.Lab, open_table: OpenTable) -> None:
+    opened = open_table(stale_seconds=1)
     pod = lab.add_pod("web", 1)
     with pod.listen(80):
         assert traffic.node_reaches(pod, 4)  # stale by now
@@ -123,11 +123,11 @@ def test_pods_cgroups_are_found_by_their_names(
 
 
 def test_a_kubelets_cgroup_that_is_gone_does_not_stop_changes(
-    lab: labs.Lab, backstop: Driven
+    lab: labs.Lab, default_deny: Driven
 ) -> None:
     with cgroups.cgroup() as kubelet:
-        backstop.admit(kubelet.path)
-    assert not backstop.ensure()
+        default_deny.admit(kubelet.path)
+    assert not default_deny.ensure()
     flush_ruleset()
-    assert backstop.ensure()
+    assert default_deny.ensure()
     assert tables() == OURS

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 
 import pytest
 
-from agent.default_deny import table as backstops
+from agent.default_deny import table as default_deny_table
 from agent.default_deny.table import DefaultDenyTable
 from agent.lab import lab as labs
 from agent.linux import nft
@@ -74,31 +74,31 @@ class Driven:
         self._run(gather())
 
 
-OpenBackstop = Callable[..., Driven]
+OpenTable = Callable[..., Driven]
 
 
 @pytest.fixture
-def open_backstop(
+def open_table(
     lab: labs.Lab, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[OpenBackstop]:
+) -> Iterator[OpenTable]:
     """The node's namespace outlives a test, and so would its tables and tracked connections."""
     if "tracked" not in request.fixturenames:
-        monkeypatch.setattr(backstops, "_CONNTRACK_COUNT", pathlib.Path("/dev/null"))
+        monkeypatch.setattr(default_deny_table, "_CONNTRACK_COUNT", pathlib.Path("/dev/null"))
     with asyncio.Runner() as runner:
         yield lambda stale_seconds=60, pods=(): Driven(runner, stale_seconds, pods)
-        runner.run(backstops.remove())
+        runner.run(default_deny_table.remove())
 
 
 @pytest.fixture
-def backstop(open_backstop: OpenBackstop) -> Driven:
+def default_deny(open_table: OpenTable) -> Driven:
     """On a node without pods: those that come are born closed."""
-    opened = open_backstop()
+    opened = open_table()
     assert opened.reason_unavailable == ""
     return opened
 
 
 def remove_without_agent() -> None:
-    asyncio.run(backstops.remove())
+    asyncio.run(default_deny_table.remove())
 
 
 def tables() -> list[str]:
@@ -147,9 +147,9 @@ def tracked(lab: labs.Lab) -> Iterator[None]:
 
 
 @pytest.fixture
-def tracking(tracked: None, backstop: Driven) -> Driven:
-    assert backstop.covers_datagrams
-    return backstop
+def tracking(tracked: None, default_deny: Driven) -> Driven:
+    assert default_deny.covers_datagrams
+    return default_deny
 
 
 def exchange(client: socket.socket, server: socket.socket, target: str) -> bytes:

@@ -13,14 +13,14 @@ from agent.default_deny.table import DefaultDenyError
 from agent.lab import lab as labs
 from agent.linux import nft
 from tests.kernel import traffic
-from tests.kernel.backstops import (
+from tests.kernel.default_deny import (
     OURS,
     Driven,
-    OpenBackstop,
-    backstop,
+    OpenTable,
+    default_deny,
     elements,
     flush_ruleset,
-    open_backstop,
+    open_table,
     record_scripts,
     remove_without_agent,
     tables,
@@ -28,15 +28,15 @@ from tests.kernel.backstops import (
 
 pytestmark = pytest.mark.kernel
 
-__all__ = ["backstop", "open_backstop"]
+__all__ = ["default_deny", "open_table"]
 
 
-def test_remove_leaves_no_table(lab: labs.Lab, backstop: Driven) -> None:
+def test_remove_leaves_no_table(lab: labs.Lab, default_deny: Driven) -> None:
     assert tables() == OURS
-    backstop.remove()
+    default_deny.remove()
     assert tables() == []
-    assert not backstop.available
-    backstop.gate([1])
+    assert not default_deny.available
+    default_deny.gate([1])
     remove_without_agent()
     assert tables() == []
 
@@ -56,7 +56,7 @@ asyncio.run(main())
 
 
 def test_it_outlives_its_killed_maker_and_the_next_takes_it_over(
-    lab: labs.Lab, open_backstop: OpenBackstop
+    lab: labs.Lab, open_table: OpenTable
 ) -> None:
     maker = subprocess.Popen(
         [sys.executable, "-c", _MAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -73,7 +73,7 @@ def test_it_outlives_its_killed_maker_and_the_next_takes_it_over(
     born_after = lab.add_pod("after", 2)
     with gated.listen(80), born_after.listen(80):
         assert traffic.node_is_dropped(born_after, 4)
-        opened = open_backstop()
+        opened = open_table()
         assert tables() == OURS
         assert traffic.node_is_dropped(born_after, 4)
         assert traffic.node_reaches(gated, 4)
@@ -81,36 +81,38 @@ def test_it_outlives_its_killed_maker_and_the_next_takes_it_over(
         assert traffic.node_reaches(born_after, 4)
 
 
-def test_it_comes_back_when_somebody_flushes_all_rules(lab: labs.Lab, backstop: Driven) -> None:
+def test_it_comes_back_when_somebody_flushes_all_rules(lab: labs.Lab, default_deny: Driven) -> None:
     pod, other = lab.add_pod("web", 1), lab.add_pod("other", 2)
-    backstop.gate([pod.ifindex])
-    assert not backstop.ensure()
+    default_deny.gate([pod.ifindex])
+    assert not default_deny.ensure()
     flush_ruleset()
-    assert backstop.ensure()
+    assert default_deny.ensure()
     with pod.listen(80), other.listen(80):
         assert traffic.node_reaches(pod, 4)
         assert traffic.node_is_dropped(other, 4)
     flush_ruleset()
-    backstop.gate([other.ifindex])  # does not wait for the next look
+    default_deny.gate([other.ifindex])  # does not wait for the next look
     assert tables() == OURS
 
 
-def test_a_rule_that_somebody_took_out_comes_back(backstop: Driven) -> None:
+def test_a_rule_that_somebody_took_out_comes_back(default_deny: Driven) -> None:
     subprocess.run(["nft", "flush", "chain", "inet", "podgate", "postrouting"], check=True)
-    assert backstop.ensure()
-    assert not backstop.ensure()
+    assert default_deny.ensure()
+    assert not default_deny.ensure()
 
 
-def test_bursts_become_few_transactions(backstop: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bursts_become_few_transactions(
+    default_deny: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scripts = record_scripts(monkeypatch)
-    backstop.all_at_once(*(backstop.made.gate([1000 + number]) for number in range(200)))
+    default_deny.all_at_once(*(default_deny.made.gate([1000 + number]) for number in range(200)))
     assert len(scripts) <= 2
     assert elements(ruleset.GATED) == set(range(1000, 1200))
 
 
-def test_changes_of_mind_within_a_burst_end_in_the_last_word(backstop: Driven) -> None:
-    made = backstop.made
-    backstop.all_at_once(
+def test_changes_of_mind_within_a_burst_end_in_the_last_word(default_deny: Driven) -> None:
+    made = default_deny.made
+    default_deny.all_at_once(
         made.gate([1000, 1001]),
         made.exempt([1000]),
         made.release([1001]),
@@ -122,13 +124,13 @@ def test_changes_of_mind_within_a_burst_end_in_the_last_word(backstop: Driven) -
 
 
 def test_an_interface_with_a_number_for_a_name_is_not_taken_for_another(
-    lab: labs.Lab, backstop: Driven
+    lab: labs.Lab, default_deny: Driven
 ) -> None:
     pod = lab.add_pod("web", 1)
     names = ["ip", "link", "add", str(pod.ifindex), "type", "veth", "peer", "name", "pgpeer"]
     subprocess.run(names, check=True)
     try:
-        backstop.gate([pod.ifindex])
+        default_deny.gate([pod.ifindex])
         with pod.listen(80):
             assert traffic.node_reaches(pod, 4)
     finally:
@@ -137,12 +139,12 @@ def test_an_interface_with_a_number_for_a_name_is_not_taken_for_another(
 
 def test_without_nft_it_is_one_sentence_and_nothing_happens(
     lab: labs.Lab,
-    open_backstop: OpenBackstop,
+    open_table: OpenTable,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: pathlib.Path,
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    opened = open_backstop()
+    opened = open_table()
     assert not opened.available
     assert opened.reason_unavailable == (
         "without the nftables backstop a new pod is open to the node until its gate is on: "
@@ -157,7 +159,7 @@ def test_without_nft_it_is_one_sentence_and_nothing_happens(
 
 def test_an_nft_that_the_kernel_refuses_is_one_sentence(
     lab: labs.Lab,
-    open_backstop: OpenBackstop,
+    open_table: OpenTable,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: pathlib.Path,
 ) -> None:
@@ -165,14 +167,14 @@ def test_an_nft_that_the_kernel_refuses_is_one_sentence(
     fake.write_text("#!/bin/sh\necho 'x:0:0-0: Error: Operation not supported' >&2\nexit 1\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    opened = open_backstop()
+    opened = open_table()
     assert opened.reason_unavailable.endswith("Operation not supported.")
     monkeypatch.undo()
     assert tables() == []
 
 
 def test_a_kernel_that_cannot_filter_bridges_closes_what_is_routed(
-    lab: labs.Lab, open_backstop: OpenBackstop, monkeypatch: pytest.MonkeyPatch
+    lab: labs.Lab, open_table: OpenTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apply = nft.apply
 
@@ -182,7 +184,7 @@ def test_a_kernel_that_cannot_filter_bridges_closes_what_is_routed(
         await apply(script, only_check=only_check)
 
     monkeypatch.setattr(nft, "apply", without_bridges)
-    opened = open_backstop()
+    opened = open_table()
     assert opened.available
     assert not opened.covers_bridges
     pod, bridged = lab.add_pod("web", 1), lab.add_pod("bridged", 2, bridged=True)
@@ -194,7 +196,7 @@ def test_a_kernel_that_cannot_filter_bridges_closes_what_is_routed(
 
 
 def test_an_nft_that_hangs_is_given_up(
-    backstop: Driven, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+    default_deny: Driven, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     fake = tmp_path / "nft"
     fake.write_text("#!/bin/sh\nexec sleep 60\n")
@@ -203,6 +205,6 @@ def test_an_nft_that_hangs_is_given_up(
         patched.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
         patched.setattr(nft, "_TIMEOUT_SECONDS", 0.2)
         with pytest.raises(DefaultDenyError, match="did not answer in time"):
-            backstop.gate([1000])
-    backstop.gate([1001])
+            default_deny.gate([1000])
+    default_deny.gate([1001])
     assert elements(ruleset.GATED) == {1000, 1001}
