@@ -183,6 +183,7 @@ class Agent:
             outputs=self._outputs,
             gate_worker=gate_worker,
             reconciler=self._reconciler,
+            isolation=self._isolation,
             policy=self._policy,
             relays=self._relays,
             connections=connections,

@@ -18,9 +18,14 @@ class IsolationConditions:
     async def run(self) -> None:
         """Publish until cancelled."""
         while True:
-            for uid in await self._changes.next():
-                if state := self._store.get(uid):
-                    self._publish(state)
+            await self._changes.wait()
+            self.publish()
+
+    def publish(self) -> None:
+        """Publish what changed so far, for a reader that needs conditions and states to agree."""
+        for uid in self._changes.take():
+            if state := self._store.get(uid):
+                self._publish(state)
 
     def _publish(self, state: PodState) -> None:
         status = isolation_status(state, self._relays.problem_for(state))

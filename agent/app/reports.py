@@ -20,6 +20,7 @@ from agent.admin.report import (
 )
 from agent.app.cluster_outputs import ClusterOutputs
 from agent.app.exporter import Exporter
+from agent.app.isolation_conditions import IsolationConditions
 from agent.app.reconciler import Reconciler
 from agent.drops.events import DropEventLog
 from agent.drops.source_processes import SourceProcesses, protocol_word, wall_clock
@@ -53,6 +54,7 @@ class Reports:
         outputs: ClusterOutputs | None,
         gate_worker: GateWorker,
         reconciler: Reconciler,
+        isolation: IsolationConditions,
         policy: PolicyController,
         relays: RelaySupervisor,
         connections: ConnectionStats,
@@ -70,6 +72,7 @@ class Reports:
         self._outputs = outputs
         self._gate_worker = gate_worker
         self._reconciler = reconciler
+        self._isolation = isolation
         self._policy = policy
         self._relays = relays
         self._connections = connections
@@ -98,6 +101,9 @@ class Reports:
 
     async def report(self) -> AgentReport:
         counts = await self._gate_worker.counts()
+        node_drops = await self._host_drops()
+        # Nothing below waits, so that states and the conditions that follow from them agree.
+        self._isolation.publish()
         states = sorted(self._store.states(), key=lambda state: state.pod.full_name)
         loaded = self._gate_worker.loaded
         return AgentReport(
@@ -117,7 +123,7 @@ class Reports:
                 for hook in self._gate_worker.hook_states
             ],
             pod_source=(self._outputs or self._source).status(),
-            node_drops=await self._host_drops(),
+            node_drops=node_drops,
             relay=relay_status(self._relays, self._connections, self._store.relay_gates, counts),
             pods=[self._pod_status(state, counts) for state in states],
         )

@@ -104,10 +104,10 @@ def test_the_life_of_a_healthy_pod_logs_no_warning(
     operator: AgentProcess, web: LabPod, lab: Lab
 ) -> None:
     start_enforcing(operator, web)
-    lab.remove_pod("web")
     (operator.manifests / "web.yaml").unlink()
     operator.wait_for("the pod gone", lambda report: not report.pods)
     operator.wait_for("the log line", lambda _: any(operator.log_lines(Event.POD_REMOVED)))
+    lab.remove_pod("web")
     operator.stop(signal.SIGTERM)
     lines = [line for line in operator.log_lines() if "pod" in line or "ifindex" in line]
     assert {line["event"] for line in lines} >= {"interface_gated", "condition_changed"}

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from agent import labels
+from agent.logs import Event
 from tests.agent.kube.apiserver import Json
 from tests.node.node import READY, Node, reason_of, status_of
 
@@ -43,6 +44,12 @@ async def test_pod_is_gated_probed_and_ready_until_it_ends(node: Node) -> None:
     await node.report("nothing", lambda report: not report.pods)
     _, metrics = await node.get_http("/metrics")
     assert 'pod="web"' not in metrics
+    # Whether the container starts before the gate is up to the runtime here.
+    late = Event.CONTAINERS_STARTED_BEFORE_GATE.key
+    lines = [line for line in node.operator.log_lines() if line.get("pod") == "tests/web"]
+    assert lines
+    loud = [line for line in lines if line["level"] != "info" and line["event"] != late]
+    assert loud == [], loud
 
 
 async def test_restarted_container_is_probed_again(node: Node) -> None:
