@@ -61,22 +61,24 @@ class Fleet:
 
     def serve(self, pod: LabPod, ports: Iterable[int]) -> None:
         """Listen on these ports, over both families; each port is of the kind that is its name."""
-        self._ask({"do": "serve", "pod": pod.name, "netns": pod.netns.path, "ports": list(ports)})
+        self._send_command(
+            {"do": "serve", "pod": pod.name, "netns": pod.netns.path, "ports": list(ports)}
+        )
 
     def leave(self, pod: LabPod) -> None:
         """End a pod's servers and connections, so that nothing of it is held."""
-        self._ask({"do": "leave", "pod": pod.name})
+        self._send_command({"do": "leave", "pod": pod.name})
 
     def peers(self) -> dict[str, set[str]]:
         """By pod, from which addresses there were connections since the last look."""
-        found: dict[str, list[str]] = self._ask({"do": "peers"})
+        found: dict[str, list[str]] = self._send_command({"do": "peers"})
         return {pod: set(addresses) for pod, addresses in found.items()}
 
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
 
-    def _ask(self, command: dict[str, Any]) -> Any:
+    def _send_command(self, command: dict[str, Any]) -> Any:
         return processes.request(self._process, command)
 
 

@@ -52,7 +52,7 @@ def packet_socket(interface: str) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def dropped_is_told() -> Iterator[None]:
+def drop_is_enobufs() -> Iterator[None]:
     """A packet socket hears ENOBUFS when a tc program drops its frame."""
     try:
         yield

@@ -68,34 +68,34 @@ class NodeClient:
 
     def probe(self, targets: Iterable[str]) -> dict[str, str]:
         """Probe all of them once, some at a time; by target what it came to."""
-        found: dict[str, str] = self._ask({"do": "probe", "targets": list(targets)})
+        found: dict[str, str] = self._send_command({"do": "probe", "targets": list(targets)})
         return found
 
     def hold(self, target: str, count: int = 1) -> list[str]:
         """Open so many more http connections, one request on each, and keep them, as the kubelet's
         client for hooks does."""
-        found: list[str] = self._ask({"do": "hold", "target": target, "count": count})
+        found: list[str] = self._send_command({"do": "hold", "target": target, "count": count})
         return found
 
     def held(self) -> list[str]:
         """What the kept connections are now: "ok", ENDED or RESET; nothing is sent."""
-        found: list[str] = self._ask({"do": "held"})
+        found: list[str] = self._send_command({"do": "held"})
         return found
 
-    def ask_again(self) -> list[str]:
+    def request_again(self) -> list[str]:
         """One more request on each of the kept connections."""
-        found: list[str] = self._ask({"do": "again"})
+        found: list[str] = self._send_command({"do": "again"})
         return found
 
     def let_go(self) -> None:
         """Close the kept connections."""
-        self._ask({"do": "let go"})
+        self._send_command({"do": "let go"})
 
     def end(self) -> None:
         self._process.kill()
         self._process.communicate()
 
-    def _ask(self, command: dict[str, Any]) -> Any:
+    def _send_command(self, command: dict[str, Any]) -> Any:
         return processes.request(self._process, command)
 
 

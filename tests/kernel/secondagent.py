@@ -18,7 +18,7 @@ class SecondAgent(AgentProcess):
         self.run_directory = first.run_directory
         self.started_file = directory / "started"
 
-    def stand_by(self, *extra: str, seconds: float = _LIMIT_SECONDS) -> None:
+    def start_standby(self, *extra: str, seconds: float = _LIMIT_SECONDS) -> None:
         """Start it, to wait for the first one's end; `started_file` is there once it does."""
         self.start(
             *("--standby-seconds", str(seconds)),
@@ -31,5 +31,5 @@ class SecondAgent(AgentProcess):
         assert self._process is not None
         return self._process.wait(_LIMIT_SECONDS)
 
-    def has_said(self, text: str) -> bool:
+    def has_logged(self, text: str) -> bool:
         return text in self.log.read_text(encoding="utf-8")

@@ -165,7 +165,7 @@ def test_two_pods_may_be_reported_with_one_address(lab: Lab, checked: Checked) -
     assert one.addresses[0] in checked.check("other").confirmed
 
 
-def test_a_neighbour_confirms_nothing_beside_what_the_runtime_reports(
+def test_a_neighbour_confirms_nothing_if_the_runtime_reports_addresses(
     lab: Lab, checked: Checked
 ) -> None:
     pod = lab.add_pod("web", 1, bridged=True)
@@ -262,7 +262,7 @@ def test_an_address_claimed_later_changes_nothing(
 
 
 @VERSIONS
-def test_the_relay_carries_nothing_to_a_pod_that_claims_the_target(
+def test_relay_sends_nothing_to_a_pod_that_claims_the_target(
     operator: AgentProcess, lab: Lab, server: LabPod, version: int
 ) -> None:
     thief = lab.add_pod("thief", 1)
@@ -290,7 +290,7 @@ def is_strict(report: AgentReport) -> bool:
 
 
 @VERSIONS
-def test_connections_to_a_claimed_address_are_not_ended(
+def test_connections_to_a_claimed_address_are_not_closed(
     operator: AgentProcess, lab: Lab, server: LabPod, version: int
 ) -> None:
     thief = lab.add_pod("thief", 1)
@@ -315,7 +315,9 @@ def test_connections_to_a_claimed_address_are_not_ended(
             assert accepted.recv(64) == b"still there"
 
 
-def test_a_claim_is_reported_to_people(operator: AgentProcess, lab: Lab, server: LabPod) -> None:
+def test_claim_is_reported_in_the_condition_and_the_log(
+    operator: AgentProcess, lab: Lab, server: LabPod
+) -> None:
     thief = lab.add_pod("thief", 1)
     claim(thief, server.ipv4)
     start(operator, thief)
@@ -328,7 +330,7 @@ def test_a_claim_is_reported_to_people(operator: AgentProcess, lab: Lab, server:
     assert any(server.ipv4 in line.get("problem", "") for line in operator.log_lines())
 
 
-def test_a_claimed_address_is_closed_by_the_pod_s_own_gate(
+def test_gate_of_a_claiming_pod_blocks_the_claimed_address(
     operator: AgentProcess, lab: Lab, server: LabPod
 ) -> None:
     thief = lab.add_pod("thief", 1)

@@ -92,7 +92,7 @@ def test_a_mode_is_changed_by_the_label_while_running(operator: AgentProcess, we
     assert pod.gates == []
 
 
-def test_a_removed_manifest_takes_the_gate_along(operator: AgentProcess, web: LabPod) -> None:
+def test_removing_a_manifest_removes_the_gate(operator: AgentProcess, web: LabPod) -> None:
     start_enforcing(operator, web)
     (operator.manifests / "web.yaml").unlink()
     operator.wait_for("the pod gone", lambda report: not report.pods)
@@ -163,7 +163,7 @@ def test_an_address_that_a_pod_gets_later_is_gated_too(operator: AgentProcess, w
         pytest.param(manifest_text("/proc/self/ns/net"), "NetnsInvalid", id="the node's own"),
     ],
 )
-def test_a_bad_manifest_is_one_line_one_condition_and_nobody_else_s_trouble(
+def test_invalid_manifest_is_one_log_line_and_one_condition_and_affects_no_other_pod(
     operator: AgentProcess, web: LabPod, content: str, reason: str
 ) -> None:
     operator.write_file("bad.yaml", content)
@@ -193,7 +193,7 @@ def test_a_bad_manifest_is_one_line_one_condition_and_nobody_else_s_trouble(
         ),
     ],
 )
-def test_a_probe_that_cannot_be_leaves_the_gate_and_other_pods_alone(
+def test_impossible_probe_affects_neither_the_gate_nor_other_pods(
     operator: AgentProcess, lab: Lab, web: LabPod, probe: dict[str, object], words: str
 ) -> None:
     other = lab.add_pod("other", 2)
@@ -276,7 +276,7 @@ def test_a_killed_agent_leaves_the_gate_and_a_new_one_compiles_nothing(
     assert refuses(web)
 
 
-def test_a_gate_of_a_pod_that_went_while_the_agent_was_dead_is_removed(
+def test_gate_of_a_pod_that_was_deleted_while_the_agent_was_down_is_removed(
     operator: AgentProcess, web: LabPod
 ) -> None:
     start_enforcing(operator, web)
@@ -286,7 +286,7 @@ def test_a_gate_of_a_pod_that_went_while_the_agent_was_dead_is_removed(
     operator.wait_for("the gate gone", lambda report: report.is_synced and connects(web))
 
 
-def test_no_gate_is_given_up_while_a_manifest_cannot_be_read(
+def test_no_gate_is_removed_while_a_manifest_cannot_be_read(
     operator: AgentProcess, web: LabPod
 ) -> None:
     start_enforcing(operator, web)
@@ -297,7 +297,7 @@ def test_no_gate_is_given_up_while_a_manifest_cannot_be_read(
     assert refuses(web)
 
 
-def test_a_second_agent_is_refused(operator: AgentProcess, web: LabPod) -> None:
+def test_second_agent_exits_with_an_error(operator: AgentProcess, web: LabPod) -> None:
     start_enforcing(operator, web)
     second = podgate("run", "--manifests", str(operator.manifests), *directories(operator))
     assert second.returncode == 1
@@ -305,7 +305,7 @@ def test_a_second_agent_is_refused(operator: AgentProcess, web: LabPod) -> None:
     assert len(second.stderr.strip().splitlines()) == 1
 
 
-def test_cleanup_is_refused_while_the_agent_runs(operator: AgentProcess, web: LabPod) -> None:
+def test_cleanup_fails_while_the_agent_runs(operator: AgentProcess, web: LabPod) -> None:
     start_enforcing(operator, web)
     done = operator.cleanup()
     assert done.returncode == 1
@@ -370,7 +370,7 @@ def get(report: AgentReport, path: str) -> str:
         return content.decode()
 
 
-def test_status_shows_the_pod_to_people_and_machines(operator: AgentProcess, web: LabPod) -> None:
+def test_status_shows_the_pod_as_text_and_as_json(operator: AgentProcess, web: LabPod) -> None:
     start_enforcing(operator, web)
     arguments = ("status", "--run-directory", str(operator.run_directory))
     text = podgate(*arguments).stdout
@@ -402,7 +402,7 @@ def start_with_kubelet(operator: AgentProcess, pod: LabPod, kubelet: Cgroup) -> 
     )
 
 
-def test_the_kubelet_reaches_what_an_unmodified_pod_declares_and_nobody_else_does(
+def test_only_the_kubelet_reaches_the_declared_port_of_an_unmodified_pod(
     operator: AgentProcess, web: LabPod
 ) -> None:
     with cgroups.cgroup() as kubelet, cgroups.cgroup() as other, web.listen(PORT + 1):
@@ -423,7 +423,7 @@ def test_a_kubelet_in_a_new_cgroup_is_followed(operator: AgentProcess, web: LabP
         operator.wait_for("the new cgroup admitted", lambda _: reaches(first, web, PORT))
 
 
-def test_a_pod_is_closed_before_its_gate_where_the_node_s_default_is_enforce(
+def test_new_pod_is_blocked_before_its_gate_if_the_default_mode_is_enforce(
     operator: AgentProcess, lab: Lab, web: LabPod
 ) -> None:
     operator.write_manifest(web, mode=None, container=LISTENING)
@@ -446,7 +446,7 @@ def test_a_pod_is_closed_before_its_gate_where_the_node_s_default_is_enforce(
     assert "podgate" not in tables.stdout
 
 
-def test_a_node_whose_default_is_audit_takes_an_old_backstop_away(
+def test_default_mode_audit_removes_an_existing_default_deny_table(
     operator: AgentProcess, lab: Lab, web: LabPod
 ) -> None:
     operator.write_manifest(web, mode=None, container=LISTENING)
@@ -460,7 +460,7 @@ def test_a_node_whose_default_is_audit_takes_an_old_backstop_away(
         assert connects(newborn)
 
 
-def test_drops_names_who_would_need_a_rule(operator: AgentProcess, web: LabPod) -> None:
+def test_drops_lists_source_processes_without_a_rule(operator: AgentProcess, web: LabPod) -> None:
     operator.write_manifest(web, mode="audit", container=LISTENING)
     operator.start()
     operator.wait_for("the gate", isolated_as("web", "Audit"))
@@ -489,7 +489,7 @@ def test_status_without_an_agent_is_one_sentence(isolated: None, tmp_path: pathl
         (["--manifests", "{manifests}", "--http-address", "198.18.250.250:1"], "cannot listen"),
     ],
 )
-def test_an_agent_that_cannot_start_says_why_in_one_sentence(
+def test_agent_that_cannot_start_prints_one_sentence(
     operator: AgentProcess, arguments: list[str], words: str
 ) -> None:
     given = [argument.format(manifests=operator.manifests) for argument in arguments]

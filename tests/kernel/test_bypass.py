@@ -85,7 +85,7 @@ def beginning_of(watched: PodState, version: int) -> bool:
 
 
 @VERSIONS
-def test_long_datagram_lacks_its_beginning(watched: PodState, version: int) -> None:
+def test_long_datagram_loses_its_first_fragment(watched: PodState, version: int) -> None:
     """Without which the other fragments, on a bridge, are nothing."""
     watched.set_mode(Mode.ENFORCE)
     assert not beginning_of(watched, version)
@@ -100,7 +100,7 @@ def test_long_datagram_lacks_its_beginning(watched: PodState, version: int) -> N
 @pytest.mark.parametrize(
     "address", ["224.0.0.1", "255.255.255.255", "ff02::1"], ids=["group", "broadcast", "group6"]
 )
-def test_datagram_to_everybody_on_the_link_reaches_no_pod(watched: PodState, address: str) -> None:
+def test_multicast_of_the_host_reaches_no_pod(watched: PodState, address: str) -> None:
     """Every host belongs to these groups, whether or not an application joined it."""
     target = target_of(watched, 6 if ":" in address else 4)
 
@@ -121,7 +121,7 @@ def test_datagram_to_everybody_on_the_link_reaches_no_pod(watched: PodState, add
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 @VERSIONS
-def test_translated_address_does_not_help_the_node(
+def test_translated_address_does_not_bypass_the_gate(
     watched: PodState, protocol: str, version: int
 ) -> None:
     """A service's address, and a port of the host (a NodePort), as kube-proxy makes them."""
@@ -153,7 +153,7 @@ def test_translated_address_does_not_help_the_node(
 
 @VERSIONS
 @pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "fragments"])
-def test_raw_socket_cannot_speak_in_a_connection_of_two_pods(
+def test_raw_socket_cannot_inject_into_a_connection_of_two_pods(
     watched: PodState, version: int, is_whole: bool
 ) -> None:
     """It knows all numbers of the connection; the node tracks connections, and so defragments."""

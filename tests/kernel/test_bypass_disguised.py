@@ -164,7 +164,7 @@ def test_flooded_frame_that_is_rewritten_behind_the_gate_is_dropped(
 
 
 @VERSIONS
-def test_packet_socket_on_a_flooding_bridge_cannot_speak_in_a_connection(
+def test_packet_socket_on_a_flooding_bridge_cannot_inject_into_a_connection(
     bridged: tuple[list[labs.LabPod], Gates], version: int
 ) -> None:
     with flooded(bridged) as made, links.packet_socket(labs.BRIDGE) as sock:
@@ -175,7 +175,7 @@ def test_packet_socket_on_a_flooding_bridge_cannot_speak_in_a_connection(
 
 
 @VERSIONS
-def test_a_rule_for_the_kernel_lets_in_no_process_over_a_flooding_bridge(
+def test_rule_for_the_kernel_admits_no_process_over_a_flooding_bridge(
     bridged: tuple[list[labs.LabPod], Gates], version: int
 ) -> None:
     with (

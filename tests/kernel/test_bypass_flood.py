@@ -78,7 +78,7 @@ def flooding(
 @VERSIONS
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
 @pytest.mark.parametrize("sender", [SourceKind.CGROUP, SourceKind.ANCESTOR, SourceKind.KUBELET])
-def test_whom_a_rule_lets_in_talks_over_a_flooding_bridge(
+def test_admitted_source_talks_over_a_flooding_bridge(
     flooding: Flooding,
     loaded: loader.Loaded,
     target: int,

@@ -59,7 +59,7 @@ def connecting(program: str, watched: PodState, version: int) -> list[str]:
 
 
 @VERSIONS
-def test_socket_of_the_one_let_in_opens(
+def test_socket_of_an_admitted_cgroup_connects(
     watched: PodState, group: cgroups.Cgroup, version: int
 ) -> None:
     assert group.run(connecting(BY_OWN, watched, version)).returncode == 0
@@ -67,7 +67,7 @@ def test_socket_of_the_one_let_in_opens(
 
 
 @VERSIONS
-def test_socket_made_elsewhere_and_handed_over_does_not(
+def test_socket_passed_from_another_cgroup_does_not_connect(
     watched: PodState, group: cgroups.Cgroup, version: int
 ) -> None:
     with syns.stream(traffic.family(version)) as sock:
@@ -79,7 +79,7 @@ def test_socket_made_elsewhere_and_handed_over_does_not(
 
 
 @VERSIONS
-def test_socket_from_before_its_maker_moved_does_not(
+def test_socket_created_before_its_process_moved_does_not_connect(
     watched: PodState, group: cgroups.Cgroup, version: int
 ) -> None:
     command = [*connecting(BY_OWN, watched, version), "wait"]
@@ -93,7 +93,7 @@ def test_socket_from_before_its_maker_moved_does_not(
 
 
 @VERSIONS
-def test_segment_that_is_sent_again_is_still_the_node_s(watched: PodState, version: int) -> None:
+def test_retransmitted_segment_still_counts_as_of_the_host(watched: PodState, version: int) -> None:
     """By a timer, in whatever task that interrupted."""
     with syns.stream(traffic.family(version)) as sock:
         sock.connect_ex((traffic.address(watched.pod, version), guarded.TCP_PORT))

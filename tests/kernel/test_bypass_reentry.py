@@ -114,7 +114,7 @@ def end_by(way: Way, ends: frames.Ends) -> Callable[[bytes], None]:
 @WAYS
 @VERSIONS
 @FLAGS
-def test_frame_that_comes_in_again_is_the_node_s(
+def test_frame_that_reenters_counts_as_of_the_host(
     watched: PodState,
     loaded: loader.Loaded,
     way: Callable[[], contextlib.AbstractContextManager[Way]],

@@ -37,7 +37,7 @@ def standing(make_gates: MakeGates, pod: labs.LabPod, kind: Attachment) -> Gates
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_gate_comes_before_a_program_that_jumped_in_front(
+def test_gate_is_moved_before_a_program_that_was_attached_first(
     make_gates: MakeGates,
     installation: pins.Pins,
     loaded: loader.Loaded,
@@ -72,7 +72,7 @@ def test_gate_is_moved_without_a_gap(make_gates: MakeGates, pod: labs.LabPod) ->
 
 
 @pytest.mark.parametrize("is_newer_alive", [True, False])
-def test_move_that_was_killed_half_way_is_brought_to_an_end(
+def test_interrupted_move_is_completed(
     make_gates: MakeGates,
     installation: pins.Pins,
     loaded: loader.Loaded,
@@ -95,7 +95,7 @@ def test_move_that_was_killed_half_way_is_brought_to_an_end(
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_filter_comes_before_one_that_jumped_in_front(
+def test_filter_is_moved_before_one_that_was_attached_first(
     make_gates: MakeGates, pod: labs.LabPod, side: str
 ) -> None:
     gates = standing(make_gates, pod, Attachment.CLSACT)
@@ -122,7 +122,7 @@ def test_filter_is_moved_without_a_gap(make_gates: MakeGates, pod: labs.LabPod) 
             assert gates.is_first(pod.ifindex)
 
 
-def test_move_of_a_filter_that_was_killed_half_way_is_brought_to_an_end(
+def test_interrupted_move_of_a_filter_is_completed(
     make_gates: MakeGates, monkeypatch: pytest.MonkeyPatch, pod: labs.LabPod
 ) -> None:
     class Killed(Exception):
@@ -156,7 +156,7 @@ def test_filter_behind_a_program_of_tcx_stays_behind(
         assert len(names(pod)) == 1
 
 
-def test_interface_that_is_gone_is_not_misplaced(lab: labs.Lab, make_gates: MakeGates) -> None:
+def test_deleted_interface_is_not_displaced(lab: labs.Lab, make_gates: MakeGates) -> None:
     pod = lab.add_pod("gone", 2)
     gates = standing(make_gates, pod, Attachment.TCX)
     lab.remove_pod("gone")
@@ -164,7 +164,7 @@ def test_interface_that_is_gone_is_not_misplaced(lab: labs.Lab, make_gates: Make
     assert gates.is_first(pod.ifindex)
 
 
-def test_agent_puts_the_gate_to_the_front_by_itself(
+def test_agent_moves_the_gate_first_by_itself(
     lab: labs.Lab, operator: AgentProcess, pod: labs.LabPod
 ) -> None:
     offers.need_tcx()

@@ -116,7 +116,7 @@ def kubelet_reaches(kubelet: cgroups.Cgroup, address: str) -> bool:
 
 @KINDS
 @ATTACHMENTS
-def test_who_dials_from_the_first_moment_never_reaches_an_enforced_pod(
+def test_client_that_dials_from_the_start_never_reaches_an_enforced_pod(
     node: Node, kubelet: cgroups.Cgroup, kind: str, attachment: Attachment
 ) -> None:
     need(attachment)
@@ -135,7 +135,7 @@ def test_who_dials_from_the_first_moment_never_reaches_an_enforced_pod(
 
 
 @KINDS
-def test_without_a_gate_the_same_dialler_gets_in(node: Node, kind: str) -> None:
+def test_without_a_gate_the_same_client_reaches_the_pod(node: Node, kind: str) -> None:
     with dialling.dialling(*FIRST.values()) as dialler:
         words = "pod starts without a gate"
         bridged = kind == "bridge"
@@ -255,7 +255,7 @@ def test_pods_reach_each_other(node: Node, kind: str) -> None:
             assert attempts.connect_from_pod(other, address, family, PORT) == "connects"
 
 
-def test_audit_lets_in_and_counts_from_the_first_packet(node: Node, make_gates: MakeGates) -> None:
+def test_audit_passes_and_counts_from_the_first_packet(node: Node, make_gates: MakeGates) -> None:
     node.publish(Mode.AUDIT)
     with added(node.network(), "web") as pod, pod.listen(PORT):
         assert traffic.node_reaches(pod, 4, PORT)
@@ -338,7 +338,7 @@ def test_check_finds_a_gate_that_is_half_there(
 
 @pytest.mark.parametrize("knows", ["all", "no result", "no netns", "nothing"])
 @ATTACHMENTS
-def test_del_leaves_nothing_whatever_the_runtime_still_knows(
+def test_del_leaves_nothing_with_any_arguments_of_the_runtime(
     node: Node, loaded: loader.Loaded, attachment: Attachment, knows: str
 ) -> None:
     need(attachment)

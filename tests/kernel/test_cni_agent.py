@@ -107,7 +107,7 @@ def test_an_agent_that_runs_finds_the_pod_closed_and_opens_nothing(
             network.delete("web", path)
 
 
-def test_a_pod_that_is_to_have_no_gate_loses_the_plugin_s(
+def test_gate_of_the_plugin_is_removed_from_a_pod_in_off(
     operator: AgentProcess, network: Network, path: str
 ) -> None:
     operator.write_manifest(to_be(path), mode="off", container=LISTENING)
@@ -120,7 +120,7 @@ def test_a_pod_that_is_to_have_no_gate_loses_the_plugin_s(
     network.delete("web", path)
 
 
-def test_a_pod_of_which_nobody_has_told_yet_keeps_its_gate(
+def test_pod_without_a_manifest_keeps_its_gate(
     operator: AgentProcess, network: Network, path: str
 ) -> None:
     """An agent that has just started removes what an earlier one left, and nothing else."""

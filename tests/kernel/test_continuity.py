@@ -143,7 +143,7 @@ def node(
 
 
 @pytest.mark.parametrize("attachment", list(Attachment), indirect=True)
-def test_nobody_gets_in_and_nothing_breaks_whatever_becomes_of_the_agent(
+def test_gates_stay_closed_and_connections_open_while_the_agent_is_killed_and_upgraded(
     node: tuple[Node, loads.Load],
     operator: AgentProcess,
     other_versions: list[tuple[int, pathlib.Path | None]],
@@ -196,7 +196,7 @@ def test_nobody_gets_in_and_nothing_breaks_whatever_becomes_of_the_agent(
     assert {how for _, how in reached} == {"connect", "raw"}
 
 
-def test_pod_that_cannot_be_looked_at_keeps_the_gate_of_the_version_before(
+def test_pod_that_cannot_be_read_keeps_the_gate_of_the_previous_version(
     lab: Lab, operator: AgentProcess, other_versions: list[tuple[int, pathlib.Path | None]]
 ) -> None:
     """Its gate may not be given up, nor can it be taken over: nobody knows what it should know."""

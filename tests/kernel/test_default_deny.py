@@ -35,7 +35,7 @@ __all__ = ["default_deny", "open_table", "tracked", "tracking"]
 
 @PATHS
 @VERSIONS
-def test_a_new_pod_is_closed_to_the_node(
+def test_host_cannot_reach_a_new_pod(
     lab: labs.Lab, default_deny: Driven, bridged: bool, version: int
 ) -> None:
     pod = lab.add_pod("web", 1, bridged=bridged)
@@ -45,7 +45,7 @@ def test_a_new_pod_is_closed_to_the_node(
 
 @PATHS
 @VERSIONS
-def test_after_gate_the_gate_alone_decides(
+def test_table_passes_everything_to_a_gated_pod(
     lab: labs.Lab, gates: Gates, default_deny: Driven, bridged: bool, version: int
 ) -> None:
     pod = lab.add_pod("web", 1, bridged=bridged)
@@ -59,7 +59,7 @@ def test_after_gate_the_gate_alone_decides(
 
 
 @PATHS
-def test_what_is_no_pods_is_left_alone(lab: labs.Lab, default_deny: Driven, bridged: bool) -> None:
+def test_exempt_interface_stays_open(lab: labs.Lab, default_deny: Driven, bridged: bool) -> None:
     pod = lab.add_pod("other", 1, bridged=bridged)
     default_deny.exempt([pod.ifindex])
     with pod.listen(80):
@@ -122,7 +122,9 @@ def test_bridged_frames_of_pods_pass_whether_or_not_netfilter_sees_them(
 
 
 @PATHS
-def test_from_outside_through_the_node(lab: labs.Lab, default_deny: Driven, bridged: bool) -> None:
+def test_client_outside_reaches_a_new_pod_through_the_node(
+    lab: labs.Lab, default_deny: Driven, bridged: bool
+) -> None:
     """A client beyond an exempt interface; plain, and translated on the node (a NodePort)."""
     outside = lab.add_pod("outside", 9)
     default_deny.exempt([outside.ifindex])
@@ -133,9 +135,7 @@ def test_from_outside_through_the_node(lab: labs.Lab, default_deny: Driven, brid
             traffic.pod_connects(outside, traffic.NODE[4], 4, listening)
 
 
-def test_connections_that_synproxy_carries_on_reach_new_pods(
-    lab: labs.Lab, default_deny: Driven
-) -> None:
+def test_connections_by_synproxy_reach_new_pods(lab: labs.Lab, default_deny: Driven) -> None:
     """It answers the client itself, then sends a SYN of its own to the pod: without a socket."""
     outside, server = lab.add_pod("outside", 9), lab.add_pod("server", 1)
     script = """table inet test-synproxy {
@@ -176,7 +176,7 @@ def nat(rule: str) -> Iterator[None]:
 
 
 @PATHS
-def test_a_translated_address_does_not_help_the_node(
+def test_translated_address_does_not_bypass_the_table(
     lab: labs.Lab, default_deny: Driven, bridged: bool
 ) -> None:
     """Before translation the packet's way out is another interface."""
@@ -196,7 +196,7 @@ def test_a_translated_address_does_not_help_the_node(
             again.connect(("198.18.0.80", 80))
 
 
-def test_copies_that_a_bridge_floods_are_closed_too(lab: labs.Lab, default_deny: Driven) -> None:
+def test_copies_that_a_bridge_floods_are_dropped(lab: labs.Lab, default_deny: Driven) -> None:
     pods = [lab.add_pod(name, number, bridged=True) for number, name in enumerate("abc", 1)]
     with pods[0].listen(80):
         default_deny.gate([pods[0].ifindex])
@@ -209,7 +209,7 @@ def test_copies_that_a_bridge_floods_are_closed_too(lab: labs.Lab, default_deny:
 
 @PATHS
 @VERSIONS
-def test_ping_of_the_node_by_a_new_pod_is_answered_and_not_the_other_way(
+def test_new_pod_can_ping_the_host_but_not_the_reverse(
     lab: labs.Lab, tracking: Driven, bridged: bool, version: int
 ) -> None:
     pod = lab.add_pod("web", 1, bridged=bridged)
@@ -271,7 +271,7 @@ def test_fragments_of_tcp_over_ipv6_never_arrive_whole(
 
 
 @PATHS
-def test_a_mark_of_the_processs_own_does_not_help_it_and_is_kept(
+def test_mark_set_by_a_process_does_not_bypass_the_table_and_is_kept(
     lab: labs.Lab, default_deny: Driven, bridged: bool
 ) -> None:
     """Half of the mark carries the tag for a moment; kube-proxy's bits are in the other half."""
@@ -302,7 +302,7 @@ def test_a_mark_of_the_processs_own_does_not_help_it_and_is_kept(
         subprocess.run(["nft", "delete", "table", family, "test-mark"], check=True)
 
 
-def test_the_nodes_own_conversations_go_on(lab: labs.Lab, default_deny: Driven) -> None:
+def test_connections_within_the_host_stay_open(lab: labs.Lab, default_deny: Driven) -> None:
     with traffic.listen_on_node(81) as listening, socket.socket() as sock:
         sock.settimeout(traffic.LIMIT_SECONDS)
         sock.connect((traffic.NODE[4], 81))
@@ -311,7 +311,7 @@ def test_the_nodes_own_conversations_go_on(lab: labs.Lab, default_deny: Driven) 
 
 
 @PATHS
-def test_a_connection_from_before_goes_on(
+def test_existing_connection_stays_open_after_release(
     lab: labs.Lab, default_deny: Driven, bridged: bool
 ) -> None:
     pod = lab.add_pod("web", 1, bridged=bridged)

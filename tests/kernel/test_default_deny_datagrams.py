@@ -29,7 +29,7 @@ __all__ = ["default_deny", "open_table", "tracked", "tracking"]
 
 @PATHS
 @VERSIONS
-def test_where_connections_are_tracked_datagrams_are_held_back_too(
+def test_with_connection_tracking_datagrams_are_dropped(
     lab: labs.Lab, tracking: Driven, bridged: bool, version: int
 ) -> None:
     pod = lab.add_pod("web", 1, bridged=bridged)
@@ -51,7 +51,7 @@ def test_where_connections_are_tracked_datagrams_are_held_back_too(
 
 @PATHS
 @VERSIONS
-def test_the_nodes_services_answer_new_pods_datagrams(
+def test_host_services_answer_datagrams_of_new_pods(
     lab: labs.Lab, tracking: Driven, bridged: bool, version: int
 ) -> None:
     pod = lab.add_pod("web", 1, bridged=bridged)
@@ -98,7 +98,7 @@ def test_without_tracking_datagrams_pass_and_tracking_stays_off(
 
 
 @VERSIONS
-def test_dhcps_answers_reach_new_pods(lab: labs.Lab, tracking: Driven, version: int) -> None:
+def test_dhcp_answers_reach_new_pods(lab: labs.Lab, tracking: Driven, version: int) -> None:
     """To tracking they are new: the question was a broadcast."""
     pod = lab.add_pod("web", 1)
     server_port, client_port = (67, 68) if version == 4 else (547, 546)
@@ -145,7 +145,7 @@ def test_multicast_of_the_node_reaches_new_pods(
     pytest.fail("nothing came")
 
 
-def test_datagrams_are_held_back_from_when_tracking_begins(
+def test_datagrams_are_dropped_once_tracking_starts(
     default_deny: Driven, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     """kube-proxy may start after podgate."""

@@ -47,7 +47,7 @@ def test_the_kubelet_reaches_a_new_pod_and_others_do_not(
             assert not connect_from(system, pod, version, traffic.DROPPED_AFTER_SECONDS)
 
 
-def test_a_kubelet_in_a_fresh_cgroup_of_the_same_name_is_admitted_anew(
+def test_kubelet_in_a_new_cgroup_of_the_same_name_is_admitted_again(
     lab: labs.Lab, default_deny: Driven
 ) -> None:
     pod = lab.add_pod("web", 1)
@@ -65,7 +65,7 @@ def test_a_kubelet_in_a_fresh_cgroup_of_the_same_name_is_admitted_anew(
 
 
 @pytest.mark.parametrize("path", ["/", "/../elsewhere", "/podgate-test-no-such-cgroup"])
-def test_a_cgroup_that_tells_nobody_apart_is_refused_and_the_last_one_stays(
+def test_invalid_cgroup_is_an_error_and_the_previous_one_stays(
     lab: labs.Lab, default_deny: Driven, path: str
 ) -> None:
     pod = lab.add_pod("web", 1)
@@ -77,7 +77,7 @@ def test_a_cgroup_that_tells_nobody_apart_is_refused_and_the_last_one_stays(
         assert connect_from(kubelet, pod, 4, traffic.LIMIT_SECONDS)
 
 
-def test_while_no_agent_lives_any_process_outside_of_pods_may_be_the_kubelet(
+def test_without_a_heartbeat_any_process_outside_of_pods_is_admitted(
     lab: labs.Lab, open_table: OpenTable
 ) -> None:
     with (
@@ -96,7 +96,7 @@ def test_while_no_agent_lives_any_process_outside_of_pods_may_be_the_kubelet(
             assert not connect_from(host_network_pod, bridged, 6, limit)
 
 
-def test_a_heartbeat_closes_again(lab: labs.Lab, open_table: OpenTable) -> None:
+def test_heartbeat_restores_the_default_deny(lab: labs.Lab, open_table: OpenTable) -> None:
     opened = open_table(stale_seconds=1)
     pod = lab.add_pod("web", 1)
     with pod.listen(80):
@@ -108,7 +108,7 @@ def test_a_heartbeat_closes_again(lab: labs.Lab, open_table: OpenTable) -> None:
 
 
 @pytest.mark.parametrize("name", ["kubepods", "x/kubepods", "kubepods.slice", "x/x-kubepods.slice"])
-def test_pods_cgroups_are_found_by_their_names(
+def test_cgroups_of_pods_are_found_by_their_names(
     lab: labs.Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, name: str
 ) -> None:
     (tmp_path / name / "pod1").mkdir(parents=True)
@@ -122,7 +122,7 @@ def test_pods_cgroups_are_found_by_their_names(
     remove_without_agent()
 
 
-def test_a_kubelets_cgroup_that_is_gone_does_not_stop_changes(
+def test_deleted_kubelet_cgroup_does_not_prevent_changes(
     lab: labs.Lab, default_deny: Driven
 ) -> None:
     with cgroups.cgroup() as kubelet:

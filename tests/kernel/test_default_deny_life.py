@@ -55,7 +55,7 @@ asyncio.run(main())
 """
 
 
-def test_it_outlives_its_killed_maker_and_the_next_takes_it_over(
+def test_table_outlives_its_killed_process_and_the_next_one_adopts_it(
     lab: labs.Lab, open_table: OpenTable
 ) -> None:
     maker = subprocess.Popen(
@@ -81,7 +81,7 @@ def test_it_outlives_its_killed_maker_and_the_next_takes_it_over(
         assert traffic.node_reaches(born_after, 4)
 
 
-def test_it_comes_back_when_somebody_flushes_all_rules(lab: labs.Lab, default_deny: Driven) -> None:
+def test_table_is_restored_after_a_flush_of_all_rules(lab: labs.Lab, default_deny: Driven) -> None:
     pod, other = lab.add_pod("web", 1), lab.add_pod("other", 2)
     default_deny.gate([pod.ifindex])
     assert not default_deny.ensure()
@@ -95,13 +95,13 @@ def test_it_comes_back_when_somebody_flushes_all_rules(lab: labs.Lab, default_de
     assert tables() == OURS
 
 
-def test_a_rule_that_somebody_took_out_comes_back(default_deny: Driven) -> None:
+def test_removed_rule_is_restored(default_deny: Driven) -> None:
     subprocess.run(["nft", "flush", "chain", "inet", "podgate", "postrouting"], check=True)
     assert default_deny.ensure()
     assert not default_deny.ensure()
 
 
-def test_bursts_become_few_transactions(
+def test_burst_of_changes_is_applied_in_few_transactions(
     default_deny: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripts = record_scripts(monkeypatch)
@@ -110,7 +110,7 @@ def test_bursts_become_few_transactions(
     assert elements(ruleset.GATED) == set(range(1000, 1200))
 
 
-def test_changes_of_mind_within_a_burst_end_in_the_last_word(default_deny: Driven) -> None:
+def test_last_of_contradicting_changes_in_a_burst_applies(default_deny: Driven) -> None:
     made = default_deny.made
     default_deny.all_at_once(
         made.gate([1000, 1001]),
@@ -123,7 +123,7 @@ def test_changes_of_mind_within_a_burst_end_in_the_last_word(default_deny: Drive
     assert 1000 not in elements(ruleset.NOT_PODS)
 
 
-def test_an_interface_with_a_number_for_a_name_is_not_taken_for_another(
+def test_interface_whose_name_is_a_number_is_not_mistaken_for_another(
     lab: labs.Lab, default_deny: Driven
 ) -> None:
     pod = lab.add_pod("web", 1)
@@ -137,7 +137,7 @@ def test_an_interface_with_a_number_for_a_name_is_not_taken_for_another(
         subprocess.run(["ip", "link", "del", "pgpeer"], check=True)
 
 
-def test_without_nft_it_is_one_sentence_and_nothing_happens(
+def test_missing_nft_is_reported_in_one_sentence_and_changes_nothing(
     lab: labs.Lab,
     open_table: OpenTable,
     monkeypatch: pytest.MonkeyPatch,
@@ -157,7 +157,7 @@ def test_without_nft_it_is_one_sentence_and_nothing_happens(
     remove_without_agent()
 
 
-def test_an_nft_that_the_kernel_refuses_is_one_sentence(
+def test_nft_error_of_the_kernel_is_reported_in_one_sentence(
     lab: labs.Lab,
     open_table: OpenTable,
     monkeypatch: pytest.MonkeyPatch,
@@ -173,7 +173,7 @@ def test_an_nft_that_the_kernel_refuses_is_one_sentence(
     assert tables() == []
 
 
-def test_a_kernel_that_cannot_filter_bridges_closes_what_is_routed(
+def test_kernel_without_bridge_filtering_blocks_routed_pods_only(
     lab: labs.Lab, open_table: OpenTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apply = nft.apply
@@ -195,7 +195,7 @@ def test_a_kernel_that_cannot_filter_bridges_closes_what_is_routed(
         assert traffic.node_reaches(pod, 4)
 
 
-def test_an_nft_that_hangs_is_given_up(
+def test_hanging_nft_is_killed(
     default_deny: Driven, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     fake = tmp_path / "nft"

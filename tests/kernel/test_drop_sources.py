@@ -40,7 +40,7 @@ def test_source_is_recorded_with_its_name_and_port(
     assert one.cgroup != 0
 
 
-def test_each_combination_is_one_entry_however_often_it_calls(
+def test_each_combination_is_one_entry_with_a_count(
     gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
 ) -> None:
     gates.install(pod.ifindex, GateConfig(Mode.AUDIT, pod.addresses))
@@ -52,7 +52,7 @@ def test_each_combination_is_one_entry_however_often_it_calls(
     assert found == {1: 10, 2: 1}
 
 
-def test_who_is_let_in_needs_no_rule_and_is_not_kept(
+def test_admitted_source_is_not_recorded(
     gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
 ) -> None:
     rule = Rule(SourceKind.ANY, socket.IPPROTO_TCP, PORT, PORT)

@@ -26,7 +26,7 @@ def web(lab: Lab) -> LabPod:
     return lab.add_pod("web", 1)
 
 
-def older_flows(report: AgentReport) -> int:
+def existing_flows(report: AgentReport) -> int:
     pod = pod_of(report, "web")
     return pod.existing_flows if pod else 0
 
@@ -56,12 +56,12 @@ def assert_talks(one: socket.socket, other: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("where", ["{0.ipv4}", "{0.ipv6}", "::ffff:{0.ipv4}"])
-def test_a_connection_from_before_goes_on_and_is_counted(
+def test_existing_connection_stays_open_and_is_counted(
     operator: AgentProcess, web: LabPod, where: str
 ) -> None:
     with connected(web, where.format(web)) as (client, server):
         start(operator, web)
-        report = operator.wait_for("the flow counted", lambda r: older_flows(r) == 1)
+        report = operator.wait_for("the flow counted", lambda r: existing_flows(r) == 1)
         assert_talks(client, server)
         command = [sys.executable, "-m", "agent", "status"]
         done = subprocess.run(
@@ -77,7 +77,7 @@ def test_a_connection_from_before_goes_on_and_is_counted(
 
 
 @VERSIONS
-def test_a_connection_from_before_is_ended_where_that_is_asked(
+def test_existing_connection_is_closed_with_the_flag(
     operator: AgentProcess, web: LabPod, version: int
 ) -> None:
     with connected(web, traffic.address(web, version)) as (client, server):
@@ -86,11 +86,13 @@ def test_a_connection_from_before_is_ended_where_that_is_asked(
             server.recv(64)
         with pytest.raises(ConnectionAbortedError):
             client.recv(64)
-    operator.wait_for("nothing left", lambda r: older_flows(r) == 0)
+    operator.wait_for("nothing left", lambda r: existing_flows(r) == 0)
     assert any(operator.log_lines(Event.EXISTING_FLOWS_CLOSED))
 
 
-def test_a_switch_from_audit_to_enforce_ends_them(operator: AgentProcess, web: LabPod) -> None:
+def test_switch_from_audit_to_enforce_closes_existing_flows(
+    operator: AgentProcess, web: LabPod
+) -> None:
     with connected(web, web.ipv4) as (client, server):
         start(operator, web, "--close-existing-flows", mode="audit")
         operator.wait_for("the gate", lambda r: bool((p := pod_of(r, "web")) and p.gates))
@@ -101,7 +103,7 @@ def test_a_switch_from_audit_to_enforce_ends_them(operator: AgentProcess, web: L
 
 
 @VERSIONS
-def test_what_the_pod_began_is_neither_counted_nor_ended(
+def test_flows_that_the_pod_opened_are_neither_counted_nor_closed(
     operator: AgentProcess, web: LabPod, version: int
 ) -> None:
     with (
@@ -122,17 +124,17 @@ def test_what_the_pod_began_is_neither_counted_nor_ended(
             assert_talks(client, accepted)
             assert_talks(orphaned, left)
             report = operator.wait_for("the report", lambda r: True)
-            assert older_flows(report) == 0
+            assert existing_flows(report) == 0
 
 
-def test_who_may_be_the_kubelet_is_counted_and_not_ended(
+def test_flow_of_a_possible_kubelet_is_counted_but_not_closed(
     operator: AgentProcess, web: LabPod
 ) -> None:
     probe = {"readinessProbe": {"tcpSocket": {"port": PORT}}}
     with connected(web, web.ipv4) as (client, server):
         operator.write_manifest(web, mode="enforce", container=probe)
         operator.start("--close-existing-flows", "--kubelet", "cgroup:/podgate-test-nobody")
-        operator.wait_for("the flow counted", lambda r: older_flows(r) == 1)
+        operator.wait_for("the flow counted", lambda r: existing_flows(r) == 1)
         assert_talks(client, server)
 
 
@@ -143,7 +145,7 @@ sys.stdin.read()
 """
 
 
-def test_whom_the_gate_lets_in_today_is_left_alone(operator: AgentProcess, web: LabPod) -> None:
+def test_flows_that_a_rule_admits_stay_open(operator: AgentProcess, web: LabPod) -> None:
     with cgroups.cgroup() as kubelet, cgroups.cgroup() as other, web.listen(PORT) as listener:
         accepted = []
         for sender in (kubelet, other):
@@ -160,7 +162,7 @@ def test_whom_the_gate_lets_in_today_is_left_alone(operator: AgentProcess, web: 
         with pytest.raises(ConnectionResetError):
             ended.recv(64)
         operator.wait_for("the kubelet known", lambda r: r.kubelet == kubelet.path)
-        report = operator.wait_for("nothing left to end", lambda r: older_flows(r) == 0)
+        report = operator.wait_for("nothing left to end", lambda r: existing_flows(r) == 0)
         assert report.pods
         assert ours.stdin
         ours.stdin.close()
@@ -175,7 +177,7 @@ def test_whom_the_gate_lets_in_today_is_left_alone(operator: AgentProcess, web: 
 
 
 @VERSIONS
-def test_datagrams_that_the_pod_has_answered_are_a_flow(
+def test_answered_datagrams_are_an_existing_flow(
     operator: AgentProcess, web: LabPod, version: int
 ) -> None:
     with (

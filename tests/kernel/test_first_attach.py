@@ -26,7 +26,7 @@ def pod(lab: Lab) -> LabPod:
 
 
 @contextlib.contextmanager
-def asked_before(pod: LabPod, version: int, *, is_connected: bool) -> Iterator[socket.socket]:
+def pending_flow(pod: LabPod, version: int, *, is_connected: bool) -> Iterator[socket.socket]:
     """A socket of the pod whose question a socket of the node has, and answers when told."""
     with (
         socket.socket(traffic.family(version), socket.SOCK_DGRAM) as server,
@@ -58,10 +58,10 @@ def passed(report: AgentReport, reason: str) -> int:
 
 
 @VERSIONS
-def test_a_waiting_question_is_answered_and_nothing_else_is_let_in(
+def test_reply_to_a_pending_flow_passes_and_nothing_else_does(
     operator: AgentProcess, pod: LabPod, version: int
 ) -> None:
-    with asked_before(pod, version, is_connected=True):
+    with pending_flow(pod, version, is_connected=True):
         guard(operator, pod, KNOWN)
         with socket.socket(traffic.family(version), socket.SOCK_DGRAM) as stranger:
             stranger.sendto(b"hello", (traffic.address(pod, version), PORT))
@@ -69,15 +69,15 @@ def test_a_waiting_question_is_answered_and_nothing_else_is_let_in(
     assert passed(report, "grace") == 0
 
 
-def test_a_question_of_an_unconnected_socket_is_answered_by_grace(
+def test_reply_to_an_unconnected_socket_passes_in_the_grace_period(
     operator: AgentProcess, pod: LabPod
 ) -> None:
-    with asked_before(pod, 4, is_connected=False):
+    with pending_flow(pod, 4, is_connected=False):
         guard(operator, pod, GRACE)
     operator.wait_for("the answer counted", lambda r: passed(r, "grace") == 1)
 
 
-def test_a_newborn_pod_gets_no_grace(operator: AgentProcess, pod: LabPod) -> None:
+def test_new_pod_gets_no_grace_period(operator: AgentProcess, pod: LabPod) -> None:
     guard(operator, pod, KNOWN)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         stranger.sendto(b"hello", (pod.ipv4, PORT))

@@ -91,7 +91,7 @@ def run_gate(loaded: loader.Loaded, frame: bytes, ingress_ifindex: int = 0) -> i
 @given(frame=st.one_of(chains(), mutations()))
 @example(frame=frames.segment(ENDS[4], frames.SYN))
 @example(frame=frames.segment(ENDS[6], frames.SYN | frames.URG))
-def test_nothing_that_opens_or_speaks_passes(loaded: loader.Loaded, frame: bytes) -> None:
+def test_no_syn_and_no_data_of_the_host_passes(loaded: loader.Loaded, frame: bytes) -> None:
     answer = run_gate(loaded, frame)
     if model.effect(frame, OWN) is not model.Effect.NONE:
         assert answer == skb.TCX_DROP
@@ -105,7 +105,7 @@ def test_runs_with_ingress(isolated: None) -> None:
 @pytest.mark.usefixtures("test_runs_with_ingress")
 @settings(max_examples=300, deadline=None)
 @given(frame=st.one_of(chains(), mutations()))
-def test_whatever_was_forwarded_passes(loaded: loader.Loaded, frame: bytes) -> None:
+def test_every_forwarded_frame_passes(loaded: loader.Loaded, frame: bytes) -> None:
     assert run_gate(loaded, frame, FOREIGN_IFINDEX) == skb.TCX_NEXT
 
 
@@ -125,7 +125,7 @@ def test_no_value_of_two_header_bytes_opens_the_gate(loaded: loader.Loaded) -> N
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=str)
-def test_model_knows_the_dangerous_frames_of_the_table(case: cases.Case) -> None:
+def test_model_covers_the_dangerous_frames_of_the_table(case: cases.Case) -> None:
     """The table was tried on a real kernel, so the model is tried on the table."""
     built = case.frames(ENDS[case.family])
     effects = [model.effect(frame, OWN) for frame in built]

@@ -77,7 +77,7 @@ def is_let_in(loaded: loader.Loaded, frame: bytes) -> bool:
 @WAYS
 @pytest.mark.parametrize("flags", OPENING.values(), ids=OPENING.keys())
 @pytest.mark.parametrize("options", [b"", MSS * 5], ids=["without options", "with options"])
-def test_what_opens_is_held(
+def test_new_flows_are_held(
     loaded: loader.Loaded, version: int, wrap: Wrap, flags: int, options: bytes
 ) -> None:
     ends = ENDS[version]
@@ -88,7 +88,7 @@ def test_what_opens_is_held(
 @BOTH
 @WAYS
 @pytest.mark.parametrize("flags", OTHERS.values(), ids=OTHERS.keys())
-def test_what_opens_nothing_is_let_in(
+def test_segments_of_open_connections_pass(
     loaded: loader.Loaded, version: int, wrap: Wrap, flags: int
 ) -> None:
     ends = ENDS[version]

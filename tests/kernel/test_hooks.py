@@ -149,7 +149,9 @@ def own_cgroup() -> str:
 
 
 @BOTH
-def test_pods_are_not_concerned(lab: labs.Lab, gates: Gates, pod: labs.LabPod, family: str) -> None:
+def test_connects_of_pods_succeed(
+    lab: labs.Lab, gates: Gates, pod: labs.LabPod, family: str
+) -> None:
     guard(gates, pod, Mode.ENFORCE)
     other = lab.add_pod("other", 2)
     address = attempts.address_of(pod, family)
@@ -227,9 +229,7 @@ def test_datagram_to_a_tunnel_port_is_rejected(
         assert errno_of(sock.sendto, b"", (address, TUNNEL_PORT)) != errno.EPERM
 
 
-def test_pod_s_datagrams_to_a_tunnel_s_port_are_its_own_business(
-    pod: labs.LabPod, config: NodeConfig
-) -> None:
+def test_datagram_of_a_pod_to_a_tunnel_port_passes(pod: labs.LabPod, config: NodeConfig) -> None:
     config.set_tunnel_ports([TUNNEL_PORT])
     with pod.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         assert errno_of(sock.sendto, b"", (str(labs.NODE_IPV4), TUNNEL_PORT)) == 0
@@ -290,7 +290,7 @@ def link_ids(installation: pins.Pins) -> list[int]:
     return found
 
 
-def test_somebody_who_leaves_no_room_is_named(
+def test_program_that_excludes_the_hook_is_named(
     isolated: None, loaded: loader.Loaded, installation: pins.Pins
 ) -> None:
     """In a cgroup of the test's own, as at the root."""

@@ -25,7 +25,7 @@ def test_nothing_is_marked_at_first(origin: InjectableMap) -> None:
 
 
 @pytest.mark.parametrize("ifindex", [1, 63, 64, 65, 1000, LAST])
-def test_mark_and_take_it_back(origin: InjectableMap, ifindex: int) -> None:
+def test_mark_and_unmark(origin: InjectableMap, ifindex: int) -> None:
     origin.mark(ifindex, is_node_sent=True)
     assert origin.is_marked(ifindex)
     assert origin.marked() == {ifindex}

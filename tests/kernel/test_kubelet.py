@@ -145,7 +145,7 @@ async def test_a_move_to_another_cgroup_is_noticed(
             assert await watched.next() == KubeletCgroup(other.path, other.id, False, process.pid)
 
 
-async def test_pods_that_come_into_its_cgroup_end_the_admission(
+async def test_pods_in_the_kubelet_cgroup_end_the_admission(
     unit: cgroups.Cgroup, start: Callable[..., KubeletStub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubelet_identity, "_RECHECK_SECONDS", 0.05)
@@ -158,7 +158,7 @@ async def test_pods_that_come_into_its_cgroup_end_the_admission(
         assert (await watched.next_found()).id == unit.id
 
 
-async def test_another_process_in_its_cgroup_is_said(
+async def test_another_process_in_the_kubelet_cgroup_is_reported(
     unit: cgroups.Cgroup, start: Callable[..., KubeletStub]
 ) -> None:
     process = start(unit)
@@ -167,7 +167,7 @@ async def test_another_process_in_its_cgroup_is_said(
         assert (await watched.next_found()).is_shared
 
 
-async def test_a_container_in_its_cgroup_is_refused(
+async def test_kubelet_cgroup_with_a_container_is_rejected(
     unit: cgroups.Cgroup, start: Callable[..., KubeletStub]
 ) -> None:
     process = start(unit)
@@ -188,7 +188,7 @@ async def test_a_container_in_its_cgroup_is_refused(
         container.communicate()
 
 
-async def test_a_namesake_in_another_network_namespace_is_not_taken(
+async def test_process_of_the_same_name_in_another_network_namespace_is_ignored(
     unit: cgroups.Cgroup, start: Callable[..., KubeletStub]
 ) -> None:
     process = start(unit)
@@ -210,7 +210,7 @@ async def test_a_namesake_in_another_network_namespace_is_not_taken(
             namesake.communicate()
 
 
-async def test_a_fixed_cgroup_is_followed_when_it_is_made_anew(
+async def test_configured_cgroup_is_followed_when_it_is_created_again(
     unit: cgroups.Cgroup, start: Callable[..., KubeletStub]
 ) -> None:
     process = start(unit, name="anything")

@@ -62,7 +62,7 @@ def test_nothing_is_compiled_twice(directory: pathlib.Path, installation: pins.P
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_opening_and_closing_are_reported(
+def test_listen_and_close_are_reported(
     events: listeners.ListenerEvents, pod: labs.LabPod, family: int
 ) -> None:
     events.watch(cookie(pod))

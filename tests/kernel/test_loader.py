@@ -36,7 +36,7 @@ def _mapped_files() -> str:
     return pathlib.Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
-async def test_second_load_takes_what_is_pinned(
+async def test_second_load_uses_the_pins(
     fresh_pins: pins.Pins, request: pytest.FixtureRequest
 ) -> None:
     was_compiled, ids = await load(fresh_pins)
@@ -95,7 +95,7 @@ async def test_wrong_pin_is_found_also_when_programs_are_current(fresh_pins: pin
         await loader.load(fresh_pins)
 
 
-async def test_half_finished_load_is_not_taken(fresh_pins: pins.Pins) -> None:
+async def test_half_finished_load_is_not_used(fresh_pins: pins.Pins) -> None:
     fresh_pins.prepare()
     unfinished = fresh_pins.programs / f"{sources.fingerprint()}-unfinished"
     unfinished.mkdir()
@@ -141,7 +141,7 @@ async def test_directory_that_is_no_bpffs_is_an_error(tmp_path: pathlib.Path) ->
     assert os.listdir(tmp_path) == []
 
 
-async def test_compile_error_carries_the_compilers_line(
+async def test_compile_error_contains_the_compilers_line(
     fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = versions.copy_of_sources(tmp_path)
@@ -156,7 +156,7 @@ async def test_compile_error_carries_the_compilers_line(
     assert [name for name in os.listdir(fresh_pins.programs) if "unfinished" not in name] == []
 
 
-async def test_failed_compile_leaves_the_programs_of_before(
+async def test_failed_compile_leaves_the_previous_programs(
     fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, ids = await load(fresh_pins)

@@ -33,7 +33,7 @@ def isolation(report: AgentReport) -> Condition | None:
     return condition_of(report, "web", labels.ISOLATION_READY)
 
 
-def is_said(status: str, reason: str) -> Callable[[AgentReport], bool]:
+def has_condition(status: str, reason: str) -> Callable[[AgentReport], bool]:
     def holds(report: AgentReport) -> bool:
         said = isolation(report)
         return said is not None and (said.status, said.reason) == (status, reason)
@@ -67,25 +67,25 @@ def take_gate_away(operator: AgentProcess, pod: LabPod) -> None:
     link.unlink()
 
 
-def test_gate_that_cannot_be_attached_is_said_and_tried_again(
+def test_gate_that_cannot_be_attached_is_reported_and_retried(
     operator: AgentProcess, pod: LabPod
 ) -> None:
     offers.need_tcx()
     with full_chain(pod):
         start(operator, pod, "--attach", "tcx")
-        report = operator.wait_for("the failure", is_said(FALSE, "GateFailed"))
+        report = operator.wait_for("the failure", has_condition(FALSE, "GateFailed"))
         said = isolation(report)
         assert said is not None
         assert f"interface {pod.ifindex}" in said.message
-    operator.wait_for("the gate", is_said(TRUE, "Enforced"))
+    operator.wait_for("the gate", has_condition(TRUE, "Enforced"))
 
 
-def test_gate_that_is_lost_is_put_back_and_its_pod_stays_ready(
+def test_lost_gate_is_attached_again_and_its_pod_stays_ready(
     operator: AgentProcess, pod: LabPod
 ) -> None:
     offers.need_tcx()
     start(operator, pod, "--attach", "tcx")
-    operator.wait_for("the gate", is_said(TRUE, "Enforced"))
+    operator.wait_for("the gate", has_condition(TRUE, "Enforced"))
     (ours,) = syscalls.query_programs(pod.ifindex, EGRESS)
     with full_chain(pod):
         take_gate_away(operator, pod)
@@ -111,11 +111,9 @@ def losses(report: AgentReport) -> float:
     )
 
 
-def test_filter_that_is_lost_is_put_back_at_the_next_look(
-    operator: AgentProcess, pod: LabPod
-) -> None:
+def test_lost_filter_is_added_again_at_the_next_poll(operator: AgentProcess, pod: LabPod) -> None:
     start(operator, pod, "--attach", "clsact")
-    operator.wait_for("the gate", is_said(TRUE, "Enforced"))
+    operator.wait_for("the gate", has_condition(TRUE, "Enforced"))
     subprocess.run(["tc", "qdisc", "del", "dev", pod.interface, "clsact"], check=True)
     inside(
         pod, "ip", "addr", "add", f"{LATE_ADDRESS}/32", "dev", "eth0"
@@ -140,7 +138,7 @@ def test_interface_that_cannot_be_gated_is_named(
         subprocess.run(["ip", "link", "set", "net1", "netns", pod.netns.path], check=True)
         inside(pod, "ip", "link", "set", "net1", "up")
         start(operator, pod)
-        report = operator.wait_for("the interface said", is_said(TRUE, "NotSupported"))
+        report = operator.wait_for("the interface said", has_condition(TRUE, "NotSupported"))
     finally:
         subprocess.run(["ip", "link", "del", "pgparent"], check=True)
     said = isolation(report)
@@ -152,9 +150,11 @@ def test_interface_that_cannot_be_gated_is_named(
     assert [gate.interface for gate in known.gates] == [pod.interface]
 
 
-def test_lost_netlink_messages_cost_nothing_but_time(operator: AgentProcess, pod: LabPod) -> None:
+def test_changes_are_found_despite_lost_netlink_messages(
+    operator: AgentProcess, pod: LabPod
+) -> None:
     start(operator, pod)
-    operator.wait_for("the gate", is_said(TRUE, "Enforced"))
+    operator.wait_for("the gate", has_condition(TRUE, "Enforced"))
     os.kill(operator.pid, signal.SIGSTOP)
     try:
         flood_netlink()

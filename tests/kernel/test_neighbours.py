@@ -63,7 +63,7 @@ def test_what_passes_the_gate_is_still_seen_by_the_program_behind_it(
     assert names(pod) == ["foreign"]
 
 
-def test_qdisc_of_somebody_else_stays(make_gates: MakeGates, pod: labs.LabPod) -> None:
+def test_foreign_qdisc_stays(make_gates: MakeGates, pod: labs.LabPod) -> None:
     foreign.add_clsact(pod.ifindex)
     gates = make_gates(Attachment.CLSACT)
     gates.install(pod.ifindex, enforcing(pod))
@@ -73,7 +73,7 @@ def test_qdisc_of_somebody_else_stays(make_gates: MakeGates, pod: labs.LabPod) -
 
 
 @pytest.mark.parametrize("side", ["ingress", "egress"])
-def test_qdisc_that_somebody_else_has_come_to_use_stays(
+def test_own_qdisc_with_a_foreign_filter_stays(
     make_gates: MakeGates, pod: labs.LabPod, side: str
 ) -> None:
     gates = make_gates(Attachment.CLSACT)

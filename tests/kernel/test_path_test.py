@@ -92,7 +92,7 @@ def straighten(pod: LabPod) -> None:
         netlink.route("replace", dst=f"{pod.ipv4}/32", oif=pod.ifindex, scope="link")
 
 
-def test_a_path_round_the_gate_is_found_out(
+def test_path_around_the_gate_is_detected(
     operator: AgentProcess, web: LabPod, detour: Callable[[], None]
 ) -> None:
     detour()
@@ -106,7 +106,7 @@ def test_a_path_round_the_gate_is_found_out(
     assert results(report) == {web.ipv4: "bypassed", web.ipv6: "confirmed"}
 
 
-def test_a_pod_becomes_ready_when_its_path_is_put_right(
+def test_pod_becomes_ready_when_its_path_is_corrected(
     operator: AgentProcess, web: LabPod, detour: Callable[[], None]
 ) -> None:
     detour()
@@ -117,7 +117,7 @@ def test_a_pod_becomes_ready_when_its_path_is_put_right(
     operator.wait_for("the gate", isolated_as("Enforced"))
 
 
-def test_a_path_that_is_lost_later_is_told_and_the_condition_stays(
+def test_bypass_found_later_is_reported_and_the_condition_stays(
     operator: AgentProcess, web: LabPod, detour: Callable[[], None]
 ) -> None:
     start(operator, web)
@@ -160,7 +160,7 @@ def swallower() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("route", ["del {0}/32", "replace {0}/32 dev {1}"])
-def test_a_pod_that_the_node_cannot_reach_is_ready_and_said_not_to_be_confirmed(
+def test_unreachable_pod_is_ready_with_a_message_that_its_path_is_not_confirmed(
     operator: AgentProcess, web: LabPod, swallower: str, route: str
 ) -> None:
     command = route.format(web.ipv4, swallower).split()
@@ -173,18 +173,14 @@ def test_a_pod_that_the_node_cannot_reach_is_ready_and_said_not_to_be_confirmed(
     assert f"packets from the host do not reach {web.ipv4}" in condition.message
 
 
-def test_a_packet_that_waits_for_the_neighbour_is_waited_for(
-    operator: AgentProcess, web: LabPod
-) -> None:
+def test_path_test_waits_for_neighbour_resolution(operator: AgentProcess, web: LabPod) -> None:
     subprocess.run(["ip", "neigh", "flush", "all"], check=True)
     start(operator, web)
     report = operator.wait_for("the gate", isolated_as("Enforced"))
     assert set(results(report).values()) == {"confirmed"}
 
 
-def test_in_audit_nothing_is_tested_and_nothing_arrives(
-    operator: AgentProcess, web: LabPod
-) -> None:
+def test_audit_sends_no_path_test(operator: AgentProcess, web: LabPod) -> None:
     with web.open_socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP) as inside:
         start(operator, web, mode="audit")
         report = operator.wait_for("audit", isolated_as("Audit"))
@@ -196,9 +192,7 @@ def test_in_audit_nothing_is_tested_and_nothing_arrives(
             inside.recv(64)
 
 
-def test_nobody_is_bothered_with_the_self_test_s_own_packets(
-    operator: AgentProcess, web: LabPod
-) -> None:
+def test_path_test_packets_are_in_no_list_of_drops(operator: AgentProcess, web: LabPod) -> None:
     start(operator, web)
     report = operator.wait_for("the gate", isolated_as("Enforced"))
     pod = pod_of(report, "web")
@@ -218,7 +212,7 @@ def test_nobody_is_bothered_with_the_self_test_s_own_packets(
     assert json.loads(told)["events"] == []
 
 
-def test_a_drop_is_counted_beside_self_tests_and_after_a_new_start(
+def test_drop_is_counted_without_path_tests_after_a_restart(
     operator: AgentProcess, web: LabPod
 ) -> None:
     start(operator, web)
@@ -234,7 +228,7 @@ def test_a_drop_is_counted_beside_self_tests_and_after_a_new_start(
     assert pod.gates[0].packets["drop"] == {"node": 1}
 
 
-def test_status_shows_people_what_was_found(operator: AgentProcess, web: LabPod) -> None:
+def test_status_shows_the_path_test_result(operator: AgentProcess, web: LabPod) -> None:
     start(operator, web)
     operator.wait_for("the gate", isolated_as("Enforced"))
     done = subprocess.run(

@@ -28,7 +28,7 @@ def told(operator: AgentProcess, *arguments: str) -> Any:
     return json.loads(found.stdout)
 
 
-def test_podgate_pods_tells_of_manifests_and_again_after_a_restart(
+def test_podgate_pods_lists_pods_of_manifests_also_after_a_restart(
     operator: AgentProcess, lab: Lab
 ) -> None:
     pod = lab.add_pod("web", 1)
@@ -63,7 +63,7 @@ def test_podgate_pods_tells_of_manifests_and_again_after_a_restart(
     assert [each["podName"] for each in again["pods"]] == ["web"]
 
 
-def test_feature_gate_takes_the_socket_away(operator: AgentProcess, lab: Lab) -> None:
+def test_disabled_feature_removes_the_socket(operator: AgentProcess, lab: Lab) -> None:
     pod = lab.add_pod("web", 1)
     operator.write_manifest(pod, mode="enforce", container=LISTENING)
     operator.start()

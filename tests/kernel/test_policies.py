@@ -130,7 +130,7 @@ def hits_of(rules: RulesReport, name: str) -> int:
     return sum(rule.hits for rule in found.rules) if found else -1
 
 
-def test_a_named_cgroup_gets_in_to_the_named_port_and_is_counted(
+def test_rule_admits_its_cgroup_to_its_port_and_counts(
     node: Node, web: LabPod, service: Cgroup
 ) -> None:
     node.write("a.yaml", policy("service", cgroup(service), PORT))
@@ -193,7 +193,7 @@ def test_hits_and_rules_outlive_the_agent(node: Node, web: LabPod, service: Cgro
     assert hits_of(node.rules(), "service") == 3
 
 
-def test_a_policy_that_goes_lets_nobody_in_and_leaves_no_counter(
+def test_deleted_policy_admits_no_source_and_leaves_no_counter(
     node: Node, web: LabPod, service: Cgroup
 ) -> None:
     node.write("a.yaml", policy("service", cgroup(service), PORT))
@@ -210,7 +210,7 @@ def counters_of(node: Node) -> str:
     return str(pins.Pins(node.operator.bpffs).map(abi.RULE_HITS))
 
 
-def test_an_agent_without_rules_leaves_no_counter_of_earlier_ones(
+def test_agent_without_rules_removes_existing_counters(
     node: Node, web: LabPod, service: Cgroup
 ) -> None:
     node.write("a.yaml", policy("service", cgroup(service), PORT))
@@ -224,7 +224,7 @@ def test_an_agent_without_rules_leaves_no_counter_of_earlier_ones(
     assert "without --rules" in node.podgate("rules")
 
 
-def test_a_cgroup_that_is_not_there_is_one_sentence_until_it_is(node: Node, web: LabPod) -> None:
+def test_missing_cgroup_is_reported_until_it_exists(node: Node, web: LabPod) -> None:
     with cgroups.cgroup() as group:
         cgroups.remove(group)
         node.write("a.yaml", policy("service", cgroup(group, "subtree"), PORT))
@@ -241,7 +241,7 @@ def test_a_cgroup_that_is_not_there_is_one_sentence_until_it_is(node: Node, web:
         node.operator.wait_for("the cgroup let in", lambda _: reaches(group, web, PORT))
 
 
-def test_a_cgroup_that_is_made_anew_is_followed(node: Node, web: LabPod, service: Cgroup) -> None:
+def test_cgroup_that_is_created_again_is_followed(node: Node, web: LabPod, service: Cgroup) -> None:
     node.write("a.yaml", policy("service", cgroup(service), PORT))
     node.start(web)
     assert reaches(service, web, PORT)
@@ -252,7 +252,7 @@ def test_a_cgroup_that_is_made_anew_is_followed(node: Node, web: LabPod, service
         assert not reaches(another, web, PORT)
 
 
-def test_a_policy_that_becomes_wrong_refuses_nobody_even_after_a_restart(
+def test_last_valid_version_of_an_invalid_policy_applies_also_after_a_restart(
     node: Node, web: LabPod, service: Cgroup
 ) -> None:
     node.write("a.yaml", policy("service", cgroup(service), PORT))
@@ -285,7 +285,7 @@ print(tried, failed)
 """
 
 
-def test_neither_edits_nor_a_restart_refuse_who_is_let_in(
+def test_admitted_source_stays_admitted_during_edits_and_a_restart(
     node: Node, lab: Lab, service: Cgroup
 ) -> None:
     pod = lab.add_pod("web", 1)
@@ -320,7 +320,7 @@ def test_neither_edits_nor_a_restart_refuse_who_is_let_in(
     assert tried > 10
 
 
-def test_the_root_cgroup_is_one_like_others(node: Node, web: LabPod) -> None:
+def test_rule_for_the_root_cgroup_works_like_others(node: Node, web: LabPod) -> None:
     node.write(
         "a.yaml",
         policy("root", {"cgroup": {"path": "/"}}, PORT),
@@ -348,7 +348,7 @@ def test_a_pod_gets_the_rules_for_its_labels_as_they_are_now(
     node.operator.wait_for("the service let in", lambda _: reaches(service, web, PORT))
 
 
-def test_rules_that_find_no_room_are_told_and_the_kubelet_keeps_its_own(
+def test_rules_beyond_the_limit_are_reported_and_the_kubelet_stays_admitted(
     node: Node, web: LabPod, service: Cgroup
 ) -> None:
     node.write(
@@ -370,7 +370,7 @@ def test_rules_that_find_no_room_are_told_and_the_kubelet_keeps_its_own(
         node.operator.wait_for("policy b", lambda _: reaches(stranger, web, PORT))
 
 
-def test_a_hundred_thousand_rules_are_told_and_touch_nobody_else(
+def test_hundred_thousand_rules_are_reported_and_affect_no_other_policy(
     node: Node, web: LabPod, service: Cgroup
 ) -> None:
     node.write("a.yaml", policy("service", cgroup(service), PORT))
@@ -389,7 +389,7 @@ def test_a_hundred_thousand_rules_are_told_and_touch_nobody_else(
     assert not reaches(service, web, OTHER_PORT)
 
 
-def test_what_is_suggested_lets_in_who_was_seen_and_nobody_else(
+def test_suggested_policy_admits_exactly_the_recorded_source(
     node: Node, web: LabPod, service: Cgroup
 ) -> None:
     node.start(web, "audit")
@@ -406,7 +406,7 @@ def test_what_is_suggested_lets_in_who_was_seen_and_nobody_else(
         assert not reaches(stranger, web, OTHER_PORT)
 
 
-def test_nothing_to_suggest_is_one_sentence(node: Node, web: LabPod) -> None:
+def test_suggest_without_drops_prints_one_sentence(node: Node, web: LabPod) -> None:
     node.start(web)
     done = podgate("suggest", "--run-directory", str(node.operator.run_directory))
     assert done.returncode == 0
@@ -414,14 +414,14 @@ def test_nothing_to_suggest_is_one_sentence(node: Node, web: LabPod) -> None:
     assert "no dropped traffic" in done.stderr
 
 
-def test_rules_that_are_nowhere_are_one_sentence(node: Node) -> None:
+def test_missing_rules_directory_is_one_sentence(node: Node) -> None:
     done = podgate("run", "--manifests", str(node.operator.manifests), "--rules", "/nowhere")
     assert done.returncode == 1
     assert "/nowhere does not exist" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_no_moment_of_a_replacement_refuses_who_is_let_in_or_lets_in_who_is_refused(
+def test_replacing_rules_never_drops_an_admitted_source_nor_admits_another(
     gates: Gates, loaded: loader.Loaded, lab: labs.Lab
 ) -> None:
     pod = lab.add_pod("replaced", 1)
@@ -451,13 +451,13 @@ def test_no_moment_of_a_replacement_refuses_who_is_let_in_or_lets_in_who_is_refu
             listener.accept()[0].close()
             return True
 
-    def ask_allowed(listener: socket.socket) -> None:
+    def connect_admitted(listener: socket.socket) -> None:
         while not done.is_set():
             # A SYN that was dropped is sent again only after a second.
             if not ask(listener, 0.9):
                 refused.append(attempts[PORT])
 
-    def ask_refused(listener: socket.socket) -> None:
+    def connect_blocked(listener: socket.socket) -> None:
         while not done.is_set():
             # What is let in answers within microseconds.
             if ask(listener, 0.002):
@@ -465,8 +465,8 @@ def test_no_moment_of_a_replacement_refuses_who_is_let_in_or_lets_in_who_is_refu
 
     with pod.listen(PORT) as server, pod.listen(OTHER_PORT) as other:
         threads = [
-            threading.Thread(target=ask_allowed, args=(server,)),
-            threading.Thread(target=ask_refused, args=(other,)),
+            threading.Thread(target=connect_admitted, args=(server,)),
+            threading.Thread(target=connect_blocked, args=(other,)),
         ]
         for thread in threads:
             thread.start()

@@ -107,7 +107,7 @@ def says(words: str) -> Callable[[AgentReport], bool]:
     return holds
 
 
-def test_a_probe_spec_is_taken_at_the_sandboxs_start(operator: AgentProcess, web: LabPod) -> None:
+def test_probe_spec_takes_effect_with_the_sandbox(operator: AgentProcess, web: LabPod) -> None:
     operator.write_file("web.yaml", with_probe_spec(web, PORT))
     with web.listen(PORT):
         operator.start()
@@ -125,7 +125,7 @@ def test_a_probe_spec_is_taken_at_the_sandboxs_start(operator: AgentProcess, web
         operator.wait_for("no warning", lambda report: not says("next sandbox")(report))
 
 
-def test_a_probe_spec_that_was_refused_can_be_mended(operator: AgentProcess, web: LabPod) -> None:
+def test_invalid_probe_spec_can_be_corrected(operator: AgentProcess, web: LabPod) -> None:
     operator.write_file("web.yaml", with_probe_spec(web, 0))
     with web.listen(PORT):
         operator.start()
@@ -134,7 +134,7 @@ def test_a_probe_spec_that_was_refused_can_be_mended(operator: AgentProcess, web
         operator.wait_for("probes to pass", passes)
 
 
-def test_status_says_which_family_answered(operator: AgentProcess, web: LabPod) -> None:
+def test_status_shows_the_address_family_that_answered(operator: AgentProcess, web: LabPod) -> None:
     operator.write_manifest(web, mode="off", container=ONCE_AN_HOUR)
     with web.listen(PORT):
         operator.start()

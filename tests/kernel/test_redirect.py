@@ -48,7 +48,7 @@ def origins(loaded: loader.Loaded) -> dict[abi.IPAddress, tuple[abi.IPAddress, i
     return found
 
 
-def test_what_is_published_is_there_until_it_is_withdrawn_and_forgotten(
+def test_published_entries_exist_until_withdrawn_and_forgotten(
     redirect: Redirect, loaded: loader.Loaded
 ) -> None:
     redirect.publish(RELAY, POD, [0, 8080], PAIR)
@@ -64,7 +64,7 @@ def test_what_is_published_is_there_until_it_is_withdrawn_and_forgotten(
     redirect.delete(RELAY)
 
 
-def test_successor_s_entries_outlive_the_one_before(
+def test_entries_of_the_successor_outlive_the_previous_relay(
     redirect: Redirect, loaded: loader.Loaded
 ) -> None:
     redirect.publish(RELAY, POD, [80, 8080], PAIR)
@@ -75,7 +75,7 @@ def test_successor_s_entries_outlive_the_one_before(
     assert origins(loaded) == {SUCCESSOR: (POD, PAIR + 1)}
 
 
-def test_what_a_killed_relay_left_of_our_addresses_is_forgotten(
+def test_entries_of_a_killed_relay_with_our_addresses_are_forgotten(
     redirect: Redirect, loaded: loader.Loaded
 ) -> None:
     redirect.publish(RELAY, POD, [0], PAIR)
@@ -86,7 +86,7 @@ def test_what_a_killed_relay_left_of_our_addresses_is_forgotten(
     assert origins(loaded) == {SUCCESSOR: (POD, PAIR + 1)}
 
 
-def test_leftovers_go_and_what_their_addresses_stood_for_stays(
+def test_keep_only_removes_other_targets_and_keeps_their_origins(
     redirect: Redirect, loaded: loader.Loaded
 ) -> None:
     redirect.publish(RELAY, POD, [0, 80], PAIR)
@@ -153,7 +153,7 @@ def test_directory_that_is_no_cgroup_is_an_error(redirect: Redirect) -> None:
         redirect.engage(pathlib.Path("/proc"))
 
 
-def test_somebody_who_leaves_no_room_is_named_and_nothing_stays_attached(
+def test_program_that_excludes_a_hook_is_named_and_nothing_stays_attached(
     redirect: Redirect, loaded: loader.Loaded
 ) -> None:
     """In a cgroup of the test's own, as at the root."""

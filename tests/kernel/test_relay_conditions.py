@@ -187,7 +187,7 @@ def test_relay_outlives_its_agent_and_the_next_agent_takes_the_next_slot(
         assert held.stdin is not None
         assert held.stdout is not None
         assert held.stdout.readline() == b"open\n"
-        second.stand_by("--kubelet", f"cgroup:{kubelet.path}", *RANGES)
+        second.start_standby("--kubelet", f"cgroup:{kubelet.path}", *RANGES)
         wait_until("the second agent stands by", second.started_file.exists)
         operator.stop(signal.SIGTERM)
         report = second.wait_for("strict", is_strict)

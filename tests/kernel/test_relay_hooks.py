@@ -189,7 +189,7 @@ def test_multipath_connection_goes_to_the_relay_too(scene: Scene, version: int) 
 
 
 @BOTH
-def test_sockets_of_other_namespaces_go_direct_and_see_whom_they_talk_to(
+def test_sockets_of_other_namespaces_go_direct_and_see_their_peer(
     lab: labs.Lab, scene: Scene, version: int
 ) -> None:
     other = lab.add_pod("other", 9)
@@ -232,7 +232,7 @@ def test_disengaging_takes_effect_at_once_and_engaging_twice_does_no_harm(
 
 
 @BOTH
-def test_two_engaged_relays_redirect_once_and_either_goes_on_alone(
+def test_two_engaged_relays_redirect_once_and_each_works_alone(
     scene: Scene, redirect: Redirect, installation: pins.Pins, version: int
 ) -> None:
     pod = traffic.address(scene.pod, version)
@@ -339,7 +339,7 @@ def test_pod_that_dials_the_relay_is_dropped_beside_the_gate(
 
 
 @BOTH
-def test_gate_for_any_address_knows_no_strays(
+def test_gate_for_any_address_drops_no_strays(
     lab: labs.Lab, gates: Gates, loaded: loader.Loaded, version: int
 ) -> None:
     ends = frames.Ends(

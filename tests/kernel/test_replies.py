@@ -203,7 +203,7 @@ def test_protocols_without_ports_are_filtered_too(
         assert arrives(inside)
 
 
-def test_answers_to_a_group_come_from_anybody(gates: Gates, pod: labs.LabPod) -> None:
+def test_answers_to_a_group_pass_from_any_source(gates: Gates, pod: labs.LabPod) -> None:
     enforce(gates, pod)
     group, port = "239.18.0.1", 5301
     with node_udp(4, port) as server, pod_udp(pod, 4) as client:
@@ -386,7 +386,7 @@ async def _read_pending(pod: labs.LabPod) -> pending_flows.PendingFlows:
     return pending_flows.read(pod.netns, network)
 
 
-def test_a_newborn_pod_waits_for_no_answer(pod: labs.LabPod) -> None:
+def test_new_pod_has_no_pending_flow(pod: labs.LabPod) -> None:
     assert read_pending(pod) == pending_flows.PendingFlows((), "")
 
 

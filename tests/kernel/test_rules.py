@@ -167,7 +167,7 @@ def test_the_last_of_many_rules_counts(gates: Gates, pod: labs.LabPod) -> None:
     assert traffic.node_reaches(pod, 4, PORT)
 
 
-def test_the_kernel_s_rule_lets_no_process_in(gates: Gates, pod: labs.LabPod) -> None:
+def test_rule_for_the_kernel_admits_no_process(gates: Gates, pod: labs.LabPod) -> None:
     guard(gates, pod, Rule(SourceKind.KERNEL))
     assert traffic.node_is_dropped(pod, 4, PORT)
 

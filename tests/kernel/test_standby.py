@@ -37,7 +37,7 @@ def test_the_second_agent_takes_over_when_the_first_ends(
 ) -> None:
     operator.start()
     first = operator.wait_for("the gate", _is_gated)
-    second.stand_by()
+    second.start_standby()
     agent_process.wait_until("the second agent stands by", second.started_file.exists)
     # Still the first one's node.
     assert operator.wait_for("the first", lambda report: True).pid == first.pid
@@ -46,32 +46,32 @@ def test_the_second_agent_takes_over_when_the_first_ends(
     report = second.wait_for("the take-over", _is_gated)
     assert report.pid == second.pid
     assert not report.was_compiled
-    assert second.has_said(Event.STANDBY_TAKING_OVER.message)
+    assert second.has_logged(Event.STANDBY_TAKING_OVER.message)
 
 
-def test_who_stands_by_ends_when_told(
+def test_standby_agent_exits_on_sigterm(
     operator: AgentProcess, second: SecondAgent, pod: labs.LabPod
 ) -> None:
     operator.start()
     operator.wait_for("the gate", _is_gated)
-    second.stand_by()
+    second.start_standby()
     agent_process.wait_until("the second agent stands by", second.started_file.exists)
     second.stop(signal.SIGTERM)
-    assert not second.has_said(Event.STANDBY_TAKING_OVER.message)
+    assert not second.has_logged(Event.STANDBY_TAKING_OVER.message)
     operator.wait_for("the first", _is_gated)
 
 
-def test_standing_by_has_an_end(
+def test_standby_agent_exits_at_its_time_limit(
     operator: AgentProcess, second: SecondAgent, pod: labs.LabPod
 ) -> None:
     operator.start()
     operator.wait_for("the gate", _is_gated)
-    second.stand_by(seconds=0.2)
+    second.start_standby(seconds=0.2)
     assert second.wait() == 1
     assert "another agent is running" in second.log.read_text()
 
 
-def test_who_cannot_take_over_does_not_say_that_it_has_started(
+def test_standby_agent_that_cannot_take_over_reports_no_start(
     operator: AgentProcess, second: SecondAgent, pod: labs.LabPod, fresh_pins: pins.Pins
 ) -> None:
     operator.start()
@@ -82,7 +82,7 @@ def test_who_cannot_take_over_does_not_say_that_it_has_started(
     other = syscalls.map_create(_ARRAY, 4, 4, 1)
     syscalls.pin(other, str(gates))
     os.close(other)
-    second.stand_by()
+    second.start_standby()
     assert second.wait() == 1
     assert "gates" in second.log.read_text()
     assert not second.started_file.exists()

@@ -133,7 +133,7 @@ def healthy(targets: list[str], rounds: int = ROUNDS) -> dict[str, list[str]]:
     return {target: [""] * rounds for target in targets}
 
 
-def test_no_probe_of_the_kubelet_fails_whatever_becomes_of_the_agent(
+def test_no_kubelet_probe_fails_while_the_agent_is_killed_or_stopped(
     enforced: AgentProcess, targets: list[str], start: Start
 ) -> None:
     with cgroups.cgroup() as group:
@@ -149,7 +149,7 @@ def test_no_probe_of_the_kubelet_fails_whatever_becomes_of_the_agent(
         assert kubelet.probe(ROUNDS) == healthy(targets)
 
 
-def test_a_kubelet_that_is_restarted_in_a_fresh_cgroup_goes_on(
+def test_kubelet_restarted_in_a_new_cgroup_stays_admitted(
     enforced: AgentProcess, targets: list[str], start: Start
 ) -> None:
     with cgroups.cgroup() as first, cgroups.cgroup() as second:
@@ -162,7 +162,7 @@ def test_a_kubelet_that_is_restarted_in_a_fresh_cgroup_goes_on(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_kubelet_that_is_restarted_while_no_agent_follows_goes_on_once_that_is_known(
+def test_kubelet_restarted_without_an_agent_is_admitted_once_the_heartbeat_is_stale(
     enforced: AgentProcess, targets: list[str], start: Start, number: signal.Signals
 ) -> None:
     with cgroups.cgroup() as first, cgroups.cgroup() as second:

@@ -109,7 +109,7 @@ def awkward_targets(pod: FleetPod) -> dict[str, str]:
     return expected
 
 
-def test_probes_come_to_what_they_came_to_directly_and_no_packet_of_the_node_reaches_a_pod(
+def test_probes_have_the_same_results_as_direct_ones_and_no_host_packet_reaches_a_pod(
     node: Node,
 ) -> None:
     usual = usual_targets(node)
@@ -139,7 +139,7 @@ def test_probes_come_to_what_they_came_to_directly_and_no_packet_of_the_node_rea
     }
 
 
-def test_connections_that_the_kubelet_keeps_stay_open_and_are_used_again(
+def test_idle_connections_of_the_kubelet_stay_open_and_are_reused(
     node: Node, kubelet: NodeClient
 ) -> None:
     node.set_mode("strict")
@@ -149,12 +149,12 @@ def test_connections_that_the_kubelet_keeps_stay_open_and_are_used_again(
             assert kubelet.hold(target, HELD_EACH) == [nodeclient.OK] * HELD_EACH
         kept = [nodeclient.OK] * HELD_EACH * len(targets)
         assert kubelet.held() == kept
-        assert kubelet.ask_again() == kept
+        assert kubelet.request_again() == kept
         kubelet.let_go()
         assert seen() == []
 
 
-def test_two_pods_with_one_address_are_both_reached_at_what_they_declare(
+def test_two_pods_with_one_address_are_both_reached_at_their_declared_ports(
     node: Node, kubelet: NodeClient
 ) -> None:
     """The node has a route to one of them only, and that is what a port that neither declares

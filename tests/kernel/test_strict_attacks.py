@@ -202,7 +202,7 @@ def test_no_packet_socket_gets_a_packet_to_the_relay(node: Node, inside: Inside)
                 frames.tcp(ends, frames.SYN | frames.PSH),
                 frames.tcp(ends, frames.ACK, data=b"injected"),
             ):
-                with links.dropped_is_told():
+                with links.drop_is_enobufs():
                     sock.send(frames.packet(ends, frames.TCP, segment))
                 frames_sent += 1
     assert inside.arrived() == []

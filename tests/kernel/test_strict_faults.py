@@ -87,7 +87,7 @@ class Load:
     def go_on(self) -> None:
         """Until the kubelet is carried, and for some more probes."""
         # An agent whose relays end one after the other waits for up to 30 s.
-        wait_until("the kubelet carried", lambda: is_carried(self._node, self._kubelet), patience=3)
+        wait_until("the kubelet carried", lambda: is_proxied(self._node, self._kubelet), patience=3)
         self._paced.wait_for_more(PROBES_BETWEEN)
 
     def lost(self, instants: list[Instant]) -> tuple[int, int]:
@@ -132,7 +132,7 @@ def some_of_the_relays_addresses() -> list[str]:
     return [str(share[FIRST_HOST + number]) for share in shares[:3] for number in range(PODS)]
 
 
-def is_carried(node: Node, kubelet: NodeClient) -> bool:
+def is_proxied(node: Node, kubelet: NodeClient) -> bool:
     """Whether the pod that nobody else asks sees itself as the peer."""
     witness = node.pods["witness"]
     node.fleet.peers()
@@ -230,7 +230,7 @@ def test_when_the_agent_is_killed_no_probe_fails(
     """Its relay carries on what is open, and all else goes direct until there is another one."""
     with under_load(node, kubelet, tmp_path) as load:
         node.operator.stop(signal.SIGKILL)
-        wait_until("the kubelet not carried", lambda: not is_carried(node, kubelet))
+        wait_until("the kubelet not carried", lambda: not is_proxied(node, kubelet))
         node.start()
         load.go_on()
     assert load.lost([]) == (0, 0)
@@ -246,7 +246,7 @@ def test_connections_that_a_relay_has_no_descriptors_for_go_direct(
         # The agent's, and so its next relay's; not everybody may raise it again.
         resource.prlimit(node.operator.pid, resource.RLIMIT_NOFILE, (FEW_DESCRIPTORS,) * 2)
         restart_relay(node)
-        wait_until("the kubelet carried", lambda: is_carried(node, kubelet))
+        wait_until("the kubelet carried", lambda: is_proxied(node, kubelet))
         peers: set[str] = set()
         for _ in range(MOST_KEPT):
             assert kubelet.hold(target) == [nodeclient.OK]
@@ -254,9 +254,9 @@ def test_connections_that_a_relay_has_no_descriptors_for_go_direct(
             if peers - own:
                 break
         assert peers - own
-        assert set(kubelet.ask_again()) == {nodeclient.OK}
+        assert set(kubelet.request_again()) == {nodeclient.OK}
         kubelet.let_go()
-        wait_until("the kubelet carried again", lambda: is_carried(node, kubelet))
+        wait_until("the kubelet carried again", lambda: is_proxied(node, kubelet))
     finally:
         node.operator.stop(signal.SIGTERM)
         node.start()

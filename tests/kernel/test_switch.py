@@ -34,7 +34,7 @@ def pods(lab: labs.Lab) -> list[labs.LabPod]:
     ("has_switch", "seen"),
     [(True, (Verdict.PASS, Reason.SWITCH)), (False, (Verdict.DROP, Reason.KERNEL))],
 )
-def test_what_comes_without_a_socket_passes_only_where_there_is_a_switch(
+def test_packets_without_a_socket_pass_only_on_a_switch(
     gates: Gates,
     pods: list[labs.LabPod],
     config: NodeConfig,

@@ -95,7 +95,7 @@ def test_pods_reach_the_node(gates: Gates, pods: dict[str, labs.LabPod], version
 
 
 @VERSIONS
-def test_pod_hears_at_once_that_a_port_of_the_node_is_closed(
+def test_connect_of_a_pod_to_a_closed_host_port_fails_at_once(
     gates: Gates, pods: dict[str, labs.LabPod], version: int
 ) -> None:
     for name in ("routed", "bridged"):
@@ -109,7 +109,7 @@ def test_pod_hears_at_once_that_a_port_of_the_node_is_closed(
 
 
 @VERSIONS
-def test_connection_that_stood_before_the_gate_goes_on_until_it_ends(
+def test_existing_connection_stays_open_until_it_is_closed(
     lab: labs.Lab, gates: Gates, version: int
 ) -> None:
     pod = lab.add_pod("web", 1)

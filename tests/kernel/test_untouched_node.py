@@ -61,7 +61,7 @@ def gateway_of(pod: labs.LabPod, version: int) -> str:
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["tcp", "udp"])
 @VERSIONS
-def test_pod_hears_at_once_that_nothing_listens_on_the_node(
+def test_pod_gets_an_error_at_once_from_an_unused_host_port(
     gates: Gates, pod: labs.LabPod, version: int, kind: socket.SocketKind
 ) -> None:
     enforce(gates, pod)

@@ -144,7 +144,7 @@ def services(server: labs.LabPod) -> contextlib.AbstractContextManager[None]:
     )
 
 
-def test_a_hundred_flows_at_once_go_as_without_gates(lab: labs.Lab, gates: Gates) -> None:
+def test_hundred_concurrent_flows_work_as_without_gates(lab: labs.Lab, gates: Gates) -> None:
     pods = [
         lab.add_pod("routed", 1),
         lab.add_pod("bridged", 2, bridged=True),

@@ -139,7 +139,7 @@ def test_gate_of_another_schema_is_taken_over_without_a_gap(
 
 
 @BOTH
-def test_gate_goes_on_by_the_old_maps_until_it_is_taken_over(
+def test_gate_uses_the_old_maps_until_it_is_taken_over(
     before: Version, after: Version, pod: labs.LabPod
 ) -> None:
     with before.started() as old, after.started() as new:
@@ -176,7 +176,7 @@ def attacked_after_install(version: Version, pod: labs.LabPod) -> Iterator[None]
 
 
 @BOTH
-def test_gate_of_another_schema_is_removed_with_all_that_is_its(
+def test_gate_of_another_schema_is_removed_completely(
     before: Version, after: Version, pod: labs.LabPod
 ) -> None:
     untouched = qdiscs(pod)
@@ -193,7 +193,7 @@ def test_gate_of_another_schema_is_removed_with_all_that_is_its(
 
 
 @CLSACT
-def test_qdisc_of_the_version_before_goes_with_the_gate(
+def test_qdisc_of_the_previous_version_is_removed_with_the_gate(
     before: Version, after: Version, pod: labs.LabPod
 ) -> None:
     untouched = qdiscs(pod)
@@ -209,7 +209,7 @@ def test_qdisc_of_the_version_before_goes_with_the_gate(
 
 @TCX
 @pytest.mark.parametrize("starts_again", ["before", "after"])
-def test_take_over_that_was_killed_half_way_opens_nothing(
+def test_interrupted_take_over_opens_nothing(
     before: Version, after: Version, pod: labs.LabPod, starts_again: str
 ) -> None:
     """The program is swapped and the pin not moved: pin and program have different schemas."""
@@ -273,7 +273,7 @@ def grace(version: Version, pod: labs.LabPod) -> int:
 
 
 @TCX
-def test_whatever_else_another_schema_left_is_collected(before: Version, after: Version) -> None:
+def test_other_files_of_another_schema_are_removed(before: Version, after: Version) -> None:
     left = before.installation.schema / "listeners-0"
     left.mkdir()
     for version in (before, after):
@@ -306,9 +306,7 @@ def test_link_with_another_name_is_found_in_other_schemas(before: Version, after
 
 
 @TCX
-def test_interface_that_is_gone_keeps_no_schema(
-    lab: labs.Lab, before: Version, after: Version
-) -> None:
+def test_deleted_interface_keeps_no_schema(lab: labs.Lab, before: Version, after: Version) -> None:
     pod = lab.add_pod("gone", 2)
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
@@ -333,7 +331,7 @@ def test_clean_up_removes_the_gates_of_every_schema(before: Version, pod: labs.L
 
 
 @TCX
-def test_half_done_move_of_another_schema_is_brought_to_an_end(
+def test_interrupted_move_of_another_schema_is_completed(
     before: Version, after: Version, pod: labs.LabPod
 ) -> None:
     """Both of its links judge; one is taken over, and the other goes."""
