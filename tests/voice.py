@@ -102,8 +102,6 @@ PENDING = (
     "tests/agent/app/",
     "tests/agent/gates/",
     "tests/agent/probing/",
-    "tests/kernel/",
-    "Makefile",
 )
 SELF = "tests/voice.py"
 

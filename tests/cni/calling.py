@@ -27,11 +27,11 @@ def build(output: pathlib.Path, *flags: str) -> pathlib.Path:
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """How a call ended. `said` is stderr."""
+    """How a call ended."""
 
     status: int
     output: bytes
-    said: str
+    stderr: str
 
     @property
     def result(self) -> Any:

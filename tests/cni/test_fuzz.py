@@ -51,8 +51,8 @@ def conf(previous: object) -> dict[str, Any]:
 def end_well(plugin: pathlib.Path, text: bytes) -> calling.Answer:
     """A call that ends as the protocol has it, whatever the bytes."""
     answer = call(plugin, "ADD", text, POD)
-    assert "Sanitizer" not in answer.said, answer.said
-    assert "runtime error" not in answer.said, answer.said
+    assert "Sanitizer" not in answer.stderr, answer.stderr
+    assert "runtime error" not in answer.stderr, answer.stderr
     if answer.status:
         assert answer.error["code"] in range(1, 8)
     else:

@@ -94,7 +94,7 @@ def test_pod_starts_without_an_agent_and_stderr_has_the_reason(
     answer = call(plugin, "ADD", conf, POD)
     assert answer.status == 0
     assert answer.result == RESULT
-    assert "pod starts without a gate: the agent has not run since" in answer.said
+    assert "pod starts without a gate: the agent has not run since" in answer.stderr
 
 
 def test_with_strict_start_it_does_not(plugin: pathlib.Path, conf: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ def test_mode_off_is_left_alone_even_with_strict_start(
 ) -> None:
     publish(tmp_path, mode="off")
     answer = call(plugin, "ADD", {**conf, "strictStart": True}, POD)
-    assert (answer.status, answer.said) == (0, "")
+    assert (answer.status, answer.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("arguments", [None, "", "IgnoreUnknown=1", "XK8S_POD_NAME=web"])
@@ -120,7 +120,7 @@ def test_a_container_that_is_no_pod_is_left_alone(
     if arguments is not None:
         variables["CNI_ARGS"] = arguments
     answer = call(plugin, "ADD", {**conf, "strictStart": True}, variables)
-    assert (answer.status, answer.said) == (0, "")
+    assert (answer.status, answer.stderr) == (0, "")
     assert answer.result == RESULT
 
 
@@ -240,7 +240,7 @@ def test_del_without_anything_to_remove_succeeds(
 ) -> None:
     for configuration in (conf, without(conf, "prevResult")):
         answer = call(plugin, "DEL", configuration, POD)
-        assert (answer.status, answer.output, answer.said) == (0, b"", "")
+        assert (answer.status, answer.output, answer.stderr) == (0, b"", "")
 
 
 def test_gc_without_pins_succeeds(plugin: pathlib.Path, conf: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ class AddFailed(Exception):
     """A plugin of the chain failed; `answer` is its."""
 
     def __init__(self, answer: calling.Answer) -> None:
-        super().__init__(answer.output.decode(), answer.said)
+        super().__init__(answer.output.decode(), answer.stderr)
         self.answer = answer
 
 
@@ -51,8 +51,8 @@ class Network:
         if kind == "bridge":
             first |= {"bridge": BRIDGE, "isGateway": True}
         self.version = version
-        self.said = ""
-        """What podgate-cni said last, on stderr."""
+        self.stderr = ""
+        """The last stderr of podgate-cni."""
         self._chain = [
             (PLUGINS / kind, first),
             (plugin, {"type": "podgate-cni", **conf}),
@@ -67,7 +67,7 @@ class Network:
             if answer.status:
                 raise AddFailed(answer)
             result = answer.result
-            self.said = answer.said
+            self.stderr = answer.stderr
         self._results[container] = result
         return result
 
@@ -148,7 +148,7 @@ def addresses_in(path: str) -> tuple[IPAddress, ...]:
 
 
 def node_side(path: str) -> tuple[str, int]:
-    """The node's end of the pod's veth, found by the numbers that both ends say."""
+    """The host's end of the pod's veth, found by the interface indexes that both ends show."""
     shown = subprocess.run(
         ["nsenter", f"--net={path}", "ip", "-json", "link", "show", "dev", IFNAME],
         check=True,

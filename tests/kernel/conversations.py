@@ -52,15 +52,15 @@ def exchange_datagrams(client: LabPod, server: Server, target: str) -> None:
         with client.open_socket(traffic.family(version_of(target)), socket.SOCK_DGRAM) as sock:
             sock.settimeout(traffic.LIMIT_SECONDS)
             sock.sendto(question, (target, UDP_PORT))
-            asked, whence = server.udp.recvfrom(1 << 16)
-            assert asked == question
-            server.udp.sendto(asked[::-1], whence)
+            received, whence = server.udp.recvfrom(1 << 16)
+            assert received == question
+            server.udp.sendto(received[::-1], whence)
             answer, answerer = sock.recvfrom(1 << 16)
             assert answer == question[::-1]
             assert answerer[0] == target
 
 
-def ask(sock: socket.socket, target: str, port: int) -> bytes:
+def request(sock: socket.socket, target: str, port: int) -> bytes:
     """Connects, sends and receives. Raises the socket's errors (`ConnectionRefusedError`)."""
     sock.settimeout(traffic.LIMIT_SECONDS)
     sock.connect((target, port))

@@ -1,4 +1,4 @@
-"""The nftables backstop in a test's hands, and what is tried on it."""
+"""Fixtures and helpers for tests of the default-deny table."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ sock.connect((sys.argv[1], 80))
 
 
 class Driven:
-    """A backstop whose calls wait: the lab's netlink allows no running event loop."""
+    """A table with blocking calls, because the lab's netlink allows no running event loop."""
 
     def __init__(self, runner: asyncio.Runner, stale_seconds: int, pods: Iterable[str]) -> None:
         self._run = runner.run
@@ -81,7 +81,8 @@ OpenTable = Callable[..., Driven]
 def open_table(
     lab: labs.Lab, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[OpenTable]:
-    """The node's namespace outlives a test, and so would its tables and tracked connections."""
+    """Opens tables. Removes them afterwards: the host's namespace, with its tables and tracked
+    connections, outlives the test."""
     if "tracked" not in request.fixturenames:
         monkeypatch.setattr(default_deny_table, "_CONNTRACK_COUNT", pathlib.Path("/dev/null"))
     with asyncio.Runner() as runner:
@@ -91,7 +92,7 @@ def open_table(
 
 @pytest.fixture
 def default_deny(open_table: OpenTable) -> Driven:
-    """On a node without pods: those that come are born closed."""
+    """A table opened before any pod exists: each pod that follows is blocked when it is created."""
     opened = open_table()
     assert opened.reason_unavailable == ""
     return opened
@@ -117,7 +118,7 @@ def connect_from(group: cgroups.Cgroup, pod: labs.LabPod, version: int, seconds:
 
 
 def record_scripts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """All that is applied from now on."""
+    """Collects the scripts that are applied from now on."""
     scripts = []
     apply = nft.apply
 
@@ -130,13 +131,13 @@ def record_scripts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def flush_ruleset() -> None:
-    """What a restart of nftables.service does."""
+    """Deletes all tables, as a restart of nftables.service does."""
     subprocess.run(["nft", "flush", "ruleset"], check=True)
 
 
 @pytest.fixture
 def tracked(lab: labs.Lab) -> Iterator[None]:
-    """A node that tracks connections, and has one."""
+    """Connection tracking in the host's namespace, with one tracked connection."""
     script = "table inet test-ct { chain c { type filter hook output priority 0; ct state new; }; }"
     subprocess.run(["nft", "-f", "-"], input=script, text=True, check=True)
     with socket.socket(type=socket.SOCK_DGRAM) as one, socket.socket(type=socket.SOCK_DGRAM) as two:
@@ -200,6 +201,6 @@ def packets_of(family: str) -> int:
 
 
 def elements(name: str) -> set[int]:
-    """Numbers of interfaces in a set; those that do not exist are printed as such."""
+    """Interface indexes in a set. nft prints the index if no such interface exists."""
     text = subprocess.check_output(["nft", "list", "set", "bridge", "podgate", name], text=True)
     return {int(number) for number in re.findall(r"\b\d{4}\b", text)}

@@ -33,7 +33,7 @@ class Dialler:
         self._thread.join()
 
     def go_on(self, attempts: int = 30) -> None:
-        """Wait until so many more attempts have come to their end."""
+        """Wait until this many more attempts have finished."""
         until = self.attempts + attempts
         deadline = time.monotonic() + _LIMIT_SECONDS
         while self.attempts < until:

@@ -47,7 +47,7 @@ _SERVING = b"\0\0\0\0\x02\x08\x01"  # grpc.health.v1.HealthCheckResponse in its 
 
 
 class Fleet:
-    """The process, as a test sees it. Its servers of a pod end with the pod or with `close`."""
+    """The process, as a test sees it. The servers of a pod stop with the pod or with `close`."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         """folder: where a certificate can be left."""
@@ -66,11 +66,11 @@ class Fleet:
         )
 
     def leave(self, pod: LabPod) -> None:
-        """End a pod's servers and connections, so that nothing of it is held."""
+        """Stop a pod's servers and close its connections: no descriptor may hold its namespace."""
         self._send_command({"do": "leave", "pod": pod.name})
 
     def peers(self) -> dict[str, set[str]]:
-        """By pod, from which addresses there were connections since the last look."""
+        """By pod, the source addresses of connections since the previous call."""
         found: dict[str, list[str]] = self._send_command({"do": "peers"})
         return {pod: set(addresses) for pod, addresses in found.items()}
 
@@ -188,7 +188,7 @@ class _PodServers:
         return sock
 
     def _fill(self) -> None:
-        """A listener that accepts nobody, with a queue that has no more room: SYNs are dropped."""
+        """A listener that accepts no connection and whose queue is full: the kernel drops SYNs."""
         listener = self._listen(FULL, 0)
         self._held.append(listener)
         while True:
@@ -254,7 +254,7 @@ async def _grpc(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _tcp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Whatever is said comes back."""
+    """Echoes all data."""
     while data := await reader.read(_HEADERS_LIMIT):
         writer.write(data)
         await writer.drain()
@@ -274,13 +274,13 @@ async def _silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def _answer_after_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Only when the client has sent its FIN, what it said is sent back."""
+    """Sends the client's data back after its FIN."""
     writer.write(await reader.read(-1))
     await writer.drain()
 
 
 async def _end_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """The FIN comes at once; what the client says afterwards must arrive all the same, or it is
+    """Sends the FIN at once. The client's data must still arrive after that, or the connection is
     reset."""
     writer.write(b"bye")
     writer.write_eof()
@@ -289,7 +289,7 @@ async def _end_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 
 
 async def _bulk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A digest of all that is said, and then all of it."""
+    """Sends a digest of all data, then the data."""
     whole = await reader.read(-1)
     writer.write(hashlib.sha256(whole).digest() + whole)
     await writer.drain()

@@ -53,7 +53,7 @@ def packet_socket(interface: str) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def drop_is_enobufs() -> Iterator[None]:
-    """A packet socket hears ENOBUFS when a tc program drops its frame."""
+    """Ignores ENOBUFS, with which a packet socket fails when a tc program drops its frame."""
     try:
         yield
     except OSError as error:
@@ -125,7 +125,7 @@ def tun(*, with_header: bool = False) -> Iterator[tuple[str, int]]:
 
 @contextlib.contextmanager
 def vxlan(mac: bytes, port: int, network: int, local: str) -> Iterator[None]:
-    """The node's end of an overlay network, which hears on one of its addresses."""
+    """The host's end of an overlay network, which listens on one of the host's addresses."""
     name = "vxlan6-pg" if ":" in local else "vxlan4-pg"
     with made(
         name,

@@ -50,8 +50,8 @@ class Load:
             text=True,
         )
 
-    def tell(self, addresses: list[str]) -> None:
-        """Have an attacker try these from now on."""
+    def set_targets(self, addresses: list[str]) -> None:
+        """Set the addresses that an attacker tries from now on."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(addresses) + "\n")
         self._process.stdin.flush()

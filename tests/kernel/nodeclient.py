@@ -1,12 +1,11 @@
-"""A process of the node that probes and talks: `python -m tests.kernel.nodeclient`.
+"""A host process that probes and holds connections: `python -m tests.kernel.nodeclient`.
 
 In the kubelet's cgroup it is a stand-in kubelet, in another one an intruder. Each line of its input
-is one command of JSON, answered by one line. Its clients are nobody's of ours: http.client, OpenSSL
-by way of ssl, grpcio, and connect(2).
+is one command of JSON, answered by one line. Its clients are foreign code: http.client, OpenSSL by
+way of ssl, grpcio, and connect(2).
 
-A target is KIND,HOST,PORT. A result is "ok", or a class of error that says how the connection went
-and no more, so that what came by one way can be compared with what came by another: numbers, texts
-and times are left out.
+A target is KIND,HOST,PORT. A result is "ok" or the class of an error. It contains no numbers, texts
+or times, so that results by way of the relay can be compared with direct ones.
 """
 
 import concurrent.futures
@@ -34,7 +33,7 @@ from tests.kernel.cgroups import Cgroup
 _PATIENCE = float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 PATIENCE_SECONDS = 4 * _PATIENCE
 # Between two probes, on emulated machines: all at once they would keep a relay from running for the
-# 300 ms after which the kernel takes it for hung.
+# 300 ms after which the kernel considers it hung.
 _PAUSE_SECONDS = 0.02 * (_PATIENCE - 1)
 
 _THREADS = 24
@@ -67,13 +66,13 @@ class NodeClient:
         )
 
     def probe(self, targets: Iterable[str]) -> dict[str, str]:
-        """Probe all of them once, some at a time; by target what it came to."""
+        """Probe all of them once, some at a time. Returns the result of each target."""
         found: dict[str, str] = self._send_command({"do": "probe", "targets": list(targets)})
         return found
 
     def hold(self, target: str, count: int = 1) -> list[str]:
-        """Open so many more http connections, one request on each, and keep them, as the kubelet's
-        client for hooks does."""
+        """Open `count` more http connections, send one request on each, and keep them open, as the
+        kubelet's client for hooks does."""
         found: list[str] = self._send_command({"do": "hold", "target": target, "count": count})
         return found
 
@@ -113,7 +112,7 @@ class _Ended(Exception):
 
 
 def _connect(host: str, port: int) -> socket.socket:
-    """Raises `_Ended`, also when the socket says that its peer is somebody else."""
+    """Raises `_Ended`, also if the socket's peer is not the target."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.settimeout(PATIENCE_SECONDS)
@@ -179,8 +178,8 @@ def _grpc(host: str, port: int) -> str:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    # Each channel connects anew, as the kubelet does. Its own limit for a connect, 20 s, would race
-    # with the call's.
+    # Each channel has a connection of its own, as the kubelet's have. Its default limit for a
+    # connect, 20 s, would race with the call's.
     options = [
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
@@ -209,13 +208,13 @@ def _client_ends(host: str, port: int) -> str:
 
 
 def _server_ends(host: str, port: int) -> str:
-    """The server's FIN comes first, and what is said after it must still arrive."""
+    """The server sends its FIN first, and data sent after that must still arrive."""
     with _connect(host, port) as sock:
         if _rest(sock) != b"bye":
             return "cut short"
         sock.sendall(b"still here")
         sock.shutdown(socket.SHUT_WR)
-        # A server that heard something else resets.
+        # A server that received something else resets.
         return _state(sock, PATIENCE_SECONDS)
 
 
@@ -236,7 +235,7 @@ def _rest(sock: socket.socket) -> bytes:
 
 
 def _state(sock: socket.socket, patience_seconds: float) -> str:
-    """What the server did to a connection on which it has nothing to say."""
+    """The state of a connection on which the server sends nothing."""
     sock.settimeout(patience_seconds)
     try:
         return "unasked" if sock.recv(1) else ENDED
@@ -285,7 +284,7 @@ class _Held:
         self._where = (host, port)
         self._sock = _connect(host, port)
 
-    def ask(self) -> str:
+    def request(self) -> str:
         self._sock.settimeout(PATIENCE_SECONDS)
         try:
             answer = _request(self._sock, *self._where)
@@ -309,7 +308,7 @@ def _hold(held: list[_Held], target: str) -> str:
     except _Ended as ended:
         return str(ended)
     held.append(made)
-    return made.ask()
+    return made.request()
 
 
 def main() -> None:
@@ -329,7 +328,7 @@ def main() -> None:
                 case "held":
                     answer = [each.state() for each in held]
                 case "again":
-                    answer = [each.ask() for each in held]
+                    answer = [each.request() for each in held]
                 case "let go":
                     for each in held:
                         each.close()

@@ -1,5 +1,5 @@
-"""So many probes a second, whatever becomes of those before: `python -m tests.kernel.pacing
-PER_SECOND TARGET...`.
+"""Probes at a fixed rate, independent of their results: `python -m tests.kernel.pacing PER_SECOND
+TARGET...`.
 
 A target is tcp,HOST,PORT or http,HOST,PORT; they take turns. Each probe has one second, as the
 kubelet's default timeoutSeconds, and one attempt (failureThreshold 1). It ends with its standard
@@ -88,7 +88,7 @@ def paced(
 
 
 class _Probe:
-    """One connection under way; `step` says when it is over, and how."""
+    """One connection in progress; `step` returns its result once it is over."""
 
     def __init__(self, target: str) -> None:
         self.target = target

@@ -1,4 +1,4 @@
-"""Another agent of a node, for what happens between two."""
+"""A second agent on the same node, for tests of the handover."""
 
 import os
 import pathlib
@@ -19,7 +19,7 @@ class SecondAgent(AgentProcess):
         self.started_file = directory / "started"
 
     def start_standby(self, *extra: str, seconds: float = _LIMIT_SECONDS) -> None:
-        """Start it, to wait for the first one's end; `started_file` is there once it does."""
+        """Start it as the standby of the first one; `started_file` exists once it waits."""
         self.start(
             *("--standby-seconds", str(seconds)),
             *("--started-file", str(self.started_file)),
@@ -27,7 +27,7 @@ class SecondAgent(AgentProcess):
         )
 
     def wait(self) -> int:
-        """Its exit status, when it ends by itself."""
+        """Wait until it exits by itself. Returns its exit status."""
         assert self._process is not None
         return self._process.wait(_LIMIT_SECONDS)
 

@@ -1,8 +1,8 @@
 """A stand-in for the kubelet: `python -m tests.kernel.standin NAME TARGET...`, one round of probes
 for each line that it reads, each round answered by a line of JSON.
 
-A target is KIND,ADDRESS,PORT; failureThreshold is 1, so each failure is told with its reason. The
-clients are nobody's of ours: http.client, grpcio, and connect(2).
+A target is KIND,ADDRESS,PORT; failureThreshold is 1, so each failure is reported with its reason.
+The clients are foreign code: http.client, grpcio, and connect(2).
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _TIMEOUT_SECONDS = 1.0
 
 
 class KubeletStub:
-    """The process, in a cgroup of the test's, and what it says."""
+    """The process, in a cgroup of the test's, and its results."""
 
     def __init__(self, group: Cgroup, name: str, targets: Iterable[str]) -> None:
         self._process = group.popen(
@@ -34,7 +34,7 @@ class KubeletStub:
         assert self._process.stdout.readline() == b"ready\n"
 
     def probe(self, rounds: int = 1) -> dict[str, list[str]]:
-        """Probe everything so many times; by target what it came to each time, "" for success."""
+        """Probe all targets `rounds` times. Returns the results by target; "" is a success."""
         found: dict[str, list[str]] = {}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -83,7 +83,7 @@ def _grpc(host: str, port: int) -> str:
         return "" if is_serving else f"status {answer.status}"
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -92,13 +92,13 @@ def main() -> None:
     name, *targets = sys.argv[1:]
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
     probes = {"http": _http, "tcp": _tcp, "grpc": _grpc}
-    _say("ready")
+    _print_line("ready")
     for _ in sys.stdin:
         results = {}
         for target in targets:
             kind, host, port = target.split(",")
             results[target] = probes[kind](host, int(port))
-        _say(json.dumps(results))
+        _print_line(json.dumps(results))
 
 
 if __name__ == "__main__":

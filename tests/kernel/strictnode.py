@@ -33,7 +33,7 @@ Probes = tuple[dict[str, Any], ...]
 
 @dataclasses.dataclass(slots=True)
 class FleetPod:
-    """A pod and what its manifest says."""
+    """A pod, with the probes and the mode of its manifest."""
 
     pod: LabPod
     probes: Probes
@@ -45,7 +45,7 @@ class FleetPod:
 
 
 class Node:
-    """Builds pods, says what is wanted of them, and waits until it is so."""
+    """Builds pods, sets their desired state, and waits until the agent has applied it."""
 
     def __init__(
         self, lab: labs.Lab, served: fleet.Fleet, operator: AgentProcess, kubelet: Cgroup
@@ -66,7 +66,7 @@ class Node:
         mode: str = "enforce",
         bridged: bool = False,
     ) -> FleetPod:
-        """A pod that serves these ports and declares these probes; the agent is told at once."""
+        """Add a pod that serves these ports and declares these probes. Writes its manifest."""
         pod = self.lab.add_pod(name, number, bridged=bridged)
         made = self.pods[name] = FleetPod(pod, probes, mode)
         self.fleet.serve(pod, ports)
@@ -109,8 +109,8 @@ class Node:
             and report.kubelet == self.kubelet.path
             and len(report.pods) == len(self.pods)
             and all(
-                (said := condition_of(report, name, labels.ISOLATION_READY)) is not None
-                and (said.status, said.reason) == (TRUE, REASONS[pod.mode])
+                (condition := condition_of(report, name, labels.ISOLATION_READY)) is not None
+                and (condition.status, condition.reason) == (TRUE, REASONS[pod.mode])
                 for name, pod in self.pods.items()
             )
         )
@@ -125,7 +125,7 @@ class Node:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Callable[[], list[str]]]:
-        """Capture at all pods' interfaces; yields what tells the packets that were the node's."""
+        """Capture at all pods' interfaces; yields a function that returns the host's packets."""
         with capture.capture(pod.pod for pod in self.pods.values()) as captured:
             yield lambda: captured.seen(self.own_networks())
 
@@ -156,7 +156,7 @@ def _children(parent: int) -> list[int]:
 
 
 def relay_addresses(node: Node) -> dict[str, str]:
-    """By address of a pod, the one of the relay's that stands for it."""
+    """The relay's address for each address of a pod."""
     spec = abi.RELAY_PODS
     table = maps.Map.open(pins.Pins(node.operator.bpffs).map(spec), spec)
     try:
@@ -176,7 +176,7 @@ def _text(packed: bytes) -> str:
 
 
 def wait_until(what: str, holds: Callable[[], bool], *, patience: float = 1) -> None:
-    """Ask again and again; for what no report of the agent's tells. patience: a multiple."""
+    """Poll for a state that no report of the agent shows. patience: a multiple of the limit."""
     deadline = time.monotonic() + patience * _PATIENCE_SECONDS
     while not holds():
         assert time.monotonic() < deadline, f"{what} did not come true"

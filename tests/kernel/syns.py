@@ -1,6 +1,6 @@
-"""Every way in which a process of the node may begin to talk to a pod by a socket.
+"""First packets: every way in which a host process can open a flow to a pod with a socket.
 
-None of them waits for an answer: the first packet leaves within the call.
+None of them waits for an answer: the first packet is sent within the call.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ FASTOPEN_SYSCTL = ("net/ipv4/tcp_fastopen", str(0x1 | 0x4))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """Where the pod listens, and how the node gets there."""
+    """The pod's address and ports, and the host's interface towards it."""
 
     address: str
     interface: str
@@ -51,7 +51,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FirstPacket:
-    """One way. `shows`: what a frame of it holds, wherever in the frame."""
+    """One way to open a flow. `shows`: bytes that one of its frames contains, at any offset."""
 
     name: str
     begin: Callable[[Target], None]
@@ -241,7 +241,7 @@ def _raw_datagram(target: Target) -> None:
 
 
 def _sctp(target: Target) -> None:
-    """An INIT chunk (RFC 9260), by hand: no kernel need know the protocol."""
+    """An INIT chunk (RFC 9260), built here: the kernel may lack the protocol."""
     header = struct.pack("!HHII", 31000, target.tcp_port, 0, 0)
     chunk = struct.pack("!BBHIIHHI", 1, 0, 20, 1, 65536, 1, 1, 1)
     _raw(target, IPPROTO_SCTP, header + chunk + b"sctp-init")

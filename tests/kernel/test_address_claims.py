@@ -1,4 +1,4 @@
-"""A pod that takes somebody else's address gets nothing by it, and nobody loses anything."""
+"""A pod that claims a foreign address gains no traffic, and the address's owner loses none."""
 
 import asyncio
 import contextlib
@@ -216,7 +216,7 @@ def start(operator: AgentProcess, thief: LabPod, *extra: str, mode: str = "enfor
 
 @contextlib.contextmanager
 def served_at(address: str) -> Iterator[socket.socket]:
-    """A listener of the node's own at one of its addresses."""
+    """A listener of a host process at one of the host's addresses."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, PORT), family=family) as listener:
         listener.settimeout(traffic.LIMIT_SECONDS)
@@ -301,7 +301,7 @@ def test_connections_to_a_claimed_address_are_not_closed(
         socket.create_connection((stolen, PORT), traffic.LIMIT_SECONDS) as honest,
         socket.create_connection(
             (traffic.address(thief, version), PORT), traffic.LIMIT_SECONDS
-        ) as older,
+        ) as existing,
     ):
         accepted, _ = listener.accept()
         trapped, _ = trap.accept()
@@ -310,7 +310,7 @@ def test_connections_to_a_claimed_address_are_not_closed(
             operator.write_manifest(thief, mode="enforce", container={})
             operator.start("--close-existing-flows")
             with pytest.raises(ConnectionAbortedError):
-                older.recv(1)  # so all flows were looked at
+                existing.recv(1)  # so all flows were checked
             honest.send(b"still there")
             assert accepted.recv(64) == b"still there"
 
@@ -322,11 +322,11 @@ def test_claim_is_reported_in_the_condition_and_the_log(
     claim(thief, server.ipv4)
     start(operator, thief)
 
-    def says(report: AgentReport) -> bool:
+    def names_address(report: AgentReport) -> bool:
         condition = condition_of(report, "thief", labels.ISOLATION_READY)
         return condition is not None and server.ipv4 in condition.message
 
-    operator.wait_for("the condition's message", says)
+    operator.wait_for("the condition's message", names_address)
     assert any(server.ipv4 in line.get("problem", "") for line in operator.log_lines())
 
 

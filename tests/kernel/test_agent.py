@@ -1,4 +1,4 @@
-"""The whole agent as a process: what it guards, what it refuses, what outlives it."""
+"""The whole agent as a process: what it gates, which input it rejects, what outlives it."""
 
 import contextlib
 import json
@@ -337,7 +337,7 @@ def test_cleanup_opens_everything_and_leaves_nothing(
 def test_five_lines_of_shell_open_everything(
     operator: AgentProcess, web: LabPod, attachment: str
 ) -> None:
-    """The emergency exit of docs/failures.md, as it stands there."""
+    """The emergency exit of docs/failures.md, run as documented."""
     if attachment == "tcx":
         offers.need_tcx()
     operator.write_manifest(web, mode="enforce", container=LISTENING)
@@ -431,7 +431,7 @@ def test_new_pod_is_blocked_before_its_gate_if_the_default_mode_is_enforce(
     operator.wait_for("the gate", isolated_as("web", "Enforced"))
     newborn = lab.add_pod("newborn", 2)
     with newborn.listen(PORT):
-        # Nobody has said that it is a pod: no gate, and closed all the same.
+        # No manifest names the pod yet: it has no gate, and the table blocks it.
         assert refuses(newborn)
         assert attempts.connect_from_pod(web, newborn.ipv4, "IPv4", PORT) == "connects"
         operator.write_manifest(newborn, mode="audit", container=LISTENING)

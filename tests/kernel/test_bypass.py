@@ -1,7 +1,7 @@
-"""Programs of a node attacker with sockets: whatever they try, nothing of it reaches the pod.
+"""An attacker on the node opens flows with sockets of every kind: no packet reaches the pod.
 
-Each is shown to reach the pod once its gate is off, so that none fails for want of skill. That
-comes after, since what a connection still has to say at its end would be counted.
+Each attempt is repeated with the gate off and must reach the pod, which shows that the attempt
+itself works. That comes second, because the last packets of a connection would be counted.
 """
 
 import errno
@@ -41,38 +41,42 @@ def target_of(watched: PodState, version: int) -> Target:
     return Target(address, interface, guarded.TCP_PORT, guarded.UDP_PORT)
 
 
-def attempt(opening: FirstPacket, target: Target) -> None:
+def attempt(first_packet: FirstPacket, target: Target) -> None:
     try:
-        opening.begin(target)
+        first_packet.begin(target)
     except OSError as error:
         if error.errno in (errno.EPROTONOSUPPORT, errno.ENOSYS):
-            pytest.skip(f"{offers.NOT_OFFERED}{opening} ({error.strerror})")
+            pytest.skip(f"{offers.NOT_OFFERED}{first_packet} ({error.strerror})")
         raise
 
 
 def expect_closed(watched: PodState, reason: Reason) -> None:
-    """Nothing came, and it was counted for this reason, at this pod and no other."""
+    """Nothing arrived, and the packet was counted with this reason, at this pod only."""
     assert watched.arrived() == []
     assert watched.moved().keys() == {(Verdict.DROP, reason)}
     assert watched.moved_at_neighbour() == {}
 
 
 @pytest.mark.parametrize(
-    ("opening", "version"),
-    [(opening, version) for opening in syns.FIRST_PACKETS for version in opening.versions],
+    ("first_packet", "version"),
+    [
+        (first_packet, version)
+        for first_packet in syns.FIRST_PACKETS
+        for version in first_packet.versions
+    ],
     ids=lambda value: str(value),
 )
 def test_no_socket_of_the_node_reaches_the_pod(
-    watched: PodState, opening: FirstPacket, version: int
+    watched: PodState, first_packet: FirstPacket, version: int
 ) -> None:
     target = target_of(watched, version)
     watched.set_mode(Mode.ENFORCE)
-    attempt(opening, target)
+    attempt(first_packet, target)
     expect_closed(watched, Reason.NODE)
 
     watched.set_mode(Mode.OFF)
-    attempt(opening, target)
-    assert any(opening.shows in frame for frame in watched.arrived())
+    attempt(first_packet, target)
+    assert any(first_packet.shows in frame for frame in watched.arrived())
 
 
 def beginning_of(watched: PodState, version: int) -> bool:
@@ -100,7 +104,7 @@ def test_long_datagram_loses_its_first_fragment(watched: PodState, version: int)
 @pytest.mark.parametrize(
     "address", ["224.0.0.1", "255.255.255.255", "ff02::1"], ids=["group", "broadcast", "group6"]
 )
-def test_multicast_of_the_host_reaches_no_pod(watched: PodState, address: str) -> None:
+def test_broadcast_and_multicast_of_the_host_reach_no_pod(watched: PodState, address: str) -> None:
     """Every host belongs to these groups, whether or not an application joined it."""
     target = target_of(watched, 6 if ":" in address else 4)
 
@@ -136,7 +140,9 @@ def test_translated_address_does_not_bypass_the_gate(
         f"{family} daddr {traffic.NODE[version]} {protocol} dport 30080 dnat to {to}:{port}\n}}\n"
         for hook in ("prerouting", "output")
     )
-    opening = next(opening for opening in syns.FIRST_PACKETS if opening.name == protocol)
+    first_packet = next(
+        first_packet for first_packet in syns.FIRST_PACKETS if first_packet.name == protocol
+    )
     ways = [
         Target(service, pod.interface, port, port),
         Target(traffic.NODE[version], pod.interface, 30080, 30080),
@@ -144,10 +150,10 @@ def test_translated_address_does_not_bypass_the_gate(
     with links.table(family, rules), links.route(service, "lo"):
         for way in ways:
             watched.set_mode(Mode.ENFORCE)
-            opening.begin(way)
+            first_packet.begin(way)
             expect_closed(watched, Reason.NODE)
             watched.set_mode(Mode.OFF)
-            opening.begin(way)
+            first_packet.begin(way)
             assert watched.arrived()
 
 

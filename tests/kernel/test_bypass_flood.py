@@ -138,11 +138,13 @@ def test_source_without_a_rule_is_dropped_in_every_copy(
 ) -> None:
     """There is a rule for another source: its mark must not stay on this one's copies."""
     pod = flooding.pods[target]
-    opening = next(opening for opening in syns.FIRST_PACKETS if opening.name == name)
+    first_packet = next(
+        first_packet for first_packet in syns.FIRST_PACKETS if first_packet.name == name
+    )
     with cgroups.cgroup() as group:
         countings = flooding.enforce(Rule(SourceKind.CGROUP, cgroup=group.id))
         address = traffic.address(pod, version)
-        opening.begin(syns.Target(address, labs.BRIDGE, PORT, PORT))
+        first_packet.begin(syns.Target(address, labs.BRIDGE, PORT, PORT))
         moved = [counting.moved() for counting in countings]
     assert len(moved[target].keys() & REFUSED) == 1
     assert (Verdict.PASS, Reason.RULE) not in moved[target]

@@ -1,4 +1,4 @@
-"""Gates that somebody's program has come before are put to the front again."""
+"""Gates are moved first again after another program was attached before them."""
 
 import os
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def pod(lab: labs.Lab) -> Iterator[labs.LabPod]:
         yield made
 
 
-def standing(make_gates: MakeGates, pod: labs.LabPod, kind: Attachment) -> Gates:
+def attached_gates(make_gates: MakeGates, pod: labs.LabPod, kind: Attachment) -> Gates:
     gates = make_gates(kind)
     gates.install(pod.ifindex, enforcing(pod))
     gates.start_reply_table(pod.ifindex)
@@ -44,7 +44,7 @@ def test_gate_is_moved_before_a_program_that_was_attached_first(
     pod: labs.LabPod,
     side: str,
 ) -> None:
-    gates = standing(make_gates, pod, Attachment.TCX)
+    gates = attached_gates(make_gates, pod, Attachment.TCX)
     ours = [syscalls.program_id(fd) for fd in loaded.copies(f"gate_{side}")]
     assert gates.displaced() == set()
     for expected in (ours[1], ours[0]):  # there and back: the copies take turns
@@ -63,7 +63,7 @@ def test_gate_is_moved_before_a_program_that_was_attached_first(
 
 
 def test_gate_is_moved_without_a_gap(make_gates: MakeGates, pod: labs.LabPod) -> None:
-    gates = standing(make_gates, pod, Attachment.TCX)
+    gates = attached_gates(make_gates, pod, Attachment.TCX)
     with attacked(pod):
         for _ in range(5):
             with foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_UNSPEC, BEFORE):
@@ -79,7 +79,7 @@ def test_interrupted_move_is_completed(
     pod: labs.LabPod,
     is_newer_alive: bool,
 ) -> None:
-    standing(make_gates, pod, Attachment.TCX)
+    attached_gates(make_gates, pod, Attachment.TCX)
     front = syscalls.link_create_tcx(
         loaded.programs[abi.moving_copy("gate_egress")], pod.ifindex, SIDES["egress"], BEFORE
     )
@@ -88,7 +88,7 @@ def test_interrupted_move_is_completed(
         syscalls.link_detach(front)
     os.close(front)
     with attacked(pod):
-        again = standing(make_gates, pod, Attachment.TCX)
+        again = attached_gates(make_gates, pod, Attachment.TCX)
     assert len(syscalls.query_programs(pod.ifindex, SIDES["egress"])) == 1
     assert len(links(installation)) == 2
     assert again.installed() == {pod.ifindex: enforcing(pod)}
@@ -98,7 +98,7 @@ def test_interrupted_move_is_completed(
 def test_filter_is_moved_before_one_that_was_attached_first(
     make_gates: MakeGates, pod: labs.LabPod, side: str
 ) -> None:
-    gates = standing(make_gates, pod, Attachment.CLSACT)
+    gates = attached_gates(make_gates, pod, Attachment.CLSACT)
     parent = foreign.EGRESS if side == "egress" else foreign.INGRESS
     ours = f"podgate/v{abi.SCHEMA}/gate_{side}+qdisc"
     for turn in range(1, 4):
@@ -114,7 +114,7 @@ def test_filter_is_moved_before_one_that_was_attached_first(
 
 
 def test_filter_is_moved_without_a_gap(make_gates: MakeGates, pod: labs.LabPod) -> None:
-    gates = standing(make_gates, pod, Attachment.CLSACT)
+    gates = attached_gates(make_gates, pod, Attachment.CLSACT)
     with attacked(pod):
         for _ in range(10):
             foreign.add_filter(pod.ifindex, foreign.TC_ACT_UNSPEC, priority=1)
@@ -131,7 +131,7 @@ def test_interrupted_move_of_a_filter_is_completed(
     def be_killed(*arguments: object) -> NoReturn:
         raise Killed
 
-    gates = standing(make_gates, pod, Attachment.CLSACT)
+    gates = attached_gates(make_gates, pod, Attachment.CLSACT)
     foreign.add_filter(pod.ifindex, foreign.TC_ACT_UNSPEC, priority=1)
     with monkeypatch.context() as context:
         context.setattr(clsact.ClsactFilters, "_delete", be_killed)
@@ -139,7 +139,7 @@ def test_interrupted_move_of_a_filter_is_completed(
             gates.move_first(pod.ifindex)
     assert len(names(pod)) == 3
     with attacked(pod):
-        again = standing(make_gates, pod, Attachment.CLSACT)
+        again = attached_gates(make_gates, pod, Attachment.CLSACT)
     assert names(pod) == [f"podgate/v{abi.SCHEMA}/gate_egress+qdisc", "foreign"]
     assert again.is_first(pod.ifindex)
 
@@ -147,9 +147,9 @@ def test_interrupted_move_of_a_filter_is_completed(
 def test_filter_behind_a_program_of_tcx_stays_behind(
     make_gates: MakeGates, pod: labs.LabPod
 ) -> None:
-    """tcx runs before clsact: only attaching by tcx would help."""
+    """tcx runs before clsact: only a gate attached by tcx could be first."""
     offers.need_tcx()
-    gates = standing(make_gates, pod, Attachment.CLSACT)
+    gates = attached_gates(make_gates, pod, Attachment.CLSACT)
     with foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_OK):
         gates.move_first(pod.ifindex)
         assert gates.displaced() == {pod.ifindex}
@@ -158,7 +158,7 @@ def test_filter_behind_a_program_of_tcx_stays_behind(
 
 def test_deleted_interface_is_not_displaced(lab: labs.Lab, make_gates: MakeGates) -> None:
     pod = lab.add_pod("gone", 2)
-    gates = standing(make_gates, pod, Attachment.TCX)
+    gates = attached_gates(make_gates, pod, Attachment.TCX)
     lab.remove_pod("gone")
     assert gates.displaced() == set()
     assert gates.is_first(pod.ifindex)

@@ -101,8 +101,8 @@ def added(
     """A pod that the plugins have connected; words: of what podgate-cni complains."""
     with sandbox(name) as path:
         network.add(name, path)
-        assert words in network.said
-        assert words or not network.said, network.said
+        assert words in network.stderr
+        assert words or not network.stderr, network.stderr
         try:
             yield pod_in(path, name, bridged=bridged)
         finally:

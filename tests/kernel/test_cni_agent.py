@@ -1,4 +1,4 @@
-"""podgate-cni and the agent, one after the other and side by side, while somebody dials."""
+"""podgate-cni and the agent, one after the other and concurrently, while a client dials."""
 
 import asyncio
 import pathlib
@@ -79,7 +79,7 @@ def test_an_agent_that_starts_later_takes_the_gate_over_without_a_gap(
     asyncio.run(default_deny_table.remove())  # which would hide a gap of the gate's
     with dialling.dialling(*FIRST.values()) as dialler:
         network.add("web", path)
-        assert not network.said
+        assert not network.stderr
         pod = pod_in(path, "web")
         with pod.listen(PORT):
             dialler.go_on()
@@ -99,7 +99,7 @@ def test_an_agent_that_runs_finds_the_pod_closed_and_opens_nothing(
     operator.wait_for("the agent", lambda report: report.is_synced)
     with dialling.dialling(*FIRST.values()) as dialler:
         network.add("web", path)
-        assert not network.said
+        assert not network.stderr
         with pod_in(path, "web").listen(PORT):
             operator.wait_for("the gate", isolated_as("Enforced"))
             dialler.go_on()
@@ -123,7 +123,7 @@ def test_gate_of_the_plugin_is_removed_from_a_pod_in_off(
 def test_pod_without_a_manifest_keeps_its_gate(
     operator: AgentProcess, network: Network, path: str
 ) -> None:
-    """An agent that has just started removes what an earlier one left, and nothing else."""
+    """An agent that has just started removes only what a previous agent left."""
     waiting = {
         "kind": "Pod",
         "metadata": {"name": "late", "annotations": {labels.NETNS_ANNOTATION: "/nowhere"}},

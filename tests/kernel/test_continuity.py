@@ -1,9 +1,9 @@
-"""Gates and conversations while agents are killed and upgraded, and pods come and go.
+"""Gates and connections while agents are killed and upgraded, and pods are created and deleted.
 
-A process of the node tries every pod each millisecond, by connect(2) and by a raw socket. A pod
-talks with another and with the node. Meanwhile the agent is killed at any moment, also while it
-loads, comes back as a version with another schema and other layouts, earlier or later, and pods are
-born and end, with and without an agent. Nobody gets in, and no conversation breaks.
+A host process tries every pod each millisecond, by connect(2) and by a raw socket. A pod talks with
+another and with the host. Meanwhile the agent is killed at any moment, also while it loads, and
+replaced by an older or newer version with another schema and other layouts. Pods are created and
+deleted with and without an agent. No packet of the attacker arrives, and no connection breaks.
 
 `make test-continuity` is the long form; every run of the tests has a short one.
 """
@@ -68,24 +68,24 @@ class Node:
         self._listeners: dict[str, contextlib.ExitStack] = {}
 
     def start(self, version: pathlib.Path | None) -> None:
-        """version: where its `bpf` package lies; None is ours."""
+        """version: directory of its `bpf` package; None for this tree's."""
         self._operator.start_in(version, "--mode", "enforce", "--attach", self._attachment.value)
 
     def add_pod(self) -> LabPod:
-        """One that listens, and that the attacker knows of before the agent does."""
+        """Add a pod that listens. The attacker gets its address before the agent does."""
         number = next(self._names)
         pod = self._lab.add_pod(f"p{number}", number % 250 + 1)
         self._listeners[pod.name] = contextlib.ExitStack()
         self._listeners[pod.name].enter_context(pod.listen(loads.PORT))
         self.pods.append(pod)
-        self._attacker.tell([pod.ipv4 for pod in self.pods])
+        self._attacker.set_targets([pod.ipv4 for pod in self.pods])
         self._operator.write_manifest(pod, mode=None, container={})
         return pod
 
     def remove_pod(self) -> None:
-        """The oldest that does not talk: its namespace first, as with a kubelet."""
+        """Remove the oldest pod without connections, its namespace first, as a kubelet does."""
         pod = self.pods.pop(2)
-        self._attacker.tell([pod.ipv4 for pod in self.pods])
+        self._attacker.set_targets([pod.ipv4 for pod in self.pods])
         self._listeners.pop(pod.name).close()
         self._lab.remove_pod(pod.name)
         (self._operator.manifests / f"{pod.name}.yaml").unlink()
@@ -100,8 +100,8 @@ class Node:
 
     def _are_all_guarded(self, report: AgentReport) -> bool:
         return report.is_synced and all(
-            (said := condition_of(report, pod.name, ISOLATION_READY)) is not None
-            and (said.status, said.reason) == (TRUE, "Enforced")
+            (condition := condition_of(report, pod.name, ISOLATION_READY)) is not None
+            and (condition.status, condition.reason) == (TRUE, "Enforced")
             for pod in self.pods
         )
 
@@ -162,11 +162,11 @@ def test_gates_stay_closed_and_connections_open_while_the_agent_is_killed_and_up
         for kill in range(SCALE.kills):
             if kill in upgrades:
                 schema, version = upgrades[kill]
-            born_alone = chance.randint(0, per_life)
-            for _ in range(per_life - born_alone):
+            created_without_agent = chance.randint(0, per_life)
+            for _ in range(per_life - created_without_agent):
                 _come_and_go(cluster)
             operator.stop(signal.SIGKILL)
-            for _ in range(born_alone):
+            for _ in range(created_without_agent):
                 _come_and_go(cluster)
             cluster.start(version)
             if kill in upgrades:
@@ -186,11 +186,11 @@ def test_gates_stay_closed_and_connections_open_while_the_agent_is_killed_and_up
     assert talked["broken"] == ""
     assert talked["rounds"] > 10 * SCALE.kills
 
-    # And both ways would have been seen.
+    # Without a gate both ways are detected.
     operator.stop(signal.SIGTERM)
     assert operator.cleanup().returncode == 0
     with loads.attacker() as again:
-        again.tell([one.ipv4])
+        again.set_targets([one.ipv4])
         time.sleep(0.5)
         reached = again.result()["reached"]
     assert {how for _, how in reached} == {"connect", "raw"}
@@ -199,7 +199,7 @@ def test_gates_stay_closed_and_connections_open_while_the_agent_is_killed_and_up
 def test_pod_that_cannot_be_read_keeps_the_gate_of_the_previous_version(
     lab: Lab, operator: AgentProcess, other_versions: list[tuple[int, pathlib.Path | None]]
 ) -> None:
-    """Its gate may not be given up, nor can it be taken over: nobody knows what it should know."""
+    """Its gate may not be removed, and cannot be taken over: its configuration is unknown."""
     schema, version = other_versions[0]
     before, after = (operator.bpffs / "podgate" / f"v{number}" for number in (abi.SCHEMA, schema))
     pod = lab.add_pod("web", 1)
@@ -226,7 +226,7 @@ def events(operator: AgentProcess) -> set[str]:
 
 
 def frames_are_dropped(pod: LabPod) -> bool:
-    """Asked by a packet socket, which no hook at connect(2) holds up."""
+    """Tries with a packet socket, which no hook at connect(2) rejects."""
     return attempts.inject_syn(pod, traffic.NODE[4], "IPv4", 80, 4242) == "does not arrive"
 
 

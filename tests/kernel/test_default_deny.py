@@ -1,4 +1,4 @@
-"""The nftables backstop: closed from birth, and nothing else touched."""
+"""The default-deny table blocks host traffic to new pods and affects no other traffic."""
 
 import contextlib
 import itertools
@@ -179,7 +179,7 @@ def nat(rule: str) -> Iterator[None]:
 def test_translated_address_does_not_bypass_the_table(
     lab: labs.Lab, default_deny: Driven, bridged: bool
 ) -> None:
-    """Before translation the packet's way out is another interface."""
+    """Before translation the packet's output interface is another one."""
     pod = lab.add_pod("web", 1, bridged=bridged)
     with (
         pod.listen(80),
@@ -200,7 +200,7 @@ def test_copies_that_a_bridge_floods_are_dropped(lab: labs.Lab, default_deny: Dr
     pods = [lab.add_pod(name, number, bridged=True) for number, name in enumerate("abc", 1)]
     with pods[0].listen(80):
         default_deny.gate([pods[0].ifindex])
-        assert traffic.node_reaches(pods[0], 4)  # the node knows the pod's MAC now
+        assert traffic.node_reaches(pods[0], 4)  # the pod's MAC is resolved now
         traffic.forget_ports(labs.BRIDGE, pods)
         assert traffic.node_reaches(pods[0], 4)  # flooding to its gated port works
         default_deny.release([pods[0].ifindex])
@@ -242,7 +242,7 @@ def test_fragments_of_tcp_that_a_raw_socket_sends_are_dropped(
         with contextlib.suppress(TimeoutError):
             while True:
                 seen.append(sniffer.recv(100)[6:8])
-    # A first fragment that opens nothing may pass; without the rest it is nothing.
+    # A first fragment without a SYN may pass: without the rest it is useless.
     assert (cut // 8).to_bytes(2, "big") not in seen
     assert cut == 16 or seen == []
 
@@ -265,7 +265,7 @@ def test_fragments_of_tcp_over_ipv6_never_arrive_whole(
         with contextlib.suppress(TimeoutError):
             while True:
                 seen.append(sniffer.recv(100))
-    # A later fragment may pass; without the first, which says what it is, it is nothing.
+    # A later fragment may pass: without the first, which has the TCP header, it is useless.
     arrived = [packet[42:44] for packet in seen if packet[6] == 44]
     assert b"\x00\x00" not in [bytes([high, low & 0xF8]) for high, low in arrived]
 
@@ -274,7 +274,7 @@ def test_fragments_of_tcp_over_ipv6_never_arrive_whole(
 def test_mark_set_by_a_process_does_not_bypass_the_table_and_is_kept(
     lab: labs.Lab, default_deny: Driven, bridged: bool
 ) -> None:
-    """Half of the mark carries the tag for a moment; kube-proxy's bits are in the other half."""
+    """Half of the mark contains the tag for a moment; kube-proxy's bits are in the other half."""
     pod = lab.add_pod("web", 1, bridged=bridged)
     family = "bridge" if bridged else "inet"
     script = f"""table {family} test-mark {{

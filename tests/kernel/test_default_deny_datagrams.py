@@ -1,4 +1,4 @@
-"""The backstop where connections are tracked: datagrams, too, and only those that begin."""
+"""With connection tracking the default-deny table also drops datagrams of new flows."""
 
 import contextlib
 import pathlib
@@ -64,7 +64,7 @@ def test_host_services_answer_datagrams_of_new_pods(
 
 
 def test_untracked_answers_pass(lab: labs.Lab, tracking: Driven) -> None:
-    """NodeLocal DNSCache tells tracking to leave its packets alone."""
+    """NodeLocal DNSCache excludes its packets from connection tracking."""
     script = """table inet test-raw {
       chain in { type filter hook prerouting priority -300; udp dport 53 notrack; }
       chain out { type filter hook output priority -300; udp sport 53 notrack; }
@@ -99,7 +99,7 @@ def test_without_tracking_datagrams_pass_and_tracking_stays_off(
 
 @VERSIONS
 def test_dhcp_answers_reach_new_pods(lab: labs.Lab, tracking: Driven, version: int) -> None:
-    """To tracking they are new: the question was a broadcast."""
+    """Connection tracking considers them new, because the request was a broadcast."""
     pod = lab.add_pod("web", 1)
     server_port, client_port = (67, 68) if version == 4 else (547, 546)
     family, kind = traffic.family(version), socket.SOCK_DGRAM
@@ -152,7 +152,7 @@ def test_datagrams_are_dropped_once_tracking_starts(
     assert not default_deny.covers_datagrams
     (tmp_path / "count").write_text("5\n")
     monkeypatch.setattr(default_deny_table, "_CONNTRACK_COUNT", tmp_path / "count")
-    assert not default_deny.ensure()  # nobody changed anything
+    assert not default_deny.ensure()  # the ruleset is unchanged
     assert default_deny.made.covers_datagrams
     listed = subprocess.check_output(["nft", "list", "chain", "inet", "podgate", "opening"])
     assert b"ct state new" in listed

@@ -1,4 +1,5 @@
-"""Whom the backstop lets in: the kubelet, by its cgroup, and whoever may be it without an agent."""
+"""The default-deny table admits the kubelet by its cgroup. Without an agent's heartbeat it admits
+every process outside of pods."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The backstop's own life: killed, flushed, without nft, in bursts."""
+"""The default-deny table after a kill or a flush, without nft, and under bursts of changes."""
 
 import os
 import pathlib
@@ -91,7 +91,7 @@ def test_table_is_restored_after_a_flush_of_all_rules(lab: labs.Lab, default_den
         assert traffic.node_reaches(pod, 4)
         assert traffic.node_is_dropped(other, 4)
     flush_ruleset()
-    default_deny.gate([other.ifindex])  # does not wait for the next look
+    default_deny.gate([other.ifindex])  # does not wait for the next poll
     assert tables() == OURS
 
 

@@ -1,4 +1,4 @@
-"""What `podgate doctor` says of machines that lack something."""
+"""Findings of `podgate doctor` on machines that lack something."""
 
 import json
 import pathlib

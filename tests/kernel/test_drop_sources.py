@@ -1,4 +1,4 @@
-"""The aggregate of who would need a rule."""
+"""Drop sources: the aggregate of source processes that would need a rule."""
 
 import socket
 

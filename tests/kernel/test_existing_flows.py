@@ -1,4 +1,5 @@
-"""Flows that the node began before a gate enforced: counted, and ended only where that is asked."""
+"""Existing flows, which the host opened before enforcement: counted, and closed only with
+`--close-existing-flows`."""
 
 import contextlib
 import socket
@@ -38,7 +39,7 @@ def start(operator: AgentProcess, pod: LabPod, *extra: str, mode: str = "enforce
 
 @contextlib.contextmanager
 def connected(pod: LabPod, where: str) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The node's end and the pod's of a connection that the node began."""
+    """The host's end and the pod's end of a connection that the host opened."""
     family = socket.AF_INET6 if ":" in where else socket.AF_INET
     with pod.listen(PORT) as listener, socket.socket(family, socket.SOCK_STREAM) as client:
         client.settimeout(traffic.LIMIT_SECONDS)
@@ -50,8 +51,8 @@ def connected(pod: LabPod, where: str) -> Iterator[tuple[socket.socket, socket.s
 
 
 def assert_talks(one: socket.socket, other: socket.socket) -> None:
-    for sender, receiver in ((one, other), (other, one)):
-        sender.send(b"hello")
+    for source, receiver in ((one, other), (other, one)):
+        source.send(b"hello")
         assert receiver.recv(64) == b"hello"
 
 
@@ -116,7 +117,7 @@ def test_flows_that_the_pod_opened_are_neither_counted_nor_closed(
         orphaned = web.open_socket(traffic.family(version), socket.SOCK_STREAM)
         orphaned.connect((traffic.NODE[version], NODE_PORT))
         left, _ = listener.accept()
-        listener.close()  # who listened for it is gone, and still the pod began it
+        listener.close()  # its listener is closed, and still the pod opened it
         with accepted, orphaned, left:
             start(operator, web, "--close-existing-flows")
             with pytest.raises(ConnectionResetError):
@@ -148,8 +149,8 @@ sys.stdin.read()
 def test_flows_that_a_rule_admits_stay_open(operator: AgentProcess, web: LabPod) -> None:
     with cgroups.cgroup() as kubelet, cgroups.cgroup() as other, web.listen(PORT) as listener:
         accepted = []
-        for sender in (kubelet, other):
-            process = sender.popen(
+        for group in (kubelet, other):
+            process = group.popen(
                 [sys.executable, "-c", CONNECT, web.ipv4, str(PORT)], stdin=subprocess.PIPE
             )
             listener.settimeout(traffic.LIMIT_SECONDS)
@@ -161,8 +162,8 @@ def test_flows_that_a_rule_admits_stay_open(operator: AgentProcess, web: LabPod)
         ended.settimeout(traffic.LIMIT_SECONDS)
         with pytest.raises(ConnectionResetError):
             ended.recv(64)
-        operator.wait_for("the kubelet known", lambda r: r.kubelet == kubelet.path)
-        report = operator.wait_for("nothing left to end", lambda r: existing_flows(r) == 0)
+        operator.wait_for("the kubelet found", lambda r: r.kubelet == kubelet.path)
+        report = operator.wait_for("nothing left to close", lambda r: existing_flows(r) == 0)
         assert report.pods
         assert ours.stdin
         ours.stdin.close()

@@ -1,4 +1,4 @@
-"""A gate that comes to a running pod: the answers to what the pod asked before still arrive."""
+"""A gate attached to a running pod passes the replies to the pod's pending flows."""
 
 import contextlib
 import socket
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.kernel
 
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
 PORT = 5300
-KNOWN = Event.REPLY_TABLE_READY
+READY = Event.REPLY_TABLE_READY
 GRACE = Event.GRACE_PERIOD_STARTED
 
 
@@ -27,7 +27,7 @@ def pod(lab: Lab) -> LabPod:
 
 @contextlib.contextmanager
 def pending_flow(pod: LabPod, version: int, *, is_connected: bool) -> Iterator[socket.socket]:
-    """A socket of the pod whose question a socket of the node has, and answers when told."""
+    """A datagram of the pod that a host socket has received and answers when the block is left."""
     with (
         socket.socket(traffic.family(version), socket.SOCK_DGRAM) as server,
         pod.open_socket(traffic.family(version), socket.SOCK_DGRAM) as client,
@@ -62,7 +62,7 @@ def test_reply_to_a_pending_flow_passes_and_nothing_else_does(
     operator: AgentProcess, pod: LabPod, version: int
 ) -> None:
     with pending_flow(pod, version, is_connected=True):
-        guard(operator, pod, KNOWN)
+        guard(operator, pod, READY)
         with socket.socket(traffic.family(version), socket.SOCK_DGRAM) as stranger:
             stranger.sendto(b"hello", (traffic.address(pod, version), PORT))
     report = operator.wait_for("the answer counted", lambda r: passed(r, "reply") == 1)
@@ -78,7 +78,7 @@ def test_reply_to_an_unconnected_socket_passes_in_the_grace_period(
 
 
 def test_new_pod_gets_no_grace_period(operator: AgentProcess, pod: LabPod) -> None:
-    guard(operator, pod, KNOWN)
+    guard(operator, pod, READY)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         stranger.sendto(b"hello", (pod.ipv4, PORT))
     report = operator.wait_for("the report", lambda r: True)

@@ -1,4 +1,4 @@
-"""The kubelet found and followed among real processes, in cgroups of the test's own."""
+"""Kubelet identity: found and followed among real processes, in cgroups that the tests create."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.kernel
 
 _LIMIT_SECONDS = 20
 
-# Takes its name as the kernel keeps it, listens, says on which port, and waits for its end.
+# Sets its name in the kernel (comm), listens, prints its port, and waits for the end of its input.
 _STAND_IN = """
 import ctypes, socket, sys
 ctypes.CDLL(None).prctl(15, sys.argv[1].encode(), 0, 0, 0)
@@ -67,18 +67,18 @@ def unit() -> Iterator[cgroups.Cgroup]:
 
 
 class Watched:
-    """A running `KubeletIdentity`, and what it told in turn."""
+    """A running `KubeletIdentity`, and the values that it published, in order."""
 
     def __init__(self, setting: KubeletSetting) -> None:
-        self._told: asyncio.Queue[KubeletCgroup | None] = asyncio.Queue()
-        self.identity = KubeletIdentity(setting, self._told.put_nowait)
+        self._published: asyncio.Queue[KubeletCgroup | None] = asyncio.Queue()
+        self.identity = KubeletIdentity(setting, self._published.put_nowait)
 
     async def next(self) -> KubeletCgroup | None:
         async with asyncio.timeout(_LIMIT_SECONDS):
-            return await self._told.get()
+            return await self._published.get()
 
     async def next_found(self) -> KubeletCgroup:
-        """The next one that is there; whether None came in between is a matter of microseconds."""
+        """The next value that is not None: whether None is published before depends on timing."""
         while (found := await self.next()) is None:
             pass
         return found

@@ -1,4 +1,4 @@
-"""Listeners of watched pods report opening and closing; no others do, and no others pay."""
+"""Listeners of watched pods report listen and close; other sockets report and cost nothing."""
 
 import asyncio
 import ctypes

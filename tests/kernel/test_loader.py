@@ -18,10 +18,10 @@ HOOKS = (*abi.HOOKS, *abi.RELAY_HOOKS)
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object, **options: object) -> NoReturn:
+    def fail(*arguments: object, **options: object) -> NoReturn:
         raise AssertionError(f"a process was started: {arguments}")
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
 
 
 async def load(installation: pins.Pins) -> tuple[bool, list[int]]:

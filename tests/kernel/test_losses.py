@@ -1,4 +1,4 @@
-"""What is lost, or cannot be had in the first place, and what the agent makes of it."""
+"""Gates that are lost or cannot be attached: what the agent reports, and when it retries."""
 
 import contextlib
 import os
@@ -35,8 +35,8 @@ def isolation(report: AgentReport) -> Condition | None:
 
 def has_condition(status: str, reason: str) -> Callable[[AgentReport], bool]:
     def holds(report: AgentReport) -> bool:
-        said = isolation(report)
-        return said is not None and (said.status, said.reason) == (status, reason)
+        condition = isolation(report)
+        return condition is not None and (condition.status, condition.reason) == (status, reason)
 
     return holds
 
@@ -52,7 +52,7 @@ def inside(pod: LabPod, *command: str) -> None:
 
 @contextlib.contextmanager
 def full_chain(pod: LabPod) -> Iterator[None]:
-    """No room for one program more: the kernel takes 63 or 64 (BPF_MPROG_MAX)."""
+    """A chain without room for another program: the kernel's limit is 63 or 64 (BPF_MPROG_MAX)."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(errors.BpfError):
             while True:
@@ -60,7 +60,7 @@ def full_chain(pod: LabPod) -> Iterator[None]:
         yield
 
 
-def take_gate_away(operator: AgentProcess, pod: LabPod) -> None:
+def detach_gate(operator: AgentProcess, pod: LabPod) -> None:
     (link,) = operator.bpffs.glob(f"podgate/v*/links/gate_egress-{pod.ifindex}")
     with os.fdopen(syscalls.open_pin(str(link)), "rb") as opened:
         syscalls.link_detach(opened.fileno())
@@ -74,9 +74,9 @@ def test_gate_that_cannot_be_attached_is_reported_and_retried(
     with full_chain(pod):
         start(operator, pod, "--attach", "tcx")
         report = operator.wait_for("the failure", has_condition(FALSE, "GateFailed"))
-        said = isolation(report)
-        assert said is not None
-        assert f"interface {pod.ifindex}" in said.message
+        condition = isolation(report)
+        assert condition is not None
+        assert f"interface {pod.ifindex}" in condition.message
     operator.wait_for("the gate", has_condition(TRUE, "Enforced"))
 
 
@@ -88,12 +88,12 @@ def test_lost_gate_is_attached_again_and_its_pod_stays_ready(
     operator.wait_for("the gate", has_condition(TRUE, "Enforced"))
     (ours,) = syscalls.query_programs(pod.ifindex, EGRESS)
     with full_chain(pod):
-        take_gate_away(operator, pod)
+        detach_gate(operator, pod)
         with foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_UNSPEC):  # in its place
             report = operator.wait_for("the loss counted", lambda r: losses(r) > 0)
-            said = isolation(report)
-            assert said is not None
-            assert (said.status, said.reason) == (TRUE, "Enforced")
+            condition = isolation(report)
+            assert condition is not None
+            assert (condition.status, condition.reason) == (TRUE, "Enforced")
     operator.wait_for("the gate", lambda _: syscalls.query_programs(pod.ifindex, EGRESS) == [ours])
     changes = [
         line["status"]
@@ -138,12 +138,12 @@ def test_interface_that_cannot_be_gated_is_named(
         subprocess.run(["ip", "link", "set", "net1", "netns", pod.netns.path], check=True)
         inside(pod, "ip", "link", "set", "net1", "up")
         start(operator, pod)
-        report = operator.wait_for("the interface said", has_condition(TRUE, "NotSupported"))
+        report = operator.wait_for("the interface reported", has_condition(TRUE, "NotSupported"))
     finally:
         subprocess.run(["ip", "link", "del", "pgparent"], check=True)
-    said = isolation(report)
-    assert said is not None
-    assert said.message == f"interface net1 ({kind}) cannot be gated."
+    condition = isolation(report)
+    assert condition is not None
+    assert condition.message == f"interface net1 ({kind}) cannot be gated."
     # What can be gated is.
     known = pod_of(report, "web")
     assert known is not None
@@ -162,7 +162,7 @@ def test_changes_are_found_despite_lost_netlink_messages(
         inside(pod, "ip", "addr", "add", f"{LATE_ADDRESS}/32", "dev", "eth0")
     finally:
         os.kill(operator.pid, signal.SIGCONT)
-    operator.wait_for("the loss said", lambda _: any(operator.log_lines(Event.NETLINK_OVERRUN)))
+    operator.wait_for("the loss reported", lambda _: any(operator.log_lines(Event.NETLINK_OVERRUN)))
     operator.wait_for("the new address", lambda r: LATE_ADDRESS in addresses(r))
 
 

@@ -1,4 +1,4 @@
-"""The self-test: a gate that stands where nothing passes is found out, and nobody is disturbed."""
+"""The path test detects a gate that host packets bypass, and its packets disturb no process."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ def test_an_enforced_pod_is_ready_when_every_path_is_confirmed(
 
 
 def write_manifest(operator: AgentProcess, pod: LabPod, mode: str = "enforce") -> None:
-    """With the addresses in its status: the node's routes may not confirm them."""
+    """With the addresses in its status: the host's routes may not confirm them."""
     operator.write_manifest(
         pod, mode=mode, container={}, addresses=[str(address) for address in pod.addresses]
     )
@@ -68,8 +68,8 @@ def write_manifest(operator: AgentProcess, pod: LabPod, mode: str = "enforce") -
 
 @pytest.fixture
 def detour(web: LabPod) -> Iterator[Callable[[], None]]:
-    """Routes the node to the pod's IPv4 address by a pair of interfaces of the node's own, from
-    where a program puts its packets into the pod: as CNIs do that go round the veth."""
+    """Routes the host's packets to the pod's IPv4 address into a veth pair of the host, whose
+    program redirects them into the pod: as CNIs do that bypass the pod's veth."""
     with pyroute2.IPRoute() as netlink:
 
         def route() -> None:
@@ -135,7 +135,7 @@ def test_bypass_found_later_is_reported_and_the_condition_stays(
 
 
 def touch(operator: AgentProcess, pod: LabPod) -> None:
-    """Have the agent look at the pod as it does after a change: by way of audit."""
+    """Make the agent test the pod's path again: audit for a moment, then enforce."""
     for mode, reason in (("audit", "Audit"), ("enforce", "")):
         operator.write_manifest(pod, mode=mode, container={})
         if reason:
@@ -150,7 +150,7 @@ def fetch(report: AgentReport, path: str) -> str:
 
 @pytest.fixture
 def swallower() -> Iterator[str]:
-    """An interface behind which nobody answers."""
+    """An interface behind which no host answers."""
     with pyroute2.IPRoute() as netlink:
         netlink.link("add", ifname="nowhere0", kind="veth", peer={"ifname": "nowhere1"})
         for name in ("nowhere0", "nowhere1"):
@@ -208,8 +208,8 @@ def test_path_test_packets_are_in_no_list_of_drops(operator: AgentProcess, web: 
         timeout=30,
     )
     assert json.loads(done.stdout) == {"sources": [], "lost_packets": 0}
-    told = asyncio.run(admin_client.fetch(admin_socket(operator.run_directory), "/drop-events"))
-    assert json.loads(told)["events"] == []
+    document = asyncio.run(admin_client.fetch(admin_socket(operator.run_directory), "/drop-events"))
+    assert json.loads(document)["events"] == []
 
 
 def test_drop_is_counted_without_path_tests_after_a_restart(

@@ -1,4 +1,4 @@
-"""PodInfo of a whole agent, without a cluster."""
+"""PodInfo API of a whole agent, without a cluster."""
 
 import json
 import signal
@@ -16,10 +16,10 @@ from tests.kernel.test_agent import LISTENING, isolated_as
 pytestmark = pytest.mark.kernel
 
 
-def told(operator: AgentProcess, *arguments: str) -> Any:
-    """What `podgate pods` has."""
+def podgate_pods(operator: AgentProcess, *arguments: str) -> Any:
+    """Output of `podgate pods`."""
     waiting = PodInfoClient(f"unix://{operator.run_directory}/podinfo/podinfo.sock")
-    # Who comes before every pod has been looked at is told so.
+    # A client that connects before every pod has been read gets an error that states it.
     assert waiting.next() is not None
     waiting.close()
     where = ("--run-directory", str(operator.run_directory))
@@ -36,7 +36,7 @@ def test_podgate_pods_lists_pods_of_manifests_also_after_a_restart(
     operator.write_file("broken.yaml", "kind: Nothing")
     operator.start()
     report = operator.wait_for("the gate", isolated_as("web", "Enforced"))
-    state = told(operator)
+    state = podgate_pods(operator)
     (one,) = state["pods"]
     assert (one["podNamespace"], one["podName"], one["static"]) == ("demo", "web", False)
     conditions = {each["type"]: each for each in one["conditions"]}
@@ -46,7 +46,7 @@ def test_podgate_pods_lists_pods_of_manifests_also_after_a_restart(
     assert isolation["source"] == "CONDITION_SOURCE_PODGATE"
     known = pod_of(report, "web")
     assert known is not None
-    assert told(operator, "--uid", known.uid)["pods"][0]["podName"] == "web"
+    assert podgate_pods(operator, "--uid", known.uid)["pods"][0]["podName"] == "web"
     with urllib.request.urlopen(f"http://{report.http_address}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     total = next(line for line in lines if line.startswith("pod_info_endpoint_requests_total "))
@@ -58,7 +58,7 @@ def test_podgate_pods_lists_pods_of_manifests_also_after_a_restart(
     operator.stop(signal.SIGKILL)
     operator.start()
     operator.wait_for("the gate", isolated_as("web", "Enforced"))
-    again = told(operator)
+    again = podgate_pods(operator)
     assert again["instanceId"] != state["instanceId"]
     assert [each["podName"] for each in again["pods"]] == ["web"]
 

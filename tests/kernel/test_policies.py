@@ -1,4 +1,4 @@
-"""Rules from outside with the whole agent: who gets in, who does not, and what is told of it."""
+"""Policies with the whole agent: which sources a rule admits, and what the agent reports."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ LISTENING = {"readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1}
 
 
 class Node:
-    """An operator with a directory of rules, and what the agent says of them."""
+    """An operator with a directory of rules, and the agent's report of them."""
 
     def __init__(self, operator: AgentProcess, rules: pathlib.Path) -> None:
         self.operator = operator
@@ -202,7 +202,7 @@ def test_deleted_policy_admits_no_source_and_leaves_no_counter(
     with Map.open(counters_of(node), abi.RULE_HITS) as counters:
         assert len(list(counters.items())) == 1
         (node.directory / "a.yaml").unlink()
-        node.operator.wait_for("nobody let in", lambda _: not reaches(service, web, PORT))
+        node.operator.wait_for("the service blocked", lambda _: not reaches(service, web, PORT))
         node.operator.wait_for("no counter left", lambda _: not list(counters.items()))
 
 
@@ -238,7 +238,7 @@ def test_missing_cgroup_is_reported_until_it_exists(node: Node, web: LabPod) -> 
         assert node.podgate("rules").count("not found") == 1
         assert len([line for line in node.operator.log_lines() if group.path in str(line)]) == 1
         group.directory.mkdir()
-        node.operator.wait_for("the cgroup let in", lambda _: reaches(group, web, PORT))
+        node.operator.wait_for("the cgroup admitted", lambda _: reaches(group, web, PORT))
 
 
 def test_cgroup_that_is_created_again_is_followed(node: Node, web: LabPod, service: Cgroup) -> None:
@@ -248,7 +248,7 @@ def test_cgroup_that_is_created_again_is_followed(node: Node, web: LabPod, servi
     cgroups.remove(service)
     with cgroups.cgroup() as another:
         service.directory.mkdir()
-        node.operator.wait_for("the new one let in", lambda _: reaches(service, web, PORT))
+        node.operator.wait_for("the new cgroup admitted", lambda _: reaches(service, web, PORT))
         assert not reaches(another, web, PORT)
 
 
@@ -270,7 +270,7 @@ def test_last_valid_version_of_an_invalid_policy_applies_also_after_a_restart(
     assert reaches(service, web, PORT)
 
 
-# Connects every 10 ms until its input ends, and says how often it did and how often it failed. A
+# Connects every 10 ms until its input ends, then prints the numbers of attempts and of failures. A
 # SYN that was dropped is sent again only after a second.
 KEEP_CONNECTING = """
 import select, socket, sys
@@ -345,7 +345,7 @@ def test_a_pod_gets_the_rules_for_its_labels_as_they_are_now(
     manifest = json.loads((node.operator.manifests / "web.yaml").read_text(encoding="utf-8"))
     manifest["metadata"]["labels"]["app"] = "web"
     node.operator.write_file("web.yaml", json.dumps(manifest))
-    node.operator.wait_for("the service let in", lambda _: reaches(service, web, PORT))
+    node.operator.wait_for("the service admitted", lambda _: reaches(service, web, PORT))
 
 
 def test_rules_beyond_the_limit_are_reported_and_the_kubelet_stays_admitted(
@@ -363,7 +363,7 @@ def test_rules_beyond_the_limit_are_reported_and_the_kubelet_stays_admitted(
     assert "33 rules match this pod and a gate holds 32: 1 are skipped, of b" in (condition.message)
     assert "Pod demo/web: 33 rules" in node.podgate("rules")
     with cgroups.cgroup() as stranger:
-        # The readiness probe's port is the kubelet's; policy b would have let it in, too.
+        # The readiness probe's port is open to the kubelet; policy b would admit it, too.
         assert reaches(service, web, PORT)
         assert not reaches(stranger, web, PORT)
         node.write("a.yaml", policy("b", cgroup(stranger), PORT))
@@ -400,7 +400,7 @@ def test_suggested_policy_admits_exactly_the_recorded_source(
     node.operator.write_manifest(web, mode="enforce", container=LISTENING)
     node.operator.wait_for("the gate", isolated_as("web", "Enforced"))
     node.wait_for_rules("the policy", lambda rules: bool(rules.policies))
-    node.operator.wait_for("the service let in", lambda _: reaches(service, web, OTHER_PORT))
+    node.operator.wait_for("the service admitted", lambda _: reaches(service, web, OTHER_PORT))
     assert not reaches(service, web, PORT)
     with cgroups.cgroup() as stranger:
         assert not reaches(stranger, web, OTHER_PORT)
@@ -426,17 +426,17 @@ def test_replacing_rules_never_drops_an_admitted_source_nor_admits_another(
 ) -> None:
     pod = lab.add_pod("replaced", 1)
     fillers = tuple(Rule(SourceKind.ANY, 6, port, port) for port in range(1, abi.GATE_RULES))
-    let_in = Rule(SourceKind.ANY, 6, PORT, PORT)
+    admitting = Rule(SourceKind.ANY, 6, PORT, PORT)
     # As first, as last and as the only one: a mixture of two would miss it.
-    values = [(let_in, *fillers), (*fillers, let_in), (let_in,)]
+    values = [(admitting, *fillers), (*fillers, admitting), (admitting,)]
     configs = [GateConfig(Mode.ENFORCE, pod.addresses, rules) for rules in values]
     gates.install(pod.ifindex, configs[0])
     done = threading.Event()
-    refused: list[int] = []
-    let_through: list[int] = []
+    dropped_attempts: list[int] = []
+    passed_attempts: list[int] = []
     attempts = {PORT: 0, OTHER_PORT: 0}
 
-    def ask(listener: socket.socket, limit_seconds: float) -> bool:
+    def connect(listener: socket.socket, limit_seconds: float) -> bool:
         port = listener.getsockname()[1]
         attempts[port] += 1
         with socket.socket() as sock:
@@ -447,21 +447,21 @@ def test_replacing_rules_never_drops_an_admitted_source_nor_admits_another(
                 sock.connect((pod.ipv4, port))
             except TimeoutError:
                 return False
-            # At once, or a full backlog would drop what the gate let in.
+            # At once, or a full backlog would drop SYNs that the gate passed.
             listener.accept()[0].close()
             return True
 
     def connect_admitted(listener: socket.socket) -> None:
         while not done.is_set():
             # A SYN that was dropped is sent again only after a second.
-            if not ask(listener, 0.9):
-                refused.append(attempts[PORT])
+            if not connect(listener, 0.9):
+                dropped_attempts.append(attempts[PORT])
 
     def connect_blocked(listener: socket.socket) -> None:
         while not done.is_set():
-            # What is let in answers within microseconds.
-            if ask(listener, 0.002):
-                let_through.append(attempts[OTHER_PORT])
+            # A SYN that passes is answered within microseconds.
+            if connect(listener, 0.002):
+                passed_attempts.append(attempts[OTHER_PORT])
 
     with pod.listen(PORT) as server, pod.listen(OTHER_PORT) as other:
         threads = [
@@ -481,7 +481,7 @@ def test_replacing_rules_never_drops_an_admitted_source_nor_admits_another(
             done.set()
             for thread in threads:
                 thread.join(5)
-    assert (refused, let_through) == ([], [])
+    assert (dropped_attempts, passed_attempts) == ([], [])
     counts = gates.counts()[pod.ifindex]
     assert counts[Verdict.PASS, Reason.RULE] == attempts[PORT]
     assert counts[Verdict.DROP, Reason.NODE] >= attempts[OTHER_PORT]

@@ -1,4 +1,4 @@
-"""What a running agent keeps and tells of probes: over a restart, in `status`, to `probe --pod`."""
+"""Probe results of a running agent: after a restart, in `status`, and in `probe --pod`."""
 
 import json
 import pathlib
@@ -75,12 +75,12 @@ def test_a_restart_does_not_make_a_pod_unready(
         operator.stop(end)
     lines = len(list(operator.log_lines()))
     operator.start()
-    # Nobody listens any more; one failure of three changes nothing, as before the restart.
+    # The listener is closed; one failure of three changes nothing, as before the restart.
     report = operator.wait_for("the first probe", has_failed_once)
     assert passes(report)
     later = list(operator.log_lines())[lines:]
-    told = {line["status"] for line in later if line.get("type") == labels.PROBES_PASSING}
-    assert told == {TRUE}
+    statuses = {line["status"] for line in later if line.get("type") == labels.PROBES_PASSING}
+    assert statuses == {TRUE}
     assert saved.parent.stat().st_mode & 0o777 == 0o700
     assert saved.stat().st_mode & 0o777 == 0o600
 
@@ -99,7 +99,7 @@ def with_probe_spec(pod: LabPod, port: int) -> str:
     return json.dumps(manifest)
 
 
-def says(words: str) -> Callable[[AgentReport], bool]:
+def has_message(words: str) -> Callable[[AgentReport], bool]:
     def holds(report: AgentReport) -> bool:
         condition = condition_of(report, "web", labels.PROBES_PASSING)
         return condition is not None and words in condition.message
@@ -113,23 +113,23 @@ def test_probe_spec_takes_effect_with_the_sandbox(operator: AgentProcess, web: L
         operator.start()
         operator.wait_for("probes to pass", passes)
         operator.write_file("web.yaml", with_probe_spec(web, 9))
-        report = operator.wait_for("the warning", says("takes effect with the next sandbox"))
+        report = operator.wait_for("the warning", has_message("takes effect with the next sandbox"))
         assert passes(report)
         operator.stop(signal.SIGTERM)
         operator.start()
-        report = operator.wait_for("the warning", says("takes effect with the next sandbox"))
+        report = operator.wait_for("the warning", has_message("takes effect with the next sandbox"))
         found = probe_of(report)
         assert found is not None
         assert found.handler == f"tcp :{PORT}"
         operator.write_file("web.yaml", with_probe_spec(web, PORT))
-        operator.wait_for("no warning", lambda report: not says("next sandbox")(report))
+        operator.wait_for("no warning", lambda report: not has_message("next sandbox")(report))
 
 
 def test_invalid_probe_spec_can_be_corrected(operator: AgentProcess, web: LabPod) -> None:
     operator.write_file("web.yaml", with_probe_spec(web, 0))
     with web.listen(PORT):
         operator.start()
-        operator.wait_for("the refusal", says(ANNOTATION))
+        operator.wait_for("the problem", has_message(ANNOTATION))
         operator.write_file("web.yaml", with_probe_spec(web, PORT))
         operator.wait_for("probes to pass", passes)
 

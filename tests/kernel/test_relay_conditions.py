@@ -172,7 +172,7 @@ def test_relay_that_hangs_is_replaced(operator: AgentProcess, pod: LabPod, kubel
 def test_relay_outlives_its_agent_and_the_next_agent_takes_the_next_slot(
     operator: AgentProcess, second: SecondAgent, pod: LabPod, kubelet: Cgroup
 ) -> None:
-    """The next one stands by: a relay that is left alone goes on for half a minute, and an emulated
+    """The next agent is a standby: a relay without an agent runs for half a minute, and an emulated
     machine needs as long to start an agent."""
     operator.write_manifest(pod, mode="strict", container=PROBE)
     start(operator, kubelet)

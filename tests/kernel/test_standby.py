@@ -1,4 +1,4 @@
-"""A second agent on a node waits for the first one's end, prepared, and then takes over."""
+"""A standby agent is prepared, waits until the first agent exits, and then takes over."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ def _is_gated(report: AgentReport) -> bool:
     return found is not None and report.is_synced and bool(found.gates)
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["told", "killed"])
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
 def test_the_second_agent_takes_over_when_the_first_ends(
     operator: AgentProcess, second: SecondAgent, pod: labs.LabPod, end: signal.Signals
 ) -> None:

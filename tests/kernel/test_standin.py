@@ -1,5 +1,5 @@
-"""A stand-in kubelet probes unmodified pods under enforce, whatever becomes of it or of the agent;
-nobody else of the node gets anything.
+"""A stand-in kubelet probes unmodified pods under enforce, also after restarts of it and of the
+agent; other host processes are blocked.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.kernel
 HTTP, ELSEWHERE, TCP, GRPC = 8080, 8081, 8082, 8083
 ROUNDS = 10
 
-# Sends whoever comes for another port, as an app's front does; nobody declares that port.
+# Redirects each client to another port, as an app's front end does; no pod declares that port.
 REDIRECT = """
 import http.server, socket, sys
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -103,7 +103,7 @@ def start(targets: list[str]) -> Iterator[Start]:
 
 @pytest.fixture
 def enforced(operator: AgentProcess, pods: list[labs.LabPod]) -> AgentProcess:
-    """An agent that guards the pods, whose specs ask nothing of podgate."""
+    """An agent that enforces for the pods, whose specs contain nothing of podgate."""
     web, bare, rpc = pods
     probes = (
         (web, {"httpGet": {"path": "/healthz", "port": HTTP}}),

@@ -1,9 +1,9 @@
-"""Under strict a kubelet's probes come to what they came to directly, and nothing of the node
+"""In strict a kubelet's probes have the same results as direct ones, and no packet of the host
 reaches a pod.
 
-A stand-in kubelet probes a hundred pods, first under enforce, where its own packets go to the pods,
-and then under strict, where a relay carries each connection. Results and classes of errors must be
-the same ones.
+A stand-in kubelet probes a hundred pods, first in enforce, where its own packets go to the pods,
+and then in strict, where a relay proxies each connection. Results and classes of errors must be
+equal.
 """
 
 import pathlib
@@ -31,12 +31,12 @@ USUAL_KINDS = (
     ("grpc", fleet.GRPC),
     ("tcp", fleet.TCP),
 )
-# Of a pod with an http probe, every port may be asked.
+# A pod with an http probe admits the kubelet to every port.
 WHOLE_PROBES = (fleet.http_probe(fleet.HTTP), fleet.grpc_probe(fleet.GRPC))
 BARE_PORTS = (fleet.GRPC, fleet.TCP)
 BARE_PROBES = (fleet.grpc_probe(fleet.GRPC), fleet.tcp_probe(fleet.TCP))
 
-# What each is asked by, and what that comes to.
+# The result of each kind of probe at each port.
 AWKWARD = {
     ("http", fleet.REDIRECTS): nodeclient.OK,
     ("http", fleet.ILL): "status 500",
@@ -122,17 +122,17 @@ def test_probes_have_the_same_results_as_direct_ones_and_no_host_packet_reaches_
         direct = kubelet.probe([*usual, *awkward])
         from_node = seen()
     assert direct == dict.fromkeys(usual, nodeclient.OK) | awkward
-    # So the capture would show it, and the servers would tell.
+    # So the capture and the servers show direct connections.
     for pod in node.pods.values():
         assert any(line.endswith(f" to {pod.pod.name}") for line in from_node)
     own = {str(network.network_address) for network in node.own_networks()}
     assert all(peers <= own for peers in node.fleet.peers().values())
 
-    # Another process: grpcio goes on for a while with what does not answer.
+    # Another process: grpcio keeps retrying for a while what does not answer.
     node.set_mode("strict")
     with node.watched() as seen, nodeclient.node_client(node.kubelet) as kubelet:
-        carried = kubelet.probe([*usual, *awkward])
-        assert carried == direct
+        proxied = kubelet.probe([*usual, *awkward])
+        assert proxied == direct
         assert seen() == []
     assert node.fleet.peers() == {
         pod.pod.name: {pod.pod.ipv4, pod.pod.ipv6} for pod in node.pods.values()
@@ -157,18 +157,18 @@ def test_idle_connections_of_the_kubelet_stay_open_and_are_reused(
 def test_two_pods_with_one_address_are_both_reached_at_their_declared_ports(
     node: Node, kubelet: NodeClient
 ) -> None:
-    """The node has a route to one of them only, and that is what a port that neither declares
-    comes to: its gate drops it. No hook refuses, since none knows which of them is meant."""
+    """The host has a route to one of them only. A connect to a port that neither declares goes
+    there, and the gate drops it. No hook rejects it, since the pod cannot be determined."""
     node.set_mode("strict")
-    first_port, twin_port, nobodys = 7001, 7002, 7003
+    first_port, twin_port, undeclared_port = 7001, 7002, 7003
     first = node.lab.add_pod("first", 130)
     twin = node.lab.add_pod("twin", 131)
     take_address(twin, first)
     with (
         first.listen(first_port),
-        first.listen(nobodys),
+        first.listen(undeclared_port),
         twin.listen(twin_port),
-        twin.listen(nobodys),
+        twin.listen(undeclared_port),
     ):
         for pod, port in ((first, first_port), (twin, twin_port)):
             # The node has a route to one of them only, which confirms no address of the twin.
@@ -178,7 +178,7 @@ def test_two_pods_with_one_address_are_both_reached_at_their_declared_ports(
             node.operator.write_file(f"{pod.name}.yaml", text)
         declared, undeclared = (
             [f"tcp,{host},{port}" for host in (first.ipv4, first.ipv6) for port in ports]
-            for ports in ((first_port, twin_port), (nobodys,))
+            for ports in ((first_port, twin_port), (undeclared_port,))
         )
         node.operator.wait_for(
             "both in strict", lambda report: all(is_strict(report, pod) for pod in (first, twin))
@@ -192,8 +192,8 @@ def test_two_pods_with_one_address_are_both_reached_at_their_declared_ports(
 
 
 def is_strict(report: AgentReport, pod: LabPod) -> bool:
-    said = condition_of(report, pod.name, labels.ISOLATION_READY)
-    return said is not None and (said.status, said.reason) == (TRUE, "Strict")
+    condition = condition_of(report, pod.name, labels.ISOLATION_READY)
+    return condition is not None and (condition.status, condition.reason) == (TRUE, "Strict")
 
 
 def take_address(pod: LabPod, other: LabPod) -> None:

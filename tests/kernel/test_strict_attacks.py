@@ -1,5 +1,5 @@
-"""Who is not the kubelet gets nowhere by way of the relay, and the kubelet no further by it than to
-what pods declare: refused, and counted.
+"""The relay gives other processes no access, and the kubelet access to declared ports only. Other
+attempts are rejected and counted.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ _PACKET_OUTGOING = 4
 
 @pytest.fixture(scope="module")
 def node(isolated: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """A pod of which every port may be asked, one that declares a bare port and listens on two
+    """A pod that admits the kubelet to every port, one that declares a bare port and listens on two
     more, and one that no manifest names."""
     with fresh_lab() as lab, strict_node(lab, tmp_path_factory.mktemp("strict")) as made:
         made.add("web", 1, ports=(fleet.HTTP,), probes=WEB_PROBES, mode="strict")
@@ -158,29 +158,29 @@ def test_addresses_of_the_range_without_a_pod_are_unreachable(
     assert inside.arrived() == []
 
 
-@pytest.mark.parametrize("opening", syns.FIRST_PACKETS, ids=str)
+@pytest.mark.parametrize("first_packet", syns.FIRST_PACKETS, ids=str)
 def test_no_socket_of_another_cgroup_gets_a_packet_to_the_relay(
-    node: Node, inside: Inside, opening: syns.FirstPacket
+    node: Node, inside: Inside, first_packet: syns.FirstPacket
 ) -> None:
     """Those that no hook sees are dropped by the gate of the pair. This process is the intruder."""
     before = dropped_at_the_pair(report_of(node))
     tried = 0
     for address in relay_addresses(node).values():
-        if ipaddress.ip_address(address).version in opening.versions:
-            begin(opening, address)
+        if ipaddress.ip_address(address).version in first_packet.versions:
+            begin(first_packet, address)
             tried += 1
     assert tried
     assert inside.arrived() == []
     assert dropped_at_the_pair(report_of(node)) >= before + tried
 
 
-def begin(opening: syns.FirstPacket, address: str) -> None:
+def begin(first_packet: syns.FirstPacket, address: str) -> None:
     target = syns.Target(address, relays_interface(), fleet.HTTP, fleet.HTTP)
     with contextlib.suppress(PermissionError):
         try:
-            opening.begin(target)
+            first_packet.begin(target)
         except AssertionError as unexpected:
-            # Of an opening's own: connect was refused by a hook.
+            # From `FirstPacket.begin`: a hook rejected the connect.
             if unexpected.args != (errno.EPERM,):
                 raise
 
@@ -210,8 +210,8 @@ def test_no_packet_socket_gets_a_packet_to_the_relay(node: Node, inside: Inside)
 
 
 def test_no_pod_reaches_another_by_way_of_the_relay(node: Node, inside: Inside) -> None:
-    """What a pod sends is forwarded, so that no gate asks whose it is; as is what comes from
-    outside."""
+    """Packets of a pod are forwarded, like those from outside, so no gate checks their source
+    process."""
     stranger = node.lab.pods["stranger"]
     before = dropped_at_the_pair(report_of(node))
     addresses = relay_addresses(node).values()
@@ -242,7 +242,7 @@ def test_kubelet_is_rejected_at_undeclared_ports(node: Node, kubelet: NodeClient
     wait_for_count(node, "undeclared", count, before + len(direct))
 
     assert node.fleet.peers() == {}
-    # And it is there: what is refused is the port.
+    # The pod is reachable: only the port is rejected.
     declared = bare.targets("tcp", fleet.TCP)
     assert kubelet.probe(declared) == dict.fromkeys(declared, nodeclient.OK)
 

@@ -1,8 +1,8 @@
 """The relay is killed, hung, replaced and out of descriptors, while the kubelet probes 200 times a
-second with failureThreshold 1, and another process of the node tries every pod each millisecond.
+second with failureThreshold 1, and another host process tries every pod each millisecond.
 
-Probes may fail that were in flight at that instant, for a relay that hangs until its heartbeat is
-stale, and no others; how many is printed. Nobody else gets in at any time.
+Only probes may fail that were in flight at that instant, or, if the relay hangs, until its
+heartbeat is stale; their number is printed. No other process reaches a pod at any time.
 
 `make test-strict` is the long form; every run of the tests has a short one.
 """
@@ -44,14 +44,14 @@ SHORT = Scale(kills=3, upgrades=3, stopped_seconds=2)
 LONG = Scale(kills=6, upgrades=10, stopped_seconds=60)
 SCALE = LONG if os.environ.get("PODGATE_TEST_STRICT") else SHORT
 
-# On emulated machines a probe takes about the square of what patience says.
+# On emulated machines a probe takes about the square of the patience factor.
 PER_SECOND = round(200 / float(os.environ.get("PODGATE_TEST_PATIENCE", "1")) ** 2)
 # Between two faults.
 PROBES_BETWEEN = PER_SECOND // 2
 # bpf/src/abi.h: RELAY_BEAT_LIMIT_NS. A tick of the kernel's coarse clock comes on top.
 STALE_AFTER_SECONDS = 0.3 + 0.01
 PODS = 10
-# The relay keeps a quarter back, since it looks only every 50 ms whether there is room for more.
+# The relay reserves a quarter, since it checks only every 50 ms whether there is room for more.
 FEW_DESCRIPTORS = 2048
 MOST_KEPT = FEW_DESCRIPTORS
 PROBES = (fleet.http_probe(fleet.HTTP), fleet.tcp_probe(fleet.TCP))
@@ -77,7 +77,7 @@ def kubelet(node: Node) -> Iterator[NodeClient]:
 
 
 class Load:
-    """The kubelet's probes, and somebody who tries to get in."""
+    """The kubelet's probes, and an attacker."""
 
     def __init__(self, node: Node, kubelet: NodeClient, paced: pacing.Pacing) -> None:
         self._node = node
@@ -85,9 +85,9 @@ class Load:
         self._paced = paced
 
     def go_on(self) -> None:
-        """Until the kubelet is carried, and for some more probes."""
-        # An agent whose relays end one after the other waits for up to 30 s.
-        wait_until("the kubelet carried", lambda: is_proxied(self._node, self._kubelet), patience=3)
+        """Wait until the kubelet is proxied, and for some more probes."""
+        # An agent whose relays exit one after the other waits up to 30 s before the next one.
+        wait_until("the kubelet proxied", lambda: is_proxied(self._node, self._kubelet), patience=3)
         self._paced.wait_for_more(PROBES_BETWEEN)
 
     def lost(self, instants: list[Instant]) -> tuple[int, int]:
@@ -106,7 +106,7 @@ class Load:
 
 @contextlib.contextmanager
 def under_load(node: Node, kubelet: NodeClient, folder: pathlib.Path) -> Iterator[Load]:
-    """Nobody but the kubelet may have reached a pod or the relay when the block is over."""
+    """At its end no process but the kubelet may have reached a pod or the relay."""
     pods = [pod for name, pod in node.pods.items() if name != "witness"]
     targets = [
         target
@@ -117,7 +117,7 @@ def under_load(node: Node, kubelet: NodeClient, folder: pathlib.Path) -> Iterato
         pacing.paced(node.kubelet, folder, PER_SECOND, targets) as paced,
         loads.attacker() as attacker,
     ):
-        attacker.tell([*(pod.pod.ipv4 for pod in pods), *some_of_the_relays_addresses()])
+        attacker.set_targets([*(pod.pod.ipv4 for pod in pods), *some_of_the_relays_addresses()])
         load = Load(node, kubelet, paced)
         load.go_on()
         yield load
@@ -133,7 +133,7 @@ def some_of_the_relays_addresses() -> list[str]:
 
 
 def is_proxied(node: Node, kubelet: NodeClient) -> bool:
-    """Whether the pod that nobody else asks sees itself as the peer."""
+    """Whether a pod that no other client connects to sees its own address as the peer."""
     witness = node.pods["witness"]
     node.fleet.peers()
     targets = witness.targets("http", fleet.HTTP)
@@ -173,7 +173,7 @@ def state_of(pid: int) -> str:
     return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def say(capsys: pytest.CaptureFixture[str], what: str, lost: tuple[int, int]) -> None:
+def print_lost(capsys: pytest.CaptureFixture[str], what: str, lost: tuple[int, int]) -> None:
     with capsys.disabled():
         sys.stdout.write(f"\n{what}: {lost[0]} probes lost of {lost[1]} in flight\n")
 
@@ -186,7 +186,7 @@ def test_when_the_relay_is_killed_only_probes_in_flight_fail(
         for _ in range(SCALE.kills):
             instants.append(kill(relay(node)))
             load.go_on()
-    say(capsys, f"{SCALE.kills} relays killed", load.lost(instants))
+    print_lost(capsys, f"{SCALE.kills} relays killed", load.lost(instants))
 
 
 def test_when_the_relay_hangs_only_probes_until_its_heartbeat_is_stale_fail(
@@ -201,7 +201,7 @@ def test_when_the_relay_hangs_only_probes_until_its_heartbeat_is_stale_fail(
             with contextlib.suppress(ProcessLookupError):  # its agent may have ended it
                 os.kill(hung, signal.SIGCONT)
         load.go_on()
-    say(capsys, f"a relay hung for {SCALE.stopped_seconds} s", load.lost([instant]))
+    print_lost(capsys, f"a relay hung for {SCALE.stopped_seconds} s", load.lost([instant]))
 
 
 def test_when_the_relay_is_upgraded_no_probe_fails(
@@ -215,7 +215,7 @@ def test_when_the_relay_is_upgraded_no_probe_fails(
             load.go_on()
     lost = load.lost([])
     assert lost == (0, 0)
-    say(capsys, f"{SCALE.upgrades} upgrades", lost)
+    print_lost(capsys, f"{SCALE.upgrades} upgrades", lost)
 
 
 def restart_relay(node: Node) -> None:
@@ -227,10 +227,10 @@ def restart_relay(node: Node) -> None:
 def test_when_the_agent_is_killed_no_probe_fails(
     node: Node, kubelet: NodeClient, tmp_path: pathlib.Path
 ) -> None:
-    """Its relay carries on what is open, and all else goes direct until there is another one."""
+    """Its relay keeps open connections; new ones go direct until there is another relay."""
     with under_load(node, kubelet, tmp_path) as load:
         node.operator.stop(signal.SIGKILL)
-        wait_until("the kubelet not carried", lambda: not is_proxied(node, kubelet))
+        wait_until("the kubelet not proxied", lambda: not is_proxied(node, kubelet))
         node.start()
         load.go_on()
     assert load.lost([]) == (0, 0)
@@ -243,10 +243,10 @@ def test_connections_that_a_relay_has_no_descriptors_for_go_direct(
     own = {witness.pod.ipv4, witness.pod.ipv6}
     target, _ = witness.targets("http", fleet.HTTP)
     try:
-        # The agent's, and so its next relay's; not everybody may raise it again.
+        # The agent's limit, and so its next relay's; raising it again may need a privilege.
         resource.prlimit(node.operator.pid, resource.RLIMIT_NOFILE, (FEW_DESCRIPTORS,) * 2)
         restart_relay(node)
-        wait_until("the kubelet carried", lambda: is_proxied(node, kubelet))
+        wait_until("the kubelet proxied", lambda: is_proxied(node, kubelet))
         peers: set[str] = set()
         for _ in range(MOST_KEPT):
             assert kubelet.hold(target) == [nodeclient.OK]
@@ -256,7 +256,7 @@ def test_connections_that_a_relay_has_no_descriptors_for_go_direct(
         assert peers - own
         assert set(kubelet.request_again()) == {nodeclient.OK}
         kubelet.let_go()
-        wait_until("the kubelet carried again", lambda: is_proxied(node, kubelet))
+        wait_until("the kubelet proxied again", lambda: is_proxied(node, kubelet))
     finally:
         node.operator.stop(signal.SIGTERM)
         node.start()

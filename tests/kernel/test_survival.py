@@ -1,4 +1,4 @@
-"""A gate stands when the process that put it there is killed."""
+"""A gate stays attached when the process that attached it is killed."""
 
 import signal
 import subprocess

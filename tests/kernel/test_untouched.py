@@ -45,8 +45,8 @@ def enforce(gates: Gates) -> Enforce:
 
 
 def expect_nothing_counted(countings: list[Counting], *, but: Iterable[Key] = ()) -> None:
-    """Forwarded packets are none of the gates' business. What the node's kernel says by itself to
-    find neighbours is."""
+    """Gates do not count forwarded packets. They count what the host's kernel itself sends to
+    resolve neighbours."""
     for counting in countings:
         assert counting.moved().keys() <= {*CONTROL, *but}
 
@@ -214,7 +214,7 @@ def test_connection_that_the_network_s_policy_rejects_ends_at_once(
                 client.open_socket(traffic.family(version), kind) as sock,
                 pytest.raises(ConnectionRefusedError),
             ):
-                conversations.ask(sock, address, port)
+                conversations.request(sock, address, port)
 
 
 @VERSIONS

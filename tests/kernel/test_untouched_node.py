@@ -69,7 +69,7 @@ def test_pod_gets_an_error_at_once_from_an_unused_host_port(
         pod.open_socket(traffic.family(version), kind) as sock,
         pytest.raises(ConnectionRefusedError),
     ):
-        conversations.ask(sock, gateway_of(pod, version), 9)
+        conversations.request(sock, gateway_of(pod, version), 9)
 
 
 @VERSIONS

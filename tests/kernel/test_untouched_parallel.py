@@ -61,7 +61,7 @@ class Flow:
             elif self.kind == "tcp":
                 self._stream()
             elif self.kind in CLOSED:
-                self._refused()
+                self._connect_to_closed_port()
             else:
                 self._datagram(5000 if self.kind == "fragments" else 50)
         except (OSError, AssertionError) as error:
@@ -85,10 +85,10 @@ class Flow:
             server.sendto(question, whence)
             assert len(client.recv(1 << 16)) == size
 
-    def _refused(self) -> None:
+    def _connect_to_closed_port(self) -> None:
         kind = socket.SOCK_STREAM if self.kind == "closed-tcp" else socket.SOCK_DGRAM
         with self.client.open_socket(traffic.family(self.version), kind) as client:
-            conversations.ask(client, self.address, CLOSED_PORT)
+            conversations.request(client, self.address, CLOSED_PORT)
 
     def _serve(self, kind: int) -> socket.socket:
         make: Callable[..., socket.socket] = (
