@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import time
+from collections.abc import Collection
 from typing import Protocol
 
 import structlog
@@ -76,6 +77,7 @@ class PodGates:
                 TRUE, "HostNetwork", "The pod uses the host network; it is not gated."
             )
         if pod.netns_path is None:
+            await self._remove_vanished(state, set())
             problem = pod.manifest_problem
             return IsolationStatus(
                 FALSE,
@@ -85,6 +87,7 @@ class PodGates:
         try:
             netns = Netns.open(pod.netns_path)
         except NetnsGoneError as error:
+            await self._remove_vanished(state, set())
             return IsolationStatus(FALSE, "NetnsNotFound", str(error))
         except NetnsError as error:
             return IsolationStatus(FALSE, "NetnsInvalid", str(error))
@@ -163,7 +166,7 @@ class PodGates:
             state.gated_netns = netns
             return IsolationStatus(TRUE, "Off", "Mode off: interfaces are not gated.")
 
-        await self._remove_vanished(state)
+        await self._remove_vanished(state, {i.ifindex for i in network.interfaces})
         try:
             await self._install(state)
         except (AttachError, ValueError) as error:
@@ -235,15 +238,13 @@ class PodGates:
             if await self._gate_worker.is_attached(interface.ifindex):
                 await self._gate_worker.remove(interface.ifindex)
 
-    async def _remove_vanished(self, state: PodState) -> None:
+    async def _remove_vanished(self, state: PodState, current: Collection[int]) -> None:
         """Drop what is left of gates whose interface is gone.
 
         An interface that is only no longer seen as the pod's keeps its gate: a netns path that is
         missing for a moment must not open it.
         """
-        network = state.network
-        current = {interface.ifindex for interface in network.interfaces} if network else set()
-        for ifindex in state.gates.keys() - current:
+        for ifindex in state.gates.keys() - set(current):
             if not await self._reader.exists(ifindex):
                 await self._remove(state, ifindex)
 

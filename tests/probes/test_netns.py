@@ -54,12 +54,12 @@ def test_namespace_of_another_kind_is_an_error() -> None:
 
 
 def test_own_namespace_is_an_error() -> None:
-    with pytest.raises(netns.NetnsError, match="node's own"):
+    with pytest.raises(netns.NetnsError, match="host's network namespace"):
         netns.Netns.open("/proc/self/ns/net")
 
 
 def test_own_namespace_by_another_path_is_an_error() -> None:
-    with pytest.raises(netns.NetnsError, match="node's own"):
+    with pytest.raises(netns.NetnsError, match="host's network namespace"):
         netns.Netns.open(f"/proc/{os.getpid()}/ns/net")
 
 
@@ -193,7 +193,7 @@ def test_process_dies_when_it_cannot_come_home(sandbox: Sandbox) -> None:
         "from probes import netns\n"
         "pod = netns.Netns.open(sys.argv[1])\n"
         "pod.socket(socket.AF_INET, socket.SOCK_STREAM).close()\n"
-        "os.dup2(os.open('/dev/null', os.O_RDONLY), netns._per_thread.home.descriptor)\n"
+        "os.dup2(os.open('/dev/null', os.O_RDONLY), netns._per_thread.own.descriptor)\n"
         "pod.socket(socket.AF_INET, socket.SOCK_STREAM)\n"
         "print('still here')\n"
     )

@@ -214,7 +214,7 @@ async def test_hanging_runtime_is_reported_and_changes_nothing(
         os.kill(runtime.pid, signal.SIGSTOP)
         try:
             await watched.until("it is said", lambda: watched.sandboxes.problem)
-            assert "did not answer" in watched.sandboxes.problem
+            assert "did not respond" in watched.sandboxes.problem
             assert _current(watched) == {"uid-web": before}
         finally:
             os.kill(runtime.pid, signal.SIGCONT)

@@ -227,6 +227,30 @@ async def test_the_status_of_a_previous_sandbox_is_not_the_new_one_s(
     assert "1002" in status.message
 
 
+@pytest.mark.parametrize("is_path_known", [True, False], ids=["netns gone", "no sandbox"])
+async def test_a_gate_ends_with_its_interface_also_when_the_namespace_was_gone_first(
+    monkeypatch: pytest.MonkeyPatch, is_path_known: bool
+) -> None:
+    node = Node(monkeypatch)
+    pod = node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(0.5)
+        assert node.store.pods["a"].gates
+        assert pod.netns_path is not None
+        del node.inodes[pod.netns_path]
+        if not is_path_known:
+            node.store.set_pod(msgspec.structs.replace(pod, netns_path=None))
+        node.store.mark("a")
+        await asyncio.sleep(0.5)
+        # The interface still exists: a namespace that is missing for a moment opens no gate.
+        assert node.store.pods["a"].gates
+        del node.networks[pod.netns_path]
+        node.store.mark("a")
+        await asyncio.sleep(0.5)
+        assert not node.store.pods["a"].gates
+    assert not node.gates.gates
+
+
 async def test_two_pods_cannot_use_one_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(monkeypatch)
     first = node.add("a", 1)
