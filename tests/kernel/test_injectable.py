@@ -44,7 +44,8 @@ def test_neighbours_in_a_word_are_left_alone(injectable: InjectableMap) -> None:
 
 @pytest.mark.parametrize("ifindex", [0, -1, LAST + 1, 1 << 31])
 def test_number_beyond_the_map_is_one_sentence(injectable: InjectableMap, ifindex: int) -> None:
-    with pytest.raises(ValueError, match=f"interface number {ifindex} is beyond the origin map"):
+    words = f"interface number {ifindex} is beyond the injectable map"
+    with pytest.raises(ValueError, match=words):
         injectable.mark(ifindex, is_node_sent=True)
     assert injectable.marked() == set()
 

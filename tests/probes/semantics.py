@@ -228,7 +228,7 @@ PODGATES_OWN: Final = {
         "probes/engine/families::addresses_are_chosen_by_family_and_policy",
         "probes/engine/families::dual_stack_policies_need_both_families",
         "probes/engine/happy_eyeballs::second_family_answers_when_the_first_refuses",
-        "kernel/probing::status_says_which_family_answered",
+        "kernel/probing::status_shows_the_address_family_that_answered",
     ],
     "localhost by request only": [
         "probes/engine/families::localhost_server_passes_only_by_request",
@@ -241,7 +241,7 @@ PODGATES_OWN: Final = {
         "kernel/listener_watch::listener_that_opens_and_closes_is_seen_at_once",
     ],
     "probe spec taken at the sandbox's start": [
-        "kernel/probing::a_probe_spec_is_taken_at_the_sandboxs_start"
+        "kernel/probing::probe_spec_takes_effect_with_the_sandbox"
     ],
 }
 
