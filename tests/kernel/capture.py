@@ -1,7 +1,7 @@
-"""What the node sends towards pods, read on the node's side of their interfaces.
+"""Packets that the host sends to pods, captured at the host's end of their interfaces.
 
-A tap of the kernel's sees an outgoing packet behind the gate (tc egress), so what it shows is what
-went to the pod.
+The kernel's taps see an outgoing packet after the gate (tc egress), so a captured packet is one
+that reached the pod.
 """
 
 import contextlib
@@ -41,12 +41,12 @@ _ONLY_OUTGOING = b"".join(
 )
 
 # Neighbour discovery (RFC 4861) and listener discovery (RFC 2710, 3810): the two ends of a link
-# about that link. Without it no packet of another pod would find its way either.
+# about that link. Without it no packet of another pod would arrive either.
 _LINK_CONTROL = (*range(130, 138), 143)
 
 
 class Capture:
-    """Listens at these pods' interfaces, and keeps what is sent to them."""
+    """Captures at these pods' interfaces the packets that are sent to the pods."""
 
     def __init__(self, pods: Iterable[LabPod]) -> None:
         self._taps = {pod.name: _tap(pod.interface) for pod in pods}

@@ -130,7 +130,7 @@ def _reversed(build: Callable[[Ends], tuple[bytes, ...]]) -> Build:
 
 
 def _fragments(first_bytes: int) -> Callable[[Ends], tuple[bytes, ...]]:
-    """A SYN with data in two fragments, the first of which carries so much of it."""
+    """A SYN with data in two fragments, the first of which contains this many bytes of it."""
 
     def build(ends: Ends) -> tuple[bytes, ...]:
         whole = frames.tcp(ends, SYN, options=bytes((1,)) * 4, data=b"fragment")

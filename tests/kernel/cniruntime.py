@@ -1,4 +1,4 @@
-"""What a container runtime does with CNI plugins: a list of them, called one after the other."""
+"""CNI calls of a container runtime: a list of plugins, called one after the other."""
 
 import contextlib
 import ipaddress
@@ -22,7 +22,7 @@ FIRST = {4: "198.18.32.2", 6: "fd00:18:0:20::2"}
 
 
 class AddFailed(Exception):
-    """A plugin of the chain failed; `answer` is its."""
+    """A plugin of the chain failed with `answer`."""
 
     def __init__(self, answer: calling.Answer) -> None:
         super().__init__(answer.output.decode(), answer.stderr)
@@ -121,7 +121,7 @@ class Network:
 
 @contextlib.contextmanager
 def sandbox(name: str) -> Iterator[str]:
-    """A network namespace as runtimes make it for a pod: its path."""
+    """Creates a network namespace as runtimes do for a pod; yields its path."""
     subprocess.run(["ip", "netns", "add", name], check=True)
     path = f"/run/netns/{name}"
     try:
@@ -164,7 +164,7 @@ def node_side(path: str) -> tuple[str, int]:
 
 
 def pod_in(path: str, name: str, *, bridged: bool = False) -> LabPod:
-    """What the lab knows of its pods, for one that plugins have connected."""
+    """A `LabPod` of a pod that plugins have connected."""
     interface, ifindex = node_side(path)
     addresses = tuple(sorted(addresses_in(path), key=lambda a: (a.is_link_local, a.version)))
     return LabPod(name, Netns.open(path), interface, ifindex, addresses, bridged)

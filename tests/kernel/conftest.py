@@ -46,7 +46,7 @@ def fresh_pins(isolated: None) -> Iterator[pins.Pins]:
 def operator(
     isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins
 ) -> Iterator[AgentProcess]:
-    """Starts agents on pins of the test's own; none outlives it, nor does what closes new pods."""
+    """Starts agents on pins of the test's own; stops them and removes the default-deny table."""
     made = AgentProcess(tmp_path, fresh_pins.bpffs)
     yield made
     made.stop(signal.SIGKILL)

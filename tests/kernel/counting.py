@@ -1,4 +1,4 @@
-"""What a gate, or the node's hooks, counted between two moments."""
+"""Counters of a gate or of the host's hooks between two moments."""
 
 from bpf.gates import Counts, Gates
 from bpf.verdicts import Reason, Verdict

@@ -1,4 +1,4 @@
-"""A process of the node that dials an address in a tight loop, from before there is such a pod."""
+"""A host process that dials an address in a tight loop, before the pod exists."""
 
 import contextlib
 import errno
@@ -64,7 +64,7 @@ def _dial(address: str) -> bool:
 
 @contextlib.contextmanager
 def dialling(*addresses: str) -> Iterator[Dialler]:
-    """One that dials PORT of these addresses, for as long as the block."""
+    """A client that dials PORT of these addresses until the block ends."""
     dialler = Dialler(addresses)
     dialler.start()
     try:

@@ -1,8 +1,8 @@
 """Many pods served by one process: `python -m tests.kernel.fleet CERT KEY`.
 
 Each line of its input is one command of JSON, answered by one line. A pod's servers are sockets
-made in its namespace, so that a hundred pods need no hundred processes. Besides the kinds that
-people run there are those that a relay gets wrong first.
+made in its namespace, so that a hundred pods need no hundred processes. Besides the usual kinds of
+servers there are those that are the hardest for a relay.
 """
 
 import asyncio
@@ -195,7 +195,7 @@ class _PodServers:
             client = self._netns.socket(socket.AF_INET6, socket.SOCK_STREAM)
             self._held.append(client)
             client.connect_ex(("::1", FULL))
-            # A second time: over the loopback the answer was there before the call returned.
+            # A second time: over the loopback the answer arrived before the call returned.
             if client.connect_ex(("::1", FULL)):
                 return
 
@@ -215,7 +215,7 @@ async def _request(reader: asyncio.StreamReader) -> dict[str, str]:
 
 
 def _http(status: str, body: bytes = b"", redirect_port: int = 0) -> Callable[..., Awaitable[None]]:
-    """Requests are answered one after the other, for as long as the client likes to keep on."""
+    """Answers requests one after the other until the client closes the connection."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -238,7 +238,7 @@ def _http(status: str, body: bytes = b"", redirect_port: int = 0) -> Callable[..
 
 
 async def _grpc(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Every call is answered as grpc.health.v1.Health/Check does for what serves."""
+    """Answers every call as grpc.health.v1.Health/Check answers for a serving service."""
     connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
     connection.initiate_connection()
     writer.write(connection.data_to_send())
@@ -261,7 +261,7 @@ async def _tcp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def _reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """After the first bytes; at once, the client could see it while it connects, or later."""
+    """Resets after the first bytes; at once it could arrive during the connect or after it."""
     await reader.read(1)
     sock = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)

@@ -1,4 +1,4 @@
-"""BPF of others: programs and maps created by bpf(2) alone, like a CNI's."""
+"""Foreign BPF programs and maps, created by bpf(2) alone, like those of a CNI."""
 
 import contextlib
 import ctypes
@@ -36,7 +36,7 @@ def load_program(returned: int) -> int:
 
 
 def load_redirect_to_peer(ifindex: int) -> int:
-    """A tc program that puts every packet into the other end of a veth, past that one's egress."""
+    """A tc program that redirects every packet to a veth's peer, bypassing the veth's egress."""
     return _load(_move(1, ifindex), _move(2, 0), _CALL_REDIRECT_PEER, _EXIT)
 
 
@@ -84,7 +84,7 @@ def add_filter(ifindex: int, returned: int, *, parent: str = EGRESS, priority: i
 
 
 def add_peer_redirect(ifindex: int, to: int) -> None:
-    """A clsact qdisc whose ingress puts every packet into the other end of the veth `to`."""
+    """A clsact qdisc whose ingress redirects every packet to the peer of the veth `to`."""
     add_clsact(ifindex)
     _add_filter(ifindex, load_redirect_to_peer(to), INGRESS, 1)
 

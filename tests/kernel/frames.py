@@ -1,4 +1,4 @@
-"""Ethernet frames built by hand, with true checksums, so that a real stack would take them."""
+"""Ethernet frames built by hand, with valid checksums, so that a real stack accepts them."""
 
 import dataclasses
 import ipaddress
@@ -19,7 +19,7 @@ ESP, AH, ICMPV6, NO_NEXT, DSTOPTS = 50, 51, 58, 59, 60
 
 MORE_FRAGMENTS = 0x2000
 
-# A sender that no interface has: sniffers know injected frames by it.
+# A source that no interface has, by which sniffers recognise injected frames.
 INJECTOR_MAC = bytes.fromhex("020000000bad")
 
 

@@ -62,14 +62,14 @@ class PodState:
         self._own, self._neighbours = (Counting(self._gates, pod.ifindex) for pod in self._pods)
 
     def moved(self) -> Moved:
-        """What the pod's gate counted since the last call or change of mode."""
+        """Counts of the pod's gate since the last call or change of mode."""
         return _without_ends(self._own.moved())
 
     def moved_at_neighbour(self) -> Moved:
         return _without_ends(self._neighbours.moved())
 
     def arrived(self, send_end: Callable[[bytes], object] | None = None) -> list[bytes]:
-        """Frames that reached the pod up to the end marker, without what carries nothing.
+        """Frames that reached the pod up to the end marker, without harmless ones.
 
         send_end: sends a datagram with this payload to the pod's END_PORT, IPv4 or IPv6; by a
         socket of the node unless given.
@@ -95,7 +95,7 @@ class PodState:
 def guarded(gates: Gates, pod: LabPod, neighbour: LabPod, *rules: Rule) -> Iterator[PodState]:
     """Servers in `pod` on TCP_PORT and UDP_PORT, gates that are off, and the test on one CPU.
 
-    Two packets that a process sends from two CPUs one after the other may change places.
+    Two consecutive packets of a process that moves between CPUs may be reordered.
     """
     with contextlib.ExitStack() as stack:
         before = os.sched_getaffinity(0)
@@ -127,7 +127,7 @@ def _without_ends(moved: Moved) -> Moved:
 
 
 def _is_quiet(frame: bytes) -> bool:
-    """Whether it is the kernels' own control, or the end of a connection: no harm is in it."""
+    """Whether the frame is harmless: control of the kernels, or the end of a connection."""
     (ethertype,) = struct.unpack_from("!H", frame, 12)
     if ethertype == frames.ETHERTYPE_ARP:
         return True
@@ -139,7 +139,7 @@ def _is_quiet(frame: bytes) -> bool:
     protocol, transport = frame[20], frame[54:]
     if protocol == frames.ICMPV6:
         return transport[0] in (1, 2, 3, 4, *range(130, 137), 143)
-    # MLD is the only thing that comes behind hop-by-hop options by itself.
+    # Only MLD follows hop-by-hop options without a program that sends it.
     return _is_reset(protocol, transport) or protocol == frames.HOPOPTS
 
 

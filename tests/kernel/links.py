@@ -1,4 +1,4 @@
-"""Interfaces and settings of the node that a test makes for itself; all gone after the block."""
+"""Interfaces and settings of the host that a test makes for itself; removed after the block."""
 
 import contextlib
 import errno
@@ -63,7 +63,7 @@ def drop_is_enobufs() -> Iterator[None]:
 
 @contextlib.contextmanager
 def made(interface: str, *commands: str) -> Iterator[None]:
-    """Make interfaces by commands of ip(8), and remove `interface` (and what hangs on it) again."""
+    """Make interfaces by commands of ip(8); remove `interface`, with its dependents, afterwards."""
     ip(*commands)
     try:
         yield
@@ -73,7 +73,7 @@ def made(interface: str, *commands: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def route(address: str, interface: str) -> Iterator[None]:
-    """A way to one address, for as long as the block."""
+    """A route to one address until the block ends."""
     family = "-6" if ":" in address else "-4"
     subprocess.run(["ip", family, "route", "add", address, "dev", interface], check=True)
     try:
@@ -84,7 +84,7 @@ def route(address: str, interface: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def pair() -> Iterator[tuple[str, str]]:
-    """A veth pair within the node: what goes into the one comes out of the other."""
+    """A veth pair within the host: packets sent by one end are received by the other."""
     with made(
         "inner0",
         "link add inner0 type veth peer name inner1",
@@ -96,7 +96,7 @@ def pair() -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def macvlans() -> Iterator[tuple[str, str]]:
-    """Two macvlan interfaces above one: what goes into the one comes out of the other."""
+    """Two macvlan interfaces above one: packets sent by one are received by the other."""
     with made(
         "lower0",
         "link add lower0 type veth peer name lower1",
@@ -120,7 +120,7 @@ def tun(*, with_header: bool = False) -> Iterator[tuple[str, int]]:
         ip("link set tun-pg up")
         yield "tun-pg", descriptor
     finally:
-        os.close(descriptor)  # the interface goes with it
+        os.close(descriptor)  # removes the interface
 
 
 @contextlib.contextmanager
@@ -149,7 +149,7 @@ def sysctl(name: str, value: str) -> Iterator[None]:
 
 
 def let_forward(pod: LabPod) -> None:
-    """Make a router of a pod, for as long as it lives."""
+    """Make a pod a router until it is deleted."""
     names = ("ipv4/ip_forward", "ipv6/conf/all/forwarding")
     script = "; ".join(f"echo 1 > /proc/sys/net/{name}" for name in names)
     subprocess.run(["nsenter", f"--net={pod.netns.path}", "sh", "-c", script], check=True)

@@ -31,7 +31,7 @@ _PERIOD_SECONDS = 0.001 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1")) **
 # A SYN that was dropped is sent again after a second, and is no attempt of this test.
 _PATIENCE_SECONDS = 0.3
 _MAX_OPEN = 400
-# Long beyond any pause of a busy machine: what takes so long is broken.
+# Much longer than any pause of a busy machine: a connection that takes longer is broken.
 _BROKEN_SECONDS = 30
 _RAW_PORT = 4242
 _SYN = 0x02
@@ -70,7 +70,7 @@ class Load:
 
 @contextlib.contextmanager
 def attacker() -> Iterator[Load]:
-    """A process of the node. Its result: `attempts`, and `reached`, a list of [address, how]."""
+    """A host process. Its result: `attempts`, and `reached`, a list of [address, how]."""
     yield from _started("attacker")
 
 
@@ -145,7 +145,7 @@ class Attacker:
             self._close(fd)
         for fd, (_, _, deadline) in list(self._open.items()):
             if time.monotonic() < deadline:
-                break  # the rest is younger
+                break  # the others are newer
             self._close(fd)
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -160,7 +160,7 @@ class Attacker:
         sock.close()
 
     def _note(self, address: str, code: int) -> None:
-        """A RST of the pod's kernel is an answer too: the SYN was there."""
+        """A RST of the pod's kernel is an answer too: the SYN has arrived."""
         if code in (0, errno.ECONNREFUSED):
             self.reached.append((address, "connect"))
 
@@ -177,7 +177,7 @@ class Talker:
         self._listener.settimeout(_BROKEN_SECONDS)
         self._stream = self._connect()
         self._datagrams = self._datagram_pair(server, address)
-        # To a process of the node: an answer, which a gate must pass.
+        # To a host process: its answer is a reply, which a gate must pass.
         self._question = self._datagram_pair(None, traffic.NODE[4])
 
     def run(self) -> None:
@@ -230,7 +230,7 @@ class Talker:
 
 
 def _round(pair: tuple[socket.socket, socket.socket], number: bytes, what: str) -> None:
-    """There and back again; nothing lost, nothing doubled, nothing out of order."""
+    """Sends data both ways; none may be lost, duplicated or reordered."""
     one, other = pair
     for sender, receiver in ((one, other), (other, one)):
         try:

@@ -1,6 +1,6 @@
-"""What a frame would do in a pod, by an independent parser.
+"""The effect of a frame in a pod, by an independent parser.
 
-It leans to the dangerous side: it takes off every tag, follows chains of any length, and does not
+In doubt the model reports danger: it removes every tag, follows chains of any length, and does not
 check lengths or checksums.
 """
 
@@ -19,13 +19,13 @@ class Effect(enum.Enum):
 
     NONE = 0
     SPEAKS = 1
-    """TCP into a connection that another process may have: data, its end, an answer."""
+    """A TCP segment for a connection of another process: data, FIN, RST or an answer."""
     OPENS = 2
     """The first segment of a new TCP connection."""
 
 
 def effect(frame: bytes, own: Collection[bytes]) -> Effect:
-    """What `frame` does to a pod with these (packed) addresses. Raises nothing."""
+    """The effect of `frame` on a pod with these (packed) addresses. Raises nothing."""
     try:
         found = _to_transport(frame)
     except (struct.error, IndexError):

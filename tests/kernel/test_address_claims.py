@@ -47,7 +47,7 @@ def node_address(version: int) -> str:
 
 
 class Checked:
-    """What is confirmed of pods, without an agent around it."""
+    """Confirmed addresses of pods, without a whole agent."""
 
     def __init__(self) -> None:
         self._pods: list[tuple[LabPod, Pod]] = []
@@ -200,7 +200,7 @@ def test_a_confirmed_address_that_becomes_the_node_s_is_lost(lab: Lab, checked: 
 
 @pytest.fixture
 def server(lab: Lab) -> LabPod:
-    """Stands for the API server: the node has a route to it, and podgate knows nothing of it."""
+    """A stand-in for the API server: the host has a route to it, and it is no pod."""
     return lab.add_pod("server", 200)
 
 
@@ -224,7 +224,7 @@ def served_at(address: str) -> Iterator[socket.socket]:
 
 
 def arrives(address: str, listener: socket.socket) -> bool:
-    """Whether a connection of the node's to this address is accepted there."""
+    """Whether a connection of the host to this address is accepted there."""
     with socket.create_connection((address, PORT), traffic.LIMIT_SECONDS) as client:
         accepted, peer = listener.accept()
         with accepted:

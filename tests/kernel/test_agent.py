@@ -231,7 +231,7 @@ def test_two_pods_cannot_share_a_namespace(operator: AgentProcess, web: LabPod) 
     operator.write_file("z.yaml", manifest_text(web.netns.path, name="thief"))
     operator.start()
     operator.wait_for("the second refused", isolated_as("thief", "NetnsInUse"))
-    # Its self-test may still be under way.
+    # Its path test may still be running.
     operator.wait_for("the first guarded", isolated_as("web", "Enforced"))
 
 

@@ -1,4 +1,4 @@
-"""Gates come, stay over restarts, change over without a gap, and go without a trace."""
+"""Gates are attached, survive restarts, are replaced without a gap, and are removed completely."""
 
 import contextlib
 import json
@@ -134,7 +134,7 @@ def test_too_many_addresses_are_an_error_before_attach(
 
 
 def identity(pod: labs.LabPod, installation: pins.Pins, kind: Attachment) -> object:
-    """What would change if the gate were attached again: the link's id, or the filter."""
+    """Identity of the attachment, which a new attach would change: the link's id, or the filter."""
     if kind is Attachment.CLSACT:
         return filters(pod)
     (name,) = links(installation)

@@ -1,4 +1,4 @@
-"""One sentence, and nothing half-applied: what machines and people get wrong about gates."""
+"""Invalid input and failures of the machine: one sentence each, and no partial change."""
 
 import ctypes
 import ipaddress
@@ -33,7 +33,7 @@ def enforcing(pod: labs.LabPod) -> GateConfig:
 def test_interface_of_another_namespace_is_no_interface_here(
     lab: labs.Lab, gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
 ) -> None:
-    """Numbers are a namespace's own: those of pods mean nothing on the node."""
+    """Interface numbers belong to a namespace: those of a pod have no meaning on the host."""
     taken = {index for index, _ in socket.if_nameindex()}
     foreign = next(number for number in range(2, 1 << 16) if number not in taken)
     with pytest.raises(errors.AttachError, match=f"interface {foreign}: .*No such device"):

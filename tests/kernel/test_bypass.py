@@ -90,7 +90,7 @@ def beginning_of(watched: PodState, version: int) -> bool:
 
 @VERSIONS
 def test_long_datagram_loses_its_first_fragment(watched: PodState, version: int) -> None:
-    """Without which the other fragments, on a bridge, are nothing."""
+    """On a bridge the other fragments are useless without the first."""
     watched.set_mode(Mode.ENFORCE)
     assert not beginning_of(watched, version)
     moved = watched.moved()
@@ -185,7 +185,7 @@ def test_raw_socket_cannot_inject_into_a_connection_of_two_pods(
 
 
 def forge(frame: bytes, is_whole: bool) -> list[bytes]:
-    """What would come next in the connection that `frame`, a bare ACK, is from; as IP packets."""
+    """The next segments of the connection of `frame`, a bare ACK, as IP packets."""
     is_ipv4 = frame[12:14] == frames.ETHERTYPE_IPV4.to_bytes(2, "big")
     start, length = (26, 4) if is_ipv4 else (22, 16)
     source, pod = (ipaddress.ip_address(frame[at : at + length]) for at in (start, start + length))

@@ -1,4 +1,4 @@
-"""Another pod, or a router, that sends the node's packets back to it: they come in as forwarded."""
+"""Another pod, or a router, that sends the host's packets back: they arrive as forwarded ones."""
 
 import socket
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class Bouncing:
         self._send(frames.packet(ends, frames.UDP, frames.udp(ends, data)))
 
     def end(self, end: bytes) -> None:
-        """The end marker, by the same way; a rule of the pod's lets it in."""
+        """The end marker, by the same path; a rule of the pod admits it."""
         self.send_datagram(4, end, guarded.END_PORT)
 
     def _send(self, frame: bytes) -> None:
@@ -70,7 +70,7 @@ def test_packet_bounced_off_a_pod_in_audit_is_dropped_by_the_other_pods_gate(
 ) -> None:
     bouncing.set_router_mode(Mode.OFF)
     bouncing.send(version, frames.SYN)
-    assert bouncing.watched.arrived(bouncing.end)  # the way is there
+    assert bouncing.watched.arrived(bouncing.end)  # the path works
 
     counting = bouncing.set_router_mode(Mode.AUDIT)
     bouncing.send(version, frames.SYN)

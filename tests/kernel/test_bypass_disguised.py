@@ -44,7 +44,7 @@ WRAPPED = {(Verdict.DROP, Reason.TUNNEL): 1}
 
 
 def send_tagged(outer: int, inner: bytes) -> None:
-    """The kernel takes an empty tag off before it reads on."""
+    """The kernel removes an empty tag before it parses the rest."""
     ends, tags = outer_ends(outer), (frames.ETHERTYPE_VLAN,)
     to_loopback(frames.packet(ends, frames.UDP, tunnelled.udp(ends, inner), tags=tags))
 

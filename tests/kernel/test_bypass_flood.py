@@ -1,4 +1,4 @@
-"""A bridge that does not know a pod's port sends copies everywhere, and copies have no socket.
+"""A bridge without an entry for a pod's MAC floods copies to all ports; copies have no socket.
 
 The copy on the last port is the original, so each test takes every pod as its target in turn.
 """

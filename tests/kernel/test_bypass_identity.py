@@ -20,8 +20,8 @@ VERSIONS = pytest.mark.parametrize("version", [4, 6])
 NODE_DROPPED = (Verdict.DROP, Reason.NODE)
 LIMIT_SECONDS = 20
 
-# Begins to connect: by the socket that is its standard input; by one of its own; or by one that it
-# makes before it may continue, when it has been moved.
+# Starts to connect: with the socket that is its standard input; with one of its own; or with one
+# that it creates before it is moved to another cgroup.
 BY_GIVEN = """
 import socket, sys
 socket.socket(fileno=0).connect_ex((sys.argv[1], int(sys.argv[2])))

@@ -1,6 +1,6 @@
-"""Frames that the node makes come in again, by interfaces of its own: they count as node-sent.
+"""Frames of the host that reenter by interfaces of the host: they count as sent by the host.
 
-Each way is shown to work while its interface is not marked, so that what closes it is the mark.
+Each path is shown to work while its interface is not marked, so that the mark alone closes it.
 """
 
 import contextlib
@@ -125,7 +125,7 @@ def test_frame_that_reenters_counts_as_of_the_host(
         ends = ends_to(watched, version, by.mac)
         watched.set_mode(Mode.ENFORCE)
         by.send(frames.segment(ends, flags))
-        assert watched.arrived(end_by(by, ends))  # forwarded, as far as the gate knows
+        assert watched.arrived(end_by(by, ends))  # forwarded, according to the gate
         assert watched.moved() == {}
         with marked(loaded, by.interface):
             by.send(frames.segment(ends, flags))

@@ -1,6 +1,6 @@
 """Paths to an interface that pass no gate at all: the options for them are rejected.
 
-Each is shown to open a connection behind an enforcing gate where the hooks are not in force.
+Each is shown to open a connection despite an enforcing gate while the hooks are not attached.
 """
 
 import contextlib
@@ -112,7 +112,7 @@ def test_option_that_bypasses_gates_is_rejected_from_attach_on(
         assert errno_of(way(interface)) == errno.EPERM
         assert counting.moved() == {EVASION: 1}
 
-        # Known: who had it before keeps it.
+        # Known limit: a socket that already has the option keeps it.
         ends = line.ends(version, source_port=20001)
         send(frames.segment(ends, frames.SYN))
         assert line.flush().opened(ends)

@@ -1,4 +1,4 @@
-"""What is wrapped for the node's own tunnel comes out as forwarded, so it must not get there."""
+"""A packet encapsulated for a host tunnel comes out as forwarded, so it must not reach it."""
 
 import contextlib
 import dataclasses

@@ -98,7 +98,7 @@ def need(attachment: Attachment) -> None:
 def added(
     network: Network, name: str, *, bridged: bool = False, words: str = ""
 ) -> Iterator[LabPod]:
-    """A pod that the plugins have connected; words: of what podgate-cni complains."""
+    """A pod that the plugins have connected; words: expected in podgate-cni's stderr."""
     with sandbox(name) as path:
         network.add(name, path)
         assert words in network.stderr
@@ -224,7 +224,7 @@ def test_agent_and_plugin_at_the_same_time_make_one_gate(
                 node.publish(Mode.ENFORCE, attachment)
                 pod = pod_in(path, "web")
                 adding = runtime.submit(network.gate, "web", path)
-                # Anywhere within what the plugin does; whichever it is, the outcome is the same.
+                # At any point of the plugin's work: the outcome is the same.
                 time.sleep(number * 0.004)
                 gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
                 gates.start_reply_table(pod.ifindex)
@@ -350,7 +350,7 @@ def test_del_leaves_nothing_with_any_arguments_of_the_runtime(
             network.delete("web", path, knows_result=knows == "all")
             assert left(node, loaded) == nothing()
         network.delete("web", path)
-    # The namespace is gone, and its interfaces with it.
+    # The namespace and its interfaces are deleted.
     network.delete("web", "" if knows == "nothing" else path, knows_result=knows != "nothing")
     assert network.collect().status == 0
     assert left(node, loaded) == nothing()
@@ -374,7 +374,7 @@ def test_a_hundred_pods_leave_nothing(node: Node, loaded: loader.Loaded) -> None
 
 
 def left(node: Node, loaded: loader.Loaded) -> dict[str, list[object]]:
-    """Pinned links, and keys of the maps that know interfaces."""
+    """Pinned links, and keys of the maps of interfaces."""
     found: dict[str, list[object]] = {"links": list(node.installation.links.iterdir())}
     for spec in (abi.GATES, abi.REPLIES, abi.COUNTERS, abi.ADDRESSES):
         found[spec.name] = [key for key in keys(loaded.map(spec)) if key != abi.HOST_KEY]

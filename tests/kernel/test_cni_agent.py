@@ -60,7 +60,7 @@ def reaches(pod: LabPod) -> bool:
 
 
 def to_be(path: str) -> LabPod:
-    """A pod that has a namespace and nothing in it yet, for a manifest."""
+    """A pod with an empty namespace, for a manifest."""
     from probes.netns import Netns
 
     return LabPod("web", Netns.open(path), "", 0, (), is_bridged=False)

@@ -91,7 +91,7 @@ class Node:
         (self._operator.manifests / f"{pod.name}.yaml").unlink()
 
     def settle(self, schema: int) -> None:
-        """Wait until all pods are guarded by this schema, and nothing is left of another."""
+        """Wait until all pods have gates of this schema, and no other schema is left."""
         self._operator.wait_for("all pods guarded", self._are_all_guarded)
         root = self._operator.bpffs / "podgate"
         self._operator.wait_for(
@@ -112,7 +112,7 @@ class Node:
 
 @pytest.fixture
 def other_versions(tmp_path: pathlib.Path) -> list[tuple[int, pathlib.Path | None]]:
-    """Schemas in the order in which they come, again and again: later, earlier, two at once."""
+    """Schemas in the order of the upgrades, repeated: newer, older, two at once."""
     found: list[tuple[int, pathlib.Path | None]] = []
     for schema, gate_addresses in ((abi.SCHEMA + 1, 24), (abi.SCHEMA + 2, 12)):
         directory = tmp_path / f"v{schema}"

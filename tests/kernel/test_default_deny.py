@@ -296,7 +296,7 @@ def test_mark_set_by_a_process_does_not_bypass_the_table_and_is_kept(
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 0x4000)
                 sock.settimeout(traffic.LIMIT_SECONDS)
                 sock.connect((pod.ipv4, 80))
-                # The SYN's and the ACK's, which was never tagged.
+                # The SYN and the ACK; the ACK was never tagged.
                 assert packets_of(family) == 2
     finally:
         subprocess.run(["nft", "delete", "table", family, "test-mark"], check=True)

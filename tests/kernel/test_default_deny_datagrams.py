@@ -135,7 +135,7 @@ def test_multicast_of_the_node_reaches_new_pods(
         sniffer.settimeout(traffic.DROPPED_AFTER_SECONDS)
         # A bridge port that is still coming up loses what is sent meanwhile.
         for _ in range(10):
-            # Nor is there a route for groups before the interface's first moment is over.
+            # Right after the interface is created there is no route for groups either.
             with contextlib.suppress(OSError):
                 sock.sendto(b"to everybody", (group, 5353))
             with contextlib.suppress(TimeoutError):

@@ -20,7 +20,7 @@ LOOPBACK_IFINDEX = 1
 
 @pytest.fixture(scope="module")
 def gate(loaded: loader.Loaded) -> Iterator[int]:
-    """What a gate knows, without an interface: the loopback's number will do for a test run."""
+    """A gate's configuration without an interface: a test run may use the loopback's number."""
     ifindex = LOOPBACK_IFINDEX
     key = ifindex.to_bytes(4, "little")
     loaded.map(abi.GATES).set(key, bytes(GateConfig(Mode.ENFORCE, tuple(POD.values())).pack()))

@@ -1,7 +1,7 @@
 """Every frame of the table, sent by a packet socket to a pod with a real server behind the gate.
 
-First with the gate off, where the frames that claim to be dangerous must open a connection; then
-under enforce, where none does.
+First with the gate off, where the frames marked as dangerous must open a connection; then in
+enforce, where none may.
 """
 
 import itertools

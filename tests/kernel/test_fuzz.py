@@ -1,4 +1,4 @@
-"""Random frames: whatever would open a TCP connection in the pod, or speak in one, is dropped."""
+"""Random frames: those that open a TCP connection in the pod, or inject into one, are dropped."""
 
 import random
 from collections.abc import Iterator
@@ -126,7 +126,7 @@ def test_no_value_of_two_header_bytes_opens_the_gate(loaded: loader.Loaded) -> N
 
 @pytest.mark.parametrize("case", cases.CASES, ids=str)
 def test_model_covers_the_dangerous_frames_of_the_table(case: cases.Case) -> None:
-    """The table was tried on a real kernel, so the model is tried on the table."""
+    """The table is checked on a real kernel, so the model is checked with the table."""
     built = case.frames(ENDS[case.family])
     effects = [model.effect(frame, OWN) for frame in built]
     if case.opens and len(built) == 1 and case.name != "header-in-fragment":

@@ -173,7 +173,7 @@ def test_unknown_ethertype_is_held(loaded: loader.Loaded) -> None:
     assert not is_let_in(loaded, frames.ethernet(ENDS[4], 0x88B5, bytes(46)))
 
 
-# Holds what opens at eth0 of the namespace that it runs in.
+# Holds new flows at eth0 of the namespace that it runs in.
 HOLD = """
 import socket, sys
 from bpf import pins, redirect as redirects, tcx
@@ -188,7 +188,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def inside(lab: labs.Lab) -> labs.LabPod:
-    """In the place of the relay."""
+    """A pod in the role of the relay's namespace."""
     return lab.add_pod("inside", 1)
 
 

@@ -1,4 +1,4 @@
-"""Hooks at the root cgroup: errors that host processes get at once, and calls left alone."""
+"""Hooks at the root cgroup: calls of host processes that fail at once, and calls that pass."""
 
 import ctypes
 import errno
@@ -82,7 +82,7 @@ def read_events(loaded: loader.Loaded) -> list[DropEvent]:
 
 
 def begin_events(loaded: loader.Loaded) -> None:
-    """No events so far, and none suppressed because of the test before."""
+    """No events yet, and none suppressed because of the previous test."""
     budget = loaded.map(abi.EVENT_BUDGET)
     budget.set(bytes(4), bytes(budget.value_size))
     read_events(loaded)
@@ -174,7 +174,7 @@ def test_two_pods_with_one_address_are_left_to_their_gates(
 def test_socket_bound_to_an_interface_is_left_to_the_gate_over_ipv4(
     gates: Gates, pod: labs.LabPod, family: str, answer: str
 ) -> None:
-    """Over IPv6 a router may send it back, and nothing would stop it then."""
+    """Over IPv6 a router may send it back, and no gate would drop it then."""
     guard(gates, pod, Mode.ENFORCE)
     sock = socket.socket(attempts.FAMILIES[family], socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, pod.interface.encode())

@@ -156,7 +156,7 @@ async def test_port_shared_by_two_listeners_stays_open_with_one(
             sock.listen()
         assert await watched.next() == ("web", ProbeResult.SUCCESS)
         sock.close()
-        # Another pod's flips take as long as this close would have taken to be believed.
+        # Another pod's changes take as long as this close would need to take effect.
         with shop.listen(8080):
             assert await watched.next() == ("shop", ProbeResult.SUCCESS)
         assert await watched.next() == ("shop", ProbeResult.FAILURE)

@@ -144,7 +144,7 @@ def test_interface_that_cannot_be_gated_is_named(
     condition = isolation(report)
     assert condition is not None
     assert condition.message == f"interface net1 ({kind}) cannot be gated."
-    # What can be gated is.
+    # The other interfaces are gated.
     known = pod_of(report, "web")
     assert known is not None
     assert [gate.interface for gate in known.gates] == [pod.interface]

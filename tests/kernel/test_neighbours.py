@@ -1,4 +1,4 @@
-"""Gates beside other people's programs, filters and qdiscs on the same interface."""
+"""Gates with foreign programs, filters and qdiscs on the same interface."""
 
 import re
 import subprocess

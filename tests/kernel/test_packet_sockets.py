@@ -1,5 +1,5 @@
-"""What a packet socket can do without touching the pod's interface by plain frames: loopback, pairs
-of interfaces within the node, rings, and checksums that are filled in later."""
+"""Attacks with packet sockets other than plain frames at the pod's interface: loopback, pairs of
+interfaces within the host, rings, and checksums that are filled in later."""
 
 import contextlib
 import ctypes
@@ -70,7 +70,7 @@ def passed(line: wire.Wire, payload: bytes) -> bool:
     """Whether a frame with `payload` reached the pod; it was routed, so its link header is new."""
     end = b"podgate-end"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        # A rule lets it in, and it takes the same queue as what was routed before it.
+        # A rule admits it, and it uses the same queue as the packets routed before it.
         sock.sendto(end, (line.pod.ipv4, END_PORT))
     is_there = False
     while True:
@@ -81,7 +81,7 @@ def passed(line: wire.Wire, payload: bytes) -> bool:
 
 
 FORGED = [(4, "198.18.9.9"), (6, "fd00:18:9::9")]
-# What would disturb a connection of the pod with another peer: data, its end, an answer.
+# Segments that disturb a connection of the pod with another peer: data, its end, an answer.
 INTO_A_CONNECTION = [frames.ACK | frames.PSH, frames.FIN | frames.ACK, frames.SYN | frames.ACK]
 
 
@@ -94,7 +94,7 @@ def test_frame_put_into_the_loopback_is_dropped(
     frame = frames.segment(ends, flags, data=b"from-lo")
     with packet_socket("lo") as sock:
         wire.send(sock, frame)
-        assert passed(line, b"from-lo")  # the way is there: what stops it next is the gate
+        assert passed(line, b"from-lo")  # the path works: only the gate can drop the next one
         counting = enforce(gates, line.pod)
         wire.send(sock, frame)
         assert not passed(line, b"from-lo")
@@ -128,7 +128,7 @@ def test_frame_from_a_pair_within_the_node_is_dropped_once_marked(
     counting = enforce(gates, line.pod)
     with packet_socket(sender) as sock:
         wire.send(sock, frame)
-        assert passed(line, b"from-pair")  # forwarded, as far as the gate knows
+        assert passed(line, b"from-pair")  # forwarded, according to the gate
         assert DROPPED not in counting.moved()
         marks.mark(ifindex, is_node_sent=True)
         try:

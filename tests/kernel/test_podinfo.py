@@ -50,7 +50,7 @@ def test_podgate_pods_lists_pods_of_manifests_also_after_a_restart(
     with urllib.request.urlopen(f"http://{report.http_address}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     total = next(line for line in lines if line.startswith("pod_info_endpoint_requests_total "))
-    # Watches count here alone, also those that came too early.
+    # Only this metric counts watches, including those that were too early.
     assert float(total.split()[1]) >= 4
     assert "pod_info_endpoint_requests_list 1.0" in lines
     assert "pod_info_endpoint_requests_get 1.0" in lines

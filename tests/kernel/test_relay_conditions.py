@@ -191,7 +191,7 @@ def test_relay_outlives_its_agent_and_the_next_agent_takes_the_next_slot(
         wait_until("the second agent stands by", second.started_file.exists)
         operator.stop(signal.SIGTERM)
         report = second.wait_for("strict", is_strict)
-        # What leads to the old one is as closed to the node as the new.
+        # The old relay's addresses are blocked for the host like the new ones.
         gated = {gate.interface for gate in report.relay.gates}
         assert gated == {"podgate-relay0", "podgate-relay1"}
         held.stdin.write(b"\n")
@@ -266,7 +266,7 @@ def test_connect_to_the_relays_range_is_rejected_counted_and_named(
     operator.wait_for("strict", is_strict)
     with socket.socket() as sock:
         sock.settimeout(2)
-        # By a hook; where the kernel has none, by silence.
+        # Rejected by a hook; without hooks in the kernel, dropped.
         assert sock.connect_ex(("198.18.64.16", 8080)) in (errno.EPERM, errno.EAGAIN)
     report = operator.report()
     assert report is not None

@@ -66,7 +66,7 @@ def redirect(
 
 @pytest.fixture
 def scene(lab: labs.Lab, redirect: Redirect) -> Iterator[Scene]:
-    """The relay's address stands for the pod's at any port."""
+    """The relay's address represents the pod's at any port."""
     with redirecting.scene(lab) as made:
         made.publish(redirect)
         yield made
@@ -203,7 +203,7 @@ def test_sockets_of_other_namespaces_go_direct_and_see_their_peer(
 
 @BOTH
 def test_target_of_another_pod_is_not_used(scene: Scene, redirect: Redirect, version: int) -> None:
-    """As when an entry's memory is another's by the time it is read."""
+    """As if the entry's memory were reused before it is read."""
     relay, other = (
         frames.address(traffic.address(one, version)) for one in (scene.relay, scene.successor)
     )
@@ -270,7 +270,7 @@ def guard(gates: Gates, loaded: loader.Loaded, installation: pins.Pins) -> Itera
 
 
 def verdicts(counting: Counting) -> dict[tuple[Verdict, Reason], int]:
-    """What was counted of connections that begin; the kernels also talk by themselves."""
+    """Counts of new connections, without the kernels' own traffic."""
     reasons = (Reason.PROBE, Reason.NODE, Reason.RELAY)
     return {key: count for key, count in counting.moved().items() if key[1] in reasons}
 
@@ -302,7 +302,7 @@ def test_enforced_pod_s_hook_lets_the_kubelet_through_to_the_relay(
         assert connected(stranger, traffic.address(scene.pod, version)) == errno.EPERM
 
 
-# A range behind the relay's pair, and one address of it that no gate has in its list.
+# A range behind the relay's pair, and one address of it that is in no gate's list.
 RANGES = {4: ("198.18.64.0/24", "198.18.64.77"), 6: ("fd00:18:64::/64", "fd00:18:64::77")}
 
 

@@ -119,7 +119,7 @@ def test_an_answer_written_by_a_raw_socket_is_dropped(
     with node_udp(version, PORT) as server, pod_udp(pod, version) as client:
         client.sendto(b"question", (traffic.NODE[version], PORT))
         _, whence = server.recvfrom(64)
-        # The kernel adds the IP header, so the source is the node's own, as in a true answer.
+        # The kernel adds the IP header, so the source is the host's, as in a real answer.
         datagram = struct.pack("!HHHH", PORT, whence[1], 11, 0) + b"lie"
         with (
             socket.socket(traffic.family(version), socket.SOCK_RAW, socket.IPPROTO_UDP) as raw,

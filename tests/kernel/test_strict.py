@@ -61,7 +61,7 @@ AWKWARD = {
 @pytest.fixture(scope="module")
 def node(isolated: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """A hundred pods: most with every kind of server, some that declare bare ports, some on a
-    bridge; and one with all that is awkward."""
+    bridge; and one with all awkward kinds."""
     folder: pathlib.Path = tmp_path_factory.mktemp("strict")
     with fresh_lab() as lab, strict_node(lab, folder) as made:
         made.add("awkward", 1, ports=(*fleet.USUAL, *fleet.AWKWARD), probes=WHOLE_PROBES)
@@ -197,7 +197,7 @@ def is_strict(report: AgentReport, pod: LabPod) -> bool:
 
 
 def take_address(pod: LabPod, other: LabPod) -> None:
-    """As `other`: its addresses and no more those that the pod had."""
+    """Give the pod the addresses of `other` instead of its own."""
     commands = [
         f"address {verb} {address}/{bits} dev eth0"
         for verb, whose in (("del", pod), ("add", other))

@@ -71,7 +71,7 @@ def inside(node: Node) -> Iterator["Inside"]:
 
 
 class Inside:
-    """Eyes in the relay's namespace: what came in by its pair, whether or not it is held."""
+    """A tap in the relay's namespace: packets that arrived by its pair, held or not."""
 
     def __init__(self, node: Node) -> None:
         netns = Netns.open(f"/proc/{node.relay_pid()}/ns/net")
@@ -93,14 +93,14 @@ class Inside:
 
 
 def dropped_at_the_pair(report: AgentReport) -> int:
-    """What the gate of the relay's interface dropped."""
+    """Packets that the gate of the relay's interface dropped."""
     return sum(
         count for gate in report.relay.gates for count in gate.packets.get("drop", {}).values()
     )
 
 
 def ended(node: Node, name: str, outcome: Outcome) -> Callable[[AgentReport], int]:
-    """How many of the kubelet's connections to a pod came to this."""
+    """The number of the kubelet's connections to a pod with this outcome."""
 
     def count(report: AgentReport) -> int:
         pod = pod_of(report, name)
@@ -137,7 +137,7 @@ def test_connect_to_the_relay_from_another_cgroup_is_rejected_and_counted(
 def test_addresses_of_the_range_without_a_pod_are_unreachable(
     node: Node, intruder: NodeClient, inside: Inside
 ) -> None:
-    """Within the relay's share its gate drops; beyond it there is no way, not even by a default
+    """Within the relay's share its gate drops; beyond it there is no route, not even a default
     route."""
     share, rest = [], []
     for text in (RANGE4, RANGE6):
@@ -162,7 +162,7 @@ def test_addresses_of_the_range_without_a_pod_are_unreachable(
 def test_no_socket_of_another_cgroup_gets_a_packet_to_the_relay(
     node: Node, inside: Inside, first_packet: syns.FirstPacket
 ) -> None:
-    """Those that no hook sees are dropped by the gate of the pair. This process is the intruder."""
+    """The pair's gate drops packets that no hook sees. This process is the intruder."""
     before = dropped_at_the_pair(report_of(node))
     tried = 0
     for address in relay_addresses(node).values():
@@ -267,7 +267,7 @@ def test_connections_end_with_their_sandbox_and_its_address_is_unused_until_reus
     assert kubelet.probe(targets) == dict.fromkeys(targets, nodeclient.OK)
     assert node.fleet.peers()["new"] == {new.pod.ipv4, new.pod.ipv6}
 
-    # What the old pod's addresses at the relay were stands for no pod, and not for the new one.
+    # The relay's addresses of the old pod represent no pod now, and not the new one.
     former = [f"tcp,{relays[host]},{fleet.HTTP}" for host in (old.pod.ipv4, old.pod.ipv6)]
     assert not set(relay_addresses(node).values()) & {target.split(",")[1] for target in former}
     before = report_of(node).relay.unknown_address
@@ -281,7 +281,7 @@ def test_connections_end_with_their_sandbox_and_its_address_is_unused_until_reus
 
 
 def add(node: Node, name: str) -> FleetPod:
-    """One in strict with an address that others had."""
+    """A pod in strict with an address that other pods had before."""
     made = node.add(name, REUSED_NUMBER, ports=(fleet.HTTP,), probes=WEB_PROBES, mode="strict")
     node.settle()
     node.fleet.peers()

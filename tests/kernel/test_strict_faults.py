@@ -148,7 +148,7 @@ def relay(node: Node) -> int:
 
 
 def kill(pid: int) -> Instant:
-    """From before its end until all that it held is closed."""
+    """From before its end until all its connections are closed."""
     descriptor = os.pidfd_open(pid)
     try:
         began = time.monotonic()
@@ -198,7 +198,7 @@ def test_when_the_relay_hangs_only_probes_until_its_heartbeat_is_stale_fail(
         try:
             time.sleep(SCALE.stopped_seconds)
         finally:
-            with contextlib.suppress(ProcessLookupError):  # its agent may have ended it
+            with contextlib.suppress(ProcessLookupError):  # its agent may have killed it
                 os.kill(hung, signal.SIGCONT)
         load.go_on()
     print_lost(capsys, f"a relay hung for {SCALE.stopped_seconds} s", load.lost([instant]))

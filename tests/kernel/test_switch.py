@@ -1,4 +1,4 @@
-"""Where Open vSwitch forwards: what it puts in again has no socket and came in by no interface."""
+"""With Open vSwitch: packets that it injects have no socket and no input interface."""
 
 from collections.abc import Iterator
 
@@ -42,7 +42,7 @@ def test_packets_without_a_socket_pass_only_on_a_switch(
     has_switch: bool,
     seen: tuple[Verdict, Reason],
 ) -> None:
-    before, target, after = pods  # the original leaves by the last port, whichever that is
+    before, target, after = pods  # the original leaves by the last port
     with target.listen(80):
         assert traffic.node_reaches(target, version)
         traffic.forget_ports(labs.BRIDGE, pods)

@@ -1,4 +1,4 @@
-"""Live connections: what the gate closes, and everything that it must leave alone."""
+"""Live connections: which ones the gate blocks, and which ones it must not affect."""
 
 import socket
 
@@ -144,7 +144,7 @@ def test_flooded_copies_are_strays_and_open_nothing(
     """A bridge that has forgotten a pod's port sends the node's packet to every port."""
     pods = [lab.add_pod(name, number, bridged=True) for number, name in enumerate("abc", 1)]
     with pods[0].listen(80):
-        assert traffic.node_reaches(pods[0], version)  # the node knows the pod's MAC now
+        assert traffic.node_reaches(pods[0], version)  # the pod's MAC is resolved now
         traffic.forget_ports(labs.BRIDGE, pods)
         countings = [install(gates, pod, Mode.ENFORCE) for pod in pods]
         assert traffic.node_is_dropped(pods[0], version)

@@ -1,4 +1,4 @@
-"""Traffic between pods, and from outside, behind gates that enforce: as if there were none."""
+"""Traffic between pods and from outside works with enforcing gates as without gates."""
 
 import contextlib
 import socket
@@ -33,7 +33,7 @@ Enforce = Callable[..., list[Counting]]
 
 @pytest.fixture
 def enforce(gates: Gates) -> Enforce:
-    """Closes pods to the node; what their gates count from then on."""
+    """Enforces for pods; returns the counts of their gates from then on."""
 
     def enforce(*pods: labs.LabPod, rules: tuple[Rule, ...] = ()) -> list[Counting]:
         for pod in pods:
@@ -174,7 +174,7 @@ def test_outside_reaches_a_service_through_the_node(
 def test_pod_reaches_itself_by_its_service(
     lab: labs.Lab, enforce: Enforce, version: int, bridged: bool, value: str
 ) -> None:
-    """Hairpin: what the pod sends comes back to it from the node's address."""
+    """Hairpin: the pod's packets return to it with the host's address as their source."""
     pod = lab.add_pod("web", 1, bridged=bridged)
     lab.add_pod("other", 2, bridged=True)
     countings = enforce(pod)
@@ -195,7 +195,7 @@ def test_pod_reaches_itself_by_its_service(
 def test_connection_that_the_network_s_policy_rejects_ends_at_once(
     lab: labs.Lab, enforce: Enforce, version: int, bridged: bool
 ) -> None:
-    """The node's kernel answers in the other pod's name."""
+    """The host's kernel answers with the other pod's address."""
     server = lab.add_pod("server", 1)
     client = lab.add_pod("client", 2, bridged=bridged)
     enforce(server, client)
@@ -286,7 +286,7 @@ def test_synproxy_of_the_node_reaches_pods_by_a_rule_for_the_kernel(
         moved = counting.moved()
         assert moved[Verdict.PASS, Reason.RULE] == 1
         assert moved.keys() <= {(Verdict.PASS, Reason.RULE), ESTABLISHED, *CONTROL}
-        assert traffic.node_is_dropped(pod, version, port)  # it is a rule for the kernel alone
+        assert traffic.node_is_dropped(pod, version, port)  # the rule admits the kernel only
 
 
 @PATHS

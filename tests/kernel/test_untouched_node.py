@@ -91,7 +91,7 @@ def test_pod_talks_to_the_node_by_a_service_s_address(
 
 @VERSIONS
 def test_neighbours_resolve_each_other_again(gates: Gates, pod: labs.LabPod, version: int) -> None:
-    """ARP, or IPv6 neighbour discovery, each way; and neither knows the other at first."""
+    """ARP, or IPv6 neighbour discovery, each way, with empty neighbour tables."""
     counting = enforce(gates, pod)
     with conversations.served_by() as serving:
         for namespace in ([], ["nsenter", f"--net={pod.netns.path}"]):
@@ -130,7 +130,7 @@ def make_narrow(pod: labs.LabPod) -> None:
 
 
 def learns_mtu(sender: labs.LabPod, target: str) -> int:
-    """What the sender's kernel knows of the path after one datagram too large for it."""
+    """The path MTU in the source's kernel after one datagram that is too large."""
     is_ipv4 = conversations.version_of(target) == 4
     level = socket.IPPROTO_IP if is_ipv4 else socket.IPPROTO_IPV6
     mtu_discover, probe, mtu = (10, 2, 14) if is_ipv4 else (23, 2, 24)

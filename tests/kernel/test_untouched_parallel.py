@@ -1,4 +1,4 @@
-"""A hundred flows of all kinds at once go the same way with gates and without."""
+"""A hundred concurrent flows of all kinds have the same results with and without gates."""
 
 import concurrent.futures
 import contextlib
@@ -54,7 +54,7 @@ class Flow:
         return traffic.address(self.server, self.version)
 
     def run(self) -> str:
-        """How it went: "ok", or the error's name."""
+        """The result: "ok", or the error's name."""
         try:
             if self.kind == "ping":
                 conversations.ping(self.client, self.address)
@@ -96,7 +96,7 @@ class Flow:
         )
         sock = make(traffic.family(self.version), kind)
         sock.settimeout(traffic.LIMIT_SECONDS)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of the run before
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of the previous run
         # The node answers a pod from the address that it was sent to, wherever that lies.
         where = traffic.NODE[self.version] if self.server is None else ""
         sock.bind((where, FIRST_PORT + self.number))
@@ -170,5 +170,5 @@ def test_hundred_concurrent_flows_work_as_without_gates(lab: labs.Lab, gates: Ga
     assert {result for kind, result in without if kind in OPEN} == {"ok"}
     assert {result for kind, result in without if kind in CLOSED} == {"ConnectionRefusedError"}
     counted = {key for counting in countings for key in counting.moved()}
-    assert (Verdict.PASS, Reason.ESTABLISHED) in counted  # the gates were there
+    assert (Verdict.PASS, Reason.ESTABLISHED) in counted  # gates were attached
     assert counted <= ANSWERS

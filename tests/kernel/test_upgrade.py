@@ -1,4 +1,4 @@
-"""Another schema takes gates over without a gap, later or earlier than ours, and leaves no rest."""
+"""Another schema, newer or older, takes gates over without a gap and leaves nothing behind."""
 
 import contextlib
 import dataclasses
@@ -49,7 +49,7 @@ class Version:
 def loads(
     isolated: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[int, loader.Loaded]]:
-    """The programs and maps of three schemas: ours, one earlier, one later."""
+    """The programs and maps of three schemas: ours, an older and a newer one."""
     bpffs = labs.LAB_DIRECTORY / "bpf" / "schemas"
     bpffs.mkdir()
     made = {}
@@ -334,7 +334,7 @@ def test_clean_up_removes_the_gates_of_every_schema(before: Version, pod: labs.L
 def test_interrupted_move_of_another_schema_is_completed(
     before: Version, after: Version, pod: labs.LabPod
 ) -> None:
-    """Both of its links judge; one is taken over, and the other goes."""
+    """Both of its links are in force; one is taken over, and the other is removed."""
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
     front = syscalls.link_create_tcx(

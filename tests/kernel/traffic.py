@@ -24,12 +24,12 @@ def address(pod: LabPod, version: int) -> str:
 
 
 def node_reaches(pod: LabPod, version: int, port: int = 80) -> bool:
-    """Whether a process of the node connects. Waits long: a bridge port may still be coming up."""
+    """Whether a host process can connect. Waits long: a bridge port may still be coming up."""
     return _node_connects(pod, version, port, LIMIT_SECONDS)
 
 
 def node_is_dropped(pod: LabPod, version: int, port: int = 80) -> bool:
-    """Whether nothing answers a process of the node for the time that one SYN has."""
+    """Whether a host process gets no answer to one SYN, within the time before a second one."""
     return not _node_connects(pod, version, port, DROPPED_AFTER_SECONDS)
 
 

@@ -123,7 +123,7 @@ def sockaddr(address: str, port: int) -> bytes:
 
 
 def libc_connect(sock: socket.socket, address: bytes) -> int:
-    """connect(2) with any sockaddr, which Python's socket does not let through; an errno or 0."""
+    """connect(2) with any sockaddr, which Python's socket cannot pass; returns an errno or 0."""
     return ctypes.get_errno() if _libc.connect(sock.fileno(), address, len(address)) else 0
 
 

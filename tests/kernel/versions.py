@@ -1,4 +1,4 @@
-"""Other versions of the programs, compiled beside ours from changed copies of the sources."""
+"""Other versions of the programs, compiled from changed copies of the sources."""
 
 import asyncio
 import dataclasses

@@ -38,7 +38,7 @@ class Wire:
         self.pod = pod
         kind = socket.SOCK_RAW
         self.node = socket.socket(socket.AF_PACKET, kind, socket.htons(ETH_P_ALL))
-        self.node.bind((pod.interface, 0))  # sends only: protocol 0 receives nothing
+        self.node.bind((pod.interface, 0))  # send only: protocol 0 receives nothing
         self.inside = pod.open_socket(socket.AF_PACKET, kind, socket.htons(ETH_P_ALL))
         self.inside.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         self.inside.bind(("eth0", ETH_P_ALL))
@@ -60,7 +60,7 @@ class Wire:
         )
 
     def inject(self, sent: Sequence[bytes], protocol: int | None = None) -> Seen:
-        """Send frames on the node's side. protocol: the sll_protocol, which may be a lie."""
+        """Send frames at the host's end. protocol: the sll_protocol, possibly a wrong one."""
         for frame in sent:
             send(self.node, frame, None if protocol is None else (self.pod.interface, protocol))
         return self.flush()
@@ -81,7 +81,7 @@ class Wire:
         raise AssertionError("unreachable")
 
     def warm_up(self) -> None:
-        """Let the pod learn the node's link-layer address, so that it answers at once."""
+        """Make the pod learn the host's link-layer address, so that it answers at once."""
         for family, node in ((socket.AF_INET, "198.18.0.1"), (socket.AF_INET6, "fd00:18::1")):
             with self.pod.open_socket(family, socket.SOCK_STREAM) as sock:
                 sock.connect_ex((node, 9))
