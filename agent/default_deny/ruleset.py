@@ -1,29 +1,30 @@
-"""The backstop's nftables ruleset as text: what it drops, and why it can touch nothing else.
+"""The ruleset of the default-deny table as text: what it drops, and why all else passes.
 
-Three chains. A packet that opens a conversation is *tagged* where its socket can still be asked
-for its cgroup, and judged where its way out is known for good:
+It has three base chains. The first packet of a flow is *tagged* where its socket, and so its
+cgroup, is available; it passes or is dropped where its final interface is known:
 
-* `inet output`, the last there: tags what a process of the node opens, unless the kubelet did. Only
-  packets with a process's socket: what IP virtual server (IPVS) forwards comes through this hook
-  too, as does SYNPROXY's own SYN, and neither has one.
-* `inet postrouting`, the first there, since only after output is the interface known of what was
-  sent to a service's address and translated. Drops tagged packets to veths in no set; unties the
-  tag from all others but those to a bridge. Nothing runs between these two hooks, so nobody else
-  sees the tag.
-* `bridge output` does the same for the ports of bridges. The tag, unlike the socket, is on every
-  copy that a bridge floods.
+* `inet output`, last of its hook, tags new flows of host processes except the kubelet. It tags only
+  packets with a process's socket: packets that IP virtual server (IPVS) forwards and the SYN that
+  SYNPROXY makes also run through this hook, and have none.
+* `inet postrouting`, first of its hook, because a packet to a service's address gets its interface
+  only when it is translated, which is after output. It drops tagged packets to veths that are in no
+  set, and clears the tag of all others, except those to a bridge. No other program sees the tag:
+  nothing runs between these two hooks.
+* `bridge output` does the same for the ports of bridges. A bridge that floods a packet copies the
+  tag, but not the socket.
 
-A kubelet that restarts while no agent lives has a cgroup that nobody admitted, and would fail the
-probes of every pod born since: when the heartbeat has been missing for long, TCP from processes
-outside of pods' cgroups passes (chain `orphaned`, counted).
+Forwarded packets, bridged or routed, are never tagged, so they always pass.
 
-So forwarded packets, bridged or routed, are never tagged and never judged.
+A kubelet that restarts while no agent runs gets a cgroup that is not admitted, and would fail the
+probes of every pod created since. So when the heartbeat has been missing for long, TCP from
+processes outside of pods' cgroups passes (chain `orphaned`, counted).
 
-An opening packet of TCP is SYN without ACK, and every fragment that a raw socket makes (processes'
-own packets are cut up after these hooks). Other protocols begin where connection tracking says so;
-where nothing is tracked, they pass: our asking would switch tracking on for every packet of the
-node. Replies to what a pod asked, untracked packets (NodeLocal DNSCache), ICMP errors, neighbour
-discovery, IGMP, MLD, DHCP's answers, multicast and broadcast always pass.
+For TCP, a new flow is a SYN without ACK, or any fragment, since only raw sockets send fragments
+through these hooks: the kernel fragments other packets later. For other protocols, connection
+tracking determines it. Where nothing is tracked, they pass: a rule that matches the tracking state
+would switch tracking on for every packet of the node. Replies to a pod's requests, untracked
+packets (NodeLocal DNSCache), ICMP errors, neighbour discovery, IGMP, MLD, DHCP replies, multicast
+and broadcast always pass.
 """
 
 import dataclasses
@@ -35,15 +36,15 @@ FAMILIES = ("inet", "bridge")
 GATED = "gated"
 NOT_PODS = "not_pods"
 
-# The upper half of the packet's mark while it is tagged; the lower half, where kube-proxy (0x4000,
-# 0x8000) and most others keep their bits, stays as it is. As a Cilium identity it would be a
-# reserved one (below 256) that is not given out; Calico's bits never come in this combination.
+# The upper half of the packet's mark while it is tagged. The lower half, where kube-proxy (0x4000,
+# 0x8000) and most others keep their bits, does not change. As a Cilium identity it would be a
+# reserved one (below 256) that is not assigned; Calico never sets its bits in this combination.
 TAG = 0x00E7_0000
 _TAGGED = 0xFFFF_0000
 _REST = 0x0000_FFFF
 
-# What tracking calls new is a conversation's first packet, an echo request included; errors,
-# answers and neighbour discovery are not. It cannot match a broadcast with its answers.
+# In tracking, the first packet of a flow is `new`, an echo request included; errors, replies and
+# neighbour discovery are not. It cannot match a broadcast with its replies.
 _DATAGRAMS = """\
     udp sport . udp dport { 67 . 68, 547 . 546 } accept
     ip daddr { 224.0.0.0/4, 255.255.255.255 } accept
@@ -60,23 +61,23 @@ _EARLIEST = -10_000
 
 @dataclasses.dataclass(slots=True)
 class Ruleset:
-    """All that the tables should say."""
+    """The desired content of the tables."""
 
     gated: set[int] = dataclasses.field(default_factory=set)
     not_pods: set[int] = dataclasses.field(default_factory=set)
     kubelet: str | None = None
-    """What matches its sockets, of `agent.linux.nft_cgroups`."""
+    """An nft expression that matches its sockets, made by `agent.linux.nft_cgroups`."""
     pods: tuple[str, ...] = ()
-    """What matches sockets of pods' processes, those of hostNetwork pods included."""
+    """Expressions that match sockets of pods' processes, hostNetwork pods included."""
     stale_seconds: int = 60
-    """Without a heartbeat for so long, processes outside of pods count as the kubelet."""
+    """After this time without a heartbeat, processes outside of pods count as the kubelet."""
     has_bridge: bool = True
     """Whether this kernel filters bridges with nftables."""
     tracks: bool = True
-    """Whether to ask connection tracking about what is not TCP."""
+    """Whether rules use connection tracking, which protocols other than TCP need."""
 
     def text(self) -> str:
-        """A script that puts the tables there, in the place of any that are."""
+        """A script that installs the tables and replaces existing ones."""
         return removal() + self._inet() + (self._bridge() if self.has_bridge else "")
 
     def changes(self, *, add: dict[int, str], delete: dict[int, str]) -> str:
@@ -90,14 +91,14 @@ class Ruleset:
         )
 
     def admission(self) -> str:
-        """A script that admits the kubelet that there is now, and no other."""
+        """A script that admits the current kubelet only."""
         return f"flush chain inet {TABLE} kubelet\n" + "".join(
             f"add rule inet {TABLE} kubelet {rule}\n" for rule in self._kubelet_rules()
         )
 
     def heartbeat(self) -> str:
-        """A script that starts the time to staleness anew. An element that is there keeps its
-        time when it is added (Linux before 6.12), so it goes first."""
+        """A script that restarts the time to staleness. Adding an existing element does not renew
+        its timeout (Linux before 6.12), so the script deletes it first."""
         return (
             f"add element inet {TABLE} alive {{ {self._alive()} }}\n"
             f"delete element inet {TABLE} alive {{ ipv4, ipv6 }}\n"
@@ -105,7 +106,7 @@ class Ruleset:
         )
 
     def chains(self) -> list[tuple[str, str, str]]:
-        """Family, table and name of every chain that names no cgroup."""
+        """Family, table and name of every chain without a cgroup in its rules."""
         names = ("tag", "opening", "output", "postrouting")
         chains = [("inet", TABLE, name) for name in names]
         return [*chains, ("bridge", TABLE, "output")] if self.has_bridge else chains
@@ -176,7 +177,7 @@ class Ruleset:
 
 
 def removal(families: tuple[str, ...] = FAMILIES) -> str:
-    """A script after which no table of ours is there; deleting wants one, so it is added first."""
+    """A script that removes our tables. It adds each first: deleting a missing one fails."""
     return "".join(
         f"add table {family} {TABLE}\ndelete table {family} {TABLE}\n" for family in families
     )
@@ -188,10 +189,10 @@ def elements_of(text: str, interfaces: Iterable[tuple[int, str]]) -> set[int]:
     elements = next(
         entry["set"].get("elem", []) for entry in json.loads(text)["nftables"] if "set" in entry
     )
-    # Those that are gone are printed as numbers.
+    # nft prints interfaces that no longer exist as numbers.
     return {by_name[element] for element in elements if element in by_name}
 
 
 def _element(ifindex: int) -> str:
-    # Longer than any interface's name: nft takes a short number for a name if there is such a one.
+    # Longer than any interface name: nft reads a short number as a name if an interface has it.
     return f'"{ifindex:020d}"'

@@ -1,12 +1,13 @@
-"""The backstop: an nftables table that keeps pods' interfaces closed until their gates are on.
+"""The default-deny table: an nftables table that blocks new pods until their gates are attached.
 
-A gate comes 1 to 20 ms after its interface, and never when the agent is dead. Until podgate has
-said what an interface is (`gate`, `exempt`), processes of the node open no conversation by it, but
-for the kubelet. What pods send, what is forwarded and answers are not touched:
+A gate is attached 1 to 20 ms after its interface appears, and not at all while no agent runs. Until
+podgate has classified an interface (`gate`, `exempt`), the table drops new flows of host processes
+to it, except the kubelet's. Packets from pods, forwarded packets and replies always pass; see
 `agent.default_deny.ruleset`.
 
-It is made for nodes whose default is enforce or strict. It does not hold out packet sockets on the
-interface itself (CAP_NET_RAW, and the pod's own gate does), nor the kernel's own connections (NFS).
+It is for nodes whose default mode is enforce or strict. It blocks neither packet sockets on the
+interface itself (they need CAP_NET_RAW, and the pod's gate blocks them) nor the kernel's own
+connections (NFS).
 """
 
 import asyncio
@@ -31,19 +32,19 @@ _CONNTRACK_COUNT = pathlib.Path("/proc/sys/net/netfilter/nf_conntrack_count")
 
 
 class DefaultDenyError(PodgateError):
-    """The table could not be changed and is as it was; the message is one sentence."""
+    """The table could not be changed and keeps its content; the message is one sentence."""
 
 
 class DefaultDenyTable:
-    """The node's tables, and what they should say. All methods are for one event loop.
+    """The node's tables and their desired content. All methods belong to one event loop.
 
-    Where the backstop is not available, every method does nothing: `reason_unavailable` is to be
-    said once, and the window between interface and gate stays what it is.
+    Where nftables cannot be used, every method does nothing: the user of the class logs
+    `reason_unavailable` once, and new pods are open between interface and gate.
     """
 
     def __init__(
         self,
-        wanted: ruleset.Ruleset,
+        desired: ruleset.Ruleset,
         cgroup2: pathlib.PurePath | None,
         pods: Iterable[str] | None,
     ) -> None:
@@ -52,14 +53,14 @@ class DefaultDenyTable:
         self._matches = None if mount is None else CgroupMatches(mount)
         self._pods = None if pods is None else tuple(pods)
         self._kubelet: str | None = None
-        self._wanted = wanted
-        self._standing = ""
+        self._desired = desired
+        self._installed = ""
         self._is_stale = False
         self._lock = asyncio.Lock()
         self._add: dict[int, str] = {}
         self._delete: dict[int, str] = {}
         self.reason_unavailable = ""
-        """One sentence, or nothing when it is available."""
+        """One sentence; empty if the table is available."""
 
     @classmethod
     async def open(
@@ -71,40 +72,41 @@ class DefaultDenyTable:
         stale_seconds: int = 60,
         cgroup2: pathlib.PurePath | None = None,
     ) -> "DefaultDenyTable":
-        """Put the tables there, or take over those of an earlier run, in one transaction.
+        """Install the tables, or take over those of the previous run, in one transaction.
 
-        gated: interface numbers with a gate that stands. kubelet: its cgroup's path from the mount
-        of cgroup v2, as `KubeletCgroup.path`; pods: likewise those below which pods are, else found
-        by the names that kubelets use; cgroup2: that mount, else found in /proc/mounts.
-        stale_seconds: after so long without `beat`, any process outside of pods counts as the
-        kubelet for TCP: longer than the agent's restart, shorter than a pod's patience.
+        gated: numbers of interfaces whose gate is attached. kubelet: the path of its cgroup below
+        the mount of cgroup v2, as `KubeletCgroup.path`; pods: paths of the cgroups that contain
+        pods, by default found by the names that kubelets use; cgroup2: the mount, by default found
+        in /proc/mounts. stale_seconds: after this time without `beat`, any process outside of pods
+        counts as the kubelet for TCP. It is longer than a restart of the agent takes, and shorter
+        than pods survive failing probes.
 
-        The first time, every interface that exists is exempt until it is gated: among them may be
-        the node's own uplink (in kind it is a veth), and they were born open anyway. Later runs
-        keep what was in the sets, so what was born while no agent ran stays closed.
+        The first run exempts every existing interface until it is gated: the node's own uplink may
+        be among them (of kind veth), and they were open until now anyway. Later runs keep the
+        content of the sets, so interfaces that were created while no agent ran stay blocked.
 
-        Never raises because of the machine: what is missing is `reason_unavailable`.
+        Never raises because of the machine: `reason_unavailable` names what is missing.
         """
-        wanted = ruleset.Ruleset(tracks=_tracks_connections(), stale_seconds=stale_seconds)
-        self = cls(wanted, cgroup2, pods)
+        desired = ruleset.Ruleset(tracks=_tracks_connections(), stale_seconds=stale_seconds)
+        self = cls(desired, cgroup2, pods)
         try:
             await self._check_kernel()
-            before = await _sets_of_earlier_run()
+            before = await _sets_of_previous_run()
             if before is None:
-                wanted.not_pods = {ifindex for ifindex, _ in socket.if_nameindex()}
+                desired.not_pods = {ifindex for ifindex, _ in socket.if_nameindex()}
             else:
-                wanted.gated, wanted.not_pods = before
-            wanted.gated |= set(gated)
-            wanted.not_pods -= wanted.gated
+                desired.gated, desired.not_pods = before
+            desired.gated |= set(gated)
+            desired.not_pods -= desired.gated
             if kubelet is not None:
                 with contextlib.suppress(CgroupGoneError):  # restarting; `admit` follows
-                    wanted.kubelet = self._match.of(kubelet)
+                    desired.kubelet = self._match.of(kubelet)
                     self._kubelet = kubelet
             await self._put()
         except (SocketMatchError, nft.NftError, TimeoutError) as error:
             self.reason_unavailable = (
-                "without the nftables backstop a new pod is open to the node until its gate is on: "
-                f"{_words(error)}."
+                "Without the default-deny table the host reaches a new pod until its gate is "
+                f"attached: {_words(error)}."
             )
         return self
 
@@ -115,78 +117,80 @@ class DefaultDenyTable:
     @property
     def _match(self) -> CgroupMatches:
         if self._matches is None:
-            raise SocketMatchError("no cgroup v2 is mounted to tell the kubelet by")
+            raise SocketMatchError("without a cgroup v2 mount the kubelet cannot be identified")
         return self._matches
 
     @property
     def covers_bridges(self) -> bool:
-        """Whether it also closes pods behind a bridge (CONFIG_NF_TABLES_BRIDGE)."""
-        return self.available and self._wanted.has_bridge
+        """Whether it also blocks new flows to pods behind a bridge (CONFIG_NF_TABLES_BRIDGE)."""
+        return self.available and self._desired.has_bridge
 
     @property
     def covers_datagrams(self) -> bool:
-        """Whether it also closes to what is not TCP: only where connections are tracked already."""
-        return self.available and self._wanted.tracks
+        """Whether it also blocks protocols other than TCP: only if connections are tracked."""
+        return self.available and self._desired.tracks
 
     async def gate(self, ifindexes: Iterable[int]) -> None:
-        """From now on these interfaces' gates alone decide. To be called when they are attached,
-        and for pods that are to have none (mode off). Raises `DefaultDenyError`.
+        """Leave these interfaces to their gates; called when gates are attached, and for pods that
+        get none (mode off). Raises `DefaultDenyError`.
         """
         await self._move(ifindexes, ruleset.GATED)
 
     async def exempt(self, ifindexes: Iterable[int]) -> None:
-        """These are no pods' interfaces: uplinks, veth pairs within the node, other containers'.
+        """Open interfaces that belong to no pod: uplinks, veth pairs of the host or of containers.
 
         Raises `DefaultDenyError`.
         """
         await self._move(ifindexes, ruleset.NOT_PODS)
 
     async def release(self, ifindexes: Iterable[int]) -> None:
-        """These are gone, or unknown again, and so closed. Raises `DefaultDenyError`."""
+        """Block these again: they are unclassified or no longer exist.
+
+        Raises `DefaultDenyError`.
+        """
         await self._move(ifindexes, None)
 
     async def admit(self, kubelet: str | None) -> None:
-        """Let the kubelet in this cgroup (and below it) reach pods without gates; none: nobody.
+        """Admit the kubelet in this cgroup, and below it, to pods without gates; None admits none.
 
-        Call it for every new cgroup, also of the same path: the kernel goes by the cgroup's id.
-        Raises `DefaultDenyError`; then the one before stays admitted.
+        Call it for every new cgroup, also of the same path: the kernel compares the cgroup's id.
+        Raises `DefaultDenyError`; then the previous one stays admitted.
         """
         async with self._lock:
             if not self.available:
                 return
-            before = self._wanted.kubelet, self._kubelet
+            before = self._desired.kubelet, self._kubelet
             try:
-                self._wanted.kubelet = None if kubelet is None else self._match.of(kubelet)
+                self._desired.kubelet = None if kubelet is None else self._match.of(kubelet)
                 self._kubelet = kubelet
-                await self._apply(self._wanted.admission())
+                await self._apply(self._desired.admission())
             except SocketMatchError as error:
                 raise DefaultDenyError(str(error)) from error
             except DefaultDenyError:
-                self._wanted.kubelet, self._kubelet = before
+                self._desired.kubelet, self._kubelet = before
                 raise
 
     async def beat(self) -> None:
-        """Say that the agent lives. To be called three times in `stale_seconds`, whatever else.
+        """Write the agent's heartbeat; to be called three times per `stale_seconds`.
 
         Raises `DefaultDenyError`.
         """
         async with self._lock:
             if self.available:
-                await self._apply(self._wanted.heartbeat())
+                await self._apply(self._desired.heartbeat())
 
     async def ensure(self) -> bool:
-        """Put the tables back if somebody removed or changed them; whether that was so.
+        """Restore the tables if another program removed or changed them; whether it did.
 
-        To be called now and then, such as with every full look at the pods.
-        `nft flush ruleset`, which is what a restart of nftables.service does, takes ours along.
-        Raises `DefaultDenyError`.
+        To be called periodically. A restart of nftables.service runs `nft flush ruleset`, which
+        removes our tables, too. Raises `DefaultDenyError`.
         """
         async with self._lock:
             if not self.available:
                 return False
             await self._track()
             try:
-                if await self._listing() == self._standing:
+                if await self._listing() == self._installed:
                     return False
             except (nft.NftError, TimeoutError) as error:
                 raise DefaultDenyError(f"nftables cannot be read: {_words(error)}") from error
@@ -196,37 +200,37 @@ class DefaultDenyTable:
         return True
 
     async def remove(self) -> None:
-        """Take the tables away, in one step. Raises `DefaultDenyError`."""
+        """Remove the tables in one transaction. Raises `DefaultDenyError`."""
         async with self._lock:
             if not self.available:
                 return
             await remove()
-            self.reason_unavailable = "the nftables backstop was removed."
+            self.reason_unavailable = "The default-deny table was removed."
 
     async def _track(self) -> None:
-        """Hold back what is not TCP as well, once somebody has begun to track connections."""
-        if self._wanted.tracks or not _tracks_connections():
+        """Cover protocols other than TCP once another program tracks connections."""
+        if self._desired.tracks or not _tracks_connections():
             return
-        self._wanted.tracks = self._is_stale = True
+        self._desired.tracks = self._is_stale = True
         try:
             await self._apply("")
         except DefaultDenyError:
-            self._wanted.tracks = False
+            self._desired.tracks = False
             raise
 
     async def _move(self, ifindexes: Iterable[int], to: str | None) -> None:
         for ifindex in ifindexes:
-            self._note(ifindex, to)
-        # Whoever comes first writes for all that wait behind: bursts of pods are a few scripts.
+            self._plan(ifindex, to)
+        # The first call writes for all that wait for the lock: a burst of pods makes few scripts.
         async with self._lock:
             if not self.available or not (self._add or self._delete or self._is_stale):
                 return
             add, delete = self._add, self._delete
             self._add, self._delete = {}, {}
-            await self._apply(self._wanted.changes(add=add, delete=delete))
+            await self._apply(self._desired.changes(add=add, delete=delete))
 
-    def _note(self, ifindex: int, to: str | None) -> None:
-        sets = {ruleset.GATED: self._wanted.gated, ruleset.NOT_PODS: self._wanted.not_pods}
+    def _plan(self, ifindex: int, to: str | None) -> None:
+        sets = {ruleset.GATED: self._desired.gated, ruleset.NOT_PODS: self._desired.not_pods}
         for name, members in sets.items():
             if name != to and ifindex in members:
                 members.discard(ifindex)
@@ -238,7 +242,7 @@ class DefaultDenyTable:
             self._add[ifindex] = to
 
     async def _apply(self, script: str) -> None:
-        """Change the tables; when they are not what they should be, put them anew and whole."""
+        """Change the tables; install them as a whole if they differ from the expected content."""
         was_stale, self._is_stale = self._is_stale, True
         try:
             try:
@@ -250,29 +254,29 @@ class DefaultDenyTable:
                 await self._put()
         except (nft.NftError, TimeoutError) as error:
             raise DefaultDenyError(
-                f"the nftables backstop stays as it is: {_words(error)}."
+                f"The default-deny table keeps its content: {_words(error)}."
             ) from error
         self._is_stale = False
 
     async def _put(self) -> None:
         if self._kubelet is not None and not self._match.exists(self._kubelet):
-            self._wanted.kubelet = self._kubelet = None  # nft would refuse the whole
+            self._desired.kubelet = self._kubelet = None  # nft would reject the script
         if self._pods is None:
-            self._wanted.pods = await asyncio.to_thread(self._match.of_pods)
+            self._desired.pods = await asyncio.to_thread(self._match.of_pods)
         else:
-            self._wanted.pods = tuple(map(self._match.of, self._pods))
+            self._desired.pods = tuple(map(self._match.of, self._pods))
         self._add, self._delete = {}, {}
-        await nft.apply(self._wanted.text())
-        self._standing = await self._listing()
+        await nft.apply(self._desired.text())
+        self._installed = await self._listing()
 
     async def _listing(self) -> str:
-        """The rules without counters; empty when a chain is not there.
+        """The rules without counters; empty if a chain is missing.
 
-        One chain a call: nft 1.0.6 finds only one family's in a script. The kubelet's is left out:
-        to print it, nft walks all of /sys/fs/cgroup, and its cgroup may be gone.
+        One chain per call: nft 1.0.6 finds only one family's in a script. Not the kubelet's: to
+        print it, nft walks all of /sys/fs/cgroup, and its cgroup may be gone.
         """
         try:
-            chains = self._wanted.chains()
+            chains = self._desired.chains()
             return "".join([await nft.query("--stateless", "list", "chain", *c) for c in chains])
         except nft.NftMissingError:
             raise
@@ -280,14 +284,14 @@ class DefaultDenyTable:
             return ""
 
     async def _check_kernel(self) -> None:
-        """Let the kernel look at the whole ruleset, without bridges if it cannot filter those.
+        """Have the kernel check the whole ruleset, without bridges if it cannot filter those.
 
         Raises `SocketMatchError` or `NftError`.
         """
         match = self._match.match_none()
         for has_bridge in (True, False):
-            self._wanted.has_bridge = has_bridge
-            trial = dataclasses.replace(self._wanted, kubelet=match)
+            self._desired.has_bridge = has_bridge
+            trial = dataclasses.replace(self._desired, kubelet=match)
             try:
                 await nft.apply(trial.text(), only_check=True)
             except nft.NftMissingError:
@@ -300,9 +304,9 @@ class DefaultDenyTable:
 
 
 async def remove() -> None:
-    """Take the tables away, whoever put them there. Needs no agent.
+    """Remove the tables, also those of another agent. Needs no agent.
 
-    Raises `DefaultDenyError`. Where there is no nft command there is nothing to remove.
+    Raises `DefaultDenyError`. Without an nft command there is nothing to remove.
     """
     try:
         if families := await _families_present():
@@ -311,7 +315,7 @@ async def remove() -> None:
         return
     except (nft.NftError, TimeoutError) as error:
         raise DefaultDenyError(
-            f"the nftables backstop cannot be removed: {_words(error)}; try "
+            f"The default-deny table cannot be removed: {_words(error)}; try "
             f"'nft delete table inet {ruleset.TABLE}' and the same with 'bridge'."
         ) from error
 
@@ -321,8 +325,8 @@ async def _families_present() -> tuple[str, ...]:
     return tuple(f for f in ruleset.FAMILIES if f"table {f} {ruleset.TABLE}" in lines)
 
 
-async def _sets_of_earlier_run() -> tuple[set[int], set[int]] | None:
-    """Gated and exempt interfaces that still exist; None if there is no whole table of ours."""
+async def _sets_of_previous_run() -> tuple[set[int], set[int]] | None:
+    """Gated and exempt interfaces that still exist; None if our table is missing or incomplete."""
     found = []
     for name in (ruleset.GATED, ruleset.NOT_PODS):
         try:
@@ -336,7 +340,7 @@ async def _sets_of_earlier_run() -> tuple[set[int], set[int]] | None:
 
 
 def _tracks_connections() -> bool:
-    """Whether this network namespace tracks connections: if so, some are being tracked."""
+    """Whether this network namespace tracks connections: then its count is never 0."""
     try:
         return int(_CONNTRACK_COUNT.read_text()) > 0
     except (OSError, ValueError):

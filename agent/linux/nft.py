@@ -8,11 +8,13 @@ also stays outside the agent. A call takes 3 to 6 ms, compared with 10 to 20 to 
 import asyncio
 import contextlib
 
+from agent.errors import PodgateError
+
 # A commit waits for an RCU grace period and for other writers; kube-proxy's largest take seconds.
 _TIMEOUT_SECONDS = 20.0
 
 
-class NftError(Exception):
+class NftError(PodgateError):
     """nft or the kernel failed; nothing was changed. The text is one line of its error message."""
 
 

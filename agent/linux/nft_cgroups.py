@@ -3,6 +3,8 @@
 import os
 import pathlib
 
+from agent.errors import PodgateError
+
 # nft accepts cgroups as paths below this directory, wherever cgroup v2 is mounted, and passes the
 # directory's inode to the kernel: a cgroup that is created again under the same name is another.
 _NFT_CGROUPS = pathlib.PurePath("/sys/fs/cgroup")
@@ -11,7 +13,7 @@ _NFT_CGROUPS = pathlib.PurePath("/sys/fs/cgroup")
 _PODS = ("kubepods", "kubepods.slice", "*/kubepods", "*/*-kubepods.slice")
 
 
-class SocketMatchError(Exception):
+class SocketMatchError(PodgateError):
     """This cgroup cannot be matched; the text is one sentence."""
 
 

@@ -102,7 +102,7 @@ def test_heartbeat_restores_the_default_deny(lab: labs.Lab, open_table: OpenTabl
     pod = lab.add_pod("web", 1)
     with pod.listen(80):
         assert traffic.node_reaches(pod, 4)  # stale by now
-        opened.made._wanted.stale_seconds = 60
+        opened.made._desired.stale_seconds = 60
         for _ in range(2):
             opened.beat()
             assert traffic.node_is_dropped(pod, 4)

@@ -147,7 +147,7 @@ def test_missing_nft_is_reported_in_one_sentence_and_changes_nothing(
     opened = open_table()
     assert not opened.available
     assert opened.reason_unavailable == (
-        "without the nftables backstop a new pod is open to the node until its gate is on: "
+        "Without the default-deny table the host reaches a new pod until its gate is attached: "
         "there is no nft command."
     )
     opened.gate([1])
