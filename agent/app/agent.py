@@ -68,13 +68,13 @@ log = structlog.get_logger(__name__)
 
 
 # How often every pod is reconciled without a mark; a pass over one pod is 20 ms of CPU. Netlink
-# messages mark pods within milliseconds, and lost messages are reported, so this covers the
-# unforeseen. Filters that another program removes are found by it alone.
+# messages mark pods within milliseconds, and lost messages are reported, so a resync repairs what
+# nothing reports, such as filters that another program removes.
 _RESYNC_SECONDS = {Attachment.TCX: 300.0, Attachment.CLSACT: 30.0}
 
 
 class Agent:
-    """One running agent. `run` returns when the process gets a signal to end."""
+    """One running agent. `run` returns after SIGTERM or SIGINT."""
 
     def __init__(self, settings: Settings, gate_worker: GateWorker, api: ApiClient | None) -> None:
         """api: for a node of a cluster."""
@@ -104,7 +104,7 @@ class Agent:
             settings, RuleHits(gate_worker.loaded), api=policies, store=self._store
         )
         self._chain_order = ChainOrder(gate_worker, self._store, metrics)
-        self._path_tester = PathTester(gate_worker.self_tests, self._store, metrics)
+        self._path_tester = PathTester(gate_worker.path_tests, self._store, metrics)
         self._reconciler = Reconciler(
             store=self._store,
             source=self._source,
@@ -115,7 +115,7 @@ class Agent:
                 gate_worker=gate_worker,
                 reader=self._reader,
                 authority=self._authority,
-                policy=self._policy,
+                admitter=self._policy,
                 chain_order=self._chain_order,
                 metrics=metrics,
             ),
@@ -156,12 +156,14 @@ class Agent:
             store=self._store,
             kubelet_cgroup=lambda: gate_worker.config.read().kubelet_cgroup,
             replies=ReplyTables(gate_worker.loaded),
-            ends=settings.close_existing_flows,
+            closes=settings.close_existing_flows,
         )
         self._heartbeat = Heartbeat(gate_worker.config, dead_man_hours=settings.dead_man_hours)
         self._kubelet = KubeletIdentity(settings.kubelet, self._on_kubelet)
         self._source_processes = SourceProcesses(
-            DropSources(gate_worker.loaded), state=state / "callers.json", store=self._store
+            DropSources(gate_worker.loaded),
+            state=state / "drop_sources.json",
+            store=self._store,
         )
         self._drop_events = DropEventLog(
             gate_worker.events, sources=self._source_processes, store=self._store
@@ -220,7 +222,7 @@ class Agent:
             on_overrun=self._on_overrun,
         )
         await self._default_deny.open(settings, await self._gate_worker.installed())
-        await asyncio.to_thread(network_managers.keep_off)
+        await asyncio.to_thread(network_managers.exclude_relay)
         # Before the gates of a previous agent's relays count as leftovers.
         await self._launcher.check()
         await self._policy.open()

@@ -46,7 +46,7 @@ _RESOURCES = ("pods", "namespaces", "nodes", labels.POLICY_PLURAL, "conditions")
 
 
 class ClusterCollector:
-    """To be registered once."""
+    """Collects them; to be registered once."""
 
     def __init__(self, source: ClusterSource, outputs: ClusterOutputs) -> None:
         self._source = source

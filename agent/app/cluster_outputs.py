@@ -1,4 +1,4 @@
-"""What a cluster gets back from its node: conditions, Events, and endpoints of services."""
+"""Writes a node's results to the API server: conditions, Events, and endpoints of services."""
 
 import asyncio
 import datetime
@@ -88,7 +88,7 @@ class ClusterOutputs:
         return problems
 
     def status(self) -> PodSourceStatus:
-        """That of the source, and what could not be written."""
+        """The source's status, with pending conditions and problems of the API server."""
         found = self._source.status()
         api = [f"API server, {what}: {problem}" for what, problem in self.api_problems.items()]
         return PodSourceStatus(
@@ -116,7 +116,7 @@ class ClusterOutputs:
             self.writer.set_pod(of_api)
             if self.endpoints:
                 self.endpoints.set_pod(of_api)
-        # Its sandbox may be another one, whose name the conditions carry.
+        # Its sandbox may have changed, and conditions contain its name.
         self.writer.enqueue(uid)
 
     async def _follow_conditions(self) -> None:
@@ -170,10 +170,10 @@ class ClusterOutputs:
         )
 
     def _conditions_of(self, uid: str) -> list[Condition]:
-        """What the API should have of a pod.
+        """The conditions that the API should have of a pod.
 
-        Until the runtime has listed its sandboxes, a missing one proves nothing; of a pod that is
-        being deleted it is nothing new.
+        None until the runtime has listed its sandboxes, since a missing one proves nothing before;
+        and none of a pod that is being deleted and has no sandbox, where that is expected.
         """
         api_pod = self._source.pods.get(uid)
         is_deleting = api_pod is not None and api_pod.metadata.deletion_timestamp is not None

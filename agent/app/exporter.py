@@ -1,4 +1,4 @@
-"""The text that Prometheus scrapes, from the collectors of all parts."""
+"""The text that Prometheus scrapes, from the collectors of all components."""
 
 import asyncio
 from collections.abc import Iterable

@@ -58,7 +58,7 @@ def write_started_file(file: pathlib.Path | None) -> None:
 async def _wait_for_locks(
     locks: contextlib.ExitStack, settings: Settings, installation: pins.Pins
 ) -> bool:
-    # Beside what the other agent uses: programs lie by the hash of their sources.
+    # The other agent's programs are not affected: pins are named by the hash of their sources.
     (await loader.load(installation)).close()
     write_started_file(settings.started_file)
     log.info(

@@ -1,4 +1,4 @@
-"""Keeps NetworkManager and systemd-networkd away from the relay's interfaces.
+"""Configures NetworkManager and systemd-networkd to ignore the relay's interfaces.
 
 Both leave an interface alone that others have set up, unless a profile of the node's owner happens
 to match it; then they would take its addresses and routes away. They read these files when they
@@ -40,7 +40,7 @@ _FILES = (
 RUN = pathlib.Path("/run")
 
 
-def keep_off(run: pathlib.Path = RUN) -> None:
+def exclude_relay(run: pathlib.Path = RUN) -> None:
     """Write the files for those services that are installed; problems are only logged."""
     for service, name, content in _FILES:
         path = run / name
@@ -59,7 +59,7 @@ def keep_off(run: pathlib.Path = RUN) -> None:
             )
 
 
-def let_in_again(run: pathlib.Path = RUN) -> None:
+def remove_exclusion(run: pathlib.Path = RUN) -> None:
     """Remove the files. Raises `OSError`."""
     for _, name, _ in _FILES:
         (run / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What podgate needs of the machine, found out by trying, each lack one sentence."""
+"""Checks that the machine has what podgate needs; each problem is one sentence."""
 
 import os
 import pathlib
@@ -7,19 +7,19 @@ from agent.errors import PreflightError
 from agent.linux.cgroups import cgroup2_mount
 from bpf import errors, syscalls
 
-# Bits of CapEff (linux/capability.h). SYS_ADMIN stands for BPF and PERFMON, too, which kernels
-# before 5.8 do not know.
+# Bits of CapEff (linux/capability.h). SYS_ADMIN includes BPF and PERFMON, which kernels
+# before 5.8 lack.
 _CAPABILITIES = {
     "CAP_NET_BROADCAST": 11,  # netlink messages of all pods' namespaces
     "CAP_NET_ADMIN": 12,  # nftables, the relay's interfaces
-    "CAP_NET_RAW": 13,  # the self-test's packets, the relay's
-    "CAP_SYS_PTRACE": 19,  # in which namespaces other processes are: the kubelet, above all
+    "CAP_NET_RAW": 13,  # packets of path tests and of the relay
+    "CAP_SYS_PTRACE": 19,  # namespaces of other processes: the kubelet, above all
     "CAP_SYS_ADMIN": 21,  # bpf(2), pods' namespaces
 }
 
 
 def check() -> None:
-    """Raises `PreflightError` when podgate cannot run here at all."""
+    """Raises `PreflightError` if podgate cannot run on this machine."""
     if os.geteuid() != 0:
         raise PreflightError(
             "podgate needs root (CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN); run it with sudo."
@@ -44,7 +44,7 @@ def check() -> None:
 
 
 def missing_capabilities(status: pathlib.Path = pathlib.Path("/proc/self/status")) -> list[str]:
-    """Names of those that podgate needs and this process has not."""
+    """Names of the capabilities that podgate needs and this process lacks."""
     for line in status.read_text(encoding="ascii", errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name == "CapEff":

@@ -1,7 +1,7 @@
 """Brings the gates of every pod into the desired state: one loop over the pods that were marked.
 
 Level-triggered: a pass reads what is attached and attaches what is desired, so a lost or doubled
-mark costs time, never correctness.
+mark only costs time.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Reconciler:
         self._pass_started: float | None = None
 
     def seconds_in_pass(self) -> float:
-        """How long the present pass has taken; 0 between passes."""
+        """The duration of the current pass so far; 0 between passes."""
         if self._pass_started is None:
             return 0.0
         return asyncio.get_running_loop().time() - self._pass_started
@@ -124,18 +124,18 @@ class Reconciler:
         try:
             status = await self._pod_gates.reconcile(state)
         except (AttachError, OSError, TimeoutError) as error:
-            # The kernel or its netlink had a bad moment; the next pass tries again.
+            # Usually a temporary error of the kernel or netlink; the next pass tries again.
             _log_failure(Event.POD_RECONCILE_FAILED, pod, error)
             if state.gated_netns:
                 return
             status = IsolationStatus(FALSE, "GateFailed", f"Kernel error: {error}.")
         if self._store.get(pod.uid) is not state or state.pod.netns_path != pod.netns_path:
-            return  # Removed meanwhile, or of another sandbox, for which it is marked again.
+            return  # Removed meanwhile, or marked again for another sandbox.
         state.status = status
         self._store.in_force.mark(pod.uid)
 
     async def _fill_reply_tables(self) -> None:
-        """Have gates record their pods' flows, for as long as no pod comes, changes or goes.
+        """Have gates record their pods' flows, until a pod is marked.
 
         Grace periods end when all are filled: none may end while another pod's runs out.
         """
@@ -157,7 +157,7 @@ class Reconciler:
         try:
             self._grace_periods += await self._pod_gates.fill_reply_tables(state)
         except (AttachError, OSError, TimeoutError) as error:
-            # TCP replies pass all the same; the next pass tries again.
+            # TCP replies pass anyway; the next pass tries again.
             _log_failure(Event.REPLY_TABLE_FAILED, state.pod, error)
 
     async def _detach(self, state: PodState) -> None:

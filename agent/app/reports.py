@@ -1,4 +1,4 @@
-"""The answers of the agent's HTTP servers: metrics, status, drops, rules and health."""
+"""The responses of the agent's HTTP servers: metrics, status, drops, rules and health."""
 
 import asyncio
 import datetime
@@ -35,16 +35,16 @@ from agent.sources.source import PodSource
 from agent.strict.process import RelayError
 from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import RelaySupervisor
-from bpf import sources
+from bpf import sources as bpf_sources
 from bpf.drop_sources import DropSource
 from bpf.gates import Counts
 
-# A pass over 250 new pods takes 3 s by tcx; a single call is given up after 60.
+# A pass over 250 new pods takes 3 s by tcx; a single call times out after 60.
 _STUCK_SECONDS = 90
 
 
 class Reports:
-    """What the agent's HTTP servers answer."""
+    """Makes the content of the agent's HTTP responses."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Reports:
             version=VERSION,
             pid=os.getpid(),
             started=self._started,
-            source_hash=sources.fingerprint(),
+            source_hash=bpf_sources.fingerprint(),
             attachment=self._gate_worker.attachment.value,
             was_compiled=loaded.was_compiled,
             load_ms=loaded.load_ms,
@@ -142,7 +142,7 @@ class Reports:
         try:
             await self._relays.restart()
         except RelayError as error:
-            return f"The relay stays as it is: {error}"
+            return f"The relay is not restarted: {error}"
         return None
 
     async def _host_drops(self) -> dict[str, int]:
@@ -179,7 +179,7 @@ def relay_status(
     interfaces: Mapping[int, str],
     counts: Mapping[int, Counts],
 ) -> RelayStatus:
-    """interfaces: the relays' own on the node."""
+    """interfaces: the relays' interfaces on the host."""
     reports = supervisor.last_reports
     return RelayStatus(
         is_up=supervisor.is_up,
@@ -194,9 +194,9 @@ def relay_status(
 
 
 def drops_report(
-    callers: Iterable[tuple[DropSource, str]], store: PodStore, *, lost_packets: int
+    sources: Iterable[tuple[DropSource, str]], store: PodStore, *, lost_packets: int
 ) -> Drops:
-    """callers: with the paths of their cgroups."""
+    """sources: with the paths of their cgroups."""
     return Drops(
         sources=[
             SourceProcessStatus(
@@ -205,14 +205,14 @@ def drops_report(
                 mode=pod.mode.label,
                 protocol=protocol_word(seen.protocol),
                 port=seen.port,
-                cgroup=sender,
+                cgroup=cgroup,
                 process=seen.process_name,
                 packets=seen.count,
                 first=wall_clock(seen.first_ns),
                 last=wall_clock(seen.last_ns),
                 labels=pod.labels,
             )
-            for seen, sender in callers
+            for seen, cgroup in sources
             if (pod := store.pod_of_interface(seen.ifindex))
         ],
         lost_packets=lost_packets,

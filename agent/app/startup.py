@@ -1,4 +1,4 @@
-"""`podgate run`: what has to be right before an agent starts, and its start."""
+"""`podgate run`: checks the machine and starts an agent."""
 
 from agent.app import handover, preflight
 from agent.app.agent import Agent

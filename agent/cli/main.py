@@ -85,7 +85,7 @@ def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
         asyncio.run(default_deny_table.remove())
         asyncio.run(veth_pair.remove_everything())
         asyncio.run(nftables.remove())
-        network_managers.let_in_again()
+        network_managers.remove_exclusion()
     click.echo(f"Removed {removed.pins} pins and {removed.filters} filters.")
 
 

@@ -1,13 +1,12 @@
 """Which of the addresses in a pod's namespace are the pod's own, and which it only claims.
 
-A pod with CAP_NET_ADMIN in its namespace gives itself any address it likes: the node's, the API
-server's, another pod's. So what its namespace shows counts in its own gate alone, which it can only
-close. Whoever acts on an address for others (connect hooks, relay targets, bridges, self-tests, the
-end of existing flows) uses confirmed ones: those that the container runtime or the manifest's
-status reports for the pod, else those that the node's own routes send out by the pod's interface.
-Never the node's own address, and never one that is reported for another pod.
-
-Link-local addresses are never confirmed: they mean nothing without an interface.
+A pod with CAP_NET_ADMIN in its namespace can give itself any address: the node's, the API
+server's, another pod's. So the addresses in its namespace count in its own gate only, which drops
+more because of them, never less. Code whose action on an address affects others (connect hooks,
+relay targets, bridges, path tests, closing of existing flows) uses confirmed ones: those that the
+container runtime or the manifest's status reports for the pod, else those that the node routes to
+the pod's interface. The node's own addresses are never confirmed, nor those reported for another
+pod, nor link-local ones, which mean nothing without an interface.
 """
 
 import asyncio
@@ -27,22 +26,24 @@ from probes.netns import Netns
 log = structlog.get_logger(__name__)
 
 # A CNI adds the node's route, and IPv6 finishes duplicate address detection, up to some seconds
-# after the address is there. Until then an unconfirmed one is checked again and reported to nobody.
+# after the address appears. Until then an unconfirmed one is checked again and not reported.
 _SETTLE_SECONDS = 6.0
 # A neighbour on a bridge answers within microseconds; on a busy node it takes a few milliseconds.
 _RESOLVE_WAITS_SECONDS = (0.001, 0.004, 0.015)
-# A pod may give itself thousands, and each costs the agent some queries at each check.
+# A pod may give itself thousands, and the agent sends some queries for each at every check.
 _MOST_CHECKED = 64
 
 
-class _Standing(enum.Enum):
+class _Evidence(enum.Enum):
+    """The result of checking whether an address belongs to the pod."""
+
     CONFIRMED = enum.auto()
-    UNKNOWN = enum.auto()
-    """Nothing speaks for it or against it: what was confirmed once stays so."""
+    MISSING = enum.auto()
+    """Neither for nor against: an address that was confirmed before stays confirmed."""
     ELSEWHERE = enum.auto()
-    """The node routes it by another interface: the same, since a CNI may change its ways."""
+    """The node routes it to another interface. Likewise, since a CNI may change its routes."""
     FOREIGN = enum.auto()
-    """It is the node's or another pod's."""
+    """It belongs to the node or to another pod."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,7 +70,7 @@ class AddressAuthority:
         self._routes.close()
 
     def _refresh(self) -> None:
-        """Learn what is reported of pods; before any pod is checked that may claim the same."""
+        """Update the reported addresses; before a pod is checked that may claim the same ones."""
         for uid in self._changes.take():
             if state := self._store.get(uid):
                 self._set_pod(state.pod)
@@ -88,7 +89,7 @@ class AddressAuthority:
         self._records.pop(uid, None)
 
     async def check(self, pod: Pod, netns: Netns, network: PodNetwork) -> AddressClaims:
-        """Compare what the namespace shows with what the node knows. Raises `OSError`."""
+        """Compare the namespace's addresses with reports and node routes. Raises `OSError`."""
         self._refresh()
         record = self._records.get(pod.uid)
         if record is None or record.netns != netns:
@@ -100,10 +101,10 @@ class AddressAuthority:
         unconfirmed = dict.fromkeys(addresses, "one of too many")
         for address in self._worth_a_check(pod, record, addresses):
             is_new = record.first_seen[address] == now
-            standing, why = await self._standing(pod, network, address, may_wait=is_new)
-            if standing is _Standing.CONFIRMED:
+            evidence, why = await self._evidence_for(pod, network, address, may_wait=is_new)
+            if evidence is _Evidence.CONFIRMED:
                 record.confirmed.add(address)
-            elif standing is _Standing.FOREIGN:
+            elif evidence is _Evidence.FOREIGN:
                 record.confirmed.discard(address)
             if address in record.confirmed:
                 del unconfirmed[address]
@@ -115,8 +116,8 @@ class AddressAuthority:
             any(record.first_seen[address] + _SETTLE_SECONDS > now for address in unconfirmed),
         )
 
-    def is_news(self, uid: str, problem: str) -> bool:
-        """Whether a problem of a pod's claims was not reported yet; it counts as reported then."""
+    def is_new_problem(self, uid: str, problem: str) -> bool:
+        """Whether a problem of a pod's claims was not reported yet; it counts as reported now."""
         record = self._records.get(uid)
         if record is None or problem == record.reported:
             return False
@@ -126,36 +127,36 @@ class AddressAuthority:
     def _worth_a_check(
         self, pod: Pod, record: _Record, addresses: list[IPAddress]
     ) -> list[IPAddress]:
-        """Reported and confirmed ones come first, so that a pod's claims push out none of them."""
+        """At most 64. Reported and confirmed ones come first, so claims displace none of them."""
         first = {*pod.reported_addresses, *record.confirmed}
         return sorted(addresses, key=lambda address: address not in first)[:_MOST_CHECKED]
 
-    async def _standing(
+    async def _evidence_for(
         self, pod: Pod, network: PodNetwork, address: IPAddress, *, may_wait: bool
-    ) -> tuple[_Standing, str]:
+    ) -> tuple[_Evidence, str]:
         route = await self._routes.route_to(address)
         if route.kind is RouteKind.OWN:
-            return _Standing.FOREIGN, "the node's own"
+            return _Evidence.FOREIGN, "an address of the node"
         reported_for = self._reported_for.get(address, {})
         if pod.uid in reported_for:
-            return _Standing.CONFIRMED, ""
+            return _Evidence.CONFIRMED, ""
         if reported_for:
-            return _Standing.FOREIGN, f"that of pod {min(reported_for.values())}"
+            return _Evidence.FOREIGN, f"that of pod {min(reported_for.values())}"
         if route.kind is RouteKind.NONE:
-            return _Standing.UNKNOWN, "routed nowhere by the node"
+            return _Evidence.MISSING, "without a route on the node"
         interfaces = {interface.ifindex for interface in network.interfaces}
         if route.ifindex in interfaces:
-            return _Standing.CONFIRMED, ""
+            return _Evidence.CONFIRMED, ""
         bridges = {interface.bridge for interface in network.interfaces}
-        # A neighbour is whoever answers first, so that is no match for what a runtime reports.
+        # Any port can answer for a neighbour first, so a runtime's report has precedence.
         if route.ifindex in bridges and not pod.reported_addresses:
             port = await self._bridge_port(address, route.ifindex, may_wait=may_wait)
             if port is None:
-                return _Standing.UNKNOWN, "not found by the node on its bridge"
+                return _Evidence.MISSING, "not found by the node on its bridge"
             if port in interfaces:
-                return _Standing.CONFIRMED, ""
-            return _Standing.FOREIGN, "another port's on the node's bridge"
-        return _Standing.ELSEWHERE, "routed by the node through another interface"
+                return _Evidence.CONFIRMED, ""
+            return _Evidence.FOREIGN, "behind another port of the node's bridge"
+        return _Evidence.ELSEWHERE, "routed by the node through another interface"
 
     async def _bridge_port(self, address: IPAddress, bridge: int, *, may_wait: bool) -> int | None:
         port = await self._routes.bridge_port_of(address, bridge)

@@ -24,13 +24,13 @@ log = structlog.get_logger(__name__)
 _POLL_SECONDS = 5.0
 # A CNI that brings an interface up reports it several times, and attaches about then.
 _DEBOUNCE_SECONDS = 0.5
-# A program that keeps moving in front will not stop for us. Each move costs 20 ms under RTNL.
+# A program that moves first again and again will not stop. Each move takes 20 ms under RTNL.
 _MOVES = 3
 _WINDOW_SECONDS = 60.0
 
 
 class ChainOrder:
-    """Where gates stand in their chains."""
+    """The positions of gates in their chains."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ChainOrder:
         self._abandoned: set[int] = set()
 
     def hint(self) -> None:
-        """An interface came, went or changed: look soon."""
+        """An interface appeared, vanished or changed: check soon."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -76,9 +76,9 @@ class ChainOrder:
             self._changed.clear()
 
     async def ensure_first(self, interface: HostInterface) -> str:
-        """Put the gate before others' programs, three times a minute at most.
+        """Move the gate before other programs, three times a minute at most.
 
-        One sentence when it is behind one all the same. Raises `BpfError`.
+        One sentence if another program still runs before it. Raises `BpfError`.
         """
         ifindex = interface.ifindex
         if await self._gate_worker.is_first(ifindex):

@@ -4,7 +4,7 @@ gate drops new flows only.
 They are found among the host's sockets, which are listed periodically. An existing flow was opened
 by the host, to an enforced pod, from a source that the gate would not admit today. The listening
 side shows which end opened it: the pod listens on its port, and the host does not on its own. Where
-that is no longer so a flow is left out, since flows that are found may be closed.
+this is no longer true, the flow is not counted, since counted flows may be closed.
 """
 
 import asyncio
@@ -37,17 +37,17 @@ from probes.netns import Netns, NetnsGoneError
 
 log = structlog.get_logger(__name__)
 
-# Nothing new can come while gates enforce, so the number only falls; this bounds how long it is
-# too high. A hint (a pod is enforced now) is followed at once, and no more often than each second.
+# While gates enforce, the number only falls; this period bounds how long it is too high. A hint (a
+# pod is enforced now) starts a scan at once, at most one per second.
 _PERIOD_SECONDS = 15.0
 _PAUSE_SECONDS = 1.0
 
-# A node that has closed its side sends nothing more.
-_GOING_ON = {
+# A host that has closed its side sends nothing more.
+_OPEN_STATES = {
     socket.IPPROTO_TCP: sock_diag.ESTABLISHED | sock_diag.CLOSE_WAIT,
     socket.IPPROTO_UDP: sock_diag.ESTABLISHED,
 }
-_SERVING = {socket.IPPROTO_TCP: sock_diag.LISTEN, socket.IPPROTO_UDP: sock_diag.CLOSE}
+_SERVING_STATES = {socket.IPPROTO_TCP: sock_diag.LISTEN, socket.IPPROTO_UDP: sock_diag.CLOSE}
 
 
 EXISTING_FLOWS = MetricFamily(
@@ -64,10 +64,10 @@ EXISTING_FLOWS_CLOSED = MetricFamily(
 
 
 class Access(enum.Enum):
-    """Whether a gate would let a sender begin the same flow today."""
+    """Whether a gate would admit the source of a flow today."""
 
-    OPEN = enum.auto()
-    SHUT = enum.auto()
+    ADMITTED = enum.auto()
+    DROPPED = enum.auto()
     UNKNOWN = enum.auto()
 
 
@@ -82,31 +82,31 @@ class EnforcedPod:
     rules: tuple[Rule, ...]
 
     @classmethod
-    def of(cls, guarded: PodState) -> "EnforcedPod | None":
+    def of(cls, state: PodState) -> "EnforcedPod | None":
         """None for a pod whose gates are missing, or pass everything."""
-        if guarded.gated_netns is None or guarded.admission is None:
+        if state.gated_netns is None or state.admission is None:
             return None
-        if not guarded.gates or guarded.pod.mode not in (Mode.ENFORCE, Mode.STRICT):
+        if not state.gates or state.pod.mode not in (Mode.ENFORCE, Mode.STRICT):
             return None
         return cls(
-            guarded.pod,
-            guarded.gated_netns,
-            tuple(guarded.gates),
-            tuple(abi.pack_address(address) for address in guarded.claims.confirmed),
-            guarded.admission.rules,
+            state.pod,
+            state.gated_netns,
+            tuple(state.gates),
+            tuple(abi.pack_address(address) for address in state.claims.confirmed),
+            state.admission.rules,
         )
 
 
 @dataclasses.dataclass(slots=True)
 class FlowCount:
-    """Flows of one pod. going_on: how many there are; ended: how many there were before."""
+    """Existing flows of one pod in one scan: those left open, and those closed by it."""
 
-    going_on: int = 0
-    ended: int = 0
+    open: int = 0
+    closed: int = 0
 
 
 class ExistingFlows:
-    """Counts older flows, and ends them where that is wanted."""
+    """Counts existing flows, and closes them if this is enabled."""
 
     def __init__(
         self,
@@ -114,24 +114,24 @@ class ExistingFlows:
         store: PodStore,
         kubelet_cgroup: Callable[[], int],
         replies: ReplyTables,
-        ends: bool,
+        closes: bool,
     ) -> None:
-        """kubelet_cgroup: its id, 0 while it is not known; ends: whether to close found flows."""
+        """kubelet_cgroup: its id, 0 while unknown; closes: whether to close found flows."""
         self._store = store
         self._wake = asyncio.Event()
         self._changes = store.in_force.subscribe(Subscription(self._wake))
         self._kubelet_cgroup = kubelet_cgroup
         self._replies = replies
         self._closed = 0
-        self._ends = ends
+        self._closes = closes
         self._counts: dict[str, int] = {}
 
     def hint(self) -> None:
-        """The kubelet may be another process."""
+        """The kubelet's process may have changed."""
         self._wake.set()
 
     def count(self, uid: str) -> int:
-        """How many were open at the last scan."""
+        """The number of open flows at the last scan."""
         return self._counts.get(uid, 0)
 
     def collect(self) -> Iterator[core.Metric]:
@@ -152,104 +152,104 @@ class ExistingFlows:
             self._changes.take()
             targets = [target for target in map(EnforcedPod.of, self._store.states()) if target]
             try:
-                found = await asyncio.to_thread(self._look, targets)
+                found = await asyncio.to_thread(self._scan, targets)
             except OSError as error:
                 log.error(Event.HOST_SOCKETS_UNREADABLE, error=str(error))
             else:
-                self._tell(targets, found)
+                self._report(targets, found)
             await asyncio.sleep(_PAUSE_SECONDS)
 
-    def _tell(self, targets: Sequence[EnforcedPod], found: Mapping[str, FlowCount]) -> None:
+    def _report(self, targets: Sequence[EnforcedPod], found: Mapping[str, FlowCount]) -> None:
         before = self._counts
-        self._counts = {uid: flows.going_on for uid, flows in found.items()}
+        self._counts = {uid: flows.open for uid, flows in found.items()}
         for target in targets:
             flows = found.get(target.pod.uid, FlowCount())
-            if flows.ended:
-                self._closed += flows.ended
-                log.info(Event.EXISTING_FLOWS_CLOSED, pod=target.pod.full_name, flows=flows.ended)
-            if flows.going_on and flows.going_on != before.get(target.pod.uid, 0):
+            if flows.closed:
+                self._closed += flows.closed
+                log.info(Event.EXISTING_FLOWS_CLOSED, pod=target.pod.full_name, flows=flows.closed)
+            if flows.open and flows.open != before.get(target.pod.uid, 0):
                 log.info(
                     Event.EXISTING_FLOWS_OPEN,
                     pod=target.pod.full_name,
-                    flows=flows.going_on,
+                    flows=flows.open,
                 )
 
-    def _look(self, targets: Sequence[EnforcedPod]) -> dict[str, FlowCount]:
+    def _scan(self, targets: Sequence[EnforcedPod]) -> dict[str, FlowCount]:
         """Flows by pod uid."""
         found: dict[str, FlowCount] = {}
         if not targets:
             return found
         by_address = {address: target for target in targets for address in target.addresses}
         own = _own_inodes()
-        with sock_diag.SockDiag() as node:
-            for protocol, states in _GOING_ON.items():
+        with sock_diag.SockDiag() as host:
+            for protocol, states in _OPEN_STATES.items():
                 flows = [
                     flow
-                    for flow in _sockets(node, protocol, states, by_address.keys())
+                    for flow in _sockets(host, protocol, states, by_address.keys())
                     if flow.inode not in own
                 ]
                 if flows:
-                    begun = self._begun_by_node(node, protocol, flows, by_address)
-                    self._judge(node, begun, by_address, found)
+                    opened = self._opened_by_host(host, protocol, flows, by_address)
+                    self._count_flows(host, opened, by_address, found)
         return found
 
-    def _begun_by_node(
+    def _opened_by_host(
         self,
-        node: sock_diag.SockDiag,
+        host: sock_diag.SockDiag,
         protocol: int,
         flows: Iterable[sock_diag.InetSocket],
         by_address: Mapping[bytes, EnforcedPod],
     ) -> list[sock_diag.InetSocket]:
         """Those that the host opened, and that the gate passes."""
-        node_serves = _served_ports(node, protocol)
+        host_serves = _served_ports(host, protocol)
         pods_serve: dict[Netns, set[int]] = {}
-        begun = []
+        opened = []
         for flow in flows:
             target = by_address[flow.remote]
             if target.netns not in pods_serve:
                 pods_serve[target.netns] = _ports_served_in(target.netns, protocol)
             if (
-                flow.local_port not in node_serves
+                flow.local_port not in host_serves
                 and flow.remote_port in pods_serve[target.netns]
-                and (protocol == socket.IPPROTO_TCP or self._is_remembered(flow, target))
+                and (protocol == socket.IPPROTO_TCP or self._is_recorded(flow, target))
             ):
-                begun.append(flow)
-        return begun
+                opened.append(flow)
+        return opened
 
-    def _is_remembered(self, flow: sock_diag.InetSocket, target: EnforcedPod) -> bool:
-        """Whether what the node sends by this socket passes as an answer."""
-        pod, node = abi.unpack_address(flow.remote), abi.unpack_address(flow.local)
-        question = ReplyFlow(flow.protocol, pod, flow.remote_port, node, flow.local_port)
+    def _is_recorded(self, flow: sock_diag.InetSocket, target: EnforcedPod) -> bool:
+        """Whether packets that the host sends by this socket pass as replies."""
+        pod, host = abi.unpack_address(flow.remote), abi.unpack_address(flow.local)
+        reply_flow = ReplyFlow(flow.protocol, pod, flow.remote_port, host, flow.local_port)
         now_ns = time.monotonic_ns()
-        return any(self._replies.contains(gate, question, now_ns) for gate in target.gates)
+        return any(self._replies.contains(gate, reply_flow, now_ns) for gate in target.gates)
 
-    def _judge(
+    def _count_flows(
         self,
-        node: sock_diag.SockDiag,
+        host: sock_diag.SockDiag,
         flows: Sequence[sock_diag.InetSocket],
         by_address: Mapping[bytes, EnforcedPod],
         found: dict[str, FlowCount],
     ) -> None:
-        """Count those whose source would not be admitted today, and close them where desired."""
-        entrances = AccessCheck(self._kubelet_cgroup(), {flow.cgroup for flow in flows})
+        """Count those whose source would not be admitted today, and close them if enabled."""
+        check = AccessCheck(self._kubelet_cgroup(), {flow.cgroup for flow in flows})
         for flow in flows:
             target = by_address[flow.remote]
-            entrance = entrances.of(target.rules, flow)
-            if entrance is Access.OPEN:
+            access = check.of(target.rules, flow)
+            if access is Access.ADMITTED:
                 continue
             counted = found.setdefault(target.pod.uid, FlowCount())
-            if entrance is Access.SHUT and self._ends and self._end(node, flow):
-                counted.ended += 1
+            if access is Access.DROPPED and self._closes and self._close(host, flow):
+                counted.closed += 1
             else:
-                counted.going_on += 1
+                counted.open += 1
 
-    def _end(self, node: sock_diag.SockDiag, flow: sock_diag.InetSocket) -> bool:
+    def _close(self, host: sock_diag.SockDiag, flow: sock_diag.InetSocket) -> bool:
         try:
-            return node.destroy(flow)
+            return host.destroy(flow)
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP:
                 raise
-            self._ends = False
+            self._closes = False
             log.error(Event.EXISTING_FLOWS_NOT_CLOSABLE)
             return False
 
@@ -262,23 +262,23 @@ class AccessCheck:
         self._kubelet_cgroup = kubelet_cgroup
         self._cgroups = {cgroup for cgroup in cgroups if cgroup is not None}
         self._paths: dict[int, str] = {}
-        self._looked_for: set[int] = set()
+        self._searched: set[int] = set()
 
     def of(self, rules: Iterable[Rule], flow: sock_diag.InetSocket) -> Access:
-        entrance = Access.SHUT
+        access = Access.DROPPED
         for rule in rules:
             if rule.protocol not in (0, flow.protocol):
                 continue
             if not rule.first_port <= flow.remote_port <= rule.last_port:
                 continue
-            match self._is_sender(rule, flow.cgroup):
+            match self._is_source(rule, flow.cgroup):
                 case True:
-                    return Access.OPEN
+                    return Access.ADMITTED
                 case None:
-                    entrance = Access.UNKNOWN
-        return entrance
+                    access = Access.UNKNOWN
+        return access
 
-    def _is_sender(self, rule: Rule, cgroup: int | None) -> bool | None:
+    def _is_source(self, rule: Rule, cgroup: int | None) -> bool | None:
         """None where it cannot be determined."""
         match rule.source:
             case SourceKind.ANY:
@@ -295,10 +295,10 @@ class AccessCheck:
         return self._is_below(cgroup, rule.cgroup)
 
     def _is_below(self, cgroup: int, ancestor: int) -> bool | None:
-        if ancestor not in self._looked_for:
-            wanted = self._cgroups | {ancestor}
-            self._paths |= cgroup_paths(wanted)
-            self._looked_for |= wanted
+        if ancestor not in self._searched:
+            cgroups = self._cgroups | {ancestor}
+            self._paths |= cgroup_paths(cgroups)
+            self._searched |= cgroups
         path, above = self._paths.get(cgroup), self._paths.get(ancestor)
         if path is None:
             return None
@@ -308,9 +308,9 @@ class AccessCheck:
 def _sockets(
     diag: sock_diag.SockDiag, protocol: int, states: int, remotes: Iterable[bytes] | None = None
 ) -> list[sock_diag.InetSocket]:
-    wanted = None if remotes is None else frozenset(remotes)
+    selected = None if remotes is None else frozenset(remotes)
     try:
-        return list(diag.sockets(protocol, states, wanted))
+        return list(diag.sockets(protocol, states, selected))
     except OSError as error:
         # A kernel without CONFIG_INET_UDP_DIAG cannot list UDP.
         if error.errno != errno.ENOENT:
@@ -320,11 +320,11 @@ def _sockets(
 
 def _served_ports(diag: sock_diag.SockDiag, protocol: int) -> set[int]:
     """Ports where sockets accept new flows: listeners, or UDP sockets without a peer."""
-    return {found.local_port for found in _sockets(diag, protocol, _SERVING[protocol])}
+    return {found.local_port for found in _sockets(diag, protocol, _SERVING_STATES[protocol])}
 
 
 def _ports_served_in(netns: Netns, protocol: int) -> set[int]:
-    """The same of a pod; nothing when it is gone."""
+    """The same for a pod; empty if it no longer exists."""
     try:
         diag = sock_diag.SockDiag.open_in(netns)
     except NetnsGoneError:
@@ -334,7 +334,7 @@ def _ports_served_in(netns: Netns, protocol: int) -> set[int]:
 
 
 def _own_inodes() -> set[int]:
-    """Of this process's sockets."""
+    """The inodes of this process's sockets."""
     inodes = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ class Heartbeat:
     """Beats once a second. Each beat is one small system call, so it runs on the event loop."""
 
     def __init__(self, config: NodeConfig, *, dead_man_hours: float) -> None:
-        """dead_man_hours: after so long without a beat everything passes; 0: never."""
+        """dead_man_hours: after this time without a beat everything passes; 0: never."""
         self._config = config
         self._dead_man_seconds = dead_man_hours * 3600
 

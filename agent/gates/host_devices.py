@@ -1,4 +1,4 @@
-"""The node's own interfaces by which its packets would get round a gate, or lose their sender."""
+"""Host devices on which the host's packets would bypass a gate, or lose their source."""
 
 from collections.abc import Container
 
@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 
 class HostDevices:
-    """Keeps what hangs on bridges and on the loopback in step with the node's interfaces."""
+    """Keeps the programs on bridges and tunnels up to date with the host's interfaces."""
 
     def __init__(
         self,
@@ -29,8 +29,8 @@ class HostDevices:
         self._has_switch: bool | None = None
 
     async def ensure(self, links: list[Link]) -> None:
-        """links: all of the node's. Safe to repeat."""
-        self._keep_switch(links)
+        """links: all of the host's. Safe to repeat."""
+        self._update_switch(links)
         are_all = self._store.is_synced
         bridges = find_bridges(links, self._store.gated_interfaces())
         tunnels = find_tunnels(links)
@@ -49,10 +49,10 @@ class HostDevices:
                     any=tunnels.has_any,
                 )
         except (AttachError, ValueError) as error:
-            # Tried again at the next change of any interface.
+            # The next change of any interface starts another attempt.
             log.error(Event.HOST_DEVICES_NOT_PROTECTED, error=str(error))
 
-    def _keep_switch(self, links: list[Link]) -> None:
+    def _update_switch(self, links: list[Link]) -> None:
         has_switch = any(link.kind == "openvswitch" for link in links)
         if has_switch != self._has_switch:
             self._gate_worker.config.set_ovs(is_there=has_switch)

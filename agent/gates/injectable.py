@@ -1,4 +1,4 @@
-"""Which of the node's interfaces let the node inject packets that look forwarded."""
+"""Injectable interfaces: those on which a host process can inject packets that look forwarded."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,12 +17,13 @@ from agent.relay import interfaces as relay_interfaces
 
 log = structlog.get_logger(__name__)
 
-# A host process can write a frame to one of these and have it come in again.
+# The host receives a frame again that a host process writes to one of these.
 _INJECTING_KINDS = frozenset({"tun", "macvlan", "macvtap", "ipvlan", "ipvtap", "ifb"})
 
-# A CNI makes a veth pair in the node's namespace and moves one end into the pod a moment later.
-# Marked in between, the pod's own traffic would count as the node's, and stay so if the agent died
-# just then. A process that creates interfaces has CAP_NET_ADMIN and is not blocked anyway.
+# A CNI makes a veth pair in the host's namespace and moves one end into the pod a moment later. If
+# it were marked in between, the pod's own traffic would count as the host's, permanently if the
+# agent died at that moment. A process that creates interfaces has CAP_NET_ADMIN and is not blocked
+# anyway.
 _SETTLE_SECONDS = 2.0
 _TIMEOUT_SECONDS = 10
 # Netlink reports a new interface several times.
@@ -30,7 +31,7 @@ _DEBOUNCE_SECONDS = 0.1
 
 
 class InjectableInterfaces:
-    """Keeps the origin map in step with the node's interfaces."""
+    """Keeps the map of injectable interfaces up to date."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class InjectableInterfaces:
         self._first_seen: dict[int, float] = {}
 
     def hint(self) -> None:
-        """An interface came, went or changed."""
+        """An interface appeared, vanished or changed."""
         self._is_hinted = True
         self._changed.set()
 
@@ -83,7 +84,7 @@ class InjectableInterfaces:
         self._is_hinted = False
 
     async def _mark(self, found: list[Link], marked: set[int]) -> set[int]:
-        """Clear at once what cannot inject (any more), mark what has long been able to."""
+        """Mark injectable interfaces once they have settled; clear all others at once."""
         injecting = {link.index for link in found if can_inject(link)}
         for ifindex in self._first_seen.keys() - injecting:
             del self._first_seen[ifindex]
@@ -101,10 +102,10 @@ class InjectableInterfaces:
 
 
 def can_inject(link: Link) -> bool:
-    """Whether what comes in by a link of the node may have been sent by the node itself.
+    """Whether packets that the host receives on a link may come from a host process.
 
-    A veth whose other end has no namespace number is paired within the node. What comes out of a
-    relay started at the kubelet.
+    A veth whose peer has no namespace number has both ends on the host. Packets from a relay come
+    from the kubelet.
     """
     if relay_interfaces.is_relay_interface(link.name):
         return True

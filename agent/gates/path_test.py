@@ -4,9 +4,9 @@ A CNI may bypass the veth (bpf_redirect_peer) or route the host through interfac
 gate is then attached but sees no traffic. So one packet is sent to each address of an enforced pod,
 and one of its gates must have dropped it. Where none has, a capture inside the pod separates two
 cases: the packet arrived, so the gate is bypassed; or it did not, so the host cannot reach the pod
-at all, which is no hole.
+at all, which is no bypass.
 
-In audit the packet would arrive, so nothing is tested there.
+Pods in audit are not tested: the packet would arrive.
 """
 
 import asyncio
@@ -38,19 +38,17 @@ _WITNESS_SECONDS = 0.5
 # Paths change with routes and with the CNI's programs, and no message reports it. So an older
 # result is tested again at the reconciler's next pass over the pod, which comes at each resync.
 _CONFIRMED_FOR_SECONDS = 45
-# Enough for an IPv6 header and the beginning of TCP's.
+# Enough for an IPv6 header and the start of a TCP header.
 _HEADERS_BYTES = 64
 # A test without an answer takes most of a second and little CPU. Where the CNI blocks the host
 # from all of its pods, no test has an answer: then those that wait for their condition come first.
 _FIRST_AT_ONCE, _AGAIN_AT_ONCE = 32, 4
-
-
 # No process listens there, so the kernel ignores responses.
 _SOURCE_PORT = 9650
 
 
 class PathTester:
-    """Tests pods that have changed, and every one again after some minutes."""
+    """Tests pods that have changed, and repeats older results."""
 
     def __init__(self, counters: PathTestCounters, store: PodStore, metrics: GateMetrics) -> None:
         """store: each result is in the pod's state, which is marked there."""
@@ -64,7 +62,7 @@ class PathTester:
         self._again = asyncio.Semaphore(_AGAIN_AT_ONCE)
 
     def enqueue(self, state: PodState) -> None:
-        """Test the pod soon, if it is enforced and there is anything new to find out."""
+        """Test the pod soon, if it is enforced and has no recent result."""
         if not state.is_path_tested:
             # Once it is enforced again, its first result counts as new.
             state.path_test = None
@@ -97,7 +95,7 @@ class PathTester:
             self._wake.set()
 
     async def _try(self, state: PodState) -> PathTestRecord | None:
-        """None when the pod ended meanwhile, or has no gates any more."""
+        """None if the pod ended meanwhile, or no longer has gates."""
         netns, mode = state.gated_netns, state.pod.mode
         gates = frozenset(state.gates)
         if netns is None:
@@ -141,7 +139,7 @@ def _is_fresh(state: PodState) -> bool:
 
 @dataclasses.dataclass(slots=True)
 class _Path:
-    """The way from the node to one address of a pod."""
+    """The path from the host to one address of a pod."""
 
     gates: PathTestCounters
     netns: Netns
@@ -149,7 +147,7 @@ class _Path:
     ifindexes: Collection[int]
     sequence: int = dataclasses.field(default_factory=lambda: int.from_bytes(os.urandom(4)))
     is_sent: bool = False
-    """Whether the node had a way to send it at all."""
+    """Whether the host has a route for it."""
 
     async def test(self) -> PathTestResult:
         """Raises NetnsGoneError when the pod ends meanwhile, and OSError."""
@@ -173,7 +171,7 @@ class _Path:
             has_arrived = await self._arrives(capture)
         finally:
             await asyncio.to_thread(capture.close)
-        # Held up on its way so far, it may have been judged at last.
+        # The gate may have dropped a delayed packet by now.
         if is_counted():
             return PathTestResult.CONFIRMED
         return PathTestResult.BYPASSED if has_arrived else PathTestResult.UNREACHABLE

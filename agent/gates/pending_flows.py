@@ -30,46 +30,46 @@ _HARMLESS = frozenset(
     | {"AF_VSOCK", "ALG"}
 )
 
-# Beyond this a direct-mapped table of 1024 places would lose many of them anyway.
-_MAX_QUESTIONS = abi.REPLY_SLOTS // 4
+# Beyond this, a direct-mapped table of 1024 slots would lose many of them anyway.
+_MAX_FLOWS = abi.REPLY_SLOTS // 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PendingFlows:
-    """What a pod may be waiting for."""
+    """Flows on which a pod may wait for replies."""
 
-    questions: tuple[ReplyFlow, ...]
+    flows: tuple[ReplyFlow, ...]
     unknown: str
-    """What else may wait for an answer, for people; empty: nothing does."""
+    """What else may wait for replies, for messages; empty if nothing does."""
 
 
 def read(netns: Netns, network: PodNetwork) -> PendingFlows:
-    """The pod's flows so far; to be called once its gate records new ones.
+    """The pod's existing flows; to be called once its gate records new ones.
 
     Takes milliseconds: call it from a thread. Raises NetnsGoneError, and OSError.
     """
     in_use = _sockets_in_use(netns)
     unknown = list(network.other_devices)
-    known = _HARMLESS.union(*_DATAGRAMS.values())
-    unknown += [f"{count} sockets of {name}" for name, count in in_use if name not in known]
-    questions: list[ReplyFlow] = []
+    handled = _HARMLESS.union(*_DATAGRAMS.values())
+    unknown += [f"{count} sockets of {name}" for name, count in in_use if name not in handled]
+    flows: list[ReplyFlow] = []
     for protocol, names in _DATAGRAMS.items():
         if not any(name in names for name, _ in in_use):
             continue
         unconnected = 0
         try:
-            for question in _open_flows(netns, protocol):
-                if question is None or len(questions) >= _MAX_QUESTIONS:
+            for flow in _open_flows(netns, protocol):
+                if flow is None or len(flows) >= _MAX_FLOWS:
                     unconnected += 1
                 else:
-                    questions.append(question)
+                    flows.append(flow)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 raise
             unknown.append(f"{names[0]} sockets, which this kernel does not list")
         if unconnected:
             unknown.append(f"{unconnected} unconnected sockets of {names[0]}")
-    return PendingFlows(tuple(questions), ", ".join(unknown))
+    return PendingFlows(tuple(flows), ", ".join(unknown))
 
 
 def _sockets_in_use(netns: Netns) -> list[tuple[str, int]]:

@@ -32,13 +32,13 @@ log = structlog.get_logger(__name__)
 # default timeout is 5 s.
 _GRACE_NS = 5_000_000_000
 
-# podgate-cni finishes within 20 s, and sends nothing to the agent.
+# podgate-cni finishes within 20 s, and does not notify the agent.
 _PLUGIN_SECONDS = 25.0
 
 _REASONS = {Mode.AUDIT: "Audit", Mode.ENFORCE: ENFORCED, Mode.STRICT: ENFORCED}
 
 
-class Policy(Protocol):
+class Admitter(Protocol):
     """Where the rules of gates come from."""
 
     async def admit(self, pod: Pod) -> Admission:
@@ -46,7 +46,7 @@ class Policy(Protocol):
 
 
 class PodGates:
-    """Brings pods' gates into the wanted state. Not concurrent: one pod after the other."""
+    """Brings pods' gates into the desired state. Not concurrent: one pod after the other."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class PodGates:
         gate_worker: GateWorker,
         reader: PodNetworkReader,
         authority: AddressAuthority,
-        policy: Policy,
+        admitter: Admitter,
         chain_order: ChainOrder,
         metrics: GateMetrics,
     ) -> None:
@@ -65,7 +65,7 @@ class PodGates:
         self._gate_worker = gate_worker
         self._reader = reader
         self._authority = authority
-        self._policy = policy
+        self._admitter = admitter
         self._chain_order = chain_order
         self._metrics = metrics
 
@@ -101,8 +101,8 @@ class PodGates:
         return await self._reconcile_netns(state, netns)
 
     async def fill_reply_tables(self, state: PodState) -> list[GracePeriod]:
-        """Start the reply tables of the pod's gates; after `reconcile` of all marked pods, since
-        closing comes first. Raises `AttachError`.
+        """Start the reply tables of the pod's gates; after `reconcile` of all marked pods, because
+        gates come first. Raises `AttachError`.
 
         A new table is filled with the pod's pending flows. Where these are not fully known, the
         gate's grace period lasts a while: passing an unsolicited packet is better than dropping a
@@ -114,18 +114,18 @@ class PodGates:
         if not new or state.netns is None or state.network is None:
             return []
         try:
-            asked = await asyncio.to_thread(pending_flows.read, state.netns, state.network)
+            pending = await asyncio.to_thread(pending_flows.read, state.netns, state.network)
         except (NetnsGoneError, OSError) as error:
-            asked = pending_flows.PendingFlows((), str(error))
+            pending = pending_flows.PendingFlows((), str(error))
         graces = []
         for ifindex in new:
-            have_all_room = await self._gate_worker.fill_reply_table(ifindex, asked.questions)
-            unknown = asked.unknown or ("" if have_all_room else "some questions found no place")
+            has_room = await self._gate_worker.fill_reply_table(ifindex, pending.flows)
+            unknown = pending.unknown or ("" if has_room else "the reply table is full")
             graces.append(
                 GracePeriod(
                     state.pod.full_name,
                     state.gates[ifindex],
-                    len(asked.questions),
+                    len(pending.flows),
                     unknown,
                     time.monotonic_ns() + _GRACE_NS if unknown else 0,
                 )
@@ -133,7 +133,7 @@ class PodGates:
         return graces
 
     async def end_grace_period(self, grace: GracePeriod) -> None:
-        """Have it end in time; after `fill_reply_tables`, because it takes long and can wait.
+        """Set its end; after `fill_reply_tables` of all pods, because it takes long and can wait.
 
         Raises `BpfError`.
         """
@@ -142,12 +142,12 @@ class PodGates:
             Event.GRACE_PERIOD_STARTED if grace.incomplete_reason else Event.REPLY_TABLE_READY,
             pod=grace.pod,
             interface=grace.interface.name,
-            questions=grace.flow_count,
-            because=grace.incomplete_reason,
+            flows=grace.flow_count,
+            reason=grace.incomplete_reason,
         )
 
     async def detach(self, state: PodState) -> None:
-        """Take the pod's gates away."""
+        """Remove the pod's gates."""
         for ifindex in list(state.gates):
             await self._remove(state, ifindex)
 
@@ -174,7 +174,7 @@ class PodGates:
                 return IsolationStatus(FALSE, "GateFailed", f"{error}.")
             self._metrics.gates_lost.inc()
             log.error(Event.GATE_LOST, pod=pod.full_name, error=str(error))
-            self._record(pod, "GateLost", f"The gate is lost and will be put back: {error}.")
+            self._record(pod, "GateLost", f"The gate is lost and will be attached again: {error}.")
         if network.unsupported:
             state.gated_netns = netns
             return IsolationStatus(TRUE, "NotSupported", "; ".join(network.unsupported) + ".")
@@ -187,7 +187,7 @@ class PodGates:
 
     def _report_claims(self, state: PodState) -> None:
         problem = state.claims.problem
-        if self._authority.is_news(state.pod.uid, problem):
+        if self._authority.is_new_problem(state.pod.uid, problem):
             log.warning(Event.ADDRESSES_UNCONFIRMED, pod=state.pod.full_name, problem=problem)
             self._record(state.pod, "UnconfirmedAddress", problem)
 
@@ -197,7 +197,7 @@ class PodGates:
     async def _install(self, state: PodState) -> None:
         network = state.network
         assert network is not None
-        state.admission = await self._policy.admit(state.pod)
+        state.admission = await self._admitter.admit(state.pod)
         config = GateConfig(
             state.pod.mode,
             state.claims.confirmed,
@@ -228,21 +228,21 @@ class PodGates:
             )
 
     async def _detach_all(self, state: PodState, network: PodNetwork) -> None:
-        """Take away every gate: podgate-cni goes by the node's default, not by the pod's mode."""
+        """Remove every gate: podgate-cni applies the node's default mode, not the pod's."""
         await self.detach(state)
-        opened = frozenset(interface.ifindex for interface in network.interfaces)
-        if opened != state.ungated_interfaces:
-            state.ungated_interfaces = opened
+        ungated = frozenset(interface.ifindex for interface in network.interfaces)
+        if ungated != state.ungated_interfaces:
+            state.ungated_interfaces = ungated
             state.recheck_until = asyncio.get_running_loop().time() + _PLUGIN_SECONDS
         for interface in network.interfaces:
             if await self._gate_worker.is_attached(interface.ifindex):
                 await self._gate_worker.remove(interface.ifindex)
 
     async def _remove_vanished(self, state: PodState, current: Collection[int]) -> None:
-        """Drop what is left of gates whose interface is gone.
+        """Remove gates whose interface no longer exists.
 
-        An interface that is only no longer seen as the pod's keeps its gate: a netns path that is
-        missing for a moment must not open it.
+        An interface that exists but is no longer listed as the pod's keeps its gate: a netns path
+        that is missing for a moment must not open it.
         """
         for ifindex in state.gates.keys() - set(current):
             if not await self._reader.exists(ifindex):

@@ -32,10 +32,10 @@ log = structlog.get_logger(__name__)
 
 _SO_NETNS_COOKIE = 71  # Linux 5.14
 
-# Until a gate has its reply table; with some hundred pods at once that takes seconds.
+# Until a gate has its reply table, which takes seconds if some hundred pods start at once.
 _GRACE_SECONDS = 30.0
 
-# An attach takes 10 ms and RTNL can be held for seconds by others; longer means a hung kernel.
+# An attach takes 10 ms, and other programs hold RTNL for seconds; longer means a hung kernel.
 _TIMEOUT_SECONDS = 60
 
 
@@ -46,17 +46,17 @@ class GateWorker:
         self,
         loaded: loader.Loaded,
         opened: gates.Gates,
-        node_guards: HostDevicePrograms,
+        host_devices: HostDevicePrograms,
         worker: concurrent.futures.ThreadPoolExecutor,
     ) -> None:
         self.loaded = loaded
         self._gates = opened
         self._worker = worker
-        self._origin = InjectableMap(loaded)
-        self._callers = DropSources(loaded)
-        self._node_guards = node_guards
+        self._injectable = InjectableMap(loaded)
+        self._drop_sources = DropSources(loaded)
+        self._host_devices = host_devices
         self.config = NodeConfig(loaded)
-        self.self_tests = PathTestCounters(loaded)
+        self.path_tests = PathTestCounters(loaded)
         self.events = DropEventReader(loaded)
         self.hook_states: list[HookState] = []
 
@@ -72,15 +72,15 @@ class GateWorker:
             opened = await loop.run_in_executor(
                 worker, gates.Gates, loaded, installation, settings.attachment
             )
-            node_guards = await loop.run_in_executor(
+            host_devices = await loop.run_in_executor(
                 worker, HostDevicePrograms, loaded, installation, opened.attachment
             )
         except BaseException:
             worker.shutdown(wait=False)
             loaded.close()
             raise
-        keeper = cls(loaded, opened, node_guards, worker)
-        await keeper._call(lambda: keeper._origin.inherit(installation))
+        keeper = cls(loaded, opened, host_devices, worker)
+        await keeper._call(lambda: keeper._injectable.inherit(installation))
         keeper.config.set_netns(netns_cookie())
         keeper.hook_states = await keeper._call(lambda: _attach_hooks(loaded, installation))
         for hook in keeper.hook_states:
@@ -100,7 +100,7 @@ class GateWorker:
         """Close descriptors and the thread. Gates stay: they are pinned."""
         self.events.close()
         await self._call(self._gates.close)
-        await self._call(self._node_guards.close)
+        await self._call(self._host_devices.close)
         self._worker.shutdown(wait=False)
         self.loaded.close()
 
@@ -118,9 +118,9 @@ class GateWorker:
         """As `Gates.start_reply_table`."""
         return await self._call(lambda: self._gates.start_reply_table(ifindex))
 
-    async def fill_reply_table(self, ifindex: int, questions: Collection[ReplyFlow]) -> bool:
+    async def fill_reply_table(self, ifindex: int, flows: Collection[ReplyFlow]) -> bool:
         """As `Gates.fill_reply_table`."""
-        return await self._call(lambda: self._gates.fill_reply_table(ifindex, questions))
+        return await self._call(lambda: self._gates.fill_reply_table(ifindex, flows))
 
     async def end_grace(self, ifindex: int, at_ns: int) -> None:
         """As `Gates.end_grace`."""
@@ -131,7 +131,7 @@ class GateWorker:
 
         def remove() -> None:
             self._gates.remove(ifindex)
-            self._callers.forget(ifindex)
+            self._drop_sources.forget(ifindex)
 
         await self._call(remove)
 
@@ -144,10 +144,10 @@ class GateWorker:
         return await self._call(self._gates.installed)
 
     async def remove_stale(self) -> bool:
-        """As `Gates.remove_stale`, for what guards the node's own interfaces as well."""
+        """As `Gates.remove_stale`, and the programs on host devices as well."""
 
         def collect() -> bool:
-            return not self._node_guards.other_interfaces and self._gates.remove_stale()
+            return not self._host_devices.other_interfaces and self._gates.remove_stale()
 
         return await self._call(collect)
 
@@ -164,43 +164,43 @@ class GateWorker:
         await self._call(lambda: self._gates.move_first(ifindex))
 
     async def counts(self) -> dict[int, Counts]:
-        """As `Gates.counts`, without our own self-tests. Reads maps only, so it does not queue
+        """As `Gates.counts`, without our own path tests. Reads maps only, so it does not queue
         behind attaches.
         """
         counts = await asyncio.to_thread(self._gates.counts)
-        return {ifindex: _without_self_tests(of_gate) for ifindex, of_gate in counts.items()}
+        return {ifindex: _without_path_tests(of_gate) for ifindex, of_gate in counts.items()}
 
     async def host_counts(self) -> Counts:
         """As `Gates.host_counts`."""
         return await asyncio.to_thread(self._gates.host_counts)
 
     async def mark_injectable(self, marks: Mapping[int, bool]) -> None:
-        """Set or clear interfaces' bits in the origin map."""
+        """Set or clear interfaces' bits in the map of injectable interfaces."""
 
         def mark() -> None:
             for ifindex, is_node_sent in marks.items():
-                self._origin.mark(ifindex, is_node_sent=is_node_sent)
+                self._injectable.mark(ifindex, is_node_sent=is_node_sent)
 
         await self._call(mark)
 
     async def ensure_bridges(self, ifindexes: set[int], *, are_all: bool) -> None:
         """As `HostDevicePrograms.ensure_bridges`."""
-        await self._call(lambda: self._node_guards.ensure_bridges(ifindexes, are_all=are_all))
+        await self._call(lambda: self._host_devices.ensure_bridges(ifindexes, are_all=are_all))
 
     async def ensure_pairs(self, ifindexes: set[int]) -> None:
         """As `HostDevicePrograms.ensure_pairs`."""
-        await self._call(lambda: self._node_guards.ensure_pairs(ifindexes))
+        await self._call(lambda: self._host_devices.ensure_pairs(ifindexes))
 
     async def ensure_tunnels(self, udp_ports: Iterable[int], *, are_guarded: bool) -> None:
-        """As `HostDevicePrograms.ensure_tunnels`, and drop the host's datagrams to these ports.
+        """As `HostDevicePrograms.ensure_tunnels`; also drops the host's datagrams to these ports.
 
         Raises `AttachError`, or `ValueError` for more ports than are guarded.
         """
-        await self._call(lambda: self._node_guards.ensure_tunnels(are_guarded=are_guarded))
+        await self._call(lambda: self._host_devices.ensure_tunnels(are_guarded=are_guarded))
         self.config.set_tunnel_ports(udp_ports)
 
     async def marked_injectable(self) -> set[int]:
-        return await self._call(self._origin.marked)
+        return await self._call(self._injectable.marked)
 
     async def _call(self, function: Callable[[], T]) -> T:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
@@ -231,5 +231,5 @@ def _attach_hooks(loaded: loader.Loaded, installation: pins.Pins) -> list[HookSt
     return Hooks(loaded, installation, cgroup).attach()
 
 
-def _without_self_tests(counts: Counts) -> Counts:
+def _without_path_tests(counts: Counts) -> Counts:
     return {key: count for key, count in counts.items() if key[1] is not Reason.PATH_TEST}

@@ -1,7 +1,7 @@
-"""Listener events of probed pods: from the kernel's ring to the probes that they concern.
+"""Listener events of probed pods: each triggers the probes of its port.
 
-Everything works without them, only later: where the kernel or cgroup v2 lacks them, that is logged
-once, and probes run at their times.
+Without them probes run at their scheduled times only, so conditions change later. A kernel or
+cgroup v2 that lacks them is logged once.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 
 class ListenerWatch:
-    """Receives listener events of pods' namespaces, and triggers their probes at that instant."""
+    """Receives listener events of pods' namespaces, and triggers their probes at once."""
 
     def __init__(
         self, scheduler: Scheduler, metrics: ProbeMetrics, installation: pins.Pins
@@ -38,7 +38,7 @@ class ListenerWatch:
         self._watched: dict[str, tuple[Netns, int]] = {}
         self._pods: dict[int, str] = {}
         self._existing: asyncio.Queue[str] = asyncio.Queue()
-        """Pods with listeners that are older than our watching."""
+        """Pods with listeners that were opened before the watch started."""
 
     async def run(self) -> None:
         """Attach, and follow events until cancelled."""
@@ -65,8 +65,8 @@ class ListenerWatch:
 
     def watch(self, uid: str, netns: Netns) -> None:
         """Receive events of this pod's listeners from now on; safe to repeat."""
-        known = self._watched.get(uid)
-        if known is not None and known[0] == netns:
+        watched = self._watched.get(uid)
+        if watched is not None and watched[0] == netns:
             return
         self.forget(uid)
         cookie = netns.cookie()
@@ -77,14 +77,14 @@ class ListenerWatch:
         self._watch_netns(uid, netns, cookie)
 
     def forget(self, uid: str) -> None:
-        """The pod is gone."""
-        known = self._watched.pop(uid, None)
+        """The pod no longer exists."""
+        watched = self._watched.pop(uid, None)
         self._hints.forget(uid)
-        if known is not None:
-            self._pods.pop(known[1], None)
+        if watched is not None:
+            self._pods.pop(watched[1], None)
             self._metrics.unwatched_listeners.pop(uid, None)
             if self._events is not None:
-                self._events.forget(known[1])
+                self._events.forget(watched[1])
 
     def _watch_netns(self, uid: str, netns: Netns, cookie: int) -> None:
         if self._events is None:
@@ -97,23 +97,23 @@ class ListenerWatch:
         # Existing listeners send no event when they close. Read after the watch started, so that
         # none is missed by both.
         with contextlib.suppress(NetnsError, OSError):
-            if older := len(listening.listeners(netns)):
-                self._metrics.unwatched_listeners[uid] = older
+            if existing := len(listening.listeners(netns)):
+                self._metrics.unwatched_listeners[uid] = existing
                 self._existing.put_nowait(uid)
 
     async def _adopt_existing(self, directory: pathlib.Path) -> NoReturn:
-        """Make them report all the same, one pod after the other, until cancelled."""
+        """Have existing listeners send events too, one pod after the other, until cancelled."""
         while True:
             uid = await self._existing.get()
-            known = self._watched.get(uid)
-            if known is None:
+            watched = self._watched.get(uid)
+            if watched is None:
                 continue
             try:
-                adopted = await asyncio.to_thread(listeners.adopt, directory, known[0].run_inside)
+                adopted = await asyncio.to_thread(listeners.adopt, directory, watched[0].run_inside)
             except (NetnsError, errors.PinError, OSError) as error:
                 log.warning(Event.EXISTING_LISTENERS_UNWATCHED, uid=uid, reason=str(error))
                 continue
-            if self._watched.get(uid) == known:
+            if self._watched.get(uid) == watched:
                 left = self._metrics.unwatched_listeners.get(uid, 0) - adopted
                 self._metrics.unwatched_listeners[uid] = max(0, left)
 
@@ -128,9 +128,9 @@ class ListenerWatch:
                 self._hints.hint(uid, port, is_open=is_open)
         self._metrics.listener_events_lost = events.lost()
 
-    def _on_hint_result(self, is_open: bool, fate: HintResult) -> None:
+    def _on_hint_result(self, is_open: bool, result: HintResult) -> None:
         kind = "open" if is_open else "close"
-        self._metrics.listener_events.labels(kind, fate.value).inc()
+        self._metrics.listener_events.labels(kind, result.value).inc()
 
 
 def _attach(directory: pathlib.Path) -> listeners.ListenerEvents:

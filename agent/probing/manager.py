@@ -1,4 +1,4 @@
-"""Probes of all pods: what the scheduler finds, as conditions, metrics and status."""
+"""Probes of all pods: publishes results as conditions, metrics and status."""
 
 import asyncio
 import pathlib
@@ -38,13 +38,13 @@ from probes.spec.specs import (
 
 log = structlog.get_logger(__name__)
 
-# After a restart, 1,500 probes at once are 100 ms in which nothing else is done. Spread over a
-# second they are one part in ten of it, and no pod waits for longer than its probe's period.
+# After a restart, 1,500 probes at once would block everything else for 100 ms. Spread over a second
+# they take a tenth of it, and no pod waits longer than its probe's period.
 _SPREAD_SECONDS = 1.0
 
 
 class ProbeManager:
-    """Runs the probes of guarded pods. To be made on the running event loop."""
+    """Runs the probes of all pods. Create it on the running event loop."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ProbeManager:
         state: pathlib.Path | None = None,
     ) -> None:
         """containers: of all pods, where a runtime lists them; state: the file that keeps results
-        over the agent's restarts, if they are to be kept.
+        across restarts of the agent; None keeps none.
         """
         self._store = store
         self._containers = containers
@@ -75,17 +75,17 @@ class ProbeManager:
         self._listeners = ListenerWatch(self._scheduler, self._metrics, installation)
         self._pods: dict[str, Pod] = {}
         self._probed: set[str] = set()
-        self._memory = ResultStore(state)
+        self._results = ResultStore(state)
         self._sandboxes: dict[str, tuple[Netns, str]] = {}
         self._deferred: dict[str, str | None] = {}
-        """By pod: a text of the annotation that came after the sandbox's start."""
+        """By pod: the annotation's text if it changed after the sandbox's start."""
 
     async def run(self) -> None:
         """Probe until cancelled."""
         async with asyncio.TaskGroup() as group:
             tasks.start(group, "scheduler", self._scheduler.run)
             tasks.start(group, "listeners", self._listeners.run)
-            tasks.start(group, "probe memory", self._memory.run)
+            tasks.start(group, "probe memory", self._results.run)
             tasks.start(group, "pods to probe", self._follow)
 
     async def _follow(self) -> None:
@@ -107,18 +107,18 @@ class ProbeManager:
         )
 
     async def listening(self) -> None:
-        """Wait until listener events are received; forever, where they cannot be."""
+        """Wait until listener events are received; forever if they are unavailable."""
         await self._listeners.attached.wait()
 
-    def update(self, guarded: PodState) -> None:
+    def update(self, state: PodState) -> None:
         """Start or change the probes of a pod as it is now, and update its condition."""
-        pod = guarded.pod
+        pod = state.pod
         sandbox = None
-        if guarded.netns is not None:
-            sandbox = self._memory.claim(pod.uid, self._sandbox_of(pod, guarded.netns))
+        if state.netns is not None:
+            sandbox = self._results.claim(pod.uid, self._sandbox_of(pod, state.netns))
             pod = self._with_saved_spec(pod, sandbox)
         self._pods[pod.uid] = pod
-        if sandbox and (target := self._target(pod, guarded, sandbox)):
+        if sandbox and (target := self._target(pod, state, sandbox)):
             self._scheduler.set_pod(target)
             self._probed.add(pod.uid)
             self._save(pod.uid)
@@ -132,7 +132,7 @@ class ProbeManager:
         self._listeners.forget(uid)
         self._pods.pop(uid, None)
         self._probed.discard(uid)
-        self._memory.forget(uid)
+        self._results.forget(uid)
         self._sandboxes.pop(uid, None)
         self._deferred.pop(uid, None)
 
@@ -166,22 +166,22 @@ class ProbeManager:
         ]
 
     def _sandbox_of(self, pod: Pod, netns: Netns) -> str:
-        """Found out once: a lack of descriptors later must not look like another sandbox."""
-        known = self._sandboxes.get(pod.uid)
-        if known is None or known[0] != netns:
-            known = self._sandboxes[pod.uid] = (netns, sandbox_of(netns))
-        return known[1]
+        """Read once: a lack of descriptors later must not look like another sandbox."""
+        saved = self._sandboxes.get(pod.uid)
+        if saved is None or saved[0] != netns:
+            saved = self._sandboxes[pod.uid] = (netns, sandbox_of(netns))
+        return saved[1]
 
     def _with_saved_spec(self, pod: Pod, sandbox: SavedProbes) -> Pod:
-        """The pod with podgate.io/probe-spec as it was at the sandbox's start: it is taken once.
+        """The pod with podgate.io/probe-spec as it was at the sandbox's start: it is read once.
 
-        A later change is logged and ignored. An invalid one was not taken, so it can be corrected.
+        A later change is logged and ignored. An invalid one does not count, so it can be corrected.
         """
         now = pod.spec.annotation
         if not sandbox.is_taken:
             sandbox.annotation = now
             sandbox.is_taken = not any(map(probespec.is_annotation_error, pod.spec.errors))
-            self._memory.save_soon()
+            self._results.save_soon()
         if now == sandbox.annotation:
             self._deferred.pop(pod.uid, None)
             return pod
@@ -198,7 +198,7 @@ class ProbeManager:
 
     def _save(self, uid: str) -> None:
         """Keep the pod's results for the next agent."""
-        sandbox = self._memory.get(uid)
+        sandbox = self._results.get(uid)
         if sandbox is None:
             return
         results: Results = {}
@@ -206,17 +206,17 @@ class ProbeManager:
             results.setdefault(key.container, {})[key.type] = result
         if results != sandbox.results:
             sandbox.results = results
-            self._memory.save_soon()
+            self._results.save_soon()
 
-    def _target(self, pod: Pod, guarded: PodState, sandbox: SavedProbes) -> ProbedPod | None:
-        netns = guarded.netns
-        if netns is None or guarded.network is None:
+    def _target(self, pod: Pod, state: PodState, sandbox: SavedProbes) -> ProbedPod | None:
+        netns = state.netns
+        if netns is None or state.network is None:
             return None
         run = self._containers.containers_of(pod.uid)
         target = ProbedPod(
             uid=pod.uid,
             netns=netns,
-            addresses=guarded.probe_addresses,
+            addresses=state.probe_addresses,
             containers=tuple(
                 self._container(pod, probes, sandbox, run) for probes in pod.spec.containers
             ),
@@ -226,7 +226,7 @@ class ProbeManager:
             ids = {name: container.id for name, container in run.containers.items()}
             if ids != sandbox.containers:
                 sandbox.containers = ids
-                self._memory.save_soon()
+                self._results.save_soon()
         return target
 
     def _container(
@@ -295,7 +295,7 @@ class ProbeManager:
     def _update_condition(self, pod: Pod) -> None:
         state = self._store.get(pod.uid)
         if state is None or state.pod.netns_path != pod.netns_path:
-            return  # Its probes are about to be stopped.
+            return  # Its probes will be stopped next.
         status, reason, message = self._evaluate(pod)
         if pod.uid in self._deferred:
             message += f" A change of {probespec.ANNOTATION} takes effect with the next sandbox."

@@ -1,4 +1,4 @@
-"""Results of each pod's probes, and the specs they ran with: what must outlive the agent.
+"""Saved probe results of each pod, and the specs they ran with: they outlive the agent.
 
 The kubelet keeps a container ready over its own restart (worker.go, where a container started well
 before the kubelet); podgate has no status to read yet, so it keeps a file of its own.
@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 _MAX_BYTES = 16 << 20  # 1,000 pods with the longest annotation each
 _SETTLE_SECONDS = 0.5
-# Every pod is reconciled within seconds of a start; what none of them claims is of deleted pods.
+# Every pod is reconciled within seconds of a start; unclaimed results belong to deleted pods.
 _UNCLAIMED_SECONDS = 300.0
 
 Results = dict[str, dict[ProbeType, ProbeResult]]
@@ -38,12 +38,12 @@ class SavedProbes(msgspec.Struct, kw_only=True):
     started_at: float
     """Unix time in seconds at which podgate first saw the sandbox."""
     annotation: str | None = None
-    """podgate.io/probe-spec as it was taken at the sandbox's start."""
+    """podgate.io/probe-spec as it was read at the sandbox's start."""
     is_taken: bool = False
     """Whether it was valid: an invalid one may still be corrected."""
     results: Results = {}
     containers: dict[str, str] = {}
-    """The runtime's ids of the containers that these are of, where a runtime lists them."""
+    """The runtime's ids of the probed containers, where a runtime lists them."""
 
 
 class _File(msgspec.Struct):
@@ -56,7 +56,7 @@ class ResultStore:
     """Sandboxes by pod, in memory and in a file below the run directory."""
 
     def __init__(self, path: pathlib.Path | None) -> None:
-        """Reads the file, if there is one; one that cannot be used is logged and kept.
+        """Reads the file, if it exists; an unusable one is logged and kept.
 
         Without a path nothing is kept.
         """
@@ -70,27 +70,27 @@ class ResultStore:
         self._unclaimed_until = time.monotonic() + _UNCLAIMED_SECONDS
 
     def claim(self, uid: str, sandbox: str) -> SavedProbes:
-        """What is known of this sandbox of the pod; empty for one that is new."""
-        known = self._pods.get(uid) or self._unclaimed.pop(uid, None)
+        """The saved probes of this sandbox of the pod; empty for a new one."""
+        saved = self._pods.get(uid) or self._unclaimed.pop(uid, None)
         now = time.time()
-        if known is None or known.sandbox != sandbox:
-            known = SavedProbes(uid=uid, sandbox=sandbox, started_at=now)
-        known.started_at = min(known.started_at, now)
-        if self._pods.get(uid) is not known:
-            self._pods[uid] = known
+        if saved is None or saved.sandbox != sandbox:
+            saved = SavedProbes(uid=uid, sandbox=sandbox, started_at=now)
+        saved.started_at = min(saved.started_at, now)
+        if self._pods.get(uid) is not saved:
+            self._pods[uid] = saved
             self.save_soon()
-        return known
+        return saved
 
     def get(self, uid: str) -> SavedProbes | None:
         return self._pods.get(uid)
 
     def forget(self, uid: str) -> None:
-        """The pod is gone."""
+        """The pod no longer exists."""
         if self._pods.pop(uid, None) is not None:
             self.save_soon()
 
     def save_soon(self) -> None:
-        """Something of what is kept has changed."""
+        """The content has changed."""
         if self._saver:
             self._saver.mark()
 

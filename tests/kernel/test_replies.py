@@ -404,7 +404,7 @@ def test_connected_sockets_show_the_pods_peers(
 def test_dual_stack_socket_has_an_ipv4_flow(pod: labs.LabPod) -> None:
     with pod.open_socket(socket.AF_INET6, socket.SOCK_DGRAM) as client:
         client.connect((f"::ffff:{traffic.NODE[4]}", PORT))
-        assert read_pending(pod).questions == (question(pod, 4, client.getsockname()[1]),)
+        assert read_pending(pod).flows == (question(pod, 4, client.getsockname()[1]),)
 
 
 def test_flow_of_the_pod_to_itself_is_not_pending(pod: labs.LabPod) -> None:
@@ -443,5 +443,5 @@ def test_more_flows_than_a_table_should_hold_are_incomplete(pod: labs.LabPod) ->
             client = stack.enter_context(pod.open_socket(socket.AF_INET, socket.SOCK_DGRAM))
             client.connect((traffic.NODE[4], port))
         asked = read_pending(pod)
-    assert len(asked.questions) < 300
+    assert len(asked.flows) < 300
     assert asked.unknown

@@ -78,7 +78,7 @@ class Gates:
         self.with_replies.add(ifindex)
         return True
 
-    async def fill_reply_table(self, ifindex: int, questions: Collection[ReplyFlow]) -> bool:
+    async def fill_reply_table(self, ifindex: int, flows: Collection[ReplyFlow]) -> bool:
         return True
 
     async def end_grace(self, ifindex: int, at_ns: int) -> None:
@@ -153,7 +153,7 @@ class Node:
                 gate_worker=gates,
                 reader=this,
                 authority=this,
-                policy=this,
+                admitter=this,
                 chain_order=self.chain_order,
                 metrics=metrics,
             ),
@@ -229,7 +229,7 @@ class Node:
     async def check(self, pod: Pod, netns: Netns, network: PodNetwork) -> AddressClaims:
         return AddressClaims(network.addresses)
 
-    def is_news(self, uid: str, problem: str) -> bool:
+    def is_new_problem(self, uid: str, problem: str) -> bool:
         return False
 
     # PolicyController

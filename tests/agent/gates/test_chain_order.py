@@ -1,4 +1,4 @@
-"""How often a gate is put before others' programs, and what is said when it stays behind."""
+"""The gate is moved before other programs, a bounded number of times; else it is a problem."""
 
 import dataclasses
 from typing import cast
@@ -18,11 +18,11 @@ INTERFACE = HostInterface(7, "pgweb")
 
 @dataclasses.dataclass
 class Chain:
-    """A chain of one interface, and somebody who may jump to its front."""
+    """The chain of one interface; a contested one has a program that always moves first."""
 
     is_gate_first: bool = True
     is_contested: bool = False
-    is_refused: bool = False
+    is_rejected: bool = False
     moves: int = 0
     now: float = 0.0
 
@@ -31,7 +31,7 @@ class Chain:
         return self.is_gate_first
 
     async def move_first(self, ifindex: int) -> None:
-        if self.is_refused:
+        if self.is_rejected:
             raise AttachError("moving the gate of interface 7: No space left on device")
         self.moves += 1
         self.is_gate_first = not self.is_contested
@@ -43,53 +43,59 @@ def chain() -> Chain:
 
 
 @pytest.fixture
-def places(chain: Chain) -> ChainOrder:
+def chain_order(chain: Chain) -> ChainOrder:
     gate_worker, store = cast(GateWorker, chain), PodStore(Conditions())
     return ChainOrder(gate_worker, store, GateMetrics(store), now=lambda: chain.now)
 
 
-async def test_gate_in_front_stays_where_it_is(chain: Chain, places: ChainOrder) -> None:
-    assert await places.ensure_first(INTERFACE) == ""
+async def test_gate_in_front_stays_where_it_is(chain: Chain, chain_order: ChainOrder) -> None:
+    assert await chain_order.ensure_first(INTERFACE) == ""
     assert chain.moves == 0
 
 
-async def test_gate_behind_another_program_is_moved(chain: Chain, places: ChainOrder) -> None:
+async def test_gate_behind_another_program_is_moved(chain: Chain, chain_order: ChainOrder) -> None:
     chain.is_gate_first = False
-    assert await places.ensure_first(INTERFACE) == ""
+    assert await chain_order.ensure_first(INTERFACE) == ""
     assert chain.moves == 1
 
 
-async def test_three_moves_a_minute_and_then_it_is_said(chain: Chain, places: ChainOrder) -> None:
+async def test_a_fourth_move_within_a_minute_is_reported(
+    chain: Chain, chain_order: ChainOrder
+) -> None:
     chain.is_contested, chain.is_gate_first = True, False
-    said = [await places.ensure_first(INTERFACE) for _ in range(10)]
+    problems = [await chain_order.ensure_first(INTERFACE) for _ in range(10)]
     assert chain.moves == 3
-    assert set(said) == {
+    assert set(problems) == {
         "Another program runs before the gate on pgweb, and packets it accepts pass no "
         "gate; attach it after the gate."
     }
     chain.now = 61
-    await places.ensure_first(INTERFACE)
+    await chain_order.ensure_first(INTERFACE)
     assert chain.moves == 4
 
 
-async def test_moves_long_ago_do_not_count(chain: Chain, places: ChainOrder) -> None:
+async def test_moves_long_ago_do_not_count(chain: Chain, chain_order: ChainOrder) -> None:
     for minute in range(1, 10):
         chain.now = 61.0 * minute
         chain.is_gate_first = False
-        assert await places.ensure_first(INTERFACE) == ""
+        assert await chain_order.ensure_first(INTERFACE) == ""
     assert chain.moves == 9
 
 
-async def test_gate_that_cannot_be_moved_is_said(chain: Chain, places: ChainOrder) -> None:
-    chain.is_gate_first, chain.is_refused = False, True
-    said = await places.ensure_first(INTERFACE)
-    assert "the gate cannot be moved (moving the gate of interface 7: No space left" in said
+async def test_a_gate_that_cannot_be_moved_is_reported(
+    chain: Chain, chain_order: ChainOrder
+) -> None:
+    chain.is_gate_first, chain.is_rejected = False, True
+    problem = await chain_order.ensure_first(INTERFACE)
+    assert "the gate cannot be moved (moving the gate of interface 7: No space left" in problem
 
 
-async def test_new_interface_of_an_old_number_begins_anew(chain: Chain, places: ChainOrder) -> None:
+async def test_a_new_interface_with_an_old_number_has_no_moves(
+    chain: Chain, chain_order: ChainOrder
+) -> None:
     chain.is_contested, chain.is_gate_first = True, False
     for _ in range(4):
-        await places.ensure_first(INTERFACE)
-    places.forget(INTERFACE.ifindex)
-    await places.ensure_first(INTERFACE)
+        await chain_order.ensure_first(INTERFACE)
+    chain_order.forget(INTERFACE.ifindex)
+    await chain_order.ensure_first(INTERFACE)
     assert chain.moves == 4

@@ -1,4 +1,4 @@
-"""Whom a gate would let in today, as the gate says it; and a kernel that cannot end a flow."""
+"""The sources that a gate would admit today; and a kernel that cannot close a flow."""
 
 import errno
 import socket
@@ -17,8 +17,8 @@ from bpf.rules import Rule, SourceKind
 from probes import sock_diag
 from probes.netns import Netns
 
-KUBELET, SENDER, ABOVE, GONE = 10, 20, 30, 40
-PATHS = {SENDER: "/above/sender", ABOVE: "/above", KUBELET: "/kubelet"}
+KUBELET, SOURCE, ABOVE, GONE = 10, 20, 30, 40
+PATHS = {SOURCE: "/above/source", ABOVE: "/above", KUBELET: "/kubelet"}
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +26,11 @@ def _paths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         existing_flows,
         "cgroup_paths",
-        lambda wanted: {cgroup: PATHS[cgroup] for cgroup in wanted if cgroup in PATHS},
+        lambda cgroups: {cgroup: PATHS[cgroup] for cgroup in cgroups if cgroup in PATHS},
     )
 
 
-def flow(cgroup: int | None = SENDER, port: int = 80) -> sock_diag.InetSocket:
+def flow(cgroup: int | None = SOURCE, port: int = 80) -> sock_diag.InetSocket:
     protocol = socket.IPPROTO_TCP
     nowhere = bytes(16)
     return sock_diag.InetSocket(
@@ -39,54 +39,54 @@ def flow(cgroup: int | None = SENDER, port: int = 80) -> sock_diag.InetSocket:
 
 
 @pytest.mark.parametrize(
-    ("rule", "cgroup", "entrance"),
+    ("rule", "cgroup", "access"),
     [
-        (Rule(SourceKind.ANY), SENDER, Access.OPEN),
-        (Rule(SourceKind.ANY), None, Access.OPEN),
-        (Rule(SourceKind.ANY, socket.IPPROTO_UDP), SENDER, Access.SHUT),
-        (Rule(SourceKind.ANY, socket.IPPROTO_TCP, 80, 80), SENDER, Access.OPEN),
-        (Rule(SourceKind.ANY, socket.IPPROTO_TCP, 81, 90), SENDER, Access.SHUT),
-        (Rule(SourceKind.KERNEL), SENDER, Access.SHUT),
-        (Rule(SourceKind.CGROUP, cgroup=SENDER), SENDER, Access.OPEN),
-        (Rule(SourceKind.CGROUP, cgroup=ABOVE), SENDER, Access.SHUT),
-        (Rule(SourceKind.CGROUP, cgroup=SENDER), None, Access.UNKNOWN),
-        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE), SENDER, Access.OPEN),
-        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE), ABOVE, Access.OPEN),
-        (Rule(SourceKind.ANCESTOR, cgroup=SENDER), ABOVE, Access.SHUT),
-        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE), KUBELET, Access.SHUT),
+        (Rule(SourceKind.ANY), SOURCE, Access.ADMITTED),
+        (Rule(SourceKind.ANY), None, Access.ADMITTED),
+        (Rule(SourceKind.ANY, socket.IPPROTO_UDP), SOURCE, Access.DROPPED),
+        (Rule(SourceKind.ANY, socket.IPPROTO_TCP, 80, 80), SOURCE, Access.ADMITTED),
+        (Rule(SourceKind.ANY, socket.IPPROTO_TCP, 81, 90), SOURCE, Access.DROPPED),
+        (Rule(SourceKind.KERNEL), SOURCE, Access.DROPPED),
+        (Rule(SourceKind.CGROUP, cgroup=SOURCE), SOURCE, Access.ADMITTED),
+        (Rule(SourceKind.CGROUP, cgroup=ABOVE), SOURCE, Access.DROPPED),
+        (Rule(SourceKind.CGROUP, cgroup=SOURCE), None, Access.UNKNOWN),
+        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE), SOURCE, Access.ADMITTED),
+        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE), ABOVE, Access.ADMITTED),
+        (Rule(SourceKind.ANCESTOR, cgroup=SOURCE), ABOVE, Access.DROPPED),
+        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE), KUBELET, Access.DROPPED),
         (Rule(SourceKind.ANCESTOR, cgroup=ABOVE), GONE, Access.UNKNOWN),
-        (Rule(SourceKind.ANCESTOR, cgroup=GONE), SENDER, Access.SHUT),
-        (Rule(SourceKind.KUBELET), KUBELET, Access.OPEN),
-        (Rule(SourceKind.KUBELET), SENDER, Access.SHUT),
+        (Rule(SourceKind.ANCESTOR, cgroup=GONE), SOURCE, Access.DROPPED),
+        (Rule(SourceKind.KUBELET), KUBELET, Access.ADMITTED),
+        (Rule(SourceKind.KUBELET), SOURCE, Access.DROPPED),
     ],
 )
-def test_an_entrance_is_what_the_gate_s_rule_says(
-    rule: Rule, cgroup: int | None, entrance: Access
+def test_access_follows_from_the_rule_of_the_gate(
+    rule: Rule, cgroup: int | None, access: Access
 ) -> None:
-    assert AccessCheck(KUBELET, {cgroup}).of([rule], flow(cgroup)) is entrance
+    assert AccessCheck(KUBELET, {cgroup}).of([rule], flow(cgroup)) is access
 
 
-def test_while_no_kubelet_is_known_anybody_may_be_it() -> None:
-    assert AccessCheck(0, {SENDER}).of([Rule(SourceKind.KUBELET)], flow()) is Access.UNKNOWN
+def test_without_a_kubelet_any_process_may_be_it() -> None:
+    assert AccessCheck(0, {SOURCE}).of([Rule(SourceKind.KUBELET)], flow()) is Access.UNKNOWN
 
 
-def test_one_rule_that_lets_in_is_enough() -> None:
+def test_one_rule_that_admits_is_enough() -> None:
     rules = [Rule(SourceKind.CGROUP, cgroup=ABOVE), Rule(SourceKind.KUBELET), Rule(SourceKind.ANY)]
-    assert AccessCheck(0, {SENDER}).of(rules, flow()) is Access.OPEN
+    assert AccessCheck(0, {SOURCE}).of(rules, flow()) is Access.ADMITTED
 
 
-def test_without_rules_nobody_is_let_in() -> None:
-    assert AccessCheck(KUBELET, {SENDER}).of([], flow()) is Access.SHUT
+def test_without_rules_no_source_is_admitted() -> None:
+    assert AccessCheck(KUBELET, {SOURCE}).of([], flow()) is Access.DROPPED
 
 
-class _CannotEnd(sock_diag.SockDiag):
-    """As of a kernel without CONFIG_INET_DIAG_DESTROY."""
+class _CannotClose(sock_diag.SockDiag):
+    """A kernel without CONFIG_INET_DIAG_DESTROY."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.attempts = 0
 
     def destroy(self, destroyed: sock_diag.InetSocket) -> bool:
-        self.asked += 1
+        self.attempts += 1
         raise OSError(errno.EOPNOTSUPP, "sock_diag: not supported")
 
 
@@ -95,12 +95,12 @@ class _NoReplies(ReplyTables):
         pass
 
 
-def test_a_kernel_that_cannot_end_flows_is_told_of_once() -> None:
+def test_a_kernel_that_cannot_close_flows_is_logged_once() -> None:
     flows = existing_flows.ExistingFlows(
         store=PodStore(Conditions()),
         kubelet_cgroup=lambda: KUBELET,
         replies=_NoReplies(),
-        ends=True,
+        closes=True,
     )
     target = existing_flows.EnforcedPod(
         Pod(uid="web", namespace="shop", name="web"),
@@ -109,10 +109,10 @@ def test_a_kernel_that_cannot_end_flows_is_told_of_once() -> None:
         (bytes(16),),
         (Rule(SourceKind.KERNEL),),
     )
-    node = _CannotEnd()
+    host = _CannotClose()
     found: dict[str, existing_flows.FlowCount] = {}
     with structlog.testing.capture_logs() as lines:
-        flows._judge(node, [flow(), flow()], {bytes(16): target}, found)
-    assert found == {"web": existing_flows.FlowCount(going_on=2, ended=0)}
-    assert node.asked == 1
+        flows._count_flows(host, [flow(), flow()], {bytes(16): target}, found)
+    assert found == {"web": existing_flows.FlowCount(open=2, closed=0)}
+    assert host.attempts == 1
     assert [line["event"] for line in lines] == [Event.EXISTING_FLOWS_NOT_CLOSABLE]

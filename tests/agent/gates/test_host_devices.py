@@ -1,4 +1,4 @@
-"""What the node's interfaces tell of ways round a gate."""
+"""Host devices on which packets would bypass a gate: they are found, and programs follow."""
 
 import pytest
 
@@ -18,18 +18,18 @@ class _Config:
         self.switches.append(is_there)
 
 
-class _Keeper:
-    """What `HostDevices` asks of the gate_worker."""
+class _GateWorker:
+    """The methods of the gate worker that `HostDevices` calls."""
 
     def __init__(self) -> None:
         self.config = _Config()
         self.bridges: list[set[int]] = []
         self.are_all = True
         self.tunnels: list[tuple[frozenset[int], bool]] = []
-        self.refuses = False
+        self.rejects = False
 
     async def ensure_bridges(self, ifindexes: set[int], *, are_all: bool) -> None:
-        if self.refuses:
+        if self.rejects:
             raise AttachError("guarding interface 5: no")
         self.are_all = are_all
         self.bridges.append(ifindexes)
@@ -38,9 +38,9 @@ class _Keeper:
         self.tunnels.append((udp_ports, are_guarded))
 
 
-def make(keeper: _Keeper, store: PodStore) -> HostDevices:
+def make(gate_worker: _GateWorker, store: PodStore) -> HostDevices:
     return HostDevices(
-        keeper,  # type: ignore[arg-type]
+        gate_worker,  # type: ignore[arg-type]
         store,
     )
 
@@ -54,7 +54,7 @@ def store() -> PodStore:
     return made
 
 
-def test_a_tunnel_that_is_up_tells_its_port() -> None:
+def test_a_tunnel_that_is_up_has_its_port_protected() -> None:
     links = [
         Link(2, "vxlan2", kind="vxlan", udp_ports=frozenset({8472})),
         Link(3, "geneve3", kind="geneve", udp_ports=frozenset({6081})),
@@ -66,7 +66,7 @@ def test_a_tunnel_that_is_up_tells_its_port() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ipip", "gre", "sit", "ip6tnl"])
-def test_a_tunnel_without_ports_is_one_too(kind: str) -> None:
+def test_a_tunnel_without_ports_counts_too(kind: str) -> None:
     assert find_tunnels([Link(2, "tunnel0", kind=kind)]) == TunnelPorts(frozenset(), has_any=True)
     assert find_tunnels([Link(2, "tunnel0", kind=kind, flags=0)]) == TunnelPorts(
         frozenset(), has_any=False
@@ -85,48 +85,50 @@ def test_only_bridges_of_gated_interfaces_count() -> None:
     assert find_bridges(links, {5, 7}) == {2}
 
 
-async def test_the_kernel_is_told_of_changes_only(store: PodStore) -> None:
-    keeper = _Keeper()
-    crossings = make(keeper, store)
+async def test_the_kernel_gets_changes_only(store: PodStore) -> None:
+    gate_worker = _GateWorker()
+    host_devices = make(gate_worker, store)
     links = [Link(2, "bridge2", kind="bridge"), Link(5, "veth5", kind="veth", master=2)]
-    await crossings.ensure(links)
-    await crossings.ensure(links)
-    assert keeper.bridges == [{2}]
-    assert keeper.tunnels == [(frozenset(), False)]
+    await host_devices.ensure(links)
+    await host_devices.ensure(links)
+    assert gate_worker.bridges == [{2}]
+    assert gate_worker.tunnels == [(frozenset(), False)]
     store.relay_gates.clear()
-    await crossings.ensure([*links, Link(9, "vxlan9", kind="vxlan", udp_ports=frozenset({8472}))])
-    assert keeper.bridges == [{2}, set()]
-    assert keeper.tunnels[1:] == [(frozenset({8472}), True)]
+    await host_devices.ensure(
+        [*links, Link(9, "vxlan9", kind="vxlan", udp_ports=frozenset({8472}))]
+    )
+    assert gate_worker.bridges == [{2}, set()]
+    assert gate_worker.tunnels[1:] == [(frozenset({8472}), True)]
 
 
-async def test_no_bridge_is_let_go_before_every_pod_has_been_seen(store: PodStore) -> None:
-    """Those of an earlier run are still judged by what it left."""
-    keeper = _Keeper()
+async def test_no_bridge_is_released_before_all_pods_are_synced(store: PodStore) -> None:
+    """Programs of the previous run stay on their bridges until then."""
+    gate_worker = _GateWorker()
     store.is_synced = False
-    crossings = make(keeper, store)
+    host_devices = make(gate_worker, store)
     links = [Link(2, "bridge2", kind="bridge"), Link(5, "veth5", kind="veth", master=2)]
-    await crossings.ensure(links)
-    assert (keeper.bridges, keeper.are_all) == ([{2}], False)
+    await host_devices.ensure(links)
+    assert (gate_worker.bridges, gate_worker.are_all) == ([{2}], False)
     store.is_synced = True
-    await crossings.ensure(links)
-    assert (keeper.bridges, keeper.are_all) == ([{2}, {2}], True)
+    await host_devices.ensure(links)
+    assert (gate_worker.bridges, gate_worker.are_all) == ([{2}, {2}], True)
 
 
-async def test_what_is_refused_is_tried_again(store: PodStore) -> None:
-    keeper = _Keeper()
-    crossings = make(keeper, store)
+async def test_a_failed_attach_is_tried_again(store: PodStore) -> None:
+    gate_worker = _GateWorker()
+    host_devices = make(gate_worker, store)
     links = [Link(2, "bridge2", kind="bridge"), Link(5, "veth5", kind="veth", master=2)]
-    keeper.refuses = True
-    await crossings.ensure(links)
-    keeper.refuses = False
-    await crossings.ensure(links)
-    assert keeper.bridges == [{2}]
+    gate_worker.rejects = True
+    await host_devices.ensure(links)
+    gate_worker.rejects = False
+    await host_devices.ensure(links)
+    assert gate_worker.bridges == [{2}]
 
 
-async def test_a_switch_is_told_when_it_comes_and_goes() -> None:
-    keeper = _Keeper()
-    crossings = make(keeper, PodStore(Conditions()))
+async def test_a_switch_is_recorded_when_it_appears_and_vanishes() -> None:
+    gate_worker = _GateWorker()
+    host_devices = make(gate_worker, PodStore(Conditions()))
     switch = Link(3, "ovs-system", kind="openvswitch")
     for links in ([], [], [switch], [switch], []):
-        await crossings.ensure(list(links))
-    assert keeper.config.switches == [False, True, False]
+        await host_devices.ensure(list(links))
+    assert gate_worker.config.switches == [False, True, False]

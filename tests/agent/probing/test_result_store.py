@@ -20,11 +20,11 @@ from tests.probes.conftest import sandbox_netns
 RESULTS = {"app": {ProbeType.READINESS: ProbeResult.SUCCESS}}
 
 
-def end(memory: ResultStore) -> None:
-    """End it as an agent ends."""
+def end(store: ResultStore) -> None:
+    """Stop it as an agent does."""
 
     async def run() -> None:
-        running = asyncio.create_task(memory.run())
+        running = asyncio.create_task(store.run())
         await asyncio.sleep(0)
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -34,11 +34,11 @@ def end(memory: ResultStore) -> None:
 
 
 def save(path: pathlib.Path) -> ResultStore:
-    """A memory that has had one pod, and has ended."""
-    memory = ResultStore(path)
-    memory.claim("u", "4:1:1").results = RESULTS
-    end(memory)
-    return memory
+    """A store that had one pod, and was stopped."""
+    store = ResultStore(path)
+    store.claim("u", "4:1:1").results = RESULTS
+    end(store)
+    return store
 
 
 @pytest.fixture
@@ -60,18 +60,18 @@ def test_another_pod_finds_nothing(path: pathlib.Path) -> None:
     assert ResultStore(path).claim("v", "4:1:1").results == {}
 
 
-def test_what_nobody_has_claimed_yet_is_kept(path: pathlib.Path) -> None:
-    memory = ResultStore(path)
-    memory.claim("v", "4:2:2")
-    end(memory)
+def test_unclaimed_results_are_kept(path: pathlib.Path) -> None:
+    store = ResultStore(path)
+    store.claim("v", "4:2:2")
+    end(store)
     assert ResultStore(path).claim("u", "4:1:1").results == RESULTS
 
 
 def test_a_pod_that_is_gone_is_forgotten(path: pathlib.Path) -> None:
-    memory = ResultStore(path)
-    memory.claim("u", "4:1:1")
-    memory.forget("u")
-    end(memory)
+    store = ResultStore(path)
+    store.claim("u", "4:1:1")
+    store.forget("u")
+    end(store)
     assert ResultStore(path).claim("u", "4:1:1").results == {}
 
 
@@ -104,15 +104,15 @@ def test_a_start_in_the_future_is_now(path: pathlib.Path) -> None:
 
 def test_a_directory_that_cannot_be_written_stops_nothing(tmp_path: pathlib.Path) -> None:
     (tmp_path / "state").write_text("a file")
-    memory = save(tmp_path / "state" / "probes.json")
-    assert memory.claim("u", "4:1:1").results == RESULTS
+    store = save(tmp_path / "state" / "probes.json")
+    assert store.claim("u", "4:1:1").results == RESULTS
 
 
 async def test_changes_are_written_while_running(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "state" / "probes.json"
-    memory = ResultStore(path)
-    running = asyncio.create_task(memory.run())
-    memory.claim("u", "4:1:1")
+    store = ResultStore(path)
+    running = asyncio.create_task(store.run())
+    store.claim("u", "4:1:1")
     await until("the file is written", path.exists)
     assert ResultStore(path).claim("u", "4:1:1").started_at < time.time()
     running.cancel()
