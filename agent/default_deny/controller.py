@@ -82,9 +82,9 @@ class DefaultDenyController:
 
     async def run(self) -> None:
         """Admit the kubelet, release unclaimed interfaces, restore the tables; until cancelled."""
-        if self._table is None:
-            await asyncio.Event().wait()
-            return
+        while self._table is None:
+            # Taken all the same: else the marks of all pods that ever ran would pile up.
+            await self._changes.next()
         async with asyncio.TaskGroup() as group:
             tasks.start(group, "default deny", self._maintain)
             tasks.start(group, "default deny of gated pods", self._follow_pods)
