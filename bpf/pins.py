@@ -10,6 +10,7 @@ removed (`discard_schema`).
 
 import contextlib
 import ctypes
+import errno
 import os
 import pathlib
 import re
@@ -22,6 +23,9 @@ DEFAULT_BPFFS = "/sys/fs/bpf"
 
 # Suffix of the name of a link that is about to replace the one at `Pins.link`.
 MOVING = "-moving"
+
+# A compile process makes one directory, and renames it once.
+_REMOVE_ATTEMPTS = 4
 
 _BPF_FS_MAGIC = 0xCAFE4A11
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -126,13 +130,21 @@ def is_bpffs(path: str | os.PathLike[str]) -> bool:
 
 
 def _remove_tree(root: pathlib.Path) -> int:
-    """Remove a directory with all pins below it. Returns the number of pins."""
+    """Remove a directory with all pins below it. Returns the number of pins.
+
+    The compile process of a killed agent may pin meanwhile, so what it adds is removed as well.
+    """
     count = 0
-    for directory, _, files in os.walk(root, topdown=False):
-        for name in files:
-            os.unlink(os.path.join(directory, name))
-            count += 1
-        os.rmdir(directory)
+    for attempt in range(_REMOVE_ATTEMPTS):
+        for directory, _, files in os.walk(root, topdown=False):
+            for name in files:
+                os.unlink(os.path.join(directory, name))
+                count += 1
+            try:
+                os.rmdir(directory)
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or attempt == _REMOVE_ATTEMPTS - 1:
+                    raise
     return count
 
 

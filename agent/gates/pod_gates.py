@@ -151,7 +151,9 @@ class PodGates:
         for ifindex in list(state.gates):
             await self._remove(state, ifindex)
 
-    async def _reconcile_netns(self, state: PodState, netns: Netns) -> IsolationStatus:
+    async def _reconcile_netns(
+        self, state: PodState, netns: Netns, *, is_retry: bool = False
+    ) -> IsolationStatus:
         try:
             network = await self._reader.read(netns)
         except NetnsGoneError as error:
@@ -170,6 +172,8 @@ class PodGates:
         try:
             await self._install(state)
         except (AttachError, ValueError) as error:
+            if not is_retry and await self._has_vanished(network):
+                return await self._reconcile_netns(state, netns, is_retry=True)
             if state.gated_netns != netns:
                 return IsolationStatus(FALSE, "GateFailed", f"{error}.")
             self._metrics.gates_lost.inc()
@@ -237,6 +241,13 @@ class PodGates:
         for interface in network.interfaces:
             if await self._gate_worker.is_attached(interface.ifindex):
                 await self._gate_worker.remove(interface.ifindex)
+
+    async def _has_vanished(self, network: PodNetwork) -> bool:
+        """Whether one of the pod's interfaces was deleted after `network` was read."""
+        for interface in network.interfaces:
+            if not await self._reader.exists(interface.ifindex):
+                return True
+        return False
 
     async def _remove_vanished(self, state: PodState, current: Collection[int]) -> None:
         """Remove gates whose interface no longer exists.

@@ -1,5 +1,6 @@
 """Paths of an installation, and the errors where pinning is impossible."""
 
+import os
 import pathlib
 
 import pytest
@@ -99,6 +100,26 @@ def test_everything_is_removed_of_every_schema(tmp_path: pathlib.Path) -> None:
     assert installation.remove_everything() == 2
     assert [path.name for path in tmp_path.iterdir()] == ["foreign"]
     assert installation.remove_everything() == 0
+
+
+def test_pins_that_a_compile_process_adds_meanwhile_are_removed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installation = pins.Pins(tmp_path)
+    installation.programs.mkdir(parents=True)
+    late = installation.programs / "hash-unfinished"
+    compiling = [late]
+    rmdir = os.rmdir
+
+    def add_then_remove(path: str) -> None:
+        if path == str(installation.schema) and compiling:
+            compiling.pop().mkdir(parents=True)
+            (late / "gate_egress").touch()
+        rmdir(path)
+
+    monkeypatch.setattr(os, "rmdir", add_then_remove)
+    assert installation.remove_everything() == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_check_of_pinned_maps_passes_without_pins(tmp_path: pathlib.Path) -> None:

@@ -239,3 +239,4 @@ class Node:
 
 
 BUSY = AttachError("attaching to interface 7: Device or resource busy")
+GONE = AttachError("attaching to interface 1: No such device")

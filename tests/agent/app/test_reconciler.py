@@ -12,7 +12,7 @@ from agent.pods.conditions import FALSE, TRUE
 from agent.pods.pod import SANDBOX_MISSING, Pod, Problem
 from bpf.errors import AttachError
 from bpf.verdicts import Mode
-from tests.agent.app.node import BUSY, RESYNC_SECONDS, Node
+from tests.agent.app.node import BUSY, GONE, RESYNC_SECONDS, Node
 
 pytestmark = pytest.mark.looptime
 
@@ -123,6 +123,28 @@ async def test_a_lost_gate_is_an_event_and_the_pod_stays_ready(
             (event,) = await node.events.next()
         assert (event.uid, event.reason, event.action) == ("a", "GateLost", "Gating")
         assert node.status("a") == ENFORCED
+
+
+async def test_an_interface_that_is_deleted_during_the_attach_is_no_lost_gate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(0.5)
+
+        def delete(call: str) -> None:
+            if call == "install a":
+                node.add_netns("a", ifindex=1, has_veth=False)
+                node.gates.failing["install"] = GONE
+
+        node.gates.before_call = delete
+        with structlog.testing.capture_logs() as lines:
+            node.store.mark("a")
+            await asyncio.sleep(0.5)
+        assert node.status("a") == (FALSE, "NoInterface")
+        assert node.gates.gates == {}
+    assert [line for line in lines if line["log_level"] != "info"] == []
 
 
 async def test_the_gates_of_a_removed_pod_are_detached(monkeypatch: pytest.MonkeyPatch) -> None:
