@@ -120,7 +120,7 @@ class Agent:
                 metrics=metrics,
             ),
             path_tester=self._path_tester,
-            resync_seconds=_RESYNC_SECONDS[gate_worker.attachment],
+            resync_seconds=_RESYNC_SECONDS[gate_worker.gates.attachment],
         )
         self._injectable = InjectableInterfaces(
             gate_worker, self._store, HostDevices(gate_worker, self._store)
@@ -221,7 +221,8 @@ class Agent:
             on_address_changed=self._store.mark_namespace,
             on_overrun=self._on_overrun,
         )
-        await self._default_deny.open(settings, await self._gate_worker.installed())
+        worker = self._gate_worker
+        await self._default_deny.open(settings, await worker.run(worker.gates.installed))
         await asyncio.to_thread(network_managers.exclude_relay)
         # Before the gates of a previous agent's relays count as leftovers.
         await self._launcher.check()
@@ -241,7 +242,7 @@ class Agent:
                 version=VERSION,
                 pid=os.getpid(),
                 http=self._reports.http_address,
-                attachment=self._gate_worker.attachment.value,
+                attachment=self._gate_worker.gates.attachment.value,
                 compiled=self._gate_worker.loaded.was_compiled,
                 load_ms=round(self._gate_worker.loaded.load_ms, 1),
             )

@@ -3,6 +3,7 @@
 Drops are counted from the maps at scrape time, never from events, which may be lost.
 """
 
+import asyncio
 import collections
 from collections.abc import Iterator
 
@@ -54,7 +55,7 @@ class GateCollector:
 
     async def refresh(self) -> None:
         self._counts = await self._gate_worker.counts()
-        self._node_counts = await self._gate_worker.host_counts()
+        self._node_counts = await asyncio.to_thread(self._gate_worker.gates.host_counts)
 
     def collect(self) -> Iterator[core.Metric]:
         packets, gates = new_metric(GATE_PACKETS), new_metric(GATES)
@@ -85,7 +86,7 @@ class GateCollector:
     def _agent(self) -> Iterator[core.Metric]:
         info, load = new_metric(BUILD_INFO), new_metric(LOAD_SECONDS)
         loaded = self._gate_worker.loaded
-        info.add_metric((VERSION, self._source_hash, self._gate_worker.attachment.value), 1)
+        info.add_metric((VERSION, self._source_hash, self._gate_worker.gates.attachment.value), 1)
         load.add_metric((str(loaded.was_compiled).lower(),), loaded.load_ms / 1000)
         yield info
         yield load

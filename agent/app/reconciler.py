@@ -45,6 +45,7 @@ class Reconciler:
         self._store = store
         self._source = source
         self._gate_worker = gate_worker
+        self._gates = gate_worker.gates
         self._pod_gates = pod_gates
         self._path_tester = path_tester
         self._resync_seconds = resync_seconds
@@ -65,7 +66,7 @@ class Reconciler:
     async def run(self) -> None:
         """Reconcile marked pods until cancelled."""
         # What podgate-cni gates from now on are pods that no source has reported yet.
-        self._previous_gates = set(await self._gate_worker.installed())
+        self._previous_gates = set(await self._gate_worker.run(self._gates.installed))
         while True:
             await self._wait()
             self._pass_started = asyncio.get_running_loop().time()
@@ -177,7 +178,7 @@ class Reconciler:
             return
         claimed = self._store.gated_interfaces()
         try:
-            installed = (await self._gate_worker.installed()).keys()
+            installed = (await self._gate_worker.run(self._gates.installed)).keys()
             for ifindex in (installed & self._previous_gates) - claimed:
                 await self._gate_worker.remove(ifindex)
                 log.info(Event.STALE_GATE_REMOVED, ifindex=ifindex)

@@ -111,7 +111,7 @@ class Reports:
             pid=os.getpid(),
             started=self._started,
             source_hash=bpf_sources.fingerprint(),
-            attachment=self._gate_worker.attachment.value,
+            attachment=self._gate_worker.gates.attachment.value,
             was_compiled=loaded.was_compiled,
             load_ms=loaded.load_ms,
             is_synced=self._store.is_synced,
@@ -146,7 +146,7 @@ class Reports:
         return None
 
     async def _host_drops(self) -> dict[str, int]:
-        counts = await self._gate_worker.host_counts()
+        counts = await asyncio.to_thread(self._gate_worker.gates.host_counts)
         return {reason.label: count for (_, reason), count in counts.items()}
 
     def _pod_status(self, state: PodState, counts: Mapping[int, Counts]) -> PodStatus:

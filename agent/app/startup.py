@@ -63,7 +63,7 @@ async def _run(settings: Settings, installation: pins.Pins, api: ApiClient | Non
             return
         gate_worker = await GateWorker.open(settings)
         try:
-            cni_state.publish(settings.run_directory, settings.mode, gate_worker.attachment)
+            cni_state.publish(settings.run_directory, settings.mode, gate_worker.gates.attachment)
             agent = Agent(settings, gate_worker, api)
             try:
                 await agent.run()

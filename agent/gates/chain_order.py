@@ -41,7 +41,8 @@ class ChainOrder:
         now: Callable[[], float] | None = None,
     ) -> None:
         """store: pods whose gate is displaced are marked there, and `ensure_first` repairs it."""
-        self._gate_worker = gate_worker
+        self._run = gate_worker.run
+        self._gates = gate_worker.gates
         self._metrics = metrics
         self._store = store
         self._now = now or (lambda: asyncio.get_running_loop().time())
@@ -59,11 +60,11 @@ class ChainOrder:
         Not where gates are filters, of which 250 take 100 ms: there the resync of all pods, every
         30 s, must do.
         """
-        if self._gate_worker.attachment is Attachment.CLSACT:
+        if self._gates.attachment is Attachment.CLSACT:
             await asyncio.Event().wait()
         while True:
             try:
-                if displaced := await self._gate_worker.displaced():
+                if displaced := await self._run(self._gates.displaced):
                     self._store.mark_interfaces(displaced)
             except (OSError, TimeoutError) as error:
                 log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
@@ -81,19 +82,19 @@ class ChainOrder:
         One sentence if another program still runs before it. Raises `BpfError`.
         """
         ifindex = interface.ifindex
-        if await self._gate_worker.is_first(ifindex):
+        if await self._run(self._gates.is_first, ifindex):
             self._abandoned.discard(ifindex)
             return ""
         moves = self._moves.setdefault(ifindex, collections.deque(maxlen=_MOVES))
         if len(moves) < _MOVES or self._now() - moves[0] > _WINDOW_SECONDS:
             moves.append(self._now())
             try:
-                await self._gate_worker.move_first(ifindex)
+                await self._run(self._gates.move_first, ifindex)
             except AttachError as error:
                 return self._displaced(interface, f"the gate cannot be moved ({error})")
             self._metrics.gates_reordered.inc()
             log.warning(Event.GATE_MOVED_FIRST, interface=interface.name, ifindex=ifindex)
-            if await self._gate_worker.is_first(ifindex):
+            if await self._run(self._gates.is_first, ifindex):
                 return ""
         return self._displaced(interface, "attach it after the gate")
 

@@ -17,11 +17,7 @@ log = structlog.get_logger(__name__)
 class HostDevices:
     """Keeps the programs on bridges and tunnels up to date with the host's interfaces."""
 
-    def __init__(
-        self,
-        gate_worker: GateWorker,
-        store: PodStore,
-    ) -> None:
+    def __init__(self, gate_worker: GateWorker, store: PodStore) -> None:
         self._gate_worker = gate_worker
         self._store = store
         self._bridges: tuple[set[int], bool] | None = None
@@ -34,14 +30,14 @@ class HostDevices:
         are_all = self._store.is_synced
         bridges = find_bridges(links, self._store.gated_interfaces())
         tunnels = find_tunnels(links)
+        run, programs = self._gate_worker.run, self._gate_worker.host_devices
         try:
             if (bridges, are_all) != self._bridges:
-                await self._gate_worker.ensure_bridges(bridges, are_all=are_all)
+                await run(programs.ensure_bridges, bridges, are_all=are_all)
                 self._bridges = (bridges, are_all)
             if tunnels != self._tunnels:
-                await self._gate_worker.ensure_tunnels(
-                    tunnels.udp_ports, are_guarded=tunnels.has_any
-                )
+                await run(programs.ensure_tunnels, are_guarded=tunnels.has_any)
+                self._gate_worker.config.set_tunnel_ports(tunnels.udp_ports)
                 self._tunnels = tunnels
                 log.info(
                     Event.TUNNEL_PORTS_PROTECTED,

@@ -43,6 +43,7 @@ class InjectableInterfaces:
     ) -> None:
         """host_devices: brought up to date with the same list of interfaces."""
         self._gate_worker = gate_worker
+        self._map = gate_worker.injectable
         self._store = store
         self._host_devices = host_devices
         self._now = now or (lambda: asyncio.get_running_loop().time())
@@ -59,7 +60,7 @@ class InjectableInterfaces:
 
     async def run(self) -> None:
         """Refresh at once, and after every hint, until cancelled."""
-        marked = await self._gate_worker.marked_injectable()
+        marked = await self._gate_worker.run(self._map.marked)
         async with pyroute2.AsyncIPRoute() as netlink:
             while True:
                 async with asyncio.timeout(_TIMEOUT_SECONDS):
@@ -95,8 +96,9 @@ class InjectableInterfaces:
                 del self._first_seen[ifindex]
         after = (marked & injecting) | settled
         if after != marked:
-            changes = {ifindex: ifindex in after for ifindex in after ^ marked}
-            await self._gate_worker.mark_injectable(changes)
+            for ifindex in after ^ marked:
+                is_node_sent = ifindex in after
+                await self._gate_worker.run(self._map.mark, ifindex, is_node_sent=is_node_sent)
             log.info(Event.INJECTABLE_INTERFACES_CHANGED, interfaces=sorted(after))
         return after
 

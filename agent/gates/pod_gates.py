@@ -13,7 +13,7 @@ from agent.gates.address_claims import AddressAuthority
 from agent.gates.chain_order import ChainOrder
 from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
-from agent.linux.pod_network import PodNetwork, PodNetworkReader
+from agent.linux.pod_network import HostInterface, PodNetwork, PodNetworkReader
 from agent.logs import Event
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.events import PodEvent, PodEvents
@@ -22,11 +22,14 @@ from agent.pods.pod import Pod
 from agent.pods.pod_state import Admission, GracePeriod, IsolationStatus, PodState
 from agent.pods.store import PodStore
 from bpf.errors import AttachError
-from bpf.gates import GateConfig
+from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode
 from probes.netns import Netns, NetnsError, NetnsGoneError
 
 log = structlog.get_logger(__name__)
+
+# Until a gate has its reply table, which takes seconds if some hundred pods start at once.
+_GRACE_SECONDS = 30.0
 
 # Requests from before the reply table are answered within this time or sent again: resolv.conf's
 # default timeout is 5 s.
@@ -63,6 +66,7 @@ class PodGates:
         self._store = store
         self._events = events
         self._gate_worker = gate_worker
+        self._gates = gate_worker.gates
         self._reader = reader
         self._authority = authority
         self._admitter = admitter
@@ -108,9 +112,8 @@ class PodGates:
         gate's grace period lasts a while: passing an unsolicited packet is better than dropping a
         valid reply.
         """
-        new = [
-            ifindex for ifindex in state.gates if await self._gate_worker.start_reply_table(ifindex)
-        ]
+        run, gates = self._gate_worker.run, self._gates
+        new = [ifindex for ifindex in state.gates if await run(gates.start_reply_table, ifindex)]
         if not new or state.netns is None or state.network is None:
             return []
         try:
@@ -119,7 +122,7 @@ class PodGates:
             pending = pending_flows.PendingFlows((), str(error))
         graces = []
         for ifindex in new:
-            has_room = await self._gate_worker.fill_reply_table(ifindex, pending.flows)
+            has_room = await run(gates.fill_reply_table, ifindex, pending.flows)
             unknown = pending.unknown or ("" if has_room else "the reply table is full")
             graces.append(
                 GracePeriod(
@@ -137,7 +140,9 @@ class PodGates:
 
         Raises `BpfError`.
         """
-        await self._gate_worker.end_grace(grace.interface.ifindex, grace.ends_at_ns)
+        await self._gate_worker.run(
+            self._gates.end_grace, grace.interface.ifindex, grace.ends_at_ns
+        )
         log.info(
             Event.GRACE_PERIOD_STARTED if grace.incomplete_reason else Event.REPLY_TABLE_READY,
             pod=grace.pod,
@@ -210,10 +215,8 @@ class PodGates:
         )
         state.chain_problem = ""
         for interface in network.interfaces:
-            was_open = state.gated_netns != state.netns and not await self._gate_worker.is_attached(
-                interface.ifindex
-            )
-            seconds = await self._gate_worker.install(interface.ifindex, config)
+            was_open = state.gated_netns != state.netns and not await self._is_attached(interface)
+            seconds = await self._gate_worker.run(_install, self._gates, interface.ifindex, config)
             if was_open:
                 state.first_gated_at = datetime.datetime.now(datetime.UTC)
             if interface.ifindex not in state.gates:
@@ -239,8 +242,11 @@ class PodGates:
             state.ungated_interfaces = ungated
             state.recheck_until = asyncio.get_running_loop().time() + _PLUGIN_SECONDS
         for interface in network.interfaces:
-            if await self._gate_worker.is_attached(interface.ifindex):
+            if await self._is_attached(interface):
                 await self._gate_worker.remove(interface.ifindex)
+
+    async def _is_attached(self, interface: HostInterface) -> bool:
+        return await self._gate_worker.run(self._gates.is_attached, interface.ifindex)
 
     async def _has_vanished(self, network: PodNetwork) -> bool:
         """Whether one of the pod's interfaces was deleted after `network` was read."""
@@ -263,6 +269,13 @@ class PodGates:
         await self._gate_worker.remove(ifindex)
         self._chain_order.forget(ifindex)
         del state.gates[ifindex]
+
+
+def _install(gates: Gates, ifindex: int, config: GateConfig) -> float:
+    """How many seconds it took, without the wait for the thread."""
+    started = time.perf_counter()
+    gates.install(ifindex, config, grace_seconds=_GRACE_SECONDS)
+    return time.perf_counter() - started
 
 
 def _describe(state: PodState, network: PodNetwork) -> str:

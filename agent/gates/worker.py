@@ -3,62 +3,65 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import socket
 import sys
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import structlog
 
 from agent.linux.cgroups import cgroup2_mount
 from agent.logs import Event
 from agent.settings import Settings
-from bpf import gates, loader, pins
+from bpf import loader, pins
 from bpf.drop_events import DropEventReader
 from bpf.drop_sources import DropSources
-from bpf.gates import Attachment, Counts, GateConfig
+from bpf.gates import Attachment, Counts, Gates
 from bpf.hooks import Hooks, HookState
 from bpf.host_devices import HostDevicePrograms
 from bpf.injectable import InjectableMap
 from bpf.node_config import NodeConfig
 from bpf.path_tests import PathTestCounters
-from bpf.replies import ReplyFlow
 from bpf.verdicts import Reason
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
 _SO_NETNS_COOKIE = 71  # Linux 5.14
 
-# Until a gate has its reply table, which takes seconds if some hundred pods start at once.
-_GRACE_SECONDS = 30.0
-
 # An attach takes 10 ms, and other programs hold RTNL for seconds; longer means a hung kernel.
 _TIMEOUT_SECONDS = 60
 
 
 class GateWorker:
-    """Owns the loaded programs and maps. Every method waits at most a minute."""
+    """Owns the loaded programs and maps.
+
+    Methods of `gates`, `host_devices` and `injectable` wait for RTNL: call them by `run`.
+    """
 
     def __init__(
         self,
         loaded: loader.Loaded,
-        opened: gates.Gates,
-        host_devices: HostDevicePrograms,
-        worker: concurrent.futures.ThreadPoolExecutor,
+        installation: pins.Pins,
+        attachment: Attachment | None,
+        thread: concurrent.futures.ThreadPoolExecutor,
     ) -> None:
+        """Attach the hooks, and set what the programs need from the start. Call it in `thread`."""
+        self._thread = thread
         self.loaded = loaded
-        self._gates = opened
-        self._worker = worker
-        self._injectable = InjectableMap(loaded)
-        self._drop_sources = DropSources(loaded)
-        self._host_devices = host_devices
+        self.gates = Gates(loaded, installation, attachment)
+        self.host_devices = HostDevicePrograms(loaded, installation, self.gates.attachment)
+        self.injectable = InjectableMap(loaded)
+        self.injectable.inherit(installation)
         self.config = NodeConfig(loaded)
+        self.config.set_netns(netns_cookie())
         self.path_tests = PathTestCounters(loaded)
         self.events = DropEventReader(loaded)
-        self.hook_states: list[HookState] = []
+        self.hook_states = _attach_hooks(loaded, installation)
+        self._drop_sources = DropSources(loaded)
 
     @classmethod
     async def open(cls, settings: Settings) -> "GateWorker":
@@ -66,151 +69,60 @@ class GateWorker:
         installation = pins.Pins(settings.bpffs)
         loaded = await loader.load(installation)
         # One thread: tcx attaches wait for each other under RTNL anyway.
-        worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="gates")
+        thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="gates")
         try:
-            loop = asyncio.get_running_loop()
-            opened = await loop.run_in_executor(
-                worker, gates.Gates, loaded, installation, settings.attachment
-            )
-            host_devices = await loop.run_in_executor(
-                worker, HostDevicePrograms, loaded, installation, opened.attachment
+            worker = await asyncio.get_running_loop().run_in_executor(
+                thread, cls, loaded, installation, settings.attachment, thread
             )
         except BaseException:
-            worker.shutdown(wait=False)
+            thread.shutdown(wait=False)
             loaded.close()
             raise
-        keeper = cls(loaded, opened, host_devices, worker)
-        await keeper._call(lambda: keeper._injectable.inherit(installation))
-        keeper.config.set_netns(netns_cookie())
-        keeper.hook_states = await keeper._call(lambda: _attach_hooks(loaded, installation))
-        for hook in keeper.hook_states:
+        for hook in worker.hook_states:
             if hook.problem:
-                log.warning(
-                    Event.HOOK_NOT_ATTACHED,
-                    hook=hook.name,
-                    reason=hook.problem,
-                )
-        return keeper
+                log.warning(Event.HOOK_NOT_ATTACHED, hook=hook.name, reason=hook.problem)
+        return worker
 
-    @property
-    def attachment(self) -> Attachment:
-        return self._gates.attachment
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function in the worker thread, after earlier calls.
 
-    async def aclose(self) -> None:
-        """Close descriptors and the thread. Gates stay: they are pinned."""
-        self.events.close()
-        await self._call(self._gates.close)
-        await self._call(self._host_devices.close)
-        self._worker.shutdown(wait=False)
-        self.loaded.close()
-
-    async def install(
-        self, ifindex: int, config: GateConfig, *, grace_seconds: float = _GRACE_SECONDS
-    ) -> float:
-        """As `Gates.install`; how many seconds it took."""
-
-        def install() -> None:
-            self._gates.install(ifindex, config, grace_seconds=grace_seconds)
-
-        return await self._call(lambda: _timed(install))
-
-    async def start_reply_table(self, ifindex: int) -> bool:
-        """As `Gates.start_reply_table`."""
-        return await self._call(lambda: self._gates.start_reply_table(ifindex))
-
-    async def fill_reply_table(self, ifindex: int, flows: Collection[ReplyFlow]) -> bool:
-        """As `Gates.fill_reply_table`."""
-        return await self._call(lambda: self._gates.fill_reply_table(ifindex, flows))
-
-    async def end_grace(self, ifindex: int, at_ns: int) -> None:
-        """As `Gates.end_grace`."""
-        await self._call(lambda: self._gates.end_grace(ifindex, at_ns))
+        Raises what the function raises, or `TimeoutError` after a minute.
+        """
+        call = functools.partial(function, *args, **kwargs)
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     async def remove(self, ifindex: int) -> None:
         """As `Gates.remove`; its drop sources are deleted as well."""
 
         def remove() -> None:
-            self._gates.remove(ifindex)
+            self.gates.remove(ifindex)
             self._drop_sources.forget(ifindex)
 
-        await self._call(remove)
-
-    async def is_attached(self, ifindex: int) -> bool:
-        """As `Gates.is_attached`."""
-        return await self._call(lambda: self._gates.is_attached(ifindex))
-
-    async def installed(self) -> dict[int, GateConfig | None]:
-        """As `Gates.installed`."""
-        return await self._call(self._gates.installed)
+        await self.run(remove)
 
     async def remove_stale(self) -> bool:
-        """As `Gates.remove_stale`, and the programs on host devices as well."""
+        """As `Gates.remove_stale`, unless host devices still have another schema's programs."""
 
-        def collect() -> bool:
-            return not self._host_devices.other_interfaces and self._gates.remove_stale()
+        def remove_stale() -> bool:
+            return not self.host_devices.other_interfaces and self.gates.remove_stale()
 
-        return await self._call(collect)
-
-    async def displaced(self) -> set[int]:
-        """As `Gates.displaced`."""
-        return await self._call(self._gates.displaced)
-
-    async def is_first(self, ifindex: int) -> bool:
-        """As `Gates.is_first`."""
-        return await self._call(lambda: self._gates.is_first(ifindex))
-
-    async def move_first(self, ifindex: int) -> None:
-        """As `Gates.move_first`."""
-        await self._call(lambda: self._gates.move_first(ifindex))
+        return await self.run(remove_stale)
 
     async def counts(self) -> dict[int, Counts]:
         """As `Gates.counts`, without our own path tests. Reads maps only, so it does not queue
         behind attaches.
         """
-        counts = await asyncio.to_thread(self._gates.counts)
+        counts = await asyncio.to_thread(self.gates.counts)
         return {ifindex: _without_path_tests(of_gate) for ifindex, of_gate in counts.items()}
 
-    async def host_counts(self) -> Counts:
-        """As `Gates.host_counts`."""
-        return await asyncio.to_thread(self._gates.host_counts)
-
-    async def mark_injectable(self, marks: Mapping[int, bool]) -> None:
-        """Set or clear interfaces' bits in the map of injectable interfaces."""
-
-        def mark() -> None:
-            for ifindex, is_node_sent in marks.items():
-                self._injectable.mark(ifindex, is_node_sent=is_node_sent)
-
-        await self._call(mark)
-
-    async def ensure_bridges(self, ifindexes: set[int], *, are_all: bool) -> None:
-        """As `HostDevicePrograms.ensure_bridges`."""
-        await self._call(lambda: self._host_devices.ensure_bridges(ifindexes, are_all=are_all))
-
-    async def ensure_pairs(self, ifindexes: set[int]) -> None:
-        """As `HostDevicePrograms.ensure_pairs`."""
-        await self._call(lambda: self._host_devices.ensure_pairs(ifindexes))
-
-    async def ensure_tunnels(self, udp_ports: Iterable[int], *, are_guarded: bool) -> None:
-        """As `HostDevicePrograms.ensure_tunnels`; also drops the host's datagrams to these ports.
-
-        Raises `AttachError`, or `ValueError` for more ports than are guarded.
-        """
-        await self._call(lambda: self._host_devices.ensure_tunnels(are_guarded=are_guarded))
-        self.config.set_tunnel_ports(udp_ports)
-
-    async def marked_injectable(self) -> set[int]:
-        return await self._call(self._injectable.marked)
-
-    async def _call(self, function: Callable[[], T]) -> T:
-        async with asyncio.timeout(_TIMEOUT_SECONDS):
-            return await asyncio.get_running_loop().run_in_executor(self._worker, function)
-
-
-def _timed(function: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
+    async def aclose(self) -> None:
+        """Close descriptors and the thread. Gates stay: they are pinned."""
+        self.events.close()
+        await self.run(self.gates.close)
+        await self.run(self.host_devices.close)
+        self._thread.shutdown(wait=False)
+        self.loaded.close()
 
 
 def netns_cookie() -> int | None:

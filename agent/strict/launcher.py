@@ -81,7 +81,7 @@ class ProcessLauncher:
                     await self._gate(ifindex, name)
             for ifindex in self._store.relay_gates.keys() - present.keys():
                 await self._gate_worker.remove(ifindex)
-                await self._gate_worker.mark_injectable({ifindex: False})
+                await self._mark_injectable(ifindex, is_node_sent=False)
                 del self._store.relay_gates[ifindex]
         except (AttachError, OSError, TimeoutError) as error:
             log.error(Event.RELAY_INTERFACE_UNREADABLE, error=str(error))
@@ -136,13 +136,19 @@ class ProcessLauncher:
 
     async def _gate(self, ifindex: int, name: str) -> None:
         # The relay has sent no packet yet, so none can be a reply.
-        await self._gate_worker.install(ifindex, _GATE, grace_seconds=0)
-        await self._gate_worker.ensure_pairs({*relay_interfaces.present(), ifindex})
+        worker = self._gate_worker
+        await worker.run(worker.gates.install, ifindex, _GATE)
+        pairs = {*relay_interfaces.present(), ifindex}
+        await worker.run(worker.host_devices.ensure_pairs, pairs)
         # Packets from it were sent by the relay, or by the host before.
-        await self._gate_worker.mark_injectable({ifindex: True})
+        await self._mark_injectable(ifindex, is_node_sent=True)
         self._store.relay_gates[ifindex] = name
         self._injectable.hint()
         await self._default_deny.add_gated({ifindex})
+
+    async def _mark_injectable(self, ifindex: int, *, is_node_sent: bool) -> None:
+        mark = self._gate_worker.injectable.mark
+        await self._gate_worker.run(mark, ifindex, is_node_sent=is_node_sent)
 
 
 class _RunningRelay:

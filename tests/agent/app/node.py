@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import ipaddress
 from collections.abc import AsyncIterator, Callable, Collection
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
@@ -28,11 +28,14 @@ from bpf.replies import ReplyFlow
 from bpf.verdicts import Mode
 from probes.netns import Netns, NetnsGoneError
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 RESYNC_SECONDS = 300.0
 
 
 class Gates:
-    """The gate worker's part that makes gates. What was done to them is in `calls`, in order."""
+    """Gates as `bpf.gates.Gates` keeps them. What was done to them is in `calls`, in order."""
 
     attachment = Attachment.TCX
 
@@ -47,53 +50,66 @@ class Gates:
         self.before_call: Callable[[str], None] = lambda call: None
         self.is_clean = True
 
-    async def _call(self, name: str, ifindex: int) -> None:
+    def _call(self, name: str, ifindex: int) -> None:
         call = f"{name} {self._node.names.get(ifindex, ifindex)}"
         self.before_call(call)
-        await asyncio.sleep(0.01)  # as an attach by tcx
         self.calls.append(call)
         if error := self.failing.get(name):
             raise error
 
-    async def installed(self) -> dict[int, GateConfig | None]:
+    def installed(self) -> dict[int, GateConfig | None]:
         return dict(self.gates)
 
-    async def install(self, ifindex: int, config: GateConfig) -> float:
-        await self._call("install", ifindex)
+    def install(self, ifindex: int, config: GateConfig, *, grace_seconds: float) -> None:
+        self._call("install", ifindex)
         self.gates[ifindex] = config
-        return 0.01
 
-    async def remove(self, ifindex: int) -> None:
-        await self._call("remove", ifindex)
+    def remove(self, ifindex: int) -> None:
+        self._call("remove", ifindex)
         self.gates.pop(ifindex, None)
         self.with_replies.discard(ifindex)
 
-    async def is_attached(self, ifindex: int) -> bool:
+    def is_attached(self, ifindex: int) -> bool:
         return ifindex in self.gates
 
-    async def start_reply_table(self, ifindex: int) -> bool:
+    def start_reply_table(self, ifindex: int) -> bool:
         if ifindex in self.with_replies:
             return False
-        await self._call("start replies", ifindex)
+        self._call("start replies", ifindex)
         self.with_replies.add(ifindex)
         return True
 
-    async def fill_reply_table(self, ifindex: int, flows: Collection[ReplyFlow]) -> bool:
+    def fill_reply_table(self, ifindex: int, flows: Collection[ReplyFlow]) -> bool:
         return True
 
-    async def end_grace(self, ifindex: int, at_ns: int) -> None:
-        await self._call("end grace", ifindex)
+    def end_grace(self, ifindex: int, at_ns: int) -> None:
+        self._call("end grace", ifindex)
 
-    async def remove_stale(self) -> bool:
-        self.calls.append("collect")
-        return self.is_clean
-
-    async def is_first(self, ifindex: int) -> bool:
+    def is_first(self, ifindex: int) -> bool:
         return ifindex not in self.displaced
 
-    async def move_first(self, ifindex: int) -> None:
-        await self._call("move first", ifindex)
+    def move_first(self, ifindex: int) -> None:
+        self._call("move first", ifindex)
         self.displaced.discard(ifindex)
+
+
+class Worker:
+    """The gate worker without its thread."""
+
+    def __init__(self, gates: Gates) -> None:
+        self.gates = gates
+
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result = function(*args, **kwargs)
+        await asyncio.sleep(0.01)  # as an attach by tcx
+        return result
+
+    async def remove(self, ifindex: int) -> None:
+        await self.run(self.gates.remove, ifindex)
+
+    async def remove_stale(self) -> bool:
+        self.gates.calls.append("collect")
+        return self.gates.is_clean
 
 
 class Source:
@@ -138,19 +154,19 @@ class Node:
         self.store = PodStore(Conditions())
         self.events = PodEvents()
         self.claims = AddressClaims()
-        gates: Any = self.gates
+        gate_worker: Any = Worker(self.gates)
         this: Any = self
         path_tests: Any = PathTests(self)
         metrics = GateMetrics(self.store)
-        self.chain_order = ChainOrder(gates, self.store, metrics)
+        self.chain_order = ChainOrder(gate_worker, self.store, metrics)
         self.reconciler = Reconciler(
             store=self.store,
             source=self.source,
-            gate_worker=gates,
+            gate_worker=gate_worker,
             pod_gates=PodGates(
                 store=self.store,
                 events=self.events,
-                gate_worker=gates,
+                gate_worker=gate_worker,
                 reader=this,
                 authority=this,
                 admitter=this,

@@ -1,7 +1,8 @@
 """The gate is moved before other programs, a bounded number of times; else it is a problem."""
 
 import dataclasses
-from typing import cast
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 import pytest
 
@@ -12,6 +13,8 @@ from agent.linux.pod_network import HostInterface
 from agent.pods.conditions import Conditions
 from agent.pods.store import PodStore
 from bpf.errors import AttachError
+
+T = TypeVar("T")
 
 INTERFACE = HostInterface(7, "pgweb")
 
@@ -26,11 +29,18 @@ class Chain:
     moves: int = 0
     now: float = 0.0
 
-    async def is_first(self, ifindex: int) -> bool:
+    @property
+    def gates(self) -> "Chain":
+        return self
+
+    async def run(self, function: Callable[[int], T], ifindex: int) -> T:
+        return function(ifindex)
+
+    def is_first(self, ifindex: int) -> bool:
         assert ifindex == INTERFACE.ifindex
         return self.is_gate_first
 
-    async def move_first(self, ifindex: int) -> None:
+    def move_first(self, ifindex: int) -> None:
         if self.is_rejected:
             raise AttachError("moving the gate of interface 7: No space left on device")
         self.moves += 1
