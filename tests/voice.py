@@ -6,15 +6,18 @@ C, comments and texts of .proto and YAML, and Markdown outside of code. `make li
 
 import ast
 import io
+import os
 import pathlib
 import re
-import subprocess
 import sys
 import tokenize
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[1]
+
+# As .gitignore; a checkout may be read where git is not installed.
+_MADE_BY_TOOLS = re.compile(r"\..*|__pycache__|.*\.egg-info|build|dist")
 
 # Good technical English; blanked before the search.
 ALLOWED = re.compile(
@@ -217,16 +220,23 @@ def problems(path: str, found: Iterable[Text]) -> Iterator[str]:
 
 
 def files(arguments: list[str]) -> Iterator[str]:
-    """All files with prose in git's index, or those below the paths given."""
-    command = ["git", "ls-files", "-z", "--", *arguments]
-    listed = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    for path in filter(None, listed.stdout.split("\0")):
+    """All files with prose, or those below the paths given; not what tools made."""
+    for path in sorted(str(found) for start in arguments or ["."] for found in _below(start)):
         name = pathlib.PurePath(path)
         has_prose = name.suffix in (".py", ".c", ".h", ".md", ".proto", ".yaml", ".sh", ".toml")
         if "_pb2" in name.name or name.parts[:2] == ("tests", "data") or path == SELF:
             continue
         if has_prose or name.name in ("Dockerfile", "Makefile"):
             yield path
+
+
+def _below(start: str) -> Iterator[pathlib.Path]:
+    if (ROOT / start).is_file():
+        yield pathlib.Path(start)
+    for directory, directories, names in os.walk(ROOT / start):
+        directories[:] = [name for name in directories if not _MADE_BY_TOOLS.fullmatch(name)]
+        for name in names:
+            yield (pathlib.Path(directory) / name).relative_to(ROOT)
 
 
 def main(arguments: list[str]) -> int:
