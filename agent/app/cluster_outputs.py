@@ -20,7 +20,7 @@ from agent.pods.events import PodEvents
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
 from agent.settings import Settings
-from agent.sources.cluster import ClusterSource, has_ended
+from agent.sources.cluster import ClusterSource
 
 log = structlog.get_logger(__name__)
 
@@ -42,10 +42,9 @@ class ClusterOutputs:
         self._source = source
         self._events = events
         self._metrics = metrics
-        self._objects = source.object_changes.subscribe()
+        self._objects = source.changes.subscribe()
         self._conditions = store.conditions.changes.subscribe()
         self._in_force = store.in_force.subscribe()
-        self._has_sandboxes = False
         self._first_gates: dict[str, datetime.datetime] = {}
         self.writer = ConditionWriter(
             api,
@@ -76,6 +75,8 @@ class ClusterOutputs:
             tasks.start(group, "first gates", self._follow_gates)
             if self.endpoints:
                 tasks.start(group, "service endpoints", self.endpoints.run)
+            await self._source.sandboxes.listed.wait()
+            self.writer.enqueue_all()
 
     @property
     def api_problems(self) -> dict[str, str]:
@@ -101,18 +102,14 @@ class ClusterOutputs:
         while True:
             for uid in await self._objects.next():
                 self._set_object(uid)
-            if self._source.has_sandboxes and not self._has_sandboxes:
-                self._has_sandboxes = True
-                self.writer.enqueue_all()
 
     def _set_object(self, uid: str) -> None:
-        newest, of_api = self._source.pods.get(uid), self._source.pods.of_api(uid)
-        if newest is None or has_ended(newest) or (of_api and has_ended(of_api)):
+        if self._source.has_ended(uid):
             self.writer.forget(uid)
             if self.endpoints:
                 self.endpoints.forget_pod(uid)
             return
-        if of_api is not None:
+        if of_api := self._source.pods.of_api(uid):
             self.writer.set_pod(of_api)
             if self.endpoints:
                 self.endpoints.set_pod(of_api)
@@ -178,7 +175,7 @@ class ClusterOutputs:
         api_pod = self._source.pods.get(uid)
         is_deleting = api_pod is not None and api_pod.metadata.deletion_timestamp is not None
         has_ended = is_deleting and uid not in self._source.sandboxes.current
-        if has_ended or not self._source.has_sandboxes:
+        if has_ended or not self._source.sandboxes.listed.is_set():
             return []
         return self._store.conditions.of(uid)
 

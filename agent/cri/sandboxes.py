@@ -18,6 +18,7 @@ from agent.cri.lookups import SandboxLookups
 from agent.cri.models import CriContainer, Sandbox, SandboxDetails
 from agent.cri.sandbox_netns import SandboxNetns
 from agent.logs import Event
+from agent.pods.changes import Changes
 
 log = structlog.get_logger(__name__)
 
@@ -29,10 +30,12 @@ _RELIST_WITH_EVENTS_SECONDS = 10.0
 _ECHO_SECONDS = (0.1, 0.4)
 # A burst of events causes one list per gap; a list of 250 pods costs some ms.
 _MIN_GAP_SECONDS = 0.1
+# A sandbox that comes while the first list is made is in the second.
+_COMPLETE_RELISTS = 2
 
 
 class Sandboxes:
-    """Follows a runtime. Callbacks run on the event loop, one pass after the other.
+    """Follows a runtime.
 
     Each pod has one current sandbox: the ready one with the highest attempt. A sandbox that is no
     longer ready stays current while its network namespace exists and no other replaces it: its
@@ -43,22 +46,8 @@ class Sandboxes:
         self,
         open_runtime: Callable[[], Awaitable[Runtime]],
         locate: Callable[[SandboxDetails], Awaitable[SandboxNetns]],
-        *,
-        on_sandbox: Callable[[Sandbox], None],
-        on_removed: Callable[[Sandbox], None],
-        on_containers: Callable[[Sandbox, tuple[CriContainer, ...]], None],
-        on_relist: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_sandbox gets a pod's current sandbox when it is new or changed, also when it replaces
-        another; on_removed the last one of a pod that has none any more; on_containers the newest
-        container of each name, after `on_sandbox`; on_relist is called after all callbacks of a
-        list.
-        """
         self._open_runtime = open_runtime
-        self._on_sandbox = on_sandbox
-        self._on_removed = on_removed
-        self._on_containers = on_containers
-        self._on_relist = on_relist
         self._runtime: Runtime | None = None
         self._lookups = SandboxLookups(locate, on_late=self.hint)
         self._events = RuntimeEvents(lambda: self._runtime, self.hint)
@@ -67,7 +56,11 @@ class Sandboxes:
         self.current: dict[str, Sandbox] = {}
         """The current sandbox of each pod, by the runtime's UID for it."""
         self.containers: dict[str, tuple[CriContainer, ...]] = {}
-        """The last ones passed to `on_containers`, by the same UIDs."""
+        """Of current sandboxes, the newest container of each name, by the same UIDs."""
+        self.changes = Changes()
+        """Pods whose current sandbox, or a container of it, was added, changed or removed."""
+        self.listed = asyncio.Event()
+        """Set once all sandboxes have been listed, so that a missing one means something."""
         self.relists = 0
         """Complete lists received."""
         self.problem = "the container runtime has not listed its sandboxes yet."
@@ -77,6 +70,11 @@ class Sandboxes:
     def is_settled(self) -> bool:
         """Whether the runtime responds, and all lookups of its last list are done."""
         return not self.problem and self._lookups.are_done
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `current` has all sandboxes of the node, by what the runtime says now."""
+        return self.relists >= _COMPLETE_RELISTS and self.is_settled
 
     @property
     def has_events(self) -> bool:
@@ -101,7 +99,7 @@ class Sandboxes:
                 await self._runtime.aclose()
 
     async def relist(self) -> None:
-        """List once, and publish changes. Raises `CriError`; then nothing changes."""
+        """List once, and mark changes. Raises `CriError`; then nothing changes."""
         if self._runtime is None:
             self._runtime = await self._open_runtime()
         listed = await self._runtime.list_sandboxes()
@@ -112,7 +110,7 @@ class Sandboxes:
             {found.id for found in listed}, {found.id for found in containers}
         )
         self.relists += 1
-        self._publish(current, containers)
+        self._update(current, containers)
 
     async def _relist_once(self) -> None:
         problem = ""
@@ -125,8 +123,10 @@ class Sandboxes:
         elif self.problem and not problem:
             log.info(Event.RUNTIME_REACHABLE, sandboxes=len(self.current))
         self.problem = problem
-        if not problem:
-            self._on_relist()
+        if self.is_settled:
+            self.listed.set()
+        if self.relists < _COMPLETE_RELISTS and not problem:
+            self.hint()
 
     async def _wait(self) -> None:
         """Wait for a hint, its echo, or the poll interval."""
@@ -161,21 +161,21 @@ class Sandboxes:
                 chosen[uid] = kept
         return chosen
 
-    def _publish(self, current: dict[str, Sandbox], containers: Iterable[CriContainer]) -> None:
+    def _update(self, current: dict[str, Sandbox], containers: Iterable[CriContainer]) -> None:
         before, self.current = self.current, current
         newest = self._newest(containers)
         for uid in before.keys() - current.keys():
             self.containers.pop(uid, None)
             log.info(Event.SANDBOX_REMOVED, pod=before[uid].full_name, sandbox=before[uid].id)
-            self._on_removed(before[uid])
+            self.changes.mark(uid)
         for uid, sandbox in current.items():
-            if sandbox != before.get(uid):
-                _log_change(before.get(uid), sandbox)
-                self._on_sandbox(sandbox)
             found = newest.get(sandbox.id, ())
-            if found != self.containers.get(uid, ()):
+            is_new = sandbox != before.get(uid)
+            if is_new:
+                _log_change(before.get(uid), sandbox)
+            if is_new or found != self.containers.get(uid):
                 self.containers[uid] = found
-                self._on_containers(sandbox, found)
+                self.changes.mark(uid)
 
     def _newest(self, containers: Iterable[CriContainer]) -> dict[str, tuple[CriContainer, ...]]:
         """The newest container of each name, by sandbox, in the order of names."""

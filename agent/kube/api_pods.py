@@ -2,14 +2,13 @@
 
 Three watches: the node's pods, and as metadata only the node itself and all namespaces, for their
 labels. The kubelet's pods API feeds `set_pod` and `remove_pod` too; of one uid the newest resource
-version counts, whatever its origin. The API server's objects are saved, and published at once by
-the next agent, which then requests only what is newer.
+version counts, whatever its origin. The API server's objects are saved: the next agent has them at
+once, and requests only what is newer.
 """
 
 import asyncio
 import pathlib
 import random
-from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -21,6 +20,8 @@ from agent.kube.objects import ApiPod, MetadataOnly
 from agent.kube.saved_pods import SavedObjects, SavedPods
 from agent.kube.watcher import Query, Watcher
 from agent.logs import Event
+from agent.pods.changes import Changes
+from agent.pods.events import PodEvent, PodEvents
 from agent.pods.pod import Pod, Problem
 from agent.state_files import StateSaver
 from bpf.verdicts import Mode
@@ -38,7 +39,7 @@ _SETTLE_SECONDS = 2.0
 
 
 class ApiPods:
-    """Publishes every pod that is added, changed or removed, by the runtime's uid."""
+    """The node's pods by the runtime's uid, kept up to date."""
 
     def __init__(
         self,
@@ -46,17 +47,15 @@ class ApiPods:
         *,
         node_name: str,
         default_mode: Mode,
-        on_pod: Callable[[Pod], None],
-        on_removed: Callable[[str], None],
-        on_object: Callable[[ApiPod], None] = lambda pod: None,
-        on_warning: Callable[[Pod, Problem], None] = lambda pod, problem: None,
+        events: PodEvents,
         state: pathlib.Path | None = None,
         jitter: backoff.Jitter = random.random,
     ) -> None:
-        """on_pod: gets a new or changed pod, on_removed the uid of one that no origin has any more;
-        on_object: each version of the API's object, for conditions; on_warning: a warning for the
-        pod's author, once; state: the file to save to.
-        """
+        """events: for warnings to pods' authors; state: the file to save to."""
+        self.current: dict[str, Pod] = {}
+        """Every pod that an origin has; none before the labels of node and namespaces are read."""
+        self.changes = Changes()
+        """Pods that an origin added, changed or removed, or whose mode may have changed."""
         self.pods = Watcher(
             api,
             Query("pods", "/api/v1/pods", ApiPod, f"spec.nodeName={node_name}"),
@@ -83,23 +82,17 @@ class ApiPods:
         )
         self._node_name = node_name
         self._default_mode = default_mode
-        self._on_pod = on_pod
-        self._on_removed = on_removed
-        self._on_object = on_object
-        self._on_warning = on_warning
+        self._events = events
         self._saver = state and StateSaver(
             state, self._content, on_error=self._log_not_saved, settle_seconds=_SETTLE_SECONDS
         )
         self._state = state
-        self.on_any_change: Callable[[], None] = lambda: None
-        """Called when an origin has reported a pod, or is disconnected."""
         self._by_origin: dict[str, dict[str, ApiPod]] = {API: {}, KUBELET: {}}
-        self._published: dict[str, Pod] = {}
         self._warned: dict[str, set[Problem]] = {}
         self._has_labels = False
 
     def restore(self) -> None:
-        """Publish what the previous agent saved. Reads a file; call it once, before `run`."""
+        """Add what the previous agent saved. Reads a file; call it once, before `run`."""
         if self._state is None:
             return
         saved = saved_pods.read(self._state, self._node_name)
@@ -122,12 +115,13 @@ class ApiPods:
             await self._wait_for_labels()
             await self.pods.synced.wait()
             # Saved pods are confirmed.
-            self.on_any_change()
+            for uid in self.uids:
+                self.changes.mark(uid)
 
     @property
     def is_synced(self) -> bool:
-        """Whether all pods of the node are published, also if only from the saved state."""
-        return self._has_labels and (self.pods.synced.is_set() or bool(self._published))
+        """Whether `current` has all pods of the node, also if only from the saved state."""
+        return self._has_labels and (self.pods.synced.is_set() or bool(self.current))
 
     def get(self, uid: str) -> ApiPod | None:
         """The newest object of a pod. The uid of its metadata may differ: static pods."""
@@ -153,10 +147,7 @@ class ApiPods:
     def set_pod(self, origin: str, pod: ApiPod) -> None:
         """An origin has this pod, new or changed."""
         self._by_origin[origin][pod.uid] = pod
-        self.on_any_change()
-        if origin == API:
-            self._on_object(pod)
-        self._publish(pod.uid)
+        self._refresh(pod.uid)
 
     def remove_pod(self, origin: str, uid: str) -> None:
         """An origin does not have this pod any more.
@@ -167,15 +158,8 @@ class ApiPods:
         removed = self._by_origin[origin].pop(uid, None)
         if origin == KUBELET:
             removed = self._by_origin[API].pop(uid, removed)
-        if removed is None:
-            return
-        self.on_any_change()
-        if self.get(uid) is None:
-            self._warned.pop(uid, None)
-            if self._published.pop(uid, None):
-                self._on_removed(uid)
-        else:
-            self._publish(uid)
+        if removed is not None:
+            self._refresh(uid)
 
     def disconnect(self, origin: str) -> None:
         """An origin is disconnected: of its pods only those stay that no other origin has."""
@@ -183,22 +167,24 @@ class ApiPods:
         for uid in list(pods):
             if any(uid in others for others in self._by_origin.values() if others is not pods):
                 del pods[uid]
-                self._publish(uid)
-        self.on_any_change()
+                self._refresh(uid)
 
-    def _publish(self, uid: str) -> None:
+    def _refresh(self, uid: str) -> None:
+        """Derive the pod from its newest object, and mark it."""
         found = self.get(uid)
-        if found is None or not self._has_labels:
-            return
+        if found is None:
+            self.current.pop(uid, None)
+            self._warned.pop(uid, None)
+        elif self._has_labels:
+            self.current[uid] = self._read(uid, found)
+        self.changes.mark(uid)
+
+    def _read(self, uid: str, found: ApiPod) -> Pod:
         node_mode = self._node_mode()
         namespace = self.namespace_labels(found.metadata.namespace)
         reading = pod_reading.read(found, node_mode=node_mode, namespace=namespace)
-        if reading.pod != self._published.get(uid):
-            self._published[uid] = reading.pod
-            self._on_pod(reading.pod)
-        warned = self._warned.setdefault(uid, set())
         for problem in reading.warnings:
-            if problem not in warned:
+            if problem not in self._warned.get(uid, ()):
                 log.warning(
                     Event.POD_SETTING_REJECTED,
                     pod=reading.pod.full_name,
@@ -206,12 +192,15 @@ class ApiPods:
                     reason=problem.reason,
                     problem=problem.message,
                 )
-                self._on_warning(reading.pod, problem)
+                self._events.record(
+                    PodEvent(uid, problem.reason, problem.message, action="Reading")
+                )
         self._warned[uid] = set(reading.warnings)
+        return reading.pod
 
-    def _publish_all(self) -> None:
+    def _refresh_all(self) -> None:
         for uid in self.uids:
-            self._publish(uid)
+            self._refresh(uid)
 
     def _node_mode(self) -> Mode:
         node = self.nodes.objects.get(("", self._node_name))
@@ -229,7 +218,7 @@ class ApiPods:
                     problem=self.namespaces.problem or self.nodes.problem,
                 )
         self._has_labels = True
-        self._publish_all()
+        self._refresh_all()
 
     def _on_pod_change(self, old: ApiPod | None, new: ApiPod | None) -> None:
         self._mark()
@@ -244,10 +233,10 @@ class ApiPods:
             return
         self._mark()
         name = namespace.metadata.name
-        for pods in self._by_origin.values():
-            for pod in list(pods.values()):
-                if pod.metadata.namespace == name:
-                    self._publish(pod.uid)
+        for uid in self.uids:
+            pod = self.get(uid)
+            if pod is not None and pod.metadata.namespace == name:
+                self._refresh(uid)
 
     def _on_node_change(self, old: MetadataOnly | None, new: MetadataOnly | None) -> None:
         # The kubelet writes its Node every few minutes.
@@ -256,7 +245,7 @@ class ApiPods:
         self._mark()
         for problem in modes.node_default(self._default_mode, _labels(new)).problems:
             log.warning(Event.NODE_LABEL_INVALID, problem=problem.message)
-        self._publish_all()
+        self._refresh_all()
 
     def _mark(self) -> None:
         if self._saver:

@@ -30,8 +30,8 @@ class PodContainers(msgspec.Struct, frozen=True):
 class ContainerSource(Protocol):
     """Where the containers of pods are known."""
 
-    container_changes: Changes
-    """Pods whose containers changed."""
+    changes: Changes
+    """Pods of which `containers_of` may have changed."""
 
     def containers_of(self, uid: str) -> PodContainers | None:
         """A pod's containers; None where there is no container runtime to list them."""

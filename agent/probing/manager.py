@@ -64,7 +64,7 @@ class ProbeManager:
         self._changes = Subscription()
         store.desired.subscribe(self._changes)
         store.in_force.subscribe(self._changes)
-        containers.container_changes.subscribe(self._changes)
+        containers.changes.subscribe(self._changes)
         self._metrics = ProbeMetrics(store)
         self._scheduler = Scheduler(
             on_result=self._on_result,

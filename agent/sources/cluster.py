@@ -9,7 +9,7 @@ from agent import tasks
 from agent.admin.report import PodSourceStatus
 from agent.cri.client import Runtime
 from agent.cri.endpoints import open_runtime
-from agent.cri.models import CriContainer, CriContainerState, Sandbox
+from agent.cri.models import CriContainer, CriContainerState
 from agent.cri.sandbox_netns import NetnsLocator
 from agent.cri.sandboxes import Sandboxes
 from agent.kube.api_pods import ApiPods
@@ -18,16 +18,14 @@ from agent.kube.objects import ApiPod, ContainerStatus
 from agent.kubelet.pods_api import KubeletPods
 from agent.pods.changes import Changes
 from agent.pods.container_runs import ContainerRun, PodContainers
-from agent.pods.events import PodEvent, PodEvents
-from agent.pods.pod import Pod, Problem
+from agent.pods.events import PodEvents
 from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
 from agent.settings import Settings
 from agent.sources.pod_sandboxes import PodSandboxJoin
 
 _RESTARTS_NEVER = "Never"
-# A sandbox that comes while the first list is made is in the second.
-_COMPLETE_RELISTS = 2
+_DONE = ("Succeeded", "Failed")
 
 
 class ClusterSource:
@@ -43,39 +41,28 @@ class ClusterSource:
     ) -> None:
         """policies: their watch runs here, with the others."""
         assert settings.node_name is not None
-        self.container_changes = Changes()
-        self.object_changes = Changes()
-        """Pods of which the API's object or the runtime's sandbox changed."""
-        self.has_sandboxes = False
-        """Whether the runtime has listed its sandboxes, so that a missing one means something."""
+        self.changes = Changes()
+        """Pods of which the API's object, the sandbox or a container changed."""
         self._settings = settings
-        self._events = events
         self._policies = policies.watcher
         self._joined = PodSandboxJoin(store, default_mode=settings.mode)
         self.pods = ApiPods(
             api,
             node_name=settings.node_name,
             default_mode=settings.mode,
-            on_pod=self._set_pod,
-            on_removed=self._remove_pod,
-            on_object=self._set_api_pod,
-            on_warning=self._warn,
+            events=events,
             state=settings.run_directory / "state" / "pods.json",
         )
         self._locator = NetnsLocator()
-        self.sandboxes = Sandboxes(
-            self._open_runtime,
-            self._locator.locate,
-            on_sandbox=self._set_sandbox,
-            on_removed=self._remove_sandbox,
-            on_containers=self._set_containers,
-            on_relist=self._on_relist,
-        )
+        self.sandboxes = Sandboxes(self._open_runtime, self._locator.locate)
         self.kubelet_pods = KubeletPods(self.pods)
+        self._changed = self.pods.changes.subscribe()
+        self.sandboxes.changes.subscribe(self._changed)
 
     def start(self) -> None:
         """Add the pods that a previous agent saved. Reads a file."""
         self.pods.restore()
+        self._update()
 
     async def run(self) -> None:
         """Follow API server, kubelet and runtime until cancelled."""
@@ -85,6 +72,7 @@ class ClusterSource:
                 tasks.start(group, "pods of the kubelet", self.kubelet_pods.run)
                 tasks.start(group, "watch of policies", self._policies.run)
                 tasks.start(group, "sandboxes", self.sandboxes.run)
+                tasks.start(group, "pods and sandboxes", self._follow)
         finally:
             self._locator.close()
 
@@ -93,9 +81,9 @@ class ClusterSource:
         """Why not every pod of the node is in the store yet, in one sentence; else None."""
         if not self.pods.is_synced:
             return self.pods.pods.problem or "API server has not listed the pods yet"
-        if self.sandboxes.relists < _COMPLETE_RELISTS or not self.sandboxes.is_settled:
+        if not self.sandboxes.is_complete:
             return self.sandboxes.problem or "initial sandbox list not finished"
-        return None
+        return None if self._changed.is_empty else "pods that changed are being read"
 
     def hint(self) -> None:
         """An interface was added or removed, so sandboxes may have changed."""
@@ -129,53 +117,25 @@ class ClusterSource:
             is_deleting=api_pod is not None and api_pod.metadata.deletion_timestamp is not None,
         )
 
+    def has_ended(self, uid: str) -> bool:
+        """Whether the pod is deleted, or its containers are done: a Job's pod stays in the API for
+        long after that."""
+        found = self.pods.get(uid), self.pods.of_api(uid)
+        return not any(found) or any(pod and pod.status.phase in _DONE for pod in found)
+
     async def _open_runtime(self) -> Runtime:
         return await open_runtime(self._settings.cri_socket)
 
-    def _set_pod(self, pod: Pod) -> None:
-        api_pod = self.pods.get(pod.uid)
-        if api_pod is not None and has_ended(api_pod):
-            self._remove_pod(pod.uid)
-        else:
-            self._joined.set_pod(pod)
+    async def _follow(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._update()
 
-    def _set_api_pod(self, actual: ApiPod) -> None:
-        if has_ended(actual):
-            self._remove_pod(actual.uid)
-            return
-        self.object_changes.mark(actual.uid)
-        self.container_changes.mark(actual.uid)
-
-    def _remove_pod(self, uid: str) -> None:
-        self._joined.remove_pod(uid)
-        self.object_changes.mark(uid)
-
-    def _set_sandbox(self, sandbox: Sandbox) -> None:
-        self._joined.set_sandbox(sandbox)
-        self.object_changes.mark(sandbox.pod_uid)
-
-    def _remove_sandbox(self, sandbox: Sandbox) -> None:
-        self._joined.remove_sandbox(sandbox)
-        self.object_changes.mark(sandbox.pod_uid)
-
-    def _set_containers(self, sandbox: Sandbox, containers: tuple[CriContainer, ...]) -> None:
-        self.container_changes.mark(sandbox.pod_uid)
-
-    def _on_relist(self) -> None:
-        if self.sandboxes.relists < _COMPLETE_RELISTS:
-            self.sandboxes.hint()
-        if not self.has_sandboxes and self.sandboxes.is_settled:
-            self.has_sandboxes = True
-            for uid in self.pods.uids:
-                self.object_changes.mark(uid)
-
-    def _warn(self, pod: Pod, problem: Problem) -> None:
-        self._events.record(PodEvent(pod.uid, problem.reason, problem.message, action="Reading"))
-
-
-def has_ended(pod: ApiPod) -> bool:
-    """Whether its containers are done: a Job's pod stays in the API for long after that."""
-    return pod.status.phase in ("Succeeded", "Failed")
+    def _update(self) -> None:
+        for uid in self._changed.take():
+            pod = None if self.has_ended(uid) else self.pods.current.get(uid)
+            self._joined.update(uid, pod, self.sandboxes.current.get(uid))
+            self.changes.mark(uid)
 
 
 def _statuses(pod: ApiPod) -> tuple[ContainerStatus, ...]:

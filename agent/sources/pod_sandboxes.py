@@ -1,7 +1,8 @@
 """Joins pods and their sandboxes: the API has the spec, the runtime the network namespace.
 
 Either may arrive first or be missing. A pod exists while one of the two has it: after a forced
-deletion the API does not have it any more, but its containers may still run.
+deletion the API does not have it any more, but its containers may still run. Its last version then
+stays in force.
 """
 
 import msgspec
@@ -22,53 +23,22 @@ class PodSandboxJoin:
     annotation of its mirror.
     """
 
-    def __init__(
-        self,
-        store: PodStore,
-        *,
-        default_mode: Mode,
-    ) -> None:
+    def __init__(self, store: PodStore, *, default_mode: Mode) -> None:
         """default_mode: the mode of a sandbox without a pod."""
         self._store = store
         self._default_mode = default_mode
-        self._pods: dict[str, Pod] = {}
-        self._sandboxes: dict[str, Sandbox] = {}
-        self._deleted: set[str] = set()
+        self._last: dict[str, Pod] = {}
+        """The last version of each pod that exists, without its sandbox."""
         self._published: dict[str, Pod] = {}
 
-    def set_pod(self, pod: Pod) -> None:
-        """A pod is new or has changed."""
-        self._deleted.discard(pod.uid)
-        self._pods[pod.uid] = pod
-        self._publish(pod.uid)
-
-    def remove_pod(self, uid: str) -> None:
-        """The pod was deleted; while it has a sandbox, its last version stays."""
-        if uid in self._sandboxes:
-            self._deleted.add(uid)
+    def update(self, uid: str, pod: Pod | None, sandbox: Sandbox | None) -> None:
+        """The pod as it is now, and its current sandbox; either may be missing."""
+        if pod is not None:
+            self._last[uid] = pod
+        elif sandbox is not None:
+            pod = self._last.get(uid) or pod_without_spec(sandbox, self._default_mode)
         else:
-            self._pods.pop(uid, None)
-            self._publish(uid)
-
-    def set_sandbox(self, sandbox: Sandbox) -> None:
-        """A pod's current sandbox is new or has changed."""
-        self._sandboxes[sandbox.pod_uid] = sandbox
-        self._publish(sandbox.pod_uid)
-
-    def remove_sandbox(self, sandbox: Sandbox) -> None:
-        """A pod has no sandbox any more."""
-        uid = sandbox.pod_uid
-        self._sandboxes.pop(uid, None)
-        if uid in self._deleted:
-            self._deleted.discard(uid)
-            self._pods.pop(uid, None)
-        self._publish(uid)
-
-    def _publish(self, uid: str) -> None:
-        pod, sandbox = self._pods.get(uid), self._sandboxes.get(uid)
-        if pod is None and sandbox is not None:
-            pod = pod_without_spec(sandbox, self._default_mode)
-        if pod is None:
+            self._last.pop(uid, None)
             if self._published.pop(uid, None):
                 self._store.remove_pod(uid)
             return

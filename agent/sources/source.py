@@ -35,7 +35,7 @@ class ManifestSource:
     unready_reason: str | None = None
 
     def __init__(self, manifests: ManifestDirectory, directory: pathlib.Path) -> None:
-        self.container_changes = Changes()
+        self.changes = Changes()
         self._manifests = manifests
         self._directory = directory
 

@@ -263,7 +263,7 @@ class _NoRuntime:
     """Without a container runtime, containers live as long as their sandbox."""
 
     def __init__(self) -> None:
-        self.container_changes = Changes()
+        self.changes = Changes()
 
     def containers_of(self, uid: str) -> PodContainers | None:
         return None

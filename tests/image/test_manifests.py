@@ -13,6 +13,7 @@ from agent.kube.client import ApiClient
 from agent.kube.condition_writer import ConditionWriter
 from agent.kube.events import EventRecorder
 from agent.pods.conditions import TRUE, Conditions
+from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
 from agent.policy.api_source import ApiPolicies
 from bpf.verdicts import Mode
@@ -102,9 +103,7 @@ async def test_role_grants_exactly_the_requests(
         api,
         node_name="node1",
         default_mode=Mode.AUDIT,
-        on_pod=lambda pod: None,
-        on_removed=lambda uid: None,
-        on_object=writer.set_pod,
+        events=PodEvents(),
         state=tmp_path / "pods.json",
     )
     events = EventRecorder(api, node_name="node1")
@@ -115,7 +114,9 @@ async def test_role_grants_exactly_the_requests(
         Pod(uid="uid-web", namespace="default", name="web"),
         *(labels.ISOLATION_READY, TRUE, "Audit", "All is well."),
     )
-    writer.enqueue("uid-web")
+    actual = source.of_api("uid-web")
+    assert actual is not None
+    writer.set_pod(actual)
     for _ in range(20):
         found = source.get("uid-web")
         assert found is not None

@@ -16,6 +16,7 @@ from agent.cri.sandbox_netns import SandboxNetns
 from agent.cri.sandboxes import Sandboxes
 from probes.netns import Netns
 from tests.blocking import may_block
+from tests.runtime.watching import Watched
 
 pytestmark = pytest.mark.looptime
 
@@ -126,33 +127,28 @@ class _Runtime:
         pass
 
 
-class _Following:
-    """`Sandboxes` and their callbacks: (seconds, name, id)."""
+class _Following(Watched):
+    """`Sandboxes` and when they changed: seconds of each change in `calls`."""
 
     def __init__(self, runtime: _Runtime) -> None:
-        self.calls: list[tuple[float, str, str]] = []
+        self.times: list[float] = []
 
         async def open_runtime() -> _Runtime:
             return runtime
 
-        self.sandboxes = Sandboxes(
-            open_runtime,
-            runtime.locate,
-            on_sandbox=lambda sandbox: self._note("sandbox", sandbox),
-            on_removed=lambda sandbox: self._note("removed", sandbox),
-            on_containers=lambda sandbox, _: self._note("containers", sandbox),
-        )
+        super().__init__(Sandboxes(open_runtime, runtime.locate))
 
     @property
     def current(self) -> dict[str, Sandbox]:
         return self.sandboxes.current
 
     def when(self, word: str, sandbox_id: str) -> float | None:
-        found = [time for time, *rest in self.calls if rest == [word, sandbox_id]]
-        return found[0] if found else None
+        calls = zip(self.times, self.calls, strict=True)
+        return next((time for time, call in calls if call == (word, sandbox_id)), None)
 
-    def _note(self, word: str, sandbox: Sandbox) -> None:
-        self.calls.append((_now(), word, sandbox.id))
+    def note(self, change: str, sandbox: Sandbox) -> None:
+        super().note(change, sandbox)
+        self.times.append(_now())
 
 
 @pytest.fixture
@@ -360,7 +356,7 @@ async def test_namespace_removed_just_before_its_sandbox_is_no_problem(
         assert calls.current["a"] == before
         runtime.give_up(sandbox.id)
         await asyncio.sleep(0.3)
-        assert [word for _, word, _ in calls.calls] == ["sandbox", "removed"]
+        assert [word for word, _ in calls.calls] == ["sandbox", "removed"]
 
 
 async def test_lost_namespace_is_reported_and_looked_up_again(

@@ -1,4 +1,4 @@
-"""Records the callbacks of `Sandboxes`, and waits for them."""
+"""Records the changes of `Sandboxes`, and waits for them."""
 
 import asyncio
 import contextlib
@@ -9,27 +9,44 @@ from agent.cri.client import CALL_SECONDS, Runtime, RuntimeClient
 from agent.cri.models import CriContainer, Sandbox
 from agent.cri.sandbox_netns import NetnsLocator
 from agent.cri.sandboxes import Sandboxes
+from agent.pods.changes import Subscription
 from tests import polling
 
 
-class Watched:
-    """Sandboxes, and all callbacks so far, as name and id."""
+class Watched(Subscription):
+    """Sandboxes, and all changes of them so far, as name and sandbox id.
 
-    def __init__(self, sandboxes: Callable[["Watched"], Sandboxes]) -> None:
+    "removed" is the last sandbox of a pod that has none any more.
+    """
+
+    def __init__(self, sandboxes: Sandboxes) -> None:
+        super().__init__()
         self.calls: list[tuple[str, str]] = []
-        self.sandboxes = sandboxes(self)
+        self.sandboxes = sandboxes
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._containers: dict[str, tuple[CriContainer, ...]] = {}
+        sandboxes.changes.subscribe(self)
 
-    def on_sandbox(self, sandbox: Sandbox) -> None:
-        self.calls.append(("sandbox", sandbox.id))
+    def mark(self, uid: str) -> None:
+        super().mark(uid)
+        before, now = self._sandboxes.pop(uid, None), self.sandboxes.current.get(uid)
+        containers_before = self._containers.pop(uid, ())
+        if now is None:
+            if before:
+                self.note("removed", before)
+            return
+        self._sandboxes[uid] = now
+        self._containers[uid] = self.sandboxes.containers.get(uid, ())
+        if now != before:
+            self.note("sandbox", now)
+        if self._containers[uid] != containers_before:
+            self.note("containers", now)
 
-    def on_removed(self, sandbox: Sandbox) -> None:
-        self.calls.append(("removed", sandbox.id))
-
-    def on_containers(self, sandbox: Sandbox, containers: tuple[CriContainer, ...]) -> None:
-        self.calls.append(("containers", sandbox.id))
+    def note(self, change: str, sandbox: Sandbox) -> None:
+        self.calls.append((change, sandbox.id))
 
     async def until(self, what: str, holds: Callable[[], object]) -> None:
-        """Fails with `what` and the callbacks if it does not hold in time."""
+        """Fails with `what` and the changes if it does not hold in time."""
         try:
             await polling.until(what, holds)
         except polling.TimedOutError as error:
@@ -61,15 +78,7 @@ async def following(
 
     locator = NetnsLocator()
     try:
-        watched = Watched(
-            lambda watched: Sandboxes(
-                open_wrapped,
-                locator.locate,
-                on_sandbox=watched.on_sandbox,
-                on_removed=watched.on_removed,
-                on_containers=watched.on_containers,
-            )
-        )
+        watched = Watched(Sandboxes(open_wrapped, locator.locate))
         running = asyncio.create_task(watched.sandboxes.run())
         try:
             yield watched

@@ -49,7 +49,7 @@ def socket(run_directory: pathlib.Path) -> pathlib.Path:
 
 
 class PodInfoService:
-    """Publishes the state of all pods of the node; `hint` when something may have changed."""
+    """Publishes the state of all pods of the node."""
 
     def __init__(
         self,
@@ -83,19 +83,12 @@ class PodInfoService:
             inner=run_directory / "admin" / "podinfo.sock",
         )
         self._pods_api = PodsApiServer(self._objects, run_directory / "pods-api" / "pods-api.sock")
-        self._changes = tuple(changes)
-        if source is not None:
-            source.on_any_change = self.hint
+        self._changes = (*changes, source.changes) if source else tuple(changes)
 
     @property
     def is_ready(self) -> asyncio.Event:
         """Set with the first complete list."""
         return self._conditions.is_ready
-
-    def hint(self) -> None:
-        """Something about a pod may have changed."""
-        self._conditions.hint()
-        self._objects.hint()
 
     async def run(self) -> None:
         """Publish and serve until cancelled."""
@@ -112,13 +105,13 @@ class PodInfoService:
             )
 
     async def _follow(self) -> None:
-        changes = Subscription()
+        changed = Subscription()
         for kind in self._changes:
-            kind.subscribe(changes)
-        self.hint()
+            kind.subscribe(changed)
         while True:
-            await changes.next()
-            self.hint()
+            self._conditions.hint()
+            self._objects.hint()
+            await changed.next()
 
     def collect(self) -> Iterator[core.Metric]:
         """As a collector of prometheus_client."""

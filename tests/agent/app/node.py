@@ -116,7 +116,7 @@ class Source:
     """A pod source that the test speaks for."""
 
     def __init__(self) -> None:
-        self.container_changes = Changes()
+        self.changes = Changes()
         self.unready_reason: str | None = None
 
     def start(self) -> None: ...

@@ -16,7 +16,9 @@ from agent import labels as agent_labels
 from agent.kube.api_pods import KUBELET, ApiPods
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod
-from agent.pods.pod import Pod, Problem
+from agent.pods.changes import Subscription
+from agent.pods.events import PodEvents
+from agent.pods.pod import Pod
 from bpf.verdicts import Mode
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import ApiServer, pod
@@ -28,35 +30,35 @@ NAMESPACES = "/api/v1/namespaces"
 NODES = "/api/v1/nodes"
 
 
-class Published:
-    """ApiPods, and their callbacks in order."""
+class Published(Subscription):
+    """ApiPods, and all changes of them in order."""
 
     def __init__(self, api: ApiClient, *, state: pathlib.Path | None = None) -> None:
+        super().__init__()
         self.pods: dict[str, Pod] = {}
         self.published: list[str] = []
         self.objects: list[ApiPod] = []
-        self.warnings: list[tuple[str, str]] = []
+        self.events = PodEvents()
         self.source = ApiPods(
             api,
             node_name="node1",
             default_mode=Mode.ENFORCE,
-            on_pod=self._on_pod,
-            on_removed=self._on_removed,
-            on_object=self.objects.append,
-            on_warning=self._on_warning,
+            events=self.events,
             state=state,
             jitter=lambda: 0.5,
         )
+        self.source.changes.subscribe(self)
 
-    def _on_pod(self, published: Pod) -> None:
-        self.published.append(f"{'~' if published.uid in self.pods else '+'}{published.name}")
-        self.pods[published.uid] = published
-
-    def _on_removed(self, uid: str) -> None:
-        self.published.append(f"-{self.pods.pop(uid).name}")
-
-    def _on_warning(self, published: Pod, problem: Problem) -> None:
-        self.warnings.append((published.name, problem.reason))
+    def mark(self, uid: str) -> None:
+        super().mark(uid)
+        before, now = self.pods.get(uid), self.source.current.get(uid)
+        if now != before:
+            sign = "~" if now and before else "+" if now else "-"
+            self.published += [f"{sign}{pod.name}" for pod in [now or before] if pod]
+        self.pods = dict(self.source.current)
+        of_api = self.source.of_api(uid)
+        if of_api and of_api not in self.objects:
+            self.objects.append(of_api)
 
     def mode(self, name: str) -> Mode:
         return next(one.mode for one in self.pods.values() if one.name == name)
@@ -97,7 +99,7 @@ async def test_pods_come_change_and_go(furnished: ApiServer, api: ApiClient) -> 
         assert published.source.is_synced
 
 
-async def test_change_without_effect_on_the_pod_is_passed_to_the_writer_only(
+async def test_change_without_effect_on_the_pod_is_a_change_of_its_object_only(
     furnished: ApiServer, api: ApiClient
 ) -> None:
     async with Published(api).running() as published:
@@ -189,7 +191,8 @@ async def test_warnings_are_published_once(furnished: ApiServer, api: ApiClient)
         furnished.put(pod("b", annotations=annotations))
         furnished.put(pod("b", annotations=annotations, generation=2))
         await asyncio.sleep(1)
-        assert published.warnings == [("b", "AnnotationIgnored")]
+        [warning] = await published.events.next()
+        assert (warning.uid, warning.reason) == ("uid-b", "AnnotationIgnored")
 
 
 async def test_whole_life_of_an_agent_without_api_server(

@@ -21,6 +21,7 @@ from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod
 from agent.kubelet import kubelet_pb2, pods_api_reading
 from agent.kubelet.pods_api import KubeletPods
+from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
 from bpf.verdicts import Mode
 from tests import polling
@@ -158,19 +159,21 @@ class FakeKubelet:
 
 
 class Following:
-    """ApiPods connected to the kubelet, and their callbacks."""
+    """ApiPods connected to the kubelet."""
 
     def __init__(self, api: ApiClient, socket: pathlib.Path) -> None:
-        self.pods: dict[str, Pod] = {}
         self.source = ApiPods(
             api,
             node_name="node1",
             default_mode=Mode.AUDIT,
-            on_pod=lambda told: self.pods.__setitem__(told.uid, told),
-            on_removed=lambda uid: self.pods.__delitem__(uid),
+            events=PodEvents(),
         )
         # Back after a twentieth of the usual time: this is no fake clock.
         self.kubelet = KubeletPods(self.source, socket=socket, jitter=lambda: -0.45)
+
+    @property
+    def pods(self) -> dict[str, Pod]:
+        return self.source.current
 
     @property
     def names(self) -> set[str]:

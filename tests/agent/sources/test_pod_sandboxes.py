@@ -47,20 +47,41 @@ class _Published:
         store = _Store()
         self.pods = store.published
         self.removed = store.forgotten
-        self.join = PodSandboxJoin(store, default_mode=Mode.AUDIT)
+        self._join = PodSandboxJoin(store, default_mode=Mode.AUDIT)
+        self._pods: dict[str, Pod] = {}
+        self._sandboxes: dict[str, Sandbox] = {}
+
+    def set_pod(self, pod: Pod) -> None:
+        self._pods[pod.uid] = pod
+        self._update(pod.uid)
+
+    def remove_pod(self, uid: str) -> None:
+        del self._pods[uid]
+        self._update(uid)
+
+    def set_sandbox(self, sandbox: Sandbox) -> None:
+        self._sandboxes[sandbox.pod_uid] = sandbox
+        self._update(sandbox.pod_uid)
+
+    def remove_sandbox(self, sandbox: Sandbox) -> None:
+        del self._sandboxes[sandbox.pod_uid]
+        self._update(sandbox.pod_uid)
+
+    def _update(self, uid: str) -> None:
+        self._join.update(uid, self._pods.get(uid), self._sandboxes.get(uid))
 
 
 def test_pod_has_the_path_of_its_sandbox() -> None:
     published = _Published()
-    published.join.set_sandbox(_SANDBOX)
-    published.join.set_pod(_POD)
+    published.set_sandbox(_SANDBOX)
+    published.set_pod(_POD)
 
     assert published.pods[-1] == msgspec.structs.replace(_POD, netns_path="/run/netns/one")
 
 
 def test_pod_without_a_sandbox_has_a_problem() -> None:
     published = _Published()
-    published.join.set_pod(_POD)
+    published.set_pod(_POD)
 
     [pod] = published.pods
     assert pod.netns_path is None
@@ -70,14 +91,12 @@ def test_pod_without_a_sandbox_has_a_problem() -> None:
 
 def test_missing_namespace_is_added_to_the_pods_own_problem() -> None:
     published = _Published()
-    published.join.set_sandbox(
-        msgspec.structs.replace(_SANDBOX, netns=None, problem="It is nowhere.")
-    )
-    published.join.set_pod(_POD)
+    published.set_sandbox(msgspec.structs.replace(_SANDBOX, netns=None, problem="It is nowhere."))
+    published.set_pod(_POD)
     assert published.pods[-1].manifest_problem == Problem("NetnsNotFound", "It is nowhere.")
 
     wrong = Problem("InvalidLabel", "The label is wrong.")
-    published.join.set_pod(msgspec.structs.replace(_POD, manifest_problem=wrong))
+    published.set_pod(msgspec.structs.replace(_POD, manifest_problem=wrong))
     assert published.pods[-1].manifest_problem == Problem(
         "InvalidLabel", "The label is wrong. It is nowhere."
     )
@@ -85,9 +104,9 @@ def test_missing_namespace_is_added_to_the_pods_own_problem() -> None:
 
 def test_second_sandbox_becomes_current() -> None:
     published = _Published()
-    published.join.set_pod(_POD)
-    published.join.set_sandbox(_SANDBOX)
-    published.join.set_sandbox(_SECOND)
+    published.set_pod(_POD)
+    published.set_sandbox(_SANDBOX)
+    published.set_sandbox(_SECOND)
 
     assert [pod.netns_path for pod in published.pods] == [None, "/run/netns/one", "/run/netns/two"]
     assert not published.removed
@@ -95,18 +114,18 @@ def test_second_sandbox_becomes_current() -> None:
 
 def test_unchanged_pod_is_not_published() -> None:
     published = _Published()
-    published.join.set_pod(_POD)
-    published.join.set_sandbox(_SANDBOX)
+    published.set_pod(_POD)
+    published.set_sandbox(_SANDBOX)
     before = len(published.pods)
-    published.join.set_pod(msgspec.structs.replace(_POD))
-    published.join.set_sandbox(msgspec.structs.replace(_SANDBOX, is_ready=False))
+    published.set_pod(msgspec.structs.replace(_POD))
+    published.set_sandbox(msgspec.structs.replace(_SANDBOX, is_ready=False))
 
     assert len(published.pods) == before
 
 
 def test_sandbox_without_a_pod_is_gated_and_open_to_the_kubelet() -> None:
     published = _Published()
-    published.join.set_sandbox(_SANDBOX)
+    published.set_sandbox(_SANDBOX)
 
     [pod] = published.pods
     assert (pod.full_name, pod.mode, pod.netns_path) == ("shop/web", Mode.AUDIT, "/run/netns/one")
@@ -116,36 +135,36 @@ def test_sandbox_without_a_pod_is_gated_and_open_to_the_kubelet() -> None:
 
 def test_deleted_pod_stays_while_its_sandbox_exists() -> None:
     published = _Published()
-    published.join.set_pod(_POD)
-    published.join.set_sandbox(_SANDBOX)
-    published.join.remove_pod("u1")
+    published.set_pod(_POD)
+    published.set_sandbox(_SANDBOX)
+    published.remove_pod("u1")
     assert not published.removed
-    published.join.set_sandbox(_SECOND)
+    published.set_sandbox(_SECOND)
     assert published.pods[-1] == msgspec.structs.replace(_POD, netns_path="/run/netns/two")
 
-    published.join.remove_sandbox(_SECOND)
+    published.remove_sandbox(_SECOND)
     assert published.removed == ["u1"]
-    published.join.set_sandbox(_SANDBOX)
+    published.set_sandbox(_SANDBOX)
     assert published.pods[-1].labels == {}  # nothing of it was kept
 
 
 def test_pod_stays_while_its_sandbox_is_replaced() -> None:
     published = _Published()
-    published.join.set_pod(_POD)
-    published.join.set_sandbox(_SANDBOX)
-    published.join.remove_sandbox(_SANDBOX)
+    published.set_pod(_POD)
+    published.set_sandbox(_SANDBOX)
+    published.remove_sandbox(_SANDBOX)
     assert published.pods[-1].netns_path is None
 
-    published.join.remove_pod("u1")
+    published.remove_pod("u1")
     assert published.removed == ["u1"]
 
 
 def test_host_network_pods_need_no_namespace() -> None:
     published = _Published()
-    published.join.set_pod(msgspec.structs.replace(_POD, host_network=True))
+    published.set_pod(msgspec.structs.replace(_POD, host_network=True))
     assert published.pods[-1].manifest_problem is None
 
-    published.join.set_sandbox(
+    published.set_sandbox(
         msgspec.structs.replace(_SANDBOX, pod_uid="u2", host_network=True, netns=None)
     )
     assert (published.pods[-1].host_network, published.pods[-1].netns_path) == (True, None)

@@ -14,7 +14,7 @@ from agent.client import podinfo_pb2
 from agent.kube.api_pods import KUBELET, ApiPods
 from agent.kube.client import ApiClient
 from agent.pods.conditions import TRUE, Conditions
-from agent.pods.pod import Pod
+from agent.pods.events import PodEvents
 from bpf.verdicts import Mode
 from tests import polling
 from tests.agent.api.podinfo.serving import Calls, Node
@@ -32,19 +32,17 @@ class Agent:
     """As much of it as PodInfo is fed by."""
 
     def __init__(self, api: ApiClient, run_directory: pathlib.Path) -> None:
-        self.pods: dict[str, Pod] = {}
         self.source = ApiPods(
             api,
             node_name="node1",
             default_mode=Mode.AUDIT,
-            on_pod=lambda told: self.pods.__setitem__(told.uid, told),
-            on_removed=lambda uid: self.pods.__delitem__(uid),
+            events=PodEvents(),
             state=run_directory / "state" / "pods.json",
         )
         self.conditions = Conditions()
         self.pod_info = PodInfoService(
             run_directory,
-            pods=lambda: self.pods.values(),
+            pods=lambda: self.source.current.values(),
             conditions_of=self.conditions.of,
             changes=(self.conditions.changes,),
             source=self.source,
@@ -117,7 +115,7 @@ async def test_saved_pods_are_served_without_an_api_server_and_stay_fresh(
             # Not confirmed since the restart.
             ready = (await conditions_of(calls, "uid-web"))["Ready"]
             assert (ready.source, ready.HasField("observe_time")) == (API, False)
-            web = second.pods["uid-web"]
+            web = second.source.current["uid-web"]
             second.conditions.set(web, labels.PROBES_PASSING, TRUE, "Passing", "")
             await watch.read()
             watch.cancel()
@@ -131,7 +129,7 @@ async def test_conditions_of_the_kubelet_are_published_at_once(
     server.put(thing("web", "True"))
     agent = Agent(api, node.directory)
     async with running(agent, node) as calls:
-        await polling.until("one pod", lambda: len(agent.pods) == 1)
+        await polling.until("one pod", lambda: len(agent.source.current) == 1)
         await agent.pod_info.is_ready.wait()
         watch = calls.watched()
         await watch.read()

@@ -1,0 +1,136 @@
+"""A cluster's pods in the store: changes of API server and runtime, read one pass later."""
+
+import asyncio
+import contextlib
+import pathlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from agent.cri.models import Sandbox
+from agent.kube.client import ApiClient
+from agent.pods.conditions import Conditions
+from agent.pods.events import PodEvents
+from agent.pods.pod import SANDBOX_MISSING
+from agent.pods.store import PodStore
+from agent.policy.api_source import ApiPolicies
+from agent.settings import Settings
+from agent.sources.cluster import ClusterSource
+from probes.netns import Netns
+from tests import polling
+from tests.agent.kube.apiserver import NODES, ApiServer, pod
+from tests.agent.kube.conftest import api, kubeconfig, listening, server
+
+__all__ = ["api", "kubeconfig", "listening", "server"]
+
+NODE = "node1"
+NETNS = Netns("/run/netns/web", 4, 100)
+SANDBOX = Sandbox(
+    id="one",
+    pod_uid="uid-web",
+    pod_name="web",
+    pod_namespace="default",
+    attempt=0,
+    created=None,
+    is_ready=True,
+    netns=NETNS,
+)
+
+
+class Cluster:
+    """A source whose runtime's list the test writes."""
+
+    def __init__(self, api: ApiClient, directory: pathlib.Path) -> None:
+        self.store = PodStore(Conditions())
+        settings = Settings(
+            node_name=NODE, run_directory=directory, cri_socket=directory / "no-runtime.sock"
+        )
+        policies = ApiPolicies(api, state=directory / "policies.json")
+        self.source = ClusterSource(api, settings, self.store, PodEvents(), policies)
+
+        async def relist() -> None: ...
+
+        self.source.sandboxes.relist = relist  # type: ignore[method-assign]
+
+    def set_sandboxes(self, *sandboxes: Sandbox) -> None:
+        """As a complete list does."""
+        listed = self.source.sandboxes
+        uids = {*listed.current, *(sandbox.pod_uid for sandbox in sandboxes)}
+        listed.current = {sandbox.pod_uid: sandbox for sandbox in sandboxes}
+        listed.relists = 2
+        for uid in uids:
+            listed.changes.mark(uid)
+
+    def netns_path(self) -> str | None:
+        state = self.store.get("uid-web")
+        return state.pod.netns_path if state else None
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["Cluster"]:
+        self.source.start()
+        task = asyncio.create_task(self.source.run())
+        try:
+            await polling.until("all pods are listed", lambda: self.source.pods.is_synced)
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def web(phase: str = "Running") -> Any:
+    return {**pod("web"), "status": {"phase": phase}}
+
+
+@pytest.fixture
+async def cluster(
+    server: ApiServer, api: ApiClient, tmp_path: pathlib.Path
+) -> AsyncIterator[Cluster]:
+    server.put({"metadata": {"name": NODE, "uid": "n"}}, path=NODES)
+    server.put(web())
+    async with Cluster(api, tmp_path).running() as running:
+        yield running
+
+
+async def test_pod_and_sandbox_are_joined_in_the_store(cluster: Cluster) -> None:
+    await polling.until("the pod", lambda: cluster.store.get("uid-web"))
+    problem = cluster.store.pods["uid-web"].pod.manifest_problem
+    assert problem is not None
+    assert problem.reason == SANDBOX_MISSING
+    cluster.set_sandboxes(SANDBOX)
+    await polling.until("the namespace", lambda: cluster.netns_path() == NETNS.path)
+
+
+async def test_source_is_not_ready_before_listed_sandboxes_are_in_the_store(
+    cluster: Cluster,
+) -> None:
+    """The reconciler removes gates that no pod of the store claims."""
+    cluster.set_sandboxes(SANDBOX)
+    assert cluster.source.unready_reason is not None
+    await polling.until("all are read", lambda: cluster.source.unready_reason is None)
+    assert cluster.netns_path() == NETNS.path
+
+
+async def test_pod_whose_containers_are_done_stays_while_its_sandbox_does(
+    cluster: Cluster, server: ApiServer
+) -> None:
+    cluster.set_sandboxes(SANDBOX)
+    await polling.until("the namespace", lambda: cluster.netns_path() == NETNS.path)
+    server.put(web("Succeeded"))
+    await polling.until("it is done", lambda: cluster.source.has_ended("uid-web"))
+    await asyncio.sleep(0)
+    assert cluster.netns_path() == NETNS.path
+    cluster.set_sandboxes()
+    await polling.until("it is gone", lambda: cluster.store.get("uid-web") is None)
+
+
+async def test_each_change_is_passed_on(cluster: Cluster, server: ApiServer) -> None:
+    """Conditions and probes follow object, sandbox and containers."""
+    changed = cluster.source.changes.subscribe()
+    cluster.set_sandboxes(SANDBOX)
+    assert await changed.next() == ["uid-web"]
+    cluster.source.sandboxes.changes.mark("uid-web")  # a container
+    assert await changed.next() == ["uid-web"]
+    server.delete("web")
+    assert await changed.next() == ["uid-web"]
+    assert cluster.netns_path() == NETNS.path
