@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 import structlog
 
-from agent.default_deny import ruleset
+from agent.default_deny import installed, ruleset
 from agent.errors import PodgateError
 from agent.linux import nft
 from agent.linux.cgroups import cgroup2_mount
@@ -27,8 +27,6 @@ from agent.linux.nft_cgroups import CgroupGoneError, CgroupMatches, SocketMatchE
 from agent.logs import Event
 
 log = structlog.get_logger(__name__)
-
-_CONNTRACK_COUNT = pathlib.Path("/proc/sys/net/netfilter/nf_conntrack_count")
 
 
 class DefaultDenyError(PodgateError):
@@ -87,11 +85,13 @@ class DefaultDenyTable:
 
         Never raises because of the machine: `reason_unavailable` names what is missing.
         """
-        desired = ruleset.Ruleset(tracks=_tracks_connections(), stale_seconds=stale_seconds)
+        desired = ruleset.Ruleset(
+            tracks=installed.tracks_connections(), stale_seconds=stale_seconds
+        )
         self = cls(desired, cgroup2, pods)
         try:
             await self._check_kernel()
-            before = await _sets_of_previous_run()
+            before = await installed.interface_sets()
             if before is None:
                 desired.not_pods = {ifindex for ifindex, _ in socket.if_nameindex()}
             else:
@@ -209,7 +209,7 @@ class DefaultDenyTable:
 
     async def _track(self) -> None:
         """Cover protocols other than TCP once another program tracks connections."""
-        if self._desired.tracks or not _tracks_connections():
+        if self._desired.tracks or not installed.tracks_connections():
             return
         self._desired.tracks = self._is_stale = True
         try:
@@ -309,7 +309,7 @@ async def remove() -> None:
     Raises `DefaultDenyError`. Without an nft command there is nothing to remove.
     """
     try:
-        if families := await _families_present():
+        if families := await installed.families():
             await nft.apply(ruleset.removal(families))
     except nft.NftMissingError:
         return
@@ -318,33 +318,6 @@ async def remove() -> None:
             f"The default-deny table cannot be removed: {_words(error)}; try "
             f"'nft delete table inet {ruleset.TABLE}' and the same with 'bridge'."
         ) from error
-
-
-async def _families_present() -> tuple[str, ...]:
-    lines = (await nft.query("list", "tables")).splitlines()
-    return tuple(f for f in ruleset.FAMILIES if f"table {f} {ruleset.TABLE}" in lines)
-
-
-async def _sets_of_previous_run() -> tuple[set[int], set[int]] | None:
-    """Gated and exempt interfaces that still exist; None if our table is missing or incomplete."""
-    found = []
-    for name in (ruleset.GATED, ruleset.NOT_PODS):
-        try:
-            text = await nft.query("--json", "list", "set", "inet", ruleset.TABLE, name)
-        except nft.NftMissingError:
-            raise
-        except nft.NftError:
-            return None
-        found.append(ruleset.elements_of(text, socket.if_nameindex()))
-    return found[0], found[1]
-
-
-def _tracks_connections() -> bool:
-    """Whether this network namespace tracks connections: then its count is never 0."""
-    try:
-        return int(_CONNTRACK_COUNT.read_text()) > 0
-    except (OSError, ValueError):
-        return False
 
 
 def _words(error: Exception) -> str:

@@ -12,16 +12,21 @@ import pathlib
 import signal
 import socket
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
 
 from agent import labels
 from agent.admin.report import AgentReport
 from agent.demo import events
 from agent.demo.kubelet_acts import RELAY_OPTIONS, KubeletActs
+from agent.demo.pods import (
+    FAILURE_FILE,
+    FAILURE_THRESHOLD,
+    PERIOD_SECONDS,
+    PORT,
+    DemoPods,
+    has_status,
+)
 from agent.lab import agent_process, attempts, leftovers
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
@@ -35,23 +40,9 @@ from bpf import cleanup, pins
 from probes.engine.prober import probe
 from probes.spec.specs import Grpc, Handler, HttpGet, Probe, TcpSocket
 
-_PORT = 8080
 _NODE_PORT = 9090
-_PERIOD_SECONDS = 1
-_FAILURE_THRESHOLD = 2
 # For the response itself, and the log's resolution of milliseconds.
 _RESPONSE_SECONDS = 0.1
-
-_FAILURE_FILE = labs.LAB_DIRECTORY / "shop-fails"
-
-_Fields = dict[str, Any]
-
-_PROBE: _Fields = {"periodSeconds": _PERIOD_SECONDS, "failureThreshold": _FAILURE_THRESHOLD}
-_HTTP: _Fields = {"readinessProbe": {"httpGet": {"path": "/healthz", "port": _PORT}, **_PROBE}}
-_GRPC: _Fields = {"readinessProbe": {"grpc": {"port": _PORT}, **_PROBE}}
-_TCP: _Fields = {"readinessProbe": {"tcpSocket": {"port": "main"}, **_PROBE}} | {
-    "ports": [{"name": "main", "containerPort": _PORT}]
-}
 
 
 class Stage:
@@ -59,24 +50,18 @@ class Stage:
 
     def __init__(self, network: Lab, cgroup: pathlib.Path) -> None:
         """cgroup: of the kubelet stub."""
-        self.web = network.add_pod("web", 1)
-        self.rpc = network.add_pod("rpc", 2)
-        self.shop = network.add_pod("shop", 3, bridged=True)
-        self.cart = network.add_pod("cart", 4, bridged=True)
-        self._containers = {"web": _HTTP, "rpc": _GRPC, "shop": _HTTP, "cart": _TCP}
-        self._pods = (self.web, self.rpc, self.shop, self.cart)
         self._agent = agent_process.AgentProcess()
+        self._pods = DemoPods(network, self._agent)
         self._options = ("--kubelet", f"cgroup:/{cgroup.name}", *RELAY_OPTIONS)
         self._kubelet = KubeletStub(cgroup)
         self._kubelet_acts = KubeletActs(
             self._kubelet,
             self._agent,
-            http=self.web,
-            tcp=self.cart,
-            grpc=self.rpc,
-            port=_PORT,
+            http=self._pods.web,
+            tcp=self._pods.cart,
+            grpc=self._pods.rpc,
+            port=PORT,
         )
-        self._servers: list[subprocess.Popen[bytes]] = []
         self._timings: dict[str, float] = {}
         self._source_port = 40000
         self._drop_result = ""
@@ -84,7 +69,7 @@ class Stage:
     def play(self) -> None:
         """All acts in order. Raises `LabTimeoutError` when one cannot continue."""
         events.emit(events.Step("starting servers in the pods"))
-        self._start_servers()
+        self._pods.start_servers()
         with _listen_on_node():
             self._before()
             self._audit()
@@ -100,40 +85,26 @@ class Stage:
         """Stop all processes; the kernel would do it as well."""
         self._agent.stop(signal.SIGKILL)
         self._kubelet.stop()
-        for server in self._servers:
-            server.kill()
-            server.wait()
-
-    def _start_servers(self) -> None:
-        kinds = {"web": ["http"], "rpc": ["grpc"], "cart": ["tcp"], "shop": ["http"]}
-        for pod in self._pods:
-            kind = kinds[pod.name]
-            rest = [str(_FAILURE_FILE)] if pod is self.shop else []
-            arguments = [sys.executable, "-m", "agent.demo.servers", *kind, str(_PORT), *rest]
-            self._servers.append(labs.popen_in(pod.netns, arguments))
-        for pod in self._pods:
-            agent_process.wait_until(
-                f"a response of the server in {pod.name}", functools.partial(_responds, pod)
-            )
+        self._pods.kill_servers()
 
     def _before(self) -> None:
         events.emit(events.Step("connecting before gates are attached"))
         for family in FAMILIES:
-            observed = attempts.connect_from_node(self.web, family, _PORT, is_rejected=False)
+            observed = attempts.connect_from_node(self._pods.web, family, PORT, is_rejected=False)
             events.check(f"host to pod before the gate, {family}", "connects", observed)
-            observed = self._inject(self.web, family)
+            observed = self._inject(self._pods.web, family)
             events.check(f"host packet socket before the gate, {family}", "arrives", observed)
 
     def _audit(self) -> None:
         events.emit(events.Step("starting podgate in audit: compiling, loading, attaching"))
-        self._write_manifests("audit")
+        self._pods.write_manifests("audit")
         self._agent.start(*self._options)
-        report = self._agent.wait_for("isolation in audit", self._all_isolated("Audit"))
+        report = self._agent.wait_for("isolation in audit", self._pods.are_isolated("Audit"))
         self._timings["compile_load"] = round(report.load_ms, 1)
         self._drop_result = agent_process.drop_result(report)
         for family in FAMILIES:
             before = agent_process.packets(self._report(), "web", "would-drop")
-            observed = attempts.connect_from_node(self.web, family, _PORT, is_rejected=False)
+            observed = attempts.connect_from_node(self._pods.web, family, PORT, is_rejected=False)
             counted = agent_process.packets(self._report(), "web", "would-drop") - before
             events.check(
                 f"host to pod in audit, {family}",
@@ -143,18 +114,19 @@ class Stage:
 
     def _enforce(self) -> None:
         events.emit(events.Step("switching every pod to enforce"))
-        self._write_manifests("enforce")
-        self._agent.wait_for("isolation in enforce", self._all_isolated("Enforced"))
+        self._pods.write_manifests("enforce")
+        self._agent.wait_for("isolation in enforce", self._pods.are_isolated("Enforced"))
         self._timings["attach_per_pod"] = statistics.median(
             line["milliseconds"] for line in self._agent.log_lines(Event.INTERFACE_GATED)
         )
         agent_process.wait_until(
-            "the end of the pods' grace periods", functools.partial(self._is_evaluated, self.cart)
+            "the end of the pods' grace periods",
+            functools.partial(self._is_evaluated, self._pods.cart),
         )
         for family in FAMILIES:
-            for pod in (self.web, self.shop):
+            for pod in (self._pods.web, self._pods.shop):
                 before = agent_process.packets(self._report(), pod.name, "drop")
-                observed = attempts.connect_from_node(pod, family, _PORT, is_rejected=True)
+                observed = attempts.connect_from_node(pod, family, PORT, is_rejected=True)
                 counted = agent_process.packets(self._report(), pod.name, "drop") - before
                 events.check(
                     f"host to {_kind(pod)} pod in enforce, {family}",
@@ -162,15 +134,15 @@ class Stage:
                     f"{observed}, {'counted as drop' if counted else 'not counted'}",
                 )
             for source, target in (
-                (self.rpc, self.web),
-                (self.cart, self.shop),
-                (self.web, self.shop),
+                (self._pods.rpc, self._pods.web),
+                (self._pods.cart, self._pods.shop),
+                (self._pods.web, self._pods.shop),
             ):
                 address = attempts.address_of(target, family)
-                observed = attempts.connect_from_pod(source, address, family, _PORT)
+                observed = attempts.connect_from_pod(source, address, family, PORT)
                 route = f"{_kind(source)} pod to {_kind(target)} pod"
                 events.check(f"{route} in enforce, {family}", "connects", observed)
-            for source in (self.web, self.shop):
+            for source in (self._pods.web, self._pods.shop):
                 node = str(labs.NODE_IPV4 if family == "IPv4" else labs.NODE_IPV6)
                 observed = attempts.connect_from_pod(source, node, family, _NODE_PORT)
                 events.check(
@@ -180,18 +152,18 @@ class Stage:
                 events.check(
                     f"host reply to {_kind(source)} pod's datagram, {family}", "arrives", observed
                 )
-            observed = attempts.datagram_from_node(self.cart, family)
+            observed = attempts.datagram_from_node(self._pods.cart, family)
             events.check(f"host datagram to pod in enforce, {family}", "does not arrive", observed)
-            observed = self._inject(self.web, family)
+            observed = self._inject(self._pods.web, family)
             events.check(f"host packet socket in enforce, {family}", "does not arrive", observed)
         self._kubelet_acts.in_enforce(self._drop_result)
 
     def _probes(self) -> None:
         events.emit(events.Step("probing from inside the pods"))
         handlers: tuple[tuple[str, LabPod, Handler], ...] = (
-            ("http", self.web, HttpGet(port=_PORT, path="/healthz")),
-            ("tcp", self.cart, TcpSocket(port=_PORT)),
-            ("grpc", self.rpc, Grpc(port=_PORT)),
+            ("http", self._pods.web, HttpGet(port=PORT, path="/healthz")),
+            ("tcp", self._pods.cart, TcpSocket(port=PORT)),
+            ("grpc", self._pods.rpc, Grpc(port=PORT)),
         )
         for family in FAMILIES:
             for name, pod, handler in handlers:
@@ -205,10 +177,10 @@ class Stage:
                 events.check(
                     f"podgate: in-netns {name} probe, {family}", "success", outcome.result.value
                 )
-        report = self._agent.wait_for("every probe passing", self._all_passing)
+        report = self._agent.wait_for("every probe passing", self._pods.are_passing)
         reasons = {
             str(condition and condition.status)
-            for pod in self._pods
+            for pod in self._pods.all
             for condition in [agent_process.condition_of(report, pod.name, labels.PROBES_PASSING)]
         }
         events.check(
@@ -217,19 +189,21 @@ class Stage:
         self._timings["first_probe"] = _first_probe_ms(self._agent, "demo/web")
 
     def _failing_probe(self) -> None:
-        bound = _FAILURE_THRESHOLD * _PERIOD_SECONDS + _RESPONSE_SECONDS
+        bound = FAILURE_THRESHOLD * PERIOD_SECONDS + _RESPONSE_SECONDS
         for text, act, status in (
-            ("pod becomes unready", _FAILURE_FILE.touch, FALSE),
-            ("pod becomes ready", _FAILURE_FILE.unlink, TRUE),
+            ("pod becomes unready", FAILURE_FILE.touch, FALSE),
+            ("pod becomes ready", FAILURE_FILE.unlink, TRUE),
         ):
             events.emit(events.Step(f"{text}: waiting for its condition"))
             started = time.time()
             act()
             report = self._agent.wait_for(
                 f"probes-passing {status}",
-                functools.partial(_has_status, pod=self.shop, status=status),
+                functools.partial(has_status, pod=self._pods.shop, status=status),
             )
-            condition = agent_process.condition_of(report, self.shop.name, labels.PROBES_PASSING)
+            condition = agent_process.condition_of(
+                report, self._pods.shop.name, labels.PROBES_PASSING
+            )
             assert condition is not None
             seconds = condition.last_transition_time.timestamp() - started
             expected = f"{status} within {bound:.1f} s"
@@ -240,12 +214,14 @@ class Stage:
         events.emit(events.Step("killing the agent with SIGKILL"))
         self._agent.stop(signal.SIGKILL)
         for family in FAMILIES:
-            observed = attempts.connect_from_node(self.web, family, _PORT, is_rejected=True)
+            observed = attempts.connect_from_node(self._pods.web, family, PORT, is_rejected=True)
             events.check(f"host to pod, agent killed, {family}", self._drop_result, observed)
         self._agent.start(*self._options)
         report = self._agent.wait_for(
             "the state before the restart",
-            lambda report: self._all_isolated("Enforced")(report) and self._all_passing(report),
+            lambda report: (
+                self._pods.are_isolated("Enforced")(report) and self._pods.are_passing(report)
+            ),
         )
         observed = "compiled again" if report.was_compiled else "not compiled"
         events.check("agent restarts with pinned programs", "not compiled", observed)
@@ -254,10 +230,10 @@ class Stage:
         events.emit(events.Step("switching every pod to strict: starting the relay"))
 
         def wait() -> AgentReport:
-            return self._agent.wait_for("isolation in strict", self._all_isolated("Strict"))
+            return self._agent.wait_for("isolation in strict", self._pods.are_isolated("Strict"))
 
         started = time.monotonic()
-        self._write_manifests("strict")
+        self._pods.write_manifests("strict")
         wait()
         self._timings["strict"] = round((time.monotonic() - started) * 1000, 1)
         self._kubelet_acts.in_strict(self._drop_result, wait)
@@ -266,10 +242,10 @@ class Stage:
         events.emit(events.Step("cleaning up"))
         installation = pins.Pins(BPFFS)
         program_ids = leftovers.program_ids(installation)
-        inodes = [pod.netns.inode for pod in self._pods] + [os.stat("/proc/self/ns/net").st_ino]
+        inodes = [pod.netns.inode for pod in self._pods.all] + [os.stat("/proc/self/ns/net").st_ino]
         events.emit(events.Leftovers(inodes, program_ids))
         self._agent.stop(signal.SIGTERM)
-        observed = attempts.connect_from_node(self.web, "IPv4", _PORT, is_rejected=True)
+        observed = attempts.connect_from_node(self._pods.web, "IPv4", PORT, is_rejected=True)
         events.check("host to pod, agent stopped", self._drop_result, observed)
         done = self._agent.cleanup()
         if done.returncode:
@@ -290,18 +266,14 @@ class Stage:
             "cleanup", expected, ", ".join(f"{count} {kind}" for kind, count in left.items())
         )
         for family in FAMILIES:
-            observed = attempts.connect_from_node(self.web, family, _PORT, is_rejected=False)
+            observed = attempts.connect_from_node(self._pods.web, family, PORT, is_rejected=False)
             events.check(f"host to pod after cleanup, {family}", "connects", observed)
-
-    def _write_manifests(self, mode: str) -> None:
-        for pod in self._pods:
-            self._agent.write_manifest(pod, mode=mode, container=self._containers[pod.name])
 
     def _inject(self, pod: LabPod, family: str) -> str:
         # A new port each time: a retransmission of a previous SYN must not count.
         self._source_port += 1
         source = str(labs.NODE_IPV4 if family == "IPv4" else labs.NODE_IPV6)
-        return attempts.inject_syn(pod, source, family, _PORT, self._source_port)
+        return attempts.inject_syn(pod, source, family, PORT, self._source_port)
 
     def _is_evaluated(self, pod: LabPod) -> bool:
         """Whether a UDP packet is dropped: for some seconds after its attachment a gate passes
@@ -310,13 +282,6 @@ class Stage:
 
     def _report(self) -> AgentReport:
         return self._agent.wait_for("a status report", lambda report: True)
-
-    def _all_isolated(self, reason: str) -> Callable[[AgentReport], bool]:
-        names = [pod.name for pod in self._pods]
-        return functools.partial(agent_process.are_all_isolated, names=names, reason=reason)
-
-    def _all_passing(self, report: AgentReport) -> bool:
-        return all(_status_of(report, pod) == TRUE for pod in self._pods)
 
 
 def main() -> None:
@@ -344,19 +309,6 @@ def _listen_on_node() -> socket.socket:
 
 def _kind(pod: LabPod) -> str:
     return "bridged" if pod.is_bridged else "routed"
-
-
-def _responds(pod: LabPod) -> bool:
-    return attempts.connect_from_pod(pod, pod.ipv4, "IPv4", _PORT) == "connects"
-
-
-def _has_status(report: AgentReport, *, pod: LabPod, status: str) -> bool:
-    return _status_of(report, pod) == status
-
-
-def _status_of(report: AgentReport, pod: LabPod) -> str | None:
-    condition = agent_process.condition_of(report, pod.name, labels.PROBES_PASSING)
-    return condition.status if condition else None
 
 
 def _first_probe_ms(agent: AgentProcess, pod: str) -> float:

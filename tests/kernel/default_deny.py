@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 
 import pytest
 
+from agent.default_deny import installed
 from agent.default_deny import table as default_deny_table
 from agent.default_deny.table import DefaultDenyTable
 from agent.lab import lab as labs
@@ -84,7 +85,7 @@ def open_table(
     """Opens tables. Removes them afterwards: the host's namespace, with its tables and tracked
     connections, outlives the test."""
     if "tracked" not in request.fixturenames:
-        monkeypatch.setattr(default_deny_table, "_CONNTRACK_COUNT", pathlib.Path("/dev/null"))
+        monkeypatch.setattr(installed, "_CONNTRACK_COUNT", pathlib.Path("/dev/null"))
     with asyncio.Runner() as runner:
         yield lambda stale_seconds=60, pods=(): Driven(runner, stale_seconds, pods)
         runner.run(default_deny_table.remove())

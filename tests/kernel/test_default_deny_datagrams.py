@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from agent.default_deny import table as default_deny_table
+from agent.default_deny import installed
 from agent.lab import lab as labs
 from tests.kernel import traffic
 from tests.kernel.default_deny import (
@@ -151,7 +151,7 @@ def test_datagrams_are_dropped_once_tracking_starts(
     """kube-proxy may start after podgate."""
     assert not default_deny.covers_datagrams
     (tmp_path / "count").write_text("5\n")
-    monkeypatch.setattr(default_deny_table, "_CONNTRACK_COUNT", tmp_path / "count")
+    monkeypatch.setattr(installed, "_CONNTRACK_COUNT", tmp_path / "count")
     assert not default_deny.ensure()  # the ruleset is unchanged
     assert default_deny.made.covers_datagrams
     listed = subprocess.check_output(["nft", "list", "chain", "inet", "podgate", "opening"])
