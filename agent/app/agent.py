@@ -202,6 +202,7 @@ class Agent:
             conditions_of=self._store.conditions.of,
             changes=(self._store.desired, self._store.in_force, self._store.conditions.changes),
             source=cluster.pods if cluster else None,
+            synced=self._store.synced,
             unready_because=self._reports.unready_reason,
         )
         if cluster and self._outputs:

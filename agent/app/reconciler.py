@@ -118,7 +118,7 @@ class Reconciler:
             return
         if self._may_have_leftovers:
             await self._remove_leftovers()
-        self._store.is_synced = True
+        self._store.synced.set()
 
     async def _reconcile_pod(self, state: PodState) -> None:
         pod = state.pod

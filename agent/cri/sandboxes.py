@@ -73,7 +73,7 @@ class Sandboxes:
 
     @property
     def is_complete(self) -> bool:
-        """Whether `current` has all sandboxes of the node, while it responds."""
+        """Whether `current` has all sandboxes of the node; not while the runtime is unreachable."""
         return self.relists >= _COMPLETE_RELISTS and self.is_settled
 
     @property

@@ -4,6 +4,7 @@ Nothing here calls a component. A change marks the pod for all subscribers of th
 and each reads from the store what it needs.
 """
 
+import asyncio
 from collections.abc import Callable, Collection
 
 import structlog
@@ -38,10 +39,14 @@ class PodStore:
         """What is in force for the pod may have changed: gates, addresses, status, path test."""
         self.to_reconcile = self.desired.subscribe()
         """Pods whose gates are to be brought into the desired state: the reconciler's queue."""
-        self.is_synced = False
-        """Whether every pod of the node has been reconciled once."""
+        self.synced = asyncio.Event()
+        """Set once every pod of the node has been reconciled."""
         self.is_reconciling = False
         """Whether a pass over the queue is under way."""
+
+    @property
+    def is_synced(self) -> bool:
+        return self.synced.is_set()
 
     @property
     def is_settled(self) -> bool:

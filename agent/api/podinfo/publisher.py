@@ -11,7 +11,6 @@ from agent.api.publisher import SnapshotPublisher
 
 # One pass over a node's pods changes many of them: readers get that as one list.
 _SETTLE_SECONDS = 0.005
-_UNREADY_SECONDS = 0.05
 # Encoding a pod takes about 30 us; probes and gates run in between.
 _PODS_AT_ONCE = 16
 
@@ -68,18 +67,20 @@ class PodsPublisher(SnapshotPublisher[PodsSnapshot]):
         *,
         encoder: Callable[[], Encoder],
         header: Callable[[int, int], bytes],
+        synced: asyncio.Event,
         unready_because: Callable[[], str | None],
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
         settle_seconds: float = _SETTLE_SECONDS,
     ) -> None:
         """records: all pods of the node by the runtime's uid; encoder: makes one for each pod;
-        header: a response without pods, of this instance and revision; unready_because: why records
-        are incomplete, in one sentence, else None. After the first None it is not called again:
-        pods of a source that fails later stay published."""
+        header: a response without pods, of this instance and revision; synced: set once the records
+        are complete; unready_because: why they are not yet, in one sentence. Pods of a source that
+        fails later stay published."""
         super().__init__(settle_seconds=settle_seconds)
         self._records = records
         self._new_encoder = encoder
         self._header = header
+        self._synced = synced
         self._unready_because = unready_because
         self._now = now
         self._published: dict[str, _PublishedPod] = {}
@@ -90,8 +91,7 @@ class PodsPublisher(SnapshotPublisher[PodsSnapshot]):
 
     async def run(self) -> None:
         """Publish until cancelled."""
-        while self._unready_because() is not None:  # noqa: ASYNC110  (no event marks the end)
-            await asyncio.sleep(_UNREADY_SECONDS)
+        await self._synced.wait()
         self.complete()
         await super().run()
 

@@ -59,22 +59,25 @@ class PodInfoService:
         conditions_of: Callable[[str], list[Condition]],
         changes: Iterable[Changes],
         source: ApiPods | None,
+        synced: asyncio.Event,
         unready_because: Callable[[], str | None],
     ) -> None:
         """pods: the agent's; changes: of them and their conditions; source: in a cluster, the pods
-        of API server and kubelet; unready_because: why these are not all pods of the node yet, else
-        None."""
+        of API server and kubelet; synced: set once these are all pods of the node; unready_because:
+        why they are not yet."""
         records = PodRecords(pods=pods, conditions_of=conditions_of, source=source)
         self._conditions = PodsPublisher(
             records.all,
             encoder=ConditionsEncoder,
             header=pod_conditions.header,
+            synced=synced,
             unready_because=unready_because,
         )
         self._objects = PodsPublisher(
             records.all,
             encoder=PodsEncoder,
             header=pod_objects.header,
+            synced=synced,
             unready_because=unready_because,
         )
         self._server = PodInfoServer(

@@ -54,7 +54,7 @@ def store() -> PodStore:
     """Interface 5 is gated."""
     made = PodStore(Conditions())
     made.relay_gates[5] = "veth5"
-    made.is_synced = True
+    made.synced.set()
     return made
 
 
@@ -108,12 +108,12 @@ async def test_the_kernel_gets_changes_only(store: PodStore) -> None:
 async def test_no_bridge_is_released_before_all_pods_are_synced(store: PodStore) -> None:
     """Programs of the previous run stay on their bridges until then."""
     gate_worker = _GateWorker()
-    store.is_synced = False
+    store.synced.clear()
     host_devices = make(gate_worker, store)
     links = [Link(2, "bridge2", kind="bridge"), Link(5, "veth5", kind="veth", master=2)]
     await host_devices.ensure(links)
     assert (gate_worker.bridges, gate_worker.are_all) == ([{2}], False)
-    store.is_synced = True
+    store.synced.set()
     await host_devices.ensure(links)
     assert (gate_worker.bridges, gate_worker.are_all) == ([{2}, {2}], True)
 

@@ -91,11 +91,24 @@ class Node:
         self.pods: dict[str, Pod] = {}
         self.more: dict[str, PodRecord] = {}
         """What API server and kubelet know, by the runtime's uid."""
-        self.unready_because: str | None = None
+        self.synced = asyncio.Event()
+        self.unready_because = None
         self.conditions = _Conditions(self)
         self.publisher = self._new_publisher()
         self.server = self._new_server()
         self.limits: dict[str, float] = {}
+
+    @property
+    def unready_because(self) -> str | None:
+        return self._unready_because
+
+    @unready_because.setter
+    def unready_because(self, reason: str | None) -> None:
+        self._unready_because = reason
+        if reason is None:
+            self.synced.set()
+        else:
+            self.synced.clear()
 
     def add(self, name: str, **fields: Any) -> Pod:
         """A pod with both conditions, of uid `uid-NAME`."""
@@ -131,6 +144,7 @@ class Node:
             self.everything,
             encoder=ConditionsEncoder,
             header=pod_conditions.header,
+            synced=self.synced,
             unready_because=lambda: self.unready_because,
         )
 

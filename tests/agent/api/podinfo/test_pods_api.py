@@ -53,6 +53,7 @@ async def serving(node: Node) -> AsyncIterator[Kubelet]:
         node.everything,
         encoder=PodsEncoder,
         header=pod_objects.header,
+        synced=node.synced,
         unready_because=lambda: node.unready_because,
     )
     path = node.directory / "pods-api" / "pods-api.sock"

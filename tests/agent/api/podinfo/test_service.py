@@ -40,20 +40,29 @@ class Agent:
             state=run_directory / "state" / "pods.json",
         )
         self.conditions = Conditions()
+        self.synced = asyncio.Event()
         self.pod_info = PodInfoService(
             run_directory,
             pods=lambda: self.source.current.values(),
             conditions_of=self.conditions.of,
             changes=(self.conditions.changes,),
             source=self.source,
+            synced=self.synced,
             unready_because=lambda: None if self.source.is_synced else "nothing is known yet",
         )
+
+    async def sync(self) -> None:
+        """Set `synced` as the reconciler does."""
+        await polling.until("all pods are listed", lambda: self.source.is_synced, seconds=600)
+        self.synced.set()
 
 
 @contextlib.asynccontextmanager
 async def running(agent: Agent, node: Node) -> AsyncIterator[Calls]:
     agent.source.restore()
-    running = [asyncio.create_task(agent.source.run()), asyncio.create_task(agent.pod_info.run())]
+    running = [
+        asyncio.create_task(run()) for run in (agent.source.run, agent.pod_info.run, agent.sync)
+    ]
     try:
         await polling.until("the socket", socket(node.directory).exists)
         async with node.channel() as channel:
