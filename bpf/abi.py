@@ -244,6 +244,8 @@ MAPS = (
 GATE_EGRESS = "gate_egress"
 GATE_INGRESS = "gate_ingress"
 BRIDGE_GATE = "bridge_gate"
+DEVICE_GATE = "device_gate"
+STAMP_HOST_SENT = "stamp_host_sent"
 TUNNEL_GATE = "tunnel_gate"
 HOLD_SYNS = "hold_syns"
 DROP_FORWARDED = "drop_forwarded"
@@ -260,7 +262,7 @@ def moving_copy(program: str) -> str:
 
 _TC_PROGRAMS = (
     *(GATE_EGRESS, GATE_INGRESS),
-    *(BRIDGE_GATE, TUNNEL_GATE),
+    *(BRIDGE_GATE, DEVICE_GATE, STAMP_HOST_SENT, TUNNEL_GATE),
     *(HOLD_SYNS, DROP_FORWARDED),
 )
 

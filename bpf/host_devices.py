@@ -1,5 +1,6 @@
-"""Programs on host devices: bridges of pods; the loopback, by which host packets could reach pods
-through tunnels; and relays' veth pairs, which only the host may use.
+"""Programs on host devices, by which the host's packets could reach pods past their gates: bridges
+of pods, veth pairs within the host, uplinks and the like; the loopback, also for its tunnels; and
+relays' veth pairs, which only the host may use.
 
 All methods wait for the kernel's RTNL lock: call them from the thread that installs gates.
 """
@@ -14,69 +15,66 @@ LOOPBACK_IFINDEX = 1
 
 
 class HostDevicePrograms:
-    """The programs attached to host devices."""
+    """The programs attached to host devices.
+
+    The methods raise `AttachError`; a device that was just deleted is no error. are_all: False
+    while `desired` may be incomplete; then no program is detached.
+    """
 
     def __init__(
         self, loaded: loader.Loaded, installation: pins.Pins, attachment: Attachment
     ) -> None:
-        self._bridges, self._tunnels, self._pairs = (
-            Attachments(installation, program, loaded.copies(program), direction, attachment)
+        self._all = {
+            program: Attachments(
+                installation, program, loaded.copies(program), direction, attachment
+            )
             for program, direction in (
                 (abi.BRIDGE_GATE, Direction.EGRESS),
+                (abi.DEVICE_GATE, Direction.EGRESS),
+                (abi.STAMP_HOST_SENT, Direction.EGRESS),
                 (abi.TUNNEL_GATE, Direction.INGRESS),
                 (abi.DROP_FORWARDED, Direction.EGRESS),
             )
-        )
+        }
 
     def close(self) -> None:
-        self._bridges.close()
-        self._tunnels.close()
-        self._pairs.close()
+        for program in self._all.values():
+            program.close()
 
     @property
     def other_interfaces(self) -> set[int]:
         """Interfaces that still have another schema's programs."""
-        return (
-            self._bridges.other_interfaces
-            | self._tunnels.other_interfaces
-            | self._pairs.other_interfaces
-        )
+        return set().union(*(program.other_interfaces for program in self._all.values()))
 
     def ensure_bridges(self, desired: set[int], *, are_all: bool = True) -> None:
-        """Attach the bridge gate to these bridges, and detach it from others.
+        """Attach the bridge gate to these bridges, and detach it from others."""
+        self._ensure(abi.BRIDGE_GATE, desired, are_all=are_all)
 
-        are_all: False while `desired` may be incomplete; then it is detached from none.
+    def ensure_devices(self, desired: set[int], *, are_all: bool = True) -> None:
+        """Attach the device gate to these devices, and detach it from others."""
+        self._ensure(abi.DEVICE_GATE, desired, are_all=are_all)
 
-        Raises `AttachError`; a bridge that was just deleted is no error.
-        """
-        self._bridges.refresh()
-        if are_all:
-            for ifindex in (self._bridges.attached | self._bridges.other_interfaces) - desired:
-                self._bridges.detach(ifindex)
-        for ifindex in desired:
-            _attach(self._bridges, ifindex)
+    def ensure_stamps(self, desired: set[int], *, are_all: bool = True) -> None:
+        """Stamp what the host sends by these interfaces, and no longer by others."""
+        self._ensure(abi.STAMP_HOST_SENT, desired, are_all=are_all)
 
     def ensure_pairs(self, desired: set[int]) -> None:
-        """Drop packets forwarded to the relays behind these interfaces, the host's ends.
-
-        Raises `AttachError`.
-        """
-        self._pairs.refresh()
-        for ifindex in (self._pairs.attached | self._pairs.other_interfaces) - desired:
-            self._pairs.detach(ifindex)
-        for ifindex in desired:
-            _attach(self._pairs, ifindex)
+        """Drop packets forwarded to the relays behind these interfaces, the host's ends."""
+        self._ensure(abi.DROP_FORWARDED, desired)
 
     def ensure_tunnels(self, *, are_guarded: bool) -> None:
-        """Attach the tunnel gate to the loopback, or detach it.
+        """Attach the tunnel gate to the loopback, or detach it."""
+        self._ensure(abi.TUNNEL_GATE, {LOOPBACK_IFINDEX} if are_guarded else set())
 
-        Raises `AttachError`.
-        """
-        self._tunnels.refresh()
-        if are_guarded:
-            _attach(self._tunnels, LOOPBACK_IFINDEX)
-        elif LOOPBACK_IFINDEX in self._tunnels.attached | self._tunnels.other_interfaces:
-            self._tunnels.detach(LOOPBACK_IFINDEX)
+    def _ensure(self, program: str, desired: set[int], *, are_all: bool = True) -> None:
+        """Attach first: an interface may get one program for another."""
+        attachments = self._all[program]
+        attachments.refresh()
+        for ifindex in desired:
+            _attach(attachments, ifindex)
+        if are_all:
+            for ifindex in (attachments.attached | attachments.other_interfaces) - desired:
+                attachments.detach(ifindex)
 
 
 def _attach(where: Attachments, ifindex: int) -> None:

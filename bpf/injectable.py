@@ -41,7 +41,7 @@ class InjectableMap:
         if not 0 < ifindex < abi.INJECTABLE_IFINDEXES:
             raise ValueError(
                 f"interface number {ifindex} is beyond the injectable map; "
-                "its packets count as forwarded until the node is rebooted"
+                "its packets count as the host's until the node is rebooted"
             )
         key = struct.pack("=I", ifindex // _BITS)
         before = self._word(key)

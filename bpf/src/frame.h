@@ -5,8 +5,6 @@
 #ifndef PODGATE_FRAME_H
 #define PODGATE_FRAME_H
 
-#define LOOPBACK_IFINDEX 1 /* in every network namespace */
-
 #define AF_PACKET 17
 #define EINVAL	  22
 
@@ -28,6 +26,13 @@ ALWAYS_INLINE bool is_checksum_pending(struct __sk_buff *skb)
 	    bpf_skb_load_bytes(skb, 0, &after, sizeof(after)))
 		return true;
 	return before == after || bpf_skb_store_bytes(skb, 0, &before, sizeof(before), 0);
+}
+
+ALWAYS_INLINE bool is_from_packet_socket(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	return sk && sk->family == AF_PACKET;
 }
 
 /* A frame from a packet socket; one that comes in by the loopback has lost its socket. */
@@ -71,12 +76,11 @@ ALWAYS_INLINE bool has_false_checksum(struct __sk_buff *skb, struct packet *pack
 }
 
 /* Default-deny: a frame not parsed to its transport header is REASON_UNPARSABLE, or ARP. */
-ALWAYS_INLINE enum reason read_frame(struct __sk_buff *skb, struct packet *packet)
+ALWAYS_INLINE enum reason read_untagged_frame(struct __sk_buff *skb, struct packet *packet)
 {
 	__be16 type;
 
-	/* The receiver removes an empty tag (VID 0), so a tag hides the header behind it. */
-	if (skb->vlan_present || bpf_skb_load_bytes(skb, ETHERNET_TYPE_OFFSET, &type, sizeof(type)))
+	if (bpf_skb_load_bytes(skb, ETHERNET_TYPE_OFFSET, &type, sizeof(type)))
 		return REASON_UNPARSABLE;
 	if (type == bpf_htons(ETHERTYPE_ARP))
 		return REASON_ARP;
@@ -85,6 +89,12 @@ ALWAYS_INLINE enum reason read_frame(struct __sk_buff *skb, struct packet *packe
 	if (type == bpf_htons(ETHERTYPE_IPV6))
 		return read_ipv6(skb, packet) ? REASON_COUNT : REASON_UNPARSABLE;
 	return REASON_UNPARSABLE;
+}
+
+/* The receiver removes an empty tag (VID 0), so a tag hides the header behind it. */
+ALWAYS_INLINE enum reason read_frame(struct __sk_buff *skb, struct packet *packet)
+{
+	return skb->vlan_present ? REASON_UNPARSABLE : read_untagged_frame(skb, packet);
 }
 
 #endif

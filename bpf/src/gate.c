@@ -6,27 +6,9 @@
  * A packet's verdict, in order: gate_egress, evaluate, evaluate_packet, then evaluate_tcp (tcp.h)
  * or evaluate_other; a new flow ends in evaluate_new_flow (new_flow.h).
  *
- * The gate filters host-sent packets only. Forwarded traffic is NetworkPolicy's subject and passes
- * after two loads and a compare.
+ * The gate filters host-sent packets only (origin.h), and stamps those that pass, since the pod may
+ * forward them. Forwarded traffic is NetworkPolicy's subject and passes after three loads.
  */
-
-/*
- * ingress_ifindex survives routing, bridging and conntrack. It is 0 for packets that a host process
- * or the host kernel created, and the loopback for packets that a packet socket sent there. By the
- * interfaces in the injectable map (a veth pair within the host, tun, macvlan) the host can make
- * its own packets come in again, so these do not prove that another host sent the packet.
- */
-ALWAYS_INLINE bool is_host_sent(struct __sk_buff *skb)
-{
-	__u32 ifindex = skb->ingress_ifindex;
-	__u32 index = ifindex / 64;
-	__u64 *word;
-
-	if (ifindex <= LOOPBACK_IFINDEX)
-		return true;
-	word = injectable.lookup(&index);
-	return word && (*word >> (ifindex % 64) & 1);
-}
 
 ALWAYS_INLINE bool is_pod_address(struct gate *gate, struct address *destination)
 {
@@ -108,19 +90,21 @@ ALWAYS_INLINE struct gate *gate_for_address(struct gate *gate, struct packet *pa
 /*
  * A datagram from another pod that conntrack reassembled and the kernel fragments again on its slow
  * path: ip6_copy_metadata, unlike IPv4's, does not copy skb_iif. Fragments of the host's own
- * datagrams keep their socket (skb_set_owner_w in ip6_fragment), and on bridges they had their
- * verdict before.
+ * datagrams keep their socket (skb_set_owner_w in ip6_fragment), or have a stamp if they came in
+ * again. No TCP stack sends fragments.
  */
 ALWAYS_INLINE bool is_forwarded_fragment(struct __sk_buff *skb, struct packet *packet)
 {
-	return packet->is_fragment && !packet->is_ipv4 && !skb->sk && !skb->ingress_ifindex;
+	return packet->is_fragment && !packet->is_ipv4 && packet->protocol != IPPROTO_TCP &&
+	       has_no_origin(skb);
 }
 
 /* The verdict on a packet that was parsed. */
 ALWAYS_INLINE __u32 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
 				    struct packet *packet, __u64 now_ns)
 {
-	if (has_false_checksum(skb, packet))
+	/* In audit the frame passes, so it must not be trimmed. */
+	if ((*gate)->mode != MODE_AUDIT && has_false_checksum(skb, packet))
 		return DROP(REASON_UNPARSABLE);
 	if (is_link_control(skb, packet))
 		return PASS(REASON_CONTROL);
@@ -157,6 +141,14 @@ ALWAYS_INLINE __u32 evaluate(struct __sk_buff *skb, struct gate **gate, struct p
 	return evaluate_packet(skb, gate, packet, now_ns);
 }
 
+/* The pod may forward the packet. What a program on a host device decided was about this pod. */
+ALWAYS_INLINE int pass_stamped(struct __sk_buff *skb)
+{
+	if (!has_no_origin(skb))
+		stamp(skb, STAMP);
+	return TCX_NEXT;
+}
+
 int gate_egress(struct __sk_buff *skb)
 {
 	struct packet packet = {.gate_ifindex = skb->ifindex};
@@ -169,7 +161,7 @@ int gate_egress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	gate = gates.lookup(&packet.gate_ifindex);
 	if (!gate || gate->mode == MODE_OFF)
-		return TCX_NEXT;
+		return pass_stamped(skb);
 
 	now_ns = read_clock_ns();
 	verdict_slot = evaluate(skb, &gate, &packet, now_ns);
@@ -179,7 +171,7 @@ int gate_egress(struct __sk_buff *skb)
 		is_drop = false;
 	}
 	count_verdict(skb, &packet, verdict_slot, now_ns);
-	return is_drop ? TCX_DROP : TCX_NEXT;
+	return is_drop ? TCX_DROP : pass_stamped(skb);
 }
 
 /*
@@ -194,6 +186,9 @@ int gate_ingress(struct __sk_buff *skb)
 	void *table;
 	bool is_read;
 
+	/* So that a CNI's program that returns TCX_PASS does not remove it. */
+	if (is_stamped(skb))
+		skb->tc_classid = STAMP;
 	if (skb->protocol == bpf_htons(ETHERTYPE_IPV4))
 		is_read = read_ipv4(skb, &packet);
 	else if (skb->protocol == bpf_htons(ETHERTYPE_IPV6))

@@ -28,7 +28,7 @@ ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 
 	if (!node)
 		return drop_reason(skb, packet);
-	/* The bridge's program admitted it, and counted the hit. */
+	/* The program on a host device admitted it, and counted the hit. */
 	if (skb->tc_index == ADMITTED_RULE)
 		return PASS(REASON_RULE);
 	if (skb->tc_index == ADMITTED_PROBE)
@@ -43,9 +43,10 @@ ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 		return PASS(REASON_DEAD_MAN);
 	/*
 	 * A forwarded packet that misses Open vSwitch's flow table goes up to ovs-vswitchd, which
-	 * sends it again: it then looks like the host's own.
+	 * sends it again: it then looks like the host's own. The host's own packets were evaluated
+	 * at the switch's internal port.
 	 */
-	if (node->has_ovs && !skb->sk && !skb->ingress_ifindex && !packet->is_stray)
+	if (node->has_ovs && has_no_origin(skb) && !packet->is_stray)
 		return PASS(REASON_SWITCH);
 	if (!packet->is_stray) {
 		source.cgroup = source_cgroup(skb, false);

@@ -61,7 +61,7 @@ ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct gate *
 
 	if (may_be_kubelet(skb, is_hook, node, cgroup, now_ns))
 		source_kinds |= 1 << SOURCE_KUBELET;
-	if (!is_hook && !skb->sk && !skb->ingress_ifindex)
+	if (!is_hook && has_no_origin(skb))
 		source_kinds |= 1 << SOURCE_KERNEL;
 
 #pragma clang loop unroll(disable)

@@ -13,13 +13,6 @@
 #define PASS(reason) (VERDICT_PASS * REASON_SLOTS + (reason))
 #define DROP(reason) (VERDICT_DROP * REASON_SLOTS + (reason))
 
-/*
- * In skb->tc_index, which copies keep: the bridge's program admitted the source. No socket option
- * sets that field, and a tc program's class id needs CAP_NET_ADMIN.
- */
-#define ADMITTED_RULE  0x7067
-#define ADMITTED_PROBE 0x7068
-
 ALWAYS_INLINE void emit_drop_event(struct __sk_buff *skb, struct packet *packet, __u32 verdict_slot,
 				   __u64 now_ns)
 {

@@ -83,6 +83,23 @@ def route(address: str, interface: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def policy_route(arrives_by: str, address: str, gateway: str, interface: str) -> Iterator[None]:
+    """Packets to an address that come in by one interface go to a gateway instead."""
+    family = "-6" if ":" in address else "-4"
+    commands = (
+        f"route {{}} {address} via {gateway} dev {interface} onlink table 718",
+        f"rule {{}} iif {arrives_by} to {address} lookup 718",
+    )
+    for command in commands:
+        subprocess.run(["ip", family, *command.format("add").split()], check=True)
+    try:
+        yield
+    finally:
+        for command in commands:
+            subprocess.run(["ip", family, *command.format("del").split()], check=True)
+
+
+@contextlib.contextmanager
 def pair() -> Iterator[tuple[str, str]]:
     """A veth pair within the host: packets sent by one end are received by the other."""
     with made(

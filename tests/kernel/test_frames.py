@@ -110,11 +110,11 @@ def test_frame_that_came_in_by_a_marked_interface_is_dropped(
 
 
 @pytest.mark.parametrize("ingress", [abi.INJECTABLE_IFINDEXES, (1 << 31) - 1])
-def test_interface_beyond_the_injectable_map_counts_as_foreign(
+def test_frame_of_an_interface_beyond_the_injectable_map_counts_as_of_the_host(
     loaded: loader.Loaded, gate: int, ingress: int
 ) -> None:
     frame = frames.segment(ends(4), frames.SYN)
-    assert skb.run_gate(loaded, frame, gate, ingress) == skb.TCX_NEXT
+    assert skb.run_gate(loaded, frame, gate, ingress) == skb.TCX_DROP
 
 
 @pytest.mark.parametrize("mode", [Mode.ENFORCE, Mode.STRICT])

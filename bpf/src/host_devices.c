@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * tc egress on devices of the host by which its packets can come in again, or can reach a pod by
+ * another way than its gate's interface: each stamps what the host made (origin.h).
+ */
+
+/* Stamps what the host made; whether it comes from a socket, which can be evaluated here. */
+ALWAYS_INLINE bool has_host_socket(struct __sk_buff *skb)
+{
+	if (!is_host_sent(skb))
+		return false;
+	if (!is_stamped(skb) && !has_no_origin(skb))
+		stamp(skb, STAMP);
+	return skb->sk && !skb->ingress_ifindex;
+}
+
+/* On the loopback, and on interfaces of pods without a gate, which may forward. */
+int stamp_host_sent(struct __sk_buff *skb)
+{
+	has_host_socket(skb);
+	return TCX_NEXT;
+}
+
+/*
+ * A packet to a pod still has its socket here, and loses it further on: what comes in again by a
+ * pair has none, nor have copies of a bridge that has not learnt the pod's port. So packets that
+ * the pod's gate would drop are dropped here, and admitted ones get another stamp. The gate counts
+ * what passes. It also drops path tests, which are to show that packets reach it.
+ */
+ALWAYS_INLINE int evaluate_on_device(struct __sk_buff *skb, struct packet *packet,
+				     bool is_rewritten)
+{
+	struct gate *gate;
+	__u32 verdict_slot;
+	__u32 *ifindex;
+	__u64 now_ns;
+
+	ifindex = addresses.lookup(&packet->destination);
+	if (!ifindex)
+		return TCX_NEXT;
+	gate = enforcing_gate(ifindex);
+	if (!gate)
+		return TCX_NEXT;
+	packet->gate_ifindex = *ifindex;
+	now_ns = read_clock_ns();
+	verdict_slot = is_rewritten ? DROP(REASON_UNPARSABLE)
+				    : evaluate_packet(skb, &gate, packet, now_ns);
+	if (verdict_slot == DROP(REASON_PATH_TEST))
+		return TCX_NEXT;
+	if (verdict_slot >= DROP(0)) {
+		count_verdict(skb, packet, verdict_slot, now_ns);
+		return TCX_DROP;
+	}
+	if (verdict_slot == PASS(REASON_RULE))
+		stamp(skb, ADMITTED_RULE);
+	if (verdict_slot == PASS(REASON_PROBE))
+		stamp(skb, ADMITTED_PROBE);
+	return TCX_NEXT;
+}
+
+/*
+ * On bridges with pod interfaces. The bridge itself separates VLANs, so the tag of a VLAN interface
+ * on it is no reason to leave a frame unread. What a packet socket sends and no gate could read is
+ * dropped: where a port removes tags, copies would arrive without them.
+ */
+int bridge_gate(struct __sk_buff *skb)
+{
+	struct packet packet = {};
+	bool is_packet_socket, is_rewritten;
+	enum reason unread;
+
+	if (!has_host_socket(skb))
+		return TCX_NEXT;
+	is_packet_socket = is_from_packet_socket(skb);
+	is_rewritten = is_packet_socket && is_checksum_pending(skb);
+	unread = read_untagged_frame(skb, &packet);
+	if (unread == REASON_COUNT)
+		return evaluate_on_device(skb, &packet, is_rewritten);
+	if (unread == REASON_UNPARSABLE)
+		return is_packet_socket ? TCX_DROP : TCX_NEXT;
+	return is_rewritten ? TCX_DROP : TCX_NEXT;
+}
+
+/*
+ * On veth pairs within the host, macvlan and the like, and on uplinks, whose router may send a
+ * packet back as one of another host.
+ */
+int device_gate(struct __sk_buff *skb)
+{
+	struct packet packet = {};
+	bool is_rewritten;
+
+	if (!has_host_socket(skb))
+		return TCX_NEXT;
+	is_rewritten = is_from_packet_socket(skb) && is_checksum_pending(skb);
+	if (read_frame(skb, &packet) != REASON_COUNT)
+		return TCX_NEXT;
+	return evaluate_on_device(skb, &packet, is_rewritten);
+}

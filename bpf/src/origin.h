@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * Who made a packet: the host, or another sender.
+ *
+ * ingress_ifindex survives routing, bridging and conntrack. It is 0 for packets that a host process
+ * or the host kernel made. But the host can make its own packets come in again, by the loopback, a
+ * veth pair within the host, macvlan, a bridge, one of its tunnels or a pod that forwards: then
+ * ingress_ifindex is that interface's, and the socket is gone. So a packet that the host made gets
+ * a stamp in skb->tc_index where it leaves by such an interface, gates included.
+ *
+ * The stamp survives what ingress_ifindex and socket do not: veth pairs, namespaces, copies,
+ * decapsulation, NAT, reassembly by conntrack and fragmentation by the kernel's slow path
+ * (ip6_copy_metadata). Packets of others never have it. It ends with the packet's memory: what
+ * comes back from the wire, or from a process, has none.
+ */
+#ifndef PODGATE_ORIGIN_H
+#define PODGATE_ORIGIN_H
+
+#define LOOPBACK_IFINDEX 1 /* in every network namespace */
+
+/*
+ * No socket option sets tc_index, and a tc program or class id needs CAP_NET_ADMIN. Cilium uses the
+ * lowest bits, so the stamp has none of them and they do not hide it.
+ */
+#define STAMP	   0x7060
+#define STAMP_MASK 0xffe0
+
+/* Stamps with the verdict of a program on a host device, where the socket was still there. */
+#define ADMITTED_RULE  0x7067
+#define ADMITTED_PROBE 0x7068
+
+ALWAYS_INLINE bool is_stamped(struct __sk_buff *skb)
+{
+	return (skb->tc_index & STAMP_MASK) == STAMP;
+}
+
+/* tc_classid, too: the kernel copies it to tc_index when a later program returns TCX_PASS. */
+ALWAYS_INLINE void stamp(struct __sk_buff *skb, __u16 value)
+{
+	skb->tc_index = value;
+	skb->tc_classid = value;
+}
+
+/*
+ * Whether the host made the packet. By the interfaces in the injectable map (tun, the relay) the
+ * host sends what it has not made with a stamp; an interface beyond the map's end may be one.
+ */
+ALWAYS_INLINE bool is_host_sent(struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ingress_ifindex;
+	__u32 index = ifindex / 64;
+	__u64 *word;
+
+	if (ifindex <= LOOPBACK_IFINDEX || is_stamped(skb))
+		return true;
+	word = injectable.lookup(&index);
+	return !word || *word >> (ifindex % 64) & 1;
+}
+
+/*
+ * A host-sent packet without anything that shows its source. The kernel made it, or it is of
+ * another sender: a fragment that the kernel's slow path made (IPv6), SYNPROXY's SYN, or a packet
+ * that Open vSwitch sends again. What a host process sends has a socket, or a stamp where it has
+ * lost that.
+ */
+ALWAYS_INLINE bool has_no_origin(struct __sk_buff *skb)
+{
+	return !skb->sk && !skb->ingress_ifindex && !is_stamped(skb);
+}
+
+#endif
