@@ -1,8 +1,8 @@
 """The node's pods from the kubelet's pods API (KEP-4188), also without the API server.
 
 Alpha and disabled in 1.36, beta and enabled in 1.37. If the socket is not served, connecting is
-retried, and only the API server's pods are used. One stream sends every pod, then, since 1.37, an
-event that ends the list, then each change.
+retried, and only the API server's pods are used. One stream sends every pod, then an event that
+ends the list, then each change.
 """
 
 import asyncio
@@ -25,6 +25,8 @@ SOCKET: Final = pathlib.Path("/var/lib/kubelet/pods-api/pods-api.sock")
 # A stream is opened again after this: its peer may hang.
 _STREAM_SECONDS = 600.0
 _HEALTHY_SECONDS = 30.0
+# A 1.36 kubelet that has just started ends the list first and sends its pods a second later.
+_SETTLE_SECONDS = 30.0
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
@@ -44,12 +46,15 @@ class KubeletPods:
         *,
         socket: pathlib.Path = SOCKET,
         jitter: backoff.Jitter = random.random,
+        settle_seconds: float = _SETTLE_SECONDS,
     ) -> None:
+        """settle_seconds: how long after the end of the list a pod may still be missing in it."""
         self.problem = ""
         """Why the kubelet's pods API is not connected; empty while it is."""
         self.is_connected = False
         self._source = source
         self._socket = socket
+        self._settle_seconds = settle_seconds
         self._pods: set[str] = set()
         self._backoff = backoff.Backoff(base_seconds=1.0, cap_seconds=60.0, jitter=jitter)
 
@@ -80,16 +85,21 @@ class KubeletPods:
         )
         # Pods of the previous stream that are missing in this one are deleted.
         missing = set(self._pods)
-        async for event in watch(kubelet_pb2.WatchPodsRequest(), timeout=_STREAM_SECONDS):
-            self.is_connected = True
-            if self.problem:
-                log.info(Event.KUBELET_PODS_API_CONNECTED, socket=str(self._socket))
-                self.problem = ""
-            if not event.pod:
-                self._forget(missing)
-                missing = set()
-                continue
-            missing.discard(self._handle_event(event))
+        settled: asyncio.TimerHandle | None = None
+        try:
+            async for event in watch(kubelet_pb2.WatchPodsRequest(), timeout=_STREAM_SECONDS):
+                self.is_connected = True
+                if self.problem:
+                    log.info(Event.KUBELET_PODS_API_CONNECTED, socket=str(self._socket))
+                    self.problem = ""
+                if event.type != kubelet_pb2.INITIAL_SYNC_COMPLETE:
+                    missing.discard(self._handle_event(event))
+                elif settled is None:
+                    loop = asyncio.get_running_loop()
+                    settled = loop.call_later(self._settle_seconds, self._forget, missing)
+        finally:
+            if settled:
+                settled.cancel()
 
     def _handle_event(self, event: Any) -> str:
         """Returns the uid of the pod; empty if it cannot be decoded."""
@@ -100,7 +110,7 @@ class KubeletPods:
             return ""
         if event.type == kubelet_pb2.DELETED:
             self._forget({pod.uid})
-        else:
+        elif event.type in (kubelet_pb2.ADDED, kubelet_pb2.MODIFIED):
             self._pods.add(pod.uid)
             self._source.set_pod(KUBELET, pod)
         return pod.uid

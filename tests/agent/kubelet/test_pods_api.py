@@ -161,7 +161,9 @@ class FakeKubelet:
 class Following:
     """ApiPods connected to the kubelet."""
 
-    def __init__(self, api: ApiClient, socket: pathlib.Path) -> None:
+    def __init__(
+        self, api: ApiClient, socket: pathlib.Path, *, settle_seconds: float = 0.05
+    ) -> None:
         self.source = ApiPods(
             api,
             node_name="node1",
@@ -169,7 +171,9 @@ class Following:
             events=PodEvents(),
         )
         # Back after a twentieth of the usual time: this is no fake clock.
-        self.kubelet = KubeletPods(self.source, socket=socket, jitter=lambda: -0.45)
+        self.kubelet = KubeletPods(
+            self.source, socket=socket, jitter=lambda: -0.45, settle_seconds=settle_seconds
+        )
 
     @property
     def pods(self) -> dict[str, Pod]:
