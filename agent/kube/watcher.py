@@ -49,10 +49,10 @@ _LASTING_SECONDS: Final = 60.0
 _UNRELATED_TO_STREAMING: Final = (0, 401, 403, 404, 410, 429, 503)
 _MAX_DELETED: Final = 1024
 
-_METADATA_ACCEPT: Final = ",".join(
-    f"application/json;as={kind};g=meta.k8s.io;v=v1"
-    for kind in ("PartialObjectMetadataList", "PartialObjectMetadata")
-)
+# The server rejects the object's kind for a list (406), and answers a watch that names the list's
+# kind with an empty stream.
+_METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_METADATA_WATCH: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 _Key = tuple[str, str]
 
@@ -187,7 +187,7 @@ class Watcher(Generic[ObjectT]):
             "GET",
             self.query.path,
             query=query,
-            accept=self._accept(),
+            accept=_METADATA_LIST if self.query.is_metadata_only else JSON,
             timeout_seconds=_LIST_SECONDS,
         )
         try:
@@ -227,7 +227,7 @@ class Watcher(Generic[ObjectT]):
         async with self._api.stream(
             self.query.path,
             query=query,
-            accept=self._accept(),
+            accept=_METADATA_WATCH if self.query.is_metadata_only else JSON,
             silence_seconds=_SILENCE_SECONDS * (1.0 + 0.1 * self._jitter()),
         ) as lines:
             async for line in lines:
@@ -271,9 +271,6 @@ class Watcher(Generic[ObjectT]):
             "resourceVersion": version,
             "timeoutSeconds": str(seconds),
         }
-
-    def _accept(self) -> str:
-        return _METADATA_ACCEPT if self.query.is_metadata_only else JSON
 
     def _read(self, raw: msgspec.Raw) -> ObjectT | None:
         """The object; its previous version if it cannot be decoded, or None."""

@@ -31,6 +31,19 @@ def recorded(name: str) -> Any:
     return json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def _recorded_response(name: str) -> web.Response:
+    """A whole recorded response."""
+    text = (RECORDED / "metadata" / f"{name}.http").read_text(encoding="utf-8")
+    head, _, body = text.replace("\r\n", "\n").partition("\n\n")
+    status = int(head.split()[1])
+    return web.Response(status=status, text=body, content_type="application/json")
+
+
+def _prefers(request: web.Request, kind: str) -> bool:
+    """Whether the first media type that the client accepts is this kind of metadata."""
+    return f"as={kind};" in request.headers["Accept"].split(",")[0]
+
+
 @dataclass
 class RecordedRequest:
     """One request, and the event loop's time of it."""
@@ -218,6 +231,8 @@ class ApiServer:
         return self._list(request)
 
     def _list(self, request: web.Request) -> web.Response:
+        if _prefers(request, "PartialObjectMetadata"):
+            return _recorded_response("list-accept-object")
         if int(request.query["resourceVersion"] or 0) > self._version:
             return too_large(int(request.query["resourceVersion"]), self._version)
         items = list(self._objects.get(request.path, {}).values())
@@ -228,6 +243,8 @@ class ApiServer:
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
+        if _prefers(request, "PartialObjectMetadataList"):
+            return response  # recorded/metadata/watchlist-accept-list-first.http
         assert request.transport is not None
         stream = Stream(request.path, transport=request.transport)
         since = int(request.query["resourceVersion"] or 0)

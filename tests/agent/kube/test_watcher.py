@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from agent.kube.client import ApiClient
-from agent.kube.objects import ApiPod
+from agent.kube.objects import ApiPod, MetadataOnly
 from agent.kube.watcher import Query, Watcher
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import PODS, ApiServer, line, pod
@@ -508,15 +508,30 @@ async def test_seeded_objects_are_compared_and_not_reported(
         assert sorted(seen.told) == ["+c", "-a"]
 
 
-async def test_metadata_only_is_requested(server: ApiServer, api: ApiClient) -> None:
+@pytest.mark.parametrize("can_stream_lists", [True, False])
+async def test_labels_arrive_by_metadata_only(
+    server: ApiServer, api: ApiClient, *, can_stream_lists: bool
+) -> None:
+    server.can_stream_lists = can_stream_lists
+    server.put(pod("a", labels={"x": "1"}))
     watcher = Watcher(
         api,
-        Query("pods", PODS, ApiPod, is_metadata_only=True),
-        on_change=lambda old, new: None,
+        Query("pods", PODS, MetadataOnly, is_metadata_only=True),
+        on_change=lambda old, new: changed.set(),
     )
+    changed = asyncio.Event()
     task = asyncio.create_task(watcher.run())
-    await watcher.synced.wait()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    accept = server.of()[0].headers["Accept"]
-    assert "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1" in accept
+    try:
+        await watcher.synced.wait()
+        assert [one.metadata.labels for one in watcher.objects.values()] == [{"x": "1"}]
+        await server.watched()
+        changed.clear()
+        server.put(pod("a", labels={"x": "2"}))
+        await changed.wait()
+        assert [one.metadata.labels for one in watcher.objects.values()] == [{"x": "2"}]
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    kinds = {one.headers["Accept"].partition("as=")[2].partition(";")[0] for one in server.of()}
+    assert "PartialObjectMetadata" in kinds
+    assert kinds <= {"PartialObjectMetadata", "PartialObjectMetadataList"}
