@@ -60,6 +60,7 @@ class Reason(enum.IntEnum):
     SWITCH = 16
     FORWARDED = 17
     RELAY = 18
+    STRICT = 19
 
     @property
     def label(self) -> str:
@@ -79,7 +80,7 @@ class Reason(enum.IntEnum):
 _DROPS = frozenset(
     {
         *(Reason.UNPARSABLE, Reason.FRAGMENT, Reason.STRAY, Reason.NODE, Reason.KERNEL),
-        *(Reason.TUNNEL, Reason.EVASION, Reason.PATH_TEST, Reason.RELAY),
+        *(Reason.TUNNEL, Reason.EVASION, Reason.PATH_TEST, Reason.RELAY, Reason.STRICT),
     }
 )
 
@@ -105,4 +106,5 @@ _DESCRIPTIONS = {
     Reason.SWITCH: "packet without a socket on a node with Open vSwitch",
     Reason.FORWARDED: "later IPv6 fragment of forwarded traffic, without an ingress interface",
     Reason.RELAY: "traffic to the relay from a pod or from outside; only the kubelet is admitted",
+    Reason.STRICT: "kubelet, to a pod in strict, but not through the relay",
 }

@@ -47,6 +47,7 @@ enum reason {
 	REASON_SWITCH,	    /* without a socket, on a node with Open vSwitch */
 	REASON_FORWARDED,   /* forwarded IPv6 fragment without ingress interface */
 	REASON_RELAY,	    /* to the relay, from a pod or from outside */
+	REASON_STRICT,	    /* kubelet, to a pod in strict, but not through the relay */
 	REASON_COUNT,
 };
 
@@ -86,6 +87,8 @@ struct rule {
 
 /* In a gate's flags: all addresses behind the interface are the pod's (the relay's range). */
 #define GATE_ANY_ADDRESS 1
+/* In strict the kubelet is not admitted, with a relay or without: failed probes, no exception. */
+#define GATE_NO_FALLBACK 2
 
 /* The configuration of one gate: the value of the gates map, by ifindex, replaced as a whole. */
 struct gate {
@@ -207,6 +210,9 @@ struct relay_pod {
 #define RELAY_BEAT_LIMIT_NS 300000000
 
 #define MAX_RELAY_TARGETS 65536
+
+/* Only the connects of the last seconds matter, since their SYNs may be sent again. */
+#define MAX_RELAY_BYPASSES 8192
 
 #define MAX_GATES	 4096
 #define MAX_ADDRESSES	 16384

@@ -106,6 +106,7 @@ ALWAYS_INLINE int check_connect(struct bpf_sock_addr *context, struct address *t
 	struct bpf_sock *sk = context->sk;
 	struct counters *count;
 	struct gate *gate;
+	bool is_kubelet;
 	__u64 now_ns;
 
 	if (!node)
@@ -121,7 +122,8 @@ ALWAYS_INLINE int check_connect(struct bpf_sock_addr *context, struct address *t
 	if (gate->mode < MODE_ENFORCE)
 		return SOCKET_ALLOW;
 	now_ns = bpf_ktime_get_ns();
-	if (find_rule(0, true, gate, node, IPPROTO_TCP, port, now_ns) ||
+	is_kubelet = may_be_kubelet(0, true, node, now_ns);
+	if (find_rule(0, true, gate, is_kubelet, IPPROTO_TCP, port) ||
 	    is_dead_man_expired(node, now_ns))
 		return SOCKET_ALLOW;
 

@@ -37,6 +37,14 @@ BPF_TABLE_PINNED("hash", struct address, struct relay_pod, relay_pods, MAX_RELAY
 /* The relay's last heartbeat: CLOCK_MONOTONIC in ns. */
 BPF_TABLE_PINNED("array", __u32, __u64, relay_beat, 1, PIN_DIR "/relay_beat");
 
+/*
+ * Sockets (by cookie) that a relay's hook did not redirect, with the address to which they connect.
+ * When full it forgets the oldest ones: the gate then admits their retransmitted SYNs as in
+ * enforce.
+ */
+BPF_TABLE_PINNED("lru_hash", __u64, struct address, relay_bypasses, MAX_RELAY_BYPASSES,
+		 PIN_DIR "/relay_bypasses");
+
 /* bcc has no macro for a pinned ring; its members are those of BPF_RINGBUF_OUTPUT. */
 struct event_ring {
 	int key;

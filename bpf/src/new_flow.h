@@ -14,6 +14,15 @@ ALWAYS_INLINE __u32 drop_reason(struct __sk_buff *skb, struct packet *packet)
 	return skb->sk || skb->ingress_ifindex ? DROP(REASON_NODE) : DROP(REASON_KERNEL);
 }
 
+/* In strict only the relay connects to the pod for the kubelet, from inside the pod's namespace. */
+ALWAYS_INLINE bool is_rejected_kubelet(struct __sk_buff *skb, struct gate *gate,
+				       struct packet *packet)
+{
+	if (gate->mode != MODE_STRICT)
+		return false;
+	return gate->flags & GATE_NO_FALLBACK || bypasses_relay(skb, packet);
+}
+
 ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 				      struct packet *packet, __u64 now_ns)
 {
@@ -24,6 +33,7 @@ ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 	};
 	__u32 only = 0;
 	struct config *node = config.lookup(&only);
+	bool is_kubelet, is_rejected;
 	__u64 found;
 
 	if (!node)
@@ -33,8 +43,10 @@ ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 		return PASS(REASON_RULE);
 	if (skb->tc_index == ADMITTED_PROBE)
 		return PASS(REASON_PROBE);
-	found = find_rule(skb, false, gate, node, packet->protocol, packet->destination_port,
-			  now_ns);
+	is_kubelet = may_be_kubelet(skb, false, node, now_ns);
+	is_rejected = is_kubelet && is_rejected_kubelet(skb, gate, packet);
+	found = find_rule(skb, false, gate, is_kubelet && !is_rejected, packet->protocol,
+			  packet->destination_port);
 	if (found) {
 		count_rule_hit(found);
 		return found >> 32 == SOURCE_KUBELET + 1 ? PASS(REASON_PROBE) : PASS(REASON_RULE);
@@ -52,7 +64,7 @@ ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 		source.cgroup = source_cgroup(skb, false);
 		record_drop_source(&source, HAS_CURRENT_TASK, now_ns);
 	}
-	return drop_reason(skb, packet);
+	return is_rejected ? DROP(REASON_STRICT) : drop_reason(skb, packet);
 }
 
 #endif

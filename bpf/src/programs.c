@@ -15,6 +15,7 @@
 #include "rules.h"
 #include "sockets.h"
 #include "verdict.h"
+#include "proxied.h"
 #include "new_flow.h"
 #include "tcp.h"
 #include "gate.c"

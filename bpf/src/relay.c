@@ -8,57 +8,39 @@
 #define ICMPV6_NEIGHBOUR_SOLICITATION  135
 #define ICMPV6_NEIGHBOUR_ADVERTISEMENT 136
 
-/* Connects to a hung relay would hang. A relay that never beat counts as having beaten at boot. */
-ALWAYS_INLINE bool is_relay_alive(void)
-{
-	__u32 only = 0;
-	__u64 *beat_ns = relay_beat.lookup(&only);
-
-	return beat_ns && age_ns(bpf_ktime_get_ns(), *beat_ns) < RELAY_BEAT_LIMIT_NS;
-}
-
-/* A socket bound to an interface may reach another pod with this address. */
 ALWAYS_INLINE bool is_kubelet_connecting(struct bpf_sock_addr *context)
 {
 	struct config *node = host_config(context);
-	struct bpf_sock *sk = context->sk;
 
 	if (!node || !node->kubelet_cgroup)
 		return false;
-	if (!is_tcp(context) || !sk || sk->bound_dev_if)
-		return false;
-	return bpf_get_current_cgroup_id() == node->kubelet_cgroup;
+	return is_tcp(context) && bpf_get_current_cgroup_id() == node->kubelet_cgroup;
 }
 
 /*
- * Replaces the pod's address by the relay's; false if the connection is not redirected. The memory
- * of a deleted entry may be reused for another one while it is read here, so the pod of the relay's
- * address is compared, too.
+ * Replaces the pod's address by the relay's; false if the connection is not redirected, which is
+ * recorded. A socket bound to an interface may reach another pod with this address, so it is not
+ * redirected, and the record is an address to which no packet goes.
  */
 ALWAYS_INLINE bool redirect(struct bpf_sock_addr *context, struct address *to)
 {
-	struct relay_target_key target = {.pod = *to, .port = bpf_ntohs(context->user_port)};
-	struct relay_pod *origin;
-	struct address *found;
+	struct bpf_sock *sk = context->sk;
+	struct address connected = *to;
 	struct address relay;
+	__u64 cookie;
 
-	if (!is_kubelet_connecting(context) || !is_relay_alive())
+	if (!is_kubelet_connecting(context) || !sk || !is_relay_alive())
 		return false;
-	found = relay_targets.lookup(&target);
-	if (!found) {
-		target.port = 0;
-		found = relay_targets.lookup(&target);
+	if (find_relay(to, bpf_ntohs(context->user_port), &relay)) {
+		if (!sk->bound_dev_if) {
+			*to = relay;
+			return true;
+		}
+		__builtin_memset(&connected, 0, sizeof(connected));
 	}
-	if (!found)
-		return false;
-	relay = *found;
-	origin = relay_pods.lookup(&relay);
-	if (!origin)
-		return false;
-	if (!is_same_address(&origin->pod, to))
-		return false;
-	*to = relay;
-	return true;
+	cookie = bpf_get_socket_cookie(context);
+	relay_bypasses.update(&cookie, &connected);
+	return false;
 }
 
 int relay_connect4(struct bpf_sock_addr *context)

@@ -27,8 +27,10 @@ ALWAYS_INLINE __u64 source_ancestor(struct __sk_buff *skb, bool is_hook, __u32 l
  * outside pods may reach the ports that pods declare.
  */
 ALWAYS_INLINE bool may_be_kubelet(struct __sk_buff *skb, bool is_hook, struct config *node,
-				  __u64 cgroup, __u64 now_ns)
+				  __u64 now_ns)
 {
+	__u64 cgroup = source_cgroup(skb, is_hook);
+
 	if (!cgroup)
 		return false;
 	if (cgroup == node->kubelet_cgroup)
@@ -48,18 +50,19 @@ ALWAYS_INLINE __u64 is_zero(__u64 value)
 
 /*
  * The first rule that matches: its source kind plus 1 in the upper half and its id in the lower; 0
- * if none matches. port: the pod's, host byte order; 0 for protocols without ports.
+ * if none matches. is_kubelet: whether rules for the kubelet match; port: the pod's, host byte
+ * order; 0 for protocols without ports.
  *
  * Arithmetic instead of branches keeps the verifier's work linear in the number of rules.
  */
 ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct gate *gate,
-			      struct config *node, __u8 protocol, __u16 port, __u64 now_ns)
+			      bool is_kubelet, __u8 protocol, __u16 port)
 {
 	__u64 cgroup = source_cgroup(skb, is_hook);
 	__u64 source_kinds = 1 << SOURCE_ANY;
 	__u64 found = 0;
 
-	if (may_be_kubelet(skb, is_hook, node, cgroup, now_ns))
+	if (is_kubelet)
 		source_kinds |= 1 << SOURCE_KUBELET;
 	if (!is_hook && has_no_origin(skb))
 		source_kinds |= 1 << SOURCE_KERNEL;

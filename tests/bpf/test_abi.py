@@ -90,7 +90,9 @@ def test_one_rule_too_many_is_one_sentence() -> None:
         ("INJECTABLE_IFINDEXES", abi.INJECTABLE_IFINDEXES),
         ("MAX_RELAY_TARGETS", abi.MAX_RELAY_TARGETS),
         ("RELAY_BEAT_LIMIT_NS", abi.RELAY_BEAT_LIMIT_NS),
+        ("MAX_RELAY_BYPASSES", abi.MAX_RELAY_BYPASSES),
         ("GATE_ANY_ADDRESS", abi.GATE_ANY_ADDRESS),
+        ("GATE_NO_FALLBACK", abi.GATE_NO_FALLBACK),
     ],
 )
 def test_constant_is_that_of_the_c_side(name: str, value: int) -> None:

@@ -12,11 +12,13 @@ import sys
 import time
 from collections.abc import Iterator
 
+from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins
+from bpf.node_config import NodeConfig
 from bpf.redirect import Redirect
-from tests.kernel import traffic
+from tests.kernel import offers, traffic
 
 PORT, OTHER_PORT = 8080, 8081
 
@@ -44,6 +46,30 @@ def own_cgroup() -> int:
     with open("/proc/self/cgroup", encoding="utf-8") as lines:
         path = next(line[3:].strip() for line in lines if line.startswith("0::"))
     return os.stat(f"{root_cgroup()}{path}").st_ino
+
+
+@contextlib.contextmanager
+def kubelet_config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
+    """The node's configuration, with the test itself for the kubelet."""
+    offers.need_netns_cookie()
+    made = NodeConfig(loaded)
+    made.set_netns(netns_cookie())
+    made.set_kubelet(own_cgroup())
+    yield made
+    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+
+
+@contextlib.contextmanager
+def engaged(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[Redirect]:
+    """Hooks engaged at the root cgroup by this process, and beating."""
+    with Redirect.open(installation) as made:
+        made.engage(root_cgroup())
+        beat(loaded)
+        yield made
+        made.keep_only([])
+    for key, _ in list(loaded.map(abi.RELAY_PODS).items()):
+        loaded.map(abi.RELAY_PODS).delete(key)
+    beat(loaded, 0)
 
 
 def beat(loaded: loader.Loaded, at_ns: int | None = None) -> None:

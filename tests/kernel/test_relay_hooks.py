@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from bpf import abi, loader, pins
 from bpf.attachments import Attachment
@@ -21,7 +20,7 @@ from bpf.node_config import NodeConfig
 from bpf.redirect import Redirect
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import cgroups, frames, offers, redirecting, skb, syns, traffic
+from tests.kernel import cgroups, frames, redirecting, skb, syns, traffic
 from tests.kernel.counting import Counting
 from tests.kernel.redirecting import OTHER_PORT, PORT, Scene
 
@@ -40,28 +39,16 @@ print(sock.connect_ex((sys.argv[1], int(sys.argv[2]))))
 
 @pytest.fixture
 def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
-    """The node's, with the test itself for the kubelet."""
-    offers.need_netns_cookie()
-    made = NodeConfig(loaded)
-    made.set_netns(netns_cookie())
-    made.set_kubelet(redirecting.own_cgroup())
-    yield made
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+    with redirecting.kubelet_config(loaded) as made:
+        yield made
 
 
 @pytest.fixture
 def redirect(
     config: NodeConfig, loaded: loader.Loaded, installation: pins.Pins
 ) -> Iterator[Redirect]:
-    """Engaged, and beating."""
-    with Redirect.open(installation) as made:
-        made.engage(redirecting.root_cgroup())
-        redirecting.beat(loaded)
+    with redirecting.engaged(loaded, installation) as made:
         yield made
-        made.keep_only([])
-    for key, _ in list(loaded.map(abi.RELAY_PODS).items()):
-        loaded.map(abi.RELAY_PODS).delete(key)
-    redirecting.beat(loaded, 0)
 
 
 @pytest.fixture
