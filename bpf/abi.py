@@ -16,7 +16,9 @@ REASON_SLOTS = 32
 VERDICT_COUNT = 3
 GATE_ADDRESSES = 16
 GATE_RULES = 32
-REPLY_SLOTS = 1024
+REPLY_SETS = 512
+REPLY_WAYS = 8
+REPLY_KEY_WORDS = 12
 MAX_GATES = 4096
 MAX_RULE_HITS = 65536
 MAX_DROP_SOURCES = 16384
@@ -147,9 +149,21 @@ class CFlow(ctypes.Structure):
 
 
 class CReplySlot(ctypes.Structure):
-    """`struct reply_slot`: the newest of the pod's flows that share the slot."""
+    """`struct reply_slot`: fingerprint of a flow and the time of its last packet."""
 
-    _fields_ = (("flow", CFlow), ("sent_ns", ctypes.c_uint64))
+    _fields_ = (("fingerprint", ctypes.c_uint64), ("sent_ns", ctypes.c_uint64))
+
+
+class CReplySet(ctypes.Structure):
+    """`struct reply_set`: the slots in one element of a reply table."""
+
+    _fields_ = (("slots", CReplySlot * REPLY_WAYS),)
+
+
+class CReplyKey(ctypes.Structure):
+    """`struct reply_key`: random numbers for the fingerprints."""
+
+    _fields_ = (("words", ctypes.c_uint32 * REPLY_KEY_WORDS),)
 
 
 class CDropSourceKey(ctypes.Structure):
@@ -222,8 +236,9 @@ DROP_SOURCES = MapSpec(
     _NO_PREALLOC,
 )
 DROP_SOURCES_LOST = MapSpec("drop_src_lost", _PERCPU_ARRAY, 4, 8, 1)
-REPLY_TABLE = MapSpec("reply_table", _ARRAY, 4, ctypes.sizeof(CReplySlot), REPLY_SLOTS)
+REPLY_TABLE = MapSpec("reply_table", _ARRAY, 4, ctypes.sizeof(CReplySet), REPLY_SETS)
 REPLIES = MapSpec("replies", _HASH_OF_MAPS, 4, 4, MAX_GATES)
+REPLY_KEY = MapSpec("reply_key", _ARRAY, 4, ctypes.sizeof(CReplyKey), 1)
 ADDRESSES = MapSpec("addresses", _HASH, ctypes.sizeof(CAddress), 4, MAX_ADDRESSES, _NO_PREALLOC)
 DROP_EVENTS = MapSpec("drop_events", _RINGBUF, 0, 0, EVENT_RING_BYTES)
 EVENT_BUDGET = MapSpec("event_budget", _PERCPU_ARRAY, 4, ctypes.sizeof(CEventBudget), 1)
@@ -243,7 +258,7 @@ RELAY_BYPASSES = MapSpec(
 
 MAPS = (
     *(GATES, COUNTERS, RULE_HITS, CONFIG, DROP_SOURCES, DROP_SOURCES_LOST),
-    *(REPLY_TABLE, REPLIES, ADDRESSES, DROP_EVENTS, EVENT_BUDGET, INJECTABLE),
+    *(REPLY_TABLE, REPLIES, REPLY_KEY, ADDRESSES, DROP_EVENTS, EVENT_BUDGET, INJECTABLE),
     *(RELAY_TARGETS, RELAY_PODS, RELAY_BEAT, RELAY_BYPASSES),
 )
 

@@ -17,7 +17,7 @@ from bpf import abi, errors, loader, pins, sources, syscalls
 from bpf.addresses import Addresses
 from bpf.attachments import Attachment, Attachments, Direction
 from bpf.rcu_map import RcuMap
-from bpf.replies import ReplyFlow, ReplyTable
+from bpf.replies import ReplyFlow, ReplyKey, ReplyTable
 from bpf.rules import Rule
 from bpf.verdicts import Mode, Reason, Verdict
 
@@ -97,6 +97,7 @@ class Gates:
         self._gate_values = RcuMap(self._gates)
         self._counters = loaded.map(abi.COUNTERS)
         self._replies = loaded.map(abi.REPLIES)
+        self._reply_key = ReplyKey.ensure(loaded)
         self._addresses = Addresses(loaded)
         for key, value in self._gates.items():
             self._addresses.set(_KEY.unpack(key)[0], GateConfig.unpack(value).addresses)
@@ -186,7 +187,7 @@ class Gates:
         if table is None:
             return False
         with ReplyTable(_KEY.unpack(table)[0]) as opened:
-            return opened.fill(flows, time.monotonic_ns())
+            return opened.fill(flows, self._reply_key, time.monotonic_ns())
 
     def end_grace(self, ifindex: int, at_ns: int) -> None:
         """End a gate's grace period at `at_ns` (CLOCK_MONOTONIC), unless it ends sooner.

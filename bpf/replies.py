@@ -1,6 +1,6 @@
 """Reply tables, written by user space: the twin of src/replies.h.
 
-For flows from before the gate recorded any. A test compares the entry of a packet with this code's.
+For flows from before the gate recorded any. A test looks up a packet's flow with this code.
 """
 
 import dataclasses
@@ -12,13 +12,16 @@ from collections.abc import Iterable
 
 from bpf import abi, loader, syscalls
 
-# `slot_of` of src/replies.h: a multiplicative hash (Knuth, TAOCP 6.4) over the flow's words.
-_WORDS = struct.Struct("=5Q")
+# `flow_fingerprint` of src/replies.h
+_WORDS = struct.Struct("=10I")
+_KEY_WORDS = struct.Struct(f"={abi.REPLY_KEY_WORDS}I")
 _MULTIPLIER = 0x9E3779B97F4A7C15
+_32_BITS = (1 << 32) - 1
 _64_BITS = (1 << 64) - 1
 
-# REPLY_LIFETIME_NS of src/abi.h
+# REPLY_LIFETIME_NS and GROUP_LIFETIME_NS of src/abi.h
 LIFETIME_NS = 120 * 10**9
+GROUP_LIFETIME_NS = 10 * 10**9
 
 _INDEX = struct.Struct("=I")
 _BROADCAST = ipaddress.IPv4Address("255.255.255.255")
@@ -38,6 +41,10 @@ class ReplyFlow:
     peer: abi.IPAddress
     peer_port: int
 
+    @property
+    def is_to_group(self) -> bool:
+        return self.peer.is_multicast or self.peer == _BROADCAST
+
     def pack(self) -> abi.CFlow:
         """The key by which the gate finds it (`parse_pod_flow` of src/replies.h)."""
         flow = abi.CFlow(
@@ -46,17 +53,46 @@ class ReplyFlow:
             peer_port=socket.htons(self.peer_port),
             protocol=self.protocol,
         )
-        if not self.peer.is_multicast and self.peer != _BROADCAST:
+        if not self.is_to_group:
             flow.peer = abi.CAddress.from_buffer_copy(abi.pack_address(self.peer))
         return flow
 
 
-def slot_of(flow: abi.CFlow) -> int:
-    """The index of the flow's slot in a table."""
-    hashed = 0
-    for word in _WORDS.unpack(bytes(flow)):
-        hashed = (hashed ^ word) * _MULTIPLIER & _64_BITS
-    return hashed >> 32 & (abi.REPLY_SLOTS - 1)
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReplyKey:
+    """The node's key for fingerprints of flows."""
+
+    words: tuple[int, ...]
+
+    @classmethod
+    def ensure(cls, loaded: loader.Loaded) -> "ReplyKey":
+        """The pinned key; chosen here if there is none. Call it before gates record flows."""
+        pinned = loaded.map(abi.REPLY_KEY)
+        value = pinned.get(_INDEX.pack(0))
+        if not value or not any(value):
+            value = os.urandom(_KEY_WORDS.size)
+            pinned.set(_INDEX.pack(0), value)
+        return cls(_KEY_WORDS.unpack(value))
+
+    def fingerprint(self, flow: abi.CFlow) -> int:
+        """The flow's fingerprint, by which the gate finds it."""
+        first = second = 0
+        words = _WORDS.unpack(bytes(flow))
+        for index in range(0, len(words), 2):
+            first += self._product(words, index, index)
+            second += self._product(words, index, index + 2)
+        mixed = first + second * _MULTIPLIER & _64_BITS
+        mixed = (mixed ^ mixed >> 32) * _MULTIPLIER & _64_BITS
+        return (mixed ^ mixed >> 32) | 1
+
+    def _product(self, words: tuple[int, ...], index: int, at: int) -> int:
+        low, high = words[index] + self.words[at], words[index + 1] + self.words[at + 1]
+        return (low & _32_BITS) * (high & _32_BITS)
+
+
+def sets_of(fingerprint: int) -> tuple[int, int]:
+    """The indexes of the two sets that may hold a flow."""
+    return fingerprint >> 48 & abi.REPLY_SETS - 1, fingerprint >> 32 & abi.REPLY_SETS - 1
 
 
 class ReplyTable:
@@ -72,27 +108,40 @@ class ReplyTable:
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
-    def slot(self, index: int) -> abi.CReplySlot:
-        """The slot's content; all 0 if it is empty."""
-        value = syscalls.map_lookup(self._fd, _INDEX.pack(index), abi.REPLY_TABLE.value_size)
-        assert value is not None  # an array has all of its keys
-        return abi.CReplySlot.from_buffer_copy(value)
+    def sent_ns(self, fingerprint: int) -> int | None:
+        """When the flow with this fingerprint had its last packet; None if it is not recorded."""
+        for index in sets_of(fingerprint):
+            for slot in self._set(index).slots:
+                if slot.fingerprint == fingerprint:
+                    return int(slot.sent_ns)
+        return None
 
-    def fill(self, flows: Iterable[ReplyFlow], now_ns: int) -> bool:
+    def fill(self, flows: Iterable[ReplyFlow], key: ReplyKey, now_ns: int) -> bool:
         """Record flows as sent at now_ns (CLOCK_MONOTONIC). Whether all of them had a free slot.
 
         Existing entries are newer, and stay.
         """
         have_all_room = True
-        for packed in (flow.pack() for flow in flows):
-            index = slot_of(packed)
-            slot = self.slot(index)
-            if not slot.sent_ns:
-                value = bytes(abi.CReplySlot(flow=packed, sent_ns=now_ns))
-                syscalls.map_update(self._fd, _INDEX.pack(index), value)
-            elif bytes(slot.flow) != bytes(packed):
-                have_all_room = False
+        for flow in flows:
+            have_all_room &= self._fill(key.fingerprint(flow.pack()), now_ns)
         return have_all_room
+
+    def _fill(self, fingerprint: int, now_ns: int) -> bool:
+        if self.sent_ns(fingerprint) is not None:
+            return True
+        for index in sets_of(fingerprint):
+            slots = self._set(index)
+            for slot in slots.slots:
+                if not slot.fingerprint:
+                    slot.fingerprint, slot.sent_ns = fingerprint, now_ns
+                    syscalls.map_update(self._fd, _INDEX.pack(index), bytes(slots))
+                    return True
+        return False
+
+    def _set(self, index: int) -> abi.CReplySet:
+        value = syscalls.map_lookup(self._fd, _INDEX.pack(index), abi.REPLY_TABLE.value_size)
+        assert value is not None  # an array has all of its keys
+        return abi.CReplySet.from_buffer_copy(value)
 
 
 class ReplyTables:
@@ -100,6 +149,7 @@ class ReplyTables:
 
     def __init__(self, loaded: loader.Loaded) -> None:
         self._tables = loaded.map(abi.REPLIES)
+        self._key = ReplyKey.ensure(loaded)
 
     def contains(self, ifindex: int, reply_flow: ReplyFlow, now_ns: int) -> bool:
         """Whether this gate admits packets from the host as replies to this flow.
@@ -109,7 +159,7 @@ class ReplyTables:
         table = self._tables.get(_INDEX.pack(ifindex))
         if table is None:
             return False
-        flow = reply_flow.pack()
         with ReplyTable(_INDEX.unpack(table)[0]) as opened:
-            slot = opened.slot(slot_of(flow))
-        return bytes(slot.flow) == bytes(flow) and now_ns - slot.sent_ns < LIFETIME_NS
+            sent_ns = opened.sent_ns(self._key.fingerprint(reply_flow.pack()))
+        lifetime_ns = GROUP_LIFETIME_NS if reply_flow.is_to_group else LIFETIME_NS
+        return sent_ns is not None and now_ns - sent_ns < lifetime_ns

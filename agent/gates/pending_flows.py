@@ -30,8 +30,8 @@ _HARMLESS = frozenset(
     | {"AF_VSOCK", "ALG"}
 )
 
-# Beyond this, a direct-mapped table of 1024 slots would lose many of them anyway.
-_MAX_FLOWS = abi.REPLY_SLOTS // 4
+# All of these have a free slot in an empty table, and later flows as well.
+_MAX_FLOWS = abi.REPLY_SETS * abi.REPLY_WAYS // 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

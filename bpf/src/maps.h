@@ -21,9 +21,9 @@ BPF_TABLE_PINNED("hash", struct drop_source_key, struct drop_source, drop_source
 BPF_TABLE_PINNED("percpu_array", __u32, __u64, drop_src_lost, 1, PIN_DIR "/drop_src_lost");
 
 /* The template of the pods' reply tables, and the tables by ifindex. */
-BPF_TABLE_PINNED("array", __u32, struct reply_slot, reply_table, REPLY_SLOTS,
-		 PIN_DIR "/reply_table");
+BPF_TABLE_PINNED("array", __u32, struct reply_set, reply_table, REPLY_SETS, PIN_DIR "/reply_table");
 BPF_TABLE_PINNED("hash_of_maps$reply_table", __u32, int, replies, MAX_GATES, PIN_DIR "/replies");
+BPF_TABLE_PINNED("array", __u32, struct reply_key, reply_key, 1, PIN_DIR "/reply_key");
 
 /* The gated interface of each pod address; 0 if several pods have the address. */
 BPF_TABLE_PINNED("hash", struct address, __u32, addresses, MAX_ADDRESSES, PIN_DIR "/addresses",

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
  * Reply tables. A pod sends a DNS query to a server on the host; the reply must pass. TCP's flags
- * mark replies, so every flow of another protocol is recorded in a direct-mapped table of the pod's
- * own. A flow can be evicted by a newer flow of the same pod only.
+ * mark replies, so every flow of another protocol is recorded in a table of the pod's own, by its
+ * fingerprint. A flow can be evicted by newer flows of the same pod only.
  *
  * The peer is the address that the pod sent to: replies from a virtual IP that is translated to a
  * host process have the virtual IP as source.
@@ -14,6 +14,11 @@
 #define ICMP_ECHO_REQUEST   8
 #define ICMPV6_ECHO_REQUEST 128
 #define ICMPV6_ECHO_REPLY   129
+
+#define PACKET_BROADCAST 1
+
+/* 2^64 divided by the golden ratio (Knuth, TAOCP 6.4). */
+#define FINGERPRINT_MULTIPLIER 0x9e3779b97f4a7c15ULL
 
 struct transport {
 	__be16 source_port;
@@ -38,34 +43,62 @@ ALWAYS_INLINE bool is_icmp(struct packet *packet)
 	return packet->protocol == (packet->is_ipv4 ? IPPROTO_ICMP : IPPROTO_ICMPV6);
 }
 
-/* Multicast, and IPv4's limited broadcast: replies come from other addresses. */
-ALWAYS_INLINE bool is_group(struct packet *packet)
+/*
+ * Multicast and broadcast: replies come from other addresses. A broadcast to the subnet is known by
+ * its frame's destination, since only the pod knows its subnet's length.
+ */
+ALWAYS_INLINE bool is_group(struct __sk_buff *skb, struct packet *packet)
 {
 	__u32 last = bpf_ntohl(packet->destination.word[3]);
 
+	if (skb->pkt_type == PACKET_BROADCAST)
+		return true;
 	if (packet->is_ipv4)
 		return last >> 28 == 0xe || last == 0xffffffff;
 	return bpf_ntohl(packet->destination.word[0]) >> 24 == 0xff;
 }
 
-ALWAYS_INLINE bool is_same_flow(struct flow *left, struct flow *right)
+/*
+ * 64 bits that differ for different flows, unless by a chance of 2^-32 at most for a process that
+ * does not know the key: NH of UMAC (RFC 4418) with two keys, then mixed for `set_of`.
+ */
+ALWAYS_INLINE __u64 flow_fingerprint(struct reply_key *key, struct flow *flow)
 {
-	__u64 *a = (__u64 *)left, *b = (__u64 *)right;
+	__u32 *word = (__u32 *)flow, *random = key->words;
+	__u64 first = 0, second = 0, mixed;
 
-	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3] && a[4] == b[4];
+#pragma clang loop unroll(full)
+	for (int i = 0; i < sizeof(*flow) / sizeof(*word); i += 2) {
+		first += (__u64)(__u32)(word[i] + random[i]) * (__u32)(word[i + 1] + random[i + 1]);
+		second += (__u64)(__u32)(word[i] + random[i + 2]) *
+			  (__u32)(word[i + 1] + random[i + 3]);
+	}
+	mixed = first + second * FINGERPRINT_MULTIPLIER;
+	mixed = (mixed ^ mixed >> 32) * FINGERPRINT_MULTIPLIER;
+	return (mixed ^ mixed >> 32) | 1;
 }
 
-/* Only the pod itself fills its table, so the hash need not resist attacks. */
-ALWAYS_INLINE struct reply_slot *slot_of(void *table, struct flow *flow)
+/* One of the two sets that may hold the flow. */
+ALWAYS_INLINE struct reply_set *set_of(void *table, __u64 fingerprint, bool is_second)
 {
-	__u64 *word = (__u64 *)flow;
-	__u64 hash = 0;
-	__u32 index;
+	__u32 index = fingerprint >> (is_second ? 32 : 48) & (REPLY_SETS - 1);
 
-	for (int i = 0; i < sizeof(*flow) / sizeof(*word); i++)
-		hash = (hash ^ word[i]) * 0x9e3779b97f4a7c15ULL;
-	index = (hash >> 32) & (REPLY_SLOTS - 1);
 	return bpf_map_lookup_elem(table, &index);
+}
+
+ALWAYS_INLINE struct reply_slot *find_slot(void *table, __u64 fingerprint)
+{
+	for (int choice = 0; choice < 2; choice++) {
+		struct reply_set *set = set_of(table, fingerprint, choice);
+
+		if (!set)
+			return 0;
+#pragma clang loop unroll(full)
+		for (int i = 0; i < REPLY_WAYS; i++)
+			if (set->slots[i].fingerprint == fingerprint)
+				return &set->slots[i];
+	}
+	return 0;
 }
 
 /*
@@ -101,7 +134,7 @@ ALWAYS_INLINE bool parse_pod_flow(struct __sk_buff *skb, struct packet *packet, 
 	flow->pod = packet->source;
 	flow->pod_port = ports.source_port;
 	flow->peer_port = ports.destination_port;
-	if (!is_group(packet))
+	if (!is_group(skb, packet))
 		flow->peer = packet->destination;
 	return true;
 }
@@ -122,38 +155,72 @@ ALWAYS_INLINE bool parse_reply_flow(struct __sk_buff *skb, struct packet *packet
 	return true;
 }
 
-ALWAYS_INLINE bool is_recorded(void *table, struct flow *flow, __u64 now_ns)
+/* The slot of a flow that had a packet within this time; otherwise NULL. */
+ALWAYS_INLINE struct reply_slot *live_slot(void *table, struct flow *flow, __u64 lifetime_ns,
+					   __u64 now_ns)
 {
-	struct reply_slot *slot = slot_of(table, flow);
+	__u32 only = 0;
+	struct reply_key *key = reply_key.lookup(&only);
+	struct reply_slot *slot;
 
-	return slot && is_same_flow(&slot->flow, flow) &&
-	       age_ns(now_ns, slot->sent_ns) < REPLY_LIFETIME_NS;
+	if (!key)
+		return 0;
+	slot = find_slot(table, flow_fingerprint(key, flow));
+	return slot && age_ns(now_ns, slot->sent_ns) < lifetime_ns ? slot : 0;
 }
 
-/* Whether a host-sent packet is a reply to a flow of the pod to this address, or to a group. */
+/*
+ * Whether a host-sent packet is a reply to a flow of the pod to this address, or to a group. A
+ * server may stream for as long as it likes after one request, unless the request was to a group.
+ */
 ALWAYS_INLINE bool is_reply(struct __sk_buff *skb, struct packet *packet, __u64 now_ns)
 {
+	struct reply_slot *slot;
 	struct flow flow = {};
 	void *table;
 
 	table = replies.lookup(&packet->gate_ifindex);
 	if (!table || !parse_reply_flow(skb, packet, &flow))
 		return false;
-	if (is_recorded(table, &flow, now_ns))
+	slot = live_slot(table, &flow, REPLY_LIFETIME_NS, now_ns);
+	if (slot) {
+		if (age_ns(now_ns, slot->sent_ns) >= REPLY_RENEWAL_NS)
+			slot->sent_ns = now_ns;
 		return true;
+	}
 	flow.peer = (struct address){};
-	return is_recorded(table, &flow, now_ns);
+	return live_slot(table, &flow, GROUP_LIFETIME_NS, now_ns);
 }
 
+/*
+ * A slot's time is written first: between the two writes another CPU sees an older flow as renewed,
+ * and never a newer flow as old.
+ */
 ALWAYS_INLINE void record_flow(void *table, struct flow *flow)
 {
-	struct reply_slot *slot = slot_of(table, flow);
+	__u32 only = 0;
+	struct reply_key *key = reply_key.lookup(&only);
+	struct reply_slot *oldest = 0;
+	__u64 fingerprint;
 
-	if (!slot)
+	if (!key)
 		return;
-	if (!is_same_flow(&slot->flow, flow))
-		slot->flow = *flow;
-	slot->sent_ns = read_clock_ns();
+	fingerprint = flow_fingerprint(key, flow);
+	oldest = find_slot(table, fingerprint);
+	if (!oldest) {
+		for (int choice = 0; choice < 2; choice++) {
+			struct reply_set *set = set_of(table, fingerprint, choice);
+
+			if (!set)
+				return;
+#pragma clang loop unroll(full)
+			for (int i = 0; i < REPLY_WAYS; i++)
+				if (!oldest || set->slots[i].sent_ns < oldest->sent_ns)
+					oldest = &set->slots[i];
+		}
+	}
+	*(volatile __u64 *)&oldest->sent_ns = read_clock_ns();
+	*(volatile __u64 *)&oldest->fingerprint = fingerprint;
 }
 
 #endif

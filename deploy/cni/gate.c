@@ -43,7 +43,7 @@ static const struct map_shape replies_shape = {
 	"replies", BPF_MAP_TYPE_HASH_OF_MAPS, 4, 4, MAX_GATES, 0,
 };
 static const struct map_shape reply_table_shape = {
-	"reply_table", BPF_MAP_TYPE_ARRAY, 4, sizeof(struct reply_slot), REPLY_SLOTS, 0,
+	"reply_table", BPF_MAP_TYPE_ARRAY, 4, sizeof(struct reply_set), REPLY_SETS, 0,
 };
 
 static int open_shared_map(const char *bpffs, const struct map_shape *shape)

@@ -5,28 +5,30 @@ real: TCP between two pods over the node and within the node, with podgate and w
 """
 
 import asyncio
+import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.lab.lab import BPFFS, Lab, LabPod
 from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins, syscalls
-from bpf.gates import Attachment, GateConfig, Gates
+from bpf.gates import Attachment, Counts, GateConfig, Gates
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
-from bpf.verdicts import Mode
+from bpf.verdicts import Mode, Reason, Verdict
 from tests.bench import figures, rates
 from tests.bench.crowd import Crowd
-from tests.kernel import foreign, frames, skb
+from tests.kernel import foreign, frames, questions, skb
 
 _RUNS = 9
 _PAIRS = 20
 _REPEAT = 200_000
 _FEW, _MANY = 10, 1_000
+_ANSWERS, _OUTSTANDING = 100_000, 1_000
 _GOOD_IFINDEX, _FOREIGN_IFINDEX = 1, 4242
 
 # What one writes who closes the hole with nftables: node to pod is dropped, answers pass.
@@ -50,6 +52,7 @@ def main() -> None:
         try:
             _nanoseconds(loaded)
             podgate = Podgate(loaded, installation)
+            _replies(network, podgate)
             _traffic(network, podgate)
             podgate.close()
         finally:
@@ -84,6 +87,21 @@ def _nanoseconds(loaded: loader.Loaded) -> None:
 def _run_ns(program_fd: int, frame: bytes, ingress_ifindex: int) -> int:
     context = skb.context(_GOOD_IFINDEX, ingress_ifindex)
     return syscalls.run_program(program_fd, frame, context, _REPEAT)[1]
+
+
+def _replies(network: Lab, podgate: "Podgate") -> None:
+    _note(f"answers lost of {_ANSWERS} while {_OUTSTANDING} are outstanding")
+    pod = network.add_pod("asker", 3)
+    podgate.pods = (pod,)
+    podgate.put_on()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("", 0))
+        answered = questions.send(
+            pod, server, total=_ANSWERS + _OUTSTANDING, outstanding=_OUTSTANDING
+        )
+    passed = podgate.counts()[pod.ifindex][Verdict.PASS, Reason.REPLY]
+    podgate.take_off()
+    figures.emit("gate", "reply_loss_ppm", [(answered - passed) / answered * 1e6], "ppm")
 
 
 def _traffic(network: Lab, podgate: "Podgate") -> None:
@@ -172,6 +190,9 @@ class Podgate:
     def release(self, ifindexes: Sequence[int]) -> None:
         for ifindex in ifindexes:
             self._gates.remove(ifindex)
+
+    def counts(self) -> Mapping[int, Counts]:
+        return self._gates.counts()
 
     def close(self) -> None:
         self._gates.close()

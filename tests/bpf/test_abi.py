@@ -80,7 +80,9 @@ def test_one_rule_too_many_is_one_sentence() -> None:
         ("REASON_SLOTS", abi.REASON_SLOTS),
         ("GATE_ADDRESSES", abi.GATE_ADDRESSES),
         ("GATE_RULES", abi.GATE_RULES),
-        ("REPLY_SLOTS", abi.REPLY_SLOTS),
+        ("REPLY_SETS", abi.REPLY_SETS),
+        ("REPLY_WAYS", abi.REPLY_WAYS),
+        ("REPLY_KEY_WORDS", abi.REPLY_KEY_WORDS),
         ("MAX_RULE_HITS", abi.MAX_RULE_HITS),
         ("MAX_DROP_SOURCES", abi.MAX_DROP_SOURCES),
         ("MAX_GATES", abi.MAX_GATES),
@@ -109,7 +111,7 @@ def test_struct_has_no_hole() -> None:
     for structure in (
         *(abi.CAddress, abi.CRule, abi.CGate, abi.CConfig),
         *(abi.CDropSourceKey, abi.CDropSource),
-        *(abi.CCounters, abi.CFlow, abi.CReplySlot),
+        *(abi.CCounters, abi.CFlow, abi.CReplySlot, abi.CReplySet, abi.CReplyKey),
         *(abi.CDropEvent, abi.CEventBudget),
         *(abi.CRelayTargetKey, abi.CRelayPod),
     ):

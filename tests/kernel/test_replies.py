@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import ipaddress
 import os
 import socket
@@ -17,9 +18,16 @@ from agent.lab import lab as labs
 from agent.linux.pod_network import PodNetworkReader
 from bpf import abi, loader
 from bpf.gates import GateConfig, Gates
-from bpf.replies import ReplyFlow, ReplyTable, slot_of
+from bpf.replies import (
+    GROUP_LIFETIME_NS,
+    LIFETIME_NS,
+    ReplyFlow,
+    ReplyKey,
+    ReplyTable,
+    ReplyTables,
+)
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import frames, traffic
+from tests.kernel import frames, questions, traffic
 
 pytestmark = pytest.mark.kernel
 
@@ -27,6 +35,7 @@ VERSIONS = pytest.mark.parametrize("version", [4, 6])
 PORT = 5300
 WAIT_SECONDS = 0.3
 PATIENCE_SECONDS = 20
+REPLY_SLOTS = abi.REPLY_SETS * abi.REPLY_WAYS
 
 
 @pytest.fixture
@@ -314,14 +323,10 @@ def test_user_space_finds_what_a_packet_left(
     with udp(pod.open_socket(traffic.family(version), socket.SOCK_DGRAM, protocol)) as client:
         client.sendto(b"question", (peer, PORT))
         asked = question(pod, version, client.getsockname()[1], peer=peer, protocol=protocol)
-    flow = asked.pack()
-    value = loaded.map(abi.REPLIES).get(struct.pack("=I", pod.ifindex))
-    assert value is not None
-    with ReplyTable(struct.unpack("=I", value)[0]) as table:
-        found = table.slot(slot_of(flow))
-        filled = [index for index in range(abi.REPLY_SLOTS) if table.slot(index).sent_ns]
-    assert bytes(found.flow) == bytes(flow)
-    assert slot_of(flow) in filled
+    tables, now_ns = ReplyTables(loaded), time.monotonic_ns()
+    assert tables.contains(pod.ifindex, asked, now_ns)
+    assert not tables.contains(pod.ifindex, asked, now_ns + LIFETIME_NS)
+    assert not tables.contains(pod.ifindex, dataclasses.replace(asked, pod_port=1), now_ns)
 
 
 @VERSIONS
@@ -365,12 +370,12 @@ def count_graces(gates: Gates, pod: labs.LabPod) -> int:
     return count(gates, pod, Verdict.PASS, Reason.GRACE)
 
 
-def test_two_flows_that_share_a_slot_are_reported(gates: Gates, pod: labs.LabPod) -> None:
-    first, *others = (question(pod, 4, port) for port in range(10_000, 20_000))
-    second = next(other for other in others if slot_of(other.pack()) == slot_of(first.pack()))
+def test_flows_without_a_free_slot_are_reported(gates: Gates, pod: labs.LabPod) -> None:
+    flows = [question(pod, 4, port) for port in range(10_000, 10_000 + REPLY_SLOTS + 1)]
     enforce(gates, pod, grace_seconds=60)
-    assert not gates.fill_reply_table(pod.ifindex, [first, second])
-    assert gates.fill_reply_table(pod.ifindex, [first])
+    assert gates.fill_reply_table(pod.ifindex, flows[: REPLY_SLOTS // 4])
+    assert gates.fill_reply_table(pod.ifindex, flows[: REPLY_SLOTS // 4])
+    assert not gates.fill_reply_table(pod.ifindex, flows)
 
 
 def read_pending(pod: labs.LabPod) -> pending_flows.PendingFlows:
@@ -439,9 +444,66 @@ def test_namespaces_behind_the_pod_make_peers_unknown(pod: labs.LabPod) -> None:
 
 def test_more_flows_than_a_table_should_hold_are_incomplete(pod: labs.LabPod) -> None:
     with contextlib.ExitStack() as stack:
-        for port in range(10_000, 10_300):
+        for port in range(10_000, 11_100):
             client = stack.enter_context(pod.open_socket(socket.AF_INET, socket.SOCK_DGRAM))
             client.connect((traffic.NODE[4], port))
         asked = read_pending(pod)
-    assert len(asked.flows) < 300
+    assert len(asked.flows) < 1100
     assert asked.unknown
+
+
+def test_no_answer_is_lost_while_a_thousand_are_outstanding(gates: Gates, pod: labs.LabPod) -> None:
+    enforce(gates, pod)
+    with node_udp(4, PORT) as server:
+        answered = questions.send(pod, server, total=30_000, outstanding=1000)
+    assert count(gates, pod, Verdict.PASS, Reason.REPLY) == answered
+    assert count(gates, pod, Verdict.DROP, Reason.NODE) == 0
+
+
+@VERSIONS
+def test_stream_after_one_question_stays_open(
+    gates: Gates, loaded: loader.Loaded, pod: labs.LabPod, version: int
+) -> None:
+    enforce(gates, pod)
+    with node_udp(version, PORT) as server, pod_udp(pod, version) as client:
+        port = client.getsockname()[1]
+        long_ago_ns = time.monotonic_ns() - LIFETIME_NS + 60 * 10**9
+        fill(loaded, pod, question(pod, version, port), long_ago_ns)
+        server.sendto(b"more", (traffic.address(pod, version), port))
+        assert client.recvfrom(64)[0] == b"more"
+        later_ns = long_ago_ns + LIFETIME_NS
+        asked = question(pod, version, port)
+        assert ReplyTables(loaded).contains(pod.ifindex, asked, later_ns)
+
+
+@VERSIONS
+def test_answers_to_a_group_have_a_few_seconds(
+    gates: Gates, loaded: loader.Loaded, pod: labs.LabPod, version: int
+) -> None:
+    enforce(gates, pod)
+    group = {4: "239.18.0.1", 6: "ff05::1812"}[version]
+    with node_udp(version, PORT) as server, pod_udp(pod, version) as client:
+        port = client.getsockname()[1]
+        asked = question(pod, version, port, peer=group)
+        fill(loaded, pod, asked, time.monotonic_ns() - GROUP_LIFETIME_NS - 10**9)
+        server.sendto(b"late", (traffic.address(pod, version), port))
+        assert not arrives(client)
+    assert count(gates, pod, Verdict.DROP, Reason.NODE) == 1
+
+
+def fill(loaded: loader.Loaded, pod: labs.LabPod, flow: ReplyFlow, sent_ns: int) -> None:
+    value = loaded.map(abi.REPLIES).get(struct.pack("=I", pod.ifindex))
+    assert value is not None
+    with ReplyTable(struct.unpack("=I", value)[0]) as table:
+        assert table.fill([flow], ReplyKey.ensure(loaded), sent_ns)
+
+
+def test_answers_to_a_broadcast_to_the_subnet_pass(gates: Gates, lab: labs.Lab) -> None:
+    pod = lab.add_pod("finder", 3, bridged=True)
+    enforce(gates, pod)
+    with node_udp(4, PORT) as server, pod_udp(pod, 4) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        client.sendto(b"anybody?", ("198.18.2.255", PORT))
+        _, whence = server.recvfrom(64)
+        server.sendto(b"me", whence)
+        assert client.recvfrom(64)[0] == b"me"
