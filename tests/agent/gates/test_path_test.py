@@ -1,0 +1,328 @@
+"""Which pods are path tested, and what the result is; packets and the gate's counter in memory."""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import errno
+import ipaddress
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from agent.gates import path_test
+from agent.gates.metrics import GateMetrics
+from agent.gates.path_test import PathTester
+from agent.linux import packets
+from agent.linux.pod_network import HostInterface
+from agent.logs import Event
+from agent.pods.conditions import Conditions
+from agent.pods.pod import Pod
+from agent.pods.pod_state import AddressClaims, PathTestRecord, PathTestResult, PodState
+from agent.pods.store import PodStore
+from bpf.abi import IPAddress
+from bpf.verdicts import Mode
+from probes.netns import Netns, NetnsGoneError
+from tests import polling
+
+V4, V6 = "198.18.0.7", "fd00:18::7"
+IFINDEX = 7
+CONFIRMED, BYPASSED = PathTestResult.CONFIRMED, PathTestResult.BYPASSED
+UNREACHABLE, FAILED = PathTestResult.UNREACHABLE, PathTestResult.FAILED
+
+
+@dataclasses.dataclass
+class Path:
+    """Where the SYNs to one address go. counted_from: the first one that the gate drops."""
+
+    counted_from: float = float("inf")
+    arrives: bool = False
+    has_route: bool = True
+    gate: int = IFINDEX
+    sent: int = 0
+
+
+class Host:
+    """The host's paths by address, the gates' counter, and captures inside of pods."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, Path] = {}
+        self.dropped = collections.Counter[int]()
+        self.sent: list[str] = []
+        self.capture_error: Exception | None = None
+        self.captures: list[socket.socket] = []
+
+    def dropped_by(self, ifindexes: Collection[int]) -> int:
+        return sum(self.dropped[ifindex] for ifindex in ifindexes)
+
+    def send_syn(self, address: IPAddress, *, source_port: int, port: int, sequence: int) -> None:
+        path = self.paths[str(address)]
+        if not path.has_route:
+            raise OSError(errno.ENETUNREACH, "Network is unreachable")
+        self.sent.append(str(address))
+        path.sent += 1
+        if path.sent >= path.counted_from:
+            self.dropped[path.gate] += 1
+        if not (path.arrives and self.captures):
+            return
+        source = ipaddress.ip_address("198.18.0.1" if address.version == 4 else "fd00:18::1")
+        for number in (sequence ^ 1, sequence):  # the first is another program's
+            packet = packets.tcp_packet(
+                source.packed,
+                address.packed,
+                ports=(source_port, port),
+                flags=packets.SYN,
+                sequence=number,
+            )
+            with contextlib.suppress(OSError):  # the previous capture is closed
+                self.captures[-1].send(packet)
+
+    def open_capture(self, netns: Netns, version: int, sequence: int) -> socket.socket:
+        if self.capture_error:
+            raise self.capture_error
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        for end in (ours, theirs):
+            end.setblocking(False)
+        self.captures.append(theirs)
+        return ours
+
+
+class Node:
+    """A store, the tester, and one pod behind interface 7."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.store = PodStore(Conditions())
+        self.metrics = GateMetrics(self.store)
+        self.changes = self.store.in_force.subscribe()
+        counters: Any = host
+        self.tester = PathTester(counters, self.store, self.metrics)
+
+    def add(self, name: str = "web", *, mode: Mode = Mode.ENFORCE, addresses: str = V4) -> PodState:
+        self.store.set_pod(Pod(uid=name, namespace="tests", name=name, mode=mode))
+        state = self.store.pods[name]
+        state.netns = state.gated_netns = Netns(f"/run/netns/{name}", 4, 100)
+        confirmed = tuple(ipaddress.ip_address(address) for address in addresses.split())
+        state.claims = AddressClaims(confirmed)
+        for address in addresses.split():
+            gate = self.host.paths.setdefault(address, Path()).gate
+            state.gates[gate] = HostInterface(gate, f"veth{gate}")
+        return state
+
+    async def tested(self, state: PodState) -> dict[str, PathTestResult]:
+        """The results, once the pod is marked."""
+        self.tester.enqueue(state)
+        assert await self.changes.next() == [state.pod.uid]
+        assert state.path_test is not None
+        return state.path_test.results
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["Node"]:
+        task = asyncio.create_task(self.tester.run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    made = Host()
+    monkeypatch.setattr(packets, "send_syn", made.send_syn)
+    monkeypatch.setattr(packets, "open_capture", made.open_capture)
+    monkeypatch.setattr(path_test, "_WAITS_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(path_test, "_WITNESS_SECONDS", 0.05)
+    yield made
+    for capture in made.captures:
+        capture.close()
+
+
+@pytest.fixture
+async def node(host: Host) -> AsyncIterator[Node]:
+    async with Node(host).running() as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("path", "expected", "sent"),
+    [
+        pytest.param(Path(counted_from=1), CONFIRMED, 1, id="first SYN dropped"),
+        pytest.param(Path(counted_from=2), CONFIRMED, 2, id="second SYN dropped"),
+        pytest.param(Path(counted_from=3), CONFIRMED, 3, id="captured SYN dropped"),
+        pytest.param(Path(arrives=True), BYPASSED, 3, id="arrives"),
+        pytest.param(Path(), UNREACHABLE, 3, id="lost"),
+        pytest.param(Path(has_route=False), UNREACHABLE, 0, id="no route"),
+    ],
+)
+@pytest.mark.parametrize("address", [V4, V6])
+async def test_result_of_a_path(
+    node: Node, path: Path, expected: PathTestResult, sent: int, address: str
+) -> None:
+    node.host.paths[address] = path = dataclasses.replace(path)
+    assert await node.tested(node.add(addresses=address)) == {address: expected}
+    assert path.sent == sent
+
+
+async def test_a_drop_that_is_counted_during_the_capture_confirms_the_path(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A packet that had to wait for its neighbour's resolution."""
+    state = node.add()
+
+    async def arrive_late(path: Any, capture: socket.socket) -> bool:
+        node.host.dropped[IFINDEX] += 1
+        return True
+
+    monkeypatch.setattr(path_test._Path, "_arrives", arrive_late)
+    assert await node.tested(state) == {V4: CONFIRMED}
+
+
+async def test_every_confirmed_address_is_tested_one_after_the_other(node: Node) -> None:
+    state = node.add(addresses=f"{V4} {V6}")
+    node.host.paths[V4] = Path(counted_from=1)
+    node.host.paths[V6] = Path(arrives=True)
+    assert await node.tested(state) == {V4: CONFIRMED, V6: BYPASSED}
+    assert node.host.sent == [V4, V6, V6, V6]
+    assert state.path_test is not None
+    assert state.path_test.worst is BYPASSED
+    metric = node.metrics.path_tests
+    assert [metric.labels(kind)._value.get() for kind in (CONFIRMED, BYPASSED)] == [1, 1]
+
+
+async def test_a_bypassed_gate_is_an_error_and_an_unchanged_result_no_log(node: Node) -> None:
+    state = node.add()
+    node.host.paths[V4] = Path(arrives=True)
+    with structlog.testing.capture_logs() as logs:
+        await node.tested(state)
+        await node.tested(state)
+    assert [(line["event"], line["log_level"]) for line in logs] == [(Event.GATE_BYPASSED, "error")]
+
+
+async def test_a_capture_that_cannot_be_opened_is_a_failed_test(node: Node) -> None:
+    state = node.add()
+    node.host.capture_error = OSError(errno.EPERM, "Operation not permitted")
+    assert await node.tested(state) == {V4: FAILED}
+
+
+async def test_a_pod_that_ends_during_its_test_has_no_result(node: Node) -> None:
+    state = node.add()
+    node.host.capture_error = NetnsGoneError("/run/netns/web does not exist.")
+    node.tester.enqueue(state)
+    await polling.until("it was tried", lambda: len(node.host.sent) == 2)
+    other = node.add("other", addresses=V6)
+    node.host.paths[V6] = Path(counted_from=1)
+    await node.tested(other)
+    assert state.path_test is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda node, state: node.store.remove_pod("web"), id="removed"),
+        pytest.param(
+            lambda node, state: setattr(state, "gated_netns", Netns("/run/netns/new", 4, 101)),
+            id="another sandbox",
+        ),
+        pytest.param(lambda node, state: state.gates.clear(), id="no gates"),
+    ],
+)
+async def test_result_of_a_pod_that_changed_meanwhile_is_dropped(
+    node: Node, change: Callable[[Node, PodState], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = node.add()
+    started = asyncio.Event()
+    may_continue = asyncio.Event()
+
+    async def wait(path: Any, capture: socket.socket) -> bool:
+        started.set()
+        await may_continue.wait()
+        return True
+
+    monkeypatch.setattr(path_test._Path, "_arrives", wait)
+    node.tester.enqueue(state)
+    await started.wait()
+    change(node, state)
+    may_continue.set()
+    node.host.paths[V6] = Path(counted_from=1)
+    await node.tested(node.add("other", addresses=V6))
+    assert state.path_test is None
+
+
+@pytest.mark.parametrize("mode", [Mode.OFF, Mode.AUDIT])
+async def test_a_pod_that_is_not_enforced_is_not_tested_and_loses_its_result(
+    host: Host, mode: Mode
+) -> None:
+    node = Node(host)
+    state = node.add(mode=mode)
+    state.path_test = _record(state, CONFIRMED, age=0)
+    node.tester.enqueue(state)
+    await _is_idle(node)
+    assert state.path_test is None
+
+
+@pytest.mark.parametrize(
+    ("result", "age", "is_repeated"),
+    [
+        (CONFIRMED, 0, False),
+        (UNREACHABLE, 0, False),
+        (CONFIRMED, 46, True),
+        (UNREACHABLE, 46, True),
+        (BYPASSED, 0, True),
+        (FAILED, 0, True),
+    ],
+)
+async def test_recent_good_results_are_not_repeated(
+    host: Host, result: PathTestResult, age: int, is_repeated: bool
+) -> None:
+    node = Node(host)
+    state = node.add()
+    host.paths[V4] = Path(counted_from=1)
+    state.path_test = _record(state, result, age=age)
+    node.tester.enqueue(state)
+    if not is_repeated:
+        await _is_idle(node)
+        return
+    async with node.running():
+        assert await node.changes.next() == ["web"]
+        assert host.sent == [V4]
+
+
+async def test_pods_without_a_result_do_not_wait_for_repeated_tests(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_continue = asyncio.Event()
+
+    async def wait(path: Any, capture: socket.socket) -> bool:
+        await may_continue.wait()
+        return False
+
+    monkeypatch.setattr(path_test._Path, "_arrives", wait)
+    for number in range(10):
+        state = node.add(f"old-{number}")
+        state.path_test = _record(state, UNREACHABLE, age=100)
+        node.tester.enqueue(state)
+    node.host.paths[V6] = Path(counted_from=1, gate=8)
+    assert await node.tested(node.add("new", addresses=V6)) == {V6: CONFIRMED}
+    may_continue.set()
+
+
+def _record(state: PodState, result: PathTestResult, *, age: float) -> PathTestRecord:
+    assert state.gated_netns is not None
+    tested_at = time.monotonic() - age
+    results = dict.fromkeys(state.own_addresses, result)
+    return PathTestRecord(
+        state.gated_netns, state.pod.mode, frozenset(state.gates), results, tested_at
+    )
+
+
+async def _is_idle(node: Node) -> None:
+    """Fails if a test of any pod is sent before another pod's, which is queued now."""
+    node.host.paths[V6] = Path(counted_from=1)
+    async with node.running():
+        await node.tested(node.add("other", addresses=V6))
+    assert node.host.sent == [V6]
