@@ -127,6 +127,7 @@ class Event(enum.Enum):
     POLICIES_NOT_SAVED = "Policies cannot be saved."
     POLICY_PROBLEM = "Policy not applied as written."
     PROBE_SPEC_DEFERRED = "Changed probe spec takes effect with the pod's next sandbox."
+    PROGRAMS_LOADED = "eBPF programs loaded."
     RELAY_ENGAGED = "Relay engaged."
     RELAY_HANDOVER_FAILED = "Relay handover failed; keeping the current relay."
     RELAY_INTERFACE_UNREADABLE = "Relay interface cannot be checked."

@@ -209,7 +209,9 @@ class CRelayPod(ctypes.Structure):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MapSpec:
-    """The expected shape of a pinned map. Sizes in bytes; `value_size` is that of one CPU."""
+    """The shape of a map, by which it is created and compared. Sizes in bytes; `value_size` is that
+    of one CPU. template: of a map of maps, an earlier map as those that it will hold.
+    """
 
     name: str
     type: int
@@ -217,6 +219,7 @@ class MapSpec:
     value_size: int
     max_entries: int
     flags: int = 0
+    template: str = ""
 
     @property
     def is_per_cpu(self) -> bool:
@@ -237,7 +240,7 @@ DROP_SOURCES = MapSpec(
 )
 DROP_SOURCES_LOST = MapSpec("drop_src_lost", _PERCPU_ARRAY, 4, 8, 1)
 REPLY_TABLE = MapSpec("reply_table", _ARRAY, 4, ctypes.sizeof(CReplySet), REPLY_SETS)
-REPLIES = MapSpec("replies", _HASH_OF_MAPS, 4, 4, MAX_GATES)
+REPLIES = MapSpec("replies", _HASH_OF_MAPS, 4, 4, MAX_GATES, template=REPLY_TABLE.name)
 REPLY_KEY = MapSpec("reply_key", _ARRAY, 4, ctypes.sizeof(CReplyKey), 1)
 ADDRESSES = MapSpec("addresses", _HASH, ctypes.sizeof(CAddress), 4, MAX_ADDRESSES, _NO_PREALLOC)
 DROP_EVENTS = MapSpec("drop_events", _RINGBUF, 0, 0, EVENT_RING_BYTES)
@@ -331,6 +334,9 @@ RELAY_HOOKS = (
 """Attached by the relay's process (`bpf/redirect.py`), all or none, in this order: a redirected
 process must not see the relay's address by getpeername.
 """
+
+OPTIONAL_PROGRAMS = (*HOOKS, *RELAY_HOOKS)
+"""Pinned where the kernel accepts them."""
 
 
 def pack_address(address: IPAddress) -> bytes:

@@ -1,80 +1,48 @@
-"""`python -m bpf.compiler BPFFS`: compile, load and pin the programs of gates and hooks."""
+"""Compile program sets, as a process of its own: it maps 250 MB of LLVM.
+
+python -m bpf.compiler SOURCE [FEATURE...]     one artefact on stdout
+python -m bpf.compiler --all DIRECTORY         all artefacts of an image
+"""
 
 import os
+import pathlib
 import sys
-from types import ModuleType
-from typing import Any
 
-from bpf import abi, compiling, features, maps, pins, sources, syscalls
+from bpf import artefacts, compiling, errors, listeners, loader
+from bpf.services import services
 
-
-def compile_and_pin(installation: pins.Pins) -> None:
-    """Compile every program, load it, and pin programs and maps.
-
-    Pinned maps are reused. Raises `PinError` before anything is loaded if one has another layout,
-    and `CompileError` if the compiler or the verifier fails.
-    """
-    maps.check_pinned(installation)
-
-    def load(bcc: ModuleType) -> tuple[Any, dict[str, int]]:
-        _make_reply_template(installation)
-        flags = [f'-DPIN_DIR="{installation.maps}"', *features.compiler_flags()]
-        loaded = _load(bcc, ["-Wall", "-Werror", *flags])
-        for spec in abi.MAPS:
-            maps.Map.open(installation.map(spec), spec).close()
-        return loaded
-
-    compiling.compile_and_pin(
-        installation.programs / sources.fingerprint(),
-        abi.PROGRAMS,
-        load,
-        what="the eBPF programs",
-        needs="Linux 5.10 with BPF and its JIT, and CAP_BPF",
-    )
+PROGRAM_SETS = (loader.PROGRAM_SET, listeners.PROGRAM_SET, services.PROGRAM_SET)
 
 
-def _load(bcc: ModuleType, flags: list[str]) -> tuple[Any, dict[str, int]]:
-    """The module, which owns the descriptors, and the programs by name. Raises bcc's errors."""
-    module = bcc.BPF(text=sources.expand("programs.c"), cflags=flags)
-    loaded = {}
-    for name, function in abi.PROGRAMS.items():
-        # Otherwise bcc returns the same copy again.
-        module.funcs.pop(function.encode(), None)
-        loaded[name] = module.load_func(function.encode(), bcc.BPF.SCHED_CLS).fd
-    for hook in (*abi.HOOKS, *abi.RELAY_HOOKS):
-        if (fd := _load_hook(module, hook)) is not None:
-            loaded[hook.name] = fd
-    return module, loaded
+def compile_all(directory: pathlib.Path) -> None:
+    """Write an artefact of each program set for each set of features. Raises `CompileError`."""
+    for programs in PROGRAM_SETS:
+        for used in programs.feature_sets():
+            artefact = compiling.compile_here(programs, used)
+            artefacts.path(directory, programs, used).write_bytes(artefact.encode())
 
 
-def _make_reply_template(installation: pins.Pins) -> None:
-    """Pin the template of the pods' reply tables, unless it is pinned: bcc uses what is pinned.
-
-    bcc's own would have BTF, which the tables that `Gates` creates lack. From Linux 5.15 up to 6.1
-    the kernel sees a timer in one and none in the other, and rejects the tables (EINVAL; fixed in
-    6.2, db559117828d).
-    """
-    spec = abi.REPLY_TABLE
-    path = installation.map(spec)
-    if os.path.lexists(path):
-        return
-    table = syscalls.map_create(spec.type, spec.key_size, spec.value_size, spec.max_entries)
-    try:
-        syscalls.pin(table, path)
-    finally:
-        os.close(table)
+def _compile_one(source: str, macros: list[str]) -> bytes:
+    (programs,) = (candidate for candidate in PROGRAM_SETS if candidate.source == source)
+    used = [feature for feature in programs.features if feature.macro in macros]
+    return compiling.compile_here(programs, used).encode()
 
 
-def _load_hook(module: Any, hook: abi.HookSpec) -> int | None:
-    """A hook's descriptor. None where the kernel rejects it: before Linux 5.15 setsockopt programs
-    may not read the namespace's cookie (6cf1770d63dd).
-    """
-    try:
-        loaded = module.load_func(hook.name.encode(), hook.type, attach_type=hook.attach_type)
-    except Exception:  # what bcc raises
-        return None
-    return int(loaded.fd)
+def main() -> int:
+    """A failure is one sentence on stderr, after the compiler's messages."""
+    with os.fdopen(os.dup(1), "wb") as output:
+        os.dup2(2, 1)  # bcc's messages
+        try:
+            match sys.argv[1:]:
+                case ["--all", directory]:
+                    compile_all(pathlib.Path(directory))
+                case [source, *macros]:
+                    output.write(_compile_one(source, macros))
+        except (errors.CompileError, OSError) as error:
+            sys.stderr.write(f"{error}\n")
+            return 1
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(compiling.main(lambda bpffs: compile_and_pin(pins.Pins(bpffs))))
+    sys.exit(main())

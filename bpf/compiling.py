@@ -1,56 +1,47 @@
-"""Compile processes. The programs that one pins appear all at once or not at all.
+"""Compile processes: bcc compiles a program set, and its instructions come back as an artefact.
 
-bcc maps 250 MB of LLVM, so only short-lived processes import it; the agent never does. If an agent
-is killed, its compiler continues, and the next agent starts another: one waits for the other and
-uses the programs that it pinned.
+bcc maps 250 MB of LLVM, so only short-lived processes import it; the agent never does. bcc creates
+the maps of the sources while it compiles, which takes CAP_BPF; they are discarded with the process.
 """
 
 import asyncio
-import contextlib
-import fcntl
+import ctypes
 import os
-import pathlib
-import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection
 from types import ModuleType
+from typing import Any
 
-from bpf import errors, sources, syscalls
+from bpf import abi, artefacts, errors, features, sources
+from bpf.artefacts import Artefact, Function
+from bpf.features import Feature
+from bpf.program_sets import ProgramSet
 
 # A compile takes 0.2 s on an idle machine; a minute means that something is badly wrong.
 _TIMEOUT_SECONDS = 60
 
-
-async def ensure_pinned(
-    directory: pathlib.Path, names: Collection[str], module: str, argument: str, *, what: str
-) -> bool:
-    """Run `python -m module argument` unless all of `names` are pinned. Whether it ran.
-
-    what: names the programs in messages. Raises `CompileError`.
-    """
-    if are_pinned(directory, names):
-        return False
-    await _run(module, argument, what)
-    return True
+# PAGE_SIZE: sizes a ring that the loader creates itself.
+_FLAGS = ("-Wall", "-Werror", "-DPAGE_SIZE=4096")
 
 
-async def _run(module: str, argument: str, what: str) -> None:
-    """Run a compile process (by vfork and exec, which is safe with threads).
+async def compile_in_process(programs: ProgramSet, used: Collection[Feature]) -> Artefact:
+    """Run `python -m bpf.compiler` (by vfork and exec, which is safe with threads).
 
     Raises `CompileError` with the last line that the process wrote to stderr.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, argument),
+        *(sys.executable, "-m", "bpf.compiler", programs.source),
+        *(feature.macro for feature in used),
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            _, messages = await process.communicate()
+            content, messages = await process.communicate()
     except TimeoutError:
         raise errors.CompileError(
-            f"compiling {what} took more than {_TIMEOUT_SECONDS} s; "
+            f"compiling {programs.source} took more than {_TIMEOUT_SECONDS} s; "
             "check whether the node is out of CPU or memory"
         ) from None
     finally:
@@ -62,64 +53,55 @@ async def _run(module: str, argument: str, what: str) -> None:
         reason = lines[-1] if lines else _status_text(process.returncode)
         first_error = next((line for line in lines[:-1] if "error:" in line), None)
         raise errors.CompileError(f"{reason} ({first_error})" if first_error else reason)
+    try:
+        return artefacts.decode(content, programs)
+    except artefacts.ArtefactError as error:
+        raise errors.CompileError(f"the output of bpf.compiler cannot be used: {error}") from error
 
 
-def are_pinned(directory: pathlib.Path, names: Collection[str]) -> bool:
-    """Whether all of `names` exist in `directory`: an administrator may have removed one."""
-    return all(os.path.lexists(directory / name) for name in names)
-
-
-@contextlib.contextmanager
-def pinning(directory: pathlib.Path, names: Collection[str]) -> Iterator[pathlib.Path | None]:
-    """A directory to pin in, renamed to `directory` in one step if the block succeeds.
-
-    None if another process, for which this one has waited, has pinned all of `names` there. Removes
-    the unfinished directory of a killed process.
-    """
-    unfinished = directory.with_name(f"{directory.name}-unfinished")
-    with _exclusive(directory.parent):
-        if are_pinned(directory, names):
-            yield None
-            return
-        for leftover in (unfinished, directory):
-            if leftover.exists():
-                shutil.rmtree(leftover)
-        unfinished.mkdir(mode=0o700)
-        yield unfinished
-        os.rename(unfinished, directory)
-
-
-def compile_and_pin(
-    directory: pathlib.Path,
-    names: Collection[str],
-    load: Callable[[ModuleType], tuple[object, Mapping[str, int]]],
-    *,
-    what: str,
-    needs: str,
-) -> None:
-    """Pin the programs that `load` returns in `directory`, which appears only when complete.
-
-    load: gets bcc; returns the owner of the descriptors, and the descriptors by name.
-    what, needs: for messages: the programs, and what they need. Raises `CompileError` if the
-    compiler or the verifier fails.
-    """
-    bcc = import_bcc()
-    with pinning(directory, names) as unfinished:
-        if unfinished is None:
-            return
+def compile_here(programs: ProgramSet, used: Collection[Feature]) -> Artefact:
+    """Compile in this process. Raises `CompileError`; the compiler's messages are on stderr."""
+    bcc = _import_bcc()
+    flags = [*_FLAGS, *features.compiler_flags(programs.features, used)]
+    try:
+        module = bcc.BPF(text=sources.expand(programs.source), cflags=flags)
+    except Exception as error:  # bcc raises plain Exception for every failure
+        raise errors.CompileError(f"{programs.source} could not be compiled: {error}") from error
+    names = {_descriptor(bcc.lib, module.module, spec): spec.name for spec in programs.maps}
+    functions = {}
+    for function in sorted({program.function for program in programs.programs}):
         try:
-            _owner, descriptors = load(bcc)
-            for name, fd in descriptors.items():
-                syscalls.pin(fd, str(unfinished / name))
-        except errors.PinError:
-            raise
-        except Exception as error:  # bcc raises plain Exception for every failure
+            functions[function] = Function.extract(module.dump_func(function.encode()), names)
+        except KeyError:
             raise errors.CompileError(
-                f"{what} could not be compiled or loaded: {error}; this needs {needs}"
-            ) from error
+                f"{function} uses a map that bpf/abi.py does not list; add its MapSpec"
+            ) from None
+    macros = tuple(feature.macro for feature in used)
+    return Artefact(programs.source, sources.fingerprint(), macros, functions)
 
 
-def import_bcc() -> ModuleType:
+def _descriptor(libbcc: Any, module: int, spec: abi.MapSpec) -> int:
+    """The descriptor in the instructions. Raises `CompileError` unless the C side has this map."""
+    sizes = libbcc.bpf_table_key_size_id, libbcc.bpf_table_leaf_size_id
+    for size in sizes:
+        size.argtypes, size.restype = [ctypes.c_void_p, ctypes.c_ulonglong], ctypes.c_size_t
+    number = libbcc.bpf_table_id(module, spec.name.encode())
+    shape = (
+        libbcc.bpf_table_type_id(module, number),
+        # A ring has neither keys nor values; bcc sees the types of its records.
+        *((size(module, number) for size in sizes) if spec.key_size else (0, 0)),
+        libbcc.bpf_table_max_entries_id(module, number),
+        libbcc.bpf_table_flags_id(module, number),
+    )
+    if shape != (spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags):
+        raise errors.CompileError(
+            f"the map {spec.name} of the C sources is not its MapSpec: type, sizes, number of "
+            f"entries and flags are {shape}"
+        )
+    return int(libbcc.bpf_table_fd(module, spec.name.encode()))
+
+
+def _import_bcc() -> ModuleType:
     """bcc, set up for the stand-in headers. Raises `CompileError` when it is not installed."""
     os.environ["BCC_KERNEL_SOURCE"] = str(sources.KERNEL_SOURCE)
     try:
@@ -131,30 +113,6 @@ def import_bcc() -> ModuleType:
         ) from error
     module: ModuleType = bcc
     return module
-
-
-def main(compile_and_pin: Callable[[str], None]) -> int:
-    """The main function of a compile process; returns its exit status.
-
-    A failure is one sentence on stderr, after the compiler's messages.
-    """
-    try:
-        compile_and_pin(sys.argv[1])
-    except (errors.CompileError, errors.PinError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
-
-
-@contextlib.contextmanager
-def _exclusive(directory: pathlib.Path) -> Iterator[None]:
-    """Hold the directory's lock; the kernel releases it when the process ends."""
-    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
 
 
 def _status_text(status: int | None) -> str:

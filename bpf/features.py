@@ -1,43 +1,80 @@
-"""Features of this kernel, detected by loading a program of a few instructions.
+"""Features of this kernel that the sources depend on, detected by loading a few instructions.
 
-The compiler needs them in advance: the kernel rejects a program that calls a missing helper.
+Each is a macro of the C sources. The compiler needs them in advance: the kernel rejects a program
+that calls a missing helper.
 """
 
+import dataclasses
 import enum
 import errno
 import os
 import struct
+from collections.abc import Collection, Sequence
 
 from bpf import errors, syscalls
 
-_SCHED_CLS = 3  # `enum bpf_prog_type`
+# `enum bpf_prog_type`, and an attach type where the kernel requires one.
+_SCHED_CLS = (3, 0)
+_CONNECT4 = (18, 10)
 
 
 class Helper(enum.IntEnum):
-    """`enum bpf_func_id`: helpers that not every kernel offers to tc programs."""
+    """`enum bpf_func_id`: helpers that not every kernel offers."""
 
     GET_CURRENT_PID_TGID = 14
-    """Linux 6.10 (eb166e522c77)."""
+    """To tc programs since Linux 6.10 (eb166e522c77)."""
 
     GET_CURRENT_COMM = 16
-    """Linux 6.16 (ee971630f20f)."""
+    """To tc programs since Linux 6.16 (ee971630f20f)."""
 
     GET_CURRENT_CGROUP_ID = 80
-    """Linux 6.4 (c501bf55c88b)."""
+    """To tc programs since Linux 6.4 (c501bf55c88b)."""
 
     KTIME_GET_COARSE_NS = 160
     """Linux 5.11 (d05512618056)."""
 
+    SET_RETVAL = 187
+    """To programs at connect since Linux 5.18 (b44123b4a3dc)."""
 
-def is_offered(helper: Helper) -> bool:
-    """Whether tc programs may call it. Raises `BpfError` where no program can be loaded at all."""
-    # 16 bytes of the stack, for helpers that fill a buffer; the others have no arguments.
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Feature:
+    """macro: defined as 1 where programs of this type may call all of the helpers, else as 0."""
+
+    macro: str
+    helpers: tuple[Helper, ...]
+    program_type: tuple[int, int] = _SCHED_CLS
+
+    def is_offered(self) -> bool:
+        """Raises `BpfError` where no program of this type can be loaded at all."""
+        return all(is_offered(helper, self.program_type) for helper in self.helpers)
+
+
+COARSE_CLOCK = Feature("COARSE_CLOCK", (Helper.KTIME_GET_COARSE_NS,))
+CURRENT_TASK = Feature(
+    "HAS_CURRENT_TASK",
+    (Helper.GET_CURRENT_CGROUP_ID, Helper.GET_CURRENT_PID_TGID, Helper.GET_CURRENT_COMM),
+)
+SET_RETVAL = Feature("HAS_SET_RETVAL", (Helper.SET_RETVAL,), _CONNECT4)
+
+
+def offered(features: Sequence[Feature]) -> list[Feature]:
+    """Those that this kernel offers. Raises `BpfError` where no program can be loaded."""
+    return [feature for feature in features if feature.is_offered()]
+
+
+def is_offered(helper: Helper, program_type: tuple[int, int] = _SCHED_CLS) -> bool:
+    """Whether such programs may call it. Raises `BpfError` where none can be loaded at all."""
+    # 16 bytes of the stack, for helpers that fill a buffer; the others read no arguments but a 0.
     buffer = struct.pack("=BBhiBBhiBBhi", 0xBF, 0xA1, 0, 0, 0x07, 1, 0, -16, 0xB7, 2, 0, 16)
+    number = struct.pack("=BBhi", 0xB7, 1, 0, 0)
     call = struct.pack("=BBhi", 0x85, 0, 0, helper)
     return_0 = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
-    os.close(syscalls.program_load(_SCHED_CLS, return_0))
+    kind, attach_type = program_type
+    os.close(syscalls.program_load(kind, return_0, attach_type=attach_type))
+    argument = number if helper is Helper.SET_RETVAL else buffer
     try:
-        os.close(syscalls.program_load(_SCHED_CLS, buffer + call + return_0))
+        os.close(syscalls.program_load(kind, argument + call + return_0, attach_type=attach_type))
     except errors.BpfError as error:
         if error.errno in (errno.EINVAL, errno.EACCES, errno.EPERM):
             return False
@@ -47,17 +84,9 @@ def is_offered(helper: Helper) -> bool:
 
 def reports_task_name() -> bool:
     """Whether tc programs can read the running process: cgroup, pid and name."""
-    return all(
-        map(
-            is_offered,
-            (Helper.GET_CURRENT_CGROUP_ID, Helper.GET_CURRENT_PID_TGID, Helper.GET_CURRENT_COMM),
-        )
-    )
+    return CURRENT_TASK.is_offered()
 
 
-def compiler_flags() -> list[str]:
-    """The -D flags of the features that the sources depend on."""
-    flags = [f"-DHAS_CURRENT_TASK={int(reports_task_name())}"]
-    if is_offered(Helper.KTIME_GET_COARSE_NS):
-        flags.append("-DCOARSE_CLOCK")
-    return flags
+def compiler_flags(features: Sequence[Feature], used: Collection[Feature]) -> list[str]:
+    """The -D flags for sources that depend on all of `features`."""
+    return [f"-D{feature.macro}={int(feature in used)}" for feature in features]

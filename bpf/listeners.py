@@ -15,7 +15,8 @@ import shutil
 import struct
 from collections.abc import Callable
 
-from bpf import abi, compiling, maps, pins, ringbuffer, sources, syscalls
+from bpf import abi, maps, pinning, pins, ringbuffer, sources, syscalls
+from bpf.program_sets import ProgramSet, ProgramSpec
 
 PROGRAM = "watch_listeners"
 ITERATOR = "bpf_iter__tcp"
@@ -30,10 +31,25 @@ LOSSES = abi.MapSpec("listener_losses", _ARRAY, 4, 8, 1)
 EVENTS = abi.MapSpec("listener_events", _RINGBUF, 0, 0, _RING_BYTES)
 ADOPTED = abi.MapSpec("listeners_adopted", _ARRAY, 4, 8, 1)
 MAPS = (WATCHED, LOSSES, EVENTS, ADOPTED)
-PINS = (PROGRAM, *(spec.name for spec in MAPS))
 
+_SOCK_OPS, _TRACING = 13, 26  # `enum bpf_prog_type`
 _BPF_CGROUP_SOCK_OPS = 3
 _BPF_TRACE_ITER = 28
+
+# Separate from the gates' programs: a kernel that rejects this one (before 5.15) can have gates.
+PROGRAM_SET = ProgramSet(
+    source="listeners.c",
+    programs=(
+        ProgramSpec(PROGRAM, PROGRAM, _SOCK_OPS, _BPF_CGROUP_SOCK_OPS),
+        ProgramSpec(
+            *(ITERATOR, ITERATOR, _TRACING, _BPF_TRACE_ITER),
+            is_optional=True,
+            kernel_function="bpf_iter_tcp",
+        ),
+    ),
+    maps=MAPS,
+    needs="Linux 5.15",
+)
 
 
 class CListenerEvent(ctypes.Structure):
@@ -154,16 +170,14 @@ def adopt(directory: pathlib.Path, enter: Callable[[Callable[[], int]], int]) ->
 async def load(installation: pins.Pins) -> pathlib.Path:
     """Ensure that the current program is pinned. Returns its directory. Raises `CompileError`.
 
-    Compiles only if the source has changed; removes programs of other sources.
+    Loads only if the source has changed; removes programs of other sources.
     """
     text = sources.expand("listeners.c").encode()
     directory = installation.schema / f"listeners-{hashlib.sha256(text).hexdigest()[:16]}"
     for other in installation.schema.glob("listeners-*"):
         if not other.name.startswith(directory.name):
             unpin(other)
-    await compiling.ensure_pinned(
-        directory, PINS, "bpf.listener_compiler", str(directory), what="listeners.c"
-    )
+    await pinning.ensure_pinned(PROGRAM_SET, directory)
     return directory
 
 

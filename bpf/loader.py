@@ -1,23 +1,38 @@
-"""The gates' programs and maps, opened from their pins, and compiled first if outdated."""
+"""The gates' programs and maps, opened from their pins, and loaded first if outdated."""
 
 import contextlib
 import dataclasses
 import os
 import time
 
-from bpf import abi, compiling, maps, pins, sources, syscalls
+from bpf import abi, features, maps, pinning, pins, sources, syscalls
+from bpf.pinning import Outcome
+from bpf.program_sets import ProgramSet, ProgramSpec
+
+_SCHED_CLS = 3  # `enum bpf_prog_type`
+
+PROGRAM_SET = ProgramSet(
+    source="programs.c",
+    programs=(
+        *(ProgramSpec(name, function, _SCHED_CLS) for name, function in abi.PROGRAMS.items()),
+        *(ProgramSpec.hook(hook, is_optional=True) for hook in abi.OPTIONAL_PROGRAMS),
+    ),
+    maps=abi.MAPS,
+    needs="Linux 5.10 with BPF and its JIT, and CAP_BPF",
+    features=(features.COARSE_CLOCK, features.CURRENT_TASK),
+)
 
 
 @dataclasses.dataclass(slots=True)
 class Loaded:
-    """Open descriptors of all programs and maps. was_compiled: the pins were outdated or missing.
+    """Open descriptors of all programs and maps. outcome: where the programs came from.
 
     programs: by name; those of `abi.HOOKS` only where the kernel accepts them.
     """
 
     programs: dict[str, int]
     open_maps: dict[str, maps.Map]
-    was_compiled: bool
+    outcome: Outcome
     load_ms: float
 
     def close(self) -> None:
@@ -39,24 +54,23 @@ class Loaded:
 async def load(installation: pins.Pins) -> Loaded:
     """Ensure that the current programs are pinned, and open them.
 
-    Compiles only if no programs with the sources' hash are pinned. Raises `PinError` (no bpffs, or
+    Loads only if no programs with the sources' hash are pinned, and compiles only if the image has
+    no compiled programs for this kernel. Raises `PinError` (no bpffs, or
     a pin of another program or layout) or `CompileError`; then the previous pins stay, and their
     gates continue to enforce.
     """
     started = time.perf_counter()
     installation.prepare()
     maps.check_pinned(installation)
-    was_compiled = await compiling.ensure_pinned(
-        *(installation.programs / sources.fingerprint(), abi.PROGRAMS),
-        *("bpf.compiler", str(installation.bpffs)),
-        what="the eBPF programs",
+    outcome = await pinning.ensure_pinned(
+        PROGRAM_SET, installation.programs / sources.fingerprint(), installation.maps
     )
-    loaded = _open(installation, was_compiled)
+    loaded = _open(installation, outcome)
     loaded.load_ms = (time.perf_counter() - started) * 1000
     return loaded
 
 
-def _open(installation: pins.Pins, was_compiled: bool) -> Loaded:
+def _open(installation: pins.Pins, outcome: Outcome) -> Loaded:
     directory = installation.programs / sources.fingerprint()
     with contextlib.ExitStack() as undo:
         opened = {}
@@ -69,4 +83,4 @@ def _open(installation: pins.Pins, was_compiled: bool) -> Loaded:
             programs[name] = syscalls.open_pin(str(directory / name))
             undo.callback(os.close, programs[name])
         undo.pop_all()
-    return Loaded(programs, opened, was_compiled, load_ms=0.0)
+    return Loaded(programs, opened, outcome, load_ms=0.0)

@@ -1,14 +1,16 @@
 """Pinned maps, opened without bcc and compared with their expected shape."""
 
+import contextlib
 import errno
 import functools
 import os
 import struct
 from collections.abc import Iterator
 
-from bpf import abi, errors, pins, syscalls
+from bpf import abi, btf_ids, errors, pins, syscalls
 
 _BATCH = 256
+_SOCKET_STORAGE = 24
 
 # type, id, key_size, value_size, max_entries, map_flags of `struct bpf_map_info`
 _INFO = struct.Struct("=IIIIII")
@@ -89,8 +91,29 @@ class Map:
                 return
 
 
+def create(spec: abi.MapSpec, template_fd: int = 0) -> int:
+    """A new map's descriptor. template_fd: of the map that `spec` names.
+
+    Without BTF, but for socket storage, which the kernel rejects without. From Linux 5.15 up to 6.1
+    a map of maps accepts only maps that have BTF if the template has it (EINVAL; fixed in 6.2,
+    db559117828d).
+    """
+    btf = (0, 0, 0)
+    with contextlib.ExitStack() as close:
+        if spec.type == _SOCKET_STORAGE:
+            content, key, value = btf_ids.socket_storage(spec.value_size)
+            btf = (syscalls.btf_load(content), key, value)
+            close.callback(os.close, btf[0])
+        return syscalls.map_create(
+            *(spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags),
+            name=spec.name,
+            inner_fd=template_fd,
+            btf=btf,
+        )
+
+
 def check_pinned(installation: pins.Pins) -> None:
-    """Raise `PinError` if a pinned map is not as expected: bcc would use it and misread it."""
+    """Raise `PinError` if a pinned map is not as expected."""
     for spec in abi.MAPS:
         if os.path.lexists(installation.map(spec)):
             Map.open(installation.map(spec), spec).close()

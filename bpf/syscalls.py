@@ -32,6 +32,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # well).
 _MAX_ATTEMPTS = 5
 
+# Of the verifier's log at its first level; the kernel fails with ENOSPC where it does not fit.
+_LOG_BYTES = 1 << 24
+
 
 class Command(enum.IntEnum):
     """`enum bpf_cmd`."""
@@ -50,6 +53,7 @@ class Command(enum.IntEnum):
     MAP_GET_FD_BY_ID = 14
     OBJ_GET_INFO_BY_FD = 15
     PROG_QUERY = 16
+    BTF_LOAD = 18
     MAP_LOOKUP_BATCH = 24
     MAP_UPDATE_BATCH = 26
     MAP_DELETE_BATCH = 27
@@ -96,10 +100,35 @@ def _address(buffer: ctypes.Array[ctypes.c_char]) -> int:
     return ctypes.addressof(buffer)
 
 
-def map_create(kind: int, key_size: int, value_size: int, max_entries: int) -> int:
-    """A new map's descriptor; sizes in bytes."""
-    attributes = struct.pack("=IIIII", kind, key_size, value_size, max_entries, 0)
-    return _allocate(Command.MAP_CREATE, attributes, what="creating a map")
+def map_create(
+    kind: int,
+    key_size: int,
+    value_size: int,
+    max_entries: int,
+    flags: int = 0,
+    *,
+    name: str = "",
+    inner_fd: int = 0,
+    btf: tuple[int, int, int] = (0, 0, 0),
+) -> int:
+    """A new map's descriptor; sizes in bytes.
+
+    inner_fd: for maps of maps, one map as those that it will hold. btf: for socket storage, a
+    descriptor of type information, and the ids of the key's and the value's type.
+    """
+    attributes = struct.pack(
+        "=IIIIIII16sIIII",
+        *(kind, key_size, value_size, max_entries, flags, inner_fd, 0),
+        *(_object_name(name), 0, *btf),
+    )
+    return _allocate(Command.MAP_CREATE, attributes, what=f"creating the map {name}".rstrip())
+
+
+def btf_load(content: bytes) -> int:
+    """A descriptor of type information (Documentation/bpf/btf.rst)."""
+    buffer = ctypes.create_string_buffer(content, len(content))
+    attributes = struct.pack("=QQIII", _address(buffer), 0, len(content), 0, 0)
+    return _allocate(Command.BTF_LOAD, attributes, what="loading type information")
 
 
 def map_lookup(map_fd: int, key: bytes, value_size: int) -> bytes | None:
@@ -221,16 +250,50 @@ def object_info(fd: int, size: int) -> bytes:
     return info.raw
 
 
-def program_load(kind: int, instructions: bytes) -> int:
-    """Load a program (`enum bpf_prog_type`) given as 8 bytes an instruction; its descriptor."""
+def program_load(
+    kind: int,
+    instructions: bytes,
+    *,
+    attach_type: int = 0,
+    name: str = "",
+    attach_btf_id: int = 0,
+    log: bool = False,
+) -> int:
+    """Load a program (`enum bpf_prog_type`) given as 8 bytes an instruction; its descriptor.
+
+    attach_type: `enum bpf_attach_type`, which some types need at load. attach_btf_id: the id of
+    the kernel's function for BPF_PROG_TYPE_TRACING. log: the error's text ends with the verifier's
+    reason.
+    """
     code = ctypes.create_string_buffer(instructions, len(instructions))
     licence = ctypes.create_string_buffer(b"GPL")
+    messages = ctypes.create_string_buffer(_LOG_BYTES) if log else None
     attributes = struct.pack(
-        "=IIQQIIQII",
+        "=IIQQIIQII16sIIIIQIIQII",
         *(kind, len(instructions) // 8, _address(code), _address(licence)),
-        *(0, 0, 0, 0, 0),
+        *((1, _LOG_BYTES, _address(messages)) if messages else (0, 0, 0)),
+        *(0, 0, _object_name(name), 0, attach_type),
+        *(0, 0, 0, 0, 0, 0, 0, attach_btf_id),
     )
-    return _allocate(Command.PROG_LOAD, attributes, what="loading a program")
+    what = f"loading the program {name}".rstrip()
+    try:
+        return _allocate(Command.PROG_LOAD, attributes, what=what)
+    except errors.BpfError as error:
+        if messages is None:
+            raise
+        raise errors.BpfError(error.errno, f"{what}: {_verdict(messages.value)}") from error
+
+
+def _object_name(name: str) -> bytes:
+    """As the kernel shows it: at most 15 characters, with a 0 after them."""
+    return name.encode("ascii")[:15]
+
+
+def _verdict(log: bytes) -> str:
+    """The verifier's reason: the last line of its log that is no statistics and no instruction."""
+    lines = log.decode(errors="replace").strip().splitlines()
+    found = [line for line in lines if not line.startswith(("processed ", "verification time"))]
+    return found[-1].strip() if found else "rejected without a message"
 
 
 def _allocate(command: Command, attributes: bytes, *, what: str) -> int:

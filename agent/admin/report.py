@@ -114,15 +114,16 @@ class PodSourceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole agent. `load_ms`: milliseconds from start to loaded programs; `kubelet`: the path
-    of its cgroup, or None for the reason in `kubelet_problem`."""
+    """The whole agent. `programs`: where they came from, a value of `bpf.pinning.Origin`;
+    `load_ms`: milliseconds to load them; `kubelet`: the path of its cgroup, or None for the reason
+    in `kubelet_problem`."""
 
     version: str
     pid: int
     started: datetime.datetime
     source_hash: str
     attachment: str
-    was_compiled: bool
+    programs: str
     load_ms: float
     is_synced: bool
     kubelet: str | None

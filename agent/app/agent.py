@@ -244,8 +244,6 @@ class Agent:
                 pid=os.getpid(),
                 http=self._reports.http_address,
                 attachment=self._gate_worker.gates.attachment.value,
-                compiled=self._gate_worker.loaded.was_compiled,
-                load_ms=round(self._gate_worker.loaded.load_ms, 1),
             )
             handover.write_started_file(settings.started_file)
             # Before gates are taken over by new maps, which have no kubelet yet.

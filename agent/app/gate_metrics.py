@@ -38,8 +38,9 @@ BUILD_INFO = MetricFamily(
 LOAD_SECONDS = MetricFamily(
     "podgate_program_load_seconds",
     "gauge",
-    "Time to load the BPF programs at start; compiled is false if pinned ones were reused.",
-    ("compiled",),
+    "Time to load the BPF programs at start, by where they came from: prebuilt (with the image), "
+    "compiled (by bcc) or pinned (reused).",
+    ("programs",),
 )
 
 
@@ -87,6 +88,6 @@ class GateCollector:
         info, load = new_metric(BUILD_INFO), new_metric(LOAD_SECONDS)
         loaded = self._gate_worker.loaded
         info.add_metric((VERSION, self._source_hash, self._gate_worker.gates.attachment.value), 1)
-        load.add_metric((str(loaded.was_compiled).lower(),), loaded.load_ms / 1000)
+        load.add_metric((loaded.outcome.origin.value,), loaded.load_ms / 1000)
         yield info
         yield load

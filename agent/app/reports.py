@@ -112,7 +112,7 @@ class Reports:
             started=self._started,
             source_hash=bpf_sources.fingerprint(),
             attachment=self._gate_worker.gates.attachment.value,
-            was_compiled=loaded.was_compiled,
+            programs=loaded.outcome.origin.value,
             load_ms=loaded.load_ms,
             is_synced=self._store.is_synced,
             kubelet=self._kubelet.current.path if self._kubelet.current else None,

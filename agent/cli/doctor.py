@@ -21,7 +21,7 @@ from agent.linux import nft
 from agent.linux.cgroups import cgroup2_mount
 from agent.settings import DEFAULT_RELAY_RANGES, RelayRanges, admin_socket
 from agent.strict import check as strict_check
-from bpf import abi, errors, features, hooks, maps, pins
+from bpf import abi, artefacts, errors, features, hooks, loader, maps, pins
 from bpf.gates import Attachment
 
 _TIMEOUT_SECONDS = 30
@@ -56,7 +56,7 @@ async def run_checks(
     except PreflightError as error:
         return [Finding("privileges", Severity.PROBLEM, str(error))]
     findings = [Finding("privileges", Severity.OK, "bpf(2) is allowed and cgroup v2 is mounted.")]
-    findings += _compiler()
+    findings += _programs()
     findings += _kernel()
     findings += _hooks()
     findings += _bpffs(bpffs)
@@ -66,24 +66,37 @@ async def run_checks(
     return findings
 
 
-def _compiler() -> Iterator[Finding]:
+def _programs() -> Iterator[Finding]:
+    programs = loader.PROGRAM_SET
+    try:
+        artefact = artefacts.find(programs, features.offered(programs.features))
+    except artefacts.ArtefactError as error:
+        yield _compiler(str(error))
+    else:
+        using = f" ({', '.join(artefact.macros)})" if artefact.macros else ""
+        text = f"Prebuilt programs fit this kernel{using}; no compiler is needed."
+        yield Finding("programs", Severity.OK, text)
+
+
+def _compiler(missing: str) -> Finding:
+    """missing: why there is nothing prebuilt."""
     spec = importlib.util.find_spec("bcc")
     if spec is None or spec.origin is None:
-        yield Finding(
-            "compiler",
+        return Finding(
+            "programs",
             Severity.PROBLEM,
-            "bcc is not installed for this Python; install the distribution's python3-bpfcc and "
-            "use a virtual environment made with --system-site-packages.",
+            f"No prebuilt programs ({missing}), and bcc is not installed for this Python; use "
+            "podgate's image, or install the distribution's python3-bpfcc and use a virtual "
+            "environment made with --system-site-packages.",
         )
-    elif not (pathlib.Path(spec.origin).parent / "libbcc.py").exists():
-        yield Finding(
-            "compiler",
+    if not (pathlib.Path(spec.origin).parent / "libbcc.py").exists():
+        return Finding(
+            "programs",
             Severity.PROBLEM,
             f"{spec.origin} is not the BPF compiler collection but another package of that name; "
             "remove it and install the distribution's python3-bpfcc.",
         )
-    else:
-        yield Finding("compiler", Severity.OK, "bcc found (needed only to compile programs).")
+    return Finding("programs", Severity.OK, f"bcc compiles the programs at start: {missing}.")
 
 
 def _kernel() -> Iterator[Finding]:

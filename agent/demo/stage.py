@@ -37,6 +37,7 @@ from agent.logs import Event
 from agent.pods.conditions import FALSE, TRUE
 from agent.relay import interfaces as relay_interfaces
 from bpf import cleanup, pins
+from bpf.pinning import Origin
 from probes.engine.prober import probe
 from probes.spec.specs import Grpc, Handler, HttpGet, Probe, TcpSocket
 
@@ -223,8 +224,8 @@ class Stage:
                 self._pods.are_isolated("Enforced")(report) and self._pods.are_passing(report)
             ),
         )
-        observed = "compiled again" if report.was_compiled else "not compiled"
-        events.check("agent restarts with pinned programs", "not compiled", observed)
+        expected = Origin.PINNED.value
+        events.check("agent restarts with pinned programs", expected, report.programs)
 
     def _strict(self) -> None:
         events.emit(events.Step("switching every pod to strict: starting the relay"))

@@ -68,6 +68,12 @@ class GateWorker:
         """Load what is not pinned yet. Raises `PinError` or `CompileError`."""
         installation = pins.Pins(settings.bpffs)
         loaded = await loader.load(installation)
+        log.info(
+            Event.PROGRAMS_LOADED,
+            programs=loaded.outcome.origin.value,
+            load_ms=round(loaded.load_ms, 1),
+            reason=loaded.outcome.reason,
+        )
         # One thread: tcx attaches wait for each other under RTNL anyway.
         thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="gates")
         try:

@@ -14,7 +14,8 @@ import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from bpf import abi, compiling, errors, maps, pins, rcu_map, sources, syscalls
+from bpf import abi, errors, features, maps, pinning, pins, rcu_map, sources, syscalls
+from bpf.program_sets import ProgramSet, ProgramSpec
 from bpf.services import links as service_links
 from bpf.services.tables import (
     COUNTS,
@@ -25,6 +26,7 @@ from bpf.services.tables import (
     MAX_SERVICES,
     MEMBERS,
     ONE,
+    PEERS,
     SERVICES,
     SET,
     CService,
@@ -39,7 +41,14 @@ _T = TypeVar("_T")
 _BATCH = 4096
 
 
-PINS = (*(hook.name for hook in service_links.HOOKS), *(spec.name for spec in MAPS))
+# Separate from the gates' programs: loaded only where the proxy is used.
+PROGRAM_SET = ProgramSet(
+    source="services.c",
+    programs=tuple(ProgramSpec.hook(hook) for hook in service_links.HOOKS),
+    maps=(*MAPS, PEERS),
+    needs="Linux 5.10",
+    features=(features.SET_RETVAL,),
+)
 
 
 class ServiceTableFullError(errors.KernelSideError):
@@ -231,7 +240,7 @@ class ServiceMaps:
 async def load(installation: pins.Pins) -> pathlib.Path:
     """Ensure that the current programs are pinned. Returns their directory.
 
-    Compiles only if the source has changed. Programs of other sources stay until `attach` has
+    Loads only if the source has changed. Programs of other sources stay until `attach` has
     replaced them. Raises `PinError` or `CompileError`.
     """
     installation.prepare()
@@ -239,9 +248,7 @@ async def load(installation: pins.Pins) -> pathlib.Path:
     parent.mkdir(mode=0o700, exist_ok=True)
     text = sources.expand("services.c").encode()
     programs = parent / hashlib.sha256(text).hexdigest()[:16]
-    await compiling.ensure_pinned(
-        programs, PINS, "bpf.services.compiler", str(programs), what="services.c"
-    )
+    await pinning.ensure_pinned(PROGRAM_SET, programs)
     return programs
 
 

@@ -12,7 +12,7 @@ MAX_ENDPOINTS = 1048576
 _MAX_AFFINITIES = 131072
 _MAX_UDP_FLOWS = 65536
 
-_HASH, _PERCPU_ARRAY, _LRU_HASH = 1, 6, 9
+_HASH, _PERCPU_ARRAY, _LRU_HASH, _SOCKET_STORAGE = 1, 6, 9, 24
 _NO_PREALLOC = 1
 
 
@@ -57,7 +57,8 @@ AFFINITIES = abi.MapSpec("service_affinities", _LRU_HASH, 16, 32, _MAX_AFFINITIE
 UDP_FLOWS = abi.MapSpec("service_udp_flows", _LRU_HASH, 32, _PLACE_SIZE, _MAX_UDP_FLOWS)
 COUNTS = abi.MapSpec("service_counts", _PERCPU_ARRAY, 4, 8, 5)
 MAPS = (SERVICES, ENDPOINTS, MEMBERS, AFFINITIES, UDP_FLOWS, COUNTS)
-"""All but `service_peers`, which is socket storage."""
+PEERS = abi.MapSpec("service_peers", _SOCKET_STORAGE, 4, 2 * _PLACE_SIZE, 0, _NO_PREALLOC)
+"""Which only the programs read."""
 
 
 class ServiceCounter(enum.IntEnum):

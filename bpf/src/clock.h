@@ -8,7 +8,7 @@
  */
 ALWAYS_INLINE __u64 read_clock_ns(void)
 {
-#ifdef COARSE_CLOCK
+#if COARSE_CLOCK
 	return bpf_ktime_get_coarse_ns();
 #else
 	return bpf_ktime_get_ns();

@@ -337,7 +337,7 @@ ALWAYS_INLINE void write6(struct bpf_sock_addr *context, struct service_address 
 /* As kube-proxy rejects what comes to a service without endpoints; EPERM before Linux 5.18. */
 ALWAYS_INLINE int reject(void)
 {
-#ifdef HAS_SET_RETVAL
+#if HAS_SET_RETVAL
 	bpf_set_retval(-ECONNREFUSED);
 #endif
 	return SOCKET_REJECT;

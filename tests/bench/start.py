@@ -16,6 +16,7 @@ from agent.lab import lab as labs
 from agent.lab.lab import BPFFS, Lab
 from bpf import gates, loader, pins
 from bpf.gates import Attachment, GateConfig
+from bpf.pinning import Origin
 from bpf.verdicts import Mode
 from tests.bench import figures
 
@@ -42,7 +43,7 @@ def _compile_load_ms() -> float:
     started = time.perf_counter()
     loaded = asyncio.run(loader.load(installation))
     elapsed_ms = (time.perf_counter() - started) * 1000
-    assert loaded.was_compiled
+    assert loaded.outcome.origin is Origin.COMPILED
     loaded.close()
     installation.remove_everything()
     return elapsed_ms

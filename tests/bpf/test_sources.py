@@ -31,10 +31,10 @@ def test_programs_and_maps_of_the_description_are_there() -> None:
     text = sources.expand("programs.c")
     for name in abi.PROGRAMS.values():
         assert f"int {name}(struct __sk_buff *skb)" in text
-    for hook in (*abi.HOOKS, *abi.RELAY_HOOKS):
+    for hook in abi.OPTIONAL_PROGRAMS:
         assert re.search(rf"int {hook.name}\(struct bpf_sock(_addr|opt) \*context\)", text)
     for spec in abi.MAPS:
-        assert f'PIN_DIR "/{spec.name}"' in text
+        assert f" {spec.name}" in text
 
 
 def test_lines_are_those_of_the_files() -> None:

@@ -49,7 +49,7 @@ async def test_it_compiles_and_serves_within_its_limit_and_a_read_only_root(node
     await node.ready(agent)
     report = await node.report()
     assert report is not None
-    assert report.was_compiled
+    assert report.programs == "prebuilt"
     most, limit = _memory(agent, "max_usage_in_bytes"), _memory(agent, "limit_in_bytes")
     print(f"{most >> 20} MiB of {limit >> 20}")  # noqa: T201
     assert limit == podspec.memory_limit(node.pod()["spec"]["containers"][0])
@@ -79,7 +79,7 @@ async def test_gates_and_the_kubelet_s_way_outlive_the_container(
         await node.ready(agent)
         report = await node.report()
         assert report is not None
-        assert not report.was_compiled
+        assert report.programs == "pinned"
         assert report.kubelet == kubelet.path
         assert not _connects(pod)
     finally:

@@ -95,7 +95,7 @@ async def test_another_package_named_bcc_is_a_problem(
     (tmp_path / "bcc.py").touch()
     monkeypatch.delitem(sys.modules, "bcc", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    finding = (await examine(fresh_pins.bpffs, tmp_path))["compiler"]
+    finding = (await examine(fresh_pins.bpffs, tmp_path))["programs"]
     assert finding.severity is Severity.PROBLEM
     assert "is not the BPF compiler collection" in finding.text
 

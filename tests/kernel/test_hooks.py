@@ -19,6 +19,7 @@ from bpf.drop_sources import DropSources
 from bpf.gates import GateConfig, Gates
 from bpf.hooks import Hooks, HookState
 from bpf.node_config import NodeConfig
+from bpf.pinning import Origin, Outcome
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import offers
@@ -325,7 +326,7 @@ def test_missing_program_of_a_hook_is_reported(
     lacking = loader.Loaded(
         {name: fd for name, fd in loaded.programs.items() if name != "hook_setsockopt"},
         loaded.open_maps,
-        was_compiled=False,
+        outcome=Outcome(Origin.PINNED),
         load_ms=0,
     )
     with cgroup() as own:

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from bpf import abi, pins, sources
+from bpf import abi, sources
 
 pytestmark = pytest.mark.kernel
 
 _DESCRIBE = """
 import ctypes, json, sys
 import bcc
-from bpf import features, sources
+from bpf import loader, sources
+from bpf.features import compiler_flags
 
 def layout(type):
     if hasattr(type, "_fields_"):
@@ -26,9 +27,10 @@ def layout(type):
         return [type._length_, layout(type._type_)]
     return ctypes.sizeof(type)
 
-flags = [f'-DPIN_DIR="{sys.argv[1]}"', *features.compiler_flags()]
+features = loader.PROGRAM_SET.features
+flags = compiler_flags(features, features)
 module = bcc.BPF(text=sources.expand("programs.c"), cflags=flags)
-names = sys.argv[2:]
+names = sys.argv[1:]
 print(json.dumps({name: [layout(module[name].Key),
                          layout(getattr(module[name], "sLeaf", module[name].Leaf))]
                   for name in names}))
@@ -53,21 +55,13 @@ def with_values() -> list[abi.MapSpec]:
 
 
 @pytest.fixture(scope="module")
-def seen_by_bcc(isolated: None, installation: pins.Pins) -> dict[str, object]:
-    made = pins.Pins(installation.bpffs / "layouts")
-    made.bpffs.mkdir()
-    made.prepare()
-    arguments = [str(made.maps), *(spec.name for spec in with_values())]
-    try:
-        output = subprocess.run(
-            [sys.executable, "-c", _DESCRIBE, *arguments],
-            env={**os.environ, "BCC_KERNEL_SOURCE": str(sources.KERNEL_SOURCE)},
-            check=True,
-            capture_output=True,
-        ).stdout
-    finally:
-        made.remove_everything()
-        made.bpffs.rmdir()
+def seen_by_bcc(isolated: None) -> dict[str, object]:
+    output = subprocess.run(
+        [sys.executable, "-c", _DESCRIBE, *(spec.name for spec in with_values())],
+        env={**os.environ, "BCC_KERNEL_SOURCE": str(sources.KERNEL_SOURCE)},
+        check=True,
+        capture_output=True,
+    ).stdout
     found: dict[str, object] = json.loads(output)
     return found
 

@@ -9,11 +9,10 @@ from typing import NoReturn
 import pytest
 
 from bpf import abi, errors, loader, maps, pins, sources, syscalls
+from bpf.pinning import Origin
 from tests.kernel import foreign, versions
 
 pytestmark = pytest.mark.kernel
-
-HOOKS = (*abi.HOOKS, *abi.RELAY_HOOKS)
 
 
 @pytest.fixture
@@ -24,12 +23,12 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
 
 
-async def load(installation: pins.Pins) -> tuple[bool, list[int]]:
-    """Whether it was compiled, and the programs' ids."""
+async def load(installation: pins.Pins) -> tuple[Origin, list[int]]:
+    """Where the programs came from, and their ids."""
     loaded = await loader.load(installation)
     ids = [syscalls.program_id(fd) for fd in loaded.programs.values()]
     loaded.close()
-    return loaded.was_compiled, ids
+    return loaded.outcome.origin, ids
 
 
 def _mapped_files() -> str:
@@ -39,10 +38,10 @@ def _mapped_files() -> str:
 async def test_second_load_uses_the_pins(
     fresh_pins: pins.Pins, request: pytest.FixtureRequest
 ) -> None:
-    was_compiled, ids = await load(fresh_pins)
-    assert was_compiled
+    origin, ids = await load(fresh_pins)
+    assert origin is Origin.COMPILED
     request.getfixturevalue("no_compiler")
-    assert await load(fresh_pins) == (False, ids)
+    assert await load(fresh_pins) == (Origin.PINNED, ids)
 
 
 async def test_pins_are_those_that_the_description_lists(fresh_pins: pins.Pins) -> None:
@@ -52,7 +51,7 @@ async def test_pins_are_those_that_the_description_lists(fresh_pins: pins.Pins) 
         maps.Map.open(fresh_pins.map(spec), spec).close()
     assert os.listdir(fresh_pins.programs) == [sources.fingerprint()]
     pinned = os.listdir(fresh_pins.programs / sources.fingerprint())
-    assert sorted(pinned) == sorted([*abi.PROGRAMS, *(hook.name for hook in HOOKS)])
+    assert sorted(pinned) == sorted([*abi.PROGRAMS, *(hook.name for hook in abi.OPTIONAL_PROGRAMS)])
 
 
 async def test_compiler_is_never_mapped_here(fresh_pins: pins.Pins) -> None:
@@ -101,30 +100,30 @@ async def test_half_finished_load_is_not_used(fresh_pins: pins.Pins) -> None:
     unfinished.mkdir()
     program = foreign.load_program(foreign.TC_ACT_OK)
     syscalls.pin(program, str(unfinished / abi.GATE_EGRESS))
-    was_compiled, ids = await load(fresh_pins)
-    assert was_compiled
+    origin, ids = await load(fresh_pins)
+    assert origin is Origin.COMPILED
     assert ids != [syscalls.program_id(program)]
     assert not unfinished.exists()
     os.close(program)
 
 
-async def test_compilers_of_a_killed_agent_and_the_next_do_not_disturb_each_other(
+async def test_loads_of_a_killed_agent_and_the_next_do_not_disturb_each_other(
     fresh_pins: pins.Pins,
 ) -> None:
     fresh_pins.prepare()
-    compiler = (sys.executable, "-m", "bpf.compiler", str(fresh_pins.bpffs))
-    orphans = [await asyncio.create_subprocess_exec(*compiler) for _ in range(2)]
+    process = (sys.executable, "-c", versions.LOAD, str(fresh_pins.bpffs))
+    orphans = [await asyncio.create_subprocess_exec(*process) for _ in range(2)]
     await load(fresh_pins)
     assert [await asyncio.wait_for(orphan.wait(), 60) for orphan in orphans] == [0, 0]
     assert os.listdir(fresh_pins.programs) == [sources.fingerprint()]
-    assert not (await load(fresh_pins))[0]
+    assert (await load(fresh_pins))[0] is Origin.PINNED
 
 
 async def test_half_removed_programs_are_made_again(fresh_pins: pins.Pins) -> None:
     await load(fresh_pins)
     os.unlink(fresh_pins.programs / sources.fingerprint() / abi.GATE_EGRESS)
-    was_compiled, _ = await load(fresh_pins)
-    assert was_compiled
+    origin, _ = await load(fresh_pins)
+    assert origin is Origin.COMPILED
 
 
 async def test_missing_map_is_one_sentence(fresh_pins: pins.Pins) -> None:
@@ -167,7 +166,7 @@ async def test_failed_compile_leaves_the_previous_programs(
         context.setattr(sources, "fingerprint", lambda: "0" * 16)
         with pytest.raises(errors.CompileError):
             await loader.load(fresh_pins)
-    assert await load(fresh_pins) == (False, ids)
+    assert await load(fresh_pins) == (Origin.PINNED, ids)
 
 
 async def test_old_programs_are_discarded_and_ours_are_kept(fresh_pins: pins.Pins) -> None:
@@ -180,7 +179,7 @@ async def test_old_programs_are_discarded_and_ours_are_kept(fresh_pins: pins.Pin
 
 async def test_everything_can_be_removed(fresh_pins: pins.Pins) -> None:
     await load(fresh_pins)
-    expected = len(abi.MAPS) + len(abi.PROGRAMS) + len(HOOKS)
+    expected = len(abi.MAPS) + len(abi.PROGRAMS) + len(abi.OPTIONAL_PROGRAMS)
     assert fresh_pins.remove_everything() == expected
     assert not fresh_pins.root.exists()
     assert fresh_pins.remove_everything() == 0

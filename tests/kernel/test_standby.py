@@ -45,7 +45,7 @@ def test_the_second_agent_takes_over_when_the_first_ends(
     operator.stop(end)
     report = second.wait_for("the take-over", _is_gated)
     assert report.pid == second.pid
-    assert not report.was_compiled
+    assert report.programs == "pinned"
     assert second.has_logged(Event.STANDBY_TAKING_OVER.message)
 
 

@@ -11,6 +11,12 @@ import sys
 import bpf
 from bpf import abi, loader, pins, sources, syscalls
 
+LOAD = """
+import asyncio, sys
+from bpf import loader, pins
+asyncio.run(loader.load(pins.Pins(sys.argv[1])))
+"""
+
 
 def copy_of_sources(directory: pathlib.Path) -> pathlib.Path:
     """A copy of the `bpf` package below `directory`; its src/gate.c."""
@@ -60,7 +66,7 @@ def load_as(directory: pathlib.Path, installation: pins.Pins) -> loader.Loaded:
 
 def _compile(directory: pathlib.Path, installation: pins.Pins) -> None:
     subprocess.run(
-        [sys.executable, "-m", "bpf.compiler", str(installation.bpffs)],
+        [sys.executable, "-c", LOAD, str(installation.bpffs)],
         cwd=directory,
         check=True,
         capture_output=True,

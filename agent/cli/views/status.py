@@ -29,10 +29,9 @@ def show(content: bytes) -> None:
     """Print the agent's report as tables."""
     report = msgspec.json.decode(content, type=AgentReport)
     console = tables.console()
-    programs = "compiled programs" if report.was_compiled else "reused pinned programs"
     console.print(
         f"podgate {report.version}, pid {report.pid}, since {report.started:%Y-%m-%d %H:%M:%S}Z; "
-        f"{programs}, attached by {report.attachment}; "
+        f"{report.programs} programs, attached by {report.attachment}; "
         f"http://{report.http_address}/metrics; "
         + (f"kubelet in {report.kubelet}" if report.kubelet else "kubelet not identified"),
         highlight=False,

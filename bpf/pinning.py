@@ -1,0 +1,170 @@
+"""Loads program sets and pins them: all programs of one at once, or none.
+
+The instructions are from an artefact of the image, else from a compile process, and both are loaded
+here in the same way. If an agent is killed while it loads, the next one removes what is unfinished;
+of two agents that load, one waits for the other and uses the programs that it pinned.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import enum
+import fcntl
+import functools
+import os
+import pathlib
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+
+from bpf import abi, artefacts, btf_ids, compiling, errors, features, maps, syscalls
+from bpf.artefacts import Artefact
+from bpf.program_sets import ProgramSet, ProgramSpec
+
+
+class Origin(enum.StrEnum):
+    """Where loaded programs came from."""
+
+    PINNED = "pinned"
+    """They were loaded before."""
+    PREBUILT = "prebuilt"
+    """Compiled with the image."""
+    COMPILED = "compiled"
+    """Compiled by bcc, just now."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """reason: why programs were compiled instead of taken from an artefact, else empty."""
+
+    origin: Origin
+    reason: str = ""
+
+
+async def ensure_pinned(
+    programs: ProgramSet, directory: pathlib.Path, map_directory: pathlib.Path | None = None
+) -> Outcome:
+    """Load and pin the programs in `directory`, unless all required ones are pinned.
+
+    map_directory: existing pins of maps there are used, and missing ones are made. None: new maps,
+    pinned with the programs. Raises `PinError` or `CompileError`; then nothing is pinned in
+    `directory`.
+    """
+    names = [program.name for program in programs.programs if not program.is_optional]
+    names += [] if map_directory else [spec.name for spec in programs.maps]
+    if _are_pinned(directory, names):
+        return Outcome(Origin.PINNED)
+    offered = features.offered(programs.features)
+    try:
+        artefact, outcome = artefacts.find(programs, offered), Outcome(Origin.PREBUILT)
+    except artefacts.ArtefactError as missing:
+        outcome = Outcome(Origin.COMPILED, str(missing))
+        try:
+            artefact = await compiling.compile_in_process(programs, offered)
+        except errors.CompileError as error:
+            raise errors.CompileError(f"{error}; {missing}") from error
+
+    def load() -> None:
+        with _pinning(directory, names) as unfinished:
+            if unfinished is not None:
+                _load_and_pin(programs, artefact, unfinished, map_directory or unfinished)
+
+    await asyncio.to_thread(load)
+    return outcome
+
+
+def _are_pinned(directory: pathlib.Path, names: Collection[str]) -> bool:
+    """Whether all of `names` exist in `directory`: an administrator may have removed one."""
+    return all(os.path.lexists(directory / name) for name in names)
+
+
+def _load_and_pin(
+    programs: ProgramSet, artefact: Artefact, directory: pathlib.Path, map_directory: pathlib.Path
+) -> None:
+    with contextlib.ExitStack() as close:
+        descriptors: dict[str, int] = {}
+        for spec in programs.maps:
+            path = map_directory / spec.name
+            descriptors[spec.name] = _ensure_map(spec, path, descriptors)
+            close.callback(os.close, descriptors[spec.name])
+        # The verifier takes 0.1 s for the largest ones, on one CPU each.
+        with concurrent.futures.ThreadPoolExecutor(thread_name_prefix="verifier") as threads:
+            loading = {
+                program: threads.submit(_load, program, artefact, descriptors, programs.needs)
+                for program in programs.programs
+            }
+        for load in loading.values():
+            if not load.exception() and (fd := load.result()) is not None:
+                close.callback(os.close, fd)
+        for program, load in loading.items():
+            if (fd := load.result()) is not None:
+                syscalls.pin(fd, str(directory / program.name))
+
+
+def _ensure_map(spec: abi.MapSpec, path: pathlib.Path, others: Mapping[str, int]) -> int:
+    """A descriptor of the map that is pinned at `path`, now or before. Raises `PinError`."""
+    if os.path.lexists(path):
+        return maps.Map.open(str(path), spec).fd
+    fd = maps.create(spec, others.get(spec.template, 0))
+    try:
+        syscalls.pin(fd, str(path))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _load(
+    program: ProgramSpec, artefact: Artefact, descriptors: Mapping[str, int], needs: str
+) -> int | None:
+    """The program's descriptor; None for an optional one that the kernel rejects."""
+    try:
+        load = functools.partial(
+            syscalls.program_load,
+            program.type,
+            artefact.functions[program.function].link(descriptors),
+            attach_type=program.attach_type,
+            name=program.name,
+            attach_btf_id=(
+                btf_ids.function_id(program.kernel_function) if program.kernel_function else 0
+            ),
+        )
+        return load()
+    except errors.BpfError:
+        if program.is_optional:
+            return None
+    try:
+        return load(log=True)  # only now: the log makes the verifier slower
+    except errors.BpfError as error:
+        raise errors.CompileError(f"{error}; this needs {needs}") from error
+
+
+@contextlib.contextmanager
+def _pinning(directory: pathlib.Path, names: Collection[str]) -> Iterator[pathlib.Path | None]:
+    """A directory to pin in, renamed to `directory` in one step if the block succeeds.
+
+    None if another process, for which this one has waited, has pinned all of `names` there. Removes
+    the unfinished directory of a killed process.
+    """
+    unfinished = directory.with_name(f"{directory.name}-unfinished")
+    with _exclusive(directory.parent):
+        if _are_pinned(directory, names):
+            yield None
+            return
+        for leftover in (unfinished, directory):
+            if leftover.exists():
+                shutil.rmtree(leftover)
+        unfinished.mkdir(mode=0o700)
+        yield unfinished
+        os.rename(unfinished, directory)
+
+
+@contextlib.contextmanager
+def _exclusive(directory: pathlib.Path) -> Iterator[None]:
+    """Hold the directory's lock; the kernel releases it when the process ends."""
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)

@@ -1,0 +1,47 @@
+"""Program sets: the programs and maps of one main source file, which are loaded together."""
+
+import dataclasses
+
+from bpf import abi
+from bpf.features import Feature
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProgramSpec:
+    """A program as it is loaded, pinned as `name`.
+
+    type: `enum bpf_prog_type`; attach_type: `enum bpf_attach_type`. is_optional: left out where the
+    kernel rejects it. kernel_function: what a tracing program is attached to.
+    """
+
+    name: str
+    function: str
+    type: int
+    attach_type: int = 0
+    is_optional: bool = False
+    kernel_function: str = ""
+
+    @classmethod
+    def hook(cls, hook: abi.HookSpec, *, is_optional: bool = False) -> "ProgramSpec":
+        return cls(hook.name, hook.name, hook.type, hook.attach_type, is_optional)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProgramSet:
+    """source: the main file in src/. features: macros of the sources, in the order of the kernel
+    releases that brought them. needs: what the kernel must have, for messages.
+    """
+
+    source: str
+    programs: tuple[ProgramSpec, ...]
+    maps: tuple[abi.MapSpec, ...]
+    needs: str
+    features: tuple[Feature, ...] = ()
+
+    def feature_sets(self) -> list[tuple[Feature, ...]]:
+        """One for each step of kernels: none, the first, the first two, and so on.
+
+        A kernel with later features and without an earlier one, by a backport, gets the step before
+        that one.
+        """
+        return [self.features[:count] for count in range(len(self.features) + 1)]
