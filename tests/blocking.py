@@ -62,6 +62,7 @@ def _of_product() -> Iterator[CodeType]:
     from agent.cri import endpoints
     from agent.kube import api_pods
     from agent.kube import client as kube
+    from agent.linux.nft_cgroups import CgroupMatches
     from agent.policy.files import PolicyFiles
     from agent.probing.result_store import ResultStore
     from agent.state_files import StateSaver
@@ -87,11 +88,13 @@ def _of_product() -> Iterator[CodeType]:
             listen.unix_socket,
             listen.add_grpc_socket,
             peer_credentials.PeerCredentialProxy.serve,
-            # Names of sockets and of namespaces, each in a tmpfs or in procfs.
+            # Names of sockets, namespaces and cgroups, each in a tmpfs, procfs or cgroupfs.
             cri._unavailable,
             endpoints.open_runtime,
             Netns.exists,
             Netns.open,
+            CgroupMatches.exists,
+            CgroupMatches._match,
         )
     )
 
