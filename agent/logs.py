@@ -169,7 +169,7 @@ class Event(enum.Enum):
     STALE_GATE_REMOVED = "Gate of a deleted pod removed."
     STANDBY_TAKING_OVER = "The other agent stopped; taking over."
     STANDBY_WAITING = "Another agent is running; standing by to take over."
-    STRICT_UNAVAILABLE = "Strict unavailable; pods fall back to enforce."
+    STRICT_UNAVAILABLE = "Strict unavailable; pods fall back to enforce, or their probes fail."
     TUNNEL_PORTS_PROTECTED = "Tunnel ports protected."
     WATCH_INTERRUPTED = "Watch interrupted; using the last known objects."
     WATCH_RESUMED = "Watch resumed."

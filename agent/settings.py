@@ -132,6 +132,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     by hand (RFC 3927 reserves the first and the last 256), and unique local ones that spell
     podgate."""
 
+    strict_without_fallback: bool = False
+    """Whether pods in strict never admit the kubelet at their gates, so that their probes fail
+    while no relay serves. Off: healthy pods would restart whenever the relay does."""
+
     cni_conf_directory: pathlib.Path | None = None
     """CNI configuration directory in which podgate-cni stays configured. None: the operator manages
     that directory."""

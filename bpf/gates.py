@@ -35,6 +35,7 @@ class GateConfig:
     addresses: the pod's confirmed addresses, by which hooks and bridges find its gate; claimed:
     other addresses in its namespace, which count in this gate alone; at most 16 together. rules: at
     most 32. any_address: all addresses behind the interface are the pod's (the relay's range).
+    without_fallback: in strict the kubelet is never admitted, with a relay or without.
     """
 
     mode: Mode
@@ -42,6 +43,7 @@ class GateConfig:
     rules: tuple[Rule, ...] = ()
     any_address: bool = False
     claimed: tuple[abi.IPAddress, ...] = ()
+    without_fallback: bool = False
 
     def pack(self) -> abi.CGate:
         """The value of the gates map. Raises `ValueError` for too many addresses or rules."""
@@ -59,7 +61,8 @@ class GateConfig:
             address_count=len(addresses),
             claimed_count=len(self.claimed),
             rule_count=len(self.rules),
-            flags=abi.GATE_ANY_ADDRESS if self.any_address else 0,
+            flags=(abi.GATE_ANY_ADDRESS if self.any_address else 0)
+            | (abi.GATE_NO_FALLBACK if self.without_fallback else 0),
         )
         for slot, address in zip(gate.addresses, addresses, strict=False):
             ctypes.memmove(ctypes.addressof(slot), abi.pack_address(address), 16)
@@ -81,6 +84,7 @@ class GateConfig:
             tuple(Rule.unpack(entry) for entry in list(gate.rules)[: gate.rule_count]),
             any_address=bool(gate.flags & abi.GATE_ANY_ADDRESS),
             claimed=tuple(addresses[own:]),
+            without_fallback=bool(gate.flags & abi.GATE_NO_FALLBACK),
         )
 
 

@@ -91,7 +91,8 @@ class RelayStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     problem: why no relay serves, where one is needed; restarts: by this agent; connections: proxied
     now; held_syns: held now; is_bypassed: whether it is full, so that new connections go directly
-    to the gate; unknown_address: connections to addresses without a pod; gates: on its interfaces.
+    to the gate; unknown_address: connections to addresses without a pod; gates: on its interfaces;
+    has_fallback: whether gates admit the kubelet while no relay serves.
     """
 
     is_up: bool
@@ -102,6 +103,17 @@ class RelayStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_bypassed: bool
     unknown_address: int
     gates: list[GateStatus]
+    has_fallback: bool = True
+
+    @property
+    def problem_text(self) -> str:
+        """The problem, and what follows from it; without a full stop of its own."""
+        if self.has_fallback:
+            return f"strict unavailable, falling back to enforce: {self.problem}"
+        return (
+            "strict unavailable, so the kubelet's probes fail (--strict-without-fallback): "
+            f"{self.problem}"
+        )
 
 
 class PodSourceStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -118,6 +118,7 @@ class Agent:
                 admitter=self._policy,
                 chain_order=self._chain_order,
                 metrics=metrics,
+                has_fallback=not settings.strict_without_fallback,
             ),
             path_tester=self._path_tester,
             resync_seconds=_RESYNC_SECONDS[gate_worker.gates.attachment],
@@ -141,6 +142,7 @@ class Agent:
         self._relays = RelaySupervisor(
             self._launcher,
             is_node_default=settings.mode is Mode.STRICT,
+            has_fallback=not settings.strict_without_fallback,
             store=self._store,
             stats=connections,
         )

@@ -28,7 +28,9 @@ class IsolationConditions:
                 self._publish(state)
 
     def _publish(self, state: PodState) -> None:
-        status = isolation_status(state, self._relays.problem_for(state))
+        status = isolation_status(
+            state, self._relays.problem_for(state), has_fallback=self._relays.has_fallback
+        )
         if status is None:
             return
         if is_path_trusted(state, status):

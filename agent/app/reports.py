@@ -190,6 +190,7 @@ def relay_status(
         is_bypassed=any(report.is_full for report in reports),
         unknown_address=connections.unknown_address,
         gates=_gates(interfaces, counts),
+        has_fallback=supervisor.has_fallback,
     )
 
 

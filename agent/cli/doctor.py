@@ -227,7 +227,9 @@ async def _agent(run_directory: pathlib.Path) -> Finding:
     for has_problem, text in _agent_problems(report):
         if has_problem:
             return Finding("agent", Severity.WARNING, text)
-    return Finding("agent", Severity.OK, f"Agent running, pid {report.pid}, all pods synced.")
+    strictness = "" if report.relay.has_fallback else ", strict without fallback"
+    text = f"Agent running, pid {report.pid}, all pods synced{strictness}."
+    return Finding("agent", Severity.OK, text)
 
 
 def _agent_problems(report: AgentReport) -> Iterator[tuple[bool, str]]:
@@ -236,3 +238,5 @@ def _agent_problems(report: AgentReport) -> Iterator[tuple[bool, str]]:
     yield not report.is_synced, "Initial pod sync not finished; retry."
     yield report.kubelet is None, f"Kubelet not identified: {report.kubelet_problem}"
     yield bool(missing), f"Hooks not attached: {missing}; see 'podgate status'."
+    relay = report.relay.problem_text
+    yield bool(report.relay.problem), f"{relay[:1].upper()}{relay[1:]}"

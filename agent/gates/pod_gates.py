@@ -62,7 +62,9 @@ class PodGates:
         admitter: Admitter,
         chain_order: ChainOrder,
         metrics: GateMetrics,
+        has_fallback: bool = True,
     ) -> None:
+        """has_fallback: whether pods in strict admit the kubelet while no relay serves them."""
         self._store = store
         self._events = events
         self._gate_worker = gate_worker
@@ -72,6 +74,7 @@ class PodGates:
         self._admitter = admitter
         self._chain_order = chain_order
         self._metrics = metrics
+        self._has_fallback = has_fallback
 
     async def reconcile(self, state: PodState) -> IsolationStatus:
         """One pass over one pod; safe to repeat at any time."""
@@ -212,6 +215,7 @@ class PodGates:
             state.claims.confirmed,
             state.admission.rules,
             claimed=tuple(a for a in network.addresses if a not in state.claims.confirmed),
+            without_fallback=not self._has_fallback,
         )
         state.chain_problem = ""
         for interface in network.interfaces:

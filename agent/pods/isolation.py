@@ -11,15 +11,17 @@ ENFORCED = "Enforced"
 _STRICT = "Strict"
 
 
-def isolation_status(state: PodState, relay_problem: str | None) -> IsolationStatus | None:
+def isolation_status(
+    state: PodState, relay_problem: str | None, *, has_fallback: bool = True
+) -> IsolationStatus | None:
     """The condition's content; None while the first path test of its sandbox is under way.
 
     relay_problem: one sentence about why the relay does not proxy to this pod, None where it does.
-    It counts for pods in strict only.
+    It counts for pods in strict only. has_fallback: whether their gates admit the kubelet then.
     """
     if state.status is None:
         return None
-    status = _with_relay(state.status, state.pod.mode, relay_problem)
+    status = _with_relay(state.status, state.pod.mode, relay_problem, has_fallback=has_fallback)
     if status.status != TRUE or not state.is_path_tested:
         return status
     tested = state.current_path_test
@@ -45,12 +47,19 @@ def is_path_trusted(state: PodState, status: IsolationStatus) -> bool:
     return status.status == TRUE and tested is not None and tested.worst is not None
 
 
-def _with_relay(status: IsolationStatus, mode: Mode, problem: str | None) -> IsolationStatus:
+def _with_relay(
+    status: IsolationStatus, mode: Mode, problem: str | None, *, has_fallback: bool
+) -> IsolationStatus:
     """What the relay adds to attached gates."""
     if status.reason != ENFORCED or mode is not Mode.STRICT:
         return status
     if problem is None:
         return dataclasses.replace(status, reason=_STRICT)
+    if not has_fallback:
+        message = (
+            f"{status.message} The kubelet's probes fail (--strict-without-fallback): {problem}"
+        )
+        return dataclasses.replace(status, reason=_STRICT, message=message)
     return dataclasses.replace(status, message=f"{status.message} Strict unavailable: {problem}")
 
 

@@ -2,7 +2,7 @@
 
 Level-triggered: each change of a pod recomputes all desired targets, and sends them if they differ.
 Whatever happens to a relay, the kubelet's next connect goes directly to the pod, where the gate
-admits it as in enforce. So no pod ever waits for this module.
+admits it as in enforce (unless `--strict-without-fallback`). So no pod ever waits for this module.
 """
 
 import asyncio
@@ -86,10 +86,12 @@ class RelaySupervisor:
         is_node_default: bool,
         store: PodStore,
         stats: ConnectionStats,
+        has_fallback: bool = True,
     ) -> None:
         """is_node_default: whether strict is the node's mode, so that a relay runs before there are
-        pods; store: pods whose `problem_for` changed are marked there; stats: gets the relays'
-        reports."""
+        pods; has_fallback: whether gates admit the kubelet while no relay serves; store: pods whose
+        `problem_for` changed are marked there; stats: gets the relays' reports."""
+        self.has_fallback = has_fallback
         self._launcher = launcher
         self._is_node_default = is_node_default
         self._store = store

@@ -208,6 +208,23 @@ def test_rule_for_the_kubelet_s_own_cgroup_admits_what_bypasses_the_relay(
 
 
 @VERSIONS
+def test_without_fallback_the_kubelet_is_never_admitted(
+    served: Served, gates: Gates, version: int
+) -> None:
+    pod = served.watched.pod
+    end = Rule(SourceKind.ANY, socket.IPPROTO_UDP, guarded.END_PORT, guarded.END_PORT)
+    gate = GateConfig(Mode.STRICT, pod.addresses, (KUBELET, end), without_fallback=True)
+    gates.configure(pod.ifindex, gate)
+    served.pause()
+    names = ("tcp", "tcp-bound-to-interface", "raw-syn")
+    assert not any(is_admitted(served, name, version) for name in names)
+    served.withdraw()
+    assert not any(is_admitted(served, name, version) for name in names)
+    gates.configure(pod.ifindex, dataclasses.replace(gate, mode=Mode.ENFORCE))
+    assert all(is_admitted(served, name, version) for name in names)
+
+
+@VERSIONS
 def test_handover_to_another_relay_leaves_no_gap(
     served: Served, installation: pins.Pins, version: int
 ) -> None:

@@ -103,6 +103,12 @@ def _parse_address(text: str) -> tuple[str, int]:
     is_flag=True,
     help="Close flows that the host opened before enforcement. Default: only count them.",
 )
+@click.option(
+    "--strict-without-fallback",
+    is_flag=True,
+    help="In strict, drop the kubelet's connections while no relay serves: probes fail then. "
+    "Default: strict falls back to enforce.",
+)
 @options.relay_range4
 @options.relay_range6
 @cni.kept_conf_directory
@@ -145,6 +151,7 @@ def run(
     kubelet: KubeletSetting,
     dead_man_hours: float,
     close_existing_flows: bool,
+    strict_without_fallback: bool,
     relay_range4: ipaddress.IPv4Network,
     relay_range6: ipaddress.IPv6Network,
     cni_conf_dir: pathlib.Path | None,
@@ -187,6 +194,7 @@ def run(
         kubelet=kubelet,
         dead_man_hours=dead_man_hours,
         close_existing_flows=close_existing_flows,
+        strict_without_fallback=strict_without_fallback,
         relay_ranges=RelayRanges(relay_range4, relay_range6),
         cni_conf_directory=cni_conf_dir,
         cni_bin_directory=cni_bin_dir,

@@ -88,7 +88,7 @@ def show(content: bytes) -> None:
 def _show_relay(console: rich.console.Console, relay: RelayStatus) -> None:
     if relay.problem:
         console.print(
-            f"strict unavailable, falling back to enforce: {relay.problem}",
+            relay.problem_text,
             style="yellow",
             markup=False,
             highlight=False,
@@ -98,7 +98,8 @@ def _show_relay(console: rich.console.Console, relay: RelayStatus) -> None:
         console.print(
             f"relay: {relay.connections} connections, {relay.held_syns} SYNs held, "
             f"{relay.restarts} restarts"
-            + ("; full: new connections go directly to the gate" if relay.is_bypassed else ""),
+            + ("; full: new connections go directly to the gate" if relay.is_bypassed else "")
+            + ("" if relay.has_fallback else "; gates never admit the kubelet"),
             highlight=False,
         )
 

@@ -184,3 +184,15 @@ def test_a_bypassed_gate_is_not_ready_in_strict_either() -> None:
     status = published(state)
     assert status is not None
     assert (status.status, status.reason) == (FALSE, "GateBypassed")
+
+
+def test_without_fallback_a_pod_stays_strict_and_its_probes_fail() -> None:
+    state = gated(Mode.STRICT)
+    record(state, ipv4=PathTestResult.CONFIRMED, ipv6=PathTestResult.CONFIRMED)
+    status = isolation_status(state, "the relay is starting.", has_fallback=False)
+    assert status == IsolationStatus(
+        TRUE,
+        "Strict",
+        "Gate attached to veth1. The kubelet's probes fail (--strict-without-fallback): the relay "
+        "is starting.",
+    )
