@@ -19,6 +19,7 @@ GATE_RULES = 32
 REPLY_SETS = 512
 REPLY_WAYS = 8
 REPLY_KEY_WORDS = 12
+MAX_FRAGMENTS = 8192
 MAX_GATES = 4096
 MAX_RULE_HITS = 65536
 MAX_DROP_SOURCES = 16384
@@ -166,6 +167,20 @@ class CReplyKey(ctypes.Structure):
     _fields_ = (("words", ctypes.c_uint32 * REPLY_KEY_WORDS),)
 
 
+class CFragment(ctypes.Structure):
+    """`struct fragment`: a datagram in fragments; id as in the packet."""
+
+    _fields_ = (
+        ("source", CAddress),
+        ("destination", CAddress),
+        ("socket", ctypes.c_uint64),
+        ("id", ctypes.c_uint32),
+        ("ingress_ifindex", ctypes.c_uint32),
+        ("protocol", ctypes.c_uint8),
+        ("pad", ctypes.c_uint8 * 7),
+    )
+
+
 class CDropSourceKey(ctypes.Structure):
     """`struct drop_source_key`: source cgroup (id), gate, protocol and port of dropped flows."""
 
@@ -242,6 +257,7 @@ DROP_SOURCES_LOST = MapSpec("drop_src_lost", _PERCPU_ARRAY, 4, 8, 1)
 REPLY_TABLE = MapSpec("reply_table", _ARRAY, 4, ctypes.sizeof(CReplySet), REPLY_SETS)
 REPLIES = MapSpec("replies", _HASH_OF_MAPS, 4, 4, MAX_GATES, template=REPLY_TABLE.name)
 REPLY_KEY = MapSpec("reply_key", _ARRAY, 4, ctypes.sizeof(CReplyKey), 1)
+FRAGMENTS = MapSpec("fragments", _LRU_HASH, ctypes.sizeof(CFragment), 8, MAX_FRAGMENTS)
 ADDRESSES = MapSpec("addresses", _HASH, ctypes.sizeof(CAddress), 4, MAX_ADDRESSES, _NO_PREALLOC)
 DROP_EVENTS = MapSpec("drop_events", _RINGBUF, 0, 0, EVENT_RING_BYTES)
 EVENT_BUDGET = MapSpec("event_budget", _PERCPU_ARRAY, 4, ctypes.sizeof(CEventBudget), 1)
@@ -263,6 +279,7 @@ MAPS = (
     *(GATES, COUNTERS, RULE_HITS, CONFIG, DROP_SOURCES, DROP_SOURCES_LOST),
     *(REPLY_TABLE, REPLIES, REPLY_KEY, ADDRESSES, DROP_EVENTS, EVENT_BUDGET, INJECTABLE),
     *(RELAY_TARGETS, RELAY_PODS, RELAY_BEAT, RELAY_BYPASSES),
+    FRAGMENTS,
 )
 
 GATE_EGRESS = "gate_egress"

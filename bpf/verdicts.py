@@ -94,7 +94,7 @@ _DESCRIPTIONS = {
     Reason.GRACE: "possible reply to a flow from before the gate was attached",
     Reason.DEAD_MAN: "no agent for --dead-man-hours; all gates are open",
     Reason.UNPARSABLE: "transport header cannot be parsed",
-    Reason.FRAGMENT: "TCP fragment, whose flags cannot be checked",
+    Reason.FRAGMENT: "fragment of TCP, or of a datagram whose first fragment did not pass",
     Reason.STRAY: "not an address of this pod: a copy flooded by a bridge",
     Reason.NODE: "new flow from a host process without a matching rule",
     Reason.KERNEL: "new flow without a socket: started by the host kernel",

@@ -37,7 +37,7 @@ enum reason {
 	REASON_GRACE,	    /* possible reply to a flow from before the gate */
 	REASON_DEAD_MAN,    /* no agent for too long: all gates are open */
 	REASON_UNPARSABLE,  /* not parsable to its transport header */
-	REASON_FRAGMENT,    /* TCP fragment, whose flags cannot be checked */
+	REASON_FRAGMENT,    /* fragment of TCP, or of a datagram whose first did not pass */
 	REASON_STRAY,	    /* not an address of this pod: a flooded copy */
 	REASON_NODE,	    /* new flow from a host process */
 	REASON_KERNEL,	    /* new flow without a socket: from the kernel */
@@ -215,6 +215,23 @@ struct reply_key {
  * SSDP answer within five, and a DHCP server offers after it has pinged the address for three.
  */
 #define GROUP_LIFETIME_NS (10ULL * 1000 * 1000 * 1000)
+
+/* A datagram in fragments, and how it came. */
+struct fragment {
+	struct address source;
+	struct address destination;
+	__u64 socket; /* cookie; 0: none */
+	__u32 id;     /* as in the packet */
+	__u32 ingress_ifindex;
+	__u8 protocol;
+	__u8 pad[7];
+};
+
+/* Of the whole node; as many as Cilium's table of fragments has. */
+#define MAX_FRAGMENTS 8192
+
+/* How long Linux waits for the rest of an IPv6 datagram; of an IPv4 one it is half of that. */
+#define FRAGMENT_LIFETIME_NS (60ULL * 1000 * 1000 * 1000)
 
 /* Host-sent packets of one gate, per CPU. Forwarded packets are counted by the device only. */
 struct counters {

@@ -40,15 +40,12 @@ ALWAYS_INLINE bool is_forged(struct __sk_buff *skb, __u8 protocol)
 	return sk && (sk->type != SOCK_DGRAM || sk->protocol != protocol);
 }
 
-/* UDP, SCTP, ICMP, ESP, ...: no flag marks a reply, so the pod's reply table decides. */
-ALWAYS_INLINE __u32 evaluate_other(struct __sk_buff *skb, struct gate *gate, struct packet *packet,
-				   __u64 now_ns)
+/* Not TCP, and with a transport header: UDP, SCTP, ICMP, ESP, ... */
+ALWAYS_INLINE __u32 evaluate_datagram(struct __sk_buff *skb, struct gate *gate,
+				      struct packet *packet, __u64 now_ns)
 {
 	struct transport ports = {};
 
-	/* Useless without the first fragment, which had a verdict of its own. */
-	if (packet->is_later_fragment)
-		return PASS(REASON_REPLY);
 	if (!is_forged(skb, packet->protocol)) {
 		if (is_reply(skb, packet, now_ns))
 			return PASS(REASON_REPLY);
@@ -61,6 +58,23 @@ ALWAYS_INLINE __u32 evaluate_other(struct __sk_buff *skb, struct gate *gate, str
 	packet->source_port = bpf_ntohs(ports.source_port);
 	packet->destination_port = bpf_ntohs(ports.destination_port);
 	return evaluate_new_flow(skb, gate, packet, now_ns);
+}
+
+/* Not TCP: no flag marks a reply, so the pod's reply table decides. */
+ALWAYS_INLINE __u32 evaluate_other(struct __sk_buff *skb, struct gate *gate, struct packet *packet,
+				   __u64 now_ns)
+{
+	__u32 verdict_slot;
+
+	if (packet->is_later_fragment) {
+		if (is_recorded_fragment(skb, packet, now_ns))
+			return PASS(REASON_REPLY);
+		return now_ns < gate->grace_until_ns ? PASS(REASON_GRACE) : DROP(REASON_FRAGMENT);
+	}
+	verdict_slot = evaluate_datagram(skb, gate, packet, now_ns);
+	if (packet->is_fragment && verdict_slot < DROP(0))
+		record_fragment(skb, packet, now_ns);
+	return verdict_slot;
 }
 
 /* The gate of an interface found in `addresses`, if it drops anything; otherwise NULL. */

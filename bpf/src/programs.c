@@ -12,6 +12,7 @@
 #include "events.h"
 #include "drop_sources.h"
 #include "replies.h"
+#include "fragments.h"
 #include "rules.h"
 #include "sockets.h"
 #include "verdict.h"

@@ -85,6 +85,7 @@ def test_one_rule_too_many_is_one_sentence() -> None:
         ("REPLY_KEY_WORDS", abi.REPLY_KEY_WORDS),
         ("MAX_RULE_HITS", abi.MAX_RULE_HITS),
         ("MAX_DROP_SOURCES", abi.MAX_DROP_SOURCES),
+        ("MAX_FRAGMENTS", abi.MAX_FRAGMENTS),
         ("MAX_GATES", abi.MAX_GATES),
         ("MAX_ADDRESSES", abi.MAX_ADDRESSES),
         ("TUNNEL_PORTS", abi.TUNNEL_PORTS),
@@ -112,6 +113,7 @@ def test_struct_has_no_hole() -> None:
         *(abi.CAddress, abi.CRule, abi.CGate, abi.CConfig),
         *(abi.CDropSourceKey, abi.CDropSource),
         *(abi.CCounters, abi.CFlow, abi.CReplySlot, abi.CReplySet, abi.CReplyKey),
+        abi.CFragment,
         *(abi.CDropEvent, abi.CEventBudget),
         *(abi.CRelayTargetKey, abi.CRelayPod),
     ):

@@ -89,13 +89,12 @@ def beginning_of(watched: PodState, version: int) -> bool:
 
 
 @VERSIONS
-def test_long_datagram_loses_its_first_fragment(watched: PodState, version: int) -> None:
-    """On a bridge the other fragments are useless without the first."""
+def test_long_datagram_loses_all_its_fragments(watched: PodState, version: int) -> None:
     watched.set_mode(Mode.ENFORCE)
     assert not beginning_of(watched, version)
     moved = watched.moved()
     assert moved.pop(NODE_DROPPED) == 1
-    assert moved.keys() <= {(Verdict.PASS, Reason.REPLY)}
+    assert moved.keys() <= {(Verdict.DROP, Reason.FRAGMENT)}
     assert watched.moved_at_neighbour() == {}
     watched.set_mode(Mode.OFF)
     assert beginning_of(watched, version)

@@ -74,6 +74,7 @@ def seen_by_bcc(isolated: None) -> dict[str, object]:
         ("config", ctypes.c_uint32, abi.CConfig),
         ("drop_sources", abi.CDropSourceKey, abi.CDropSource),
         ("reply_table", ctypes.c_uint32, abi.CReplySet),
+        ("fragments", abi.CFragment, ctypes.c_uint64),
         ("reply_key", ctypes.c_uint32, abi.CReplyKey),
         ("rule_hits", ctypes.c_uint32, ctypes.c_uint64),
         ("addresses", abi.CAddress, ctypes.c_uint32),
