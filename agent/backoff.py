@@ -1,4 +1,4 @@
-"""Rate limits and retry delays: a token bucket, and a back-off after failures."""
+"""Rate limits and delays: a token bucket, a back-off after failures, a pace of repetitions."""
 
 import asyncio
 import random
@@ -71,3 +71,33 @@ class Backoff:
     def reset(self) -> None:
         """Start again from `base_seconds`, after a success."""
         self.failures = 0
+
+
+class Pace:
+    """When something that happens again and again is handled.
+
+    The first `at_once` times without a delay, then after delays that double from `base_seconds` to
+    `cap_seconds`. Once it has not happened for `cap_seconds`, it starts again.
+    """
+
+    def __init__(self, *, at_once: int, base_seconds: float, cap_seconds: float) -> None:
+        self._at_once = at_once
+        self._base_seconds = base_seconds
+        self._cap_seconds = cap_seconds
+        self._handled = 0
+        self._happened_at = float("-inf")
+        self._due_at = float("-inf")
+
+    def happened(self, now: float) -> float:
+        """Record that it happened. Returns when it may be handled: `now`, or later."""
+        if now - self._happened_at >= self._cap_seconds and now >= self._due_at:
+            self._handled = 0
+        self._happened_at = now
+        return max(now, self._due_at)
+
+    def handled(self, now: float) -> None:
+        """Record that it was handled, which sets when it may be handled next."""
+        self._handled += 1
+        doublings = self._handled - self._at_once
+        seconds = self._base_seconds * 2.0 ** min(doublings, 32) if doublings >= 0 else 0.0
+        self._due_at = now + min(self._cap_seconds, seconds)

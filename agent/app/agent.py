@@ -26,6 +26,7 @@ from agent.drops.source_processes import SourceProcesses
 from agent.gates.address_claims import AddressAuthority
 from agent.gates.chain_order import ChainOrder
 from agent.gates.existing_flows import ExistingFlows
+from agent.gates.grace_periods import GracePeriods
 from agent.gates.heartbeat import Heartbeat
 from agent.gates.host_devices import HostDevices
 from agent.gates.injectable import InjectableInterfaces
@@ -105,6 +106,7 @@ class Agent:
         )
         self._chain_order = ChainOrder(gate_worker, self._store, metrics)
         self._path_tester = PathTester(gate_worker.path_tests, self._store, metrics)
+        self._grace_periods = GracePeriods(gate_worker, self._store)
         self._reconciler = Reconciler(
             store=self._store,
             source=self._source,
@@ -120,6 +122,7 @@ class Agent:
                 metrics=metrics,
                 has_fallback=not settings.strict_without_fallback,
             ),
+            grace_periods=self._grace_periods,
             path_tester=self._path_tester,
             resync_seconds=_RESYNC_SECONDS[gate_worker.gates.attachment],
         )
@@ -269,6 +272,7 @@ class Agent:
         yield "kubelet", self._kubelet.run
         yield "netlink", links.run
         yield "reconciler", self._reconciler.run
+        yield "grace-periods", self._grace_periods.run
         yield "isolation", self._isolation.run
         yield "path-tests", self._path_tester.run
         yield "chain-order", self._chain_order.run

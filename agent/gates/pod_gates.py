@@ -8,9 +8,9 @@ from typing import Protocol
 
 import structlog
 
-from agent.gates import pending_flows
 from agent.gates.address_claims import AddressAuthority
 from agent.gates.chain_order import ChainOrder
+from agent.gates.grace_periods import GRACE_SECONDS
 from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
 from agent.linux.pod_network import HostInterface, PodNetwork, PodNetworkReader
@@ -19,7 +19,7 @@ from agent.pods.conditions import FALSE, TRUE
 from agent.pods.events import PodEvent, PodEvents
 from agent.pods.isolation import ENFORCED
 from agent.pods.pod import Pod
-from agent.pods.pod_state import Admission, GracePeriod, IsolationStatus, PodState
+from agent.pods.pod_state import Admission, IsolationStatus, PodState
 from agent.pods.store import PodStore
 from bpf.errors import AttachError
 from bpf.gates import GateConfig, Gates
@@ -27,13 +27,6 @@ from bpf.verdicts import Mode
 from probes.netns import Netns, NetnsError, NetnsGoneError
 
 log = structlog.get_logger(__name__)
-
-# Until a gate has its reply table, which takes seconds if some hundred pods start at once.
-_GRACE_SECONDS = 30.0
-
-# Requests from before the reply table are answered within this time or sent again: resolv.conf's
-# default timeout is 5 s.
-_GRACE_NS = 5_000_000_000
 
 # podgate-cni finishes within 20 s, and does not notify the agent.
 _PLUGIN_SECONDS = 25.0
@@ -106,53 +99,6 @@ class PodGates:
                 "use one per pod.",
             )
         return await self._reconcile_netns(state, netns)
-
-    async def fill_reply_tables(self, state: PodState) -> list[GracePeriod]:
-        """Start the reply tables of the pod's gates; after `reconcile` of all marked pods, because
-        gates come first. Raises `AttachError`.
-
-        A new table is filled with the pod's pending flows. Where these are not fully known, the
-        gate's grace period lasts a while: passing an unsolicited packet is better than dropping a
-        valid reply.
-        """
-        run, gates = self._gate_worker.run, self._gates
-        new = [ifindex for ifindex in state.gates if await run(gates.start_reply_table, ifindex)]
-        if not new or state.netns is None or state.network is None:
-            return []
-        try:
-            pending = await asyncio.to_thread(pending_flows.read, state.netns, state.network)
-        except (NetnsGoneError, OSError) as error:
-            pending = pending_flows.PendingFlows((), str(error))
-        graces = []
-        for ifindex in new:
-            has_room = await run(gates.fill_reply_table, ifindex, pending.flows)
-            unknown = pending.unknown or ("" if has_room else "the reply table is full")
-            graces.append(
-                GracePeriod(
-                    state.pod.full_name,
-                    state.gates[ifindex],
-                    len(pending.flows),
-                    unknown,
-                    time.monotonic_ns() + _GRACE_NS if unknown else 0,
-                )
-            )
-        return graces
-
-    async def end_grace_period(self, grace: GracePeriod) -> None:
-        """Set its end; after `fill_reply_tables` of all pods, because it takes long and can wait.
-
-        Raises `BpfError`.
-        """
-        await self._gate_worker.run(
-            self._gates.end_grace, grace.interface.ifindex, grace.ends_at_ns
-        )
-        log.info(
-            Event.GRACE_PERIOD_STARTED if grace.incomplete_reason else Event.REPLY_TABLE_READY,
-            pod=grace.pod,
-            interface=grace.interface.name,
-            flows=grace.flow_count,
-            reason=grace.incomplete_reason,
-        )
 
     async def detach(self, state: PodState) -> None:
         """Remove the pod's gates."""
@@ -278,7 +224,7 @@ class PodGates:
 def _install(gates: Gates, ifindex: int, config: GateConfig) -> float:
     """How many seconds it took, without the wait for the thread."""
     started = time.perf_counter()
-    gates.install(ifindex, config, grace_seconds=_GRACE_SECONDS)
+    gates.install(ifindex, config, grace_seconds=GRACE_SECONDS)
     return time.perf_counter() - started
 
 

@@ -1,6 +1,7 @@
 """Level-triggered notifications: which pods changed, never what. A subscriber reads the rest."""
 
 import asyncio
+from collections.abc import Collection
 
 
 class Subscription:
@@ -13,7 +14,8 @@ class Subscription:
     def __init__(self, wake: asyncio.Event | None = None) -> None:
         """wake: the event to set, for a subscriber that waits for several things."""
         self._uids: dict[str, None] = {}
-        self._changed = wake or asyncio.Event()
+        self.changed = wake or asyncio.Event()
+        """Set by every mark, for a subscriber that waits for several things."""
 
     @property
     def is_empty(self) -> bool:
@@ -23,7 +25,7 @@ class Subscription:
     def mark(self, uid: str) -> None:
         """Record that this pod changed."""
         self._uids[uid] = None
-        self._changed.set()
+        self.changed.set()
 
     def take(self) -> list[str]:
         """All that changed. The caller is to handle them."""
@@ -31,19 +33,20 @@ class Subscription:
         self._uids.clear()
         return uids
 
-    def take_one(self) -> str | None:
-        """The pod that waits longest, for a subscriber that handles one at a time."""
-        if not self._uids:
-            return None
-        uid = next(iter(self._uids))
+    @property
+    def waiting(self) -> Collection[str]:
+        """What waits to be taken, the oldest first."""
+        return self._uids.keys()
+
+    def take_one(self, uid: str) -> None:
+        """Take one that waits. The caller is to handle it."""
         del self._uids[uid]
-        return uid
 
     async def wait(self) -> None:
         """Wait until there is anything to take."""
         while not self._uids:
-            self._changed.clear()
-            await self._changed.wait()
+            self.changed.clear()
+            await self.changed.wait()
 
     async def next(self) -> list[str]:
         """All that changed, as soon as there is anything."""

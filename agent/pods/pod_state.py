@@ -96,20 +96,6 @@ class PathTestRecord:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GracePeriod:
-    """A gate whose reply table is filled, and that still passes possible replies to older flows."""
-
-    pod: str
-    interface: HostInterface
-    flow_count: int
-    """How many pending flows the pod's sockets showed."""
-    incomplete_reason: str
-    """Why there may be more; empty where all are known."""
-    ends_at_ns: int
-    """By CLOCK_MONOTONIC; 0: at once."""
-
-
 @dataclasses.dataclass(slots=True)
 class PodState:
     """A pod and what is in force for it. gates: the attached ones, by ifindex."""
@@ -146,10 +132,14 @@ class PodState:
         return self.gated_netns is None and not pod.host_network and not pod.has_no_sandbox
 
     @property
+    def awaits_plugin(self) -> bool:
+        """Whether podgate-cni may still gate an interface of a pod in mode off."""
+        return asyncio.get_running_loop().time() < self.recheck_until
+
+    @property
     def needs_recheck(self) -> bool:
-        """Whether another pass is due soon without a hint."""
-        is_unsettled = asyncio.get_running_loop().time() < self.recheck_until
-        return self.is_pending or is_unsettled or self.claims.is_settling
+        """Whether another pass is due soon without a mark."""
+        return self.is_pending or self.awaits_plugin or self.claims.is_settling
 
     @property
     def is_path_tested(self) -> bool:

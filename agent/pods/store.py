@@ -12,6 +12,7 @@ import structlog
 from agent.logs import Event
 from agent.pods.changes import Changes
 from agent.pods.conditions import Conditions
+from agent.pods.pacing import PacedMarks
 from agent.pods.pod import Pod
 from agent.pods.pod_state import PodState
 from bpf.verdicts import Mode
@@ -39,6 +40,8 @@ class PodStore:
         """What is in force for the pod may have changed: gates, addresses, status, path test."""
         self.to_reconcile = self.desired.subscribe()
         """Pods whose gates are to be brought into the desired state: the reconciler's queue."""
+        self.network_changes = PacedMarks(self.to_reconcile)
+        """Changes inside pods' network namespaces, which a pod can make at any rate."""
         self.synced = asyncio.Event()
         """Set once every pod of the node has been reconciled."""
         self.is_reconciling = False
@@ -80,6 +83,7 @@ class PodStore:
             return
         self.removed[uid] = state
         self.conditions.forget(uid)
+        self.network_changes.forget(uid)
         self.desired.mark(uid)
         log.info(Event.POD_REMOVED, pod=state.pod.full_name, uid=uid)
 
@@ -93,12 +97,21 @@ class PodStore:
             self.to_reconcile.mark(uid)
 
     def mark_pending(self) -> None:
-        """Have those pods reconciled that wait for something: an interface came or went."""
-        self._mark_if(lambda state: state.needs_recheck)
+        """Have those pods reconciled that wait for something: an interface came or went.
+
+        New addresses are checked again as well; a pod can have some all the time.
+        """
+        self._mark_if(lambda state: state.is_pending or state.awaits_plugin)
+        for uid, state in self.pods.items():
+            if state.claims.is_settling:
+                self.network_changes.mark(uid)
 
     def mark_namespace(self, nsid: int) -> None:
-        """Have the pod reconciled that is in the namespace with this number."""
-        self._mark_if(lambda state: state.network is None or state.network.nsid in (None, nsid))
+        """Have the pod reconciled that is in the namespace with this number, at its own pace."""
+        numbers = {uid: state.network and state.network.nsid for uid, state in self.pods.items()}
+        owners = [uid for uid, number in numbers.items() if number == nsid]
+        for uid in owners or [uid for uid, number in numbers.items() if number is None]:
+            self.network_changes.mark(uid)
 
     def mark_interfaces(self, ifindexes: set[int]) -> None:
         """Have the pods reconciled whose gates are on these interfaces."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import ipaddress
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, ParamSpec, TypeVar
@@ -12,6 +13,7 @@ from agent.admin.report import PodSourceStatus
 from agent.app.reconciler import Reconciler
 from agent.gates import pending_flows, pod_gates
 from agent.gates.chain_order import ChainOrder
+from agent.gates.grace_periods import GracePeriods
 from agent.gates.metrics import GateMetrics
 from agent.gates.pod_gates import PodGates
 from agent.linux.pod_network import HostInterface, PodNetwork
@@ -94,15 +96,19 @@ class Gates:
 
 
 class Worker:
-    """The gate worker without its thread."""
+    """The gate worker without its thread: one call at a time."""
 
     def __init__(self, gates: Gates) -> None:
         self.gates = gates
+        self.seconds = {"fill_reply_table": 0.0}
+        """By name of the method: how long it takes, if not as long as an attach by tcx."""
+        self._thread = asyncio.Lock()
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result = function(*args, **kwargs)
-        await asyncio.sleep(0.01)  # as an attach by tcx
-        return result
+        async with self._thread:
+            result = function(*args, **kwargs)
+            await asyncio.sleep(self.seconds.get(function.__name__, 0.01))
+            return result
 
     async def remove(self, ifindex: int) -> None:
         await self.run(self.gates.remove, ifindex)
@@ -139,7 +145,9 @@ class PathTests:
         self._node = node
 
     def enqueue(self, state: PodState) -> None:
-        self._node.gates.calls.append(f"path test {state.pod.name}")
+        call = f"path test {state.pod.name}"
+        self._node.gates.before_call(call)
+        self._node.gates.calls.append(call)
 
 
 class Node:
@@ -154,10 +162,12 @@ class Node:
         self.store = PodStore(Conditions())
         self.events = PodEvents()
         self.claims = AddressClaims()
-        gate_worker: Any = Worker(self.gates)
+        self.worker = Worker(self.gates)
+        gate_worker: Any = self.worker
         this: Any = self
         path_tests: Any = PathTests(self)
         metrics = GateMetrics(self.store)
+        self.grace_periods = GracePeriods(gate_worker, self.store)
         self.chain_order = ChainOrder(gate_worker, self.store, metrics)
         self.reconciler = Reconciler(
             store=self.store,
@@ -173,6 +183,7 @@ class Node:
                 chain_order=self.chain_order,
                 metrics=metrics,
             ),
+            grace_periods=self.grace_periods,
             path_tester=path_tests,
             resync_seconds=RESYNC_SECONDS,
         )
@@ -198,6 +209,14 @@ class Node:
         self.store.set_pod(pod)
         return pod
 
+    def set_addresses(self, name: str, *addresses: str) -> None:
+        """Change the addresses in a pod's namespace, of which netlink sends a hint."""
+        path = f"/run/netns/{name}"
+        found = tuple(map(ipaddress.ip_address, addresses))
+        network = self.networks[path] = dataclasses.replace(self.networks[path], addresses=found)
+        assert network.nsid is not None
+        self.store.mark_namespace(network.nsid)
+
     def remove(self, name: str) -> None:
         """The pod with its namespace and veth, as the kubelet removes it."""
         state = self.store.pods[name]
@@ -212,12 +231,15 @@ class Node:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.reconciler.run())
+        tasks = [
+            asyncio.create_task(run()) for run in (self.reconciler.run, self.grace_periods.run)
+        ]
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     # Netns
 

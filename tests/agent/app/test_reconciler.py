@@ -1,12 +1,16 @@
 """The reconciler with the real store and the real pod gates, on a node in memory and fake time."""
 
 import asyncio
+import contextlib
 import errno
+import itertools
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 import structlog.testing
 
+from agent.gates.grace_periods import GRACE_SECONDS
 from agent.logs import Event
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.pod import SANDBOX_MISSING, Pod, Problem
@@ -17,27 +21,173 @@ from tests.agent.app.node import BUSY, GONE, RESYNC_SECONDS, Node
 pytestmark = pytest.mark.looptime
 
 ENFORCED = (TRUE, "Enforced")
+RESYNCS = 2
+"""At most, in four minutes."""
 
 
-async def test_every_pod_is_gated_before_reply_tables_are_filled(
+@contextlib.asynccontextmanager
+async def changing(node: Node, name: str, *, every: float = 0.004) -> AsyncIterator[None]:
+    """Have a pod change its addresses 250 times a second, or each time after `every` seconds."""
+
+    async def change() -> None:
+        for number in itertools.count():
+            node.set_addresses(name, f"198.18.{number >> 8 & 255}.{number & 255}")
+            await asyncio.sleep(every)
+
+    task = asyncio.create_task(change())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def addresses(node: Node, ifindex: int) -> list[str]:
+    config = node.gates.gates[ifindex]
+    assert config is not None
+    return list(map(str, config.addresses))
+
+
+async def test_each_gate_is_tested_and_gets_its_reply_table_while_others_are_attached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    for number in range(1, 21):
+        node.add(f"pod{number}", number)
+    async with node.running():
+        await asyncio.sleep(3)
+    calls = node.gates.calls
+    for number in range(1, 20):
+        own, following = f"pod{number}", f"install pod{number + 1}"
+        assert calls.index(f"install {own}") < calls.index(f"path test {own}")
+        assert calls.index(f"path test {own}") < calls.index(following)
+    assert calls.index("end grace pod1") < calls.index("install pod20")
+    assert calls[-1] == "end grace pod20"
+
+
+async def test_no_grace_period_runs_out_before_its_reply_table_is_filled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """250 pods at the agent's first start, on a node where one reply table takes 0.3 s."""
+    node = Node(monkeypatch)
+    node.worker.seconds["fill_reply_table"] = 0.3
+    now = asyncio.get_running_loop().time
+    happened: dict[str, float] = {}
+    node.gates.before_call = lambda call: happened.update({call: now()})
+    names = [f"pod{number}" for number in range(1, 251)]
+    for number, name in enumerate(names, start=1):
+        node.add(name, number)
+    async with node.running():
+        await asyncio.sleep(300)
+    waits = [happened[f"end grace {name}"] - happened[f"install {name}"] for name in names]
+    assert max(waits) < GRACE_SECONDS
+
+
+async def test_no_gate_s_flows_are_recorded_after_its_removal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+
+    def remove(call: str) -> None:
+        if call == "path test a":
+            node.remove("a")
+
+    node.gates.before_call = remove
+    node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(1)
+    assert node.gates.gates == {}
+    assert node.gates.with_replies == set()
+
+
+async def test_a_pod_that_keeps_changing_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch)
+    node.add("noisy", 1)
+    async with node.running(), changing(node, "noisy"):
+        await asyncio.sleep(5)
+        node.gates.calls.clear()
+        node.add("new", 2)
+        await asyncio.sleep(0.5)
+        assert node.status("new") == ENFORCED
+        assert [call for call in node.gates.calls if call.endswith(" new")] == [
+            *("install new", "path test new", "start replies new", "end grace new")
+        ]
+        assert node.reconciler.seconds_in_pass() < 0.5
+
+
+async def test_a_pod_that_keeps_changing_is_reconciled_at_its_own_pace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    node.add("noisy", 1)
+    async with node.running():
+        async with changing(node, "noisy", every=0.05):
+            await asyncio.sleep(60)
+            passes = node.gates.calls.count("install noisy")
+            assert passes < 25
+            await asyncio.sleep(200)
+            assert node.gates.calls.count("install noisy") - passes <= 200 / 10 + RESYNCS
+        node.set_addresses("noisy", "198.18.9.9")
+        await asyncio.sleep(10.5)
+        assert addresses(node, 1) == ["198.18.9.9"]  # the last change is not lost
+        await asyncio.sleep(10)
+        node.set_addresses("noisy", "198.18.9.10")
+        await asyncio.sleep(0.1)
+        assert addresses(node, 1) == ["198.18.9.10"]  # it was quiet
+
+
+async def test_the_first_changes_of_a_pod_are_handled_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = Node(monkeypatch)
     node.add("a", 1)
-    node.add("b", 2)
-
-    def add_late(call: str) -> None:
-        if call == "start replies a":
-            node.add("late", 3)
-
-    node.gates.before_call = add_late
     async with node.running():
-        await asyncio.sleep(1)
-    assert node.gates.calls == [
-        *("install a", "install b", "path test a", "path test b"),
-        *("start replies a", "install late", "path test late", "start replies b"),
-        *("start replies late", "end grace a", "end grace b", "end grace late", "collect"),
-    ]
+        for number in range(1, 9):
+            await asyncio.sleep(0.2)
+            node.set_addresses("a", f"198.18.8.{number}")
+            await asyncio.sleep(0.1)
+            assert addresses(node, 1) == [f"198.18.8.{number}"]
+
+
+async def test_a_pod_that_waits_is_retried_while_another_keeps_changing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    node.add("noisy", 1)
+    node.store.set_pod(
+        Pod(uid="a", namespace="demo", name="a", mode=Mode.ENFORCE, netns_path="/run/netns/a")
+    )
+    async with node.running(), changing(node, "noisy"):
+        await asyncio.sleep(5)
+        node.add_netns("a", ifindex=2)
+        await asyncio.sleep(1.5)
+        assert node.status("a") == ENFORCED
+
+
+async def test_a_policy_of_a_pod_that_keeps_changing_is_applied_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    pod = node.add("noisy", 1, mode=Mode.AUDIT)
+    async with node.running(), changing(node, "noisy"):
+        await asyncio.sleep(10)
+        node.store.set_pod(msgspec.structs.replace(pod, mode=Mode.ENFORCE))
+        await asyncio.sleep(0.2)
+        assert node.status("noisy") == ENFORCED
+
+
+async def test_a_new_pod_is_gated_before_the_rest_of_a_resync(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    for number in range(1, 101):
+        node.add(f"pod{number}", number)
+    async with node.running():
+        await asyncio.sleep(60)
+        node.store.mark_all()
+        await asyncio.sleep(0.1)
+        node.add("new", 200)
+        await asyncio.sleep(0.2)
+        assert node.status("new") == ENFORCED
 
 
 async def test_a_gated_pod_is_marked_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,7 +502,12 @@ async def test_a_displaced_gate_is_moved_first(monkeypatch: pytest.MonkeyPatch) 
 async def test_the_store_is_settled_only_between_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(monkeypatch)
     seen: list[bool] = []
-    node.gates.before_call = lambda call: seen.append(node.store.is_settled)
+
+    def check(call: str) -> None:
+        if call.startswith("install"):
+            seen.append(node.store.is_settled)
+
+    node.gates.before_call = check
     async with node.running():
         await asyncio.sleep(0.5)
         seen.append(not node.store.is_settled)
@@ -360,7 +515,7 @@ async def test_the_store_is_settled_only_between_passes(monkeypatch: pytest.Monk
         seen.append(node.store.is_settled)
         await asyncio.sleep(0.5)
         seen.append(not node.store.is_settled)
-    assert len(seen) > 3
+    assert len(seen) >= 4
     assert not any(seen)
 
 

@@ -1,0 +1,149 @@
+"""Grace periods of new gates: each ends once the gate's reply table has the pod's pending flows.
+
+This runs beside the reconciler, which gates further pods meanwhile: closing comes first, and a
+reply table takes longer than a gate. Calls of both alternate in the worker's thread. No gate's
+grace period may run out before its reply table is filled, so the reconciler waits before it gates
+another pod while too many wait for theirs.
+"""
+
+import asyncio
+import dataclasses
+import time
+
+import structlog
+
+from agent.gates import pending_flows
+from agent.gates.failures import log_failure
+from agent.gates.worker import GateWorker
+from agent.linux.pod_network import HostInterface
+from agent.logs import Event
+from agent.pods.pod_state import PodState
+from agent.pods.store import PodStore
+from bpf.errors import AttachError
+from bpf.gates import Gates
+from probes.netns import NetnsGoneError
+
+log = structlog.get_logger(__name__)
+
+GRACE_SECONDS = 30.0
+"""The longest grace period, which a new gate gets."""
+
+# Requests from before the reply table are answered within this time or sent again: resolv.conf's
+# default timeout is 5 s.
+_INCOMPLETE_NS = 5_000_000_000
+
+# Half of the grace period is reserve: the estimate is how long the last reply table took.
+_MAX_WAIT_SECONDS = GRACE_SECONDS / 2
+_FIRST_ESTIMATE_SECONDS = 0.1
+# Thousands of sockets are read in milliseconds.
+_READ_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Filled:
+    """A gate whose reply table is filled. incomplete: why there may be more flows, or nothing."""
+
+    interface: HostInterface
+    flow_count: int
+    incomplete: str
+
+
+class GracePeriods:
+    """Starts and fills the reply tables of gated pods, one pod after the other, oldest first."""
+
+    def __init__(self, gate_worker: GateWorker, store: PodStore) -> None:
+        """store: pods whose reply tables are filled are marked there."""
+        self._run = gate_worker.run
+        self._gates = gate_worker.gates
+        self._store = store
+        self._waiting: dict[str, None] = {}
+        self._seconds_per_pod = _FIRST_ESTIMATE_SECONDS
+        self._wake = asyncio.Event()
+        self._progress = asyncio.Event()
+
+    def enqueue(self, state: PodState) -> None:
+        """A pod was reconciled: its gates may have no reply table yet."""
+        if state.gates:
+            self._waiting[state.pod.uid] = None
+            self._wake.set()
+
+    async def wait_for_room(self) -> None:
+        """Wait until another new gate would get its reply table well within its grace period."""
+        while len(self._waiting) * self._seconds_per_pod > _MAX_WAIT_SECONDS:
+            self._progress.clear()
+            await self._progress.wait()
+
+    async def run(self) -> None:
+        """Fill reply tables until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while not self._waiting:
+                self._wake.clear()
+                await self._wake.wait()
+            uid = next(iter(self._waiting))
+            del self._waiting[uid]
+            started = loop.time()
+            if (state := self._store.get(uid)) and await self._fill(state):
+                self._seconds_per_pod = loop.time() - started
+                self._store.in_force.mark(uid)
+            self._progress.set()
+
+    async def _fill(self, state: PodState) -> bool:
+        """Whether any of the pod's reply tables is new."""
+        pod = state.pod
+        try:
+            filled = await self._fill_new(state)
+        except (AttachError, OSError, TimeoutError) as error:
+            # TCP replies pass anyway; the next pass over the pod tries again.
+            log_failure(Event.REPLY_TABLE_FAILED, pod, error)
+            return False
+        for gate in filled:
+            ends_at_ns = time.monotonic_ns() + _INCOMPLETE_NS if gate.incomplete else 0
+            try:
+                await self._run(self._gates.end_grace, gate.interface.ifindex, ends_at_ns)
+            except (OSError, TimeoutError) as error:
+                log.error(Event.GRACE_PERIOD_NOT_ENDED, pod=pod.full_name, error=str(error))
+                continue
+            log.info(
+                Event.GRACE_PERIOD_STARTED if gate.incomplete else Event.REPLY_TABLE_READY,
+                pod=pod.full_name,
+                interface=gate.interface.name,
+                flows=gate.flow_count,
+                reason=gate.incomplete,
+            )
+        return bool(filled)
+
+    async def _fill_new(self, state: PodState) -> list[_Filled]:
+        """Start the pod's reply tables, and fill the new ones with its pending flows.
+
+        Where these are not fully known, the grace period lasts a while longer: passing an
+        unsolicited packet is better than dropping a valid reply. Raises `AttachError`, `OSError`
+        and `TimeoutError`.
+        """
+        netns, network = state.netns, state.network
+        new = [
+            interface
+            for ifindex, interface in list(state.gates.items())
+            if await self._run(_start, self._gates, ifindex)
+        ]
+        if not new or netns is None or network is None:
+            return []
+        try:
+            async with asyncio.timeout(_READ_SECONDS):
+                pending = await asyncio.to_thread(pending_flows.read, netns, network)
+        except TimeoutError:
+            pending = pending_flows.PendingFlows((), f"sockets not read in {_READ_SECONDS:g} s")
+        except (NetnsGoneError, OSError) as error:
+            pending = pending_flows.PendingFlows((), str(error))
+        filled = []
+        for interface in new:
+            fill = self._gates.fill_reply_table
+            has_room = await self._run(fill, interface.ifindex, pending.flows)
+            incomplete = pending.unknown or ("" if has_room else "the reply table is full")
+            filled.append(_Filled(interface, len(pending.flows), incomplete))
+        return filled
+
+
+def _start(gates: Gates, ifindex: int) -> bool:
+    """In the worker's thread, where no gate is removed meanwhile: it would leave the table."""
+    return gates.is_attached(ifindex) and gates.start_reply_table(ifindex)
