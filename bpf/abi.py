@@ -219,7 +219,11 @@ class CRelayTargetKey(ctypes.Structure):
 class CRelayPod(ctypes.Structure):
     """`struct relay_pod`: the pod that one of the relay's addresses represents."""
 
-    _fields_ = (("pod", CAddress), ("ifindex", ctypes.c_uint32), ("pad", ctypes.c_uint32))
+    _fields_ = (
+        ("pod", CAddress),
+        ("ifindex", ctypes.c_uint32),
+        ("admits_translated", ctypes.c_uint32),
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

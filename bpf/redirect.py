@@ -131,11 +131,15 @@ class Redirect:
         pod_address: abi.IPAddress,
         ports: Iterable[int],
         pair_ifindex: int,
+        *,
+        admits_translated: bool = False,
     ) -> None:
         """Redirect connects to these ports of the pod to this address of the relay.
 
         ports: 0 for all ports without an entry; pair_ifindex: the host's end of the relay's veth
-        pair, whose gate decides which sources may connect. Overwrites another relay's entries.
+        pair, whose gate decides which sources may connect; admits_translated: whether the pod's
+        gate admits the kubelet beside the relay, if it connects to an address that is translated to
+        the pod's. Overwrites another relay's entries.
         Raises `BpfError` (E2BIG: the map is full).
         """
         if relay_address.version != pod_address.version:
@@ -143,7 +147,7 @@ class Redirect:
                 f"{relay_address} cannot represent {pod_address}: the families differ; "
                 "use an address of the pod's family"
             )
-        pod = abi.CRelayPod(_address(pod_address), pair_ifindex)
+        pod = abi.CRelayPod(_address(pod_address), pair_ifindex, admits_translated)
         value = abi.pack_address(relay_address)
         self._pods.set(value, bytes(pod))
         for port in ports:

@@ -224,7 +224,13 @@ class Relay:
         target.claims = frozenset(spec.claims)
         self._redirect.withdraw(target.relay, target.address, previous_claims - target.claims)
         try:
-            self._redirect.publish(target.relay, target.address, target.claims, self._pair_ifindex)
+            self._redirect.publish(
+                target.relay,
+                target.address,
+                target.claims,
+                self._pair_ifindex,
+                admits_translated=spec.admits_translated,
+            )
         except BpfError:
             self._remove(target)
             raise

@@ -47,6 +47,9 @@ class RelayTargetSpec(msgspec.Struct, frozen=True):
     claims: tuple[int, ...]
     """Ports at which connects to the address are redirected to the relay; 0 for all ports that no
     other target claims."""
+    admits_translated: bool = False
+    """Whether the pod's gate admits the kubelet beside the relay, if it connects to an address that
+    is translated to the pod's."""
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):

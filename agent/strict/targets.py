@@ -62,6 +62,9 @@ def desired_targets(state: PodState) -> tuple[RelayTargetSpec, ...]:
             address=address,
             ports=tuple((rule.first_port, rule.last_port) for rule in admitted),
             claims=claims,
+            # A probe may name a host that leads to the pod, such as a service's address, and a
+            # healthy pod must not be restarted for that.
+            admits_translated=bool(state.pod.spec.errors),
         )
         for address in state.own_addresses
     )

@@ -247,8 +247,8 @@ struct relay_target_key {
 /* The pod that one of the relay's addresses represents. */
 struct relay_pod {
 	struct address pod;
-	__u32 ifindex; /* of the host's end of the relay's pair */
-	__u32 pad;
+	__u32 ifindex;		 /* of the host's end of the relay's pair */
+	__u32 admits_translated; /* 1: the kubelet may connect by a translated address, too */
 };
 
 /* 300 ms. A relay without a heartbeat for longer is considered hung: no more redirects. */

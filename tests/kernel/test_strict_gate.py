@@ -33,15 +33,29 @@ KUBELET = Rule(SourceKind.KUBELET, socket.IPPROTO_TCP)
 SERVICE = {4: "198.18.0.80", 6: "fd00:18::80"}
 STRICT_DROPPED = (Verdict.DROP, Reason.STRICT)
 ADMITTED = (Verdict.PASS, Reason.PROBE)
+NODE_PORT = 30080
+
+
+def _bound_mptcp(target: Target) -> None:
+    with syns.stream(target.family, syns.IPPROTO_MPTCP) as sock:
+        name = target.interface.encode()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name)
+        sock.connect_ex((target.address, target.tcp_port))
+
 
 # What opens a TCP connection, and those whose connect(2) no hook redirects.
+BOUND_MPTCP = FirstPacket("mptcp-bound-to-interface", _bound_mptcp)
 TCP_PACKETS = [
     (first_packet, version)
-    for first_packet in syns.FIRST_PACKETS
+    for first_packet in (*syns.FIRST_PACKETS, BOUND_MPTCP)
     if first_packet.name.startswith(("tcp", "mptcp", "raw-syn"))
     for version in first_packet.versions
 ]
-NOT_REDIRECTED = {"tcp-bound-to-interface", "raw-syn", "raw-syn-with-data", "raw-syn-spoofed"}
+(TCP,) = (each for each in syns.FIRST_PACKETS if each.name == "tcp")
+NOT_REDIRECTED = {
+    *("tcp-bound-to-interface", "mptcp-bound-to-interface"),
+    *("raw-syn", "raw-syn-with-data", "raw-syn-spoofed"),
+}
 
 
 @pytest.fixture
@@ -61,10 +75,18 @@ class Served:
     relay: labs.LabPod
     redirect: Redirect
 
-    def publish(self, ports: Iterable[int] = (0,), relay: labs.LabPod | None = None) -> None:
+    def publish(
+        self,
+        ports: Iterable[int] = (0,),
+        *,
+        relay: labs.LabPod | None = None,
+        admits_translated: bool = False,
+    ) -> None:
         relay = relay or self.relay
         for own, other in zip(relay.addresses, self.watched.pod.addresses, strict=True):
-            self.redirect.publish(own, other, ports, relay.ifindex)
+            self.redirect.publish(
+                own, other, ports, relay.ifindex, admits_translated=admits_translated
+            )
 
     def withdraw(self, ports: Iterable[int] = (0,)) -> None:
         for own, other in zip(self.relay.addresses, self.watched.pod.addresses, strict=True):
@@ -154,25 +176,53 @@ def test_packet_socket_of_the_kubelet_opens_nothing(served: Served, version: int
     assert send()
 
 
-@pytest.mark.parametrize("way", ["service", "nodeport"])
+@contextlib.contextmanager
+def service(pod: Target) -> Iterator[None]:
+    """A service's address, and a port of the node, which are translated to the pod's."""
+    family, to = ("ip", pod.address) if pod.version == 4 else ("ip6", f"[{pod.address}]")
+    rules = "\n".join(
+        f"{family} daddr {address} tcp dport {port} dnat to {to}:{pod.tcp_port}"
+        for address, port in (
+            (SERVICE[pod.version], pod.tcp_port),
+            (traffic.NODE[pod.version], NODE_PORT),
+        )
+    )
+    chain = f"chain output {{ type nat hook output priority -100;\n{rules}\n}}"
+    with links.table(family, chain), links.route(SERVICE[pod.version], "lo"):
+        yield
+
+
 @VERSIONS
 def test_connect_to_an_address_that_is_translated_to_the_pod_s_is_dropped(
-    served: Served, version: int, way: str
+    served: Served, version: int
 ) -> None:
     pod = served.target(version)
-    family, to = ("ip", pod.address) if version == 4 else ("ip6", f"[{pod.address}]")
-    address, port = (SERVICE[version], 80) if way == "service" else (traffic.NODE[version], 30080)
-    rule = f"{family} daddr {address} tcp dport {port} dnat to {to}:{pod.tcp_port}"
-    rules = f"chain output {{ type nat hook output priority -100;\n{rule}\n}}"
-    target = Target(address, pod.interface, port, port)
-    (tcp,) = (each for each in syns.FIRST_PACKETS if each.name == "tcp")
-    with links.table(family, rules), links.route(SERVICE[version], "lo"):
-        tcp.begin(target)
-        assert served.watched.arrived() == []
-        assert served.watched.moved() == {STRICT_DROPPED: 1}
+    ways = [
+        dataclasses.replace(pod, address=SERVICE[version]),
+        dataclasses.replace(pod, address=traffic.NODE[version], tcp_port=NODE_PORT),
+    ]
+    with service(pod):
+        for way in ways:
+            TCP.begin(way)
+            assert served.watched.arrived() == []
+            assert served.watched.moved() == {STRICT_DROPPED: 1}
         served.pause()
-        tcp.begin(target)
+        for way in ways:
+            TCP.begin(way)
+            assert served.watched.arrived()
+
+
+@VERSIONS
+def test_pod_whose_probe_names_a_host_is_reached_by_a_translated_address_only(
+    served: Served, version: int
+) -> None:
+    pod = served.target(version)
+    served.publish(admits_translated=True)
+    with service(pod):
+        TCP.begin(dataclasses.replace(pod, address=SERVICE[version]))
         assert served.watched.arrived()
+    assert not is_admitted(served, "raw-syn", version)
+    assert not is_admitted(served, "tcp-bound-to-interface", version)
 
 
 @VERSIONS

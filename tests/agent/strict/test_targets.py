@@ -1,8 +1,11 @@
 """Desired targets of the relay, and pods that have none."""
 
+import msgspec
+
 from agent.pods.pod_state import PodState
 from agent.strict.targets import excluded_reason, plan_of, uid_of
 from bpf.verdicts import Mode
+from probes.spec.specs import parse_pod
 from tests.agent.strict.strict_pods import HTTP_8080, strict_pod, tcp
 
 ONE, OTHER = "198.18.1.1", "198.18.1.2"
@@ -41,6 +44,19 @@ def test_any_port_of_a_pod_with_http_is_proxied() -> None:
     (target,) = plan_of([strict_pod("web", ONE)]).targets
     assert target.ports == ((0, 65535),)
     assert target.claims == (8080, 0)
+
+
+def test_pod_whose_probe_names_a_host_admits_translated_addresses() -> None:
+    """Such as its service's, or a port of the node."""
+    web = strict_pod("web", ONE)
+    (target,) = plan_of([web]).targets
+    assert not target.admits_translated
+    probe = {"httpGet": {"port": 8080, "host": "198.18.0.80"}}
+    spec = parse_pod({"spec": {"containers": [{"name": "app", "livenessProbe": probe}]}})
+    web.pod = msgspec.structs.replace(web.pod, spec=spec)
+    (target,) = plan_of([web]).targets
+    assert target.admits_translated
+    assert target.claims == (0,)
 
 
 def test_pod_without_probes_has_no_target() -> None:
