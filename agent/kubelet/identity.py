@@ -14,7 +14,7 @@ from collections.abc import Callable
 import structlog
 
 from agent.kubelet import search as kubelet_search
-from agent.kubelet.search import KubeletCgroup, KubeletCgroupError
+from agent.kubelet.search import AmbiguousKubeletError, KubeletCgroup, KubeletCgroupError
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.procfs import Procfs
 from agent.logs import Event
@@ -35,7 +35,8 @@ _SCAN_SECONDS = 30.0
 
 
 class KubeletIdentity:
-    """Calls `on_change` on the event loop when the kubelet's cgroup changes, or there is none."""
+    """Calls `on_change` on the event loop when the kubelet's cgroup changes, or there is none, and
+    when `is_rejected` changes."""
 
     def __init__(
         self,
@@ -54,6 +55,8 @@ class KubeletIdentity:
         """The last value passed to `on_change`."""
         self.problem = "the search for the kubelet has not finished yet."
         """Why there is none, in one sentence; else empty."""
+        self.is_rejected = False
+        """Whether there is none because its cgroup must not be admitted, such as one with pods."""
 
     async def run(self) -> None:
         """Follow the kubelet until cancelled.
@@ -78,13 +81,15 @@ class KubeletIdentity:
         """Search once, publish a change, and return the result."""
         problem = f"no {self._setting} on this node"
         found: KubeletCgroup | None = None
+        is_rejected = False
         try:
             async with asyncio.timeout(_SCAN_SECONDS):
                 found = await asyncio.to_thread(self._find)
             problem = "" if found else f"{problem}; set --kubelet, and run with hostPID."
         except KubeletCgroupError as error:
             problem = str(error)
-        self._publish(found, problem)
+            is_rejected = not isinstance(error, AmbiguousKubeletError)
+        self._publish(found, problem, is_rejected)
         return found
 
     def _find(self) -> KubeletCgroup | None:
@@ -97,11 +102,12 @@ class KubeletIdentity:
             self._setting, procfs=self._procfs, cgroup2=cgroup2, current=self.current
         )
 
-    def _publish(self, found: KubeletCgroup | None, problem: str) -> None:
+    def _publish(self, found: KubeletCgroup | None, problem: str, is_rejected: bool) -> None:
         if problem and problem != self.problem:
             log.warning(Event.KUBELET_NOT_FOUND, problem=problem)
-        before, self.current, self.problem = self.current, found, problem
-        if found == before:
+        before = self.current, self.is_rejected
+        self.current, self.problem, self.is_rejected = found, problem, is_rejected
+        if (found, is_rejected) == before:
             return
         if found is not None:
             log.info(

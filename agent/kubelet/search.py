@@ -1,8 +1,10 @@
 """Search for the kubelet's cgroup: finds its process, and rejects cgroups shared with pods.
 
 The gate admits by the cgroup of a socket's creator, so any process that can create sockets in that
-cgroup counts as the kubelet. A process found by name must be root's, in the node's network
-namespace and in no pod's cgroup: any process, also a pod's, can take that name.
+cgroup counts as the kubelet. Any process can take the kubelet's name, also one of a pod, so a
+candidate must hold CAP_SYS_ADMIN in the initial user namespace: podgate cannot block such a process
+anyway. It must be in the node's network namespace and in no container's cgroup, and the one
+that serves the kubelet's port comes before all others.
 """
 
 import contextlib
@@ -18,12 +20,22 @@ from agent.settings import KUBELET_NAME, ByProcess, KubeletSetting
 
 _KUBELET_PORT = 10250  # --port's default, kubernetes/pkg/cluster/ports
 
+_CAP_SYS_ADMIN = 21  # linux/capability.h
+
 # Names of the cgroups that the kubelet and container runtimes create, by systemd's and cgroupfs'
 # drivers (kubernetes/pkg/kubelet/cm/cgroup_manager_linux.go); kind's is kubelet-kubepods.slice.
 _PODS = re.compile(
     r"(.*-)?kubepods(-.*)?(\.slice)?"
     r"|(.*-)?pod[0-9a-f]{8}[-_0-9a-f]{24,}(\.slice)?"
     r"|(cri-containerd|crio|docker|libpod)[-:].*"
+)
+# And those of single containers: the id alone (cgroupfs' driver) or with its runtime's name, LXC,
+# systemd-nspawn; and the directories in which runtimes put them.
+_CONTAINERS = re.compile(
+    r"([a-z]+[-_:])*[0-9a-f]{64}(\.scope)?"
+    r"|lxc(\.(payload|monitor))?(\..*)?"
+    r"|machine\.slice|machine-.*\.scope|systemd-nspawn@.*"
+    r"|docker|k8s\.io|libpod_parent|buildkit|kata_.*"
 )
 # No kubelet has this many cgroups of its own; a cgroup that has them holds containers.
 _MAX_CGROUPS = 500
@@ -49,6 +61,10 @@ class KubeletCgroupError(PodgateError):
     """The kubelet exists, but its cgroup must not be admitted; the message is one sentence."""
 
 
+class AmbiguousKubeletError(KubeletCgroupError):
+    """Several processes could be the kubelet, with equal evidence; none of them is admitted."""
+
+
 def find(
     setting: KubeletSetting,
     *,
@@ -58,8 +74,8 @@ def find(
 ) -> KubeletCgroup | None:
     """The kubelet's cgroup; None while there is no kubelet. Reads /proc: milliseconds.
 
-    current: the previous result, which stays the kubelet while its process runs, even if another
-    process takes its name. Raises `KubeletCgroupError`.
+    current: the previous result. Its process stays the kubelet while it runs, unless another
+    candidate serves the kubelet's port and it does not. Raises `KubeletCgroupError`.
     """
     if isinstance(setting, ByProcess):
         pid = _choose(list(_candidates(setting, procfs)), procfs, current)
@@ -69,6 +85,7 @@ def find(
     else:
         path = setting.path
         pid = _oldest(_members(cgroup2 / path[1:]), procfs)
+        _reject_pods_path(path)
     if path == "/":
         raise KubeletCgroupError(
             f"the kubelet (pid {pid}) is in the root cgroup, the default of all processes; run it "
@@ -99,26 +116,27 @@ def _candidates(setting: ByProcess, procfs: Procfs) -> Iterator[int]:
         if (
             procfs.is_named(pid, setting.name)
             and procfs.started(pid) is not None
-            and procfs.effective_uid(pid) == 0
+            and procfs.has_capability(pid, _CAP_SYS_ADMIN)
             and procfs.namespace(pid, "net") == own
-            and not _is_pods(procfs.cgroup(pid) or "")
+            and not any(map(_is_containers, procfs.cgroups(pid).values()))
             and (setting.port is None or procfs.is_listening(pid, setting.port))
         ):
             yield pid
 
 
 def _choose(pids: list[int], procfs: Procfs, current: KubeletCgroup | None) -> int | None:
+    if len({procfs.cgroup(pid) for pid in pids}) > 1:
+        serving = [pid for pid in pids if procfs.is_listening(pid, _KUBELET_PORT)]
+        # A kubelet that has just started does not serve yet.
+        pids = serving or pids
     if current and current.pid in pids and procfs.started(current.pid) == current.started:
         return current.pid
     if len({procfs.cgroup(pid) for pid in pids}) > 1:
-        listening = [pid for pid in pids if procfs.is_listening(pid, _KUBELET_PORT)]
-        if len({procfs.cgroup(pid) for pid in listening}) != 1:
-            numbers = ", ".join(map(str, sorted(pids)))
-            raise KubeletCgroupError(
-                f"several processes could be the kubelet (pids {numbers}), in different cgroups; "
-                "set --kubelet to its port or its cgroup."
-            )
-        pids = listening
+        numbers = ", ".join(map(str, sorted(pids)))
+        raise AmbiguousKubeletError(
+            f"several processes could be the kubelet (pids {numbers}), in different cgroups; "
+            "set --kubelet to its port or its cgroup."
+        )
     return _oldest(pids, procfs)
 
 
@@ -128,14 +146,18 @@ def _oldest(pids: list[int], procfs: Procfs) -> int | None:
     return min(ages)[1] if ages else None
 
 
-def _reject_pods_cgroup(
-    path: str, directory: pathlib.Path, pid: int | None, procfs: Procfs
-) -> None:
-    """Raises `KubeletCgroupError` if a pod's process could count as the kubelet."""
+def _reject_pods_path(path: str) -> None:
     if _is_pods(path):
         raise KubeletCgroupError(
             f"cgroup {path} is a pod's, or holds pods; it cannot be admitted as the kubelet."
         )
+
+
+def _reject_pods_cgroup(
+    path: str, directory: pathlib.Path, pid: int | None, procfs: Procfs
+) -> None:
+    """Raises `KubeletCgroupError` if a pod's process could count as the kubelet."""
+    _reject_pods_path(path)
     process: int | str = "self" if pid is None else pid
     own = [procfs.namespace(process, kind) for kind in ("net", "pid")]
     for count, (below, names, _) in enumerate(os.walk(directory)):
@@ -188,3 +210,7 @@ def _members(directory: pathlib.Path) -> list[int]:
 
 def _is_pods(path: str) -> bool:
     return any(_PODS.fullmatch(part) for part in path.split("/"))
+
+
+def _is_containers(path: str) -> bool:
+    return _is_pods(path) or any(_CONTAINERS.fullmatch(part) for part in path.split("/"))

@@ -40,20 +40,28 @@ class Procfs:
         fields = self._stat(pid)
         return None if fields is None else int(fields[1])
 
-    def effective_uid(self, pid: int) -> int | None:
-        """Not the owner of /proc/PID: that is root for a process that made itself undumpable."""
+    def has_capability(self, pid: int, capability: int) -> bool:
+        """Whether it is effective in this process's user namespace.
+
+        capability: the bit's number. A process has every capability in a user namespace that it
+        made itself, so those of other namespaces do not count.
+        """
+        if self.namespace(pid, "user") != self.namespace("self", "user"):
+            return False
         for line in (self._read(f"{pid}/status") or "").splitlines():
-            if line.startswith("Uid:"):
-                return int(line.split()[2])
-        return None
+            if line.startswith("CapEff:"):
+                return bool(int(line.split()[1], 16) >> capability & 1)
+        return False
 
     def cgroup(self, pid: int) -> str | None:
         """Its cgroup of version 2, "/a/b"; None when it has exited, or its cgroup was removed."""
-        for line in (self._read(f"{pid}/cgroup") or "").splitlines():
-            if line.startswith("0::"):
-                path = line.removeprefix("0::")
-                return None if path.endswith(" (deleted)") else path
-        return None
+        path = self.cgroups(pid).get("0")
+        return None if path is None or path.endswith(" (deleted)") else path
+
+    def cgroups(self, pid: int) -> dict[str, str]:
+        """Its cgroups by the hierarchy's number, which is "0" for version 2."""
+        lines = (self._read(f"{pid}/cgroup") or "").splitlines()
+        return {number: path for number, _, path in (line.split(":", 2) for line in lines)}
 
     def namespace(self, pid: int | str, kind: str) -> str | None:
         """The namespace it is in, such as "net:[4026531840]"; pid "self" for this process."""

@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
 from agent.kubelet import identity as kubelet_identity
+from agent.kubelet import search as kubelet_search
 from agent.kubelet.identity import KubeletIdentity
 from agent.kubelet.search import KubeletCgroup
 from agent.settings import ByCgroup, ByProcess, KubeletSetting
@@ -19,10 +21,13 @@ pytestmark = pytest.mark.kernel
 
 _LIMIT_SECONDS = 20
 
-# Sets its name in the kernel (comm), listens, prints its port, and waits for the end of its input.
+# Sets its name in the kernel (comm), drops its capabilities with a third argument (capset(2),
+# _LINUX_CAPABILITY_VERSION_3), listens, prints its port, and waits for the end of its input.
 _STAND_IN = """
-import ctypes, socket, sys
+import ctypes, socket, struct, sys
 ctypes.CDLL(None).prctl(15, sys.argv[1].encode(), 0, 0, 0)
+if sys.argv[3:]:
+    assert ctypes.CDLL(None).capset(struct.pack("Ii", 0x20080522, 0), bytes(24)) == 0
 listening = socket.create_server(("127.0.0.1", int(sys.argv[2])))
 print(listening.getsockname()[1], flush=True)
 sys.stdin.read()
@@ -32,9 +37,19 @@ sys.stdin.read()
 class KubeletStub:
     """A process that looks like the kubelet, in a cgroup of the test's."""
 
-    def __init__(self, group: cgroups.Cgroup, *, port: int = 0, name: str = "kubelet") -> None:
+    def __init__(
+        self,
+        group: cgroups.Cgroup,
+        *,
+        port: int = 0,
+        name: str = "kubelet",
+        within: tuple[str, ...] = (),
+        has_capabilities: bool = True,
+    ) -> None:
+        """within: a command that runs it in other namespaces."""
+        drop = () if has_capabilities else ("drop",)
         self._process = group.popen(
-            [sys.executable, "-c", _STAND_IN, name, str(port)],
+            [*within, sys.executable, "-c", _STAND_IN, name, str(port), *drop],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -51,8 +66,8 @@ class KubeletStub:
 def start() -> Iterator[Callable[..., KubeletStub]]:
     started: list[KubeletStub] = []
 
-    def make(group: cgroups.Cgroup, *, port: int = 0, name: str = "kubelet") -> KubeletStub:
-        started.append(KubeletStub(group, port=port, name=name))
+    def make(group: cgroups.Cgroup, **options: Any) -> KubeletStub:
+        started.append(KubeletStub(group, **options))
         return started[-1]
 
     yield make
@@ -208,6 +223,61 @@ async def test_process_of_the_same_name_in_another_network_namespace_is_ignored(
         finally:
             namesake.kill()
             namesake.communicate()
+
+
+IMPOSTORS: dict[str, dict[str, Any]] = {
+    "root-without-capabilities": {"has_capabilities": False},
+    "all-capabilities-in-its-own-user-namespace": {"within": ("unshare", "--user", "-r")},
+}
+
+
+@pytest.mark.parametrize("impostor", IMPOSTORS.values(), ids=IMPOSTORS)
+async def test_impostor_that_waits_for_a_restart_does_not_become_the_kubelet(
+    unit: cgroups.Cgroup,
+    start: Callable[..., KubeletStub],
+    impostor: dict[str, Any],
+) -> None:
+    process = start(unit)
+    with cgroups.cgroup() as other:
+        async with watching(ByProcess()) as watched:
+            before = await watched.next_found()
+            await asyncio.to_thread(start, other, **impostor)
+            await asyncio.to_thread(process.end)
+            assert await watched.next() is None
+            assert await watched.identity.refresh() is None
+            again = await asyncio.to_thread(start, unit)
+            found = await watched.next_found()
+            assert found == before
+            assert found.pid == again.pid
+
+
+@pytest.mark.parametrize("name", ["docker", "cri-containerd-{}.scope", "k8s.io", "{}"])
+async def test_process_in_a_container_cgroup_is_not_the_kubelet(
+    start: Callable[..., KubeletStub], name: str
+) -> None:
+    with (
+        cgroups.cgroup() as node,
+        cgroups.cgroup(name.format("0123456789abcdef" * 4), below=node) as container,
+        cgroups.cgroup("payload", below=container) as payload,
+    ):
+        process = start(payload)
+        identity = KubeletIdentity(ByProcess("kubelet", process.port), lambda _: None)
+        assert await identity.refresh() is None
+
+
+async def test_process_on_the_kubelet_port_replaces_one_that_only_has_the_name(
+    unit: cgroups.Cgroup, start: Callable[..., KubeletStub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubelet_identity, "_RECHECK_SECONDS", 0.05)
+    with cgroups.cgroup() as other:
+        namesake = start(other)
+        async with watching(ByProcess()) as watched:
+            assert (await watched.next_found()).pid == namesake.pid
+            process = KubeletStub(unit, name="other")
+            monkeypatch.setattr(kubelet_search, "_KUBELET_PORT", process.port)
+            process.end()
+            process = await asyncio.to_thread(start, unit, port=process.port)
+            assert (await watched.next_found()).pid == process.pid
 
 
 async def test_configured_cgroup_is_followed_when_it_is_created_again(

@@ -2,16 +2,21 @@
 
 import asyncio
 import pathlib
+from typing import Any
 
 import pytest
 
 from agent.kubelet import search as kubelet_search
 from agent.kubelet.identity import KubeletIdentity
-from agent.kubelet.search import KubeletCgroup, KubeletCgroupError
+from agent.kubelet.search import AmbiguousKubeletError, KubeletCgroup, KubeletCgroupError
 from agent.linux.procfs import Procfs
 from agent.settings import ByCgroup, ByProcess, KubeletSetting
 
 NODE_NET = "net:[1]"
+INITIAL_USER = "user:[1]"
+ALL_CAPABILITIES = (1 << 41) - 1
+CAP_SYS_ADMIN = 1 << 21
+CONTAINER = "0123456789abcdef" * 4
 UNIT = "/system.slice/kubelet.service"
 
 
@@ -24,11 +29,13 @@ class Node:
         self.cgroup2.mkdir()
         self._add_namespaces("self", NODE_NET, "pid:[1]")
 
-    def _add_namespaces(self, pid: int | str, net: str, pids: str) -> None:
+    def _add_namespaces(
+        self, pid: int | str, net: str, pids: str, user: str = INITIAL_USER
+    ) -> None:
         spaces = self.proc / str(pid) / "ns"
         spaces.mkdir(parents=True)
-        (spaces / "net").symlink_to(net)
-        (spaces / "pid").symlink_to(pids)
+        for kind, space in (("net", net), ("pid", pids), ("user", user)):
+            (spaces / kind).symlink_to(space)
 
     def add(
         self,
@@ -36,7 +43,9 @@ class Node:
         name: str = "kubelet",
         cgroup: str = UNIT,
         *,
-        uid: int = 0,
+        capabilities: int = ALL_CAPABILITIES,
+        user: str = INITIAL_USER,
+        other_cgroup: str = "/elsewhere",
         net: str = NODE_NET,
         pids: str = "pid:[1]",
         state: str = "S",
@@ -44,13 +53,15 @@ class Node:
         port: int | None = None,
         started: int | None = None,
     ) -> None:
-        self._add_namespaces(pid, net, pids)
+        self._add_namespaces(pid, net, pids, user)
         directory = self.proc / str(pid)
         (directory / "comm").write_text(name[:15] + "\n")
         rest = " ".join(["0"] * 17 + [str(started or pid)] + ["0"] * 10)
         (directory / "stat").write_text(f"{pid} ({name[:15]}) {state} {parent} {rest}\n")
-        (directory / "status").write_text(f"Name:\t{name}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
-        (directory / "cgroup").write_text(f"5:devices:/elsewhere\n0::{cgroup}\n")
+        # Root's, whatever its capabilities are.
+        status = f"Name:\t{name}\nUid:\t0\t0\t0\t0\nCapEff:\t{capabilities:016x}\n"
+        (directory / "status").write_text(status)
+        (directory / "cgroup").write_text(f"5:devices:{other_cgroup}\n0::{cgroup}\n")
         self._listen(directory, port)
         self.cgroup_directory(cgroup)
         with (self.cgroup2 / cgroup.lstrip("/") / "cgroup.procs").open("a") as procs:
@@ -130,16 +141,26 @@ def test_long_name_is_cut_as_by_the_kernel(node: Node) -> None:
 @pytest.mark.parametrize(
     "lack",
     [
-        {"uid": 65534},
+        {"capabilities": ALL_CAPABILITIES & ~CAP_SYS_ADMIN},
+        {"user": "user:[2]"},
         {"net": "net:[2]"},
         {"state": "Z"},
         {"cgroup": "/kubepods.slice/kubepods-pod1.slice/x"},
         {"cgroup": "/kubelet.slice/kubelet-kubepods.slice/x"},
+        {"cgroup": f"/docker/{CONTAINER}"},
+        {"cgroup": f"/default/{CONTAINER}/below"},
+        {"cgroup": "/k8s.io/web"},
+        {"cgroup": f"/system.slice/cri-containerd-{CONTAINER}.scope"},
+        {"cgroup": f"/system.slice/crio-{CONTAINER}.scope"},
+        {"cgroup": f"/machine.slice/libpod-{CONTAINER}.scope/container"},
+        {"cgroup": "/system.slice/systemd-nspawn@web.service/payload"},
+        {"cgroup": "/lxc.payload.web"},
+        {"other_cgroup": f"/kubepods/besteffort/pod1/{CONTAINER}"},
     ],
-    ids=["not-root", "in-a-pods-netns", "zombie", "in-a-pod", "in-a-pod-of-kind"],
+    ids=lambda lack: "-".join(map(str, *lack.items())),
 )
-def test_process_of_the_same_name_is_not_the_kubelet(node: Node, lack: dict[str, str]) -> None:
-    node.add(600, **{"cgroup": "/elsewhere", **lack})  # type: ignore[arg-type]
+def test_process_of_the_same_name_is_not_the_kubelet(node: Node, lack: dict[str, Any]) -> None:
+    node.add(600, **{"cgroup": "/elsewhere", **lack}, port=10250)
     assert node.find() is None
     node.add(700)
     assert node.found_pid() == 700
@@ -161,7 +182,14 @@ def test_process_on_the_default_port_is_chosen(node: Node) -> None:
 def test_ambiguous_processes_are_rejected(node: Node) -> None:
     node.add(600, cgroup="/system.slice/other.service")
     node.add(700)
-    with pytest.raises(KubeletCgroupError, match=r"several processes .*\(pids 600, 700\)"):
+    with pytest.raises(AmbiguousKubeletError, match=r"several processes .*\(pids 600, 700\)"):
+        node.find()
+
+
+def test_several_processes_on_the_default_port_are_ambiguous(node: Node) -> None:
+    node.add(600, cgroup="/system.slice/other.service", port=10250)
+    node.add(700, port=10250)
+    with pytest.raises(AmbiguousKubeletError, match=r"several processes"):
         node.find()
 
 
@@ -169,6 +197,22 @@ def test_current_kubelet_stays_when_another_process_takes_its_name(node: Node) -
     node.add(700)
     current = node.find()
     node.add(800, cgroup="/system.slice/other.service")
+    assert node.found_pid(current=current) == 700
+
+
+def test_process_on_the_default_port_replaces_a_current_kubelet_that_does_not_serve(
+    node: Node,
+) -> None:
+    node.add(600, cgroup="/system.slice/other.service")
+    current = node.find()
+    node.add(700, port=10250)
+    assert node.found_pid(current=current) == 700
+
+
+def test_current_kubelet_stays_when_another_process_serves_as_well(node: Node) -> None:
+    node.add(700, port=10250)
+    current = node.find()
+    node.add(600, cgroup="/system.slice/other.service", port=10250)
     assert node.found_pid(current=current) == 700
 
 
@@ -300,6 +344,17 @@ def test_named_cgroup_of_pods_is_rejected(node: Node) -> None:
         node.find(ByCgroup("/kubepods.slice"))
 
 
+def test_named_cgroup_of_pods_is_rejected_before_it_exists(node: Node) -> None:
+    with pytest.raises(KubeletCgroupError, match=r"/kubepods.slice is a pod's"):
+        node.find(ByCgroup("/kubepods.slice"))
+
+
+def test_named_cgroup_of_a_container_is_used(node: Node) -> None:
+    """On a node that is itself a container, such as kind's."""
+    node.add(700, cgroup=f"/docker/{CONTAINER}/kubelet.service")
+    assert node.found_pid(ByCgroup(f"/docker/{CONTAINER}/kubelet.service")) == 700
+
+
 def test_new_process_in_the_same_cgroup_is_no_change() -> None:
     assert KubeletCgroup("/a", 5, False, 700, 1) == KubeletCgroup("/a", 5, False, 800, 2)
     assert KubeletCgroup("/a", 5, False, 700, 1) != KubeletCgroup("/a", 6, False, 700, 1)
@@ -322,6 +377,35 @@ async def test_problems_are_sentences_and_changes_are_published_once(node: Node)
     await identity.refresh()
     assert published[1:] == [None]
     assert "also holds pods" in identity.problem
+    assert identity.is_rejected
+
+
+async def test_rejection_of_the_first_kubelet_is_published(node: Node) -> None:
+    published: list[KubeletCgroup | None] = []
+    identity = KubeletIdentity(
+        ByProcess(), published.append, procfs=Procfs(node.proc), cgroup2=node.cgroup2
+    )
+    node.add(700, cgroup="/")
+    await identity.refresh()
+    await identity.refresh()
+    assert published == [None]
+    assert identity.is_rejected
+    node.remove(700)
+    await identity.refresh()
+    assert published == [None, None]
+    assert not identity.is_rejected
+
+
+async def test_ambiguous_processes_are_no_rejection(node: Node) -> None:
+    """What is admitted may stay, since one of them may be the kubelet that is starting."""
+    identity = KubeletIdentity(
+        ByProcess(), lambda _: None, procfs=Procfs(node.proc), cgroup2=node.cgroup2
+    )
+    node.add(600, cgroup="/system.slice/other.service")
+    node.add(700)
+    assert await identity.refresh() is None
+    assert "several processes" in identity.problem
+    assert not identity.is_rejected
 
 
 async def test_host_without_cgroup_v2_is_one_sentence(
