@@ -89,6 +89,10 @@ class Event(enum.Enum):
     INTERFACE_GATED = "Gate attached to pod interface."
     INTERFACES_RELEASED = "Interfaces without a pod released from the default-deny table."
     KUBELET_FOUND = "Kubelet identified."
+    KUBELET_NOT_FOLLOWED = (
+        "Kernel cannot follow the kubelet's restarts without the agent; declared ports open to "
+        "host processes while the agent is missing."
+    )
     KUBELET_NOT_FOUND = (
         "Kubelet not identified; its probes are dropped in enforce unless a rule admits them."
     )

@@ -26,6 +26,7 @@ MAX_DROP_SOURCES = 16384
 MAX_ADDRESSES = 16384
 TUNNEL_PORTS = 8
 EVENT_RING_BYTES = 65536
+KUBELET_PATH_BYTES = 256
 INJECTABLE_IFINDEXES = 1 << 23
 MAX_RELAY_TARGETS = 65536
 MAX_RELAY_BYPASSES = 8192
@@ -102,8 +103,28 @@ class CConfig(ctypes.Structure):
         ("tunnel_port_count", ctypes.c_uint32),
         ("tunnel_ports", ctypes.c_uint16 * TUNNEL_PORTS),
         ("has_ovs", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
+        ("kubelet_unit", ctypes.c_uint32),
     )
+
+
+class CKubeletUnit(ctypes.Structure):
+    """`struct kubelet_unit`: the cgroup path that the kernel follows, and offsets in bytes."""
+
+    _fields_ = (
+        ("number", ctypes.c_uint32),
+        ("node_offset", ctypes.c_uint32),
+        ("id_offset", ctypes.c_uint32),
+        ("root_offset", ctypes.c_uint32),
+        ("hierarchy_offset", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
+        ("path", ctypes.c_char * KUBELET_PATH_BYTES),
+    )
+
+
+class CKubeletRemade(ctypes.Structure):
+    """`struct kubelet_remade`: the newest cgroup at the unit's path, by the unit's number."""
+
+    _fields_ = (("cgroup", ctypes.c_uint64), ("unit", ctypes.c_uint64))
 
 
 class CDropEvent(ctypes.Structure):
@@ -249,6 +270,8 @@ GATES = MapSpec("gates", _HASH, 4, ctypes.sizeof(CGate), MAX_GATES, _NO_PREALLOC
 COUNTERS = MapSpec("counters", _PERCPU_HASH, 4, ctypes.sizeof(CCounters), MAX_GATES, _NO_PREALLOC)
 RULE_HITS = MapSpec("rule_hits", _PERCPU_HASH, 4, 8, MAX_RULE_HITS, _NO_PREALLOC)
 CONFIG = MapSpec("config", _ARRAY, 4, ctypes.sizeof(CConfig), 1)
+KUBELET_UNIT = MapSpec("kubelet_unit", _ARRAY, 4, ctypes.sizeof(CKubeletUnit), 1)
+KUBELET_REMADE = MapSpec("kubelet_remade", _ARRAY, 4, ctypes.sizeof(CKubeletRemade), 1)
 DROP_SOURCES = MapSpec(
     "drop_sources",
     _HASH,
@@ -283,7 +306,7 @@ MAPS = (
     *(GATES, COUNTERS, RULE_HITS, CONFIG, DROP_SOURCES, DROP_SOURCES_LOST),
     *(REPLY_TABLE, REPLIES, REPLY_KEY, ADDRESSES, DROP_EVENTS, EVENT_BUDGET, INJECTABLE),
     *(RELAY_TARGETS, RELAY_PODS, RELAY_BEAT, RELAY_BYPASSES),
-    FRAGMENTS,
+    *(FRAGMENTS, KUBELET_UNIT, KUBELET_REMADE),
 )
 
 GATE_EGRESS = "gate_egress"
@@ -356,8 +379,12 @@ RELAY_HOOKS = (
 process must not see the relay's address by getpeername.
 """
 
-OPTIONAL_PROGRAMS = (*HOOKS, *RELAY_HOOKS)
-"""Pinned where the kernel accepts them."""
+FOLLOW_KUBELET = HookSpec("follow_kubelet", 17, 0)
+"""A raw tracepoint's program (`bpf/kubelet_unit.py`), optional as well."""
+
+OPTIONAL_PROGRAMS = (*HOOKS, *RELAY_HOOKS, FOLLOW_KUBELET)
+"""Pinned where the kernel accepts them: FOLLOW_KUBELET not if it is locked down, which lets no
+program read the kernel's memory (lockdown=confidentiality)."""
 
 
 def pack_address(address: IPAddress) -> bytes:

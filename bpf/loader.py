@@ -27,7 +27,8 @@ PROGRAM_SET = ProgramSet(
 class Loaded:
     """Open descriptors of all programs and maps. outcome: where the programs came from.
 
-    programs: by name; those of `abi.HOOKS` only where the kernel accepts them.
+    programs: by name; those of `abi.HOOKS` and `abi.FOLLOW_KUBELET` only where the kernel accepts
+    them.
     """
 
     programs: dict[str, int]
@@ -78,7 +79,8 @@ def _open(installation: pins.Pins, outcome: Outcome) -> Loaded:
             opened[spec.name] = maps.Map.open(installation.map(spec), spec)
             undo.callback(opened[spec.name].close)
         programs = {}
-        hooks = [hook.name for hook in abi.HOOKS if os.path.lexists(directory / hook.name)]
+        optional = (*abi.HOOKS, abi.FOLLOW_KUBELET)
+        hooks = [hook.name for hook in optional if os.path.lexists(directory / hook.name)]
         for name in (*abi.PROGRAMS, *hooks):
             programs[name] = syscalls.open_pin(str(directory / name))
             undo.callback(os.close, programs[name])

@@ -7,7 +7,7 @@ import os
 import struct
 from collections.abc import Iterator
 
-from bpf import abi, btf_ids, errors, pins, syscalls
+from bpf import abi, errors, pins, socket_storage, syscalls
 
 _BATCH = 256
 _SOCKET_STORAGE = 24
@@ -101,7 +101,7 @@ def create(spec: abi.MapSpec, template_fd: int = 0) -> int:
     btf = (0, 0, 0)
     with contextlib.ExitStack() as close:
         if spec.type == _SOCKET_STORAGE:
-            content, key, value = btf_ids.socket_storage(spec.value_size)
+            content, key, value = socket_storage.types(spec.value_size)
             btf = (syscalls.btf_load(content), key, value)
             close.callback(os.close, btf[0])
         return syscalls.map_create(

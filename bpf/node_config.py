@@ -20,6 +20,12 @@ class NodeConfig:
         """Admit sockets of this cgroup (its id) to the ports that pods declare; None: unknown."""
         self._change(kubelet_cgroup=cgroup or 0)
 
+    def set_kubelet_unit(self, number: int) -> None:
+        """Admit the cgroup that the kernel has recorded for this unit, too, and open nothing for
+        want of a heartbeat. 0: the kernel follows no unit. `bpf/kubelet_unit.py` calls this.
+        """
+        self._change(kubelet_unit=number)
+
     def set_pods(self, cgroup: int | None, level: int = 0) -> None:
         """Set the cgroup above all pods' (kubepods), and its depth below the root in directories.
 

@@ -17,7 +17,7 @@ import pathlib
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 
-from bpf import abi, artefacts, btf_ids, compiling, errors, features, maps, syscalls
+from bpf import abi, artefacts, btf, compiling, errors, features, maps, syscalls
 from bpf.artefacts import Artefact
 from bpf.program_sets import ProgramSet, ProgramSpec
 
@@ -126,7 +126,7 @@ def _load(
             attach_type=program.attach_type,
             name=program.name,
             attach_btf_id=(
-                btf_ids.function_id(program.kernel_function) if program.kernel_function else 0
+                btf.function_id(program.kernel_function) if program.kernel_function else 0
             ),
         )
         return load()

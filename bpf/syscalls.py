@@ -53,6 +53,7 @@ class Command(enum.IntEnum):
     MAP_GET_FD_BY_ID = 14
     OBJ_GET_INFO_BY_FD = 15
     PROG_QUERY = 16
+    RAW_TRACEPOINT_OPEN = 17
     BTF_LOAD = 18
     MAP_LOOKUP_BATCH = 24
     MAP_UPDATE_BATCH = 26
@@ -317,6 +318,18 @@ def link_create_cgroup(program_fd: int, cgroup_fd: int, attach_type: int, flags:
     """
     attributes = struct.pack("=IIIIIIQ", program_fd, cgroup_fd, attach_type, flags, 0, 0, 0)
     return call(Command.LINK_CREATE, attributes, what="attaching to the root cgroup")[0]
+
+
+def raw_tracepoint_open(program_fd: int, name: str) -> int:
+    """Attach a program to a tracepoint of the kernel's; returns the link.
+
+    Links can be pinned since Linux 5.7 (babf3164095b). Raises `BpfError` (ENOENT: the kernel has no
+    such tracepoint; EINVAL: it is built without CONFIG_BPF_EVENTS).
+    """
+    buffer = ctypes.create_string_buffer(name.encode())
+    attributes = struct.pack("=QII", _address(buffer), program_fd, 0)
+    what = f"attaching to tracepoint {name}"
+    return call(Command.RAW_TRACEPOINT_OPEN, attributes, what=what)[0]
 
 
 def link_create_tcx(program_fd: int, ifindex: int, attach_type: int, flags: int) -> int:

@@ -128,7 +128,8 @@ class PodSourceStatus(msgspec.Struct, frozen=True, kw_only=True):
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole agent. `programs`: where they came from, a value of `bpf.pinning.Origin`;
     `load_ms`: milliseconds to load them; `kubelet`: the path of its cgroup, or None for the reason
-    in `kubelet_problem`."""
+    in `kubelet_problem`; `kubelet_unfollowed`: why the kernel does not follow its restarts without
+    the agent, or empty."""
 
     version: str
     pid: int
@@ -140,6 +141,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     is_synced: bool
     kubelet: str | None
     kubelet_problem: str
+    kubelet_unfollowed: str = ""
     http_address: str
     hooks: list[HookStatus]
     pod_source: PodSourceStatus

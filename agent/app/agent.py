@@ -35,7 +35,7 @@ from agent.gates.path_test import PathTester
 from agent.gates.pod_gates import PodGates
 from agent.gates.worker import GateWorker
 from agent.kube.client import ApiClient
-from agent.kubelet.admitted_ports import pods_cgroup
+from agent.kubelet.admission import KubeletAdmission
 from agent.kubelet.identity import KubeletIdentity
 from agent.kubelet.search import KubeletCgroup
 from agent.linux.cgroups import cgroup2_mount
@@ -159,11 +159,14 @@ class Agent:
         )
         self._existing_flows = ExistingFlows(
             store=self._store,
-            kubelet_cgroup=lambda: gate_worker.config.read().kubelet_cgroup,
+            kubelet_cgroup=self._kubelet_cgroup,
             replies=ReplyTables(gate_worker.loaded),
             closes=settings.close_existing_flows,
         )
         self._heartbeat = Heartbeat(gate_worker.config, dead_man_hours=settings.dead_man_hours)
+        self._kubelet_admission = KubeletAdmission(
+            settings.kubelet, gate_worker.config, gate_worker.kubelet_unit
+        )
         self._kubelet = KubeletIdentity(settings.kubelet, self._on_kubelet)
         self._source_processes = SourceProcesses(
             DropSources(gate_worker.loaded),
@@ -182,6 +185,7 @@ class Agent:
                 self._drop_events,
                 self._probing,
                 RelayCollector(self._relays, connections),
+                self._kubelet_admission,
             ),
         )
         self._reports = Reports(
@@ -197,6 +201,7 @@ class Agent:
             probing=self._probing,
             existing_flows=self._existing_flows,
             kubelet=self._kubelet,
+            kubelet_admission=self._kubelet_admission,
             source_processes=self._source_processes,
             drop_events=self._drop_events,
             metrics=exporter,
@@ -304,11 +309,10 @@ class Agent:
         self._injectable.hint()
 
     def _on_kubelet(self, found: KubeletCgroup | None) -> None:
+        self._kubelet_admission.update(found, is_rejected=self._kubelet.is_rejected)
         self._default_deny.set_kubelet(found)
         self._existing_flows.hint()
-        config = self._gate_worker.config
-        config.set_kubelet(found.id if found else None)
-        # The kubelet creates it at its first start, so it is read whenever there is a kubelet.
-        cgroup2 = cgroup2_mount()
-        if cgroup2 and (pods := pods_cgroup(cgroup2)):
-            config.set_pods(*pods)
+
+    def _kubelet_cgroup(self) -> int:
+        current = self._kubelet.current
+        return current.id if current else 0

@@ -26,6 +26,7 @@ from agent.drops.events import DropEventLog
 from agent.drops.source_processes import SourceProcesses, protocol_word, wall_clock
 from agent.gates.existing_flows import ExistingFlows
 from agent.gates.worker import GateWorker
+from agent.kubelet.admission import KubeletAdmission
 from agent.kubelet.identity import KubeletIdentity
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
@@ -61,6 +62,7 @@ class Reports:
         probing: ProbeManager,
         existing_flows: ExistingFlows,
         kubelet: KubeletIdentity,
+        kubelet_admission: KubeletAdmission,
         source_processes: SourceProcesses,
         drop_events: DropEventLog,
         metrics: Exporter,
@@ -79,6 +81,7 @@ class Reports:
         self._probing = probing
         self._existing_flows = existing_flows
         self._kubelet = kubelet
+        self._kubelet_admission = kubelet_admission
         self._source_processes = source_processes
         self._drop_events = drop_events
         self._metrics = metrics
@@ -117,6 +120,7 @@ class Reports:
             is_synced=self._store.is_synced,
             kubelet=self._kubelet.current.path if self._kubelet.current else None,
             kubelet_problem=self._kubelet.problem,
+            kubelet_unfollowed=self._kubelet_admission.problem,
             http_address=self.http_address,
             hooks=[
                 HookStatus(name=hook.name, problem=hook.problem)

@@ -21,7 +21,7 @@ from agent.linux import nft
 from agent.linux.cgroups import cgroup2_mount
 from agent.settings import DEFAULT_RELAY_RANGES, RelayRanges, admin_socket
 from agent.strict import check as strict_check
-from bpf import abi, artefacts, errors, features, hooks, loader, maps, pins
+from bpf import abi, artefacts, errors, features, hooks, kubelet_unit, loader, maps, pins
 from bpf.gates import Attachment
 
 _TIMEOUT_SECONDS = 30
@@ -59,6 +59,7 @@ async def run_checks(
     findings += _programs()
     findings += _kernel()
     findings += _hooks()
+    findings.append(_kubelet())
     findings += _bpffs(bpffs)
     async with asyncio.timeout(_TIMEOUT_SECONDS):
         checks = (_nftables(), _strict(bpffs, relay_ranges), _agent(run_directory))
@@ -145,6 +146,22 @@ def _hooks() -> Iterator[Finding]:
         yield Finding(name, Severity.WARNING, f"{problem}.")
     if not problems:
         yield Finding("hooks", Severity.OK, f"cgroup hooks can be attached at {root}.")
+
+
+def _kubelet() -> Finding:
+    try:
+        kubelet_unit.try_to_follow()
+    except errors.BpfError as error:
+        return Finding(
+            "kubelet",
+            Severity.WARNING,
+            f"Kernel cannot follow the kubelet's restarts ({error.strerror or error}): while the "
+            "agent is missing for more than 15 s, host processes outside pods reach declared "
+            "ports.",
+        )
+    return Finding(
+        "kubelet", Severity.OK, "Kernel can follow the kubelet's restarts without the agent."
+    )
 
 
 def _bpffs(bpffs: pathlib.Path) -> Iterator[Finding]:
@@ -237,6 +254,10 @@ def _agent_problems(report: AgentReport) -> Iterator[tuple[bool, str]]:
     missing = ", ".join(hook.name for hook in report.hooks if hook.problem)
     yield not report.is_synced, "Initial pod sync not finished; retry."
     yield report.kubelet is None, f"Kubelet not identified: {report.kubelet_problem}"
+    yield (
+        bool(report.kubelet_unfollowed),
+        f"Kernel does not follow the kubelet's restarts: {report.kubelet_unfollowed}",
+    )
     yield bool(missing), f"Hooks not attached: {missing}; see 'podgate status'."
     relay = report.relay.problem_text
     yield bool(report.relay.problem), f"{relay[:1].upper()}{relay[1:]}"

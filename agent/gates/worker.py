@@ -21,6 +21,7 @@ from bpf.gates import Attachment, Counts, Gates
 from bpf.hooks import Hooks, HookState
 from bpf.host_devices import HostDevicePrograms
 from bpf.injectable import InjectableMap
+from bpf.kubelet_unit import KubeletUnit
 from bpf.node_config import NodeConfig
 from bpf.path_tests import PathTestCounters
 from bpf.verdicts import Reason
@@ -61,6 +62,7 @@ class GateWorker:
         self.path_tests = PathTestCounters(loaded)
         self.events = DropEventReader(loaded)
         self.hook_states = _attach_hooks(loaded, installation)
+        self.kubelet_unit = KubeletUnit(loaded, installation, self.config)
         self._drop_sources = DropSources(loaded)
 
     @classmethod

@@ -118,7 +118,30 @@ struct config {
 	__u32 tunnel_port_count;
 	__u16 tunnel_ports[TUNNEL_PORTS]; /* UDP, host byte order */
 	__u32 has_ovs;			  /* 1: an Open vSwitch datapath is on the node */
+	__u32 kubelet_unit;		  /* number of the followed unit; 0: none */
+};
+
+/* Longer paths are not followed: this is read onto a program's stack. */
+#define KUBELET_PATH_BYTES 256
+
+/*
+ * The cgroup path of the kubelet's unit, which the kernel follows: the service manager makes the
+ * cgroup again at each start. Offsets in bytes, from the kernel's BTF.
+ */
+struct kubelet_unit {
+	__u32 number;		/* changes with the path */
+	__u32 node_offset;	/* struct cgroup: kn */
+	__u32 id_offset;	/* struct kernfs_node: id */
+	__u32 root_offset;	/* struct cgroup: root */
+	__u32 hierarchy_offset; /* struct cgroup_root: hierarchy_id */
 	__u32 pad;
+	char path[KUBELET_PATH_BYTES]; /* from the hierarchy's root; zeros up to the end */
+};
+
+/* The newest cgroup that was made at the unit's path. Written by the kernel side only. */
+struct kubelet_remade {
+	__u64 cgroup; /* id */
+	__u64 unit;   /* its number; written last */
 };
 
 /* A source of drops: one entry for each combination, so that rare sources are not missed. */

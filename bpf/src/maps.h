@@ -12,6 +12,9 @@ BPF_F_TABLE("percpu_hash", __u32, struct counters, counters, MAX_GATES, BPF_F_NO
 BPF_F_TABLE("percpu_hash", __u32, __u64, rule_hits, MAX_RULE_HITS, BPF_F_NO_PREALLOC);
 BPF_TABLE("array", __u32, struct config, config, 1);
 
+BPF_TABLE("array", __u32, struct kubelet_unit, kubelet_unit, 1);
+BPF_TABLE("array", __u32, struct kubelet_remade, kubelet_remade, 1);
+
 /* When full it keeps its entries; drop_src_lost counts the packets of other sources. */
 BPF_F_TABLE("hash", struct drop_source_key, struct drop_source, drop_sources, MAX_DROP_SOURCES,
 	    BPF_F_NO_PREALLOC);

@@ -24,3 +24,4 @@
 #include "tunnels.c"
 #include "hooks.c"
 #include "relay.c"
+#include "kubelet.c"

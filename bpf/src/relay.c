@@ -12,9 +12,9 @@ ALWAYS_INLINE bool is_kubelet_connecting(struct bpf_sock_addr *context)
 {
 	struct config *node = host_config(context);
 
-	if (!node || !node->kubelet_cgroup)
+	if (!node || !is_tcp(context))
 		return false;
-	return is_tcp(context) && bpf_get_current_cgroup_id() == node->kubelet_cgroup;
+	return is_kubelet_cgroup(node, bpf_get_current_cgroup_id());
 }
 
 /*

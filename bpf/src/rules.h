@@ -21,10 +21,26 @@ ALWAYS_INLINE __u64 source_ancestor(struct __sk_buff *skb, bool is_hook, __u32 l
 		       : bpf_skb_ancestor_cgroup_id(skb, level);
 }
 
+/* Whether this is the kubelet's cgroup: that of the agent's search, or the unit's made since. */
+ALWAYS_INLINE bool is_kubelet_cgroup(struct config *node, __u64 cgroup)
+{
+	__u32 only = 0;
+	struct kubelet_remade *remade;
+
+	if (!cgroup)
+		return false;
+	if (cgroup == node->kubelet_cgroup)
+		return true;
+	if (!node->kubelet_unit)
+		return false;
+	remade = kubelet_remade.lookup(&only);
+	return remade && remade->unit == node->kubelet_unit && remade->cgroup == cgroup;
+}
+
 /*
- * The kubelet restarts in a new cgroup while the agent is down: no process updates the
- * configuration, and healthy pods must not restart for that. So without a heartbeat all processes
- * outside pods may reach the ports that pods declare.
+ * The kubelet restarts in a new cgroup while the agent is down, and healthy pods must not restart
+ * for that. kubelet.c follows it. Where the kernel lacks what that needs, all processes outside
+ * pods may reach the ports that pods declare while there is no heartbeat.
  */
 ALWAYS_INLINE bool may_be_kubelet(struct __sk_buff *skb, bool is_hook, struct config *node,
 				  __u64 now_ns)
@@ -33,9 +49,9 @@ ALWAYS_INLINE bool may_be_kubelet(struct __sk_buff *skb, bool is_hook, struct co
 
 	if (!cgroup)
 		return false;
-	if (cgroup == node->kubelet_cgroup)
+	if (is_kubelet_cgroup(node, cgroup))
 		return true;
-	if (!node->heartbeat_ns || !node->stale_after_ns ||
+	if (node->kubelet_unit || !node->heartbeat_ns || !node->stale_after_ns ||
 	    age_ns(now_ns, node->heartbeat_ns) < node->stale_after_ns)
 		return false;
 	return !node->pods_cgroup ||

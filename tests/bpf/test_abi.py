@@ -92,6 +92,7 @@ def test_one_rule_too_many_is_one_sentence() -> None:
         ("EVENT_RING_BYTES", abi.EVENT_RING_BYTES),
         ("INJECTABLE_IFINDEXES", abi.INJECTABLE_IFINDEXES),
         ("MAX_RELAY_TARGETS", abi.MAX_RELAY_TARGETS),
+        ("KUBELET_PATH_BYTES", abi.KUBELET_PATH_BYTES),
         ("RELAY_BEAT_LIMIT_NS", abi.RELAY_BEAT_LIMIT_NS),
         ("MAX_RELAY_BYPASSES", abi.MAX_RELAY_BYPASSES),
         ("GATE_ANY_ADDRESS", abi.GATE_ANY_ADDRESS),
@@ -116,6 +117,7 @@ def test_struct_has_no_hole() -> None:
         abi.CFragment,
         *(abi.CDropEvent, abi.CEventBudget),
         *(abi.CRelayTargetKey, abi.CRelayPod),
+        *(abi.CKubeletUnit, abi.CKubeletRemade),
     ):
         end = 0
         for name, kind in structure._fields_:

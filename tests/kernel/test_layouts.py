@@ -83,6 +83,8 @@ def seen_by_bcc(isolated: None) -> dict[str, object]:
         ("relay_targets", abi.CRelayTargetKey, abi.CAddress),
         ("relay_pods", abi.CAddress, abi.CRelayPod),
         ("relay_beat", ctypes.c_uint32, ctypes.c_uint64),
+        ("kubelet_unit", ctypes.c_uint32, abi.CKubeletUnit),
+        ("kubelet_remade", ctypes.c_uint32, abi.CKubeletRemade),
     ],
 )
 def test_twin_has_the_layout_of_the_c_side(

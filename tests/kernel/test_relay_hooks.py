@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from bpf.attachments import Attachment
 from bpf.gates import GateConfig, Gates
 from bpf.hooks import Hooks
 from bpf.host_devices import HostDevicePrograms
+from bpf.kubelet_unit import KubeletUnit
 from bpf.node_config import NodeConfig
 from bpf.redirect import Redirect
 from bpf.rules import Rule, SourceKind
@@ -117,6 +119,29 @@ def test_only_the_kubelet_is_redirected(scene: Scene, config: NodeConfig, versio
             assert scene.who_has_it() == "pod"
     config.set_kubelet(None)
     assert scene.reached_from_node(version) == "pod"
+
+
+@BOTH
+def test_kubelet_that_the_kernel_followed_is_redirected(
+    scene: Scene,
+    config: NodeConfig,
+    loaded: loader.Loaded,
+    installation: pins.Pins,
+    version: int,
+) -> None:
+    address = traffic.address(scene.pod, version)
+    unit = KubeletUnit(loaded, installation, config)
+    with cgroups.cgroup() as kubelet:
+        config.set_kubelet(kubelet.id)
+        unit.follow(kubelet.path)
+        try:
+            cgroups.remove(kubelet)
+            kubelet.directory.mkdir()
+            assert connected(kubelet, address) == 0
+            assert scene.who_has_it() == "relay"
+        finally:
+            unit.forget()
+            os.unlink(installation.links / abi.FOLLOW_KUBELET.name)
 
 
 def connected(sender: cgroups.Cgroup, address: str, seconds: float = traffic.LIMIT_SECONDS) -> int:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.admin.report import AgentReport
-from agent.gates.heartbeat import STALE_AFTER_SECONDS
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
 from bpf import loader, pins
@@ -162,34 +161,57 @@ def test_kubelet_restarted_in_a_new_cgroup_stays_admitted(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_kubelet_restarted_without_an_agent_is_admitted_once_the_heartbeat_is_stale(
+def test_without_an_agent_only_the_kubelet_unit_is_admitted_however_often_it_restarts(
     enforced: AgentProcess, targets: list[str], start: Start, number: signal.Signals
 ) -> None:
-    with cgroups.cgroup() as first, cgroups.cgroup() as second:
-        kubelet = start(first, "kubelet")
-        enforced.wait_for("the kubelet followed", follows(first))
+    """systemd makes a unit's cgroup again at each start, at the same path and with a new id."""
+    with (
+        cgroups.cgroup() as system,
+        cgroups.cgroup("kubelet.service", below=system) as unit,
+        cgroups.cgroup("other.service", below=system) as other,
+    ):
+        kubelet = start(unit, "kubelet")
+        enforced.wait_for("the kubelet followed", follows(unit))
         if number is signal.SIGKILL:
             enforced.stop(number)
         else:
             os.kill(enforced.pid, number)
         try:
-            kubelet.end()
-            beat_long_ago(enforced.bpffs)
-            kubelet = start(second, "kubelet")
-            assert kubelet.probe(ROUNDS) == healthy(targets)
+            stranger = start(other, "kubelet")
+            for _ in range(5):
+                before = unit.id
+                kubelet.end()
+                cgroups.remove(unit)
+                unit.directory.mkdir()
+                assert unit.id != before
+                kubelet = start(unit, "kubelet")
+                assert kubelet.probe() == healthy(targets, rounds=1)
+                beat_long_ago(enforced.bpffs)
+                assert kubelet.probe() == healthy(targets, rounds=1)
+                assert_nothing_succeeds(stranger, targets)
+            stranger.end()
         finally:
             if number is signal.SIGSTOP:
                 os.kill(enforced.pid, signal.SIGCONT)
+        if number is signal.SIGKILL:
+            run_agent(enforced)
+        enforced.wait_for("the kubelet followed", follows(unit))
+        assert kubelet.probe() == healthy(targets, rounds=1)
 
 
 def beat_long_ago(bpffs: os.PathLike[str]) -> None:
-    """As if the last heartbeat had been before the limit."""
+    """As if the last heartbeat had been ten minutes ago."""
     loaded = asyncio.run(loader.load(pins.Pins(bpffs)))
     try:
-        age_ns = int((STALE_AFTER_SECONDS + 5) * 1e9)
-        NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - age_ns).beat()
+        NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - int(600e9)).beat()
     finally:
         loaded.close()
+
+
+def assert_nothing_succeeds(stranger: KubeletStub, targets: list[str]) -> None:
+    found = stranger.probe()
+    assert found.keys() == set(targets)
+    assert all(problem for problems in found.values() for problem in problems)
 
 
 def test_from_any_other_cgroup_nothing_succeeds(
@@ -199,6 +221,4 @@ def test_from_any_other_cgroup_nothing_succeeds(
         start(group, "kubelet")
         enforced.wait_for("the kubelet followed", follows(group))
         for stranger in (other, below):
-            found = start(stranger, "intruder").probe()
-            assert found.keys() == set(targets)
-            assert all(problem for problems in found.values() for problem in problems)
+            assert_nothing_succeeds(start(stranger, "intruder"), targets)

@@ -47,6 +47,15 @@ def show(content: bytes) -> None:
     )
     for problem in report.pod_source.problems:
         console.print(problem, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if report.kubelet_unfollowed:
+        console.print(
+            "without the agent the kernel does not follow the kubelet's restarts: "
+            f"{report.kubelet_unfollowed}",
+            style="yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     for hook in report.hooks:
         if hook.problem:
             console.print(

@@ -1,0 +1,81 @@
+"""Admission of the kubelet by the gates: its cgroup, and the unit that the kernel follows."""
+
+from collections.abc import Iterator
+
+import structlog
+from prometheus_client import core
+
+from agent.kubelet.admitted_ports import pods_cgroup
+from agent.kubelet.search import KubeletCgroup
+from agent.linux.cgroups import cgroup2_mount
+from agent.logs import Event
+from agent.metrics import MetricFamily, new_metric
+from agent.settings import ByCgroup, KubeletSetting
+from bpf.kubelet_unit import KubeletUnit
+from bpf.node_config import NodeConfig
+
+log = structlog.get_logger(__name__)
+
+IDENTIFIED = MetricFamily(
+    "podgate_kubelet_identified", "gauge", "1 if the kubelet's cgroup is known."
+)
+FOLLOWED = MetricFamily(
+    "podgate_kubelet_followed",
+    "gauge",
+    "1 if the kernel follows the kubelet's restarts without the agent; with 0, host processes "
+    "outside pods reach declared ports while the agent is missing for more than 15 s.",
+)
+
+
+class KubeletAdmission:
+    """Writes what `KubeletIdentity` finds to the gates' configuration."""
+
+    def __init__(self, setting: KubeletSetting, config: NodeConfig, unit: KubeletUnit) -> None:
+        self._config = config
+        self._unit = unit
+        self._current: KubeletCgroup | None = None
+        self._logged = ""
+        if isinstance(setting, ByCgroup):
+            # Before the kubelet starts for the first time.
+            self._follow(setting.path)
+
+    def update(self, found: KubeletCgroup | None, *, is_rejected: bool) -> None:
+        """Admit this cgroup. is_rejected: there is none because it must not be admitted.
+
+        If the kubelet is only missing, it is about to start in its unit's cgroup, perhaps after the
+        agent has been killed. So that cgroup stays admitted, and the kernel follows it.
+        """
+        self._current = found
+        if found is not None:
+            self._config.set_kubelet(found.id)
+            self._follow(found.path)
+        elif is_rejected:
+            self._config.set_kubelet(None)
+            self._unit.forget()
+        elif self._unit.path is None:
+            self._config.set_kubelet(None)
+        # The kubelet creates it at its first start, so it is read whenever there is a kubelet.
+        cgroup2 = cgroup2_mount()
+        if cgroup2 and (pods := pods_cgroup(cgroup2)):
+            self._config.set_pods(*pods)
+
+    @property
+    def problem(self) -> str:
+        """Why the kernel does not follow the kubelet's restarts, in one sentence; else empty."""
+        return self._unit.problem
+
+    def collect(self) -> Iterator[core.Metric]:
+        """For Prometheus; to be registered once."""
+        for family, value in (
+            (IDENTIFIED, self._current is not None),
+            (FOLLOWED, self._unit.path is not None),
+        ):
+            metric = new_metric(family)
+            metric.add_metric((), value)
+            yield metric
+
+    def _follow(self, path: str) -> None:
+        self._unit.follow(path)
+        if self.problem and self.problem != self._logged:
+            log.warning(Event.KUBELET_NOT_FOLLOWED, reason=self.problem)
+        self._logged = self.problem

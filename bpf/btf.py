@@ -1,0 +1,140 @@
+"""The kernel's type information (BTF, Linux 5.4): offsets in its structs, and ids of its functions.
+
+Format: Documentation/bpf/btf.rst. Only what is needed to pass over types is read.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import pathlib
+import struct
+from collections.abc import Collection, Iterator, Mapping
+
+from bpf import errors
+
+VMLINUX = pathlib.Path("/sys/kernel/btf/vmlinux")
+
+MAGIC = 0xEB9F
+# magic, version, flags, length; offsets after it and lengths: of the types, of the names
+HEADER = struct.Struct("=HBBIIIII")
+TYPE = struct.Struct("=III")  # name, kind and number of elements, size or type
+INT, ARRAY, STRUCT, FUNCTION = 1, 3, 4, 12
+_MEMBER = struct.Struct("=III")  # name, type, offset in bits
+
+# What follows a type of each kind: fixed bytes, and bytes for each of its elements.
+_FOLLOWING = {
+    **dict.fromkeys((2, 7, 8, 9, 10, 11, FUNCTION, 16, 18), (0, 0)),  # pointers, typedefs, ...
+    **dict.fromkeys((INT, 14, 17), (4, 0)),  # int, var, decl_tag
+    ARRAY: (12, 0),
+    **dict.fromkeys((STRUCT, 5, 15, 19), (0, 12)),  # struct, union, datasec, enum64
+    **dict.fromkeys((6, 13), (0, 8)),  # enum, func_proto
+}
+
+
+class BtfError(errors.BpfError):
+    """The kernel's type information is missing, or lacks something; one sentence."""
+
+
+def function_id(name: str, path: pathlib.Path = VMLINUX) -> int:
+    """The id of a function of the kernel, by which tracing programs are attached.
+
+    Reads some MB, up to 0.1 s. Raises `BtfError` where the kernel has no BTF or no such function.
+    """
+    with _reading(path) as types:
+        at = types.name_offset(name)
+        for found in types:
+            if at and found.kind == FUNCTION and found.name == at:
+                return found.id
+    raise BtfError(errno.ENOENT, f"{path} has no function {name}")
+
+
+def member_offsets(
+    structs: Mapping[str, Collection[str]], path: pathlib.Path = VMLINUX
+) -> dict[tuple[str, str], int]:
+    """Offsets in bytes, by struct and member, of members that are no bit fields.
+
+    structs: the names of members, by struct. Raises `BtfError`. Reads some MB and stops at the last
+    of them: about 10 ms.
+    """
+    offsets: dict[tuple[str, str], int] = {}
+    with _reading(path) as types:
+        left = {types.name_offset(name): name for name in structs}
+        left.pop(0, None)
+        for found in types:
+            if found.kind == STRUCT and found.name in left:
+                owner = left.pop(found.name)
+                offsets |= {
+                    (owner, member): at
+                    for member, at in types.members(found)
+                    if member in structs[owner]
+                }
+            if not left:
+                break
+    for owner, members in structs.items():
+        for member in members:
+            if (owner, member) not in offsets:
+                raise BtfError(errno.ENOENT, f"{path} has no member {member} of struct {owner}")
+    return offsets
+
+
+@contextlib.contextmanager
+def _reading(path: pathlib.Path) -> Iterator["_Types"]:
+    """Raises `BtfError` for a file that cannot be read, also in the block."""
+    try:
+        yield _Types(path.read_bytes())
+    except OSError as error:
+        if isinstance(error, BtfError):
+            raise
+        raise BtfError(error.errno, f"{path} cannot be read ({error.strerror})") from error
+    except (struct.error, ValueError) as error:
+        raise BtfError(errno.EINVAL, f"{path} is not type information as expected") from error
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Type:
+    """name: its offset; elements: their position; count: of elements."""
+
+    id: int
+    kind: int
+    name: int
+    elements: int
+    count: int
+    has_bit_fields: bool
+
+
+class _Types:
+    def __init__(self, content: bytes) -> None:
+        """Raises `ValueError` or `struct.error` for other content."""
+        magic, _, _, start, types, types_size, names, names_size = HEADER.unpack_from(content)
+        if magic != MAGIC:
+            raise ValueError("magic number")
+        self._types = memoryview(content)[start + types : start + types + types_size]
+        self._names = content[start + names : start + names + names_size]
+
+    def name_offset(self, name: str) -> int:
+        """0 if no type has it."""
+        return self._names.find(f"\0{name}\0".encode()) + 1
+
+    def __iter__(self) -> Iterator[_Type]:
+        """Raises `ValueError` or `struct.error`."""
+        position, number = 0, 1
+        while position < len(self._types):
+            name, info, _ = TYPE.unpack_from(self._types, position)
+            kind, count = info >> 24 & 31, info & 0xFFFF
+            if kind not in _FOLLOWING:
+                raise ValueError(f"kind {kind}")  # of unknown length
+            position += TYPE.size
+            yield _Type(number, kind, name, position, count, bool(info >> 31))
+            fixed, each = _FOLLOWING[kind]
+            position += fixed + each * count
+            number += 1
+
+    def members(self, found: _Type) -> Iterator[tuple[str, int]]:
+        """Names and offsets in bytes, without bit fields."""
+        for number in range(found.count):
+            position = found.elements + number * _MEMBER.size
+            name, _, bits = _MEMBER.unpack_from(self._types, position)
+            # With bit fields in the struct, the upper byte is the field's width.
+            if not bits % 8 and not (found.has_bit_fields and bits >> 24):
+                end = self._names.index(b"\0", name)
+                yield self._names[name:end].decode(), bits // 8

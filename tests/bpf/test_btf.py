@@ -1,0 +1,148 @@
+"""Offsets read from type information: the kernel's own, and small ones built here."""
+
+import errno
+import pathlib
+import struct
+
+import pytest
+
+from bpf import btf, kubelet_unit
+
+INT, POINTER, ARRAY, STRUCT, ENUM, FUNC, FUNC_PROTO, VAR, DATASEC, FLOAT, TAG, ENUM64 = (
+    *(1, 2, 3, 4, 6, 12, 13, 14, 15, 16, 17, 19),
+)
+
+
+class Types:
+    """Type information in the format of Documentation/bpf/btf.rst."""
+
+    def __init__(self) -> None:
+        self._types = b""
+        self._strings = b"\0"
+
+    def add(
+        self, kind: int, name: str = "", following: bytes = b"", count: int = 0, flag: int = 0
+    ) -> None:
+        info = flag << 31 | kind << 24 | count
+        self._types += struct.pack("=III", self._string(name), info, 8) + following
+
+    def add_struct(self, name: str, members: dict[str, int], flag: int = 0) -> None:
+        """members: offsets in bits, with a width in the upper byte if `flag` is set."""
+        packed = [struct.pack("=III", self._string(each), 1, at) for each, at in members.items()]
+        self.add(STRUCT, name, b"".join(packed), len(members), flag)
+
+    def write(self, path: pathlib.Path) -> pathlib.Path:
+        sizes = (0, len(self._types), len(self._types), len(self._strings))
+        header = struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, *sizes)
+        path.write_bytes(header + self._types + self._strings)
+        return path
+
+    def _string(self, text: str) -> int:
+        found = self._strings.find(f"\0{text}\0".encode()) + 1
+        if found:
+            return found
+        self._strings += f"{text}\0".encode()
+        return len(self._strings) - len(text) - 1
+
+
+@pytest.fixture
+def types() -> Types:
+    """One of each kind that is longer than its header."""
+    made = Types()
+    made.add(INT, "int", bytes(4))
+    made.add(POINTER)
+    made.add(ARRAY, following=bytes(12))
+    made.add(ENUM, "colour", bytes(16), 2)
+    made.add(FUNC_PROTO, following=bytes(24), count=3)
+    made.add(FUNC, "main")
+    made.add(VAR, "jiffies", bytes(4))
+    made.add(DATASEC, ".data", bytes(12), 1)
+    made.add(FLOAT, "double")
+    made.add(TAG, "user", bytes(4))
+    made.add(ENUM64, "size", bytes(12), 1)
+    return made
+
+
+def test_offsets_are_in_bytes(types: Types, tmp_path: pathlib.Path) -> None:
+    types.add_struct("cgroup", {"self": 0, "kn": 192, "root": 2048})
+    path = types.write(tmp_path / "btf")
+    assert btf.member_offsets({"cgroup": ["root", "kn"]}, path) == {
+        ("cgroup", "kn"): 24,
+        ("cgroup", "root"): 256,
+    }
+
+
+def test_structs_are_found_in_any_order(types: Types, tmp_path: pathlib.Path) -> None:
+    types.add_struct("kernfs_node", {"id": 64})
+    types.add_struct("cgroup", {"kn": 128})
+    path = types.write(tmp_path / "btf")
+    found = btf.member_offsets({"cgroup": ["kn"], "kernfs_node": ["id"]}, path)
+    assert found == {("kernfs_node", "id"): 8, ("cgroup", "kn"): 16}
+
+
+def test_member_beside_bit_fields_is_found_and_a_bit_field_is_not(
+    types: Types, tmp_path: pathlib.Path
+) -> None:
+    types.add_struct("kernfs_node", {"flag": 1 << 24 | 64, "id": 128}, flag=1)
+    path = types.write(tmp_path / "btf")
+    assert btf.member_offsets({"kernfs_node": ["id"]}, path) == {("kernfs_node", "id"): 16}
+    with pytest.raises(btf.BtfError, match="no member flag of struct kernfs_node"):
+        btf.member_offsets({"kernfs_node": ["flag"]}, path)
+
+
+@pytest.mark.parametrize("structs", [{"cgroup": ["id"]}, {"other": ["kn"]}])
+def test_missing_struct_or_member_is_one_sentence(
+    types: Types, tmp_path: pathlib.Path, structs: dict[str, list[str]]
+) -> None:
+    types.add_struct("cgroup", {"kn": 192})
+    with pytest.raises(btf.BtfError, match=r"has no member \w+ of struct \w+$"):
+        btf.member_offsets(structs, types.write(tmp_path / "btf"))
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF" + bytes(60), bytes(24)])
+def test_other_content_is_one_sentence(tmp_path: pathlib.Path, content: bytes) -> None:
+    path = tmp_path / "btf"
+    path.write_bytes(content)
+    with pytest.raises(btf.BtfError, match="is not type information as expected"):
+        btf.member_offsets({"cgroup": ["kn"]}, path)
+
+
+def test_unknown_kind_is_one_sentence(types: Types, tmp_path: pathlib.Path) -> None:
+    """Its length is unknown, so nothing behind it can be read."""
+    types.add(31)
+    types.add_struct("cgroup", {"kn": 192})
+    with pytest.raises(btf.BtfError, match="is not type information as expected"):
+        btf.member_offsets({"cgroup": ["kn"]}, types.write(tmp_path / "btf"))
+
+
+def test_cut_content_is_one_sentence(types: Types, tmp_path: pathlib.Path) -> None:
+    types.add_struct("cgroup", {"kn": 192})
+    path = types.write(tmp_path / "btf")
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(btf.BtfError):
+            btf.member_offsets({"cgroup": ["kn"]}, path)
+
+
+def test_function_has_the_number_of_its_type(types: Types, tmp_path: pathlib.Path) -> None:
+    types.add_struct("other", {})
+    types.add(FUNC, "other")
+    path = types.write(tmp_path / "btf")
+    assert btf.function_id("main", path) == 6
+    assert btf.function_id("other", path) == 13
+    with pytest.raises(btf.BtfError, match="has no function cgroup"):
+        btf.function_id("cgroup", path)
+
+
+def test_missing_file_is_one_sentence(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(btf.BtfError, match=r"cannot be read \(No such file") as caught:
+        btf.member_offsets({"cgroup": ["kn"]}, tmp_path / "vmlinux")
+    assert caught.value.errno == errno.ENOENT
+
+
+@pytest.mark.kernel
+def test_this_kernel_has_what_the_kubelet_program_reads() -> None:
+    found = kubelet_unit.member_offsets()
+    assert len(found) == 4
+    assert all(0 <= offset < 1 << 16 for offset in found.values())

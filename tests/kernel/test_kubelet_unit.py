@@ -1,0 +1,266 @@
+"""The kernel follows the kubelet into the cgroup that its unit gets at each start, without an
+agent: so a stale heartbeat opens nothing."""
+
+import dataclasses
+import errno
+import os
+import pathlib
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from agent.lab import lab as labs
+from bpf import abi, errors, kubelet_unit, loader, pins, syscalls
+from bpf.gates import Gates
+from bpf.kubelet_unit import KubeletUnit
+from bpf.node_config import NodeConfig
+from tests.kernel import cgroups, traffic
+from tests.kernel.cgroups import Cgroup
+from tests.kernel.test_rules import PORT, PROBE, connects, guard
+
+pytestmark = pytest.mark.kernel
+
+STALE_AFTER_SECONDS = 15
+TEN_MINUTES_NS = int(600e9)
+
+
+@pytest.fixture
+def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
+    """With a heartbeat of ten minutes ago; as it was afterwards."""
+    made = NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - TEN_MINUTES_NS)
+    made.set_limits(stale_after_seconds=STALE_AFTER_SECONDS, dead_man_seconds=0)
+    made.beat()
+    yield made
+    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+
+
+@pytest.fixture
+def unit(
+    loaded: loader.Loaded, installation: pins.Pins, config: NodeConfig
+) -> Iterator[KubeletUnit]:
+    made = KubeletUnit(loaded, installation, config)
+    assert made.problem == ""
+    yield made
+    made.forget()
+    pins.unlink_quietly(link(installation))
+
+
+@pytest.fixture
+def system() -> Iterator[Cgroup]:
+    """The cgroup above the units."""
+    with cgroups.cgroup() as made:
+        yield made
+
+
+@pytest.fixture
+def service(system: Cgroup) -> Iterator[Cgroup]:
+    with cgroups.cgroup("kubelet.service", below=system) as made:
+        yield made
+
+
+def link(installation: pins.Pins) -> pathlib.Path:
+    return installation.links / abi.FOLLOW_KUBELET.name
+
+
+def program_of(installation: pins.Pins) -> int:
+    """The id of the program that the pinned link runs."""
+    with pins.opened(link(installation)) as link_fd:
+        return syscalls.link_program_id(link_fd)
+
+
+def make_again(group: Cgroup) -> None:
+    """As the service manager does at a restart."""
+    before = group.id
+    cgroups.remove(group)
+    group.directory.mkdir()
+    assert group.id != before
+
+
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("bridged", [False, True], ids=["routed", "bridged"])
+def test_kubelet_is_followed_and_a_stale_heartbeat_opens_nothing(
+    lab: labs.Lab,
+    gates: Gates,
+    config: NodeConfig,
+    unit: KubeletUnit,
+    system: Cgroup,
+    service: Cgroup,
+    bridged: bool,
+    version: int,
+) -> None:
+    config.set_kubelet(service.id)
+    unit.follow(service.path)
+    pod = lab.add_pod("web", 1, bridged=bridged)
+    address = traffic.address(pod, version)
+    with pod.listen(PORT), cgroups.cgroup("other.service", below=system) as other:
+        guard(gates, pod, PROBE)
+        assert connects(service, address, PORT)
+        for _ in range(5):
+            make_again(service)
+            assert unit.remade == service.id
+            assert connects(service, address, PORT)
+            for stranger in (other, system):
+                assert not connects(stranger, address, PORT)
+
+
+@pytest.mark.parametrize("name", ["kubelet.servic", "kubelet.service2", "Kubelet.service"])
+def test_similar_path_is_not_followed(
+    unit: KubeletUnit, system: Cgroup, service: Cgroup, name: str
+) -> None:
+    unit.follow(service.path)
+    with cgroups.cgroup(name, below=system), cgroups.cgroup("kubelet.service", below=service):
+        assert unit.remade is None
+    make_again(service)
+    with cgroups.cgroup("below", below=service):
+        assert unit.remade == service.id
+
+
+def test_cgroup_of_version_1_at_the_same_path_is_not_followed(
+    unit: KubeletUnit, service: Cgroup, tmp_path: pathlib.Path
+) -> None:
+    """In a hierarchy of the test's own, which ends with its mount namespace."""
+    unit.follow(service.path)
+    script = 'mount -t cgroup -o none,name=podgate-test none "$0" && mkdir -p "$0$1"'
+    rest = ' && test -d "$0$1" && rmdir "$0$1" "$(dirname "$0$1")"'
+    subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script + rest, str(tmp_path), service.path],
+        check=True,
+        timeout=20,
+    )
+    assert unit.remade is None
+
+
+def test_unit_is_followed_before_its_first_start(
+    config: NodeConfig, unit: KubeletUnit, service: Cgroup
+) -> None:
+    cgroups.remove(service)
+    unit.follow(service.path)
+    service.directory.mkdir()
+    assert unit.remade == service.id
+
+
+def test_next_agent_agrees_with_what_the_kernel_recorded(
+    loaded: loader.Loaded,
+    installation: pins.Pins,
+    config: NodeConfig,
+    unit: KubeletUnit,
+    service: Cgroup,
+) -> None:
+    unit.follow(service.path)
+    make_again(service)
+    before = config.read().kubelet_unit, program_of(installation)
+    following = KubeletUnit(loaded, installation, config)
+    following.follow(service.path)
+    assert following.remade == service.id
+    assert following.path == service.path
+    after = config.read().kubelet_unit, program_of(installation)
+    assert after == before
+
+
+@pytest.mark.parametrize("path", ["/elsewhere", None])
+def test_other_path_or_none_forgets_what_was_recorded(
+    unit: KubeletUnit, service: Cgroup, path: str | None
+) -> None:
+    unit.follow(service.path)
+    make_again(service)
+    assert unit.remade == service.id
+    if path is None:
+        unit.forget()
+    else:
+        unit.follow(path)
+    assert unit.path == path
+    unit.follow(service.path)
+    assert unit.remade is None
+
+
+def test_without_a_path_nothing_is_recorded(unit: KubeletUnit, service: Cgroup) -> None:
+    unit.follow(service.path)
+    unit.forget()
+    make_again(service)
+    unit.follow(service.path)
+    assert unit.remade is None
+
+
+async def test_program_of_another_version_is_replaced(
+    loaded: loader.Loaded,
+    installation: pins.Pins,
+    fresh_pins: pins.Pins,
+    config: NodeConfig,
+    unit: KubeletUnit,
+    service: Cgroup,
+) -> None:
+    unit.follow(service.path)
+    ours = program_of(installation)
+    other = await loader.load(fresh_pins)
+    try:
+        KubeletUnit(dataclasses.replace(loaded, programs=other.programs), installation, config)
+        expected = syscalls.program_id(other.programs[abi.FOLLOW_KUBELET.name])
+        assert program_of(installation) == expected != ours
+        names = os.listdir(installation.links)
+        assert [name for name in names if abi.FOLLOW_KUBELET.name in name] == [
+            link(installation).name
+        ]
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize("lack", ["type information", "program", "short path"])
+def test_where_the_kernel_cannot_follow_a_stale_heartbeat_opens_declared_ports(
+    lab: labs.Lab,
+    gates: Gates,
+    loaded: loader.Loaded,
+    installation: pins.Pins,
+    config: NodeConfig,
+    unit: KubeletUnit,
+    system: Cgroup,
+    service: Cgroup,
+    tmp_path: pathlib.Path,
+    lack: str,
+) -> None:
+    unit.follow(service.path)
+    path, types, programs = service.path, tmp_path / "vmlinux", loaded.programs
+    if lack == "type information":
+        lacking = KubeletUnit(loaded, installation, config, types=types)
+        assert lacking.problem == f"{types} cannot be read (No such file or directory)."
+    elif lack == "program":
+        programs = {k: v for k, v in programs.items() if k != abi.FOLLOW_KUBELET.name}
+        without = dataclasses.replace(loaded, programs=programs)
+        lacking = KubeletUnit(without, installation, config)
+        assert "does not accept the program" in lacking.problem
+    else:
+        lacking, path = unit, "/" + "x" * kubelet_unit.MAX_PATH_BYTES
+    lacking.follow(path)
+    assert lacking.problem
+    assert lacking.path is None
+    pod = lab.add_pod("web", 1)
+    with pod.listen(PORT):
+        guard(gates, pod, PROBE)
+        assert connects(system, pod.ipv4, PORT)
+    if lack == "short path":
+        assert "longer than 254 bytes" in lacking.problem
+        lacking.follow(service.path)
+        assert lacking.problem == ""
+        assert lacking.path == service.path
+
+
+def test_longest_path_is_followed(unit: KubeletUnit, system: Cgroup) -> None:
+    name = "x" * (kubelet_unit.MAX_PATH_BYTES - len(system.path) - 1)
+    unit.follow(f"{system.path}/{name}")
+    assert unit.problem == ""
+    with cgroups.cgroup(f"{name}y", below=system):
+        assert unit.remade is None
+    with cgroups.cgroup(name, below=system) as made:
+        assert unit.remade == made.id
+
+
+def test_doctor_s_trial_finds_this_kernel_able(isolated: None) -> None:
+    kubelet_unit.try_to_follow()
+
+
+def test_missing_tracepoint_is_an_error(loaded: loader.Loaded) -> None:
+    program = loaded.programs[abi.FOLLOW_KUBELET.name]
+    with pytest.raises(errors.BpfError, match="attaching to tracepoint nothing") as caught:
+        syscalls.raw_tracepoint_open(program, "nothing")
+    assert caught.value.errno == errno.ENOENT
