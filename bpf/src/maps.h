@@ -26,8 +26,7 @@ BPF_TABLE("hash_of_maps$reply_table", __u32, int, replies, MAX_GATES);
 BPF_TABLE("array", __u32, struct reply_key, reply_key, 1);
 
 /* When the first fragment of a datagram passed. */
-BPF_TABLE_PINNED("lru_hash", struct fragment, __u64, fragments, MAX_FRAGMENTS,
-		 PIN_DIR "/fragments");
+BPF_TABLE("lru_hash", struct fragment, __u64, fragments, MAX_FRAGMENTS);
 
 /* The gated interface of each pod address; 0 if several pods have the address. */
 BPF_F_TABLE("hash", struct address, __u32, addresses, MAX_ADDRESSES, BPF_F_NO_PREALLOC);
