@@ -56,8 +56,8 @@ test-strict: setup
 test-pods: setup
 	PODGATE_TEST_PODS=100 $(PYTEST) $(LONG) -s tests/runtime/test_crowd.py tests/node/test_crowd.py
 
-# Kernel tests inside the container that the DaemonSet makes: the image's Python, compiler and
-# programs, its rights and mounts. `make test-container FILES="tests/kernel/test_agent.py"` for some.
+# Kernel tests inside the container that the DaemonSet makes: the image's Python and libraries, its
+# rights and mounts. `make test-container FILES="tests/kernel/test_agent.py"` for some.
 INSIDE := $(addprefix tests/kernel/test_,$(addsuffix .py,agent attach bypass default_deny hooks kubelet \
 	listener_watch loader policies probing relay_pair strict upgrade))
 test-container: setup

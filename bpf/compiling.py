@@ -21,7 +21,7 @@ from bpf.program_sets import ProgramSet
 _TIMEOUT_SECONDS = 60
 
 # PAGE_SIZE: sizes a ring that the loader creates itself.
-_FLAGS = ("-Wall", "-Werror", "-DPAGE_SIZE=4096")
+FLAGS = ("-Wall", "-Werror", "-DPAGE_SIZE=4096")
 
 
 async def compile_in_process(programs: ProgramSet, used: Collection[Feature]) -> Artefact:
@@ -61,8 +61,8 @@ async def compile_in_process(programs: ProgramSet, used: Collection[Feature]) ->
 
 def compile_here(programs: ProgramSet, used: Collection[Feature]) -> Artefact:
     """Compile in this process. Raises `CompileError`; the compiler's messages are on stderr."""
-    bcc = _import_bcc()
-    flags = [*_FLAGS, *features.compiler_flags(programs.features, used)]
+    bcc = import_bcc()
+    flags = [*FLAGS, *features.compiler_flags(programs.features, used)]
     try:
         module = bcc.BPF(text=sources.expand(programs.source), cflags=flags)
     except Exception as error:  # bcc raises plain Exception for every failure
@@ -101,7 +101,7 @@ def _descriptor(libbcc: Any, module: int, spec: abi.MapSpec) -> int:
     return int(libbcc.bpf_table_fd(module, spec.name.encode()))
 
 
-def _import_bcc() -> ModuleType:
+def import_bcc() -> ModuleType:
     """bcc, set up for the stand-in headers. Raises `CompileError` when it is not installed."""
     os.environ["BCC_KERNEL_SOURCE"] = str(sources.KERNEL_SOURCE)
     try:

@@ -136,7 +136,7 @@ def _load(
     try:
         return load(log=True)  # only now: the log makes the verifier slower
     except errors.BpfError as error:
-        raise errors.CompileError(f"{error}; this needs {needs}") from error
+        raise errors.CompileError(f"{error.strerror}; this needs {needs}") from error
 
 
 @contextlib.contextmanager

@@ -5,9 +5,9 @@ Dockerfile's last stage, or as an OCI archive for `ctr --namespace k8s.io images
     python deploy/rootfs.py --name localhost/podgate:dev podgate.tar
 
 Run it by the Python of the virtual environment that podgate's dependencies are installed in. What
-it copies: Debian's Python with its standard library, bcc, nft and what they link to, podgate's
-dependencies and podgate itself. There is no shell, no compiler of C and no package manager. The
-same machine gives the same bytes.
+it copies: Debian's Python with its standard library, nft and what they link to, podgate's
+dependencies and podgate itself, with the eBPF programs that bcc compiles for it. There is no shell,
+no compiler and no package manager. The same machine gives the same bytes.
 """
 
 import argparse
@@ -39,9 +39,8 @@ PACKAGES = pathlib.Path("/usr/local/lib", PYTHON, "dist-packages")
 
 # nft is for the default-deny table, test for the startup probe.
 PROGRAMS = ("nft", "test")
-# Opened by name when needed, so no program links to them: by bcc's module, and by glibc when a
-# thread ends.
-OPENED = ("libbcc.so.0", "libgcc_s.so.1")
+# Opened by name when needed, so no program links to it: by glibc when a thread ends.
+OPENED = ("libgcc_s.so.1",)
 # Debian's usual links; programs and libraries use both paths.
 LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
 LAUNCHER = f"""#!/usr/bin/{PYTHON}
@@ -115,6 +114,26 @@ class Rootfs:
             if is_inside and origin.is_file() and not _UNWANTED.fullmatch(str(file)):
                 self.copy(origin, PACKAGES / file)
 
+    def copy_compiler(self) -> None:
+        """Copy bcc, which opens its library by name."""
+        self.copy_tree(BCC)
+        self.copy_debian(LIBRARIES / "libbcc.so.0")
+
+    def compile_programs(self) -> None:
+        """Compile the eBPF programs, without the right to create maps."""
+        with tempfile.TemporaryDirectory() as directory:
+            no_maps = pathlib.Path(directory, "no_maps.so")
+            gcc = ["gcc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", str(no_maps)]
+            subprocess.run([*gcc, str(SOURCE / "deploy" / "no_maps.c")], check=True)
+            subprocess.run(
+                [sys.executable, "-m", "bpf.compiler", "--all", directory],
+                cwd=SOURCE,
+                env={**os.environ, "LD_PRELOAD": str(no_maps)},
+                check=True,
+            )
+            for file in sorted(pathlib.Path(directory).glob("*.json")):
+                self.copy(file, PACKAGES / "bpf" / "compiled" / file.name)
+
     def copy_linked(self) -> None:
         """Copy the libraries of all files so far."""
         done: set[pathlib.Path] = set()
@@ -126,7 +145,9 @@ class Rootfs:
 
     def write_packages(self) -> None:
         """Write packages and licences, where scanners of images without dpkg read them."""
-        paths = [*self._origins, STANDARD_LIBRARY / "os.py", BCC / "__init__.py"]
+        paths = [*self._origins, STANDARD_LIBRARY / "os.py"]
+        if self._path(BCC).exists():
+            paths.append(BCC / "__init__.py")
         # Debian's database may list a file by a former link to its directory.
         paths += [pathlib.Path(*path.parts[:1], *path.parts[2:]) for path in paths]
         answer = subprocess.run(
@@ -148,7 +169,8 @@ class Rootfs:
     def compile(self) -> None:
         """Compile all Python files: the root file system is read-only at run time. Invalidation is
         by unchecked hashes, since times are not preserved."""
-        for directory in (STANDARD_LIBRARY, BCC, PACKAGES):
+        directories = (STANDARD_LIBRARY, BCC, PACKAGES)
+        for directory in filter(lambda place: self._path(place).exists(), directories):
             compileall.compile_dir(
                 self._path(directory),
                 stripdir=str(self.root),
@@ -162,14 +184,17 @@ class Rootfs:
         return self.root / place.relative_to("/")
 
 
-def build(root: pathlib.Path, more_programs: Iterable[str] = ()) -> None:
+def build(
+    root: pathlib.Path, more_programs: Iterable[str] = (), *, has_compiler: bool = False
+) -> None:
     """Copy everything to an empty directory."""
     made = Rootfs(root)
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text(encoding="utf-8"))
     made.copy_debian(pathlib.Path("/usr/bin", PYTHON))
     (root / "usr/bin/python3").symlink_to(PYTHON)
     made.copy_tree(STANDARD_LIBRARY)
-    made.copy_tree(BCC)
+    if has_compiler:
+        made.copy_compiler()
     for name in OPENED:
         made.copy_debian(LIBRARIES / name)
     for name in (*PROGRAMS, *more_programs):
@@ -178,6 +203,7 @@ def build(root: pathlib.Path, more_programs: Iterable[str] = ()) -> None:
         made.copy_distribution(distribution)
     for package in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
         made.copy_tree(SOURCE / package, PACKAGES / package)
+    made.compile_programs()
     made.write(pathlib.Path("/usr/local/bin/podgate"), LAUNCHER, executable=True)
     made.copy(pathlib.Path(sys.prefix, "bin/podgate-cni"), pathlib.Path("/usr/bin/podgate-cni"))
     made.copy_linked()
@@ -310,15 +336,16 @@ def main() -> None:
     parser.add_argument("output", type=pathlib.Path, help="directory to create, or FILE.tar")
     parser.add_argument("--name", default="localhost/podgate:dev", help="image name in FILE.tar")
     parser.add_argument("--program", action="append", default=[], help="additional program to copy")
+    parser.add_argument("--compiler", action="store_true", help="copy bcc as well, for tests")
     options = parser.parse_args()
     if options.output.suffix != ".tar":
         options.output.mkdir()
-        build(options.output, options.program)
+        build(options.output, options.program, has_compiler=options.compiler)
         return
     with tempfile.TemporaryDirectory(prefix="podgate-rootfs-") as directory:
         root = pathlib.Path(directory, "root")
         root.mkdir()
-        build(root, options.program)
+        build(root, options.program, has_compiler=options.compiler)
         pack(root, options.output, options.name)
 
 

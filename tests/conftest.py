@@ -7,7 +7,9 @@ fails; it is never skipped, so a green run means that the kernel was tested.
 
 import asyncio
 import contextlib
+import fcntl
 import os
+import pathlib
 import subprocess
 from collections.abc import Iterator
 
@@ -15,7 +17,8 @@ import hypothesis
 import pytest
 
 from agent.lab import lab as labs
-from bpf import errors, syscalls
+from bpf import artefacts, compiling, errors, features, syscalls
+from bpf.compiler import PROGRAM_SETS
 from tests import blocking
 
 _problem = pytest.StashKey[str]()
@@ -69,10 +72,33 @@ def isolated(pytestconfig: pytest.Config) -> None:
         pytest.fail(problem, pytrace=False)
 
 
+@pytest.fixture(scope="session")
+def prebuilt_programs(isolated: None, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A directory of compiled programs as an image has them, which this process and all that it
+    starts use: one compile for all workers of a run instead of one for each installation."""
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent
+    made = directory / "programs"
+    with (directory / "programs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            unfinished = directory / "programs-unfinished"
+            unfinished.mkdir()
+            for programs in PROGRAM_SETS:
+                used = features.offered(programs.features)
+                artefact = asyncio.run(compiling.compile_in_process(programs, used))
+                artefacts.path(unfinished, programs, used).write_bytes(artefact.encode())
+            unfinished.rename(made)
+    os.environ[artefacts.DIRECTORY_VARIABLE] = str(made)
+    return made
+
+
 @pytest.fixture(autouse=True)
 def _kernel_is_there(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("kernel"):
         request.getfixturevalue("isolated")
+        request.getfixturevalue("prebuilt_programs")
 
 
 @pytest.fixture(autouse=True)

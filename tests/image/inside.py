@@ -1,9 +1,9 @@
 """Runs tests in the DaemonSet's container: `python -m tests.image.inside FILE...`.
 
 The pod is the DaemonSet's, in the tests' own container runtime, with this tree and the tests'
-packages mounted, other limits and the programs that tests call. So it is the image's Python, its
-libraries, its compiler and its programs that are tested, with the rights, the read-only root and
-the mounts that an agent has in a cluster.
+packages mounted, other limits, bcc, and the programs that tests call. So it is the image's Python
+and its libraries that are tested, with the rights, the read-only root and the mounts that an agent
+has in a cluster.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ def main() -> None:
     ):
         archive = pathlib.Path(name, "podgate.tar")
         build = [sys.executable, str(ROOT / "deploy" / "rootfs.py"), "--name", IMAGE, str(archive)]
-        build += [f"--program={program}" for program in PROGRAMS]
+        build += ["--compiler", *(f"--program={program}" for program in PROGRAMS)]
         subprocess.run(build, check=True, timeout=300)
         runtime.import_archive(archive)
         with nodes.as_on_a_node(runtime):

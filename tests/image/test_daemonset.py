@@ -44,7 +44,9 @@ async def test_as_applied_it_audits_pods_that_come_later(node: Node) -> None:
     await node.gated(agent, "web", "ProbesPassing")
 
 
-async def test_it_compiles_and_serves_within_its_limit_and_a_read_only_root(node: Node) -> None:
+async def test_it_serves_without_a_compiler_within_its_limit_and_a_read_only_root(
+    node: Node,
+) -> None:
     agent = await node.start(node.pod())
     await node.ready(agent)
     report = await node.report()

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from agent.lab import lab as labs
-from bpf import abi, errors, loader, pins
+from bpf import abi, artefacts, errors, loader, pins
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode
 from tests.kernel import traffic
@@ -100,7 +100,14 @@ async def test_read_only_bpffs_is_an_error(isolated: None, tmp_path: pathlib.Pat
 
 
 @pytest.fixture
-def short_of_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def nothing_prebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(artefacts.DIRECTORY_VARIABLE)
+
+
+@pytest.fixture
+def short_of_memory(
+    nothing_prebuilt: None, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     """Started processes get 150 MB of address space; LLVM alone maps more."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nulimit -v 150000\nexec {sys.executable} "$@"\n')
@@ -121,7 +128,10 @@ async def test_compiler_without_enough_memory_is_one_sentence_and_leaves_nothing
 
 
 async def test_killed_compiler_is_an_error(
-    fresh_pins: pins.Pins, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+    fresh_pins: pins.Pins,
+    nothing_prebuilt: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
 ) -> None:
     """As the kernel does where a container has used up its memory."""
     killed = tmp_path / "python"

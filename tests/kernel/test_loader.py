@@ -8,11 +8,16 @@ from typing import NoReturn
 
 import pytest
 
-from bpf import abi, errors, loader, maps, pins, sources, syscalls
+from bpf import abi, artefacts, errors, loader, maps, pins, sources, syscalls
 from bpf.pinning import Origin
 from tests.kernel import foreign, versions
 
 pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(autouse=True)
+def nothing_prebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(artefacts.DIRECTORY_VARIABLE)
 
 
 @pytest.fixture
