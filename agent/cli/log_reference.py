@@ -22,23 +22,31 @@ class LogCall:
     is_parameter: bool
     """Whether the event is a parameter of the function; its calls pass it."""
     fields: tuple[str, ...]
+    is_failure: bool = False
+    """Whether it is passed as `failure`, as to `agent.state_files`."""
 
 
 def log_calls(source: pathlib.Path = _SOURCE) -> list[LogCall]:
-    """All log calls below a directory, and places that pass an event to a function that logs it."""
+    """All log calls below a directory, and places that pass an event to a function that logs it.
+
+    That function is in the same package, or for `failure=` in a module of `source` itself.
+    """
     calls = []
-    for package in sorted(path for path in source.iterdir() if path.name != "__pycache__"):
-        files = sorted(package.rglob("*.py")) if package.is_dir() else [package]
-        found = [call for path in files if path.suffix == ".py" for call in _calls_in(path)]
-        logged = dict.fromkeys(
-            level for call in found if call.is_parameter for level in call.levels
-        )
-        fields = dict.fromkeys(name for call in found if call.is_parameter for name in call.fields)
-        for call in found:
-            if call.levels:
-                calls.append(call)
-            elif logged:
-                calls.append(dataclasses.replace(call, levels=tuple(logged), fields=tuple(fields)))
+    modules = sorted(source.glob("*.py"))
+    shared = [call for path in modules for call in _calls_in(path) if call.is_parameter]
+    packages = sorted(path for path in source.iterdir() if path.is_dir())
+    for files in ([path] for path in modules), (sorted(p.rglob("*.py")) for p in packages):
+        for found in ([call for path in group for call in _calls_in(path)] for group in files):
+            own = [call for call in found if call.is_parameter]
+            for call in found:
+                if call.levels:
+                    calls.append(call)
+                elif passed := shared if call.is_failure else own:
+                    levels = dict.fromkeys(level for other in passed for level in other.levels)
+                    fields = dict.fromkeys(field for other in passed for field in other.fields)
+                    calls.append(
+                        dataclasses.replace(call, levels=tuple(levels), fields=tuple(fields))
+                    )
     return calls
 
 
@@ -74,10 +82,12 @@ def _calls_in(path: pathlib.Path) -> Iterator[LogCall]:
         and (levels := _levels(node.value))
     }
     direct: set[Event] = set()
+    failures: set[ast.expr] = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         place = f"{path.relative_to(_SOURCE.parent)}:{node.lineno}"
+        failures |= {keyword.value for keyword in node.keywords if keyword.arg == "failure"}
         fields = tuple(keyword.arg for keyword in node.keywords if keyword.arg)
         levels = _levels(node.func)
         if isinstance(node.func, ast.Name):
@@ -94,9 +104,8 @@ def _calls_in(path: pathlib.Path) -> Iterator[LogCall]:
             and (events := _events(node))
             and events[0] not in direct
         ):
-            yield LogCall(
-                f"{path.relative_to(_SOURCE.parent)}:{node.lineno}", (), events, False, ()
-            )
+            place = f"{path.relative_to(_SOURCE.parent)}:{node.lineno}"
+            yield LogCall(place, (), events, False, (), is_failure=node in failures)
 
 
 def _levels(function: ast.expr) -> tuple[str, ...]:
