@@ -10,6 +10,7 @@ It needs raw tracepoints with links that can be pinned (Linux 5.7) and the kerne
 
 import os
 import pathlib
+import secrets
 import struct
 
 from bpf import abi, btf, errors, loader, pins, syscalls
@@ -69,6 +70,15 @@ class KubeletUnit:
         remade = abi.CKubeletRemade.from_buffer_copy(value)
         return remade.cgroup if remade.unit == self._config.read().kubelet_unit != 0 else None
 
+    @property
+    def priority(self) -> int | None:
+        """The priority of sockets of a kubelet that is in a cgroup which no agent has confirmed.
+
+        The connect hooks set it, for rules that cannot compare the recorded id. None while no unit
+        is followed.
+        """
+        return None if self.path is None else int(self._read().priority)
+
     def follow(self, path: str) -> None:
         """Follow the unit with this cgroup path, from the hierarchy's root: "/a/b".
 
@@ -98,7 +108,12 @@ class KubeletUnit:
 
     def _write(self, path: bytes) -> int:
         """Write the path with a new number, which it returns."""
-        unit = abi.CKubeletUnit(number=self._read().number % _MAX_NUMBER + 1, path=path)
+        before = self._read()
+        unit = abi.CKubeletUnit(
+            number=before.number % _MAX_NUMBER + 1,
+            priority=before.priority or _random_priority(),
+            path=path,
+        )
         for name, member in _MEMBERS.items():
             setattr(unit, name, self._offsets.get(member, 0))
         self._map.set(_KEY, bytes(unit))
@@ -120,6 +135,12 @@ def member_offsets(types: pathlib.Path = btf.VMLINUX) -> dict[tuple[str, str], i
     for owner, member in _MEMBERS.values():
         structs.setdefault(owner, []).append(member)
     return btf.member_offsets(structs, types)
+
+
+def _random_priority() -> int:
+    """Unknown to processes that may set one (CAP_NET_RAW); best effort (0) in its lowest bits, and
+    no handle of a queueing discipline that is given automatically (from 8000: on)."""
+    return secrets.randbelow(0x7000_0000 >> 4) + (0x1000_0000 >> 4) << 4
 
 
 def try_to_follow() -> None:

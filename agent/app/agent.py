@@ -127,10 +127,7 @@ class Agent:
             resync_seconds=_RESYNC_SECONDS[gate_worker.gates.attachment],
         )
         self._injectable = InjectableInterfaces(
-            gate_worker,
-            self._store,
-            HostDevices(gate_worker, self._store),
-            forwarding=settings.forwarding_interfaces,
+            gate_worker, self._store, HostDevices(gate_worker, self._store)
         )
         self._default_deny = DefaultDenyController(self._store)
         cgroup = cgroup2_mount()
@@ -168,7 +165,10 @@ class Agent:
         )
         self._heartbeat = Heartbeat(gate_worker.config, dead_man_hours=settings.dead_man_hours)
         self._kubelet_admission = KubeletAdmission(
-            settings.kubelet, gate_worker.config, gate_worker.kubelet_unit
+            settings.kubelet,
+            gate_worker.config,
+            gate_worker.kubelet_unit,
+            has_connect_hooks=gate_worker.has_connect_hooks,
         )
         self._kubelet = KubeletIdentity(settings.kubelet, self._on_kubelet)
         self._source_processes = SourceProcesses(
@@ -238,8 +238,6 @@ class Agent:
         worker = self._gate_worker
         await self._default_deny.open(settings, await worker.run(worker.gates.installed))
         await asyncio.to_thread(network_managers.exclude_relay)
-        # Before any gate relies on what was stamped.
-        await self._injectable.refresh()
         # Before the gates of a previous agent's relays count as leftovers.
         await self._launcher.check()
         await self._policy.open()
@@ -315,7 +313,7 @@ class Agent:
 
     def _on_kubelet(self, found: KubeletCgroup | None) -> None:
         self._kubelet_admission.update(found, is_rejected=self._kubelet.is_rejected)
-        self._default_deny.set_kubelet(found)
+        self._default_deny.set_kubelet(found, self._kubelet_admission.priority)
         self._existing_flows.hint()
 
     def _kubelet_cgroup(self) -> int:

@@ -51,6 +51,7 @@ class DefaultDenyController:
         self._first_seen: dict[int, float] = {}
         self._exempt: set[int] = set()
         self._kubelet: KubeletCgroup | None = None
+        self._priority: int | None = None
         self._kubelet_changed = asyncio.Event()
 
     async def open(self, settings: Settings, gated: Iterable[int]) -> None:
@@ -58,7 +59,9 @@ class DefaultDenyController:
         if settings.mode not in (Mode.ENFORCE, Mode.STRICT):
             await _remove_quietly()
             return
-        table = await DefaultDenyTable.open(gated=gated)
+        table = await DefaultDenyTable.open(
+            gated=gated, abandoned_seconds=int(settings.dead_man_hours * 3600)
+        )
         if not table.available:
             log.warning(Event.DEFAULT_DENY_UNAVAILABLE, reason=table.reason_unavailable)
             return
@@ -75,9 +78,12 @@ class DefaultDenyController:
             with _log_errors(Event.DEFAULT_DENY_GATE_NOT_ADDED):
                 await self._table.gate(ifindexes)
 
-    def set_kubelet(self, kubelet: KubeletCgroup | None) -> None:
-        """Let the kubelet reach pods that have no gate yet; `run` does it at once."""
-        self._kubelet = kubelet
+    def set_kubelet(self, kubelet: KubeletCgroup | None, priority: int | None = None) -> None:
+        """Let the kubelet reach pods that have no gate yet; `run` does it at once.
+
+        priority: of its sockets, where the kernel follows it without the agent.
+        """
+        self._kubelet, self._priority = kubelet, priority
         self._kubelet_changed.set()
 
     async def run(self) -> None:
@@ -116,7 +122,7 @@ class DefaultDenyController:
                     # One that ended is back in a moment; until then its admission does no harm.
                     if self._kubelet is not None:
                         with _log_errors(Event.DEFAULT_DENY_KUBELET_NOT_SET):
-                            await self._table.admit(self._kubelet.path)
+                            await self._table.admit(self._kubelet.path, self._priority)
                 async with asyncio.timeout(_TIMEOUT_SECONDS):
                     found = await rtnetlink.read(netlink)
                 with _log_errors(Event.DEFAULT_DENY_NOT_UPDATED):
@@ -147,9 +153,6 @@ class DefaultDenyController:
             self._exempt -= vanished
             await self._table.release(vanished)
         unclaimed = veths - self._claimed() - self._exempt
-        if any(state.status is None for state in self._store.states()):
-            # A pod's first pass is still to come, late on a busy node: one of them may be its own.
-            self._first_seen.clear()
         for ifindex in self._first_seen.keys() - unclaimed:
             del self._first_seen[ifindex]
         due = {

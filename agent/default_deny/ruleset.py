@@ -16,7 +16,8 @@ cgroup, is available; it passes or is dropped where its final interface is known
 Forwarded packets, bridged or routed, are never tagged, so they always pass.
 
 A kubelet that restarts while no agent runs gets a cgroup that is not admitted, and would fail the
-probes of every pod created since. So when the heartbeat has been missing for long, TCP from
+probes of every pod created since. Where the kernel follows it, the connect hooks give its sockets a
+priority that the table admits. Elsewhere, when the heartbeat has been missing for long, TCP from
 processes outside of pods' cgroups passes (chain `orphaned`, counted).
 
 For TCP, a new flow is a SYN without ACK, or any fragment, since only raw sockets send fragments
@@ -71,6 +72,10 @@ class Ruleset:
     """Expressions that match sockets of pods' processes, hostNetwork pods included."""
     stale_seconds: int = 60
     """After this time without a heartbeat, processes outside of pods count as the kubelet."""
+    abandoned_seconds: int = 86_400
+    """The same where the kernel follows the kubelet, as gates open by then; 0: never."""
+    priority: int | None = None
+    """Priority of the sockets of a kubelet that the kernel has followed; None: it cannot."""
     has_bridge: bool = True
     """Whether this kernel filters bridges with nftables."""
     tracks: bool = True
@@ -112,10 +117,19 @@ class Ruleset:
         return [*chains, ("bridge", TABLE, "output")] if self.has_bridge else chains
 
     def _kubelet_rules(self) -> list[str]:
-        return [] if self.kubelet is None else [f"{self.kubelet} accept"]
+        rules = [] if self.kubelet is None else [f"{self.kubelet} accept"]
+        if self.priority is not None:
+            # Cleared: captures and queues must not see it.
+            match = (
+                f"meta l4proto tcp meta priority {self.priority >> 16:x}:{self.priority & 0xFFFF:x}"
+            )
+            rules.append(f"{match} meta priority set none counter accept")
+        return rules
 
     def _alive(self) -> str:
-        return ", ".join(f"{family} timeout {self.stale_seconds}s" for family in ("ipv4", "ipv6"))
+        seconds = self.stale_seconds if self.priority is None else self.abandoned_seconds
+        timeout = f" timeout {seconds}s" if seconds else ""
+        return ", ".join(f"{family}{timeout}" for family in ("ipv4", "ipv6"))
 
     def _sets(self) -> str:
         lines = []

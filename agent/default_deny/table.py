@@ -68,6 +68,7 @@ class DefaultDenyTable:
         kubelet: str | None = None,
         pods: Iterable[str] | None = None,
         stale_seconds: int = 60,
+        abandoned_seconds: int = 86_400,
         cgroup2: pathlib.PurePath | None = None,
     ) -> "DefaultDenyTable":
         """Install the tables, or take over those of the previous run, in one transaction.
@@ -77,7 +78,8 @@ class DefaultDenyTable:
         pods, by default found by the names that kubelets use; cgroup2: the mount, by default found
         in /proc/mounts. stale_seconds: after this time without `beat`, any process outside of pods
         counts as the kubelet for TCP. It is longer than a restart of the agent takes, and shorter
-        than pods survive failing probes.
+        than pods survive failing probes. abandoned_seconds: the same while a priority is admitted
+        (`admit`); 0: never.
 
         The first run exempts every existing interface until it is gated: the node's own uplink may
         be among them (of kind veth), and they were open until now anyway. Later runs keep the
@@ -86,7 +88,9 @@ class DefaultDenyTable:
         Never raises because of the machine: `reason_unavailable` names what is missing.
         """
         desired = ruleset.Ruleset(
-            tracks=installed.tracks_connections(), stale_seconds=stale_seconds
+            tracks=installed.tracks_connections(),
+            stale_seconds=stale_seconds,
+            abandoned_seconds=abandoned_seconds,
         )
         self = cls(desired, cgroup2, pods)
         try:
@@ -150,24 +154,26 @@ class DefaultDenyTable:
         """
         await self._move(ifindexes, None)
 
-    async def admit(self, kubelet: str | None) -> None:
+    async def admit(self, kubelet: str | None, priority: int | None = None) -> None:
         """Admit the kubelet in this cgroup, and below it, to pods without gates; None admits none.
 
-        Call it for every new cgroup, also of the same path: the kernel compares the cgroup's id.
-        Raises `DefaultDenyError`; then the previous one stays admitted.
+        priority: as `KubeletUnit.priority`; with one, a missing heartbeat opens nothing. Call it
+        for every new cgroup, also of the same path: the kernel compares the cgroup's id. Raises
+        `DefaultDenyError`; then the previous one stays admitted.
         """
         async with self._lock:
             if not self.available:
                 return
-            before = self._desired.kubelet, self._kubelet
+            before = self._desired.kubelet, self._desired.priority, self._kubelet
             try:
                 self._desired.kubelet = None if kubelet is None else self._match.of(kubelet)
-                self._kubelet = kubelet
-                await self._apply(self._desired.admission())
+                self._desired.priority, self._kubelet = priority, kubelet
+                # The heartbeat's time depends on the priority.
+                await self._apply(self._desired.admission() + self._desired.heartbeat())
             except SocketMatchError as error:
                 raise DefaultDenyError(str(error)) from error
             except DefaultDenyError:
-                self._desired.kubelet, self._kubelet = before
+                self._desired.kubelet, self._desired.priority, self._kubelet = before
                 raise
 
     async def beat(self) -> None:
@@ -291,7 +297,7 @@ class DefaultDenyTable:
         match = self._match.match_none()
         for has_bridge in (True, False):
             self._desired.has_bridge = has_bridge
-            trial = dataclasses.replace(self._desired, kubelet=match)
+            trial = dataclasses.replace(self._desired, kubelet=match, priority=1)
             try:
                 await nft.apply(trial.text(), only_check=True)
             except nft.NftMissingError:

@@ -1,6 +1,7 @@
 """Source processes of dropped traffic: the kernel's aggregate, with cgroup paths."""
 
 import asyncio
+import contextlib
 import datetime
 import pathlib
 import time
@@ -85,14 +86,20 @@ class SourceProcesses:
         return True
 
     def _restore(self) -> None:
-        saved = state_files.read(
-            self._state, list[CgroupName], failure=Event.SOURCE_NAMES_UNREADABLE
-        )
-        self._names |= {name.cgroup: name.path for name in saved or ()}
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                saved = msgspec.json.decode(self._state.read_bytes(), type=list[CgroupName])
+            except msgspec.DecodeError as error:
+                log.warning(Event.SOURCE_NAMES_UNREADABLE, error=str(error))
+                return
+            self._names |= {name.cgroup: name.path for name in saved}
 
     def _save(self) -> None:
         names = [CgroupName(cgroup, path) for cgroup, path in sorted(self._names.items())]
-        state_files.write(self._state, names, failure=Event.SOURCE_NAMES_NOT_SAVED)
+        try:
+            state_files.replace(self._state, msgspec.json.encode(names))
+        except OSError as error:
+            log.warning(Event.SOURCE_NAMES_NOT_SAVED, error=str(error))
 
 
 def wall_clock(monotonic_ns: int) -> datetime.datetime:

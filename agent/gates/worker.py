@@ -91,6 +91,12 @@ class GateWorker:
                 log.warning(Event.HOOK_NOT_ATTACHED, hook=hook.name, reason=hook.problem)
         return worker
 
+    @property
+    def has_connect_hooks(self) -> bool:
+        """Whether the hooks at connect are attached, and distinguish the host's sockets."""
+        is_attached = [not hook.problem for hook in self.hook_states if "connect" in hook.name]
+        return bool(is_attached) and all(is_attached) and self.config.read().node_netns != 0
+
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in the worker thread, after earlier calls.
 

@@ -30,9 +30,18 @@ FOLLOWED = MetricFamily(
 class KubeletAdmission:
     """Writes what `KubeletIdentity` finds to the gates' configuration."""
 
-    def __init__(self, setting: KubeletSetting, config: NodeConfig, unit: KubeletUnit) -> None:
+    def __init__(
+        self,
+        setting: KubeletSetting,
+        config: NodeConfig,
+        unit: KubeletUnit,
+        *,
+        has_connect_hooks: bool,
+    ) -> None:
+        """has_connect_hooks: whether they set the priority of the unit's sockets."""
         self._config = config
         self._unit = unit
+        self._has_connect_hooks = has_connect_hooks
         self._current: KubeletCgroup | None = None
         self._logged = ""
         if isinstance(setting, ByCgroup):
@@ -62,7 +71,17 @@ class KubeletAdmission:
     @property
     def problem(self) -> str:
         """Why the kernel does not follow the kubelet's restarts, in one sentence; else empty."""
+        if not self._unit.problem and not self._has_connect_hooks:
+            return (
+                "the hooks at connect are not attached, so pods that are created while the agent "
+                "is missing open after a minute."
+            )
         return self._unit.problem
+
+    @property
+    def priority(self) -> int | None:
+        """As `KubeletUnit.priority`; None also if no hook sets it."""
+        return self._unit.priority if self._has_connect_hooks else None
 
     def collect(self) -> Iterator[core.Metric]:
         """For Prometheus; to be registered once."""

@@ -21,7 +21,13 @@ T = TypeVar("T")
 
 def read(path: pathlib.Path, kind: type[T]) -> T | None:
     """What the previous run wrote; None if there is no readable file."""
-    return state_files.read(path, kind, failure=Event.SAVED_POLICIES_UNREADABLE)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        log.warning(Event.SAVED_POLICIES_UNREADABLE, error=str(error))
+        return None
 
 
 def checked(documents: Iterable[HostAccessPolicy], *, source: str) -> tuple[Policy, ...]:
@@ -37,4 +43,7 @@ def checked(documents: Iterable[HostAccessPolicy], *, source: str) -> tuple[Poli
 
 def write(path: pathlib.Path, content: msgspec.Struct) -> None:
     """Replace the file."""
-    state_files.write(path, content, failure=Event.POLICIES_NOT_SAVED)
+    try:
+        state_files.replace(path, msgspec.json.encode(content))
+    except OSError as error:
+        log.warning(Event.POLICIES_NOT_SAVED, path=str(path), error=str(error))

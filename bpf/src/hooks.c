@@ -7,6 +7,8 @@
  * In connect the relay's hooks (relay.c) may run before or after these, which then see the relay's
  * address or the pod's: each has a gate. Translation of services (services.c) runs first.
  */
+#define SOL_SOCKET	    1
+#define SO_PRIORITY	    12
 #define SOL_PACKET	    263
 #define PACKET_QDISC_BYPASS 20
 #define SOL_XDP		    283
@@ -97,6 +99,29 @@ ALWAYS_INLINE __u32 gated_ifindex(struct address *to)
 	return origin ? origin->ifindex : 0;
 }
 
+/*
+ * The default-deny table matches the kubelet's cgroup by an id that only an agent can change. So
+ * while none does, the kubelet's sockets get a priority that the table admits; the table removes it
+ * before any queue or capture sees it.
+ */
+ALWAYS_INLINE void set_kubelet_priority(struct bpf_sock_addr *context, struct config *node)
+{
+	__u64 cgroup = bpf_get_current_cgroup_id();
+	struct kubelet_unit *unit;
+	__u32 only = 0;
+	int priority;
+
+	if (!node->kubelet_unit || !is_tcp(context) || !is_kubelet_cgroup(node, cgroup))
+		return;
+	if (cgroup == node->kubelet_cgroup && !is_stale(node, bpf_ktime_get_ns()))
+		return;
+	unit = kubelet_unit.lookup(&only);
+	if (!unit || !unit->priority)
+		return;
+	priority = unit->priority;
+	bpf_setsockopt(context, SOL_SOCKET, SO_PRIORITY, &priority, sizeof(priority));
+}
+
 /* Rejects TCP only: packets of other protocols may be replies to the pod, as the gate can see. */
 ALWAYS_INLINE int check_connect(struct bpf_sock_addr *context, struct address *to)
 {
@@ -104,18 +129,20 @@ ALWAYS_INLINE int check_connect(struct bpf_sock_addr *context, struct address *t
 	__u16 port = bpf_ntohs(context->user_port);
 	struct drop_source_key source = {.port = port, .protocol = IPPROTO_TCP};
 	struct bpf_sock *sk = context->sk;
+	struct counters *count;
 	struct gate *gate;
 	bool is_kubelet;
 	__u64 now_ns;
 
 	if (!node)
 		return SOCKET_ALLOW;
+	set_kubelet_priority(context, node);
 	if (context->protocol == IPPROTO_UDP && node->tunnel_port_count)
 		return check_tunnel_port(node, to, port);
 	if (!is_tcp(context) || !sk || may_use_other_path(sk, to))
 		return SOCKET_ALLOW;
 	source.ifindex = gated_ifindex(to);
-	gate = find_gate(source.ifindex);
+	gate = gates.lookup(&source.ifindex);
 	if (!gate)
 		return SOCKET_ALLOW;
 	if (gate->mode < MODE_ENFORCE)
@@ -128,7 +155,9 @@ ALWAYS_INLINE int check_connect(struct bpf_sock_addr *context, struct address *t
 
 	source.cgroup = bpf_get_current_cgroup_id();
 	record_drop_source(&source, true, now_ns);
-	count_packet(gate->slot, DROP(REASON_NODE));
+	count = counters.lookup(&source.ifindex);
+	if (count)
+		count->packets[DROP(REASON_NODE)]++;
 	emit_hook_event(to, port, IPPROTO_TCP, source.ifindex, REASON_NODE, now_ns);
 	return SOCKET_REJECT;
 }

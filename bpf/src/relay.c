@@ -101,13 +101,14 @@ int relay_getpeername6(struct bpf_sock_addr *context)
  */
 int drop_forwarded(struct __sk_buff *skb)
 {
-	struct gate *gate;
+	__u32 ifindex = skb->ifindex;
+	struct counters *count;
 
 	if (is_host_sent(skb))
 		return TCX_NEXT;
-	gate = find_gate(skb->ifindex);
-	if (gate)
-		count_packet(gate->slot, DROP(REASON_RELAY));
+	count = counters.lookup(&ifindex);
+	if (count)
+		count->packets[DROP(REASON_RELAY)]++;
 	return TCX_DROP;
 }
 

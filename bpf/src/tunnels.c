@@ -47,6 +47,7 @@ int tunnel_gate(struct __sk_buff *skb)
 	struct config *node = config.lookup(&only);
 	enum reason reason = REASON_TUNNEL;
 	enum reason unread;
+	__u64 now_ns;
 
 	if (!node)
 		return TCX_NEXT;
@@ -56,9 +57,10 @@ int tunnel_gate(struct __sk_buff *skb)
 		reason = REASON_UNPARSABLE;
 	else if (unread == REASON_ARP || !is_encapsulated(skb, &packet, node))
 		return TCX_NEXT;
-	if (is_dead_man_expired(node, packet_time_ns(&packet)))
+	now_ns = read_clock_ns();
+	if (is_dead_man_expired(node, now_ns))
 		return TCX_NEXT;
 	count_host_drop(reason);
-	emit_drop_event(skb, &packet, DROP(reason));
+	emit_drop_event(skb, &packet, DROP(reason), now_ns);
 	return TCX_DROP;
 }

@@ -36,9 +36,19 @@ sock.connect((sys.argv[1], 80))
 class Driven:
     """A table with blocking calls, because the lab's netlink allows no running event loop."""
 
-    def __init__(self, runner: asyncio.Runner, stale_seconds: int, pods: Iterable[str]) -> None:
+    def __init__(
+        self,
+        runner: asyncio.Runner,
+        stale_seconds: int = 60,
+        abandoned_seconds: int = 3600,
+        pods: Iterable[str] = (),
+    ) -> None:
         self._run = runner.run
-        self.made = self._run(DefaultDenyTable.open(stale_seconds=stale_seconds, pods=pods))
+        self.made = self._run(
+            DefaultDenyTable.open(
+                stale_seconds=stale_seconds, abandoned_seconds=abandoned_seconds, pods=pods
+            )
+        )
         self.reason_unavailable = self.made.reason_unavailable
         self.covers_bridges = self.made.covers_bridges
         self.covers_datagrams = self.made.covers_datagrams
@@ -56,8 +66,8 @@ class Driven:
     def release(self, ifindexes: Iterable[int]) -> None:
         self._run(self.made.release(ifindexes))
 
-    def admit(self, kubelet: str | None) -> None:
-        self._run(self.made.admit(kubelet))
+    def admit(self, kubelet: str | None, priority: int | None = None) -> None:
+        self._run(self.made.admit(kubelet, priority))
 
     def beat(self) -> None:
         self._run(self.made.beat())
@@ -87,7 +97,7 @@ def open_table(
     if "tracked" not in request.fixturenames:
         monkeypatch.setattr(installed, "_CONNTRACK_COUNT", pathlib.Path("/dev/null"))
     with asyncio.Runner() as runner:
-        yield lambda stale_seconds=60, pods=(): Driven(runner, stale_seconds, pods)
+        yield lambda **options: Driven(runner, **options)
         runner.run(default_deny_table.remove())
 
 

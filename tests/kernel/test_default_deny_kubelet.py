@@ -1,15 +1,25 @@
 """The default-deny table admits the kubelet by its cgroup. Without an agent's heartbeat it admits
-every process outside of pods."""
+the kubelet that the kernel has followed, or where it cannot, every process outside of pods."""
 
 import asyncio
 import os
 import pathlib
+import socket
+import sys
+import time
+from collections.abc import Iterator
 
 import pytest
 
 from agent.default_deny.table import DefaultDenyError, DefaultDenyTable
+from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
-from tests.kernel import cgroups, traffic
+from agent.linux.cgroups import cgroup2_mount
+from bpf import abi, loader, pins
+from bpf.hooks import Hooks
+from bpf.kubelet_unit import KubeletUnit
+from bpf.node_config import NodeConfig
+from tests.kernel import cgroups, offers, traffic
 from tests.kernel.default_deny import (
     OURS,
     PATHS,
@@ -26,6 +36,14 @@ from tests.kernel.default_deny import (
 )
 
 pytestmark = pytest.mark.kernel
+
+# To a port of the loopback on which nothing listens.
+_SHOW_PRIORITY = """
+import socket
+sock = socket.socket()
+sock.connect_ex(("127.0.0.1", 1))
+print(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY))
+"""
 
 __all__ = ["default_deny", "open_table"]
 
@@ -95,6 +113,103 @@ def test_without_a_heartbeat_any_process_outside_of_pods_is_admitted(
             limit = traffic.DROPPED_AFTER_SECONDS
             assert not connect_from(host_network_pod, web, 4, limit)
             assert not connect_from(host_network_pod, bridged, 6, limit)
+
+
+@pytest.fixture
+def unit(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[KubeletUnit]:
+    """With hooks at connect, and a heartbeat of ten minutes ago."""
+    offers.need_netns_cookie()
+    mount = cgroup2_mount()
+    assert mount is not None
+    config = NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - int(600e9))
+    config.set_netns(netns_cookie())
+    config.set_limits(stale_after_seconds=15, dead_man_seconds=0)
+    config.beat()
+    hooks = Hooks(loaded, installation, mount)
+    assert [hook.problem for hook in hooks.attach()] == [None] * len(abi.HOOKS)
+    made = KubeletUnit(loaded, installation, config)
+    yield made
+    made.forget()
+    os.unlink(installation.links / abi.FOLLOW_KUBELET.name)
+    hooks.detach()
+    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+
+
+@PATHS
+@VERSIONS
+def test_without_a_heartbeat_only_the_followed_kubelet_is_admitted(
+    lab: labs.Lab, open_table: OpenTable, unit: KubeletUnit, bridged: bool, version: int
+) -> None:
+    with (
+        cgroups.cgroup() as system,
+        cgroups.cgroup("kubelet.service", below=system) as kubelet,
+        cgroups.cgroup("other.service", below=system) as other,
+    ):
+        unit.follow(kubelet.path)
+        opened = open_table(stale_seconds=1)
+        opened.admit(kubelet.path, unit.priority)
+        alive_until = time.monotonic() + 1
+        for number in range(1, 4):
+            cgroups.remove(kubelet)
+            kubelet.directory.mkdir()
+            pod = lab.add_pod(f"web{number}", number, bridged=bridged)
+            with pod.listen(80):
+                assert connect_from(kubelet, pod, version, traffic.LIMIT_SECONDS)
+                time.sleep(max(0, alive_until - time.monotonic()))
+                for stranger in (other, system):
+                    limit = traffic.DROPPED_AFTER_SECONDS
+                    assert not connect_from(stranger, pod, version, limit)
+
+
+def test_abandoned_node_opens_also_where_the_kubelet_is_followed(
+    lab: labs.Lab, open_table: OpenTable, unit: KubeletUnit
+) -> None:
+    pod = lab.add_pod("web", 1)
+    with cgroups.cgroup() as kubelet, cgroups.cgroup() as other, pod.listen(80):
+        unit.follow(kubelet.path)
+        opened = open_table(stale_seconds=1, abandoned_seconds=1)
+        opened.admit(kubelet.path, unit.priority)
+        # Its SYN is sent again until the time is over.
+        assert connect_from(other, pod, 4, traffic.LIMIT_SECONDS)
+
+
+def test_other_priorities_are_not_admitted(
+    lab: labs.Lab, default_deny: Driven, unit: KubeletUnit
+) -> None:
+    pod = lab.add_pod("web", 1)
+    with cgroups.cgroup() as kubelet, pod.listen(80):
+        unit.follow(kubelet.path)
+        assert unit.priority is not None
+        default_deny.admit(kubelet.path, unit.priority)
+        for priority in (0, 6, unit.priority ^ 1 << 16, unit.priority ^ 1 << 4):
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, priority)
+                sock.settimeout(traffic.DROPPED_AFTER_SECONDS)
+                with pytest.raises(TimeoutError):
+                    sock.connect((pod.ipv4, 80))
+
+
+def test_priority_is_set_only_while_no_agent_has_confirmed_the_cgroup(
+    lab: labs.Lab, loaded: loader.Loaded, unit: KubeletUnit
+) -> None:
+    fresh = NodeConfig(loaded)
+    with cgroups.cgroup() as kubelet, cgroups.cgroup() as other:
+        unit.follow(kubelet.path)
+        fresh.beat()
+        assert priority_of_a_socket(kubelet) == 0
+        cgroups.remove(kubelet)
+        kubelet.directory.mkdir()
+        assert priority_of_a_socket(kubelet) == unit.priority
+        assert priority_of_a_socket(other) == 0
+        fresh.set_kubelet(kubelet.id)
+        assert priority_of_a_socket(kubelet) == 0
+
+
+def priority_of_a_socket(group: cgroups.Cgroup) -> int:
+    """Of one that has tried to connect."""
+    done = group.run([sys.executable, "-c", _SHOW_PRIORITY])
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
 
 
 def test_heartbeat_restores_the_default_deny(lab: labs.Lab, open_table: OpenTable) -> None:

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from bpf import errors, loader, pins
-from bpf.gate_config import GateConfig
-from bpf.gate_table import GateTable
+from bpf import abi, errors, loader
+from bpf.gates import GateConfig
 from bpf.verdicts import Mode, Verdict
 from tests.kernel import cases, frames, model, offers, skb
 
@@ -27,13 +26,12 @@ SEEDS = [frame for case in cases.CASES for frame in case.frames(ENDS[case.family
 
 
 @pytest.fixture(scope="module", autouse=True)
-def gate(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[None]:
+def gate(loaded: loader.Loaded) -> Iterator[None]:
+    key = IFINDEX.to_bytes(4, "little")
     addresses = [ends.pod for ends in ENDS.values()]
-    table = GateTable(loaded, installation.maps)
-    table.set(IFINDEX, GateConfig(Mode.ENFORCE, tuple(addresses)), 0)
+    loaded.map(abi.GATES).set(key, bytes(GateConfig(Mode.ENFORCE, tuple(addresses)).pack()))
     yield
-    table.delete(IFINDEX)
-    table.close()
+    loaded.map(abi.GATES).delete(key)
 
 
 @st.composite

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from agent.admin.report import AgentReport
 from agent.lab import lab as labs
-from agent.lab.agent_process import AgentProcess
+from agent.lab.agent_process import AgentProcess, wait_until
 from bpf import loader, pins
 from bpf.node_config import NodeConfig
 from tests.kernel import cgroups
@@ -88,16 +89,21 @@ def targets(pods: list[labs.LabPod]) -> list[str]:
 
 
 @pytest.fixture
-def start(targets: list[str]) -> Iterator[Start]:
+def start_at() -> Iterator[Callable[..., KubeletStub]]:
     started: list[KubeletStub] = []
 
-    def make(group: cgroups.Cgroup, name: str) -> KubeletStub:
+    def make(group: cgroups.Cgroup, name: str, targets: list[str]) -> KubeletStub:
         started.append(KubeletStub(group, name, targets))
         return started[-1]
 
     yield make
     for stand_in in started:
         stand_in.end()
+
+
+@pytest.fixture
+def start(start_at: Callable[..., KubeletStub], targets: list[str]) -> Start:
+    return lambda group, name: start_at(group, name, targets)
 
 
 @pytest.fixture
@@ -197,6 +203,33 @@ def test_without_an_agent_only_the_kubelet_unit_is_admitted_however_often_it_res
             run_agent(enforced)
         enforced.wait_for("the kubelet followed", follows(unit))
         assert kubelet.probe() == healthy(targets, rounds=1)
+
+
+def test_kubelet_restarted_without_an_agent_reaches_a_pod_that_was_created_since(
+    lab: labs.Lab, operator: AgentProcess, start_at: Callable[..., KubeletStub]
+) -> None:
+    """The pod has no gate: the default-deny table decides, and does not open within a day."""
+    with cgroups.cgroup() as unit, cgroups.cgroup() as other:
+        kubelet = start_at(unit, "kubelet", [])
+        operator.start("--mode", "enforce")
+        operator.wait_for("the kubelet followed", follows(unit))
+        wait_until("the default-deny table", lambda: "timeout 1d" in alive_families())
+        operator.stop(signal.SIGKILL)
+        kubelet.end()
+        cgroups.remove(unit)
+        unit.directory.mkdir()
+        beat_long_ago(operator.bpffs)
+        pod = lab.add_pod("late", 9)
+        targets = [f"tcp,{pod.ipv4},{TCP}", f"tcp,[{pod.ipv6}],{TCP}"]
+        with pod.listen(TCP):
+            assert start_at(unit, "kubelet", targets).probe() == healthy(targets, rounds=1)
+            assert_nothing_succeeds(start_at(other, "kubelet", targets), targets)
+
+
+def alive_families() -> str:
+    """The families for which the default-deny table has a heartbeat, with their timeouts."""
+    command = ["nft", "list", "set", "inet", "podgate", "alive"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def beat_long_ago(bpffs: os.PathLike[str]) -> None:
