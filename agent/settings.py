@@ -127,6 +127,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether to close flows that the host opened before enforcement. Off: it interrupts each such
     process once, so the operator decides."""
 
+    forwarding_interfaces: tuple[str, ...] = ()
+    """Names (with wildcards) of tun interfaces from which packets count as forwarded. None: a tun
+    interface with routes to other networks is found by itself."""
+
     relay_ranges: RelayRanges = DEFAULT_RELAY_RANGES
     """Addresses of the relay, which never leave the node: link-local ones, which are not assigned
     by hand (RFC 3927 reserves the first and the last 256), and unique local ones that spell

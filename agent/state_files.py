@@ -4,12 +4,46 @@ import asyncio
 import os
 import pathlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
+import structlog
 
-Content = bytes | msgspec.Struct
-"""Bytes, or a struct that is written as JSON."""
+from agent.logs import Event
+
+Content = bytes | msgspec.Struct | Sequence[msgspec.Struct]
+"""Bytes, or what is written as JSON."""
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+# 1,000 pods with the longest probe specs.
+_MAX_BYTES = 64 << 20
+
+
+def read(path: pathlib.Path, kind: type[T], *, failure: Event) -> T | None:
+    """The content of a file of JSON; None if there is none.
+
+    An unusable one also counts as none, and is logged as `failure`.
+    """
+    try:
+        with path.open("rb") as stream:
+            return msgspec.json.decode(stream.read(_MAX_BYTES), type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        log.warning(failure, path=str(path), error=str(error))
+        return None
+
+
+def write(path: pathlib.Path, content: Content, *, failure: Event) -> None:
+    """As `replace`; an error is logged as `failure`."""
+    try:
+        replace(path, content if isinstance(content, bytes) else msgspec.json.encode(content))
+    except OSError as error:
+        log.warning(failure, path=str(path), error=str(error))
 
 
 def replace(path: pathlib.Path, content: bytes, *, mode: int = 0o600) -> None:
@@ -36,14 +70,14 @@ class StateSaver:
         path: pathlib.Path,
         content: Callable[[], Content],
         *,
-        on_error: Callable[[OSError], None],
+        failure: Event,
         settle_seconds: float,
     ) -> None:
         """content: makes the file's content, on the event loop; a struct is encoded in the thread,
-        so it must not change any more. on_error: is called in a thread."""
+        so it must not change any more. failure: logs that it cannot be written."""
         self._path = path
         self._content = content
-        self._on_error = on_error
+        self._failure = failure
         self._settle_seconds = settle_seconds
         self._changed = asyncio.Event()
         self._is_writing = False
@@ -77,10 +111,6 @@ class StateSaver:
         """Write, unless newer content is written: cancelling `run` does not stop its thread."""
         encoded = content if isinstance(content, bytes) else msgspec.json.encode(content)
         with self._lock:
-            if number < self._written:
-                return
-            self._written = number
-            try:
-                replace(self._path, encoded)
-            except OSError as error:
-                self._on_error(error)
+            if number >= self._written:
+                self._written = number
+                write(self._path, encoded, failure=self._failure)

@@ -10,12 +10,16 @@ import ipaddress
 
 # Part of the pin path. Raised when a map's layout or name, a program's name or an enumerator's
 # number changes; new maps and new reasons do not change it.
-SCHEMA = 3
+SCHEMA = 4
 
 REASON_SLOTS = 32
 VERDICT_COUNT = 3
-GATE_ADDRESSES = 16
+COUNTER_SLOTS = 64
+GATE_ADDRESSES = 2
+MAX_GATE_ADDRESSES = 1024
 GATE_RULES = 32
+GATE_FIRST_RULES = 4
+GATE_MORE_RULES = GATE_RULES - GATE_FIRST_RULES
 REPLY_SETS = 512
 REPLY_WAYS = 8
 REPLY_KEY_WORDS = 12
@@ -24,6 +28,7 @@ MAX_GATES = 4096
 MAX_RULE_HITS = 65536
 MAX_DROP_SOURCES = 16384
 MAX_ADDRESSES = 16384
+MAX_MORE_ADDRESSES = 65536
 TUNNEL_PORTS = 8
 EVENT_RING_BYTES = 65536
 KUBELET_PATH_BYTES = 256
@@ -32,9 +37,15 @@ MAX_RELAY_TARGETS = 65536
 MAX_RELAY_BYPASSES = 8192
 RELAY_BEAT_LIMIT_NS = 300_000_000
 
+HOST_SLOT = 0
+FALLBACK_SLOT = 1
+FIRST_SLOT = 2
+SLOT_COUNT = FIRST_SLOT + MAX_GATES
+
+# In `CGate.flags`
 GATE_ANY_ADDRESS = 1
 GATE_NO_FALLBACK = 2
-"""In `Gate.flags`."""
+GATE_HAS_MORE_ADDRESSES = 4
 
 # `enum bpf_map_type`
 _HASH = 1
@@ -75,18 +86,49 @@ class CRule(ctypes.Structure):
 
 
 class CGate(ctypes.Structure):
-    """`struct gate`: mode, pod addresses and rules of one interface."""
+    """`struct gate`: mode, first addresses and first rules of one interface."""
 
     _fields_ = (
+        ("ifindex", ctypes.c_uint32),
+        ("slot", ctypes.c_uint32),
         ("mode", ctypes.c_uint32),
-        ("address_count", ctypes.c_uint32),
         ("rule_count", ctypes.c_uint32),
         ("flags", ctypes.c_uint16),
+        ("address_count", ctypes.c_uint16),
         ("claimed_count", ctypes.c_uint16),
+        ("version", ctypes.c_uint16),
         ("grace_until_ns", ctypes.c_uint64),
         ("addresses", CAddress * GATE_ADDRESSES),
-        ("rules", CRule * GATE_RULES),
+        ("rules", CRule * GATE_FIRST_RULES),
     )
+
+
+class CGateSlot(ctypes.Structure):
+    """`struct gate_slot`: two versions of a gate's configuration, and which is in force."""
+
+    _fields_ = (
+        ("current", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
+        ("versions", CGate * 2),
+    )
+
+
+class CMoreRulesKey(ctypes.Structure):
+    """`struct more_rules_key`: a version of a gate's configuration."""
+
+    _fields_ = (("ifindex", ctypes.c_uint32), ("version", ctypes.c_uint32))
+
+
+class CMoreRules(ctypes.Structure):
+    """`struct more_rules`: the rules that have no place in `CGate`."""
+
+    _fields_ = (("rules", CRule * GATE_MORE_RULES),)
+
+
+class CGateAddress(ctypes.Structure):
+    """`struct gate_address`: an address that has no place in `CGate`."""
+
+    _fields_ = (("address", CAddress), ("ifindex", ctypes.c_uint32))
 
 
 class CConfig(ctypes.Structure):
@@ -152,7 +194,7 @@ class CEventBudget(ctypes.Structure):
 
     _fields_ = (
         ("since_ns", ctypes.c_uint64),
-        ("remaining", ctypes.c_uint64),
+        ("remaining", ctypes.c_int64),
         ("suppressed", ctypes.c_uint64),
     )
 
@@ -226,9 +268,9 @@ class CDropSource(ctypes.Structure):
 
 
 class CCounters(ctypes.Structure):
-    """`struct counters`: packets by verdict and reason, on one CPU."""
+    """`struct counters`: packets by reason, passed or dropped, then those of would-drop."""
 
-    _fields_ = (("packets", ctypes.c_uint64 * (VERDICT_COUNT * REASON_SLOTS)),)
+    _fields_ = (("packets", ctypes.c_uint64 * COUNTER_SLOTS),)
 
 
 class CRelayTargetKey(ctypes.Structure):
@@ -266,8 +308,16 @@ class MapSpec:
         return self.type in (_PERCPU_HASH, _PERCPU_ARRAY)
 
 
-GATES = MapSpec("gates", _HASH, 4, ctypes.sizeof(CGate), MAX_GATES, _NO_PREALLOC)
-COUNTERS = MapSpec("counters", _PERCPU_HASH, 4, ctypes.sizeof(CCounters), MAX_GATES, _NO_PREALLOC)
+GATE_SLOTS = MapSpec("gate_slots", _HASH, 4, 4, MAX_GATES, _NO_PREALLOC)
+GATES = MapSpec("gates", _ARRAY, 4, ctypes.sizeof(CGateSlot), SLOT_COUNT)
+COUNTERS = MapSpec("counters", _ARRAY, 4, ctypes.sizeof(CCounters), SLOT_COUNT)
+MORE_RULES = MapSpec(
+    *("more_rules", _HASH, ctypes.sizeof(CMoreRulesKey), ctypes.sizeof(CMoreRules)),
+    *(2 * MAX_GATES, _NO_PREALLOC),
+)
+GATE_ADDRESSES_MAP = MapSpec(
+    *("gate_addresses", _HASH, ctypes.sizeof(CGateAddress), 4, MAX_MORE_ADDRESSES, _NO_PREALLOC)
+)
 RULE_HITS = MapSpec("rule_hits", _PERCPU_HASH, 4, 8, MAX_RULE_HITS, _NO_PREALLOC)
 CONFIG = MapSpec("config", _ARRAY, 4, ctypes.sizeof(CConfig), 1)
 KUBELET_UNIT = MapSpec("kubelet_unit", _ARRAY, 4, ctypes.sizeof(CKubeletUnit), 1)
@@ -303,7 +353,8 @@ RELAY_BYPASSES = MapSpec(
 )
 
 MAPS = (
-    *(GATES, COUNTERS, RULE_HITS, CONFIG, DROP_SOURCES, DROP_SOURCES_LOST),
+    *(GATE_SLOTS, GATES, COUNTERS, MORE_RULES, GATE_ADDRESSES_MAP),
+    *(RULE_HITS, CONFIG, DROP_SOURCES, DROP_SOURCES_LOST),
     *(REPLY_TABLE, REPLIES, REPLY_KEY, ADDRESSES, DROP_EVENTS, EVENT_BUDGET, INJECTABLE),
     *(RELAY_TARGETS, RELAY_PODS, RELAY_BEAT, RELAY_BYPASSES),
     *(FRAGMENTS, KUBELET_UNIT, KUBELET_REMADE),
@@ -340,10 +391,6 @@ PROGRAMS = {
     **{name: name for name in _TC_PROGRAMS},
     **{moving_copy(name): name for name in (GATE_EGRESS, GATE_INGRESS)},
 }
-
-
-HOST_KEY = bytes(4)
-"""Key of the counters of drops before an interface is chosen."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

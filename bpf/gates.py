@@ -4,88 +4,24 @@ All methods are synchronous. `install`, `start_reply_table` and `remove` wait fo
 lock: call them from one worker thread.
 """
 
-import array
-import ctypes
-import dataclasses
 import errno
 import os
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from bpf import abi, errors, loader, pins, sources, syscalls
 from bpf.addresses import Addresses
 from bpf.attachments import Attachment, Attachments, Direction
-from bpf.rcu_map import RcuMap
+from bpf.counters import Counters, Counts
+from bpf.gate_config import GateConfig
+from bpf.gate_table import GateTable
 from bpf.replies import ReplyFlow, ReplyKey, ReplyTable
-from bpf.rules import Rule
-from bpf.verdicts import Mode, Reason, Verdict
+from bpf.verdicts import Mode
 
 __all__ = ["Attachment", "Counts", "GateConfig", "Gates"]
 
-Counts = Mapping[tuple[Verdict, Reason], int]
-
 _KEY = struct.Struct("=I")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GateConfig:
-    """The configuration of one gate.
-
-    addresses: the pod's confirmed addresses, by which hooks and bridges find its gate; claimed:
-    other addresses in its namespace, which count in this gate alone; at most 16 together. rules: at
-    most 32. any_address: all addresses behind the interface are the pod's (the relay's range).
-    without_fallback: in strict the kubelet is never admitted, with a relay or without.
-    """
-
-    mode: Mode
-    addresses: tuple[abi.IPAddress, ...]
-    rules: tuple[Rule, ...] = ()
-    any_address: bool = False
-    claimed: tuple[abi.IPAddress, ...] = ()
-    without_fallback: bool = False
-
-    def pack(self) -> abi.CGate:
-        """The value of the gates map. Raises `ValueError` for too many addresses or rules."""
-        addresses = (*self.addresses, *self.claimed)
-        for entries, maximum, what in (
-            (addresses, abi.GATE_ADDRESSES, "addresses"),
-            (self.rules, abi.GATE_RULES, "rules"),
-        ):
-            if len(entries) > maximum:
-                raise ValueError(
-                    f"the pod has {len(entries)} {what} and a gate holds {maximum}; use fewer"
-                )
-        gate = abi.CGate(
-            mode=self.mode,
-            address_count=len(addresses),
-            claimed_count=len(self.claimed),
-            rule_count=len(self.rules),
-            flags=(abi.GATE_ANY_ADDRESS if self.any_address else 0)
-            | (abi.GATE_NO_FALLBACK if self.without_fallback else 0),
-        )
-        for slot, address in zip(gate.addresses, addresses, strict=False):
-            ctypes.memmove(ctypes.addressof(slot), abi.pack_address(address), 16)
-        for index, rule in enumerate(self.rules):
-            gate.rules[index] = rule.pack()
-        return gate
-
-    @classmethod
-    def unpack(cls, value: bytes) -> "GateConfig":
-        gate = abi.CGate.from_buffer_copy(value)
-        addresses = [
-            abi.unpack_address(bytes(address))
-            for address in list(gate.addresses)[: gate.address_count]
-        ]
-        own = gate.address_count - gate.claimed_count
-        return cls(
-            Mode(gate.mode),
-            tuple(addresses[:own]),
-            tuple(Rule.unpack(entry) for entry in list(gate.rules)[: gate.rule_count]),
-            any_address=bool(gate.flags & abi.GATE_ANY_ADDRESS),
-            claimed=tuple(addresses[own:]),
-            without_fallback=bool(gate.flags & abi.GATE_NO_FALLBACK),
-        )
 
 
 class Gates:
@@ -97,14 +33,14 @@ class Gates:
         """attachment: None chooses tcx where the kernel has it, otherwise clsact."""
         self.attachment = attachment or Attachment.best()
         self._installation = installation
-        self._gates = loaded.map(abi.GATES)
-        self._gate_values = RcuMap(self._gates)
-        self._counters = loaded.map(abi.COUNTERS)
+        self._table = GateTable(loaded, installation.maps)
+        self._counters = Counters(loaded)
         self._replies = loaded.map(abi.REPLIES)
         self._reply_key = ReplyKey.ensure(loaded)
         self._addresses = Addresses(loaded)
-        for key, value in self._gates.items():
-            self._addresses.set(_KEY.unpack(key)[0], GateConfig.unpack(value).addresses)
+        for ifindex in self._table.interfaces():
+            if config := self._table.get(ifindex):
+                self._addresses.set(ifindex, config.addresses)
         self._addresses.retain()
         self._egress, self._ingress = (
             Attachments(
@@ -124,8 +60,9 @@ class Gates:
         """Close the netlink sockets; gates stay. Call it in the thread that installs."""
         self._egress.close()
         self._ingress.close()
+        self._table.close()
 
-    def install(self, ifindex: int, config: GateConfig, *, grace_seconds: float = 0) -> None:
+    def install(self, ifindex: int, config: GateConfig, *, grace_seconds: float = 0) -> str:
         """Configure and attach; an attached gate is updated without a gap.
 
         grace_seconds: the grace period, for a pod that had flows before its gate: packets other
@@ -133,34 +70,34 @@ class Gates:
         grace period. A gate taken over from another schema gets a new one, since the reply table is
         that schema's, and ours is empty.
 
-        Raises `ValueError` (too many addresses or rules) or `AttachError`.
+        Returns a sentence on what the gate has no room for, and so drops, or "". Raises
+        `AttachError`.
         """
-        key = _KEY.pack(ifindex)
-        previous = self._previous(key)
-        value = config.pack()
-        if previous and self._egress.mark_attached(ifindex):
-            value.grace_until_ns = previous.grace_until_ns
-        elif grace_seconds:
-            value.grace_until_ns = time.monotonic_ns() + int(grace_seconds * 1e9)
+        grace_until_ns = self._table.grace_until_ns(ifindex)
+        is_new = grace_until_ns is None
+        is_kept = grace_until_ns is not None and self._egress.mark_attached(ifindex)
+        if not is_kept and grace_seconds:
+            grace_until_ns = time.monotonic_ns() + int(grace_seconds * 1e9)
+        elif not is_kept:
+            grace_until_ns = 0
         try:
-            self._gate_values.set(key, bytes(value))
-            if self._counters.get(key) is None:
-                self._counters.set(key, bytes(self._counters.value_size))
+            problem = self._configure(ifindex, config, grace_until_ns or 0)
             self._egress.attach(ifindex)
         except (errors.BpfError, errors.AttachError) as error:
-            if previous is None:
-                self._forget(key)
+            if is_new:
+                self._forget(ifindex)
             raise _attach_error("cannot attach the gate to", ifindex, error) from error
         self._addresses.set(ifindex, config.addresses)
+        return problem
 
-    def configure(self, ifindex: int, config: GateConfig) -> None:
-        """Change an installed gate's configuration, from the next packet on."""
-        key = _KEY.pack(ifindex)
-        value = config.pack()
-        if previous := self._previous(key):
-            value.grace_until_ns = previous.grace_until_ns
-        self._gate_values.set(key, bytes(value))
+    def configure(self, ifindex: int, config: GateConfig) -> str:
+        """Change an installed gate's configuration, from the next packet on.
+
+        Returns what `install` does.
+        """
+        problem = self._configure(ifindex, config, self._table.grace_until_ns(ifindex) or 0)
         self._addresses.set(ifindex, config.addresses)
+        return problem
 
     def start_reply_table(self, ifindex: int) -> bool:
         """Record the pod's flows from now on, so that replies from the host pass.
@@ -199,11 +136,7 @@ class Gates:
         Separate from `fill_reply_table`, because it may take 20 ms and is not urgent. Raises
         `BpfError`.
         """
-        key = _KEY.pack(ifindex)
-        value = self._previous(key)
-        if value is not None and value.grace_until_ns > at_ns:
-            value.grace_until_ns = at_ns
-            self._gate_values.set(key, bytes(value))
+        self._table.end_grace(ifindex, at_ns)
 
     def remove(self, ifindex: int) -> None:
         """Detach any version's gate and delete its entries.
@@ -213,7 +146,7 @@ class Gates:
         # Egress first: while it enforces, ingress must record the pod's flows.
         self._egress.detach(ifindex)
         self._ingress.detach(ifindex)
-        self._forget(_KEY.pack(ifindex))
+        self._forget(ifindex)
 
     def is_attached(self, ifindex: int) -> bool:
         """Whether an interface has a gate, also one that podgate-cni has just attached."""
@@ -222,25 +155,25 @@ class Gates:
     def installed(self) -> dict[int, GateConfig | None]:
         """The attached gates, with their configurations.
 
-        None for gates of another schema, whose maps cannot be read. They enforce until they are
-        installed here, or removed.
+        None for gates of another schema, whose maps cannot be read, and for those that found no
+        place in the maps. They enforce until they are installed here, or removed.
 
-        Also removes entries of deleted interfaces, and attachments without an entry, which do
-        nothing.
+        Also removes entries of deleted interfaces.
         """
         self._egress.refresh()
         self._ingress.refresh()
-        found: dict[int, GateConfig | None] = dict.fromkeys(self._egress.other_interfaces)
-        for key, value in list(self._gates.items()):
-            (ifindex,) = _KEY.unpack(key)
+        found: dict[int, GateConfig | None] = dict.fromkeys(
+            self._egress.other_interfaces | self._egress.attached
+        )
+        for ifindex in self._table.interfaces():
             if ifindex in self._egress.attached:
-                found[ifindex] = GateConfig.unpack(value)
+                found[ifindex] = self._table.get(ifindex)
             # One that is attached elsewhere may run our program already: `TcxLinks.attach` swaps
             # first and moves the pin afterwards, and may have been killed in between.
             elif ifindex not in found:
-                self._forget(key)
+                self._forget(ifindex)
         recording = self._ingress.attached | self._ingress.other_interfaces
-        for ifindex in (self._egress.attached | recording) - found.keys():
+        for ifindex in recording - found.keys():
             self.remove(ifindex)
         return found
 
@@ -287,16 +220,24 @@ class Gates:
             raise _attach_error("cannot move the gate of", ifindex, error) from error
 
     def counts(self) -> dict[int, Counts]:
-        """Host-sent packets by interface, verdict and reason, summed over CPUs, without zeros."""
-        return {
-            _KEY.unpack(key)[0]: _sum_up(value)
-            for key, value in self._counters.items()
-            if key != abi.HOST_KEY
-        }
+        """Host-sent packets by interface, verdict and reason, without zeros."""
+        return self._counters.all_gates()
 
     def host_counts(self) -> Counts:
-        """The same for drops before an interface was chosen, by hooks and the tunnel gate."""
-        return _sum_up(self._counters.get(abi.HOST_KEY) or b"")
+        """As `Counters.of_host`."""
+        return self._counters.of_host()
+
+    def _configure(self, ifindex: int, config: GateConfig, grace_until_ns: int) -> str:
+        """Where all slots are taken, an enforcing gate uses the fallback configuration."""
+        try:
+            return self._table.set(ifindex, config, grace_until_ns)
+        except errors.BpfError as error:
+            if error.errno != errno.E2BIG or config.mode < Mode.ENFORCE:
+                raise
+            return (
+                f"The gate admits only the kubelet, to any TCP port: {error.strerror}; "
+                "remove pods from the node."
+            )
 
     def _make_table(self, key: bytes) -> None:
         spec = abi.REPLY_TABLE
@@ -306,14 +247,10 @@ class Gates:
         finally:
             os.close(table)
 
-    def _previous(self, key: bytes) -> abi.CGate | None:
-        value = self._gates.get(key)
-        return abi.CGate.from_buffer_copy(value) if value else None
-
-    def _forget(self, key: bytes) -> None:
-        self._addresses.forget(_KEY.unpack(key)[0])
-        for table in (self._gates, self._counters, self._replies):
-            table.delete(key)
+    def _forget(self, ifindex: int) -> None:
+        self._addresses.forget(ifindex)
+        self._table.delete(ifindex)
+        self._replies.delete(_KEY.pack(ifindex))
 
 
 def _is_first(side: Attachments, ifindex: int) -> bool:
@@ -323,17 +260,6 @@ def _is_first(side: Attachments, ifindex: int) -> bool:
         if error.errno == errno.ENODEV:  # deleted, with everything attached to it
             return True
         raise
-
-
-def _sum_up(value: bytes) -> Counts:
-    slots = abi.VERDICT_COUNT * abi.REASON_SLOTS
-    per_cpu = array.array("Q", value)
-    return {
-        (verdict, reason): total
-        for verdict in Verdict
-        for reason in Reason
-        if (total := sum(per_cpu[verdict * abi.REASON_SLOTS + reason :: slots]))
-    }
 
 
 def _attach_error(what: str, ifindex: int, error: Exception) -> errors.AttachError:

@@ -34,12 +34,8 @@ class Hooks:
     def attach(self) -> list[HookState]:
         """Attach each hook that the kernel accepts, or replace its program; returns their states.
 
-        If one cannot be attached the others are: the gates enforce without hooks. Creates the
-        counters of drops before an interface is chosen.
+        If one cannot be attached the others are: the gates enforce without hooks.
         """
-        counters = self._loaded.map(abi.COUNTERS)
-        if counters.get(abi.HOST_KEY) is None:
-            counters.set(abi.HOST_KEY, bytes(counters.value_size))
         cgroup_fd = os.open(self._cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             return [self._attach(hook, cgroup_fd) for hook in abi.HOOKS]

@@ -127,7 +127,10 @@ class Agent:
             resync_seconds=_RESYNC_SECONDS[gate_worker.gates.attachment],
         )
         self._injectable = InjectableInterfaces(
-            gate_worker, self._store, HostDevices(gate_worker, self._store)
+            gate_worker,
+            self._store,
+            HostDevices(gate_worker, self._store),
+            forwarding=settings.forwarding_interfaces,
         )
         self._default_deny = DefaultDenyController(self._store)
         cgroup = cgroup2_mount()
@@ -238,6 +241,8 @@ class Agent:
         worker = self._gate_worker
         await self._default_deny.open(settings, await worker.run(worker.gates.installed))
         await asyncio.to_thread(network_managers.exclude_relay)
+        # Before any gate relies on what was stamped.
+        await self._injectable.refresh()
         # Before the gates of a previous agent's relays count as leftovers.
         await self._launcher.check()
         await self._policy.open()

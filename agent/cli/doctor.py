@@ -11,14 +11,17 @@ import pathlib
 from collections.abc import Iterator
 
 import msgspec
+import pyroute2
 
 from agent.admin import client as admin_client
 from agent.admin.report import AgentReport
 from agent.app import preflight
 from agent.errors import PreflightError
+from agent.gates import tun_interfaces
 from agent.gates.worker import netns_cookie
-from agent.linux import nft
+from agent.linux import nft, rtnetlink
 from agent.linux.cgroups import cgroup2_mount
+from agent.linux.node_routes import NodeRoutes
 from agent.settings import DEFAULT_RELAY_RANGES, RelayRanges, admin_socket
 from agent.strict import check as strict_check
 from bpf import abi, artefacts, errors, features, hooks, kubelet_unit, loader, maps, pins
@@ -62,7 +65,10 @@ async def run_checks(
     findings.append(_kubelet())
     findings += _bpffs(bpffs)
     async with asyncio.timeout(_TIMEOUT_SECONDS):
-        checks = (_nftables(), _strict(bpffs, relay_ranges), _agent(run_directory))
+        checks = (
+            *(_nftables(), _tun_interfaces()),
+            *(_strict(bpffs, relay_ranges), _agent(run_directory)),
+        )
         findings += [await check for check in checks]
     return findings
 
@@ -213,6 +219,31 @@ async def _nftables() -> Finding:
         Severity.OK,
         "nftables works: new pods are blocked until their gate is attached.",
     )
+
+
+async def _tun_interfaces() -> Finding:
+    """A host process writes what comes from a tun interface, and may write its own packets."""
+    routes = NodeRoutes()
+    carrying = []
+    try:
+        async with pyroute2.AsyncIPRoute() as netlink:
+            for link in tun_interfaces.find_tuns(await rtnetlink.read(netlink)):
+                found = tun_interfaces.forwarding_routes(await routes.routes_by(link.index))
+                if found:
+                    networks = ", ".join(str(route.network) for route in found[:3])
+                    carrying.append(f"{link.name} (routes to {networks})")
+    except (OSError, pyroute2.NetlinkError) as error:
+        return Finding("tun", Severity.WARNING, f"Cannot read tun interfaces and routes: {error}.")
+    finally:
+        routes.close()
+    if carrying:
+        return Finding(
+            "tun",
+            Severity.WARNING,
+            f"Packets from {', '.join(carrying)} count as forwarded: a process that may write to "
+            "such an interface reaches pods past their gates.",
+        )
+    return Finding("tun", Severity.OK, "No tun interface carries traffic of other networks.")
 
 
 async def _strict(bpffs: pathlib.Path, ranges: RelayRanges) -> Finding:

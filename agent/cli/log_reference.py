@@ -2,10 +2,12 @@
 
 import ast
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Iterator
 
 from agent.logs import Event
+from agent.state_files import StateSaver
 
 _SOURCE = pathlib.Path(__file__).parents[1]
 _LEVELS = ("debug", "info", "warning", "error", "exception")
@@ -22,23 +24,36 @@ class LogCall:
     is_parameter: bool
     """Whether the event is a parameter of the function; its calls pass it."""
     fields: tuple[str, ...]
+    function: str = ""
+    """Where the call is; of an event that is passed on, the function that it is passed to."""
 
 
 def log_calls(source: pathlib.Path = _SOURCE) -> list[LogCall]:
-    """All log calls below a directory, and places that pass an event to a function that logs it."""
+    """All log calls below a directory, and places that pass an event to a function that logs it.
+
+    That function has this name anywhere, or is in the same package.
+    """
     calls = []
-    for package in sorted(path for path in source.iterdir() if path.name != "__pycache__"):
-        files = sorted(package.rglob("*.py")) if package.is_dir() else [package]
-        found = [call for path in files if path.suffix == ".py" for call in _calls_in(path)]
-        logged = dict.fromkeys(
-            level for call in found if call.is_parameter for level in call.levels
+    by_package = [
+        [call for path in files for call in _calls_in(path)]
+        for files in (
+            *([path] for path in sorted(source.glob("*.py"))),
+            *(sorted(path.rglob("*.py")) for path in sorted(source.iterdir()) if path.is_dir()),
         )
-        fields = dict.fromkeys(name for call in found if call.is_parameter for name in call.fields)
+    ]
+    by_function: dict[str, list[LogCall]] = {}
+    for call in itertools.chain(*by_package):
+        if call.is_parameter:
+            by_function.setdefault(call.function, []).append(call)
+    for found in by_package:
+        own = [call for call in found if call.is_parameter]
         for call in found:
             if call.levels:
                 calls.append(call)
-            elif logged:
-                calls.append(dataclasses.replace(call, levels=tuple(logged), fields=tuple(fields)))
+            elif passed := by_function.get(call.function, own):
+                levels = dict.fromkeys(level for other in passed for level in other.levels)
+                fields = dict.fromkeys(field for other in passed for field in other.fields)
+                calls.append(dataclasses.replace(call, levels=tuple(levels), fields=tuple(fields)))
     return calls
 
 
@@ -74,10 +89,19 @@ def _calls_in(path: pathlib.Path) -> Iterator[LogCall]:
         and (levels := _levels(node.value))
     }
     direct: set[Event] = set()
+    callees: dict[ast.expr, str] = {}
+    functions = {
+        node: function.name
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         place = f"{path.relative_to(_SOURCE.parent)}:{node.lineno}"
+        arguments = (*node.args, *(keyword.value for keyword in node.keywords))
+        callees |= dict.fromkeys(arguments, _name(node.func))
         fields = tuple(keyword.arg for keyword in node.keywords if keyword.arg)
         levels = _levels(node.func)
         if isinstance(node.func, ast.Name):
@@ -87,16 +111,23 @@ def _calls_in(path: pathlib.Path) -> Iterator[LogCall]:
             is_parameter = isinstance(first, ast.Name)
             events = _events(first)
             direct |= set(events)
-            yield LogCall(place, levels, events, is_parameter, fields)
+            yield LogCall(place, levels, events, is_parameter, fields, functions.get(node, ""))
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Attribute)
             and (events := _events(node))
             and events[0] not in direct
         ):
-            yield LogCall(
-                f"{path.relative_to(_SOURCE.parent)}:{node.lineno}", (), events, False, ()
-            )
+            place = f"{path.relative_to(_SOURCE.parent)}:{node.lineno}"
+            yield LogCall(place, (), events, False, (), callees.get(node, ""))
+
+
+def _name(function: ast.expr) -> str:
+    match function:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            # It passes the event on to this one.
+            return "write" if name == StateSaver.__name__ else name
+    return ""
 
 
 def _levels(function: ast.expr) -> tuple[str, ...]:

@@ -153,6 +153,9 @@ class DefaultDenyController:
             self._exempt -= vanished
             await self._table.release(vanished)
         unclaimed = veths - self._claimed() - self._exempt
+        if any(state.status is None for state in self._store.states()):
+            # A pod's first pass is still to come, late on a busy node: one of them may be its own.
+            self._first_seen.clear()
         for ifindex in self._first_seen.keys() - unclaimed:
             del self._first_seen[ifindex]
         due = {

@@ -1,7 +1,6 @@
 """Source processes of dropped traffic: the kernel's aggregate, with cgroup paths."""
 
 import asyncio
-import contextlib
 import datetime
 import pathlib
 import time
@@ -86,20 +85,14 @@ class SourceProcesses:
         return True
 
     def _restore(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                saved = msgspec.json.decode(self._state.read_bytes(), type=list[CgroupName])
-            except msgspec.DecodeError as error:
-                log.warning(Event.SOURCE_NAMES_UNREADABLE, error=str(error))
-                return
-            self._names |= {name.cgroup: name.path for name in saved}
+        saved = state_files.read(
+            self._state, list[CgroupName], failure=Event.SOURCE_NAMES_UNREADABLE
+        )
+        self._names |= {name.cgroup: name.path for name in saved or ()}
 
     def _save(self) -> None:
         names = [CgroupName(cgroup, path) for cgroup, path in sorted(self._names.items())]
-        try:
-            state_files.replace(self._state, msgspec.json.encode(names))
-        except OSError as error:
-            log.warning(Event.SOURCE_NAMES_NOT_SAVED, error=str(error))
+        state_files.write(self._state, names, failure=Event.SOURCE_NAMES_NOT_SAVED)
 
 
 def wall_clock(monotonic_ns: int) -> datetime.datetime:

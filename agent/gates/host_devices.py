@@ -1,6 +1,7 @@
 """Host devices on which the host's packets would bypass a gate, or lose their source."""
 
-from collections.abc import Container
+import dataclasses
+from collections.abc import Container, Iterable
 
 import structlog
 
@@ -9,34 +10,80 @@ from agent.linux.rtnetlink import Link
 from agent.linux.tunnels import TunnelPorts, find_tunnels
 from agent.logs import Event
 from agent.pods.store import PodStore
+from agent.relay import interfaces as relay_interfaces
 from bpf.errors import AttachError
 
 log = structlog.get_logger(__name__)
 
+# What the host sends by one of these, it may receive again by another interface.
+_REENTRY_KINDS = frozenset({"macvlan", "macvtap", "ipvlan", "ipvtap", "ifb"})
+
+# What the host sends by one of these leaves the node; a router may send it back. Those of bonds and
+# teams are physical, and a VLAN's frames are readable on its own interface only.
+_UPLINK_KINDS = frozenset({None, "vlan"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DevicePrograms:
+    """Interface numbers by the program that they need; see bpf/src/host_devices.c."""
+
+    bridges: frozenset[int] = frozenset()
+    devices: frozenset[int] = frozenset()
+    stamps: frozenset[int] = frozenset()
+
+
+def programs_for(
+    links: Iterable[Link],
+    *,
+    gated: Container[int],
+    ungated: Container[int] = frozenset(),
+    uplinks: Container[int] = frozenset(),
+) -> DevicePrograms:
+    """The programs that the host's interfaces need.
+
+    gated: interfaces with a gate; ungated: interfaces of pods without one, which may forward;
+    uplinks: interfaces of default routes.
+    """
+    links = list(links)
+    masters = {link.master for link in links if link.index in gated}
+    bridges, devices, stamps = set(), set(), set()
+    for link in links:
+        if link.index in gated:
+            continue
+        if link.is_loopback or link.index in ungated:
+            stamps.add(link.index)
+        elif link.kind == "openvswitch" or (link.kind == "bridge" and link.index in masters):
+            bridges.add(link.index)
+        elif link.is_ethernet and (_can_reenter(link) or _is_uplink(link, uplinks)):
+            devices.add(link.index)
+    return DevicePrograms(frozenset(bridges), frozenset(devices), frozenset(stamps))
+
 
 class HostDevices:
-    """Keeps the programs on bridges and tunnels up to date with the host's interfaces."""
+    """Keeps the programs on host devices up to date with the host's interfaces."""
 
     def __init__(self, gate_worker: GateWorker, store: PodStore) -> None:
         self._gate_worker = gate_worker
         self._store = store
-        self._bridges: tuple[set[int], bool] | None = None
+        self._ensured: dict[str, tuple[frozenset[int], bool]] = {}
         self._tunnels: TunnelPorts | None = None
         self._has_switch: bool | None = None
 
-    async def ensure(self, links: list[Link]) -> None:
-        """links: all of the host's. Safe to repeat."""
+    async def ensure(self, links: list[Link], uplinks: Container[int] = frozenset()) -> None:
+        """links: all of the host's; uplinks: as of `programs_for`. Safe to repeat."""
         self._update_switch(links)
-        are_all = self._store.is_synced
-        bridges = find_bridges(links, self._store.gated_interfaces())
         tunnels = find_tunnels(links)
-        run, programs = self._gate_worker.run, self._gate_worker.host_devices
+        needed = programs_for(
+            links,
+            gated=self._store.gated_interfaces(),
+            ungated=self._store.ungated_interfaces(),
+            uplinks=uplinks,
+        )
         try:
-            if (bridges, are_all) != self._bridges:
-                await run(programs.ensure_bridges, bridges, are_all=are_all)
-                self._bridges = (bridges, are_all)
+            await self._ensure_programs(needed)
             if tunnels != self._tunnels:
-                await run(programs.ensure_tunnels, are_guarded=tunnels.has_any)
+                ensure_tunnels = self._gate_worker.host_devices.ensure_tunnels
+                await self._gate_worker.run(ensure_tunnels, are_guarded=tunnels.has_any)
                 self._gate_worker.config.set_tunnel_ports(tunnels.udp_ports)
                 self._tunnels = tunnels
                 log.info(
@@ -48,6 +95,18 @@ class HostDevices:
             # The next change of any interface starts another attempt.
             log.error(Event.HOST_DEVICES_NOT_PROTECTED, error=str(error))
 
+    async def _ensure_programs(self, needed: DevicePrograms) -> None:
+        are_all = self._store.is_synced
+        programs = self._gate_worker.host_devices
+        for name, ensure, interfaces in (
+            ("stamps", programs.ensure_stamps, needed.stamps),
+            ("devices", programs.ensure_devices, needed.devices),
+            ("bridges", programs.ensure_bridges, needed.bridges),
+        ):
+            if self._ensured.get(name) != (interfaces, are_all):
+                await self._gate_worker.run(ensure, set(interfaces), are_all=are_all)
+                self._ensured[name] = interfaces, are_all
+
     def _update_switch(self, links: list[Link]) -> None:
         has_switch = any(link.kind == "openvswitch" for link in links)
         if has_switch != self._has_switch:
@@ -57,7 +116,15 @@ class HostDevices:
             self._has_switch = has_switch
 
 
-def find_bridges(links: list[Link], gated: Container[int]) -> set[int]:
-    """Bridges that a gated interface belongs to."""
-    masters = {link.master for link in links if link.index in gated}
-    return {link.index for link in links if link.index in masters and link.kind == "bridge"}
+def _can_reenter(link: Link) -> bool:
+    """A veth whose peer has no namespace number has both ends on the host."""
+    if link.kind == "veth":
+        return link.peer is not None and link.peer_nsid is None
+    return link.kind in _REENTRY_KINDS
+
+
+def _is_uplink(link: Link, uplinks: Container[int]) -> bool:
+    """A node that is a container has a veth as its uplink. Relays' interfaces have gates."""
+    if relay_interfaces.is_relay_interface(link.name):
+        return False
+    return link.kind in _UPLINK_KINDS or (link.kind == "veth" and link.index in uplinks)

@@ -1,14 +1,16 @@
-"""Injectable interfaces: those on which a host process can inject packets that look forwarded."""
+"""The host's interfaces: where its packets are stamped, and from which packets count as its own."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Collection
 
 import pyroute2
 import structlog
 
+from agent.gates import tun_interfaces
 from agent.gates.host_devices import HostDevices
 from agent.gates.worker import GateWorker
 from agent.linux import rtnetlink
+from agent.linux.node_routes import NodeRoutes
 from agent.linux.rtnetlink import Link
 from agent.logs import Event
 from agent.pods.changes import Subscription
@@ -17,21 +19,16 @@ from agent.relay import interfaces as relay_interfaces
 
 log = structlog.get_logger(__name__)
 
-# The host receives a frame again that a host process writes to one of these.
-_INJECTING_KINDS = frozenset({"tun", "macvlan", "macvtap", "ipvlan", "ipvtap", "ifb"})
-
-# A CNI makes a veth pair in the host's namespace and moves one end into the pod a moment later. If
-# it were marked in between, the pod's own traffic would count as the host's, permanently if the
-# agent died at that moment. A process that creates interfaces has CAP_NET_ADMIN and is not blocked
-# anyway.
-_SETTLE_SECONDS = 2.0
 _TIMEOUT_SECONDS = 10
 # Netlink reports a new interface several times.
 _DEBOUNCE_SECONDS = 0.1
+# Netlink would report routes, but to all: a router's node has a million. They are read again where
+# there is a tun interface, on which they matter.
+_ROUTES_SECONDS = 2.0
 
 
 class InjectableInterfaces:
-    """Keeps the map of injectable interfaces up to date."""
+    """Keeps the programs on host devices and the map of injectable interfaces up to date."""
 
     def __init__(
         self,
@@ -39,19 +36,20 @@ class InjectableInterfaces:
         store: PodStore,
         host_devices: HostDevices,
         *,
-        now: Callable[[], float] | None = None,
+        forwarding: Collection[str] = (),
     ) -> None:
-        """host_devices: brought up to date with the same list of interfaces."""
+        """forwarding: names (with wildcards) of tun interfaces that carry traffic of others."""
         self._gate_worker = gate_worker
         self._map = gate_worker.injectable
         self._store = store
         self._host_devices = host_devices
-        self._now = now or (lambda: asyncio.get_running_loop().time())
+        self._forwarding = forwarding
         self._changed = asyncio.Event()
         self._pods = store.in_force.subscribe(Subscription(self._changed))
-        self._gated: set[int] = set()
+        self._seen: object = None
+        self._marked: set[int] | None = None
         self._is_hinted = False
-        self._first_seen: dict[int, float] = {}
+        self._has_tun = False
 
     def hint(self) -> None:
         """An interface appeared, vanished or changed."""
@@ -60,57 +58,72 @@ class InjectableInterfaces:
 
     async def run(self) -> None:
         """Refresh at once, and after every hint, until cancelled."""
-        marked = await self._gate_worker.run(self._map.marked)
-        async with pyroute2.AsyncIPRoute() as netlink:
-            while True:
-                async with asyncio.timeout(_TIMEOUT_SECONDS):
-                    found = await rtnetlink.read(netlink)
-                marked = await self._mark(found, marked)
-                self._gated = self._store.gated_interfaces()
-                await self._host_devices.ensure(found)
-                await self._wait()
+        while True:
+            await self.refresh()
+            await asyncio.sleep(_DEBOUNCE_SECONDS)
+            await self._wait()
+
+    async def refresh(self) -> None:
+        """Read the host's interfaces, and have all of them as they should be.
+
+        Before the first gate, too: a gate relies on what was stamped before. Raises `OSError`,
+        `TimeoutError` or `pyroute2.NetlinkError`.
+        """
+        self._is_hinted = False
+        self._seen = self._pods_interfaces()
+        async with asyncio.timeout(_TIMEOUT_SECONDS), pyroute2.AsyncIPRoute() as netlink:
+            found = await rtnetlink.read(netlink)
+        routes = NodeRoutes()
+        try:
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
+                uplinks = await routes.uplinks()
+                injecting = await self._injecting(found, routes)
+        finally:
+            routes.close()
+        await self._host_devices.ensure(found, uplinks)
+        await self._mark(injecting)
 
     async def _wait(self) -> None:
-        oldest = min(self._first_seen.values(), default=None)
-        deadline = None if oldest is None else max(0.0, oldest + _SETTLE_SECONDS - self._now())
         try:
-            async with asyncio.timeout(deadline):
-                while not self._is_hinted and self._store.gated_interfaces() == self._gated:
+            async with asyncio.timeout(_ROUTES_SECONDS if self._has_tun else None):
+                while not self._is_hinted and self._pods_interfaces() == self._seen:
                     self._pods.take()
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             return
-        await asyncio.sleep(_DEBOUNCE_SECONDS)
-        self._is_hinted = False
 
-    async def _mark(self, found: list[Link], marked: set[int]) -> set[int]:
-        """Mark injectable interfaces once they have settled; clear all others at once."""
-        injecting = {link.index for link in found if can_inject(link)}
-        for ifindex in self._first_seen.keys() - injecting:
-            del self._first_seen[ifindex]
-        settled = set()
-        for ifindex in injecting - marked:
-            if self._now() - self._first_seen.setdefault(ifindex, self._now()) >= _SETTLE_SECONDS:
-                settled.add(ifindex)
-                del self._first_seen[ifindex]
-        after = (marked & injecting) | settled
-        if after != marked:
-            for ifindex in after ^ marked:
-                is_node_sent = ifindex in after
-                await self._gate_worker.run(self._map.mark, ifindex, is_node_sent=is_node_sent)
-            log.info(Event.INJECTABLE_INTERFACES_CHANGED, interfaces=sorted(after))
-        return after
+    def _pods_interfaces(self) -> object:
+        return (
+            self._store.is_synced,
+            self._store.gated_interfaces(),
+            self._store.ungated_interfaces(),
+        )
 
+    async def _injecting(self, found: list[Link], routes: NodeRoutes) -> set[int]:
+        """Interfaces whose packets the host sends: of relays, the kubelet's; and most tuns."""
+        injecting = {link.index for link in found if relay_interfaces.is_relay_interface(link.name)}
+        tuns = tun_interfaces.find_tuns(found)
+        self._has_tun = bool(tuns)
+        pods = self._store.confirmed_addresses()
+        for link in tuns:
+            if tun_interfaces.is_named(link, self._forwarding):
+                continue
+            if not tun_interfaces.forwarding_routes(await routes.routes_by(link.index), pods):
+                injecting.add(link.index)
+        return injecting
 
-def can_inject(link: Link) -> bool:
-    """Whether packets that the host receives on a link may come from a host process.
-
-    A veth whose peer has no namespace number has both ends on the host. Packets from a relay come
-    from the kubelet.
-    """
-    if relay_interfaces.is_relay_interface(link.name):
-        return True
-    if link.kind == "veth":
-        return link.peer is not None and link.peer_nsid is None
-    return link.kind in _INJECTING_KINDS
+    async def _mark(self, injecting: set[int]) -> None:
+        marked = self._marked
+        if marked is None:
+            marked = await self._gate_worker.run(self._map.marked)
+        for ifindex in injecting ^ marked:
+            try:
+                await self._gate_worker.run(
+                    self._map.mark, ifindex, is_node_sent=ifindex in injecting
+                )
+            except ValueError:
+                injecting = injecting - {ifindex}  # beyond the map's end, where it counts anyway
+        self._marked = injecting
+        if injecting != marked:
+            log.info(Event.INJECTABLE_INTERFACES_CHANGED, interfaces=sorted(injecting))

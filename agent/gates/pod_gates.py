@@ -125,7 +125,7 @@ class PodGates:
         await self._remove_vanished(state, {i.ifindex for i in network.interfaces})
         try:
             await self._install(state)
-        except (AttachError, ValueError) as error:
+        except AttachError as error:
             if not is_retry and await self._has_vanished(network):
                 return await self._reconcile_netns(state, netns, is_retry=True)
             if state.gated_netns != netns:
@@ -163,10 +163,13 @@ class PodGates:
             claimed=tuple(a for a in network.addresses if a not in state.claims.confirmed),
             without_fallback=not self._has_fallback,
         )
-        state.chain_problem = ""
+        state.gate_problem = state.chain_problem = ""
         for interface in network.interfaces:
             was_open = state.gated_netns != state.netns and not await self._is_attached(interface)
-            seconds = await self._gate_worker.run(_install, self._gates, interface.ifindex, config)
+            seconds, problem = await self._gate_worker.run(
+                _install, self._gates, interface.ifindex, config
+            )
+            state.gate_problem = problem or state.gate_problem
             if was_open:
                 state.first_gated_at = datetime.datetime.now(datetime.UTC)
             if interface.ifindex not in state.gates:
@@ -221,11 +224,11 @@ class PodGates:
         del state.gates[ifindex]
 
 
-def _install(gates: Gates, ifindex: int, config: GateConfig) -> float:
-    """How many seconds it took, without the wait for the thread."""
+def _install(gates: Gates, ifindex: int, config: GateConfig) -> tuple[float, str]:
+    """How many seconds it took, without the wait for the thread, and what `install` returns."""
     started = time.perf_counter()
-    gates.install(ifindex, config, grace_seconds=GRACE_SECONDS)
-    return time.perf_counter() - started
+    problem = gates.install(ifindex, config, grace_seconds=GRACE_SECONDS)
+    return time.perf_counter() - started, problem
 
 
 def _describe(state: PodState, network: PodNetwork) -> str:
@@ -235,6 +238,8 @@ def _describe(state: PodState, network: PodNetwork) -> str:
         text += f" {state.admission.problem}"
     if state.claims.problem:
         text += f" {state.claims.problem}"
+    if state.gate_problem:
+        text += f" {state.gate_problem}"
     if state.chain_problem:
         text += f" {state.chain_problem}"
     if state.pod.manifest_problem:

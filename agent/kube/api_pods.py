@@ -84,7 +84,7 @@ class ApiPods:
         self._default_mode = default_mode
         self._events = events
         self._saver = state and StateSaver(
-            state, self._content, on_error=self._log_not_saved, settle_seconds=_SETTLE_SECONDS
+            state, self._content, failure=Event.PODS_NOT_SAVED, settle_seconds=_SETTLE_SECONDS
         )
         self._state = state
         self._by_origin: dict[str, dict[str, ApiPod]] = {API: {}, KUBELET: {}}
@@ -250,9 +250,6 @@ class ApiPods:
     def _mark(self) -> None:
         if self._saver:
             self._saver.mark()
-
-    def _log_not_saved(self, error: OSError) -> None:
-        log.warning(Event.PODS_NOT_SAVED, path=str(self._state), error=str(error))
 
     def _content(self) -> SavedPods:
         return SavedPods(

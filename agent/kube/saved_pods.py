@@ -6,15 +6,10 @@ Environment values are not in the file: they are never decoded.
 import pathlib
 
 import msgspec
-import structlog
 
+from agent import state_files
 from agent.kube.objects import ApiPod, MetadataOnly
 from agent.logs import Event
-
-log = structlog.get_logger(__name__)
-
-# 1,000 pods with the longest probe specs.
-_MAX_BYTES = 64 << 20
 
 
 class SavedObjects(msgspec.Struct):
@@ -37,13 +32,5 @@ class SavedPods(msgspec.Struct, kw_only=True):
 
 def read(path: pathlib.Path, node_name: str) -> SavedPods:
     """The saved state; empty if no usable file exists. Blocks."""
-    nothing = SavedPods(node_name=node_name)
-    try:
-        with path.open("rb") as stream:
-            saved = msgspec.json.decode(stream.read(_MAX_BYTES), type=SavedPods)
-    except FileNotFoundError:
-        return nothing
-    except (OSError, msgspec.DecodeError) as error:
-        log.warning(Event.SAVED_PODS_UNREADABLE, path=str(path), error=str(error))
-        return nothing
-    return saved if saved.node_name == node_name else nothing
+    saved = state_files.read(path, SavedPods, failure=Event.SAVED_PODS_UNREADABLE)
+    return saved if saved and saved.node_name == node_name else SavedPods(node_name=node_name)

@@ -7,15 +7,19 @@ bridge that it is on.
 import dataclasses
 import enum
 import errno
+import ipaddress
 import socket
 
 import pyroute2
-from pyroute2.netlink.rtnl import ndmsg
+from pyroute2.netlink.rtnl import ndmsg, rtmsg
 
-from bpf.abi import IPAddress
+from bpf.abi import IPAddress, IPNetwork
 
 # include/uapi/linux/rtnetlink.h: types under which the node keeps a packet for itself.
 _RTN_UNICAST, _OWN_TYPES = 1, frozenset({2, 3, 4, 5})  # local, broadcast, anycast, multicast
+_RTPROT_KERNEL = 2
+# Of no host: where a packet to elsewhere goes (RFC 5737, RFC 3849).
+_ELSEWHERE = (ipaddress.ip_address("192.0.2.1"), ipaddress.ip_address("2001:db8::1"))
 # Errors of a lookup without a result: no route, or one that forbids.
 _NO_ROUTE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL})
 _NO_ENTRY = frozenset({errno.ENOENT, errno.ENODEV, errno.EINVAL})
@@ -39,11 +43,21 @@ class NodeRoute:
     ifindex: int = 0
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceRoute:
+    """A route by a certain interface, of any table. is_on_link: the kernel made it for an address
+    of the interface."""
+
+    network: IPNetwork
+    is_on_link: bool
+
+
 class NodeRoutes:
     """Queries about the node's forwarding tables, on the event loop; `close` it at the end."""
 
     def __init__(self, netlink: pyroute2.AsyncIPRoute | None = None) -> None:
-        self._netlink = netlink or pyroute2.AsyncIPRoute()
+        # Strict: the kernel filters what it dumps (Linux 4.20); else pyroute2 does.
+        self._netlink = netlink or pyroute2.AsyncIPRoute(strict_check=True)
 
     def close(self) -> None:
         self._netlink.close()
@@ -63,6 +77,21 @@ class NodeRoutes:
         if route["type"] != _RTN_UNICAST or not ifindex:
             return NodeRoute(RouteKind.NONE)
         return NodeRoute(RouteKind.SENT, int(ifindex))
+
+    async def uplinks(self) -> set[int]:
+        """Interfaces of the default routes. Raises `OSError`."""
+        return {(await self.route_to(address)).ifindex for address in _ELSEWHERE} - {0}
+
+    async def routes_by(self, ifindex: int) -> list[DeviceRoute]:
+        """Unicast routes by one interface. Raises `OSError`."""
+        found: list[DeviceRoute] = []
+        try:
+            for family in (socket.AF_INET, socket.AF_INET6):
+                dump = await self._netlink.route("dump", family=family, oif=ifindex)
+                found += [_device_route(r) async for r in dump if r["type"] == _RTN_UNICAST]
+        except pyroute2.NetlinkError as error:
+            raise OSError(error.code, f"routes by interface {ifindex}") from error
+        return found
 
     async def bridge_port_of(self, address: IPAddress, bridge: int) -> int | None:
         """The port of a bridge behind which the node finds an address of its own link.
@@ -105,3 +134,12 @@ class NodeRoutes:
 
 def _family(address: IPAddress) -> int:
     return socket.AF_INET if address.version == 4 else socket.AF_INET6
+
+
+def _device_route(route: rtmsg.rtmsg) -> DeviceRoute:
+    default = "0.0.0.0" if route["family"] == socket.AF_INET else "::"
+    destination = route.get_attr("RTA_DST") or default
+    return DeviceRoute(
+        ipaddress.ip_network(f"{destination}/{route['dst_len']}"),
+        route["proto"] == _RTPROT_KERNEL,
+    )

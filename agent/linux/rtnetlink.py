@@ -31,6 +31,7 @@ _IFLA_INFO_KIND = 1
 _SKIP_STATS = 1 << 3  # RTEXT_FILTER_SKIP_STATS
 
 _IFF_UP, _IFF_LOOPBACK = 1, 8
+_ARPHRD_ETHER = 1
 _TUN_TYPE_TAP = 2  # IFLA_TUN_TYPE: IFF_TAP of linux/if_tun.h
 
 # Attributes of `IFLA_INFO_DATA` that name the UDP port a device listens on; of IP tunnels, the one
@@ -58,6 +59,8 @@ class Link:
     udp_ports: frozenset[int] = frozenset()
     """From which a tunnel unwraps packets."""
     is_tap: bool = False
+    is_ethernet: bool = True
+    """Whether its frames have an Ethernet header."""
 
     @property
     def is_up(self) -> bool:
@@ -113,11 +116,12 @@ def of_message(message: Any) -> Link:
         master=message.get_attr("IFLA_MASTER"),
         udp_ports=frozenset(port for name in _PORTS if (port := get(name))),
         is_tap=kind == "macvtap" or (kind == "tun" and get("IFLA_TUN_TYPE") == _TUN_TYPE_TAP),
+        is_ethernet=message["ifi_type"] == _ARPHRD_ETHER,
     )
 
 
 def _parse(data: bytes, offset: int, length: int) -> Link:
-    _, _, index, flags, _ = _IFINFO.unpack_from(data, offset + _BODY)
+    _, type_, index, flags, _ = _IFINFO.unpack_from(data, offset + _BODY)
     name, kind = "", None
     peer = peer_nsid = master = None
     end = offset + length
@@ -137,7 +141,8 @@ def _parse(data: bytes, offset: int, length: int) -> Link:
             kind = _kind(data, at + 4, at + size)
         at += (size + 3) & ~3
     if kind in (None, "veth"):
-        return Link(index, name, flags, kind, peer, peer_nsid, master)
+        is_ethernet = type_ == _ARPHRD_ETHER
+        return Link(index, name, flags, kind, peer, peer_nsid, master, is_ethernet=is_ethernet)
     message = ifinfmsg(data, offset=offset)
     message.decode()
     return of_message(message)

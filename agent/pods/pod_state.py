@@ -108,6 +108,8 @@ class PodState:
     gates: dict[int, HostInterface] = dataclasses.field(default_factory=dict)
     admission: Admission | None = None
     """The rules of its gates."""
+    gate_problem: str = ""
+    """One sentence on what a gate has no room for, and so drops."""
     chain_problem: str = ""
     """One sentence where another program runs before a gate and cannot be moved."""
     gated_netns: Netns | None = None

@@ -15,6 +15,7 @@ from agent.pods.conditions import Conditions
 from agent.pods.pacing import PacedMarks
 from agent.pods.pod import Pod
 from agent.pods.pod_state import PodState
+from bpf.abi import IPAddress
 from bpf.verdicts import Mode
 from probes.netns import Netns
 
@@ -122,6 +123,19 @@ class PodStore:
         return self.relay_gates.keys() | {
             ifindex for state in self.pods.values() for ifindex in state.gates
         }
+
+    def ungated_interfaces(self) -> set[int]:
+        """Interfaces of pods in mode off."""
+        return {
+            ifindex
+            for state in self.pods.values()
+            if state.pod.mode is Mode.OFF
+            for ifindex in state.ungated_interfaces or ()
+        }
+
+    def confirmed_addresses(self) -> set[IPAddress]:
+        """All pods' own addresses."""
+        return {address for state in self.pods.values() for address in state.claims.confirmed}
 
     def pod_of_interface(self, ifindex: int) -> Pod | None:
         """The pod whose gate is on an interface; `RELAY` for a relay's."""

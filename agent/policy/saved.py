@@ -21,13 +21,7 @@ T = TypeVar("T")
 
 def read(path: pathlib.Path, kind: type[T]) -> T | None:
     """What the previous run wrote; None if there is no readable file."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError) as error:
-        log.warning(Event.SAVED_POLICIES_UNREADABLE, error=str(error))
-        return None
+    return state_files.read(path, kind, failure=Event.SAVED_POLICIES_UNREADABLE)
 
 
 def checked(documents: Iterable[HostAccessPolicy], *, source: str) -> tuple[Policy, ...]:
@@ -43,7 +37,4 @@ def checked(documents: Iterable[HostAccessPolicy], *, source: str) -> tuple[Poli
 
 def write(path: pathlib.Path, content: msgspec.Struct) -> None:
     """Replace the file."""
-    try:
-        state_files.replace(path, msgspec.json.encode(content))
-    except OSError as error:
-        log.warning(Event.POLICIES_NOT_SAVED, path=str(path), error=str(error))
+    state_files.write(path, content, failure=Event.POLICIES_NOT_SAVED)

@@ -9,8 +9,8 @@ import pathlib
 import time
 
 import msgspec
-import structlog
 
+from agent import state_files
 from agent.linux.procfs import boot_id
 from agent.logs import Event
 from agent.state_files import StateSaver
@@ -18,9 +18,6 @@ from probes.engine.workers import ProbeType
 from probes.netns import Netns
 from probes.results import ProbeResult
 
-log = structlog.get_logger(__name__)
-
-_MAX_BYTES = 16 << 20  # 1,000 pods with the longest annotation each
 _SETTLE_SECONDS = 0.5
 # Every pod is reconciled within seconds of a start; unclaimed results belong to deleted pods.
 _UNCLAIMED_SECONDS = 300.0
@@ -61,9 +58,11 @@ class ResultStore:
         Without a path nothing is kept.
         """
         self._saver = path and StateSaver(
-            path, self._content, on_error=self._log_not_saved, settle_seconds=_SETTLE_SECONDS
+            path,
+            self._content,
+            failure=Event.RESULTS_NOT_SAVED,
+            settle_seconds=_SETTLE_SECONDS,
         )
-        self._path = path
         self._boot = boot_id()
         self._pods: dict[str, SavedProbes] = {}
         self._unclaimed = {} if path is None else {pod.uid: pod for pod in self._read(path)}
@@ -102,28 +101,14 @@ class ResultStore:
             await asyncio.Event().wait()
 
     def _read(self, path: pathlib.Path) -> list[SavedProbes]:
-        try:
-            with path.open("rb") as stream:
-                saved = msgspec.json.decode(stream.read(_MAX_BYTES), type=_File)
-        except FileNotFoundError:
-            return []
-        except (OSError, msgspec.DecodeError) as error:
-            log.warning(
-                Event.SAVED_RESULTS_UNREADABLE,
-                path=str(path),
-                error=str(error),
-            )
-            return []
-        return saved.pods if saved.boot == self._boot else []
+        saved = state_files.read(path, _File, failure=Event.SAVED_RESULTS_UNREADABLE)
+        return saved.pods if saved and saved.boot == self._boot else []
 
     def _content(self) -> bytes:
         if time.monotonic() > self._unclaimed_until:
             self._unclaimed.clear()
         pods = [*self._pods.values(), *self._unclaimed.values()]
         return msgspec.json.encode(_File(self._boot, pods))
-
-    def _log_not_saved(self, error: OSError) -> None:
-        log.warning(Event.RESULTS_NOT_SAVED, path=str(self._path), error=str(error))
 
 
 def sandbox_of(netns: Netns) -> str:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from bpf import abi, errors, features, maps, pinning, pins, rcu_map, sources, syscalls
+from bpf import abi, errors, features, maps, pinning, pins, rcu, sources, syscalls
 from bpf.program_sets import ProgramSet, ProgramSpec
 from bpf.services import links as service_links
 from bpf.services.tables import (
@@ -119,7 +119,7 @@ class ServiceMaps:
         unused = self._record(changed, removed)
         if unused or self._inherited_sets:
             self._remove_inherited_services()
-            rcu_map.wait_for_programs()
+            rcu.wait_for_programs()
             self._remove_sets(unused)
             self._remove_inherited_sets()
 

@@ -54,8 +54,11 @@ enum reason {
 /* Spare slots, so that a new reason does not change the layout. */
 #define REASON_SLOTS 32
 
-/* Two families and some secondary addresses; user space rejects a pod with more. */
-#define GATE_ADDRESSES 16
+/* Addresses within struct gate: one of each family. The map gate_addresses has the others. */
+#define GATE_ADDRESSES 2
+
+/* With more, GATE_ANY_ADDRESS is set: a pod cannot fill the map. */
+#define MAX_GATE_ADDRESSES 1024
 
 /* The kind of source that a rule admits. */
 enum source_kind {
@@ -85,21 +88,56 @@ struct rule {
 /* Every rule is checked for each new flow; user space merges rules and rejects more. */
 #define GATE_RULES 32
 
+/* Rules within struct gate, enough for most pods. The map more_rules has the others. */
+#define GATE_FIRST_RULES 4
+#define GATE_MORE_RULES	 (GATE_RULES - GATE_FIRST_RULES)
+
 /* In a gate's flags: all addresses behind the interface are the pod's (the relay's range). */
 #define GATE_ANY_ADDRESS 1
 /* In strict the kubelet is not admitted, with a relay or without: failed probes, no exception. */
 #define GATE_NO_FALLBACK 2
+/* The map gate_addresses has further addresses of the pod. */
+#define GATE_HAS_MORE_ADDRESSES 4
 
-/* The configuration of one gate: the value of the gates map, by ifindex, replaced as a whole. */
+/* The configuration of one gate. */
 struct gate {
+	__u32 ifindex;
+	__u32 slot; /* its index in the maps gates and counters */
 	__u32 mode;
-	__u32 address_count;
 	__u32 rule_count;
 	__u16 flags;
-	__u16 claimed_count;  /* the last of the addresses, which count in this gate only */
+	__u16 address_count;  /* of those in this struct */
+	__u16 claimed_count;  /* the last of these, which count in this gate only */
+	__u16 version;	      /* its index in struct gate_slot */
 	__u64 grace_until_ns; /* CLOCK_MONOTONIC: end of the grace period */
 	struct address addresses[GATE_ADDRESSES];
-	struct rule rules[GATE_RULES];
+	struct rule rules[GATE_FIRST_RULES];
+};
+
+/*
+ * The value of the map gates. A new configuration is written to the version that is not current,
+ * and then becomes current by one store: programs see the one or the other, never a mix.
+ */
+struct gate_slot {
+	__u32 current;
+	__u32 pad;
+	struct gate versions[2];
+};
+
+/* The rules of a gate that are not in struct gate: the key and value of more_rules. */
+struct more_rules_key {
+	__u32 ifindex;
+	__u32 version;
+};
+
+struct more_rules {
+	struct rule rules[GATE_MORE_RULES];
+};
+
+/* An address of a pod that is not in struct gate: the key of gate_addresses. */
+struct gate_address {
+	struct address address;
+	__u32 ifindex;
 };
 
 /* Ports of the host's tunnels (VXLAN, Geneve, ...): usually one for each kind. */
@@ -184,8 +222,8 @@ struct drop_event {
 #define EVENTS_PER_WINDOW 16 /* of each CPU */
 
 struct event_budget {
-	__u64 since_ns; /* start of this window */
-	__u64 remaining;
+	__u64 since_ns;	  /* start of this window */
+	__s64 remaining;  /* below 0 if a program took the last one while another did */
 	__u64 suppressed; /* events not sent, since the map was created */
 };
 
@@ -256,9 +294,16 @@ struct fragment {
 /* How long Linux waits for the rest of an IPv6 datagram; of an IPv4 one it is half of that. */
 #define FRAGMENT_LIFETIME_NS (60ULL * 1000 * 1000 * 1000)
 
-/* Host-sent packets of one gate, per CPU. Forwarded packets are counted by the device only. */
+/*
+ * Host-sent packets of one gate: those that passed or were dropped, by reason, since each reason
+ * belongs to one of the two; then those that would be dropped. Shared by all CPUs and counted
+ * atomically: cgroup programs are preemptible, and a copy for each CPU has 24 MiB on 128 CPUs.
+ * Forwarded packets are counted by the device only.
+ */
+#define COUNTER_SLOTS 64
+
 struct counters {
-	__u64 packets[VERDICT_COUNT * REASON_SLOTS];
+	__u64 packets[COUNTER_SLOTS];
 };
 
 /* A pod's port that the kubelet may connect to. */
@@ -282,8 +327,21 @@ struct relay_pod {
 /* Only the connects of the last seconds matter, since their SYNs may be sent again. */
 #define MAX_RELAY_BYPASSES 8192
 
-#define MAX_GATES	 4096
-#define MAX_ADDRESSES	 16384
+#define MAX_GATES	   4096
+#define MAX_ADDRESSES	   16384
+#define MAX_MORE_ADDRESSES 65536
+
+/*
+ * Slots, the indexes into the maps gates and counters. That of a gate is FIRST_SLOT plus its
+ * ifindex modulo MAX_GATES, or, if another gate has that one, any other. HOST_SLOT counts drops
+ * before an interface is chosen. FALLBACK_SLOT has the configuration of attached gates that have
+ * none, because a map is full.
+ */
+#define HOST_SLOT     0
+#define FALLBACK_SLOT 1
+#define FIRST_SLOT    2
+#define SLOT_COUNT    (FIRST_SLOT + MAX_GATES)
+
 #define MAX_RULE_HITS	 65536
 #define MAX_DROP_SOURCES 16384
 

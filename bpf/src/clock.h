@@ -15,6 +15,14 @@ ALWAYS_INLINE __u64 read_clock_ns(void)
 #endif
 }
 
+/* The time of this packet, read once. */
+ALWAYS_INLINE __u64 packet_time_ns(struct packet *packet)
+{
+	if (!packet->now_ns)
+		packet->now_ns = read_clock_ns();
+	return packet->now_ns;
+}
+
 /* 0 if `then_ns` is from a clock that is slightly ahead of this one. */
 ALWAYS_INLINE __u64 age_ns(__u64 now_ns, __u64 then_ns)
 {

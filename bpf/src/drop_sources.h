@@ -12,7 +12,7 @@ ALWAYS_INLINE void count_lost_source(void)
 	__u64 *lost = drop_src_lost.lookup(&only);
 
 	if (lost)
-		(*lost)++;
+		__sync_fetch_and_add(lost, 1);
 }
 
 /*

@@ -19,11 +19,12 @@ ALWAYS_INLINE bool consume_event_budget(__u64 now_ns)
 		budget->since_ns = now_ns;
 		budget->remaining = EVENTS_PER_WINDOW;
 	}
-	if (!budget->remaining) {
-		budget->suppressed++;
+	/* Programs of cgroups are preempted and packets interrupt them: two may take the last. */
+	if (budget->remaining <= 0) {
+		__sync_fetch_and_add(&budget->suppressed, 1);
 		return false;
 	}
-	budget->remaining--;
+	__sync_fetch_and_add(&budget->remaining, -1);
 	return true;
 }
 
@@ -34,7 +35,7 @@ ALWAYS_INLINE void count_suppressed_event(void)
 	struct event_budget *budget = event_budget.lookup(&only);
 
 	if (budget)
-		budget->suppressed++;
+		__sync_fetch_and_add(&budget->suppressed, 1);
 }
 
 /* Names the running task, if its cgroup is the source's. */

@@ -10,22 +10,6 @@
  * forward them. Forwarded traffic is NetworkPolicy's subject and passes after three loads.
  */
 
-ALWAYS_INLINE bool is_pod_address(struct gate *gate, struct address *destination)
-{
-	__u64 is_found = gate->flags & GATE_ANY_ADDRESS;
-
-#pragma clang loop unroll(disable)
-	for (int i = 0; i < GATE_ADDRESSES; i++) {
-		__u32 *own = gate->addresses[i].word, *to = destination->word;
-
-		if (i >= gate->address_count)
-			break;
-		is_found |= is_zero((own[0] ^ to[0]) | (own[1] ^ to[1]) | (own[2] ^ to[2]) |
-				    (own[3] ^ to[3]));
-	}
-	return is_found;
-}
-
 /*
  * A UDP server on the host replies from a UDP socket; a forged reply comes from a raw or packet
  * socket. Echo replies are the kernel's, from a raw socket of its own.
@@ -42,14 +26,14 @@ ALWAYS_INLINE bool is_forged(struct __sk_buff *skb, __u8 protocol)
 
 /* Not TCP, and with a transport header: UDP, SCTP, ICMP, ESP, ... */
 ALWAYS_INLINE __u32 evaluate_datagram(struct __sk_buff *skb, struct gate *gate,
-				      struct packet *packet, __u64 now_ns)
+				      struct packet *packet)
 {
 	struct transport ports = {};
 
 	if (!is_forged(skb, packet->protocol)) {
-		if (is_reply(skb, packet, now_ns))
+		if (is_reply(skb, packet))
 			return PASS(REASON_REPLY);
-		if (now_ns < gate->grace_until_ns)
+		if (gate->grace_until_ns && packet_time_ns(packet) < gate->grace_until_ns)
 			return PASS(REASON_GRACE);
 	}
 	if (has_ports(packet->protocol) &&
@@ -57,23 +41,24 @@ ALWAYS_INLINE __u32 evaluate_datagram(struct __sk_buff *skb, struct gate *gate,
 		return DROP(REASON_UNPARSABLE);
 	packet->source_port = bpf_ntohs(ports.source_port);
 	packet->destination_port = bpf_ntohs(ports.destination_port);
-	return evaluate_new_flow(skb, gate, packet, now_ns);
+	return evaluate_new_flow(skb, gate, packet);
 }
 
 /* Not TCP: no flag marks a reply, so the pod's reply table decides. */
-ALWAYS_INLINE __u32 evaluate_other(struct __sk_buff *skb, struct gate *gate, struct packet *packet,
-				   __u64 now_ns)
+ALWAYS_INLINE __u32 evaluate_other(struct __sk_buff *skb, struct gate *gate, struct packet *packet)
 {
 	__u32 verdict_slot;
 
 	if (packet->is_later_fragment) {
+		__u64 now_ns = packet_time_ns(packet);
+
 		if (is_recorded_fragment(skb, packet, now_ns))
 			return PASS(REASON_REPLY);
 		return now_ns < gate->grace_until_ns ? PASS(REASON_GRACE) : DROP(REASON_FRAGMENT);
 	}
-	verdict_slot = evaluate_datagram(skb, gate, packet, now_ns);
+	verdict_slot = evaluate_datagram(skb, gate, packet);
 	if (packet->is_fragment && verdict_slot < DROP(0))
-		record_fragment(skb, packet, now_ns);
+		record_fragment(skb, packet, packet_time_ns(packet));
 	return verdict_slot;
 }
 
@@ -84,11 +69,13 @@ ALWAYS_INLINE struct gate *enforcing_gate(__u32 *ifindex)
 
 	if (!ifindex)
 		return 0;
-	gate = gates.lookup(ifindex);
+	gate = find_gate(*ifindex);
 	return gate && gate->mode >= MODE_ENFORCE ? gate : 0;
 }
 
 /*
+ * The gate that decides on a packet to this address; NULL: none, and the packet is a stray.
+ *
  * A packet to an address that is not this pod's is a bridge's flooded copy. Or this pod, in audit,
  * forwards, and the host sends to another pod through it: then that pod's gate decides here, since
  * the packet counts as forwarded when it leaves this pod. Replies to the other pod's connections
@@ -96,9 +83,17 @@ ALWAYS_INLINE struct gate *enforcing_gate(__u32 *ifindex)
  */
 ALWAYS_INLINE struct gate *gate_for_address(struct gate *gate, struct packet *packet)
 {
+	bool has_any_address = gate->flags & GATE_ANY_ADDRESS;
+	struct gate *owner = 0;
+
+	if (is_listed(gate, &packet->destination))
+		return gate;
+	if (gate->mode < MODE_ENFORCE)
+		owner = enforcing_gate(addresses.lookup(&packet->destination));
+	if (!owner && has_any_address)
+		return gate;
 	packet->is_stray = true;
-	return gate->mode >= MODE_ENFORCE ? 0
-					  : enforcing_gate(addresses.lookup(&packet->destination));
+	return owner;
 }
 
 /*
@@ -115,20 +110,19 @@ ALWAYS_INLINE bool is_forwarded_fragment(struct __sk_buff *skb, struct packet *p
 
 /* The verdict on a packet that was parsed. */
 ALWAYS_INLINE __u32 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
-				    struct packet *packet, __u64 now_ns)
+				    struct packet *packet)
 {
+	struct gate *owner;
+
 	/* In audit the frame passes, so it must not be trimmed. */
 	if ((*gate)->mode != MODE_AUDIT && has_false_checksum(skb, packet))
 		return DROP(REASON_UNPARSABLE);
 	if (is_link_control(skb, packet))
 		return PASS(REASON_CONTROL);
-	if (!is_pod_address(*gate, &packet->destination)) {
-		struct gate *owner = gate_for_address(*gate, packet);
-
-		if (!owner)
-			return DROP(REASON_STRAY);
-		*gate = owner;
-	}
+	owner = gate_for_address(*gate, packet);
+	if (!owner)
+		return DROP(REASON_STRAY);
+	*gate = owner;
 	if (is_forwarded_fragment(skb, packet))
 		return PASS(REASON_FORWARDED);
 	if (is_icmp_error(skb, packet))
@@ -136,12 +130,11 @@ ALWAYS_INLINE __u32 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
 	if (is_redirect(skb, packet))
 		return drop_reason(skb, packet);
 	if (packet->protocol == IPPROTO_TCP)
-		return evaluate_tcp(skb, *gate, packet, now_ns);
-	return evaluate_other(skb, *gate, packet, now_ns);
+		return evaluate_tcp(skb, owner, packet);
+	return evaluate_other(skb, owner, packet);
 }
 
-ALWAYS_INLINE __u32 evaluate(struct __sk_buff *skb, struct gate **gate, struct packet *packet,
-			     __u64 now_ns)
+ALWAYS_INLINE __u32 evaluate(struct __sk_buff *skb, struct gate **gate, struct packet *packet)
 {
 	enum reason unread;
 
@@ -152,7 +145,18 @@ ALWAYS_INLINE __u32 evaluate(struct __sk_buff *skb, struct gate **gate, struct p
 		return PASS(REASON_ARP);
 	if (unread == REASON_UNPARSABLE)
 		return DROP(REASON_UNPARSABLE);
-	return evaluate_packet(skb, gate, packet, now_ns);
+	return evaluate_packet(skb, gate, packet);
+}
+
+/*
+ * The gate of this interface, or the fallback: an attached gate without a configuration is one for
+ * which a map was full.
+ */
+ALWAYS_INLINE struct gate *own_gate(__u32 ifindex)
+{
+	struct gate *gate = find_gate(ifindex);
+
+	return gate ? gate : gate_in_slot(FALLBACK_SLOT);
 }
 
 /* The pod may forward the packet. What a program on a host device decided was about this pod. */
@@ -168,23 +172,22 @@ int gate_egress(struct __sk_buff *skb)
 	struct packet packet = {.gate_ifindex = skb->ifindex};
 	struct gate *gate;
 	__u32 verdict_slot;
-	__u64 now_ns;
 	bool is_drop;
 
 	if (!is_host_sent(skb))
 		return TCX_NEXT;
-	gate = gates.lookup(&packet.gate_ifindex);
+	gate = own_gate(packet.gate_ifindex);
 	if (!gate || gate->mode == MODE_OFF)
 		return pass_stamped(skb);
 
-	now_ns = read_clock_ns();
-	verdict_slot = evaluate(skb, &gate, &packet, now_ns);
+	packet.gate_slot = gate->slot;
+	verdict_slot = evaluate(skb, &gate, &packet);
 	is_drop = verdict_slot >= DROP(0);
 	if (is_drop && gate->mode == MODE_AUDIT) {
 		verdict_slot += (VERDICT_WOULD_DROP - VERDICT_DROP) * REASON_SLOTS;
 		is_drop = false;
 	}
-	count_verdict(skb, &packet, verdict_slot, now_ns);
+	count_verdict(skb, &packet, verdict_slot);
 	return is_drop ? TCX_DROP : pass_stamped(skb);
 }
 

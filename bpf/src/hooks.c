@@ -129,7 +129,6 @@ ALWAYS_INLINE int check_connect(struct bpf_sock_addr *context, struct address *t
 	__u16 port = bpf_ntohs(context->user_port);
 	struct drop_source_key source = {.port = port, .protocol = IPPROTO_TCP};
 	struct bpf_sock *sk = context->sk;
-	struct counters *count;
 	struct gate *gate;
 	bool is_kubelet;
 	__u64 now_ns;
@@ -142,7 +141,7 @@ ALWAYS_INLINE int check_connect(struct bpf_sock_addr *context, struct address *t
 	if (!is_tcp(context) || !sk || may_use_other_path(sk, to))
 		return SOCKET_ALLOW;
 	source.ifindex = gated_ifindex(to);
-	gate = gates.lookup(&source.ifindex);
+	gate = find_gate(source.ifindex);
 	if (!gate)
 		return SOCKET_ALLOW;
 	if (gate->mode < MODE_ENFORCE)
@@ -155,9 +154,7 @@ ALWAYS_INLINE int check_connect(struct bpf_sock_addr *context, struct address *t
 
 	source.cgroup = bpf_get_current_cgroup_id();
 	record_drop_source(&source, true, now_ns);
-	count = counters.lookup(&source.ifindex);
-	if (count)
-		count->packets[DROP(REASON_NODE)]++;
+	count_packet(gate->slot, DROP(REASON_NODE));
 	emit_hook_event(to, port, IPPROTO_TCP, source.ifindex, REASON_NODE, now_ns);
 	return SOCKET_REJECT;
 }

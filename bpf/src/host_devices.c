@@ -33,7 +33,6 @@ ALWAYS_INLINE int evaluate_on_device(struct __sk_buff *skb, struct packet *packe
 	struct gate *gate;
 	__u32 verdict_slot;
 	__u32 *ifindex;
-	__u64 now_ns;
 
 	ifindex = addresses.lookup(&packet->destination);
 	if (!ifindex)
@@ -41,14 +40,13 @@ ALWAYS_INLINE int evaluate_on_device(struct __sk_buff *skb, struct packet *packe
 	gate = enforcing_gate(ifindex);
 	if (!gate)
 		return TCX_NEXT;
-	packet->gate_ifindex = *ifindex;
-	now_ns = read_clock_ns();
-	verdict_slot = is_rewritten ? DROP(REASON_UNPARSABLE)
-				    : evaluate_packet(skb, &gate, packet, now_ns);
+	packet->gate_ifindex = gate->ifindex;
+	packet->gate_slot = gate->slot;
+	verdict_slot = is_rewritten ? DROP(REASON_UNPARSABLE) : evaluate_packet(skb, &gate, packet);
 	if (verdict_slot == DROP(REASON_PATH_TEST))
 		return TCX_NEXT;
 	if (verdict_slot >= DROP(0)) {
-		count_verdict(skb, packet, verdict_slot, now_ns);
+		count_verdict(skb, packet, verdict_slot);
 		return TCX_DROP;
 	}
 	if (verdict_slot == PASS(REASON_RULE))

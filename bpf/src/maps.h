@@ -6,9 +6,17 @@
 #ifndef PODGATE_MAPS_H
 #define PODGATE_MAPS_H
 
-/* Not preallocated: a gate has 1 KiB, its counters 768 bytes per CPU, and most nodes have few. */
-BPF_F_TABLE("hash", __u32, struct gate, gates, MAX_GATES, BPF_F_NO_PREALLOC);
-BPF_F_TABLE("percpu_hash", __u32, struct counters, counters, MAX_GATES, BPF_F_NO_PREALLOC);
+/* The slot of each gated interface, and its configuration and counters by slot: 3.6 MiB. */
+BPF_F_TABLE("hash", __u32, __u32, gate_slots, MAX_GATES, BPF_F_NO_PREALLOC);
+BPF_TABLE("array", __u32, struct gate_slot, gates, SLOT_COUNT);
+BPF_TABLE("array", __u32, struct counters, counters, SLOT_COUNT);
+
+/* What has no place in struct gate. The value of an address: 1 if it is only claimed. */
+BPF_F_TABLE("hash", struct more_rules_key, struct more_rules, more_rules, 2 * MAX_GATES,
+	    BPF_F_NO_PREALLOC);
+BPF_F_TABLE("hash", struct gate_address, __u32, gate_addresses, MAX_MORE_ADDRESSES,
+	    BPF_F_NO_PREALLOC);
+
 BPF_F_TABLE("percpu_hash", __u32, __u64, rule_hits, MAX_RULE_HITS, BPF_F_NO_PREALLOC);
 BPF_TABLE("array", __u32, struct config, config, 1);
 

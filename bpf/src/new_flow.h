@@ -24,7 +24,7 @@ ALWAYS_INLINE bool is_rejected_kubelet(struct __sk_buff *skb, struct gate *gate,
 }
 
 ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
-				      struct packet *packet, __u64 now_ns)
+				      struct packet *packet)
 {
 	struct drop_source_key source = {
 		.ifindex = packet->gate_ifindex,
@@ -34,7 +34,7 @@ ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 	__u32 only = 0;
 	struct config *node = config.lookup(&only);
 	bool is_kubelet, is_rejected;
-	__u64 found;
+	__u64 now_ns, found;
 
 	if (!node)
 		return drop_reason(skb, packet);
@@ -43,6 +43,7 @@ ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 		return PASS(REASON_RULE);
 	if (skb->tc_index == ADMITTED_PROBE)
 		return PASS(REASON_PROBE);
+	now_ns = packet_time_ns(packet);
 	is_kubelet = may_be_kubelet(skb, false, node, now_ns);
 	is_rejected = is_kubelet && is_rejected_kubelet(skb, gate, packet);
 	found = find_rule(skb, false, gate, is_kubelet && !is_rejected, packet->protocol,

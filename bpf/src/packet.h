@@ -30,7 +30,8 @@ struct packet {
 	struct address source;
 	struct address destination;
 	__u32 transport_offset; /* bytes from the start of the frame */
-	__u32 gate_ifindex;	/* of the gate that decides */
+	__u32 gate_ifindex;	/* of the gate that counts the packet */
+	__u32 gate_slot;	/* the same gate's */
 	__u32 transport_length; /* bytes, from the IP header; 0 for a jumbo: unknown */
 	__u16 source_port;	/* host byte order; 0 until read, or for protocols without */
 	__u16 destination_port;
@@ -39,6 +40,7 @@ struct packet {
 	bool is_fragment;
 	bool is_later_fragment; /* not the first: without the transport header */
 	bool is_stray;		/* not an address of this gate's pod */
+	__u64 now_ns;		/* 0 until read: most packets need no time */
 };
 
 struct ipv4_header {

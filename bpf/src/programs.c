@@ -11,6 +11,7 @@
 #include "clock.h"
 #include "events.h"
 #include "drop_sources.h"
+#include "gates.h"
 #include "replies.h"
 #include "fragments.h"
 #include "rules.h"

@@ -101,14 +101,13 @@ int relay_getpeername6(struct bpf_sock_addr *context)
  */
 int drop_forwarded(struct __sk_buff *skb)
 {
-	__u32 ifindex = skb->ifindex;
-	struct counters *count;
+	struct gate *gate;
 
 	if (is_host_sent(skb))
 		return TCX_NEXT;
-	count = counters.lookup(&ifindex);
-	if (count)
-		count->packets[DROP(REASON_RELAY)]++;
+	gate = find_gate(skb->ifindex);
+	if (gate)
+		count_packet(gate->slot, DROP(REASON_RELAY));
 	return TCX_DROP;
 }
 

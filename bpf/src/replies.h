@@ -173,15 +173,17 @@ ALWAYS_INLINE struct reply_slot *live_slot(void *table, struct flow *flow, __u64
  * Whether a host-sent packet is a reply to a flow of the pod to this address, or to a group. A
  * server may stream for as long as it likes after one request, unless the request was to a group.
  */
-ALWAYS_INLINE bool is_reply(struct __sk_buff *skb, struct packet *packet, __u64 now_ns)
+ALWAYS_INLINE bool is_reply(struct __sk_buff *skb, struct packet *packet)
 {
 	struct reply_slot *slot;
 	struct flow flow = {};
+	__u64 now_ns;
 	void *table;
 
 	table = replies.lookup(&packet->gate_ifindex);
 	if (!table || !parse_reply_flow(skb, packet, &flow))
 		return false;
+	now_ns = packet_time_ns(packet);
 	slot = live_slot(table, &flow, REPLY_LIFETIME_NS, now_ns);
 	if (slot) {
 		if (age_ns(now_ns, slot->sent_ns) >= REPLY_RENEWAL_NS)

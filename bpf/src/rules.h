@@ -69,44 +69,74 @@ ALWAYS_INLINE __u64 is_zero(__u64 value)
 	return ~(value | -value) >> 63;
 }
 
+/* What rules are compared with. */
+struct new_flow {
+	__u64 cgroup;
+	__u64 source_kinds; /* one bit for each kind that applies, whatever the rule */
+	__u16 port;
+	__u8 protocol;
+};
+
+/*
+ * The first of these rules that matches, as find_rule returns it. room: a constant.
+ *
+ * Arithmetic instead of branches keeps the verifier's work linear in the number of rules.
+ */
+ALWAYS_INLINE __u64 match_rules(struct __sk_buff *skb, bool is_hook, struct new_flow *flow,
+				struct rule *rules, __u32 count, int room)
+{
+	__u64 found = 0;
+
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < room; i++) {
+		struct rule *rule = &rules[i];
+		__u64 ancestor, matching, is_match, candidate;
+
+		if (i >= count)
+			break;
+		ancestor = source_ancestor(skb, is_hook, rule->level);
+		matching = flow->source_kinds |
+			   is_zero(rule->cgroup ^ flow->cgroup) << SOURCE_CGROUP |
+			   is_zero(rule->cgroup ^ ancestor) << SOURCE_ANCESTOR;
+		is_match = matching >> (rule->source_kind & 7) & 1;
+		is_match &= is_zero(rule->protocol) | is_zero(rule->protocol ^ flow->protocol);
+		/* A difference is negative if the port is outside. */
+		is_match &= is_zero(((__u64)flow->port - rule->first_port) >> 63);
+		is_match &= is_zero(((__u64)rule->last_port - flow->port) >> 63);
+		candidate = (__u64)(rule->source_kind + 1) << 32 | rule->id;
+		found |= candidate & -(is_match & is_zero(found));
+	}
+	return found;
+}
+
 /*
  * The first rule that matches: its source kind plus 1 in the upper half and its id in the lower; 0
  * if none matches. is_kubelet: whether rules for the kubelet match; port: the pod's, host byte
  * order; 0 for protocols without ports.
- *
- * Arithmetic instead of branches keeps the verifier's work linear in the number of rules.
  */
 ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct gate *gate,
 			      bool is_kubelet, __u8 protocol, __u16 port)
 {
+	struct more_rules_key key = {.ifindex = gate->ifindex, .version = gate->version};
 	__u64 cgroup = source_cgroup(skb, is_hook);
+	struct new_flow flow = {.cgroup = cgroup, .port = port, .protocol = protocol};
 	__u64 source_kinds = 1 << SOURCE_ANY;
-	__u64 found = 0;
+	struct more_rules *more;
+	__u64 found;
 
 	if (is_kubelet)
 		source_kinds |= 1 << SOURCE_KUBELET;
 	if (!is_hook && has_no_origin(skb))
 		source_kinds |= 1 << SOURCE_KERNEL;
 
-#pragma clang loop unroll(disable)
-	for (int i = 0; i < GATE_RULES; i++) {
-		struct rule *rule = &gate->rules[i];
-		__u64 ancestor, matching, is_match, candidate;
-
-		if (i >= gate->rule_count)
-			break;
-		ancestor = source_ancestor(skb, is_hook, rule->level);
-		matching = source_kinds | is_zero(rule->cgroup ^ cgroup) << SOURCE_CGROUP |
-			   is_zero(rule->cgroup ^ ancestor) << SOURCE_ANCESTOR;
-		is_match = matching >> (rule->source_kind & 7) & 1;
-		is_match &= is_zero(rule->protocol) | is_zero(rule->protocol ^ protocol);
-		/* A difference is negative if the port is outside. */
-		is_match &= is_zero(((__u64)port - rule->first_port) >> 63);
-		is_match &= is_zero(((__u64)rule->last_port - port) >> 63);
-		candidate = (__u64)(rule->source_kind + 1) << 32 | rule->id;
-		found |= candidate & -(is_match & is_zero(found));
-	}
-	return found;
+	flow.source_kinds = source_kinds;
+	found = match_rules(skb, is_hook, &flow, gate->rules, gate->rule_count, GATE_FIRST_RULES);
+	if (found || gate->rule_count <= GATE_FIRST_RULES)
+		return found;
+	more = more_rules.lookup(&key);
+	return more ? match_rules(skb, is_hook, &flow, more->rules,
+				  gate->rule_count - GATE_FIRST_RULES, GATE_MORE_RULES)
+		    : 0;
 }
 
 ALWAYS_INLINE void count_rule_hit(__u64 found)
@@ -118,7 +148,7 @@ ALWAYS_INLINE void count_rule_hit(__u64 found)
 		return;
 	hits = rule_hits.lookup(&id);
 	if (hits)
-		(*hits)++;
+		__sync_fetch_and_add(hits, 1);
 }
 
 /* Whether the agent has been gone longer than the dead man's time, after which all gates open. */

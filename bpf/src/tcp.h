@@ -20,8 +20,7 @@
  * TIME-WAIT through a raw socket of its own (tcp_v4_send_reset, tcp_v4_send_ack). A packet that
  * came in by the loopback was sent by a packet socket: the kernel routes nothing to pods that way.
  */
-ALWAYS_INLINE __u32 evaluate_tcp(struct __sk_buff *skb, struct gate *gate, struct packet *packet,
-				 __u64 now_ns)
+ALWAYS_INLINE __u32 evaluate_tcp(struct __sk_buff *skb, struct gate *gate, struct packet *packet)
 {
 	struct bpf_sock *sk = skb->sk;
 	__u8 header[TCP_FLAGS_OFFSET + 1];
@@ -46,7 +45,7 @@ ALWAYS_INLINE __u32 evaluate_tcp(struct __sk_buff *skb, struct gate *gate, struc
 		 */
 		if (!packet->destination_port && !packet->is_stray)
 			return DROP(REASON_PATH_TEST);
-		return evaluate_new_flow(skb, gate, packet, now_ns);
+		return evaluate_new_flow(skb, gate, packet);
 	}
 	if (sk) {
 		sk = bpf_sk_fullsock(sk);

@@ -47,7 +47,6 @@ int tunnel_gate(struct __sk_buff *skb)
 	struct config *node = config.lookup(&only);
 	enum reason reason = REASON_TUNNEL;
 	enum reason unread;
-	__u64 now_ns;
 
 	if (!node)
 		return TCX_NEXT;
@@ -57,10 +56,9 @@ int tunnel_gate(struct __sk_buff *skb)
 		reason = REASON_UNPARSABLE;
 	else if (unread == REASON_ARP || !is_encapsulated(skb, &packet, node))
 		return TCX_NEXT;
-	now_ns = read_clock_ns();
-	if (is_dead_man_expired(node, now_ns))
+	if (is_dead_man_expired(node, packet_time_ns(&packet)))
 		return TCX_NEXT;
 	count_host_drop(reason);
-	emit_drop_event(skb, &packet, DROP(reason), now_ns);
+	emit_drop_event(skb, &packet, DROP(reason));
 	return TCX_DROP;
 }

@@ -9,13 +9,24 @@
 #define TCX_NEXT (-1)
 #define TCX_DROP 2
 
-/* Verdict and reason in one number, which is also the index into struct counters. */
+/* Verdict and reason in one number. */
 #define PASS(reason) (VERDICT_PASS * REASON_SLOTS + (reason))
 #define DROP(reason) (VERDICT_DROP * REASON_SLOTS + (reason))
 
-ALWAYS_INLINE void emit_drop_event(struct __sk_buff *skb, struct packet *packet, __u32 verdict_slot,
-				   __u64 now_ns)
+ALWAYS_INLINE void count_packet(__u32 gate_slot, __u32 verdict_slot)
 {
+	struct counters *count = counters.lookup(&gate_slot);
+	__u32 counter = verdict_slot % REASON_SLOTS;
+
+	if (verdict_slot / REASON_SLOTS == VERDICT_WOULD_DROP)
+		counter += REASON_SLOTS;
+	if (count)
+		__sync_fetch_and_add(&count->packets[counter], 1);
+}
+
+ALWAYS_INLINE void emit_drop_event(struct __sk_buff *skb, struct packet *packet, __u32 verdict_slot)
+{
+	__u64 now_ns = packet_time_ns(packet);
 	struct drop_event *event;
 
 	if (!consume_event_budget(now_ns))
@@ -42,26 +53,18 @@ ALWAYS_INLINE void emit_drop_event(struct __sk_buff *skb, struct packet *packet,
 }
 
 /* No events for a bridge's flooded copies, which the pod's own gate reports, nor for path tests. */
-ALWAYS_INLINE void count_verdict(struct __sk_buff *skb, struct packet *packet, __u32 verdict_slot,
-				 __u64 now_ns)
+ALWAYS_INLINE void count_verdict(struct __sk_buff *skb, struct packet *packet, __u32 verdict_slot)
 {
-	struct counters *count = counters.lookup(&packet->gate_ifindex);
-
-	if (count && verdict_slot < VERDICT_COUNT * REASON_SLOTS)
-		count->packets[verdict_slot]++;
+	count_packet(packet->gate_slot, verdict_slot);
 	if (verdict_slot >= DROP(0) && !packet->is_stray &&
 	    verdict_slot % REASON_SLOTS != REASON_PATH_TEST)
-		emit_drop_event(skb, packet, verdict_slot, now_ns);
+		emit_drop_event(skb, packet, verdict_slot);
 }
 
 /* A drop before an interface is chosen. */
 ALWAYS_INLINE void count_host_drop(enum reason reason)
 {
-	__u32 no_interface = 0;
-	struct counters *count = counters.lookup(&no_interface);
-
-	if (count)
-		count->packets[DROP(reason)]++;
+	count_packet(HOST_SLOT, DROP(reason));
 }
 
 #endif

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -29,12 +30,22 @@
 #define SEVERAL		0 /* the interface of an address that several pods have */
 #define LAST_PORT	65535
 
+static const struct map_shape slots_shape = {
+	"gate_slots", BPF_MAP_TYPE_HASH, 4, 4, MAX_GATES, BPF_F_NO_PREALLOC,
+};
 static const struct map_shape gates_shape = {
-	"gates", BPF_MAP_TYPE_HASH, 4, sizeof(struct gate), MAX_GATES, BPF_F_NO_PREALLOC,
+	"gates", BPF_MAP_TYPE_ARRAY, 4, sizeof(struct gate_slot), SLOT_COUNT, 0,
 };
 static const struct map_shape counters_shape = {
-	"counters", BPF_MAP_TYPE_PERCPU_HASH, 4, sizeof(struct counters),
-	MAX_GATES,  BPF_F_NO_PREALLOC,
+	"counters", BPF_MAP_TYPE_ARRAY, 4, sizeof(struct counters), SLOT_COUNT, 0,
+};
+static const struct map_shape more_rules_shape = {
+	"more_rules",  BPF_MAP_TYPE_HASH, sizeof(struct more_rules_key), sizeof(struct more_rules),
+	2 * MAX_GATES, BPF_F_NO_PREALLOC,
+};
+static const struct map_shape more_addresses_shape = {
+	"gate_addresses",   BPF_MAP_TYPE_HASH, sizeof(struct gate_address), 4,
+	MAX_MORE_ADDRESSES, BPF_F_NO_PREALLOC,
 };
 static const struct map_shape addresses_shape = {
 	"addresses", BPF_MAP_TYPE_HASH, sizeof(struct address), 4, MAX_ADDRESSES, BPF_F_NO_PREALLOC,
@@ -59,7 +70,10 @@ bool open_installation(struct installation *opened, const char *bpffs)
 	opened->bpffs = bpffs;
 	opened->egress = opened->ingress = -1;
 	return (opened->gates = open_shared_map(bpffs, &gates_shape)) >= 0 &&
+	       (opened->slots = open_shared_map(bpffs, &slots_shape)) >= 0 &&
 	       (opened->counters = open_shared_map(bpffs, &counters_shape)) >= 0 &&
+	       (opened->more_rules = open_shared_map(bpffs, &more_rules_shape)) >= 0 &&
+	       (opened->more_addresses = open_shared_map(bpffs, &more_addresses_shape)) >= 0 &&
 	       (opened->addresses = open_shared_map(bpffs, &addresses_shape)) >= 0 &&
 	       (opened->replies = open_shared_map(bpffs, &replies_shape)) >= 0;
 }
@@ -239,13 +253,43 @@ static void detach(const struct installation *at, const struct pod_netns *pod, i
 	delete_filter(pod->netlink, ifindex, is_egress);
 }
 
-/* A claimed address counts in the pod's own gate only. */
-static bool owns_address(const struct gate *gate, const struct address *address)
+/* Excludes the agent and other calls from the maps of gates; as GateTable of bpf/gate_table.py. */
+static int lock_gates(const struct installation *at)
 {
-	for (__u32 i = 0; i + gate->claimed_count < gate->address_count && i < GATE_ADDRESSES; i++)
+	char path[PATH_MAX];
+	int lock;
+
+	snprintf(path, sizeof(path), "%s/" DIRECTORY "/maps", at->bpffs);
+	lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (lock < 0 || flock(lock, LOCK_EX))
+		set_error("%s cannot be locked (%s)", path, strerror(errno));
+	return lock;
+}
+
+/* The configuration of an interface; false if it has none. */
+static bool read_gate(const struct installation *at, __u32 ifindex, struct gate *gate)
+{
+	struct gate_slot found;
+	__u32 slot;
+
+	if (map_get(at->slots, &ifindex, &slot) || map_get(at->gates, &slot, &found))
+		return false;
+	*gate = found.versions[found.current & 1];
+	return gate->ifindex == ifindex;
+}
+
+/* A claimed address counts in the pod's own gate only. */
+static bool owns_address(const struct installation *at, const struct gate *gate,
+			 const struct address *address)
+{
+	struct gate_address key = {*address, gate->ifindex};
+	__u32 is_claimed;
+
+	for (int i = 0; i + gate->claimed_count < gate->address_count && i < GATE_ADDRESSES; i++)
 		if (!memcmp(&gate->addresses[i], address, sizeof(*address)))
 			return true;
-	return false;
+	return gate->flags & GATE_HAS_MORE_ADDRESSES &&
+	       !map_get(at->more_addresses, &key, &is_claimed) && !is_claimed;
 }
 
 static bool link_exists(__u32 ifindex)
@@ -264,9 +308,9 @@ static void publish_address(const struct installation *at, const struct address 
 
 	/* If an entry is deleted meanwhile the walk starts again, so it is limited. */
 	for (int i = 0; i < 2 * MAX_GATES; i++, is_first = false) {
-		if (map_next(at->gates, is_first ? NULL : &ifindex, &ifindex))
+		if (map_next(at->slots, is_first ? NULL : &ifindex, &ifindex))
 			break;
-		if (map_get(at->gates, &ifindex, &gate) || !owns_address(&gate, address) ||
+		if (!read_gate(at, ifindex, &gate) || !owns_address(at, &gate, address) ||
 		    owner == ifindex || !link_exists(ifindex))
 			continue;
 		owner = ifindex;
@@ -281,31 +325,125 @@ static void publish_address(const struct installation *at, const struct address 
 		map_delete(at->addresses, address);
 }
 
+/* The addresses of a gate, also those that are not in its struct. */
+static void read_gate_addresses(const struct installation *at, const struct gate *gate,
+				struct addresses *found)
+{
+	struct gate_address key;
+	bool is_first = true;
+
+	found->count = 0;
+	while (found->count < gate->address_count && found->count < GATE_ADDRESSES) {
+		found->all[found->count] = gate->addresses[found->count];
+		found->count++;
+	}
+	if (!(gate->flags & GATE_HAS_MORE_ADDRESSES))
+		return;
+	for (int i = 0; i < 2 * MAX_MORE_ADDRESSES; i++, is_first = false) {
+		if (map_next(at->more_addresses, is_first ? NULL : &key, &key) ||
+		    found->count == POD_ADDRESSES)
+			break;
+		if (key.ifindex == gate->ifindex)
+			found->all[found->count++] = key.address;
+	}
+}
+
 static void delete_entries(const struct installation *at, __u32 ifindex)
 {
+	static const struct gate_slot empty;
+	static struct addresses own;
 	struct gate gate = {0};
+	int lock = lock_gates(at);
+	__u32 slot;
 
-	map_get(at->gates, &ifindex, &gate);
-	map_delete(at->gates, &ifindex);
-	map_delete(at->counters, &ifindex);
+	if (lock < 0)
+		return;
+	if (read_gate(at, ifindex, &gate))
+		read_gate_addresses(at, &gate, &own);
+	else
+		own.count = 0;
+	for (size_t i = 0; i < own.count; i++) {
+		struct gate_address key = {own.all[i], ifindex};
+
+		map_delete(at->more_addresses, &key);
+	}
+	for (__u32 version = 0; version < 2; version++) {
+		struct more_rules_key key = {ifindex, version};
+
+		map_delete(at->more_rules, &key);
+	}
+	if (!map_get(at->slots, &ifindex, &slot)) {
+		map_set(at->gates, &slot, &empty);
+		map_delete(at->slots, &ifindex);
+	}
+	close(lock);
 	map_delete(at->replies, &ifindex);
-	for (__u32 i = 0; i < gate.address_count && i < GATE_ADDRESSES; i++)
-		publish_address(at, &gate.addresses[i]);
+	for (size_t i = 0; i < own.count; i++)
+		publish_address(at, &own.all[i]);
 }
 
-static bool map_insert_or_fail(int map, const char *name, __u32 ifindex, const void *value)
+/* The slot in which programs look first, or else the last free one; 0 with an error set. */
+static __u32 find_free_slot(const struct installation *at, __u32 ifindex)
 {
-	return !map_insert(map, &ifindex, value) || errno == EEXIST ||
-	       set_error("map %s is full (%s)", name, strerror(errno));
+	static bool is_taken[SLOT_COUNT];
+	__u32 first = FIRST_SLOT + ifindex % MAX_GATES, other, slot;
+	bool is_first = true;
+
+	memset(is_taken, 0, sizeof(is_taken));
+	for (int i = 0; i < MAX_GATES; i++, is_first = false) {
+		if (map_next(at->slots, is_first ? NULL : &other, &other))
+			break;
+		if (!map_get(at->slots, &other, &slot) && slot < SLOT_COUNT)
+			is_taken[slot] = true;
+	}
+	if (!is_taken[first])
+		return first;
+	for (slot = SLOT_COUNT - 1; slot >= FIRST_SLOT; slot--)
+		if (!is_taken[slot])
+			return slot;
+	set_error("map gates is full");
+	return 0;
 }
 
-static bool create_counters(const struct installation *at, __u32 ifindex)
+/* Write a new gate's configuration; the lock is held. */
+static bool insert_gate(const struct installation *at, __u32 ifindex, struct gate *gate,
+			const struct addresses *addresses)
 {
-	unsigned int cpus = possible_cpus();
-	void *zeros = cpus ? calloc(cpus, sizeof(struct counters)) : NULL;
-	bool is_done = zeros && map_insert_or_fail(at->counters, "counters", ifindex, zeros);
+	static const struct counters zeros;
+	struct gate_slot value = {0};
+	__u32 own = 0;
 
-	free(zeros);
+	gate->ifindex = ifindex;
+	gate->slot = find_free_slot(at, ifindex);
+	if (!gate->slot)
+		return false;
+	for (size_t i = GATE_ADDRESSES; i < addresses->count && i < POD_ADDRESSES; i++) {
+		struct gate_address key = {addresses->all[i], ifindex};
+
+		/* More addresses than have room: all behind the interface are the pod's. */
+		if (map_set(at->more_addresses, &key, &own))
+			gate->flags |= GATE_ANY_ADDRESS;
+	}
+	value.versions[0] = *gate;
+	return (!map_set(at->counters, &gate->slot, &zeros) &&
+		!map_set(at->gates, &gate->slot, &value) &&
+		!map_insert(at->slots, &ifindex, &gate->slot)) ||
+	       set_error("the gate's configuration cannot be written (%s)", strerror(errno));
+}
+
+/* Write a gate's configuration, unless the agent has written one; is_new: whether it had not. */
+static bool ensure_gate(const struct installation *at, __u32 ifindex, struct gate *gate,
+			const struct addresses *addresses, bool *is_new)
+{
+	int lock = lock_gates(at);
+	__u32 slot;
+	bool is_done;
+
+	if (lock < 0)
+		return false;
+	*is_new = map_get(at->slots, &ifindex, &slot);
+	is_done = !*is_new || insert_gate(at, ifindex, gate, addresses);
+	close(lock);
 	return is_done;
 }
 
@@ -316,30 +454,30 @@ static bool create_reply_table(const struct installation *at, __u32 ifindex)
 
 	if (table < 0)
 		return set_error("cannot create the reply table (%s)", strerror(errno));
-	is_done = map_insert_or_fail(at->replies, "replies", ifindex, &table);
+	is_done = !map_insert(at->replies, &ifindex, &table) || errno == EEXIST ||
+		  set_error("map replies is full (%s)", strerror(errno));
 	close(table);
 	return is_done;
 }
 
 static bool gate_interface(const struct installation *at, const struct pod_netns *pod,
-			   const struct gate_options *options, __u32 ifindex,
-			   const struct gate *gate)
+			   const struct gate_options *options, __u32 ifindex, struct gate *gate,
+			   const struct addresses *addresses)
 {
-	bool is_new = !map_insert(at->gates, &ifindex, gate);
-	bool is_done;
+	bool is_new;
 
-	if (!is_new && errno != EEXIST)
-		return set_error("map gates is full (%s)", strerror(errno));
-	is_done = create_counters(at, ifindex) && attach(at, pod, options, (int)ifindex, true);
-	if (!is_done && is_new)
-		delete_entries(at, ifindex);
-	if (!is_done)
+	if (!ensure_gate(at, ifindex, gate, addresses, &is_new))
 		return false;
+	if (!attach(at, pod, options, (int)ifindex, true)) {
+		if (is_new)
+			delete_entries(at, ifindex);
+		return false;
+	}
 	/* An agent that has just started may have removed the entry, which had no gate yet. */
-	if (!map_insert_or_fail(at->gates, "gates", ifindex, gate))
+	if (!ensure_gate(at, ifindex, gate, addresses, &is_new))
 		return false;
-	for (__u32 i = 0; i < gate->address_count; i++)
-		publish_address(at, &gate->addresses[i]);
+	for (size_t i = 0; i < addresses->count && i < POD_ADDRESSES; i++)
+		publish_address(at, &addresses->all[i]);
 	/* Enforcement first; then replies from the host may pass. */
 	return create_reply_table(at, ifindex) && attach(at, pod, options, (int)ifindex, false);
 }
@@ -348,7 +486,7 @@ bool gate_pod(const struct installation *at, const struct pod_netns *pod,
 	      const struct gate_options *options)
 {
 	int inside = netlink_in(pod->netns);
-	struct addresses addresses = {.count = 0};
+	static struct addresses addresses;
 	struct gate gate = {.mode = options->mode};
 	struct links own;
 	bool is_read;
@@ -362,10 +500,11 @@ bool gate_pod(const struct installation *at, const struct pod_netns *pod,
 	if (!own.count)
 		return set_error(
 			"no veth pair between host and pod; other interfaces are not gated");
+	gate.address_count = addresses.count < GATE_ADDRESSES ? addresses.count : GATE_ADDRESSES;
 	if (addresses.count > GATE_ADDRESSES)
-		return set_error("the pod has %zu addresses and a gate holds %d", addresses.count,
-				 GATE_ADDRESSES);
-	gate.address_count = (__u32)addresses.count;
+		gate.flags |= GATE_HAS_MORE_ADDRESSES;
+	if (addresses.count > POD_ADDRESSES)
+		gate.flags |= GATE_ANY_ADDRESS;
 	memcpy(gate.addresses, addresses.all, sizeof(gate.addresses));
 	/* As `_ANY_TCP_PORT` of agent/kubelet/admitted_ports.py: the pod's ports are unknown. */
 	gate.rule_count = 1;
@@ -374,7 +513,7 @@ bool gate_pod(const struct installation *at, const struct pod_netns *pod,
 	gate.rules[0].last_port = LAST_PORT;
 	wait_for_programs();
 	for (size_t i = 0; i < own.count; i++)
-		if (!gate_interface(at, pod, options, (__u32)own.all[i].ifindex, &gate))
+		if (!gate_interface(at, pod, options, (__u32)own.all[i].ifindex, &gate, &addresses))
 			return false;
 	return true;
 }
@@ -392,7 +531,7 @@ bool check_pod(const struct installation *at, const struct pod_netns *pod)
 	for (size_t i = 0; is_read && i < own.count; i++) {
 		__u32 ifindex = (__u32)own.all[i].ifindex;
 		struct gate gate;
-		bool has_entry = !map_get(at->gates, &ifindex, &gate);
+		bool has_entry = read_gate(at, ifindex, &gate);
 
 		if (has_entry && !is_attached(at, pod, (int)ifindex, true))
 			return set_error("the gate of interface %u is not attached", ifindex);
@@ -464,7 +603,7 @@ void remove_stale(const struct installation *at)
 
 	remove_stale_links(at);
 	for (int i = 0; i < MAX_GATES; i++, is_first = false) {
-		if (map_next(at->gates, is_first ? NULL : &ifindex, &ifindex))
+		if (map_next(at->slots, is_first ? NULL : &ifindex, &ifindex))
 			break;
 		if (!link_exists(ifindex))
 			gone[count++] = ifindex;

@@ -18,8 +18,11 @@ struct gate_options {
 /* The pinned objects, opened for one call of the plugin. */
 struct installation {
 	const char *bpffs;
+	int slots;
 	int gates;
 	int counters;
+	int more_rules;
+	int more_addresses;
 	int addresses;
 	int replies;
 	int egress; /* programs; -1 unless opened */

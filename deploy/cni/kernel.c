@@ -166,26 +166,6 @@ int map_next(int map, const void *key, void *next)
 	return map_command(BPF_MAP_GET_NEXT_KEY, map, key, next, 0);
 }
 
-unsigned int possible_cpus(void)
-{
-	FILE *file = fopen("/sys/devices/system/cpu/possible", "re");
-	unsigned int last = 0, number;
-	bool is_read = false;
-
-	/* Ranges as "0-3,8-11": the highest number comes last. */
-	while (file && fscanf(file, "%u%*1[-,]", &number) == 1) {
-		last = number;
-		is_read = true;
-	}
-	if (file)
-		fclose(file);
-	if (!is_read) {
-		set_error("/sys/devices/system/cpu/possible cannot be read");
-		return 0;
-	}
-	return last + 1;
-}
-
 void wait_for_programs(void)
 {
 	struct timespec instead = {.tv_nsec = 100 * 1000 * 1000};

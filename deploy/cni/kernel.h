@@ -11,7 +11,7 @@ struct map_shape {
 	const char *name;
 	__u32 type;
 	__u32 key_size;
-	__u32 value_size; /* of one CPU */
+	__u32 value_size;
 	__u32 max_entries;
 	__u32 flags;
 };
@@ -33,10 +33,7 @@ int map_set(int map, const void *key, const void *value);
 int map_delete(int map, const void *key);
 int map_next(int map, const void *key, void *next); /* key: NULL for the first */
 
-/* Number of values per key of a per-CPU map; 0 with an error set. */
-unsigned int possible_cpus(void);
-
-/* Wait until all running programs have ended: see bpf/rcu_map.py. */
+/* Wait until all running programs have ended: see bpf/rcu.py. */
 void wait_for_programs(void);
 
 /* Attach before all other programs; the link, or -1 with errno (EEXIST: already attached). */

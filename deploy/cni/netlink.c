@@ -209,7 +209,7 @@ static void collect_address(const struct nlmsghdr *message, void *context)
 	} else {
 		return;
 	}
-	if (found->count < GATE_ADDRESSES)
+	if (found->count < POD_ADDRESSES)
 		found->all[found->count] = address;
 	found->count++;
 }

@@ -24,9 +24,12 @@ struct links {
 	struct link all[POD_LINKS];
 };
 
+/* A gate lists no more. */
+#define POD_ADDRESSES (GATE_ADDRESSES + MAX_GATE_ADDRESSES)
+
 struct addresses {
 	size_t count; /* may be more than are in `all` */
-	struct address all[GATE_ADDRESSES];
+	struct address all[POD_ADDRESSES];
 };
 
 /* A socket in the calling thread's namespace, which waits 5 s at most; -1 with an error set. */

@@ -74,7 +74,7 @@ def test_exceptions_are_in_the_line(configure: Configure) -> None:
 
 @pytest.mark.parametrize("event", Event)
 def test_sentences_are_sentences(event: Event) -> None:
-    assert event.message[0].isupper() or event.message.startswith(("cgroup", "podgate"))
+    assert event.message[0].isupper() or event.message.startswith(("cgroup", "eBPF", "podgate"))
     assert event.message.endswith(".")
 
 

@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import pytest
+import structlog
 
 from agent import state_files
+from agent.logs import Event
 from agent.state_files import StateSaver
 from tests.polling import until
 
@@ -19,16 +21,15 @@ class Numbers(msgspec.Struct):
 
 
 class Saving:
-    """A saver of a list of numbers, with the errors that it reports."""
+    """A saver of a list of numbers."""
 
     def __init__(self, path: pathlib.Path, settle_seconds: float) -> None:
         self.path = path
         self.numbers: list[int] = []
-        self.errors: list[OSError] = []
         self.saver = StateSaver(
             path,
             lambda: Numbers(list(self.numbers)),
-            on_error=self.errors.append,
+            failure=Event.RESULTS_NOT_SAVED,
             settle_seconds=settle_seconds,
         )
 
@@ -122,15 +123,36 @@ async def test_write_that_was_interrupted_does_not_replace_the_last(
     assert saving.content() == [1, 2]
 
 
-async def test_error_is_reported_and_saving_continues(path: pathlib.Path) -> None:
+async def test_error_is_logged_and_saving_continues(path: pathlib.Path) -> None:
     path.parent.write_text("a file")
     saving = Saving(path, 0.001)
     async with running(saving.saver):
-        saving.add(1)
-        await until("an error is reported", lambda: saving.errors)
+        with structlog.testing.capture_logs() as logs:
+            saving.add(1)
+            await until("an error is logged", lambda: logs)
+        assert (logs[0]["event"], logs[0]["path"]) == (Event.RESULTS_NOT_SAVED, str(path))
         path.parent.unlink()
         saving.add(2)
         await until("the file is written", lambda: saving.content() == [1, 2])
+
+
+def test_content_is_read_back(path: pathlib.Path) -> None:
+    failure = Event.SAVED_RESULTS_UNREADABLE
+    state_files.write(path, Numbers([1, 2]), failure=Event.RESULTS_NOT_SAVED)
+    with structlog.testing.capture_logs() as logs:
+        assert state_files.read(path, Numbers, failure=failure) == Numbers([1, 2])
+        assert state_files.read(path.parent / "other", Numbers, failure=failure) is None
+    assert logs == []
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"numbers": 1}'])
+def test_unusable_file_is_logged_and_counts_as_none(path: pathlib.Path, content: str) -> None:
+    failure = Event.SAVED_RESULTS_UNREADABLE
+    state_files.replace(path, content.encode())
+    with structlog.testing.capture_logs() as logs:
+        assert state_files.read(path, Numbers, failure=failure) is None
+        assert state_files.read(path.parent, Numbers, failure=failure) is None
+    assert [line["event"] for line in logs] == [failure, failure]
 
 
 def test_replace_makes_a_private_directory_and_file(path: pathlib.Path) -> None:

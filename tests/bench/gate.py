@@ -16,6 +16,7 @@ from agent.lab import lab as labs
 from agent.lab.lab import BPFFS, Lab, LabPod
 from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins, syscalls
+from bpf.gate_table import GateTable
 from bpf.gates import Attachment, Counts, GateConfig, Gates
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
@@ -50,7 +51,7 @@ def main() -> None:
         installation = pins.Pins(BPFFS)
         loaded = asyncio.run(loader.load(installation))
         try:
-            _nanoseconds(loaded)
+            _nanoseconds(loaded, installation)
             podgate = Podgate(loaded, installation)
             _replies(network, podgate)
             _traffic(network, podgate)
@@ -60,14 +61,13 @@ def main() -> None:
             installation.remove_everything()
 
 
-def _nanoseconds(loaded: loader.Loaded) -> None:
+def _nanoseconds(loaded: loader.Loaded, installation: pins.Pins) -> None:
     _note("nanoseconds per packet above an empty program")
     ends = frames.Ends(frames.address("198.18.0.1"), frames.address("198.18.1.1"))
     syn = frames.segment(ends, frames.SYN)
-    key = _GOOD_IFINDEX.to_bytes(4, "little")
     config = GateConfig(Mode.ENFORCE, (frames.address("198.18.1.1"),))
-    loaded.map(abi.GATES).set(key, bytes(config.pack()))
-    loaded.map(abi.COUNTERS).set(key, bytes(loaded.map(abi.COUNTERS).value_size))
+    table = GateTable(loaded, installation.maps)
+    table.set(_GOOD_IFINDEX, config, 0)
     empty = foreign.load_program(skb.TCX_NEXT)
     gate = loaded.programs[abi.GATE_EGRESS]
     samples: dict[str, list[float]] = {"ns_forwarded": [], "ns_node_sent": []}
@@ -80,8 +80,8 @@ def _nanoseconds(loaded: loader.Loaded) -> None:
     for name, values in samples.items():
         figures.emit("gate", f"{name}_over_empty", values, "ns")
     _note(f"the empty program itself: {statistics.median(baselines)} ns")
-    loaded.map(abi.GATES).delete(key)
-    loaded.map(abi.COUNTERS).delete(key)
+    table.delete(_GOOD_IFINDEX)
+    table.close()
 
 
 def _run_ns(program_fd: int, frame: bytes, ingress_ifindex: int) -> int:

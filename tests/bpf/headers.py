@@ -24,6 +24,6 @@ def enum(name: str) -> dict[str, int]:
 
 
 def constant(name: str) -> int:
-    match = re.search(rf"#define {name}\s+\(?(\d+)(?: << (\d+))?\)?$", _text(), re.MULTILINE)
+    match = re.search(rf"#define {name}\s+\(?(\d+)(?: << (\d+))?\)?[ \t]*$", _text(), re.MULTILINE)
     assert match, f"there is no number {name}"
     return int(match[1]) << int(match[2] or 0)

@@ -8,9 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bpf import abi
-from bpf.gates import GateConfig
-from bpf.rules import Rule, SourceKind
-from bpf.verdicts import Mode
 from tests.bpf import headers
 
 # ::ffff:0:0/96 is how IPv4 is written down, so such an address comes back as IPv4.
@@ -29,57 +26,15 @@ def test_ipv4_is_mapped() -> None:
     assert packed == ipaddress.IPv6Address("::ffff:198.18.0.1").packed
 
 
-rules = st.builds(
-    Rule,
-    source=st.sampled_from(SourceKind),
-    protocol=st.integers(0, 255),
-    first_port=st.integers(0, 65535),
-    last_port=st.integers(0, 65535),
-    cgroup=st.integers(0, 2**64 - 1),
-    level=st.integers(0, 64),
-    id=st.integers(0, 2**32 - 1),
-)
-
-
-@given(
-    mode=st.sampled_from(Mode),
-    own=st.lists(addresses, max_size=16),
-    lets_in=st.lists(rules, max_size=32),
-    any_address=st.booleans(),
-)
-def test_gate_comes_back(
-    mode: Mode, own: list[abi.IPAddress], lets_in: list[Rule], any_address: bool
-) -> None:
-    config = GateConfig(mode, tuple(own), tuple(lets_in), any_address)
-    value = bytes(config.pack())
-    assert len(value) == abi.GATES.value_size
-    assert GateConfig.unpack(value) == config
-
-
-@given(own=st.lists(addresses, max_size=15))
-def test_unused_slots_are_zero(own: list[abi.IPAddress]) -> None:
-    value = bytes(GateConfig(Mode.ENFORCE, tuple(own)).pack())
-    start = abi.CGate.addresses.offset + 16 * len(own)
-    assert not any(value[start:])
-
-
-def test_one_address_too_many_is_one_sentence() -> None:
-    many = tuple(ipaddress.IPv4Address(f"198.18.1.{number}") for number in range(17))
-    with pytest.raises(ValueError, match="the pod has 17 addresses and a gate holds 16; use"):
-        GateConfig(Mode.ENFORCE, many).pack()
-
-
-def test_one_rule_too_many_is_one_sentence() -> None:
-    with pytest.raises(ValueError, match="the pod has 33 rules and a gate holds 32; use"):
-        GateConfig(Mode.ENFORCE, (), (Rule(SourceKind.ANY),) * 33).pack()
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("REASON_SLOTS", abi.REASON_SLOTS),
+        ("COUNTER_SLOTS", abi.COUNTER_SLOTS),
         ("GATE_ADDRESSES", abi.GATE_ADDRESSES),
+        ("MAX_GATE_ADDRESSES", abi.MAX_GATE_ADDRESSES),
         ("GATE_RULES", abi.GATE_RULES),
+        ("GATE_FIRST_RULES", abi.GATE_FIRST_RULES),
         ("REPLY_SETS", abi.REPLY_SETS),
         ("REPLY_WAYS", abi.REPLY_WAYS),
         ("REPLY_KEY_WORDS", abi.REPLY_KEY_WORDS),
@@ -88,6 +43,10 @@ def test_one_rule_too_many_is_one_sentence() -> None:
         ("MAX_FRAGMENTS", abi.MAX_FRAGMENTS),
         ("MAX_GATES", abi.MAX_GATES),
         ("MAX_ADDRESSES", abi.MAX_ADDRESSES),
+        ("MAX_MORE_ADDRESSES", abi.MAX_MORE_ADDRESSES),
+        ("HOST_SLOT", abi.HOST_SLOT),
+        ("FALLBACK_SLOT", abi.FALLBACK_SLOT),
+        ("FIRST_SLOT", abi.FIRST_SLOT),
         ("TUNNEL_PORTS", abi.TUNNEL_PORTS),
         ("EVENT_RING_BYTES", abi.EVENT_RING_BYTES),
         ("INJECTABLE_IFINDEXES", abi.INJECTABLE_IFINDEXES),
@@ -97,6 +56,7 @@ def test_one_rule_too_many_is_one_sentence() -> None:
         ("MAX_RELAY_BYPASSES", abi.MAX_RELAY_BYPASSES),
         ("GATE_ANY_ADDRESS", abi.GATE_ANY_ADDRESS),
         ("GATE_NO_FALLBACK", abi.GATE_NO_FALLBACK),
+        ("GATE_HAS_MORE_ADDRESSES", abi.GATE_HAS_MORE_ADDRESSES),
     ],
 )
 def test_constant_is_that_of_the_c_side(name: str, value: int) -> None:
@@ -112,6 +72,7 @@ def test_struct_has_no_hole() -> None:
     """The kernel compares and copies all bytes of a value, so none may be left to chance."""
     for structure in (
         *(abi.CAddress, abi.CRule, abi.CGate, abi.CConfig),
+        *(abi.CGateSlot, abi.CGateAddress, abi.CMoreRulesKey, abi.CMoreRules),
         *(abi.CDropSourceKey, abi.CDropSource),
         *(abi.CCounters, abi.CFlow, abi.CReplySlot, abi.CReplySet, abi.CReplyKey),
         abi.CFragment,

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import pathlib
 import socket
@@ -11,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 
 from agent.lab.lab import LabPod
+from tests import polling
 
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
@@ -83,6 +85,18 @@ def route(address: str, interface: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def default_route(gateway: str, interface: str) -> Iterator[None]:
+    """The node's, by a gateway behind an interface."""
+    family = "-6" if ":" in gateway else "-4"
+    command = f"route {{}} default via {gateway} dev {interface} onlink"
+    subprocess.run(["ip", family, *command.format("add").split()], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["ip", family, *command.format("del").split()], check=True)
+
+
+@contextlib.contextmanager
 def policy_route(arrives_by: str, address: str, gateway: str, interface: str) -> Iterator[None]:
     """Packets to an address that come in by one interface go to a gateway instead."""
     family = "-6" if ":" in address else "-4"
@@ -109,6 +123,17 @@ def pair() -> Iterator[tuple[str, str]]:
         "link set inner1 up",
     ):
         yield "inner0", "inner1"
+
+
+def wait_for_port(interface: str) -> None:
+    """Until its bridge forwards by it, a moment after it is up."""
+
+    def is_forwarding() -> bool:
+        command = ["bridge", "-json", "link", "show", "dev", interface]
+        shown = subprocess.run(command, check=True, capture_output=True).stdout
+        return bool(json.loads(shown)[0]["state"] == "forwarding")
+
+    polling.wait_until(f"port {interface} forwards", is_forwarding)
 
 
 @contextlib.contextmanager

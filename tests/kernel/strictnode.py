@@ -4,10 +4,8 @@ import contextlib
 import dataclasses
 import ipaddress
 import itertools
-import os
 import pathlib
 import signal
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -18,6 +16,7 @@ from agent.lab.agent_process import AgentProcess, condition_of
 from agent.lab.lab import LabPod
 from agent.pods.conditions import TRUE
 from bpf import abi, maps, pins
+from tests import polling
 from tests.kernel import capture, cgroups, fleet
 from tests.kernel.capture import IPNetwork, node_addresses
 from tests.kernel.cgroups import Cgroup
@@ -26,7 +25,6 @@ RANGE4, RANGE6 = "198.18.64.0/18", "fd00:18:64::/64"
 REASONS = {"enforce": "Enforced", "strict": "Strict"}
 
 _numbers = itertools.count()
-_PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 
 Probes = tuple[dict[str, Any], ...]
 
@@ -177,10 +175,7 @@ def _text(packed: bytes) -> str:
 
 def wait_until(what: str, holds: Callable[[], bool], *, patience: float = 1) -> None:
     """Poll for a state that no report of the agent shows. patience: a multiple of the limit."""
-    deadline = time.monotonic() + patience * _PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, f"{what} did not come true"
-        time.sleep(0.01)
+    polling.wait_until(what, holds, seconds=patience * polling.PATIENCE_SECONDS)
 
 
 @contextlib.contextmanager

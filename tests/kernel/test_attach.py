@@ -98,7 +98,7 @@ def test_interface_that_is_gone_leaves_nothing(
     gates.install(second.ifindex, enforcing(second))
     lab.remove_pod("a")
     assert gates.installed() == {second.ifindex: enforcing(second)}
-    assert len(list(loaded.map(abi.GATES).items())) == 1
+    assert len(list(loaded.map(abi.GATE_SLOTS).items())) == 1
     assert gates.counts().keys() == {second.ifindex}
     assert len(links(installation)) == (kind is Attachment.TCX)
 
@@ -115,22 +115,22 @@ def test_no_such_interface_is_one_sentence_and_leaves_nothing(
     with pytest.raises(errors.AttachError, match=r"interface 4095: .*No such device") as caught:
         gates.install(4095, GateConfig(Mode.ENFORCE, ()))
     assert "\n" not in str(caught.value)
-    assert list(loaded.map(abi.GATES).items()) == []
+    assert list(loaded.map(abi.GATE_SLOTS).items()) == []
     assert gates.counts() == {}
     assert links(installation) == []
 
 
 @BOTH_KINDS
-def test_too_many_addresses_are_an_error_before_attach(
-    make_gates: MakeGates, loaded: loader.Loaded, pod: labs.LabPod, kind: Attachment
+def test_pod_with_many_addresses_is_gated_at_each_of_them(
+    make_gates: MakeGates, pod: labs.LabPod, kind: Attachment
 ) -> None:
     gates = make_gates(kind)
     many = tuple(frames.address(f"198.18.3.{number}") for number in range(1, 18))
-    with pytest.raises(ValueError, match="17 addresses and a gate holds 16"):
-        gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, many))
-    assert gates.installed() == {}
-    assert gates.counts() == {}
-    assert list(loaded.map(abi.GATES).items()) == []
+    config = GateConfig(Mode.ENFORCE, (*many, *pod.addresses))
+    assert gates.install(pod.ifindex, config) == ""
+    assert gates.installed() == {pod.ifindex: config}
+    for version in (4, 6):
+        assert traffic.node_is_dropped(pod, version)
 
 
 def identity(pod: labs.LabPod, installation: pins.Pins, kind: Attachment) -> object:

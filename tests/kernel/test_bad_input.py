@@ -6,6 +6,7 @@ import os
 import pathlib
 import socket
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -39,31 +40,60 @@ def test_interface_of_another_namespace_is_no_interface_here(
     with pytest.raises(errors.AttachError, match=f"interface {foreign}: .*No such device"):
         gates.install(foreign, enforcing(pod))
     assert gates.installed() == {}
-    assert loaded.map(abi.GATES).get(foreign.to_bytes(4, "little")) is None
+    assert list(loaded.map(abi.GATE_SLOTS).items()) == []
     assert list(loaded.map(abi.ADDRESSES).items()) == []
 
 
-def test_full_map_is_an_error_and_leaves_other_gates_alone(
-    lab: labs.Lab, gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
-) -> None:
+@pytest.fixture
+def no_slots(lab: labs.Lab, gates: Gates, loaded: loader.Loaded) -> Iterator[labs.LabPod]:
+    """The only pod with a slot; all others are taken."""
     first = lab.add_pod("first", 2)
     gates.install(first.ifindex, enforcing(first))
-    table = loaded.map(abi.GATES)
-    keys = [(1 << 20 | number).to_bytes(4, "little") for number in range(abi.MAX_GATES - 1)]
-    for key in keys:
-        table.set(key, bytes(table.value_size))
-    try:
-        with pytest.raises(errors.AttachError, match="the map gates is full; it holds 4096 ent"):
-            gates.install(pod.ifindex, enforcing(pod))
-        assert traffic.node_is_dropped(first, 4)
-        gates.install(first.ifindex, GateConfig(Mode.AUDIT, first.addresses))
-        assert gates.installed()[first.ifindex] == GateConfig(Mode.AUDIT, first.addresses)
-    finally:
-        for key in keys:
-            table.delete(key)
-    assert set(gates.installed()) == {first.ifindex}
-    gates.install(pod.ifindex, enforcing(pod))
+    table = loaded.map(abi.GATE_SLOTS)
+    (own,) = (value for _, value in table.items())
+    free = {number.to_bytes(4, "little") for number in range(abi.FIRST_SLOT, abi.SLOT_COUNT)}
+    taken = {
+        (1 << 20 | number).to_bytes(4, "little"): slot for number, slot in enumerate(free - {own})
+    }
+    for key, slot in taken.items():
+        table.set(key, slot)
+    yield first
+    for key in taken:
+        table.delete(key)
+
+
+def test_full_map_leaves_other_gates_alone(gates: Gates, no_slots: labs.LabPod) -> None:
+    assert traffic.node_is_dropped(no_slots, 4)
+    gates.install(no_slots.ifindex, GateConfig(Mode.AUDIT, no_slots.addresses))
+    assert gates.installed()[no_slots.ifindex] == GateConfig(Mode.AUDIT, no_slots.addresses)
+
+
+def test_audit_gate_that_finds_a_full_map_is_an_error(
+    gates: Gates, pod: labs.LabPod, no_slots: labs.LabPod
+) -> None:
+    with pytest.raises(errors.AttachError, match="the map gates is full; it holds 4096 ent"):
+        gates.install(pod.ifindex, GateConfig(Mode.AUDIT, pod.addresses))
+    with pod.listen(80):
+        assert traffic.node_reaches(pod, 4)
+
+
+def test_enforcing_gate_that_finds_a_full_map_is_closed_and_reports_it(
+    gates: Gates, pod: labs.LabPod, no_slots: labs.LabPod
+) -> None:
+    """And it gets its own configuration when there is room."""
+    for _ in range(2):
+        problem = gates.install(pod.ifindex, enforcing(pod))
+        assert "the map gates is full; it holds 4096 entries" in problem
+        for version in (4, 6):
+            assert traffic.node_is_dropped(pod, version)
+    # This frees the slots of interfaces that do not exist, too.
+    assert gates.installed()[pod.ifindex] is None
+    assert gates.install(pod.ifindex, enforcing(pod)) == ""
+    assert gates.installed()[pod.ifindex] == enforcing(pod)
     assert traffic.node_is_dropped(pod, 4)
+    gates.remove(pod.ifindex)
+    with pod.listen(80):
+        assert traffic.node_reaches(pod, 4)
 
 
 def test_full_map_of_addresses_costs_names_and_no_gate(

@@ -1,6 +1,7 @@
 """Frames of the host that reenter by interfaces of the host: they count as sent by the host.
 
-Each path is shown to work while its interface is not marked, so that the mark alone closes it.
+Each path is shown to work without the program that stamps them, or without the mark of the
+interface, so that this alone closes it.
 """
 
 import contextlib
@@ -12,11 +13,12 @@ from collections.abc import Callable, Iterator
 import pyroute2
 import pytest
 
-from agent.gates.injectable import can_inject
+from agent.gates.host_devices import programs_for
 from agent.lab import lab as labs
 from agent.linux.rtnetlink import of_message
-from bpf import injectable, loader
-from bpf.gates import Gates
+from bpf import injectable, loader, pins
+from bpf.gates import Attachment, Gates
+from bpf.host_devices import HostDevicePrograms
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, guarded, links, syns, traffic, wire
 from tests.kernel.guarded import PodState
@@ -30,23 +32,30 @@ NODE_DROPPED = (Verdict.DROP, Reason.NODE)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Way:
-    """Into the node again. `send` takes an Ethernet frame to `mac`; it comes in by `interface`."""
+    """Into the node again. `send` takes an Ethernet frame to `mac`; it comes in by `interface`.
+
+    leaves_by: the interface where it is stamped; None where only a mark on `interface` helps.
+    """
 
     interface: str
     mac: bytes
     send: Callable[[bytes], None]
+    leaves_by: str | None = None
+
+
+MakeWay = Callable[[], contextlib.AbstractContextManager[Way]]
 
 
 @contextlib.contextmanager
 def _by_pair() -> Iterator[Way]:
     with links.pair() as (one, other), links.packet_socket(one) as sock:
-        yield Way(other, links.mac_of(other), lambda frame: wire.send(sock, frame))
+        yield Way(other, links.mac_of(other), lambda frame: wire.send(sock, frame), one)
 
 
 @contextlib.contextmanager
 def _by_macvlan() -> Iterator[Way]:
     with links.macvlans() as (one, other), links.packet_socket(one) as sock:
-        yield Way(other, links.mac_of(other), lambda frame: wire.send(sock, frame))
+        yield Way(other, links.mac_of(other), lambda frame: wire.send(sock, frame), one)
 
 
 @contextlib.contextmanager
@@ -70,17 +79,59 @@ def _by_redirect() -> Iterator[Way]:
             f"tc filter add dev {one} egress u32 match u32 0 0 {redirect}",
         ):
             subprocess.run(command.split(), check=True)
-        yield Way("ifb-pg", links.mac_of("ifb-pg"), lambda frame: wire.send(sock, frame))
+        yield Way("ifb-pg", links.mac_of("ifb-pg"), lambda frame: wire.send(sock, frame), one)
+
+
+@contextlib.contextmanager
+def _by_stack() -> Iterator[Way]:
+    """Interfaces stacked on both ends of a pair: the sender's has no program of its own."""
+    with links.pair() as (one, other):
+        for end in (one, other):
+            links.ip(
+                f"link add link {end} name {end}-up type macvlan mode private",
+                f"link set {end}-up up",
+            )
+        with links.packet_socket(f"{one}-up") as sock:
+            mac = links.mac_of(f"{other}-up")
+            yield Way(f"{other}-up", mac, lambda frame: wire.send(sock, frame), one)
+
+
+@contextlib.contextmanager
+def _by_bridge() -> Iterator[Way]:
+    """The pair's other end is a port, so the frame comes in by the bridge."""
+    with (
+        links.made("br-pg", "link add br-pg type bridge", "link set br-pg up"),
+        links.pair() as (one, other),
+        links.packet_socket(one) as sock,
+    ):
+        links.ip(f"link set {other} master br-pg")
+        links.wait_for_port(other)
+        yield Way("br-pg", links.mac_of("br-pg"), lambda frame: wire.send(sock, frame), one)
+
+
+@contextlib.contextmanager
+def _by_two_bridges() -> Iterator[Way]:
+    """Two bridges joined by a pair; a socket on the first."""
+    with (
+        links.made("br-pg", "link add br-pg type bridge", "link set br-pg up"),
+        links.made("br2-pg", "link add br2-pg type bridge", "link set br2-pg up"),
+        links.pair() as (one, other),
+        links.packet_socket("br-pg") as sock,
+    ):
+        links.ip(f"link set {one} master br-pg", f"link set {other} master br2-pg")
+        for port in (one, other):
+            links.wait_for_port(port)
+        yield Way("br2-pg", links.mac_of("br2-pg"), lambda frame: wire.send(sock, frame), one)
 
 
 def _write(descriptor: int, packet: bytes) -> None:
     assert os.write(descriptor, packet) == len(packet)
 
 
-WAYS = pytest.mark.parametrize(
+STAMPED = pytest.mark.parametrize(
     "way",
-    [_by_pair, _by_macvlan, _by_tun, _by_redirect],
-    ids=["pair", "macvlan", "tun", "redirect"],
+    [_by_pair, _by_macvlan, _by_redirect, _by_stack, _by_bridge, _by_two_bridges],
+    ids=["pair", "macvlan", "redirect", "stack", "bridge", "two-bridges"],
 )
 
 
@@ -111,40 +162,76 @@ def end_by(way: Way, ends: frames.Ends) -> Callable[[bytes], None]:
     return lambda end: way.send(frames.packet(to_end, frames.UDP, frames.udp(to_end, end)))
 
 
-@WAYS
+@contextlib.contextmanager
+def programs(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[HostDevicePrograms]:
+    """Programs of host devices; all detached at the end."""
+    with contextlib.closing(HostDevicePrograms(loaded, installation, Attachment.CLSACT)) as made:
+        try:
+            yield made
+        finally:
+            for ensure in (made.ensure_bridges, made.ensure_devices, made.ensure_stamps):
+                ensure(set())
+
+
+@pytest.mark.parametrize("is_evaluated", [False, True], ids=["stamped", "evaluated"])
+@STAMPED
 @VERSIONS
 @FLAGS
 def test_frame_that_reenters_counts_as_of_the_host(
     watched: PodState,
     loaded: loader.Loaded,
-    way: Callable[[], contextlib.AbstractContextManager[Way]],
+    installation: pins.Pins,
+    way: MakeWay,
     version: int,
     flags: int,
+    is_evaluated: bool,
 ) -> None:
-    with way() as by:
+    """Stamped where it leaves: the pod's gate decides. Evaluated: it does not come in again."""
+    with programs(loaded, installation) as devices, way() as by:
         ends = ends_to(watched, version, by.mac)
         watched.set_mode(Mode.ENFORCE)
         by.send(frames.segment(ends, flags))
         assert watched.arrived(end_by(by, ends))  # forwarded, according to the gate
         assert watched.moved() == {}
-        with marked(loaded, by.interface):
-            by.send(frames.segment(ends, flags))
-            assert watched.arrived(end_by(by, ends)) == []
-            assert watched.moved() == {NODE_DROPPED: 1}
-            by.send(frames.packet(ends, frames.UDP, frames.udp(ends, b"datagram")))
-            assert watched.arrived(end_by(by, ends)) == []
-            assert watched.moved() == {NODE_DROPPED: 1}
+
+        ensure = devices.ensure_devices if is_evaluated else devices.ensure_stamps
+        assert by.leaves_by is not None
+        ensure({links.index_of(by.leaves_by)})
+        by.send(frames.segment(ends, flags))
+        by.send(frames.packet(ends, frames.UDP, frames.udp(ends, b"datagram")))
+        assert watched.arrived(end_by(by, ends)) == []
+        assert watched.moved() == {NODE_DROPPED: 2}
     assert watched.moved_at_neighbour() == {}
 
 
-@WAYS
-def test_agent_marks_the_interface_and_no_pod_s(
-    lab: labs.Lab, way: Callable[[], contextlib.AbstractContextManager[Way]]
+@VERSIONS
+@FLAGS
+def test_packet_from_a_tun_counts_as_of_the_host(
+    watched: PodState, loaded: loader.Loaded, version: int, flags: int
 ) -> None:
+    with _by_tun() as by:
+        ends = ends_to(watched, version, by.mac)
+        watched.set_mode(Mode.ENFORCE)
+        by.send(frames.segment(ends, flags))
+        assert watched.arrived(end_by(by, ends))
+        assert watched.moved() == {}
+        with marked(loaded, by.interface):
+            by.send(frames.segment(ends, flags))
+            by.send(frames.packet(ends, frames.UDP, frames.udp(ends, b"datagram")))
+            assert watched.arrived(end_by(by, ends)) == []
+            assert watched.moved() == {NODE_DROPPED: 2}
+    assert watched.moved_at_neighbour() == {}
+
+
+@STAMPED
+def test_agent_stamps_where_it_leaves_and_marks_no_pod_s(lab: labs.Lab, way: MakeWay) -> None:
     pods = [lab.add_pod("routed", 1), lab.add_pod("bridged", 2, bridged=True)]
     with way() as by, pyroute2.IPRoute() as netlink:
-        found = map(of_message, netlink.get_links())
-        injecting = {link.index for link in found if can_inject(link)}
-        assert links.index_of(by.interface) in injecting
-        assert not injecting & {pod.ifindex for pod in pods}
-        assert links.index_of(labs.BRIDGE) not in injecting
+        found = [of_message(message) for message in netlink.get_links()]
+        needed = programs_for(found, gated={pod.ifindex for pod in pods})
+        assert by.leaves_by is not None
+        assert links.index_of(by.leaves_by) in needed.devices
+        assert links.index_of("lo") in needed.stamps
+        assert links.index_of(labs.BRIDGE) in needed.bridges
+        everywhere = needed.devices | needed.stamps | needed.bridges
+        assert not everywhere & {pod.ifindex for pod in pods}

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.kernel
 KINDS = pytest.mark.parametrize("kind", ["ptp", "bridge"])
 ATTACHMENTS = pytest.mark.parametrize("attachment", list(Attachment))
 ANY_TCP_PORT = (Rule(SourceKind.KUBELET, 6),)
+_MAPS = (abi.GATE_SLOTS, abi.MORE_RULES, abi.GATE_ADDRESSES_MAP, abi.REPLIES, abi.ADDRESSES)
 
 CONNECT = """
 import socket, sys
@@ -323,7 +324,7 @@ def test_check_finds_a_gate_that_is_half_there(
         path = pod.netns.path
         assert network.check("web", path).status == 0
         key = pod.ifindex.to_bytes(4, sys.byteorder)
-        table = loaded.map(abi.GATES)
+        table = loaded.map(abi.GATE_SLOTS)
         value = table.get(key)
         assert value
         table.delete(key)
@@ -376,14 +377,13 @@ def test_a_hundred_pods_leave_nothing(node: Node, loaded: loader.Loaded) -> None
 def left(node: Node, loaded: loader.Loaded) -> dict[str, list[object]]:
     """Pinned links, and keys of the maps of interfaces."""
     found: dict[str, list[object]] = {"links": list(node.installation.links.iterdir())}
-    for spec in (abi.GATES, abi.REPLIES, abi.COUNTERS, abi.ADDRESSES):
-        found[spec.name] = [key for key in keys(loaded.map(spec)) if key != abi.HOST_KEY]
+    for spec in _MAPS:
+        found[spec.name] = list(keys(loaded.map(spec)))
     return found
 
 
 def nothing() -> dict[str, list[object]]:
-    names = (spec.name for spec in (abi.GATES, abi.REPLIES, abi.COUNTERS, abi.ADDRESSES))
-    return {"links": [], **{name: [] for name in names}}
+    return {"links": [], **{spec.name: [] for spec in _MAPS}}
 
 
 def keys(table: maps.Map) -> list[bytes]:

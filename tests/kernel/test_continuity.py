@@ -114,7 +114,7 @@ class Node:
 def other_versions(tmp_path: pathlib.Path) -> list[tuple[int, pathlib.Path | None]]:
     """Schemas in the order of the upgrades, repeated: newer, older, two at once."""
     found: list[tuple[int, pathlib.Path | None]] = []
-    for schema, gate_addresses in ((abi.SCHEMA + 1, 24), (abi.SCHEMA + 2, 12)):
+    for schema, gate_addresses in ((abi.SCHEMA + 1, 4), (abi.SCHEMA + 2, 1)):
         directory = tmp_path / f"v{schema}"
         directory.mkdir()
         versions.of_schema(directory, schema, gate_addresses=gate_addresses)

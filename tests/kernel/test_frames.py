@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from bpf import abi, injectable, loader, pins
+from bpf.gate_table import GateTable
 from bpf.gates import Attachment, GateConfig, Gates
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cases, frames, skb
@@ -19,15 +20,14 @@ LOOPBACK_IFINDEX = 1
 
 
 @pytest.fixture(scope="module")
-def gate(loaded: loader.Loaded) -> Iterator[int]:
+def gate(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[int]:
     """A gate's configuration without an interface: a test run may use the loopback's number."""
     ifindex = LOOPBACK_IFINDEX
-    key = ifindex.to_bytes(4, "little")
-    loaded.map(abi.GATES).set(key, bytes(GateConfig(Mode.ENFORCE, tuple(POD.values())).pack()))
-    loaded.map(abi.COUNTERS).set(key, bytes(loaded.map(abi.COUNTERS).value_size))
+    table = GateTable(loaded, installation.maps)
+    table.set(ifindex, GateConfig(Mode.ENFORCE, tuple(POD.values())), 0)
     yield ifindex
-    loaded.map(abi.GATES).delete(key)
-    loaded.map(abi.COUNTERS).delete(key)
+    table.delete(ifindex)
+    table.close()
 
 
 def ends(family: int) -> frames.Ends:
@@ -140,10 +140,11 @@ def test_off_passes_and_counts_nothing(loaded: loader.Loaded, gates: Gates, gate
     assert counting.moved() == {}
 
 
-def test_every_one_of_sixteen_addresses_is_the_pods(
-    loaded: loader.Loaded, gates: Gates, gate: int
+@pytest.mark.parametrize("count", [17, 200])
+def test_every_one_of_many_addresses_is_the_pods(
+    loaded: loader.Loaded, gates: Gates, gate: int, count: int
 ) -> None:
-    many = tuple(frames.address(f"198.18.3.{number}") for number in range(1, 17))
+    many = tuple(frames.address(f"198.18.3.{number}") for number in range(1, 1 + count))
     gates.configure(gate, GateConfig(Mode.ENFORCE, many))
     counting = Counting(gates, gate)
     try:
@@ -151,4 +152,4 @@ def test_every_one_of_sixteen_addresses_is_the_pods(
             skb.run_gate(loaded, frames.segment(frames.Ends(NODE[4], own), frames.SYN), gate)
     finally:
         gates.configure(gate, GateConfig(Mode.ENFORCE, tuple(POD.values())))
-    assert counting.moved() == {(Verdict.DROP, Reason.NODE): 16}
+    assert counting.moved() == {(Verdict.DROP, Reason.NODE): count}

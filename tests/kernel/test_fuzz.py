@@ -7,8 +7,9 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from bpf import abi, errors, loader
-from bpf.gates import GateConfig
+from bpf import errors, loader, pins
+from bpf.gate_config import GateConfig
+from bpf.gate_table import GateTable
 from bpf.verdicts import Mode, Verdict
 from tests.kernel import cases, frames, model, offers, skb
 
@@ -26,12 +27,13 @@ SEEDS = [frame for case in cases.CASES for frame in case.frames(ENDS[case.family
 
 
 @pytest.fixture(scope="module", autouse=True)
-def gate(loaded: loader.Loaded) -> Iterator[None]:
-    key = IFINDEX.to_bytes(4, "little")
+def gate(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[None]:
     addresses = [ends.pod for ends in ENDS.values()]
-    loaded.map(abi.GATES).set(key, bytes(GateConfig(Mode.ENFORCE, tuple(addresses)).pack()))
+    table = GateTable(loaded, installation.maps)
+    table.set(IFINDEX, GateConfig(Mode.ENFORCE, tuple(addresses)), 0)
     yield
-    loaded.map(abi.GATES).delete(key)
+    table.delete(IFINDEX)
+    table.close()
 
 
 @st.composite

@@ -69,7 +69,10 @@ def seen_by_bcc(isolated: None) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
-        ("gates", ctypes.c_uint32, abi.CGate),
+        ("gate_slots", ctypes.c_uint32, ctypes.c_uint32),
+        ("gates", ctypes.c_uint32, abi.CGateSlot),
+        ("more_rules", abi.CMoreRulesKey, abi.CMoreRules),
+        ("gate_addresses", abi.CGateAddress, ctypes.c_uint32),
         ("counters", ctypes.c_uint32, abi.CCounters),
         ("config", ctypes.c_uint32, abi.CConfig),
         ("drop_sources", abi.CDropSourceKey, abi.CDropSource),

@@ -17,6 +17,7 @@ from probes.engine import scheduler
 from probes.results import ProbeResult
 from probes.spec.definitions import Probe, TcpSocket
 from probes.spec.specs import ContainerProbes
+from tests import polling
 from tests.kernel import offers
 
 pytestmark = pytest.mark.kernel
@@ -109,9 +110,9 @@ async def test_listener_from_before_reports_as_well(
     with web.listen(8080):
         watched.add(web)
         assert await watched.next() == ("web", ProbeResult.SUCCESS)
-        async with asyncio.timeout(20):
-            while watched.metrics.unwatched_listeners["web"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await polling.until(
+            "every listener is watched", lambda: not watched.metrics.unwatched_listeners["web"]
+        )
     assert await watched.next() == ("web", ProbeResult.FAILURE)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from agent.lab import lab as labs
 from bpf import abi, cleanup, loader, pins, syscalls
+from bpf.gate_table import GateTable
 from bpf.gates import Attachment, Gates
 from bpf.injectable import InjectableMap
 from bpf.verdicts import Reason, Verdict
@@ -39,6 +40,11 @@ class Version:
             yield gates
         finally:
             gates.close()
+
+    @contextlib.contextmanager
+    def table(self) -> Iterator[GateTable]:
+        with contextlib.closing(GateTable(self.loaded, self.installation.maps)) as table:
+            yield table
 
     @property
     def links(self) -> list[str]:
@@ -87,6 +93,7 @@ def make_version(
 
     yield make
     for version in made:
+        version.installation.prepare()
         with version.started() as gates:
             for ifindex in gates.installed():
                 gates.remove(ifindex)
@@ -215,8 +222,8 @@ def test_interrupted_take_over_opens_nothing(
     """The program is swapped and the pin not moved: pin and program have different schemas."""
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
-    key = pod.ifindex.to_bytes(4, "little")
-    after.loaded.map(abi.GATES).set(key, bytes(enforcing(pod).pack()))
+    with after.table() as table:
+        table.set(pod.ifindex, enforcing(pod), 0)
     with os.fdopen(syscalls.open_pin(before.installation.link("gate_egress", pod.ifindex))) as link:
         syscalls.link_update(link.fileno(), after.loaded.programs["gate_egress"])
     with attacked(pod), (before if starts_again == "before" else after).started() as gates:
@@ -267,9 +274,10 @@ def test_injectable_interfaces_are_copied_before_the_first_gate(
 
 
 def grace(version: Version, pod: labs.LabPod) -> int:
-    value = version.loaded.map(abi.GATES).get(pod.ifindex.to_bytes(4, "little"))
-    assert value is not None
-    return int(abi.CGate.from_buffer_copy(value).grace_until_ns)
+    with version.table() as table:
+        found = table.grace_until_ns(pod.ifindex)
+    assert found is not None
+    return found
 
 
 @TCX

@@ -10,7 +10,7 @@ from agent.lab.lab import LabPod
 
 # A dropped SYN is sent again after a second, so this is one SYN and no more.
 DROPPED_AFTER_SECONDS = 0.3
-LIMIT_SECONDS = 20 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+LIMIT_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 
 NODE = {4: "198.18.0.1", 6: "fd00:18::1"}
 

@@ -46,7 +46,7 @@ def load_other(
 def of_schema(directory: pathlib.Path, schema: int, *, gate_addresses: int | None = None) -> None:
     """A copy of the `bpf` package with another schema, for a process that starts in `directory`.
 
-    gate_addresses: how many a gate holds, which changes the layout of the gates map as well.
+    gate_addresses: how many struct gate holds, which changes the layout of the gates map as well.
     """
     header = copy_of_sources(directory).with_name("abi.h")
     twin = directory / "bpf" / "abi.py"

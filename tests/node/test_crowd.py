@@ -19,7 +19,7 @@ _PODS = int(os.environ.get("PODGATE_TEST_PODS") or 8)
 # The kubelet starts pods as they come; runtimes bring up some at once.
 _AT_ONCE = 10
 # What the agent keeps by pod, or by what a pod has.
-_MAPS = (abi.GATES, abi.COUNTERS, abi.REPLIES, abi.ADDRESSES, abi.DROP_SOURCES)
+_MAPS = (abi.GATE_SLOTS, abi.MORE_RULES, abi.REPLIES, abi.ADDRESSES, abi.DROP_SOURCES)
 
 
 async def test_created_and_deleted_pods_leave_nothing(node: Node) -> None:
@@ -43,7 +43,7 @@ async def test_created_and_deleted_pods_leave_nothing(node: Node) -> None:
     node.delete("first")
     await node.end_pod(first)
     await node.report("no pods", lambda report: not report.pods)
-    await node.until("the first one's gate gone", lambda: not held(node)["gates"])
+    await node.until("the first one's gate gone", lambda: not held(node)["gate_slots"])
     # Compiled in parallel, and attached once it exists.
     await node.until("listener events", lambda: held(node)["anon_inode:bpf_link"])
     before = held(node)
@@ -60,7 +60,7 @@ async def test_created_and_deleted_pods_leave_nothing(node: Node) -> None:
         report = await node.report("all pods", lambda report: len(report.pods) == _PODS)
         assert {reason_of(report, pod.name) for pod in report.pods} == {"Enforced"}
         during = held(node)
-        assert all(during[what] - before[what] >= _PODS for what in ("gates", "counters", "links"))
+        assert all(during[what] - before[what] >= _PODS for what in ("gate_slots", "links"))
         counts = [len(node.patches(f"pod-{number}")) for number in range(_PODS)]
         print(f"{sum(counts) / _PODS:.2f} patches for each")  # noqa: T201
 

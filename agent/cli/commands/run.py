@@ -27,6 +27,10 @@ def _parse_address(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def _parse_names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 @click.command(short_help="Run the agent.")
 @click.option(
     "--manifests",
@@ -109,6 +113,14 @@ def _parse_address(text: str) -> tuple[str, int]:
     help="In strict, drop the kubelet's connections while no relay serves: probes fail then. "
     "Default: strict falls back to enforce.",
 )
+@click.option(
+    "--forwarding-interfaces",
+    metavar="NAME,...",
+    callback=options.parsed(_parse_names),
+    default="",
+    help="tun interfaces that carry traffic of other nodes or networks; * and ? are wildcards. "
+    "Default: those with routes to networks behind them.",
+)
 @options.relay_range4
 @options.relay_range6
 @cni.kept_conf_directory
@@ -152,6 +164,7 @@ def run(
     dead_man_hours: float,
     close_existing_flows: bool,
     strict_without_fallback: bool,
+    forwarding_interfaces: tuple[str, ...],
     relay_range4: ipaddress.IPv4Network,
     relay_range6: ipaddress.IPv6Network,
     cni_conf_dir: pathlib.Path | None,
@@ -195,6 +208,7 @@ def run(
         dead_man_hours=dead_man_hours,
         close_existing_flows=close_existing_flows,
         strict_without_fallback=strict_without_fallback,
+        forwarding_interfaces=forwarding_interfaces,
         relay_ranges=RelayRanges(relay_range4, relay_range6),
         cni_conf_directory=cni_conf_dir,
         cni_bin_directory=cni_bin_dir,

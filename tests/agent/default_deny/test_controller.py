@@ -11,8 +11,9 @@ from agent.default_deny import table as default_deny_table
 from agent.default_deny.controller import DefaultDenyController
 from agent.linux.pod_network import HostInterface
 from agent.linux.rtnetlink import Link
-from agent.pods.conditions import Conditions
+from agent.pods.conditions import TRUE, Conditions
 from agent.pods.pod import Pod
+from agent.pods.pod_state import IsolationStatus
 from agent.pods.store import PodStore
 from agent.settings import Settings
 from bpf.verdicts import Mode
@@ -36,6 +37,7 @@ class Node:
         if name not in self.store.pods:
             self.store.set_pod(Pod(uid=name, namespace="tests", name=name))
         state = self.store.pods[name]
+        state.status = IsolationStatus(TRUE, "Enforced", "")
         state.gated_netns = Netns(f"/run/netns/{name}", 4, 100)
         state.gates = {ifindex: HostInterface(ifindex, f"veth{ifindex}") for ifindex in ifindexes}
         self.store.in_force.mark(name)
@@ -115,6 +117,22 @@ async def test_interface_that_no_pod_claims_is_released_after_ten_seconds(
     node.now = 10.1
     await node.release_unclaimed(20, 21, 22)
     assert nftables.sets["not_pods"] & {20, 21, 22} == {22}
+
+
+async def test_no_interface_is_released_while_a_pod_waits_for_its_first_pass(
+    node: Node, nftables: Nftables
+) -> None:
+    await node.controller.open(Settings(mode=Mode.ENFORCE), gated=[])
+    node.store.set_pod(Pod(uid="late", namespace="tests", name="late"))
+    await node.release_unclaimed(20, 21)
+    node.now = 11.0
+    await node.release_unclaimed(20, 21)
+    assert not nftables.sets["not_pods"] & {20, 21}
+    node.gate("late", 20)
+    await node.release_unclaimed(20, 21)
+    node.now = 22.0
+    await node.release_unclaimed(20, 21)
+    assert nftables.sets["not_pods"] & {20, 21} == {21}
 
 
 async def test_number_of_a_deleted_interface_is_blocked_again(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.gates.host_devices import HostDevices, find_bridges
+from agent.gates.host_devices import DevicePrograms, HostDevices, programs_for
 from agent.linux.rtnetlink import Link
 from agent.linux.tunnels import TunnelPorts, find_tunnels
 from agent.pods.conditions import Conditions
@@ -19,6 +19,8 @@ class _GateWorker:
         self.config = self.host_devices = self
         self.switches: list[bool] = []
         self.bridges: list[set[int]] = []
+        self.devices: list[set[int]] = []
+        self.stamps: list[set[int]] = []
         self.are_all = True
         self.tunnels: list[tuple[frozenset[int], bool]] = []
         self.rejects = False
@@ -37,6 +39,12 @@ class _GateWorker:
             raise AttachError("guarding interface 5: no")
         self.are_all = are_all
         self.bridges.append(ifindexes)
+
+    def ensure_devices(self, ifindexes: set[int], *, are_all: bool) -> None:
+        self.devices.append(ifindexes)
+
+    def ensure_stamps(self, ifindexes: set[int], *, are_all: bool) -> None:
+        self.stamps.append(ifindexes)
 
     def ensure_tunnels(self, *, are_guarded: bool) -> None:
         self.tunnels.append((frozenset(), are_guarded))
@@ -82,11 +90,38 @@ def test_only_bridges_of_gated_interfaces_count() -> None:
         Link(2, "bridge2", kind="bridge"),
         Link(3, "bridge3", kind="bridge"),
         Link(4, "vrf4", kind="vrf"),
-        Link(5, "veth5", kind="veth", master=2),
-        Link(6, "veth6", kind="veth", master=3),
-        Link(7, "veth7", kind="veth", master=4),
+        Link(5, "veth5", kind="veth", peer=2, peer_nsid=0, master=2),
+        Link(6, "veth6", kind="veth", peer=2, peer_nsid=1, master=3),
+        Link(7, "veth7", kind="veth", peer=2, peer_nsid=2, master=4),
     ]
-    assert find_bridges(links, {5, 7}) == {2}
+    assert programs_for(links, gated={5, 7}).bridges == {2}
+
+
+def test_programs_are_where_the_host_s_packets_leave_and_may_come_in_again() -> None:
+    links = [
+        Link(1, "lo", flags=9, is_ethernet=False),
+        Link(2, "eth2"),
+        Link(3, "eth2.7", kind="vlan", peer=2),
+        Link(4, "bond4", kind="bond"),
+        Link(5, "podgate-veth", kind="veth", peer=2, peer_nsid=0),
+        Link(6, "off-pod", kind="veth", peer=2, peer_nsid=1),
+        Link(7, "container", kind="veth", peer=2, peer_nsid=2),
+        Link(8, "inner8", kind="veth", peer=9),
+        Link(9, "inner9", kind="veth", peer=8),
+        Link(10, "macvlan10", kind="macvlan", peer=2),
+        Link(11, "ifb11", kind="ifb"),
+        Link(12, "wg12", kind="wireguard", is_ethernet=False),
+        Link(13, "ipip13", kind="ipip", is_ethernet=False),
+        Link(14, "ib14", is_ethernet=False),
+        Link(15, "ovs15", kind="openvswitch"),
+        Link(16, "kind16", kind="veth", peer=3, peer_nsid=3),
+        Link(17, "tun17", kind="tun", is_ethernet=False),
+    ]
+    assert programs_for(links, gated={5}, ungated={6}, uplinks={16, 12}) == DevicePrograms(
+        bridges=frozenset({15}),
+        devices=frozenset({2, 3, 8, 9, 10, 11, 16}),
+        stamps=frozenset({1, 6}),
+    )
 
 
 async def test_the_kernel_gets_changes_only(store: PodStore) -> None:
@@ -96,6 +131,7 @@ async def test_the_kernel_gets_changes_only(store: PodStore) -> None:
     await host_devices.ensure(links)
     await host_devices.ensure(links)
     assert gate_worker.bridges == [{2}]
+    assert gate_worker.devices == gate_worker.stamps == [set()]
     assert gate_worker.tunnels == [(frozenset(), False)]
     store.relay_gates.clear()
     await host_devices.ensure(

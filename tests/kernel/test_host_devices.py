@@ -1,0 +1,159 @@
+"""The agent follows the host's interfaces: where packets are stamped, and which tuns forward."""
+
+import contextlib
+import os
+import select
+import signal
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from agent.lab.agent_process import AgentProcess
+from agent.lab.lab import Lab, LabPod
+from bpf import abi, clsact, maps, pins, syscalls
+from bpf.gates import Attachment
+from tests import polling
+from tests.kernel import frames, links, offers, syns, traffic
+from tests.kernel.test_agent import LISTENING, PORT, isolated_as, start_enforcing, web  # noqa: F401
+
+pytestmark = pytest.mark.kernel
+
+VERSIONS = pytest.mark.parametrize("version", [4, 6])
+ATTACHMENTS = pytest.mark.parametrize("attachment", list(Attachment), ids=str)
+OTHER_PODS = {4: "198.18.64.0/18", 6: "fd00:18:64::/48"}
+OTHER_POD = {4: "198.18.64.7", 6: "fd00:18:64::7"}
+
+
+def has_program(interface: str, attachment: Attachment) -> bool:
+    ifindex = links.index_of(interface)
+    if attachment is Attachment.TCX:
+        return bool(syscalls.query_programs(ifindex, syscalls.BPF_TCX_EGRESS))
+    filters = clsact.ClsactFilters(pins.Pins(), "", 0, clsact.EGRESS)
+    with contextlib.closing(filters):
+        return filters.is_attached(ifindex)
+
+
+def wait_for_program(interface: str, attachment: Attachment) -> None:
+    polling.wait_until(f"{interface} stamps", lambda: has_program(interface, attachment))
+
+
+@ATTACHMENTS
+def test_interfaces_get_their_program_when_they_appear_and_keep_it_without_the_agent(
+    operator: AgentProcess,
+    web: LabPod,  # noqa: F811
+    lab: Lab,
+    attachment: Attachment,
+) -> None:
+    if attachment is Attachment.TCX:
+        offers.need_tcx()
+    off = lab.add_pod("off", 2)
+    operator.write_manifest(off, mode="off", container=LISTENING)
+    operator.write_manifest(web, mode="enforce", container=LISTENING)
+    operator.start("--attach", attachment.value)
+    operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    with links.pair() as pair:
+        for interface in ("lo", off.interface, *pair):
+            wait_for_program(interface, attachment)
+        operator.stop(signal.SIGKILL)
+        for interface in ("lo", off.interface, *pair):
+            assert has_program(interface, attachment)
+
+
+def test_a_pod_that_is_no_longer_off_is_gated_instead(
+    operator: AgentProcess,
+    web: LabPod,  # noqa: F811
+) -> None:
+    operator.write_manifest(web, mode="off", container=LISTENING)
+    operator.start("--attach", "clsact")
+    operator.wait_for("off", isolated_as("web", "Off"))
+    wait_for_program(web.interface, Attachment.CLSACT)
+    operator.write_manifest(web, mode="enforce", container=LISTENING)
+    operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    polling.wait_until("the stamp's program is gone", lambda: programs_of(web) == {"gate_egress"})
+
+
+def programs_of(pod: LabPod) -> set[str]:
+    filters = clsact.ClsactFilters(pins.Pins(), "", 0, clsact.EGRESS)
+    with contextlib.closing(filters):
+        return {entry.program for entry in filters._ours(pod.ifindex)}
+
+
+@contextlib.contextmanager
+def tun_to_other_pods(version: int, *, has_route: bool) -> Iterator[int]:
+    """As of flannel's udp backend."""
+    with links.tun() as (name, descriptor):
+        if has_route:
+            links.ip(f"route add {OTHER_PODS[version]} dev {name}")
+        yield descriptor
+
+
+def answers(descriptor: int, pod: LabPod, version: int, port: int) -> bool:
+    """Whether the pod answers a SYN that comes from the tun with SYN+ACK."""
+    source = frames.address(OTHER_POD[version])
+    own = frames.address(traffic.address(pod, version))
+    ends = frames.Ends(source, own, source_port=port, port=PORT)
+    os.write(descriptor, syns.packet(ends, frames.TCP, frames.tcp(ends, frames.SYN)))
+    header = 20 if version == 4 else 40
+    while select.select([descriptor], [], [], 0.5)[0]:
+        answer = os.read(descriptor, 1 << 16)
+        if answer[0] >> 4 != version or len(answer) < header + 20:
+            continue
+        (to_port,) = struct.unpack_from("!H", answer, header + 2)
+        both = frames.SYN | frames.ACK
+        if to_port == port and answer[header + 13] & both == both:
+            return True
+    return False
+
+
+@VERSIONS
+def test_pods_of_other_nodes_behind_a_tun_reach_an_enforced_pod(
+    operator: AgentProcess,
+    web: LabPod,  # noqa: F811
+    version: int,
+) -> None:
+    with tun_to_other_pods(version, has_route=True) as descriptor:
+        start_enforcing(operator, web)
+        assert not is_marked(operator, "tun-pg")
+        assert answers(descriptor, web, version, 31000)
+
+
+@VERSIONS
+def test_tun_is_the_host_s_until_a_route_to_other_nodes_uses_it(
+    operator: AgentProcess,
+    web: LabPod,  # noqa: F811
+    version: int,
+) -> None:
+    with tun_to_other_pods(version, has_route=False) as descriptor:
+        start_enforcing(operator, web)
+        polling.wait_until("tun is marked", lambda: is_marked(operator, "tun-pg"))
+        assert not answers(descriptor, web, version, 31000)
+        links.ip(f"route add {OTHER_PODS[version]} dev tun-pg")
+        polling.wait_until("tun forwards", lambda: not is_marked(operator, "tun-pg"))
+        assert answers(descriptor, web, version, 31001)
+
+
+def test_tun_forwards_if_the_operator_names_it(
+    operator: AgentProcess,
+    web: LabPod,  # noqa: F811
+) -> None:
+    with links.tun():
+        operator.write_manifest(web, mode="enforce", container=LISTENING)
+        operator.start("--forwarding-interfaces", "flannel*,tun-*")
+        operator.wait_for("the gate", isolated_as("web", "Enforced"))
+        assert not is_marked(operator, "tun-pg")
+
+
+def test_doctor_names_a_tun_that_forwards(operator: AgentProcess) -> None:
+    with tun_to_other_pods(4, has_route=True):
+        shown = operator.run("doctor", "--bpffs", str(operator.bpffs)).stdout
+    assert "Packets from tun-pg (routes to 198.18.64.0/18) count as forwarded" in " ".join(
+        shown.split()
+    )
+
+
+def is_marked(operator: AgentProcess, interface: str) -> bool:
+    ifindex = links.index_of(interface)
+    with maps.Map.open(pins.Pins(operator.bpffs).map(abi.INJECTABLE), abi.INJECTABLE) as opened:
+        value = opened.get(struct.pack("=I", ifindex // 64)) or bytes(8)
+    return bool(struct.unpack("=Q", value)[0] >> ifindex % 64 & 1)
