@@ -16,20 +16,20 @@ class Addresses:
 
     def __init__(self, loaded: loader.Loaded) -> None:
         self._map = loaded.map(abi.ADDRESSES)
-        self._owners: dict[abi.IPAddress, set[int]] = collections.defaultdict(set)
+        self._owners: dict[abi.IPAddress, dict[int, str]] = collections.defaultdict(dict)
         self._of: dict[int, set[abi.IPAddress]] = {}
 
-    def set(self, ifindex: int, addresses: tuple[abi.IPAddress, ...]) -> None:
-        """Replace the addresses behind an interface.
+    def set(self, ifindex: int, addresses: tuple[abi.IPAddress, ...], pod: str = "") -> None:
+        """Replace the addresses behind an interface of a pod ("": one that has no other).
 
         Addresses beyond the map's capacity are left out: their gate still filters packets to them.
         """
         before = self._of.get(ifindex, set())
         after = set(addresses)
         for address in after:
-            self._owners[address].add(ifindex)
+            self._owners[address][ifindex] = pod
         for address in before - after:
-            self._owners[address].discard(ifindex)
+            self._owners[address].pop(ifindex, None)
         self._of[ifindex] = after
         for address in before | after:
             self._write(address)
@@ -53,8 +53,10 @@ class Addresses:
             del self._owners[address]
             self._map.delete(key)
             return
-        owner = next(iter(owners)) if len(owners) == 1 else _SEVERAL
-        value = _IFINDEX.pack(owner)
+        pods = set(owners.values())
+        # The gates of one pod have the same rules, so that of any of its interfaces decides.
+        is_one_pods = len(owners) == 1 or (len(pods) == 1 and pods != {""})
+        value = _IFINDEX.pack(min(owners) if is_one_pods else _SEVERAL)
         if self._map.get(key) != value:
             try:
                 self._map.set(key, value)

@@ -40,7 +40,7 @@ class Gates:
         self._addresses = Addresses(loaded)
         for ifindex in self._table.interfaces():
             if config := self._table.get(ifindex):
-                self._addresses.set(ifindex, config.addresses)
+                self._addresses.set(ifindex, config.addresses, config.pod)
         self._addresses.retain()
         self._egress, self._ingress = (
             Attachments(
@@ -87,7 +87,7 @@ class Gates:
             if is_new:
                 self._forget(ifindex)
             raise _attach_error("cannot attach the gate to", ifindex, error) from error
-        self._addresses.set(ifindex, config.addresses)
+        self._addresses.set(ifindex, config.addresses, config.pod)
         return problem
 
     def configure(self, ifindex: int, config: GateConfig) -> str:
@@ -96,7 +96,7 @@ class Gates:
         Returns what `install` does.
         """
         problem = self._configure(ifindex, config, self._table.grace_until_ns(ifindex) or 0)
-        self._addresses.set(ifindex, config.addresses)
+        self._addresses.set(ifindex, config.addresses, config.pod)
         return problem
 
     def start_reply_table(self, ifindex: int) -> bool:

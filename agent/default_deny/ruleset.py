@@ -9,11 +9,12 @@ cgroup, is available; it passes or is dropped where its final interface is known
 * `inet postrouting`, first of its hook, because a packet to a service's address gets its interface
   only when it is translated, which is after output. It drops tagged packets to veths that are in no
   set, and clears the tag of all others, except those to a bridge. No other program sees the tag:
-  nothing runs between these two hooks.
+  nothing runs between these two hooks. It also tags what came in by the loopback and is routed
+  on: a packet socket has put it there.
 * `bridge output` does the same for the ports of bridges. A bridge that floods a packet copies the
   tag, but not the socket.
 
-Forwarded packets, bridged or routed, are never tagged, so they always pass.
+Other forwarded packets, bridged or routed, are never tagged, so they always pass.
 
 A kubelet that restarts while no agent runs gets a cgroup that is not admitted, and would fail the
 probes of every pod created since. Where the kernel follows it, the connect hooks give its sockets a
@@ -168,8 +169,9 @@ class Ruleset:
   }}
   chain postrouting {{
     type filter hook postrouting priority {_EARLIEST}; policy accept;
+    iif "lo" meta mark set meta mark & {_REST:#010x} | {TAG:#010x}
     meta mark & {_TAGGED:#010x} != {TAG:#010x} accept
-    iif != 0 accept
+    iif != {{ 0, "lo" }} accept
     meta oifkind "veth" oif != @{GATED} oif != @{NOT_PODS} counter drop
 {'    meta oifkind "bridge" accept' if self.has_bridge else ""}
     meta mark set meta mark & {_REST:#010x}

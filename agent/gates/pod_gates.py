@@ -162,6 +162,7 @@ class PodGates:
             state.admission.rules,
             claimed=tuple(a for a in network.addresses if a not in state.claims.confirmed),
             without_fallback=not self._has_fallback,
+            pod=state.pod.uid,
         )
         state.gate_problem = state.chain_problem = ""
         for interface in network.interfaces:

@@ -64,6 +64,17 @@ def drop_is_enobufs() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def on_one_cpu() -> Iterator[None]:
+    """Otherwise two packets of a process that moves between CPUs may be reordered."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
 def made(interface: str, *commands: str) -> Iterator[None]:
     """Make interfaces by commands of ip(8); remove `interface`, with its dependents, afterwards."""
     ip(*commands)

@@ -171,3 +171,26 @@ def test_packet_socket_on_the_bridge_opens_nothing(
     moved = counting.moved()
     assert moved.keys() <= REFUSED | guarded.CONTROL
     assert sum(moved.get(key, 0) for key in REFUSED) == 2
+
+
+@VERSIONS
+def test_packet_for_a_pod_with_two_interfaces_is_dropped_before_there_are_copies(
+    flooding: Flooding, gates: Gates, version: int
+) -> None:
+    """Both have the pod's addresses. The bridge finds no gate for those that two pods have."""
+    first, target, _ = flooding.pods
+    ends = frames.Ends(
+        frames.address(traffic.NODE[version]),
+        frames.address(traffic.address(target, version)),
+        port=PORT,
+    )
+    frame = frames.segment(ends, frames.ACK | frames.PSH, data=b"injected")
+    flooding.enforce()
+    for pod, copies in (("", 1), ("uid", 0)):
+        for interface in (first, target):
+            config = GateConfig(Mode.ENFORCE, target.addresses, pod=pod)
+            gates.install(interface.ifindex, config)
+        last = Counting(gates, flooding.pods[2].ifindex)
+        with links.packet_socket(labs.BRIDGE) as sock:
+            wire.send(sock, frame)
+        assert last.moved().get(STRAY, 0) == copies

@@ -1,6 +1,7 @@
 """The default-deny table blocks host traffic to new pods and affects no other traffic."""
 
 import contextlib
+import dataclasses
 import itertools
 import socket
 import struct
@@ -13,7 +14,8 @@ from agent.default_deny import ruleset
 from agent.lab import lab as labs
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode
-from tests.kernel import links, traffic
+from tests import polling
+from tests.kernel import frames, links, syns, traffic, wire
 from tests.kernel.default_deny import (
     PATHS,
     VERSIONS,
@@ -56,6 +58,37 @@ def test_table_passes_everything_to_a_gated_pod(
         assert traffic.node_reaches(pod, version)
         gates.configure(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
         assert traffic.node_is_dropped(pod, version)
+
+
+@PATHS
+@VERSIONS
+def test_frame_put_into_the_loopback_reaches_no_new_pod(
+    lab: labs.Lab, default_deny: Driven, bridged: bool, version: int
+) -> None:
+    pod = lab.add_pod("web", 1, bridged=bridged)
+    default_deny.exempt([pod.ifindex])
+    numbers = itertools.count(20000)
+    with (
+        pod.listen(80),
+        wire.Wire(pod) as line,
+        links.packet_socket("lo") as sock,
+        links.on_one_cpu(),
+    ):
+        assert traffic.node_reaches(pod, version)
+        line.warm_up()
+
+        def opens() -> bool:
+            source = syns.STRANGER[version]
+            ends = line.ends(version, source=source, source_port=next(numbers))
+            to_node = dataclasses.replace(ends, pod_mac=bytes(6))
+            wire.send(sock, frames.segment(to_node, frames.SYN))
+            return line.flush().opened(ends)
+
+        polling.wait_until("the path works", opens)
+        default_deny.release([pod.ifindex])
+        assert not opens()
+        default_deny.gate([pod.ifindex])
+        assert opens()  # the gate's part, and this pod's gate is not attached
 
 
 @PATHS
