@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.lab import lab as labs
-from bpf import loader, pins
+from bpf import loader, pins, syscalls
 from bpf.gates import Attachment, GateConfig, Gates
 from bpf.host_devices import HostDevicePrograms
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import frames, guarded, links, syns, traffic, tunnelled, wire
+from tests.kernel import foreign, frames, guarded, links, syns, traffic, tunnelled, wire
+from tests.kernel.conftest import MakeGates
 from tests.kernel.counting import Counting
 from tests.kernel.guarded import PodState
 
@@ -179,6 +180,26 @@ def test_packet_bounced_off_a_pod_that_forwards_is_dropped(
         if way is by_its_own_address:
             bouncing.send_datagram(version, b"bounced")
             assert bouncing.watched.arrived(bouncing.end) == []
+
+
+@VERSIONS
+def test_stamp_survives_programs_that_accept_packets(
+    bouncing: Bouncing, lab: labs.Lab, make_gates: MakeGates, version: int
+) -> None:
+    """A CNI's, attached by tcx behind the gate, and at the pod's ingress behind ours."""
+    router = lab.pods["router"]
+    gates = make_gates(Attachment.TCX)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(by_a_service(bouncing, version))
+        for where in (syscalls.BPF_TCX_EGRESS, syscalls.BPF_TCX_INGRESS):
+            accepting = foreign.attached_by_tcx(router.ifindex, foreign.TC_ACT_OK, where=where)
+            stack.enter_context(accepting)
+        bouncing.send(version, frames.SYN)
+        assert bouncing.watched.arrived(bouncing.end)  # the path works
+        gates.install(router.ifindex, GateConfig(Mode.AUDIT, router.addresses))
+        gates.start_reply_table(router.ifindex)
+        bouncing.send(version, frames.SYN)
+        assert bouncing.watched.arrived(bouncing.end) == []
 
 
 @VERSIONS
