@@ -6,9 +6,10 @@ from bpf.node_config import NodeConfig
 
 _PERIOD_SECONDS = 1.0
 
-# An agent that is restarted or upgraded is back within some seconds. After this the kubelet may
-# have been restarted into another cgroup that no agent followed, so declared ports are opened to
-# host processes: a healthy pod must not restart because the agent is missing.
+# An agent that is restarted or upgraded is back within some seconds. After this, where the kernel
+# cannot follow the kubelet (`bpf/kubelet_unit.py`), it may have been restarted into another cgroup,
+# so declared ports are opened to host processes: a healthy pod must not restart because the agent
+# is missing.
 STALE_AFTER_SECONDS = 15.0
 
 

@@ -1,5 +1,7 @@
 """Admission of the kubelet by the gates: its cgroup, and the unit that the kernel follows."""
 
+import pathlib
+import stat
 from collections.abc import Iterator
 
 import structlog
@@ -43,6 +45,7 @@ class KubeletAdmission:
         self._unit = unit
         self._has_connect_hooks = has_connect_hooks
         self._current: KubeletCgroup | None = None
+        self._delegated: pathlib.Path | None = None
         self._logged = ""
         if isinstance(setting, ByCgroup):
             # Before the kubelet starts for the first time.
@@ -71,6 +74,11 @@ class KubeletAdmission:
     @property
     def problem(self) -> str:
         """Why the kernel does not follow the kubelet's restarts, in one sentence; else empty."""
+        if self._delegated is not None:
+            return (
+                f"{self._delegated} does not belong to root alone, so other users can make cgroups "
+                "at the kubelet's path; run it as a unit of the system."
+            )
         if not self._unit.problem and not self._has_connect_hooks:
             return (
                 "the hooks at connect are not attached, so pods that are created while the agent "
@@ -94,7 +102,25 @@ class KubeletAdmission:
             yield metric
 
     def _follow(self, path: str) -> None:
-        self._unit.follow(path)
+        self._delegated = _delegated(path)
+        if self._delegated is None:
+            self._unit.follow(path)
+        else:
+            self._unit.forget()
         if self.problem and self.problem != self._logged:
             log.warning(Event.KUBELET_NOT_FOLLOWED, reason=self.problem)
         self._logged = self.problem
+
+
+def _delegated(path: str) -> pathlib.Path | None:
+    """The first cgroup above this one in which users other than root may make cgroups, or None."""
+    cgroup2 = cgroup2_mount()
+    for parent in reversed(pathlib.PurePath(path).parents):
+        directory = (cgroup2 or pathlib.Path("/")) / parent.relative_to("/")
+        try:
+            status = directory.stat()
+        except FileNotFoundError:
+            return None
+        if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return directory
+    return None
