@@ -21,7 +21,7 @@ ALWAYS_INLINE bool is_link_control(struct __sk_buff *skb, struct packet *packet)
 	if (packet->is_ipv4)
 		return packet->protocol == IPPROTO_IGMP;
 	if (packet->protocol != IPPROTO_ICMPV6 || packet->is_fragment ||
-	    bpf_skb_load_bytes(skb, packet->transport_offset, &type, sizeof(type)))
+	    !read_header(skb, packet->transport_offset, &type))
 		return false;
 	/* MLD 130 to 132 and 143, neighbour discovery 133 to 136 (RFC 3810, RFC 4861). Not 137:
 	 * a redirect would let host processes steer the pod's own traffic. */
@@ -35,8 +35,7 @@ ALWAYS_INLINE bool is_icmp_error(struct __sk_buff *skb, struct packet *packet)
 
 	if (packet->protocol != (packet->is_ipv4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
 		return false;
-	if (packet->is_fragment ||
-	    bpf_skb_load_bytes(skb, packet->transport_offset, &type, sizeof(type)))
+	if (packet->is_fragment || !read_header(skb, packet->transport_offset, &type))
 		return false;
 	if (packet->is_ipv4)
 		return type == 3 || type == 11 || type == 12;
@@ -50,8 +49,7 @@ ALWAYS_INLINE bool is_redirect(struct __sk_buff *skb, struct packet *packet)
 
 	if (packet->protocol != (packet->is_ipv4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
 		return false;
-	if (packet->is_fragment ||
-	    bpf_skb_load_bytes(skb, packet->transport_offset, &type, sizeof(type)))
+	if (packet->is_fragment || !read_header(skb, packet->transport_offset, &type))
 		return false;
 	return type == (packet->is_ipv4 ? ICMP_REDIRECT : ICMPV6_REDIRECT);
 }

@@ -80,7 +80,7 @@ ALWAYS_INLINE enum reason read_untagged_frame(struct __sk_buff *skb, struct pack
 {
 	__be16 type;
 
-	if (bpf_skb_load_bytes(skb, ETHERNET_TYPE_OFFSET, &type, sizeof(type)))
+	if (!read_header(skb, ETHERNET_TYPE_OFFSET, &type))
 		return REASON_UNPARSABLE;
 	if (type == bpf_htons(ETHERTYPE_ARP))
 		return REASON_ARP;

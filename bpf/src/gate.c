@@ -36,8 +36,7 @@ ALWAYS_INLINE __u32 evaluate_datagram(struct __sk_buff *skb, struct gate *gate,
 		if (gate->grace_until_ns && packet_time_ns(packet) < gate->grace_until_ns)
 			return PASS(REASON_GRACE);
 	}
-	if (has_ports(packet->protocol) &&
-	    bpf_skb_load_bytes(skb, packet->transport_offset, &ports, sizeof(ports)))
+	if (has_ports(packet->protocol) && !read_header(skb, packet->transport_offset, &ports))
 		return DROP(REASON_UNPARSABLE);
 	packet->source_port = bpf_ntohs(ports.source_port);
 	packet->destination_port = bpf_ntohs(ports.destination_port);
@@ -191,6 +190,18 @@ int gate_egress(struct __sk_buff *skb)
 	return is_drop ? TCX_DROP : pass_stamped(skb);
 }
 
+/* By one byte of the header, since most packets are. Others have more headers before TCP's. */
+ALWAYS_INLINE bool is_tcp_from_pod(struct __sk_buff *skb)
+{
+	bool is_ipv4 = skb->protocol == bpf_htons(ETHERTYPE_IPV4);
+	__u8 *protocol =
+		(void *)(long)skb->data + (is_ipv4 ? IPV4_PROTOCOL_OFFSET : IPV6_PROTOCOL_OFFSET);
+
+	if ((void *)(protocol + 1) > (void *)(long)skb->data_end)
+		return false;
+	return *protocol == IPPROTO_TCP;
+}
+
 /*
  * tc ingress on the same interface, which sees every packet from the pod: records the pod's flows.
  * A pod that forges its own addresses or ports affects only replies to itself.
@@ -206,6 +217,8 @@ int gate_ingress(struct __sk_buff *skb)
 	/* So that a CNI's program that returns TCX_PASS does not remove it. */
 	if (is_stamped(skb))
 		skb->tc_classid = STAMP;
+	if (is_tcp_from_pod(skb))
+		return TCX_NEXT;
 	if (skb->protocol == bpf_htons(ETHERTYPE_IPV4))
 		is_read = read_ipv4(skb, &packet);
 	else if (skb->protocol == bpf_htons(ETHERTYPE_IPV6))

@@ -3,8 +3,9 @@
  * Parsing a packet by default-deny.
  *
  * Everything is read from the frame, since a process with a packet socket chooses skb->protocol.
- * And by bpf_skb_load_bytes, because a packet ring leaves only the Ethernet header in the linear
- * part. A packet that cannot be parsed to its transport header is REASON_UNPARSABLE.
+ * Nearly all headers are in the frame's linear part, where a read costs 1 ns. A packet ring leaves
+ * only the Ethernet header there: then bpf_skb_load_bytes, which costs 20 ns. A packet that cannot
+ * be parsed to its transport header is REASON_UNPARSABLE.
  */
 #ifndef PODGATE_PACKET_H
 #define PODGATE_PACKET_H
@@ -14,6 +15,9 @@
 
 #define ETHERNET_TYPE_OFFSET 12
 #define ETHERNET_LENGTH	     14
+
+#define IPV4_PROTOCOL_OFFSET (ETHERNET_LENGTH + 9)
+#define IPV6_PROTOCOL_OFFSET (ETHERNET_LENGTH + 6)
 
 #define ETHERTYPE_IPV4 0x0800
 #define ETHERTYPE_ARP  0x0806
@@ -25,6 +29,23 @@
 #define IPV4_FRAGMENT_MASK 0x3fff /* offset and more-fragments, not don't-fragment */
 #define IPV4_OFFSET_MASK   0x1fff
 #define IPV6_OFFSET_MASK   0xfff8
+
+/* No header begins later: eight of an IPv6 chain have 2 KiB each. */
+#define MAX_OFFSET 0x7fff
+
+/* Copies a header at this offset to *to; false if the frame is too short. */
+#define read_header(skb, offset, to)                                                               \
+	({                                                                                         \
+		__u32 offset_ = (offset);                                                          \
+		typeof(to) from_ = (void *)(long)(skb)->data + (offset_ & MAX_OFFSET);             \
+		bool is_read_ = true;                                                              \
+                                                                                                   \
+		if (offset_ <= MAX_OFFSET && (void *)(from_ + 1) <= (void *)(long)(skb)->data_end) \
+			*(to) = *from_;                                                            \
+		else                                                                               \
+			is_read_ = !bpf_skb_load_bytes(skb, offset_, to, sizeof(*(to)));           \
+		is_read_;                                                                          \
+	})
 
 struct packet {
 	struct address source;
@@ -82,7 +103,7 @@ ALWAYS_INLINE bool read_ipv4(struct __sk_buff *skb, struct packet *packet)
 	struct ipv4_header header;
 	__u32 header_length, total_length;
 
-	if (bpf_skb_load_bytes(skb, ETHERNET_LENGTH, &header, sizeof(header)))
+	if (!read_header(skb, ETHERNET_LENGTH, &header))
 		return false;
 	header_length = (header.version_length & 0x0f) * 4;
 	if (header.version_length >> 4 != 4 || header_length < sizeof(header))
@@ -115,7 +136,7 @@ ALWAYS_INLINE bool read_ipv6(struct __sk_buff *skb, struct packet *packet)
 	__u32 payload_length, extensions_length;
 	__u8 next;
 
-	if (bpf_skb_load_bytes(skb, ETHERNET_LENGTH, &header, sizeof(header)))
+	if (!read_header(skb, ETHERNET_LENGTH, &header))
 		return false;
 	if ((bpf_ntohl(header.version_class_flow) >> 28) != 6)
 		return false;

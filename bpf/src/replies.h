@@ -111,11 +111,10 @@ ALWAYS_INLINE bool read_ports(struct __sk_buff *skb, struct packet *packet, __u8
 	struct echo echo;
 
 	if (has_ports(packet->protocol))
-		return !bpf_skb_load_bytes(skb, packet->transport_offset, ports, sizeof(*ports));
+		return read_header(skb, packet->transport_offset, ports);
 	if (!is_icmp(packet))
 		return true;
-	if (bpf_skb_load_bytes(skb, packet->transport_offset, &echo, sizeof(echo)) ||
-	    echo.type != echo_type)
+	if (!read_header(skb, packet->transport_offset, &echo) || echo.type != echo_type)
 		return false;
 	ports->source_port = echo.identifier;
 	ports->destination_port = echo.identifier;

@@ -12,6 +12,15 @@
 #define TCP_RST		 0x04
 #define TCP_ACK		 0x10
 
+struct tcp_header {
+	__be16 source_port;
+	__be16 destination_port;
+	__be16 sequence[2];
+	__be16 acknowledgement[2];
+	__u8 data_offset; /* in its upper half, in words */
+	__u8 flags;
+};
+
 /*
  * A pod connects to a server on the host: the server's segments are not SYNs, and pass if a TCP
  * socket sent them. Without a socket such a segment may be a bridge's flooded copy, or the kernel's
@@ -23,22 +32,22 @@
 ALWAYS_INLINE __u32 evaluate_tcp(struct __sk_buff *skb, struct gate *gate, struct packet *packet)
 {
 	struct bpf_sock *sk = skb->sk;
-	__u8 header[TCP_FLAGS_OFFSET + 1];
+	struct tcp_header header;
 	__u32 header_length;
 	bool is_empty;
 	__u8 flags;
 
 	if (packet->is_fragment)
 		return DROP(REASON_FRAGMENT);
-	if (bpf_skb_load_bytes(skb, packet->transport_offset, header, sizeof(header)))
+	if (!read_header(skb, packet->transport_offset, &header))
 		return DROP(REASON_UNPARSABLE);
-	flags = header[TCP_FLAGS_OFFSET];
-	header_length = (header[TCP_FLAGS_OFFSET - 1] >> 4) * 4;
+	flags = header.flags;
+	header_length = (header.data_offset >> 4) * 4;
 	if (header_length < TCP_MINIMUM)
 		return DROP(REASON_UNPARSABLE);
 
-	packet->source_port = header[0] << 8 | header[1];
-	packet->destination_port = header[2] << 8 | header[3];
+	packet->source_port = bpf_ntohs(header.source_port);
+	packet->destination_port = bpf_ntohs(header.destination_port);
 	/* By mask: a SYN opens a connection whatever other flags it has (PSH, URG, ECN). */
 	if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN) {
 		/* No process can listen on port 0: bind(2) takes it for "any". Path tests use it.

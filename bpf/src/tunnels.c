@@ -33,7 +33,7 @@ ALWAYS_INLINE bool is_encapsulated(struct __sk_buff *skb, struct packet *packet,
 		return true;
 	if (packet->protocol != IPPROTO_UDP || packet->is_later_fragment)
 		return false;
-	if (bpf_skb_load_bytes(skb, packet->transport_offset, &ports, sizeof(ports)))
+	if (!read_header(skb, packet->transport_offset, &ports))
 		return true;
 	packet->source_port = bpf_ntohs(ports.source_port);
 	packet->destination_port = bpf_ntohs(ports.destination_port);

@@ -1,12 +1,11 @@
 """What the gate costs: bench `gate`. Every comparison is interleaved within one run.
 
-Packets are timed by BPF_PROG_TEST_RUN against an empty program, in nanoseconds above it. Traffic is
-real: TCP between two pods over the node and within the node, with podgate and without, in turn.
+Single packets are timed in tests/bench/packets.py. Traffic is real: TCP between two pods over the
+node and within the node, with podgate and without, in turn.
 """
 
 import asyncio
 import socket
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,22 +14,18 @@ from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.lab.lab import BPFFS, Lab, LabPod
 from agent.linux.cgroups import cgroup2_mount
-from bpf import abi, loader, pins, syscalls
-from bpf.gate_table import GateTable
+from bpf import loader, pins
 from bpf.gates import Attachment, Counts, GateConfig, Gates
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.bench import figures, rates
+from tests.bench import figures, packets, rates
 from tests.bench.crowd import Crowd
-from tests.kernel import foreign, frames, questions, skb
+from tests.kernel import frames, questions
 
-_RUNS = 9
 _PAIRS = 20
-_REPEAT = 200_000
 _FEW, _MANY = 10, 1_000
 _ANSWERS, _OUTSTANDING = 100_000, 1_000
-_GOOD_IFINDEX, _FOREIGN_IFINDEX = 1, 4242
 
 # What one writes who closes the hole with nftables: node to pod is dropped, answers pass.
 _NO_RULE_SET = "table inet hole\ndelete table inet hole\n"
@@ -51,7 +46,11 @@ def main() -> None:
         installation = pins.Pins(BPFFS)
         loaded = asyncio.run(loader.load(installation))
         try:
-            _nanoseconds(loaded, installation)
+            _note("a packet's time, as a ratio to an empty program's")
+            packets.measure(loaded, installation)
+            _note("policy_250_pods_ms")
+            packets.measure_policies(loaded, installation)
+            packets.emit_memory()
             podgate = Podgate(loaded, installation)
             _replies(network, podgate)
             _traffic(network, podgate)
@@ -59,34 +58,6 @@ def main() -> None:
         finally:
             loaded.close()
             installation.remove_everything()
-
-
-def _nanoseconds(loaded: loader.Loaded, installation: pins.Pins) -> None:
-    _note("nanoseconds per packet above an empty program")
-    ends = frames.Ends(frames.address("198.18.0.1"), frames.address("198.18.1.1"))
-    syn = frames.segment(ends, frames.SYN)
-    config = GateConfig(Mode.ENFORCE, (frames.address("198.18.1.1"),))
-    table = GateTable(loaded, installation.maps)
-    table.set(_GOOD_IFINDEX, config, 0)
-    empty = foreign.load_program(skb.TCX_NEXT)
-    gate = loaded.programs[abi.GATE_EGRESS]
-    samples: dict[str, list[float]] = {"ns_forwarded": [], "ns_node_sent": []}
-    baselines: list[float] = []
-    for _ in range(_RUNS):
-        baseline = _run_ns(empty, syn, 0)
-        baselines.append(baseline)
-        samples["ns_forwarded"].append(_run_ns(gate, syn, _FOREIGN_IFINDEX) - baseline)
-        samples["ns_node_sent"].append(_run_ns(gate, syn, 0) - baseline)
-    for name, values in samples.items():
-        figures.emit("gate", f"{name}_over_empty", values, "ns")
-    _note(f"the empty program itself: {statistics.median(baselines)} ns")
-    table.delete(_GOOD_IFINDEX)
-    table.close()
-
-
-def _run_ns(program_fd: int, frame: bytes, ingress_ifindex: int) -> int:
-    context = skb.context(_GOOD_IFINDEX, ingress_ifindex)
-    return syscalls.run_program(program_fd, frame, context, _REPEAT)[1]
 
 
 def _replies(network: Lab, podgate: "Podgate") -> None:
