@@ -2,9 +2,20 @@
 
 import array
 import dataclasses
-from collections.abc import Container
+import sys
+from collections.abc import Container, Iterator
+from typing import Any
 
 from bpf import abi, loader
+
+
+def _field(field: Any) -> slice:
+    return slice(field.offset, field.offset + field.size)
+
+
+# Thousands of keys are read at a time, and a ctypes structure for each takes ten times as long.
+_CGROUP = _field(abi.CDropSourceKey.cgroup)
+_IFINDEX = _field(abi.CDropSourceKey.ifindex)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,17 +51,30 @@ class DropSources:
         """Packets not recorded because the map was full, since the map was created."""
         return sum(array.array("Q", self._lost.get(bytes(4)) or b""))
 
+    def cgroups(self) -> set[int]:
+        """The cgroups of all sources; a tenth of what `read` costs."""
+        return set(map(_cgroup_of, self._keys()))
+
     def forget(self, ifindex: int) -> None:
         """Delete the sources of one interface."""
-        for key, _ in list(self._sources.items()):
-            if abi.CDropSourceKey.from_buffer_copy(key).ifindex == ifindex:
-                self._sources.delete(key)
+        for key in [key for key in self._keys() if _ifindex_of(key) == ifindex]:
+            self._sources.delete(key)
 
     def prune(self, live: Container[int]) -> None:
         """Delete sources of interfaces that are not in `live`."""
-        for key, _ in list(self._sources.items()):
-            if abi.CDropSourceKey.from_buffer_copy(key).ifindex not in live:
-                self._sources.delete(key)
+        for key in [key for key in self._keys() if _ifindex_of(key) not in live]:
+            self._sources.delete(key)
+
+    def _keys(self) -> Iterator[bytes]:
+        return (key for key, _ in self._sources.items())
+
+
+def _cgroup_of(key: bytes) -> int:
+    return int.from_bytes(key[_CGROUP], sys.byteorder)
+
+
+def _ifindex_of(key: bytes) -> int:
+    return int.from_bytes(key[_IFINDEX], sys.byteorder)
 
 
 def _drop_source(key: bytes, value: bytes) -> DropSource:

@@ -18,8 +18,12 @@ log = structlog.get_logger(__name__)
 
 # A cgroup may be gone a moment after its only call, and then its path is lost.
 _PERIOD_SECONDS = 2.0
+# A full aggregate may cost one hundredth of a CPU, however fast sources come and go.
+_REST_PER_LOOK = 100
+_MAX_NAMES = 20_000
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 47: "gre", 50: "esp", 58: "icmp", 132: "sctp"}
 NO_SOCKET = "(no socket: the kernel)"
+GONE = "(gone)"
 
 
 class CgroupName(msgspec.Struct, frozen=True):
@@ -44,20 +48,23 @@ class SourceProcesses:
         self._state = state
         self._store = store
         self._names: dict[int, str] = {0: NO_SOCKET}
+        self._is_pruned = False
 
     async def run(self) -> None:
         """Name new sources soon after their first drop, until cancelled."""
         await asyncio.to_thread(self._restore)
         while True:
             gated = self._store.gated_interfaces() if self._store.is_synced else None
+            started = time.monotonic()
             await asyncio.to_thread(self._look, gated)
-            await asyncio.sleep(_PERIOD_SECONDS)
+            seconds = time.monotonic() - started
+            await asyncio.sleep(max(_PERIOD_SECONDS, seconds * _REST_PER_LOOK))
 
     def read(self) -> list[tuple[DropSource, str]]:
         """All drop sources with cgroup paths, the busiest first. Blocks for some milliseconds."""
         found = sorted(self._drop_sources.read(), key=lambda seen: -seen.count)
-        self._name(found)
-        return [(seen, self._names.get(seen.cgroup, "(gone)")) for seen in found]
+        self.learn({seen.cgroup for seen in found})
+        return [(seen, self._names.get(seen.cgroup, GONE)) for seen in found]
 
     def lost(self) -> int:
         return self._drop_sources.lost()
@@ -68,20 +75,24 @@ class SourceProcesses:
 
     def _look(self, gated: set[int] | None) -> None:
         """gated: interfaces with a gate; None until every pod has been reconciled."""
-        if gated is not None:
+        if gated is not None and not self._is_pruned:
+            # Later, the sources of a gate are deleted with it.
             self._drop_sources.prune(gated)
-        if self._name(self._drop_sources.read()):
+            self._is_pruned = True
+        cgroups = self._drop_sources.cgroups()
+        if len(self._names) > _MAX_NAMES:
+            self._names = {id: name for id, name in self._names.items() if id in cgroups}
+            self._names[0] = NO_SOCKET
+        if self.learn(cgroups):
             self._save()
-
-    def _name(self, found: list[DropSource]) -> bool:
-        return self.learn({seen.cgroup for seen in found})
 
     def learn(self, cgroups: set[int]) -> bool:
         """Name the cgroups that have no name yet; whether there were any. May block for some ms."""
         unnamed = cgroups - self._names.keys()
         if not unnamed:
             return False
-        self._names |= cgroup_paths(unnamed)
+        # Ids are not used again: the name of a cgroup that is gone is never found.
+        self._names |= dict.fromkeys(unnamed, GONE) | cgroup_paths(unnamed)
         return True
 
     def _restore(self) -> None:

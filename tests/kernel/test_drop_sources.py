@@ -72,3 +72,24 @@ def test_sources_of_deleted_interfaces_are_deleted(
     assert seen(loaded, pod)
     callers.prune(())
     assert seen(loaded, pod) == []
+
+
+def test_the_cgroups_of_sources_are_read_without_the_rest(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
+    assert traffic.node_is_dropped(pod, 4, PORT)
+    callers = DropSources(loaded)
+    assert callers.cgroups() == {one.cgroup for one in callers.read()} != set()
+
+
+def test_only_the_sources_of_one_interface_are_deleted_with_it(
+    gates: Gates, pod: labs.LabPod, lab: labs.Lab, loaded: loader.Loaded
+) -> None:
+    other = lab.add_pod("other", 2)
+    for one in (pod, other):
+        gates.install(one.ifindex, GateConfig(Mode.ENFORCE, one.addresses))
+        assert traffic.node_is_dropped(one, 4, PORT)
+    DropSources(loaded).forget(pod.ifindex)
+    assert seen(loaded, pod) == []
+    assert seen(loaded, other)

@@ -1,0 +1,106 @@
+"""What naming source processes costs, with the kernel's aggregate in memory."""
+
+import asyncio
+import pathlib
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from agent.drops import source_processes
+from agent.drops.source_processes import GONE, SourceProcesses
+from agent.pods.conditions import Conditions
+from agent.pods.store import PodStore
+from bpf.drop_sources import DropSource
+
+pytestmark = pytest.mark.looptime
+
+
+class Aggregate:
+    """The aggregate of drop sources; counts what is read of it."""
+
+    def __init__(self) -> None:
+        self.sources: list[DropSource] = []
+        self.calls: list[str] = []
+
+    def read(self) -> list[DropSource]:
+        self.calls.append("read")
+        return self.sources
+
+    def cgroups(self) -> set[int]:
+        self.calls.append("cgroups")
+        return {source.cgroup for source in self.sources}
+
+    def prune(self, live: Collection[int]) -> None:
+        self.calls.append(f"prune {sorted(live)}")
+
+
+class Followed:
+    """The aggregate, followed with cgroups that the test names."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path) -> None:
+        self.aggregate = Aggregate()
+        self.paths: dict[int, str] = {}
+        self.searches: list[set[int]] = []
+        self.store = PodStore(Conditions())
+        drop_sources: Any = self.aggregate
+        self.processes = SourceProcesses(
+            drop_sources, state=folder / "drop_sources.json", store=self.store
+        )
+        monkeypatch.setattr(source_processes, "cgroup_paths", self._search)
+
+    def _search(self, ids: set[int]) -> dict[int, str]:
+        self.searches.append(ids)
+        return {id: path for id, path in self.paths.items() if id in ids}
+
+    def add(self, cgroup: int) -> None:
+        self.aggregate.sources.append(DropSource(cgroup, 7, 6, 80, 1, 2, 3, "curl"))
+
+    async def run(self, seconds: float) -> None:
+        task = asyncio.create_task(self.processes.run())
+        await asyncio.sleep(seconds)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Followed:
+    return Followed(monkeypatch, tmp_path)
+
+
+async def test_the_aggregate_is_read_as_a_whole_only_for_a_report(followed: Followed) -> None:
+    followed.add(5)
+    await followed.run(60)
+    assert set(followed.aggregate.calls) == {"cgroups"}
+    followed.processes.read()
+    assert followed.aggregate.calls[-1] == "read"
+
+
+async def test_a_cgroup_that_is_gone_is_searched_once(followed: Followed) -> None:
+    followed.add(5)
+    await followed.run(60)
+    assert followed.searches == [{5}]
+    ((_, path),) = followed.processes.read()
+    assert path == GONE
+
+
+async def test_a_new_cgroup_is_named_at_the_next_look_and_keeps_its_name(
+    followed: Followed,
+) -> None:
+    followed.paths[5] = "/system.slice/backup.service"
+    followed.add(5)
+    await followed.run(1)
+    del followed.paths[5]
+    ((_, path),) = followed.processes.read()
+    assert path == "/system.slice/backup.service"
+
+
+async def test_sources_of_a_previous_agent_s_gates_are_deleted_once_every_pod_is_reconciled(
+    followed: Followed,
+) -> None:
+    await followed.run(10)
+    assert followed.aggregate.calls == ["cgroups"] * len(followed.aggregate.calls)
+    followed.store.synced.set()
+    await followed.run(10)
+    prunes = [call for call in followed.aggregate.calls if call != "cgroups"]
+    assert prunes == ["prune []"]
