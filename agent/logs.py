@@ -73,9 +73,11 @@ class Event(enum.Enum):
     FIRST_GATE = "First gate of this sandbox attached."
     GATE_BYPASSED = "The host reaches the pod without passing its gate."
     GATE_DETACH_FAILED = "Gate cannot be detached; retrying."
-    GATE_DISPLACED = "Another program runs before the gate."
+    GATE_DISPLACED = "Another program runs before the gate, or programs cannot be read."
+    GATE_HAS_NO_ROOM = "Gate has no room for all addresses or rules of a pod, and drops more."
     GATE_LOST = "Gate lost; attaching it again."
     GATE_MOVED_FIRST = "Gate moved before another program on the same interface."
+    GATE_NOT_UPDATED = "Gate cannot be updated; it keeps its last addresses and rules."
     GRACE_PERIOD_NOT_ENDED = (
         "Grace period of a gate cannot be ended; it stays open until the next pass."
     )

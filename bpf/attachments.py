@@ -77,6 +77,10 @@ class Attachments:
                 self.attached.add(ifindex)
         return ifindex in self.attached
 
+    def is_in_chain(self, ifindex: int) -> bool:
+        """Whether it is attached, as the kernel has it now. Raises `BpfError`."""
+        return self._links.is_attached(ifindex) or self._filters.is_attached(ifindex)
+
     def attach(self, ifindex: int) -> None:
         """Attach, or replace any version's program with this one.
 

@@ -148,6 +148,10 @@ class Gates:
         self._ingress.detach(ifindex)
         self._forget(ifindex)
 
+    def is_in_chain(self, ifindex: int) -> bool:
+        """Whether an interface has this schema's gate, as the kernel has it now."""
+        return self._egress.is_in_chain(ifindex)
+
     def is_attached(self, ifindex: int) -> bool:
         """Whether an interface has a gate, also one that podgate-cni has just attached."""
         return self._egress.mark_attached(ifindex)
@@ -191,16 +195,19 @@ class Gates:
 
     def displaced(self) -> set[int]:
         """Interfaces on which another program runs before ours in either direction, or ours is no
-        longer attached.
+        longer attached, or neither can be read.
 
         The other program may end the chain (TC_ACT_OK); then the gate never sees the packet.
         """
-        return {
-            ifindex
-            for side in (self._egress, self._ingress)
-            for ifindex in side.attached
-            if not _is_first(side, ifindex)
-        }
+        found = set()
+        for side in (self._egress, self._ingress):
+            for ifindex in side.attached:
+                try:
+                    if not _is_first(side, ifindex):
+                        found.add(ifindex)
+                except errors.BpfError:
+                    found.add(ifindex)
+        return found
 
     def is_first(self, ifindex: int) -> bool:
         """Whether our programs run before all others, in both directions."""

@@ -11,13 +11,14 @@ from collections.abc import Collection
 
 import structlog
 
-from agent.gates.failures import log_failure
+from agent.gates.failures import has_vanished
 from agent.gates.grace_periods import GracePeriods
 from agent.gates.path_test import PathTester
 from agent.gates.pod_gates import PodGates
 from agent.gates.worker import GateWorker
 from agent.logs import Event
 from agent.pods.conditions import FALSE
+from agent.pods.pod import Pod
 from agent.pods.pod_state import IsolationStatus, PodState
 from agent.pods.store import PodStore
 from agent.sources.source import PodSource
@@ -149,8 +150,9 @@ class Reconciler:
             status = await self._pod_gates.reconcile(state)
         except (AttachError, OSError, TimeoutError) as error:
             # Usually a temporary error of the kernel or netlink; the next pass tries again.
-            log_failure(Event.POD_RECONCILE_FAILED, pod, error)
+            _log_failure(Event.POD_RECONCILE_FAILED, pod, error)
             if state.gated_netns:
+                state.has_failed = True
                 return
             status = IsolationStatus(FALSE, "GateFailed", f"Kernel error: {error}.")
         if self._store.get(pod.uid) is not state or state.pod.netns_path != pod.netns_path:
@@ -162,7 +164,7 @@ class Reconciler:
         try:
             await self._pod_gates.detach(state)
         except (AttachError, OSError, TimeoutError) as error:
-            log_failure(Event.GATE_DETACH_FAILED, state.pod, error)
+            _log_failure(Event.GATE_DETACH_FAILED, state.pod, error)
         else:
             self._store.removed.pop(state.pod.uid, None)
 
@@ -184,3 +186,11 @@ class Reconciler:
             log.error(Event.LEFTOVERS_NOT_REMOVED, error=str(error))
             return
         self._may_have_leftovers = not is_clean
+
+
+def _log_failure(event: Event, pod: Pod, error: Exception) -> None:
+    """An error, unless the pod's interface or namespace disappeared during the pass."""
+    if has_vanished(error):
+        log.info(Event.POD_VANISHED, pod=pod.full_name, error=str(error))
+    else:
+        log.error(event, pod=pod.full_name, error=str(error))

@@ -15,6 +15,7 @@ import enum
 
 import structlog
 
+from agent.backoff import Pace
 from agent.linux.node_routes import NodeRoutes, RouteKind
 from agent.linux.pod_network import PodNetwork
 from agent.pods.pod import Pod
@@ -33,6 +34,12 @@ _RESOLVE_WAITS_SECONDS = (0.001, 0.004, 0.015)
 # A pod may give itself thousands, and the agent sends some queries for each at every check.
 _MOST_CHECKED = 64
 
+# Between two reports of the same kind of problem of one pod.
+_REPORT_SECONDS, _MAX_REPORT_SECONDS = 60.0, 3600.0
+
+_UNRESOLVED = "not found by the node on its bridge"
+_OF_POD = "that of pod"
+
 
 class _Evidence(enum.Enum):
     """The result of checking whether an address belongs to the pod."""
@@ -46,12 +53,20 @@ class _Evidence(enum.Enum):
     """It belongs to the node or to another pod."""
 
 
+def _report_pace() -> Pace:
+    return Pace(at_once=1, base_seconds=_REPORT_SECONDS, cap_seconds=_MAX_REPORT_SECONDS)
+
+
 @dataclasses.dataclass(slots=True)
 class _Record:
     netns: Netns
     confirmed: set[IPAddress] = dataclasses.field(default_factory=set)
     first_seen: dict[IPAddress, float] = dataclasses.field(default_factory=dict)
     reported: str = ""
+    """The problem that was reported last."""
+    kinds: set[str] = dataclasses.field(default_factory=set)
+    """Kinds of problems that were reported."""
+    pace: Pace = dataclasses.field(default_factory=_report_pace)
 
 
 class AddressAuthority:
@@ -99,30 +114,56 @@ class AddressAuthority:
         record.first_seen = {address: record.first_seen.get(address, now) for address in addresses}
         record.confirmed &= set(addresses)
         unconfirmed = dict.fromkeys(addresses, "one of too many")
-        for address in self._worth_a_check(pod, record, addresses):
-            is_new = record.first_seen[address] == now
-            evidence, why = await self._evidence_for(pod, network, address, may_wait=is_new)
-            if evidence is _Evidence.CONFIRMED:
-                record.confirmed.add(address)
-            elif evidence is _Evidence.FOREIGN:
-                record.confirmed.discard(address)
-            if address in record.confirmed:
-                del unconfirmed[address]
-            else:
-                unconfirmed[address] = why
+        checked = self._worth_a_check(pod, record, addresses)
+        for address in checked:
+            unconfirmed[address] = await self._check_one(pod, network, record, address)
+        # All new neighbours at once: a pod may show new addresses again and again.
+        for seconds in _RESOLVE_WAITS_SECONDS:
+            unresolved = [
+                address
+                for address in checked
+                if unconfirmed[address] == _UNRESOLVED and record.first_seen[address] == now
+            ]
+            if not unresolved:
+                break
+            await asyncio.sleep(seconds)
+            for address in unresolved:
+                unconfirmed[address] = await self._check_one(pod, network, record, address)
+        for address in record.confirmed:
+            del unconfirmed[address]
         return AddressClaims(
             tuple(address for address in addresses if address in record.confirmed),
             unconfirmed,
             any(record.first_seen[address] + _SETTLE_SECONDS > now for address in unconfirmed),
         )
 
-    def is_new_problem(self, uid: str, problem: str) -> bool:
-        """Whether a problem of a pod's claims was not reported yet; it counts as reported now."""
+    async def _check_one(
+        self, pod: Pod, network: PodNetwork, record: _Record, address: IPAddress
+    ) -> str:
+        """Why the address is unconfirmed, after the record is brought up to date."""
+        evidence, why = await self._evidence_for(pod, network, address)
+        if evidence is _Evidence.CONFIRMED:
+            record.confirmed.add(address)
+        elif evidence is _Evidence.FOREIGN:
+            record.confirmed.discard(address)
+        return why
+
+    def is_due(self, uid: str, claims: AddressClaims) -> bool:
+        """Whether the problem of a pod's claims is to be reported; it counts as reported now.
+
+        Each kind of problem once, then ever more rarely: a pod can show other addresses each time.
+        """
         record = self._records.get(uid)
-        if record is None or problem == record.reported:
+        if record is None or claims.problem in ("", record.reported):
             return False
-        record.reported = problem
-        return bool(problem)
+        kinds = {_kind(why) for why in claims.unconfirmed.values()}
+        now = asyncio.get_running_loop().time()
+        if record.pace.happened(now) > now and kinds <= record.kinds:
+            return False
+        record.pace.handled(now)
+        record.kinds |= kinds
+        record.reported = claims.problem
+        return True
 
     def _worth_a_check(
         self, pod: Pod, record: _Record, addresses: list[IPAddress]
@@ -132,7 +173,7 @@ class AddressAuthority:
         return sorted(addresses, key=lambda address: address not in first)[:_MOST_CHECKED]
 
     async def _evidence_for(
-        self, pod: Pod, network: PodNetwork, address: IPAddress, *, may_wait: bool
+        self, pod: Pod, network: PodNetwork, address: IPAddress
     ) -> tuple[_Evidence, str]:
         route = await self._routes.route_to(address)
         if route.kind is RouteKind.OWN:
@@ -141,7 +182,7 @@ class AddressAuthority:
         if pod.uid in reported_for:
             return _Evidence.CONFIRMED, ""
         if reported_for:
-            return _Evidence.FOREIGN, f"that of pod {min(reported_for.values())}"
+            return _Evidence.FOREIGN, f"{_OF_POD} {min(reported_for.values())}"
         if route.kind is RouteKind.NONE:
             return _Evidence.MISSING, "without a route on the node"
         interfaces = {interface.ifindex for interface in network.interfaces}
@@ -150,25 +191,14 @@ class AddressAuthority:
         bridges = {interface.bridge for interface in network.interfaces}
         # Any port can answer for a neighbour first, so a runtime's report has precedence.
         if route.ifindex in bridges and not pod.reported_addresses:
-            port = await self._bridge_port(address, route.ifindex, may_wait=may_wait)
+            port = await self._routes.bridge_port_of(address, route.ifindex)
             if port is None:
-                return _Evidence.MISSING, "not found by the node on its bridge"
+                await self._routes.solicit(address, route.ifindex)
+                return _Evidence.MISSING, _UNRESOLVED
             if port in interfaces:
                 return _Evidence.CONFIRMED, ""
             return _Evidence.FOREIGN, "behind another port of the node's bridge"
         return _Evidence.ELSEWHERE, "routed by the node through another interface"
-
-    async def _bridge_port(self, address: IPAddress, bridge: int, *, may_wait: bool) -> int | None:
-        port = await self._routes.bridge_port_of(address, bridge)
-        if port is not None:
-            return port
-        await self._routes.solicit(address, bridge)
-        for seconds in _RESOLVE_WAITS_SECONDS if may_wait else ():
-            await asyncio.sleep(seconds)
-            port = await self._routes.bridge_port_of(address, bridge)
-            if port is not None:
-                break
-        return port
 
     def _withdraw(self, uid: str) -> None:
         for address in self._reported_of.pop(uid, ()):
@@ -176,3 +206,7 @@ class AddressAuthority:
             pods.pop(uid, None)
             if not pods:
                 del self._reported_for[address]
+
+
+def _kind(why: str) -> str:
+    return _OF_POD if why.startswith(_OF_POD) else why

@@ -16,7 +16,7 @@ from agent.gates.worker import GateWorker
 from agent.linux.pod_network import HostInterface
 from agent.logs import Event
 from agent.pods.store import PodStore
-from bpf.errors import AttachError
+from bpf.errors import AttachError, BpfError
 from bpf.gates import Attachment
 
 log = structlog.get_logger(__name__)
@@ -48,7 +48,8 @@ class ChainOrder:
         self._now = now or (lambda: asyncio.get_running_loop().time())
         self._changed = asyncio.Event()
         self._moves: dict[int, collections.deque[float]] = {}
-        self._abandoned: set[int] = set()
+        self._reported: dict[int, str] = {}
+        """By ifindex: the problem that was logged last."""
 
     def hint(self) -> None:
         """An interface appeared, vanished or changed: check soon."""
@@ -79,11 +80,23 @@ class ChainOrder:
     async def ensure_first(self, interface: HostInterface) -> str:
         """Move the gate before other programs, three times a minute at most.
 
-        One sentence if another program still runs before it. Raises `BpfError`.
+        One sentence if another program still runs before it, or if that is not known.
         """
+        try:
+            return await self._ensure_first(interface)
+        except BpfError as error:
+            # The gate was attached first; what was attached since is not known.
+            return self._report(
+                interface,
+                f"Programs on {interface.name} cannot be read ({error.strerror}), and one that "
+                "runs before the gate may accept packets; list them with "
+                f"'bpftool net show dev {interface.name}'.",
+            )
+
+    async def _ensure_first(self, interface: HostInterface) -> str:
         ifindex = interface.ifindex
         if await self._run(self._gates.is_first, ifindex):
-            self._abandoned.discard(ifindex)
+            self._reported.pop(ifindex, None)
             return ""
         moves = self._moves.setdefault(ifindex, collections.deque(maxlen=_MOVES))
         if len(moves) < _MOVES or self._now() - moves[0] > _WINDOW_SECONDS:
@@ -101,14 +114,17 @@ class ChainOrder:
     def forget(self, ifindex: int) -> None:
         """The interface is gone, or no longer gated."""
         self._moves.pop(ifindex, None)
-        self._abandoned.discard(ifindex)
+        self._reported.pop(ifindex, None)
 
     def _displaced(self, interface: HostInterface, what: str) -> str:
-        problem = (
+        return self._report(
+            interface,
             f"Another program runs before the gate on {interface.name}, and packets it accepts "
-            f"pass no gate; {what}."
+            f"pass no gate; {what}.",
         )
-        if interface.ifindex not in self._abandoned:
-            self._abandoned.add(interface.ifindex)
+
+    def _report(self, interface: HostInterface, problem: str) -> str:
+        if self._reported.get(interface.ifindex) != problem:
+            self._reported[interface.ifindex] = problem
             log.error(Event.GATE_DISPLACED, interface=interface.name, problem=problem)
         return problem

@@ -13,7 +13,7 @@ import time
 import structlog
 
 from agent.gates import pending_flows
-from agent.gates.failures import log_failure
+from agent.gates.failures import has_vanished
 from agent.gates.worker import GateWorker
 from agent.linux.pod_network import HostInterface
 from agent.logs import Event
@@ -95,7 +95,10 @@ class GracePeriods:
             filled = await self._fill_new(state)
         except (AttachError, OSError, TimeoutError) as error:
             # TCP replies pass anyway; the next pass over the pod tries again.
-            log_failure(Event.REPLY_TABLE_FAILED, pod, error)
+            if has_vanished(error):
+                log.info(Event.POD_VANISHED, pod=pod.full_name, error=str(error))
+            else:
+                log.error(Event.REPLY_TABLE_FAILED, pod=pod.full_name, error=str(error))
             return False
         for gate in filled:
             ends_at_ns = time.monotonic_ns() + _INCOMPLETE_NS if gate.incomplete else 0

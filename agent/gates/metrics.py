@@ -25,6 +25,11 @@ GATES_LOST = MetricFamily(
     "counter",
     "Gates lost from an interface that could not be attached again at once.",
 )
+GATE_UPDATES_FAILED = MetricFamily(
+    "podgate_gate_updates_failed_total",
+    "counter",
+    "Failed updates of attached gates, which keep their last addresses and rules.",
+)
 GATES_REORDERED = MetricFamily(
     "podgate_gates_reordered_total",
     "counter",
@@ -57,6 +62,7 @@ class GateMetrics:
         self.attach_seconds = histogram(ATTACH_SECONDS, _ATTACH_BUCKETS)
         self.ungated_seconds = histogram(UNGATED_SECONDS, _UNGATED_BUCKETS)
         self.gates_lost = counter(GATES_LOST)
+        self.gate_updates_failed = counter(GATE_UPDATES_FAILED)
         self.gates_reordered = counter(GATES_REORDERED)
         self.path_tests = counter(PATH_TESTS)
 
@@ -64,6 +70,7 @@ class GateMetrics:
         yield from self.attach_seconds.collect()
         yield from self.ungated_seconds.collect()
         yield from self.gates_lost.collect()
+        yield from self.gate_updates_failed.collect()
         yield from self.gates_reordered.collect()
         yield from self.path_tests.collect()
         tested, unconfirmed = new_metric(PATH_TEST_ADDRESSES), new_metric(UNCONFIRMED_ADDRESSES)

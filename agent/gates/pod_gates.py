@@ -130,9 +130,7 @@ class PodGates:
                 return await self._reconcile_netns(state, netns, is_retry=True)
             if state.gated_netns != netns:
                 return IsolationStatus(FALSE, "GateFailed", f"{error}.")
-            self._metrics.gates_lost.inc()
-            log.error(Event.GATE_LOST, pod=pod.full_name, error=str(error))
-            self._record(pod, "GateLost", f"The gate is lost and will be attached again: {error}.")
+            await self._report_failure(state, network, error)
         if network.unsupported:
             state.gated_netns = netns
             return IsolationStatus(TRUE, "NotSupported", "; ".join(network.unsupported) + ".")
@@ -143,9 +141,36 @@ class PodGates:
         state.gated_netns = netns
         return IsolationStatus(TRUE, _REASONS[pod.mode], _describe(state, network))
 
+    async def _report_failure(
+        self, state: PodState, network: PodNetwork, error: AttachError
+    ) -> None:
+        """The gate of a pod that had one cannot be brought into the desired state."""
+        pod = state.pod
+        state.has_failed = True
+        run = self._gate_worker.run
+        lost = [
+            interface.name
+            for interface in network.interfaces
+            if not await run(self._gates.is_in_chain, interface.ifindex)
+        ]
+        if lost:
+            self._metrics.gates_lost.inc()
+            log.error(Event.GATE_LOST, pod=pod.full_name, error=str(error))
+            state.gate_problem = (
+                f"{', '.join(lost)} lost its gate, which cannot be attached again yet: {error}."
+            )
+            self._record(pod, "GateLost", state.gate_problem)
+        else:
+            self._metrics.gate_updates_failed.inc()
+            log.error(Event.GATE_NOT_UPDATED, pod=pod.full_name, error=str(error))
+            state.gate_problem = (
+                f"The gate keeps its last addresses and rules; it cannot be updated yet: {error}."
+            )
+            self._record(pod, "GateNotUpdated", state.gate_problem)
+
     def _report_claims(self, state: PodState) -> None:
         problem = state.claims.problem
-        if self._authority.is_new_problem(state.pod.uid, problem):
+        if self._authority.is_due(state.pod.uid, state.claims):
             log.warning(Event.ADDRESSES_UNCONFIRMED, pod=state.pod.full_name, problem=problem)
             self._record(state.pod, "UnconfirmedAddress", problem)
 
@@ -164,6 +189,7 @@ class PodGates:
             without_fallback=not self._has_fallback,
             pod=state.pod.uid,
         )
+        previous_problem = "" if state.has_failed else state.gate_problem
         state.gate_problem = state.chain_problem = ""
         for interface in network.interfaces:
             was_open = state.gated_netns != state.netns and not await self._is_attached(interface)
@@ -187,6 +213,10 @@ class PodGates:
             state.chain_problem = (
                 await self._chain_order.ensure_first(interface) or state.chain_problem
             )
+        state.has_failed = False
+        if state.gate_problem and state.gate_problem != previous_problem:
+            log.warning(Event.GATE_HAS_NO_ROOM, pod=state.pod.full_name, problem=state.gate_problem)
+            self._record(state.pod, "GateHasNoRoom", state.gate_problem)
 
     async def _detach_all(self, state: PodState, network: PodNetwork) -> None:
         """Remove every gate: podgate-cni applies the node's default mode, not the pod's."""

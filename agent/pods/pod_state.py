@@ -109,7 +109,9 @@ class PodState:
     admission: Admission | None = None
     """The rules of its gates."""
     gate_problem: str = ""
-    """One sentence on what a gate has no room for, and so drops."""
+    """One sentence on what a gate has no room for, and so drops, or why it is not as desired."""
+    has_failed: bool = False
+    """Whether a gate that was attached before could not be brought into the desired state."""
     chain_problem: str = ""
     """One sentence where another program runs before a gate and cannot be moved."""
     gated_netns: Netns | None = None
@@ -139,9 +141,14 @@ class PodState:
         return asyncio.get_running_loop().time() < self.recheck_until
 
     @property
+    def is_unsettled(self) -> bool:
+        """Whether its addresses are new, or its gates failed: for as long as the pod likes."""
+        return self.claims.is_settling or self.has_failed
+
+    @property
     def needs_recheck(self) -> bool:
         """Whether another pass is due soon without a mark."""
-        return self.is_pending or self.awaits_plugin or self.claims.is_settling
+        return self.is_pending or self.awaits_plugin or self.is_unsettled
 
     @property
     def is_path_tested(self) -> bool:

@@ -100,11 +100,11 @@ class PodStore:
     def mark_pending(self) -> None:
         """Have those pods reconciled that wait for something: an interface came or went.
 
-        New addresses are checked again as well; a pod can have some all the time.
+        New addresses are checked again as well, at the pod's own pace, and failed gates.
         """
         self._mark_if(lambda state: state.is_pending or state.awaits_plugin)
         for uid, state in self.pods.items():
-            if state.claims.is_settling:
+            if state.is_unsettled:
                 self.network_changes.mark(uid)
 
     def mark_namespace(self, nsid: int) -> None:

@@ -48,6 +48,8 @@ class Gates:
         self.displaced: set[int] = set()
         self.failing: dict[str, Exception] = {}
         """By name of the call: what it raises."""
+        self.problem = ""
+        """What gates have no room for."""
         self.calls: list[str] = []
         self.before_call: Callable[[str], None] = lambda call: None
         self.is_clean = True
@@ -62,9 +64,10 @@ class Gates:
     def installed(self) -> dict[int, GateConfig | None]:
         return dict(self.gates)
 
-    def install(self, ifindex: int, config: GateConfig, *, grace_seconds: float) -> None:
+    def install(self, ifindex: int, config: GateConfig, *, grace_seconds: float) -> str:
         self._call("install", ifindex)
         self.gates[ifindex] = config
+        return self.problem
 
     def remove(self, ifindex: int) -> None:
         self._call("remove", ifindex)
@@ -72,6 +75,9 @@ class Gates:
         self.with_replies.discard(ifindex)
 
     def is_attached(self, ifindex: int) -> bool:
+        return ifindex in self.gates
+
+    def is_in_chain(self, ifindex: int) -> bool:
         return ifindex in self.gates
 
     def start_reply_table(self, ifindex: int) -> bool:
@@ -88,6 +94,8 @@ class Gates:
         self._call("end grace", ifindex)
 
     def is_first(self, ifindex: int) -> bool:
+        if error := self.failing.get("is first"):
+            raise error
         return ifindex not in self.displaced
 
     def move_first(self, ifindex: int) -> None:
@@ -267,7 +275,7 @@ class Node:
     async def check(self, pod: Pod, netns: Netns, network: PodNetwork) -> AddressClaims:
         return AddressClaims(network.addresses)
 
-    def is_new_problem(self, uid: str, problem: str) -> bool:
+    def is_due(self, uid: str, claims: AddressClaims) -> bool:
         return False
 
     # PolicyController
@@ -277,4 +285,5 @@ class Node:
 
 
 BUSY = AttachError("attaching to interface 7: Device or resource busy")
+FULL = AttachError("cannot attach the gate to interface 1: the map gates is full")
 GONE = AttachError("attaching to interface 1: No such device")

@@ -14,9 +14,9 @@ from agent.gates.grace_periods import GRACE_SECONDS
 from agent.logs import Event
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.pod import SANDBOX_MISSING, Pod, Problem
-from bpf.errors import AttachError
+from bpf.errors import AttachError, BpfError
 from bpf.verdicts import Mode
-from tests.agent.app.node import BUSY, GONE, RESYNC_SECONDS, Node
+from tests.agent.app.node import BUSY, FULL, GONE, RESYNC_SECONDS, Node
 
 pytestmark = pytest.mark.looptime
 
@@ -39,6 +39,12 @@ async def changing(node: Node, name: str, *, every: float = 0.004) -> AsyncItera
         yield
     finally:
         task.cancel()
+
+
+def message(node: Node, name: str) -> str:
+    status = node.store.pods[name].status
+    assert status is not None
+    return status.message
 
 
 def addresses(node: Node, ifindex: int) -> list[str]:
@@ -268,11 +274,85 @@ async def test_a_lost_gate_is_an_event_and_the_pod_stays_ready(
     async with node.running():
         await asyncio.sleep(0.5)
         node.gates.failing["install"] = BUSY
+        node.gates.gates.clear()
         node.store.mark("a")
         async with asyncio.timeout(1):
             (event,) = await node.events.next()
         assert (event.uid, event.reason, event.action) == ("a", "GateLost", "Gating")
+        assert "veth1" in event.message
         assert node.status("a") == ENFORCED
+        assert "veth1 lost its gate" in message(node, "a")
+        del node.gates.failing["install"]
+        await asyncio.sleep(2)
+        assert set(node.gates.gates) == {1}
+        assert "lost" not in message(node, "a")
+
+
+async def test_a_gate_that_cannot_be_updated_is_not_reported_as_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(0.5)
+        node.gates.failing["install"] = FULL
+        node.set_addresses("a", "198.18.7.7")
+        async with asyncio.timeout(1):
+            (event,) = await node.events.next()
+        assert (event.uid, event.reason) == ("a", "GateNotUpdated")
+        assert "the map gates is full" in event.message
+        assert node.status("a") == ENFORCED
+        assert "keeps its last addresses" in message(node, "a")
+        del node.gates.failing["install"]
+        await asyncio.sleep(2)
+        assert addresses(node, 1) == ["198.18.7.7"]
+        assert "keeps its last addresses" not in message(node, "a")
+
+
+async def test_a_gate_that_keeps_failing_is_retried_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(0.5)
+        node.gates.failing["install"] = FULL
+        node.store.mark("a")
+        await asyncio.sleep(120)
+        assert 12 <= node.gates.calls.count("install a") <= 30
+
+
+async def test_what_a_gate_has_no_room_for_is_an_event_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    node.gates.problem = "2,000 addresses do not fit; all addresses behind it count as the pod's."
+    node.add("a", 1)
+    async with node.running():
+        for _ in range(3):
+            await asyncio.sleep(0.5)
+            node.store.mark("a")
+        (event,) = await node.events.next()
+    assert (event.reason, event.message) == ("GateHasNoRoom", node.gates.problem)
+    assert node.status("a") == ENFORCED
+    assert node.gates.problem in message(node, "a")
+
+
+async def test_a_chain_that_cannot_be_read_is_reported_and_no_lost_gate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    node.gates.failing["is first"] = BpfError(errno.ENOMEM, "Cannot allocate memory")
+    node.add("a", 1)
+    with structlog.testing.capture_logs() as lines:
+        async with node.running():
+            for _ in range(3):
+                await asyncio.sleep(0.5)
+                node.store.mark("a")
+    assert node.status("a") == ENFORCED
+    assert "Programs on veth1 cannot be read (Cannot allocate memory)" in message(node, "a")
+    errors = [line["event"] for line in lines if line["log_level"] != "info"]
+    assert errors == [Event.GATE_DISPLACED]
 
 
 async def test_an_interface_that_is_deleted_during_the_attach_is_no_lost_gate(

@@ -1,18 +1,21 @@
 """The gate is moved before other programs, a bounded number of times; else it is a problem."""
 
 import dataclasses
+import errno
 from collections.abc import Callable
 from typing import TypeVar, cast
 
 import pytest
+import structlog.testing
 
 from agent.gates.chain_order import ChainOrder
 from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
 from agent.linux.pod_network import HostInterface
+from agent.logs import Event
 from agent.pods.conditions import Conditions
 from agent.pods.store import PodStore
-from bpf.errors import AttachError
+from bpf.errors import AttachError, BpfError
 
 T = TypeVar("T")
 
@@ -26,6 +29,7 @@ class Chain:
     is_gate_first: bool = True
     is_contested: bool = False
     is_rejected: bool = False
+    is_readable: bool = True
     moves: int = 0
     now: float = 0.0
 
@@ -38,6 +42,8 @@ class Chain:
 
     def is_first(self, ifindex: int) -> bool:
         assert ifindex == INTERFACE.ifindex
+        if not self.is_readable:
+            raise BpfError(errno.ENOMEM, "Cannot allocate memory")
         return self.is_gate_first
 
     def move_first(self, ifindex: int) -> None:
@@ -109,3 +115,15 @@ async def test_a_new_interface_with_an_old_number_has_no_moves(
     chain_order.forget(INTERFACE.ifindex)
     await chain_order.ensure_first(INTERFACE)
     assert chain.moves == 4
+
+
+async def test_a_chain_that_cannot_be_read_is_reported_until_it_can(
+    chain: Chain, chain_order: ChainOrder
+) -> None:
+    chain.is_readable = False
+    with structlog.testing.capture_logs() as lines:
+        problems = [await chain_order.ensure_first(INTERFACE) for _ in range(3)]
+    assert all("on pgweb cannot be read (Cannot allocate memory)" in text for text in problems)
+    assert [line["event"] for line in lines] == [Event.GATE_DISPLACED]
+    chain.is_readable = True
+    assert await chain_order.ensure_first(INTERFACE) == ""
