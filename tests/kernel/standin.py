@@ -8,6 +8,7 @@ The clients are foreign code: http.client, grpcio, and connect(2).
 import ctypes
 import json
 import socket
+import struct
 import subprocess
 import sys
 import urllib.error
@@ -16,7 +17,11 @@ from collections.abc import Iterable
 
 from tests.kernel.cgroups import Cgroup
 
+WITHOUT_CAPABILITIES = "without-capabilities:"
+"""Before a name: the process drops all capabilities, and stays root."""
+
 _PR_SET_NAME = 15
+_LINUX_CAPABILITY_VERSION_3 = 0x20080522
 # The kubelet's default timeoutSeconds.
 _TIMEOUT_SECONDS = 1.0
 
@@ -90,7 +95,11 @@ def _print_line(line: str) -> None:
 
 def main() -> None:
     name, *targets = sys.argv[1:]
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+    libc = ctypes.CDLL(None)
+    if name.startswith(WITHOUT_CAPABILITIES):
+        name = name.removeprefix(WITHOUT_CAPABILITIES)
+        assert libc.capset(struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0), bytes(24)) == 0
+    libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
     probes = {"http": _http, "tcp": _tcp, "grpc": _grpc}
     _print_line("ready")
     for _ in sys.stdin:

@@ -12,7 +12,7 @@ import pytest
 from bpf import loader, pins
 from bpf.node_config import NodeConfig
 from tests.conftest import fresh_lab
-from tests.kernel import cgroups, fleet, nodeclient
+from tests.kernel import cgroups, fleet, nodeclient, offers
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.nodeclient import NodeClient
 from tests.kernel.strictnode import Node, strict_node
@@ -25,6 +25,7 @@ RESTARTS = 5
 
 @pytest.fixture
 def node(isolated: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    offers.need_netns_cookie()
     with fresh_lab() as lab, strict_node(lab, tmp_path_factory.mktemp("strict")) as made:
         for number, bridged in enumerate((False, True), 1):
             name = "bridged" if bridged else "routed"

@@ -19,7 +19,7 @@ from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, wait_until
 from bpf import loader, pins
 from bpf.node_config import NodeConfig
-from tests.kernel import cgroups
+from tests.kernel import cgroups, offers, standin
 from tests.kernel.standin import KubeletStub
 
 pytestmark = pytest.mark.kernel
@@ -209,6 +209,7 @@ def test_kubelet_restarted_without_an_agent_reaches_a_pod_that_was_created_since
     lab: labs.Lab, operator: AgentProcess, start_at: Callable[..., KubeletStub]
 ) -> None:
     """The pod has no gate: the default-deny table decides, and does not open within a day."""
+    offers.need_netns_cookie()
     with cgroups.cgroup() as unit, cgroups.cgroup() as other:
         kubelet = start_at(unit, "kubelet", [])
         operator.start("--mode", "enforce")
@@ -245,6 +246,22 @@ def assert_nothing_succeeds(stranger: KubeletStub, targets: list[str]) -> None:
     found = stranger.probe()
     assert found.keys() == set(targets)
     assert all(problem for problems in found.values() for problem in problems)
+
+
+def test_impostor_that_waits_for_a_restart_reaches_no_pod_and_the_kubelet_does(
+    enforced: AgentProcess, targets: list[str], start: Start
+) -> None:
+    with cgroups.cgroup() as unit, cgroups.cgroup() as other:
+        kubelet = start(unit, "kubelet")
+        enforced.wait_for("the kubelet followed", follows(unit))
+        impostor = start(other, standin.WITHOUT_CAPABILITIES + "kubelet")
+        kubelet.end()
+        enforced.wait_for("the kubelet missed", lambda report: report.kubelet is None)
+        assert_nothing_succeeds(impostor, targets)
+        kubelet = start(unit, "kubelet")
+        enforced.wait_for("the kubelet followed", follows(unit))
+        assert kubelet.probe() == healthy(targets, rounds=1)
+        assert_nothing_succeeds(impostor, targets)
 
 
 def test_from_any_other_cgroup_nothing_succeeds(
