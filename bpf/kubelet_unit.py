@@ -93,6 +93,8 @@ class KubeletUnit:
         if self.problem:
             self.forget()
         elif self.path != path:
+            # If the agent is killed in between, the heartbeat decides, as without a unit.
+            self._config.set_kubelet_unit(0)
             self._config.set_kubelet_unit(self._write(encoded))
 
     def forget(self) -> None:

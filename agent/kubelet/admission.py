@@ -59,6 +59,9 @@ class KubeletAdmission:
         """
         self._current = found
         if found is not None:
+            if self._unit.path != found.path:
+                # If the agent is killed in between, no other unit than this kubelet's is followed.
+                self._unit.forget()
             self._config.set_kubelet(found.id)
             self._follow(found.path)
         elif is_rejected:

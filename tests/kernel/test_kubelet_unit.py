@@ -159,6 +159,29 @@ def test_next_agent_agrees_with_what_the_kernel_recorded(
     assert after == before
 
 
+def test_agent_that_is_killed_while_it_changes_the_path_leaves_the_heartbeat_to_decide(
+    loaded: loader.Loaded,
+    config: NodeConfig,
+    unit: KubeletUnit,
+    service: Cgroup,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Killed(Exception):
+        pass
+
+    def kill(key: bytes, value: bytes) -> None:
+        raise Killed
+
+    unit.follow(service.path)
+    with monkeypatch.context() as context:
+        context.setattr(loaded.map(abi.KUBELET_UNIT), "set", kill)
+        with pytest.raises(Killed):
+            unit.follow("/elsewhere")
+    assert config.read().kubelet_unit == 0
+    unit.follow(service.path)
+    assert unit.path == service.path
+
+
 @pytest.mark.parametrize("path", ["/elsewhere", None])
 def test_other_path_or_none_forgets_what_was_recorded(
     unit: KubeletUnit, service: Cgroup, path: str | None
