@@ -45,7 +45,7 @@ ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 		return PASS(REASON_PROBE);
 	now_ns = packet_time_ns(packet);
 	is_kubelet = may_be_kubelet(skb, false, node, now_ns);
-	is_rejected = is_kubelet && is_rejected_kubelet(skb, gate, packet);
+	is_rejected = forget(is_kubelet && is_rejected_kubelet(skb, gate, packet), now_ns);
 	found = find_rule(skb, false, gate, is_kubelet && !is_rejected, packet->protocol,
 			  packet->destination_port);
 	if (found) {

@@ -69,6 +69,18 @@ ALWAYS_INLINE __u64 is_zero(__u64 value)
 	return ~(value | -value) >> 63;
 }
 
+/*
+ * `value`, which the verifier no longer knows, so that it follows the paths on which the values
+ * differ as one from here on. scalar: anything of which it knows nothing, such as a time.
+ */
+ALWAYS_INLINE __u64 forget(__u64 value, __u64 scalar)
+{
+	__u64 both = value ^ scalar;
+
+	asm volatile("" : "+r"(both));
+	return both ^ scalar;
+}
+
 /* What rules are compared with. */
 struct new_flow {
 	__u64 cgroup;
