@@ -3,10 +3,9 @@
 import contextlib
 import dataclasses
 import os
-import time
 
 from bpf import abi, features, maps, pinning, pins, sources, syscalls
-from bpf.pinning import Outcome
+from bpf.pinning import Origin, Outcome
 from bpf.program_sets import ProgramSet, ProgramSpec
 
 _SCHED_CLS = 3  # `enum bpf_prog_type`
@@ -34,7 +33,6 @@ class Loaded:
     programs: dict[str, int]
     open_maps: dict[str, maps.Map]
     outcome: Outcome
-    load_ms: float
 
     def close(self) -> None:
         """Close the descriptors; the pins stay."""
@@ -52,23 +50,26 @@ class Loaded:
         return own, self.programs.get(abi.moving_copy(program), own)
 
 
-async def load(installation: pins.Pins) -> Loaded:
-    """Ensure that the current programs are pinned, and open them.
+async def ensure_pinned(installation: pins.Pins) -> Outcome:
+    """Ensure that the current programs are pinned.
 
     Loads only if no programs with the sources' hash are pinned, and compiles only if the image has
-    no compiled programs for this kernel. Raises `PinError` (no bpffs, or
-    a pin of another program or layout) or `CompileError`; then the previous pins stay, and their
-    gates continue to enforce.
+    no compiled programs for this kernel. Raises `PinError` (no bpffs, or a pin of another program
+    or layout) or `CompileError`; then the previous pins stay, and their gates continue to enforce.
     """
-    started = time.perf_counter()
     installation.prepare()
     maps.check_pinned(installation)
-    outcome = await pinning.ensure_pinned(
+    return await pinning.ensure_pinned(
         PROGRAM_SET, installation.programs / sources.fingerprint(), installation.maps
     )
-    loaded = _open(installation, outcome)
-    loaded.load_ms = (time.perf_counter() - started) * 1000
-    return loaded
+
+
+async def load(installation: pins.Pins, before: Outcome | None = None) -> Loaded:
+    """As `ensure_pinned`, and open the pins. before: of the call that may have pinned them."""
+    outcome = await ensure_pinned(installation)
+    if before is not None and outcome.origin is Origin.PINNED:
+        outcome = before
+    return _open(installation, outcome)
 
 
 def _open(installation: pins.Pins, outcome: Outcome) -> Loaded:
@@ -85,4 +86,4 @@ def _open(installation: pins.Pins, outcome: Outcome) -> Loaded:
             programs[name] = syscalls.open_pin(str(directory / name))
             undo.callback(os.close, programs[name])
         undo.pop_all()
-    return Loaded(programs, opened, outcome, load_ms=0.0)
+    return Loaded(programs, opened, outcome)

@@ -15,6 +15,7 @@ import functools
 import os
 import pathlib
 import shutil
+import time
 from collections.abc import Collection, Iterator, Mapping
 
 from bpf import abi, artefacts, btf, compiling, errors, features, maps, syscalls
@@ -39,6 +40,8 @@ class Outcome:
 
     origin: Origin
     reason: str = ""
+    seconds: float = dataclasses.field(default=0.0, compare=False)
+    """It took to load them; 0 if they were pinned."""
 
 
 async def ensure_pinned(
@@ -52,6 +55,7 @@ async def ensure_pinned(
     """
     names = [program.name for program in programs.programs if not program.is_optional]
     names += [] if map_directory else [spec.name for spec in programs.maps]
+    started = time.perf_counter()
     if _are_pinned(directory, names):
         return Outcome(Origin.PINNED)
     offered = features.offered(programs.features)
@@ -70,7 +74,7 @@ async def ensure_pinned(
                 _load_and_pin(programs, artefact, unfinished, map_directory or unfinished)
 
     await asyncio.to_thread(load)
-    return outcome
+    return dataclasses.replace(outcome, seconds=time.perf_counter() - started)
 
 
 def _are_pinned(directory: pathlib.Path, names: Collection[str]) -> bool:

@@ -88,6 +88,6 @@ class GateCollector:
         info, load = new_metric(BUILD_INFO), new_metric(LOAD_SECONDS)
         loaded = self._gate_worker.loaded
         info.add_metric((VERSION, self._source_hash, self._gate_worker.gates.attachment.value), 1)
-        load.add_metric((loaded.outcome.origin.value,), loaded.load_ms / 1000)
+        load.add_metric((loaded.outcome.origin.value,), loaded.outcome.seconds)
         yield info
         yield load

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import structlog
 
+from agent.app.program_loading import Loading
 from agent.linux.locks import AlreadyRunningError, exclusive
 from agent.logs import Event
 from agent.settings import Settings
@@ -24,11 +25,13 @@ _POLL_SECONDS = 0.1
 
 
 @contextlib.asynccontextmanager
-async def hold_node(settings: Settings, installation: pins.Pins) -> AsyncIterator[bool]:
+async def hold_node(
+    settings: Settings, installation: pins.Pins, loading: Loading
+) -> AsyncIterator[bool]:
     """Hold the locks of both directories; False when a signal ended the wait for them.
 
     Raises `AlreadyRunningError` when another agent still has them after `standby_seconds`, and what
-    `loader.load` raises: an agent that cannot take over writes no started file.
+    `loading` raises: an agent that cannot take over writes no started file.
     """
     with contextlib.ExitStack() as locks:
         is_ours = True
@@ -37,7 +40,7 @@ async def hold_node(settings: Settings, installation: pins.Pins) -> AsyncIterato
         except AlreadyRunningError:
             if not settings.standby_seconds:
                 raise
-            is_ours = await _wait_for_locks(locks, settings, installation)
+            is_ours = await _wait_for_locks(locks, settings, installation, loading)
         yield is_ours
 
 
@@ -56,10 +59,11 @@ def write_started_file(file: pathlib.Path | None) -> None:
 
 
 async def _wait_for_locks(
-    locks: contextlib.ExitStack, settings: Settings, installation: pins.Pins
+    locks: contextlib.ExitStack, settings: Settings, installation: pins.Pins, loading: Loading
 ) -> bool:
     # The other agent's programs are not affected: pins are named by the hash of their sources.
-    (await loader.load(installation)).close()
+    pinned = await asyncio.wrap_future(loading)
+    (await loader.load(installation, pinned)).close()
     write_started_file(settings.started_file)
     log.info(
         Event.STANDBY_WAITING,

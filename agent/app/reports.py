@@ -116,7 +116,7 @@ class Reports:
             source_hash=bpf_sources.fingerprint(),
             attachment=self._gate_worker.gates.attachment.value,
             programs=loaded.outcome.origin.value,
-            load_ms=loaded.load_ms,
+            load_ms=loaded.outcome.seconds * 1000,
             is_synced=self._store.is_synced,
             kubelet=self._kubelet.current.path if self._kubelet.current else None,
             kubelet_problem=self._kubelet.problem,

@@ -1,7 +1,10 @@
-"""`podgate run`: checks the machine and starts an agent."""
+"""`podgate run`: checks its options and starts an agent."""
 
-from agent.app import handover, preflight
+import asyncio
+
+from agent.app import handover
 from agent.app.agent import Agent
+from agent.app.program_loading import Loading
 from agent.cni import state as cni_state
 from agent.errors import PodgateError
 from agent.gates.worker import GateWorker
@@ -21,13 +24,12 @@ def _check_feed(settings: Settings) -> None:
         )
 
 
-async def run(settings: Settings) -> None:
-    """Start an agent and run it to its end.
+async def run(settings: Settings, loading: Loading) -> None:
+    """Start an agent and run it to its end. loading: of its programs.
 
-    Raises `PreflightError`, `StartError`, `NoClusterConfigError`, `AlreadyRunningError`,
+    Raises `StartError`, `NoClusterConfigError`, `AlreadyRunningError`,
     `PinError`, `CompileError` or `ListenError`, each one sentence.
     """
-    preflight.check()
     _check_feed(settings)
     if settings.rules is not None and not settings.rules.exists():
         raise StartError(
@@ -51,17 +53,19 @@ async def run(settings: Settings) -> None:
         ) from error
     api = await ApiClient.open(settings.kubeconfig) if settings.node_name else None
     try:
-        await _run(settings, installation, api)
+        await _run(settings, installation, api, loading)
     finally:
         if api is not None:
             await api.aclose()
 
 
-async def _run(settings: Settings, installation: pins.Pins, api: ApiClient | None) -> None:
-    async with handover.hold_node(settings, installation) as is_ours:
+async def _run(
+    settings: Settings, installation: pins.Pins, api: ApiClient | None, loading: Loading
+) -> None:
+    async with handover.hold_node(settings, installation, loading) as is_ours:
         if not is_ours:
             return
-        gate_worker = await GateWorker.open(settings)
+        gate_worker = await GateWorker.open(settings, await asyncio.wrap_future(loading))
         try:
             cni_state.publish(settings.run_directory, settings.mode, gate_worker.gates.attachment)
             agent = Agent(settings, gate_worker, api)

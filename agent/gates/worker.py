@@ -24,6 +24,7 @@ from bpf.injectable import InjectableMap
 from bpf.kubelet_unit import KubeletUnit
 from bpf.node_config import NodeConfig
 from bpf.path_tests import PathTestCounters
+from bpf.pinning import Outcome
 from bpf.verdicts import Reason
 
 P = ParamSpec("P")
@@ -66,14 +67,15 @@ class GateWorker:
         self._drop_sources = DropSources(loaded)
 
     @classmethod
-    async def open(cls, settings: Settings) -> "GateWorker":
-        """Load what is not pinned yet. Raises `PinError` or `CompileError`."""
+    async def open(cls, settings: Settings, pinned: Outcome) -> "GateWorker":
+        """Open the programs, and load what is not pinned any more. Raises `PinError` or
+        `CompileError`."""
         installation = pins.Pins(settings.bpffs)
-        loaded = await loader.load(installation)
+        loaded = await loader.load(installation, pinned)
         log.info(
             Event.PROGRAMS_LOADED,
             programs=loaded.outcome.origin.value,
-            load_ms=round(loaded.load_ms, 1),
+            load_ms=round(loaded.outcome.seconds * 1000, 1),
             reason=loaded.outcome.reason,
         )
         # One thread: tcx attaches wait for each other under RTNL anyway.

@@ -327,7 +327,6 @@ def test_missing_program_of_a_hook_is_reported(
         {name: fd for name, fd in loaded.programs.items() if name != "hook_setsockopt"},
         loaded.open_maps,
         outcome=Outcome(Origin.PINNED),
-        load_ms=0,
     )
     with cgroup() as own:
         made = Hooks(lacking, installation, own.directory)

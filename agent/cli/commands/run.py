@@ -16,6 +16,7 @@ from agent.settings import (
     parse_feature_gates,
     parse_kubelet,
 )
+from bpf import pins
 from bpf.gates import Attachment
 from bpf.verdicts import Mode
 
@@ -181,7 +182,7 @@ def run(
 ) -> None:
     """Run the agent: gate and probe this node's pods until stopped."""
     from agent import logs
-    from agent.app import startup
+    from agent.app import preflight, program_loading
 
     if (manifests is None) == (node_name is None):
         raise click.UsageError(
@@ -221,4 +222,8 @@ def run(
         log_format=LogFormat(log_format),
     )
     logs.configure(settings.log_format)
-    asyncio.run(startup.run(settings))
+    preflight.check()
+    loading = program_loading.start(pins.Pins(settings.bpffs))
+    from agent.app import startup  # half a second, during which the programs are loaded
+
+    asyncio.run(startup.run(settings, loading))
