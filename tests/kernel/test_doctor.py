@@ -12,7 +12,7 @@ from agent.cli.doctor import Finding, Severity
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
 from agent.linux.nft import NftMissingError
-from bpf import abi, pins, syscalls
+from bpf import abi, artefacts, pins, syscalls
 from tests.kernel import foreign
 
 pytestmark = pytest.mark.kernel
@@ -92,12 +92,24 @@ async def test_program_that_excludes_hooks_is_named(
 async def test_another_package_named_bcc_is_a_problem(
     fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv(artefacts.DIRECTORY_VARIABLE)
     (tmp_path / "bcc.py").touch()
     monkeypatch.delitem(sys.modules, "bcc", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     finding = (await examine(fresh_pins.bpffs, tmp_path))["programs"]
     assert finding.severity is Severity.PROBLEM
     assert "is not the BPF compiler collection" in finding.text
+
+
+async def test_programs_that_fit_need_no_compiler(
+    fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = (await examine(fresh_pins.bpffs, tmp_path))["programs"]
+    assert finding.text.startswith("Prebuilt programs fit this kernel")
+    monkeypatch.setenv(artefacts.DIRECTORY_VARIABLE, str(tmp_path))
+    finding = (await examine(fresh_pins.bpffs, tmp_path))["programs"]
+    assert finding.severity is Severity.OK
+    assert finding.text.startswith("bcc compiles the programs at start: there are no compiled ")
 
 
 @pytest.fixture
