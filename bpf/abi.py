@@ -27,6 +27,9 @@ MAX_FRAGMENTS = 8192
 MAX_GATES = 4096
 MAX_RULE_HITS = 65536
 MAX_DROP_SOURCES = 16384
+MAX_SOURCE_CGROUPS = 4096
+CGROUP_SOURCES = 1024
+MANY_PORTS = 0
 MAX_ADDRESSES = 16384
 MAX_MORE_ADDRESSES = 65536
 TUNNEL_PORTS = 8
@@ -267,6 +270,17 @@ class CDropSource(ctypes.Structure):
     )
 
 
+class CRecentSource(ctypes.Structure):
+    """`struct recent_source`: packets of one CPU's last source that have no entry yet."""
+
+    _fields_ = (
+        ("key", CDropSourceKey),
+        ("since_ns", ctypes.c_uint64),
+        ("last_ns", ctypes.c_uint64),
+        ("packets", ctypes.c_uint64),
+    )
+
+
 class CCounters(ctypes.Structure):
     """`struct counters`: packets by reason, passed or dropped, then those of would-drop."""
 
@@ -323,13 +337,11 @@ CONFIG = MapSpec("config", _ARRAY, 4, ctypes.sizeof(CConfig), 1)
 KUBELET_UNIT = MapSpec("kubelet_unit", _ARRAY, 4, ctypes.sizeof(CKubeletUnit), 1)
 KUBELET_REMADE = MapSpec("kubelet_remade", _ARRAY, 4, ctypes.sizeof(CKubeletRemade), 1)
 DROP_SOURCES = MapSpec(
-    "drop_sources",
-    _HASH,
-    ctypes.sizeof(CDropSourceKey),
-    ctypes.sizeof(CDropSource),
+    *("drop_sources", _LRU_HASH, ctypes.sizeof(CDropSourceKey), ctypes.sizeof(CDropSource)),
     MAX_DROP_SOURCES,
-    _NO_PREALLOC,
 )
+SOURCE_CGROUPS = MapSpec("source_cgroups", _LRU_HASH, 8, 4, MAX_SOURCE_CGROUPS)
+RECENT_SOURCE = MapSpec("recent_source", _PERCPU_ARRAY, 4, ctypes.sizeof(CRecentSource), 1)
 DROP_SOURCES_LOST = MapSpec("drop_src_lost", _PERCPU_ARRAY, 4, 8, 1)
 REPLY_TABLE = MapSpec("reply_table", _ARRAY, 4, ctypes.sizeof(CReplySet), REPLY_SETS)
 REPLIES = MapSpec("replies", _HASH_OF_MAPS, 4, 4, MAX_GATES, template=REPLY_TABLE.name)
@@ -355,6 +367,7 @@ RELAY_BYPASSES = MapSpec(
 MAPS = (
     *(GATE_SLOTS, GATES, COUNTERS, MORE_RULES, GATE_ADDRESSES_MAP),
     *(RULE_HITS, CONFIG, DROP_SOURCES, DROP_SOURCES_LOST),
+    *(SOURCE_CGROUPS, RECENT_SOURCE),
     *(REPLY_TABLE, REPLIES, REPLY_KEY, ADDRESSES, DROP_EVENTS, EVENT_BUDGET, INJECTABLE),
     *(RELAY_TARGETS, RELAY_PODS, RELAY_BEAT, RELAY_BYPASSES),
     *(FRAGMENTS, KUBELET_UNIT, KUBELET_REMADE),

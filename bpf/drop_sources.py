@@ -1,12 +1,23 @@
-"""Drop sources: the kernel's aggregate of drops by source cgroup, gate, protocol and port."""
+"""Drop sources: the kernel's aggregate of drops by source cgroup, gate, protocol and port.
+
+Each cgroup has a share of the table (src/drop_sources.h), and a full table forgets the oldest
+sources.
+"""
 
 import array
+import collections
 import dataclasses
+import struct
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container
 from typing import Any
 
 from bpf import abi, loader
+
+# TCP, UDP, DCCP, SCTP and UDP-Lite: of these MANY_PORTS is no port.
+_WITH_PORTS = frozenset({6, 17, 33, 132, 136})
+_CGROUP = struct.Struct("=Q")
+_COUNT = struct.Struct("=I")
 
 
 def _field(field: Any) -> slice:
@@ -14,16 +25,17 @@ def _field(field: Any) -> slice:
 
 
 # Thousands of keys are read at a time, and a ctypes structure for each takes ten times as long.
-_CGROUP = _field(abi.CDropSourceKey.cgroup)
-_IFINDEX = _field(abi.CDropSourceKey.ifindex)
+_KEY_CGROUP = _field(abi.CDropSourceKey.cgroup)
+_KEY_IFINDEX = _field(abi.CDropSourceKey.ifindex)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DropSource:
     """Dropped packets of one source cgroup to one port of one pod.
 
-    cgroup: id, 0 without a socket; times: CLOCK_MONOTONIC in nanoseconds; count: packets;
-    process_name: of the first packet's process, empty where the kernel does not provide it.
+    cgroup: id, 0 without a socket; port: 0 for protocols without, and for many ports; times:
+    CLOCK_MONOTONIC in nanoseconds; count: packets; process_name: of the first packet's process,
+    empty where the kernel does not provide it.
     """
 
     cgroup: int
@@ -35,58 +47,80 @@ class DropSource:
     count: int
     process_name: str
 
+    @property
+    def has_many_ports(self) -> bool:
+        """Whether these are all further ports of a cgroup that has used up its share."""
+        return self.port == abi.MANY_PORTS and self.protocol in _WITH_PORTS
+
 
 class DropSources:
     """Reader of the aggregate, which outlives the agent."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
         self._sources = loaded.map(abi.DROP_SOURCES)
+        self._cgroups = loaded.map(abi.SOURCE_CGROUPS)
+        self._recent = loaded.map(abi.RECENT_SOURCE)
         self._lost = loaded.map(abi.DROP_SOURCES_LOST)
 
+    def cgroups(self) -> set[int]:
+        """Ids of all cgroups with an entry; costs as many reads as there are cgroups."""
+        return {_CGROUP.unpack(key)[0] for key, _ in self._cgroups.items()}
+
     def read(self) -> list[DropSource]:
-        """All sources, in no order."""
-        return [_drop_source(key, value) for key, value in self._sources.items()]
+        """All sources, in no order. Costs as many reads as there are entries."""
+        entries = {key: abi.CDropSource.from_buffer_copy(v) for key, v in self._sources.items()}
+        for recent in self._read_recent():
+            if entry := entries.get(bytes(recent.key)):
+                entry.count += recent.packets
+                entry.last_ns = max(entry.last_ns, recent.last_ns)
+        return [_drop_source(key, entry) for key, entry in entries.items()]
 
     def lost(self) -> int:
-        """Packets not recorded because the map was full, since the map was created."""
+        """Packets for whose source there was no memory, since the map was created."""
         return sum(array.array("Q", self._lost.get(bytes(4)) or b""))
-
-    def cgroups(self) -> set[int]:
-        """The cgroups of all sources; a tenth of what `read` costs."""
-        return set(map(_cgroup_of, self._keys()))
 
     def forget(self, ifindex: int) -> None:
         """Delete the sources of one interface."""
-        for key in [key for key in self._keys() if _ifindex_of(key) == ifindex]:
-            self._sources.delete(key)
+        self._delete(lambda entry: entry == ifindex)
 
     def prune(self, live: Container[int]) -> None:
         """Delete sources of interfaces that are not in `live`."""
-        for key in [key for key in self._keys() if _ifindex_of(key) not in live]:
-            self._sources.delete(key)
+        self._delete(lambda entry: entry not in live)
 
-    def _keys(self) -> Iterator[bytes]:
-        return (key for key, _ in self._sources.items())
+    def _delete(self, is_deleted: Callable[[int], bool]) -> None:
+        """Delete the sources of some interfaces, and return their cgroups' shares."""
+        shrunk: set[int] = set()
+        left: collections.Counter[int] = collections.Counter()
+        for key, _ in list(self._sources.items()):
+            cgroup = int.from_bytes(key[_KEY_CGROUP], sys.byteorder)
+            if is_deleted(int.from_bytes(key[_KEY_IFINDEX], sys.byteorder)):
+                self._sources.delete(key)
+                shrunk.add(cgroup)
+            else:
+                left[cgroup] += 1
+        for cgroup in shrunk:
+            if left[cgroup]:
+                self._cgroups.set(_CGROUP.pack(cgroup), _COUNT.pack(left[cgroup]))
+            else:
+                self._cgroups.delete(_CGROUP.pack(cgroup))
+
+    def _read_recent(self) -> list[abi.CRecentSource]:
+        """What each CPU has not added to the table yet."""
+        value = self._recent.get(bytes(4))
+        assert value is not None  # an array has all of its keys
+        size = abi.RECENT_SOURCE.value_size
+        return [abi.CRecentSource.from_buffer_copy(value, at) for at in range(0, len(value), size)]
 
 
-def _cgroup_of(key: bytes) -> int:
-    return int.from_bytes(key[_CGROUP], sys.byteorder)
-
-
-def _ifindex_of(key: bytes) -> int:
-    return int.from_bytes(key[_IFINDEX], sys.byteorder)
-
-
-def _drop_source(key: bytes, value: bytes) -> DropSource:
-    packed_key = abi.CDropSourceKey.from_buffer_copy(key)
-    packed = abi.CDropSource.from_buffer_copy(value)
+def _drop_source(key: bytes, entry: abi.CDropSource) -> DropSource:
+    packed = abi.CDropSourceKey.from_buffer_copy(key)
     return DropSource(
-        cgroup=packed_key.cgroup,
-        ifindex=packed_key.ifindex,
-        protocol=packed_key.protocol,
-        port=packed_key.port,
-        first_ns=packed.first_ns,
-        last_ns=packed.last_ns,
-        count=packed.count,
-        process_name=packed.process_name.decode(errors="replace"),
+        cgroup=packed.cgroup,
+        ifindex=packed.ifindex,
+        protocol=packed.protocol,
+        port=packed.port,
+        first_ns=entry.first_ns,
+        last_ns=entry.last_ns,
+        count=entry.count,
+        process_name=entry.process_name.decode(errors="replace"),
     )

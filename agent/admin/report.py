@@ -154,8 +154,9 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
 class SourceProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One source process whose traffic is dropped, or in audit would be, for `podgate drops`.
 
-    labels: of the pod; port: the pod's, 0 for protocols without; cgroup: its path; process: its
-    name when first seen, if the kernel reports it; packets: since `first`.
+    labels: of the pod; port: the pod's, 0 for protocols without, and if it stands for all further
+    ports of a source with too many (has_many_ports); cgroup: its path; process: its name when first
+    seen, if the kernel reports it; packets: since `first`.
     """
 
     namespace: str
@@ -169,6 +170,7 @@ class SourceProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     first: datetime.datetime
     last: datetime.datetime
     labels: dict[str, str] = {}
+    has_many_ports: bool = False
 
 
 class Drops(msgspec.Struct, frozen=True, kw_only=True):

@@ -210,6 +210,7 @@ def drops_report(
                 mode=pod.mode.label,
                 protocol=protocol_word(seen.protocol),
                 port=seen.port,
+                has_many_ports=seen.has_many_ports,
                 cgroup=cgroup,
                 process=seen.process_name,
                 packets=seen.count,

@@ -67,6 +67,8 @@ def suggest(
     for process in found:
         if not process.namespace:
             continue  # the relay: no other source has a reason to reach it
+        if process.has_many_ports:
+            continue  # a scan: a policy for it would admit every port
         if source := _source(process.cgroup):
             used[_pods(process)][source].add((process.protocol, process.port))
         else:

@@ -182,11 +182,18 @@ struct kubelet_remade {
 	__u64 unit;   /* its number; written last */
 };
 
+/*
+ * The share of one cgroup in the drop sources, so that it cannot displace the others. Its packets
+ * to further ports of a pod are counted as to one port, MANY_PORTS.
+ */
+#define CGROUP_SOURCES 1024
+#define MANY_PORTS     0
+
 /* A source of drops: one entry for each combination, so that rare sources are not missed. */
 struct drop_source_key {
 	__u64 cgroup; /* id; 0: no socket */
 	__u32 ifindex;
-	__u16 port; /* the pod's, host byte order; 0 for protocols without */
+	__u16 port; /* the pod's, host byte order; 0 for protocols without, and MANY_PORTS */
 	__u8 protocol;
 	__u8 pad;
 };
@@ -198,6 +205,17 @@ struct drop_source {
 	__u64 count;	       /* packets */
 	char process_name[16]; /* of the first packet; empty: unknown */
 };
+
+/* The source of a CPU's last dropped packet, and its packets that are not in drop_sources yet. */
+struct recent_source {
+	struct drop_source_key key;
+	__u64 since_ns;
+	__u64 last_ns;
+	__u64 packets;
+};
+
+/* For how long packets are not added to drop_sources, while they are from the same source. */
+#define RECENT_SOURCE_NS (100ULL * 1000 * 1000)
 
 /* One dropped packet (in audit: would be dropped) or rejected call. The kernel limits the rate. */
 struct drop_event {
@@ -342,8 +360,9 @@ struct relay_pod {
 #define FIRST_SLOT    2
 #define SLOT_COUNT    (FIRST_SLOT + MAX_GATES)
 
-#define MAX_RULE_HITS	 65536
-#define MAX_DROP_SOURCES 16384
+#define MAX_RULE_HITS	   65536
+#define MAX_DROP_SOURCES   16384
+#define MAX_SOURCE_CGROUPS 4096
 
 /* One bit per ifindex. Indexes are not reused before 2^31, and a node may pass a million; 1 MiB. */
 #define INJECTABLE_IFINDEXES (1 << 23)

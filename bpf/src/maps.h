@@ -23,9 +23,13 @@ BPF_TABLE("array", __u32, struct config, config, 1);
 BPF_TABLE("array", __u32, struct kubelet_unit, kubelet_unit, 1);
 BPF_TABLE("array", __u32, struct kubelet_remade, kubelet_remade, 1);
 
-/* When full it keeps its entries; drop_src_lost counts the packets of other sources. */
-BPF_F_TABLE("hash", struct drop_source_key, struct drop_source, drop_sources, MAX_DROP_SOURCES,
-	    BPF_F_NO_PREALLOC);
+/*
+ * Drop sources, the number of them that each cgroup has, and the last one of each CPU. When full
+ * they forget the oldest; drop_src_lost counts packets for whose source there was no memory.
+ */
+BPF_TABLE("lru_hash", struct drop_source_key, struct drop_source, drop_sources, MAX_DROP_SOURCES);
+BPF_TABLE("lru_hash", __u64, __u32, source_cgroups, MAX_SOURCE_CGROUPS);
+BPF_TABLE("percpu_array", __u32, struct recent_source, recent_source, 1);
 BPF_TABLE("percpu_array", __u32, __u64, drop_src_lost, 1);
 
 /* The template of the pods' reply tables, and the tables by ifindex. */

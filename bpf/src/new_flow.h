@@ -63,7 +63,7 @@ ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 		return PASS(REASON_SWITCH);
 	if (!packet->is_stray) {
 		source.cgroup = source_cgroup(skb, false);
-		record_drop_source(&source, HAS_CURRENT_TASK, now_ns);
+		record_packet_source(&source, now_ns);
 	}
 	return is_rejected ? DROP(REASON_STRICT) : drop_reason(skb, packet);
 }

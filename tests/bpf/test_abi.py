@@ -40,6 +40,9 @@ def test_ipv4_is_mapped() -> None:
         ("REPLY_KEY_WORDS", abi.REPLY_KEY_WORDS),
         ("MAX_RULE_HITS", abi.MAX_RULE_HITS),
         ("MAX_DROP_SOURCES", abi.MAX_DROP_SOURCES),
+        ("MAX_SOURCE_CGROUPS", abi.MAX_SOURCE_CGROUPS),
+        ("CGROUP_SOURCES", abi.CGROUP_SOURCES),
+        ("MANY_PORTS", abi.MANY_PORTS),
         ("MAX_FRAGMENTS", abi.MAX_FRAGMENTS),
         ("MAX_GATES", abi.MAX_GATES),
         ("MAX_ADDRESSES", abi.MAX_ADDRESSES),
@@ -73,7 +76,7 @@ def test_struct_has_no_hole() -> None:
     for structure in (
         *(abi.CAddress, abi.CRule, abi.CGate, abi.CConfig),
         *(abi.CGateSlot, abi.CGateAddress, abi.CMoreRulesKey, abi.CMoreRules),
-        *(abi.CDropSourceKey, abi.CDropSource),
+        *(abi.CDropSourceKey, abi.CDropSource, abi.CRecentSource),
         *(abi.CCounters, abi.CFlow, abi.CReplySlot, abi.CReplySet, abi.CReplyKey),
         abi.CFragment,
         *(abi.CDropEvent, abi.CEventBudget),

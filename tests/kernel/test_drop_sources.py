@@ -1,16 +1,17 @@
 """Drop sources: the aggregate of source processes that would need a rule."""
 
 import socket
+import sys
 
 import pytest
 
 from agent.lab import lab as labs
-from bpf import loader
+from bpf import abi, loader, syscalls
 from bpf.drop_sources import DropSource, DropSources
 from bpf.gates import GateConfig, Gates
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
-from tests.kernel import traffic
+from tests.kernel import cgroups, frames, skb, traffic
 
 pytestmark = pytest.mark.kernel
 
@@ -60,6 +61,81 @@ def test_admitted_source_is_not_recorded(
     with pod.listen(PORT):
         assert traffic.node_reaches(pod, 4, PORT)
     assert seen(loaded, pod) == []
+
+
+DIAL = """
+import socket, sys
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for port in range(int(sys.argv[2]), int(sys.argv[3])):
+    sock.sendto(b"", (sys.argv[1], port))
+"""
+
+
+def dial(caller: cgroups.Cgroup, pod: labs.LabPod, first: int, last: int) -> None:
+    arguments = (sys.executable, "-c", DIAL, pod.ipv4, str(first), str(last + 1))
+    caller.run(arguments).check_returncode()
+
+
+def test_source_that_dials_many_ports_hides_no_other(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    gates.install(pod.ifindex, GateConfig(Mode.AUDIT, pod.addresses))
+    with cgroups.cgroup() as scanner, cgroups.cgroup() as honest:
+        dial(scanner, pod, 1, 17_000)
+        dial(honest, pod, 7, 7)
+        found = seen(loaded, pod)
+        (named,) = (one for one in found if one.cgroup == honest.id)
+        assert (named.port, named.count, named.has_many_ports) == (7, 1, False)
+        scanned = [one for one in found if one.cgroup == scanner.id]
+        assert len(scanned) == abi.CGROUP_SOURCES + 1
+        assert sum(one.count for one in scanned) == 17_000
+        (many,) = (one for one in scanned if one.has_many_ports)
+        assert many.count == 17_000 - abi.CGROUP_SOURCES
+        assert {scanner.id, honest.id} <= DropSources(loaded).cgroups()
+
+
+def test_deleted_sources_return_their_cgroup_s_share(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    gates.install(pod.ifindex, GateConfig(Mode.AUDIT, pod.addresses))
+    sources = DropSources(loaded)
+    with cgroups.cgroup() as caller:
+        for _ in range(2):
+            dial(caller, pod, 1, abi.CGROUP_SOURCES)
+            assert not any(one.has_many_ports for one in seen(loaded, pod))
+            sources.forget(pod.ifindex)
+            assert caller.id not in sources.cgroups()
+
+
+def test_full_table_forgets_the_oldest_sources(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    """Not the newest one: many cgroups may have used up their shares."""
+    gates.install(pod.ifindex, GateConfig(Mode.AUDIT, pod.addresses))
+    table = loaded.map(abi.DROP_SOURCES)
+    value = bytes(abi.CDropSource(count=1))
+    for number in range(abi.MAX_DROP_SOURCES):
+        key = abi.CDropSourceKey(cgroup=1 << 40 | number, ifindex=pod.ifindex, port=1, protocol=17)
+        table.set(bytes(key), value)
+    with cgroups.cgroup() as caller:
+        dial(caller, pod, 7, 7)
+        assert [one.port for one in seen(loaded, pod) if one.cgroup == caller.id] == [7]
+    DropSources(loaded).forget(pod.ifindex)
+
+
+def test_packets_of_a_flood_are_all_counted(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    """They are added to the table from time to time, and the rest when it is read."""
+    gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
+    ends = frames.Ends(frames.address("198.18.0.1"), frames.address(pod.ipv4))
+    flood = frames.segment(ends, frames.SYN)
+    context = skb.context(pod.ifindex, 0)
+    for repeat in (1, 100_000, 3):
+        syscalls.run_program(loaded.programs[abi.GATE_EGRESS], flood, context, repeat)
+    (one,) = seen(loaded, pod)
+    assert (one.port, one.count) == (ends.port, 100_004)
+    assert one.last_ns >= one.first_ns > 0
 
 
 def test_sources_of_deleted_interfaces_are_deleted(

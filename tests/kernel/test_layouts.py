@@ -76,6 +76,8 @@ def seen_by_bcc(isolated: None) -> dict[str, object]:
         ("counters", ctypes.c_uint32, abi.CCounters),
         ("config", ctypes.c_uint32, abi.CConfig),
         ("drop_sources", abi.CDropSourceKey, abi.CDropSource),
+        ("source_cgroups", ctypes.c_uint64, ctypes.c_uint32),
+        ("recent_source", ctypes.c_uint32, abi.CRecentSource),
         ("reply_table", ctypes.c_uint32, abi.CReplySet),
         ("fragments", abi.CFragment, ctypes.c_uint64),
         ("reply_key", ctypes.c_uint32, abi.CReplyKey),

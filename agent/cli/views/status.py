@@ -15,6 +15,7 @@ from agent.admin.report import (
     RelayStatus,
     RulesReport,
     RuleStatus,
+    SourceProcessStatus,
 )
 from agent.cli.views import probes as probes_view
 from agent.cli.views import tables
@@ -125,7 +126,7 @@ def show_drops(content: bytes) -> None:
             table.add_row(
                 tables.full_name(source.namespace, source.pod),
                 source.mode,
-                f"{source.protocol} {source.port}" if source.port else source.protocol,
+                _target(source),
                 rich.markup.escape(source.cgroup),
                 rich.markup.escape(source.process) or "-",
                 str(source.packets),
@@ -135,8 +136,15 @@ def show_drops(content: bytes) -> None:
         console.print(table)
     if drops.lost_packets:
         console.print(
-            f"{drops.lost_packets} packets of further sources are not listed: the table is full."
+            f"{drops.lost_packets} packets of further sources are not listed: the kernel had no "
+            "memory for them."
         )
+
+
+def _target(source: SourceProcessStatus) -> str:
+    if source.has_many_ports:
+        return f"{source.protocol} many ports"
+    return f"{source.protocol} {source.port}" if source.port else source.protocol
 
 
 def show_drop_events(events: DropEvents) -> None:

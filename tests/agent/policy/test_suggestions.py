@@ -59,6 +59,12 @@ def admitted(book: RuleSet, pod: Pod) -> set[tuple[SourceKind, int, int, int, in
     return {short(rule) for rule in admission.rules}
 
 
+def test_scan_of_many_ports_is_no_reason_for_a_policy() -> None:
+    scan = msgspec.structs.replace(process(A, 6), has_many_ports=True)
+    policies, nameless = suggestions.suggest([scan])
+    assert (policies, nameless) == ([], [])
+
+
 def test_suggestions_admit_the_dropped_sources_only(tmp_path: pathlib.Path) -> None:
     seen = [
         process(A, 6, 80),
