@@ -48,6 +48,14 @@ def show(content: bytes) -> None:
     )
     for problem in report.pod_source.problems:
         console.print(problem, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if report.kubelet is None and report.kubelet_problem:
+        console.print(
+            f"kubelet not identified: {report.kubelet_problem}",
+            style="yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     if report.kubelet_unfollowed:
         console.print(
             "without the agent the kernel does not follow the kubelet's restarts: "

@@ -1,0 +1,63 @@
+"""What `podgate status` prints about the kubelet."""
+
+import datetime
+
+import msgspec
+import pytest
+
+from agent.admin.report import AgentReport, PodSourceStatus, RelayStatus
+from agent.cli.views import status
+
+REPORT = AgentReport(
+    version="1",
+    pid=1,
+    started=datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
+    source_hash="0" * 16,
+    attachment="tcx",
+    programs="pinned",
+    load_ms=1.0,
+    is_synced=True,
+    kubelet="/system.slice/kubelet.service",
+    kubelet_problem="",
+    http_address="127.0.0.1:9650",
+    hooks=[],
+    pod_source=PodSourceStatus(pods_from="manifests"),
+    node_drops={},
+    relay=RelayStatus(
+        is_up=False,
+        problem="",
+        restarts=0,
+        connections=0,
+        held_syns=0,
+        is_bypassed=False,
+        unknown_address=0,
+        gates=[],
+    ),
+    pods=[],
+)
+
+
+def shown(report: AgentReport, capsys: pytest.CaptureFixture[str]) -> str:
+    status.show(msgspec.json.encode(report))
+    return capsys.readouterr().out
+
+
+def test_followed_kubelet_is_one_path(capsys: pytest.CaptureFixture[str]) -> None:
+    output = shown(REPORT, capsys)
+    assert "kubelet in /system.slice/kubelet.service" in output
+    assert "follow" not in output
+
+
+def test_reason_is_shown_when_there_is_no_kubelet(capsys: pytest.CaptureFixture[str]) -> None:
+    problem = "several processes could be the kubelet (pids 600, 700), in different cgroups."
+    report = msgspec.structs.replace(REPORT, kubelet=None, kubelet_problem=problem)
+    assert f"kubelet not identified: {problem}\n" in shown(report, capsys)
+
+
+def test_reason_is_shown_when_the_kernel_cannot_follow_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    problem = "/sys/kernel/btf/vmlinux cannot be read (No such file or directory)."
+    report = msgspec.structs.replace(REPORT, kubelet_unfollowed=problem)
+    expected = f"without the agent the kernel does not follow the kubelet's restarts: {problem}\n"
+    assert expected in shown(report, capsys)
