@@ -184,3 +184,46 @@ def test_rule_for_the_kernel_admits_no_process_over_a_flooding_bridge(
     ):
         sock.connect_ex((traffic.address(made.pod, version), guarded.TCP_PORT))
         assert made.arrived() == []
+
+
+@VERSIONS
+def test_tagged_frame_of_a_packet_socket_on_a_bridge_is_dropped_before_there_are_copies(
+    bridged: tuple[list[labs.LabPod], Gates], version: int
+) -> None:
+    """A bridge that separates VLANs sends them on without the tag: gates could read them then."""
+    pods, gates = bridged
+    with (
+        guarded.guarded(gates, pods[1], pods[0]) as made,
+        links.packet_socket(labs.BRIDGE) as sock,
+    ):
+        traffic.forget_ports(labs.BRIDGE, pods)
+        ends = bridge_ends(made, version)
+        plain = frames.segment(ends, frames.ACK | frames.PSH, data=b"injected")
+        frame = plain[:12] + struct.pack("!HH", frames.ETHERTYPE_VLAN, 1) + plain[12:]
+        wire.send(sock, frame)
+        assert any(b"injected" in seen for seen in made.arrived(end_on_bridge(sock, ends)))
+        made.set_mode(Mode.ENFORCE)
+        wire.send(sock, frame)
+        assert not any(b"injected" in seen for seen in made.arrived(end_on_bridge(sock, ends)))
+        assert made.moved() == made.moved_at_neighbour() == {}
+
+
+@VERSIONS
+def test_frame_that_would_be_dropped_in_audit_arrives_whole(
+    watched: PodState,  # noqa: F811
+    loaded: loader.Loaded,
+    version: int,
+) -> None:
+    """Its checksum is found false by trying to trim it."""
+    switch_off_checksum_offload(watched.pod.interface)
+    with links.pair() as (one, other), links.packet_socket(one) as sock, marked(loaded, other):
+        sock.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+        ends = ends_to(watched, version, links.mac_of(other))
+        way = Way(other, ends.pod_mac, lambda frame: wire.send(sock, bytes(10) + frame))
+        lengths = []
+        for mode in (Mode.OFF, Mode.AUDIT):
+            watched.set_mode(mode)
+            wire.send(sock, disguised(ends))
+            lengths.append([len(frame) for frame in watched.arrived(end_by(way, ends))])
+    assert lengths[0]
+    assert lengths[0] == lengths[1]
