@@ -1,11 +1,13 @@
 """Host devices on which the host's packets would bypass a gate, or lose their source."""
 
+import asyncio
 import dataclasses
 from collections.abc import Container, Iterable
 
 import structlog
 
 from agent.gates.worker import GateWorker
+from agent.linux import udp_listeners
 from agent.linux.rtnetlink import Link
 from agent.linux.tunnels import TunnelPorts, find_tunnels
 from agent.logs import Event
@@ -72,7 +74,12 @@ class HostDevices:
     async def ensure(self, links: list[Link], uplinks: Container[int] = frozenset()) -> None:
         """links: all of the host's; uplinks: as of `programs_for`. Safe to repeat."""
         self._update_switch(links)
-        tunnels = find_tunnels(links)
+        try:
+            listeners = await asyncio.to_thread(udp_listeners.read)
+        except OSError as error:
+            log.error(Event.HOST_DEVICES_NOT_PROTECTED, error=str(error))
+            listeners = frozenset()
+        tunnels = find_tunnels(links, listeners)
         needed = programs_for(
             links,
             gated=self._store.gated_interfaces(),

@@ -7,7 +7,7 @@ attributes that podgate uses are decoded here; pyroute2 decodes the others.
 
 import dataclasses
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyroute2
@@ -41,6 +41,9 @@ _PORTS = (
     *("IFLA_IPIP_ENCAP_DPORT", "IFLA_IP6TNL_ENCAP_DPORT"),
     *("IFLA_GRE_ENCAP_DPORT", "IFLA_IP6GRE_ENCAP_DPORT"),
 )
+# A GTP device has no port of its own but sockets: GTPv1-U's, and version 0's (3GPP TS 29.281).
+_GTP_PORTS = frozenset({2152, 3386})
+_IFLA_BAREUDP_PORT = 1  # include/uapi/linux/if_link.h; in network order
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,10 +117,27 @@ def of_message(message: Any) -> Link:
         peer=message.get_attr("IFLA_LINK"),
         peer_nsid=message.get_attr("IFLA_LINK_NETNSID"),
         master=message.get_attr("IFLA_MASTER"),
-        udp_ports=frozenset(port for name in _PORTS if (port := get(name))),
+        udp_ports=_udp_ports(kind, data, get),
         is_tap=kind == "macvtap" or (kind == "tun" and get("IFLA_TUN_TYPE") == _TUN_TYPE_TAP),
         is_ethernet=message["ifi_type"] == _ARPHRD_ETHER,
     )
+
+
+def _udp_ports(kind: str | None, data: Any, get: Callable[[str], Any]) -> frozenset[int]:
+    if kind == "gtp":
+        return _GTP_PORTS
+    if kind == "bareudp" and isinstance(data, str):
+        return frozenset(_bareudp_ports(bytes.fromhex(data.replace(":", ""))))
+    return frozenset(port for name in _PORTS if (port := get(name)))
+
+
+def _bareudp_ports(data: bytes) -> Iterator[int]:
+    at = 0
+    while at + 4 <= len(data):
+        size, attribute = _ATTRIBUTE.unpack_from(data, at)
+        if attribute & _TYPE_MASK == _IFLA_BAREUDP_PORT:
+            yield int.from_bytes(data[at + 4 : at + size], "big")
+        at += max(4, (size + 3) & ~3)
 
 
 def _parse(data: bytes, offset: int, length: int) -> Link:

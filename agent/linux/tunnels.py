@@ -21,8 +21,8 @@ class TunnelPorts:
     has_any: bool
 
 
-def find_tunnels(links: Iterable[Link]) -> TunnelPorts:
-    """Tunnels of interfaces that are up."""
+def find_tunnels(links: Iterable[Link], listeners: frozenset[int] = frozenset()) -> TunnelPorts:
+    """Tunnels of interfaces that are up. listeners: ports without an interface."""
     up = [link for link in links if link.is_up]
-    ports = frozenset(port for link in up for port in link.udp_ports)
+    ports = listeners.union(port for link in up for port in link.udp_ports)
     return TunnelPorts(ports, bool(ports) or any(link.kind in _IP_TUNNELS for link in up))

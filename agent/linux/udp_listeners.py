@@ -1,0 +1,90 @@
+"""UDP ports on which the kernel itself decapsulates without an interface that shows them: FOU and
+GUE listeners, and L2TP tunnels. Read by generic netlink.
+"""
+
+import contextlib
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+_NETLINK_GENERIC = 16
+_NLM_F_REQUEST, _NLM_F_DUMP = 1, 0x300
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port id
+_GENERIC = struct.Struct("=BBH")  # command, version, reserved
+_ATTRIBUTE = struct.Struct("=HH")
+_TYPE_MASK = 0x3FFF
+_BUFFER_BYTES = 1 << 16
+_TIMEOUT_SECONDS = 2
+
+# include/uapi/linux/genetlink.h
+_CONTROL, _GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 0x10, 3, 1, 2
+
+
+class _Listeners(NamedTuple):
+    """Where a family's dump shows the port; its byte order is not always the network's."""
+
+    family: str
+    command: int
+    attribute: int
+    byte_order: Literal["big", "little"]
+
+
+_ALL = (
+    _Listeners("fou", 3, 1, "big"),  # FOU_CMD_GET, FOU_ATTR_PORT: linux/fou.h
+    _Listeners("l2tp", 4, 26, sys.byteorder),  # L2TP_CMD_TUNNEL_GET, L2TP_ATTR_UDP_SPORT
+)
+
+
+def read() -> frozenset[int]:
+    """All such ports of the calling thread's network namespace. A module that is not loaded has
+    none. Raises `OSError`."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_GENERIC) as sock:
+        sock.settimeout(_TIMEOUT_SECONDS)
+        sock.bind((0, 0))
+        return frozenset(port for kind in _ALL for port in _read(sock, kind))
+
+
+def _read(sock: socket.socket, kind: _Listeners) -> Iterator[int]:
+    name = kind.family.encode() + b"\0"
+    attribute = _ATTRIBUTE.pack(_ATTRIBUTE.size + len(name), _FAMILY_NAME) + name
+    padding = bytes(-len(attribute) % 4)
+    sock.send(message(_CONTROL, _GET_FAMILY, _NLM_F_REQUEST, attribute + padding))
+    try:
+        (family,) = values(sock.recv(_BUFFER_BYTES), _FAMILY_ID)
+    except FileNotFoundError:
+        return
+    number = int.from_bytes(family, sys.byteorder)
+    sock.send(message(number, kind.command, _NLM_F_REQUEST | _NLM_F_DUMP, b""))
+    with contextlib.suppress(EOFError):
+        while True:
+            for value in values(sock.recv(_BUFFER_BYTES), kind.attribute):
+                yield int.from_bytes(value, kind.byte_order)
+
+
+def message(family: int, command: int, flags: int, attributes: bytes) -> bytes:
+    """A request of generic netlink."""
+    body = _GENERIC.pack(command, 1, 0) + attributes
+    return _HEADER.pack(_HEADER.size + len(body), family, flags, 1, 0) + body
+
+
+def values(data: bytes, attribute: int) -> Iterator[bytes]:
+    """The values of one attribute in all messages. Raises `EOFError` at the end of a dump, and
+    `OSError` if the kernel rejects the request."""
+    at = 0
+    while at < len(data):
+        length, kind, *_ = _HEADER.unpack_from(data, at)
+        if kind == _NLMSG_DONE:
+            raise EOFError
+        if kind == _NLMSG_ERROR:
+            (code,) = struct.unpack_from("=i", data, at + _HEADER.size)
+            raise OSError(-code, "generic netlink")
+        position = at + _HEADER.size + _GENERIC.size
+        while position < at + length:
+            size, type_ = _ATTRIBUTE.unpack_from(data, position)
+            if type_ & _TYPE_MASK == attribute:
+                yield data[position + _ATTRIBUTE.size : position + size]
+            position += (size + 3) & ~3
+        at += (length + 3) & ~3
