@@ -17,8 +17,9 @@ from bpf.errors import AttachError
 
 log = structlog.get_logger(__name__)
 
-# What the host sends by one of these, it may receive again by another interface.
-_REENTRY_KINDS = frozenset({"macvlan", "macvtap", "ipvlan", "ipvtap", "ifb"})
+# What the host sends by one of these, it may receive again by another interface. What it sends by
+# a switch's internal port, ovs-vswitchd may send again, without the socket.
+_REENTRY_KINDS = frozenset({"macvlan", "macvtap", "ipvlan", "ipvtap", "ifb", "openvswitch"})
 
 # What the host sends by one of these leaves the node; a router may send it back. Those of bonds and
 # teams are physical, and a VLAN's frames are readable on its own interface only.
@@ -38,25 +39,31 @@ def programs_for(
     links: Iterable[Link],
     *,
     gated: Container[int],
+    enforced: Container[int],
     ungated: Container[int] = frozenset(),
     uplinks: Container[int] = frozenset(),
 ) -> DevicePrograms:
     """The programs that the host's interfaces need.
 
-    gated: interfaces with a gate; ungated: interfaces of pods without one, which may forward;
-    uplinks: interfaces of default routes.
+    gated: interfaces with a gate; enforced: with one that drops; ungated: interfaces of pods
+    without one, which may forward; uplinks: interfaces of default routes.
     """
     links = list(links)
-    masters = {link.master for link in links if link.index in gated}
+    of_pods = {link.master for link in links if link.index in gated}
+    of_enforced = {link.master for link in links if link.index in enforced}
     bridges, devices, stamps = set(), set(), set()
     for link in links:
         if link.index in gated:
             continue
         if link.is_loopback or link.index in ungated:
             stamps.add(link.index)
-        elif link.kind == "openvswitch" or (link.kind == "bridge" and link.index in masters):
+        elif link.kind == "bridge" and link.index in of_enforced:
             bridges.add(link.index)
-        elif link.is_ethernet and (_can_reenter(link) or _is_uplink(link, uplinks)):
+        elif link.is_ethernet and (
+            (link.kind == "bridge" and link.index in of_pods)
+            or _can_reenter(link)
+            or _is_uplink(link, uplinks)
+        ):
             devices.add(link.index)
     return DevicePrograms(frozenset(bridges), frozenset(devices), frozenset(stamps))
 
@@ -83,6 +90,7 @@ class HostDevices:
         needed = programs_for(
             links,
             gated=self._store.gated_interfaces(),
+            enforced=self._store.enforced_interfaces(),
             ungated=self._store.ungated_interfaces(),
             uplinks=uplinks,
         )
@@ -107,8 +115,9 @@ class HostDevices:
         programs = self._gate_worker.host_devices
         for name, ensure, interfaces in (
             ("stamps", programs.ensure_stamps, needed.stamps),
-            ("devices", programs.ensure_devices, needed.devices),
+            # Before the others: a bridge changes to this program when a pod is enforced.
             ("bridges", programs.ensure_bridges, needed.bridges),
+            ("devices", programs.ensure_devices, needed.devices),
         ):
             if self._ensured.get(name) != (interfaces, are_all):
                 await self._gate_worker.run(ensure, set(interfaces), are_all=are_all)

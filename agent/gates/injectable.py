@@ -97,6 +97,7 @@ class InjectableInterfaces:
         return (
             self._store.is_synced,
             self._store.gated_interfaces(),
+            self._store.enforced_interfaces(),
             self._store.ungated_interfaces(),
         )
 

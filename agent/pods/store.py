@@ -124,6 +124,15 @@ class PodStore:
             ifindex for state in self.pods.values() for ifindex in state.gates
         }
 
+    def enforced_interfaces(self) -> set[int]:
+        """Interfaces with a gate that drops, of pods and relays."""
+        return self.relay_gates.keys() | {
+            ifindex
+            for state in self.pods.values()
+            if state.pod.mode >= Mode.ENFORCE
+            for ifindex in state.gates
+        }
+
     def ungated_interfaces(self) -> set[int]:
         """Interfaces of pods in mode off."""
         return {

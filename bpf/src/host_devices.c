@@ -56,10 +56,22 @@ ALWAYS_INLINE int evaluate_on_device(struct __sk_buff *skb, struct packet *packe
 	return TCX_NEXT;
 }
 
+ALWAYS_INLINE int drop_unreadable(struct __sk_buff *skb, struct packet *packet)
+{
+	__u32 only = 0;
+	struct config *node = config.lookup(&only);
+
+	if (!node || is_dead_man_expired(node, packet_time_ns(packet)))
+		return TCX_NEXT;
+	count_host_drop(REASON_UNPARSABLE);
+	emit_drop_event(skb, packet, DROP(REASON_UNPARSABLE));
+	return TCX_DROP;
+}
+
 /*
- * On bridges with pod interfaces. The bridge itself separates VLANs, so the tag of a VLAN interface
- * on it is no reason to leave a frame unread. What a packet socket sends and no gate could read is
- * dropped: where a port removes tags, copies would arrive without them.
+ * On bridges of pods that are enforced. The bridge itself separates VLANs, so the tag of a VLAN
+ * interface on it is no reason to leave a frame unread. What a packet socket sends and no gate
+ * could read is dropped: where a port removes tags, copies would arrive without them.
  */
 int bridge_gate(struct __sk_buff *skb)
 {
@@ -74,14 +86,14 @@ int bridge_gate(struct __sk_buff *skb)
 	unread = read_untagged_frame(skb, &packet);
 	if (unread == REASON_COUNT)
 		return evaluate_on_device(skb, &packet, is_rewritten);
-	if (unread == REASON_UNPARSABLE)
-		return is_packet_socket ? TCX_DROP : TCX_NEXT;
-	return is_rewritten ? TCX_DROP : TCX_NEXT;
+	if (unread == REASON_UNPARSABLE ? is_packet_socket : is_rewritten)
+		return drop_unreadable(skb, &packet);
+	return TCX_NEXT;
 }
 
 /*
- * On veth pairs within the host, macvlan and the like, and on uplinks, whose router may send a
- * packet back as one of another host.
+ * On other bridges of pods, veth pairs within the host, macvlan and the like; and on uplinks, whose
+ * router may send a packet back as one of another host.
  */
 int device_gate(struct __sk_buff *skb)
 {

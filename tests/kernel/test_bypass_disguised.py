@@ -17,8 +17,16 @@ from bpf.host_devices import HostDevicePrograms
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, guarded, links, syns, traffic, tunnelled, wire
+from tests.kernel.counting import Counting
 from tests.kernel.guarded import PodState
-from tests.kernel.test_bypass_reentry import Way, end_by, ends_to, marked, watched  # noqa: F401
+from tests.kernel.test_bypass_reentry import (  # noqa: F401
+    Way,
+    end_by,
+    ends_to,
+    marked,
+    programs,
+    watched,
+)
 from tests.kernel.test_bypass_tunnels import (  # noqa: F401
     OUTER,
     Tunnelled,
@@ -188,23 +196,31 @@ def test_rule_for_the_kernel_admits_no_process_over_a_flooding_bridge(
 
 @VERSIONS
 def test_tagged_frame_of_a_packet_socket_on_a_bridge_is_dropped_before_there_are_copies(
-    bridged: tuple[list[labs.LabPod], Gates], version: int
+    bridged: tuple[list[labs.LabPod], Gates],
+    loaded: loader.Loaded,
+    installation: pins.Pins,
+    version: int,
 ) -> None:
     """A bridge that separates VLANs sends them on without the tag: gates could read them then."""
     pods, gates = bridged
     with (
         guarded.guarded(gates, pods[1], pods[0]) as made,
+        programs(loaded, installation) as devices,
         links.packet_socket(labs.BRIDGE) as sock,
     ):
         traffic.forget_ports(labs.BRIDGE, pods)
         ends = bridge_ends(made, version)
         plain = frames.segment(ends, frames.ACK | frames.PSH, data=b"injected")
         frame = plain[:12] + struct.pack("!HH", frames.ETHERTYPE_VLAN, 1) + plain[12:]
+        devices.ensure_bridges(set())
         wire.send(sock, frame)
         assert any(b"injected" in seen for seen in made.arrived(end_on_bridge(sock, ends)))
+        devices.ensure_bridges({links.index_of(labs.BRIDGE)})
         made.set_mode(Mode.ENFORCE)
+        counting = Counting(gates)
         wire.send(sock, frame)
         assert not any(b"injected" in seen for seen in made.arrived(end_on_bridge(sock, ends)))
+        assert counting.moved() == UNREADABLE
         assert made.moved() == made.moved_at_neighbour() == {}
 
 

@@ -228,7 +228,8 @@ def test_agent_stamps_where_it_leaves_and_marks_no_pod_s(lab: labs.Lab, way: Mak
     pods = [lab.add_pod("routed", 1), lab.add_pod("bridged", 2, bridged=True)]
     with way() as by, pyroute2.IPRoute() as netlink:
         found = [of_message(message) for message in netlink.get_links()]
-        needed = programs_for(found, gated={pod.ifindex for pod in pods})
+        own = {pod.ifindex for pod in pods}
+        needed = programs_for(found, gated=own, enforced=own)
         assert by.leaves_by is not None
         assert links.index_of(by.leaves_by) in needed.devices
         assert links.index_of("lo") in needed.stamps

@@ -55,7 +55,8 @@ def as_the_agent_does(
 ) -> Iterator[HostDevicePrograms]:
     with programs(loaded, installation) as devices, pyroute2.IPRoute() as netlink:
         found = map(of_message, netlink.get_links())
-        needed = programs_for(found, gated={pod.ifindex for pod in pods})
+        own = {pod.ifindex for pod in pods}
+        needed = programs_for(found, gated=own, enforced=own)
         assert {links.index_of("inner0"), links.index_of("inner1")} <= needed.devices
         devices.ensure_stamps(set(needed.stamps))
         devices.ensure_devices(set(needed.devices))

@@ -85,7 +85,7 @@ def test_a_tunnel_without_ports_counts_too(kind: str) -> None:
     )
 
 
-def test_only_bridges_of_gated_interfaces_count() -> None:
+def test_bridges_of_pods_count_and_those_of_enforced_pods_drop_what_they_cannot_read() -> None:
     links = [
         Link(2, "bridge2", kind="bridge"),
         Link(3, "bridge3", kind="bridge"),
@@ -93,8 +93,12 @@ def test_only_bridges_of_gated_interfaces_count() -> None:
         Link(5, "veth5", kind="veth", peer=2, peer_nsid=0, master=2),
         Link(6, "veth6", kind="veth", peer=2, peer_nsid=1, master=3),
         Link(7, "veth7", kind="veth", peer=2, peer_nsid=2, master=4),
+        Link(8, "bridge8", kind="bridge"),
+        Link(9, "veth9", kind="veth", peer=2, peer_nsid=3, master=8),
     ]
-    assert programs_for(links, gated={5, 7}).bridges == {2}
+    needed = programs_for(links, gated={5, 7, 9}, enforced={5, 7})
+    assert needed.bridges == {2}
+    assert needed.devices == {8}
 
 
 def test_programs_are_where_the_host_s_packets_leave_and_may_come_in_again() -> None:
@@ -117,10 +121,9 @@ def test_programs_are_where_the_host_s_packets_leave_and_may_come_in_again() -> 
         Link(16, "kind16", kind="veth", peer=3, peer_nsid=3),
         Link(17, "tun17", kind="tun", is_ethernet=False),
     ]
-    assert programs_for(links, gated={5}, ungated={6}, uplinks={16, 12}) == DevicePrograms(
-        bridges=frozenset({15}),
-        devices=frozenset({2, 3, 8, 9, 10, 11, 16}),
-        stamps=frozenset({1, 6}),
+    needed = programs_for(links, gated={5}, enforced={5}, ungated={6}, uplinks={16, 12})
+    assert needed == DevicePrograms(
+        devices=frozenset({2, 3, 8, 9, 10, 11, 15, 16}), stamps=frozenset({1, 6})
     )
 
 
