@@ -85,6 +85,10 @@ class Event(enum.Enum):
     HOOK_NOT_ATTACHED = (
         "cgroup hook not attached; gates still drop, but processes get a timeout instead of EPERM."
     )
+    RAW_SOCKETS_UNKNOWN = (
+        "Existing raw sockets cannot be listed; their packets count as the kernel's until they "
+        "are closed."
+    )
     HOST_DEVICES_NOT_PROTECTED = "Host devices cannot be protected; retrying."
     HOST_SOCKETS_UNREADABLE = "Host sockets cannot be listed; existing flows are not counted."
     INJECTABLE_INTERFACES_CHANGED = "Injectable interfaces changed."

@@ -24,6 +24,7 @@ REPLY_SETS = 512
 REPLY_WAYS = 8
 REPLY_KEY_WORDS = 12
 MAX_FRAGMENTS = 8192
+MAX_RAW_SOCKETS = 65536
 MAX_GATES = 4096
 MAX_RULE_HITS = 65536
 MAX_DROP_SOURCES = 16384
@@ -347,6 +348,7 @@ REPLY_TABLE = MapSpec("reply_table", _ARRAY, 4, ctypes.sizeof(CReplySet), REPLY_
 REPLIES = MapSpec("replies", _HASH_OF_MAPS, 4, 4, MAX_GATES, template=REPLY_TABLE.name)
 REPLY_KEY = MapSpec("reply_key", _ARRAY, 4, ctypes.sizeof(CReplyKey), 1)
 FRAGMENTS = MapSpec("fragments", _LRU_HASH, ctypes.sizeof(CFragment), 8, MAX_FRAGMENTS)
+RAW_SOCKETS = MapSpec("raw_sockets", _HASH, 8, 8, MAX_RAW_SOCKETS, _NO_PREALLOC)
 ADDRESSES = MapSpec("addresses", _HASH, ctypes.sizeof(CAddress), 4, MAX_ADDRESSES, _NO_PREALLOC)
 DROP_EVENTS = MapSpec("drop_events", _RINGBUF, 0, 0, EVENT_RING_BYTES)
 EVENT_BUDGET = MapSpec("event_budget", _PERCPU_ARRAY, 4, ctypes.sizeof(CEventBudget), 1)
@@ -370,7 +372,7 @@ MAPS = (
     *(SOURCE_CGROUPS, RECENT_SOURCE),
     *(REPLY_TABLE, REPLIES, REPLY_KEY, ADDRESSES, DROP_EVENTS, EVENT_BUDGET, INJECTABLE),
     *(RELAY_TARGETS, RELAY_PODS, RELAY_BEAT, RELAY_BYPASSES),
-    *(FRAGMENTS, KUBELET_UNIT, KUBELET_REMADE),
+    *(FRAGMENTS, RAW_SOCKETS, KUBELET_UNIT, KUBELET_REMADE),
 )
 
 GATE_EGRESS = "gate_egress"
@@ -418,9 +420,11 @@ class HookSpec:
     attach_type: int
 
 
-_SOCK_ADDR, _SOCKOPT = 18, 25
+_SOCK, _SOCK_ADDR, _SOCKOPT = 9, 18, 25
 
 HOOKS = (
+    HookSpec("hook_release", _SOCK, 34),
+    HookSpec("hook_create", _SOCK, 2),
     HookSpec("hook_connect4", _SOCK_ADDR, 10),
     HookSpec("hook_connect6", _SOCK_ADDR, 11),
     HookSpec("hook_sendmsg4", _SOCK_ADDR, 14),
@@ -428,6 +432,9 @@ HOOKS = (
     HookSpec("hook_setsockopt", _SOCKOPT, 22),
 )
 """Optional: gates enforce without them, and a kernel that rejects one loads the others."""
+
+RAW_SOCKET_HOOKS = ("hook_release", "hook_create")
+"""Those of `HOOKS` that keep the map of raw sockets."""
 
 RELAY_HOOKS = (
     HookSpec("relay_getpeername4", _SOCK_ADDR, 29),

@@ -20,6 +20,7 @@ ESTABLISHED = 1 << 1
 CLOSE = 1 << 7
 CLOSE_WAIT = 1 << 8
 LISTEN = 1 << 10
+ANY_STATE = (1 << 32) - 1
 
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _SOCK_DIAG_BY_FAMILY, _SOCK_DESTROY = 20, 21
@@ -40,6 +41,8 @@ _PORT = struct.Struct("!H")
 _PORTS = struct.Struct("!HH")
 _ATTRIBUTE = struct.Struct("=HH")
 _CGROUP = struct.Struct("=Q")
+_COOKIE = struct.Struct("=II")
+_COOKIE_OFFSET = 40  # in the id
 _RECEIVE_BYTES = 32 << 10
 _MAPPED = bytes(10) + b"\xff\xff"
 
@@ -61,6 +64,12 @@ class InetSocket:
     id: bytes
     """struct inet_diag_sockid: identifies this socket, and never a later one."""
     is_v6_only: bool = False
+
+    @property
+    def cookie(self) -> int:
+        """SO_COOKIE: a number that no other socket of the machine has had."""
+        low, high = _COOKIE.unpack_from(self.id, _COOKIE_OFFSET)
+        return int(high << 32 | low)
 
 
 class SockDiag:

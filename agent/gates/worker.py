@@ -14,7 +14,7 @@ import structlog
 from agent.linux.cgroups import cgroup2_mount
 from agent.logs import Event
 from agent.settings import Settings
-from bpf import loader, pins
+from bpf import abi, loader, pins
 from bpf.drop_events import DropEventReader
 from bpf.drop_sources import DropSources
 from bpf.gates import Attachment, Counts, Gates
@@ -25,7 +25,9 @@ from bpf.kubelet_unit import KubeletUnit
 from bpf.node_config import NodeConfig
 from bpf.path_tests import PathTestCounters
 from bpf.pinning import Outcome
+from bpf.raw_sockets import RawSockets
 from bpf.verdicts import Reason
+from probes import sock_diag
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -156,7 +158,21 @@ def _attach_hooks(loaded: loader.Loaded, installation: pins.Pins) -> list[HookSt
     cgroup = cgroup2_mount()
     if cgroup is None:
         return [HookState("all", "cgroup v2 is not mounted")]
-    return Hooks(loaded, installation, cgroup).attach()
+    states = Hooks(loaded, installation, cgroup).attach()
+    if all(state.problem is None for state in states if state.name in abi.RAW_SOCKET_HOOKS):
+        record_raw_sockets(loaded)
+    return states
+
+
+def record_raw_sockets(loaded: loader.Loaded) -> None:
+    """Record raw sockets that the host's processes created before the hooks."""
+    with sock_diag.SockDiag() as diag:
+        try:
+            found = [raw.cookie for raw in diag.sockets(socket.IPPROTO_RAW, sock_diag.ANY_STATE)]
+        except OSError as error:
+            log.warning(Event.RAW_SOCKETS_UNKNOWN, error=str(error))
+            return
+    RawSockets(loaded).add(found)
 
 
 def _without_path_tests(counts: Counts) -> Counts:

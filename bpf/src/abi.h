@@ -295,6 +295,9 @@ struct reply_key {
  */
 #define GROUP_LIFETIME_NS (10ULL * 1000 * 1000 * 1000)
 
+/* More raw sockets are rejected: otherwise some could not be known from the kernel's. */
+#define MAX_RAW_SOCKETS 65536
+
 /* A datagram in fragments, and how it came. */
 struct fragment {
 	struct address source;

@@ -5,8 +5,7 @@
 #ifndef PODGATE_FRAME_H
 #define PODGATE_FRAME_H
 
-#define AF_PACKET 17
-#define EINVAL	  22
+#define EINVAL 22
 
 /*
  * A packet socket can leave a checksum to be filled in later (PACKET_VNET_HDR), at bytes that it

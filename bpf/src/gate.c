@@ -12,34 +12,39 @@
 
 /*
  * A UDP server on the host replies from a UDP socket; a forged reply comes from a raw or packet
- * socket. Echo replies are the kernel's, from a raw socket of its own.
+ * socket. Echo replies are the kernel's, from a raw socket of its own. DHCP servers write their
+ * offers header by header, since the pod has no address yet.
  */
-ALWAYS_INLINE bool is_forged(struct __sk_buff *skb, __u8 protocol)
+ALWAYS_INLINE bool is_forged(struct __sk_buff *skb, struct packet *packet)
 {
-	struct bpf_sock *sk = skb->sk;
+	struct bpf_sock *sk = socket_of(skb);
 
-	if (!sk || (protocol != IPPROTO_UDP && protocol != IPPROTO_UDPLITE))
+	if (is_dhcp_answer(packet))
+		return false;
+	if (is_hand_made(skb))
+		return true;
+	if (!sk || (packet->protocol != IPPROTO_UDP && packet->protocol != IPPROTO_UDPLITE))
 		return false;
 	sk = bpf_sk_fullsock(sk);
-	return sk && (sk->type != SOCK_DGRAM || sk->protocol != protocol);
+	return sk && (sk->type != SOCK_DGRAM || sk->protocol != packet->protocol);
+}
+
+ALWAYS_INLINE bool is_in_grace(struct gate *gate, struct packet *packet)
+{
+	return gate->grace_until_ns && !packet->is_elsewhere &&
+	       packet_time_ns(packet) < gate->grace_until_ns;
 }
 
 /* Not TCP, and with a transport header: UDP, SCTP, ICMP, ESP, ... */
 ALWAYS_INLINE __u32 evaluate_datagram(struct __sk_buff *skb, struct gate *gate,
 				      struct packet *packet)
 {
-	struct transport ports = {};
-
-	if (!is_forged(skb, packet->protocol)) {
+	if (!is_forged(skb, packet)) {
 		if (is_reply(skb, packet))
 			return PASS(REASON_REPLY);
-		if (gate->grace_until_ns && packet_time_ns(packet) < gate->grace_until_ns)
+		if (is_in_grace(gate, packet))
 			return PASS(REASON_GRACE);
 	}
-	if (has_ports(packet->protocol) && !read_header(skb, packet->transport_offset, &ports))
-		return DROP(REASON_UNPARSABLE);
-	packet->source_port = bpf_ntohs(ports.source_port);
-	packet->destination_port = bpf_ntohs(ports.destination_port);
 	return evaluate_new_flow(skb, gate, packet);
 }
 
@@ -49,11 +54,10 @@ ALWAYS_INLINE __u32 evaluate_other(struct __sk_buff *skb, struct gate *gate, str
 	__u32 verdict_slot;
 
 	if (packet->is_later_fragment) {
-		__u64 now_ns = packet_time_ns(packet);
-
-		if (is_recorded_fragment(skb, packet, now_ns))
+		if (is_recorded_fragment(skb, packet, packet_time_ns(packet)))
 			return PASS(REASON_REPLY);
-		return now_ns < gate->grace_until_ns ? PASS(REASON_GRACE) : DROP(REASON_FRAGMENT);
+		return is_in_grace(gate, packet) && !is_hand_made(skb) ? PASS(REASON_GRACE)
+								       : DROP(REASON_FRAGMENT);
 	}
 	verdict_slot = evaluate_datagram(skb, gate, packet);
 	if (packet->is_fragment && verdict_slot < DROP(0))
@@ -96,6 +100,17 @@ ALWAYS_INLINE struct gate *gate_for_address(struct gate *gate, struct packet *pa
 }
 
 /*
+ * A pod may route for clients behind it, whose flows to the host are recorded as its own. So the
+ * host's answers to them pass, but no new flow: an address that is no pod's, and a socket, which a
+ * bridge's flooded copies lack. Or the pod has no address yet, and DHCP offers one.
+ */
+ALWAYS_INLINE bool may_be_behind_pod(struct __sk_buff *skb, struct packet *packet)
+{
+	return is_dhcp_answer(packet) ||
+	       (socket_of(skb) && !addresses.lookup(&packet->destination));
+}
+
+/*
  * A datagram from another pod that conntrack reassembled and the kernel fragments again on its slow
  * path: ip6_copy_metadata, unlike IPv4's, does not copy skb_iif. Fragments of the host's own
  * datagrams keep their socket (skb_set_owner_w in ip6_fragment), or have a stamp if they came in
@@ -111,20 +126,30 @@ ALWAYS_INLINE bool is_forwarded_fragment(struct __sk_buff *skb, struct packet *p
 ALWAYS_INLINE __u32 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
 				    struct packet *packet)
 {
-	struct gate *owner;
+	struct gate *owner = *gate;
+	bool is_control;
 
 	/* In audit the frame passes, so it must not be trimmed. */
 	if ((*gate)->mode != MODE_AUDIT && has_false_checksum(skb, packet))
 		return DROP(REASON_UNPARSABLE);
-	if (is_link_control(skb, packet))
+	if (!load_ports(skb, packet))
+		return DROP(REASON_UNPARSABLE);
+	is_control = packet->is_arp || is_link_control(skb, packet);
+	if (is_control && !is_hand_made(skb))
 		return PASS(REASON_CONTROL);
-	owner = gate_for_address(*gate, packet);
-	if (!owner)
-		return DROP(REASON_STRAY);
-	*gate = owner;
+	if (!is_control) {
+		owner = gate_for_address(*gate, packet);
+		if (!owner && may_be_behind_pod(skb, packet)) {
+			packet->is_elsewhere = true;
+			owner = *gate;
+		}
+		if (!owner)
+			return DROP(REASON_STRAY);
+		*gate = owner;
+	}
 	if (is_forwarded_fragment(skb, packet))
 		return PASS(REASON_FORWARDED);
-	if (is_icmp_error(skb, packet))
+	if (is_icmp_error(skb, packet) && !packet->is_elsewhere && !is_hand_made(skb))
 		return PASS(REASON_CONTROL);
 	if (is_redirect(skb, packet))
 		return drop_reason(skb, packet);
@@ -140,8 +165,11 @@ ALWAYS_INLINE __u32 evaluate(struct __sk_buff *skb, struct gate **gate, struct p
 	if (is_rewritten_later(skb))
 		return DROP(REASON_UNPARSABLE);
 	unread = read_frame(skb, packet);
-	if (unread == REASON_ARP)
-		return PASS(REASON_ARP);
+	if (unread == REASON_ARP) {
+		if (!is_hand_made(skb) || !is_request_or_reply(skb))
+			return PASS(REASON_ARP);
+		packet->is_arp = true;
+	}
 	if (unread == REASON_UNPARSABLE)
 		return DROP(REASON_UNPARSABLE);
 	return evaluate_packet(skb, gate, packet);
@@ -162,7 +190,7 @@ ALWAYS_INLINE struct gate *own_gate(__u32 ifindex)
 ALWAYS_INLINE int pass_stamped(struct __sk_buff *skb)
 {
 	if (!has_no_origin(skb))
-		stamp(skb, STAMP);
+		stamp_origin(skb);
 	return TCX_NEXT;
 }
 

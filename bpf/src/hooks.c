@@ -213,3 +213,26 @@ int hook_setsockopt(struct bpf_sockopt *context)
 	emit_hook_event(&nowhere, 0, 0, 0, REASON_EVASION, now_ns);
 	return SOCKET_REJECT;
 }
+
+/* Records the raw sockets of processes (raw_sockets.h). Packet sockets do not run this hook. */
+int hook_create(struct bpf_sock *context)
+{
+	__u64 cookie, cgroup;
+
+	if (context->type != SOCK_RAW || !host_config(context))
+		return SOCKET_ALLOW;
+	cookie = bpf_get_socket_cookie(context);
+	cgroup = bpf_get_current_cgroup_id();
+	return raw_sockets.update(&cookie, &cgroup) ? SOCKET_REJECT : SOCKET_ALLOW;
+}
+
+int hook_release(struct bpf_sock *context)
+{
+	__u64 cookie;
+
+	if (context->type != SOCK_RAW)
+		return SOCKET_ALLOW;
+	cookie = bpf_get_socket_cookie(context);
+	raw_sockets.delete(&cookie);
+	return SOCKET_ALLOW;
+}

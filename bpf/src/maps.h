@@ -40,6 +40,9 @@ BPF_TABLE("array", __u32, struct reply_key, reply_key, 1);
 /* When the first fragment of a datagram passed. */
 BPF_TABLE("lru_hash", struct fragment, __u64, fragments, MAX_FRAGMENTS);
 
+/* The raw sockets of the host's processes, by cookie: the cgroup that created each. */
+BPF_F_TABLE("hash", __u64, __u64, raw_sockets, MAX_RAW_SOCKETS, BPF_F_NO_PREALLOC);
+
 /* The gated interface of each pod address; 0 if several pods have the address. */
 BPF_F_TABLE("hash", struct address, __u32, addresses, MAX_ADDRESSES, BPF_F_NO_PREALLOC);
 

@@ -6,12 +6,11 @@
 #ifndef PODGATE_NEW_FLOW_H
 #define PODGATE_NEW_FLOW_H
 
-/* A packet without a socket and without an ingress interface: the host kernel created it. */
 ALWAYS_INLINE __u32 drop_reason(struct __sk_buff *skb, struct packet *packet)
 {
 	if (packet->is_stray)
 		return DROP(REASON_STRAY);
-	return skb->sk || skb->ingress_ifindex ? DROP(REASON_NODE) : DROP(REASON_KERNEL);
+	return has_no_origin(skb) ? DROP(REASON_KERNEL) : DROP(REASON_NODE);
 }
 
 /* In strict only the relay connects to the pod for the kubelet, from inside the pod's namespace. */
@@ -36,7 +35,7 @@ ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 	bool is_kubelet, is_rejected;
 	__u64 now_ns, found;
 
-	if (!node)
+	if (!node || packet->is_elsewhere)
 		return drop_reason(skb, packet);
 	/* The program on a host device admitted it, and counted the hit. */
 	if (skb->tc_index == ADMITTED_RULE)

@@ -22,21 +22,40 @@
  * No socket option sets tc_index, and a tc program or class id needs CAP_NET_ADMIN. Cilium uses the
  * lowest bits, so the stamp has none of them and they do not hide it.
  */
-#define STAMP	   0x7060
-#define STAMP_MASK 0xffe0
+#define STAMP		0x7060
+#define STAMP_HAND_MADE 0x7040 /* by a process with a packet or raw socket (raw_sockets.h) */
+#define STAMP_MASK	0xffc0
+#define STAMP_KIND_MASK 0xffe0
 
 /* Stamps with the verdict of a program on a host device, where the socket was still there. */
 #define ADMITTED_RULE  0x7067
 #define ADMITTED_PROBE 0x7068
 
+/*
+ * skb->sk and skb->tc_index. With many uses of a field clang keeps its address in a register, and
+ * the verifier takes no reads by such an address. So clang must not see that it is the same.
+ */
+ALWAYS_INLINE struct bpf_sock *socket_of(struct __sk_buff *skb)
+{
+	asm volatile("" : "+r"(skb));
+	return skb->sk;
+}
+
+ALWAYS_INLINE __u32 stamp_of(struct __sk_buff *skb)
+{
+	asm volatile("" : "+r"(skb));
+	return skb->tc_index;
+}
+
 ALWAYS_INLINE bool is_stamped(struct __sk_buff *skb)
 {
-	return (skb->tc_index & STAMP_MASK) == STAMP;
+	return (stamp_of(skb) & STAMP_MASK) == STAMP_HAND_MADE;
 }
 
 /* tc_classid, too: the kernel copies it to tc_index when a later program returns TCX_PASS. */
 ALWAYS_INLINE void stamp(struct __sk_buff *skb, __u16 value)
 {
+	asm volatile("" : "+r"(skb));
 	skb->tc_index = value;
 	skb->tc_classid = value;
 }

@@ -61,6 +61,8 @@ struct packet {
 	bool is_fragment;
 	bool is_later_fragment; /* not the first: without the transport header */
 	bool is_stray;		/* not an address of this gate's pod */
+	bool is_elsewhere;	/* nor of another pod's: maybe of a client behind this one */
+	bool is_arp;		/* and nothing else is set */
 	__u64 now_ns;		/* 0 until read: most packets need no time */
 };
 

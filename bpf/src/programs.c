@@ -6,6 +6,7 @@
 #include "maps.h"
 #include "packet.h"
 #include "origin.h"
+#include "raw_sockets.h"
 #include "frame.h"
 #include "control.h"
 #include "clock.h"

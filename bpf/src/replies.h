@@ -15,6 +15,9 @@
 #define ICMPV6_ECHO_REQUEST 128
 #define ICMPV6_ECHO_REPLY   129
 
+#define DHCP_SERVER_PORT 67
+#define DHCP_CLIENT_PORT 68
+
 #define PACKET_BROADCAST 1
 
 /* 2^64 divided by the golden ratio (Knuth, TAOCP 6.4). */
@@ -138,13 +141,32 @@ ALWAYS_INLINE bool parse_pod_flow(struct __sk_buff *skb, struct packet *packet, 
 	return true;
 }
 
-/* The flow that a packet to the pod would be a reply to; false if its kind is no reply. */
+/* Of what is not TCP, and has them; false if they are missing. */
+ALWAYS_INLINE bool load_ports(struct __sk_buff *skb, struct packet *packet)
+{
+	struct transport ports;
+
+	if (packet->is_later_fragment || packet->protocol == IPPROTO_TCP ||
+	    !has_ports(packet->protocol))
+		return true;
+	if (!read_header(skb, packet->transport_offset, &ports))
+		return false;
+	packet->source_port = bpf_ntohs(ports.source_port);
+	packet->destination_port = bpf_ntohs(ports.destination_port);
+	return true;
+}
+
+/*
+ * The flow that a packet to the pod, with its ports, would be a reply to; false if its kind is no
+ * reply.
+ */
 ALWAYS_INLINE bool parse_reply_flow(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
 {
 	__u8 reply = packet->is_ipv4 ? ICMP_ECHO_REPLY : ICMPV6_ECHO_REPLY;
-	struct transport ports = {};
+	struct transport ports = {bpf_htons(packet->source_port),
+				  bpf_htons(packet->destination_port)};
 
-	if (!read_ports(skb, packet, reply, &ports))
+	if (is_icmp(packet) && !read_ports(skb, packet, reply, &ports))
 		return false;
 	flow->protocol = packet->protocol;
 	flow->pod = packet->destination;
@@ -152,6 +174,14 @@ ALWAYS_INLINE bool parse_reply_flow(struct __sk_buff *skb, struct packet *packet
 	flow->peer = packet->source;
 	flow->peer_port = ports.source_port;
 	return true;
+}
+
+/* From a DHCP server to a client (RFC 2131), which may have no address yet. */
+ALWAYS_INLINE bool is_dhcp_answer(struct packet *packet)
+{
+	return packet->is_ipv4 && packet->protocol == IPPROTO_UDP &&
+	       packet->source_port == DHCP_SERVER_PORT &&
+	       packet->destination_port == DHCP_CLIENT_PORT;
 }
 
 /* The slot of a flow that had a packet within this time; otherwise NULL. */
@@ -190,6 +220,9 @@ ALWAYS_INLINE bool is_reply(struct __sk_buff *skb, struct packet *packet)
 		return true;
 	}
 	flow.peer = (struct address){};
+	/* Of those to another address only answers of DHCP pass without a peer. */
+	if (packet->is_stray)
+		flow.pod = map_ipv4(0);
 	return live_slot(table, &flow, GROUP_LIFETIME_NS, now_ns);
 }
 

@@ -13,6 +13,9 @@
 
 #define SOCK_STREAM 1
 #define SOCK_DGRAM  2
+#define SOCK_RAW    3
+
+#define AF_PACKET 17
 
 ALWAYS_INLINE bool is_tcp(struct bpf_sock_addr *context)
 {

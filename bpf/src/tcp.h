@@ -22,16 +22,27 @@ struct tcp_header {
 };
 
 /*
+ * Whether the kernel could have made the segment without the connection's socket, for a closed port
+ * or TIME-WAIT (tcp_v4_send_reset, tcp_v4_send_ack): no payload. What a frame with offloads
+ * (PACKET_VNET_HDR) carries is not in its IP header's length.
+ */
+ALWAYS_INLINE bool is_bare(struct __sk_buff *skb, __u8 flags, bool is_empty)
+{
+	if (skb->gso_size || skb->gso_segs > 1)
+		return false;
+	return flags & TCP_RST || (is_empty && (flags & (TCP_SYN | TCP_FIN | TCP_ACK)) == TCP_ACK);
+}
+
+/*
  * A pod connects to a server on the host: the server's segments are not SYNs, and pass if a TCP
  * socket sent them. Without a socket such a segment may be a bridge's flooded copy, or the kernel's
  * RST: these pass too. A raw or packet socket could inject data into a connection between two pods,
- * so from such a socket only segments without payload pass: the kernel answers for closed ports and
- * TIME-WAIT through a raw socket of its own (tcp_v4_send_reset, tcp_v4_send_ack). A packet that
- * came in by the loopback was sent by a packet socket: the kernel routes nothing to pods that way.
+ * or end it, so nothing passes from these but the kernel's own. A packet that came in by the
+ * loopback was sent by a packet socket: the kernel routes nothing to pods that way.
  */
 ALWAYS_INLINE __u32 evaluate_tcp(struct __sk_buff *skb, struct gate *gate, struct packet *packet)
 {
-	struct bpf_sock *sk = skb->sk;
+	struct bpf_sock *sk = socket_of(skb);
 	struct tcp_header header;
 	__u32 header_length;
 	bool is_empty;
@@ -57,17 +68,18 @@ ALWAYS_INLINE __u32 evaluate_tcp(struct __sk_buff *skb, struct gate *gate, struc
 		return evaluate_new_flow(skb, gate, packet);
 	}
 	if (sk) {
-		sk = bpf_sk_fullsock(sk);
+		struct bpf_sock *full = bpf_sk_fullsock(sk);
+
 		/* Request and TIME-WAIT sockets are not full sockets, and only TCP has them. */
-		if (!sk || (sk->type == SOCK_STREAM && sk->protocol == IPPROTO_TCP))
+		if (!full || (full->type == SOCK_STREAM && full->protocol == IPPROTO_TCP))
 			return PASS(REASON_ESTABLISHED);
-	} else if (skb->ingress_ifindex != LOOPBACK_IFINDEX) {
-		return PASS(REASON_ESTABLISHED);
 	}
-	is_empty = packet->transport_length == header_length;
-	if (flags & TCP_RST || (is_empty && (flags & (TCP_SYN | TCP_FIN | TCP_ACK)) == TCP_ACK))
+	if (is_hand_made(skb))
+		return drop_reason(skb, packet);
+	if (!sk && skb->ingress_ifindex != LOOPBACK_IFINDEX)
 		return PASS(REASON_ESTABLISHED);
-	return DROP(REASON_NODE);
+	is_empty = packet->transport_length == header_length;
+	return is_bare(skb, flags, is_empty) ? PASS(REASON_ESTABLISHED) : drop_reason(skb, packet);
 }
 
 #endif

@@ -44,6 +44,7 @@ def test_ipv4_is_mapped() -> None:
         ("CGROUP_SOURCES", abi.CGROUP_SOURCES),
         ("MANY_PORTS", abi.MANY_PORTS),
         ("MAX_FRAGMENTS", abi.MAX_FRAGMENTS),
+        ("MAX_RAW_SOCKETS", abi.MAX_RAW_SOCKETS),
         ("MAX_GATES", abi.MAX_GATES),
         ("MAX_ADDRESSES", abi.MAX_ADDRESSES),
         ("MAX_MORE_ADDRESSES", abi.MAX_MORE_ADDRESSES),

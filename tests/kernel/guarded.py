@@ -68,8 +68,10 @@ class PodState:
     def moved_at_neighbour(self) -> Moved:
         return _without_ends(self._neighbours.moved())
 
-    def arrived(self, send_end: Callable[[bytes], object] | None = None) -> list[bytes]:
-        """Frames that reached the pod up to the end marker, without harmless ones.
+    def arrived(
+        self, send_end: Callable[[bytes], object] | None = None, *, with_control: bool = False
+    ) -> list[bytes]:
+        """Frames that reached the pod up to the end marker; harmless ones only `with_control`.
 
         send_end: sends a datagram with this payload to the pod's END_PORT, IPv4 or IPv6; by a
         socket of the node unless given.
@@ -83,7 +85,7 @@ class PodState:
                 continue
             if end in frame:
                 return seen
-            if not _is_quiet(frame):
+            if with_control or not _is_quiet(frame):
                 seen.append(frame)
 
     def _send_end(self, end: bytes) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from agent.gates.worker import netns_cookie
 from bpf import errors, listeners, syscalls, tcx
+from probes import sock_diag
 from tests.kernel import foreign
 
 # The kernel matrix counts tests that end with these words; any other skip is a failure there.
@@ -26,6 +27,17 @@ def need_netns_cookie() -> None:
     """Ends the test where namespaces have no number; hooks and listener events are off there."""
     if netns_cookie() is None:
         pytest.skip(NOT_OFFERED + "SO_NETNS_COOKIE (Linux 5.14)")
+
+
+def need_list_of_raw_sockets() -> None:
+    """Ends the test where raw sockets cannot be listed."""
+    try:
+        with sock_diag.SockDiag() as diag:
+            list(diag.sockets(socket.IPPROTO_RAW, sock_diag.ANY_STATE))
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        pytest.skip(NOT_OFFERED + "raw_diag (CONFIG_INET_RAW_DIAG)")
 
 
 def need_adoption_of_listeners(directory: pathlib.Path) -> None:

@@ -74,7 +74,8 @@ def test_dangerous_frame_opens_a_connection_unless_gated(gated: Gated, case: cas
 
 
 @pytest.mark.parametrize("case", [case for case in cases.CASES if not case.opens], ids=str)
-def test_other_frame_arrives_only_if_it_passes(gated: Gated, case: cases.Case) -> None:
+def test_no_other_frame_arrives_either(gated: Gated, case: cases.Case) -> None:
+    """Also if it would pass as the kernel's, which a test run of the same table shows."""
     ends = gated.ends(case.family)
     gated.set_mode(Mode.OFF)
     assert not gated.wire.inject(case.frames(ends)).opened(ends)
@@ -83,7 +84,7 @@ def test_other_frame_arrives_only_if_it_passes(gated: Gated, case: cases.Case) -
     gated.set_mode(Mode.ENFORCE)
     built = case.frames(ends)
     seen = gated.wire.inject(built)
-    assert seen.arrived == (built if case.verdict is Verdict.PASS else ())
+    assert seen.arrived == ()
 
 
 @pytest.mark.parametrize("family", [4, 6])

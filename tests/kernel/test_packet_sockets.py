@@ -230,5 +230,6 @@ def test_frame_that_is_rewritten_later_is_dropped_by_way_of_the_loopback_too(
 def test_frame_that_passes_arrives_as_it_was(line: wire.Wire, gates: Gates) -> None:
     """The gate tries a helper on the first bytes and puts them back."""
     enforce(gates, line.pod)
-    frame = frames.segment(line.ends(4), frames.RST)
+    ends = dataclasses.replace(line.ends(4), port=END_PORT)
+    frame = frames.packet(ends, frames.UDP, frames.udp(ends))
     assert line.inject([frame]).arrived == (frame,)

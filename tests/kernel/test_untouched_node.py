@@ -1,5 +1,6 @@
 """Pods connect to the host behind gates that enforce: no packet is lost."""
 
+import dataclasses
 import socket
 import subprocess
 
@@ -8,7 +9,7 @@ import pytest
 from agent.lab import lab as labs
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import conversations, links, traffic
+from tests.kernel import conversations, frames, links, traffic, wire
 from tests.kernel.conversations import TCP_PORT, UDP_PORT
 from tests.kernel.counting import Counting
 from tests.kernel.guarded import CONTROL
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.kernel
 
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
 FAMILY = {4: "ip", 6: "ip6"}
+SO_BINDTODEVICE = 25
 SERVICE = {4: "198.18.0.80", 6: "fd00:18::80"}
 ANSWERS = {(Verdict.PASS, Reason.ESTABLISHED), (Verdict.PASS, Reason.REPLY), *CONTROL}
 
@@ -142,3 +144,107 @@ def learns_mtu(sender: labs.LabPod, target: str) -> int:
         with pytest.raises(OSError, match="Message too long"):  # as the host reports
             sock.recv(100)
         return sock.getsockopt(level, mtu)
+
+
+BEHIND = {4: "198.18.77.1", 6: "fd00:18:77::1"}
+
+
+class Behind(labs.LabPod):
+    """A pod whose sockets have an address that is not in its gate."""
+
+    def open_socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
+        made = self.netns.socket(family, kind, protocol)
+        made.bind((BEHIND[4 if family == socket.AF_INET else 6], 0))
+        return made
+
+
+@VERSIONS
+def test_client_behind_a_pod_that_routes_talks_to_the_node(
+    gates: Gates, pod: labs.LabPod, version: int
+) -> None:
+    """The address is of no pod, as one that the pod has and its gate does not know."""
+    counting = enforce(gates, pod)
+    behind, own = BEHIND[version], traffic.address(pod, version)
+    inside = ["nsenter", f"--net={pod.netns.path}", "ip"]
+    flags = [] if version == 4 else ["nodad"]
+    subprocess.run([*inside, "addr", "add", behind, "dev", "lo", *flags], check=True)
+    via = labs.BRIDGE if pod.is_bridged else pod.interface
+    links.ip(f"route add {behind} via {own} dev {via}{'' if pod.is_bridged else ' onlink'}")
+
+    client = Behind(*(getattr(pod, field.name) for field in dataclasses.fields(pod)))
+    node = gateway_of(pod, version)
+    with conversations.served_by() as serving:
+        conversations.exchange_streams(client, serving, node)
+        conversations.exchange_datagrams(client, serving, node)
+    assert counting.moved().keys() <= ANSWERS
+    with socket.socket(traffic.family(version), socket.SOCK_STREAM) as sock:
+        sock.settimeout(traffic.DROPPED_AFTER_SECONDS)
+        with pytest.raises(TimeoutError):
+            sock.connect((behind, TCP_PORT))
+    assert counting.moved().keys() <= {(Verdict.DROP, Reason.STRAY), *CONTROL}
+
+
+OFFERED = "198.18.66.1"
+
+
+@pytest.mark.parametrize("by", ["udp", "packet"])
+@pytest.mark.parametrize("to", [OFFERED, "255.255.255.255"])
+def test_dhcp_offers_reach_the_pod_that_requests_them(
+    gates: Gates, pod: labs.LabPod, by: str, to: str
+) -> None:
+    """To an address that the pod does not have yet, as dnsmasq and dhcpd send them."""
+    enforce(gates, pod)
+    with pod.open_socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as inside:
+        inside.bind(("eth0", 3))
+        inside.settimeout(traffic.LIMIT_SECONDS)
+        mac = inside.getsockname()[4]
+        offer = b"offer"
+        assert not offers(pod, inside, mac, by, to, offer)
+        discover = frames.Ends(
+            frames.address("0.0.0.0"),
+            frames.address("255.255.255.255"),
+            b"\xff" * 6,
+            source_port=68,
+            port=67,
+        )
+        inside.send(frames.packet(discover, frames.UDP, frames.udp(discover, b"discover")))
+        assert offers(pod, inside, mac, by, to, offer)
+
+
+def offers(
+    pod: labs.LabPod, inside: socket.socket, mac: bytes, by: str, to: str, offer: bytes
+) -> bool:
+    """Sends an offer and an answer to the pod's ARP request; whether the offer arrives first."""
+    interface = labs.BRIDGE if pod.is_bridged else pod.interface
+    if by == "packet":
+        ends = frames.Ends(
+            frames.address(gateway_of(pod, 4)), frames.address(to), mac, source_port=67, port=68
+        )
+        with links.packet_socket(interface) as sock:
+            wire.send(sock, frames.packet(ends, frames.UDP, frames.udp(ends, offer)))
+    else:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+            server.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, interface.encode())
+            server.bind(("", 67))
+            if to == OFFERED:  # as dnsmasq does (SIOCSARP)
+                shown = mac.hex(":")
+                links.ip(
+                    f"neigh replace {OFFERED} lladdr {shown} dev {interface}",
+                    f"route replace {OFFERED} dev {interface}",
+                )
+            server.sendto(offer, (to, 68))
+    end = b"the-last-frame"
+    with pod.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.bind(("", 0))
+        client.sendto(b"question", (gateway_of(pod, 4), UDP_PORT))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("", UDP_PORT))
+            server.sendto(end, (pod.ipv4, client.getsockname()[1]))
+        has_offer = False
+        while True:
+            frame = inside.recv(1 << 16)
+            has_offer |= offer in frame
+            if end in frame:
+                return has_offer
