@@ -155,6 +155,7 @@ class Event(enum.Enum):
     RULE_CGROUP_RESOLVED = "cgroup found, or no longer named by a rule."
     RULE_CGROUPS_MISSING = "More cgroups named by rules not found."
     RULE_HITS_UNCOUNTED = "No room for more rule counters; hits of some rules are not counted."
+    RULES_NOT_UPDATED = "Changed rules not written in time; each pod is reconciled instead."
     RUNTIME_EVENTS_UNSUPPORTED = "Container runtime has no event stream; polling."
     RUNTIME_REACHABLE = "Container runtime reachable."
     RUNTIME_UNREACHABLE = "Container runtime unreachable; using the last known sandboxes."

@@ -94,7 +94,7 @@ class Reconciler:
                 self._next_resync = now + self._resync_seconds
                 self._store.mark_all()
             next_change = self._store.network_changes.mark_due()
-            if is_retry or not marks.is_empty:
+            if is_retry or not (marks.is_empty and self._store.changed_rules.is_empty):
                 return
             marks.changed.clear()
             deadlines = [self._next_resync]
@@ -120,6 +120,7 @@ class Reconciler:
         removed = dict(self._store.removed)
         for gone in removed.values():
             await self._detach(gone)
+        await self._update_rules()
         done: set[str] = set()
         while uid := self._next_marked(done):
             done.add(uid)
@@ -137,6 +138,23 @@ class Reconciler:
         if self._may_have_leftovers:
             await self._remove_leftovers()
         self._store.synced.set()
+
+    async def _update_rules(self) -> None:
+        """Write the rules of all pods whose rules changed; those that need more are marked."""
+        uids = self._store.changed_rules.take()
+        states = [state for uid in uids if (state := self._store.get(uid))]
+        if not states:
+            return
+        try:
+            updated = await self._pod_gates.update_rules(states)
+        except TimeoutError as error:
+            log.error(Event.RULES_NOT_UPDATED, pods=len(states), error=str(error))
+            updated = set()
+        for state in states:
+            if state.pod.uid in updated:
+                self._store.in_force.mark(state.pod.uid)
+            else:
+                self._store.mark(state.pod.uid)
 
     def _next_marked(self, done: Collection[str]) -> str | None:
         """A marked pod that is not done yet; first those without a gate."""

@@ -3,7 +3,7 @@
 import asyncio
 import datetime
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import structlog
@@ -21,7 +21,7 @@ from agent.pods.isolation import ENFORCED
 from agent.pods.pod import Pod
 from agent.pods.pod_state import Admission, IsolationStatus, PodState
 from agent.pods.store import PodStore
-from bpf.errors import AttachError
+from bpf.errors import AttachError, BpfError
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode
 from probes.netns import Netns, NetnsError, NetnsGoneError
@@ -99,6 +99,28 @@ class PodGates:
                 "use one per pod.",
             )
         return await self._reconcile_netns(state, netns)
+
+    async def update_rules(self, states: Collection[PodState]) -> set[str]:
+        """Write the rules of these pods' gates, all at once, and nothing else.
+
+        Returns the uids of pods for which that was enough; the others need a pass, as those with
+        problems do. Raises `TimeoutError`.
+        """
+        uids: dict[int, str] = {}
+        configs: dict[int, GateConfig] = {}
+        for state in states:
+            before = state.admission
+            if before is None or state.network is None or state.pod.mode is Mode.OFF:
+                continue
+            admission = await self._admitter.admit(state.pod)
+            if state.gate_problem or state.has_failed or admission.problem != before.problem:
+                continue
+            state.admission = admission
+            config = self._config(state, state.network, admission)
+            configs |= dict.fromkeys(state.gates, config)
+            uids |= dict.fromkeys(state.gates, state.pod.uid)
+        failed = await self._gate_worker.run(_configure, self._gates, configs)
+        return set(uids.values()) - {uids[ifindex] for ifindex in failed}
 
     async def detach(self, state: PodState) -> None:
         """Remove the pod's gates."""
@@ -181,14 +203,7 @@ class PodGates:
         network = state.network
         assert network is not None
         state.admission = await self._admitter.admit(state.pod)
-        config = GateConfig(
-            state.pod.mode,
-            state.claims.confirmed,
-            state.admission.rules,
-            claimed=tuple(a for a in network.addresses if a not in state.claims.confirmed),
-            without_fallback=not self._has_fallback,
-            pod=state.pod.uid,
-        )
+        config = self._config(state, network, state.admission)
         previous_problem = "" if state.has_failed else state.gate_problem
         state.gate_problem = state.chain_problem = ""
         for interface in network.interfaces:
@@ -217,6 +232,16 @@ class PodGates:
         if state.gate_problem and state.gate_problem != previous_problem:
             log.warning(Event.GATE_HAS_NO_ROOM, pod=state.pod.full_name, problem=state.gate_problem)
             self._record(state.pod, "GateHasNoRoom", state.gate_problem)
+
+    def _config(self, state: PodState, network: PodNetwork, admission: Admission) -> GateConfig:
+        return GateConfig(
+            state.pod.mode,
+            state.claims.confirmed,
+            admission.rules,
+            claimed=tuple(a for a in network.addresses if a not in state.claims.confirmed),
+            without_fallback=not self._has_fallback,
+            pod=state.pod.uid,
+        )
 
     async def _detach_all(self, state: PodState, network: PodNetwork) -> None:
         """Remove every gate: podgate-cni applies the node's default mode, not the pod's."""
@@ -260,6 +285,18 @@ def _install(gates: Gates, ifindex: int, config: GateConfig) -> tuple[float, str
     started = time.perf_counter()
     problem = gates.install(ifindex, config, grace_seconds=GRACE_SECONDS)
     return time.perf_counter() - started, problem
+
+
+def _configure(gates: Gates, configs: Mapping[int, GateConfig]) -> list[int]:
+    """Interfaces whose gates are not as in `configs` now: gone, or without room."""
+    failed = []
+    for ifindex, config in configs.items():
+        try:
+            if not gates.is_attached(ifindex) or gates.configure(ifindex, config):
+                failed.append(ifindex)
+        except BpfError:
+            failed.append(ifindex)
+    return failed
 
 
 def _describe(state: PodState, network: PodNetwork) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 import structlog
 
 from agent.logs import Event
-from agent.pods.changes import Changes
+from agent.pods.changes import Changes, Subscription
 from agent.pods.conditions import Conditions
 from agent.pods.pacing import PacedMarks
 from agent.pods.pod import Pod
@@ -41,6 +41,8 @@ class PodStore:
         """What is in force for the pod may have changed: gates, addresses, status, path test."""
         self.to_reconcile = self.desired.subscribe()
         """Pods whose gates are to be brought into the desired state: the reconciler's queue."""
+        self.changed_rules = Subscription(self.to_reconcile.changed)
+        """Pods of which nothing but rules changed: all at once, without a pass over each."""
         self.network_changes = PacedMarks(self.to_reconcile)
         """Changes inside pods' network namespaces, which a pod can make at any rate."""
         self.synced = asyncio.Event()
@@ -55,7 +57,8 @@ class PodStore:
     @property
     def is_settled(self) -> bool:
         """Whether every pod has been reconciled since it was last marked."""
-        return self.is_synced and self.to_reconcile.is_empty and not self.is_reconciling
+        is_idle = self.to_reconcile.is_empty and self.changed_rules.is_empty
+        return self.is_synced and is_idle and not self.is_reconciling
 
     def states(self) -> Collection[PodState]:
         return self.pods.values()

@@ -187,7 +187,7 @@ class PolicyController:
         self._has_old_counters = True
         admitted = [(state.pod, state.admission) for state in self._store.states()]
         for uid in await asyncio.to_thread(_changed, rule_set, admitted):
-            self._store.mark(uid)
+            self._store.changed_rules.mark(uid)
 
     def _report(self, rule_set: RuleSet, gated: Sequence[_Admitted]) -> RulesReport:
         hits = self._hits.read()

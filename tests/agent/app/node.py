@@ -27,6 +27,7 @@ from agent.pods.store import PodStore
 from bpf.errors import AttachError
 from bpf.gates import Attachment, GateConfig
 from bpf.replies import ReplyFlow
+from bpf.rules import Rule
 from bpf.verdicts import Mode
 from probes.netns import Netns, NetnsGoneError
 
@@ -66,6 +67,11 @@ class Gates:
 
     def install(self, ifindex: int, config: GateConfig, *, grace_seconds: float) -> str:
         self._call("install", ifindex)
+        self.gates[ifindex] = config
+        return self.problem
+
+    def configure(self, ifindex: int, config: GateConfig) -> str:
+        self._call("configure", ifindex)
         self.gates[ifindex] = config
         return self.problem
 
@@ -163,6 +169,7 @@ class Node:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: dict[int, str] = {}
+        self.rules: tuple[Rule, ...] = ()
         self.networks: dict[str, PodNetwork] = {}
         self.inodes: dict[str, int] = {}
         self.gates = Gates(self)
@@ -281,7 +288,7 @@ class Node:
     # PolicyController
 
     async def admit(self, pod: Pod) -> Admission:
-        return Admission()
+        return Admission(self.rules)
 
 
 BUSY = AttachError("attaching to interface 7: Device or resource busy")

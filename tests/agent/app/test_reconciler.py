@@ -14,8 +14,11 @@ from agent.gates.grace_periods import GRACE_SECONDS
 from agent.logs import Event
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.pod import SANDBOX_MISSING, Pod, Problem
+from agent.pods.pod_state import Admission
 from bpf.errors import AttachError, BpfError
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
+from tests import polling
 from tests.agent.app.node import BUSY, FULL, GONE, RESYNC_SECONDS, Node
 
 pytestmark = pytest.mark.looptime
@@ -375,6 +378,47 @@ async def test_an_interface_that_is_deleted_during_the_attach_is_no_lost_gate(
         assert node.status("a") == (FALSE, "NoInterface")
         assert node.gates.gates == {}
     assert [line for line in lines if line["log_level"] != "info"] == []
+
+
+async def test_changed_rules_of_many_pods_are_written_at_once_without_a_pass_over_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    names = [f"pod{number}" for number in range(1, 251)]
+    for number, name in enumerate(names, start=1):
+        node.add(name, number)
+    loop = asyncio.get_running_loop()
+    async with node.running():
+        await asyncio.sleep(60)
+        node.gates.calls.clear()
+        node.rules = (Rule(SourceKind.ANY),)
+        in_force = node.store.in_force.subscribe()
+        started = loop.time()
+        for name in names:
+            node.store.changed_rules.mark(name)
+        await polling.until("all rules", lambda: len(node.gates.calls) == len(names))
+        assert loop.time() - started < 0.5
+        await asyncio.sleep(1)
+        assert node.gates.calls == [f"configure {name}" for name in names]
+        assert {config.rules for config in node.gates.gates.values() if config} == {node.rules}
+        assert node.store.pods["pod7"].admission == Admission(node.rules)
+        assert set(in_force.take()) == set(names)
+
+
+async def test_pod_whose_gate_is_gone_gets_a_pass_when_its_rules_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(1)
+        node.gates.gates.clear()  # removed without a message
+        node.rules = (Rule(SourceKind.ANY),)
+        node.store.changed_rules.mark("a")
+        await asyncio.sleep(1)
+        config = node.gates.gates[1]
+        assert config is not None
+        assert config.rules == node.rules
 
 
 async def test_the_gates_of_a_removed_pod_are_detached(monkeypatch: pytest.MonkeyPatch) -> None:
