@@ -25,17 +25,20 @@ OTHER_PODS = {4: "198.18.64.0/18", 6: "fd00:18:64::/48"}
 OTHER_POD = {4: "198.18.64.7", 6: "fd00:18:64::7"}
 
 
-def has_program(interface: str, attachment: Attachment) -> bool:
+def has_program(operator: AgentProcess, interface: str, attachment: Attachment) -> bool:
+    """Attached, and pinned: a link without a pin ends with the agent."""
     ifindex = links.index_of(interface)
     if attachment is Attachment.TCX:
-        return bool(syscalls.query_programs(ifindex, syscalls.BPF_TCX_EGRESS))
+        pinned = pins.Pins(operator.bpffs).links.glob(f"*-{ifindex}")
+        is_attached = bool(syscalls.query_programs(ifindex, syscalls.BPF_TCX_EGRESS))
+        return is_attached and any(True for _ in pinned)
     filters = clsact.ClsactFilters(pins.Pins(), "", 0, clsact.EGRESS)
     with contextlib.closing(filters):
         return filters.is_attached(ifindex)
 
 
-def wait_for_program(interface: str, attachment: Attachment) -> None:
-    polling.wait_until(f"{interface} stamps", lambda: has_program(interface, attachment))
+def wait_for_program(operator: AgentProcess, interface: str, attachment: Attachment) -> None:
+    polling.wait_until(f"{interface} stamps", lambda: has_program(operator, interface, attachment))
 
 
 @ATTACHMENTS
@@ -54,10 +57,10 @@ def test_interfaces_get_their_program_when_they_appear_and_keep_it_without_the_a
     operator.wait_for("the gate", isolated_as("web", "Enforced"))
     with links.pair() as pair:
         for interface in ("lo", off.interface, *pair):
-            wait_for_program(interface, attachment)
+            wait_for_program(operator, interface, attachment)
         operator.stop(signal.SIGKILL)
         for interface in ("lo", off.interface, *pair):
-            assert has_program(interface, attachment)
+            assert has_program(operator, interface, attachment)
 
 
 def test_a_pod_that_is_no_longer_off_is_gated_instead(
@@ -67,7 +70,7 @@ def test_a_pod_that_is_no_longer_off_is_gated_instead(
     operator.write_manifest(web, mode="off", container=LISTENING)
     operator.start("--attach", "clsact")
     operator.wait_for("off", isolated_as("web", "Off"))
-    wait_for_program(web.interface, Attachment.CLSACT)
+    wait_for_program(operator, web.interface, Attachment.CLSACT)
     operator.write_manifest(web, mode="enforce", container=LISTENING)
     operator.wait_for("the gate", isolated_as("web", "Enforced"))
     polling.wait_until("the stamp's program is gone", lambda: programs_of(web) == {"gate_egress"})
