@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 from collections.abc import Container, Iterable
 
+import pyroute2
 import structlog
 
 from agent.gates.worker import GateWorker
@@ -77,16 +78,14 @@ class HostDevices:
         self._ensured: dict[str, tuple[frozenset[int], bool]] = {}
         self._tunnels: TunnelPorts | None = None
         self._has_switch: bool | None = None
+        self._problem = ""
 
-    async def ensure(self, links: list[Link], uplinks: Container[int] = frozenset()) -> None:
-        """links: all of the host's; uplinks: as of `programs_for`. Safe to repeat."""
+    async def ensure(self, links: list[Link], uplinks: Container[int] = frozenset()) -> bool:
+        """links: all of the host's; uplinks: as of `programs_for`. Safe to repeat.
+
+        Whether all is in place; if not, call it again after a while.
+        """
         self._update_switch(links)
-        try:
-            listeners = await asyncio.to_thread(udp_listeners.read)
-        except OSError as error:
-            log.error(Event.HOST_DEVICES_NOT_PROTECTED, error=str(error))
-            listeners = frozenset()
-        tunnels = find_tunnels(links, listeners)
         needed = programs_for(
             links,
             gated=self._store.gated_interfaces(),
@@ -96,6 +95,7 @@ class HostDevices:
         )
         try:
             await self._ensure_programs(needed)
+            tunnels = find_tunnels(links, await asyncio.to_thread(udp_listeners.read))
             if tunnels != self._tunnels:
                 ensure_tunnels = self._gate_worker.host_devices.ensure_tunnels
                 await self._gate_worker.run(ensure_tunnels, are_guarded=tunnels.has_any)
@@ -106,9 +106,14 @@ class HostDevices:
                     udp_ports=sorted(tunnels.udp_ports),
                     any=tunnels.has_any,
                 )
-        except (AttachError, ValueError) as error:
-            # The next change of any interface starts another attempt.
-            log.error(Event.HOST_DEVICES_NOT_PROTECTED, error=str(error))
+        except (AttachError, OSError, ValueError, pyroute2.NetlinkError) as error:
+            if str(error) != self._problem:
+                log.error(Event.HOST_DEVICES_NOT_PROTECTED, error=str(error))
+            self._problem = str(error)
+            # Too many ports (ValueError) stay too many until an interface changes.
+            return isinstance(error, ValueError)
+        self._problem = ""
+        return True
 
     async def _ensure_programs(self, needed: DevicePrograms) -> None:
         are_all = self._store.is_synced

@@ -22,9 +22,9 @@ log = structlog.get_logger(__name__)
 _TIMEOUT_SECONDS = 10
 # Netlink reports a new interface several times.
 _DEBOUNCE_SECONDS = 0.1
-# Netlink would report routes, but to all: a router's node has a million. They are read again where
-# there is a tun interface, on which they matter.
-_ROUTES_SECONDS = 2.0
+# After a failure, and where there is a tun interface, for its routes: netlink would report all of
+# the node, and a router has a million.
+_AGAIN_SECONDS = 2.0
 
 
 class InjectableInterfaces:
@@ -50,6 +50,7 @@ class InjectableInterfaces:
         self._marked: set[int] | None = None
         self._is_hinted = False
         self._has_tun = False
+        self._is_done = True
 
     def hint(self) -> None:
         """An interface appeared, vanished or changed."""
@@ -80,12 +81,13 @@ class InjectableInterfaces:
                 injecting = await self._injecting(found, routes)
         finally:
             routes.close()
-        await self._host_devices.ensure(found, uplinks)
+        self._is_done = await self._host_devices.ensure(found, uplinks)
         await self._mark(injecting)
 
     async def _wait(self) -> None:
         try:
-            async with asyncio.timeout(_ROUTES_SECONDS if self._has_tun else None):
+            is_settled = self._is_done and not self._has_tun
+            async with asyncio.timeout(None if is_settled else _AGAIN_SECONDS):
                 while not self._is_hinted and self._pods_interfaces() == self._seen:
                     self._pods.take()
                     self._changed.clear()

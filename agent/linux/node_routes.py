@@ -22,6 +22,8 @@ _RTPROT_KERNEL = 2
 _ELSEWHERE = (ipaddress.ip_address("192.0.2.1"), ipaddress.ip_address("2001:db8::1"))
 # Errors of a lookup without a result: no route, or one that forbids.
 _NO_ROUTE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL})
+# Of a dump: the interface was just deleted, or the node has no IPv6 (ipv6.disable=1).
+_NOT_THERE = frozenset({errno.ENODEV, errno.EOPNOTSUPP, errno.EAFNOSUPPORT})
 _NO_ENTRY = frozenset({errno.ENOENT, errno.ENODEV, errno.EINVAL})
 _HAS_LLADDR = sum(ndmsg.states[n] for n in ("reachable", "stale", "delay", "probe", "permanent"))
 
@@ -80,17 +82,25 @@ class NodeRoutes:
 
     async def uplinks(self) -> set[int]:
         """Interfaces of the default routes. Raises `OSError`."""
-        return {(await self.route_to(address)).ifindex for address in _ELSEWHERE} - {0}
+        found = set()
+        for address in _ELSEWHERE:
+            try:
+                found.add((await self.route_to(address)).ifindex)
+            except OSError as error:
+                if error.errno not in _NOT_THERE:
+                    raise
+        return found - {0}
 
     async def routes_by(self, ifindex: int) -> list[DeviceRoute]:
         """Unicast routes by one interface. Raises `OSError`."""
         found: list[DeviceRoute] = []
-        try:
-            for family in (socket.AF_INET, socket.AF_INET6):
+        for family in (socket.AF_INET, socket.AF_INET6):
+            try:
                 dump = await self._netlink.route("dump", family=family, oif=ifindex)
                 found += [_device_route(r) async for r in dump if r["type"] == _RTN_UNICAST]
-        except pyroute2.NetlinkError as error:
-            raise OSError(error.code, f"routes by interface {ifindex}") from error
+            except pyroute2.NetlinkError as error:
+                if error.code not in _NOT_THERE:
+                    raise OSError(error.code, f"routes by interface {ifindex}") from error
         return found
 
     async def bridge_port_of(self, address: IPAddress, bridge: int) -> int | None:

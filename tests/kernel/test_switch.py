@@ -5,12 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from agent.lab import lab as labs
-from bpf import abi, loader
+from bpf import abi, loader, pins
 from bpf.gates import GateConfig, Gates
 from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import traffic
+from tests.kernel import links, traffic
 from tests.kernel.counting import Counting
+from tests.kernel.test_bypass_reentry import programs
 
 pytestmark = pytest.mark.kernel
 
@@ -69,3 +70,28 @@ def test_host_processes_are_still_dropped(
         config.set_ovs(is_there=True)
         assert traffic.node_is_dropped(target, version)
     assert counting.moved()[Verdict.DROP, Reason.NODE] >= 1
+
+
+@VERSIONS
+def test_what_the_host_sent_before_it_lost_its_socket_is_dropped(
+    gates: Gates,
+    loaded: loader.Loaded,
+    installation: pins.Pins,
+    pods: list[labs.LabPod],
+    config: NodeConfig,
+    version: int,
+) -> None:
+    """Only packets without a stamp pass as the switch's. Its internal ports stamp: untried."""
+    target = pods[1]
+    with target.listen(80), programs(loaded, installation) as devices:
+        assert traffic.node_reaches(target, version)
+        traffic.forget_ports(labs.BRIDGE, pods)
+        for pod in pods:
+            gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
+        devices.ensure_stamps({links.index_of(labs.BRIDGE)})
+        counting = Counting(gates, target.ifindex)
+        config.set_ovs(is_there=True)
+        assert traffic.node_is_dropped(target, version)
+    moved = counting.moved()
+    assert (Verdict.PASS, Reason.SWITCH) not in moved
+    assert moved[Verdict.DROP, Reason.KERNEL] >= 1
