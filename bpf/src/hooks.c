@@ -147,12 +147,12 @@ ALWAYS_INLINE int check_connect(struct bpf_sock_addr *context, struct address *t
 	if (gate->mode < MODE_ENFORCE)
 		return SOCKET_ALLOW;
 	now_ns = bpf_ktime_get_ns();
-	is_kubelet = may_be_kubelet(0, true, node, now_ns);
-	if (find_rule(0, true, gate, is_kubelet, IPPROTO_TCP, port) ||
+	source.cgroup = bpf_get_current_cgroup_id();
+	is_kubelet = may_be_kubelet(0, true, node, source.cgroup, now_ns);
+	if (find_rule(0, true, gate, source.cgroup, is_kubelet, IPPROTO_TCP, port) ||
 	    is_dead_man_expired(node, now_ns))
 		return SOCKET_ALLOW;
 
-	source.cgroup = bpf_get_current_cgroup_id();
 	record_drop_source(&source, true, now_ns);
 	count_packet(gate->slot, DROP(REASON_NODE));
 	emit_hook_event(to, port, IPPROTO_TCP, source.ifindex, REASON_NODE, now_ns);

@@ -43,10 +43,11 @@ ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 	if (skb->tc_index == ADMITTED_PROBE)
 		return PASS(REASON_PROBE);
 	now_ns = packet_time_ns(packet);
-	is_kubelet = may_be_kubelet(skb, false, node, now_ns);
+	source.cgroup = source_cgroup(skb, false);
+	is_kubelet = may_be_kubelet(skb, false, node, source.cgroup, now_ns);
 	is_rejected = forget(is_kubelet && is_rejected_kubelet(skb, gate, packet), now_ns);
-	found = find_rule(skb, false, gate, is_kubelet && !is_rejected, packet->protocol,
-			  packet->destination_port);
+	found = find_rule(skb, false, gate, source.cgroup, is_kubelet && !is_rejected,
+			  packet->protocol, packet->destination_port);
 	if (found) {
 		count_rule_hit(found);
 		return found >> 32 == SOURCE_KUBELET + 1 ? PASS(REASON_PROBE) : PASS(REASON_RULE);
@@ -60,10 +61,8 @@ ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 	 */
 	if (node->has_ovs && has_no_origin(skb) && !packet->is_stray)
 		return PASS(REASON_SWITCH);
-	if (!packet->is_stray) {
-		source.cgroup = source_cgroup(skb, false);
+	if (!packet->is_stray)
 		record_packet_source(&source, now_ns);
-	}
 	return is_rejected ? DROP(REASON_STRICT) : drop_reason(skb, packet);
 }
 

@@ -49,10 +49,8 @@ ALWAYS_INLINE bool is_stale(struct config *node, __u64 now_ns)
  * pods may reach the ports that pods declare while there is no heartbeat.
  */
 ALWAYS_INLINE bool may_be_kubelet(struct __sk_buff *skb, bool is_hook, struct config *node,
-				  __u64 now_ns)
+				  __u64 cgroup, __u64 now_ns)
 {
-	__u64 cgroup = source_cgroup(skb, is_hook);
-
 	if (!cgroup)
 		return false;
 	if (is_kubelet_cgroup(node, cgroup))
@@ -123,14 +121,13 @@ ALWAYS_INLINE __u64 match_rules(struct __sk_buff *skb, bool is_hook, struct new_
 
 /*
  * The first rule that matches: its source kind plus 1 in the upper half and its id in the lower; 0
- * if none matches. is_kubelet: whether rules for the kubelet match; port: the pod's, host byte
- * order; 0 for protocols without ports.
+ * if none matches. cgroup: the source's; is_kubelet: whether rules for the kubelet match; port: the
+ * pod's, host byte order; 0 for protocols without ports.
  */
-ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct gate *gate,
+ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct gate *gate, __u64 cgroup,
 			      bool is_kubelet, __u8 protocol, __u16 port)
 {
 	struct more_rules_key key = {.ifindex = gate->ifindex, .version = gate->version};
-	__u64 cgroup = source_cgroup(skb, is_hook);
 	struct new_flow flow = {.cgroup = cgroup, .port = port, .protocol = protocol};
 	__u64 source_kinds = 1 << SOURCE_ANY;
 	struct more_rules *more;
