@@ -24,6 +24,7 @@ REPLY_SETS = 512
 REPLY_WAYS = 8
 REPLY_KEY_WORDS = 12
 MAX_FRAGMENTS = 8192
+MAX_CHOSEN_SOURCES = 8192
 MAX_RAW_SOCKETS = 65536
 MAX_GATES = 4096
 MAX_RULE_HITS = 65536
@@ -248,6 +249,12 @@ class CFragment(ctypes.Structure):
     )
 
 
+class CChosenSource(ctypes.Structure):
+    """`struct chosen_source`: a socket's cookie, and a source with which it has sent."""
+
+    _fields_ = (("socket", ctypes.c_uint64), ("source", CAddress))
+
+
 class CDropSourceKey(ctypes.Structure):
     """`struct drop_source_key`: source cgroup (id), gate, protocol and port of dropped flows."""
 
@@ -348,6 +355,9 @@ REPLY_TABLE = MapSpec("reply_table", _ARRAY, 4, ctypes.sizeof(CReplySet), REPLY_
 REPLIES = MapSpec("replies", _HASH_OF_MAPS, 4, 4, MAX_GATES, template=REPLY_TABLE.name)
 REPLY_KEY = MapSpec("reply_key", _ARRAY, 4, ctypes.sizeof(CReplyKey), 1)
 FRAGMENTS = MapSpec("fragments", _LRU_HASH, ctypes.sizeof(CFragment), 8, MAX_FRAGMENTS)
+CHOSEN_SOURCES = MapSpec(
+    "chosen_sources", _LRU_HASH, ctypes.sizeof(CChosenSource), 8, MAX_CHOSEN_SOURCES
+)
 RAW_SOCKETS = MapSpec("raw_sockets", _HASH, 8, 8, MAX_RAW_SOCKETS, _NO_PREALLOC)
 ADDRESSES = MapSpec("addresses", _HASH, ctypes.sizeof(CAddress), 4, MAX_ADDRESSES, _NO_PREALLOC)
 DROP_EVENTS = MapSpec("drop_events", _RINGBUF, 0, 0, EVENT_RING_BYTES)
@@ -372,7 +382,7 @@ MAPS = (
     *(SOURCE_CGROUPS, RECENT_SOURCE),
     *(REPLY_TABLE, REPLIES, REPLY_KEY, ADDRESSES, DROP_EVENTS, EVENT_BUDGET, INJECTABLE),
     *(RELAY_TARGETS, RELAY_PODS, RELAY_BEAT, RELAY_BYPASSES),
-    *(FRAGMENTS, RAW_SOCKETS, KUBELET_UNIT, KUBELET_REMADE),
+    *(FRAGMENTS, CHOSEN_SOURCES, RAW_SOCKETS, KUBELET_UNIT, KUBELET_REMADE),
 )
 
 GATE_EGRESS = "gate_egress"

@@ -298,6 +298,14 @@ struct reply_key {
 /* More raw sockets are rejected: otherwise some could not be known from the kernel's. */
 #define MAX_RAW_SOCKETS 65536
 
+/* A socket that has sent to a pod with this source. Only a process that floods forgets its own. */
+struct chosen_source {
+	__u64 socket; /* cookie */
+	struct address source;
+};
+
+#define MAX_CHOSEN_SOURCES 8192
+
 /* A datagram in fragments, and how it came. */
 struct fragment {
 	struct address source;

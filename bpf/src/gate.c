@@ -12,8 +12,9 @@
 
 /*
  * A UDP server on the host replies from a UDP socket; a forged reply comes from a raw or packet
- * socket. Echo replies are the kernel's, from a raw socket of its own. DHCP servers write their
- * offers header by header, since the pod has no address yet.
+ * socket, or in another host's name. Echo replies are the kernel's, from a raw socket of its own.
+ * DHCP servers write their offers header by header, since the pod has no address yet; and servers
+ * of protocols for which there are only raw sockets (OSPF, GRE) reply in the node's own name.
  */
 ALWAYS_INLINE bool is_forged(struct __sk_buff *skb, struct packet *packet)
 {
@@ -21,12 +22,15 @@ ALWAYS_INLINE bool is_forged(struct __sk_buff *skb, struct packet *packet)
 
 	if (is_dhcp_answer(packet))
 		return false;
+	sk = sk ? bpf_sk_fullsock(sk) : 0;
 	if (is_hand_made(skb))
-		return true;
+		return !sk || sk->family == AF_PACKET || has_ports(packet->protocol) ||
+		       is_icmp(packet) || is_foreign(skb, packet);
 	if (!sk || (packet->protocol != IPPROTO_UDP && packet->protocol != IPPROTO_UDPLITE))
 		return false;
-	sk = bpf_sk_fullsock(sk);
-	return sk && (sk->type != SOCK_DGRAM || sk->protocol != packet->protocol);
+	if (sk->type != SOCK_DGRAM || sk->protocol != packet->protocol)
+		return true;
+	return has_chosen_source(skb, sk, packet) && is_foreign(skb, packet);
 }
 
 ALWAYS_INLINE bool is_in_grace(struct gate *gate, struct packet *packet)

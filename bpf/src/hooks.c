@@ -184,6 +184,8 @@ int hook_sendmsg6(struct bpf_sock_addr *context)
 {
 	struct address to = ipv6_destination(context);
 
+	if (context->protocol == IPPROTO_UDP && host_config(context))
+		record_chosen_source(context);
 	return check_datagram(context, &to);
 }
 

@@ -43,6 +43,9 @@ BPF_TABLE("lru_hash", struct fragment, __u64, fragments, MAX_FRAGMENTS);
 /* The raw sockets of the host's processes, by cookie: the cgroup that created each. */
 BPF_F_TABLE("hash", __u64, __u64, raw_sockets, MAX_RAW_SOCKETS, BPF_F_NO_PREALLOC);
 
+/* When the socket last sent so. */
+BPF_TABLE("lru_hash", struct chosen_source, __u64, chosen_sources, MAX_CHOSEN_SOURCES);
+
 /* The gated interface of each pod address; 0 if several pods have the address. */
 BPF_F_TABLE("hash", struct address, __u32, addresses, MAX_ADDRESSES, BPF_F_NO_PREALLOC);
 

@@ -14,6 +14,7 @@
 #include "drop_sources.h"
 #include "gates.h"
 #include "replies.h"
+#include "spoofing.h"
 #include "fragments.h"
 #include "rules.h"
 #include "sockets.h"

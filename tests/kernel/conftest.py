@@ -9,10 +9,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.default_deny import table as default_deny_table
+from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
+from agent.linux.cgroups import cgroup2_mount
+from bpf import abi, loader, pins
 from bpf import gates as gates_module
-from bpf import loader, pins
+from bpf.hooks import Hooks
+from bpf.node_config import NodeConfig
 from tests.kernel import offers
 from tests.kernel.secondagent import SecondAgent
 
@@ -87,6 +91,20 @@ def make_gates(
 def gates(make_gates: MakeGates) -> gates_module.Gates:
     """Gates by clsact: attached a hundred times as fast as by tcx."""
     return make_gates(gates_module.Attachment.CLSACT)
+
+
+@pytest.fixture
+def attached_hooks(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[None]:
+    """The hooks at the root cgroup, for this namespace."""
+    offers.need_netns_cookie()
+    NodeConfig(loaded).set_netns(netns_cookie())
+    mount = cgroup2_mount()
+    assert mount is not None
+    made = Hooks(loaded, installation, mount)
+    made.attach()
+    yield
+    made.detach()
+    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 def _pins(name: str) -> pins.Pins:

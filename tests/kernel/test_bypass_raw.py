@@ -14,14 +14,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.gates.worker import netns_cookie, record_raw_sockets
+from agent.gates.worker import record_raw_sockets
 from agent.lab import lab as labs
-from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins
 from bpf.gates import Attachment, Gates
-from bpf.hooks import Hooks
 from bpf.host_devices import HostDevicePrograms
-from bpf.node_config import NodeConfig
 from bpf.raw_sockets import RawSockets
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
@@ -29,7 +26,7 @@ from tests.kernel import frames, guarded, links, offers, syns, traffic, wire
 from tests.kernel.guarded import PodState
 from tests.kernel.syns import Target
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("attached_hooks")]
 
 GRE, IPIP, OSPF = 47, 4, 89
 ROUTER_SOLICITATION, ROUTER_ADVERTISEMENT, SOLICITATION, ADVERTISEMENT = 133, 134, 135, 136
@@ -37,20 +34,6 @@ PACKET_VNET_HDR = 15
 SOL_PACKET = 263
 LOOPBACK_IFINDEX = 1
 SO_COOKIE = 57
-
-
-@pytest.fixture(autouse=True)
-def hooks(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[None]:
-    """They record the raw sockets of processes."""
-    offers.need_netns_cookie()
-    NodeConfig(loaded).set_netns(netns_cookie())
-    mount = cgroup2_mount()
-    assert mount is not None
-    made = Hooks(loaded, installation, mount)
-    made.attach()
-    yield
-    made.detach()
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @pytest.fixture(params=[False, True], ids=["routed", "bridged"])

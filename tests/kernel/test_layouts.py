@@ -80,6 +80,7 @@ def seen_by_bcc(isolated: None) -> dict[str, object]:
         ("recent_source", ctypes.c_uint32, abi.CRecentSource),
         ("reply_table", ctypes.c_uint32, abi.CReplySet),
         ("fragments", abi.CFragment, ctypes.c_uint64),
+        ("chosen_sources", abi.CChosenSource, ctypes.c_uint64),
         ("raw_sockets", ctypes.c_uint64, ctypes.c_uint64),
         ("reply_key", ctypes.c_uint32, abi.CReplyKey),
         ("rule_hits", ctypes.c_uint32, ctypes.c_uint64),
