@@ -1,5 +1,6 @@
 """The agent over HTTP: metrics and health for the node, the admin API on a unix socket."""
 
+import asyncio
 import contextlib
 import os
 import pathlib
@@ -37,6 +38,17 @@ class AgentApi(Protocol):
         """One sentence where it could not be done."""
 
 
+async def check_address(host: str, port: int) -> None:
+    """Raise `ListenError` if `serve_http` could not listen there."""
+    try:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+    except OSError as error:
+        raise _listen_error(host, port, error) from error
+    server.close()
+    await server.wait_closed()
+
+
 @contextlib.asynccontextmanager
 async def serve_http(agent: AgentApi, host: str, port: int) -> AsyncIterator[str]:
     """Serve /metrics, /healthz and /readyz; yields the address, "host:port".
@@ -52,12 +64,16 @@ async def serve_http(agent: AgentApi, host: str, port: int) -> AsyncIterator[str
         try:
             await site.start()
         except OSError as error:
-            raise ListenError(
-                f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); "
-                "choose another address with --http-address"
-            ) from error
+            raise _listen_error(host, port, error) from error
         bound_host, bound_port = runner.addresses[0][:2]
         yield f"[{bound_host}]:{bound_port}" if ":" in bound_host else f"{bound_host}:{bound_port}"
+
+
+def _listen_error(host: str, port: int, error: OSError) -> ListenError:
+    return ListenError(
+        f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); "
+        "choose another address with --http-address"
+    )
 
 
 @contextlib.asynccontextmanager

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from agent.app import handover
+from agent.app import handover, http_server
 from agent.app.agent import Agent
 from agent.app.program_loading import Loading
 from agent.cni import state as cni_state
@@ -65,6 +65,7 @@ async def _run(
     async with handover.hold_node(settings, installation, loading) as is_ours:
         if not is_ours:
             return
+        await http_server.check_address(settings.http_host, settings.http_port)
         gate_worker = await GateWorker.open(settings, await asyncio.wrap_future(loading))
         try:
             cni_state.publish(settings.run_directory, settings.mode, gate_worker.gates.attachment)
