@@ -389,6 +389,7 @@ GATE_EGRESS = "gate_egress"
 GATE_INGRESS = "gate_ingress"
 BRIDGE_GATE = "bridge_gate"
 DEVICE_GATE = "device_gate"
+UPLINK_GATE = "uplink_gate"
 STAMP_HOST_SENT = "stamp_host_sent"
 TUNNEL_GATE = "tunnel_gate"
 HOLD_SYNS = "hold_syns"
@@ -406,7 +407,7 @@ def moving_copy(program: str) -> str:
 
 _TC_PROGRAMS = (
     *(GATE_EGRESS, GATE_INGRESS),
-    *(BRIDGE_GATE, DEVICE_GATE, STAMP_HOST_SENT, TUNNEL_GATE),
+    *(BRIDGE_GATE, DEVICE_GATE, UPLINK_GATE, STAMP_HOST_SENT, TUNNEL_GATE),
     *(HOLD_SYNS, DROP_FORWARDED),
 )
 

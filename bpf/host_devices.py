@@ -31,6 +31,7 @@ class HostDevicePrograms:
             for program, direction in (
                 (abi.BRIDGE_GATE, Direction.EGRESS),
                 (abi.DEVICE_GATE, Direction.EGRESS),
+                (abi.UPLINK_GATE, Direction.EGRESS),
                 (abi.STAMP_HOST_SENT, Direction.EGRESS),
                 (abi.TUNNEL_GATE, Direction.INGRESS),
                 (abi.DROP_FORWARDED, Direction.EGRESS),
@@ -53,6 +54,10 @@ class HostDevicePrograms:
     def ensure_devices(self, desired: set[int], *, are_all: bool = True) -> None:
         """Attach the device gate to these devices, and detach it from others."""
         self._ensure(abi.DEVICE_GATE, desired, are_all=are_all)
+
+    def ensure_uplinks(self, desired: set[int], *, are_all: bool = True) -> None:
+        """Attach the uplinks' gate to these devices, and detach it from others."""
+        self._ensure(abi.UPLINK_GATE, desired, are_all=are_all)
 
     def ensure_stamps(self, desired: set[int], *, are_all: bool = True) -> None:
         """Stamp what the host sends by these interfaces, and no longer by others."""

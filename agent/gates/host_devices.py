@@ -18,13 +18,12 @@ from bpf.errors import AttachError
 
 log = structlog.get_logger(__name__)
 
-# What the host sends by one of these, it may receive again by another interface. What it sends by
-# a switch's internal port, ovs-vswitchd may send again, without the socket.
-_REENTRY_KINDS = frozenset({"macvlan", "macvtap", "ipvlan", "ipvtap", "ifb", "openvswitch"})
+_STACKED_KINDS = frozenset({"macvlan", "macvtap", "ipvlan", "ipvtap"})
 
-# What the host sends by one of these leaves the node; a router may send it back. Those of bonds and
-# teams are physical, and a VLAN's frames are readable on its own interface only.
-_UPLINK_KINDS = frozenset({None, "vlan"})
+# What the host sends by one of these, it may receive again by another interface. What it sends by
+# a switch's internal port, ovs-vswitchd may send again, without the socket. A VLAN's frames are
+# readable on its own interface only, and may leave by an uplink as well.
+_REENTRY_KINDS = _STACKED_KINDS | {"ifb", "openvswitch", "vlan"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,6 +32,7 @@ class DevicePrograms:
 
     bridges: frozenset[int] = frozenset()
     devices: frozenset[int] = frozenset()
+    uplinks: frozenset[int] = frozenset()
     stamps: frozenset[int] = frozenset()
 
 
@@ -52,21 +52,24 @@ def programs_for(
     links = list(links)
     of_pods = {link.master for link in links if link.index in gated}
     of_enforced = {link.master for link in links if link.index in enforced}
-    bridges, devices, stamps = set(), set(), set()
+    found = {program.name: set[int]() for program in dataclasses.fields(DevicePrograms)}
     for link in links:
         if link.index in gated:
             continue
         if link.is_loopback or link.index in ungated:
-            stamps.add(link.index)
+            program = "stamps"
         elif link.kind == "bridge" and link.index in of_enforced:
-            bridges.add(link.index)
-        elif link.is_ethernet and (
-            (link.kind == "bridge" and link.index in of_pods)
-            or _can_reenter(link)
-            or _is_uplink(link, uplinks)
-        ):
-            devices.add(link.index)
-    return DevicePrograms(frozenset(bridges), frozenset(devices), frozenset(stamps))
+            program = "bridges"
+        elif not link.is_ethernet:
+            continue
+        elif _is_uplink(link, uplinks):
+            program = "uplinks"
+        elif _can_reenter(link) or (link.kind == "bridge" and link.index in of_pods):
+            program = "devices"
+        else:
+            continue
+        found[program].add(link.index)
+    return DevicePrograms(**{name: frozenset(indexes) for name, indexes in found.items()})
 
 
 class HostDevices:
@@ -123,6 +126,7 @@ class HostDevices:
             # Before the others: a bridge changes to this program when a pod is enforced.
             ("bridges", programs.ensure_bridges, needed.bridges),
             ("devices", programs.ensure_devices, needed.devices),
+            ("uplinks", programs.ensure_uplinks, needed.uplinks),
         ):
             if self._ensured.get(name) != (interfaces, are_all):
                 await self._gate_worker.run(ensure, set(interfaces), are_all=are_all)
@@ -145,7 +149,16 @@ def _can_reenter(link: Link) -> bool:
 
 
 def _is_uplink(link: Link, uplinks: Container[int]) -> bool:
-    """A node that is a container has a veth as its uplink. Relays' interfaces have gates."""
+    """By these, packets leave the node. Those of bonds and teams are physical.
+
+    A node that is a container has a veth, or an interface stacked on another namespace's. Relays'
+    interfaces have gates.
+    """
     if relay_interfaces.is_relay_interface(link.name):
         return False
-    return link.kind in _UPLINK_KINDS or (link.kind == "veth" and link.index in uplinks)
+    is_stacked_elsewhere = link.kind in _STACKED_KINDS and link.peer_nsid is not None
+    return (
+        link.kind is None
+        or is_stacked_elsewhere
+        or (link.kind == "veth" and link.index in uplinks and link.peer_nsid is not None)
+    )

@@ -49,9 +49,10 @@ ALWAYS_INLINE int evaluate_on_device(struct __sk_buff *skb, struct packet *packe
 		count_verdict(skb, packet, verdict_slot);
 		return TCX_DROP;
 	}
-	if (verdict_slot == PASS(REASON_RULE))
+	/* An uplink's packets have no stamp. */
+	if (verdict_slot == PASS(REASON_RULE) && is_stamped(skb))
 		stamp(skb, ADMITTED_RULE);
-	if (verdict_slot == PASS(REASON_PROBE))
+	if (verdict_slot == PASS(REASON_PROBE) && is_stamped(skb))
 		stamp(skb, ADMITTED_PROBE);
 	return TCX_NEXT;
 }
@@ -91,19 +92,30 @@ int bridge_gate(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
-/*
- * On other bridges of pods, veth pairs within the host, macvlan and the like; and on uplinks, whose
- * router may send a packet back as one of another host.
- */
-int device_gate(struct __sk_buff *skb)
+ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb)
 {
 	struct packet packet = {};
-	bool is_rewritten;
+	bool is_rewritten = is_from_packet_socket(skb) && is_checksum_pending(skb);
 
-	if (!has_host_socket(skb))
-		return TCX_NEXT;
-	is_rewritten = is_from_packet_socket(skb) && is_checksum_pending(skb);
 	if (read_frame(skb, &packet) != REASON_COUNT)
 		return TCX_NEXT;
 	return evaluate_on_device(skb, &packet, is_rewritten);
+}
+
+/* On other bridges of pods, veth pairs within the host, macvlan and the like. */
+int device_gate(struct __sk_buff *skb)
+{
+	return has_host_socket(skb) ? evaluate_frame(skb) : TCX_NEXT;
+}
+
+/*
+ * On uplinks: a router may send a packet back as one of another host. No stamp leaves by them: if
+ * the node is a container, the next one has the same kernel, and its gates would take the packet
+ * as their own host's.
+ */
+int uplink_gate(struct __sk_buff *skb)
+{
+	if (is_stamped(skb))
+		stamp(skb, 0);
+	return skb->sk && !skb->ingress_ifindex ? evaluate_frame(skb) : TCX_NEXT;
 }

@@ -217,3 +217,12 @@ def table(family: str, body: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["nft", "delete", "table", family, "test-pg"], check=True)
+
+
+@contextlib.contextmanager
+def table_inside(pod: LabPod, family: str, body: str) -> Iterator[None]:
+    """The same in a pod's namespace, until the pod is deleted."""
+    script = f"table {family} test-pg {{\n{body}\n}}\n"
+    enter = ["nsenter", f"--net={pod.netns.path}"]
+    subprocess.run([*enter, "nft", "-f", "-"], input=script, text=True, check=True)
+    yield

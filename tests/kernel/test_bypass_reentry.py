@@ -169,7 +169,9 @@ def programs(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[HostDev
         try:
             yield made
         finally:
-            for ensure in (made.ensure_bridges, made.ensure_devices, made.ensure_stamps):
+            for ensure in (made.ensure_bridges, made.ensure_devices):
+                ensure(set())
+            for ensure in (made.ensure_uplinks, made.ensure_stamps):
                 ensure(set())
 
 

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.kernel
 
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
 IPV6_UNICAST_IF = 76
+FAMILY = {4: "ip", 6: "ip6"}
+SERVICE = {4: "198.18.0.80", 6: "fd00:18::80"}
 NODE_DROPPED = (Verdict.DROP, Reason.NODE)
 
 
@@ -103,7 +105,7 @@ class Uplink:
     devices: HostDevicePrograms
 
     def guard(self) -> None:
-        self.devices.ensure_devices({links.index_of(self.interface)})
+        self.devices.ensure_uplinks({links.index_of(self.interface)})
 
 
 @pytest.fixture
@@ -201,3 +203,24 @@ def test_host_still_talks_to_others_by_the_uplink(
         assert traffic.node_reaches(router, version, guarded.TCP_PORT)
     with traffic.listen_on_node(8080) as listening:
         traffic.pod_connects(router, traffic.NODE[version], version, listening)
+
+
+@VERSIONS
+def test_no_stamp_leaves_by_the_uplink(uplink: Uplink, lab: labs.Lab, version: int) -> None:
+    """Nodes that are containers share a kernel: another node's gate takes the packet as from
+    outside, as it does where there is a wire between them. Here the router sends it back."""
+    router = lab.pods["router"]
+    family, service = FAMILY[version], SERVICE[version]
+    pod = traffic.address(uplink.watched.pod, version)
+    body = (
+        f"chain in {{ type nat hook prerouting priority -100;\n"
+        f"{family} daddr {service} dnat to {pod}\n}}\n"
+        f"chain out {{ type nat hook postrouting priority 100;\n"
+        f"{family} daddr {pod} masquerade\n}}\n"
+    )
+    uplink.watched.set_mode(Mode.ENFORCE)
+    uplink.guard()
+    with links.table_inside(router, family, body), syns.stream(traffic.family(version)) as sock:
+        sock.setblocking(True)
+        sock.settimeout(traffic.LIMIT_SECONDS)
+        sock.connect((service, guarded.TCP_PORT))

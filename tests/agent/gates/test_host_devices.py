@@ -20,6 +20,7 @@ class _GateWorker:
         self.switches: list[bool] = []
         self.bridges: list[set[int]] = []
         self.devices: list[set[int]] = []
+        self.uplinks: list[set[int]] = []
         self.stamps: list[set[int]] = []
         self.are_all = True
         self.tunnels: list[tuple[frozenset[int], bool]] = []
@@ -42,6 +43,9 @@ class _GateWorker:
 
     def ensure_devices(self, ifindexes: set[int], *, are_all: bool) -> None:
         self.devices.append(ifindexes)
+
+    def ensure_uplinks(self, ifindexes: set[int], *, are_all: bool) -> None:
+        self.uplinks.append(ifindexes)
 
     def ensure_stamps(self, ifindexes: set[int], *, are_all: bool) -> None:
         self.stamps.append(ifindexes)
@@ -119,11 +123,14 @@ def test_programs_are_where_the_host_s_packets_leave_and_may_come_in_again() -> 
         Link(14, "ib14", is_ethernet=False),
         Link(15, "ovs15", kind="openvswitch"),
         Link(16, "kind16", kind="veth", peer=3, peer_nsid=3),
+        Link(18, "macvlan18", kind="macvlan", peer=3, peer_nsid=3),
         Link(17, "tun17", kind="tun", is_ethernet=False),
     ]
     needed = programs_for(links, gated={5}, enforced={5}, ungated={6}, uplinks={16, 12})
     assert needed == DevicePrograms(
-        devices=frozenset({2, 3, 8, 9, 10, 11, 15, 16}), stamps=frozenset({1, 6})
+        devices=frozenset({3, 8, 9, 10, 11, 15}),
+        uplinks=frozenset({2, 16, 18}),
+        stamps=frozenset({1, 6}),
     )
 
 
