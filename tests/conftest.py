@@ -75,7 +75,12 @@ def isolated(pytestconfig: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def prebuilt_programs(isolated: None, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A directory of compiled programs as an image has them, which this process and all that it
-    starts use: one compile for all workers of a run instead of one for each installation."""
+    starts use: one compile for all workers of a run instead of one for each installation.
+
+    Where the environment names one already, it is used.
+    """
+    if given := os.environ.get(artefacts.DIRECTORY_VARIABLE):
+        return pathlib.Path(given)
     directory = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         directory = directory.parent
