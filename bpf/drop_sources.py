@@ -88,7 +88,9 @@ class DropSources:
         self._delete(lambda entry: entry not in live)
 
     def _delete(self, is_deleted: Callable[[int], bool]) -> None:
-        """Delete the sources of some interfaces, and return their cgroups' shares."""
+        """Delete the sources of some interfaces, and return their cgroups' shares, with those of
+        sources that the kernel has forgotten.
+        """
         shrunk: set[int] = set()
         left: collections.Counter[int] = collections.Counter()
         for key, _ in list(self._sources.items()):
@@ -98,11 +100,11 @@ class DropSources:
                 shrunk.add(cgroup)
             else:
                 left[cgroup] += 1
-        for cgroup in shrunk:
-            if left[cgroup]:
-                self._cgroups.set(_CGROUP.pack(cgroup), _COUNT.pack(left[cgroup]))
-            else:
+        for cgroup in shrunk | self.cgroups():
+            if not left[cgroup]:
                 self._cgroups.delete(_CGROUP.pack(cgroup))
+            elif cgroup in shrunk:
+                self._cgroups.set(_CGROUP.pack(cgroup), _COUNT.pack(left[cgroup]))
 
     def _read_recent(self) -> list[abi.CRecentSource]:
         """What each CPU has not added to the table yet."""

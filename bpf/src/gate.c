@@ -23,7 +23,7 @@ ALWAYS_INLINE bool is_forged(struct __sk_buff *skb, struct packet *packet)
 	if (is_dhcp_answer(packet))
 		return false;
 	sk = sk ? bpf_sk_fullsock(sk) : 0;
-	if (is_hand_made(skb))
+	if (is_hand_made(skb, packet))
 		return !sk || sk->family == AF_PACKET || has_ports(packet->protocol) ||
 		       is_icmp(packet) || is_foreign(skb, packet);
 	if (!sk || (packet->protocol != IPPROTO_UDP && packet->protocol != IPPROTO_UDPLITE))
@@ -60,8 +60,9 @@ ALWAYS_INLINE __u32 evaluate_other(struct __sk_buff *skb, struct gate *gate, str
 	if (packet->is_later_fragment) {
 		if (is_recorded_fragment(skb, packet, packet_time_ns(packet)))
 			return PASS(REASON_REPLY);
-		return is_in_grace(gate, packet) && !is_hand_made(skb) ? PASS(REASON_GRACE)
-								       : DROP(REASON_FRAGMENT);
+		return is_in_grace(gate, packet) && !is_hand_made(skb, packet)
+			       ? PASS(REASON_GRACE)
+			       : DROP(REASON_FRAGMENT);
 	}
 	verdict_slot = evaluate_datagram(skb, gate, packet);
 	if (packet->is_fragment && verdict_slot < DROP(0))
@@ -139,7 +140,7 @@ ALWAYS_INLINE __u32 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
 	if (!load_ports(skb, packet))
 		return DROP(REASON_UNPARSABLE);
 	is_control = packet->is_arp || is_link_control(skb, packet);
-	if (is_control && !is_hand_made(skb))
+	if (is_control && !is_hand_made(skb, packet))
 		return PASS(REASON_CONTROL);
 	if (!is_control) {
 		owner = gate_for_address(*gate, packet);
@@ -153,7 +154,7 @@ ALWAYS_INLINE __u32 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
 	}
 	if (is_forwarded_fragment(skb, packet))
 		return PASS(REASON_FORWARDED);
-	if (is_icmp_error(skb, packet) && !packet->is_elsewhere && !is_hand_made(skb))
+	if (is_icmp_error(skb, packet) && !packet->is_elsewhere && !is_hand_made(skb, packet))
 		return PASS(REASON_CONTROL);
 	if (is_redirect(skb, packet))
 		return drop_reason(skb, packet);
@@ -170,7 +171,7 @@ ALWAYS_INLINE __u32 evaluate(struct __sk_buff *skb, struct gate **gate, struct p
 		return DROP(REASON_UNPARSABLE);
 	unread = read_frame(skb, packet);
 	if (unread == REASON_ARP) {
-		if (!is_hand_made(skb) || !is_request_or_reply(skb))
+		if (!is_hand_made(skb, packet) || !is_request_or_reply(skb))
 			return PASS(REASON_ARP);
 		packet->is_arp = true;
 	}
@@ -191,10 +192,10 @@ ALWAYS_INLINE struct gate *own_gate(__u32 ifindex)
 }
 
 /* The pod may forward the packet. What a program on a host device decided was about this pod. */
-ALWAYS_INLINE int pass_stamped(struct __sk_buff *skb)
+ALWAYS_INLINE int pass_stamped(struct __sk_buff *skb, struct packet *packet)
 {
 	if (!has_no_origin(skb))
-		stamp_origin(skb);
+		stamp_origin(skb, is_hand_made(skb, packet));
 	return TCX_NEXT;
 }
 
@@ -209,7 +210,7 @@ int gate_egress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	gate = own_gate(packet.gate_ifindex);
 	if (!gate || gate->mode == MODE_OFF)
-		return pass_stamped(skb);
+		return pass_stamped(skb, &packet);
 
 	packet.gate_slot = gate->slot;
 	verdict_slot = evaluate(skb, &gate, &packet);
@@ -219,7 +220,7 @@ int gate_egress(struct __sk_buff *skb)
 		is_drop = false;
 	}
 	count_verdict(skb, &packet, verdict_slot);
-	return is_drop ? TCX_DROP : pass_stamped(skb);
+	return is_drop ? TCX_DROP : pass_stamped(skb, &packet);
 }
 
 /* By one byte of the header, since most packets are. Others have more headers before TCP's. */

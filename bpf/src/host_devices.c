@@ -10,7 +10,7 @@ ALWAYS_INLINE bool has_host_socket(struct __sk_buff *skb)
 	if (!is_host_sent(skb))
 		return false;
 	if (!is_stamped(skb) && !has_no_origin(skb))
-		stamp_origin(skb);
+		stamp_origin(skb, find_hand_made(skb));
 	return skb->sk && !skb->ingress_ifindex;
 }
 

@@ -47,6 +47,13 @@
 		is_read_;                                                                          \
 	})
 
+/* Who wrote a packet's headers. */
+enum maker {
+	MAKER_UNKNOWN,
+	MAKER_KERNEL,
+	MAKER_PROCESS,
+};
+
 struct packet {
 	struct address source;
 	struct address destination;
@@ -63,6 +70,7 @@ struct packet {
 	bool is_stray;		/* not an address of this gate's pod */
 	bool is_elsewhere;	/* nor of another pod's: maybe of a client behind this one */
 	bool is_arp;		/* and nothing else is set */
+	__u8 maker;		/* enum maker, by raw_sockets.h */
 	__u64 now_ns;		/* 0 until read: most packets need no time */
 };
 

@@ -13,7 +13,7 @@
 
 #include "sockets.h"
 
-ALWAYS_INLINE bool is_hand_made(struct __sk_buff *skb)
+ALWAYS_INLINE bool find_hand_made(struct __sk_buff *skb)
 {
 	struct bpf_sock *sk = socket_of(skb);
 	__u64 cookie;
@@ -29,10 +29,18 @@ ALWAYS_INLINE bool is_hand_made(struct __sk_buff *skb)
 	return raw_sockets.lookup(&cookie);
 }
 
-/* For where the packet loses its socket. */
-ALWAYS_INLINE void stamp_origin(struct __sk_buff *skb)
+/* The same, found once for each packet. */
+ALWAYS_INLINE bool is_hand_made(struct __sk_buff *skb, struct packet *packet)
 {
-	stamp(skb, is_hand_made(skb) ? STAMP_HAND_MADE : STAMP);
+	if (packet->maker == MAKER_UNKNOWN)
+		packet->maker = find_hand_made(skb) ? MAKER_PROCESS : MAKER_KERNEL;
+	return packet->maker == MAKER_PROCESS;
+}
+
+/* For where the packet loses its socket. */
+ALWAYS_INLINE void stamp_origin(struct __sk_buff *skb, bool is_hand_made)
+{
+	stamp(skb, is_hand_made ? STAMP_HAND_MADE : STAMP);
 }
 
 #endif

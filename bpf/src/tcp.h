@@ -71,10 +71,12 @@ ALWAYS_INLINE __u32 evaluate_tcp(struct __sk_buff *skb, struct gate *gate, struc
 		struct bpf_sock *full = bpf_sk_fullsock(sk);
 
 		/* Request and TIME-WAIT sockets are not full sockets, and only TCP has them. */
-		if (!full || (full->type == SOCK_STREAM && full->protocol == IPPROTO_TCP))
+		if (!full || (full->type == SOCK_STREAM && full->protocol == IPPROTO_TCP)) {
+			packet->maker = MAKER_KERNEL;
 			return PASS(REASON_ESTABLISHED);
+		}
 	}
-	if (is_hand_made(skb))
+	if (is_hand_made(skb, packet))
 		return drop_reason(skb, packet);
 	if (!sk && skb->ingress_ifindex != LOOPBACK_IFINDEX)
 		return PASS(REASON_ESTABLISHED);
