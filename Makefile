@@ -90,6 +90,7 @@ format: setup
 # docs/reference/ and deploy/manifests/crd.yaml from the code; a test fails if one is not current.
 docs: setup
 	$(PYTHON) -m agent.cli.reference
+	$(PYTHON) -m tests.attacks
 
 # The messages of other programs' APIs, from our own excerpts of their definitions.
 proto: setup

@@ -1,0 +1,22 @@
+"""The list of tests in docs/security.md is made from the tests' names."""
+
+import pytest
+
+from tests import attacks
+
+
+def test_list_of_tests_is_current() -> None:
+    page = attacks.PAGE.read_text(encoding="utf-8")
+    assert attacks.render(page) == page, "run 'make docs' and commit the result"
+
+
+def test_every_file_of_attacks_is_on_the_page() -> None:
+    found = attacks.groups(attacks.PAGE.read_text(encoding="utf-8"))
+    assert [group.file for group in found if not group.summary or not group.tests] == []
+    bypasses = {path.name for path in attacks.DIRECTORY.glob("test_bypass*.py")}
+    assert bypasses <= {group.file for group in found}
+
+
+def test_page_without_the_list_is_an_error() -> None:
+    with pytest.raises(ValueError, match="the page has no table"):
+        attacks.render("# Security\n")
