@@ -59,7 +59,7 @@ def ends_of(watched: PodState, port: int) -> frames.Ends:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "reason"), [(frames.TCP, Reason.FRAGMENT), (frames.UDP, Reason.KERNEL)]
+    ("protocol", "reason"), [(frames.TCP, Reason.FRAGMENT), (frames.UDP, Reason.NODE)]
 )
 def test_fragments_on_the_loopback_that_the_kernel_makes_again_are_dropped(
     watched: PodState, devices: HostDevicePrograms, protocol: int, reason: Reason
