@@ -8,6 +8,7 @@ import pytest
 from agent.lab import lab as labs
 from bpf import abi, loader, syscalls
 from bpf.gates import Attachment, GateConfig
+from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import foreign, frames, traffic
 from tests.kernel.conftest import MakeGates
@@ -55,10 +56,10 @@ def test_what_passes_the_gate_is_still_seen_by_the_program_behind_it(
     foreign.add_clsact(pod.ifindex)
     foreign.add_filter(pod.ifindex, foreign.TC_ACT_SHOT)
     gates = make_gates(kind)
-    gates.install(pod.ifindex, enforcing(pod))
+    gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses, (Rule(SourceKind.ANY),)))
     with Wire(pod) as line, pytest.raises(OSError, match="No buffer space"):
-        line.node.send(frames.arp(line.ends(4)))
-    assert gates.counts()[pod.ifindex][Verdict.PASS, Reason.ARP] == 1
+        line.node.send(frames.packet(line.ends(4), frames.UDP, frames.udp(line.ends(4), b"passes")))
+    assert gates.counts()[pod.ifindex][Verdict.PASS, Reason.RULE] == 1
     gates.remove(pod.ifindex)
     assert names(pod) == ["foreign"]
 

@@ -94,4 +94,4 @@ def test_what_the_host_sent_before_it_lost_its_socket_is_dropped(
         assert traffic.node_is_dropped(target, version)
     moved = counting.moved()
     assert (Verdict.PASS, Reason.SWITCH) not in moved
-    assert moved[Verdict.DROP, Reason.KERNEL] >= 1
+    assert moved[Verdict.DROP, Reason.NODE] >= 1
