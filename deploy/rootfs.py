@@ -156,7 +156,11 @@ class Rootfs:
             capture_output=True,
             text=True,
         )
-        packages = {line.partition(":")[0] for line in answer.stdout.splitlines()}
+        packages = {
+            line.partition(":")[0]
+            for line in answer.stdout.splitlines()
+            if not line.startswith("diversion by ")
+        }
         for package in sorted(packages):
             status = subprocess.run(
                 ["dpkg-query", "--status", package], check=True, capture_output=True, text=True

@@ -13,9 +13,11 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+import structlog.testing
 
 from agent.gates.worker import record_raw_sockets
 from agent.lab import lab as labs
+from agent.logs import Event
 from bpf import abi, loader, pins
 from bpf.gates import Attachment, Gates
 from bpf.host_devices import HostDevicePrograms
@@ -262,10 +264,14 @@ def test_closed_raw_sockets_leave_no_entry(lab: labs.Lab, loaded: loader.Loaded)
 def test_raw_sockets_from_before_the_hooks_are_recorded(
     lab: labs.Lab, loaded: loader.Loaded, family: int
 ) -> None:
-    offers.need_list_of_raw_sockets()
+    """Where the kernel lists them; elsewhere they are reported as unknown."""
+    is_listed = offers.lists_raw_sockets()
     with socket.socket(family, socket.SOCK_RAW, OSPF) as sock:
         cookie = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), sys.byteorder)
         loaded.map(abi.RAW_SOCKETS).delete(struct.pack("=Q", cookie))
-        record_raw_sockets(loaded)
-        assert cookie in RawSockets(loaded).cookies()
+        with structlog.testing.capture_logs() as lines:
+            record_raw_sockets(loaded)
+        assert (cookie in RawSockets(loaded).cookies()) is is_listed
+        reported = any(line["event"] == Event.RAW_SOCKETS_UNKNOWN for line in lines)
+        assert reported is not is_listed
     assert cookie not in RawSockets(loaded).cookies()
