@@ -136,6 +136,8 @@ def _remove_tree(root: pathlib.Path) -> int:
     """
     count = 0
     for attempt in range(_REMOVE_ATTEMPTS):
+        if not os.path.lexists(root):
+            break
         for directory, _, files in os.walk(root, topdown=False):
             for name in files:
                 os.unlink(os.path.join(directory, name))

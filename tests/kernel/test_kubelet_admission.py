@@ -16,7 +16,7 @@ from tests.kernel.cgroups import Cgroup
 
 pytestmark = pytest.mark.kernel
 
-NOBODY = 65534
+UNPRIVILEGED = 65534
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_path_at_which_other_users_can_make_cgroups_is_not_followed(
 ) -> None:
     """Such as a kubelet that was started from a user's session."""
     if how == "owner":
-        os.chown(system.directory, NOBODY, NOBODY)
+        os.chown(system.directory, UNPRIVILEGED, UNPRIVILEGED)
     else:
         system.directory.chmod(0o775)
     admission = admission_of(config, unit)

@@ -66,13 +66,13 @@ def test_new_pod_is_gated_at_each_of_its_addresses(
         operator.wait_for("the gate", lambda report: bool(message_of(report)))
         assert not is_reached(last)
         assert not is_reached(traffic.address(pod, version))
-        said = (
+        report = (
             operator.wait_for("the cause", lambda r: bool(message_of(r)))
             if count == TOO_MANY
             else None
         )
-    if said:
-        assert "addresses, more than a gate lists" in message_of(said)
+    if report:
+        assert "addresses, more than a gate lists" in message_of(report)
 
 
 @VERSIONS

@@ -322,11 +322,11 @@ def test_user_space_finds_what_a_packet_left(
     enforce(gates, pod)
     with udp(pod.open_socket(traffic.family(version), socket.SOCK_DGRAM, protocol)) as client:
         client.sendto(b"question", (peer, PORT))
-        asked = question(pod, version, client.getsockname()[1], peer=peer, protocol=protocol)
+        flow = question(pod, version, client.getsockname()[1], peer=peer, protocol=protocol)
     tables, now_ns = ReplyTables(loaded), time.monotonic_ns()
-    assert tables.contains(pod.ifindex, asked, now_ns)
-    assert not tables.contains(pod.ifindex, asked, now_ns + LIFETIME_NS)
-    assert not tables.contains(pod.ifindex, dataclasses.replace(asked, pod_port=1), now_ns)
+    assert tables.contains(pod.ifindex, flow, now_ns)
+    assert not tables.contains(pod.ifindex, flow, now_ns + LIFETIME_NS)
+    assert not tables.contains(pod.ifindex, dataclasses.replace(flow, pod_port=1), now_ns)
 
 
 @VERSIONS
@@ -402,8 +402,8 @@ def test_connected_sockets_show_the_pods_peers(
 ) -> None:
     with pod.open_socket(traffic.family(version), socket.SOCK_DGRAM, protocol) as client:
         client.connect((traffic.NODE[version], PORT))
-        asked = question(pod, version, client.getsockname()[1], protocol=protocol)
-        assert read_pending(pod) == pending_flows.PendingFlows((asked,), "")
+        flow = question(pod, version, client.getsockname()[1], protocol=protocol)
+        assert read_pending(pod) == pending_flows.PendingFlows((flow,), "")
 
 
 def test_dual_stack_socket_has_an_ipv4_flow(pod: labs.LabPod) -> None:
@@ -447,9 +447,9 @@ def test_more_flows_than_a_table_should_hold_are_incomplete(pod: labs.LabPod) ->
         for port in range(10_000, 11_100):
             client = stack.enter_context(pod.open_socket(socket.AF_INET, socket.SOCK_DGRAM))
             client.connect((traffic.NODE[4], port))
-        asked = read_pending(pod)
-    assert len(asked.flows) < 1100
-    assert asked.unknown
+        pending = read_pending(pod)
+    assert len(pending.flows) < 1100
+    assert pending.unknown
 
 
 def test_no_answer_is_lost_while_a_thousand_are_outstanding(gates: Gates, pod: labs.LabPod) -> None:
@@ -472,8 +472,8 @@ def test_stream_after_one_question_stays_open(
         server.sendto(b"more", (traffic.address(pod, version), port))
         assert client.recvfrom(64)[0] == b"more"
         later_ns = long_ago_ns + LIFETIME_NS
-        asked = question(pod, version, port)
-        assert ReplyTables(loaded).contains(pod.ifindex, asked, later_ns)
+        flow = question(pod, version, port)
+        assert ReplyTables(loaded).contains(pod.ifindex, flow, later_ns)
 
 
 @VERSIONS
@@ -484,8 +484,8 @@ def test_answers_to_a_group_have_a_few_seconds(
     group = {4: "239.18.0.1", 6: "ff05::1812"}[version]
     with node_udp(version, PORT) as server, pod_udp(pod, version) as client:
         port = client.getsockname()[1]
-        asked = question(pod, version, port, peer=group)
-        fill(loaded, pod, asked, time.monotonic_ns() - GROUP_LIFETIME_NS - 10**9)
+        flow = question(pod, version, port, peer=group)
+        fill(loaded, pod, flow, time.monotonic_ns() - GROUP_LIFETIME_NS - 10**9)
         server.sendto(b"late", (traffic.address(pod, version), port))
         assert not arrives(client)
     assert count(gates, pod, Verdict.DROP, Reason.NODE) == 1

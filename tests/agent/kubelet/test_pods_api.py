@@ -6,7 +6,7 @@ import copy
 import datetime
 import pathlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -140,22 +140,29 @@ class FakeKubelet:
             kind, content = change
             yield kubelet_pb2.WatchPodsEvent(type=kind, pod=content)
 
-    @asynccontextmanager
-    async def running(self, path: pathlib.Path) -> AsyncIterator[None]:
-        server = grpc.aio.server()
+    def running(self, path: pathlib.Path) -> AbstractAsyncContextManager[None]:
         handler = grpc.unary_stream_rpc_method_handler(
             self.watch,
             request_deserializer=kubelet_pb2.WatchPodsRequest.FromString,
             response_serializer=kubelet_pb2.WatchPodsEvent.SerializeToString,
         )
-        methods = grpc.method_handlers_generic_handler("v1alpha1.Pods", {"WatchPods": handler})
-        server.add_generic_rpc_handlers((methods,))
-        server.add_insecure_port(f"unix:{path}")
-        await server.start()
-        try:
-            yield
-        finally:
-            await server.stop(None)
+        return serving(path, handler)
+
+
+@asynccontextmanager
+async def serving(
+    path: pathlib.Path, watch: "grpc.RpcMethodHandler[Any, Any]"
+) -> AsyncIterator[None]:
+    """Serve the pods API on a socket. watch: the handler of WatchPods."""
+    server = grpc.aio.server()
+    methods = grpc.method_handlers_generic_handler("v1alpha1.Pods", {"WatchPods": watch})
+    server.add_generic_rpc_handlers((methods,))
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(None)
 
 
 class Following:

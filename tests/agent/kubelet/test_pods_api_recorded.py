@@ -4,7 +4,7 @@ import asyncio
 import base64
 import pathlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import grpc
@@ -14,7 +14,7 @@ import pytest
 from agent.kube.client import ApiClient
 from agent.kubelet import kubelet_pb2, pods_api_reading
 from tests.agent.kube.apiserver import ApiServer
-from tests.agent.kubelet.test_pods_api import Following, until
+from tests.agent.kubelet.test_pods_api import Following, serving, until
 
 RECORDING = pathlib.Path(__file__).parent / "recorded" / "watchpods-1.36.2.jsonl"
 AT_START = 8
@@ -65,18 +65,8 @@ class Replay:
             yield message
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Stream removed (Socket closed)")
 
-    @asynccontextmanager
-    async def running(self, path: pathlib.Path) -> AsyncIterator[None]:
-        server = grpc.aio.server()
-        handler = grpc.unary_stream_rpc_method_handler(self._watch)
-        methods = grpc.method_handlers_generic_handler("v1alpha1.Pods", {"WatchPods": handler})
-        server.add_generic_rpc_handlers((methods,))
-        server.add_insecure_port(f"unix:{path}")
-        await server.start()
-        try:
-            yield
-        finally:
-            await server.stop(None)
+    def running(self, path: pathlib.Path) -> AbstractAsyncContextManager[None]:
+        return serving(path, grpc.unary_stream_rpc_method_handler(self._watch))
 
 
 def uid_of(message: bytes) -> str:
