@@ -2,15 +2,16 @@
 
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
-# Suites with a target of their own: the image, and the proxies, which are off by default.
-APART := --ignore tests/image --ignore tests/proxy
+# Suites with a target of their own: the image, the proxies, which are off by default, and a real
+# cluster, which needs its programs.
+APART := --ignore tests/image --ignore tests/proxy --ignore tests/cluster
 # Time limits of suites that take more than minutes for a test.
 LONG := --timeout 3600 -o faulthandler_timeout=7200
 C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: demo test lint types test-unit test-kernel test-image test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs proto setup clean
+.PHONY: demo test lint types test-unit test-kernel test-image test-cluster test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs proto setup clean
 
 demo: setup
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -43,6 +44,13 @@ test-proxy: setup
 # The DaemonSet's pod on a containerd of the tests; a minute, most of it to build the image.
 test-image: setup
 	$(PYTEST) tests/image
+
+# podgate in a cluster of one node, which starts in namespaces of its own from the programs in BIN:
+# kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, and etcd 3.5 or newer (Debian's if
+# there is none). Some tests with `make test-cluster BIN=DIR FILES="tests/cluster/test_deployment.py"`.
+# Without BIN: what needs only an API server, in the cluster of KUBECONFIG.
+test-cluster: setup
+	PODGATE_TEST_BIN=$(BIN) $(PYTEST) $(LONG) $(or $(FILES),tests/cluster) $(if $(BIN),,-m 'not kernel')
 
 # Gates and connections over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact.
 test-continuity: setup

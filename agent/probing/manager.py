@@ -312,7 +312,7 @@ class ProbeManager:
         if pod.uid not in self._probed:
             return FALSE, "NoNetns", "The pod has no network namespace yet."
         passes, reason, message = self._scheduler.passing(pod.uid)
-        return (TRUE if passes else FALSE), reason, f"{message[:1].upper()}{message[1:]}."
+        return (TRUE if passes else FALSE), reason, message
 
 
 def _describe(handler: Handler) -> str:

@@ -50,4 +50,5 @@ def _problem(slot: Slot, container: ProbedContainer) -> tuple[str, str] | None:
             "ProbePending",
             f'Container "{name}": {type} probe succeeded {seen} of {needed} times.',
         )
-    return "ProbeFailing", f'Container "{name}": {type} probe failed: {outcome.message}'
+    failure = outcome.message.removesuffix(".")
+    return "ProbeFailing", f'Container "{name}": {type} probe failed: {failure}.'

@@ -1,23 +1,39 @@
-"""Tests against a real cluster: the one that KUBECONFIG names, or none, which is reported loudly.
+"""Tests against a real cluster: one that they start, or one that exists.
 
-They make one namespace with a name of its own, and leave nothing behind. The user of the kubeconfig
-must be allowed to make namespaces and pods.
+With BIN (`make test-cluster BIN=DIR`) they start one in namespaces of their own. Without it those
+that need only an API server use the cluster that KUBECONFIG names, or none, which is reported
+loudly.
+
+In the cluster of KUBECONFIG they make one namespace with a name of its own, and leave nothing
+behind. The user of the kubeconfig must be allowed to make namespaces and pods.
 """
 
 import asyncio
+import contextlib
 import json
 import os
+import pathlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
 from agent.kube.client import ApiClient, ApiError, NoClusterConfigError
+from tests.cluster import control_plane, one_node, workloads
 from tests.cluster.cluster import Cluster
+from tests.cluster.deployment import Deployment
+from tests.cluster.one_node import OneNode
+from tests.cluster.workloads import Workloads
+from tests.image import building
 
+_BIN = "PODGATE_TEST_BIN"
+# An archive of the image, as deploy/rootfs.py makes it, instead of one of this tree.
+_IMAGE = "PODGATE_TEST_IMAGE"
 _SKIPPED = (
-    "tests/cluster was SKIPPED: no cluster was asked. Name one in KUBECONFIG to run it there."
+    "tests/cluster was SKIPPED: no cluster was asked. Name the directory of its programs in BIN "
+    "(make test-cluster BIN=DIR), or a cluster in KUBECONFIG."
 )
+_NO_BIN = "this test starts a cluster; run it by `make test-cluster BIN=DIR`"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -26,13 +42,95 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(_SKIPPED, yellow=True, bold=True)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests are in the namespaces of the cluster that they start."""
+    here = pathlib.Path(__file__).parent
+    if os.environ.get(_BIN):
+        for item in items:
+            if item.path.is_relative_to(here):
+                item.add_marker("kernel")
+
+
+@pytest.fixture(scope="session")
+def prebuilt_programs() -> None:
+    """The image has its own."""
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """podgate's image, with the name that the manifests have."""
+    if given := os.environ.get(_IMAGE):
+        return pathlib.Path(given)
+    path = tmp_path_factory.getbasetemp() / "podgate.tar"
+    building.build(path, one_node.IMAGE)
+    return path
+
+
+@pytest.fixture(scope="session")
+def bare_cluster(isolated: None, request: pytest.FixtureRequest) -> Iterator[OneNode]:
+    """One cluster for all tests; podgate is not deployed yet."""
+    if not os.environ.get(_BIN):
+        pytest.fail(_NO_BIN, pytrace=False)
+    binaries = pathlib.Path(os.environ[_BIN]).absolute()
+    if problem := control_plane.missing(binaries):
+        pytest.fail(problem, pytrace=False)
+    with one_node.running(binaries, request.getfixturevalue("image")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def podgate(bare_cluster: OneNode) -> Deployment:
+    """podgate as the manifests deploy it."""
+    made = Deployment(bare_cluster.api)
+    made.apply()
+    made.wait_until_ready()
+    return made
+
+
 @pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
+def node(bare_cluster: OneNode, podgate: Deployment) -> OneNode:
+    """The cluster with podgate."""
+    return bare_cluster
+
+
+Namespaces = Callable[..., Workloads]
+
+
+@pytest.fixture
+def namespaces(node: OneNode) -> Iterator[Namespaces]:
+    """Makes namespaces for one test: `namespaces("enforce")` has that mode's label."""
+    with contextlib.ExitStack() as undo:
+
+        def make(mode: str = "", **labels: str) -> Workloads:
+            # The most that a namespace of the node may have.
+            node.label(workloads.MODE, "strict" if mode else None)
+            name = f"test-{mode or 'plain'}-{uuid.uuid4().hex[:6]}"
+            of_mode = {workloads.MODE: mode} if mode else {}
+            return undo.enter_context(workloads.namespace(node.api, name, of_mode | labels))
+
+        yield make
+
+
+@pytest.fixture
+def own_kubeconfig(request: pytest.FixtureRequest) -> str:
+    """Of the cluster that the tests start, or empty."""
+    if not os.environ.get(_BIN):
+        return ""
+    own: OneNode = request.getfixturevalue("bare_cluster")
+    return str(own.control_plane.kubeconfig("admin"))
+
+
+@pytest.fixture
+async def cluster(own_kubeconfig: str) -> AsyncIterator[Cluster]:
     """A namespace of the test's own in the cluster."""
-    if not os.environ.get("KUBECONFIG"):
+    kubeconfig = own_kubeconfig or os.environ.get("KUBECONFIG")
+    # Where no agent runs, which would write conditions as well.
+    node_name = "elsewhere" if own_kubeconfig else ""
+    if not kubeconfig:
         pytest.skip(_SKIPPED)
     try:
-        api = await ApiClient.open()
+        api = await ApiClient.open(kubeconfig)
     except NoClusterConfigError as error:
         pytest.fail(str(error), pytrace=False)
     namespace = f"podgate-test-{uuid.uuid4().hex[:8]}"
@@ -45,7 +143,7 @@ async def cluster() -> AsyncIterator[Cluster]:
             body={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}},
         )
         try:
-            made = Cluster(api, namespace, nodes[0]["metadata"]["name"])
+            made = Cluster(api, namespace, node_name or nodes[0]["metadata"]["name"])
             await made.wait_for_service_account()
             yield made
         finally:

@@ -3,8 +3,6 @@
 import fcntl
 import os
 import pathlib
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -12,14 +10,12 @@ import pytest
 from agent.default_deny import table as default_deny_table
 from agent.strict import veth_pair
 from tests.conftest import fresh_lab
+from tests.image import building, role
 from tests.image import node as nodes
-from tests.image import role
 from tests.image.node import IMAGE, Node
 from tests.runtime import containerd
 from tests.runtime.containerd import Containerd
 from tests.runtime.driving import Driver
-
-_ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -32,12 +28,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     with (directory / "podgate.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
-            unfinished = directory / "unfinished.tar"
-            build = [sys.executable, str(_ROOT / "deploy" / "rootfs.py"), "--name", IMAGE]
-            # Without capabilities, as in a build of an image.
-            without = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
-            subprocess.run([*without, *build, str(unfinished)], check=True, timeout=300)
-            unfinished.rename(path)
+            building.build(path, IMAGE)
     return path
 
 

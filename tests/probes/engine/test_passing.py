@@ -46,7 +46,7 @@ async def test_passing_names_the_first_probe_that_does_not(bench: Bench) -> None
     assert bench.scheduler.passing("a") == (
         False,
         "ProbeFailing",
-        'Container "app": startup probe failed: ill',
+        'Container "app": startup probe failed: ill.',
     )
     bench.pods.answers[1] = GOOD
     await asyncio.sleep(5)

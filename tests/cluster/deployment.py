@@ -1,0 +1,110 @@
+"""podgate in the cluster: deploy/manifests as they are, and the agent that they start."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from agent.admin import client as admin_client
+from agent.admin.report import AgentReport, PodStatus
+from agent.settings import admin_socket
+from tests import polling
+from tests.cluster.api import STRATEGIC, Api, Json
+from tests.image import manifests
+from tests.image.node import RUN_DIRECTORY
+
+NAMESPACE = "podgate"
+_DAEMON_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/podgate"
+_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+_PATHS = {
+    "Namespace": "/api/v1/namespaces",
+    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+    "ServiceAccount": f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "DaemonSet": f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets",
+}
+
+
+class Deployment:
+    """podgate's objects in a cluster of one node."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def apply(self) -> None:
+        """Create all objects of the manifests, in the order of the kustomization."""
+        for thing in manifests.applied():
+            self._api.create(_PATHS[thing["kind"]], thing)
+
+    def wait_until_ready(self) -> None:
+        """The roll-out is complete, and the agent that has the node responds."""
+        polling.wait_until("the DaemonSet is rolled out", self._is_rolled_out, seconds=180)
+        polling.wait_until("the agent responds", self.report)
+
+    def set_arguments(self, arguments: Sequence[str]) -> None:
+        """Roll out the manifests' arguments with more behind them; none: the manifests' alone."""
+        (container,) = manifests.agent_pod("any")["spec"]["containers"]
+        changed = {"name": container["name"], "args": [*container["args"], *arguments]}
+        template = {"spec": {"containers": [changed]}}
+        self._api.patch(_DAEMON_SET, {"spec": {"template": template}}, STRATEGIC)
+        self.wait_until_ready()
+
+    def pods(self) -> list[Json]:
+        return self._api.items(_PODS)
+
+    def restarts(self) -> int:
+        """Of the containers of all its pods."""
+        statuses = [one for pod in self.pods() for one in pod["status"]["containerStatuses"]]
+        return sum(one["restartCount"] for one in statuses)
+
+    def log(self) -> str:
+        """Of the newest pod's container."""
+        newest = max(self.pods(), key=lambda pod: pod["metadata"]["creationTimestamp"])
+        return self._api.text(f"{_PODS}/{newest['metadata']['name']}/log")
+
+    def report(self) -> AgentReport | None:
+        """Of the agent that has the node; None while none responds."""
+        with contextlib.suppress(admin_client.AgentUnreachableError):
+            content = asyncio.run(admin_client.fetch(admin_socket(RUN_DIRECTORY), "/status"))
+            return msgspec.json.decode(content, type=AgentReport)
+        return None
+
+    def pod_status(self, namespace: str, name: str) -> PodStatus | None:
+        """A pod as the agent reports it."""
+        report = self.report()
+        found = [pod for pod in (report.pods if report else ()) if pod.name == name]
+        return next((pod for pod in found if pod.namespace == namespace), None)
+
+    def until(self, what: str, holds: Callable[[AgentReport], object]) -> AgentReport:
+        """Wait until a report has it, and return that."""
+
+        def check() -> AgentReport | None:
+            report = self.report()
+            return report if report is not None and holds(report) else None
+
+        found = polling.wait_until(what, check)
+        assert found is not None
+        return found
+
+    def kill_agent(self) -> int:
+        """End the agent's process at once; its process id."""
+        report = polling.wait_until("the agent responds", self.report)
+        assert report is not None
+        os.kill(report.pid, signal.SIGKILL)
+        return report.pid
+
+    def _is_rolled_out(self) -> bool:
+        found = self._api.get(_DAEMON_SET)
+        status = found.get("status", {})
+        desired = status.get("desiredNumberScheduled", 0)
+        return bool(
+            status.get("observedGeneration") == found["metadata"]["generation"]
+            and desired > 0
+            and status.get("updatedNumberScheduled") == desired
+            and status.get("numberReady") == desired
+            and len(self.pods()) == desired
+        )

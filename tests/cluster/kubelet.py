@@ -1,0 +1,122 @@
+"""The kubelet: its configuration, and its process in a cgroup of its own, as systemd runs it."""
+
+import json
+import pathlib
+
+from tests import polling
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.daemons import Daemon
+
+DIRECTORY = pathlib.Path("/var/lib/kubelet")
+# What the kubelet sets for the whole machine (pkg/kubelet/cm/container_manager_linux.go).
+TUNABLES = {
+    "vm/overcommit_memory": 1,
+    "vm/panic_on_oom": 0,
+    "kernel/panic": 10,
+    "kernel/panic_on_oops": 1,
+    "kernel/keys/root_maxkeys": 1000000,
+    "kernel/keys/root_maxbytes": 25000000,
+}
+_MAX_PODS = 250
+
+
+class Kubelet:
+    """The kubelet of the node `name`."""
+
+    def __init__(
+        self,
+        binary: pathlib.Path,
+        directory: pathlib.Path,
+        control_plane: ControlPlane,
+        *,
+        name: str,
+        address: str,
+        socket: pathlib.Path,
+        cgroups: tuple[pathlib.Path, str],
+    ) -> None:
+        """directory: empty; socket: the runtime's; cgroups: the directory for its own, and the path
+        of the one for pods."""
+        self.name = name
+        self._api = control_plane.api
+        self.manifests = directory / "manifests"
+        """Of static pods."""
+        self.manifests.mkdir(parents=True)
+        control_plane.pki.sign("kubelet", user=f"system:node:{name}", groups=("system:nodes",))
+        own, pods = cgroups
+        config = directory / "config.json"
+        config.write_text(json.dumps(self._config(directory, control_plane, socket, pods)))
+        self.daemon = Daemon(
+            [
+                str(binary),
+                f"--config={config}",
+                f"--kubeconfig={control_plane.kubeconfig('kubelet')}",
+                f"--hostname-override={name}",
+                f"--node-ip={address}",
+                "-v=2",
+            ],
+            own,
+            directory / "kubelet.log",
+            name="kubelet",
+        )
+
+    def start(self) -> None:
+        self.daemon.start()
+
+    def stop(self) -> None:
+        self.daemon.stop()
+
+    def restart(self) -> None:
+        """As `systemctl restart`: its cgroup is made again, with another id."""
+        self.stop()
+        self.start()
+
+    def wait_until_ready(self) -> None:
+        polling.wait_until("the node is ready", self._is_ready)
+
+    def _is_ready(self) -> bool:
+        self.daemon.check()
+        node = self._api.find(f"/api/v1/nodes/{self.name}")
+        conditions = node["status"].get("conditions", []) if node else []
+        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+    def _config(
+        self,
+        directory: pathlib.Path,
+        control_plane: ControlPlane,
+        socket: pathlib.Path,
+        pods_cgroup: str,
+    ) -> dict[str, object]:
+        return {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": True},
+                "x509": {"clientCAFile": str(control_plane.pki.authority)},
+            },
+            "authorization": {"mode": "Webhook"},
+            "containerRuntimeEndpoint": f"unix://{socket}",
+            "staticPodPath": str(self.manifests),
+            "podLogsDir": str(directory / "pod-logs"),
+            "volumePluginDir": str(directory / "plugins"),
+            "clusterDomain": "cluster.local",
+            "resolvConf": "",
+            "maxPods": _MAX_PODS,
+            "featureGates": {"PodsAPI": True},
+            # The machine's cgroups may be hybrid, where the kubelet cannot make those of pods.
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": pods_cgroup,
+            "cgroupsPerQOS": False,
+            "enforceNodeAllocatable": [],
+            "failCgroupV1": False,
+            "failSwapOn": False,
+            # The disk is the machine's, and how full it is no matter of the tests.
+            "localStorageCapacityIsolation": False,
+            "imageGCHighThresholdPercent": 100,
+            "evictionHard": {
+                "imagefs.available": "0%",
+                "nodefs.available": "0%",
+                "nodefs.inodesFree": "0%",
+                "memory.available": "100Mi",
+            },
+        }

@@ -1,0 +1,104 @@
+"""A cluster of one node, in the network and mount namespace that this process is in.
+
+Nothing of it is left when this process ends, however that ends: all its processes are in cgroups
+that `tests.runtime.reaper` ends, and its files and mounts are in the process's own mount namespace.
+"""
+
+import contextlib
+import pathlib
+import subprocess
+from collections.abc import Iterator
+
+from agent.lab.lab import NODE_IPV4
+from agent.linux.cgroups import cgroup2_mount
+from tests.cluster.api import Api
+from tests.cluster.control_plane import SERVICE_ADDRESS, ControlPlane
+from tests.cluster.kubelet import TUNABLES, Kubelet
+from tests.conftest import fresh_lab
+from tests.image.node import SOCKETS, as_on_a_node
+from tests.runtime import containerd
+from tests.runtime.containerd import Containerd
+
+NAME = "node1"
+# The image's name in deploy/manifests, as the runtime completes it.
+IMAGE = "docker.io/library/podgate:0.1.0"
+
+
+class OneNode:
+    """A running cluster."""
+
+    def __init__(self, runtime: Containerd, control_plane: ControlPlane, kubelet: Kubelet) -> None:
+        self.runtime = runtime
+        self.control_plane = control_plane
+        self.kubelet = kubelet
+
+    @property
+    def api(self) -> Api:
+        return self.control_plane.api
+
+    def label(self, key: str, value: str | None) -> None:
+        """Set a label of the node, or remove it."""
+        self.api.patch(f"/api/v1/nodes/{NAME}", {"metadata": {"labels": {key: value}}})
+
+
+@contextlib.contextmanager
+def running(binaries: pathlib.Path, image: pathlib.Path) -> Iterator[OneNode]:
+    """Start a cluster of these binaries; it has podgate's image and no podgate yet."""
+    cgroup2 = cgroup2_mount()
+    assert cgroup2 is not None, "cgroup v2 is not mounted"
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(fresh_lab())
+        _run("ip", "address", "add", f"{SERVICE_ADDRESS}/32", "dev", "lo")
+        # The kubelet knows no other place for links to containers' logs.
+        _run("mount", "-t", "tmpfs", "tmpfs", "/var/log")
+        undo.callback(_run, "umount", "--lazy", "/var/log")
+        runtime = undo.enter_context(containerd.running(containerd.ptp()))
+        runtime.import_archive(image)
+        directory = runtime.directory / "cluster"
+        directory.mkdir()
+        undo.enter_context(_tunables(directory / "tunables"))
+        undo.enter_context(as_on_a_node(runtime))
+        cgroup = cgroup2 / runtime.name
+        control_plane = ControlPlane(
+            binaries, directory / "control-plane", cgroup / "control-plane", str(NODE_IPV4)
+        )
+        kubelet = Kubelet(
+            binaries / "kubelet",
+            directory / "kubelet",
+            control_plane,
+            name=NAME,
+            address=str(NODE_IPV4),
+            socket=SOCKETS / runtime.socket.name,
+            cgroups=(cgroup / "kubelet.service", runtime.pods_cgroup),
+        )
+        # A kubelet that runs while containers are ended would start them again.
+        undo.callback(_end, control_plane, kubelet)
+        control_plane.start()
+        kubelet.start()
+        kubelet.wait_until_ready()
+        yield OneNode(runtime, control_plane, kubelet)
+
+
+def _end(control_plane: ControlPlane, kubelet: Kubelet) -> None:
+    control_plane.api.close()
+    for daemon in (kubelet.daemon, *reversed(control_plane.daemons)):
+        daemon.kill()
+
+
+@contextlib.contextmanager
+def _tunables(directory: pathlib.Path) -> Iterator[None]:
+    """Files with the kubelet's values in the place of the machine's sysctls: the kubelet finds
+    nothing to change, and the machine keeps its own."""
+    with contextlib.ExitStack() as undo:
+        for name, value in TUNABLES.items():
+            file = directory / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{value}\n", encoding="utf-8")
+            target = f"/proc/sys/{name}"
+            _run("mount", "--bind", str(file), target)
+            undo.callback(_run, "umount", target)
+        yield
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
