@@ -172,8 +172,7 @@ class ClusterOutputs:
         None until the runtime has listed its sandboxes, since a missing one proves nothing before;
         and none of a pod that is being deleted and has no sandbox, where that is expected.
         """
-        api_pod = self._source.pods.get(uid)
-        is_deleting = api_pod is not None and api_pod.metadata.deletion_timestamp is not None
+        is_deleting = self._source.pods.reports(uid).deletion_timestamp is not None
         has_ended = is_deleting and uid not in self._source.sandboxes.current
         if has_ended or not self._source.sandboxes.listed.is_set():
             return []

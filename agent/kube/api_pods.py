@@ -1,22 +1,22 @@
 """The node's pods from the API server and the kubelet, as the agent's `Pod`s.
 
 Three watches: the node's pods, and as metadata only the node itself and all namespaces, for their
-labels. The kubelet's pods API feeds `set_pod` and `remove_pod` too; of one uid the newest resource
-version counts, whatever its origin. The API server's objects are saved: the next agent has them at
-once, and requests only what is newer.
+labels. The kubelet's pods API feeds `set_pod` and `remove_pod` too; `PodReports` decides which
+report counts. All objects are saved: the next agent has them at once, and requests only what is
+newer.
 """
 
 import asyncio
 import pathlib
 import random
-from typing import Final
 
 import structlog
 
 from agent import backoff, tasks
-from agent.kube import modes, objects, pod_reading, saved_pods
+from agent.kube import modes, pod_reading, saved_pods
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, MetadataOnly
+from agent.kube.pod_reports import API, KUBELET, PodReports
 from agent.kube.saved_pods import SavedObjects, SavedPods
 from agent.kube.watcher import Query, Watcher
 from agent.logs import Event
@@ -27,9 +27,6 @@ from agent.state_files import StateSaver
 from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)
-
-API: Final = "api"
-KUBELET: Final = "kubelet"
 
 # Without the labels of node and namespaces pods would be published twice, and first too strictly.
 # Where only the labels are unavailable (missing RBAC), the node's default is better than no gate.
@@ -88,6 +85,12 @@ class ApiPods:
         )
         self._state = state
         self._by_origin: dict[str, dict[str, ApiPod]] = {API: {}, KUBELET: {}}
+        self._current: set[str] = set()
+        """Pods that the kubelet's open stream has sent."""
+        self._deleted: set[str] = set()
+        """Pods that the kubelet has deleted, and the API server's watch has not yet."""
+        self._is_listed = False
+        """Whether an origin's list was complete once, by this agent or by the one that saved it."""
         self._warned: dict[str, set[Problem]] = {}
         self._has_labels = False
 
@@ -100,7 +103,9 @@ class ApiPods:
         self.nodes.seed(saved.nodes.objects, saved.nodes.version)
         self.pods.seed(saved.pods, saved.version)
         if saved.pods:
-            self._has_labels = True
+            self._has_labels = self._is_listed = True
+            for pod in saved.kubelet:
+                self._by_origin[KUBELET][pod.uid] = pod
             for pod in saved.pods:
                 self.set_pod(API, pod)
             log.info(Event.SAVED_PODS_RESTORED, pods=len(saved.pods))
@@ -121,11 +126,11 @@ class ApiPods:
     @property
     def is_synced(self) -> bool:
         """Whether `current` has all pods of the node, also if only from the saved state."""
-        return self._has_labels and (self.pods.synced.is_set() or bool(self.current))
+        return self._has_labels and (self.pods.synced.is_set() or self._is_listed)
 
     def get(self, uid: str) -> ApiPod | None:
         """The newest object of a pod. The uid of its metadata may differ: static pods."""
-        return objects.newest(self.of_api(uid), self.of_kubelet(uid))
+        return self.reports(uid).newest
 
     @property
     def uids(self) -> set[str]:
@@ -136,9 +141,14 @@ class ApiPods:
         """The API server's object of a pod."""
         return self._by_origin[API].get(uid)
 
-    def of_kubelet(self, uid: str) -> ApiPod | None:
-        """The kubelet's object of a pod."""
-        return self._by_origin[KUBELET].get(uid)
+    def reports(self, uid: str) -> PodReports:
+        """What each origin last reported of a pod."""
+        return PodReports(
+            of_api=self.of_api(uid),
+            of_kubelet=self._by_origin[KUBELET].get(uid),
+            is_confirmed=self.pods.synced.is_set(),
+            is_current=uid in self._current,
+        )
 
     def namespace_labels(self, name: str) -> modes.Labels:
         """Empty for a namespace that is not listed (yet)."""
@@ -146,28 +156,55 @@ class ApiPods:
 
     def set_pod(self, origin: str, pod: ApiPod) -> None:
         """An origin has this pod, new or changed."""
-        self._by_origin[origin][pod.uid] = pod
-        self._refresh(pod.uid)
+        uid = pod.uid
+        if origin == KUBELET:
+            self._current.add(uid)
+            self._deleted.discard(uid)
+            if pod != self._by_origin[KUBELET].get(uid):
+                self._mark()
+        elif uid in self._deleted:
+            return  # The change precedes the deletion, and arrives later.
+        self._by_origin[origin][uid] = pod
+        self._refresh(uid)
 
     def remove_pod(self, origin: str, uid: str) -> None:
-        """An origin does not have this pod any more.
+        """An origin has deleted this pod.
 
         The kubelet is the last to forget a pod, so a pod that it has removed is deleted, even if
-        the API server could not report that yet.
+        the API server could not report that yet. While it does not report the pod, the API server
+        decides.
         """
         removed = self._by_origin[origin].pop(uid, None)
         if origin == KUBELET:
-            removed = self._by_origin[API].pop(uid, removed)
+            self._current.discard(uid)
+            if of_api := self._by_origin[API].pop(uid, None):
+                self._deleted.add(uid)
+                removed = of_api
+        else:
+            self._deleted.discard(uid)
+            if uid not in self._current:
+                removed = self._by_origin[KUBELET].pop(uid, removed)
         if removed is not None:
+            self._mark()
             self._refresh(uid)
 
-    def disconnect(self, origin: str) -> None:
-        """An origin is disconnected: of its pods only those stay that no other origin has."""
-        pods = self._by_origin[origin]
-        for uid in list(pods):
-            if any(uid in others for others in self._by_origin.values() if others is not pods):
-                del pods[uid]
-                self._refresh(uid)
+    def complete_kubelet_list(self) -> None:
+        """The kubelet's stream has sent all of its pods.
+
+        The others are gone, unless the API server has them: a kubelet that starts while that server
+        is unreachable does not have its pods.
+        """
+        self._is_listed = True
+        for uid in self._by_origin[KUBELET].keys() - self._current - self._by_origin[API].keys():
+            del self._by_origin[KUBELET][uid]
+            self._refresh(uid)
+
+    def disconnect_kubelet(self) -> None:
+        """The kubelet's stream has ended: its last reports stay, and may become outdated."""
+        ended = list(self._current)
+        self._current.clear()
+        for uid in ended:
+            self.changes.mark(uid)
 
     def _refresh(self, uid: str) -> None:
         """Derive the pod from its newest object, and mark it."""
@@ -254,7 +291,8 @@ class ApiPods:
     def _content(self) -> SavedPods:
         return SavedPods(
             node_name=self._node_name,
-            pods=list(self.pods.objects.values()),
+            pods=list(self._by_origin[API].values()),
+            kubelet=[pod for uid, pod in self._by_origin[KUBELET].items() if self.of_api(uid)],
             version=self.pods.version,
             namespaces=SavedObjects(
                 self.namespaces.version, list(self.namespaces.objects.values())

@@ -25,6 +25,8 @@ class SavedPods(msgspec.Struct, kw_only=True):
     node_name: str
     """A file of another node, on a cloned disk, is ignored."""
     pods: list[ApiPod] = []
+    kubelet: list[ApiPod] = []
+    """The same pods as the kubelet last reported them."""
     version: str = ""
     namespaces: SavedObjects = msgspec.field(default_factory=SavedObjects)
     nodes: SavedObjects = msgspec.field(default_factory=SavedObjects)

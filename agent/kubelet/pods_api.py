@@ -6,6 +6,7 @@ ends the list, then each change.
 """
 
 import asyncio
+import datetime
 import pathlib
 import random
 from typing import Any, Final
@@ -14,7 +15,10 @@ import grpc
 import structlog
 
 from agent import backoff
-from agent.kube.api_pods import KUBELET, ApiPods
+from agent.kube import pod_reports
+from agent.kube.api_pods import ApiPods
+from agent.kube.objects import ApiPod
+from agent.kube.pod_reports import KUBELET
 from agent.kubelet import kubelet_pb2, pods_api_reading
 from agent.logs import Event
 
@@ -25,8 +29,13 @@ SOCKET: Final = pathlib.Path("/var/lib/kubelet/pods-api/pods-api.sock")
 # A stream is opened again after this: its peer may hang.
 _STREAM_SECONDS = 600.0
 _HEALTHY_SECONDS = 30.0
-# A 1.36 kubelet that has just started ends the list first and sends its pods a second later.
+# A 1.36 kubelet that has just started ends the list first and sends its pods a second later; one of
+# 1.37 reports Ready as False until it has computed the pod's status.
 _SETTLE_SECONDS = 30.0
+# A kubelet that serves responds within milliseconds.
+_FIRST_RESPONSE_SECONDS = 5.0
+# A connection to this node: a kubelet that was away for long is followed soon.
+_MAX_RETRY_SECONDS = 10.0
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
@@ -48,34 +57,45 @@ class KubeletPods:
         jitter: backoff.Jitter = random.random,
         settle_seconds: float = _SETTLE_SECONDS,
     ) -> None:
-        """settle_seconds: how long after the end of the list a pod may still be missing in it."""
+        """settle_seconds: how long after the end of the list a pod may still be missing in it, and
+        its status be one that the kubelet has not verified."""
         self.problem = ""
         """Why the kubelet's pods API is not connected; empty while it is."""
         self.is_connected = False
+        self.answered = asyncio.Event()
+        """Set once the first list has ended, or cannot be had now."""
         self._source = source
         self._socket = socket
         self._settle_seconds = settle_seconds
-        self._pods: set[str] = set()
-        self._backoff = backoff.Backoff(base_seconds=1.0, cap_seconds=60.0, jitter=jitter)
+        self._unverified: dict[str, ApiPod] = {}
+        """Pods of the open stream as the kubelet sent them, until they count as they are."""
+        self._is_settled = False
+        self._backoff = backoff.Backoff(
+            base_seconds=1.0, cap_seconds=_MAX_RETRY_SECONDS, jitter=jitter
+        )
 
     async def run(self) -> None:
         """Follow the kubelet until cancelled."""
         loop = asyncio.get_running_loop()
-        while True:
-            started = loop.time()
-            try:
-                async with grpc.aio.insecure_channel(
-                    f"unix:{self._socket}", options=_OPTIONS
-                ) as channel:
-                    await self._follow(channel)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+        first_response = loop.call_later(_FIRST_RESPONSE_SECONDS, self.answered.set)
+        try:
+            while True:
+                started = loop.time()
+                try:
+                    async with grpc.aio.insecure_channel(
+                        f"unix:{self._socket}", options=_OPTIONS
+                    ) as channel:
+                        await self._follow(channel)
+                except grpc.aio.AioRpcError as error:
                     self._handle_error(error)
-            self.is_connected = False
-            self._source.disconnect(KUBELET)
-            if loop.time() - started >= _HEALTHY_SECONDS:
-                self._backoff.reset()
-            await asyncio.sleep(self._backoff.next_seconds())
+                self.answered.set()
+                self.is_connected = False
+                self._source.disconnect_kubelet()
+                if loop.time() - started >= _HEALTHY_SECONDS:
+                    self._backoff.reset()
+                await asyncio.sleep(self._backoff.next_seconds())
+        finally:
+            first_response.cancel()
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
         watch = channel.unary_stream(
@@ -83,8 +103,10 @@ class KubeletPods:
             request_serializer=kubelet_pb2.WatchPodsRequest.SerializeToString,
             response_deserializer=kubelet_pb2.WatchPodsEvent.FromString,
         )
-        # Pods of the previous stream that are missing in this one are deleted.
-        missing = set(self._pods)
+        loop = asyncio.get_running_loop()
+        started = datetime.datetime.now(datetime.UTC)
+        self._unverified.clear()
+        self._is_settled = False
         settled: asyncio.TimerHandle | None = None
         try:
             async for event in watch(kubelet_pb2.WatchPodsRequest(), timeout=_STREAM_SECONDS):
@@ -93,34 +115,45 @@ class KubeletPods:
                     log.info(Event.KUBELET_PODS_API_CONNECTED, socket=str(self._socket))
                     self.problem = ""
                 if event.type != kubelet_pb2.INITIAL_SYNC_COMPLETE:
-                    missing.discard(self._handle_event(event))
+                    self._handle_event(event, started)
                 elif settled is None:
-                    loop = asyncio.get_running_loop()
-                    settled = loop.call_later(self._settle_seconds, self._forget, missing)
+                    self.answered.set()
+                    settled = loop.call_later(self._settle_seconds, self._settle)
         finally:
             if settled:
                 settled.cancel()
 
-    def _handle_event(self, event: Any) -> str:
-        """Returns the uid of the pod; empty if it cannot be decoded."""
+    def _handle_event(self, event: Any, started: datetime.datetime) -> None:
+        """started: when the stream was opened."""
         try:
             pod = pods_api_reading.read(event.pod)
         except pods_api_reading.PodDecodeError as error:
             log.warning(Event.KUBELET_POD_INVALID, error=str(error))
-            return ""
+            return
         if event.type == kubelet_pb2.DELETED:
-            self._forget({pod.uid})
+            self._unverified.pop(pod.uid, None)
+            self._source.remove_pod(KUBELET, pod.uid)
         elif event.type in (kubelet_pb2.ADDED, kubelet_pb2.MODIFIED):
-            self._pods.add(pod.uid)
+            if not self._is_settled:
+                self._unverified[pod.uid] = pod
+                previous = self._source.reports(pod.uid)
+                pod = pod_reports.without_unverified(pod, previous, started)
             self._source.set_pod(KUBELET, pod)
-        return pod.uid
 
-    def _forget(self, uids: set[str]) -> None:
-        for uid in uids:
-            self._pods.discard(uid)
-            self._source.remove_pod(KUBELET, uid)
+    def _settle(self) -> None:
+        """The stream is complete, and all that it has sent counts."""
+        self._is_settled = True
+        for pod in self._unverified.values():
+            self._source.set_pod(KUBELET, pod)
+        self._unverified.clear()
+        self._source.complete_kubelet_list()
 
     def _handle_error(self, error: grpc.aio.AioRpcError) -> None:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return
+        if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            # It serves, and waits for its own sources of pods.
+            self._backoff.reset()
         details = " ".join((error.details() or error.code().name).split())
         if not self.problem:
             log.info(

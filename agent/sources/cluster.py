@@ -81,6 +81,8 @@ class ClusterSource:
         """Why not every pod of the node is in the store yet, in one sentence; else None."""
         if not self.pods.is_synced:
             return self.pods.pods.problem or "API server has not listed the pods yet"
+        if not self.kubelet_pods.answered.is_set():
+            return "kubelet has not listed its pods yet"
         if not self.sandboxes.is_complete:
             return self.sandboxes.problem or "initial sandbox list not finished"
         return None if self._changed.is_empty else "pods that changed are being read"
@@ -106,21 +108,23 @@ class ClusterSource:
 
     def containers_of(self, uid: str) -> PodContainers:
         """By the container runtime, with what only the kubelet has from the API's status."""
-        api_pod = self.pods.get(uid)
-        statuses = {status.name: status for status in _statuses(api_pod)} if api_pod else {}
+        reports = self.pods.reports(uid)
+        api_pod, with_status = reports.newest, reports.newest_status
+        statuses = {status.name: status for status in _statuses(with_status)}
         return PodContainers(
             containers={
                 container.name: _run(container, statuses.get(container.name))
                 for container in self.sandboxes.containers.get(uid, ())
             },
             is_restartable=api_pod is None or api_pod.spec.restart_policy != _RESTARTS_NEVER,
-            is_deleting=api_pod is not None and api_pod.metadata.deletion_timestamp is not None,
+            is_deleting=reports.deletion_timestamp is not None,
         )
 
     def has_ended(self, uid: str) -> bool:
         """Whether the pod is deleted, or its containers are done: a Job's pod stays in the API for
         long after that."""
-        found = self.pods.get(uid), self.pods.of_api(uid)
+        reports = self.pods.reports(uid)
+        found = reports.of_kubelet, reports.of_api
         return not any(found) or any(pod and pod.status.phase in _DONE for pod in found)
 
     async def _open_runtime(self) -> Runtime:
@@ -138,7 +142,9 @@ class ClusterSource:
             self.changes.mark(uid)
 
 
-def _statuses(pod: ApiPod) -> tuple[ContainerStatus, ...]:
+def _statuses(pod: ApiPod | None) -> tuple[ContainerStatus, ...]:
+    if pod is None:
+        return ()
     return (*pod.status.init_container_statuses, *pod.status.container_statuses)
 
 

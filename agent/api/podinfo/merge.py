@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Iterator
 
-from agent import labels
 from agent.client import podinfo_pb2
-from agent.kube import objects
+from agent.kube import pod_reports
 from agent.kube.objects import ApiPod
+from agent.kube.pod_reports import PodReports
 from agent.pods import conditions
 from agent.pods.pod import Pod
 
@@ -14,37 +14,21 @@ PODGATE = podinfo_pb2.CONDITION_SOURCE_PODGATE
 KUBELET = podinfo_pb2.CONDITION_SOURCE_KUBELET
 API = podinfo_pb2.CONDITION_SOURCE_API
 
-# The kubelet itself computes these, so its report is never older than the API server's
-# (pkg/kubelet/types/pod_status.go: PodConditionByKubelet).
-_BY_KUBELET = frozenset(
-    (
-        "PodScheduled",
-        "Ready",
-        "Initialized",
-        "ContainersReady",
-        "PodReadyToStartContainers",
-        "PodResizeInProgress",
-        "PodResizePending",
-    )
-)
-_OURS = f"{labels.DOMAIN}/"
+_SOURCES = {pod_reports.KUBELET: KUBELET, pod_reports.API: API}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PodRecord:
-    """One pod from all sources. is_confirmed: whether this agent has received `of_api` from the API
-    server; otherwise a previous agent saved it."""
+    """One pod from all sources."""
 
     pod: Pod | None = None
-    of_api: ApiPod | None = None
-    of_kubelet: ApiPod | None = None
+    reports: PodReports = dataclasses.field(default_factory=PodReports)
     own: tuple[conditions.Condition, ...] = ()
-    is_confirmed: bool = True
 
     @property
     def newer(self) -> ApiPod | None:
         """The object with the newer version; the API server's in doubt."""
-        return objects.newest(self.of_api, self.of_kubelet)
+        return self.reports.newest
 
     @property
     def identity(self) -> tuple[str, str, str]:
@@ -57,14 +41,16 @@ class PodRecord:
     @property
     def is_static(self) -> bool:
         """The kubelet's own object of a static pod has no version: no API server ever stored it."""
-        if self.of_api is not None:
-            return self.of_api.is_mirror
-        return self.of_kubelet is not None and not self.of_kubelet.metadata.resource_version
+        of_api, of_kubelet = self.reports.of_api, self.reports.of_kubelet
+        if of_api is not None:
+            return of_api.is_mirror
+        return of_kubelet is not None and not of_kubelet.metadata.resource_version
 
     @property
     def mirror_uid(self) -> str:
         """The API's uid of a static pod, else empty."""
-        return self.of_api.metadata.uid if self.of_api and self.of_api.is_mirror else ""
+        of_api = self.reports.of_api
+        return of_api.metadata.uid if of_api and of_api.is_mirror else ""
 
     @property
     def uids(self) -> tuple[str, ...]:
@@ -92,7 +78,10 @@ def reported_conditions(record: PodRecord) -> Iterator[ReportedCondition]:
         yield ReportedCondition(
             PODGATE, own.type, own.status, own.reason, own.message, "", changed_at
         )
-    for source, pod in ((KUBELET, record.of_kubelet), (API, record.of_api)):
+    for source, pod in (
+        (KUBELET, record.reports.of_kubelet),
+        (API, record.reports.of_api),
+    ):
         for condition in pod.status.conditions if pod else ():
             yield ReportedCondition(
                 source,
@@ -105,27 +94,26 @@ def reported_conditions(record: PodRecord) -> Iterator[ReportedCondition]:
             )
 
 
+def is_received(record: PodRecord, source: int) -> bool:
+    """Whether this agent has received what the source reports; a previous agent saved the rest."""
+    if source == API:
+        return record.reports.is_confirmed
+    return source != KUBELET or record.reports.is_current
+
+
 def effective_conditions(record: PodRecord) -> list[ReportedCondition]:
     """One condition of each type, sorted by type.
 
-    podgate's for its own conditions, the kubelet's for those that it computes. Of others both the
-    kubelet and the API server have copies, and the newer object's counts.
+    podgate's for its own conditions; of others, where kubelet and API server have one each, the one
+    that `PodReports` chooses.
     """
-    newer = KUBELET if record.newer is record.of_kubelet else API
-    found: dict[str, ReportedCondition] = {}
+    found: dict[str, dict[int, ReportedCondition]] = {}
     for reported in reported_conditions(record):
-        best = found.setdefault(reported.type, reported)
-        order = _order(reported.type, newer)
-        if order.index(reported.source) < order.index(best.source):
-            found[reported.type] = reported
-    return [found[kind] for kind in sorted(found)]
-
-
-def _order(kind: str, newer: int) -> tuple[int, ...]:
-    if kind in _BY_KUBELET:
-        return (KUBELET, API, PODGATE)
-    others = (newer, KUBELET, API)
-    return (PODGATE, *others) if kind.startswith(_OURS) else (*others, PODGATE)
+        found.setdefault(reported.type, {})[reported.source] = reported
+    return [
+        by_source.get(PODGATE) or by_source[_SOURCES[record.reports.origin_of(kind)]]
+        for kind, by_source in sorted(found.items())
+    ]
 
 
 def utf8_safe(text: str) -> str:

@@ -29,8 +29,8 @@ class ConditionsEncoder:
         """The pod with its conditions, as an element of ListPodConditionsResponse."""
         first_seen: dict[ReportedCondition, datetime.datetime | None] = {}
         for reported in merge.reported_conditions(record):
-            is_current = reported.source != merge.API or record.is_confirmed
-            first_seen[reported] = self._first_seen.get(reported) or (now if is_current else None)
+            is_received = merge.is_received(record, reported.source)
+            first_seen[reported] = self._first_seen.get(reported) or (now if is_received else None)
         self._first_seen = first_seen
         message = _message(record, first_seen)
         content = podinfo_pb2.ListPodConditionsResponse(pods=[message])
@@ -47,8 +47,7 @@ def _message(record: PodRecord, first_seen: _FirstSeen) -> podinfo_pb2.PodCondit
         static=record.is_static,
         mirror_pod_uid=merge.utf8_safe(record.mirror_uid),
     )
-    if newer := record.newer:
-        _set_time(message.deletion_timestamp, newer.metadata.deletion_timestamp)
+    _set_time(message.deletion_timestamp, record.reports.deletion_timestamp)
     for reported in merge.effective_conditions(record):
         condition = message.conditions.add(
             type=merge.utf8_safe(reported.type),

@@ -12,6 +12,7 @@ from agent.api.podinfo import merge
 from agent.api.podinfo.merge import PodRecord
 from agent.api.podinfo.publisher import EncodedPod
 from agent.kube.objects import ApiContainer, ApiPod, ContainerStatus
+from agent.kube.pod_reports import PodReports
 from agent.kubelet import kubelet_pb2
 
 
@@ -26,7 +27,7 @@ class PodsEncoder:
         pod.metadata.namespace = merge.utf8_safe(namespace)
         pod.metadata.name = merge.utf8_safe(name)
         if found := record.newer:
-            _fill(pod, found)
+            _fill(pod, found, record.reports)
         elif record.pod:
             pod.spec.hostNetwork = record.pod.host_network
             for key, value in record.pod.labels.items():
@@ -54,13 +55,14 @@ def pod_of(encoded: EncodedPod) -> bytes:
     return bytes(kubelet_pb2.ListPodsResponse.FromString(encoded.content).pods[0])
 
 
-def _fill(pod: kubelet_pb2.Pod, found: ApiPod) -> None:
-    metadata, spec, status = found.metadata, found.spec, found.status
+def _fill(pod: kubelet_pb2.Pod, found: ApiPod, reports: PodReports) -> None:
+    metadata, spec = found.metadata, found.spec
+    status = (reports.newest_status or found).status
     pod.metadata.resourceVersion = metadata.resource_version
     pod.metadata.generation = metadata.generation
     pod.metadata.labels.update(metadata.labels)
     pod.metadata.annotations.update(metadata.annotations)
-    _set_time(pod.metadata, "deletionTimestamp", metadata.deletion_timestamp)
+    _set_time(pod.metadata, "deletionTimestamp", reports.deletion_timestamp)
     pod.spec.nodeName = spec.node_name
     pod.spec.hostNetwork = spec.host_network
     _add_containers(pod.spec.initContainers, spec.init_containers)

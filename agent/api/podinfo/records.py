@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from agent.api.podinfo.merge import PodRecord
 from agent.kube.api_pods import ApiPods
+from agent.kube.pod_reports import PodReports
 from agent.pods.conditions import Condition
 from agent.pods.pod import Pod
 
@@ -32,10 +33,8 @@ class PodRecords:
         return {
             uid: PodRecord(
                 pod=pods.get(uid),
-                of_api=source.of_api(uid) if source else None,
-                of_kubelet=source.of_kubelet(uid) if source else None,
+                reports=source.reports(uid) if source else PodReports(),
                 own=tuple(self._conditions_of(uid)),
-                is_confirmed=source is None or source.pods.synced.is_set(),
             )
             for uid in uids
         }

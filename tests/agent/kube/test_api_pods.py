@@ -13,9 +13,10 @@ import pytest
 from aiohttp import web
 
 from agent import labels as agent_labels
-from agent.kube.api_pods import KUBELET, ApiPods
+from agent.kube.api_pods import ApiPods
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod
+from agent.kube.pod_reports import KUBELET
 from agent.pods.changes import Subscription
 from agent.pods.events import PodEvents
 from agent.pods.pod import Pod

@@ -279,7 +279,9 @@ async def test_pod_that_ends_while_the_kubelet_is_away_goes_by_the_api_server(
         async with kubelet.running(socket):
             await until(lambda: "uid-a" in seen.pods and bool(seen.pods["uid-a"].labels))
             await until(lambda: bool(seen.source.pods.objects))
-        await until(lambda: not seen.pods["uid-a"].labels)
+        await until(lambda: not seen.kubelet.is_connected)
+        # It had the newer version.
+        assert seen.pods["uid-a"].labels
         server.delete("a")
         await until(lambda: seen.names == set())
 

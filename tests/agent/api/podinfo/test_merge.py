@@ -1,6 +1,5 @@
 """Conditions from several sources: the newest report is published, with its source."""
 
-import dataclasses
 import datetime
 from typing import Any
 
@@ -11,6 +10,7 @@ from agent.api.podinfo.merge import PodRecord
 from agent.api.podinfo.pod_conditions import ConditionsEncoder
 from agent.client import podinfo_pb2
 from agent.kube.objects import ApiPod
+from agent.kube.pod_reports import PodReports
 from agent.pods.conditions import Condition
 from agent.pods.pod import Pod
 
@@ -48,6 +48,11 @@ def own(kind: str, status: str) -> Condition:
     return Condition(kind, status, "Reason", "message", START)
 
 
+def record_of(**reports: Any) -> PodRecord:
+    """A pod of which podgate itself reports nothing."""
+    return PodRecord(reports=PodReports(**reports))
+
+
 def encoded(record: PodRecord, at: datetime.datetime = START) -> podinfo_pb2.PodConditions:
     content = ConditionsEncoder().encode(record, at).content
     response = podinfo_pb2.ListPodConditionsResponse.FromString(content)
@@ -67,13 +72,14 @@ def test_own_conditions_override_the_api_servers_copy() -> None:
         % labels.PROBES_PASSING.encode(),
     )
     record = PodRecord(
-        of_api=msgspec.json.decode(stale, type=ApiPod), own=(own(labels.PROBES_PASSING, "True"),)
+        reports=PodReports(of_api=msgspec.json.decode(stale, type=ApiPod)),
+        own=(own(labels.PROBES_PASSING, "True"),),
     )
     assert effective(record) == {labels.PROBES_PASSING: (TRUE, PODGATE)}
 
 
 def test_kubelet_overrides_for_conditions_that_it_computes() -> None:
-    record = PodRecord(
+    record = record_of(
         of_api=pod("9", Ready="True", Initialized="True"), of_kubelet=pod("7", Ready="False")
     )
     assert effective(record) == {"Ready": (FALSE, KUBELET), "Initialized": (TRUE, API)}
@@ -81,8 +87,8 @@ def test_kubelet_overrides_for_conditions_that_it_computes() -> None:
 
 def test_newer_object_counts_for_other_conditions() -> None:
     older, newer = pod("7", custom="False"), pod("9", custom="True")
-    assert effective(PodRecord(of_api=newer, of_kubelet=older)) == {"custom": (TRUE, API)}
-    assert effective(PodRecord(of_api=older, of_kubelet=newer)) == {"custom": (TRUE, KUBELET)}
+    assert effective(record_of(of_api=newer, of_kubelet=older)) == {"custom": (TRUE, API)}
+    assert effective(record_of(of_api=older, of_kubelet=newer)) == {"custom": (TRUE, KUBELET)}
 
 
 def test_pod_without_api_object_has_own_conditions() -> None:
@@ -96,16 +102,16 @@ def test_pod_without_api_object_has_own_conditions() -> None:
 def test_unknown_status_is_unspecified_and_a_wrong_time_left_out() -> None:
     one = pod("7", Ready="Perhaps")
     wrong = msgspec.json.encode(one).replace(SINCE.encode(), b"yesterday")
-    (condition,) = encoded(PodRecord(of_api=msgspec.json.decode(wrong, type=ApiPod))).conditions
+    (condition,) = encoded(record_of(of_api=msgspec.json.decode(wrong, type=ApiPod))).conditions
     assert condition.status == podinfo_pb2.CONDITION_STATUS_UNSPECIFIED
     assert not condition.HasField("last_transition_time")
 
 
 def test_static_pod_has_both_uids() -> None:
     mirror = pod("7", uid="api-uid", mirrors="config-hash")
-    alone = PodRecord(of_kubelet=pod("", uid="config-hash"))
+    alone = record_of(of_kubelet=pod("", uid="config-hash"))
     assert (encoded(alone).static, encoded(alone).mirror_pod_uid) == (True, "")
-    both = PodRecord(of_api=mirror, of_kubelet=alone.of_kubelet)
+    both = record_of(of_api=mirror, of_kubelet=alone.reports.of_kubelet)
     assert encoded(both).static
     assert (encoded(both).pod_uid, encoded(both).mirror_pod_uid) == ("config-hash", "api-uid")
     assert set(ConditionsEncoder().encode(both, START).uids) == {"config-hash", "api-uid"}
@@ -115,7 +121,7 @@ def test_pod_being_deleted_has_its_deletion_timestamp() -> None:
     leaving = msgspec.structs.replace(
         pod("7"), metadata=msgspec.structs.replace(pod("7").metadata, deletion_timestamp=SINCE)
     )
-    assert encoded(PodRecord(of_api=leaving)).deletion_timestamp.seconds == START.timestamp()
+    assert encoded(record_of(of_api=leaving)).deletion_timestamp.seconds == START.timestamp()
 
 
 class Ageing:
@@ -137,14 +143,14 @@ class Ageing:
 
 def test_age_counts_from_the_last_change_of_anything_about_a_condition() -> None:
     age = Ageing()
-    assert age.seconds(0, PodRecord(of_api=pod("7", Ready="True"))) == 0
-    assert age.seconds(5, PodRecord(of_api=pod("8", Ready="True"))) == 0
-    assert age.seconds(9, PodRecord(of_api=pod("9", Ready="False"))) == 9
+    assert age.seconds(0, record_of(of_api=pod("7", Ready="True"))) == 0
+    assert age.seconds(5, record_of(of_api=pod("8", Ready="True"))) == 0
+    assert age.seconds(9, record_of(of_api=pod("9", Ready="False"))) == 9
 
 
 def test_saved_condition_has_no_age_until_it_is_confirmed() -> None:
     age = Ageing()
-    saved = PodRecord(of_api=pod("7", Ready="True"), is_confirmed=False)
+    saved = record_of(of_api=pod("7", Ready="True"), is_confirmed=False)
     assert age.seconds(0, saved) is None
     assert age.seconds(5, saved) is None
-    assert age.seconds(9, dataclasses.replace(saved, is_confirmed=True)) == 9
+    assert age.seconds(9, record_of(of_api=pod("7", Ready="True"))) == 9

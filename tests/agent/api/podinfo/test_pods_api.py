@@ -17,6 +17,7 @@ from agent.api.podinfo.pod_objects import PodsEncoder
 from agent.api.podinfo.pods_api import PodsApiServer
 from agent.api.podinfo.publisher import PodsPublisher
 from agent.kube.objects import ApiPod
+from agent.kube.pod_reports import PodReports
 from agent.kubelet import kubelet_pb2, pods_api_reading
 from tests import polling
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of
@@ -99,7 +100,7 @@ async def test_watch_sends_all_pods_then_sync_complete_then_changes(node: Node) 
 
 async def test_pod_of_the_api_server_has_all_fields_except_probes(node: Node) -> None:
     actual = msgspec.convert(recorded("pod-with-gate"), ApiPod)
-    node.more = {actual.uid: PodRecord(of_api=actual)}
+    node.more = {actual.uid: PodRecord(reports=PodReports(of_api=actual))}
     async with serving(node) as kubelet:
         request = kubelet_pb2.GetPodRequest(podUID=actual.uid)
         answer = await kubelet.call("GetPod", request, kubelet_pb2.GetPodResponse)
@@ -119,7 +120,9 @@ async def test_pod_of_the_api_server_has_all_fields_except_probes(node: Node) ->
 
 
 async def test_static_pod_is_found_by_both_uids_and_others_are_not(node: Node) -> None:
-    node.more = {"hash": PodRecord(of_api=api_pod("7", uid="api-uid", mirrors="hash"))}
+    node.more = {
+        "hash": PodRecord(reports=PodReports(of_api=api_pod("7", uid="api-uid", mirrors="hash")))
+    }
     async with serving(node) as kubelet:
         for uid in ("hash", "api-uid"):
             request = kubelet_pb2.GetPodRequest(podUID=uid)

@@ -11,8 +11,9 @@ import pytest
 from agent import labels
 from agent.api.podinfo.service import PodInfoService, socket
 from agent.client import podinfo_pb2
-from agent.kube.api_pods import KUBELET, ApiPods
+from agent.kube.api_pods import ApiPods
 from agent.kube.client import ApiClient
+from agent.kube.pod_reports import KUBELET
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.events import PodEvents
 from bpf.verdicts import Mode
@@ -146,7 +147,4 @@ async def test_conditions_of_the_kubelet_are_published_at_once(
         (condition,) = (await watch.read()).pods[0].conditions
         assert condition.source == podinfo_pb2.CONDITION_SOURCE_KUBELET
         assert condition.status == podinfo_pb2.CONDITION_STATUS_FALSE
-        agent.source.disconnect(KUBELET)
-        (condition,) = (await watch.read()).pods[0].conditions
-        assert condition.source == API
         watch.cancel()
