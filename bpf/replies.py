@@ -109,7 +109,10 @@ class ReplyTable:
         os.close(self._fd)
 
     def sent_ns(self, fingerprint: int) -> int | None:
-        """When the flow with this fingerprint had its last packet; None if it is not recorded."""
+        """When the flow with this fingerprint had its last packet; None if it is not recorded.
+
+        Odd if the flow has had a reply.
+        """
         for index in sets_of(fingerprint):
             for slot in self._set(index).slots:
                 if slot.fingerprint == fingerprint:
@@ -133,7 +136,7 @@ class ReplyTable:
             slots = self._set(index)
             for slot in slots.slots:
                 if not slot.fingerprint:
-                    slot.fingerprint, slot.sent_ns = fingerprint, now_ns
+                    slot.fingerprint, slot.sent_ns = fingerprint, now_ns & ~abi.REPLIED
                     syscalls.map_update(self._fd, _INDEX.pack(index), bytes(slots))
                     return True
         return False

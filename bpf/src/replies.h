@@ -198,6 +198,18 @@ ALWAYS_INLINE struct reply_slot *live_slot(void *table, struct flow *flow, __u64
 	return slot && age_ns(now_ns, slot->sent_ns) < lifetime_ns ? slot : 0;
 }
 
+/* At a reply. */
+ALWAYS_INLINE void renew_flow(struct reply_slot *slot, __u64 now_ns)
+{
+	__u64 sent_ns = slot->sent_ns;
+	__u64 renewal_ns = sent_ns & REPLIED ? REPLY_RENEWAL_NS : FIRST_REPLY_RENEWAL_NS;
+
+	if (age_ns(now_ns, sent_ns) >= renewal_ns)
+		slot->sent_ns = now_ns | REPLIED;
+	else if (!(sent_ns & REPLIED))
+		slot->sent_ns = sent_ns | REPLIED;
+}
+
 /*
  * Whether a host-sent packet is a reply to a flow of the pod to this address, or to a group. A
  * server may stream for as long as it likes after one request, unless the request was to a group.
@@ -215,8 +227,7 @@ ALWAYS_INLINE bool is_reply(struct __sk_buff *skb, struct packet *packet)
 	now_ns = packet_time_ns(packet);
 	slot = live_slot(table, &flow, REPLY_LIFETIME_NS, now_ns);
 	if (slot) {
-		if (age_ns(now_ns, slot->sent_ns) >= REPLY_RENEWAL_NS)
-			slot->sent_ns = now_ns;
+		renew_flow(slot, now_ns);
 		return true;
 	}
 	flow.peer = (struct address){};
@@ -253,7 +264,7 @@ ALWAYS_INLINE void record_flow(void *table, struct flow *flow)
 					oldest = &set->slots[i];
 		}
 	}
-	*(volatile __u64 *)&oldest->sent_ns = read_clock_ns();
+	*(volatile __u64 *)&oldest->sent_ns = read_clock_ns() & ~REPLIED;
 	*(volatile __u64 *)&oldest->fingerprint = fingerprint;
 }
 

@@ -36,6 +36,7 @@ def test_ipv4_is_mapped() -> None:
         ("GATE_RULES", abi.GATE_RULES),
         ("GATE_FIRST_RULES", abi.GATE_FIRST_RULES),
         ("REPLY_SETS", abi.REPLY_SETS),
+        ("REPLIED", abi.REPLIED),
         ("REPLY_WAYS", abi.REPLY_WAYS),
         ("REPLY_KEY_WORDS", abi.REPLY_KEY_WORDS),
         ("MAX_RULE_HITS", abi.MAX_RULE_HITS),

@@ -477,6 +477,23 @@ def test_stream_after_one_question_stays_open(
 
 
 @VERSIONS
+def test_only_further_answers_make_a_flow_younger(
+    gates: Gates, loaded: loader.Loaded, pod: labs.LabPod, version: int
+) -> None:
+    enforce(gates, pod)
+    with node_udp(version, PORT) as server, pod_udp(pod, version) as client:
+        port = client.getsockname()[1]
+        flow = question(pod, version, port)
+        asked_ns = time.monotonic_ns() - 5 * 10**9
+        expired_ns = asked_ns + LIFETIME_NS + 10**6
+        fill(loaded, pod, flow, asked_ns)
+        for is_younger in (False, True):
+            server.sendto(b"answer", (traffic.address(pod, version), port))
+            assert client.recvfrom(64)[0] == b"answer"
+            assert ReplyTables(loaded).contains(pod.ifindex, flow, expired_ns) == is_younger
+
+
+@VERSIONS
 def test_answers_to_a_group_have_a_few_seconds(
     gates: Gates, loaded: loader.Loaded, pod: labs.LabPod, version: int
 ) -> None:
