@@ -39,24 +39,9 @@ ALWAYS_INLINE bool is_in_grace(struct gate *gate, struct packet *packet)
 	       packet_time_ns(packet) < gate->grace_until_ns;
 }
 
-/* Not TCP, and with a transport header: UDP, SCTP, ICMP, ESP, ... */
-ALWAYS_INLINE __u32 evaluate_datagram(struct __sk_buff *skb, struct gate *gate,
-				      struct packet *packet)
-{
-	if (!is_forged(skb, packet)) {
-		if (is_reply(skb, packet))
-			return PASS(REASON_REPLY);
-		if (is_in_grace(gate, packet))
-			return PASS(REASON_GRACE);
-	}
-	return evaluate_new_flow(skb, gate, packet);
-}
-
 /* Not TCP: no flag marks a reply, so the pod's reply table decides. */
 ALWAYS_INLINE __u32 evaluate_other(struct __sk_buff *skb, struct gate *gate, struct packet *packet)
 {
-	__u32 verdict_slot;
-
 	if (packet->is_later_fragment) {
 		if (is_recorded_fragment(skb, packet, packet_time_ns(packet)))
 			return PASS(REASON_REPLY);
@@ -64,10 +49,13 @@ ALWAYS_INLINE __u32 evaluate_other(struct __sk_buff *skb, struct gate *gate, str
 			       ? PASS(REASON_GRACE)
 			       : DROP(REASON_FRAGMENT);
 	}
-	verdict_slot = evaluate_datagram(skb, gate, packet);
-	if (packet->is_fragment && verdict_slot < DROP(0))
-		record_fragment(skb, packet, packet_time_ns(packet));
-	return verdict_slot;
+	if (!is_forged(skb, packet)) {
+		if (is_reply(skb, packet))
+			return PASS(REASON_REPLY);
+		if (is_in_grace(gate, packet))
+			return PASS(REASON_GRACE);
+	}
+	return NEW_FLOW;
 }
 
 /* The gate of an interface found in `addresses`, if it drops anything; otherwise NULL. */
@@ -132,6 +120,7 @@ ALWAYS_INLINE __u32 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
 				    struct packet *packet)
 {
 	struct gate *owner = *gate;
+	__u32 verdict_slot;
 	bool is_control;
 
 	/* In audit the frame passes, so it must not be trimmed. */
@@ -158,9 +147,13 @@ ALWAYS_INLINE __u32 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
 		return PASS(REASON_CONTROL);
 	if (is_redirect(skb, packet))
 		return drop_reason(skb, packet);
-	if (packet->protocol == IPPROTO_TCP)
-		return evaluate_tcp(skb, owner, packet);
-	return evaluate_other(skb, owner, packet);
+	verdict_slot = packet->protocol == IPPROTO_TCP ? evaluate_tcp(skb, packet)
+						       : evaluate_other(skb, owner, packet);
+	if (verdict_slot == NEW_FLOW)
+		verdict_slot = evaluate_new_flow(skb, owner, packet);
+	if (packet->is_fragment && !packet->is_later_fragment && verdict_slot < DROP(0))
+		record_fragment(skb, packet, packet_time_ns(packet));
+	return verdict_slot;
 }
 
 ALWAYS_INLINE __u32 evaluate(struct __sk_buff *skb, struct gate **gate, struct packet *packet)

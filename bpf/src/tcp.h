@@ -40,7 +40,7 @@ ALWAYS_INLINE bool is_bare(struct __sk_buff *skb, __u8 flags, bool is_empty)
  * or end it, so nothing passes from these but the kernel's own. A packet that came in by the
  * loopback was sent by a packet socket: the kernel routes nothing to pods that way.
  */
-ALWAYS_INLINE __u32 evaluate_tcp(struct __sk_buff *skb, struct gate *gate, struct packet *packet)
+ALWAYS_INLINE __u32 evaluate_tcp(struct __sk_buff *skb, struct packet *packet)
 {
 	struct bpf_sock *sk = socket_of(skb);
 	struct tcp_header header;
@@ -65,7 +65,7 @@ ALWAYS_INLINE __u32 evaluate_tcp(struct __sk_buff *skb, struct gate *gate, struc
 		 */
 		if (!packet->destination_port && !packet->is_stray)
 			return DROP(REASON_PATH_TEST);
-		return evaluate_new_flow(skb, gate, packet);
+		return NEW_FLOW;
 	}
 	if (sk) {
 		struct bpf_sock *full = bpf_sk_fullsock(sk);

@@ -13,6 +13,9 @@
 #define PASS(reason) (VERDICT_PASS * REASON_SLOTS + (reason))
 #define DROP(reason) (VERDICT_DROP * REASON_SLOTS + (reason))
 
+/* No verdict yet: evaluate_new_flow decides. It is large, and so in each program once. */
+#define NEW_FLOW (VERDICT_COUNT * REASON_SLOTS)
+
 ALWAYS_INLINE void count_packet(__u32 gate_slot, __u32 verdict_slot)
 {
 	struct counters *count = counters.lookup(&gate_slot);
