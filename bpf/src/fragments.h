@@ -16,20 +16,24 @@
 ALWAYS_INLINE bool parse_fragment(struct __sk_buff *skb, struct packet *packet,
 				  struct fragment *fragment)
 {
-	__be16 id;
+	__be32 *id6;
+	__be16 *id4;
 
 	fragment->source = packet->source;
 	fragment->destination = packet->destination;
 	fragment->socket = bpf_get_socket_cookie(skb);
 	fragment->ingress_ifindex = skb->ingress_ifindex;
 	fragment->protocol = packet->protocol;
-	if (!packet->is_ipv4)
-		return !bpf_skb_load_bytes(skb, packet->transport_offset - IPV6_ID_FROM_END,
-					   &fragment->id, sizeof(fragment->id));
-	if (bpf_skb_load_bytes(skb, IPV4_ID_OFFSET, &id, sizeof(id)))
-		return false;
-	fragment->id = id;
-	return true;
+	if (packet->is_ipv4) {
+		id4 = header_at(skb, IPV4_ID_OFFSET, __be16);
+		if (id4)
+			fragment->id = *id4;
+		return id4;
+	}
+	id6 = header_at(skb, packet->transport_offset - IPV6_ID_FROM_END, __be32);
+	if (id6)
+		fragment->id = *id6;
+	return id6;
 }
 
 /* A first fragment has passed. */

@@ -27,19 +27,11 @@ ALWAYS_INLINE bool is_checksum_pending(struct __sk_buff *skb)
 	return before == after || bpf_skb_store_bytes(skb, 0, &before, sizeof(before), 0);
 }
 
-ALWAYS_INLINE bool is_from_packet_socket(struct __sk_buff *skb)
-{
-	struct bpf_sock *sk = skb->sk;
-
-	return sk && sk->family == AF_PACKET;
-}
-
 /* A frame from a packet socket; one that comes in by the loopback has lost its socket. */
-ALWAYS_INLINE bool is_rewritten_later(struct __sk_buff *skb)
+ALWAYS_INLINE bool is_rewritten_later(struct __sk_buff *skb, struct packet *packet)
 {
-	struct bpf_sock *sk = skb->sk;
-
-	if (sk ? sk->family != AF_PACKET : skb->ingress_ifindex != LOOPBACK_IFINDEX)
+	if (packet->has_socket ? !is_from_packet_socket(packet)
+			       : skb->ingress_ifindex != LOOPBACK_IFINDEX)
 		return false;
 	return is_checksum_pending(skb);
 }
@@ -69,7 +61,8 @@ ALWAYS_INLINE bool has_false_checksum(struct __sk_buff *skb, struct packet *pack
 {
 	__u32 end = checksum_end(packet);
 
-	if (skb->sk || skb->ingress_ifindex <= LOOPBACK_IFINDEX || !is_checksum_pending(skb))
+	if (packet->has_socket || skb->ingress_ifindex <= LOOPBACK_IFINDEX ||
+	    !is_checksum_pending(skb))
 		return false;
 	return !end || bpf_skb_change_tail(skb, end - 1, 0) != -EINVAL;
 }
@@ -77,10 +70,12 @@ ALWAYS_INLINE bool has_false_checksum(struct __sk_buff *skb, struct packet *pack
 /* Default-deny: a frame not parsed to its transport header is REASON_UNPARSABLE, or ARP. */
 ALWAYS_INLINE enum reason read_untagged_frame(struct __sk_buff *skb, struct packet *packet)
 {
+	__be16 *header = header_at(skb, ETHERNET_TYPE_OFFSET, __be16);
 	__be16 type;
 
-	if (!read_header(skb, ETHERNET_TYPE_OFFSET, &type))
+	if (!header)
 		return REASON_UNPARSABLE;
+	type = *header;
 	if (type == bpf_htons(ETHERTYPE_ARP))
 		return REASON_ARP;
 	if (type == bpf_htons(ETHERTYPE_IPV4))

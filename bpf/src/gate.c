@@ -18,19 +18,17 @@
  */
 ALWAYS_INLINE bool is_forged(struct __sk_buff *skb, struct packet *packet)
 {
-	struct bpf_sock *sk = socket_of(skb);
-
 	if (is_dhcp_answer(packet))
 		return false;
-	sk = sk ? bpf_sk_fullsock(sk) : 0;
 	if (is_hand_made(skb, packet))
-		return !sk || sk->family == AF_PACKET || has_ports(packet->protocol) ||
-		       is_icmp(packet) || is_foreign(skb, packet);
-	if (!sk || (packet->protocol != IPPROTO_UDP && packet->protocol != IPPROTO_UDPLITE))
+		return !packet->has_full_socket || is_from_packet_socket(packet) ||
+		       has_ports(packet->protocol) || is_icmp(packet) || is_foreign(skb, packet);
+	if (!packet->has_full_socket ||
+	    (packet->protocol != IPPROTO_UDP && packet->protocol != IPPROTO_UDPLITE))
 		return false;
-	if (sk->type != SOCK_DGRAM || sk->protocol != packet->protocol)
+	if (packet->socket_type != SOCK_DGRAM || packet->socket_protocol != packet->protocol)
 		return true;
-	return has_chosen_source(skb, sk, packet) && is_foreign(skb, packet);
+	return has_chosen_source(skb, packet) && is_foreign(skb, packet);
 }
 
 ALWAYS_INLINE bool is_in_grace(struct gate *gate, struct packet *packet)
@@ -97,10 +95,10 @@ ALWAYS_INLINE struct gate *gate_for_address(struct gate *gate, struct packet *pa
  * host's answers to them pass, but no new flow: an address that is no pod's, and a socket, which a
  * bridge's flooded copies lack. Or the pod has no address yet, and DHCP offers one.
  */
-ALWAYS_INLINE bool may_be_behind_pod(struct __sk_buff *skb, struct packet *packet)
+ALWAYS_INLINE bool may_be_behind_pod(struct packet *packet)
 {
 	return is_dhcp_answer(packet) ||
-	       (socket_of(skb) && !addresses.lookup(&packet->destination));
+	       (packet->has_socket && !addresses.lookup(&packet->destination));
 }
 
 /*
@@ -122,18 +120,20 @@ ALWAYS_INLINE __u32 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
 	struct gate *owner = *gate;
 	__u32 verdict_slot;
 	bool is_control;
+	int type;
 
 	/* In audit the frame passes, so it must not be trimmed. */
 	if ((*gate)->mode != MODE_AUDIT && has_false_checksum(skb, packet))
 		return DROP(REASON_UNPARSABLE);
 	if (!load_ports(skb, packet))
 		return DROP(REASON_UNPARSABLE);
-	is_control = packet->is_arp || is_link_control(skb, packet);
+	type = icmp_type(skb, packet);
+	is_control = packet->is_arp || is_link_control(packet, type);
 	if (is_control && !is_hand_made(skb, packet))
 		return PASS(REASON_CONTROL);
 	if (!is_control) {
 		owner = gate_for_address(*gate, packet);
-		if (!owner && may_be_behind_pod(skb, packet)) {
+		if (!owner && may_be_behind_pod(packet)) {
 			packet->is_elsewhere = true;
 			owner = *gate;
 		}
@@ -143,9 +143,9 @@ ALWAYS_INLINE __u32 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
 	}
 	if (is_forwarded_fragment(skb, packet))
 		return PASS(REASON_FORWARDED);
-	if (is_icmp_error(skb, packet) && !packet->is_elsewhere && !is_hand_made(skb, packet))
+	if (is_icmp_error(packet, type) && !packet->is_elsewhere && !is_hand_made(skb, packet))
 		return PASS(REASON_CONTROL);
-	if (is_redirect(skb, packet))
+	if (is_redirect(packet, type))
 		return drop_reason(skb, packet);
 	verdict_slot = packet->protocol == IPPROTO_TCP ? evaluate_tcp(skb, packet)
 						       : evaluate_other(skb, owner, packet);
@@ -160,7 +160,7 @@ ALWAYS_INLINE __u32 evaluate(struct __sk_buff *skb, struct gate **gate, struct p
 {
 	enum reason unread;
 
-	if (is_rewritten_later(skb))
+	if (is_rewritten_later(skb, packet))
 		return DROP(REASON_UNPARSABLE);
 	unread = read_frame(skb, packet);
 	if (unread == REASON_ARP) {
@@ -201,6 +201,7 @@ int gate_egress(struct __sk_buff *skb)
 
 	if (!is_host_sent(skb))
 		return TCX_NEXT;
+	load_socket(skb, &packet);
 	gate = own_gate(packet.gate_ifindex);
 	if (!gate || gate->mode == MODE_OFF)
 		return pass_stamped(skb, &packet);

@@ -5,19 +5,22 @@
  */
 
 /* Stamps what the host made; whether it comes from a socket, which can be evaluated here. */
-ALWAYS_INLINE bool has_host_socket(struct __sk_buff *skb)
+ALWAYS_INLINE bool has_host_socket(struct __sk_buff *skb, struct packet *packet)
 {
 	if (!is_host_sent(skb))
 		return false;
+	load_socket(skb, packet);
 	if (!is_stamped(skb) && !has_no_origin(skb))
-		stamp_origin(skb, find_hand_made(skb));
-	return skb->sk && !skb->ingress_ifindex;
+		stamp_origin(skb, is_hand_made(skb, packet));
+	return packet->has_socket && !skb->ingress_ifindex;
 }
 
 /* On the loopback, and on interfaces of pods without a gate, which may forward. */
 int stamp_host_sent(struct __sk_buff *skb)
 {
-	has_host_socket(skb);
+	struct packet packet = {};
+
+	has_host_socket(skb, &packet);
 	return TCX_NEXT;
 }
 
@@ -80,9 +83,9 @@ int bridge_gate(struct __sk_buff *skb)
 	bool is_packet_socket, is_rewritten;
 	enum reason unread;
 
-	if (!has_host_socket(skb))
+	if (!has_host_socket(skb, &packet))
 		return TCX_NEXT;
-	is_packet_socket = is_from_packet_socket(skb);
+	is_packet_socket = is_from_packet_socket(&packet);
 	is_rewritten = is_packet_socket && is_checksum_pending(skb);
 	unread = read_untagged_frame(skb, &packet);
 	if (unread == REASON_COUNT)
@@ -92,20 +95,21 @@ int bridge_gate(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
-ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb)
+ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb, struct packet *packet)
 {
-	struct packet packet = {};
-	bool is_rewritten = is_from_packet_socket(skb) && is_checksum_pending(skb);
+	bool is_rewritten = is_from_packet_socket(packet) && is_checksum_pending(skb);
 
-	if (read_frame(skb, &packet) != REASON_COUNT)
+	if (read_frame(skb, packet) != REASON_COUNT)
 		return TCX_NEXT;
-	return evaluate_on_device(skb, &packet, is_rewritten);
+	return evaluate_on_device(skb, packet, is_rewritten);
 }
 
 /* On other bridges of pods, veth pairs within the host, macvlan and the like. */
 int device_gate(struct __sk_buff *skb)
 {
-	return has_host_socket(skb) ? evaluate_frame(skb) : TCX_NEXT;
+	struct packet packet = {};
+
+	return has_host_socket(skb, &packet) ? evaluate_frame(skb, &packet) : TCX_NEXT;
 }
 
 /*
@@ -115,7 +119,12 @@ int device_gate(struct __sk_buff *skb)
  */
 int uplink_gate(struct __sk_buff *skb)
 {
+	struct packet packet = {};
+
 	if (is_stamped(skb))
 		stamp(skb, 0);
-	return skb->sk && !skb->ingress_ifindex ? evaluate_frame(skb) : TCX_NEXT;
+	if (skb->ingress_ifindex)
+		return TCX_NEXT;
+	load_socket(skb, &packet);
+	return packet.has_socket ? evaluate_frame(skb, &packet) : TCX_NEXT;
 }

@@ -3,15 +3,17 @@
  * Parsing a packet by default-deny.
  *
  * Everything is read from the frame, since a process with a packet socket chooses skb->protocol.
- * Nearly all headers are in the frame's linear part, where a read costs 1 ns. A packet ring leaves
- * only the Ethernet header there: then bpf_skb_load_bytes, which costs 20 ns. A packet that cannot
- * be parsed to its transport header is REASON_UNPARSABLE.
+ * Nearly all headers are in the frame's linear part. Of a frame from a packet ring only the
+ * Ethernet header is: the rest is memory that the process can still write, also after the verdict.
+ * So headers are pulled into the linear part, which is the kernel's own, before they are read. A
+ * packet that cannot be parsed to its transport header is REASON_UNPARSABLE.
  */
 #ifndef PODGATE_PACKET_H
 #define PODGATE_PACKET_H
 
 #include "addresses.h"
 #include "protocols.h"
+#include "verifier.h"
 
 #define ETHERNET_TYPE_OFFSET 12
 #define ETHERNET_LENGTH	     14
@@ -33,18 +35,32 @@
 /* No header begins later: eight of an IPv6 chain have 2 KiB each. */
 #define MAX_OFFSET 0x7fff
 
-/* Copies a header at this offset to *to; false if the frame is too short. */
-#define read_header(skb, offset, to)                                                               \
+/* Packet pointers are 32-bit fields for the compiler, which must not join two loads before it
+ * widens them. */
+ALWAYS_INLINE void *frame_start(struct __sk_buff *skb)
+{
+	void *start = (void *)(long)skb->data;
+
+	asm volatile("" : "+r"(start));
+	return start;
+}
+
+/*
+ * The header at this offset in bytes, in the frame's linear part; NULL if the frame is too short.
+ * Pointers of previous calls are no longer valid.
+ */
+#define header_at(skb, offset, type)                                                               \
 	({                                                                                         \
-		__u32 offset_ = (offset);                                                          \
-		typeof(to) from_ = (void *)(long)(skb)->data + (offset_ & MAX_OFFSET);             \
-		bool is_read_ = true;                                                              \
+		__u32 offset_ = (offset) & MAX_OFFSET;                                             \
+		type *header_ = frame_start(skb) + offset_;                                        \
                                                                                                    \
-		if (offset_ <= MAX_OFFSET && (void *)(from_ + 1) <= (void *)(long)(skb)->data_end) \
-			*(to) = *from_;                                                            \
-		else                                                                               \
-			is_read_ = !bpf_skb_load_bytes(skb, offset_, to, sizeof(*(to)));           \
-		is_read_;                                                                          \
+		if ((void *)(header_ + 1) > (void *)(long)(skb)->data_end) {                       \
+			bpf_skb_pull_data(skb, offset_ + sizeof(type));                            \
+			header_ = frame_start(skb) + offset_;                                      \
+			if ((void *)(header_ + 1) > (void *)(long)(skb)->data_end)                 \
+				header_ = 0;                                                       \
+		}                                                                                  \
+		header_;                                                                           \
 	})
 
 /* Who wrote a packet's headers. */
@@ -71,7 +87,12 @@ struct packet {
 	bool is_elsewhere;	/* nor of another pod's: maybe of a client behind this one */
 	bool is_arp;		/* and nothing else is set */
 	__u8 maker;		/* enum maker, by raw_sockets.h */
-	__u64 now_ns;		/* 0 until read: most packets need no time */
+	bool has_socket;	/* and of it, by load_socket: */
+	bool has_full_socket;	/* no request or TIME-WAIT socket, which have no type */
+	__u8 socket_family;
+	__u16 socket_type;
+	__u16 socket_protocol;
+	__u64 now_ns; /* 0 until read: most packets need no time */
 };
 
 struct ipv4_header {
@@ -110,27 +131,27 @@ struct ipv6_extension {
 
 ALWAYS_INLINE bool read_ipv4(struct __sk_buff *skb, struct packet *packet)
 {
-	struct ipv4_header header;
+	struct ipv4_header *header = header_at(skb, ETHERNET_LENGTH, struct ipv4_header);
 	__u32 header_length, total_length;
 
-	if (!read_header(skb, ETHERNET_LENGTH, &header))
+	if (!header)
 		return false;
-	header_length = (header.version_length & 0x0f) * 4;
-	if (header.version_length >> 4 != 4 || header_length < sizeof(header))
+	header_length = (header->version_length & 0x0f) * 4;
+	if (header->version_length >> 4 != 4 || header_length < sizeof(*header))
 		return false;
-	total_length = bpf_ntohs(header.total_length);
+	total_length = bpf_ntohs(header->total_length);
 	/* 0 is BIG TCP (Linux 6.3 for IPv4): longer than the field can express. */
 	if (total_length && total_length < header_length)
 		return false;
 
-	packet->source = map_ipv4(header.source);
-	packet->destination = map_ipv4(header.destination);
+	packet->source = map_ipv4(header->source);
+	packet->destination = map_ipv4(header->destination);
 	packet->transport_offset = ETHERNET_LENGTH + header_length;
 	packet->transport_length = total_length ? total_length - header_length : 0;
-	packet->protocol = header.protocol;
+	packet->protocol = header->protocol;
 	packet->is_ipv4 = true;
-	packet->is_fragment = header.fragment & bpf_htons(IPV4_FRAGMENT_MASK);
-	packet->is_later_fragment = header.fragment & bpf_htons(IPV4_OFFSET_MASK);
+	packet->is_fragment = header->fragment & bpf_htons(IPV4_FRAGMENT_MASK);
+	packet->is_later_fragment = header->fragment & bpf_htons(IPV4_OFFSET_MASK);
 	return true;
 }
 
@@ -141,30 +162,30 @@ ALWAYS_INLINE bool read_ipv4(struct __sk_buff *skb, struct packet *packet)
  */
 ALWAYS_INLINE bool read_ipv6(struct __sk_buff *skb, struct packet *packet)
 {
-	struct ipv6_header header;
-	__u32 offset = ETHERNET_LENGTH + sizeof(header);
+	struct ipv6_header *header = header_at(skb, ETHERNET_LENGTH, struct ipv6_header);
+	__u32 offset = ETHERNET_LENGTH + sizeof(*header);
 	__u32 payload_length, extensions_length;
 	__u8 next;
 
-	if (!read_header(skb, ETHERNET_LENGTH, &header))
+	if (!header || bpf_ntohl(header->version_class_flow) >> 28 != 6)
 		return false;
-	if ((bpf_ntohl(header.version_class_flow) >> 28) != 6)
-		return false;
-	packet->source = header.source;
-	packet->destination = header.destination;
-	next = header.next_header;
+	packet->source = header->source;
+	packet->destination = header->destination;
+	payload_length = bpf_ntohs(header->payload_length);
+	next = header->next_header;
 
 #pragma clang loop unroll(disable)
 	for (int i = 0; i <= IPV6_MAX_HEADERS; i++) {
-		struct ipv6_extension extension;
+		struct ipv6_extension *extension;
 		__u32 length;
 
 		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS &&
 		    next != IPPROTO_FRAGMENT && next != IPPROTO_AH)
 			goto transport;
-		if (bpf_skb_load_bytes(skb, offset, &extension, sizeof(extension)))
+		extension = header_at(skb, offset, struct ipv6_extension);
+		if (!extension)
 			return false;
-		if (next == IPPROTO_ROUTING && extension.segments_left)
+		if (next == IPPROTO_ROUTING && extension->segments_left)
 			return false;
 		if (next == IPPROTO_FRAGMENT) {
 			/*
@@ -173,14 +194,14 @@ ALWAYS_INLINE bool read_ipv6(struct __sk_buff *skb, struct packet *packet)
 			 * fragment's header is payload, so the chain ends here.
 			 */
 			packet->is_fragment = true;
-			packet->is_later_fragment = extension.offset & bpf_htons(IPV6_OFFSET_MASK);
+			packet->is_later_fragment = extension->offset & bpf_htons(IPV6_OFFSET_MASK);
 			length = 8;
 		} else if (next == IPPROTO_AH) {
-			length = (extension.length + 2) * 4;
+			length = (extension->length + 2) * 4;
 		} else {
-			length = (extension.length + 1) * 8;
+			length = (extension->length + 1) * 8;
 		}
-		next = extension.next_header;
+		next = extension->next_header;
 		offset += length;
 		if (packet->is_fragment)
 			goto transport;
@@ -193,13 +214,13 @@ transport:
 	    next == IPPROTO_DSTOPTS || next == IPPROTO_FRAGMENT || next == IPPROTO_AH ||
 	    next == IPPROTO_MOBILITY || next == IPPROTO_HIP || next == IPPROTO_SHIM6 || next >= 253)
 		return false;
-	payload_length = bpf_ntohs(header.payload_length);
-	extensions_length = offset - ETHERNET_LENGTH - sizeof(header);
+	extensions_length = offset - ETHERNET_LENGTH - sizeof(*header);
 	/* 0 is a jumbogram (RFC 2675) or BIG TCP (Linux 5.19 for IPv6). */
 	if (payload_length && payload_length < extensions_length)
 		return false;
 	packet->transport_length = payload_length ? payload_length - extensions_length : 0;
-	packet->transport_offset = offset;
+	/* Otherwise the verifier follows all of the program once for each length of the chain. */
+	packet->transport_offset = forget(offset, skb->len);
 	packet->protocol = next;
 	return true;
 }

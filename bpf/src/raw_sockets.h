@@ -13,17 +13,37 @@
 
 #include "sockets.h"
 
-ALWAYS_INLINE bool find_hand_made(struct __sk_buff *skb)
+/* Read once for each packet: what several checks need of its socket. */
+ALWAYS_INLINE void load_socket(struct __sk_buff *skb, struct packet *packet)
 {
 	struct bpf_sock *sk = socket_of(skb);
-	__u64 cookie;
 
 	if (!sk)
-		return (stamp_of(skb) & STAMP_KIND_MASK) == STAMP_HAND_MADE;
-	if (sk->family == AF_PACKET)
-		return true;
+		return;
+	packet->has_socket = true;
+	packet->socket_family = sk->family;
 	sk = bpf_sk_fullsock(sk);
-	if (!sk || sk->type != SOCK_RAW)
+	if (!sk)
+		return;
+	packet->has_full_socket = true;
+	packet->socket_type = sk->type;
+	packet->socket_protocol = sk->protocol;
+}
+
+ALWAYS_INLINE bool is_from_packet_socket(struct packet *packet)
+{
+	return packet->socket_family == AF_PACKET;
+}
+
+ALWAYS_INLINE bool find_hand_made(struct __sk_buff *skb, struct packet *packet)
+{
+	__u64 cookie;
+
+	if (!packet->has_socket)
+		return (stamp_of(skb) & STAMP_KIND_MASK) == STAMP_HAND_MADE;
+	if (is_from_packet_socket(packet))
+		return true;
+	if (packet->socket_type != SOCK_RAW)
 		return false;
 	cookie = bpf_get_socket_cookie(skb);
 	return raw_sockets.lookup(&cookie);
@@ -33,7 +53,7 @@ ALWAYS_INLINE bool find_hand_made(struct __sk_buff *skb)
 ALWAYS_INLINE bool is_hand_made(struct __sk_buff *skb, struct packet *packet)
 {
 	if (packet->maker == MAKER_UNKNOWN)
-		packet->maker = find_hand_made(skb) ? MAKER_PROCESS : MAKER_KERNEL;
+		packet->maker = find_hand_made(skb, packet) ? MAKER_PROCESS : MAKER_KERNEL;
 	return packet->maker == MAKER_PROCESS;
 }
 

@@ -113,22 +113,18 @@ int drop_forwarded(struct __sk_buff *skb)
 
 ALWAYS_INLINE bool is_neighbour_discovery(struct __sk_buff *skb, struct packet *packet)
 {
-	__u8 type;
+	int type = icmp_type(skb, packet);
 
-	if (packet->is_ipv4 || packet->protocol != IPPROTO_ICMPV6 ||
-	    bpf_skb_load_bytes(skb, packet->transport_offset, &type, sizeof(type)))
+	if (packet->is_ipv4)
 		return false;
 	return type == ICMPV6_NEIGHBOUR_SOLICITATION || type == ICMPV6_NEIGHBOUR_ADVERTISEMENT;
 }
 
 ALWAYS_INLINE bool is_syn(struct __sk_buff *skb, struct packet *packet)
 {
-	__u8 flags;
+	struct tcp_header *header = header_at(skb, packet->transport_offset, struct tcp_header);
 
-	if (bpf_skb_load_bytes(skb, packet->transport_offset + TCP_FLAGS_OFFSET, &flags,
-			       sizeof(flags)))
-		return true;
-	return (flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+	return !header || (header->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
 /*

@@ -111,16 +111,22 @@ ALWAYS_INLINE struct reply_slot *find_slot(void *table, __u64 fingerprint)
 ALWAYS_INLINE bool read_ports(struct __sk_buff *skb, struct packet *packet, __u8 echo_type,
 			      struct transport *ports)
 {
-	struct echo echo;
+	struct transport *header;
+	struct echo *echo;
 
-	if (has_ports(packet->protocol))
-		return read_header(skb, packet->transport_offset, ports);
+	if (has_ports(packet->protocol)) {
+		header = header_at(skb, packet->transport_offset, struct transport);
+		if (header)
+			*ports = *header;
+		return header;
+	}
 	if (!is_icmp(packet))
 		return true;
-	if (!read_header(skb, packet->transport_offset, &echo) || echo.type != echo_type)
+	echo = header_at(skb, packet->transport_offset, struct echo);
+	if (!echo || echo->type != echo_type)
 		return false;
-	ports->source_port = echo.identifier;
-	ports->destination_port = echo.identifier;
+	ports->source_port = echo->identifier;
+	ports->destination_port = echo->identifier;
 	return true;
 }
 
@@ -144,15 +150,16 @@ ALWAYS_INLINE bool parse_pod_flow(struct __sk_buff *skb, struct packet *packet, 
 /* Of what is not TCP, and has them; false if they are missing. */
 ALWAYS_INLINE bool load_ports(struct __sk_buff *skb, struct packet *packet)
 {
-	struct transport ports;
+	struct transport *ports;
 
 	if (packet->is_later_fragment || packet->protocol == IPPROTO_TCP ||
 	    !has_ports(packet->protocol))
 		return true;
-	if (!read_header(skb, packet->transport_offset, &ports))
+	ports = header_at(skb, packet->transport_offset, struct transport);
+	if (!ports)
 		return false;
-	packet->source_port = bpf_ntohs(ports.source_port);
-	packet->destination_port = bpf_ntohs(ports.destination_port);
+	packet->source_port = bpf_ntohs(ports->source_port);
+	packet->destination_port = bpf_ntohs(ports->destination_port);
 	return true;
 }
 

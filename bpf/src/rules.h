@@ -61,24 +61,6 @@ ALWAYS_INLINE bool may_be_kubelet(struct __sk_buff *skb, bool is_hook, struct co
 	       source_ancestor(skb, is_hook, node->pods_cgroup_level) != node->pods_cgroup;
 }
 
-/* 1 for 0, otherwise 0; without a branch, since the verifier follows both sides of each one. */
-ALWAYS_INLINE __u64 is_zero(__u64 value)
-{
-	return ~(value | -value) >> 63;
-}
-
-/*
- * `value`, which the verifier no longer knows, so that it follows the paths on which the values
- * differ as one from here on. scalar: anything of which it knows nothing, such as a time.
- */
-ALWAYS_INLINE __u64 forget(__u64 value, __u64 scalar)
-{
-	__u64 both = value ^ scalar;
-
-	asm volatile("" : "+r"(both));
-	return both ^ scalar;
-}
-
 /* What rules are compared with. */
 struct new_flow {
 	__u64 cgroup;

@@ -33,11 +33,13 @@ ALWAYS_INLINE bool is_foreign(struct __sk_buff *skb, struct packet *packet)
 }
 
 /* Whether the socket is bound to the packet's source, or has sent with it (IPV6_PKTINFO). */
-ALWAYS_INLINE bool has_chosen_source(struct __sk_buff *skb, struct bpf_sock *sk,
-				     struct packet *packet)
+ALWAYS_INLINE bool has_chosen_source(struct __sk_buff *skb, struct packet *packet)
 {
 	struct chosen_source chosen = {.source = packet->source};
+	struct bpf_sock *sk = socket_of(skb);
 
+	if (!sk)
+		return false;
 	if (packet->is_ipv4)
 		return sk->src_ip4 == packet->source.word[3];
 	if (sk->src_ip6[0] == packet->source.word[0] && sk->src_ip6[1] == packet->source.word[1] &&

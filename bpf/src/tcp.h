@@ -42,23 +42,23 @@ ALWAYS_INLINE bool is_bare(struct __sk_buff *skb, __u8 flags, bool is_empty)
  */
 ALWAYS_INLINE __u32 evaluate_tcp(struct __sk_buff *skb, struct packet *packet)
 {
-	struct bpf_sock *sk = socket_of(skb);
-	struct tcp_header header;
+	struct tcp_header *header;
 	__u32 header_length;
 	bool is_empty;
 	__u8 flags;
 
 	if (packet->is_fragment)
 		return DROP(REASON_FRAGMENT);
-	if (!read_header(skb, packet->transport_offset, &header))
+	header = header_at(skb, packet->transport_offset, struct tcp_header);
+	if (!header)
 		return DROP(REASON_UNPARSABLE);
-	flags = header.flags;
-	header_length = (header.data_offset >> 4) * 4;
+	flags = header->flags;
+	header_length = (header->data_offset >> 4) * 4;
 	if (header_length < TCP_MINIMUM)
 		return DROP(REASON_UNPARSABLE);
 
-	packet->source_port = bpf_ntohs(header.source_port);
-	packet->destination_port = bpf_ntohs(header.destination_port);
+	packet->source_port = bpf_ntohs(header->source_port);
+	packet->destination_port = bpf_ntohs(header->destination_port);
 	/* By mask: a SYN opens a connection whatever other flags it has (PSH, URG, ECN). */
 	if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN) {
 		/* No process can listen on port 0: bind(2) takes it for "any". Path tests use it.
@@ -67,18 +67,16 @@ ALWAYS_INLINE __u32 evaluate_tcp(struct __sk_buff *skb, struct packet *packet)
 			return DROP(REASON_PATH_TEST);
 		return NEW_FLOW;
 	}
-	if (sk) {
-		struct bpf_sock *full = bpf_sk_fullsock(sk);
-
-		/* Request and TIME-WAIT sockets are not full sockets, and only TCP has them. */
-		if (!full || (full->type == SOCK_STREAM && full->protocol == IPPROTO_TCP)) {
-			packet->maker = MAKER_KERNEL;
-			return PASS(REASON_ESTABLISHED);
-		}
+	/* Request and TIME-WAIT sockets are not full sockets, and only TCP has them. */
+	if (packet->has_socket &&
+	    (!packet->has_full_socket ||
+	     (packet->socket_type == SOCK_STREAM && packet->socket_protocol == IPPROTO_TCP))) {
+		packet->maker = MAKER_KERNEL;
+		return PASS(REASON_ESTABLISHED);
 	}
 	if (is_hand_made(skb, packet))
 		return drop_reason(skb, packet);
-	if (!sk && skb->ingress_ifindex != LOOPBACK_IFINDEX)
+	if (!packet->has_socket && skb->ingress_ifindex != LOOPBACK_IFINDEX)
 		return PASS(REASON_ESTABLISHED);
 	is_empty = packet->transport_length == header_length;
 	return is_bare(skb, flags, is_empty) ? PASS(REASON_ESTABLISHED) : drop_reason(skb, packet);

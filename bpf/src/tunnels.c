@@ -26,17 +26,18 @@ ALWAYS_INLINE bool is_tunnel_port(struct config *node, __u16 port)
 ALWAYS_INLINE bool is_encapsulated(struct __sk_buff *skb, struct packet *packet,
 				   struct config *node)
 {
-	struct transport ports;
+	struct transport *ports;
 
 	if (packet->protocol == IPPROTO_IPIP || packet->protocol == IPPROTO_IPV6 ||
 	    packet->protocol == IPPROTO_GRE)
 		return true;
 	if (packet->protocol != IPPROTO_UDP || packet->is_later_fragment)
 		return false;
-	if (!read_header(skb, packet->transport_offset, &ports))
+	ports = header_at(skb, packet->transport_offset, struct transport);
+	if (!ports)
 		return true;
-	packet->source_port = bpf_ntohs(ports.source_port);
-	packet->destination_port = bpf_ntohs(ports.destination_port);
+	packet->source_port = bpf_ntohs(ports->source_port);
+	packet->destination_port = bpf_ntohs(ports->destination_port);
 	return is_tunnel_port(node, packet->destination_port);
 }
 
