@@ -9,7 +9,7 @@ import mmap
 import socket
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -139,17 +139,23 @@ def test_frame_from_a_pair_within_the_node_is_dropped_once_marked(
     assert counting.moved()[DROPPED] == 1
 
 
-def send_by_ring(interface: str, frame: bytes) -> None:
-    """PACKET_TX_RING: of such a frame only 14 bytes are linear."""
+@contextlib.contextmanager
+def frame_in_ring(sock: socket.socket, frame: bytes) -> Iterator[memoryview]:
+    """PACKET_TX_RING: of such a frame only 14 bytes are linear, and the rest stays writable."""
     size = mmap.PAGESIZE
-    with packet_socket(interface) as sock:
-        sock.setsockopt(SOL_PACKET, PACKET_VERSION, TPACKET_V2)
-        sock.setsockopt(SOL_PACKET, PACKET_TX_RING, struct.pack("=IIII", size, 1, size, 1))
-        with mmap.mmap(sock.fileno(), size) as ring:
-            ring[TPACKET2_HEADER : TPACKET2_HEADER + len(frame)] = frame
-            ring[4:8] = struct.pack("=I", len(frame))
-            ring[0:4] = struct.pack("=I", TP_STATUS_SEND_REQUEST)
-            wire.send(sock, b"")
+    sock.setsockopt(SOL_PACKET, PACKET_VERSION, TPACKET_V2)
+    sock.setsockopt(SOL_PACKET, PACKET_TX_RING, struct.pack("=IIII", size, 1, size, 1))
+    with mmap.mmap(sock.fileno(), size) as ring, memoryview(ring) as content:
+        content[4:8] = struct.pack("=I", len(frame))
+        with content[TPACKET2_HEADER : TPACKET2_HEADER + len(frame)] as written:
+            written[:] = frame
+            content[0:4] = struct.pack("=I", TP_STATUS_SEND_REQUEST)
+            yield written
+
+
+def send_by_ring(interface: str, frame: bytes) -> None:
+    with packet_socket(interface) as sock, frame_in_ring(sock, frame):
+        wire.send(sock, b"")
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -168,6 +174,49 @@ def test_frame_from_a_packet_ring_is_dropped(
     assert seen.arrived == ()
     assert not seen.opened(ends)
     assert counting.moved()[DROPPED] == 1
+
+
+@contextlib.contextmanager
+def held_queue(line: wire.Wire) -> Iterator[Callable[[], None]]:
+    """What the host sends to the pod waits behind the gate until the yielded function is called, as
+    in the queue of the CNI's bandwidth plugin."""
+    queue = ("dev", line.pod.interface, "root", "tbf", "burst", "1600", "limit", "100000")
+
+    def release() -> None:
+        subprocess.run(["tc", "qdisc", "change", *queue, "rate", "1gbit"], check=True)
+
+    subprocess.run(["tc", "qdisc", "add", *queue, "rate", "8bit"], check=True)
+    try:
+        filler = frames.arp(line.ends(4), operation=9) + bytes(1000)
+        for _ in range(2):  # the burst has room for one, which the other has to wait for
+            wire.send(line.node, filler)
+        yield release
+    finally:
+        subprocess.run(["tc", "qdisc", "del", *queue[:3]], check=True)
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_frame_of_a_packet_ring_cannot_change_behind_the_gate(
+    line: wire.Wire, gates: Gates, family: int
+) -> None:
+    ends = line.ends(family)
+    other_port = dataclasses.replace(ends, port=81)
+    rule = Rule(SourceKind.ANY, socket.IPPROTO_TCP, other_port.port, other_port.port)
+    gates.install(line.pod.ifindex, GateConfig(Mode.ENFORCE, line.pod.addresses, (rule,)))
+    shown = frames.segment(other_port, frames.SYN)
+    # By the acknowledgement, which a SYN does not use, the checksum is the same.
+    changed = frames.segment(ends, frames.SYN, acknowledged=1)
+    with (
+        packet_socket(line.pod.interface) as sock,
+        frame_in_ring(sock, shown) as written,
+        held_queue(line) as release,
+    ):
+        sock.send(b"", socket.MSG_DONTWAIT)
+        written[:] = changed
+        release()
+        seen = line.flush()
+    assert shown in seen.arrived
+    assert not seen.opened(ends)
 
 
 def switch_off_checksum_offload(interface: str) -> None:
