@@ -8,6 +8,11 @@ ISOLATION_READY = f"{DOMAIN}/isolation-ready"
 PROBES_PASSING = f"{DOMAIN}/probes-passing"
 
 MODE_LABEL = f"{DOMAIN}/mode"
+MAX_MODE_LABEL = f"{DOMAIN}/max-mode"
+"""Of nodes: the ceiling of all modes."""
+OVERRIDE_LABEL = f"{DOMAIN}/mode-override"
+"""Of namespaces: whether labels of pods may be less strict."""
+OVERRIDE_ALLOWED = "allowed"
 
 # Read from manifests only, which the node's operator wrote; ignored in API objects.
 NETNS_ANNOTATION = f"{DOMAIN}/netns"

@@ -31,6 +31,10 @@ class Event(enum.Enum):
     CNI_PLUGIN_NOT_INSTALLED = (
         "podgate-cni is not in the CNI configuration; new pods start without it."
     )
+    CNI_STATE_NOT_WRITTEN = (
+        "podgate-cni's state file cannot be written; new pods start with the modes in it. Retrying."
+    )
+    CNI_STATE_UNREADABLE = "podgate-cni's state file of a previous run cannot be read."
     CONDITION_CHANGED = "Pod condition changed."
     CONDITION_POD_DELETED = "Pod deleted from the API; its pending conditions are discarded."
     CONDITION_WRITE_REJECTED = (
@@ -110,12 +114,16 @@ class Event(enum.Enum):
     LISTENER_EVENTS_UNAVAILABLE = "Listener events unavailable; probes run on schedule only."
     LISTENERS_NOT_WATCHED = "Listeners of a pod cannot be watched; its probes run on schedule only."
     MANIFESTS_UNREADABLE = "Manifest directory cannot be read; using the last known pods."
+    MODES_NOT_SAVED = (
+        "Mode labels cannot be saved; after a restart those that are no mode have no effect."
+    )
     NETLINK_OVERRUN = "Netlink messages lost; reconciling all pods."
     NETWORK_MANAGER_CONFIGURED = "Network manager configured to ignore relay interfaces."
     NETWORK_MANAGER_NOT_CONFIGURED = (
         "Network manager cannot be configured; it may change relay interfaces."
     )
     NODE_LABEL_INVALID = "Mode label of the node is invalid."
+    NODE_MODES_CHANGED = "Default mode or ceiling of the node changed."
     OBJECT_INVALID = "API object cannot be decoded; using its previous version."
     OVS_DATAPATH_FOUND = (
         "Open vSwitch datapath found; packets without a socket pass gates, since it "
@@ -163,6 +171,9 @@ class Event(enum.Enum):
     SANDBOX_NETNS_MISSING = "Sandbox has no usable network namespace."
     SANDBOX_NOT_READY = "Sandbox not ready; its network namespace still exists."
     SANDBOX_REMOVED = "Sandbox removed."
+    SAVED_MODES_UNREADABLE = (
+        "Saved mode labels cannot be read; those that are no mode have no effect."
+    )
     SAVED_PODS_RESTORED = "Saved pods restored."
     SAVED_PODS_UNREADABLE = "Saved pods cannot be read; waiting for the API server."
     SAVED_POLICIES_UNREADABLE = "Saved policies cannot be read."

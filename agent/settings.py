@@ -99,7 +99,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     the cluster only; without a cluster only the kubelet is admitted."""
 
     mode: Mode = Mode.AUDIT
-    """Default mode for pods without a `podgate.io/mode` label. Audit: a first run drops nothing."""
+    """Mode of pods for which no label decides. Audit: a first run drops nothing."""
+
+    max_mode: Mode = Mode.STRICT
+    """The ceiling of all modes, also of labels. Strict: labels have what they ask for; less is for
+    canaries and emergencies."""
 
     http_host: str = "127.0.0.1"
     """Loopback, since metrics contain pod names: other machines read them only if so configured."""

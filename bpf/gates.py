@@ -156,6 +156,11 @@ class Gates:
         """Whether an interface has a gate, also one that podgate-cni has just attached."""
         return self._egress.mark_attached(ifindex)
 
+    def mode_of(self, ifindex: int) -> Mode:
+        """The mode of the gate on an interface; OFF without one."""
+        config = self._table.get(ifindex) if self.is_attached(ifindex) else None
+        return config.mode if config else Mode.OFF
+
     def installed(self) -> dict[int, GateConfig | None]:
         """The attached gates, with their configurations.
 

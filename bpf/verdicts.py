@@ -90,7 +90,7 @@ _DESCRIPTIONS = {
     Reason.ESTABLISHED: "TCP segment of a connection that the pod opened (no SYN)",
     Reason.REPLY: "reply to a flow of the pod, or a later packet of an admitted flow",
     Reason.RULE: "new flow admitted by a HostAccessPolicy",
-    Reason.PROBE: "kubelet, to a port that the pod declares",
+    Reason.PROBE: "kubelet, to a port of a probe or hook; with an HTTP one, to any TCP port",
     Reason.GRACE: "possible reply to a flow from before the gate was attached",
     Reason.DEAD_MAN: "no agent for --dead-man-hours; all gates are open",
     Reason.UNPARSABLE: "transport header cannot be parsed",

@@ -58,11 +58,13 @@ def _of_product() -> Iterator[CodeType]:
     """What may block in the product."""
     from agent.api import listen, peer_credentials
     from agent.app.cluster_outputs import ClusterOutputs
+    from agent.cni.publisher import CniStatePublisher
     from agent.cri import client as cri
     from agent.cri import endpoints
     from agent.kube import api_pods
     from agent.kube import client as kube
     from agent.linux.nft_cgroups import CgroupMatches
+    from agent.pods.pod_modes import PodModes
     from agent.policy.files import PolicyFiles
     from agent.probing.result_store import ResultStore
     from agent.state_files import StateSaver
@@ -80,6 +82,8 @@ def _of_product() -> Iterator[CodeType]:
             # At start, before anything else runs: the boot's id and what an earlier agent saved.
             ClusterOutputs.__init__,
             api_pods.ApiPods.restore,
+            CniStatePublisher.open,
+            PodModes.restore,
             PolicyFiles.__init__,
             ResultStore.__init__,
             # The last write of an agent that ends; those before it run in threads.

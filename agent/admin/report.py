@@ -64,6 +64,8 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     uid: str
     mode: str
+    mode_problems: list[str] = []
+    """Labels that are no mode, not allowed, or limited by the node's ceiling; one sentence each."""
     source: str
     netns: str | None
     addresses: list[str]
@@ -143,6 +145,10 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     kubelet_problem: str
     kubelet_unfollowed: str = ""
     http_address: str
+    default_mode: str = ""
+    """Mode of pods for which no label decides."""
+    max_mode: str = ""
+    """The ceiling of all modes."""
     hooks: list[HookStatus]
     pod_source: PodSourceStatus
     node_drops: dict[str, int]

@@ -20,6 +20,7 @@ from agent.app.isolation_conditions import IsolationConditions
 from agent.app.reconciler import Reconciler
 from agent.app.reports import Reports
 from agent.cni import installer
+from agent.cni.publisher import CniStatePublisher
 from agent.default_deny.controller import DefaultDenyController
 from agent.drops.events import DropEventLog
 from agent.drops.source_processes import SourceProcesses
@@ -45,6 +46,7 @@ from agent.logs import Event
 from agent.pods.conditions import Conditions
 from agent.pods.events import PodEvents
 from agent.pods.metrics import PodCollector
+from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
 from agent.policy.controller import PolicyController
@@ -83,6 +85,12 @@ class Agent:
         self._gate_worker = gate_worker
         state = settings.run_directory / "state"
         self._store = PodStore(Conditions())
+        self._modes = PodModes(
+            settings.mode,
+            settings.max_mode,
+            state=state / "modes.json",
+            is_complete=api is None,
+        )
         metrics = GateMetrics(self._store)
         events = PodEvents()
         policies = ApiPolicies(api, state=state / "apipolicies.json") if api else None
@@ -90,14 +98,12 @@ class Agent:
         cluster: ClusterSource | None = None
         self._outputs: ClusterOutputs | None = None
         if api and policies:
-            cluster = ClusterSource(api, settings, self._store, events, policies)
+            cluster = ClusterSource(api, settings, self._store, events, policies, self._modes)
             self._source = cluster
             self._outputs = ClusterOutputs(api, settings, self._store, cluster, events, metrics)
         else:
             assert settings.manifests is not None  # `startup.run`
-            manifests = ManifestDirectory(
-                settings.manifests, self._store, default_mode=settings.mode
-            )
+            manifests = ManifestDirectory(settings.manifests, self._store, self._modes)
             self._source = ManifestSource(manifests, settings.manifests)
         self._reader = PodNetworkReader()
         self._authority = AddressAuthority(self._store)
@@ -132,7 +138,12 @@ class Agent:
             HostDevices(gate_worker, self._store),
             forwarding=settings.forwarding_interfaces,
         )
-        self._default_deny = DefaultDenyController(self._store)
+        self._default_deny = DefaultDenyController(
+            self._store, self._modes, abandoned_seconds=int(settings.dead_man_hours * 3600)
+        )
+        self._cni_state = CniStatePublisher(
+            settings.run_directory, gate_worker.gates.attachment, self._modes
+        )
         cgroup = cgroup2_mount()
         assert cgroup is not None  # `preflight.check`
         self._launcher = ProcessLauncher(
@@ -147,7 +158,7 @@ class Agent:
         connections = ConnectionStats(self._store)
         self._relays = RelaySupervisor(
             self._launcher,
-            is_node_default=settings.mode is Mode.STRICT,
+            is_node_default=min(settings.mode, settings.max_mode) is Mode.STRICT,
             has_fallback=not settings.strict_without_fallback,
             store=self._store,
             stats=connections,
@@ -196,6 +207,7 @@ class Agent:
         )
         self._reports = Reports(
             store=self._store,
+            modes=self._modes,
             source=self._source,
             outputs=self._outputs,
             gate_worker=gate_worker,
@@ -239,14 +251,17 @@ class Agent:
             on_overrun=self._on_overrun,
         )
         worker = self._gate_worker
-        await self._default_deny.open(settings, await worker.run(worker.gates.installed))
+        # Before all that acts on new pods, since the modes of these come with the saved state.
+        self._modes.restore()
+        self._source.start()
+        self._cni_state.open()
+        await self._default_deny.open(await worker.run(worker.gates.installed))
         await asyncio.to_thread(network_managers.exclude_relay)
         # Before any gate relies on what was stamped.
         await self._injectable.refresh()
         # Before the gates of a previous agent's relays count as leftovers.
         await self._launcher.check()
         await self._policy.open()
-        self._source.start()
         # What is allocated by now stays; a full collection of it would block the loop for 20 ms.
         gc.collect()
         gc.freeze()
@@ -293,6 +308,8 @@ class Agent:
         yield "probes", self._probing.run
         yield "injectable", self._injectable.run
         yield "pods", self._source.run
+        yield "modes", self._modes.run
+        yield "cni-state", self._cni_state.run
         yield "source-processes", self._source_processes.run
         yield "drop-events", self._drop_events.run
         yield "relays", self._relays.run

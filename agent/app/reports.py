@@ -28,6 +28,7 @@ from agent.gates.existing_flows import ExistingFlows
 from agent.gates.worker import GateWorker
 from agent.kubelet.admission import KubeletAdmission
 from agent.kubelet.identity import KubeletIdentity
+from agent.pods.pod_modes import PodModes
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
 from agent.policy.controller import PolicyController
@@ -51,6 +52,7 @@ class Reports:
         self,
         *,
         store: PodStore,
+        modes: PodModes,
         source: PodSource,
         outputs: ClusterOutputs | None,
         gate_worker: GateWorker,
@@ -70,6 +72,7 @@ class Reports:
         self.http_address = ""
         self._started = datetime.datetime.now(datetime.UTC)
         self._store = store
+        self._modes = modes
         self._source = source
         self._outputs = outputs
         self._gate_worker = gate_worker
@@ -122,6 +125,8 @@ class Reports:
             kubelet_problem=self._kubelet.problem,
             kubelet_unfollowed=self._kubelet_admission.problem,
             http_address=self.http_address,
+            default_mode=self._modes.node.default.label,
+            max_mode=self._modes.node.ceiling.label,
             hooks=[
                 HookStatus(name=hook.name, problem=hook.problem)
                 for hook in self._gate_worker.hook_states
@@ -161,6 +166,7 @@ class Reports:
             name=pod.name,
             uid=pod.uid,
             mode=pod.mode.label,
+            mode_problems=[problem.message for problem in pod.mode_problems],
             source=pod.source,
             netns=pod.netns_path,
             addresses=list(state.own_addresses),

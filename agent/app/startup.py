@@ -5,7 +5,6 @@ import asyncio
 from agent.app import handover, http_server
 from agent.app.agent import Agent
 from agent.app.program_loading import Loading
-from agent.cni import state as cni_state
 from agent.errors import PodgateError
 from agent.gates.worker import GateWorker
 from agent.kube.client import ApiClient
@@ -68,7 +67,6 @@ async def _run(
         await http_server.check_address(settings.http_host, settings.http_port)
         gate_worker = await GateWorker.open(settings, await asyncio.wrap_future(loading))
         try:
-            cni_state.publish(settings.run_directory, settings.mode, gate_worker.gates.attachment)
             agent = Agent(settings, gate_worker, api)
             try:
                 await agent.run()

@@ -1,6 +1,8 @@
 """Maintains the default-deny table, which blocks host traffic to new pods until they are gated.
 
-Only where the node's default is enforce or strict: elsewhere a new interface must stay open.
+Only where the node's default is enforce or strict, by its label too: elsewhere a new interface must
+stay open. A rule set knows neither pod nor namespace, so pods of an enforced namespace on a node in
+audit are not blocked; podgate-cni gates those before they start.
 """
 
 import asyncio
@@ -11,14 +13,16 @@ import pyroute2
 import structlog
 
 from agent import tasks
+from agent.default_deny import installed
 from agent.default_deny import table as default_deny_table
 from agent.default_deny.table import DefaultDenyError, DefaultDenyTable
 from agent.kubelet.search import KubeletCgroup
-from agent.linux import rtnetlink
+from agent.linux import nft, rtnetlink
 from agent.linux.rtnetlink import Link
 from agent.logs import Event
+from agent.pods.changes import Subscription
+from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
-from agent.settings import Settings
 from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)
@@ -39,11 +43,20 @@ class DefaultDenyController:
     def __init__(
         self,
         store: PodStore,
+        modes: PodModes,
         *,
+        abandoned_seconds: int = 86_400,
         now: Callable[[], float] | None = None,
     ) -> None:
+        """abandoned_seconds: as `DefaultDenyTable.open`."""
         self._table: DefaultDenyTable | None = None
+        self._is_desired = False
+        """Whether the tables are, or would be if this machine could have them."""
         self._store = store
+        self._modes = modes
+        self._abandoned_seconds = abandoned_seconds
+        self._wake = asyncio.Event()
+        self._changed_modes = modes.changes.subscribe(Subscription(self._wake))
         self._changes = store.in_force.subscribe()
         self._announced: dict[str, set[int]] = {}
         """By pod's uid: interfaces that the table has as gated."""
@@ -52,16 +65,24 @@ class DefaultDenyController:
         self._exempt: set[int] = set()
         self._kubelet: KubeletCgroup | None = None
         self._priority: int | None = None
-        self._kubelet_changed = asyncio.Event()
+        self._is_kubelet_new = False
 
-    async def open(self, settings: Settings, gated: Iterable[int]) -> None:
-        """Install the tables where the node's default mode needs them, else remove old ones."""
-        if settings.mode not in (Mode.ENFORCE, Mode.STRICT):
+    async def open(self, gated: Iterable[int]) -> None:
+        """Install the tables where the node's default mode needs them, else remove old ones.
+
+        Old ones also stay while the node's label is unknown, which may be their reason.
+        """
+        self._changed_modes.take()
+        if self._modes.of_new_pods.default >= Mode.ENFORCE or (
+            not self._modes.is_complete and await _is_installed()
+        ):
+            await self._install(gated)
+        else:
             await _remove_quietly()
-            return
-        table = await DefaultDenyTable.open(
-            gated=gated, abandoned_seconds=int(settings.dead_man_hours * 3600)
-        )
+
+    async def _install(self, gated: Iterable[int]) -> None:
+        self._is_desired = True
+        table = await DefaultDenyTable.open(gated=gated, abandoned_seconds=self._abandoned_seconds)
         if not table.available:
             log.warning(Event.DEFAULT_DENY_UNAVAILABLE, reason=table.reason_unavailable)
             return
@@ -84,13 +105,11 @@ class DefaultDenyController:
         priority: of its sockets, where the kernel follows it without the agent.
         """
         self._kubelet, self._priority = kubelet, priority
-        self._kubelet_changed.set()
+        self._is_kubelet_new = True
+        self._wake.set()
 
     async def run(self) -> None:
-        """Admit the kubelet, release unclaimed interfaces, restore the tables; until cancelled."""
-        while self._table is None:
-            # Taken all the same: else the marks of all pods that ever ran would pile up.
-            await self._changes.next()
+        """Keep the tables as the node's default needs them, until cancelled."""
         async with asyncio.TaskGroup() as group:
             tasks.start(group, "default deny", self._maintain)
             tasks.start(group, "default deny of gated pods", self._follow_pods)
@@ -112,30 +131,66 @@ class DefaultDenyController:
                 await self.add_gated(added)
 
     async def _maintain(self) -> None:
-        assert self._table is not None
+        while True:
+            self._wake.clear()
+            await self._follow_default()
+            if self._table is None:
+                await self._wake.wait()
+            else:
+                async with pyroute2.AsyncIPRoute() as netlink:
+                    await self._maintain_table(self._table, netlink)
+
+    async def _maintain_table(
+        self, table: DefaultDenyTable, netlink: pyroute2.AsyncIPRoute
+    ) -> None:
+        """Admit the kubelet, release unclaimed interfaces and restore the tables, as long as they
+        are desired."""
         next_ensure = self._now() + _ENSURE_SECONDS
         next_beat = self._now()
-        async with pyroute2.AsyncIPRoute() as netlink:
-            while True:
-                if self._kubelet_changed.is_set():
-                    self._kubelet_changed.clear()
-                    # One that ended is back in a moment; until then its admission does no harm.
-                    if self._kubelet is not None:
-                        with _log_errors(Event.DEFAULT_DENY_KUBELET_NOT_SET):
-                            await self._table.admit(self._kubelet.path, self._priority)
-                async with asyncio.timeout(_TIMEOUT_SECONDS):
-                    found = await rtnetlink.read(netlink)
-                with _log_errors(Event.DEFAULT_DENY_NOT_UPDATED):
-                    await self._release_unclaimed(found)
-                    if self._now() >= next_beat:
-                        next_beat = self._now() + _BEAT_SECONDS
-                        await self._table.beat()
-                    if self._now() >= next_ensure:
-                        next_ensure = self._now() + _ENSURE_SECONDS
-                        await self._table.ensure()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_UNCLAIMED_SECONDS / 5):
-                        await self._kubelet_changed.wait()
+        while self._table is table:
+            await self._admit_kubelet(table)
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
+                found = await rtnetlink.read(netlink)
+            with _log_errors(Event.DEFAULT_DENY_NOT_UPDATED):
+                await self._release_unclaimed(found)
+                if self._now() >= next_beat:
+                    next_beat = self._now() + _BEAT_SECONDS
+                    await table.beat()
+                if self._now() >= next_ensure:
+                    next_ensure = self._now() + _ENSURE_SECONDS
+                    await table.ensure()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_UNCLAIMED_SECONDS / 5):
+                    await self._wake.wait()
+            self._wake.clear()
+            await self._follow_default()
+
+    async def _follow_default(self) -> None:
+        """Install or remove the tables when labels of the node change its default."""
+        self._changed_modes.take()
+        is_desired = self._modes.of_new_pods.default >= Mode.ENFORCE
+        if is_desired and not self._is_desired:
+            await self._install(self._claimed())
+            self._is_kubelet_new = True
+            # Gated meanwhile, and not added to a table.
+            self._announced.clear()
+            for uid in self._store.pods:
+                self._changes.mark(uid)
+        elif self._is_desired and not is_desired and self._modes.is_complete:
+            with _log_errors(Event.DEFAULT_DENY_NOT_REMOVED):
+                if self._table is not None:
+                    await self._table.remove()
+                self._table = None
+                self._is_desired = False
+                self._first_seen.clear()
+                self._exempt.clear()
+
+    async def _admit_kubelet(self, table: DefaultDenyTable) -> None:
+        # One that ended is back in a moment; until then its admission does no harm.
+        if self._kubelet is not None and self._is_kubelet_new:
+            self._is_kubelet_new = False
+            with _log_errors(Event.DEFAULT_DENY_KUBELET_NOT_SET):
+                await table.admit(self._kubelet.path, self._priority)
 
     def _claimed(self) -> set[int]:
         """Interfaces of relays, and of pods: gated, or meant not to be."""
@@ -167,6 +222,14 @@ class DefaultDenyController:
             await self._table.exempt(due)
             self._exempt |= due
             log.info(Event.INTERFACES_RELEASED, interfaces=sorted(due))
+
+
+async def _is_installed() -> bool:
+    """Whether this network namespace has tables of a previous agent."""
+    try:
+        return bool(await installed.families())
+    except (nft.NftError, TimeoutError):
+        return False
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from agent.gates.address_claims import AddressAuthority
@@ -139,10 +140,13 @@ class PodGates:
         pod = state.pod
         state.claims = await self._authority.check(pod, netns, network)
         self._report_claims(state)
+        if pod.kept_up_to > pod.mode:
+            pod = state.pod = await self._with_kept_mode(pod, network)
         if pod.mode is Mode.OFF:
             await self._detach_all(state, network)
             state.gated_netns = netns
-            return IsolationStatus(TRUE, "Off", "Mode off: interfaces are not gated.")
+            message = f"Mode off: interfaces are not gated.{_mode_problems(pod)}"
+            return IsolationStatus(TRUE, "Off", message)
 
         await self._remove_vanished(state, {i.ifindex for i in network.interfaces})
         try:
@@ -162,6 +166,13 @@ class PodGates:
             )
         state.gated_netns = netns
         return IsolationStatus(TRUE, _REASONS[pod.mode], _describe(state, network))
+
+    async def _with_kept_mode(self, pod: Pod, network: PodNetwork) -> Pod:
+        """The pod in the mode that its gates have, if that is stricter and may be kept."""
+        kept = await self._gate_worker.run(
+            _strictest, self._gates, [interface.ifindex for interface in network.interfaces]
+        )
+        return msgspec.structs.replace(pod, mode=max(pod.mode, min(kept, pod.kept_up_to)))
 
     async def _report_failure(
         self, state: PodState, network: PodNetwork, error: AttachError
@@ -287,6 +298,11 @@ def _install(gates: Gates, ifindex: int, config: GateConfig) -> tuple[float, str
     return time.perf_counter() - started, problem
 
 
+def _strictest(gates: Gates, ifindexes: Collection[int]) -> Mode:
+    """The strictest mode of the gates on these interfaces, also of podgate-cni's."""
+    return max((gates.mode_of(ifindex) for ifindex in ifindexes), default=Mode.OFF)
+
+
 def _configure(gates: Gates, configs: Mapping[int, GateConfig]) -> list[int]:
     """Interfaces whose gates are not as in `configs` now: gone, or without room."""
     failed = []
@@ -312,4 +328,8 @@ def _describe(state: PodState, network: PodNetwork) -> str:
         text += f" {state.chain_problem}"
     if state.pod.manifest_problem:
         text += f" {state.pod.manifest_problem.message}"
-    return text
+    return text + _mode_problems(state.pod)
+
+
+def _mode_problems(pod: Pod) -> str:
+    return "".join(f" {problem.message}" for problem in pod.mode_problems)

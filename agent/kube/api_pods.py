@@ -13,7 +13,7 @@ import random
 import structlog
 
 from agent import backoff, tasks
-from agent.kube import modes, pod_reading, saved_pods
+from agent.kube import pod_reading, saved_pods
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, MetadataOnly
 from agent.kube.pod_reports import API, KUBELET, PodReports
@@ -22,9 +22,10 @@ from agent.kube.watcher import Query, Watcher
 from agent.logs import Event
 from agent.pods.changes import Changes
 from agent.pods.events import PodEvent, PodEvents
+from agent.pods.modes import Labels
 from agent.pods.pod import Pod, Problem
+from agent.pods.pod_modes import PodModes
 from agent.state_files import StateSaver
-from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)
 
@@ -43,12 +44,13 @@ class ApiPods:
         api: ApiClient,
         *,
         node_name: str,
-        default_mode: Mode,
+        modes: PodModes,
         events: PodEvents,
         state: pathlib.Path | None = None,
         jitter: backoff.Jitter = random.random,
     ) -> None:
-        """events: for warnings to pods' authors; state: the file to save to."""
+        """modes: gets the labels of node and namespaces; events: for warnings to pods' authors;
+        state: the file to save to."""
         self.current: dict[str, Pod] = {}
         """Every pod that an origin has; none before the labels of node and namespaces are read."""
         self.changes = Changes()
@@ -78,7 +80,7 @@ class ApiPods:
             jitter=jitter,
         )
         self._node_name = node_name
-        self._default_mode = default_mode
+        self._modes = modes
         self._events = events
         self._saver = state and StateSaver(
             state, self._content, failure=Event.PODS_NOT_SAVED, settle_seconds=_SETTLE_SECONDS
@@ -102,6 +104,12 @@ class ApiPods:
         self.namespaces.seed(saved.namespaces.objects, saved.namespaces.version)
         self.nodes.seed(saved.nodes.objects, saved.nodes.version)
         self.pods.seed(saved.pods, saved.version)
+        for node in saved.nodes.objects:
+            self._modes.set_node(node.metadata.labels)
+        for namespace in saved.namespaces.objects:
+            self._modes.set_namespace(namespace.metadata.name, namespace.metadata.labels)
+        if saved.nodes.version and saved.namespaces.version:
+            self._modes.complete()
         if saved.pods:
             self._has_labels = self._is_listed = True
             for pod in saved.kubelet:
@@ -122,6 +130,10 @@ class ApiPods:
             # Saved pods are confirmed.
             for uid in self.uids:
                 self.changes.mark(uid)
+            await self._labels_listed()
+            if not self._modes.is_complete:
+                self._modes.complete()
+                self._refresh_all()
 
     @property
     def is_synced(self) -> bool:
@@ -149,10 +161,6 @@ class ApiPods:
             is_confirmed=self.pods.synced.is_set(),
             is_current=uid in self._current,
         )
-
-    def namespace_labels(self, name: str) -> modes.Labels:
-        """Empty for a namespace that is not listed (yet)."""
-        return _labels(self.namespaces.objects.get(("", name)))
 
     def set_pod(self, origin: str, pod: ApiPod) -> None:
         """An origin has this pod, new or changed."""
@@ -217,9 +225,7 @@ class ApiPods:
         self.changes.mark(uid)
 
     def _read(self, uid: str, found: ApiPod) -> Pod:
-        node_mode = self._node_mode()
-        namespace = self.namespace_labels(found.metadata.namespace)
-        reading = pod_reading.read(found, node_mode=node_mode, namespace=namespace)
+        reading = pod_reading.read(found, self._modes)
         for problem in reading.warnings:
             if problem not in self._warned.get(uid, ()):
                 log.warning(
@@ -239,23 +245,24 @@ class ApiPods:
         for uid in self.uids:
             self._refresh(uid)
 
-    def _node_mode(self) -> Mode:
-        node = self.nodes.objects.get(("", self._node_name))
-        return modes.node_default(self._default_mode, _labels(node)).mode
-
     async def _wait_for_labels(self) -> None:
         try:
             async with asyncio.timeout(_LABELS_SECONDS):
-                await self.namespaces.synced.wait()
-                await self.nodes.synced.wait()
+                await self._labels_listed()
         except TimeoutError:
             if not self._has_labels:
                 log.warning(
                     Event.LABELS_UNKNOWN,
                     problem=self.namespaces.problem or self.nodes.problem,
                 )
+        else:
+            self._modes.complete()
         self._has_labels = True
         self._refresh_all()
+
+    async def _labels_listed(self) -> None:
+        await self.namespaces.synced.wait()
+        await self.nodes.synced.wait()
 
     def _on_pod_change(self, old: ApiPod | None, new: ApiPod | None) -> None:
         self._mark()
@@ -270,6 +277,8 @@ class ApiPods:
             return
         self._mark()
         name = namespace.metadata.name
+        if not self._modes.set_namespace(name, _labels(new)):
+            return
         for uid in self.uids:
             pod = self.get(uid)
             if pod is not None and pod.metadata.namespace == name:
@@ -280,9 +289,8 @@ class ApiPods:
         if _labels(old) == _labels(new):
             return
         self._mark()
-        for problem in modes.node_default(self._default_mode, _labels(new)).problems:
-            log.warning(Event.NODE_LABEL_INVALID, problem=problem.message)
-        self._refresh_all()
+        if self._modes.set_node(_labels(new)):
+            self._refresh_all()
 
     def _mark(self) -> None:
         if self._saver:
@@ -301,5 +309,5 @@ class ApiPods:
         )
 
 
-def _labels(found: MetadataOnly | None) -> modes.Labels:
+def _labels(found: MetadataOnly | None) -> Labels:
     return found.metadata.labels if found else {}

@@ -1,15 +1,14 @@
 """Reads the API's pod as the agent's `Pod`; probes are read as in manifests."""
 
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from agent import labels
-from agent.kube import modes
 from agent.kube.objects import ApiPod
+from agent.pods.modes import LIMITED
 from agent.pods.pod import Pod, Problem
-from bpf.verdicts import Mode
+from agent.pods.pod_modes import PodModes
 from probes.spec import probespec
 from probes.spec.fields import clipped
 from probes.spec.specs import PodSpec, parse_pod
@@ -30,31 +29,33 @@ class PodReading(msgspec.Struct, frozen=True):
     warnings: tuple[Problem, ...] = ()
 
 
-def read(pod: ApiPod, *, node_mode: Mode, namespace: modes.Labels) -> PodReading:
+def read(pod: ApiPod, modes: PodModes) -> PodReading:
     """The pod as podgate gates and probes it. Never fails: mistakes become warnings.
 
-    node_mode: the node's maximum; namespace: the labels of the pod's namespace. The path of the
-    network namespace is left open: only the runtime reports it, never an annotation of the API.
+    The path of the network namespace is left open: only the runtime reports it, never an annotation
+    of the API.
     """
-    decision = modes.decide(node_mode, namespace, pod.metadata.labels)
+    decision = modes.of_pod(pod.uid, pod.metadata.namespace, pod.metadata.labels)
     spec = read_spec(pod)
-    warnings = [*decision.problems, *_annotation_problems(pod)]
+    # Not its author's: the operator's labels of the node.
+    foreign = {*modes.node.problems, *(p for p in decision.problems if p.reason == LIMITED)}
+    warnings = [p for p in decision.problems if p not in foreign] + _annotation_problems(pod)
     if not is_probed_by_agent(pod):
         # Only the kubelet probes it; declared ports stay, since the kubelet connects to them.
         spec = msgspec.structs.replace(spec, containers=(), base=(), errors=())
-    invalid = [problem for problem in decision.problems if problem.reason == modes.INVALID]
     return PodReading(
         Pod(
             uid=pod.uid,
             namespace=pod.metadata.namespace,
             name=pod.metadata.name,
             mode=decision.mode,
+            mode_problems=decision.problems,
+            kept_up_to=modes.kept_up_to,
             host_network=pod.spec.host_network,
             is_relayed=pod.metadata.annotations.get(labels.RELAY_ANNOTATION) != RELAY_OFF,
             labels=pod.metadata.labels,
             spec=spec,
             source=SOURCE,
-            manifest_problem=_joined(invalid),
             is_deleting=pod.metadata.deletion_timestamp is not None,
         ),
         tuple(warnings),
@@ -104,9 +105,3 @@ def _annotation_problems(pod: ApiPod) -> list[Problem]:
                 )
             )
     return warnings
-
-
-def _joined(problems: Sequence[Problem]) -> Problem | None:
-    if not problems:
-        return None
-    return Problem(problems[0].reason, " ".join(problem.message for problem in problems))

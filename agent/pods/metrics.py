@@ -19,6 +19,13 @@ MANIFEST_INVALID = MetricFamily(
     "1 if a manifest is invalid; its last valid content stays in force.",
     ("file", "reason"),
 )
+MODE_LABEL_PROBLEM = MetricFamily(
+    "podgate_mode_label_problem",
+    "gauge",
+    "1 if a mode label that applies to the pod is no mode (InvalidMode), is not allowed "
+    "(ModeNotAllowed), or if the ceiling limits the pod's mode (ModeLimited).",
+    ("namespace", "pod", "reason"),
+)
 
 
 class PodCollector:
@@ -29,11 +36,15 @@ class PodCollector:
 
     def collect(self) -> Iterator[core.Metric]:
         conditions, manifests = new_metric(POD_CONDITION), new_metric(MANIFEST_INVALID)
+        mode_labels = new_metric(MODE_LABEL_PROBLEM)
         for pod in self._store.desired_pods():
             for condition in self._store.conditions.of(pod.uid):
                 labels = (condition.type, condition.status, condition.reason)
                 conditions.add_metric((pod.namespace, pod.name, *labels), 1)
             if pod.manifest_problem:
                 manifests.add_metric((pod.source, pod.manifest_problem.reason), 1)
+            for reason in sorted({problem.reason for problem in pod.mode_problems}):
+                mode_labels.add_metric((pod.namespace, pod.name, reason), 1)
         yield conditions
         yield manifests
+        yield mode_labels

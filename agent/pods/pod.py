@@ -33,6 +33,11 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     mode: Mode = Mode.OFF
+    mode_problems: tuple[Problem, ...] = ()
+    """Labels that are no mode, not allowed, or limited by the node's ceiling."""
+    kept_up_to: Mode = Mode.OFF
+    """Up to which mode an attached gate keeps its own, stricter one: while the labels of node and
+    namespace are unknown, it may have been attached because of them. OFF: not at all."""
     netns_path: str | None = None
     host_network: bool = False
     is_relayed: bool = True
@@ -101,8 +106,9 @@ class _Manifest(msgspec.Struct):
     apiVersion: Literal["v1"] = "v1"
 
 
-def read_pod(document: object, *, default_mode: Mode, source: str) -> Pod:
-    """A pod from a decoded manifest. Mistakes in probes are kept in `spec.errors`.
+def read_pod(document: object, *, source: str) -> Pod:
+    """A pod from a decoded manifest, without its mode. Mistakes in probes are kept in
+    `spec.errors`.
 
     Raises `PodError` with the reason `InvalidManifest`, or `NetnsMissing` for a pod that does not
     name its network namespace.
@@ -114,14 +120,6 @@ def read_pod(document: object, *, default_mode: Mode, source: str) -> Pod:
             "InvalidManifest", f"{source} is not a pod manifest: {_sentence(error)}."
         ) from error
     metadata = manifest.metadata
-    mode = default_mode
-    if label := metadata.labels.get(agent_labels.MODE_LABEL):
-        try:
-            mode = Mode.from_label(label)
-        except ValueError as error:
-            raise PodError(
-                "InvalidManifest", f"label {agent_labels.MODE_LABEL}: {error}."
-            ) from error
     spec = parse_pod(document)
     netns_path = metadata.annotations.get(agent_labels.NETNS_ANNOTATION)
     if netns_path is None and not spec.host_network:
@@ -142,7 +140,6 @@ def read_pod(document: object, *, default_mode: Mode, source: str) -> Pod:
         uid=metadata.uid or str(uuid.uuid5(_UID_SPACE, identity)),
         namespace=metadata.namespace,
         name=metadata.name,
-        mode=mode,
         netns_path=netns_path,
         host_network=spec.host_network,
         is_relayed=relay is None,

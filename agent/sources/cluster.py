@@ -19,6 +19,7 @@ from agent.kubelet.pods_api import KubeletPods
 from agent.pods.changes import Changes
 from agent.pods.container_runs import ContainerRun, PodContainers
 from agent.pods.events import PodEvents
+from agent.pods.pod_modes import NODE, PodModes
 from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
 from agent.settings import Settings
@@ -38,18 +39,20 @@ class ClusterSource:
         store: PodStore,
         events: PodEvents,
         policies: ApiPolicies,
+        modes: PodModes,
     ) -> None:
-        """policies: their watch runs here, with the others."""
+        """policies: their watch runs here, with the others; modes: gets the labels of node and
+        namespaces."""
         assert settings.node_name is not None
         self.changes = Changes()
         """Pods of which the API's object, the sandbox or a container changed."""
         self._settings = settings
         self._policies = policies.watcher
-        self._joined = PodSandboxJoin(store, default_mode=settings.mode)
+        self._joined = PodSandboxJoin(store, modes)
         self.pods = ApiPods(
             api,
             node_name=settings.node_name,
-            default_mode=settings.mode,
+            modes=modes,
             events=events,
             state=settings.run_directory / "state" / "pods.json",
         )
@@ -58,6 +61,7 @@ class ClusterSource:
         self.kubelet_pods = KubeletPods(self.pods)
         self._changed = self.pods.changes.subscribe()
         self.sandboxes.changes.subscribe(self._changed)
+        self._changed_modes = modes.changes.subscribe()
 
     def start(self) -> None:
         """Add the pods that a previous agent saved. Reads a file."""
@@ -73,6 +77,7 @@ class ClusterSource:
                 tasks.start(group, "watch of policies", self._policies.run)
                 tasks.start(group, "sandboxes", self.sandboxes.run)
                 tasks.start(group, "pods and sandboxes", self._follow)
+                tasks.start(group, "modes of sandboxes", self._follow_modes)
         finally:
             self._locator.close()
 
@@ -134,6 +139,14 @@ class ClusterSource:
         while True:
             await self._changed.wait()
             self._update()
+
+    async def _follow_modes(self) -> None:
+        """The modes of sandboxes without a pod of the API; `ApiPods` follows those of its pods."""
+        while True:
+            namespaces = set(await self._changed_modes.next())
+            for uid, sandbox in self.sandboxes.current.items():
+                if NODE in namespaces or sandbox.pod_namespace in namespaces:
+                    self._changed.mark(uid)
 
     def _update(self) -> None:
         for uid in self._changed.take():

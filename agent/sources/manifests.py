@@ -13,8 +13,8 @@ import structlog
 from agent.logs import Event
 from agent.pods import documents
 from agent.pods.pod import Pod, PodError, Problem, read_pod
+from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
-from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)
 
@@ -45,11 +45,10 @@ class ManifestDirectory:
         self,
         directory: pathlib.Path,
         store: PodStore,
-        *,
-        default_mode: Mode,
+        modes: PodModes,
     ) -> None:
         self._directory = directory
-        self._default_mode = default_mode
+        self._modes = modes
         self._store = store
         self._files: dict[str, _ManifestFile] = {}
 
@@ -93,7 +92,7 @@ class ManifestDirectory:
         """
         deleted = self._files.keys() - scan.stamps.keys()
         for name in deleted:
-            self._store.remove_pod(self._files.pop(name).pod.uid)
+            self._remove(self._files.pop(name).pod.uid)
         for name, document in sorted(scan.changed.items()):
             self._read(name, scan.stamps[name], document)
         waiting = [
@@ -108,14 +107,15 @@ class ManifestDirectory:
         try:
             if isinstance(document, PodError):
                 raise document
-            pod = read_pod(document, default_mode=self._default_mode, source=name)
+            pod = read_pod(document, source=name)
             self._reject_duplicate(pod)
         except PodError as error:
             self._files[name] = self._invalid(name, stamp, error.problem)
             self._store.set_pod(self._files[name].pod)
             return
         if previous and previous.pod.uid != pod.uid:
-            self._store.remove_pod(previous.pod.uid)
+            self._remove(previous.pod.uid)
+        pod = self._with_mode(pod)
         self._files[name] = _ManifestFile(stamp, pod, was_valid=True)
         self._store.set_pod(pod)
 
@@ -129,7 +129,16 @@ class ManifestDirectory:
         pod = Pod(
             uid=f"file:{name}", namespace="", name=name, source=name, manifest_problem=problem
         )
-        return _ManifestFile(stamp, pod, was_valid=False)
+        return _ManifestFile(stamp, self._with_mode(pod), was_valid=False)
+
+    def _with_mode(self, pod: Pod) -> Pod:
+        """A label that is no mode affects nothing else of the manifest."""
+        decision = self._modes.of_manifest(pod.uid, pod.labels)
+        return msgspec.structs.replace(pod, mode=decision.mode, mode_problems=decision.problems)
+
+    def _remove(self, uid: str) -> None:
+        self._store.remove_pod(uid)
+        self._modes.forget(uid)
 
     def _reject_duplicate(self, pod: Pod) -> None:
         for name, file in self._files.items():

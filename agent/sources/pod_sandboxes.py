@@ -9,8 +9,8 @@ import msgspec
 
 from agent.cri.models import Sandbox
 from agent.pods.pod import SANDBOX_MISSING, Pod, Problem
+from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
-from bpf.verdicts import Mode
 from probes.spec.specs import DeclaredPorts, PodSpec
 
 _NO_SANDBOX = Problem(SANDBOX_MISSING, "Waiting for the container runtime to create the sandbox.")
@@ -23,10 +23,10 @@ class PodSandboxJoin:
     annotation of its mirror.
     """
 
-    def __init__(self, store: PodStore, *, default_mode: Mode) -> None:
-        """default_mode: the mode of a sandbox without a pod."""
+    def __init__(self, store: PodStore, modes: PodModes) -> None:
+        """modes: of sandboxes without a pod, and of pods that the API does not have any more."""
         self._store = store
-        self._default_mode = default_mode
+        self._modes = modes
         self._last: dict[str, Pod] = {}
         """The last version of each pod that exists, without its sandbox."""
         self._published: dict[str, Pod] = {}
@@ -36,9 +36,10 @@ class PodSandboxJoin:
         if pod is not None:
             self._last[uid] = pod
         elif sandbox is not None:
-            pod = self._last.get(uid) or pod_without_spec(sandbox, self._default_mode)
+            pod = self._with_mode(self._last.get(uid) or pod_without_spec(sandbox))
         else:
             self._last.pop(uid, None)
+            self._modes.forget(uid)
             if self._published.pop(uid, None):
                 self._store.remove_pod(uid)
             return
@@ -46,6 +47,16 @@ class PodSandboxJoin:
         if pod != self._published.get(uid):
             self._published[uid] = pod
             self._store.set_pod(pod)
+
+    def _with_mode(self, pod: Pod) -> Pod:
+        """Without a pod of the API the labels of node and namespace still change."""
+        decision = self._modes.of_pod(pod.uid, pod.namespace, pod.labels)
+        return msgspec.structs.replace(
+            pod,
+            mode=decision.mode,
+            mode_problems=decision.problems,
+            kept_up_to=self._modes.kept_up_to,
+        )
 
 
 def join(pod: Pod, sandbox: Sandbox | None) -> Pod:
@@ -63,14 +74,13 @@ def join(pod: Pod, sandbox: Sandbox | None) -> Pod:
     )
 
 
-def pod_without_spec(sandbox: Sandbox, mode: Mode) -> Pod:
-    """A pod without an API object: the kubelet may reach all of its ports, since its probes and
-    hooks are unknown."""
+def pod_without_spec(sandbox: Sandbox) -> Pod:
+    """A pod without an API object, and without its mode: the kubelet may reach all of its ports,
+    since its probes and hooks are unknown."""
     return Pod(
         uid=sandbox.pod_uid,
         namespace=sandbox.pod_namespace,
         name=sandbox.pod_name,
-        mode=mode,
         host_network=sandbox.host_network,
         spec=PodSpec(declared=DeclaredPorts(any_port=True)),
         source="runtime",

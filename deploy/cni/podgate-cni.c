@@ -36,7 +36,11 @@ enum code {
 
 /* A result has some KiB, with the configuration of every plugin before; Go's have no limit. */
 #define INPUT_BYTES (1 << 20)
-#define STATE_BYTES 4096
+/* MAX_NAMESPACES of agent/cni/state.py fit. */
+#define STATE_BYTES (1 << 20)
+
+/* A namespace's name is a DNS label (RFC 1123). */
+#define NAMESPACE_BYTES 64
 
 /* Attaching takes 10 ms a program, and longer only while another process holds RTNL. */
 #define LIMIT_SECONDS 20
@@ -55,7 +59,7 @@ struct call {
 	char run_directory[PATH_MAX / 2];
 };
 
-static char input[INPUT_BYTES + 1];
+static char input[INPUT_BYTES + 1], state_text[STATE_BYTES];
 static bool never_fails;
 
 static void put_text(const char *text)
@@ -174,7 +178,7 @@ static const char *required_variable(const struct call *call, const char *name)
 	return value;
 }
 
-static bool read_state_text(const struct call *call, char *text, struct json *state)
+static bool read_state_text(const struct call *call, struct json *state)
 {
 	char path[PATH_MAX];
 	int file;
@@ -185,10 +189,56 @@ static bool read_state_text(const struct call *call, char *text, struct json *st
 	if (file < 0)
 		return set_error("the agent has not run since the node booted: %s (%s)", path,
 				 strerror(errno));
-	size = read_all(file, text, STATE_BYTES);
+	size = read_all(file, state_text, STATE_BYTES);
 	close(file);
-	return (size >= 0 && json_check(text, (size_t)size, state) && json_is_object(*state)) ||
+	return (size >= 0 && json_check(state_text, (size_t)size, state) &&
+		json_is_object(*state)) ||
 	       set_error("%s is not written by podgate", path);
+}
+
+/*
+ * The value of NAME in CNI_ARGS, "NAME=value;NAME=value", and its size; NULL if there is none. The
+ * runtime writes them from the kubelet's configuration of the sandbox: nothing in a pod can.
+ */
+static const char *find_argument(const char *name, size_t *size)
+{
+	const char *at = getenv("CNI_ARGS");
+	size_t length = strlen(name);
+
+	while (at && *at) {
+		size_t part = strcspn(at, ";");
+
+		if (part > length && !strncmp(at, name, length) && at[length] == '=') {
+			*size = part - length - 1;
+			return at + length + 1;
+		}
+		at += part + (at[part] == ';');
+	}
+	return NULL;
+}
+
+/* Other runtimes may use the same networks; the kubelet's passes the pod's name. */
+static bool is_kubernetes_pod(void)
+{
+	size_t size;
+
+	return find_argument("K8S_POD_NAME", &size);
+}
+
+/* The mode of pods in the calling pod's namespace, or else that of all others. */
+static struct json mode_of_namespace(struct json state, struct json namespaces)
+{
+	char namespace[NAMESPACE_BYTES];
+	struct json own = {NULL, NULL};
+	size_t size;
+	const char *found = find_argument("K8S_POD_NAMESPACE", &size);
+
+	if (found && size < sizeof(namespace)) {
+		memcpy(namespace, found, size);
+		namespace[size] = '\0';
+		own = json_member(namespaces, namespace);
+	}
+	return own.at ? own : json_member(state, "mode");
 }
 
 /* The agent's settings for new pods. */
@@ -200,20 +250,23 @@ static bool read_state(const struct call *call, struct gate_options *options)
 		[MODE_ENFORCE] = "enforce",
 		[MODE_STRICT] = "strict",
 	};
-	char text[STATE_BYTES], mode[16], attachment[16];
-	struct json state;
+	char mode[16], attachment[16];
+	struct json state, namespaces;
 	unsigned int schema;
 
-	if (!read_state_text(call, text, &state))
+	if (!read_state_text(call, &state))
 		return false;
+	/* Older agents write none. */
+	namespaces = json_member(state, "namespaces");
 	if (!json_number(json_member(state, "schema"), &schema) || schema != PODGATE_SCHEMA)
 		return set_error("podgate-cni and the agent have different versions; "
 				 "run the agent's 'podgate cni install'");
 	if (!json_text(json_member(state, "programs"), options->programs,
 		       sizeof(options->programs)) ||
 	    strspn(options->programs, "0123456789abcdef") != strlen(options->programs) ||
+	    (namespaces.at && !json_is_object(namespaces)) ||
 	    !json_text(json_member(state, "attachment"), attachment, sizeof(attachment)) ||
-	    !json_text(json_member(state, "mode"), mode, sizeof(mode)))
+	    !json_text(mode_of_namespace(state, namespaces), mode, sizeof(mode)))
 		return set_error("%s/cni.json is not written by podgate", call->run_directory);
 	options->is_tcx = !strcmp(attachment, "tcx");
 	for (options->mode = MODE_OFF; options->mode <= MODE_STRICT; options->mode++)
@@ -237,15 +290,6 @@ static bool prepare(const struct call *call, struct gate_options *options, struc
 		usleep(STATE_PAUSE_US);
 	}
 	return false;
-}
-
-/* Other runtimes may use the same networks; the kubelet's passes the pod's name. */
-static bool is_kubernetes_pod(void)
-{
-	const char *arguments = getenv("CNI_ARGS");
-	const char *found = arguments ? strstr(arguments, "K8S_POD_NAME=") : NULL;
-
-	return found && (found == arguments || found[-1] == ';');
 }
 
 static void print_result(const struct call *call)

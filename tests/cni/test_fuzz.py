@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bpf import abi
 from tests.cni import calling
 from tests.cni.calling import POD, call
 
@@ -94,6 +95,56 @@ def test_what_looks_like_json_is_read_as_others_read_it(checked: pathlib.Path, t
     before, after = '{"cniVersion": "1.0.0", "bpffs": "/nowhere", "prevResult": {"x": ', "}}"
     whole = (before + text + after).encode()
     assert is_read(end_well(checked, whole)) == is_json(whole)
+
+
+states = st.fixed_dictionaries(
+    {},
+    optional={
+        "schema": st.sampled_from([abi.SCHEMA, abi.SCHEMA + 1, "2"]),
+        "programs": st.sampled_from(["ab12", "../x", 1]),
+        "attachment": st.sampled_from(["tcx", "clsact", None]),
+        "mode": st.sampled_from(["off", "audit", "enforce", "strict", "open", 3]),
+        "namespaces": st.dictionaries(
+            st.sampled_from(["demo", "shop", "d\u0065mo"]) | st.text(max_size=80),
+            st.sampled_from(["off", "audit", "enforce", "strict", "open", 2, None, {}]),
+        )
+        | values,
+    },
+)
+
+
+@often
+@given(state=states, data=st.data())
+def test_any_state_of_the_agent_does_no_harm(
+    checked: pathlib.Path, tmp_path: pathlib.Path, state: dict[str, Any], data: st.DataObject
+) -> None:
+    text = bytearray(json.dumps(state).encode())
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, len(text)))
+        text[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
+    (tmp_path / "cni.json").write_bytes(text)
+    answer = end_well(checked, json.dumps(conf({}) | {"runDirectory": str(tmp_path)}).encode())
+    assert answer.status == 0
+    # Without pins a pod stays without a gate silently only where that is desired.
+    assert answer.stderr or is_off(bytes(text))
+
+
+def is_off(text: bytes) -> bool:
+    """Whether Python reads that the namespace "demo" is in off, too."""
+    state = json.loads(text.decode(), parse_constant=_reject)
+    return bool(state.get("namespaces", {}).get("demo", state["mode"]) == "off")
+
+
+@pytest.mark.parametrize("namespaces", [{"demo": "off"}, {"shop": "off"}, {}])
+@pytest.mark.parametrize("mode", ["off", "audit", "enforce", "strict"])
+def test_a_valid_state_is_read(
+    checked: pathlib.Path, tmp_path: pathlib.Path, namespaces: dict[str, str], mode: str
+) -> None:
+    state = {"schema": abi.SCHEMA, "programs": "ab12", "attachment": "tcx", "mode": mode}
+    text = json.dumps(state | {"namespaces": namespaces}).encode()
+    (tmp_path / "cni.json").write_bytes(text)
+    answer = end_well(checked, json.dumps(conf({}) | {"runDirectory": str(tmp_path)}).encode())
+    assert (not answer.stderr) == is_off(text)
 
 
 def is_read(answer: calling.Answer) -> bool:

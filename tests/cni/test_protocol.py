@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
+from agent.cni import state as cni_state
+from agent.pods.pod_modes import NewPodModes
 from bpf import abi
+from bpf.gates import Attachment
+from bpf.verdicts import Mode
 from tests.cni import calling
 from tests.cni.calling import POD, call
 
@@ -112,6 +116,48 @@ def test_mode_off_is_left_alone_even_with_strict_start(
     assert (answer.status, answer.stderr) == (0, "")
 
 
+LONGEST = "n" * 63
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mode"),
+    [
+        ("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web", "off"),
+        ("IgnoreUnknown=1;K8S_POD_NAME=web;K8S_POD_NAMESPACE=shop", "off"),
+        ("K8S_POD_NAME=web;K8S_POD_NAMESPACE=vault", "enforce"),
+        (f"K8S_POD_NAME=web;K8S_POD_NAMESPACE={LONGEST}", "off"),
+        # None, or none that a namespace can have: as all others.
+        ("K8S_POD_NAME=web", "enforce"),
+        ("K8S_POD_NAME=web;K8S_POD_NAMESPACE=", "enforce"),
+        ("K8S_POD_NAME=web;K8S_POD_NAMESPACE=sho", "enforce"),
+        ("K8S_POD_NAME=web;K8S_POD_NAMESPACE=shops", "enforce"),
+        ("K8S_POD_NAME=web;XK8S_POD_NAMESPACE=shop", "enforce"),
+        ("K8S_POD_NAME=K8S_POD_NAMESPACE=shop", "enforce"),
+        (f"K8S_POD_NAME=web;K8S_POD_NAMESPACE={LONGEST}x", "enforce"),
+        (f"K8S_POD_NAME=web;K8S_POD_NAMESPACE={'x' * 100_000}", "enforce"),
+    ],
+)
+def test_namespaces_mode_counts_before_the_nodes(
+    plugin: pathlib.Path, conf: dict[str, Any], tmp_path: pathlib.Path, arguments: str, mode: str
+) -> None:
+    publish(tmp_path, namespaces={"shop": "off", LONGEST: "off"})
+    answer = call(plugin, "ADD", {**conf, "strictStart": True}, {**POD, "CNI_ARGS": arguments})
+    # Without pins a pod that is to be gated has to wait.
+    assert (answer.status == 0) == (mode == "off")
+
+
+def test_state_of_ten_thousand_namespaces_is_read(
+    plugin: pathlib.Path, conf: dict[str, Any], tmp_path: pathlib.Path
+) -> None:
+    names = [f"{number:063d}" for number in range(cni_state.MAX_NAMESPACES + 1)]
+    modes = dict.fromkeys(names, Mode.ENFORCE) | {"demo": Mode.STRICT, "last": Mode.AUDIT}
+    cni_state.publish(tmp_path, NewPodModes(Mode.OFF, modes), Attachment.TCX)
+    assert (tmp_path / "cni.json").stat().st_size < 1 << 20
+    answer = call(plugin, "ADD", {**conf, "strictStart": True}, POD)
+    # It is among the strictest, which the file has in any case.
+    assert "gates" in answer.error["details"]
+
+
 @pytest.mark.parametrize("arguments", [None, "", "IgnoreUnknown=1", "XK8S_POD_NAME=web"])
 def test_a_container_that_is_no_pod_is_left_alone(
     plugin: pathlib.Path, conf: dict[str, Any], arguments: str | None
@@ -136,6 +182,9 @@ def test_a_container_that_is_no_pod_is_left_alone(
         ({"programs": "a" * 33}, "is not written by podgate"),
         ({"mode": "open"}, "unknown mode open"),
         ({"mode": None}, "is not written by podgate"),
+        ({"namespaces": {"demo": "open"}}, "unknown mode open"),
+        ({"namespaces": {"demo": 2}}, "is not written by podgate"),
+        ({"namespaces": ["demo"]}, "is not written by podgate"),
         ({}, "cannot be opened"),
     ],
 )
@@ -151,7 +200,7 @@ def test_invalid_settings_of_the_agent_are_an_error(
     assert words in answer.error["details"]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"x" * 5000])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b" " * ((1 << 20) + 1)])
 def test_broken_file_of_the_agent_is_reported(
     plugin: pathlib.Path, conf: dict[str, Any], tmp_path: pathlib.Path, content: bytes
 ) -> None:

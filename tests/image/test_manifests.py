@@ -15,6 +15,7 @@ from agent.kube.events import EventRecorder
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
+from agent.pods.pod_modes import PodModes
 from agent.policy.api_source import ApiPolicies
 from bpf.verdicts import Mode
 from tests.agent.kube import apiserver
@@ -102,7 +103,7 @@ async def test_role_grants_exactly_the_requests(
     source = ApiPods(
         api,
         node_name="node1",
-        default_mode=Mode.AUDIT,
+        modes=PodModes(Mode.AUDIT),
         events=PodEvents(),
         state=tmp_path / "pods.json",
     )

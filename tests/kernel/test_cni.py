@@ -15,6 +15,7 @@ import pytest
 from agent.cni import state as cni_state
 from agent.lab import attempts
 from agent.lab.lab import Lab, LabPod
+from agent.pods.pod_modes import NewPodModes
 from bpf import abi, loader, maps, pins, syscalls
 from bpf.gates import Attachment, GateConfig
 from bpf.node_config import NodeConfig
@@ -55,7 +56,7 @@ class Node:
         self.installation = installation
 
     def publish(self, mode: Mode, attachment: Attachment = Attachment.CLSACT) -> None:
-        cni_state.publish(self.directory, mode, attachment)
+        cni_state.publish(self.directory, NewPodModes(mode), attachment)
 
     def network(self, kind: str = "ptp", *, version: str = "1.0.0", **conf: object) -> Network:
         where = {"bpffs": str(self.installation.bpffs), "runDirectory": str(self.directory)}

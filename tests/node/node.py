@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import copy
 import json
+import pathlib
 import signal
 import urllib.error
 import urllib.request
@@ -133,6 +134,21 @@ class Node:
 
     async def stop_agent(self, number: signal.Signals = signal.SIGTERM) -> None:
         await asyncio.to_thread(self.operator.stop, number)
+
+    async def install_plugin(self, binary: pathlib.Path) -> None:
+        """Add podgate-cni to the runtime's network, as `podgate cni install` does by hand."""
+        done = await asyncio.to_thread(
+            self.operator.run,
+            *("cni", "install", "--binary", str(binary)),
+            *("--cni-conf-dir", str(self.runtime.cni_directory)),
+            *("--cni-bin-dir", str(self.runtime.plugins)),
+            *("--run-directory", str(self.operator.run_directory)),
+            *("--bpffs", str(self.operator.bpffs)),
+        )
+        assert done.returncode == 0, done.stderr
+        # It reads its network when it starts; otherwise some time later.
+        self.runtime.stop()
+        self.runtime.start()
 
     async def report(self, what: str, holds: Callable[[AgentReport], object]) -> AgentReport:
         """Poll the agent's report until it holds."""

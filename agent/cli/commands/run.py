@@ -70,7 +70,14 @@ def _parse_names(text: str) -> tuple[str, ...]:
     type=click.Choice([mode.label for mode in Mode]),
     default=Mode.AUDIT.label,
     show_default=True,
-    help="Default mode for pods without a podgate.io/mode label.",
+    help="Mode of pods for which no podgate.io/mode label of pod, namespace or node decides.",
+)
+@click.option(
+    "--max-mode",
+    type=click.Choice([mode.label for mode in Mode]),
+    default=Mode.STRICT.label,
+    show_default=True,
+    help="Ceiling of all modes, unless the node has the label podgate.io/max-mode.",
 )
 @click.option(
     "--http-address",
@@ -159,6 +166,7 @@ def run(
     write_all_conditions: bool,
     rules: pathlib.Path | None,
     mode: str,
+    max_mode: str,
     http_address: tuple[str, int],
     attachment: str,
     kubelet: KubeletSetting,
@@ -200,6 +208,7 @@ def run(
         write_all_conditions=write_all_conditions,
         rules=rules,
         mode=Mode.from_label(mode),
+        max_mode=Mode.from_label(max_mode),
         http_host=http_address[0],
         http_port=http_address[1],
         run_directory=run_directory,

@@ -40,6 +40,7 @@ def show(content: bytes) -> None:
     )
     pending = report.pod_source.pending_conditions
     console.print(
+        f"default mode {report.default_mode}, at most {report.max_mode}; "
         f"pods from {report.pod_source.pods_from}"
         + (f"; conditions of {pending} pods not written yet" if pending else ""),
         markup=False,
@@ -81,6 +82,14 @@ def show(content: bytes) -> None:
     if any(pod.probes or pod.relayed for pod in report.pods):
         console.print(probes_view.table(report.pods))
     _show_relay(console, report.relay)
+    for problem, names in _mode_problems(report.pods).items():
+        console.print(
+            f"{problem} Pods: {_listed(names)}.",
+            style="yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     for pod in report.pods:
         name = tables.full_name(pod.namespace, pod.name)
         if pod.existing_flows:
@@ -101,6 +110,20 @@ def show(content: bytes) -> None:
                     highlight=False,
                     soft_wrap=True,
                 )
+
+
+def _mode_problems(pods: list[PodStatus]) -> dict[str, list[str]]:
+    """The pods of each problem: a label of a namespace or node is that of many."""
+    found: dict[str, list[str]] = {}
+    for pod in pods:
+        for problem in pod.mode_problems:
+            found.setdefault(problem, []).append(tables.full_name(pod.namespace, pod.name))
+    return found
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MAX_PODS
+    return ", ".join(names[:_MAX_PODS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _show_relay(console: rich.console.Console, relay: RelayStatus) -> None:
@@ -189,9 +212,7 @@ def show_rules(content: bytes) -> None:
     else:
         table = tables.table("POLICY", "FROM", "TO", "PODS", "HITS")
         for policy in rules.policies:
-            pods = ", ".join(policy.pods[:_MAX_PODS]) or "none here"
-            if more := policy.pods[_MAX_PODS:]:
-                pods += f" and {len(more)} more"
+            pods = _listed(policy.pods) or "none here"
             for rule in policy.rules:
                 cells = (policy.name, rule.source, _ports(rule), pods, str(rule.hits))
                 table.add_row(*map(rich.markup.escape, cells))

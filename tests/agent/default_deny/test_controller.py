@@ -7,15 +7,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from agent import labels
 from agent.default_deny import table as default_deny_table
 from agent.default_deny.controller import DefaultDenyController
 from agent.linux.pod_network import HostInterface
 from agent.linux.rtnetlink import Link
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.pod import Pod
+from agent.pods.pod_modes import PodModes
 from agent.pods.pod_state import IsolationStatus
 from agent.pods.store import PodStore
-from agent.settings import Settings
 from bpf.verdicts import Mode
 from probes.netns import Netns
 from tests import polling
@@ -27,10 +28,11 @@ __all__ = ["nftables"]
 class Node:
     """A controller with a store and a clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: Mode = Mode.ENFORCE, *, has_labels: bool = True) -> None:
         self.now = 0.0
         self.store = PodStore(Conditions())
-        self.controller = DefaultDenyController(self.store, now=lambda: self.now)
+        self.modes = PodModes(mode, is_complete=has_labels)
+        self.controller = DefaultDenyController(self.store, self.modes, now=lambda: self.now)
 
     def gate(self, name: str, *ifindexes: int) -> None:
         """The reconciler's pass over a pod."""
@@ -62,7 +64,8 @@ def node(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node()
 
 
-async def test_marks_of_pods_do_not_pile_up_without_a_table(node: Node) -> None:
+async def test_marks_of_pods_do_not_pile_up_without_a_table() -> None:
+    node = Node(Mode.AUDIT)
     task = asyncio.create_task(node.controller.run())
     for number in range(3):
         node.store.in_force.mark(f"pod-{number}")
@@ -76,14 +79,61 @@ async def test_marks_of_pods_do_not_pile_up_without_a_table(node: Node) -> None:
 async def test_audit_removes_the_table_of_an_enforcing_agent(
     node: Node, nftables: Nftables
 ) -> None:
-    await node.controller.open(Settings(mode=Mode.ENFORCE), gated=[7])
+    await node.controller.open(gated=[7])
     assert nftables.families == {"inet", "bridge"}
-    await Node().controller.open(Settings(mode=Mode.AUDIT), gated=[7])
+    await Node(Mode.AUDIT).controller.open(gated=[7])
     assert nftables.families == set()
 
 
+async def test_table_of_a_previous_agent_stays_until_the_labels_are_known(
+    node: Node, nftables: Nftables
+) -> None:
+    """The node's label may be its reason, and pods were born while no agent ran."""
+    await node.controller.open(gated=[7])
+    nftables.sets["gated"].add(8)
+    later = Node(Mode.AUDIT, has_labels=False)
+    await later.controller.open(gated=[7])
+    assert nftables.families == {"inet", "bridge"}
+    later.modes.complete()
+    await later.controller._follow_default()
+    assert nftables.families == set()
+
+
+async def test_without_a_previous_table_unknown_labels_install_none(
+    node: Node, nftables: Nftables
+) -> None:
+    later = Node(Mode.AUDIT, has_labels=False)
+    await later.controller.open(gated=[7])
+    assert nftables.families == set()
+
+
+async def test_labels_of_the_node_install_and_remove_the_table(
+    node: Node, nftables: Nftables
+) -> None:
+    node = Node(Mode.AUDIT)
+    await node.controller.open(gated=[])
+    node.gate("web", 7)
+    node.modes.set_namespace("shop", {labels.MODE_LABEL: "strict"})
+    await node.controller._follow_default()
+    # It cannot know the namespaces of new interfaces.
+    assert nftables.families == set()
+
+    node.modes.set_node({labels.MODE_LABEL: "enforce"})
+    await node.controller._follow_default()
+    assert nftables.families == {"inet", "bridge"}
+    assert 7 in nftables.sets["gated"]
+    node.modes.set_node({labels.MODE_LABEL: "enforce", labels.MAX_MODE_LABEL: "audit"})
+    await node.controller._follow_default()
+    assert nftables.families == set()
+    node.modes.set_node({labels.MODE_LABEL: "strict"})
+    await node.controller._follow_default()
+    async with node.following():
+        node.gate("late", 9)
+        await polling.until("its gate", lambda: {7, 9} <= nftables.sets["gated"])
+
+
 async def test_each_interface_of_a_gated_pod_is_opened_once(node: Node, nftables: Nftables) -> None:
-    await node.controller.open(Settings(mode=Mode.ENFORCE), gated=[])
+    await node.controller.open(gated=[])
     async with node.following():
         node.gate("web", 7)
         await polling.until("the first", lambda: 7 in nftables.sets["gated"])
@@ -96,7 +146,7 @@ async def test_each_interface_of_a_gated_pod_is_opened_once(node: Node, nftables
 
 
 async def test_gates_of_one_pass_are_one_transaction(node: Node, nftables: Nftables) -> None:
-    await node.controller.open(Settings(mode=Mode.ENFORCE), gated=[])
+    await node.controller.open(gated=[])
     nftables.scripts.clear()
     for number in range(100):
         node.gate(f"pod-{number}", 100 + number)
@@ -108,7 +158,7 @@ async def test_gates_of_one_pass_are_one_transaction(node: Node, nftables: Nftab
 async def test_interface_that_no_pod_claims_is_released_after_ten_seconds(
     node: Node, nftables: Nftables
 ) -> None:
-    await node.controller.open(Settings(mode=Mode.ENFORCE), gated=[])
+    await node.controller.open(gated=[])
     node.gate("web", 20)
     node.store.relay_gates[21] = "relay"
     for node.now in (0.0, 5.0, 10.0):
@@ -122,7 +172,7 @@ async def test_interface_that_no_pod_claims_is_released_after_ten_seconds(
 async def test_no_interface_is_released_while_a_pod_waits_for_its_first_pass(
     node: Node, nftables: Nftables
 ) -> None:
-    await node.controller.open(Settings(mode=Mode.ENFORCE), gated=[])
+    await node.controller.open(gated=[])
     node.store.set_pod(Pod(uid="late", namespace="tests", name="late"))
     await node.release_unclaimed(20, 21)
     node.now = 11.0
@@ -138,7 +188,7 @@ async def test_no_interface_is_released_while_a_pod_waits_for_its_first_pass(
 async def test_number_of_a_deleted_interface_is_blocked_again(
     node: Node, nftables: Nftables
 ) -> None:
-    await node.controller.open(Settings(mode=Mode.ENFORCE), gated=[])
+    await node.controller.open(gated=[])
     await node.release_unclaimed(22)
     node.now = 11.0
     await node.release_unclaimed(22)

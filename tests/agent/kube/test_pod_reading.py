@@ -10,6 +10,7 @@ from agent.kube import pod_reading
 from agent.kube.objects import ApiPod
 from agent.kube.pod_reading import PodReading
 from agent.pods.pod import read_pod
+from agent.pods.pod_modes import PodModes
 from bpf.verdicts import Mode
 from probes.spec.specs import DeclaredPorts, TcpSocket
 from tests.agent.kube.apiserver import gated, pod, recorded
@@ -21,8 +22,8 @@ def decoded(thing: Any) -> ApiPod:
     return msgspec.json.decode(msgspec.json.encode(thing), type=ApiPod)
 
 
-def reading(thing: Any, *, node_mode: Mode = Mode.ENFORCE) -> PodReading:
-    return pod_reading.read(decoded(thing), node_mode=node_mode, namespace={})
+def reading(thing: Any) -> PodReading:
+    return pod_reading.read(decoded(thing), PodModes(Mode.ENFORCE))
 
 
 def with_containers(*containers: dict[str, Any], **metadata: Any) -> Any:
@@ -44,9 +45,7 @@ def test_recorded_pod() -> None:
     assert condition is not None
     assert condition.last_transition_time == "2026-11-21T01:00:11Z"
     assert condition.observed_generation == 99
-    assert (
-        pod_reading.read(found, node_mode=Mode.AUDIT, namespace={}).pod.full_name == "default/gated"
-    )
+    assert pod_reading.read(found, PodModes(Mode.AUDIT)).pod.full_name == "default/gated"
 
 
 def test_mirror_pod_goes_by_the_runtimes_uid() -> None:
@@ -54,7 +53,7 @@ def test_mirror_pod_goes_by_the_runtimes_uid() -> None:
     assert found.is_mirror
     assert found.uid == "25fc56ec767d2a7cf6725c538f7206da"
     assert found.metadata.uid == "86b0b0e6-aee3-4e5a-962f-befd62d6faad"
-    made = pod_reading.read(found, node_mode=Mode.AUDIT, namespace={}).pod
+    made = pod_reading.read(found, PodModes(Mode.AUDIT)).pod
     assert made.uid == "25fc56ec767d2a7cf6725c538f7206da"
     assert made.spec.declared == DeclaredPorts(ports=frozenset({8080}))
 
@@ -99,11 +98,11 @@ def test_probes_and_their_mistakes_are_those_of_a_manifest(
     thing = with_containers(*containers)
     thing["spec"]["initContainers"] = [SIDECAR, {"name": "once"}]
     thing["metadata"]["annotations"] = {labels.NETNS_ANNOTATION: "/run/netns/web"}
-    from_manifest = read_pod(thing, default_mode=Mode.ENFORCE, source="web.yaml")
+    from_manifest = read_pod(thing, source="web.yaml")
     from_api = reading(thing).pod
     assert from_api.spec == from_manifest.spec
     assert from_api.probe_problem == from_manifest.probe_problem
-    assert (from_api.uid, from_api.mode) == (from_manifest.uid, from_manifest.mode)
+    assert from_api.uid == from_manifest.uid
 
 
 def test_network_namespace_is_never_taken_from_the_api() -> None:
@@ -173,9 +172,28 @@ def test_a_pod_may_go_without_the_relay() -> None:
 def test_unknown_mode_is_in_the_condition_and_leaves_the_pod_gated() -> None:
     made = reading(pod("web", labels={labels.MODE_LABEL: "enfroce"}))
     assert made.pod.mode is Mode.ENFORCE
-    assert made.pod.manifest_problem is not None
-    assert made.pod.manifest_problem.reason == "InvalidMode"
-    assert "'enfroce'" in made.pod.manifest_problem.message
+    [problem] = made.pod.mode_problems
+    assert problem.reason == "InvalidMode"
+    assert "'enfroce'" in problem.message
+    assert made.warnings == (problem,)
+
+
+@pytest.mark.parametrize(
+    ("node", "mode"),
+    [
+        ({labels.MAX_MODE_LABEL: "audit"}, Mode.AUDIT),
+        ({labels.MAX_MODE_LABEL: "low"}, Mode.ENFORCE),
+    ],
+)
+def test_labels_of_the_node_are_no_warning_to_the_pods_author(
+    node: dict[str, str], mode: Mode
+) -> None:
+    modes = PodModes(Mode.ENFORCE)
+    modes.set_node(node)
+    made = pod_reading.read(decoded(pod("web")), modes)
+    assert made.pod.mode is mode
+    assert len(made.pod.mode_problems) == 1
+    assert not made.warnings
 
 
 def test_unknown_fields_are_skipped() -> None:

@@ -23,6 +23,7 @@ from agent.kubelet import kubelet_pb2, pods_api_reading
 from agent.kubelet.pods_api import KubeletPods
 from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
+from agent.pods.pod_modes import PodModes
 from bpf.verdicts import Mode
 from tests import polling
 from tests.agent.kube.apiserver import ApiServer, gated, pod, recorded
@@ -174,7 +175,7 @@ class Following:
         self.source = ApiPods(
             api,
             node_name="node1",
-            default_mode=Mode.AUDIT,
+            modes=PodModes(Mode.AUDIT),
             events=PodEvents(),
         )
         # Back after a twentieth of the usual time: this is no fake clock.

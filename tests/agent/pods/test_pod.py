@@ -8,7 +8,6 @@ import pytest
 
 from agent import labels
 from agent.pods.pod import Pod, PodError, read_pod
-from bpf.verdicts import Mode
 
 MANIFEST: dict[str, Any] = {
     "apiVersion": "v1",
@@ -25,7 +24,7 @@ MANIFEST: dict[str, Any] = {
 
 
 def read(document: object) -> Pod:
-    return read_pod(document, default_mode=Mode.AUDIT, source="web.yaml")
+    return read_pod(document, source="web.yaml")
 
 
 def changed(path: str, value: object) -> dict[str, Any]:
@@ -45,12 +44,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
 def test_a_whole_manifest_is_read() -> None:
     pod = read(MANIFEST)
     assert (pod.namespace, pod.name, pod.uid) == ("shop", "web", "b7c1")
-    assert pod.mode is Mode.ENFORCE
     assert pod.netns_path == "/run/netns/web"
-
-
-def test_a_pod_without_a_label_gets_the_node_s_mode() -> None:
-    assert read(changed("metadata/labels", None)).mode is Mode.AUDIT
 
 
 def test_a_pod_without_a_uid_gets_the_same_one_every_time() -> None:
@@ -80,7 +74,6 @@ def test_a_host_network_pod_needs_no_namespace_path() -> None:
         (changed("apiVersion", "v2"), "InvalidManifest", "v2"),
         (changed("metadata/name", None), "InvalidManifest", "name"),
         (changed("metadata/name", 7), "InvalidManifest", "str"),
-        (changed("metadata/labels", {labels.MODE_LABEL: "shut"}), "InvalidManifest", "audit"),
         (changed("metadata/annotations", {}), "NetnsMissing", labels.NETNS_ANNOTATION),
     ],
 )

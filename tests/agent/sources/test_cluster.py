@@ -13,10 +13,12 @@ from agent.kube.client import ApiClient
 from agent.pods.conditions import Conditions
 from agent.pods.events import PodEvents
 from agent.pods.pod import SANDBOX_MISSING
+from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
 from agent.settings import Settings
 from agent.sources.cluster import ClusterSource
+from bpf.verdicts import Mode
 from probes.netns import Netns
 from tests import polling
 from tests.agent.kube.apiserver import NODES, ApiServer, pod
@@ -43,11 +45,12 @@ class Cluster:
 
     def __init__(self, api: ApiClient, directory: pathlib.Path) -> None:
         self.store = PodStore(Conditions())
+        self.modes = PodModes(Mode.AUDIT, is_complete=False)
         settings = Settings(
             node_name=NODE, run_directory=directory, cri_socket=directory / "no-runtime.sock"
         )
         policies = ApiPolicies(api, state=directory / "policies.json")
-        self.source = ClusterSource(api, settings, self.store, PodEvents(), policies)
+        self.source = ClusterSource(api, settings, self.store, PodEvents(), policies, self.modes)
 
         async def relist() -> None: ...
 

@@ -9,6 +9,7 @@ import pytest
 from agent import labels
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
+from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
 from agent.sources.manifests import ManifestDirectory
 from bpf.verdicts import Mode
@@ -22,7 +23,7 @@ class Recorder(PodStore):
         self.directory = directory
         self.changes: list[str] = []
         self.changed = asyncio.Event()
-        self.source = ManifestDirectory(directory, self, default_mode=Mode.AUDIT)
+        self.source = ManifestDirectory(directory, self, PodModes(Mode.AUDIT))
 
     def set_pod(self, pod: Pod) -> None:
         super().set_pod(pod)

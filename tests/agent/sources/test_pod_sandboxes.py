@@ -2,10 +2,12 @@
 
 import msgspec
 
+from agent import labels
 from agent.cri.models import Sandbox
 from agent.kubelet.admitted_ports import kubelet_rules
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod, Problem
+from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
 from agent.sources.pod_sandboxes import PodSandboxJoin
 from bpf.verdicts import Mode
@@ -47,7 +49,8 @@ class _Published:
         store = _Store()
         self.pods = store.published
         self.removed = store.forgotten
-        self._join = PodSandboxJoin(store, default_mode=Mode.AUDIT)
+        self.modes = PodModes(Mode.AUDIT)
+        self._join = PodSandboxJoin(store, self.modes)
         self._pods: dict[str, Pod] = {}
         self._sandboxes: dict[str, Sandbox] = {}
 
@@ -66,6 +69,10 @@ class _Published:
     def remove_sandbox(self, sandbox: Sandbox) -> None:
         del self._sandboxes[sandbox.pod_uid]
         self._update(sandbox.pod_uid)
+
+    def label_namespace(self, mode: str) -> None:
+        self.modes.set_namespace(_POD.namespace, {labels.MODE_LABEL: mode})
+        self._update(_POD.uid)
 
     def _update(self, uid: str) -> None:
         self._join.update(uid, self._pods.get(uid), self._sandboxes.get(uid))
@@ -133,8 +140,30 @@ def test_sandbox_without_a_pod_is_gated_and_open_to_the_kubelet() -> None:
     assert rule.first_port == 0  # any
 
 
+def test_sandbox_without_a_pod_has_the_mode_of_its_namespace() -> None:
+    """Before the API has the pod, and where podgate-cni gated it in that mode."""
+    published = _Published()
+    published.label_namespace("enforce")
+    published.set_sandbox(_SANDBOX)
+    assert [pod.mode for pod in published.pods] == [Mode.ENFORCE]
+    published.label_namespace("strict")
+    assert published.pods[-1].mode is Mode.STRICT
+
+
+def test_deleted_pod_follows_labels_and_ceiling_while_its_sandbox_exists() -> None:
+    published = _Published()
+    published.set_pod(_POD)
+    published.set_sandbox(_SANDBOX)
+    published.remove_pod("u1")
+    published.label_namespace("strict")
+    published.modes.set_node({labels.MAX_MODE_LABEL: "off"})
+    published.set_sandbox(_SANDBOX)
+    assert [pod.mode for pod in published.pods[-2:]] == [Mode.STRICT, Mode.OFF]
+
+
 def test_deleted_pod_stays_while_its_sandbox_exists() -> None:
     published = _Published()
+    published.label_namespace("enforce")
     published.set_pod(_POD)
     published.set_sandbox(_SANDBOX)
     published.remove_pod("u1")

@@ -16,6 +16,7 @@ from agent.kube.client import ApiClient
 from agent.kube.pod_reports import KUBELET
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.events import PodEvents
+from agent.pods.pod_modes import PodModes
 from bpf.verdicts import Mode
 from tests import polling
 from tests.agent.api.podinfo.serving import Calls, Node
@@ -36,7 +37,7 @@ class Agent:
         self.source = ApiPods(
             api,
             node_name="node1",
-            default_mode=Mode.AUDIT,
+            modes=PodModes(Mode.AUDIT),
             events=PodEvents(),
             state=run_directory / "state" / "pods.json",
         )

@@ -16,10 +16,12 @@ from agent.kube.client import ApiClient
 from agent.pods.conditions import FALSE, TRUE, Conditions
 from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
+from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
 from agent.settings import Settings, localnet_socket
 from agent.sources.cluster import ClusterSource
+from bpf.verdicts import Mode
 from tests import polling
 from tests.agent.api.services.conftest import WAIT_SECONDS, request
 from tests.agent.api.services.making import NODE, endpoint_json, service_json, slice_json, targets
@@ -44,7 +46,7 @@ class Agent:
             service_endpoints=True,
         )
         policies = ApiPolicies(api, state=directory / "policies.json")
-        self.source = ClusterSource(api, settings, store, events, policies)
+        self.source = ClusterSource(api, settings, store, events, policies, PodModes(Mode.AUDIT))
         self.outputs = ClusterOutputs(api, settings, store, self.source, events, GateMetrics(store))
         assert self.outputs.endpoints is not None
         self.publisher = self.outputs.endpoints.publisher

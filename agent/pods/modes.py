@@ -1,0 +1,122 @@
+"""A pod's mode, decided by the labels of node, namespace and pod. Pure functions.
+
+1. The node's default: its label `podgate.io/mode`, or else the agent's `--mode`.
+2. The namespace's label replaces it, stricter or not.
+3. The pod's label may be stricter than that. It may be less strict only where the namespace has
+   `podgate.io/mode-override: allowed`: a user who may create pods must not be able to open them.
+4. The ceiling bounds the result: the node's label `podgate.io/max-mode`, or else `--max-mode`. It
+   is for canaries, and the way out.
+
+A manifest has no namespace: its operator also writes the pod's label, which may be less strict.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from agent import labels as agent_labels
+from agent.pods.pod import Problem
+from bpf.verdicts import Mode
+from probes.spec.fields import clipped
+
+INVALID = "InvalidMode"
+"""A label is no mode."""
+NOT_ALLOWED = "ModeNotAllowed"
+"""A pod's label is less strict than its pod may be."""
+LIMITED = "ModeLimited"
+"""The ceiling is below the mode that labels and default give."""
+
+Labels = Mapping[str, str]
+
+
+class ModeLabel(msgspec.Struct, frozen=True):
+    """One label as read. mode: None if it is absent, or no mode and never was one."""
+
+    mode: Mode | None = None
+    problem: Problem | None = None
+
+
+class NodeModes(msgspec.Struct, frozen=True, kw_only=True):
+    """The node's part in the decision. ceiling_from: what sets the ceiling, in words; problems: of
+    the node's labels."""
+
+    default: Mode
+    ceiling: Mode = Mode.STRICT
+    ceiling_from: str = "--max-mode"
+    problems: tuple[Problem, ...] = ()
+
+
+class NamespaceModes(msgspec.Struct, frozen=True):
+    """A namespace's part. may_override: whether labels of its pods may be less strict."""
+
+    label: ModeLabel = ModeLabel()
+    may_override: bool = False
+
+
+class ModeDecision(msgspec.Struct, frozen=True):
+    """The mode of one pod, and labels that have no effect, or not the desired one."""
+
+    mode: Mode
+    problems: tuple[Problem, ...] = ()
+
+
+def read_label(labels: Labels, name: str, owner: str, last: Mode | None = None) -> ModeLabel:
+    """A label of a node, namespace or pod: `owner` in one word.
+
+    last: the value that stays in force if this one is no mode; None: it counts as absent then.
+    """
+    text = labels.get(name)
+    if text is None:
+        return ModeLabel()
+    try:
+        return ModeLabel(Mode.from_label(text))
+    except ValueError:
+        known = ", ".join(mode.label for mode in Mode)
+        effect = "It has no effect."
+        if last is not None:
+            effect = f"Its last valid value {last.label} stays in force."
+        message = (
+            f"Label {name} of the {owner} is {clipped(text)}, which is no mode; use one of {known}."
+        )
+        return ModeLabel(last, Problem(INVALID, f"{message} {effect}"))
+
+
+def node_modes(default: Mode, ceiling: Mode, label: ModeLabel, max_label: ModeLabel) -> NodeModes:
+    """default, ceiling: the agent's settings, which the node's labels replace."""
+    found = NodeModes(
+        default=default if label.mode is None else label.mode,
+        ceiling=ceiling,
+        problems=tuple(one.problem for one in (label, max_label) if one.problem),
+    )
+    if max_label.mode is None:
+        return found
+    origin = f"the node's label {agent_labels.MAX_MODE_LABEL}"
+    return msgspec.structs.replace(found, ceiling=max_label.mode, ceiling_from=origin)
+
+
+def decide(node: NodeModes, namespace: NamespaceModes, pod: ModeLabel) -> ModeDecision:
+    """The mode of one pod, by the rules above."""
+    problems = [*node.problems]
+    problems += [one.problem for one in (namespace.label, pod) if one.problem]
+    mode = node.default if namespace.label.mode is None else namespace.label.mode
+    if pod.mode is not None:
+        if pod.mode >= mode or namespace.may_override:
+            mode = pod.mode
+        else:
+            problems.append(
+                Problem(
+                    NOT_ALLOWED,
+                    f"Pod label {agent_labels.MODE_LABEL}={pod.mode.label} is less strict than "
+                    f"{mode.label} and is ignored; set {agent_labels.OVERRIDE_LABEL}="
+                    f"{agent_labels.OVERRIDE_ALLOWED} on the namespace to allow it.",
+                )
+            )
+    if mode > node.ceiling:
+        problems.append(
+            Problem(
+                LIMITED,
+                f"Mode {mode.label} is limited to {node.ceiling.label} by {node.ceiling_from}.",
+            )
+        )
+        mode = node.ceiling
+    return ModeDecision(mode, tuple(problems))

@@ -1,0 +1,178 @@
+"""The modes of this node's pods: labels as they were last read, and what follows from them.
+
+A label that becomes unreadable keeps its last readable value, also over a restart of the agent:
+a typing error must neither open a gate nor close one. One that never was readable has no effect.
+"""
+
+import pathlib
+
+import msgspec
+import structlog
+
+from agent import labels as agent_labels
+from agent import state_files
+from agent.logs import Event
+from agent.pods import modes
+from agent.pods.changes import Changes
+from agent.pods.modes import Labels, ModeDecision, ModeLabel, NamespaceModes, NodeModes
+from agent.state_files import StateSaver
+from bpf.verdicts import Mode
+
+log = structlog.get_logger(__name__)
+
+NODE = ""
+"""Takes a namespace's place in `PodModes.changes` where the node's part changed."""
+
+# A roll-out labels many pods; the file is for restarts, not for the last second.
+_SETTLE_SECONDS = 2.0
+
+
+class _Saved(msgspec.Struct):
+    """The file's content: the last readable value of each label, by its key."""
+
+    labels: dict[str, Mode] = {}
+
+
+class NewPodModes(msgspec.Struct, frozen=True):
+    """Modes of pods whose labels are unknown: by namespace, and `default` for all others."""
+
+    default: Mode
+    namespaces: dict[str, Mode] = {}
+
+
+class PodModes:
+    """Reads the labels, and decides each pod's mode (agent/pods/modes.py)."""
+
+    def __init__(
+        self,
+        default: Mode,
+        ceiling: Mode = Mode.STRICT,
+        *,
+        state: pathlib.Path | None = None,
+        is_complete: bool = True,
+    ) -> None:
+        """default, ceiling: the agent's settings; state: the file to save to; is_complete: whether
+        there are no labels of a node and of namespaces to wait for, as with manifests."""
+        self.changes = Changes()
+        """Namespaces of which a mode changed; `NODE` for all pods."""
+        self.node = NodeModes(default=default, ceiling=ceiling)
+        self.is_complete = is_complete
+        """Whether the labels of node and namespaces have been read."""
+        self._settings = default, ceiling
+        self._namespaces: dict[str, NamespaceModes] = {}
+        """Those that have a label."""
+        self._last: dict[str, Mode] = {}
+        self._restored: dict[str, Mode] = {}
+        """Of the previous agent; what is not read in this one's life is not saved again."""
+        self._state = state
+        self._saver = state and StateSaver(
+            state,
+            lambda: _Saved(dict(self._last)),
+            failure=Event.MODES_NOT_SAVED,
+            settle_seconds=_SETTLE_SECONDS,
+        )
+
+    def restore(self) -> None:
+        """Read what the previous agent saved. Reads a file; call it once, before all else."""
+        if self._state is not None:
+            found = state_files.read(self._state, _Saved, failure=Event.SAVED_MODES_UNREADABLE)
+            self._restored = found.labels if found else {}
+
+    async def run(self) -> None:
+        """Save until cancelled."""
+        if self._saver:
+            await self._saver.run()
+
+    def set_node(self, labels: Labels) -> bool:
+        """The node's labels; returns whether its part changed."""
+        found = modes.node_modes(
+            *self._settings,
+            self._read("node", "", labels, agent_labels.MODE_LABEL),
+            self._read("node", "", labels, agent_labels.MAX_MODE_LABEL),
+        )
+        if found == self.node:
+            return False
+        for problem in found.problems:
+            log.warning(Event.NODE_LABEL_INVALID, problem=problem.message)
+        log.info(Event.NODE_MODES_CHANGED, default=found.default.label, ceiling=found.ceiling.label)
+        self.node = found
+        self.changes.mark(NODE)
+        return True
+
+    def set_namespace(self, name: str, labels: Labels) -> bool:
+        """A namespace's labels, none for a deleted one; returns whether its part changed."""
+        found = NamespaceModes(
+            self._read("namespace", name, labels, agent_labels.MODE_LABEL),
+            labels.get(agent_labels.OVERRIDE_LABEL) == agent_labels.OVERRIDE_ALLOWED,
+        )
+        if found == self._of_namespace(name):
+            return False
+        if found == NamespaceModes():
+            del self._namespaces[name]
+        else:
+            self._namespaces[name] = found
+        self.changes.mark(name)
+        return True
+
+    def complete(self) -> None:
+        """The labels of node and namespaces have been read."""
+        if not self.is_complete:
+            self.is_complete = True
+            self.changes.mark(NODE)
+
+    def of_pod(self, uid: str, namespace: str, labels: Labels) -> ModeDecision:
+        """The mode of a pod with these labels."""
+        label = self._read("pod", uid, labels, agent_labels.MODE_LABEL)
+        return modes.decide(self.node, self._of_namespace(namespace), label)
+
+    def of_manifest(self, uid: str, labels: Labels) -> ModeDecision:
+        """The mode of a manifest's pod: no namespace decides, so its label always does."""
+        label = self._read("pod", uid, labels, agent_labels.MODE_LABEL)
+        return modes.decide(self.node, NamespaceModes(may_override=True), label)
+
+    def of_namespace(self, namespace: str) -> Mode:
+        """The mode of a namespace's pods that have no label."""
+        return modes.decide(self.node, self._of_namespace(namespace), ModeLabel()).mode
+
+    @property
+    def kept_up_to(self) -> Mode:
+        """As `Pod.kept_up_to`."""
+        return Mode.OFF if self.is_complete else self.node.ceiling
+
+    def forget(self, uid: str) -> None:
+        """A pod is gone."""
+        self._forget(_key("pod", uid, agent_labels.MODE_LABEL))
+
+    @property
+    def of_new_pods(self) -> NewPodModes:
+        """What podgate-cni and the default-deny table go by."""
+        default = modes.decide(self.node, NamespaceModes(), ModeLabel()).mode
+        own = {name: self.of_namespace(name) for name in self._namespaces}
+        return NewPodModes(default, {name: mode for name, mode in own.items() if mode != default})
+
+    def _of_namespace(self, name: str) -> NamespaceModes:
+        return self._namespaces.get(name, NamespaceModes())
+
+    def _read(self, owner: str, identity: str, labels: Labels, name: str) -> ModeLabel:
+        key = _key(owner, identity, name)
+        last = self._last.get(key, self._restored.get(key))
+        found = modes.read_label(labels, name, owner, last)
+        if found.mode is None:
+            self._forget(key)
+        elif self._last.get(key) != found.mode:
+            self._last[key] = found.mode
+            self._mark()
+        return found
+
+    def _forget(self, key: str) -> None:
+        self._restored.pop(key, None)
+        if self._last.pop(key, None) is not None:
+            self._mark()
+
+    def _mark(self) -> None:
+        if self._saver:
+            self._saver.mark()
+
+
+def _key(owner: str, identity: str, name: str) -> str:
+    return f"{owner} {identity} {name}"

@@ -1,0 +1,164 @@
+"""The ladder: node, namespace, pod and ceiling decide the mode together."""
+
+import itertools
+
+import pytest
+
+from agent import labels as agent_labels
+from agent.pods import modes
+from agent.pods.modes import (
+    INVALID,
+    LIMITED,
+    NOT_ALLOWED,
+    ModeLabel,
+    NamespaceModes,
+    NodeModes,
+)
+from bpf.verdicts import Mode
+
+OFF, AUDIT, ENFORCE, STRICT = Mode.OFF, Mode.AUDIT, Mode.ENFORCE, Mode.STRICT
+LADDER = ["off", "audit", "enforce", "strict"]
+LABELS = [None, *LADDER]
+
+
+def mode(word: str | None) -> Mode | None:
+    return None if word is None else Mode.from_label(word)
+
+
+def node(default: str, ceiling: str = "strict") -> NodeModes:
+    return NodeModes(default=Mode.from_label(default), ceiling=Mode.from_label(ceiling))
+
+
+def namespace(label: str | None, *, may_override: bool = False) -> NamespaceModes:
+    return NamespaceModes(ModeLabel(mode(label)), may_override)
+
+
+def by_the_documents(
+    default: str, ceiling: str, of_namespace: str | None, may_override: bool, of_pod: str | None
+) -> tuple[str, set[str]]:
+    """The mode and the reasons as docs/deploy.md has them, by lists of words alone."""
+    permitted = LADDER
+    if not may_override:
+        # The list from the namespace's word, or else from the node's, to its end.
+        permitted = LADDER[LADDER.index(default if of_namespace is None else of_namespace) :]
+    reasons = set()
+    wanted = [of_pod, of_namespace, default]
+    if of_pod is not None and of_pod not in permitted:
+        wanted.remove(of_pod)
+        reasons.add(NOT_ALLOWED)
+    found = next(word for word in wanted if word is not None)
+    while found not in LADDER[: LADDER.index(ceiling) + 1]:
+        found = LADDER[LADDER.index(found) - 1]
+        reasons.add(LIMITED)
+    return found, reasons
+
+
+@pytest.mark.parametrize("default", LADDER)
+@pytest.mark.parametrize("ceiling", LADDER)
+def test_every_combination_is_as_documented(default: str, ceiling: str) -> None:
+    for of_namespace, may_override, of_pod in itertools.product(LABELS, (False, True), LABELS):
+        decision = modes.decide(
+            node(default, ceiling),
+            namespace(of_namespace, may_override=may_override),
+            ModeLabel(mode(of_pod)),
+        )
+        found = decision.mode.label, {problem.reason for problem in decision.problems}
+        combination = default, ceiling, of_namespace, may_override, of_pod
+        assert found == by_the_documents(*combination), combination
+
+
+@pytest.mark.parametrize(
+    ("default", "ceiling", "of_namespace", "of_pod", "expected"),
+    [
+        # The first step of the ladder: one namespace on a node in audit.
+        ("audit", "strict", "enforce", None, ENFORCE),
+        ("audit", "strict", "strict", None, STRICT),
+        ("enforce", "strict", "audit", None, AUDIT),
+        ("strict", "strict", "off", None, OFF),
+        ("audit", "strict", None, "enforce", ENFORCE),
+        ("enforce", "strict", None, "audit", ENFORCE),
+        ("audit", "strict", "enforce", "off", ENFORCE),
+        # The way out.
+        ("audit", "audit", "enforce", "strict", AUDIT),
+        ("enforce", "off", "strict", None, OFF),
+        # A canary: strict is wanted everywhere, and not yet had.
+        ("strict", "enforce", None, None, ENFORCE),
+    ],
+)
+def test_examples(
+    default: str, ceiling: str, of_namespace: str | None, of_pod: str | None, expected: Mode
+) -> None:
+    decision = modes.decide(
+        node(default, ceiling), namespace(of_namespace), ModeLabel(mode(of_pod))
+    )
+    assert decision.mode is expected
+
+
+@pytest.mark.parametrize("setting", LADDER)
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("max_setting", LADDER)
+@pytest.mark.parametrize("max_label", LABELS)
+def test_labels_of_the_node_replace_the_agents_settings(
+    setting: str, label: str | None, max_setting: str, max_label: str | None
+) -> None:
+    found = modes.node_modes(
+        *(Mode.from_label(setting), Mode.from_label(max_setting)),
+        *(ModeLabel(mode(label)), ModeLabel(mode(max_label))),
+    )
+    assert found.default.label == (label or setting)
+    assert found.ceiling.label == (max_label or max_setting)
+    assert (agent_labels.MAX_MODE_LABEL in found.ceiling_from) == (max_label is not None)
+    assert not found.problems
+
+
+def read(text: str | None, last: Mode | None = None) -> ModeLabel:
+    labels = {} if text is None else {agent_labels.MODE_LABEL: text}
+    return modes.read_label(labels, agent_labels.MODE_LABEL, "namespace", last)
+
+
+def test_a_missing_label_is_no_problem() -> None:
+    assert read(None) == ModeLabel()
+    assert read(None, STRICT) == ModeLabel()
+
+
+@pytest.mark.parametrize("text", ["enfroce", "Enforce", "", "2", "enforce ", "x" * 1000])
+@pytest.mark.parametrize("last", [None, *Mode])
+def test_a_label_that_is_no_mode_counts_as_its_last_one(text: str, last: Mode | None) -> None:
+    label = read(text, last)
+    assert label.mode is last
+    assert label.problem is not None
+    assert label.problem.reason == INVALID
+    assert len(label.problem.message) < 300
+
+
+def test_problems_of_all_labels_are_listed() -> None:
+    problem = read("x").problem
+    assert problem is not None
+    found = NodeModes(default=ENFORCE, ceiling=AUDIT, problems=(problem,))
+    decision = modes.decide(found, NamespaceModes(read("y")), read("z"))
+    reasons = [problem.reason for problem in decision.problems]
+    assert (decision.mode, reasons) == (AUDIT, [INVALID, INVALID, INVALID, LIMITED])
+
+
+def messages(decision: modes.ModeDecision) -> list[str]:
+    return [problem.message for problem in decision.problems]
+
+
+def test_problems_name_label_and_remedy() -> None:
+    assert messages(modes.decide(node("enforce"), namespace(None), ModeLabel(OFF))) == [
+        "Pod label podgate.io/mode=off is less strict than enforce and is ignored; set "
+        "podgate.io/mode-override=allowed on the namespace to allow it."
+    ]
+    assert messages(modes.decide(node("audit", "audit"), namespace("strict"), ModeLabel())) == [
+        "Mode strict is limited to audit by --max-mode."
+    ]
+    labelled = modes.node_modes(AUDIT, STRICT, ModeLabel(), ModeLabel(OFF))
+    assert messages(modes.decide(labelled, namespace("enforce"), ModeLabel())) == [
+        "Mode enforce is limited to off by the node's label podgate.io/max-mode."
+    ]
+    problem = read("enfroce", ENFORCE).problem
+    assert problem is not None
+    assert problem.message == (
+        "Label podgate.io/mode of the namespace is 'enfroce', which is no mode; use one of off, "
+        "audit, enforce, strict. Its last valid value enforce stays in force."
+    )

@@ -1,0 +1,163 @@
+"""Labels as they change: what follows for pods, and what stays."""
+
+import asyncio
+import contextlib
+import pathlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent import labels as agent_labels
+from agent.pods.modes import INVALID
+from agent.pods.pod_modes import NODE, NewPodModes, PodModes
+from bpf.verdicts import Mode
+
+pytestmark = pytest.mark.looptime
+
+
+def labels(mode: str | None = None, **more: str) -> dict[str, str]:
+    found = {f"podgate.io/{name.replace('_', '-')}": text for name, text in more.items()}
+    return found if mode is None else {agent_labels.MODE_LABEL: mode, **found}
+
+
+def reasons(modes: PodModes, pod: str | None = None) -> list[str]:
+    return [problem.reason for problem in modes.of_pod("u1", "shop", labels(pod)).problems]
+
+
+@pytest.fixture
+def modes() -> PodModes:
+    return PodModes(Mode.AUDIT)
+
+
+def test_namespace_decides_for_its_pods_alone(modes: PodModes) -> None:
+    modes.set_namespace("shop", labels("enforce"))
+    assert modes.of_pod("u1", "shop", {}).mode is Mode.ENFORCE
+    assert modes.of_pod("u2", "other", {}).mode is Mode.AUDIT
+    modes.set_namespace("shop", {})
+    assert modes.of_pod("u1", "shop", {}).mode is Mode.AUDIT
+
+
+def test_a_pod_needs_its_namespaces_consent_to_be_less_strict(modes: PodModes) -> None:
+    modes.set_namespace("shop", labels("enforce"))
+    assert modes.of_pod("u1", "shop", labels("off")).mode is Mode.ENFORCE
+    # Its own consent is none.
+    own = labels("off", mode_override="allowed")
+    assert modes.of_pod("u1", "shop", own).mode is Mode.ENFORCE
+    for word in ("true", "Allowed", ""):
+        modes.set_namespace("shop", labels("enforce", mode_override=word))
+        assert modes.of_pod("u1", "shop", labels("off")).mode is Mode.ENFORCE
+    modes.set_namespace("shop", labels("enforce", mode_override="allowed"))
+    assert modes.of_pod("u1", "shop", labels("off")).mode is Mode.OFF
+
+
+def test_a_manifests_own_label_decides_below_the_ceiling() -> None:
+    modes = PodModes(Mode.ENFORCE, Mode.ENFORCE)
+    assert modes.of_manifest("u1", {}).mode is Mode.ENFORCE
+    assert modes.of_manifest("u1", labels("off")).mode is Mode.OFF
+    assert modes.of_manifest("u1", labels("strict")).mode is Mode.ENFORCE
+
+
+def test_unreadable_label_of_a_new_pod_counts_as_none_and_never_as_off(modes: PodModes) -> None:
+    modes.set_namespace("shop", labels("enforce"))
+    assert modes.of_pod("u1", "shop", labels("enfroce")).mode is Mode.ENFORCE
+    assert reasons(modes, "enfroce") == [INVALID]
+    assert PodModes(Mode.STRICT).of_manifest("u1", labels("of")).mode is Mode.STRICT
+
+
+def test_label_that_becomes_unreadable_keeps_its_last_value(modes: PodModes) -> None:
+    modes.set_node(labels("off", max_mode="enforce"))
+    modes.set_namespace("shop", labels("strict"))
+    assert modes.of_pod("u1", "other", labels("audit")).mode is Mode.AUDIT
+
+    modes.set_node(labels("of", max_mode="enfroce"))
+    modes.set_namespace("shop", labels("stritc"))
+    assert modes.node.default is Mode.OFF
+    assert modes.node.ceiling is Mode.ENFORCE
+    assert modes.of_pod("u2", "shop", {}).mode is Mode.ENFORCE
+    assert modes.of_pod("u1", "other", labels("adit")).mode is Mode.AUDIT
+    # It is that label's own: another pod never had one.
+    assert modes.of_pod("u3", "other", labels("adit")).mode is Mode.OFF
+
+    modes.set_node({})
+    modes.set_namespace("shop", {})
+    modes.set_namespace("shop", labels("stritc"))
+    assert modes.of_pod("u2", "shop", {}).mode is Mode.AUDIT
+
+
+def test_a_pods_label_is_forgotten_with_it(modes: PodModes) -> None:
+    modes.of_pod("u1", "shop", labels("strict"))
+    modes.forget("u1")
+    assert modes.of_pod("u1", "shop", labels("stritc")).mode is Mode.AUDIT
+
+
+def test_changes_are_marked_once(modes: PodModes) -> None:
+    changes = modes.changes.subscribe()
+    assert modes.set_node(labels("enforce"))
+    assert modes.set_namespace("shop", labels("strict"))
+    assert changes.take() == [NODE, "shop"]
+    # Labels that decide nothing, and the same once more.
+    assert not modes.set_node({**labels("enforce"), "zone": "a"})
+    assert not modes.set_namespace("shop", {**labels("strict"), "team": "b"})
+    assert not modes.set_namespace("other", {"team": "b"})
+    assert not changes.take()
+
+
+def test_new_pods_have_the_modes_of_their_namespaces_below_the_ceiling(modes: PodModes) -> None:
+    modes.set_namespace("shop", labels("enforce"))
+    modes.set_namespace("vault", labels("strict"))
+    modes.set_namespace("same", labels("audit", mode_override="allowed"))
+    own = {"shop": Mode.ENFORCE, "vault": Mode.STRICT}
+    assert modes.of_new_pods == NewPodModes(Mode.AUDIT, own)
+    modes.set_node(labels(max_mode="enforce"))
+    assert modes.of_new_pods.namespaces == {"shop": Mode.ENFORCE, "vault": Mode.ENFORCE}
+    modes.set_node(labels(max_mode="audit"))
+    assert modes.of_new_pods == NewPodModes(Mode.AUDIT)
+
+
+def test_stricter_gates_are_kept_only_until_the_labels_are_known() -> None:
+    modes = PodModes(Mode.AUDIT, Mode.ENFORCE, is_complete=False)
+    changes = modes.changes.subscribe()
+    before = modes.kept_up_to
+    modes.complete()
+    assert (before, modes.kept_up_to) == (Mode.ENFORCE, Mode.OFF)
+    assert changes.take() == [NODE]
+
+
+@contextlib.asynccontextmanager
+async def running(state: pathlib.Path) -> AsyncIterator[PodModes]:
+    modes = PodModes(Mode.AUDIT, state=state)
+    modes.restore()
+    task = asyncio.create_task(modes.run())
+    await asyncio.sleep(0)
+    try:
+        yield modes
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_last_values_survive_a_restart(tmp_path: pathlib.Path) -> None:
+    state = tmp_path / "state" / "modes.json"
+    async with running(state) as modes:
+        modes.set_node(labels(max_mode="enforce"))
+        modes.set_namespace("shop", labels("enforce"))
+        modes.set_namespace("gone", labels("enforce"))
+        modes.of_pod("u1", "shop", labels("strict"))
+    for _ in range(2):
+        async with running(state) as modes:
+            modes.set_node(labels(max_mode="enfroce"))
+            modes.set_namespace("shop", labels("enfroce"))
+            assert modes.node.ceiling is Mode.ENFORCE
+            assert modes.of_namespace("shop") is Mode.ENFORCE
+            modes.set_node({})
+            assert modes.of_pod("u1", "shop", labels("stritc")).mode is Mode.STRICT
+            modes.set_node(labels(max_mode="enforce"))
+    assert "gone" not in state.read_text()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"labels": {"a": 9}}', '{"labels": 1}'])
+async def test_a_broken_file_is_none(tmp_path: pathlib.Path, content: str) -> None:
+    state = tmp_path / "modes.json"
+    state.write_text(content)
+    async with running(state) as modes:
+        assert modes.of_pod("u1", "shop", labels("stritc")).mode is Mode.AUDIT
