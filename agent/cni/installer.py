@@ -8,6 +8,7 @@ step leaves a working directory, also if the process is killed in between.
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import pathlib
 import sys
@@ -106,9 +107,9 @@ class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
         """Restore both directories; returns whether there was anything to remove.
 
         is_binary_kept: for runtimes that stop pods by the list that started them (CRI-O).
-        Raises `CniError`.
+        Raises `CniError`, also while an agent keeps the plugin installed.
         """
-        with _as_cni_error():
+        with _as_cni_error(), self._exclusive():
             has_changed = False
             if self.conf_directory.is_dir():
                 for path in sorted(self.conf_directory.iterdir()):
@@ -117,6 +118,23 @@ class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
                 for path in (self.installed_binary, _unfinished(self.installed_binary)):
                     has_changed |= _unlink(path)
             return has_changed
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Keeps agents from adding the plugin. Raises `CniError` if one would add it again."""
+        if not self.conf_directory.is_dir():
+            yield
+            return
+        with _open_directory(self.conf_directory) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise CniError(
+                    f"a running agent keeps {conflist.TYPE} in {self.conf_directory} and would add "
+                    "it again; restart the agent without --cni-conf-dir, or stop it, then repeat "
+                    "this command."
+                ) from error
+            yield
 
     def _copy_binary(self) -> bool:
         try:
@@ -203,16 +221,26 @@ class RewriteBackoff:
 
 
 async def run(plugin: CniInstaller) -> None:
-    """Install the plugin, and again whenever a CNI rewrites its file, until cancelled."""
+    """Install the plugin, and again whenever a CNI rewrites its file, until cancelled.
+
+    It holds a shared lock of the directory, by which `CniInstaller.remove` recognises it.
+    """
     reconciler = _Reconciler(plugin)
+    directory = plugin.conf_directory
     while True:
-        await reconciler.check()
-        with contextlib.suppress(FileNotFoundError):
-            async for _ in documents.changes(
-                plugin.conf_directory, at_least_every_seconds=_CHECK_SECONDS
-            ):
+        try:
+            with _open_directory(directory) as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 await reconciler.check()
-        await asyncio.sleep(_CHECK_SECONDS)  # the directory comes with the CNI
+                async for _ in documents.changes(directory, at_least_every_seconds=_CHECK_SECONDS):
+                    await reconciler.check()
+                    if not await asyncio.to_thread(_is_open_at, directory, lock):
+                        break
+        except FileNotFoundError:
+            await reconciler.check()  # the directory comes with the CNI
+        except BlockingIOError:
+            pass  # the plugin is being removed by hand
+        await asyncio.sleep(_CHECK_SECONDS)
 
 
 class _Reconciler:
@@ -307,6 +335,20 @@ def _has_content(path: pathlib.Path, content: bytes) -> bool:
 def _stamp(path: pathlib.Path) -> tuple[int, int, int]:
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@contextlib.contextmanager
+def _open_directory(path: pathlib.Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_open_at(path: pathlib.Path, descriptor: int) -> bool:
+    """Whether the directory at this path still is the open one. Raises `FileNotFoundError`."""
+    return os.path.samestat(os.fstat(descriptor), path.stat())
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from agent.cli.main import main
 from agent.cni import installer
@@ -282,6 +282,56 @@ async def test_agent_restores_the_plugin(node: CniInstaller) -> None:
             "the new network has the plugin",
             lambda: network_of(node)[1] == ["bridge", "podgate-cni"],
         )
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+def run_remove(node: CniInstaller) -> Result:
+    where = [
+        *("--cni-conf-dir", str(node.conf_directory)),
+        *("--cni-bin-dir", str(node.bin_directory)),
+    ]
+    return CliRunner().invoke(main, ["cni", "remove", *where])
+
+
+async def test_remove_is_refused_while_an_agent_would_add_the_plugin_again(
+    node: CniInstaller,
+) -> None:
+    keeping = asyncio.create_task(installer.run(node))
+    try:
+        write(node, {"10-x.conflist": CONFLIST})
+        await until("the network has the plugin", lambda: has_plugin(node))
+        before = content(node)
+        refused = await asyncio.to_thread(run_remove, node)
+        assert refused.exit_code == 1
+        assert content(node) == before
+        assert node.installed_binary.exists()
+        assert refused.output == (
+            f"podgate: a running agent keeps podgate-cni in {node.conf_directory} and would add it "
+            "again; restart the agent without --cni-conf-dir, or stop it, then repeat this "
+            "command.\n"
+        )
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+    assert (await asyncio.to_thread(run_remove, node)).output == "Removed.\n"
+
+
+async def test_remove_is_refused_also_for_a_directory_that_was_made_again(
+    node: CniInstaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installer, "_CHECK_SECONDS", 0.05)
+    write(node, {"10-x.conflist": CONFLIST})
+    keeping = asyncio.create_task(installer.run(node))
+    try:
+        await until("the network has the plugin", lambda: has_plugin(node))
+        node.conf_directory.rename(node.conf_directory.with_name("old.d"))
+        await asyncio.sleep(0.1)
+        node.conf_directory.mkdir()
+        write(node, {"10-x.conflist": CONFLIST})
+        await until("the network has the plugin", lambda: has_plugin(node))
+        assert (await asyncio.to_thread(run_remove, node)).exit_code == 1
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)

@@ -102,6 +102,8 @@ def install(
 def remove(cni_conf_dir: pathlib.Path, cni_bin_dir: pathlib.Path, keep_binary: bool) -> None:
     """Restore the CNI configuration and delete the plugin. Attached gates stay until the agent or
     the pod's deletion removes them.
+
+    Fails while an agent with --cni-conf-dir runs, which would add the plugin again.
     """
     from agent.cni.installer import CniInstaller
 
