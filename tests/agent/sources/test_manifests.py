@@ -156,6 +156,41 @@ def test_invalid_file_keeps_its_last_pod(recorder: Recorder) -> None:
     assert "last valid version stays in force" in pod.manifest_problem.message
 
 
+def test_unreadable_mode_of_a_new_manifest_counts_as_none(recorder: Recorder) -> None:
+    recorder.write("a.yaml", manifest("a", mode="enfroce"))
+    recorder.source.refresh()
+    pod = recorder.pod("a")
+    assert pod.mode is Mode.AUDIT
+    assert pod.netns_path == "/run/netns/a"
+    [problem] = pod.mode_problems
+    assert problem.reason == "InvalidMode"
+
+
+def test_unreadable_mode_of_a_known_manifest_changes_nothing_but_the_rest(
+    recorder: Recorder,
+) -> None:
+    recorder.write("a.yaml", manifest("a", mode="enforce"))
+    recorder.source.refresh()
+    changed = manifest("a", mode="enfroce").replace("/run/netns/a", "/run/netns/b")
+    recorder.write("a.yaml", changed)
+    recorder.source.refresh()
+    pod = recorder.pod("a")
+    assert (pod.mode, pod.netns_path) == (Mode.ENFORCE, "/run/netns/b")
+    assert "Its last valid value enforce stays" in pod.mode_problems[0].message
+    # Another pod in the same file has no last value.
+    recorder.write("a.yaml", manifest("b", mode="enfroce"))
+    recorder.source.refresh()
+    recorder.write("a.yaml", manifest("a", mode="enfroce"))
+    recorder.source.refresh()
+    assert recorder.pod("a").mode is Mode.AUDIT
+
+
+def test_invalid_manifest_is_never_in_mode_off(recorder: Recorder) -> None:
+    recorder.write("a.yaml", "a: [")
+    recorder.source.refresh()
+    assert recorder.pod("a.yaml").mode is Mode.AUDIT
+
+
 def test_repaired_file_has_no_problem(recorder: Recorder) -> None:
     recorder.write("a.yaml", "a: [")
     recorder.source.refresh()

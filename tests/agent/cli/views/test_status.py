@@ -1,11 +1,11 @@
-"""What `podgate status` prints about the kubelet."""
+"""What `podgate status` prints about the kubelet and about modes."""
 
 import datetime
 
 import msgspec
 import pytest
 
-from agent.admin.report import AgentReport, PodSourceStatus, RelayStatus
+from agent.admin.report import AgentReport, PodSourceStatus, PodStatus, RelayStatus
 from agent.cli.views import status
 
 REPORT = AgentReport(
@@ -61,3 +61,35 @@ def test_reason_is_shown_when_the_kernel_cannot_follow_it(
     report = msgspec.structs.replace(REPORT, kubelet_unfollowed=problem)
     expected = f"without the agent the kernel does not follow the kubelet's restarts: {problem}\n"
     assert expected in shown(report, capsys)
+
+
+def pod(name: str, *problems: str) -> PodStatus:
+    return PodStatus(
+        namespace="shop",
+        name=name,
+        uid=name,
+        mode="audit",
+        mode_problems=list(problems),
+        source="api",
+        netns=None,
+        addresses=[],
+        conditions=[],
+        gates=[],
+        paths=[],
+        existing_flows=0,
+        probes=[],
+    )
+
+
+def test_default_mode_and_ceiling_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    report = msgspec.structs.replace(REPORT, default_mode="audit", max_mode="enforce")
+    assert "default mode audit, at most enforce; pods from" in shown(report, capsys)
+
+
+def test_problem_of_many_pods_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    limited, own = "Mode enforce is limited to audit by --max-mode.", "Label [x] is no mode."
+    pods = [pod(f"web-{number}", limited) for number in range(7)]
+    output = shown(msgspec.structs.replace(REPORT, pods=[*pods, pod("db", limited, own)]), capsys)
+    names = ", ".join(f"shop/web-{number}" for number in range(5))
+    assert f"{limited} Pods: {names} and 3 more.\n" in output
+    assert f"{own} Pods: shop/db.\n" in output

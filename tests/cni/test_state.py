@@ -1,0 +1,120 @@
+"""The plugin's state file follows the modes of node and namespaces."""
+
+import asyncio
+import contextlib
+import json
+import pathlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from agent.cni import state
+from agent.cni.publisher import CniStatePublisher
+from agent.labels import MAX_MODE_LABEL, MODE_LABEL
+from agent.pods.pod_modes import NewPodModes, PodModes
+from bpf import abi, sources
+from bpf.gates import Attachment
+from bpf.verdicts import Mode
+from tests.polling import until
+
+
+def content(directory: pathlib.Path) -> Any:
+    return json.loads((directory / "cni.json").read_text())
+
+
+def modes_in(directory: pathlib.Path) -> tuple[str, dict[str, str]]:
+    found = content(directory)
+    return found["mode"], found["namespaces"]
+
+
+def opened(directory: pathlib.Path, modes: PodModes) -> CniStatePublisher:
+    publisher = CniStatePublisher(directory, Attachment.TCX, modes)
+    publisher.open()
+    return publisher
+
+
+@contextlib.asynccontextmanager
+async def running(directory: pathlib.Path, modes: PodModes) -> AsyncIterator[None]:
+    task = asyncio.create_task(opened(directory, modes).run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_file_has_programs_and_modes(tmp_path: pathlib.Path) -> None:
+    modes = PodModes(Mode.AUDIT)
+    modes.set_namespace("shop", {MODE_LABEL: "enforce"})
+    modes.set_namespace("same", {MODE_LABEL: "audit"})
+    opened(tmp_path, modes)
+    assert content(tmp_path) == {
+        "mode": "audit",
+        "attachment": "tcx",
+        "schema": abi.SCHEMA,
+        "programs": sources.fingerprint(),
+        "namespaces": {"shop": "enforce"},
+    }
+    assert (tmp_path / "cni.json").stat().st_mode & 0o777 == 0o644
+
+
+async def test_file_follows_labels_and_ceiling(tmp_path: pathlib.Path) -> None:
+    modes = PodModes(Mode.AUDIT)
+    async with running(tmp_path, modes):
+        modes.set_namespace("shop", {MODE_LABEL: "strict"})
+        await until("a namespace", lambda: modes_in(tmp_path) == ("audit", {"shop": "strict"}))
+        modes.set_node({MODE_LABEL: "enforce", MAX_MODE_LABEL: "enforce"})
+        await until("the node", lambda: modes_in(tmp_path) == ("enforce", {}))
+        modes.set_namespace("shop", {})
+        modes.set_node({MAX_MODE_LABEL: "off"})
+        await until("the ceiling", lambda: modes_in(tmp_path) == ("off", {}))
+
+
+async def test_modes_of_the_previous_agent_stay_until_labels_are_known(
+    tmp_path: pathlib.Path,
+) -> None:
+    previous = NewPodModes(Mode.ENFORCE, {"shop": Mode.STRICT, "lab": Mode.OFF})
+    await asyncio.to_thread(state.publish, tmp_path, previous, Attachment.TCX)
+    modes = PodModes(Mode.AUDIT, is_complete=False)
+    async with running(tmp_path, modes):
+        assert modes_in(tmp_path) == ("enforce", {"shop": "strict", "lab": "off"})
+        modes.set_namespace("lab", {MODE_LABEL: "enforce"})
+        kept = {"shop": "strict", "lab": "enforce"}
+        await until("what is known", lambda: modes_in(tmp_path) == ("enforce", kept))
+        modes.complete()
+        await until("all labels", lambda: modes_in(tmp_path) == ("audit", {"lab": "enforce"}))
+
+
+def test_ceiling_bounds_the_modes_of_the_previous_agent(tmp_path: pathlib.Path) -> None:
+    state.publish(tmp_path, NewPodModes(Mode.STRICT, {"shop": Mode.ENFORCE}), Attachment.TCX)
+    opened(tmp_path, PodModes(Mode.AUDIT, Mode.AUDIT, is_complete=False))
+    assert modes_in(tmp_path) == ("audit", {"shop": "audit"})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"mode": "open", "attachment": "tcx"}', '{"mode": 1}', "[]"]
+)
+def test_broken_file_of_the_previous_agent_is_replaced(tmp_path: pathlib.Path, text: str) -> None:
+    (tmp_path / "cni.json").write_text(text)
+    opened(tmp_path, PodModes(Mode.ENFORCE, is_complete=False))
+    assert modes_in(tmp_path) == ("enforce", {})
+
+
+def test_file_of_an_older_agent_is_read(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "cni.json").write_text('{"mode": "strict", "attachment": "tcx", "schema": 1}')
+    opened(tmp_path, PodModes(Mode.AUDIT, is_complete=False))
+    assert modes_in(tmp_path) == ("strict", {})
+
+
+def test_without_podgate_new_pods_are_open(tmp_path: pathlib.Path) -> None:
+    state.publish(tmp_path, NewPodModes(Mode.STRICT, {"shop": Mode.ENFORCE}), Attachment.TCX)
+    state.retire(tmp_path)
+    assert modes_in(tmp_path) == ("off", {})
+
+
+def test_of_too_many_namespaces_the_strictest_are_kept(tmp_path: pathlib.Path) -> None:
+    many = {f"n{number}": Mode.ENFORCE for number in range(state.MAX_NAMESPACES)}
+    state.publish(tmp_path, NewPodModes(Mode.OFF, {"open": Mode.AUDIT, **many}), Attachment.CLSACT)
+    assert len(modes_in(tmp_path)[1]) == state.MAX_NAMESPACES
+    assert "open" not in modes_in(tmp_path)[1]
