@@ -102,7 +102,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Mode of pods for which no label decides. Audit: a first run drops nothing."""
 
     max_mode: Mode = Mode.STRICT
-    """The ceiling of all modes, also of labels. Strict: labels have what they ask for; less is for
+    """The ceiling of all modes, also of labels. Strict: all labels have their effect; less is for
     canaries and emergencies."""
 
     http_host: str = "127.0.0.1"

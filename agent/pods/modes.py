@@ -71,12 +71,12 @@ def read_label(labels: Labels, name: str, owner: str, last: Mode | None = None) 
     try:
         return ModeLabel(Mode.from_label(text))
     except ValueError:
-        known = ", ".join(mode.label for mode in Mode)
+        choices = ", ".join(mode.label for mode in Mode)
         effect = "It has no effect."
         if last is not None:
             effect = f"Its last valid value {last.label} stays in force."
         message = (
-            f"Label {name} of the {owner} is {clipped(text)}, which is no mode; use one of {known}."
+            f"Label {name} of the {owner} is {clipped(text)}, which is no mode; use one of {choices}."
         )
         return ModeLabel(last, Problem(INVALID, f"{message} {effect}"))
 

@@ -295,7 +295,7 @@ def run_remove(node: CniInstaller) -> Result:
     return CliRunner().invoke(main, ["cni", "remove", *where])
 
 
-async def test_remove_is_refused_while_an_agent_would_add_the_plugin_again(
+async def test_remove_fails_while_an_agent_keeps_the_plugin_installed(
     node: CniInstaller,
 ) -> None:
     keeping = asyncio.create_task(installer.run(node))
@@ -318,7 +318,7 @@ async def test_remove_is_refused_while_an_agent_would_add_the_plugin_again(
     assert (await asyncio.to_thread(run_remove, node)).output == "Removed.\n"
 
 
-async def test_remove_is_refused_also_for_a_directory_that_was_made_again(
+async def test_remove_fails_also_for_a_directory_that_was_created_again(
     node: CniInstaller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(installer, "_CHECK_SECONDS", 0.05)

@@ -71,7 +71,7 @@ async def test_file_follows_labels_and_ceiling(tmp_path: pathlib.Path) -> None:
         await until("the ceiling", lambda: modes_in(tmp_path) == ("off", {}))
 
 
-async def test_modes_of_the_previous_agent_stay_until_labels_are_known(
+async def test_modes_of_the_previous_agent_stay_until_labels_are_listed(
     tmp_path: pathlib.Path,
 ) -> None:
     previous = NewPodModes(Mode.ENFORCE, {"shop": Mode.STRICT, "lab": Mode.OFF})
@@ -101,7 +101,7 @@ def test_broken_file_of_the_previous_agent_is_replaced(tmp_path: pathlib.Path, t
     assert modes_in(tmp_path) == ("enforce", {})
 
 
-def test_file_of_an_older_agent_is_read(tmp_path: pathlib.Path) -> None:
+def test_file_without_namespaces_is_read(tmp_path: pathlib.Path) -> None:
     (tmp_path / "cni.json").write_text('{"mode": "strict", "attachment": "tcx", "schema": 1}')
     opened(tmp_path, PodModes(Mode.AUDIT, is_complete=False))
     assert modes_in(tmp_path) == ("strict", {})

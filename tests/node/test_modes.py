@@ -88,7 +88,7 @@ async def test_label_of_a_namespace_enforces_its_pods_on_a_node_in_audit(node: N
     assert is_open()
 
 
-async def test_ceiling_of_the_node_cuts_off_and_says_so(node: Node) -> None:
+async def test_ceiling_of_the_node_limits_labels_and_is_reported(node: Node) -> None:
     label_namespace(node, mode="enforce")
     await node.start_agent(*AUDIT)
     await run_web(node)
@@ -182,7 +182,7 @@ async def test_restart_without_api_and_saved_state_opens_no_gate(node: Node) -> 
     assert is_open()
 
 
-async def test_kept_gates_follow_the_labels_once_these_are_known(node: Node) -> None:
+async def test_kept_gates_follow_labels_when_these_are_listed(node: Node) -> None:
     label_namespace(node, mode="enforce")
     await node.start_agent(*AUDIT)
     await run_web(node)
@@ -199,7 +199,7 @@ async def test_kept_gates_follow_the_labels_once_these_are_known(node: Node) -> 
 
 
 @pytest.mark.parametrize("is_running", [True, False], ids=["running", "dead"])
-async def test_pods_of_an_enforced_namespace_are_born_closed_on_a_node_in_audit(
+async def test_pods_of_an_enforced_namespace_are_never_open_on_a_node_in_audit(
     node: Node, plugin: pathlib.Path, is_running: bool
 ) -> None:
     """With podgate-cni, which gets the namespace from the runtime."""

@@ -85,10 +85,10 @@ async def test_audit_removes_the_table_of_an_enforcing_agent(
     assert nftables.families == set()
 
 
-async def test_table_of_a_previous_agent_stays_until_the_labels_are_known(
+async def test_table_of_a_previous_agent_stays_until_labels_are_listed(
     node: Node, nftables: Nftables
 ) -> None:
-    """The node's label may be its reason, and pods were born while no agent ran."""
+    """The node's label may be its reason, and pods started while no agent ran."""
     await node.controller.open(gated=[7])
     nftables.sets["gated"].add(8)
     later = Node(Mode.AUDIT, has_labels=False)

@@ -187,7 +187,7 @@ async def test_gates_may_keep_their_mode_until_all_labels_are_listed(
         assert (before, published.pods["uid-a"].kept_up_to) == (Mode.STRICT, Mode.OFF)
 
 
-async def test_saved_labels_are_known_ones(
+async def test_saved_labels_count_as_listed(
     furnished: ApiServer, api: ApiClient, tmp_path: pathlib.Path
 ) -> None:
     state = tmp_path / "pods.json"

@@ -39,7 +39,7 @@ def by_the_documents(
     """The mode and the reasons as docs/deploy.md has them, by lists of words alone."""
     permitted = LADDER
     if not may_override:
-        # The list from the namespace's word, or else from the node's, to its end.
+        # The list from the namespace's mode, or else from the node's, to its end.
         permitted = LADDER[LADDER.index(default if of_namespace is None else of_namespace) :]
     reasons = set()
     wanted = [of_pod, of_namespace, default]

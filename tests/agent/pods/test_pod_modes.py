@@ -114,7 +114,7 @@ def test_new_pods_have_the_modes_of_their_namespaces_below_the_ceiling(modes: Po
     assert modes.of_new_pods == NewPodModes(Mode.AUDIT)
 
 
-def test_stricter_gates_are_kept_only_until_the_labels_are_known() -> None:
+def test_stricter_gates_are_kept_only_until_labels_are_listed() -> None:
     modes = PodModes(Mode.AUDIT, Mode.ENFORCE, is_complete=False)
     changes = modes.changes.subscribe()
     before = modes.kept_up_to

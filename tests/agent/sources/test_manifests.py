@@ -166,7 +166,7 @@ def test_unreadable_mode_of_a_new_manifest_counts_as_none(recorder: Recorder) ->
     assert problem.reason == "InvalidMode"
 
 
-def test_unreadable_mode_of_a_known_manifest_changes_nothing_but_the_rest(
+def test_unreadable_mode_of_a_changed_manifest_affects_no_other_field(
     recorder: Recorder,
 ) -> None:
     recorder.write("a.yaml", manifest("a", mode="enforce"))
