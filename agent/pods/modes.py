@@ -75,8 +75,11 @@ def read_label(labels: Labels, name: str, owner: str, last: Mode | None = None) 
         effect = "It has no effect."
         if last is not None:
             effect = f"Its last valid value {last.label} stays in force."
-        message = f"Label {name} of the {owner} is {clipped(text)}, which is no mode; use one of {choices}."
-        return ModeLabel(last, Problem(INVALID, f"{message} {effect}"))
+        message = (
+            f"Label {name} of the {owner} is {clipped(text)}, which is no mode; use one of "
+            f"{choices}. {effect}"
+        )
+        return ModeLabel(last, Problem(INVALID, message))
 
 
 def node_modes(default: Mode, ceiling: Mode, label: ModeLabel, max_label: ModeLabel) -> NodeModes:
