@@ -30,6 +30,14 @@ _RELIST_WITH_EVENTS_SECONDS = 10.0
 _ECHO_SECONDS = (0.1, 0.4)
 # A burst of events causes one list per gap; a list of 250 pods costs some ms.
 _MIN_GAP_SECONDS = 0.1
+# Containers may be ready 40 ms after their sandbox, and the kubelet takes a condition that comes
+# after them a second later. So while a pod has no sandbox, and for this long after a hint, only
+# sandboxes are listed, more often. IPv6 needs two seconds to detect duplicate addresses.
+_AWAITED_SECONDS = 3.0
+_AWAITED_GAP_SECONDS = 0.01
+# Of the time, for the runtime's sake.
+_AWAITED_SHARE = 0.2
+_TICK_SECONDS = 0.001
 # A sandbox that comes while the first list is made is in the second.
 _COMPLETE_RELISTS = 2
 
@@ -46,12 +54,18 @@ class Sandboxes:
         self,
         open_runtime: Callable[[], Awaitable[Runtime]],
         locate: Callable[[SandboxDetails], Awaitable[SandboxNetns]],
+        *,
+        is_awaited: Callable[[], bool] = lambda: False,
     ) -> None:
+        """is_awaited: whether a pod of the node should get a sandbox soon."""
         self._open_runtime = open_runtime
         self._runtime: Runtime | None = None
         self._lookups = SandboxLookups(locate, on_late=self.hint)
         self._events = RuntimeEvents(lambda: self._runtime, self.hint)
+        self._is_awaited = is_awaited
         self._hinted = asyncio.Event()
+        self._hinted_at = 0.0
+        self._listed_ids: set[str] = set()
         self._echoes: list[float] = []
         self.current: dict[str, Sandbox] = {}
         """The current sandbox of each pod, by the runtime's UID for it."""
@@ -83,6 +97,7 @@ class Sandboxes:
 
     def hint(self) -> None:
         """The runtime's lists may have changed, or may change in a moment."""
+        self._hinted_at = asyncio.get_running_loop().time()
         self._hinted.set()
 
     async def run(self) -> None:
@@ -103,6 +118,7 @@ class Sandboxes:
         if self._runtime is None:
             self._runtime = await self._open_runtime()
         listed = await self._runtime.list_sandboxes()
+        self._listed_ids = {sandbox.id for sandbox in listed}
         containers = await self._runtime.list_containers()
         await self._lookups.update(self._runtime, listed, containers)
         current = self._choose(listed)
@@ -135,13 +151,47 @@ class Sandboxes:
             seconds = _RELIST_SECONDS
         if self._echoes:
             seconds = self._echoes.pop(0)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await asyncio.sleep(min(_MIN_GAP_SECONDS, seconds))
-                await self._hinted.wait()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        gap_end = min(loop.time() + _MIN_GAP_SECONDS, end)
+        while True:
+            # A timer's rounding must not make this a busy loop.
+            now = loop.time() + _TICK_SECONDS
+            if now >= end or (self._hinted.is_set() and now >= gap_end):
+                break
+            if self._is_expected():
+                if await self._lists_new():
+                    return
+            elif self._hinted.is_set():
+                await asyncio.sleep(gap_end - loop.time())
+            else:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(end):
+                        await self._hinted.wait()
         if self._hinted.is_set():
             self._hinted.clear()
             self._echoes = list(_ECHO_SECONDS)
+
+    def _is_expected(self) -> bool:
+        """Whether a sandbox may appear at any moment."""
+        now = asyncio.get_running_loop().time()
+        return now < self._hinted_at + _AWAITED_SECONDS and self._is_awaited()
+
+    async def _lists_new(self) -> bool:
+        """Whether there is a ready sandbox that the last list did not have, after a short wait."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        if self._runtime is None:
+            return True
+        try:
+            listed = await self._runtime.list_sandboxes()
+        except CriError:
+            return True
+        if any(sandbox.is_ready and sandbox.id not in self._listed_ids for sandbox in listed):
+            return True
+        took = loop.time() - started
+        await asyncio.sleep(max(_AWAITED_GAP_SECONDS, took * (1 / _AWAITED_SHARE - 1)))
+        return False
 
     def _choose(self, listed: Iterable[Sandbox]) -> dict[str, Sandbox]:
         """Each pod's current sandbox, of those that have been looked up."""

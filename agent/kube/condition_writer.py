@@ -8,11 +8,15 @@ at rest, other clients' changes are corrected, and after an outage each changed 
 * Pod: a small bucket, for probes that flap and for other writers of the same conditions.
 * A change that does not affect readiness waits longer: while one condition of a starting pod is
   False, the others are not urgent.
+* `isolation-ready` is sent by itself as soon as it is True, before the changes of other pods: the
+  kubelet reports Ready together with ContainersReady only if it has the condition by then, else up
+  to 1.4 s later.
 * A change of text only (each failing probe reports its duration) is sent once a minute.
 * Conditions of deleted sandboxes go first: they report Ready for a pod that is not checked yet.
 """
 
 import asyncio
+import enum
 import random
 from collections.abc import Callable, Iterable
 
@@ -43,6 +47,14 @@ _TICK_SECONDS = 0.001
 _REJECTED_BASE_SECONDS, _REJECTED_CAP_SECONDS = 5.0, 300.0
 
 
+class _Urgency(enum.IntEnum):
+    """Which of the patches that are due goes first."""
+
+    STALE = 0
+    ISOLATED = 1
+    OTHER = 2
+
+
 class _PodWrites:
     """A pod in the API, and the state of its patches."""
 
@@ -54,6 +66,7 @@ class _PodWrites:
         """When a change of text only may be sent."""
         self.differs_since: float | None = None
         """Since when the API's conditions are not up to date."""
+        self.urgency = _Urgency.OTHER
         self.not_before = 0.0
         """When to retry after a rejection."""
         self.rejection = ""
@@ -93,7 +106,6 @@ class ConditionWriter:
         self._jitter = jitter
         self._pods: dict[str, _PodWrites] = {}
         self._due: dict[str, float] = {}
-        self._stale: set[str] = set()
         self._resume_at = 0.0
         self._in_flight = 0
         self._wake = asyncio.Event()
@@ -127,7 +139,6 @@ class ConditionWriter:
             return
         desired = self._desired(uid, pod)
         found = patches.difference(pod.actual, desired)
-        self._stale.discard(uid)
         if found is Difference.NONE:
             self._due.pop(uid, None)
             pod.differs_since = None
@@ -138,10 +149,9 @@ class ConditionWriter:
         due = max(now + pod.bucket.seconds_until_next(), pod.not_before)
         if found is Difference.TEXT:
             due = max(due, pod.text_at)
-        stamp = SandboxStamp(self._sandbox_of(uid), self._boot)
-        if any(self._is_stale(pod, kind, stamp) for kind in TYPES):
-            self._stale.add(uid)
-        elif not patches.changes_readiness(pod.actual, desired):
+        pod.urgency = self._urgency(uid, pod, desired)
+        is_settling = pod.urgency is _Urgency.OTHER
+        if is_settling and not patches.changes_readiness(pod.actual, desired):
             due = max(due, pod.differs_since + _SETTLE_SECONDS)
         self._due[uid] = due
         self._wake.set()
@@ -155,7 +165,6 @@ class ConditionWriter:
         """The pod was deleted."""
         self._pods.pop(uid, None)
         self._due.pop(uid, None)
-        self._stale.discard(uid)
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -183,7 +192,7 @@ class ConditionWriter:
                 self.problem and self._in_flight
             )
             if ready and may_write:
-                uid = min(ready, key=lambda uid: (uid not in self._stale, self._due[uid]))
+                uid = min(ready, key=lambda uid: (self._pods[uid].urgency, self._due[uid]))
                 del self._due[uid]
                 return uid, self._pods[uid]
             wait = None
@@ -224,9 +233,14 @@ class ConditionWriter:
         now = SandboxStamp(self._sandbox_of(uid), self._boot)
         return patches.desired_conditions(pod.actual, self._conditions_of(uid), now)
 
-    def _is_stale(self, pod: _PodWrites, kind: str, now: SandboxStamp) -> bool:
-        condition = pod.actual.condition(kind)
-        return condition is not None and patches.is_stale(condition, now)
+    def _urgency(
+        self, uid: str, pod: _PodWrites, desired: tuple[objects.PodCondition, ...]
+    ) -> _Urgency:
+        stamp = SandboxStamp(self._sandbox_of(uid), self._boot)
+        actual = [condition for kind in TYPES if (condition := pod.actual.condition(kind))]
+        if any(patches.is_stale(condition, stamp) for condition in actual):
+            return _Urgency.STALE
+        return _Urgency.ISOLATED if patches.isolates(pod.actual, desired) else _Urgency.OTHER
 
     def _handle_response(
         self, content: bytes, pod: _PodWrites, conditions: tuple[objects.PodCondition, ...]

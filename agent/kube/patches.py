@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from agent import labels
 from agent.kube.client import ApiError
 from agent.kube.objects import ApiPod, PodCondition
 from agent.pods.conditions import FALSE, TRUE, TYPES, Condition
@@ -101,6 +102,15 @@ def changes_readiness(pod: ApiPod, conditions: Sequence[PodCondition]) -> bool:
     before = {condition.type: condition for condition in pod.status.conditions}
     after = before | {condition.type: condition for condition in conditions}
     return _are_true(before, kinds) != _are_true(after, kinds)
+
+
+def isolates(pod: ApiPod, conditions: Sequence[PodCondition]) -> bool:
+    """Whether the pod waits for the condition `isolation-ready`, and these are the first to report
+    it as True."""
+    kind = labels.ISOLATION_READY
+    actual = pod.condition(kind)
+    is_waiting = kind in pod.gates and (actual is None or actual.status != TRUE)
+    return is_waiting and _are_true({one.type: one for one in conditions}, [kind])
 
 
 def body(pod: ApiPod, conditions: Sequence[PodCondition]) -> dict[str, object]:

@@ -57,7 +57,9 @@ class ClusterSource:
             state=settings.run_directory / "state" / "pods.json",
         )
         self._locator = NetnsLocator()
-        self.sandboxes = Sandboxes(self._open_runtime, self._locator.locate)
+        self.sandboxes = Sandboxes(
+            self._open_runtime, self._locator.locate, is_awaited=self._awaits_sandbox
+        )
         self.kubelet_pods = KubeletPods(self.pods)
         self._changed = self.pods.changes.subscribe()
         self.sandboxes.changes.subscribe(self._changed)
@@ -131,6 +133,14 @@ class ClusterSource:
         reports = self.pods.reports(uid)
         found = reports.of_kubelet, reports.of_api
         return not any(found) or any(pod and pod.status.phase in _DONE for pod in found)
+
+    def _awaits_sandbox(self) -> bool:
+        """Whether a pod should get a sandbox soon."""
+        return any(
+            uid not in self.sandboxes.current
+            and not (pod.host_network or pod.is_deleting or self.has_ended(uid))
+            for uid, pod in self.pods.current.items()
+        )
 
     async def _open_runtime(self) -> Runtime:
         return await open_runtime(self._settings.cri_socket)

@@ -26,9 +26,11 @@ async def test_pod_is_gated_probed_and_ready_until_it_ends(node: Node) -> None:
     assert isolation["reason"] == "Enforced"
     assert isolation["message"].endswith(f"(sandbox {sandbox[:12]}, boot {BOOT})")
     assert node.condition("web", labels.PROBES_PASSING)["reason"] == "ProbesPassing"
-    # Both at once; if the start takes more than 3 s, a waiting reason comes first.
-    *waiting, patch = node.patches("web")
+    # One for each; if the start takes more than 3 s, a waiting reason comes in between.
+    first, *waiting, patch = node.patches("web")
     assert len(waiting) <= 1
+    isolated, _ = first.body["status"]["conditions"]
+    assert (isolated["type"], isolated["status"]) == (labels.ISOLATION_READY, "True")
     assert patch.body["metadata"] == {"uid": "uid-web"}
     assert len(patch.body["status"]["conditions"]) == 2
     report = await node.report("a gate", lambda report: status_of(report, "web").gates)

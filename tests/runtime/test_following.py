@@ -38,6 +38,9 @@ class _Runtime:
         self.slow: set[str] = set()
         self.broken: set[str] = set()
         self.lost: set[str] = set()
+        self.is_awaited = False
+        """Whether a pod of the node has no sandbox yet."""
+        self.list_seconds = 0.0
         self.lists: list[float] = []
         self.looks: list[tuple[float, str]] = []
 
@@ -91,6 +94,7 @@ class _Runtime:
 
     async def list_sandboxes(self) -> list[Sandbox]:
         self.lists.append(_now())
+        await asyncio.sleep(self.list_seconds)
         if self.failure:
             raise self.failure
         return list(self.sandboxes.values())
@@ -136,7 +140,9 @@ class _Following(Watched):
         async def open_runtime() -> _Runtime:
             return runtime
 
-        super().__init__(Sandboxes(open_runtime, runtime.locate))
+        super().__init__(
+            Sandboxes(open_runtime, runtime.locate, is_awaited=lambda: runtime.is_awaited)
+        )
 
     @property
     def current(self) -> dict[str, Sandbox]:
@@ -188,6 +194,39 @@ async def test_sandbox_listed_after_its_event_is_found_soon(runtime: _Runtime) -
         runtime.run("a")
         await asyncio.sleep(1)
         assert (calls.when("sandbox", "a-0") or 99) - now <= 0.6
+
+
+@pytest.mark.parametrize("delay", [0.013, 0.237, 0.9, 2.5])
+async def test_awaited_sandbox_is_found_within_milliseconds_of_its_list(
+    runtime: _Runtime, delay: float
+) -> None:
+    """The pod's interface appears first; containers may be ready 40 ms after the sandbox."""
+    async with _following(runtime) as calls:
+        runtime.is_awaited = True
+        calls.sandboxes.hint()
+        await asyncio.sleep(delay)
+        runtime.run("a")
+        now = _now()
+        await asyncio.sleep(1)
+        assert (calls.when("sandbox", "a-0") or 99) - now <= 0.012
+
+
+async def test_pod_that_waits_for_long_costs_no_lists_without_a_hint(runtime: _Runtime) -> None:
+    runtime.is_awaited = True
+    async with _following(runtime):
+        runtime.lists.clear()
+        await asyncio.sleep(60)
+        assert len(runtime.lists) <= 7
+
+
+async def test_slow_runtime_is_not_listed_all_the_time(runtime: _Runtime) -> None:
+    async with _following(runtime) as calls:
+        runtime.is_awaited = True
+        runtime.list_seconds = 0.1
+        runtime.lists.clear()
+        calls.sandboxes.hint()
+        await asyncio.sleep(3)
+        assert len(runtime.lists) <= 9
 
 
 async def test_lost_event_costs_at_most_ten_seconds(runtime: _Runtime) -> None:

@@ -147,24 +147,48 @@ async def test_both_conditions_go_in_one_patch_that_is_held_to_the_uid(
     }
 
 
-async def test_steps_of_a_start_that_decide_nothing_are_one_patch(
+async def test_isolation_is_one_patch_and_what_follows_until_all_is_true_another(
     server: ApiServer, api: ApiClient
 ) -> None:
     server.put(apiserver.gated("a"))
     async with Agent(api).running() as agent:
         agent.know("a", status=FALSE, reason="SandboxMissing")
         await asyncio.sleep(0.5)
+        assert server.patches() == []
         agent.know("a")
+        await asyncio.sleep(0.1)
+        assert conditions(server, "a")[labels.ISOLATION_READY]["status"] == TRUE
         agent.know("a", labels.PROBES_PASSING, status=FALSE, reason="ContainerNotRunning")
         await asyncio.sleep(0.5)
         agent.know("a", labels.PROBES_PASSING, status=FALSE, reason="ProbePending")
         await asyncio.sleep(0.5)
-        assert server.patches() == []
+        assert len(server.patches()) == 1
         agent.know("a", labels.PROBES_PASSING, reason="ProbesPassing")
         await asyncio.sleep(0.1)
-        assert len(server.patches()) == 1
+        assert len(server.patches()) == 2
         await asyncio.sleep(100)
-    assert len(server.patches()) == 1
+    assert len(server.patches()) == 2
+
+
+async def test_isolation_goes_before_the_probes_of_other_pods(
+    server: ApiServer, api: ApiClient
+) -> None:
+    """The kubelet waits a second for a condition that comes after the containers."""
+    for number in range(300):
+        server.put(gated(f"probed-{number}", labels.PROBES_PASSING))
+    for number in range(60):
+        server.put(apiserver.gated(f"new-{number}"))
+    async with Agent(api).running() as agent:
+        for number in range(300):
+            agent.know(f"probed-{number}", labels.PROBES_PASSING, reason="ProbesPassing")
+        await asyncio.sleep(0)
+        for number in range(60):
+            agent.know(f"new-{number}")
+        await asyncio.sleep(60)
+    names = [patch.path.split("/")[-2] for patch in server.patches()]
+    last = max(place for place, name in enumerate(names) if name.startswith("new-"))
+    # Those that were sent before, at most eight at once.
+    assert last <= 60 + 8
 
 
 async def test_slow_start_reports_its_reason(server: ApiServer, api: ApiClient) -> None:
