@@ -1,6 +1,9 @@
 """The demo leaves nothing behind, however it ends."""
 
+import contextlib
 import os
+import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -43,30 +46,32 @@ def wait_for_line(stream: IO[str], words: str) -> None:
     pytest.fail(f"the demo ended before {words!r}")
 
 
-def stages() -> set[int]:
-    """Pids of all processes that run the stage."""
+def descendants(pid: int) -> set[int]:
     found = set()
-    for entry in os.scandir("/proc"):
-        if entry.name.isdecimal():
-            try:
-                with open(f"/proc/{entry.name}/cmdline", "rb") as file:
-                    arguments = file.read().split(b"\0")
-            except OSError:
-                continue
-            if b"agent.demo.stage" in arguments:
-                found.add(int(entry.name))
+    for children in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, children.read_text().split()):
+                found |= {child} | descendants(child)
     return found
 
 
-def programs() -> set[int]:
-    """Ids of all gate programs of the kernel."""
+def runs_stage(pid: int) -> bool:
+    try:
+        arguments = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"agent.demo.stage" in arguments
+
+
+def gates_held_by(pids: set[int]) -> set[int]:
+    """Ids of the gate programs to which these processes have a descriptor."""
     found = set()
-    program_id = syscalls.next_id(syscalls.Command.PROG_GET_NEXT_ID, 0)
-    while program_id is not None:
-        if program_name(program_id) == abi.GATE_EGRESS:
-            found.add(program_id)
-        program_id = syscalls.next_id(syscalls.Command.PROG_GET_NEXT_ID, program_id)
-    return found
+    for pid in pids:
+        for path in pathlib.Path(f"/proc/{pid}/fdinfo").iterdir():
+            with contextlib.suppress(OSError):
+                if program := re.search(r"^prog_id:\s+(\d+)", path.read_text(), re.MULTILINE):
+                    found.add(int(program[1]))
+    return {program for program in found if program_name(program) == abi.GATE_EGRESS}
 
 
 def program_name(program_id: int) -> str:
@@ -85,23 +90,24 @@ def program_name(program_id: int) -> str:
 def test_stopped_demo_leaves_nothing(
     isolated: None, number: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
-    before = programs()
     mount = cgroup2_mount()
     assert mount is not None
     demo: subprocess.Popen[str] = request.getfixturevalue("demo")
-    assert stages()
-    assert programs() - before
+    processes = descendants(demo.pid)
+    assert any(map(runs_stage, processes))
+    programs = gates_held_by(processes)
+    assert programs
     cgroup = mount / f"podgate-demo-{demo.pid}"
     assert cgroup.is_dir()
     demo.send_signal(number)
     assert demo.wait(PATIENCE_SECONDS) != 0
-    wait_until("no stage runs", lambda: not stages())
-    wait_until("no program is left", lambda: not programs() - before)
+    wait_until("no stage runs", lambda: not any(map(runs_stage, processes)))
+    wait_until("no program is left", lambda: not any(map(program_name, programs)))
     wait_until("no cgroup is left", lambda: not cgroup.exists())
 
 
 def test_killed_stage_is_a_failed_check(demo: "subprocess.Popen[str]") -> None:
-    inner = max(stages())
+    inner = max(filter(runs_stage, descendants(demo.pid)))
     os.kill(inner, signal.SIGKILL)
     output, _ = demo.communicate(timeout=PATIENCE_SECONDS)
     assert demo.returncode == 1
