@@ -45,6 +45,11 @@ class Event(enum.Enum):
     CONTAINERS_STARTED_BEFORE_GATE = "Containers started before the gate was attached."
     CREDENTIALS_RELOADED = "API credentials reloaded."
     CREDENTIALS_UNREADABLE = "API credentials cannot be reloaded; using the previous ones."
+    DECLARED_PORTS_CLOSED = "Kubelet identified; gates admit only its cgroup to declared ports."
+    DECLARED_PORTS_OPEN = (
+        "Kubelet not identified; host processes outside pods reach the declared ports of pods in "
+        "enforce and strict."
+    )
     DEFAULT_DENY_GATE_NOT_ADDED = (
         "Gated interface cannot be added to the default-deny table; it stays blocked."
     )
@@ -103,9 +108,7 @@ class Event(enum.Enum):
         "Kernel cannot follow the kubelet's restarts without the agent; declared ports open to "
         "host processes while the agent is missing."
     )
-    KUBELET_NOT_FOUND = (
-        "Kubelet not identified; its probes are dropped in enforce unless a rule admits them."
-    )
+    KUBELET_NOT_FOUND = "Kubelet not identified; retrying."
     KUBELET_POD_INVALID = "Pod from the kubelet cannot be decoded."
     KUBELET_PODS_API_CONNECTED = "Kubelet pods API connected."
     KUBELET_PODS_API_UNAVAILABLE = "Kubelet pods API unavailable; using the API server only."

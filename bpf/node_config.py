@@ -17,7 +17,11 @@ class NodeConfig:
         self._now_ns = now_ns or time.monotonic_ns
 
     def set_kubelet(self, cgroup: int | None) -> None:
-        """Admit sockets of this cgroup (its id) to the ports that pods declare; None: unknown."""
+        """Admit sockets of this cgroup (its id) to the ports that pods declare.
+
+        None: unknown. Then host processes outside pods are admitted, until there is one or the
+        kernel records one for the followed unit.
+        """
         self._change(kubelet_cgroup=cgroup or 0)
 
     def set_kubelet_unit(self, number: int) -> None:

@@ -61,6 +61,7 @@ class Reason(enum.IntEnum):
     FORWARDED = 17
     RELAY = 18
     STRICT = 19
+    UNIDENTIFIED = 20
 
     @property
     def label(self) -> str:
@@ -107,4 +108,8 @@ _DESCRIPTIONS = {
     Reason.FORWARDED: "later IPv6 fragment of forwarded traffic, without an ingress interface",
     Reason.RELAY: "traffic to the relay from a pod or from outside; only the kubelet is admitted",
     Reason.STRICT: "kubelet, to a pod in strict, but not through the relay",
+    Reason.UNIDENTIFIED: (
+        "host process outside pods, to a port that the pod declares, while the kubelet is not "
+        "identified"
+    ),
 }

@@ -131,7 +131,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole agent. `programs`: where they came from, a value of `bpf.pinning.Origin`;
     `load_ms`: milliseconds to load them; `kubelet`: the path of its cgroup, or None for the reason
     in `kubelet_problem`; `kubelet_unfollowed`: why the kernel does not follow its restarts without
-    the agent, or empty."""
+    the agent, or empty; `open_ports`: why declared ports are open to host processes, or empty."""
 
     version: str
     pid: int
@@ -144,6 +144,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     kubelet: str | None
     kubelet_problem: str
     kubelet_unfollowed: str = ""
+    open_ports: str = ""
     http_address: str
     default_mode: str = ""
     """Mode of pods for which no label decides."""

@@ -17,6 +17,7 @@ from agent.app.cluster_outputs import ClusterOutputs
 from agent.app.exporter import Exporter
 from agent.app.gate_metrics import GateCollector
 from agent.app.isolation_conditions import IsolationConditions
+from agent.app.open_ports import OpenPorts
 from agent.app.reconciler import Reconciler
 from agent.app.reports import Reports
 from agent.cni import installer
@@ -163,7 +164,20 @@ class Agent:
             store=self._store,
             stats=connections,
         )
-        self._isolation = IsolationConditions(self._store, self._relays)
+        self._kubelet_admission = KubeletAdmission(
+            settings.kubelet,
+            gate_worker.config,
+            gate_worker.kubelet_unit,
+            has_connect_hooks=gate_worker.has_connect_hooks,
+        )
+        self._kubelet = KubeletIdentity(settings.kubelet, self._on_kubelet)
+        self._open_ports = OpenPorts(
+            store=self._store,
+            events=events,
+            kubelet=self._kubelet,
+            admission=self._kubelet_admission,
+        )
+        self._isolation = IsolationConditions(self._store, self._relays, self._open_ports)
         self._probing = ProbeManager(
             self._store,
             pins.Pins(settings.bpffs),
@@ -177,14 +191,9 @@ class Agent:
             replies=ReplyTables(gate_worker.loaded),
             closes=settings.close_existing_flows,
         )
-        self._heartbeat = Heartbeat(gate_worker.config, dead_man_hours=settings.dead_man_hours)
-        self._kubelet_admission = KubeletAdmission(
-            settings.kubelet,
-            gate_worker.config,
-            gate_worker.kubelet_unit,
-            has_connect_hooks=gate_worker.has_connect_hooks,
+        self._heartbeat = Heartbeat(
+            gate_worker.config, cgroup2=cgroup, dead_man_hours=settings.dead_man_hours
         )
-        self._kubelet = KubeletIdentity(settings.kubelet, self._on_kubelet)
         self._source_processes = SourceProcesses(
             DropSources(gate_worker.loaded),
             state=state / "drop_sources.json",
@@ -213,6 +222,7 @@ class Agent:
             gate_worker=gate_worker,
             reconciler=self._reconciler,
             isolation=self._isolation,
+            open_ports=self._open_ports,
             policy=self._policy,
             relays=self._relays,
             connections=connections,
@@ -231,7 +241,7 @@ class Agent:
             changes=(self._store.desired, self._store.in_force, self._store.conditions.changes),
             source=cluster.pods if cluster else None,
             synced=self._store.synced,
-            unready_because=self._reports.unready_reason,
+            unready_because=self._reports.unsynced_reason,
         )
         if cluster and self._outputs:
             exporter.add(ClusterCollector(cluster, self._outputs))
@@ -251,6 +261,9 @@ class Agent:
             on_overrun=self._on_overrun,
         )
         worker = self._gate_worker
+        # Before gates use new maps, in which it is unknown: those that are taken over, and those
+        # that podgate-cni attaches.
+        await self._kubelet.refresh()
         # Before all that acts on new pods, since the modes of these come with the saved state.
         self._modes.restore()
         self._source.start()
@@ -279,8 +292,6 @@ class Agent:
                 attachment=self._gate_worker.gates.attachment.value,
             )
             handover.write_started_file(settings.started_file)
-            # Before gates are taken over by new maps, which have no kubelet yet.
-            await self._kubelet.refresh()
             async with asyncio.TaskGroup() as group:
                 running = [tasks.start(group, name, run) for name, run in self._tasks(links)]
                 await stop.wait()
@@ -302,6 +313,7 @@ class Agent:
         yield "reconciler", self._reconciler.run
         yield "grace-periods", self._grace_periods.run
         yield "isolation", self._isolation.run
+        yield "open-ports", self._open_ports.run
         yield "path-tests", self._path_tester.run
         yield "chain-order", self._chain_order.run
         yield "existing-flows", self._existing_flows.run
@@ -334,9 +346,13 @@ class Agent:
         self._injectable.hint()
 
     def _on_kubelet(self, found: KubeletCgroup | None) -> None:
-        self._kubelet_admission.update(found, is_rejected=self._kubelet.is_rejected)
-        self._default_deny.set_kubelet(found, self._kubelet_admission.priority)
+        admission = self._kubelet_admission
+        admission.update(
+            found, is_rejected=self._kubelet.is_rejected, is_overdue=self._kubelet.is_overdue
+        )
+        self._default_deny.set_kubelet(found, admission.priority, has_cgroup=admission.has_cgroup)
         self._existing_flows.hint()
+        self._open_ports.hint()
 
     def _kubelet_cgroup(self) -> int:
         current = self._kubelet.current

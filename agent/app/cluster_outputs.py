@@ -127,7 +127,9 @@ class ClusterOutputs:
     async def _follow_events(self) -> None:
         while True:
             for event in await self._events.next():
-                if api_pod := self._source.pods.get(event.uid):
+                if event.uid is None:
+                    self.recorder.record_node(event.reason, event.message, action=event.action)
+                elif api_pod := self._source.pods.get(event.uid):
                     self.recorder.record(
                         api_pod,
                         event.reason,

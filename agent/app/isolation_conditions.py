@@ -1,6 +1,7 @@
 """Publishes the condition `podgate.io/isolation-ready` of every pod."""
 
 from agent import labels
+from agent.app.open_ports import OpenPorts
 from agent.pods.isolation import is_path_trusted, isolation_status
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
@@ -10,9 +11,10 @@ from agent.strict.supervisor import RelaySupervisor
 class IsolationConditions:
     """Follows the store: each pod whose state changed gets the condition that follows from it."""
 
-    def __init__(self, store: PodStore, relays: RelaySupervisor) -> None:
+    def __init__(self, store: PodStore, relays: RelaySupervisor, open_ports: OpenPorts) -> None:
         self._store = store
         self._relays = relays
+        self._open_ports = open_ports
         self._changes = store.in_force.subscribe()
 
     async def run(self) -> None:
@@ -29,7 +31,10 @@ class IsolationConditions:
 
     def _publish(self, state: PodState) -> None:
         status = isolation_status(
-            state, self._relays.problem_for(state), has_fallback=self._relays.has_fallback
+            state,
+            self._relays.problem_for(state),
+            has_fallback=self._relays.has_fallback,
+            kubelet_problem=self._open_ports.problem_for(state),
         )
         if status is None:
             return

@@ -21,6 +21,7 @@ from agent.admin.report import (
 from agent.app.cluster_outputs import ClusterOutputs
 from agent.app.exporter import Exporter
 from agent.app.isolation_conditions import IsolationConditions
+from agent.app.open_ports import OpenPorts
 from agent.app.reconciler import Reconciler
 from agent.drops.events import DropEventLog
 from agent.drops.source_processes import SourceProcesses, protocol_word, wall_clock
@@ -58,6 +59,7 @@ class Reports:
         gate_worker: GateWorker,
         reconciler: Reconciler,
         isolation: IsolationConditions,
+        open_ports: OpenPorts,
         policy: PolicyController,
         relays: RelaySupervisor,
         connections: ConnectionStats,
@@ -78,6 +80,7 @@ class Reports:
         self._gate_worker = gate_worker
         self._reconciler = reconciler
         self._isolation = isolation
+        self._open_ports = open_ports
         self._policy = policy
         self._relays = relays
         self._connections = connections
@@ -96,6 +99,10 @@ class Reports:
         return None
 
     def unready_reason(self) -> str | None:
+        return self.unsynced_reason() or self._open_ports.problem or None
+
+    def unsynced_reason(self) -> str | None:
+        """Why the pods are not all of this node's yet."""
         if reason := self._source.unready_reason:
             return reason
         if not self._store.is_synced:
@@ -124,6 +131,7 @@ class Reports:
             kubelet=self._kubelet.current.path if self._kubelet.current else None,
             kubelet_problem=self._kubelet.problem,
             kubelet_unfollowed=self._kubelet_admission.problem,
+            open_ports=self._open_ports.problem,
             http_address=self.http_address,
             default_mode=self._modes.node.default.label,
             max_mode=self._modes.node.ceiling.label,

@@ -272,6 +272,8 @@ async def _agent(run_directory: pathlib.Path) -> Finding:
             Severity.WARNING,
             f"Agent of another version ({error}); use its own command.",
         )
+    if report.open_ports:
+        return Finding("agent", Severity.PROBLEM, report.open_ports)
     for has_problem, text in _agent_problems(report):
         if has_problem:
             return Finding("agent", Severity.WARNING, text)

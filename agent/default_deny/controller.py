@@ -65,6 +65,7 @@ class DefaultDenyController:
         self._exempt: set[int] = set()
         self._kubelet: KubeletCgroup | None = None
         self._priority: int | None = None
+        self._has_kubelet_cgroup = True
         self._is_kubelet_new = False
 
     async def open(self, gated: Iterable[int]) -> None:
@@ -99,12 +100,15 @@ class DefaultDenyController:
             with _log_errors(Event.DEFAULT_DENY_GATE_NOT_ADDED):
                 await self._table.gate(ifindexes)
 
-    def set_kubelet(self, kubelet: KubeletCgroup | None, priority: int | None = None) -> None:
+    def set_kubelet(
+        self, kubelet: KubeletCgroup | None, priority: int | None = None, *, has_cgroup: bool
+    ) -> None:
         """Let the kubelet reach pods that have no gate yet; `run` does it at once.
 
-        priority: of its sockets, where the kernel follows it without the agent.
+        priority: of its sockets, where the kernel follows it without the agent; has_cgroup: whether
+        gates admit one cgroup, also if the kubelet is missing now.
         """
-        self._kubelet, self._priority = kubelet, priority
+        self._kubelet, self._priority, self._has_kubelet_cgroup = kubelet, priority, has_cgroup
         self._is_kubelet_new = True
         self._wake.set()
 
@@ -187,10 +191,12 @@ class DefaultDenyController:
 
     async def _admit_kubelet(self, table: DefaultDenyTable) -> None:
         # One that ended is back in a moment; until then its admission does no harm.
-        if self._kubelet is not None and self._is_kubelet_new:
+        is_due = self._kubelet is not None or not self._has_kubelet_cgroup
+        if is_due and self._is_kubelet_new:
             self._is_kubelet_new = False
+            path = self._kubelet.path if self._kubelet else None
             with _log_errors(Event.DEFAULT_DENY_KUBELET_NOT_SET):
-                await table.admit(self._kubelet.path, self._priority)
+                await table.admit(path, self._priority)
 
     def _claimed(self) -> set[int]:
         """Interfaces of relays, and of pods: gated, or meant not to be."""

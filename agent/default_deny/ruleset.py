@@ -69,6 +69,8 @@ class Ruleset:
     not_pods: set[int] = dataclasses.field(default_factory=set)
     kubelet: str | None = None
     """An nft expression that matches its sockets, made by `agent.linux.nft_cgroups`."""
+    is_kubelet_unknown: bool = False
+    """Whether processes outside of pods count as the kubelet, with or without a heartbeat."""
     pods: tuple[str, ...] = ()
     """Expressions that match sockets of pods' processes, hostNetwork pods included."""
     stale_seconds: int = 60
@@ -118,7 +120,9 @@ class Ruleset:
         return [*chains, ("bridge", TABLE, "output")] if self.has_bridge else chains
 
     def _kubelet_rules(self) -> list[str]:
-        rules = [] if self.kubelet is None else [f"{self.kubelet} accept"]
+        rules = ["jump orphaned"] if self.is_kubelet_unknown else []
+        if self.kubelet is not None:
+            rules.append(f"{self.kubelet} accept")
         if self.priority is not None:
             # Cleared: captures and queues must not see it.
             match = (

@@ -155,7 +155,9 @@ class DefaultDenyTable:
         await self._move(ifindexes, None)
 
     async def admit(self, kubelet: str | None, priority: int | None = None) -> None:
-        """Admit the kubelet in this cgroup, and below it, to pods without gates; None admits none.
+        """Admit the kubelet in this cgroup, and below it, to pods without gates.
+
+        None: it is unknown, so TCP from all processes outside of pods is admitted.
 
         priority: as `KubeletUnit.priority`; with one, a missing heartbeat opens nothing. Call it
         for every new cgroup, also of the same path: the kernel compares the cgroup's id. Raises
@@ -164,16 +166,19 @@ class DefaultDenyTable:
         async with self._lock:
             if not self.available:
                 return
-            before = self._desired.kubelet, self._desired.priority, self._kubelet
+            desired = self._desired
+            before = desired.kubelet, desired.is_kubelet_unknown, desired.priority, self._kubelet
             try:
-                self._desired.kubelet = None if kubelet is None else self._match.of(kubelet)
-                self._desired.priority, self._kubelet = priority, kubelet
+                desired.kubelet = None if kubelet is None else self._match.of(kubelet)
+                desired.is_kubelet_unknown = kubelet is None
+                desired.priority, self._kubelet = priority, kubelet
                 # The heartbeat's time depends on the priority.
-                await self._apply(self._desired.admission() + self._desired.heartbeat())
+                await self._apply(desired.admission() + desired.heartbeat())
             except SocketMatchError as error:
                 raise DefaultDenyError(str(error)) from error
             except DefaultDenyError:
-                self._desired.kubelet, self._desired.priority, self._kubelet = before
+                desired.kubelet, desired.is_kubelet_unknown = before[:2]
+                desired.priority, self._kubelet = before[2:]
                 raise
 
     async def beat(self) -> None:

@@ -1,4 +1,4 @@
-"""Kubernetes Events about pods (events.k8s.io/v1): one Event, then a series.
+"""Kubernetes Events about pods and the node (events.k8s.io/v1): one Event, then a series.
 
 As client-go's recorder (tools/events/event_broadcaster.go): what happens again within six minutes
 is the same Event, whose `series` counts; the count is written now and then, not each time. Events
@@ -8,6 +8,7 @@ Failures that the kubelet reports for its own probes are left out (`kubelet_repo
 """
 
 import asyncio
+import dataclasses
 import datetime
 import hashlib
 import random
@@ -42,7 +43,21 @@ _TRIES = 5
 # A crash loop on every pod of a node must not become the API server's load.
 _PER_SECOND, _BURST = 5.0, 50
 
+# The namespace of Events about objects without one (pkg/apis/core/validation/events.go).
+_NODES_NAMESPACE = "default"
+
 _Key = tuple[str, str, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Regarding:
+    """The object of an Event. namespace: empty for a node; container: empty for none."""
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+    container: str = ""
 
 
 class _Series:
@@ -62,7 +77,7 @@ class _Series:
 
 
 class EventRecorder:
-    """Sends Events about pods to the API server. For the event loop."""
+    """Sends Events about pods and this node to the API server. For the event loop."""
 
     def __init__(
         self,
@@ -78,6 +93,9 @@ class EventRecorder:
         """Events, without repetitions, that were discarded unsent."""
         self._api = api
         self._instance = node_name[:_MAX_INSTANCE]
+        # The kubelet's Events have the name for the UID, too, and kubectl describe finds both
+        # (pkg/kubelet/kubelet.go, nodeRef).
+        self._node = _Regarding("Node", "", node_name, node_name)
         self._now = now
         self._series: dict[_Key, _Series] = {}
         self._waiting: dict[_Key, None] = {}
@@ -100,7 +118,16 @@ class EventRecorder:
         reason: CamelCase; action: what podgate did, CamelCase, such as "Probing"; container: the
         one concerned, if any.
         """
-        key = (pod.metadata.uid, container, reason)
+        found = pod.metadata
+        regarding = _Regarding("Pod", found.namespace, found.name, found.uid, container)
+        self._record(regarding, reason, note, action)
+
+    def record_node(self, reason: str, note: str, *, action: str) -> None:
+        """As `record`, about this node."""
+        self._record(self._node, reason, note, action)
+
+    def _record(self, regarding: _Regarding, reason: str, note: str, action: str) -> None:
+        key = (regarding.uid, regarding.container, reason)
         loop_now = asyncio.get_running_loop().time()
         moment = _micro_time(self._now())
         current = self._series.get(key)
@@ -109,7 +136,7 @@ class EventRecorder:
             current.last, current.last_at = loop_now, moment
             return
         series = _Series(key, {}, loop_now)
-        series.body = self._body(pod, reason, note, action, container, moment)
+        series.body = self._body(regarding, reason, note, action, moment)
         series.last_at = moment
         self._series[key] = series
         self._enqueue(key)
@@ -213,32 +240,21 @@ class EventRecorder:
             self.dropped += 1
 
     def _body(
-        self,
-        pod: ApiPod,
-        reason: str,
-        note: str,
-        action: str,
-        container: str,
-        moment: str,
+        self, about: _Regarding, reason: str, note: str, action: str, moment: str
     ) -> dict[str, object]:
-        metadata = pod.metadata
-        regarding = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "namespace": metadata.namespace,
-            "name": metadata.name,
-            "uid": metadata.uid,
-        }
-        if container:
-            regarding["fieldPath"] = f"spec.containers{{{container}}}"
-        identity = f"{metadata.uid}/{container}/{reason}/{moment}".encode()
+        regarding = {"apiVersion": "v1", "kind": about.kind, "name": about.name, "uid": about.uid}
+        if about.namespace:
+            regarding["namespace"] = about.namespace
+        if about.container:
+            regarding["fieldPath"] = f"spec.containers{{{about.container}}}"
+        identity = f"{about.uid}/{about.container}/{reason}/{moment}".encode()
         suffix = f".{hashlib.sha256(identity).hexdigest()[:16]}"
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {
-                "name": metadata.name[: _MAX_NAME - len(suffix)] + suffix,
-                "namespace": metadata.namespace,
+                "name": about.name[: _MAX_NAME - len(suffix)] + suffix,
+                "namespace": about.namespace or _NODES_NAMESPACE,
             },
             "eventTime": moment,
             "reportingController": CONTROLLER,

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import structlog
 from prometheus_client import core
 
-from agent.kubelet.admitted_ports import pods_cgroup
 from agent.kubelet.search import KubeletCgroup
 from agent.linux.cgroups import cgroup2_mount
 from agent.logs import Event
@@ -20,6 +19,12 @@ log = structlog.get_logger(__name__)
 
 IDENTIFIED = MetricFamily(
     "podgate_kubelet_identified", "gauge", "1 if the kubelet's cgroup is known."
+)
+ADMITTED = MetricFamily(
+    "podgate_kubelet_admitted",
+    "gauge",
+    "1 if gates admit one cgroup as the kubelet's; with 0 they admit all host processes outside "
+    "pods to declared ports, until the kubelet is identified.",
 )
 FOLLOWED = MetricFamily(
     "podgate_kubelet_followed",
@@ -47,15 +52,20 @@ class KubeletAdmission:
         self._current: KubeletCgroup | None = None
         self._delegated: pathlib.Path | None = None
         self._logged = ""
+        self._is_other_unit = False
         if isinstance(setting, ByCgroup):
+            self._is_other_unit = unit.path not in (None, setting.path)
             # Before the kubelet starts for the first time.
             self._follow(setting.path)
 
-    def update(self, found: KubeletCgroup | None, *, is_rejected: bool) -> None:
-        """Admit this cgroup. is_rejected: there is none because it must not be admitted.
+    def update(self, found: KubeletCgroup | None, *, is_rejected: bool, is_overdue: bool) -> None:
+        """Admit this cgroup. is_rejected: there is none because it must not be admitted;
+        is_overdue: it has been missing for longer than a restart takes.
 
-        If the kubelet is only missing, it is about to start in its unit's cgroup, perhaps after the
-        agent has been killed. So that cgroup stays admitted, and the kernel follows it.
+        A kubelet that is only missing is about to start in its unit's cgroup, perhaps after the
+        agent has been killed. The kernel follows it there for any time, so it stays the only one
+        that is admitted. Otherwise, and if the configured unit is not the one that was followed,
+        the kubelet is unknown, which admits host processes outside pods.
         """
         self._current = found
         if found is not None:
@@ -67,12 +77,14 @@ class KubeletAdmission:
         elif is_rejected:
             self._config.set_kubelet(None)
             self._unit.forget()
-        elif self._unit.path is None:
+        elif self._is_other_unit or (is_overdue and self._unit.path is None):
             self._config.set_kubelet(None)
-        # The kubelet creates it at its first start, so it is read whenever there is a kubelet.
-        cgroup2 = cgroup2_mount()
-        if cgroup2 and (pods := pods_cgroup(cgroup2)):
-            self._config.set_pods(*pods)
+        self._is_other_unit = False
+
+    @property
+    def has_cgroup(self) -> bool:
+        """Whether gates admit one cgroup; otherwise all host processes outside pods."""
+        return self._config.read().kubelet_cgroup != 0 or self._unit.remade is not None
 
     @property
     def problem(self) -> str:
@@ -98,6 +110,7 @@ class KubeletAdmission:
         """For Prometheus; to be registered once."""
         for family, value in (
             (IDENTIFIED, self._current is not None),
+            (ADMITTED, self.has_cgroup),
             (FOLLOWED, self._unit.path is not None),
         ):
             metric = new_metric(family)

@@ -28,6 +28,9 @@ _MISSING_SECONDS = 0.03
 # A restart takes seconds, an upgrade a minute; after that the node is in maintenance.
 _PATIENCE_SECONDS = 60.0
 _LONG_MISSING_SECONDS = 1.0
+# The same time as the agent's own (`agent/gates/heartbeat.py`): longer than a restart takes, also
+# with the RestartSec=10 of kubeadm's unit, and shorter than pods survive failing probes.
+_OVERDUE_SECONDS = 15.0
 # For changes without an event: the process moves to another cgroup, pods appear in its own.
 _RECHECK_SECONDS = 2.0
 # A scan reads some files for each process of the node; a hanging one must not go unnoticed.
@@ -35,8 +38,8 @@ _SCAN_SECONDS = 30.0
 
 
 class KubeletIdentity:
-    """Calls `on_change` on the event loop when the kubelet's cgroup changes, or there is none, and
-    when `is_rejected` changes."""
+    """Calls `on_change` on the event loop after the first search, and when the kubelet's cgroup,
+    `is_rejected` or `is_overdue` changes."""
 
     def __init__(
         self,
@@ -45,32 +48,36 @@ class KubeletIdentity:
         *,
         procfs: Procfs | None = None,
         cgroup2: pathlib.Path | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """procfs, cgroup2: for tests; default: /proc, and cgroup v2 as in /proc/mounts."""
         self._setting = setting
         self._on_change = on_change
         self._procfs = procfs or Procfs()
         self._cgroup2 = cgroup2
+        self._now = now
         self.current: KubeletCgroup | None = None
         """The last value passed to `on_change`."""
         self.problem = "the search for the kubelet has not finished yet."
         """Why there is none, in one sentence; else empty."""
         self.is_rejected = False
         """Whether there is none because its cgroup must not be admitted, such as one with pods."""
+        self.is_overdue = False
+        """Whether it has been missing for longer than a restart takes."""
+        self._published: tuple[KubeletCgroup | None, bool, bool] | None = None
+        self._found_at: float | None = None
 
     async def run(self) -> None:
         """Follow the kubelet until cancelled.
 
         Raises `TimeoutError` if /proc hangs, and the errors of `on_change`.
         """
-        found_at = time.monotonic()
         while True:
             await self.refresh()
             if self.current is None:
-                is_recent = time.monotonic() - found_at < _PATIENCE_SECONDS
+                is_recent = self._missing_seconds() < _PATIENCE_SECONDS
                 await asyncio.sleep(_MISSING_SECONDS if is_recent else _LONG_MISSING_SECONDS)
                 continue
-            found_at = time.monotonic()
             if self.current.pid is None:
                 # A named cgroup without a process: no event when it is removed and made again.
                 await asyncio.sleep(_MISSING_SECONDS)
@@ -92,6 +99,13 @@ class KubeletIdentity:
         self._publish(found, problem, is_rejected)
         return found
 
+    def _missing_seconds(self) -> float:
+        """Since it was found last, or since the first search."""
+        now = self._now()
+        if self.current is not None or self._found_at is None:
+            self._found_at = now
+        return now - self._found_at
+
     def _find(self) -> KubeletCgroup | None:
         cgroup2 = self._cgroup2 or cgroup2_mount()
         if cgroup2 is None:
@@ -105,11 +119,14 @@ class KubeletIdentity:
     def _publish(self, found: KubeletCgroup | None, problem: str, is_rejected: bool) -> None:
         if problem and problem != self.problem:
             log.warning(Event.KUBELET_NOT_FOUND, problem=problem)
-        before = self.current, self.is_rejected
+        before = self.current
         self.current, self.problem, self.is_rejected = found, problem, is_rejected
-        if (found, is_rejected) == before:
+        self.is_overdue = self._missing_seconds() >= _OVERDUE_SECONDS
+        published = found, is_rejected, self.is_overdue
+        if published == self._published:
             return
-        if found is not None:
+        self._published = published
+        if found is not None and found != before:
             log.info(
                 Event.KUBELET_FOUND,
                 pid=found.pid,

@@ -47,6 +47,8 @@ class AgentProcess:
         self.bpffs = bpffs
         self.pods_from: tuple[str, ...] = ("--manifests", str(self.manifests))
         """Options for the source of pods."""
+        self.kubelet: tuple[str, ...] = ()
+        """Options for the kubelet."""
         self.manifests.mkdir()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -87,6 +89,7 @@ class AgentProcess:
         """Start it with packages from `directory`, if there are any: another version."""
         arguments = [
             *self.pods_from,
+            *self.kubelet,
             *("--run-directory", str(self.run_directory)),
             *("--bpffs", str(self.bpffs)),
             *("--http-address", "127.0.0.1:0"),

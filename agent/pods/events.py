@@ -12,9 +12,10 @@ _MAX_WAITING = 1000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PodEvent:
-    """One event. action: what podgate was doing; container: its name, where it concerns one."""
+    """One event. uid: the pod's, None for one about the node; action: what podgate was doing;
+    container: its name, where it concerns one."""
 
-    uid: str
+    uid: str | None
     reason: str
     message: str
     action: str

@@ -12,16 +12,23 @@ _STRICT = "Strict"
 
 
 def isolation_status(
-    state: PodState, relay_problem: str | None, *, has_fallback: bool = True
+    state: PodState,
+    relay_problem: str | None,
+    *,
+    has_fallback: bool = True,
+    kubelet_problem: str = "",
 ) -> IsolationStatus | None:
     """The condition's content; None while the first path test of its sandbox is under way.
 
     relay_problem: one sentence about why the relay does not proxy to this pod, None where it does.
     It counts for pods in strict only. has_fallback: whether their gates admit the kubelet then.
+    kubelet_problem: one sentence if the gate cannot distinguish the kubelet; else empty.
     """
     if state.status is None:
         return None
     status = _with_relay(state.status, state.pod.mode, relay_problem, has_fallback=has_fallback)
+    if kubelet_problem and state.status.reason == ENFORCED:
+        status = dataclasses.replace(status, message=f"{status.message} {kubelet_problem}")
     if status.status != TRUE or not state.is_path_tested:
         return status
     tested = state.current_path_test

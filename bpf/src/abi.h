@@ -28,26 +28,27 @@ enum verdict {
 
 /* The reason of a verdict. Numbers never change: counters outlive the agent. */
 enum reason {
-	REASON_ARP,	    /* address resolution */
-	REASON_CONTROL,	    /* ICMP errors, neighbour discovery, IGMP and MLD */
-	REASON_ESTABLISHED, /* TCP segment without SYN */
-	REASON_REPLY,	    /* reply to a flow of the pod, or later packet of an admitted flow */
-	REASON_RULE,	    /* new flow admitted by a rule */
-	REASON_PROBE,	    /* kubelet, to a port that the pod declares */
-	REASON_GRACE,	    /* possible reply to a flow from before the gate */
-	REASON_DEAD_MAN,    /* no agent for too long: all gates are open */
-	REASON_UNPARSABLE,  /* not parsable to its transport header */
-	REASON_FRAGMENT,    /* fragment of TCP, or of a datagram whose first did not pass */
-	REASON_STRAY,	    /* not an address of this pod: a flooded copy */
-	REASON_NODE,	    /* new flow from a host process */
-	REASON_KERNEL,	    /* new flow without a socket: from the kernel */
-	REASON_TUNNEL,	    /* to a tunnel port, to be forwarded once decapsulated */
-	REASON_EVASION,	    /* socket option by which packets bypass the gate */
-	REASON_PATH_TEST,   /* path test of the agent: TCP to port 0 */
-	REASON_SWITCH,	    /* without a socket, on a node with Open vSwitch */
-	REASON_FORWARDED,   /* forwarded IPv6 fragment without ingress interface */
-	REASON_RELAY,	    /* to the relay, from a pod or from outside */
-	REASON_STRICT,	    /* kubelet, to a pod in strict, but not through the relay */
+	REASON_ARP,	     /* address resolution */
+	REASON_CONTROL,	     /* ICMP errors, neighbour discovery, IGMP and MLD */
+	REASON_ESTABLISHED,  /* TCP segment without SYN */
+	REASON_REPLY,	     /* reply to a flow of the pod, or later packet of an admitted flow */
+	REASON_RULE,	     /* new flow admitted by a rule */
+	REASON_PROBE,	     /* kubelet, to a port that the pod declares */
+	REASON_GRACE,	     /* possible reply to a flow from before the gate */
+	REASON_DEAD_MAN,     /* no agent for too long: all gates are open */
+	REASON_UNPARSABLE,   /* not parsable to its transport header */
+	REASON_FRAGMENT,     /* fragment of TCP, or of a datagram whose first did not pass */
+	REASON_STRAY,	     /* not an address of this pod: a flooded copy */
+	REASON_NODE,	     /* new flow from a host process */
+	REASON_KERNEL,	     /* new flow without a socket: from the kernel */
+	REASON_TUNNEL,	     /* to a tunnel port, to be forwarded once decapsulated */
+	REASON_EVASION,	     /* socket option by which packets bypass the gate */
+	REASON_PATH_TEST,    /* path test of the agent: TCP to port 0 */
+	REASON_SWITCH,	     /* without a socket, on a node with Open vSwitch */
+	REASON_FORWARDED,    /* forwarded IPv6 fragment without ingress interface */
+	REASON_RELAY,	     /* to the relay, from a pod or from outside */
+	REASON_STRICT,	     /* kubelet, to a pod in strict, but not through the relay */
+	REASON_UNIDENTIFIED, /* host process that may be the kubelet, which is not identified */
 	REASON_COUNT,
 };
 
@@ -145,7 +146,7 @@ struct gate_address {
 
 /* The configuration shared by all gates and hooks. Times are CLOCK_MONOTONIC in nanoseconds. */
 struct config {
-	__u64 kubelet_cgroup; /* id; 0: unknown */
+	__u64 kubelet_cgroup; /* id; 0: unknown, so any process outside pods may be it */
 	__u64 pods_cgroup;    /* id of the cgroup above all pods'; 0: unknown */
 	__u64 heartbeat_ns;   /* the agent's last heartbeat; 0: none yet */
 	__u64 stale_after_ns; /* heartbeat age from which the kubelet may have another cgroup; 0:

@@ -42,6 +42,8 @@ ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 		return PASS(REASON_RULE);
 	if (skb->tc_index == ADMITTED_PROBE)
 		return PASS(REASON_PROBE);
+	if (skb->tc_index == ADMITTED_UNIDENTIFIED)
+		return PASS(REASON_UNIDENTIFIED);
 	now_ns = packet_time_ns(packet);
 	source.cgroup = source_cgroup(skb, false);
 	is_kubelet = may_be_kubelet(skb, false, node, source.cgroup, now_ns);
@@ -50,7 +52,10 @@ ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 			  packet->protocol, packet->destination_port);
 	if (found) {
 		count_rule_hit(found);
-		return found >> 32 == SOURCE_KUBELET + 1 ? PASS(REASON_PROBE) : PASS(REASON_RULE);
+		if (found >> 32 != SOURCE_KUBELET + 1)
+			return PASS(REASON_RULE);
+		return is_kubelet_cgroup(node, source.cgroup) ? PASS(REASON_PROBE)
+							      : PASS(REASON_UNIDENTIFIED);
 	}
 	if (is_dead_man_expired(node, now_ns))
 		return PASS(REASON_DEAD_MAN);

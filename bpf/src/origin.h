@@ -28,8 +28,9 @@
 #define STAMP_KIND_MASK 0xffe0
 
 /* Stamps with the verdict of a program on a host device, where the socket was still there. */
-#define ADMITTED_RULE  0x7067
-#define ADMITTED_PROBE 0x7068
+#define ADMITTED_RULE	      0x7067
+#define ADMITTED_PROBE	      0x7068
+#define ADMITTED_UNIDENTIFIED 0x7069
 
 /*
  * skb->sk and skb->tc_index. With many uses of a field clang keeps its address in a register, and

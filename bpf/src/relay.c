@@ -8,13 +8,14 @@
 #define ICMPV6_NEIGHBOUR_SOLICITATION  135
 #define ICMPV6_NEIGHBOUR_ADVERTISEMENT 136
 
+/* While the kubelet is not identified, all processes that may be it are proxied. */
 ALWAYS_INLINE bool is_kubelet_connecting(struct bpf_sock_addr *context)
 {
 	struct config *node = host_config(context);
 
 	if (!node || !is_tcp(context))
 		return false;
-	return is_kubelet_cgroup(node, bpf_get_current_cgroup_id());
+	return may_be_kubelet(0, true, node, bpf_get_current_cgroup_id(), bpf_ktime_get_ns());
 }
 
 /*

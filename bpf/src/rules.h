@@ -21,20 +21,24 @@ ALWAYS_INLINE __u64 source_ancestor(struct __sk_buff *skb, bool is_hook, __u32 l
 		       : bpf_skb_ancestor_cgroup_id(skb, level);
 }
 
-/* Whether this is the kubelet's cgroup: that of the agent's search, or the unit's made since. */
-ALWAYS_INLINE bool is_kubelet_cgroup(struct config *node, __u64 cgroup)
+/* The newest cgroup at the path of the followed unit (kubelet.c); 0: none. */
+ALWAYS_INLINE __u64 remade_cgroup(struct config *node)
 {
 	__u32 only = 0;
 	struct kubelet_remade *remade;
 
+	if (!node->kubelet_unit)
+		return 0;
+	remade = kubelet_remade.lookup(&only);
+	return remade && remade->unit == node->kubelet_unit ? remade->cgroup : 0;
+}
+
+/* Whether this is the kubelet's cgroup: that of the agent's search, or the unit's made since. */
+ALWAYS_INLINE bool is_kubelet_cgroup(struct config *node, __u64 cgroup)
+{
 	if (!cgroup)
 		return false;
-	if (cgroup == node->kubelet_cgroup)
-		return true;
-	if (!node->kubelet_unit)
-		return false;
-	remade = kubelet_remade.lookup(&only);
-	return remade && remade->unit == node->kubelet_unit && remade->cgroup == cgroup;
+	return cgroup == node->kubelet_cgroup || cgroup == remade_cgroup(node);
 }
 
 ALWAYS_INLINE bool is_stale(struct config *node, __u64 now_ns)
@@ -44,18 +48,21 @@ ALWAYS_INLINE bool is_stale(struct config *node, __u64 now_ns)
 }
 
 /*
- * The kubelet restarts in a new cgroup while the agent is down, and healthy pods must not restart
- * for that. kubelet.c follows it. Where the kernel lacks what that needs, all processes outside
- * pods may reach the ports that pods declare while there is no heartbeat.
+ * A healthy pod must not restart because the kubelet is not identified. So while there is no cgroup
+ * for it, all processes outside pods may reach the ports that pods declare; with the first one that
+ * the agent finds or kubelet.c records, no others may. The same while the agent is missing, if the
+ * kernel lacks what kubelet.c needs to follow the kubelet's restarts.
  */
 ALWAYS_INLINE bool may_be_kubelet(struct __sk_buff *skb, bool is_hook, struct config *node,
 				  __u64 cgroup, __u64 now_ns)
 {
+	bool is_identified = node->kubelet_cgroup || remade_cgroup(node);
+
 	if (!cgroup)
 		return false;
 	if (is_kubelet_cgroup(node, cgroup))
 		return true;
-	if (node->kubelet_unit || !is_stale(node, now_ns))
+	if (is_identified && (node->kubelet_unit || !is_stale(node, now_ns)))
 		return false;
 	return !node->pods_cgroup ||
 	       source_ancestor(skb, is_hook, node->pods_cgroup_level) != node->pods_cgroup;

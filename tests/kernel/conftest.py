@@ -17,7 +17,7 @@ from bpf import abi, loader, pins
 from bpf import gates as gates_module
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
-from tests.kernel import offers
+from tests.kernel import cgroups, offers
 from tests.kernel.secondagent import SecondAgent
 
 _numbers = itertools.count()
@@ -50,11 +50,14 @@ def fresh_pins(isolated: None) -> Iterator[pins.Pins]:
 def operator(
     isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins
 ) -> Iterator[AgentProcess]:
-    """Starts agents on pins of the test's own; stops them and removes the default-deny table."""
+    """Starts agents on pins of the test's own; stops them and removes the default-deny table. Their
+    kubelet is in a cgroup without processes."""
     made = AgentProcess(tmp_path, fresh_pins.bpffs)
-    yield made
-    made.stop(signal.SIGKILL)
-    asyncio.run(default_deny_table.remove())
+    with cgroups.cgroup() as kubelet:
+        made.kubelet = ("--kubelet", f"cgroup:{kubelet.path}")
+        yield made
+        made.stop(signal.SIGKILL)
+        asyncio.run(default_deny_table.remove())
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ class SecondAgent(AgentProcess):
         directory.mkdir()
         super().__init__(directory, first.bpffs)
         self.pods_from = ("--manifests", str(first.manifests))
+        self.kubelet = first.kubelet
         self.run_directory = first.run_directory
         self.started_file = directory / "started"
 

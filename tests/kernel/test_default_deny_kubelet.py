@@ -79,8 +79,6 @@ def test_kubelet_in_a_new_cgroup_of_the_same_name_is_admitted_again(
         assert not connect_from(kubelet, pod, 4, traffic.DROPPED_AFTER_SECONDS)
         default_deny.admit(kubelet.path)
         assert connect_from(kubelet, pod, 4, traffic.LIMIT_SECONDS)
-        default_deny.admit(None)
-        assert not connect_from(kubelet, pod, 4, traffic.DROPPED_AFTER_SECONDS)
 
 
 @pytest.mark.parametrize("path", ["/", "/../elsewhere", "/podgate-test-no-such-cgroup"])
@@ -94,6 +92,30 @@ def test_invalid_cgroup_is_an_error_and_the_previous_one_stays(
             default_deny.admit(path)
         default_deny.ensure()
         assert connect_from(kubelet, pod, 4, traffic.LIMIT_SECONDS)
+
+
+@PATHS
+@VERSIONS
+def test_while_the_kubelet_is_unknown_any_process_outside_of_pods_is_admitted(
+    lab: labs.Lab, open_table: OpenTable, bridged: bool, version: int
+) -> None:
+    with (
+        cgroups.cgroup() as pods,
+        cgroups.cgroup("host-network-pod", below=pods) as host_network_pod,
+        cgroups.cgroup() as kubelet,
+        cgroups.cgroup() as other,
+    ):
+        table = open_table(pods=[pods.path])
+        pod = lab.add_pod("web", 1, bridged=bridged)
+        dropped_after = traffic.DROPPED_AFTER_SECONDS
+        with pod.listen(80):
+            assert not connect_from(other, pod, version, dropped_after)
+            table.admit(None)
+            assert connect_from(other, pod, version, traffic.LIMIT_SECONDS)
+            assert not connect_from(host_network_pod, pod, version, dropped_after)
+            table.admit(kubelet.path)
+            assert connect_from(kubelet, pod, version, traffic.LIMIT_SECONDS)
+            assert not connect_from(other, pod, version, dropped_after)
 
 
 def test_without_a_heartbeat_any_process_outside_of_pods_is_admitted(

@@ -141,6 +141,29 @@ def test_unit_is_followed_before_its_first_start(
     assert unit.remade == service.id
 
 
+@pytest.mark.parametrize("version", [4, 6])
+def test_declared_ports_are_open_until_the_unit_starts_for_the_first_time(
+    lab: labs.Lab,
+    gates: Gates,
+    config: NodeConfig,
+    unit: KubeletUnit,
+    system: Cgroup,
+    service: Cgroup,
+    version: int,
+) -> None:
+    """Without an agent: the kernel closes them before a process can be in the unit's cgroup."""
+    cgroups.remove(service)
+    unit.follow(service.path)
+    pod = lab.add_pod("web", 1)
+    address = traffic.address(pod, version)
+    with pod.listen(PORT), cgroups.cgroup("other.service", below=system) as other:
+        guard(gates, pod, PROBE)
+        assert connects(other, address, PORT)
+        service.directory.mkdir()
+        assert not connects(other, address, PORT)
+        assert connects(service, address, PORT)
+
+
 def test_next_agent_agrees_with_what_the_kernel_recorded(
     loaded: loader.Loaded,
     installation: pins.Pins,

@@ -84,8 +84,10 @@ class Node:
 @pytest.fixture
 def node(isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> Iterator[Node]:
     operator = AgentProcess(tmp_path, fresh_pins.bpffs)
-    yield Node(operator, tmp_path / "rules")
-    operator.stop(signal.SIGKILL)
+    with cgroups.cgroup() as kubelet:
+        operator.kubelet = ("--kubelet", f"cgroup:{kubelet.path}")
+        yield Node(operator, tmp_path / "rules")
+        operator.stop(signal.SIGKILL)
 
 
 @pytest.fixture

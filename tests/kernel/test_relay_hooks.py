@@ -117,8 +117,20 @@ def test_only_the_kubelet_is_redirected(scene: Scene, config: NodeConfig, versio
         with cgroups.cgroup("below", below=other) as below:
             assert connected(below, address) == 0
             assert scene.who_has_it() == "pod"
-    config.set_kubelet(None)
-    assert scene.reached_from_node(version) == "pod"
+
+
+@BOTH
+def test_while_the_kubelet_is_unknown_processes_outside_pods_are_redirected(
+    scene: Scene, config: NodeConfig, version: int
+) -> None:
+    """Since each of them may be the kubelet, whose probes must not fail."""
+    address = traffic.address(scene.pod, version)
+    with cgroups.cgroup() as pods, cgroups.cgroup("container", below=pods) as container:
+        config.set_kubelet(None)
+        config.set_pods(pods.id, 1)
+        assert scene.reached_from_node(version) == "relay"
+        assert connected(container, address) == 0
+        assert scene.who_has_it() == "pod"
 
 
 @BOTH
@@ -359,7 +371,7 @@ def test_gate_for_any_address_drops_no_strays(
     )
     gate = lab.add_pod("any", 1).ifindex
     for any_address, reason in ((True, Reason.NODE), (False, Reason.STRAY)):
-        gates.install(gate, GateConfig(Mode.ENFORCE, (), (KUBELET,), any_address))
+        gates.install(gate, GateConfig(Mode.ENFORCE, (), (), any_address))
         counting = Counting(gates, gate)
         assert skb.run_gate(loaded, frames.segment(ends, frames.SYN), gate) == skb.TCX_DROP
         assert counting.moved() == {(Verdict.DROP, reason): 1}

@@ -111,12 +111,49 @@ def test_a_kubelet_in_a_new_cgroup_is_followed_at_once(
     assert not connects(kubelet, pod.ipv4, PORT)
 
 
-def test_unknown_kubelet_admits_no_process(
-    gates: Gates, pod: labs.LabPod, config: NodeConfig, kubelet: Cgroup
+@pytest.mark.parametrize("version", [4, 6])
+def test_while_the_kubelet_is_unknown_declared_ports_are_open_to_host_processes_outside_pods(
+    gates: Gates,
+    pod: labs.LabPod,
+    config: NodeConfig,
+    kubelet: Cgroup,
+    stranger: Cgroup,
+    version: int,
 ) -> None:
-    config.set_kubelet(None)
+    address = traffic.address(pod, version)
+    with cgroups.cgroup() as pods, cgroups.cgroup("container", below=pods) as container:
+        config.set_kubelet(None)
+        config.set_pods(pods.id, level(pods))
+        config.beat()
+        guard(gates, pod, PROBE)
+        for process in (kubelet, stranger):
+            assert connects(process, address, PORT)
+            assert not connects(process, address, OTHER_PORT)
+        for process in (pods, container):
+            assert not connects(process, address, PORT)
+        assert passed(gates, pod, Reason.UNIDENTIFIED) == 2
+        assert passed(gates, pod, Reason.PROBE) == 0
+
+        config.set_kubelet(kubelet.id)
+        assert connects(kubelet, address, PORT)
+        for process in (stranger, pods, container):
+            assert not connects(process, address, PORT)
+
+
+@pytest.mark.parametrize("age_seconds", [0, 600])
+def test_heartbeat_changes_nothing_while_the_kubelet_is_unknown(
+    gates: Gates,
+    pod: labs.LabPod,
+    loaded: loader.Loaded,
+    config: NodeConfig,
+    stranger: Cgroup,
+    age_seconds: int,
+) -> None:
+    config.set_limits(stale_after_seconds=15, dead_man_seconds=0)
+    NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - age_seconds * 10**9).beat()
     guard(gates, pod, PROBE)
-    assert not connects(kubelet, pod.ipv4, PORT)
+    assert connects(stranger, pod.ipv4, PORT)
+    assert not connects(stranger, pod.ipv4, OTHER_PORT)
 
 
 def test_a_rule_for_a_cgroup_is_exact_and_one_for_an_ancestor_is_not(

@@ -47,6 +47,13 @@ Start = Callable[[cgroups.Cgroup, str], KubeletStub]
 
 
 @pytest.fixture
+def operator(operator: AgentProcess) -> AgentProcess:
+    """Its agents search for a process named kubelet."""
+    operator.kubelet = ()
+    return operator
+
+
+@pytest.fixture
 def pods(lab: labs.Lab) -> Iterator[list[labs.LabPod]]:
     """One that redirects to another port, one with a bare port, one that speaks gRPC."""
     web, bare, rpc = (lab.add_pod(name, n) for n, name in enumerate(("web", "bare", "rpc"), 1))

@@ -11,6 +11,7 @@ from agent.lab.agent_process import AgentProcess
 from bpf import pins
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.conftest import write_kubeconfig
+from tests.kernel import cgroups
 from tests.kernel.conftest import fresh_pins
 from tests.node.node import Node
 from tests.runtime.conftest import driver, runtime
@@ -32,9 +33,11 @@ async def node(
     made = Node(runtime, driver, ApiServer(), operator)
     await made.start_api()
     write_kubeconfig(made.kubeconfig, f"http://127.0.0.1:{made.server.port}")
-    try:
-        yield made
-    finally:
-        operator.stop(signal.SIGKILL)
-        await made.stop_api()
-        await default_deny_table.remove()
+    with cgroups.cgroup() as kubelet:
+        operator.kubelet = ("--kubelet", f"cgroup:{kubelet.path}")
+        try:
+            yield made
+        finally:
+            operator.stop(signal.SIGKILL)
+            await made.stop_api()
+            await default_deny_table.remove()

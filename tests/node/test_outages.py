@@ -10,7 +10,7 @@ from agent import labels
 from agent.admin.report import AgentReport, GateStatus
 from agent.lab import attempts
 from tests.agent.kube.apiserver import Json
-from tests.node.node import PORT, Node, reason_of, status_of
+from tests.node.node import NAME, PORT, Node, reason_of, status_of
 
 pytestmark = pytest.mark.kernel
 
@@ -44,6 +44,30 @@ async def test_restarted_runtime_changes_nothing(node: Node) -> None:
     assert node.get("web")["status"] == before["status"]
     assert len(node.patches("web")) == patches
     assert names_of(status_of(await report(node), "web").gates) == names_of(gates)
+
+
+async def test_kubelet_that_is_not_found_is_an_event_about_the_node_and_in_conditions(
+    node: Node,
+) -> None:
+    await node.start_agent("--kubelet", "unit:podgate-nosuch.service")
+    node.create("web")
+    await node.run_pod("web")
+    # Probes go on, and readiness with them.
+    await node.ready("web")
+    condition = node.condition("web", labels.ISOLATION_READY)
+    assert "Kubelet not identified" in condition["message"]
+    assert "/system.slice/podgate-nosuch.service" in condition["message"]
+    assert "Kubelet not identified" in await node.serves("/readyz", 503)
+    await node.until("the event", lambda: events_of_node(node))
+    [event] = events_of_node(node)
+    assert event["regarding"]["name"] == NAME
+    assert event["reason"] == "KubeletNotIdentified"
+    assert event["note"] in condition["message"]
+
+
+def events_of_node(node: Node) -> list[Json]:
+    path = "/apis/events.k8s.io/v1/namespaces/default/events"
+    return [one.body for one in node.server.of(path, method="POST")]
 
 
 async def test_second_sandbox_of_a_pod_becomes_current(node: Node) -> None:

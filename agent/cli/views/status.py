@@ -51,8 +51,8 @@ def show(content: bytes) -> None:
         console.print(problem, style="yellow", markup=False, highlight=False, soft_wrap=True)
     if report.kubelet is None and report.kubelet_problem:
         console.print(
-            f"kubelet not identified: {report.kubelet_problem}",
-            style="yellow",
+            report.open_ports or f"kubelet not identified: {report.kubelet_problem}",
+            style="red" if report.open_ports else "yellow",
             markup=False,
             highlight=False,
             soft_wrap=True,

@@ -123,8 +123,18 @@ async def test_kubelet_is_admitted_by_its_cgroup(nftables: Nftables, cgroup2: pa
     with pytest.raises(DefaultDenyError, match="does not exist"):
         await table.admit("/gone")
     assert nftables.kubelet.endswith('kubelet" accept')
-    await table.admit(None)
+
+
+async def test_unknown_kubelet_admits_processes_outside_of_pods_until_it_is_found(
+    nftables: Nftables, cgroup2: pathlib.Path
+) -> None:
+    table = await opened(cgroup2)
     assert nftables.kubelet == ""
+    await table.admit(None)
+    assert nftables.kubelet == "jump orphaned"
+    await table.admit("/kubelet")
+    assert nftables.kubelet.endswith('kubelet" accept')
+    assert "orphaned" not in nftables.kubelet
 
 
 async def test_kubelet_that_cannot_be_admitted_leaves_the_previous_one(

@@ -366,16 +366,17 @@ async def test_problems_are_sentences_and_changes_are_published_once(node: Node)
         ByProcess(), published.append, procfs=Procfs(node.proc), cgroup2=node.cgroup2
     )
     await identity.refresh()
-    assert published == []
+    await identity.refresh()
+    assert published == [None]
     assert identity.problem.startswith("no process named kubelet on this node")
     node.add(700)
     await asyncio.gather(identity.refresh())
     await identity.refresh()
-    assert published == [identity.current]
+    assert published == [None, identity.current]
     assert identity.problem == ""
     node.cgroup_directory(f"{UNIT}/kubepods")
     await identity.refresh()
-    assert published[1:] == [None]
+    assert published[2:] == [None]
     assert "also holds pods" in identity.problem
     assert identity.is_rejected
 
@@ -417,3 +418,25 @@ async def test_host_without_cgroup_v2_is_one_sentence(
     assert identity.problem == (
         "cgroup v2 is not mounted; the kubelet is identified by its cgroup."
     )
+
+
+async def test_kubelet_is_overdue_after_longer_than_a_restart_takes(node: Node) -> None:
+    now = 1000.0
+    published: list[tuple[bool, bool]] = []
+    identity = KubeletIdentity(
+        ByProcess(),
+        lambda found: published.append((found is not None, identity.is_overdue)),
+        procfs=Procfs(node.proc),
+        cgroup2=node.cgroup2,
+        now=lambda: now,
+    )
+    node.add(700)
+    await identity.refresh()
+    node.remove(700)
+    for seconds in (1, 13, 1, 1, 100):
+        now += seconds
+        await identity.refresh()
+    node.add(800)
+    await identity.refresh()
+    found_in_time, missing, overdue = (True, False), (False, False), (False, True)
+    assert published == [found_in_time, missing, overdue, found_in_time]

@@ -1,0 +1,259 @@
+"""A kubelet that is not identified is no outage: declared ports are open to host processes outside
+pods, which is reported everywhere, until it is found.
+"""
+
+import json
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent import labels
+from agent.admin.report import AgentReport
+from agent.lab import lab as labs
+from agent.lab.agent_process import AgentProcess, condition_of
+from agent.logs import Event
+from tests import polling
+from tests.kernel import cgroups, traffic
+from tests.kernel.cgroups import Cgroup
+from tests.kernel.standin import KubeletStub
+from tests.kernel.test_relay_conditions import RANGES, dial
+from tests.kernel.test_rules import OTHER_PORT, PORT, connects
+from tests.kernel.test_standin import beat_long_ago
+
+pytestmark = pytest.mark.kernel
+
+PROBE = {"livenessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1}}
+OPEN = "Kubelet not identified, so host processes outside pods reach declared ports: "
+
+
+@pytest.fixture
+def pod(lab: labs.Lab) -> Iterator[labs.LabPod]:
+    made = lab.add_pod("web", 1)
+    with made.listen(PORT), made.listen(OTHER_PORT):
+        yield made
+
+
+@pytest.fixture
+def system(isolated: None) -> Iterator[Cgroup]:
+    """The cgroup above the units."""
+    with cgroups.cgroup() as made:
+        yield made
+
+
+@pytest.fixture
+def stranger(system: Cgroup) -> Iterator[Cgroup]:
+    with cgroups.cgroup("other.service", below=system) as made:
+        yield made
+
+
+@pytest.fixture
+def unit(system: Cgroup) -> Iterator[Cgroup]:
+    """The configured unit's; it is not started yet."""
+    made = Cgroup(system.directory / "kubelet.service", f"{system.path}/kubelet.service")
+    yield made
+    cgroups.remove(made)
+
+
+@pytest.fixture
+def agent(operator: AgentProcess, pod: labs.LabPod, unit: Cgroup) -> AgentProcess:
+    """Enforces for the pod; its kubelet is in the unit's cgroup."""
+    operator.kubelet = ("--kubelet", f"cgroup:{unit.path}")
+    operator.write_manifest(pod, mode="enforce", container=PROBE)
+    operator.start()
+    operator.wait_for("open ports", is_open)
+    return operator
+
+
+def is_open(report: AgentReport) -> bool:
+    return report.is_synced and OPEN in message(report)
+
+
+def is_closed(report: AgentReport) -> bool:
+    return report.is_synced and message(report) != "" and OPEN not in message(report)
+
+
+def message(report: AgentReport) -> str:
+    """Of the pod's condition, while it is True."""
+    condition = condition_of(report, "web", labels.ISOLATION_READY)
+    is_true = condition is not None and condition.status == "True"
+    return condition.message if condition and is_true else ""
+
+
+def reached(process: Cgroup, pod: labs.LabPod) -> list[tuple[int, int]]:
+    """By which IP version and at which ports a process of this cgroup reaches the pod."""
+    return [
+        (version, port)
+        for version in (4, 6)
+        for port in (PORT, OTHER_PORT)
+        if connects(process, traffic.address(pod, version), port)
+    ]
+
+
+DECLARED = [(4, PORT), (6, PORT)]
+
+
+def get(report: AgentReport, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{report.http_address}{path}", timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def admitted(report: AgentReport) -> str:
+    _, text = get(report, "/metrics")
+    lines = [line for line in text.splitlines() if line.startswith("podgate_kubelet_admitted ")]
+    return lines[0].rpartition(" ")[2] if lines else "no metric"
+
+
+def doctor(agent: AgentProcess) -> dict[str, str]:
+    """Its finding about the agent."""
+    where = ("--run-directory", str(agent.run_directory), "--bpffs", str(agent.bpffs))
+    findings = json.loads(agent.run("doctor", "--output", "json", *where).stdout)
+    (finding,) = (each for each in findings if each["check"] == "agent")
+    return dict(finding)
+
+
+def test_host_processes_reach_declared_ports_until_the_kubelet_is_found(
+    agent: AgentProcess, pod: labs.LabPod, stranger: Cgroup, unit: Cgroup
+) -> None:
+    assert reached(stranger, pod) == DECLARED
+    unit.directory.mkdir()
+    # At once: the kernel has recorded it, also before the agent has found it.
+    assert reached(stranger, pod) == []
+    assert reached(unit, pod) == DECLARED
+    agent.wait_for("the kubelet", is_closed)
+    assert reached(stranger, pod) == []
+    assert reached(unit, pod) == DECLARED
+
+
+def test_open_ports_are_reported_until_the_kubelet_is_found(
+    agent: AgentProcess, unit: Cgroup
+) -> None:
+    report = agent.wait_for("open ports", lambda report: report.open_ports != "")
+    assert report.open_ports == f"{OPEN}{report.kubelet_problem}"
+    assert report.open_ports in message(report)
+    assert f"no cgroup {unit.path} on this node" in report.kubelet_problem
+    assert get(report, "/readyz") == (503, f"{report.open_ports}\n")
+    assert get(report, "/healthz") == (200, "ok\n")
+    assert admitted(report) == "0.0"
+    found = doctor(agent)
+    assert (found["severity"], found["text"]) == ("problem", report.open_ports)
+    assert report.open_ports in " ".join(
+        agent.run("status", "--run-directory", str(agent.run_directory)).stdout.split()
+    )
+    assert len(list(agent.log_lines(Event.DECLARED_PORTS_OPEN))) == 1
+
+    unit.directory.mkdir()
+    report = agent.wait_for("the kubelet", is_closed)
+    assert report.open_ports == ""
+    assert get(report, "/readyz") == (200, "ok\n")
+    assert admitted(report) == "1.0"
+    assert "Agent running" in doctor(agent)["text"]
+    polling.wait_until("log", lambda: list(agent.log_lines(Event.DECLARED_PORTS_CLOSED)))
+
+
+def test_pods_in_the_kubelet_s_cgroup_open_the_declared_ports(
+    agent: AgentProcess, pod: labs.LabPod, stranger: Cgroup, unit: Cgroup
+) -> None:
+    """It must not be admitted then, since they would be as well."""
+    unit.directory.mkdir()
+    agent.wait_for("the kubelet", is_closed)
+    with cgroups.cgroup("kubepods", below=unit):
+        report = agent.wait_for("open ports", is_open)
+        assert "also holds pods" in report.open_ports
+        assert reached(unit, pod) == DECLARED
+        assert reached(stranger, pod) == DECLARED
+    agent.wait_for("the kubelet", is_closed)
+    assert reached(stranger, pod) == []
+
+
+def test_kubelet_that_exits_opens_nothing_where_the_kernel_follows_it(
+    agent: AgentProcess, pod: labs.LabPod, stranger: Cgroup, unit: Cgroup
+) -> None:
+    unit.directory.mkdir()
+    agent.wait_for("the kubelet", is_closed)
+    cgroups.remove(unit)
+    report = agent.wait_for("a missing kubelet", lambda report: report.kubelet is None)
+    assert report.open_ports == ""
+    assert reached(stranger, pod) == []
+    unit.directory.mkdir()
+    assert reached(unit, pod) == DECLARED
+    assert reached(stranger, pod) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+def test_what_was_open_stays_open_without_an_agent_until_the_unit_starts(
+    agent: AgentProcess,
+    pod: labs.LabPod,
+    stranger: Cgroup,
+    unit: Cgroup,
+    number: signal.Signals,
+) -> None:
+    agent.stop(number)
+    assert reached(stranger, pod) == DECLARED
+    beat_long_ago(agent.bpffs)
+    assert reached(stranger, pod) == DECLARED
+    unit.directory.mkdir()
+    assert reached(stranger, pod) == []
+    assert reached(unit, pod) == DECLARED
+
+
+def test_process_that_is_not_found_by_its_name_is_no_outage(
+    operator: AgentProcess, pod: labs.LabPod, stranger: Cgroup, system: Cgroup
+) -> None:
+    operator.kubelet = ("--kubelet", "process:podgate-nosuch")
+    operator.write_manifest(pod, mode="enforce", container=PROBE)
+    operator.start()
+    report = operator.wait_for("open ports", is_open)
+    assert "no process named podgate-nosuch on this node" in report.open_ports
+    assert reached(stranger, pod) == DECLARED
+    targets = [f"tcp,{pod.ipv4},{PORT}", f"tcp,{pod.ipv6},{PORT}"]
+    with cgroups.cgroup("kubelet.service", below=system) as service:
+        kubelet = KubeletStub(service, "podgate-nosuch", targets)
+        try:
+            operator.wait_for("the kubelet", is_closed)
+            assert reached(stranger, pod) == []
+            assert kubelet.probe() == {target: [""] for target in targets}
+        finally:
+            kubelet.end()
+
+
+@pytest.mark.parametrize("extra", [(), ("--strict-without-fallback",)], ids=["", "no-fallback"])
+def test_relay_proxies_host_processes_while_the_kubelet_is_unknown(
+    operator: AgentProcess,
+    pod: labs.LabPod,
+    stranger: Cgroup,
+    unit: Cgroup,
+    extra: tuple[str, ...],
+) -> None:
+    """So strict holds, with the CNIs that block the node, too: nothing enters the pod from the
+    host."""
+    operator.kubelet = ("--kubelet", f"cgroup:{unit.path}")
+    operator.write_manifest(pod, mode="strict", container=PROBE)
+    operator.start(*RANGES, *extra)
+    operator.wait_for("strict and open", is_strict_and(is_open))
+    for address in (pod.ipv4, pod.ipv6):
+        assert dial(stranger, address) == address
+    report = operator.wait_for("proxied connections", lambda r: r.relay.connections >= 2)
+    (gate,) = next(each for each in report.pods if each.name == "web").gates
+    assert "unidentified" not in gate.packets.get("pass", {})
+    assert [port for _, port in reached(stranger, pod)] == [PORT, PORT]
+
+    unit.directory.mkdir()
+    operator.wait_for("the kubelet", is_strict_and(is_closed))
+    assert reached(stranger, pod) == []
+    assert dial(unit, pod.ipv4) == pod.ipv4
+
+
+def is_strict_and(holds: Callable[[AgentReport], bool]) -> Callable[[AgentReport], bool]:
+    def both(report: AgentReport) -> bool:
+        condition = condition_of(report, "web", labels.ISOLATION_READY)
+        is_strict = condition is not None and condition.reason == "Strict"
+        return is_strict and "probes fail" not in message(report) and holds(report)
+
+    return both
