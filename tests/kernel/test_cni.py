@@ -71,6 +71,7 @@ def node(
     installation: pins.Pins,
     make_gates: MakeGates,
     plugin: pathlib.Path,
+    kubelet: cgroups.Cgroup,
     tmp_path: pathlib.Path,
 ) -> Iterator[Node]:
     """With gates by both ways removed at the end, and the bridge."""

@@ -114,6 +114,7 @@ async def test_programs_that_fit_need_no_compiler(
 
 @pytest.fixture
 def running(operator: AgentProcess, lab: labs.Lab) -> AgentProcess:
+    operator.kubelet = ()
     operator.start()
     operator.wait_for("the initial sync", lambda report: report.is_synced)
     return operator

@@ -123,7 +123,7 @@ def test_rejected_cgroup_is_neither_admitted_nor_followed(
     assert not admission.has_cgroup
 
 
-def test_kubelet_is_known_once_the_kernel_has_recorded_its_first_cgroup(
+def test_first_cgroup_that_the_kernel_has_recorded_is_the_kubelet_s(
     config: NodeConfig, unit: KubeletUnit, service: Cgroup
 ) -> None:
     cgroups.remove(service)

@@ -52,7 +52,7 @@ async def test_kubelet_that_is_not_found_is_an_event_about_the_node_and_in_condi
     await node.start_agent("--kubelet", "unit:podgate-nosuch.service")
     node.create("web")
     await node.run_pod("web")
-    # Probes go on, and readiness with them.
+    # Its probes are not affected, and it becomes ready.
     await node.ready("web")
     condition = node.condition("web", labels.ISOLATION_READY)
     assert "Kubelet not identified" in condition["message"]
