@@ -13,6 +13,8 @@ at rest, other clients' changes are corrected, and after an outage each changed 
   to 1.4 s later.
 * A change of text only (each failing probe reports its duration) is sent once a minute.
 * Conditions of deleted sandboxes go first: they report Ready for a pod that is not checked yet.
+  They get 2 s to become true of the new sandbox: the kubelet considers a False that is written for
+  a moment up to a second later, when it is wrong.
 """
 
 import asyncio
@@ -42,6 +44,8 @@ _PER_POD_BURST = 4
 _TEXT_SECONDS = 60.0
 # Sandbox, gate, container and first probe follow each other; most pods start within this.
 _SETTLE_SECONDS = 3.0
+# After a reboot eight pods are gated within 0.7 s of the agent's start.
+_STALE_SECONDS = 2.0
 _PATCH_SECONDS = 10.0
 _TICK_SECONDS = 0.001
 _REJECTED_BASE_SECONDS, _REJECTED_CAP_SECONDS = 5.0, 300.0
@@ -67,6 +71,8 @@ class _PodWrites:
         self.differs_since: float | None = None
         """Since when the API's conditions are not up to date."""
         self.urgency = _Urgency.OTHER
+        self.stale_since: float | None = None
+        """Since when a condition in the API is about a deleted sandbox."""
         self.not_before = 0.0
         """When to retry after a rejection."""
         self.rejection = ""
@@ -141,7 +147,7 @@ class ConditionWriter:
         found = patches.difference(pod.actual, desired)
         if found is Difference.NONE:
             self._due.pop(uid, None)
-            pod.differs_since = None
+            pod.differs_since = pod.stale_since = None
             return
         now = asyncio.get_running_loop().time()
         if pod.differs_since is None:
@@ -150,8 +156,13 @@ class ConditionWriter:
         if found is Difference.TEXT:
             due = max(due, pod.text_at)
         pod.urgency = self._urgency(uid, pod, desired)
-        is_settling = pod.urgency is _Urgency.OTHER
-        if is_settling and not patches.changes_readiness(pod.actual, desired):
+        if pod.urgency is _Urgency.STALE:
+            pod.stale_since = now if pod.stale_since is None else pod.stale_since
+            if patches.may_become_true(desired):
+                due = max(due, pod.stale_since + _STALE_SECONDS)
+        else:
+            pod.stale_since = None
+        if pod.urgency is _Urgency.OTHER and not patches.changes_readiness(pod.actual, desired):
             due = max(due, pod.differs_since + _SETTLE_SECONDS)
         self._due[uid] = due
         self._wake.set()

@@ -17,6 +17,7 @@ from agent import labels
 from agent.kube.client import ApiError
 from agent.kube.objects import ApiPod, PodCondition
 from agent.pods.conditions import FALSE, TRUE, TYPES, Condition
+from agent.pods.pod import SANDBOX_MISSING
 
 SANDBOX_CHANGED: Final = "SandboxChanged"
 
@@ -102,6 +103,12 @@ def changes_readiness(pod: ApiPod, conditions: Sequence[PodCondition]) -> bool:
     before = {condition.type: condition for condition in pod.status.conditions}
     after = before | {condition.type: condition for condition in conditions}
     return _are_true(before, kinds) != _are_true(after, kinds)
+
+
+def may_become_true(conditions: Sequence[PodCondition]) -> bool:
+    """Whether one of these is False and may be True in a moment: the pod has a sandbox."""
+    reasons = {condition.reason for condition in conditions if condition.status != TRUE}
+    return bool(reasons) and SANDBOX_MISSING not in reasons
 
 
 def isolates(pod: ApiPod, conditions: Sequence[PodCondition]) -> bool:

@@ -190,10 +190,38 @@ async def test_pods_are_gated_with_the_runtime_alone(node: Node) -> None:
     assert len(waiting) <= 1
 
 
-async def test_conditions_of_a_previous_boot_are_corrected_first(
+async def test_conditions_of_a_previous_boot_become_false_while_the_runtime_is_down(
     node: Node,
 ) -> None:
     """The pods' sandboxes are gone with the reboot, and the runtime is not up yet."""
+    set_conditions_of_before(node)
+    node.runtime.stop()
+    await node.start_agent()
+    await node.until("the correction", lambda: not node.is_ready("web"))
+    assert node.condition("web", labels.ISOLATION_READY)["reason"] == "SandboxChanged"
+    node.runtime.start()
+    await node.run_pod("web", attempt=1)
+    await node.ready("web")
+
+
+async def test_pod_that_runs_when_the_agent_starts_after_a_reboot_is_gated_and_stays_ready(
+    node: Node,
+) -> None:
+    set_conditions_of_before(node)
+    sandbox = await node.run_pod("web", attempt=1)
+    await node.start_agent()
+    await node.until(
+        "conditions of the new sandbox",
+        lambda: is_of(sandbox)(node.condition("web", labels.PROBES_PASSING)),
+    )
+    written = [one for patch in node.patches("web") for one in patch.body["status"]["conditions"]]
+    assert {one["status"] for one in written} == {"True"}
+    report = await node.report("the gate", lambda report: status_of(report, "web").gates)
+    assert reason_of(report, "web") == "Enforced"
+
+
+def set_conditions_of_before(node: Node) -> None:
+    """A pod is Ready, by conditions from before a reboot."""
     thing = node.create("web")
     thing["status"]["conditions"] = [
         {
@@ -203,13 +231,6 @@ async def test_conditions_of_a_previous_boot_are_corrected_first(
         for kind in (labels.ISOLATION_READY, labels.PROBES_PASSING)
     ]
     node.server.put(thing)
-    node.runtime.stop()
-    await node.start_agent()
-    await node.until("the correction", lambda: not node.is_ready("web"))
-    assert node.condition("web", labels.ISOLATION_READY)["reason"] == "SandboxChanged"
-    node.runtime.start()
-    await node.run_pod("web", attempt=1)
-    await node.ready("web")
 
 
 async def report(node: Node) -> AgentReport:

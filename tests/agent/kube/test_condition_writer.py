@@ -478,12 +478,17 @@ async def test_requests_without_a_response_are_retried(server: ApiServer, api: A
     assert len(server.patches()) == 2
 
 
-async def test_condition_of_a_previous_boot_is_corrected_first(
+OF_BEFORE = "Fine. (sandbox sandbox-1, boot before)"
+
+
+async def test_condition_of_a_previous_boot_becomes_false_if_the_pod_is_not_gated_soon(
     server: ApiServer, api: ApiClient
 ) -> None:
-    server.put(with_condition(gated("a"), message="Fine. (sandbox sandbox-1, boot before)"))
+    server.put(with_condition(gated("a"), message=OF_BEFORE))
     server.put(with_condition(gated("b")))
     async with Agent(api).running() as agent:
+        assert server.patches() == []
+        await asyncio.sleep(1.5)
         (patch,) = server.patches()
         found = conditions(server, "a")[labels.ISOLATION_READY]
         assert (found["status"], found["reason"]) == (FALSE, "SandboxChanged")
@@ -494,6 +499,35 @@ async def test_condition_of_a_previous_boot_is_corrected_first(
     assert len(server.patches()) == 2
 
 
+async def test_condition_of_a_previous_boot_is_never_false_if_the_pod_is_gated_soon(
+    server: ApiServer, api: ApiClient
+) -> None:
+    """The kubelet would make the pod unready a second later, when its gate is attached."""
+    server.put(with_condition(apiserver.gated("a"), message=OF_BEFORE))
+    async with Agent(api).running() as agent:
+        agent.know("a", status=FALSE, reason="NoInterface")
+        agent.know("a", labels.PROBES_PASSING, status=FALSE, reason="ProbePending")
+        await asyncio.sleep(0.5)
+        assert server.patches() == []
+        agent.know("a")
+        agent.know("a", labels.PROBES_PASSING, reason="ProbesPassing")
+        await asyncio.sleep(5)
+    (patch,) = server.patches()
+    assert [one["status"] for one in patch.body["status"]["conditions"]] == [TRUE, TRUE]
+    assert patch.body["status"]["conditions"][0]["message"].endswith(f"boot {BOOT})")
+
+
+async def test_condition_of_a_previous_boot_is_false_at_once_without_a_sandbox(
+    server: ApiServer, api: ApiClient
+) -> None:
+    """Before containers start, the kubelet takes it at once."""
+    server.put(with_condition(gated("a"), message=OF_BEFORE))
+    async with Agent(api).running() as agent:
+        agent.know("a", status=FALSE, reason="SandboxMissing")
+        await asyncio.sleep(0.1)
+        assert conditions(server, "a")[labels.ISOLATION_READY]["reason"] == "SandboxMissing"
+
+
 async def test_new_sandbox_makes_the_old_ones_conditions_stale(
     server: ApiServer, api: ApiClient
 ) -> None:
@@ -501,10 +535,11 @@ async def test_new_sandbox_makes_the_old_ones_conditions_stale(
     agent = Agent(api)
     agent.sandboxes["uid-a"] = ""
     async with agent.running():
+        await asyncio.sleep(10)
         assert server.patches() == []
         agent.sandboxes["uid-a"] = "sandbox-2"
         agent.writer.enqueue("uid-a")
-        await asyncio.sleep(1)
+        await asyncio.sleep(2.5)
         assert conditions(server, "a")[labels.ISOLATION_READY]["reason"] == "SandboxChanged"
 
 
