@@ -94,6 +94,13 @@ class Event(enum.Enum):
     HOOK_NOT_ATTACHED = (
         "cgroup hook not attached; gates still drop, but processes get a timeout instead of EPERM."
     )
+    RAW_SOCKET_CREATED = (
+        "Container creates raw or packet sockets in the host's network namespace, and no policy "
+        "names its cgroup."
+    )
+    RAW_SOCKETS_NOT_ADMITTED = (
+        "Cgroups that may create raw sockets cannot be written; the last ones stay admitted."
+    )
     RAW_SOCKETS_UNKNOWN = (
         "Existing raw sockets cannot be listed; their packets count as the kernel's until they "
         "are closed."

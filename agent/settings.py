@@ -1,6 +1,7 @@
 """Settings of `podgate run`. Each field documents the reason for its default."""
 
 import dataclasses
+import enum
 import ipaddress
 import pathlib
 
@@ -74,6 +75,15 @@ DEFAULT_RELAY_RANGES = RelayRanges(
 )
 
 
+class RawSocketMode(enum.StrEnum):
+    """What happens to raw and packet sockets of pods' containers in the host's namespace."""
+
+    AUDIT = "audit"
+    """They are counted and reported."""
+    DENY_PODS = "deny-pods"
+    """They are rejected, unless a HostAccessPolicy names the container's cgroup."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one agent, set by the command line and never changed afterwards."""
 
@@ -134,6 +144,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     forwarding_interfaces: tuple[str, ...] = ()
     """Names (with wildcards) of tun interfaces from which packets count as forwarded. None: a tun
     interface with routes to other networks is found by itself."""
+
+    raw_sockets: RawSocketMode = RawSocketMode.AUDIT
+    """Raw and packet sockets that containers of hostNetwork pods create. Audit: the network's own
+    pods use them, and need policies first."""
 
     relay_ranges: RelayRanges = DEFAULT_RELAY_RANGES
     """Addresses of the relay, which never leave the node: link-local ones, which are not assigned

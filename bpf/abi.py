@@ -27,6 +27,11 @@ REPLY_KEY_WORDS = 12
 MAX_FRAGMENTS = 8192
 MAX_CHOSEN_SOURCES = 8192
 MAX_RAW_SOCKETS = 65536
+MAX_CGROUP_LEVELS = 32
+CREATORS_EXACT = 1
+CREATORS_SUBTREE = 2
+MAX_RAW_SOCKET_CREATORS = 65536
+MAX_RAW_SOCKET_SOURCES = 4096
 MAX_GATES = 4096
 MAX_RULE_HITS = 65536
 MAX_DROP_SOURCES = 16384
@@ -290,6 +295,29 @@ class CRecentSource(ctypes.Structure):
     )
 
 
+class CRawSocketPolicy(ctypes.Structure):
+    """`struct raw_socket_policy`: offsets in bytes."""
+
+    _fields_ = (
+        ("denies_pods", ctypes.c_uint32),
+        ("node_netns", ctypes.c_uint32),
+        ("nsproxy_offset", ctypes.c_uint32),
+        ("netns_offset", ctypes.c_uint32),
+        ("inode_offset", ctypes.c_uint32),
+    )
+
+
+class CRawSocketSourceKey(ctypes.Structure):
+    """`struct raw_socket_source_key`: source cgroup (id), family and verdict."""
+
+    _fields_ = (
+        ("cgroup", ctypes.c_uint64),
+        ("family", ctypes.c_uint16),
+        ("verdict", ctypes.c_uint8),
+        ("pad", ctypes.c_uint8 * 5),
+    )
+
+
 class CCounters(ctypes.Structure):
     """`struct counters`: packets by reason, passed or dropped, then those of would-drop."""
 
@@ -360,6 +388,15 @@ CHOSEN_SOURCES = MapSpec(
     "chosen_sources", _LRU_HASH, ctypes.sizeof(CChosenSource), 8, MAX_CHOSEN_SOURCES
 )
 RAW_SOCKETS = MapSpec("raw_sockets", _HASH, 8, 8, MAX_RAW_SOCKETS, _NO_PREALLOC)
+RAW_SOCKET_POLICY = MapSpec("raw_socket_policy", _ARRAY, 4, ctypes.sizeof(CRawSocketPolicy), 1)
+RAW_SOCKET_CREATORS = MapSpec(
+    "raw_socket_creators", _HASH, 8, 4, MAX_RAW_SOCKET_CREATORS, _NO_PREALLOC
+)
+RAW_SOCKET_COUNTS = MapSpec("raw_socket_counts", _ARRAY, 4, 8, 18 * VERDICT_COUNT)
+RAW_SOCKET_SOURCES = MapSpec(
+    *("raw_socket_sources", _LRU_HASH),
+    *(ctypes.sizeof(CRawSocketSourceKey), ctypes.sizeof(CDropSource), MAX_RAW_SOCKET_SOURCES),
+)
 ADDRESSES = MapSpec("addresses", _HASH, ctypes.sizeof(CAddress), 4, MAX_ADDRESSES, _NO_PREALLOC)
 DROP_EVENTS = MapSpec("drop_events", _RINGBUF, 0, 0, EVENT_RING_BYTES)
 EVENT_BUDGET = MapSpec("event_budget", _PERCPU_ARRAY, 4, ctypes.sizeof(CEventBudget), 1)
@@ -384,6 +421,7 @@ MAPS = (
     *(REPLY_TABLE, REPLIES, REPLY_KEY, ADDRESSES, DROP_EVENTS, EVENT_BUDGET, INJECTABLE),
     *(RELAY_TARGETS, RELAY_PODS, RELAY_BEAT, RELAY_BYPASSES),
     *(FRAGMENTS, CHOSEN_SOURCES, RAW_SOCKETS, KUBELET_UNIT, KUBELET_REMADE),
+    *(RAW_SOCKET_POLICY, RAW_SOCKET_CREATORS, RAW_SOCKET_COUNTS, RAW_SOCKET_SOURCES),
 )
 
 GATE_EGRESS = "gate_egress"
@@ -424,12 +462,14 @@ PROGRAMS = {
 class HookSpec:
     """A program for the root cgroup.
 
-    type: `enum bpf_prog_type`; attach_type: `enum bpf_attach_type`.
+    type: `enum bpf_prog_type`; attach_type: `enum bpf_attach_type`; kernel_function: what a tracing
+    program is attached to.
     """
 
     name: str
     type: int
     attach_type: int
+    kernel_function: str = ""
 
 
 _SOCK, _SOCK_ADDR, _SOCKOPT = 9, 18, 25
@@ -461,8 +501,13 @@ process must not see the relay's address by getpeername.
 FOLLOW_KUBELET = HookSpec("follow_kubelet", 17, 0)
 """A raw tracepoint's program (`bpf/kubelet_unit.py`), optional as well."""
 
-OPTIONAL_PROGRAMS = (*HOOKS, *RELAY_HOOKS, FOLLOW_KUBELET)
-"""Pinned where the kernel accepts them: FOLLOW_KUBELET not if it is locked down, which lets no
+CREATE_PACKET_SOCKET = HookSpec("create_packet_socket", 26, 26, "security_socket_create")
+"""A tracing program that may replace the function's result (`bpf/raw_socket_policy.py`)."""
+
+TRACING_PROGRAMS = (FOLLOW_KUBELET, CREATE_PACKET_SOCKET)
+
+OPTIONAL_PROGRAMS = (*HOOKS, *RELAY_HOOKS, *TRACING_PROGRAMS)
+"""Pinned where the kernel accepts them: TRACING_PROGRAMS not if it is locked down, which lets no
 program read the kernel's memory (lockdown=confidentiality)."""
 
 

@@ -13,7 +13,7 @@ import pathlib
 import secrets
 import struct
 
-from bpf import abi, btf, errors, loader, pins, syscalls
+from bpf import abi, btf, errors, loader, pins, syscalls, tracing_links
 from bpf.node_config import NodeConfig
 
 _TRACEPOINT = "cgroup_mkdir"
@@ -45,7 +45,14 @@ class KubeletUnit:
         self._path_problem = ""
         try:
             self._offsets = member_offsets(types)
-            _attach(loaded.programs.get(abi.FOLLOW_KUBELET.name), installation)
+            program_fd = loaded.programs.get(abi.FOLLOW_KUBELET.name)
+            if program_fd is None:
+                raise errors.BpfError(
+                    "this kernel does not accept the program that follows the kubelet"
+                )
+            tracing_links.ensure_attached(
+                program_fd, installation, abi.FOLLOW_KUBELET.name, _TRACEPOINT
+            )
         except errors.BpfError as error:
             self._problem = f"{error.strerror or error}."
             self.forget()
@@ -167,23 +174,3 @@ def try_to_follow() -> None:
         os.close(syscalls.raw_tracepoint_open(program_fd, _TRACEPOINT))
     finally:
         os.close(program_fd)
-
-
-def _attach(program_fd: int | None, installation: pins.Pins) -> None:
-    """Ensure that a pinned link runs this program. Raises `BpfError`."""
-    if program_fd is None:
-        raise errors.BpfError("this kernel does not accept the program that follows the kubelet")
-    path = installation.links / abi.FOLLOW_KUBELET.name
-    if os.path.lexists(path):
-        with pins.opened(path) as link_fd:
-            if syscalls.link_program_id(link_fd) == syscalls.program_id(program_fd):
-                return
-    # Such links cannot replace their program, so both are attached for a moment.
-    unfinished = path.with_name(path.name + pins.MOVING)
-    pins.unlink_quietly(unfinished)
-    link_fd = syscalls.raw_tracepoint_open(program_fd, _TRACEPOINT)
-    try:
-        syscalls.pin(link_fd, str(unfinished))
-    finally:
-        os.close(link_fd)
-    os.rename(unfinished, path)

@@ -26,7 +26,7 @@ PROGRAM_SET = ProgramSet(
 class Loaded:
     """Open descriptors of all programs and maps. outcome: where the programs came from.
 
-    programs: by name; those of `abi.HOOKS` and `abi.FOLLOW_KUBELET` only where the kernel accepts
+    programs: by name; those of `abi.HOOKS` and `abi.TRACING_PROGRAMS` only where the kernel accepts
     them.
     """
 
@@ -80,7 +80,7 @@ def _open(installation: pins.Pins, outcome: Outcome) -> Loaded:
             opened[spec.name] = maps.Map.open(installation.map(spec), spec)
             undo.callback(opened[spec.name].close)
         programs = {}
-        optional = (*abi.HOOKS, abi.FOLLOW_KUBELET)
+        optional = (*abi.HOOKS, *abi.TRACING_PROGRAMS)
         hooks = [hook.name for hook in optional if os.path.lexists(directory / hook.name)]
         for name in (*abi.PROGRAMS, *hooks):
             programs[name] = syscalls.open_pin(str(directory / name))

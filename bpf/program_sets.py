@@ -23,7 +23,10 @@ class ProgramSpec:
 
     @classmethod
     def hook(cls, hook: abi.HookSpec, *, is_optional: bool = False) -> "ProgramSpec":
-        return cls(hook.name, hook.name, hook.type, hook.attach_type, is_optional)
+        return cls(
+            *(hook.name, hook.name, hook.type, hook.attach_type),
+            *(is_optional, hook.kernel_function),
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

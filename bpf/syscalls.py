@@ -323,12 +323,14 @@ def link_create_cgroup(program_fd: int, cgroup_fd: int, attach_type: int, flags:
 def raw_tracepoint_open(program_fd: int, name: str) -> int:
     """Attach a program to a tracepoint of the kernel's; returns the link.
 
+    name: empty for a tracing program, which was loaded for a function of the kernel's.
+
     Links can be pinned since Linux 5.7 (babf3164095b). Raises `BpfError` (ENOENT: the kernel has no
     such tracepoint; EINVAL: it is built without CONFIG_BPF_EVENTS).
     """
     buffer = ctypes.create_string_buffer(name.encode())
-    attributes = struct.pack("=QII", _address(buffer), program_fd, 0)
-    what = f"attaching to tracepoint {name}"
+    attributes = struct.pack("=QII", _address(buffer) if name else 0, program_fd, 0)
+    what = f"attaching to tracepoint {name}" if name else "attaching a tracing program"
     return call(Command.RAW_TRACEPOINT_OPEN, attributes, what=what)[0]
 
 

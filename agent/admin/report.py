@@ -118,6 +118,29 @@ class RelayStatus(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class RawSocketSourceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Raw or packet sockets of the host's namespace that one container without a policy created, or
+    tried to. cgroup: its path; process: name of the first one's process; sockets: since `first`.
+    """
+
+    cgroup: str
+    process: str
+    family: str
+    verdict: str
+    sockets: int
+    first: datetime.datetime
+    last: datetime.datetime
+
+
+class RawSocketStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """mode: of --raw-sockets; problem: what is not rejected though it should be, in one sentence,
+    or empty; sources: the busiest first."""
+
+    mode: str
+    problem: str
+    sources: list[RawSocketSourceStatus]
+
+
 class PodSourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The source of pods. pods_from: in words; problems: one sentence each; pending_conditions:
     pods whose conditions in the API server are not up to date."""
@@ -154,6 +177,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     pod_source: PodSourceStatus
     node_drops: dict[str, int]
     """By reason: dropped or rejected on the host before an interface is chosen."""
+    raw_sockets: RawSocketStatus
     relay: RelayStatus
     pods: list[PodStatus]
 
@@ -186,6 +210,7 @@ class Drops(msgspec.Struct, frozen=True, kw_only=True):
 
     sources: list[SourceProcessStatus]
     lost_packets: int
+    raw_sockets: list[RawSocketSourceStatus] = []
 
 
 class RuleStatus(msgspec.Struct, frozen=True, kw_only=True):

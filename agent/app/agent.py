@@ -24,6 +24,7 @@ from agent.cni import installer
 from agent.cni.publisher import CniStatePublisher
 from agent.default_deny.controller import DefaultDenyController
 from agent.drops.events import DropEventLog
+from agent.drops.raw_sockets import RawSocketSources
 from agent.drops.source_processes import SourceProcesses
 from agent.gates.address_claims import AddressAuthority
 from agent.gates.chain_order import ChainOrder
@@ -52,6 +53,7 @@ from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
 from agent.policy.controller import PolicyController
 from agent.policy.metrics import PolicyCollector
+from agent.policy.raw_sockets import RawSocketAdmission
 from agent.probing.manager import ProbeManager
 from agent.settings import Settings
 from agent.sources.cluster import ClusterSource
@@ -109,7 +111,11 @@ class Agent:
         self._reader = PodNetworkReader()
         self._authority = AddressAuthority(self._store)
         self._policy = PolicyController(
-            settings, RuleHits(gate_worker.loaded), api=policies, store=self._store
+            settings,
+            RuleHits(gate_worker.loaded),
+            RawSocketAdmission(gate_worker.raw_socket_policy, settings.raw_sockets),
+            api=policies,
+            store=self._store,
         )
         self._chain_order = ChainOrder(gate_worker, self._store, metrics)
         self._path_tester = PathTester(gate_worker.path_tests, self._store, metrics)
@@ -199,6 +205,12 @@ class Agent:
             state=state / "drop_sources.json",
             store=self._store,
         )
+        self._raw_sockets = RawSocketSources(
+            gate_worker.raw_socket_policy,
+            settings.raw_sockets,
+            gate_worker.config,
+            self._source_processes,
+        )
         self._drop_events = DropEventLog(
             gate_worker.events, sources=self._source_processes, store=self._store
         )
@@ -212,6 +224,7 @@ class Agent:
                 self._probing,
                 RelayCollector(self._relays, connections),
                 self._kubelet_admission,
+                self._raw_sockets,
             ),
         )
         self._reports = Reports(
@@ -231,6 +244,7 @@ class Agent:
             kubelet=self._kubelet,
             kubelet_admission=self._kubelet_admission,
             source_processes=self._source_processes,
+            raw_sockets=self._raw_sockets,
             drop_events=self._drop_events,
             metrics=exporter,
         )
@@ -323,6 +337,7 @@ class Agent:
         yield "modes", self._modes.run
         yield "cni-state", self._cni_state.run
         yield "source-processes", self._source_processes.run
+        yield "raw-sockets", self._raw_sockets.run
         yield "drop-events", self._drop_events.run
         yield "relays", self._relays.run
         if self._outputs:

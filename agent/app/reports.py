@@ -5,6 +5,8 @@ import datetime
 import os
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from agent import VERSION
 from agent.admin.report import (
     AgentReport,
@@ -24,6 +26,7 @@ from agent.app.isolation_conditions import IsolationConditions
 from agent.app.open_ports import OpenPorts
 from agent.app.reconciler import Reconciler
 from agent.drops.events import DropEventLog
+from agent.drops.raw_sockets import RawSocketSources
 from agent.drops.source_processes import SourceProcesses, protocol_word, wall_clock
 from agent.gates.existing_flows import ExistingFlows
 from agent.gates.worker import GateWorker
@@ -68,6 +71,7 @@ class Reports:
         kubelet: KubeletIdentity,
         kubelet_admission: KubeletAdmission,
         source_processes: SourceProcesses,
+        raw_sockets: RawSocketSources,
         drop_events: DropEventLog,
         metrics: Exporter,
     ) -> None:
@@ -89,6 +93,7 @@ class Reports:
         self._kubelet = kubelet
         self._kubelet_admission = kubelet_admission
         self._source_processes = source_processes
+        self._raw_sockets = raw_sockets
         self._drop_events = drop_events
         self._metrics = metrics
 
@@ -115,6 +120,7 @@ class Reports:
     async def report(self) -> AgentReport:
         counts = await self._gate_worker.counts()
         node_drops = await self._host_drops()
+        raw_sockets = await self._raw_sockets.report()
         # Nothing below waits, so that states and the conditions that follow from them agree.
         self._isolation.publish()
         states = sorted(self._store.states(), key=lambda state: state.pod.full_name)
@@ -141,13 +147,16 @@ class Reports:
             ],
             pod_source=(self._outputs or self._source).status(),
             node_drops=node_drops,
+            raw_sockets=raw_sockets,
             relay=relay_status(self._relays, self._connections, self._store.relay_gates, counts),
             pods=[self._pod_status(state, counts) for state in states],
         )
 
     async def drops(self) -> Drops:
         seen = await asyncio.to_thread(self._source_processes.read)
-        return drops_report(seen, self._store, lost_packets=self._source_processes.lost())
+        report = drops_report(seen, self._store, lost_packets=self._source_processes.lost())
+        raw_sockets = await self._raw_sockets.report()
+        return msgspec.structs.replace(report, raw_sockets=raw_sockets.sources)
 
     async def rules(self) -> RulesReport:
         return await self._policy.report()

@@ -24,7 +24,18 @@ from agent.linux.cgroups import cgroup2_mount
 from agent.linux.node_routes import NodeRoutes
 from agent.settings import DEFAULT_RELAY_RANGES, RelayRanges, admin_socket
 from agent.strict import check as strict_check
-from bpf import abi, artefacts, errors, features, hooks, kubelet_unit, loader, maps, pins
+from bpf import (
+    abi,
+    artefacts,
+    errors,
+    features,
+    hooks,
+    kubelet_unit,
+    loader,
+    maps,
+    pins,
+    raw_socket_policy,
+)
 from bpf.gates import Attachment
 
 _TIMEOUT_SECONDS = 30
@@ -62,7 +73,7 @@ async def run_checks(
     findings += _programs()
     findings += _kernel()
     findings += _hooks()
-    findings.append(_kubelet())
+    findings += [_kubelet(), _packet_sockets()]
     findings += _bpffs(bpffs)
     async with asyncio.timeout(_TIMEOUT_SECONDS):
         checks = (
@@ -168,6 +179,20 @@ def _kubelet() -> Finding:
     return Finding(
         "kubelet", Severity.OK, "Kernel can follow the kubelet's restarts without the agent."
     )
+
+
+def _packet_sockets() -> Finding:
+    try:
+        raw_socket_policy.try_to_reject()
+    except errors.BpfError as error:
+        return Finding(
+            "packet-sockets",
+            Severity.WARNING,
+            f"Kernel cannot reject packet sockets ({error.strerror or error}): "
+            "--raw-sockets=deny-pods rejects raw sockets of containers and only counts their "
+            "packet sockets.",
+        )
+    return Finding("packet-sockets", Severity.OK, "Kernel can reject packet sockets of containers.")
 
 
 def _bpffs(bpffs: pathlib.Path) -> Iterator[Finding]:
@@ -290,6 +315,10 @@ def _agent_problems(report: AgentReport) -> Iterator[tuple[bool, str]]:
     yield (
         bool(report.kubelet_unfollowed),
         f"Kernel does not follow the kubelet's restarts: {report.kubelet_unfollowed}",
+    )
+    yield (
+        bool(report.raw_sockets.problem),
+        f"--raw-sockets={report.raw_sockets.mode}: {report.raw_sockets.problem}",
     )
     yield bool(missing), f"Hooks not attached: {missing}; see 'podgate status'."
     relay = report.relay.problem_text

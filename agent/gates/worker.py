@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
-from agent.linux.cgroups import cgroup2_mount
+from agent.linux.cgroups import cgroup2_mount, own_cgroup
 from agent.logs import Event
 from agent.settings import Settings
 from bpf import abi, loader, pins
@@ -25,6 +25,7 @@ from bpf.kubelet_unit import KubeletUnit
 from bpf.node_config import NodeConfig
 from bpf.path_tests import PathTestCounters
 from bpf.pinning import Outcome
+from bpf.raw_socket_policy import RawSocketPolicy
 from bpf.raw_sockets import RawSockets
 from bpf.verdicts import Reason
 from probes import sock_diag
@@ -64,6 +65,7 @@ class GateWorker:
         self.config.set_netns(netns_cookie())
         self.path_tests = PathTestCounters(loaded)
         self.events = DropEventReader(loaded)
+        self.raw_socket_policy = RawSocketPolicy(loaded, installation, own_cgroup())
         self.hook_states = _attach_hooks(loaded, installation)
         self.kubelet_unit = KubeletUnit(loaded, installation, self.config)
         self._drop_sources = DropSources(loaded)

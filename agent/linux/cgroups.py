@@ -7,6 +7,8 @@ import pathlib
 import stat
 from collections.abc import Iterable, Mapping
 
+from agent.linux.procfs import Procfs
+
 _ROOT_INODE = 1
 
 
@@ -28,8 +30,7 @@ def resolve(root: pathlib.Path | None, paths: Iterable[str]) -> Mapping[str, Cgr
     """
     if root is None:
         return {}
-    # Missing in the real root (Documentation/admin-guide/cgroup-v2.rst, "cgroup.type").
-    sees_the_root = not (root / "cgroup.type").exists()
+    sees_the_root = _sees_the_root(root)
     found = {}
     for path in paths:
         try:
@@ -42,6 +43,24 @@ def resolve(root: pathlib.Path | None, paths: Iterable[str]) -> Mapping[str, Cgr
     return found
 
 
+def ancestors(root: pathlib.Path, path: str) -> list[int]:
+    """Ids of a cgroup and those above it, the root first; empty if it was removed."""
+    parts = [part for part in path.split("/") if part]
+    try:
+        return [root.joinpath(*parts[:level]).stat().st_ino for level in range(len(parts) + 1)]
+    except OSError:
+        return []
+
+
+def own_cgroup() -> int | None:
+    """Id of this process's cgroup; None if cgroup v2 is not mounted, or in a cgroup namespace."""
+    root, path = cgroup2_mount(), Procfs().cgroup("self")
+    if root is None or path is None or not _sees_the_root(root):
+        return None
+    found = ancestors(root, path)
+    return found[-1] if found else None
+
+
 def cgroup2_mount(mounts: pathlib.Path = pathlib.Path("/proc/mounts")) -> pathlib.Path | None:
     """Mount point of cgroup v2's root. On hybrid hosts it is not /sys/fs/cgroup itself, and a
     container may have a part of it mounted, too."""
@@ -51,6 +70,11 @@ def cgroup2_mount(mounts: pathlib.Path = pathlib.Path("/proc/mounts")) -> pathli
         if kind == "cgroup2" and _is_root(mount):
             return mount
     return None
+
+
+def _sees_the_root(root: pathlib.Path) -> bool:
+    """The real root has no such file (Documentation/admin-guide/cgroup-v2.rst, "cgroup.type")."""
+    return not (root / "cgroup.type").exists()
 
 
 def _is_root(mount: pathlib.Path) -> bool:

@@ -53,12 +53,15 @@ class Procfs:
                 return bool(int(line.split()[1], 16) >> capability & 1)
         return False
 
-    def cgroup(self, pid: int) -> str | None:
-        """Its cgroup of version 2, "/a/b"; None when it has exited, or its cgroup was removed."""
+    def cgroup(self, pid: int | str) -> str | None:
+        """Its cgroup of version 2, "/a/b"; None when it has exited, or its cgroup was removed.
+
+        pid: "self" for this process.
+        """
         path = self.cgroups(pid).get("0")
         return None if path is None or path.endswith(" (deleted)") else path
 
-    def cgroups(self, pid: int) -> dict[str, str]:
+    def cgroups(self, pid: int | str) -> dict[str, str]:
         """Its cgroups by the hierarchy's number, which is "0" for version 2."""
         lines = (self._read(f"{pid}/cgroup") or "").splitlines()
         return {number: path for number, _, path in (line.split(":", 2) for line in lines)}
@@ -69,6 +72,19 @@ class Procfs:
             return os.readlink(f"{self._root}/{pid}/ns/{kind}")
         except OSError:
             return None
+
+    def name(self, pid: int) -> str:
+        """Its name in the kernel, of 15 bytes; empty when it has exited."""
+        return (self._read(f"{pid}/comm") or "").rstrip("\n")
+
+    def packet_sockets(self) -> set[str]:
+        """The packet sockets of this process's network namespace, as `sockets` returns them."""
+        lines = (self._read("self/net/packet") or "").splitlines()[1:]
+        return {f"socket:[{line.split()[-1]}]" for line in lines}
+
+    def sockets(self, pid: int) -> set[str]:
+        """What it has descriptors of: "socket:[INODE]" for sockets."""
+        return set(self._descriptors(pid))
 
     def is_listening(self, pid: int, port: int) -> bool:
         """Whether the process holds a TCP socket that listens on this port."""

@@ -126,6 +126,11 @@ class ApiPolicies:
         absence = f" (without resource {labels.POLICY_PLURAL})" if self.watcher.is_absent else ""
         return f"the API server{absence}"
 
+    @property
+    def has_list(self) -> bool:
+        """Whether the policies were listed, now or in an earlier run."""
+        return self._has_saved or self.watcher.synced.is_set() or self.watcher.is_absent
+
     async def first_list(self) -> None:
         """Wait briefly for the first list, unless policies were saved."""
         if self._has_saved:

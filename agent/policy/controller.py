@@ -20,6 +20,7 @@ from agent.policy.api_source import ApiPolicies
 from agent.policy.effective import EffectivePolicies, PolicyProvider
 from agent.policy.files import PolicyFiles
 from agent.policy.matching import RuleSet
+from agent.policy.raw_sockets import RawSocketAdmission
 from agent.settings import Settings
 from bpf.errors import BpfError
 from bpf.rule_hits import RuleHits
@@ -57,6 +58,7 @@ class PolicyController:
         self,
         settings: Settings,
         hits: RuleHits,
+        raw_sockets: RawSocketAdmission,
         *,
         api: ApiPolicies | None,
         store: PodStore,
@@ -72,6 +74,9 @@ class PolicyController:
         self._has_policies = asyncio.Event()
         """Set once the API server's policies are listed, or the wait for them is over."""
         self._hits = hits
+        self._raw_sockets = raw_sockets
+        self._admits_raw_sockets_of: RuleSet | None = None
+        self._is_complete = False
         self._store = store
         self._cgroup2 = cgroup2 or cgroup2_mount()
         self._rule_set = RuleSet()
@@ -84,6 +89,7 @@ class PolicyController:
             self._has_policies.set()
         if not self.is_enabled:
             self._hits.retain(())
+            await self._admit_raw_sockets()
             return
         sources: list[PolicyProvider] = []
         if self._path:
@@ -93,6 +99,7 @@ class PolicyController:
         self._effective = EffectivePolicies(sources)
         await asyncio.to_thread(self._effective.restore)
         self._rule_set = await asyncio.to_thread(self._refresh, self._rule_set)
+        await self._admit_raw_sockets()
 
     async def run(self) -> None:
         """Follow policies and cgroups until cancelled.
@@ -115,6 +122,7 @@ class PolicyController:
         seconds = time.monotonic() - started
         if rule_set is not self._rule_set:
             await self._apply(rule_set)
+        await self._admit_raw_sockets()
         if self._has_old_counters and self._store.is_settled:
             self._has_old_counters = False
             ids = set(self._rule_set.ids.values())
@@ -188,6 +196,13 @@ class PolicyController:
         admitted = [(state.pod, state.admission) for state in self._store.states()]
         for uid in await asyncio.to_thread(_changed, rule_set, admitted):
             self._store.changed_rules.mark(uid)
+
+    async def _admit_raw_sockets(self) -> None:
+        is_complete = self._api is None or self._api.has_list
+        if self._admits_raw_sockets_of is not self._rule_set or is_complete != self._is_complete:
+            self._admits_raw_sockets_of, self._is_complete = self._rule_set, is_complete
+            update = self._raw_sockets.update
+            await asyncio.to_thread(update, self._rule_set, is_complete=is_complete)
 
     def _report(self, rule_set: RuleSet, gated: Sequence[_Admitted]) -> RulesReport:
         hits = self._hits.read()

@@ -44,6 +44,16 @@ class RuleSet:
             if rule.source.path
         }
 
+    def named_cgroups(self) -> dict[int, bool]:
+        """Ids of the cgroups that policies name and that exist now; whether with all below it."""
+        named: dict[int, bool] = {}
+        for policy in self.policies:
+            for rule in policy.rules:
+                if found := self.cgroups.get(rule.source.path):
+                    is_subtree = rule.source.kind == "subtree"
+                    named[found.id] = named.get(found.id, False) or is_subtree
+        return named
+
     def problem(self, rule: PolicyRule) -> str:
         """Why the rule admits nothing now, in one sentence; else empty."""
         path = rule.source.path

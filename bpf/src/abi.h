@@ -305,6 +305,36 @@ struct reply_key {
 /* More raw sockets are rejected: otherwise some could not be known from the kernel's. */
 #define MAX_RAW_SOCKETS 65536
 
+/* Who may create raw and packet sockets of the host's namespace. Offsets from the kernel's BTF. */
+struct raw_socket_policy {
+	__u32 denies_pods;    /* 0: sockets of pods without a policy are only counted */
+	__u32 node_netns;     /* inode number of the host's network namespace; 0: unknown */
+	__u32 nsproxy_offset; /* struct task_struct: nsproxy */
+	__u32 netns_offset;   /* struct nsproxy: net_ns */
+	__u32 inode_offset;   /* struct net: ns, and in it struct ns_common: inum */
+};
+
+/* Values of the map raw_socket_creators: of a cgroup's processes, or of those below it, too. */
+#define CREATORS_EXACT	 1
+#define CREATORS_SUBTREE 2
+
+/* systemd and nested kubelets use less than ten. */
+#define MAX_CGROUP_LEVELS 32
+
+/* A source of such sockets. Families: AF_INET, AF_INET6 and AF_PACKET. */
+struct raw_socket_source_key {
+	__u64 cgroup; /* id */
+	__u16 family;
+	__u8 verdict;
+	__u8 pad[5];
+};
+
+/* One for each family and verdict: family * VERDICT_COUNT + verdict. */
+#define RAW_SOCKET_COUNTS ((17 + 1) * 3)
+
+#define MAX_RAW_SOCKET_CREATORS 65536
+#define MAX_RAW_SOCKET_SOURCES	4096
+
 /* A socket that has sent to a pod with this source. Only a process that floods forgets its own. */
 struct chosen_source {
 	__u64 socket; /* cookie */

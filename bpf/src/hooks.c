@@ -216,13 +216,22 @@ int hook_setsockopt(struct bpf_sockopt *context)
 	return SOCKET_REJECT;
 }
 
-/* Records the raw sockets of processes (raw_sockets.h). Packet sockets do not run this hook. */
+/*
+ * Records the raw sockets of processes (raw_sockets.h), and rejects those that pods must not have.
+ * Packet sockets do not run this hook.
+ */
 int hook_create(struct bpf_sock *context)
 {
+	struct config *node;
 	__u64 cookie, cgroup;
 
-	if (context->type != SOCK_RAW || !host_config(context))
+	if (context->type != SOCK_RAW)
 		return SOCKET_ALLOW;
+	node = host_config(context);
+	if (!node)
+		return SOCKET_ALLOW;
+	if (!check_raw_socket(node, context->family))
+		return SOCKET_REJECT;
 	cookie = bpf_get_socket_cookie(context);
 	cgroup = bpf_get_current_cgroup_id();
 	return raw_sockets.update(&cookie, &cgroup) ? SOCKET_REJECT : SOCKET_ALLOW;

@@ -43,6 +43,16 @@ BPF_TABLE("lru_hash", struct fragment, __u64, fragments, MAX_FRAGMENTS);
 /* The raw sockets of the host's processes, by cookie: the cgroup that created each. */
 BPF_F_TABLE("hash", __u64, __u64, raw_sockets, MAX_RAW_SOCKETS, BPF_F_NO_PREALLOC);
 
+/*
+ * Who may create raw and packet sockets of the host's namespace, and which pods' processes do
+ * without: their number, and the sources, of which the oldest are forgotten.
+ */
+BPF_TABLE("array", __u32, struct raw_socket_policy, raw_socket_policy, 1);
+BPF_F_TABLE("hash", __u64, __u32, raw_socket_creators, MAX_RAW_SOCKET_CREATORS, BPF_F_NO_PREALLOC);
+BPF_TABLE("array", __u32, __u64, raw_socket_counts, RAW_SOCKET_COUNTS);
+BPF_TABLE("lru_hash", struct raw_socket_source_key, struct drop_source, raw_socket_sources,
+	  MAX_RAW_SOCKET_SOURCES);
+
 /* When the socket last sent so. */
 BPF_TABLE("lru_hash", struct chosen_source, __u64, chosen_sources, MAX_CHOSEN_SOURCES);
 

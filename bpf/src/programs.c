@@ -21,6 +21,7 @@
 #include "verdict.h"
 #include "proxied.h"
 #include "new_flow.h"
+#include "raw_socket_policy.h"
 #include "tcp.h"
 #include "gate.c"
 #include "host_devices.c"
@@ -28,3 +29,4 @@
 #include "hooks.c"
 #include "relay.c"
 #include "kubelet.c"
+#include "packet_sockets.c"

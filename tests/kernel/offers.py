@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from agent.gates.worker import netns_cookie
-from bpf import errors, listeners, syscalls, tcx
+from bpf import errors, listeners, raw_socket_policy, syscalls, tcx
 from probes import sock_diag
 from tests.kernel import foreign
 
@@ -39,6 +39,22 @@ def lists_raw_sockets() -> bool:
             raise
         return False
     return True
+
+
+@functools.cache
+def rejects_packet_sockets() -> bool:
+    """Whether a program may reject them when they are created (Linux 5.7, with BTF)."""
+    try:
+        raw_socket_policy.try_to_reject()
+    except errors.BpfError:
+        return False
+    return True
+
+
+def need_rejection_of_packet_sockets() -> None:
+    """Ends the test where no program may reject them."""
+    if not rejects_packet_sockets():
+        pytest.skip(NOT_OFFERED + "programs at security_socket_create (Linux 5.7, with BTF)")
 
 
 def need_adoption_of_listeners(directory: pathlib.Path) -> None:

@@ -28,7 +28,7 @@ async def test_on_a_good_machine_only_the_agent_is_missing(
     findings = await examine(fresh_pins.bpffs, tmp_path)
     agent = findings.pop("agent")
     # Features that an older kernel lacks are warnings.
-    for check in ("attachment", "names", "kubelet"):
+    for check in ("attachment", "names", "kubelet", "packet-sockets"):
         assert findings.pop(check).severity is not Severity.PROBLEM
     assert {finding.severity for finding in findings.values()} == {Severity.OK}
     assert agent.severity is Severity.WARNING

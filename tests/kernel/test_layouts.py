@@ -92,6 +92,10 @@ def seen_by_bcc(isolated: None) -> dict[str, object]:
         ("relay_beat", ctypes.c_uint32, ctypes.c_uint64),
         ("kubelet_unit", ctypes.c_uint32, abi.CKubeletUnit),
         ("kubelet_remade", ctypes.c_uint32, abi.CKubeletRemade),
+        ("raw_socket_policy", ctypes.c_uint32, abi.CRawSocketPolicy),
+        ("raw_socket_creators", ctypes.c_uint64, ctypes.c_uint32),
+        ("raw_socket_counts", ctypes.c_uint32, ctypes.c_uint64),
+        ("raw_socket_sources", abi.CRawSocketSourceKey, abi.CDropSource),
     ],
 )
 def test_twin_has_the_layout_of_the_c_side(

@@ -10,7 +10,7 @@ import pytest
 
 from bpf import abi, artefacts, errors, loader, maps, pins, sources, syscalls
 from bpf.pinning import Origin
-from tests.kernel import foreign, versions
+from tests.kernel import foreign, offers, versions
 
 pytestmark = pytest.mark.kernel
 
@@ -49,6 +49,13 @@ async def test_second_load_uses_the_pins(
     assert await load(fresh_pins) == (Origin.PINNED, ids)
 
 
+def accepted_programs() -> list[str]:
+    names = [*abi.PROGRAMS, *(hook.name for hook in abi.OPTIONAL_PROGRAMS)]
+    if not offers.rejects_packet_sockets():
+        names.remove(abi.CREATE_PACKET_SOCKET.name)
+    return names
+
+
 async def test_pins_are_those_that_the_description_lists(fresh_pins: pins.Pins) -> None:
     await load(fresh_pins)
     assert sorted(os.listdir(fresh_pins.maps)) == sorted(spec.name for spec in abi.MAPS)
@@ -56,7 +63,7 @@ async def test_pins_are_those_that_the_description_lists(fresh_pins: pins.Pins) 
         maps.Map.open(fresh_pins.map(spec), spec).close()
     assert os.listdir(fresh_pins.programs) == [sources.fingerprint()]
     pinned = os.listdir(fresh_pins.programs / sources.fingerprint())
-    assert sorted(pinned) == sorted([*abi.PROGRAMS, *(hook.name for hook in abi.OPTIONAL_PROGRAMS)])
+    assert sorted(pinned) == sorted(accepted_programs())
 
 
 async def test_compiler_is_never_mapped_here(fresh_pins: pins.Pins) -> None:
@@ -184,7 +191,7 @@ async def test_old_programs_are_discarded_and_ours_are_kept(fresh_pins: pins.Pin
 
 async def test_everything_can_be_removed(fresh_pins: pins.Pins) -> None:
     await load(fresh_pins)
-    expected = len(abi.MAPS) + len(abi.PROGRAMS) + len(abi.OPTIONAL_PROGRAMS)
+    expected = len(abi.MAPS) + len(accepted_programs())
     assert fresh_pins.remove_everything() == expected
     assert not fresh_pins.root.exists()
     assert fresh_pins.remove_everything() == 0

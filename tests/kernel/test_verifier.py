@@ -9,8 +9,9 @@ import struct
 
 import pytest
 
-from bpf import artefacts, features, loader, maps, syscalls
+from bpf import artefacts, btf, features, loader, maps, syscalls
 from bpf.program_sets import ProgramSpec
+from tests.kernel import offers
 
 pytestmark = pytest.mark.kernel
 
@@ -26,10 +27,12 @@ def processed(program: ProgramSpec, instructions: bytes) -> int:
     code = ctypes.create_string_buffer(instructions, len(instructions))
     licence = ctypes.create_string_buffer(b"GPL")
     attributes = struct.pack(
-        "=IIQQIIQII16sII",
+        "=IIQQIIQII16sIIIIQIIQII",
         *(program.type, len(instructions) // 8),
         *(ctypes.addressof(code), ctypes.addressof(licence)),
         *(_LOG_STATISTICS, _LOG_BYTES, ctypes.addressof(log), 0, 0, b"", 0, program.attach_type),
+        *(0, 0, 0, 0, 0, 0, 0),
+        btf.function_id(program.kernel_function) if program.kernel_function else 0,
     )
     what = f"loading {program.name}"
     os.close(syscalls.call(syscalls.Command.PROG_LOAD, attributes, what=what)[0])
@@ -44,6 +47,8 @@ def processed(program: ProgramSpec, instructions: bytes) -> int:
     ids=lambda program: program.name,
 )
 def test_verifier_has_room(prebuilt_programs: pathlib.Path, program: ProgramSpec) -> None:
+    if program.kernel_function:
+        offers.need_rejection_of_packet_sockets()
     programs = loader.PROGRAM_SET
     artefact = artefacts.find(programs, features.offered(programs.features))
     with contextlib.ExitStack() as close:

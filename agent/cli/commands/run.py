@@ -11,6 +11,7 @@ from agent.logs import LogFormat
 from agent.settings import (
     FeatureGates,
     KubeletSetting,
+    RawSocketMode,
     RelayRanges,
     Settings,
     parse_feature_gates,
@@ -129,6 +130,14 @@ def _parse_names(text: str) -> tuple[str, ...]:
     help="tun interfaces that carry traffic of other nodes or networks; * and ? are wildcards. "
     "Default: those with routes to networks behind them.",
 )
+@click.option(
+    "--raw-sockets",
+    type=click.Choice([choice.value for choice in RawSocketMode]),
+    default=RawSocketMode.AUDIT.value,
+    show_default=True,
+    help="Raw and packet sockets of hostNetwork pods without a HostAccessPolicy: count them, or "
+    "reject them.",
+)
 @options.relay_range4
 @options.relay_range6
 @cni.kept_conf_directory
@@ -174,6 +183,7 @@ def run(
     close_existing_flows: bool,
     strict_without_fallback: bool,
     forwarding_interfaces: tuple[str, ...],
+    raw_sockets: str,
     relay_range4: ipaddress.IPv4Network,
     relay_range6: ipaddress.IPv6Network,
     cni_conf_dir: pathlib.Path | None,
@@ -219,6 +229,7 @@ def run(
         close_existing_flows=close_existing_flows,
         strict_without_fallback=strict_without_fallback,
         forwarding_interfaces=forwarding_interfaces,
+        raw_sockets=RawSocketMode(raw_sockets),
         relay_ranges=RelayRanges(relay_range4, relay_range6),
         cni_conf_directory=cni_conf_dir,
         cni_bin_directory=cni_bin_dir,

@@ -33,7 +33,8 @@ def status(output: str, run_directory: pathlib.Path) -> None:
 def drops(output: str, follow: bool, run_directory: pathlib.Path) -> None:
     """List host processes whose traffic is dropped (in audit: would be dropped).
 
-    One line per source, pod, protocol and port, the busiest first. With --follow one line per drop
+    One line per source, pod, protocol and port, the busiest first. Then the containers that create
+    raw or packet sockets of the host without a policy. With --follow one line per drop
     event, until interrupted; the kernel limits events to 160 per second and CPU.
     """
     from agent.cli.views import drops_follow

@@ -12,6 +12,8 @@ from agent.admin.report import (
     Drops,
     GateStatus,
     PodStatus,
+    RawSocketSourceStatus,
+    RawSocketStatus,
     RelayStatus,
     RulesReport,
     RuleStatus,
@@ -78,6 +80,7 @@ def show(content: bytes) -> None:
     if report.node_drops:
         counts = ", ".join(f"{reason}: {n}" for reason, n in sorted(report.node_drops.items()))
         console.print(f"dropped before an interface is chosen: {counts}", highlight=False)
+    _show_raw_sockets(console, report.raw_sockets)
     console.print(_pods(report.pods))
     if any(pod.probes or pod.relayed for pod in report.pods):
         console.print(probes_view.table(report.pods))
@@ -126,6 +129,24 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_MAX_PODS]) + (f" and {more} more" if more > 0 else "")
 
 
+def _show_raw_sockets(console: rich.console.Console, raw_sockets: RawSocketStatus) -> None:
+    if raw_sockets.problem:
+        console.print(
+            f"--raw-sockets={raw_sockets.mode}: {raw_sockets.problem}",
+            style="yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+    if containers := {source.cgroup for source in raw_sockets.sources}:
+        console.print(
+            f"{len(containers)} containers without a policy create raw or packet sockets of the "
+            "host: see 'podgate drops'",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
 def _show_relay(console: rich.console.Console, relay: RelayStatus) -> None:
     if relay.problem:
         console.print(
@@ -170,6 +191,23 @@ def show_drops(content: bytes) -> None:
             f"{drops.lost_packets} packets of further sources are not listed: the kernel had no "
             "memory for them."
         )
+    if drops.raw_sockets:
+        console.print(_raw_sockets(drops.raw_sockets))
+
+
+def _raw_sockets(sources: list[RawSocketSourceStatus]) -> rich.table.Table:
+    table = tables.table("SOCKETS", "VERDICT", "SOURCE", "PROCESS", "NUMBER", "FIRST", "LAST")
+    for source in sources:
+        table.add_row(
+            source.family,
+            source.verdict,
+            rich.markup.escape(source.cgroup),
+            rich.markup.escape(source.process),
+            str(source.sockets),
+            f"{source.first:%m-%d %H:%M:%S}",
+            f"{source.last:%m-%d %H:%M:%S}",
+        )
+    return table
 
 
 def _target(source: SourceProcessStatus) -> str:

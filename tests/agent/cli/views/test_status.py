@@ -5,7 +5,13 @@ import datetime
 import msgspec
 import pytest
 
-from agent.admin.report import AgentReport, PodSourceStatus, PodStatus, RelayStatus
+from agent.admin.report import (
+    AgentReport,
+    PodSourceStatus,
+    PodStatus,
+    RawSocketStatus,
+    RelayStatus,
+)
 from agent.cli.views import status
 
 REPORT = AgentReport(
@@ -23,6 +29,7 @@ REPORT = AgentReport(
     hooks=[],
     pod_source=PodSourceStatus(pods_from="manifests"),
     node_drops={},
+    raw_sockets=RawSocketStatus(mode="audit", problem="", sources=[]),
     relay=RelayStatus(
         is_up=False,
         problem="",
