@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
+from agent.gates.failures import has_vanished
 from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
 from agent.linux.pod_network import HostInterface
@@ -77,13 +78,14 @@ class ChainOrder:
             await asyncio.sleep(_DEBOUNCE_SECONDS)
             self._changed.clear()
 
-    async def ensure_first(self, interface: HostInterface) -> str:
+    async def ensure_first(self, interface: HostInterface, *, is_deleting: bool = False) -> str:
         """Move the gate before other programs, three times a minute at most.
 
-        One sentence if another program still runs before it, or if that is not known.
+        One sentence if another program still runs before it, or if that is not known. is_deleting:
+        the pod's deletion may remove gate and interface meanwhile.
         """
         try:
-            return await self._ensure_first(interface)
+            return await self._ensure_first(interface, is_deleting=is_deleting)
         except BpfError as error:
             # The gate was attached first; what was attached since is not known.
             return self._report(
@@ -93,7 +95,7 @@ class ChainOrder:
                 f"'bpftool net show dev {interface.name}'.",
             )
 
-    async def _ensure_first(self, interface: HostInterface) -> str:
+    async def _ensure_first(self, interface: HostInterface, *, is_deleting: bool) -> str:
         ifindex = interface.ifindex
         if await self._run(self._gates.is_first, ifindex):
             self._reported.pop(ifindex, None)
@@ -104,6 +106,9 @@ class ChainOrder:
             try:
                 await self._run(self._gates.move_first, ifindex)
             except AttachError as error:
+                if is_deleting and has_vanished(error):
+                    # podgate-cni removes the gate, then the network plugin the interface.
+                    return ""
                 return self._displaced(interface, f"the gate cannot be moved ({error})")
             self._metrics.gates_reordered.inc()
             log.warning(Event.GATE_MOVED_FIRST, interface=interface.name, ifindex=ifindex)

@@ -32,6 +32,9 @@ log = structlog.get_logger(__name__)
 # podgate-cni finishes within 20 s, and does not notify the agent.
 _PLUGIN_SECONDS = 25.0
 
+# podgate-cni removes the gate, then the network plugin the interface, within milliseconds.
+_DELETION_SECONDS = 2.0
+
 _REASONS = {Mode.AUDIT: "Audit", Mode.ENFORCE: ENFORCED, Mode.STRICT: ENFORCED}
 
 
@@ -177,9 +180,16 @@ class PodGates:
     async def _report_failure(
         self, state: PodState, network: PodNetwork, error: AttachError
     ) -> None:
-        """The gate of a pod that had one cannot be brought into the desired state."""
+        """The gate of a pod that had one cannot be brought into the desired state.
+
+        The deletion of a pod removes gate and interface in steps: then it is reported if it lasts.
+        """
         pod = state.pod
-        state.has_failed = True
+        now = asyncio.get_running_loop().time()
+        if not state.has_failed:
+            state.has_failed, state.failed_at = True, now
+        if pod.is_deleting and now - state.failed_at < _DELETION_SECONDS:
+            return
         run = self._gate_worker.run
         lost = [
             interface.name
@@ -237,7 +247,8 @@ class PodGates:
                 )
             state.gates[interface.ifindex] = interface
             state.chain_problem = (
-                await self._chain_order.ensure_first(interface) or state.chain_problem
+                await self._chain_order.ensure_first(interface, is_deleting=state.pod.is_deleting)
+                or state.chain_problem
             )
         state.has_failed = False
         if state.gate_problem and state.gate_problem != previous_problem:

@@ -11,7 +11,8 @@ at rest, other clients' changes are corrected, and after an outage each changed 
 * `isolation-ready` is sent by itself as soon as it is True, before the changes of other pods: the
   kubelet reports Ready together with ContainersReady only if it has the condition by then, else up
   to 1.4 s later.
-* A change of text only (each failing probe reports its duration) is sent once a minute.
+* A change of text only (each failing probe reports its duration) is sent once a minute. Neither it
+  nor the reason that a restarted relay changes for seconds is sent before it has lasted for 10 s.
 * Conditions of deleted sandboxes go first: they report Ready for a pod that is not checked yet.
   They get 2 s to become true of the new sandbox: the kubelet considers a False that is written for
   a moment up to a second later, when it is wrong.
@@ -46,6 +47,8 @@ _TEXT_SECONDS = 60.0
 _SETTLE_SECONDS = 3.0
 # After a reboot eight pods are gated within 0.7 s of the agent's start.
 _STALE_SECONDS = 2.0
+# A relay that was killed is back after its first back-offs.
+_LASTING_SECONDS = 10.0
 _PATCH_SECONDS = 10.0
 _TICK_SECONDS = 0.001
 _REJECTED_BASE_SECONDS, _REJECTED_CAP_SECONDS = 5.0, 300.0
@@ -153,8 +156,6 @@ class ConditionWriter:
         if pod.differs_since is None:
             pod.differs_since = now
         due = max(now + pod.bucket.seconds_until_next(), pod.not_before)
-        if found is Difference.TEXT:
-            due = max(due, pod.text_at)
         pod.urgency = self._urgency(uid, pod, desired)
         if pod.urgency is _Urgency.STALE:
             pod.stale_since = now if pod.stale_since is None else pod.stale_since
@@ -162,7 +163,11 @@ class ConditionWriter:
                 due = max(due, pod.stale_since + _STALE_SECONDS)
         else:
             pod.stale_since = None
-        if pod.urgency is _Urgency.OTHER and not patches.changes_readiness(pod.actual, desired):
+        if found is Difference.TEXT:
+            due = max(due, pod.text_at)
+        if pod.urgency is _Urgency.OTHER and found is not Difference.STATE:
+            due = max(due, pod.differs_since + _LASTING_SECONDS)
+        elif pod.urgency is _Urgency.OTHER and not patches.changes_readiness(pod.actual, desired):
             due = max(due, pod.differs_since + _SETTLE_SECONDS)
         self._due[uid] = due
         self._wake.set()

@@ -16,6 +16,7 @@ import msgspec
 from agent import labels
 from agent.kube.client import ApiError
 from agent.kube.objects import ApiPod, PodCondition
+from agent.pods import isolation
 from agent.pods.conditions import FALSE, TRUE, TYPES, Condition
 from agent.pods.pod import SANDBOX_MISSING
 
@@ -47,7 +48,9 @@ class Difference(enum.IntEnum):
     NONE = 0
     TEXT = 1
     """Only messages or observedGeneration: no controller decides by them."""
-    STATE = 2
+    FALLBACK = 2
+    """Strict has fallen back to enforce, both True."""
+    STATE = 3
     """A status or a reason; or a condition is missing."""
 
 
@@ -170,8 +173,11 @@ def _are_true(conditions: Mapping[str, PodCondition], kinds: Iterable[str]) -> b
 
 
 def _difference(actual: PodCondition | None, desired: PodCondition) -> Difference:
-    if actual is None or (actual.status, actual.reason) != (desired.status, desired.reason):
+    if actual is None or actual.status != desired.status:
         return Difference.STATE
+    if actual.reason != desired.reason:
+        has_fallen_back = (actual.reason, desired.reason) == (isolation.STRICT, isolation.ENFORCED)
+        return Difference.FALLBACK if has_fallen_back else Difference.STATE
     # A server without this field drops it each time; writing it again would never end.
     is_dropped = actual.observed_generation is None
     is_same_generation = is_dropped or actual.observed_generation == desired.observed_generation

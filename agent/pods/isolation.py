@@ -8,7 +8,8 @@ from bpf.verdicts import Mode
 
 ENFORCED = "Enforced"
 """The reason for attached gates that drop; with a relay it becomes "Strict"."""
-_STRICT = "Strict"
+STRICT = "Strict"
+"""The same where a relay proxies the kubelet's connections."""
 
 
 def isolation_status(
@@ -61,12 +62,12 @@ def _with_relay(
     if status.reason != ENFORCED or mode is not Mode.STRICT:
         return status
     if problem is None:
-        return dataclasses.replace(status, reason=_STRICT)
+        return dataclasses.replace(status, reason=STRICT)
     if not has_fallback:
         message = (
             f"{status.message} The kubelet's probes fail (--strict-without-fallback): {problem}"
         )
-        return dataclasses.replace(status, reason=_STRICT, message=message)
+        return dataclasses.replace(status, reason=STRICT, message=message)
     return dataclasses.replace(status, message=f"{status.message} Strict unavailable: {problem}")
 
 

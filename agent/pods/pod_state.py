@@ -112,6 +112,8 @@ class PodState:
     """One sentence on what a gate has no room for, and so drops, or why it is not as desired."""
     has_failed: bool = False
     """Whether a gate that was attached before could not be brought into the desired state."""
+    failed_at: float = 0.0
+    """Since when, by the event loop's clock."""
     chain_problem: str = ""
     """One sentence where another program runs before a gate and cannot be moved."""
     gated_netns: Netns | None = None

@@ -380,6 +380,29 @@ async def test_an_interface_that_is_deleted_during_the_attach_is_no_lost_gate(
     assert [line for line in lines if line["log_level"] != "info"] == []
 
 
+async def test_a_gate_that_a_deletion_removes_before_its_interface_is_no_lost_gate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    node.add("a", 1)
+    async with node.running():
+        await asyncio.sleep(0.5)
+        state = node.store.pods["a"]
+        node.store.set_pod(msgspec.structs.replace(state.pod, is_deleting=True))
+        await asyncio.sleep(0.5)
+        del node.gates.gates[1]
+        node.gates.failing["install"] = GONE
+        with structlog.testing.capture_logs() as lines:
+            node.store.mark("a")
+            await asyncio.sleep(0.2)
+            assert node.status("a") == ENFORCED
+            assert "lost" not in message(node, "a")
+            assert [line for line in lines if line["log_level"] != "info"] == []
+            # The interface stays: it is lost indeed.
+            await asyncio.sleep(30)
+    assert Event.GATE_LOST in [line["event"] for line in lines]
+
+
 async def test_changed_rules_of_many_pods_are_written_at_once_without_a_pass_over_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -29,6 +29,7 @@ class Chain:
     is_gate_first: bool = True
     is_contested: bool = False
     is_rejected: bool = False
+    is_removed: bool = False
     is_readable: bool = True
     moves: int = 0
     now: float = 0.0
@@ -49,6 +50,9 @@ class Chain:
     def move_first(self, ifindex: int) -> None:
         if self.is_rejected:
             raise AttachError("moving the gate of interface 7: No space left on device")
+        if self.is_removed:
+            cause = BpfError(errno.ENOENT, "No such file or directory")
+            raise AttachError("moving the gate of interface 7: No such file") from cause
         self.moves += 1
         self.is_gate_first = not self.is_contested
 
@@ -104,6 +108,17 @@ async def test_a_gate_that_cannot_be_moved_is_reported(
     chain.is_gate_first, chain.is_rejected = False, True
     problem = await chain_order.ensure_first(INTERFACE)
     assert "the gate cannot be moved (moving the gate of interface 7: No space left" in problem
+
+
+async def test_a_gate_that_a_deletion_removes_is_no_problem(
+    chain: Chain, chain_order: ChainOrder
+) -> None:
+    """podgate-cni has removed it, and the interface is next."""
+    chain.is_gate_first, chain.is_removed = False, True
+    with structlog.testing.capture_logs() as lines:
+        assert await chain_order.ensure_first(INTERFACE, is_deleting=True) == ""
+    assert lines == []
+    assert "the gate cannot be moved" in await chain_order.ensure_first(INTERFACE)
 
 
 async def test_a_new_interface_with_an_old_number_has_no_moves(
