@@ -23,6 +23,7 @@ from tests.agent.kube.apiserver import PODS, ApiServer, Json, pod
 pytestmark = pytest.mark.looptime
 
 BOOT = "5be0b7e0-boot"
+AT_ONCE = 8  # patches under way
 NOW = datetime.datetime(2026, 11, 21, 8, 0, 0, 123456, tzinfo=datetime.UTC)
 
 
