@@ -109,10 +109,11 @@ class ClusterOutputs:
             if self.endpoints:
                 self.endpoints.forget_pod(uid)
             return
-        if of_api := self._source.pods.of_api(uid):
-            self.writer.set_pod(of_api)
-            if self.endpoints:
-                self.endpoints.set_pod(of_api)
+        reports = self._source.pods.reports(uid)
+        if reports.of_api:
+            self.writer.set_pod(reports.of_api)
+        if self.endpoints:
+            self.endpoints.set_pod(uid, reports)
         # Its sandbox may have changed, and conditions contain its name.
         self.writer.enqueue(uid)
 

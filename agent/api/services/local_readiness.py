@@ -1,14 +1,15 @@
 """Readiness of this node's pods, before the API server has it.
 
 The rule. Two sources report whether a pod is ready: podgate's probes (`podgate.io/probes-passing`)
-and the kubelet (`Ready`, as the API has it). The more recent change counts; both clocks are this
-node's. The API has whole seconds, truncated: within the same second podgate's report counts, since
-podgate continues to probe and sees the next change first. Where both agree, their report counts
-whatever the slices still have.
+and the kubelet (`Ready`, from its pods API or as the API server has it: `PodReports`). The more
+recent change counts; both clocks are this node's. Ready changes in whole seconds, truncated: within
+the same second podgate's report counts, since podgate continues to probe and sees the next change
+first. Where both agree, their report counts whatever the slices still have.
 
-Only pods that podgate probes count. A failing probe is enough to leave a pod out. Passing probes
-are enough to include it only if nothing other than such probes was missing: neither another
-readiness gate, nor a container that podgate cannot probe.
+Of a pod that podgate does not probe, the kubelet's own report counts before the API server has it.
+A failing probe is enough to leave a pod out. Passing probes are enough to include it only if
+nothing other than such probes was missing: neither another readiness gate, nor a container that
+podgate cannot probe.
 """
 
 import dataclasses
@@ -16,7 +17,8 @@ import datetime
 from collections.abc import Callable
 
 from agent import labels
-from agent.kube.objects import ApiPod
+from agent.kube import pod_reports
+from agent.kube.pod_reports import KUBELET, PodReports
 from agent.pods.conditions import TRUE, Condition
 
 _READY = "Ready"
@@ -49,7 +51,7 @@ class LocalReadiness:
         self._on_changed = on_changed
         self._now = now
         self._probed: dict[str, ProbeReadiness] = {}
-        self._pods: dict[str, ApiPod] = {}
+        self._pods: dict[str, PodReports] = {}
         self._by_key: dict[str, str] = {}
         """The runtime's uid of a pod by the API's uid and by address."""
         self._effective: dict[str, bool] = {}
@@ -67,15 +69,15 @@ class LocalReadiness:
             self._probed[uid] = ProbeReadiness(is_ready, self._now())
         self._publish(uid)
 
-    def set_pod(self, pod: ApiPod) -> None:
-        """Set the pod as the API has it."""
-        before = self._pods.get(pod.uid)
+    def set_pod(self, uid: str, pod: PodReports) -> None:
+        """Set the pod as API server and kubelet report it. uid: the runtime's."""
+        before = self._pods.get(uid)
         if before is not None and _keys(before) != _keys(pod):
-            self._remove(pod.uid)
-        self._pods[pod.uid] = pod
+            self._remove(uid)
+        self._pods[uid] = pod
         for key in _keys(pod):
-            self._by_key[key] = pod.uid
-        self._publish(pod.uid)
+            self._by_key[key] = uid
+        self._publish(uid)
 
     def forget(self, uid: str) -> None:
         """The pod was deleted."""
@@ -107,17 +109,20 @@ class LocalReadiness:
         self._on_changed(_keys(pod))
 
 
-def effective_readiness(probed: ProbeReadiness | None, pod: ApiPod) -> bool | None:
-    """Whether the pod is ready by podgate's probes; None where their report is not the newest."""
-    if probed is None or pod.spec.host_network:
-        return None
+def effective_readiness(probed: ProbeReadiness | None, pod: PodReports) -> bool | None:
+    """Whether the pod is ready by this node's newest report; None where the slices have it."""
     kubelet = pod.condition(_READY)
-    if kubelet is not None and (kubelet.status == TRUE) == probed.is_ready:
+    reported = kubelet is not None and kubelet.status == TRUE
+    by_kubelet = reported if kubelet and pod.origin_of(_READY) == KUBELET else None
+    if probed is None or _uses_host_network(pod):
+        return by_kubelet
+    if kubelet is not None and reported == probed.is_ready:
         return probed.is_ready
-    if kubelet is not None and (at := _time(kubelet.last_transition_time)) and probed.since < at:
-        return None
+    at = pod_reports.transition_time(kubelet) if kubelet else None
+    if at is not None and probed.since < at:
+        return by_kubelet
     if probed.is_ready and not _depends_on_probes_only(pod):
-        return None
+        return by_kubelet
     return probed.is_ready
 
 
@@ -132,10 +137,13 @@ def _probe_readiness(condition: Condition | None, before: ProbeReadiness | None)
     return False if is_pending or condition.reason in _NOT_PASSING else None
 
 
-def _depends_on_probes_only(pod: ApiPod) -> bool:
+def _depends_on_probes_only(reports: PodReports) -> bool:
     """Whether only probes that podgate also runs, or podgate's own gate, can make it unready."""
+    pod = reports.newest_status
+    if pod is None:
+        return False
     for gate in pod.gates - {labels.PROBES_PASSING}:
-        condition = pod.condition(gate)
+        condition = reports.condition(gate)
         if condition is None or condition.status != TRUE:
             return False
     probed = {
@@ -151,14 +159,13 @@ def _depends_on_probes_only(pod: ApiPod) -> bool:
     )
 
 
-def _keys(pod: ApiPod) -> frozenset[str]:
-    own = () if pod.spec.host_network else (address.ip for address in pod.status.pod_ips)
-    return frozenset((pod.metadata.uid, *own))
+def _uses_host_network(pod: PodReports) -> bool:
+    return pod.newest is not None and pod.newest.spec.host_network
 
 
-def _time(text: str | None) -> datetime.datetime | None:
-    try:
-        found = datetime.datetime.fromisoformat(text) if text else None
-    except ValueError:
-        return None
-    return found if found and found.tzinfo else None
+def _keys(pod: PodReports) -> frozenset[str]:
+    """Of static pods slices have the API server's uid."""
+    found = [one for one in (pod.of_api, pod.of_kubelet) if one is not None]
+    own = () if _uses_host_network(pod) else found
+    addresses = (address.ip for one in own for address in one.status.pod_ips)
+    return frozenset((*(one.metadata.uid for one in found), *addresses))

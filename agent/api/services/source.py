@@ -11,7 +11,8 @@ from agent.api.services.objects import ZONE_LABEL, ApiService, EndpointSlice
 from agent.api.services.publisher import ServicePublisher
 from agent.api.services.server import ServicesServer
 from agent.kube.client import ApiClient
-from agent.kube.objects import ApiPod, MetadataOnly
+from agent.kube.objects import MetadataOnly
+from agent.kube.pod_reports import PodReports
 from agent.kube.watcher import Query, Watcher
 from agent.logs import Event
 from agent.pods.conditions import Condition
@@ -71,9 +72,9 @@ class ServiceEndpoints:
         """The problem of each resource's watch; empty if there is none."""
         return {one.query.name: one.problem for one in (self.services, self.slices)}
 
-    def set_pod(self, pod: ApiPod) -> None:
-        """A pod of this node was added or changed."""
-        self.readiness.set_pod(pod)
+    def set_pod(self, uid: str, pod: PodReports) -> None:
+        """A pod of this node was added or changed; uid: the runtime's."""
+        self.readiness.set_pod(uid, pod)
 
     def forget_pod(self, uid: str) -> None:
         """A pod of this node was deleted; by the runtime's uid."""

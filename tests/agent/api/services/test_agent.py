@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import AsyncIterator
 
 import grpc
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -13,6 +14,7 @@ from agent.api.services.source import SERVICES, SLICES
 from agent.app.cluster_outputs import ClusterOutputs
 from agent.gates.metrics import GateMetrics
 from agent.kube.client import ApiClient
+from agent.kube.pod_reports import KUBELET
 from agent.pods.conditions import FALSE, TRUE, Conditions
 from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
@@ -123,4 +125,29 @@ async def test_deleted_pod_has_no_local_readiness(agent: Agent, server: ApiServe
     agent.probed(FALSE, "ProbeFailing")
     assert await agent.shown(1) == ["198.19.0.2:8080"]
     server.delete("web")
+    assert len(await agent.shown(2)) == 2
+
+
+async def test_readiness_by_the_kubelet_counts_without_an_api_server(
+    agent: Agent, server: ApiServer
+) -> None:
+    """podgate does not probe this pod."""
+
+    async def away(request: web.Request) -> web.StreamResponse | None:
+        return web.Response(status=503)
+
+    server.faults.append(away)
+    for stream in list(server.streams):
+        await stream.cut()
+    assert len(await agent.shown(2)) == 2
+    of_api = agent.source.pods.of_api("web-pod")
+    assert of_api is not None
+    (ready,) = of_api.status.conditions
+    unready = msgspec.structs.replace(
+        ready, status="False", last_transition_time="2026-01-01T00:01:00Z"
+    )
+    status = msgspec.structs.replace(of_api.status, conditions=(unready,))
+    agent.source.pods.set_pod(KUBELET, msgspec.structs.replace(of_api, status=status))
+    assert await agent.shown(1) == ["198.19.0.2:8080"]
+    agent.source.pods.set_pod(KUBELET, of_api)
     assert len(await agent.shown(2)) == 2

@@ -8,6 +8,7 @@ import pytest
 
 from agent.api.services.local_readiness import LocalReadiness, ProbeReadiness, effective_readiness
 from agent.kube.objects import ApiPod
+from agent.kube.pod_reports import PodReports
 from agent.pods.conditions import FALSE, TRUE, Condition
 
 NOON = datetime.datetime(2026, 1, 1, 12, 0, 0, tzinfo=datetime.UTC)
@@ -109,14 +110,53 @@ def pod(
 def test_most_recent_change_counts(
     word: ProbeReadiness | None, found: ApiPod, verdict: bool | None
 ) -> None:
-    assert effective_readiness(word, found) is verdict
+    assert effective_readiness(word, PodReports(of_api=found)) is verdict
+
+
+NEWER = "2026-01-01T12:00:09Z"
+
+
+@pytest.mark.parametrize(
+    ("word", "api", "kubelet", "is_current", "verdict"),
+    [
+        # Not probed: the kubelet's own report counts before the API server has it.
+        (None, pod("True"), pod("False", NEWER), True, False),
+        (None, pod("False"), pod("True", NEWER), True, True),
+        (None, pod("True"), pod("True"), True, True),
+        # Its stream has ended: until the API server has a later one.
+        (None, pod("True"), pod("False", NEWER), False, False),
+        (None, pod("True", NEWER), pod("False"), False, None),
+        # Probed: the most recent change of all counts.
+        (ProbeReadiness(True, at(1)), pod("True"), pod("False", NEWER), True, False),
+        (ProbeReadiness(True, at(12)), pod("True"), pod("False", NEWER), True, True),
+        (ProbeReadiness(False, at(12)), pod("True"), pod("True", NEWER), True, False),
+        (ProbeReadiness(False, at(1)), pod("True"), pod("True", NEWER), True, True),
+        # The node's own address is not the pod's, and its readiness is.
+        (
+            ProbeReadiness(False, at(12)),
+            pod("True", hostNetwork=True),
+            pod("True", hostNetwork=True),
+            True,
+            True,
+        ),
+    ],
+)
+def test_kubelets_own_report_counts_if_it_is_newer(
+    word: ProbeReadiness | None,
+    api: ApiPod,
+    kubelet: ApiPod,
+    is_current: bool,
+    verdict: bool | None,
+) -> None:
+    reports = PodReports(of_api=api, of_kubelet=kubelet, is_current=is_current)
+    assert effective_readiness(word, reports) is verdict
 
 
 def test_container_that_has_not_started_is_not_ready() -> None:
     bare = msgspec.structs.replace(
         pod("False"), status=msgspec.structs.replace(pod("False").status, container_statuses=())
     )
-    assert effective_readiness(ProbeReadiness(True, at(1)), bare) is None
+    assert effective_readiness(ProbeReadiness(True, at(1)), PodReports(of_api=bare)) is None
 
 
 class Watched:
@@ -131,6 +171,10 @@ class Watched:
         status = TRUE if reason == "ProbesPassing" else FALSE
         self.readiness.set_probes("api-1", Condition(GATE, status, reason, "", self.now))
 
+    def set_pod(self, pod: ApiPod) -> None:
+        """As the API server has it."""
+        self.readiness.set_pod(pod.uid, PodReports(of_api=pod))
+
     def is_ready(self) -> bool | None:
         return self.readiness.is_ready("api-1", "198.19.0.1")
 
@@ -140,7 +184,7 @@ BOTH = frozenset(("api-1", "198.19.0.1"))
 
 def test_failing_pod_is_published_once_by_uid_and_address() -> None:
     watched = Watched()
-    watched.readiness.set_pod(pod())
+    watched.set_pod(pod())
     assert watched.is_ready() is None
     watched.note("ProbeFailing")
     watched.note("ProbeFailing")
@@ -156,28 +200,28 @@ def test_time_is_of_the_readiness_and_not_of_the_condition() -> None:
     watched.note("NoNetns")
     watched.now = at(10)
     watched.note("ProbeFailing")
-    watched.readiness.set_pod(pod())
+    watched.set_pod(pod())
     assert watched.is_ready() is False
 
 
 @pytest.mark.parametrize("reason", ["NoProbes", "HostNetwork", "NoNetns", "PodSpecUnknown"])
 def test_reasons_without_a_probe_do_not_count(reason: str) -> None:
     watched = Watched()
-    watched.readiness.set_pod(pod())
+    watched.set_pod(pod())
     watched.note(reason)
     assert watched.is_ready() is None
 
 
 def test_pending_probe_after_start_does_not_count() -> None:
     watched = Watched()
-    watched.readiness.set_pod(pod())
+    watched.set_pod(pod())
     watched.note("ProbePending")
     assert watched.is_ready() is None
 
 
 def test_recovering_pod_stays_unready_until_it_passed_often_enough() -> None:
     watched = Watched()
-    watched.readiness.set_pod(pod())
+    watched.set_pod(pod())
     for reason in ("ProbesPassing", "ProbeFailing", "ProbePending"):
         watched.note(reason)
     assert watched.is_ready() is False
@@ -187,19 +231,19 @@ def test_recovering_pod_stays_unready_until_it_passed_often_enough() -> None:
 
 def test_later_report_of_the_kubelet_counts() -> None:
     watched = Watched()
-    watched.readiness.set_pod(pod())
+    watched.set_pod(pod())
     watched.note("ProbeFailing")
-    watched.readiness.set_pod(pod("True", "2026-01-01T12:00:20Z"))
+    watched.set_pod(pod("True", "2026-01-01T12:00:20Z"))
     assert watched.is_ready() is None
     assert watched.changes == [BOTH, BOTH]
 
 
 def test_deleted_pod_does_not_affect_the_next_one_at_its_address() -> None:
     watched = Watched()
-    watched.readiness.set_pod(pod())
+    watched.set_pod(pod())
     watched.note("ProbeFailing")
     watched.readiness.forget("api-1")
-    watched.readiness.set_pod(pod(uid="api-2"))
+    watched.set_pod(pod(uid="api-2"))
     assert watched.readiness.is_ready("", "198.19.0.1") is None
     assert watched.is_ready() is None
     assert watched.changes == [BOTH, BOTH]
@@ -208,8 +252,8 @@ def test_deleted_pod_does_not_affect_the_next_one_at_its_address() -> None:
 def test_pod_gets_its_address_later() -> None:
     watched = Watched()
     watched.note("ProbeFailing")
-    watched.readiness.set_pod(pod(ip="198.19.0.9"))
+    watched.set_pod(pod(ip="198.19.0.9"))
     assert watched.is_ready() is False
-    watched.readiness.set_pod(pod())
+    watched.set_pod(pod())
     assert watched.readiness.is_ready("", "198.19.0.1") is False
     assert watched.readiness.is_ready("", "198.19.0.9") is None

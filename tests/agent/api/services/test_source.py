@@ -16,6 +16,7 @@ from agent.api.services.source import SERVICES, SLICES, ServiceEndpoints
 from agent.client import endpoints_pb2 as pb
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, MetadataOnly
+from agent.kube.pod_reports import PodReports
 from agent.kube.watcher import Query, Watcher
 from agent.pods.conditions import FALSE, Condition
 from agent.settings import localnet_socket
@@ -145,7 +146,7 @@ async def test_last_state_is_served_without_an_api_server(node: Node, server: Ap
 async def test_local_readiness_is_published_without_an_api_server(node: Node) -> None:
     now = datetime.datetime.now(datetime.UTC)
     await node.newest()
-    node.endpoints.set_pod(pod())
+    node.endpoints.set_pod("web-pod", PodReports(of_api=pod()))
     node.endpoints.condition_changed("web-pod", condition(now, "ProbeFailing"))
     assert targets((await node.newest())["web"].ports[0]) == ["198.19.0.2:8080"]
     node.endpoints.forget_pod("web-pod")
