@@ -34,6 +34,10 @@ class Event(enum.Enum):
     CNI_STATE_NOT_WRITTEN = (
         "podgate-cni's state file cannot be written; new pods start with the modes in it. Retrying."
     )
+    CNI_STATE_TRUNCATED = (
+        "podgate-cni's state file has no room for all namespaces; new pods of the others start in "
+        "the default mode."
+    )
     CNI_STATE_UNREADABLE = "podgate-cni's state file of a previous run cannot be read."
     CONDITION_CHANGED = "Pod condition changed."
     CONDITION_POD_DELETED = "Pod deleted from the API; its pending conditions are discarded."

@@ -43,6 +43,8 @@ class CniStatePublisher:
             await asyncio.sleep(_SETTLE_SECONDS)
             self._changes.take()
             desired = self._desired()
+            if len(desired.namespaces) > state.MAX_NAMESPACES:
+                log.warning(Event.CNI_STATE_TRUNCATED, namespaces=len(desired.namespaces))
             try:
                 await asyncio.to_thread(
                     state.publish, self._run_directory, desired, self._attachment

@@ -74,7 +74,7 @@ class DefaultDenyController:
         Old ones also stay while the node's label is unknown, which may be their reason.
         """
         self._changed_modes.take()
-        if self._modes.of_new_pods.default >= Mode.ENFORCE or (
+        if self._modes.default >= Mode.ENFORCE or (
             not self._modes.is_complete and await _is_installed()
         ):
             await self._install(gated)
@@ -172,7 +172,7 @@ class DefaultDenyController:
     async def _follow_default(self) -> None:
         """Install or remove the tables when labels of the node change its default."""
         self._changed_modes.take()
-        is_desired = self._modes.of_new_pods.default >= Mode.ENFORCE
+        is_desired = self._modes.default >= Mode.ENFORCE
         if is_desired and not self._is_desired:
             await self._install(self._claimed())
             self._is_kubelet_new = True

@@ -16,6 +16,7 @@ from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
 from agent.linux.pod_network import HostInterface, PodNetwork, PodNetworkReader
 from agent.logs import Event
+from agent.pods import modes
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.events import PodEvent, PodEvents
 from agent.pods.isolation import ENFORCED
@@ -175,7 +176,13 @@ class PodGates:
         kept = await self._gate_worker.run(
             _strictest, self._gates, [interface.ifindex for interface in network.interfaces]
         )
-        return msgspec.structs.replace(pod, mode=max(pod.mode, min(kept, pod.kept_up_to)))
+        mode = min(kept, pod.kept_up_to)
+        if mode <= pod.mode:
+            return pod
+        problem = modes.kept(mode)
+        return msgspec.structs.replace(
+            pod, mode=mode, mode_problems=(*pod.mode_problems, problem), kept_up_to=mode
+        )
 
     async def _report_failure(
         self, state: PodState, network: PodNetwork, error: AttachError
@@ -266,7 +273,7 @@ class PodGates:
         )
 
     async def _detach_all(self, state: PodState, network: PodNetwork) -> None:
-        """Remove every gate: podgate-cni applies the node's default mode, not the pod's."""
+        """Remove every gate: podgate-cni applies the namespace's mode, not the pod's."""
         await self.detach(state)
         ungated = frozenset(interface.ifindex for interface in network.interfaces)
         if ungated != state.ungated_interfaces:

@@ -23,7 +23,8 @@ MODE_LABEL_PROBLEM = MetricFamily(
     "podgate_mode_label_problem",
     "gauge",
     "1 if a mode label that applies to the pod is no mode (InvalidMode), is not allowed "
-    "(ModeNotAllowed), or if the ceiling limits the pod's mode (ModeLimited).",
+    "(ModeNotAllowed), if the ceiling limits the pod's mode (ModeLimited), or if its gate keeps a "
+    "stricter one until labels are listed (ModeKept).",
     ("namespace", "pod", "reason"),
 )
 

@@ -25,6 +25,8 @@ NOT_ALLOWED = "ModeNotAllowed"
 """A pod's label is less strict than its pod may be."""
 LIMITED = "ModeLimited"
 """The ceiling is below the mode that labels and default give."""
+KEPT = "ModeKept"
+"""A gate keeps a stricter mode while the labels of node and namespaces are unknown."""
 
 Labels = Mapping[str, str]
 
@@ -93,6 +95,14 @@ def node_modes(default: Mode, ceiling: Mode, label: ModeLabel, max_label: ModeLa
         return found
     origin = f"the node's label {agent_labels.MAX_MODE_LABEL}"
     return msgspec.structs.replace(found, ceiling=max_label.mode, ceiling_from=origin)
+
+
+def kept(mode: Mode) -> Problem:
+    """For a pod whose attached gate keeps this mode."""
+    return Problem(
+        KEPT,
+        f"The gate keeps mode {mode.label} until the labels of node and namespaces are listed.",
+    )
 
 
 def decide(node: NodeModes, namespace: NamespaceModes, pod: ModeLabel) -> ModeDecision:

@@ -125,14 +125,15 @@ class PodModes:
         label = self._read("pod", uid, labels, agent_labels.MODE_LABEL)
         return modes.decide(self.node, self._of_namespace(namespace), label)
 
+    def of_sandbox(self, uid: str, namespace: str) -> ModeDecision:
+        """The mode of a pod whose labels are unknown: by the last value of its own, if any."""
+        key = _key("pod", uid, agent_labels.MODE_LABEL)
+        return modes.decide(self.node, self._of_namespace(namespace), ModeLabel(self._last_of(key)))
+
     def of_manifest(self, uid: str, labels: Labels) -> ModeDecision:
         """The mode of a manifest's pod: no namespace decides, so its label always does."""
         label = self._read("pod", uid, labels, agent_labels.MODE_LABEL)
         return modes.decide(self.node, NamespaceModes(may_override=True), label)
-
-    def of_namespace(self, namespace: str) -> Mode:
-        """The mode of a namespace's pods that have no label."""
-        return modes.decide(self.node, self._of_namespace(namespace), ModeLabel()).mode
 
     @property
     def kept_up_to(self) -> Mode:
@@ -145,24 +146,34 @@ class PodModes:
 
     @property
     def of_new_pods(self) -> NewPodModes:
-        """What podgate-cni and the default-deny table go by."""
-        default = modes.decide(self.node, NamespaceModes(), ModeLabel()).mode
-        own = {name: self.of_namespace(name) for name in self._namespaces}
+        """The modes for podgate-cni."""
+        default = self.default
+        own = {
+            name: modes.decide(self.node, namespace, ModeLabel()).mode
+            for name, namespace in self._namespaces.items()
+        }
         return NewPodModes(default, {name: mode for name, mode in own.items() if mode != default})
+
+    @property
+    def default(self) -> Mode:
+        """The mode of pods without a label, in a namespace without one."""
+        return modes.decide(self.node, NamespaceModes(), ModeLabel()).mode
 
     def _of_namespace(self, name: str) -> NamespaceModes:
         return self._namespaces.get(name, NamespaceModes())
 
     def _read(self, owner: str, identity: str, labels: Labels, name: str) -> ModeLabel:
         key = _key(owner, identity, name)
-        last = self._last.get(key, self._restored.get(key))
-        found = modes.read_label(labels, name, owner, last)
+        found = modes.read_label(labels, name, owner, self._last_of(key))
         if found.mode is None:
             self._forget(key)
         elif self._last.get(key) != found.mode:
             self._last[key] = found.mode
             self._mark()
         return found
+
+    def _last_of(self, key: str) -> Mode | None:
+        return self._last.get(key, self._restored.get(key))
 
     def _forget(self, key: str) -> None:
         self._restored.pop(key, None)

@@ -36,7 +36,7 @@ class PodSandboxJoin:
         if pod is not None:
             self._last[uid] = pod
         elif sandbox is not None:
-            pod = self._with_mode(self._last.get(uid) or pod_without_spec(sandbox))
+            pod = self._without_api(uid, sandbox)
         else:
             self._last.pop(uid, None)
             self._modes.forget(uid)
@@ -48,9 +48,13 @@ class PodSandboxJoin:
             self._published[uid] = pod
             self._store.set_pod(pod)
 
-    def _with_mode(self, pod: Pod) -> Pod:
-        """Without a pod of the API the labels of node and namespace still change."""
-        decision = self._modes.of_pod(pod.uid, pod.namespace, pod.labels)
+    def _without_api(self, uid: str, sandbox: Sandbox) -> Pod:
+        """A pod that the API does not have: the labels of node and namespace still change."""
+        if pod := self._last.get(uid):
+            decision = self._modes.of_pod(uid, pod.namespace, pod.labels)
+        else:
+            pod = pod_without_spec(sandbox)
+            decision = self._modes.of_sandbox(uid, pod.namespace)
         return msgspec.structs.replace(
             pod,
             mode=decision.mode,

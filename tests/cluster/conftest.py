@@ -103,8 +103,6 @@ def namespaces(node: OneNode) -> Iterator[Namespaces]:
     with contextlib.ExitStack() as undo:
 
         def make(mode: str = "", **labels: str) -> Workloads:
-            # The most that a namespace of the node may have.
-            node.label(workloads.MODE, "strict" if mode else None)
             name = f"test-{mode or 'plain'}-{uuid.uuid4().hex[:6]}"
             of_mode = {workloads.MODE: mode} if mode else {}
             return undo.enter_context(workloads.namespace(node.api, name, of_mode | labels))

@@ -181,6 +181,9 @@ async def test_restart_without_api_and_saved_state_opens_no_gate(node: Node) -> 
     await node.start_agent(*AUDIT)
     seen = await node.report("the gate", isolated_as("Enforced"))
     assert status_of(seen, "web").source == "runtime"
+    assert status_of(seen, "web").mode_problems == [
+        "The gate keeps mode enforce until the labels of node and namespaces are listed."
+    ]
     assert not is_open()
     # The ceiling is the way out also here.
     await node.stop_agent()
@@ -203,6 +206,7 @@ async def test_kept_gates_follow_labels_when_these_are_listed(node: Node) -> Non
     await node.start_api()
     await node.until("audit", lambda: isolation(node) == ("True", "Audit"))
     assert is_open()
+    assert "keeps mode" not in message(node)
 
 
 @pytest.mark.parametrize("is_running", [True, False], ids=["running", "dead"])

@@ -84,6 +84,16 @@ def test_label_that_becomes_unreadable_keeps_its_last_value(modes: PodModes) -> 
     assert modes.of_pod("u2", "shop", {}).mode is Mode.AUDIT
 
 
+def test_last_label_counts_while_only_the_sandbox_of_a_pod_is_known(modes: PodModes) -> None:
+    assert modes.of_sandbox("u1", "shop").mode is Mode.AUDIT
+    modes.of_pod("u1", "shop", labels("strict"))
+    assert modes.of_sandbox("u1", "shop").mode is Mode.STRICT
+    # It is the pod's still, when the API has it again.
+    assert modes.of_pod("u1", "shop", labels("stritc")).mode is Mode.STRICT
+    modes.set_node(labels(max_mode="enforce"))
+    assert modes.of_sandbox("u1", "shop").mode is Mode.ENFORCE
+
+
 def test_a_pods_label_is_forgotten_with_it(modes: PodModes) -> None:
     modes.of_pod("u1", "shop", labels("strict"))
     modes.forget("u1")
@@ -148,7 +158,7 @@ async def test_last_values_survive_a_restart(tmp_path: pathlib.Path) -> None:
             modes.set_node(labels(max_mode="enfroce"))
             modes.set_namespace("shop", labels("enfroce"))
             assert modes.node.ceiling is Mode.ENFORCE
-            assert modes.of_namespace("shop") is Mode.ENFORCE
+            assert modes.of_sandbox("u2", "shop").mode is Mode.ENFORCE
             modes.set_node({})
             assert modes.of_pod("u1", "shop", labels("stritc")).mode is Mode.STRICT
             modes.set_node(labels(max_mode="enforce"))

@@ -150,6 +150,16 @@ def test_sandbox_without_a_pod_has_the_mode_of_its_namespace() -> None:
     assert published.pods[-1].mode is Mode.STRICT
 
 
+def test_sandbox_before_its_pod_does_not_cost_the_last_label() -> None:
+    """As after a restart, when the runtime responds before the API server."""
+    published = _Published()
+    published.modes.of_pod("u1", "shop", {labels.MODE_LABEL: "enforce"})
+    published.set_sandbox(_SANDBOX)
+    assert published.pods[-1].mode is Mode.ENFORCE
+    found = published.modes.of_pod("u1", "shop", {labels.MODE_LABEL: "enfroce"})
+    assert found.mode is Mode.ENFORCE
+
+
 def test_deleted_pod_follows_labels_and_ceiling_while_its_sandbox_exists() -> None:
     published = _Published()
     published.set_pod(_POD)
