@@ -84,7 +84,7 @@ def test_label_that_becomes_unreadable_keeps_its_last_value(modes: PodModes) -> 
     assert modes.of_pod("u2", "shop", {}).mode is Mode.AUDIT
 
 
-def test_last_label_counts_while_only_the_sandbox_of_a_pod_is_known(modes: PodModes) -> None:
+def test_last_label_counts_while_only_the_sandbox_of_a_pod_is_listed(modes: PodModes) -> None:
     assert modes.of_sandbox("u1", "shop").mode is Mode.AUDIT
     modes.of_pod("u1", "shop", labels("strict"))
     assert modes.of_sandbox("u1", "shop").mode is Mode.STRICT
