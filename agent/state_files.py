@@ -1,6 +1,7 @@
 """State files, which survive an agent restart. Functions block; call them from a thread."""
 
 import asyncio
+import errno
 import os
 import pathlib
 import threading
@@ -39,9 +40,12 @@ def read(path: pathlib.Path, kind: type[T], *, failure: Event) -> T | None:
 
 
 def write(path: pathlib.Path, content: Content, *, failure: Event) -> None:
-    """As `replace`; an error is logged as `failure`."""
+    """As `replace`; an error is logged as `failure`, as content is that `read` would not read."""
+    encoded = content if isinstance(content, bytes) else msgspec.json.encode(content)
     try:
-        replace(path, content if isinstance(content, bytes) else msgspec.json.encode(content))
+        if len(encoded) > _MAX_BYTES:
+            raise OSError(errno.EFBIG, f"it has more than {_MAX_BYTES >> 20} MiB")
+        replace(path, encoded)
     except OSError as error:
         log.warning(failure, path=str(path), error=str(error))
 

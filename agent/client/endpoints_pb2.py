@@ -22,37 +22,38 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61gent/client/endpoints.proto\x12\x19podgate.localnet.v1alpha1\".\n\nNextFilter\x12\x13\n\x0binstance_id\x18\x01 \x01(\x04\x12\x0b\n\x03rev\x18\x02 \x01(\x04\"\xb1\x01\n\x08NextItem\x12\x35\n\x04next\x18\x01 \x01(\x0b\x32%.podgate.localnet.v1alpha1.NextFilterH\x00\x12\x37\n\x08services\x18\x02 \x01(\x0b\x32#.podgate.localnet.v1alpha1.ServicesH\x00\x12-\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1e.podgate.localnet.v1alpha1.EndH\x00\x42\x06\n\x04item\"F\n\x08Services\x12:\n\x05items\x18\x01 \x03(\x0b\x32+.podgate.localnet.v1alpha1.ServiceEndpoints\"\x1c\n\x03\x45nd\x12\x15\n\rservice_count\x18\x01 \x01(\r\"\xd3\x04\n\x10ServiceEndpoints\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x34\n\x04type\x18\x04 \x01(\x0e\x32&.podgate.localnet.v1alpha1.ServiceType\x12\x13\n\x0bis_headless\x18\x05 \x01(\x08\x12\x13\n\x0b\x63luster_ips\x18\x06 \x03(\t\x12\x14\n\x0c\x65xternal_ips\x18\x07 \x03(\t\x12\x19\n\x11load_balancer_ips\x18\x08 \x03(\t\x12#\n\x1bload_balancer_source_ranges\x18\t \x03(\t\x12\x44\n\x10session_affinity\x18\n \x01(\x0e\x32*.podgate.localnet.v1alpha1.SessionAffinity\x12(\n session_affinity_timeout_seconds\x18\x0b \x01(\r\x12I\n\x17internal_traffic_policy\x18\x0c \x01(\x0e\x32(.podgate.localnet.v1alpha1.TrafficPolicy\x12I\n\x17\x65xternal_traffic_policy\x18\r \x01(\x0e\x32(.podgate.localnet.v1alpha1.TrafficPolicy\x12\x1e\n\x16health_check_node_port\x18\x0e \x01(\r\x12\x35\n\x05ports\x18\x0f \x03(\x0b\x32&.podgate.localnet.v1alpha1.ServicePort\"\xe1\x01\n\x0bServicePort\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x08protocol\x18\x02 \x01(\x0e\x32#.podgate.localnet.v1alpha1.Protocol\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x11\n\tnode_port\x18\x04 \x01(\r\x12\x14\n\x0c\x61pp_protocol\x18\x05 \x01(\t\x12\x36\n\tendpoints\x18\x06 \x03(\x0b\x32#.podgate.localnet.v1alpha1.Endpoint\x12\x1e\n\x16has_endpoints_anywhere\x18\x07 \x01(\x08\"\xae\x01\n\x08\x45ndpoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x10\n\x08is_local\x18\x03 \x01(\x08\x12\x13\n\x0bis_internal\x18\x04 \x01(\x08\x12\x13\n\x0bis_external\x18\x05 \x01(\x08\x12\x1d\n\x15is_external_from_node\x18\x06 \x01(\x08\x12\x16\n\x0eis_terminating\x18\x07 \x01(\x08\x12\x10\n\x08hostname\x18\x08 \x01(\t*\x84\x01\n\x0bServiceType\x12\x1c\n\x18SERVICE_TYPE_UNSPECIFIED\x10\x00\x12\x1b\n\x17SERVICE_TYPE_CLUSTER_IP\x10\x01\x12\x1a\n\x16SERVICE_TYPE_NODE_PORT\x10\x02\x12\x1e\n\x1aSERVICE_TYPE_LOAD_BALANCER\x10\x03*n\n\x0fSessionAffinity\x12 \n\x1cSESSION_AFFINITY_UNSPECIFIED\x10\x00\x12\x19\n\x15SESSION_AFFINITY_NONE\x10\x01\x12\x1e\n\x1aSESSION_AFFINITY_CLIENT_IP\x10\x02*e\n\rTrafficPolicy\x12\x1e\n\x1aTRAFFIC_POLICY_UNSPECIFIED\x10\x00\x12\x1a\n\x16TRAFFIC_POLICY_CLUSTER\x10\x01\x12\x18\n\x14TRAFFIC_POLICY_LOCAL\x10\x02*[\n\x08Protocol\x12\x18\n\x14PROTOCOL_UNSPECIFIED\x10\x00\x12\x10\n\x0cPROTOCOL_TCP\x10\x01\x12\x10\n\x0cPROTOCOL_UDP\x10\x02\x12\x11\n\rPROTOCOL_SCTP\x10\x03\x32\x61\n\tEndpoints\x12T\n\x04Next\x12%.podgate.localnet.v1alpha1.NextFilter\x1a#.podgate.localnet.v1alpha1.NextItem0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61gent/client/endpoints.proto\x12\x19podgate.localnet.v1alpha1\x1a\x1fgoogle/protobuf/timestamp.proto\".\n\nNextFilter\x12\x13\n\x0binstance_id\x18\x01 \x01(\x04\x12\x0b\n\x03rev\x18\x02 \x01(\x04\"\xdf\x01\n\x08NextItem\x12\x35\n\x04next\x18\x01 \x01(\x0b\x32%.podgate.localnet.v1alpha1.NextFilterH\x00\x12\x37\n\x08services\x18\x02 \x01(\x0b\x32#.podgate.localnet.v1alpha1.ServicesH\x00\x12-\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1e.podgate.localnet.v1alpha1.EndH\x00\x12,\n\x08saved_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\n\x04item\"F\n\x08Services\x12:\n\x05items\x18\x01 \x03(\x0b\x32+.podgate.localnet.v1alpha1.ServiceEndpoints\"\x1c\n\x03\x45nd\x12\x15\n\rservice_count\x18\x01 \x01(\r\"\xd3\x04\n\x10ServiceEndpoints\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x34\n\x04type\x18\x04 \x01(\x0e\x32&.podgate.localnet.v1alpha1.ServiceType\x12\x13\n\x0bis_headless\x18\x05 \x01(\x08\x12\x13\n\x0b\x63luster_ips\x18\x06 \x03(\t\x12\x14\n\x0c\x65xternal_ips\x18\x07 \x03(\t\x12\x19\n\x11load_balancer_ips\x18\x08 \x03(\t\x12#\n\x1bload_balancer_source_ranges\x18\t \x03(\t\x12\x44\n\x10session_affinity\x18\n \x01(\x0e\x32*.podgate.localnet.v1alpha1.SessionAffinity\x12(\n session_affinity_timeout_seconds\x18\x0b \x01(\r\x12I\n\x17internal_traffic_policy\x18\x0c \x01(\x0e\x32(.podgate.localnet.v1alpha1.TrafficPolicy\x12I\n\x17\x65xternal_traffic_policy\x18\r \x01(\x0e\x32(.podgate.localnet.v1alpha1.TrafficPolicy\x12\x1e\n\x16health_check_node_port\x18\x0e \x01(\r\x12\x35\n\x05ports\x18\x0f \x03(\x0b\x32&.podgate.localnet.v1alpha1.ServicePort\"\xe1\x01\n\x0bServicePort\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x08protocol\x18\x02 \x01(\x0e\x32#.podgate.localnet.v1alpha1.Protocol\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x11\n\tnode_port\x18\x04 \x01(\r\x12\x14\n\x0c\x61pp_protocol\x18\x05 \x01(\t\x12\x36\n\tendpoints\x18\x06 \x03(\x0b\x32#.podgate.localnet.v1alpha1.Endpoint\x12\x1e\n\x16has_endpoints_anywhere\x18\x07 \x01(\x08\"\xae\x01\n\x08\x45ndpoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x10\n\x08is_local\x18\x03 \x01(\x08\x12\x13\n\x0bis_internal\x18\x04 \x01(\x08\x12\x13\n\x0bis_external\x18\x05 \x01(\x08\x12\x1d\n\x15is_external_from_node\x18\x06 \x01(\x08\x12\x16\n\x0eis_terminating\x18\x07 \x01(\x08\x12\x10\n\x08hostname\x18\x08 \x01(\t*\x84\x01\n\x0bServiceType\x12\x1c\n\x18SERVICE_TYPE_UNSPECIFIED\x10\x00\x12\x1b\n\x17SERVICE_TYPE_CLUSTER_IP\x10\x01\x12\x1a\n\x16SERVICE_TYPE_NODE_PORT\x10\x02\x12\x1e\n\x1aSERVICE_TYPE_LOAD_BALANCER\x10\x03*n\n\x0fSessionAffinity\x12 \n\x1cSESSION_AFFINITY_UNSPECIFIED\x10\x00\x12\x19\n\x15SESSION_AFFINITY_NONE\x10\x01\x12\x1e\n\x1aSESSION_AFFINITY_CLIENT_IP\x10\x02*e\n\rTrafficPolicy\x12\x1e\n\x1aTRAFFIC_POLICY_UNSPECIFIED\x10\x00\x12\x1a\n\x16TRAFFIC_POLICY_CLUSTER\x10\x01\x12\x18\n\x14TRAFFIC_POLICY_LOCAL\x10\x02*[\n\x08Protocol\x12\x18\n\x14PROTOCOL_UNSPECIFIED\x10\x00\x12\x10\n\x0cPROTOCOL_TCP\x10\x01\x12\x10\n\x0cPROTOCOL_UDP\x10\x02\x12\x11\n\rPROTOCOL_SCTP\x10\x03\x32\x61\n\tEndpoints\x12T\n\x04Next\x12%.podgate.localnet.v1alpha1.NextFilter\x1a#.podgate.localnet.v1alpha1.NextItem0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'agent.client.endpoints_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SERVICETYPE']._serialized_start=1393
-  _globals['_SERVICETYPE']._serialized_end=1525
-  _globals['_SESSIONAFFINITY']._serialized_start=1527
-  _globals['_SESSIONAFFINITY']._serialized_end=1637
-  _globals['_TRAFFICPOLICY']._serialized_start=1639
-  _globals['_TRAFFICPOLICY']._serialized_end=1740
-  _globals['_PROTOCOL']._serialized_start=1742
-  _globals['_PROTOCOL']._serialized_end=1833
-  _globals['_NEXTFILTER']._serialized_start=59
-  _globals['_NEXTFILTER']._serialized_end=105
-  _globals['_NEXTITEM']._serialized_start=108
-  _globals['_NEXTITEM']._serialized_end=285
-  _globals['_SERVICES']._serialized_start=287
-  _globals['_SERVICES']._serialized_end=357
-  _globals['_END']._serialized_start=359
-  _globals['_END']._serialized_end=387
-  _globals['_SERVICEENDPOINTS']._serialized_start=390
-  _globals['_SERVICEENDPOINTS']._serialized_end=985
-  _globals['_SERVICEPORT']._serialized_start=988
-  _globals['_SERVICEPORT']._serialized_end=1213
-  _globals['_ENDPOINT']._serialized_start=1216
-  _globals['_ENDPOINT']._serialized_end=1390
-  _globals['_ENDPOINTS']._serialized_start=1835
-  _globals['_ENDPOINTS']._serialized_end=1932
+  _globals['_SERVICETYPE']._serialized_start=1472
+  _globals['_SERVICETYPE']._serialized_end=1604
+  _globals['_SESSIONAFFINITY']._serialized_start=1606
+  _globals['_SESSIONAFFINITY']._serialized_end=1716
+  _globals['_TRAFFICPOLICY']._serialized_start=1718
+  _globals['_TRAFFICPOLICY']._serialized_end=1819
+  _globals['_PROTOCOL']._serialized_start=1821
+  _globals['_PROTOCOL']._serialized_end=1912
+  _globals['_NEXTFILTER']._serialized_start=92
+  _globals['_NEXTFILTER']._serialized_end=138
+  _globals['_NEXTITEM']._serialized_start=141
+  _globals['_NEXTITEM']._serialized_end=364
+  _globals['_SERVICES']._serialized_start=366
+  _globals['_SERVICES']._serialized_end=436
+  _globals['_END']._serialized_start=438
+  _globals['_END']._serialized_end=466
+  _globals['_SERVICEENDPOINTS']._serialized_start=469
+  _globals['_SERVICEENDPOINTS']._serialized_end=1064
+  _globals['_SERVICEPORT']._serialized_start=1067
+  _globals['_SERVICEPORT']._serialized_end=1292
+  _globals['_ENDPOINT']._serialized_start=1295
+  _globals['_ENDPOINT']._serialized_end=1469
+  _globals['_ENDPOINTS']._serialized_start=1914
+  _globals['_ENDPOINTS']._serialized_end=2011
 # @@protoc_insertion_point(module_scope)

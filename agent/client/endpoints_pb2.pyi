@@ -1,3 +1,6 @@
+import datetime
+
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -56,14 +59,16 @@ class NextFilter(_message.Message):
     def __init__(self, instance_id: _Optional[int] = ..., rev: _Optional[int] = ...) -> None: ...
 
 class NextItem(_message.Message):
-    __slots__ = ("next", "services", "end")
+    __slots__ = ("next", "services", "end", "saved_at")
     NEXT_FIELD_NUMBER: _ClassVar[int]
     SERVICES_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    SAVED_AT_FIELD_NUMBER: _ClassVar[int]
     next: NextFilter
     services: Services
     end: End
-    def __init__(self, next: _Optional[_Union[NextFilter, _Mapping]] = ..., services: _Optional[_Union[Services, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ...) -> None: ...
+    saved_at: _timestamp_pb2.Timestamp
+    def __init__(self, next: _Optional[_Union[NextFilter, _Mapping]] = ..., services: _Optional[_Union[Services, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., saved_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Services(_message.Message):
     __slots__ = ("items",)

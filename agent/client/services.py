@@ -8,6 +8,7 @@ Needs grpcio and protobuf only. A complete program:
 """
 
 import dataclasses
+import datetime
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc
@@ -24,6 +25,8 @@ class ServicesState(base.State):
 
     services: tuple[endpoints_pb2.ServiceEndpoints, ...]
     """Sorted by namespace and name."""
+    saved_at: datetime.datetime | None = None
+    """When a previous agent saved this state, if the API server has not confirmed it since."""
 
 
 class ServicesClient(base.StreamClient[ServicesState]):
@@ -67,15 +70,21 @@ def run(handler: Callable[[ServicesState], object], arguments: Sequence[str] | N
 def _assemble(items: Iterator[endpoints_pb2.NextItem]) -> ServicesState:
     """Raises `StreamError` for anything other than a header, services and the end."""
     services: list[endpoints_pb2.ServiceEndpoints] = []
-    header: endpoints_pb2.NextFilter | None = None
+    header: endpoints_pb2.NextItem | None = None
     for item in items:
         kind = item.WhichOneof("item")
         if kind == "next" and header is None:
-            header = item.next
+            header = item
         elif kind == "services" and header is not None:
             services += item.services.items
         elif kind == "end" and header is not None and item.end.service_count == len(services):
-            return ServicesState(header.instance_id, header.rev, tuple(services))
+            saved_at = header.saved_at.ToDatetime(datetime.UTC)
+            return ServicesState(
+                header.next.instance_id,
+                header.next.rev,
+                tuple(services),
+                saved_at if header.HasField("saved_at") else None,
+            )
         else:
             break
     raise base.StreamError("the server's list of services is incomplete", grpc.StatusCode.DATA_LOSS)

@@ -155,6 +155,18 @@ def test_unusable_file_is_logged_and_counts_as_none(path: pathlib.Path, content:
     assert [line["event"] for line in logs] == [failure, failure]
 
 
+def test_file_that_would_not_be_read_is_not_written(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_files, "_MAX_BYTES", 100)
+    state_files.write(path, Numbers([1]), failure=Event.RESULTS_NOT_SAVED)
+    with structlog.testing.capture_logs() as logs:
+        state_files.write(path, Numbers([1] * 100), failure=Event.RESULTS_NOT_SAVED)
+    assert [line["event"] for line in logs] == [Event.RESULTS_NOT_SAVED]
+    found = state_files.read(path, Numbers, failure=Event.SAVED_RESULTS_UNREADABLE)
+    assert found == Numbers([1])
+
+
 def test_replace_makes_a_private_directory_and_file(path: pathlib.Path) -> None:
     state_files.replace(path, b"{}")
     assert path.read_bytes() == b"{}"

@@ -6,6 +6,7 @@ coalesce; changed readiness of this node's own pods is published at once.
 
 import asyncio
 import dataclasses
+import datetime
 import time
 from collections.abc import Iterator
 
@@ -24,15 +25,19 @@ _Key = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServicesSnapshot:
-    """One revision. services: encoded, sorted by namespace and name; shared between revisions."""
+    """One revision. services: encoded, sorted by namespace and name; shared between revisions.
+
+    saved_at: when a previous agent saved it; None if the API server has confirmed it since.
+    """
 
     instance_id: int
     rev: int
+    saved_at: datetime.datetime | None
     services: tuple[bytes, ...]
 
     def messages(self) -> Iterator[bytes]:
         """The stream's items, encoded."""
-        yield stream_items.header(self.instance_id, self.rev)
+        yield stream_items.header(self.instance_id, self.rev, self.saved_at)
         yield from stream_items.parts(self.services)
         yield stream_items.end(len(self.services))
 
@@ -54,6 +59,8 @@ class ServicePublisher(SnapshotPublisher[ServicesSnapshot]):
         self._encoded: dict[_Key, bytes] = {}
         self._order: list[_Key] | None = []
         self._dirty: dict[_Key, None] = {}
+        self._saved_at: datetime.datetime | None = None
+        self._published_saved_at: datetime.datetime | None = None
 
     def set_service(self, old: objects.ApiService | None, new: objects.ApiService | None) -> None:
         """A service was added, changed or deleted."""
@@ -82,6 +89,11 @@ class ServicePublisher(SnapshotPublisher[ServicesSnapshot]):
             self._topology = NodeTopology(self._topology.node, zone)
             for key in self._services:
                 self._mark(key)
+
+    def set_saved_at(self, saved_at: datetime.datetime | None) -> None:
+        """When a previous agent saved the objects; None once the API server has sent them."""
+        self._saved_at = saved_at
+        self.hint()
 
     def pod_changed(self, keys: frozenset[str]) -> None:
         """The readiness of the pod with this uid and these addresses has changed."""
@@ -122,7 +134,8 @@ class ServicePublisher(SnapshotPublisher[ServicesSnapshot]):
         self.hint(is_urgent=is_urgent)
 
     async def _refresh(self) -> bool:
-        is_changed = False
+        is_changed = self._saved_at != self._published_saved_at
+        self._published_saved_at = self._saved_at
         until = time.monotonic() + _STRETCH_SECONDS
         while self._dirty:
             key = next(iter(self._dirty))
@@ -160,5 +173,8 @@ class ServicePublisher(SnapshotPublisher[ServicesSnapshot]):
         if self._order is None:
             self._order = sorted(self._encoded)
         return ServicesSnapshot(
-            self.instance_id, self.rev, tuple(self._encoded[key] for key in self._order)
+            self.instance_id,
+            self.rev,
+            self._published_saved_at,
+            tuple(self._encoded[key] for key in self._order),
         )

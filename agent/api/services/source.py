@@ -1,14 +1,20 @@
 """Service endpoints as a part of the agent: watches, local readiness, publisher and socket."""
 
 import asyncio
+import datetime
 import pathlib
 import random
+from collections.abc import Callable
+
+import structlog
 
 from agent import backoff, tasks
 from agent.api import server as servers
+from agent.api.services import saved
 from agent.api.services.local_readiness import LocalReadiness
 from agent.api.services.objects import ZONE_LABEL, ApiService, EndpointSlice
 from agent.api.services.publisher import ServicePublisher
+from agent.api.services.saved import SavedServices
 from agent.api.services.server import ServicesServer
 from agent.kube.client import ApiClient
 from agent.kube.objects import MetadataOnly
@@ -17,10 +23,15 @@ from agent.kube.watcher import Query, Watcher
 from agent.logs import Event
 from agent.pods.conditions import Condition
 from agent.settings import localnet_socket
+from agent.state_files import StateSaver
+
+log = structlog.get_logger(__name__)
 
 SERVICES = Query("services", "/api/v1/services", ApiService)
 SLICES = Query("endpointslices", "/apis/discovery.k8s.io/v1/endpointslices", EndpointSlice)
 
+# Some endpoint of a big cluster changes all the time, and its file has megabytes.
+_SAVE_SECONDS = 10.0
 # A node gets its zone once, soon after it joins.
 _ZONE_SECONDS = 5.0
 
@@ -51,14 +62,26 @@ class ServiceEndpoints:
             inner=run_directory / "admin" / "localnet.sock",
             address=address,
         )
-        self.services = Watcher(api, SERVICES, on_change=self.publisher.set_service, jitter=jitter)
-        self.slices = Watcher(api, SLICES, on_change=self.publisher.set_slice, jitter=jitter)
+        self.services = Watcher(api, SERVICES, on_change=self._on_service_change, jitter=jitter)
+        self.slices = Watcher(api, SLICES, on_change=self._on_slice_change, jitter=jitter)
+        self._held: list[Callable[[], None]] | None = None
+        """Changes of saved objects that wait until all resources are listed: the new version of one
+        and the old one of another would be a partial state."""
+        self._path = run_directory / "state" / "services.json"
+        self._saver = StateSaver(
+            self._path,
+            self._content,
+            failure=Event.SERVICES_NOT_SAVED,
+            settle_seconds=_SAVE_SECONDS,
+        )
 
     async def run(self) -> None:
         """Watch and serve until cancelled."""
+        await self._restore()
         async with asyncio.TaskGroup() as group:
             for watcher in (self.services, self.slices):
                 tasks.start(group, f"watch of {watcher.query.name}", watcher.run)
+            tasks.start(group, "saved services", self._saver.run)
             tasks.start(group, "revisions of service endpoints", self.publisher.run)
             tasks.start(group, "zone of the node", self._follow_zone)
             tasks.start(
@@ -84,12 +107,66 @@ class ServiceEndpoints:
         """The condition `probes-passing` of a pod may have changed."""
         self.readiness.set_probes(uid, probes_passing)
 
+    async def _restore(self) -> None:
+        """Publish what the previous agent saved, until the API server has sent all."""
+        found = await asyncio.to_thread(saved.read, self._path)
+        if found is None:
+            return
+        self.services.seed(found.services, found.services_version)
+        self.slices.seed(found.slices, found.slices_version)
+        for service in found.services:
+            self.publisher.set_service(None, service)
+        for each in found.slices:
+            self.publisher.set_slice(None, each)
+        self._held = []
+        self.publisher.set_zone(found.zone)
+        self.publisher.set_saved_at(found.saved_at)
+        self.publisher.complete()
+        log.info(Event.SAVED_SERVICES_RESTORED, services=len(found.services))
+
+    def _on_service_change(self, old: ApiService | None, new: ApiService | None) -> None:
+        self._apply(lambda: self.publisher.set_service(old, new))
+
+    def _on_slice_change(self, old: EndpointSlice | None, new: EndpointSlice | None) -> None:
+        self._apply(lambda: self.publisher.set_slice(old, new))
+
+    def _apply(self, change: Callable[[], None]) -> None:
+        if self._held is not None:
+            self._held.append(change)
+            return
+        change()
+        if self._is_synced:
+            self._saver.mark()
+
+    @property
+    def _is_synced(self) -> bool:
+        watchers = (self._nodes, self.services, self.slices)
+        return all(watcher.synced.is_set() for watcher in watchers)
+
+    def _content(self) -> SavedServices:
+        return SavedServices(
+            saved_at=datetime.datetime.now(datetime.UTC),
+            zone=self._zone(),
+            services=list(self.services.objects.values()),
+            services_version=self.services.version,
+            slices=list(self.slices.objects.values()),
+            slices_version=self.slices.version,
+        )
+
+    def _zone(self) -> str:
+        found = self._nodes.objects.get(("", self._node))
+        return found.metadata.labels.get(ZONE_LABEL, "") if found else ""
+
     async def _follow_zone(self) -> None:
         # A state is never partial, and never has the endpoints of another zone.
         for watcher in (self._nodes, self.services, self.slices):
             await watcher.synced.wait()
+        held, self._held = self._held or [], None
+        for change in held:
+            change()
+        self.publisher.set_saved_at(None)
+        self._saver.mark()
         while True:
-            found = self._nodes.objects.get(("", self._node))
-            self.publisher.set_zone(found.metadata.labels.get(ZONE_LABEL, "") if found else "")
+            self.publisher.set_zone(self._zone())
             self.publisher.complete()
             await asyncio.sleep(_ZONE_SECONDS)

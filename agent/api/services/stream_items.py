@@ -5,6 +5,7 @@ A repeated field is its elements one after the other, each with its tag and leng
 each revision and each reader.
 """
 
+import datetime
 from collections.abc import Iterable, Iterator
 
 from agent.client import endpoints_pb2 as pb
@@ -14,10 +15,10 @@ _PART_BYTES = 64 << 10
 _LENGTH_DELIMITED = 2
 
 
-def header(instance_id: int, rev: int) -> bytes:
+def header(instance_id: int, rev: int, saved_at: datetime.datetime | None) -> bytes:
     """The first item of a state."""
     position = pb.NextFilter(instance_id=instance_id, rev=rev)
-    encoded: bytes = pb.NextItem(next=position).SerializeToString()
+    encoded: bytes = pb.NextItem(next=position, saved_at=saved_at).SerializeToString()
     return encoded
 
 

@@ -12,10 +12,12 @@ _MAX_ENDPOINTS = 6
 
 
 def as_json(state: ServicesState) -> dict[str, Any]:
-    """instanceId, rev and services, as in protobuf's JSON form."""
+    """instanceId, rev, savedAt and services, as in protobuf's JSON form."""
+    saved_at = {"savedAt": state.saved_at.isoformat()} if state.saved_at else {}
     return {
         "instanceId": str(state.instance_id),
         "rev": str(state.rev),
+        **saved_at,
         "services": [json_format.MessageToDict(service) for service in state.services],
     }
 
@@ -39,6 +41,12 @@ def show(state: ServicesState) -> None:
         f"{len(state.services)} services, revision {state.rev}; * on this node, (x) terminating",
         highlight=False,
     )
+    if state.saved_at:
+        console.print(
+            f"Saved at {state.saved_at:%Y-%m-%d %H:%M:%S} UTC; the API server has not confirmed it "
+            "since.",
+            highlight=False,
+        )
 
 
 def _type(service: pb.ServiceEndpoints) -> str:

@@ -39,7 +39,9 @@ async def test_generated_stubs_get_a_whole_state(
 ) -> None:
     await served.start()
     proto = "agent/client/endpoints.proto"
-    assert protoc.main(["", f"-I{ROOT}", f"--grpc_python_out={tmp_path}", proto]) == 0
+    # With the protobuf compiler's own files, as `python -m grpc_tools.protoc` has them.
+    included = (f"-I{ROOT}", f"-I{pathlib.Path(protoc.__file__).parent / '_proto'}")
+    assert protoc.main(["", *included, f"--grpc_python_out={tmp_path}", proto]) == 0
     spec = importlib.util.spec_from_file_location(
         "generated", tmp_path / "agent/client/endpoints_pb2_grpc.py"
     )

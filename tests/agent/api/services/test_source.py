@@ -31,7 +31,7 @@ from tests.agent.api.services.making import (
     targets,
 )
 from tests.agent.kube.apiserver import NODES, ApiServer
-from tests.agent.kube.conftest import api, kubeconfig, listening, server
+from tests.agent.kube.conftest import api, kubeconfig, listening, opened, server
 
 __all__ = ["api", "kubeconfig", "listening", "server"]
 
@@ -45,8 +45,11 @@ class Node:
         self.endpoints = ServiceEndpoints(
             api, node=NODE, nodes=self._nodes, run_directory=directory
         )
-        self.target = f"unix:{localnet_socket(directory)}"
+        self._socket = localnet_socket(directory)
+        self.target = f"unix:{self._socket}"
         self.rev = 0
+        self.is_saved = False
+        self.saved_at = datetime.datetime.min
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Node"]:
@@ -59,15 +62,22 @@ class Node:
             for task in running:
                 task.cancel()
 
+    @property
+    def is_published(self) -> bool:
+        return self.endpoints.publisher.is_ready.is_set()
+
     async def newest(self) -> dict[str, pb.ServiceEndpoints]:
         """The next state by name, over the socket."""
         async with asyncio.timeout(WAIT_SECONDS):
             await self.endpoints.publisher.wait_newer(
                 self.endpoints.publisher.instance_id, self.rev
             )
+            await polling.until("the socket", self._socket.exists)
             async with grpc.aio.insecure_channel(self.target) as channel:
                 items = await request(channel)
         self.rev = items[0].next.rev
+        self.saved_at = items[0].saved_at.ToDatetime(datetime.UTC)
+        self.is_saved = items[0].HasField("saved_at")
         return {one.name: one for item in items for one in item.services.items}
 
 
@@ -141,6 +151,81 @@ async def test_last_state_is_served_without_an_api_server(node: Node, server: Ap
     async with grpc.aio.insecure_channel(node.target) as channel:
         items = await request(channel)
     assert items[-1].end.service_count == 1
+
+
+async def put_all(server: ApiServer, kubeconfig: str, directory: pathlib.Path) -> None:
+    """One agent's life with an API server that has one service."""
+    put_node(server)
+    server.put(service_json(), path=SERVICES.path)
+    put_web(server, HERE, AWAY)
+    async with opened(kubeconfig) as api, Node(api, directory).running() as node:
+        await node.newest()
+        assert not node.is_saved
+
+
+async def test_saved_services_are_served_with_their_age_without_an_api_server(
+    listening: pathlib.Path, kubeconfig: str, tmp_path: pathlib.Path
+) -> None:
+    server = ApiServer()
+    before = datetime.datetime.now(datetime.UTC)
+    async with server.running(listening):
+        await put_all(server, kubeconfig, tmp_path)
+    after = datetime.datetime.now(datetime.UTC)
+    async with opened(kubeconfig) as api, Node(api, tmp_path).running() as node:
+        # In zone a, as then.
+        assert targets((await node.newest())["web"].ports[0]) == ["198.19.0.1:8080"]
+        assert node.is_saved
+        assert before <= node.saved_at <= after
+
+
+async def test_saved_services_are_replaced_by_one_complete_state(
+    listening: pathlib.Path, kubeconfig: str, tmp_path: pathlib.Path
+) -> None:
+    server = ApiServer()
+    async with server.running(listening):
+        await put_all(server, kubeconfig, tmp_path)
+    server.put(service_json("other"), path=SERVICES.path)
+    put_web(server, {**HERE, "hints": None}, AWAY)
+    may_tell = asyncio.Event()
+
+    async def hold(request: web.Request) -> web.StreamResponse | None:
+        if request.path == SLICES.path:
+            await may_tell.wait()
+        return None
+
+    server.faults.append(hold)
+    async with (
+        server.running(listening),
+        opened(kubeconfig) as api,
+        Node(api, tmp_path).running() as node,
+    ):
+        assert list(await node.newest()) == ["web"]
+        async with asyncio.timeout(WAIT_SECONDS):
+            await node.endpoints.services.synced.wait()
+        await asyncio.sleep(0.2)
+        assert node.endpoints.publisher.rev == node.rev
+        may_tell.set()
+        found = await node.newest()
+        assert sorted(found) == ["other", "web"]
+        assert len(targets(found["web"].ports[0])) == 2
+        assert not node.is_saved
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"format": 2}'])
+async def test_saved_services_that_cannot_be_used_are_none(
+    listening: pathlib.Path, kubeconfig: str, tmp_path: pathlib.Path, content: bytes
+) -> None:
+    path = tmp_path / "state" / "services.json"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    async with opened(kubeconfig) as api, Node(api, tmp_path).running() as node:
+        await asyncio.sleep(0.2)
+        assert not node.is_published
+        server = ApiServer()
+        put_node(server)
+        server.put(service_json(), path=SERVICES.path)
+        async with server.running(listening):
+            assert list(await node.newest()) == ["web"]
 
 
 async def test_local_readiness_is_published_without_an_api_server(node: Node) -> None:

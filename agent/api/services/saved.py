@@ -1,0 +1,31 @@
+"""Saved Services and EndpointSlices, for a restart while the API server is unreachable."""
+
+import datetime
+import pathlib
+
+import msgspec
+
+from agent import state_files
+from agent.api.services.objects import ApiService, EndpointSlice
+from agent.logs import Event
+
+_FORMAT = 1
+
+
+class SavedServices(msgspec.Struct, kw_only=True):
+    """The file's content. saved_at: when this was complete; versions: to continue the watches."""
+
+    format: int = _FORMAT
+    saved_at: datetime.datetime
+    zone: str
+    """Of the node."""
+    services: list[ApiService]
+    services_version: str
+    slices: list[EndpointSlice]
+    slices_version: str
+
+
+def read(path: pathlib.Path) -> SavedServices | None:
+    """What the previous agent saved; None if there is no usable file. Blocks."""
+    saved = state_files.read(path, SavedServices, failure=Event.SAVED_SERVICES_UNREADABLE)
+    return saved if saved and saved.format == _FORMAT else None
