@@ -324,6 +324,12 @@ class CCounters(ctypes.Structure):
     _fields_ = (("packets", ctypes.c_uint64 * COUNTER_SLOTS),)
 
 
+class CFrequentCounts(ctypes.Structure):
+    """`struct frequent_counts`: one CPU's packets of two reasons."""
+
+    _fields_ = (("established", ctypes.c_uint64), ("node", ctypes.c_uint64))
+
+
 class CRelayTargetKey(ctypes.Structure):
     """`struct relay_target_key`: a pod's port, in host order; 0 for any port."""
 
@@ -362,6 +368,9 @@ class MapSpec:
 GATE_SLOTS = MapSpec("gate_slots", _HASH, 4, 4, MAX_GATES, _NO_PREALLOC)
 GATES = MapSpec("gates", _ARRAY, 4, ctypes.sizeof(CGateSlot), SLOT_COUNT)
 COUNTERS = MapSpec("counters", _ARRAY, 4, ctypes.sizeof(CCounters), SLOT_COUNT)
+FREQUENT_COUNTS = MapSpec(
+    "frequent_counts", _PERCPU_ARRAY, 4, ctypes.sizeof(CFrequentCounts), SLOT_COUNT
+)
 MORE_RULES = MapSpec(
     *("more_rules", _HASH, ctypes.sizeof(CMoreRulesKey), ctypes.sizeof(CMoreRules)),
     *(2 * MAX_GATES, _NO_PREALLOC),
@@ -400,6 +409,7 @@ RAW_SOCKET_SOURCES = MapSpec(
 ADDRESSES = MapSpec("addresses", _HASH, ctypes.sizeof(CAddress), 4, MAX_ADDRESSES, _NO_PREALLOC)
 DROP_EVENTS = MapSpec("drop_events", _RINGBUF, 0, 0, EVENT_RING_BYTES)
 EVENT_BUDGET = MapSpec("event_budget", _PERCPU_ARRAY, 4, ctypes.sizeof(CEventBudget), 1)
+PACKET_BUDGET = MapSpec("packet_budget", _PERCPU_ARRAY, 4, ctypes.sizeof(CEventBudget), 1)
 INJECTABLE = MapSpec("injectable", _ARRAY, 4, 8, INJECTABLE_IFINDEXES // 64)
 RELAY_TARGETS = MapSpec(
     *("relay_targets", _HASH, ctypes.sizeof(CRelayTargetKey), ctypes.sizeof(CAddress)),
@@ -415,10 +425,19 @@ RELAY_BYPASSES = MapSpec(
 )
 
 MAPS = (
-    *(GATE_SLOTS, GATES, COUNTERS, MORE_RULES, GATE_ADDRESSES_MAP),
+    *(GATE_SLOTS, GATES, COUNTERS, FREQUENT_COUNTS, MORE_RULES, GATE_ADDRESSES_MAP),
     *(RULE_HITS, CONFIG, DROP_SOURCES, DROP_SOURCES_LOST),
     *(SOURCE_CGROUPS, RECENT_SOURCE),
-    *(REPLY_TABLE, REPLIES, REPLY_KEY, ADDRESSES, DROP_EVENTS, EVENT_BUDGET, INJECTABLE),
+    *(
+        REPLY_TABLE,
+        REPLIES,
+        REPLY_KEY,
+        ADDRESSES,
+        DROP_EVENTS,
+        EVENT_BUDGET,
+        PACKET_BUDGET,
+        INJECTABLE,
+    ),
     *(RELAY_TARGETS, RELAY_PODS, RELAY_BEAT, RELAY_BYPASSES),
     *(FRAGMENTS, CHOSEN_SOURCES, RAW_SOCKETS, KUBELET_UNIT, KUBELET_REMADE),
     *(RAW_SOCKET_POLICY, RAW_SOCKET_CREATORS, RAW_SOCKET_COUNTS, RAW_SOCKET_SOURCES),

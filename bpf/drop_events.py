@@ -36,7 +36,7 @@ class DropEventReader:
 
     def __init__(self, loaded: loader.Loaded) -> None:
         self._map = loaded.map(abi.DROP_EVENTS)
-        self._budget = loaded.map(abi.EVENT_BUDGET)
+        self._budgets = loaded.map(abi.EVENT_BUDGET), loaded.map(abi.PACKET_BUDGET)
         self._ring = ringbuffer.RingBuffer(self._map.fd, abi.EVENT_RING_BYTES)
 
     def close(self) -> None:
@@ -54,8 +54,7 @@ class DropEventReader:
 
     def lost(self) -> int:
         """Number of events suppressed by rate limiting, since the map was created."""
-        value = self._budget.get(bytes(4)) or b""
-        words = array.array("Q", value)
+        words = array.array("Q", b"".join(budget.get(bytes(4)) or b"" for budget in self._budgets))
         suppressed_at = abi.CEventBudget.suppressed.offset // words.itemsize
         size = len(bytes(abi.CEventBudget())) // words.itemsize
         return sum(words[suppressed_at::size])

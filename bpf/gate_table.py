@@ -41,7 +41,7 @@ class GateTable:
         """directory: that of the pinned maps, which podgate-cni locks as well."""
         self._slots = loaded.map(abi.GATE_SLOTS)
         self._gates = loaded.map(abi.GATES)
-        self._counters = loaded.map(abi.COUNTERS)
+        self._counters = loaded.map(abi.COUNTERS), loaded.map(abi.FREQUENT_COUNTS)
         self._more_rules = loaded.map(abi.MORE_RULES)
         self._more_addresses = loaded.map(abi.GATE_ADDRESSES_MAP)
         self._more_of: dict[int, _Addresses] = {}
@@ -77,7 +77,8 @@ class GateTable:
             slot = self._slot(ifindex)
             if slot is None:
                 slot = self._free_slot(ifindex)
-                self._counters.set(_NUMBER.pack(slot), bytes(self._counters.value_size))
+                for counters in self._counters:
+                    counters.set(_NUMBER.pack(slot), bytes(counters.value_size))
                 problem = self._write(slot, ifindex, config, grace_until_ns)
                 self._slots.set(_NUMBER.pack(ifindex), _NUMBER.pack(slot))
                 return problem

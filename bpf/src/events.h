@@ -7,7 +7,15 @@
 #ifndef PODGATE_EVENTS_H
 #define PODGATE_EVENTS_H
 
-/* Whether one more event may be sent now; otherwise it counts as suppressed. */
+ALWAYS_INLINE void begin_event_window(struct event_budget *budget, __u64 now_ns)
+{
+	if (age_ns(now_ns, budget->since_ns) >= EVENT_WINDOW_NS) {
+		budget->since_ns = now_ns;
+		budget->remaining = EVENTS_PER_WINDOW;
+	}
+}
+
+/* Whether a cgroup program may send one more event now; otherwise it counts as suppressed. */
 ALWAYS_INLINE bool consume_event_budget(__u64 now_ns)
 {
 	__u32 only = 0;
@@ -15,16 +23,30 @@ ALWAYS_INLINE bool consume_event_budget(__u64 now_ns)
 
 	if (!budget)
 		return false;
-	if (age_ns(now_ns, budget->since_ns) >= EVENT_WINDOW_NS) {
-		budget->since_ns = now_ns;
-		budget->remaining = EVENTS_PER_WINDOW;
-	}
-	/* Programs of cgroups are preempted and packets interrupt them: two may take the last. */
+	begin_event_window(budget, now_ns);
+	/* These programs are preempted, also by packets: two may take the last. */
 	if (budget->remaining <= 0) {
 		__sync_fetch_and_add(&budget->suppressed, 1);
 		return false;
 	}
 	__sync_fetch_and_add(&budget->remaining, -1);
+	return true;
+}
+
+/* The same in a tc program, of which only one runs on a CPU at the same time. */
+ALWAYS_INLINE bool consume_packet_budget(__u64 now_ns)
+{
+	__u32 only = 0;
+	struct event_budget *budget = packet_budget.lookup(&only);
+
+	if (!budget)
+		return false;
+	begin_event_window(budget, now_ns);
+	if (budget->remaining <= 0) {
+		budget->suppressed++;
+		return false;
+	}
+	budget->remaining--;
 	return true;
 }
 

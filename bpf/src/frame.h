@@ -59,27 +59,29 @@ ALWAYS_INLINE __u32 checksum_end(struct packet *packet)
  */
 ALWAYS_INLINE bool has_false_checksum(struct __sk_buff *skb, struct packet *packet)
 {
-	__u32 end = checksum_end(packet);
+	__u32 end;
 
 	if (packet->has_socket || skb->ingress_ifindex <= LOOPBACK_IFINDEX ||
 	    !is_checksum_pending(skb))
 		return false;
+	end = checksum_end(packet);
 	return !end || bpf_skb_change_tail(skb, end - 1, 0) != -EINVAL;
 }
 
 /* Default-deny: a frame not parsed to its transport header is REASON_UNPARSABLE, or ARP. */
 ALWAYS_INLINE enum reason read_untagged_frame(struct __sk_buff *skb, struct packet *packet)
 {
-	__be16 *header = header_at(skb, ETHERNET_TYPE_OFFSET, __be16);
+	void *start = header_at(skb, 0, struct shortest_frame);
 	__be16 type;
 
-	if (!header)
+	if (!start)
 		return REASON_UNPARSABLE;
-	type = *header;
+	type = *(__be16 *)(start + ETHERNET_TYPE_OFFSET);
 	if (type == bpf_htons(ETHERTYPE_ARP))
 		return REASON_ARP;
 	if (type == bpf_htons(ETHERTYPE_IPV4))
-		return read_ipv4(skb, packet) ? REASON_COUNT : REASON_UNPARSABLE;
+		return read_ipv4(start + ETHERNET_LENGTH, packet) ? REASON_COUNT
+								  : REASON_UNPARSABLE;
 	if (type == bpf_htons(ETHERTYPE_IPV6))
 		return read_ipv6(skb, packet) ? REASON_COUNT : REASON_UNPARSABLE;
 	return REASON_UNPARSABLE;

@@ -37,9 +37,32 @@ ALWAYS_INLINE bool is_in_grace(struct gate *gate, struct packet *packet)
 	       packet_time_ns(packet) < gate->grace_until_ns;
 }
 
-/* Not TCP: no flag marks a reply, so the pod's reply table decides. */
-ALWAYS_INLINE __u32 evaluate_other(struct __sk_buff *skb, struct gate *gate, struct packet *packet)
+/*
+ * A datagram from another pod that conntrack reassembled and the kernel fragments again on its slow
+ * path: ip6_copy_metadata, unlike IPv4's, does not copy skb_iif. Fragments of the host's own
+ * datagrams keep their socket (skb_set_owner_w in ip6_fragment), or have a stamp if they came in
+ * again. No TCP stack sends fragments.
+ */
+ALWAYS_INLINE bool is_forwarded_fragment(struct __sk_buff *skb, struct packet *packet)
 {
+	return packet->is_fragment && !packet->is_ipv4 && has_no_origin(skb);
+}
+
+/*
+ * Not TCP: no flag marks a reply, so the pod's reply table decides. type: as of icmp_type.
+ */
+ALWAYS_INLINE __u64 evaluate_other(struct __sk_buff *skb, struct gate *gate, struct packet *packet,
+				   int type)
+{
+	if (is_forwarded_fragment(skb, packet))
+		return PASS(REASON_FORWARDED);
+	if (type >= 0) {
+		if (is_icmp_error(packet, type) && !packet->is_elsewhere &&
+		    !is_hand_made(skb, packet))
+			return PASS(REASON_CONTROL);
+		if (is_redirect(packet, type))
+			return drop_reason(skb, packet);
+	}
 	if (packet->is_later_fragment) {
 		if (is_recorded_fragment(skb, packet, packet_time_ns(packet)))
 			return PASS(REASON_REPLY);
@@ -101,36 +124,29 @@ ALWAYS_INLINE bool may_be_behind_pod(struct packet *packet)
 	       (packet->has_socket && !addresses.lookup(&packet->destination));
 }
 
-/*
- * A datagram from another pod that conntrack reassembled and the kernel fragments again on its slow
- * path: ip6_copy_metadata, unlike IPv4's, does not copy skb_iif. Fragments of the host's own
- * datagrams keep their socket (skb_set_owner_w in ip6_fragment), or have a stamp if they came in
- * again. No TCP stack sends fragments.
- */
-ALWAYS_INLINE bool is_forwarded_fragment(struct __sk_buff *skb, struct packet *packet)
-{
-	return packet->is_fragment && !packet->is_ipv4 && packet->protocol != IPPROTO_TCP &&
-	       has_no_origin(skb);
-}
-
 /* The verdict on a packet that was parsed. */
-ALWAYS_INLINE __u32 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
+ALWAYS_INLINE __u64 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
 				    struct packet *packet)
 {
+	bool is_tcp = packet->protocol == IPPROTO_TCP;
 	struct gate *owner = *gate;
-	__u32 verdict_slot;
-	bool is_control;
-	int type;
+	bool is_control = false;
+	__u64 verdict_slot;
+	int type = -1;
 
 	/* In audit the frame passes, so it must not be trimmed. */
 	if ((*gate)->mode != MODE_AUDIT && has_false_checksum(skb, packet))
 		return DROP(REASON_UNPARSABLE);
-	if (!load_ports(skb, packet))
-		return DROP(REASON_UNPARSABLE);
-	type = icmp_type(skb, packet);
-	is_control = packet->is_arp || is_link_control(packet, type);
-	if (is_control && !is_hand_made(skb, packet))
-		return PASS(REASON_CONTROL);
+	if (has_ports(packet->protocol)) {
+		/* TCP's are read with its flags. */
+		if (!is_tcp && !load_ports(skb, packet))
+			return DROP(REASON_UNPARSABLE);
+	} else {
+		type = icmp_type(skb, packet);
+		is_control = packet->is_arp || is_link_control(packet, type);
+		if (is_control && !is_hand_made(skb, packet))
+			return PASS(REASON_CONTROL);
+	}
 	if (!is_control) {
 		owner = gate_for_address(*gate, packet);
 		if (!owner && may_be_behind_pod(packet)) {
@@ -141,22 +157,17 @@ ALWAYS_INLINE __u32 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
 			return DROP(REASON_STRAY);
 		*gate = owner;
 	}
-	if (is_forwarded_fragment(skb, packet))
-		return PASS(REASON_FORWARDED);
-	if (is_icmp_error(packet, type) && !packet->is_elsewhere && !is_hand_made(skb, packet))
-		return PASS(REASON_CONTROL);
-	if (is_redirect(packet, type))
-		return drop_reason(skb, packet);
-	verdict_slot = packet->protocol == IPPROTO_TCP ? evaluate_tcp(skb, packet)
-						       : evaluate_other(skb, owner, packet);
+	verdict_slot =
+		is_tcp ? evaluate_tcp(skb, packet) : evaluate_other(skb, owner, packet, type);
 	if (verdict_slot == NEW_FLOW)
 		verdict_slot = evaluate_new_flow(skb, owner, packet);
-	if (packet->is_fragment && !packet->is_later_fragment && verdict_slot < DROP(0))
+	if (packet->is_fragment && !packet->is_later_fragment && verdict_slot < DROP(0) &&
+	    verdict_slot != PASS(REASON_FORWARDED))
 		record_fragment(skb, packet, packet_time_ns(packet));
 	return verdict_slot;
 }
 
-ALWAYS_INLINE __u32 evaluate(struct __sk_buff *skb, struct gate **gate, struct packet *packet)
+ALWAYS_INLINE __u64 evaluate(struct __sk_buff *skb, struct gate **gate, struct packet *packet)
 {
 	enum reason unread;
 
@@ -196,7 +207,7 @@ int gate_egress(struct __sk_buff *skb)
 {
 	struct packet packet = {.gate_ifindex = skb->ifindex};
 	struct gate *gate;
-	__u32 verdict_slot;
+	__u64 verdict_slot;
 	bool is_drop;
 
 	if (!is_host_sent(skb))
@@ -246,12 +257,15 @@ int gate_ingress(struct __sk_buff *skb)
 		skb->tc_classid = STAMP;
 	if (is_tcp_from_pod(skb))
 		return TCX_NEXT;
-	if (skb->protocol == bpf_htons(ETHERTYPE_IPV4))
-		is_read = read_ipv4(skb, &packet);
-	else if (skb->protocol == bpf_htons(ETHERTYPE_IPV6))
+	if (skb->protocol == bpf_htons(ETHERTYPE_IPV4)) {
+		struct ipv4_header *header = header_at(skb, ETHERNET_LENGTH, struct ipv4_header);
+
+		is_read = header && read_ipv4(header, &packet);
+	} else if (skb->protocol == bpf_htons(ETHERTYPE_IPV6)) {
 		is_read = read_ipv6(skb, &packet);
-	else
+	} else {
 		return TCX_NEXT;
+	}
 	if (!is_read || packet.protocol == IPPROTO_TCP || packet.is_later_fragment)
 		return TCX_NEXT;
 	table = replies.lookup(&ifindex);

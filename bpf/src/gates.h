@@ -34,15 +34,22 @@ ALWAYS_INLINE struct gate *find_gate(__u32 ifindex)
 	return gate && gate->ifindex == ifindex ? gate : 0;
 }
 
-/* Whether the gate lists the address as the pod's. */
+/* Whether the gate lists the address as the pod's. address: aligned to 8 bytes. */
 ALWAYS_INLINE bool is_listed(struct gate *gate, struct address *address)
 {
-	struct gate_address key = {.address = *address, .ifindex = gate->ifindex};
+	__u64 *listed, *wanted = (__u64 *)address;
+	struct gate_address key;
 
-	for (int i = 0; i < GATE_ADDRESSES; i++)
-		if (i < gate->address_count && is_same_address(&gate->addresses[i], address))
+	for (int i = 0; i < GATE_ADDRESSES; i++) {
+		listed = (__u64 *)&gate->addresses[i];
+		if (i < gate->address_count && !((listed[0] ^ wanted[0]) | (listed[1] ^ wanted[1])))
 			return true;
-	return gate->flags & GATE_HAS_MORE_ADDRESSES && gate_addresses.lookup(&key);
+	}
+	if (!(gate->flags & GATE_HAS_MORE_ADDRESSES))
+		return false;
+	key.address = *address;
+	key.ifindex = gate->ifindex;
+	return gate_addresses.lookup(&key);
 }
 
 #endif

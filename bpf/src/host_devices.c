@@ -34,7 +34,7 @@ ALWAYS_INLINE int evaluate_on_device(struct __sk_buff *skb, struct packet *packe
 				     bool is_rewritten)
 {
 	struct gate *gate;
-	__u32 verdict_slot;
+	__u64 verdict_slot;
 	__u32 *ifindex;
 
 	ifindex = addresses.lookup(&packet->destination);

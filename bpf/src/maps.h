@@ -10,6 +10,7 @@
 BPF_F_TABLE("hash", __u32, __u32, gate_slots, MAX_GATES, BPF_F_NO_PREALLOC);
 BPF_TABLE("array", __u32, struct gate_slot, gates, SLOT_COUNT);
 BPF_TABLE("array", __u32, struct counters, counters, SLOT_COUNT);
+BPF_TABLE("percpu_array", __u32, struct frequent_counts, frequent_counts, SLOT_COUNT);
 
 /* What has no place in struct gate. The value of an address: 1 if it is only claimed. */
 BPF_F_TABLE("hash", struct more_rules_key, struct more_rules, more_rules, 2 * MAX_GATES,
@@ -85,7 +86,9 @@ struct event_ring {
 __attribute__((section("maps/ringbuf"))) struct event_ring drop_events = {
 	.max_entries = EVENT_RING_BYTES,
 };
+/* For programs of cgroups, and for those of packets. */
 BPF_TABLE("percpu_array", __u32, struct event_budget, event_budget, 1);
+BPF_TABLE("percpu_array", __u32, struct event_budget, packet_budget, 1);
 
 /* Set bit: the host can make packets come in by this interface, so they count as host-sent. */
 BPF_TABLE("array", __u32, __u64, injectable, INJECTABLE_WORDS);

@@ -6,7 +6,7 @@
 #ifndef PODGATE_NEW_FLOW_H
 #define PODGATE_NEW_FLOW_H
 
-ALWAYS_INLINE __u32 drop_reason(struct __sk_buff *skb, struct packet *packet)
+ALWAYS_INLINE __u64 drop_reason(struct __sk_buff *skb, struct packet *packet)
 {
 	if (packet->is_stray)
 		return DROP(REASON_STRAY);
@@ -22,7 +22,7 @@ ALWAYS_INLINE bool is_rejected_kubelet(struct __sk_buff *skb, struct gate *gate,
 	return gate->flags & GATE_NO_FALLBACK || bypasses_relay(skb, packet);
 }
 
-ALWAYS_INLINE __u32 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
+ALWAYS_INLINE __u64 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 				      struct packet *packet)
 {
 	struct drop_source_key source = {

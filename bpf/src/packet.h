@@ -72,7 +72,7 @@ enum maker {
 
 struct packet {
 	struct address source;
-	struct address destination;
+	struct address destination __attribute__((aligned(8)));
 	__u32 transport_offset; /* bytes from the start of the frame */
 	__u32 gate_ifindex;	/* of the gate that counts the packet */
 	__u32 gate_slot;	/* the same gate's */
@@ -108,6 +108,11 @@ struct ipv4_header {
 	__be32 destination;
 };
 
+/* What is shorter has no transport header, and is no ARP. */
+struct shortest_frame {
+	__u8 bytes[ETHERNET_LENGTH + sizeof(struct ipv4_header)];
+};
+
 struct ipv6_header {
 	__be32 version_class_flow;
 	__be16 payload_length;
@@ -129,13 +134,10 @@ struct ipv6_extension {
 	};
 };
 
-ALWAYS_INLINE bool read_ipv4(struct __sk_buff *skb, struct packet *packet)
+ALWAYS_INLINE bool read_ipv4(struct ipv4_header *header, struct packet *packet)
 {
-	struct ipv4_header *header = header_at(skb, ETHERNET_LENGTH, struct ipv4_header);
 	__u32 header_length, total_length;
 
-	if (!header)
-		return false;
 	header_length = (header->version_length & 0x0f) * 4;
 	if (header->version_length >> 4 != 4 || header_length < sizeof(*header))
 		return false;

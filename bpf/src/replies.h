@@ -147,13 +147,12 @@ ALWAYS_INLINE bool parse_pod_flow(struct __sk_buff *skb, struct packet *packet, 
 	return true;
 }
 
-/* Of what is not TCP, and has them; false if they are missing. */
+/* Of a protocol with ports; false if they are missing. */
 ALWAYS_INLINE bool load_ports(struct __sk_buff *skb, struct packet *packet)
 {
 	struct transport *ports;
 
-	if (packet->is_later_fragment || packet->protocol == IPPROTO_TCP ||
-	    !has_ports(packet->protocol))
+	if (packet->is_later_fragment)
 		return true;
 	ports = header_at(skb, packet->transport_offset, struct transport);
 	if (!ports)

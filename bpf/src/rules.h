@@ -116,7 +116,7 @@ ALWAYS_INLINE __u64 match_rules(struct __sk_buff *skb, bool is_hook, struct new_
 ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct gate *gate, __u64 cgroup,
 			      bool is_kubelet, __u8 protocol, __u16 port)
 {
-	struct more_rules_key key = {.ifindex = gate->ifindex, .version = gate->version};
+	struct more_rules_key key;
 	struct new_flow flow = {.cgroup = cgroup, .port = port, .protocol = protocol};
 	__u64 source_kinds = 1 << SOURCE_ANY;
 	struct more_rules *more;
@@ -131,6 +131,8 @@ ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct gate *
 	found = match_rules(skb, is_hook, &flow, gate->rules, gate->rule_count, GATE_FIRST_RULES);
 	if (found || gate->rule_count <= GATE_FIRST_RULES)
 		return found;
+	key.ifindex = gate->ifindex;
+	key.version = gate->version;
 	more = more_rules.lookup(&key);
 	return more ? match_rules(skb, is_hook, &flow, more->rules,
 				  gate->rule_count - GATE_FIRST_RULES, GATE_MORE_RULES)

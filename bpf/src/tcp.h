@@ -40,7 +40,7 @@ ALWAYS_INLINE bool is_bare(struct __sk_buff *skb, __u8 flags, bool is_empty)
  * or end it, so nothing passes from these but the kernel's own. A packet that came in by the
  * loopback was sent by a packet socket: the kernel routes nothing to pods that way.
  */
-ALWAYS_INLINE __u32 evaluate_tcp(struct __sk_buff *skb, struct packet *packet)
+ALWAYS_INLINE __u64 evaluate_tcp(struct __sk_buff *skb, struct packet *packet)
 {
 	struct tcp_header *header;
 	__u32 header_length;

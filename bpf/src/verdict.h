@@ -16,7 +16,7 @@
 /* No verdict yet: evaluate_new_flow decides. It is large, and so in each program once. */
 #define NEW_FLOW (VERDICT_COUNT * REASON_SLOTS)
 
-ALWAYS_INLINE void count_packet(__u32 gate_slot, __u32 verdict_slot)
+ALWAYS_INLINE void count_packet(__u32 gate_slot, __u64 verdict_slot)
 {
 	struct counters *count = counters.lookup(&gate_slot);
 	__u32 counter = verdict_slot % REASON_SLOTS;
@@ -27,12 +27,33 @@ ALWAYS_INLINE void count_packet(__u32 gate_slot, __u32 verdict_slot)
 		__sync_fetch_and_add(&count->packets[counter], 1);
 }
 
-ALWAYS_INLINE void emit_drop_event(struct __sk_buff *skb, struct packet *packet, __u32 verdict_slot)
+/*
+ * The same in a tc program. No other tc program runs on this CPU at the same time, and others do
+ * not write these counts.
+ */
+ALWAYS_INLINE void count_frequent(__u32 gate_slot, __u64 verdict_slot)
+{
+	struct frequent_counts *count;
+
+	if (verdict_slot != PASS(REASON_ESTABLISHED) && verdict_slot != DROP(REASON_NODE)) {
+		count_packet(gate_slot, verdict_slot);
+		return;
+	}
+	count = frequent_counts.lookup(&gate_slot);
+	if (!count)
+		return;
+	if (verdict_slot == PASS(REASON_ESTABLISHED))
+		count->established++;
+	else
+		count->node++;
+}
+
+ALWAYS_INLINE void emit_drop_event(struct __sk_buff *skb, struct packet *packet, __u64 verdict_slot)
 {
 	__u64 now_ns = packet_time_ns(packet);
 	struct drop_event *event;
 
-	if (!consume_event_budget(now_ns))
+	if (!consume_packet_budget(now_ns))
 		return;
 	event = drop_events.ringbuf_reserve(sizeof(*event));
 	if (!event) {
@@ -56,9 +77,9 @@ ALWAYS_INLINE void emit_drop_event(struct __sk_buff *skb, struct packet *packet,
 }
 
 /* No events for a bridge's flooded copies, which the pod's own gate reports, nor for path tests. */
-ALWAYS_INLINE void count_verdict(struct __sk_buff *skb, struct packet *packet, __u32 verdict_slot)
+ALWAYS_INLINE void count_verdict(struct __sk_buff *skb, struct packet *packet, __u64 verdict_slot)
 {
-	count_packet(packet->gate_slot, verdict_slot);
+	count_frequent(packet->gate_slot, verdict_slot);
 	if (verdict_slot >= DROP(0) && !packet->is_stray &&
 	    verdict_slot % REASON_SLOTS != REASON_PATH_TEST)
 		emit_drop_event(skb, packet, verdict_slot);

@@ -30,6 +30,10 @@
 #define SEVERAL		0 /* the interface of an address that several pods have */
 #define LAST_PORT	65535
 
+/* The kernel copies a value for each CPU that is possible; NR_CPUS is not larger (CONFIG_MAXSMP).
+ */
+#define MAX_CPUS 8192
+
 static const struct map_shape slots_shape = {
 	"gate_slots", BPF_MAP_TYPE_HASH, 4, 4, MAX_GATES, BPF_F_NO_PREALLOC,
 };
@@ -38,6 +42,14 @@ static const struct map_shape gates_shape = {
 };
 static const struct map_shape counters_shape = {
 	"counters", BPF_MAP_TYPE_ARRAY, 4, sizeof(struct counters), SLOT_COUNT, 0,
+};
+static const struct map_shape frequent_counts_shape = {
+	"frequent_counts",
+	BPF_MAP_TYPE_PERCPU_ARRAY,
+	4,
+	sizeof(struct frequent_counts),
+	SLOT_COUNT,
+	0,
 };
 static const struct map_shape more_rules_shape = {
 	"more_rules",  BPF_MAP_TYPE_HASH, sizeof(struct more_rules_key), sizeof(struct more_rules),
@@ -72,6 +84,7 @@ bool open_installation(struct installation *opened, const char *bpffs)
 	return (opened->gates = open_shared_map(bpffs, &gates_shape)) >= 0 &&
 	       (opened->slots = open_shared_map(bpffs, &slots_shape)) >= 0 &&
 	       (opened->counters = open_shared_map(bpffs, &counters_shape)) >= 0 &&
+	       (opened->frequent_counts = open_shared_map(bpffs, &frequent_counts_shape)) >= 0 &&
 	       (opened->more_rules = open_shared_map(bpffs, &more_rules_shape)) >= 0 &&
 	       (opened->more_addresses = open_shared_map(bpffs, &more_addresses_shape)) >= 0 &&
 	       (opened->addresses = open_shared_map(bpffs, &addresses_shape)) >= 0 &&
@@ -410,6 +423,7 @@ static bool insert_gate(const struct installation *at, __u32 ifindex, struct gat
 			const struct addresses *addresses)
 {
 	static const struct counters zeros;
+	static struct frequent_counts zeros_of_cpus[MAX_CPUS];
 	struct gate_slot value = {0};
 	__u32 own = 0;
 
@@ -426,6 +440,7 @@ static bool insert_gate(const struct installation *at, __u32 ifindex, struct gat
 	}
 	value.versions[0] = *gate;
 	return (!map_set(at->counters, &gate->slot, &zeros) &&
+		!map_set(at->frequent_counts, &gate->slot, zeros_of_cpus) &&
 		!map_set(at->gates, &gate->slot, &value) &&
 		!map_insert(at->slots, &ifindex, &gate->slot)) ||
 	       set_error("the gate's configuration cannot be written (%s)", strerror(errno));

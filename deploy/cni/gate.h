@@ -21,6 +21,7 @@ struct installation {
 	int slots;
 	int gates;
 	int counters;
+	int frequent_counts;
 	int more_rules;
 	int more_addresses;
 	int addresses;

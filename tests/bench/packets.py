@@ -88,6 +88,8 @@ def _config(ifindex: int, port: int) -> GateConfig:
 
 def emit_memory() -> None:
     """Of the counters of 250 gates on 128 CPUs; all slots exist, used or not."""
-    copies = 128 if abi.COUNTERS.is_per_cpu else 1
-    size = abi.COUNTERS.value_size * abi.COUNTERS.max_entries * copies
+    size = sum(
+        spec.value_size * spec.max_entries * (128 if spec.is_per_cpu else 1)
+        for spec in (abi.COUNTERS, abi.FREQUENT_COUNTS)
+    )
     figures.emit("gate", "counters_mib_128_cpus", [size / 2**20], "MiB")

@@ -37,7 +37,7 @@ class _Map:
         self.value_size = spec.value_size
         self.room = spec.max_entries
         self.values: dict[bytes, bytes] = {}
-        if spec in (abi.GATES, abi.COUNTERS):
+        if spec in (abi.GATES, abi.COUNTERS, abi.FREQUENT_COUNTS):
             for number in range(spec.max_entries):
                 self.values[number.to_bytes(4, "little")] = bytes(spec.value_size)
         self.writes = 0
@@ -248,6 +248,7 @@ def test_grace_period_only_gets_shorter(loaded: _Loaded, waits: list[None]) -> N
     assert table.get(3) == config
 
 
-def test_memory_for_counters_does_not_depend_on_the_number_of_cpus() -> None:
+def test_counters_take_16_bytes_of_a_gate_for_each_cpu_and_half_a_kib_once() -> None:
     assert not abi.COUNTERS.is_per_cpu
     assert abi.COUNTERS.value_size * abi.COUNTERS.max_entries < 3 << 20
+    assert abi.FREQUENT_COUNTS.value_size * abi.FREQUENT_COUNTS.max_entries < 65 << 10

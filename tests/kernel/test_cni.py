@@ -5,6 +5,7 @@ import contextlib
 import os
 import pathlib
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -304,6 +305,19 @@ def test_map_of_another_layout_is_an_error(
             network.add("web", path)
         assert "is not the map that this version uses" in failure.value.answer.error["details"]
         network.delete("web", path)
+
+
+def test_counters_begin_at_zero_whatever_another_gate_has_counted(
+    node: Node, make_gates: MakeGates, loaded: loader.Loaded
+) -> None:
+    for counters in (loaded.map(abi.COUNTERS), loaded.map(abi.FREQUENT_COUNTS)):
+        for slot in range(abi.FIRST_SLOT, abi.SLOT_COUNT):
+            counters.set(struct.pack("=I", slot), b"\x01" * counters.value_size)
+    node.publish(Mode.ENFORCE)
+    with added(node.network(), "web") as pod:
+        counts = make_gates().counts()[pod.ifindex]
+    # A process's neighbour discovery and the like may have been counted since.
+    assert all(count < 1000 for count in counts.values())
 
 
 @pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.0.0"])

@@ -1,7 +1,6 @@
 """Drop events: their content, and that a flood of drops costs no reader time."""
 
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -33,7 +32,7 @@ FLOOD = 1_000_000
 def events(loaded: loader.Loaded) -> Iterator[DropEventReader]:
     """The ring, empty."""
     made = DropEventReader(loaded)
-    budget = loaded.map(abi.EVENT_BUDGET)
+    budget = loaded.map(abi.PACKET_BUDGET)
     budget.set(bytes(4), bytes(budget.value_size))
     made.read()
     yield made
@@ -64,28 +63,6 @@ def test_flood_is_counted_completely_and_reported_in_part(
         (verdict, Reason.NODE, pod.ifindex)
     }
     assert {str(one.destination) for one in told} == {pod.ipv4}
-
-
-def test_budget_that_two_programs_used_up_at_once_sends_no_events(
-    lab: labs.Lab, gates: Gates, loaded: loader.Loaded, events: DropEventReader
-) -> None:
-    """Both took the last one: programs of cgroups are preempted, and packets interrupt them."""
-    pod = lab.add_pod("raced", 1)
-    gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-    ends = frames.Ends(frames.address("198.18.0.1"), frames.address(pod.ipv4))
-    budget = loaded.map(abi.EVENT_BUDGET)
-    window = abi.CEventBudget(since_ns=time.monotonic_ns() + 10**12, remaining=-1)
-    budget.set(bytes(4), bytes(window) * (budget.value_size // ctypes.sizeof(window)))
-    before = events.lost()
-    syscalls.run_program(
-        loaded.programs[abi.GATE_EGRESS],
-        frames.segment(ends, frames.SYN),
-        skb.context(pod.ifindex, 0),
-        100,
-    )
-    budget.set(bytes(4), bytes(budget.value_size))
-    assert events.read() == []
-    assert before <= events.lost() <= before + 100
 
 
 def test_flooded_copies_send_no_events(

@@ -5,6 +5,7 @@ import errno
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -89,9 +90,33 @@ def begin_events(loaded: loader.Loaded) -> None:
     read_events(loaded)
 
 
+def count_suppressed(loaded: loader.Loaded) -> int:
+    events = DropEventReader(loaded)
+    try:
+        return events.lost()
+    finally:
+        events.close()
+
+
 def test_every_hook_is_in_force(hooks: list[HookState]) -> None:
     assert [hook for hook in hooks if hook.problem] == []
     assert len(hooks) == len(abi.HOOKS)
+
+
+def test_budget_that_two_hooks_used_up_at_once_sends_no_events(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    """Both took the last one: programs of cgroups are preempted."""
+    guard(gates, pod, Mode.ENFORCE)
+    begin_events(loaded)
+    before = count_suppressed(loaded)
+    budget = loaded.map(abi.EVENT_BUDGET)
+    window = abi.CEventBudget(since_ns=time.monotonic_ns() + 10**12, remaining=-1)
+    budget.set(bytes(4), bytes(window) * (budget.value_size // ctypes.sizeof(window)))
+    assert connect(pod, "IPv4") == REFUSED
+    assert read_events(loaded) == []
+    assert count_suppressed(loaded) == before + 1
+    begin_events(loaded)
 
 
 @BOTH
