@@ -458,7 +458,7 @@ def moving_copy(program: str) -> str:
     """The name of a program's second copy, attached for a moment while the program moves.
 
     A program can be in an interface's chain only once, but to change its position without a gap it
-    must be there twice for a moment.
+    must be there twice for a moment. Most nodes never need one.
     """
     return f"{program}_moving"
 
@@ -469,12 +469,12 @@ _TC_PROGRAMS = (
     *(HOLD_SYNS, DROP_FORWARDED),
 )
 
-# The function of each pinned program. Only gates have moving copies: other projects' programs are
-# unusual on bridges, the loopback and the relay's pair.
-PROGRAMS = {
-    **{name: name for name in _TC_PROGRAMS},
-    **{moving_copy(name): name for name in (GATE_EGRESS, GATE_INGRESS)},
-}
+# The function of each pinned program.
+PROGRAMS = {name: name for name in _TC_PROGRAMS}
+
+# Only gates have moving copies: other projects' programs are unusual on bridges, the loopback and
+# the relay's pair.
+MOVING_COPIES = {moving_copy(name): name for name in (GATE_EGRESS, GATE_INGRESS)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """One program's attachments to interfaces, by tcx or clsact."""
 
 import enum
+from collections.abc import Callable, Sequence
 
 from bpf import clsact, pins, syscalls, tcx
 
@@ -34,16 +35,16 @@ class Attachments:
         self,
         installation: pins.Pins,
         program: str,
-        copies: tuple[int, int],
+        copies: Callable[[], Sequence[int]],
         direction: Direction,
         attachment: Attachment,
     ) -> None:
-        """copies: the program's descriptor, and that of its moving copy."""
+        """copies: the program's descriptor, and that of its moving copy once it is loaded."""
         self._attach_type, parent = direction.value
         self._attachment = attachment
         self._has_tcx = tcx.TcxLinks.is_supported()
         self._links = tcx.TcxLinks(installation, program, copies, self._attach_type)
-        self._filters = clsact.ClsactFilters(installation, program, copies[0], parent)
+        self._filters = clsact.ClsactFilters(installation, program, copies()[0], parent)
         self._linked: set[int] = set()
         self._filtered: set[int] = set()
         self.attached: set[int] = set()

@@ -5,6 +5,7 @@ lock: call them from one worker thread.
 """
 
 import errno
+import functools
 import os
 import struct
 import time
@@ -46,7 +47,7 @@ class Gates:
             Attachments(
                 installation,
                 program,
-                loaded.copies(program),
+                functools.partial(loaded.copies, program),
                 direction,
                 self.attachment,
             )
@@ -223,7 +224,10 @@ class Gates:
         )
 
     def move_first(self, ifindex: int) -> None:
-        """Move an installed gate before other programs, without a gap. Raises `AttachError`."""
+        """Move an installed gate before other programs, without a gap.
+
+        tcx needs the moving copies: call `loader.load_moving_copies` first. Raises `AttachError`.
+        """
         try:
             for side in (self._egress, self._ingress):
                 if ifindex in side.attached and not _is_first(side, ifindex):

@@ -6,6 +6,7 @@ All methods wait for the kernel's RTNL lock: call them from the thread that inst
 """
 
 import errno
+import functools
 
 from bpf import abi, errors, loader, pins
 from bpf.attachments import Attachment, Attachments, Direction
@@ -26,7 +27,11 @@ class HostDevicePrograms:
     ) -> None:
         self._all = {
             program: Attachments(
-                installation, program, loaded.copies(program), direction, attachment
+                installation,
+                program,
+                functools.partial(loaded.copies, program),
+                direction,
+                attachment,
             )
             for program, direction in (
                 (abi.BRIDGE_GATE, Direction.EGRESS),

@@ -21,13 +21,20 @@ PROGRAM_SET = ProgramSet(
     features=(features.COARSE_CLOCK, features.CURRENT_TASK),
 )
 
+MOVING_COPIES = dataclasses.replace(
+    PROGRAM_SET,
+    programs=tuple(
+        ProgramSpec(name, function, _SCHED_CLS) for name, function in abi.MOVING_COPIES.items()
+    ),
+)
+
 
 @dataclasses.dataclass(slots=True)
 class Loaded:
     """Open descriptors of all programs and maps. outcome: where the programs came from.
 
     programs: by name; those of `abi.HOOKS` and `abi.TRACING_PROGRAMS` only where the kernel accepts
-    them.
+    them, and moving copies once they are loaded.
     """
 
     programs: dict[str, int]
@@ -44,10 +51,10 @@ class Loaded:
     def map(self, spec: abi.MapSpec) -> maps.Map:
         return self.open_maps[spec.name]
 
-    def copies(self, program: str) -> tuple[int, int]:
-        """Descriptors of a program and of its moving copy; the same if it has none."""
-        own = self.programs[program]
-        return own, self.programs.get(abi.moving_copy(program), own)
+    def copies(self, program: str) -> list[int]:
+        """Descriptors of a program, and of its moving copy if that is loaded."""
+        names = (program, abi.moving_copy(program))
+        return [self.programs[name] for name in names if name in self.programs]
 
 
 async def ensure_pinned(installation: pins.Pins) -> Outcome:
@@ -72,6 +79,20 @@ async def load(installation: pins.Pins, before: Outcome | None = None) -> Loaded
     return _open(installation, outcome)
 
 
+async def load_moving_copies(installation: pins.Pins, loaded: Loaded) -> None:
+    """Ensure that the gates' moving copies are pinned, and open them.
+
+    The verifier takes as long for them as for the gates, so they are loaded when a gate moves for
+    the first time. Raises `PinError` or `CompileError`.
+    """
+    if loaded.programs.keys() >= abi.MOVING_COPIES.keys():
+        return
+    directory = installation.moving_copies(sources.fingerprint())
+    await pinning.ensure_pinned(MOVING_COPIES, directory, installation.maps)
+    for name in abi.MOVING_COPIES:
+        loaded.programs[name] = syscalls.open_pin(str(directory / name))
+
+
 def _open(installation: pins.Pins, outcome: Outcome) -> Loaded:
     directory = installation.programs / sources.fingerprint()
     with contextlib.ExitStack() as undo:
@@ -82,8 +103,12 @@ def _open(installation: pins.Pins, outcome: Outcome) -> Loaded:
         programs = {}
         optional = (*abi.HOOKS, *abi.TRACING_PROGRAMS)
         hooks = [hook.name for hook in optional if os.path.lexists(directory / hook.name)]
-        for name in (*abi.PROGRAMS, *hooks):
-            programs[name] = syscalls.open_pin(str(directory / name))
-            undo.callback(os.close, programs[name])
+        paths = [directory / name for name in (*abi.PROGRAMS, *hooks)]
+        copies = installation.moving_copies(directory.name)
+        if os.path.lexists(copies):  # a gate may run one since the previous agent
+            paths += [copies / name for name in abi.MOVING_COPIES]
+        for path in paths:
+            programs[path.name] = syscalls.open_pin(str(path))
+            undo.callback(os.close, programs[path.name])
         undo.pop_all()
     return Loaded(programs, opened, outcome)

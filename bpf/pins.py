@@ -21,7 +21,8 @@ from bpf import abi, errors, syscalls
 
 DEFAULT_BPFFS = "/sys/fs/bpf"
 
-# Suffix of the name of a link that is about to replace the one at `Pins.link`.
+# Suffix of the name of a link that is about to replace the one at `Pins.link`, and of the directory
+# of the programs that such links run.
 MOVING = "-moving"
 
 # A compile process makes one directory, and renames it once.
@@ -66,10 +67,15 @@ class Pins:
                 "podgate needs it mounted read-write"
             ) from error
 
+    def moving_copies(self, source_hash: str) -> pathlib.Path:
+        """The directory of the programs that are loaded when a gate moves for the first time."""
+        return self.programs / (source_hash + MOVING)
+
     def discard_other_programs(self, source_hash: str) -> None:
         """Unpin programs of other sources and unfinished loads. Links keep their programs."""
+        current = (source_hash, self.moving_copies(source_hash).name)
         for directory in self.programs.iterdir():
-            if directory.name != source_hash:
+            if directory.name not in current:
                 shutil.rmtree(directory)
 
     def other_schemas(self) -> list[pathlib.Path]:

@@ -9,6 +9,7 @@ import os
 import pathlib
 import struct
 import time
+from collections.abc import Callable, Sequence
 
 from bpf import errors, pins, syscalls
 
@@ -24,9 +25,13 @@ class TcxLinks:
     """The links of one program on interfaces of the calling thread's namespace."""
 
     def __init__(
-        self, installation: pins.Pins, program: str, copies: tuple[int, int], attach_type: int
+        self,
+        installation: pins.Pins,
+        program: str,
+        copies: Callable[[], Sequence[int]],
+        attach_type: int,
     ) -> None:
-        """copies: the program's descriptor, and that of its moving copy.
+        """copies: the program's descriptor, and that of its moving copy once it is loaded.
 
         attach_type: BPF_TCX_EGRESS or BPF_TCX_INGRESS.
         """
@@ -34,7 +39,7 @@ class TcxLinks:
         self._attach_type = attach_type
         self._program = program
         self._copies = copies
-        self._ids = [syscalls.program_id(fd) for fd in copies]
+        self._cached_ids: list[int] = []
 
     @staticmethod
     def is_supported() -> bool:
@@ -61,7 +66,7 @@ class TcxLinks:
             if self._take_over(ifindex):
                 return
             try:
-                os.close(self._attach_first(self._copies[0], ifindex, path))
+                os.close(self._attach_first(self._copies()[0], ifindex, path))
             except errors.BpfError as error:
                 if error.errno != errno.EEXIST or attempt == _ATTEMPTS - 1:
                     raise
@@ -104,18 +109,29 @@ class TcxLinks:
 
         A program can be in a chain only once (EEXIST), so its moving copy is attached first and
         pinned, and then the old link is detached. If the process ends in between, both stay
-        attached, and both decide alike. Raises `BpfError`.
+        attached, and both decide alike. Raises `BpfError`, or `AttachError` unless the moving copy
+        is loaded.
         """
         path = self._pins.link(self._program, ifindex)
+        copies = self._copies()
+        if len(copies) < 2:
+            raise errors.AttachError(f"the moving copy of {self._program} is not loaded")
         pins.unlink_quietly(path + pins.MOVING)
         with contextlib.closing(_Link(path, self._attach_type)) as displaced:
-            copy = self._copies[1 if displaced.program_id == self._ids[0] else 0]
+            copy = copies[1 if displaced.program_id == self._ids[0] else 0]
             front = self._attach_first(copy, ifindex, path + pins.MOVING)
             try:
                 os.rename(path + pins.MOVING, path)
                 syscalls.link_detach(displaced.fd)
             finally:
                 os.close(front)
+
+    @property
+    def _ids(self) -> list[int]:
+        copies = self._copies()
+        if len(copies) != len(self._cached_ids):
+            self._cached_ids = [syscalls.program_id(fd) for fd in copies]
+        return self._cached_ids
 
     def _attach_first(self, program_fd: int, ifindex: int, path: str) -> int:
         """The descriptor of a new link, pinned at `path`."""
@@ -143,7 +159,7 @@ class TcxLinks:
                     self._detach(path)
                     continue
                 if link.program_id not in self._ids:
-                    syscalls.link_update(link.fd, self._copies[0])
+                    syscalls.link_update(link.fd, self._copies()[0])
                 self._pins.adopt(path, own)
                 is_done = True
         return is_done

@@ -17,7 +17,7 @@ from agent.gates.worker import GateWorker
 from agent.linux.pod_network import HostInterface
 from agent.logs import Event
 from agent.pods.store import PodStore
-from bpf.errors import AttachError, BpfError
+from bpf.errors import AttachError, BpfError, CompileError, PinError
 from bpf.gates import Attachment
 
 log = structlog.get_logger(__name__)
@@ -42,6 +42,7 @@ class ChainOrder:
         now: Callable[[], float] | None = None,
     ) -> None:
         """store: pods whose gate is displaced are marked there, and `ensure_first` repairs it."""
+        self._gate_worker = gate_worker
         self._run = gate_worker.run
         self._gates = gate_worker.gates
         self._metrics = metrics
@@ -104,8 +105,8 @@ class ChainOrder:
         if len(moves) < _MOVES or self._now() - moves[0] > _WINDOW_SECONDS:
             moves.append(self._now())
             try:
-                await self._run(self._gates.move_first, ifindex)
-            except AttachError as error:
+                await self._gate_worker.move_first(ifindex)
+            except (AttachError, PinError, CompileError) as error:
                 if is_deleting and has_vanished(error):
                     # podgate-cni removes the gate, then the network plugin the interface.
                     return ""

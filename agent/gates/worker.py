@@ -56,6 +56,7 @@ class GateWorker:
     ) -> None:
         """Attach the hooks, and set what the programs need from the start. Call it in `thread`."""
         self._thread = thread
+        self._installation = installation
         self.loaded = loaded
         self.gates = Gates(loaded, installation, attachment)
         self.host_devices = HostDevicePrograms(loaded, installation, self.gates.attachment)
@@ -111,6 +112,14 @@ class GateWorker:
         call = functools.partial(function, *args, **kwargs)
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    async def move_first(self, ifindex: int) -> None:
+        """As `Gates.move_first`; loads what that needs, so it raises `PinError` and
+        `CompileError`, too.
+        """
+        if self.gates.attachment is Attachment.TCX:
+            await loader.load_moving_copies(self._installation, self.loaded)
+        await self.run(self.gates.move_first, ifindex)
 
     async def remove(self, ifindex: int) -> None:
         """As `Gates.remove`; its drop sources are deleted as well."""

@@ -84,11 +84,12 @@ def test_links_of_a_schema_without_any_are_none(tmp_path: pathlib.Path) -> None:
 
 def test_other_programs_are_discarded(tmp_path: pathlib.Path) -> None:
     installation = pins.Pins(tmp_path)
-    for name in ("new", "old", "new-unfinished"):
+    unfinished = ("new-unfinished", "new-moving-unfinished")
+    for name in ("new", "new-moving", "old", "old-moving", *unfinished):
         (installation.programs / name).mkdir(parents=True)
         (installation.programs / name / "gate_egress").touch()
     installation.discard_other_programs("new")
-    assert [path.name for path in installation.programs.iterdir()] == ["new"]
+    assert {path.name for path in installation.programs.iterdir()} == {"new", "new-moving"}
 
 
 def test_everything_is_removed_of_every_schema(tmp_path: pathlib.Path) -> None:

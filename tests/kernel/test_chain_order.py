@@ -1,5 +1,7 @@
 """Gates are moved first again after another program was attached before them."""
 
+import asyncio
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import NoReturn
@@ -20,6 +22,11 @@ pytestmark = pytest.mark.kernel
 
 BEFORE = syscalls.BPF_F_BEFORE
 SIDES = {"egress": syscalls.BPF_TCX_EGRESS, "ingress": syscalls.BPF_TCX_INGRESS}
+
+
+@pytest.fixture(autouse=True)
+def moving_copies(installation: pins.Pins, loaded: loader.Loaded) -> None:
+    asyncio.run(loader.load_moving_copies(installation, loaded))
 
 
 @pytest.fixture
@@ -60,6 +67,22 @@ def test_gate_is_moved_before_a_program_that_was_attached_first(
             assert syscalls.query_programs(pod.ifindex, SIDES[side]) == [expected, other]
             assert traffic.node_is_dropped(pod, 4)
     assert len(links(installation)) == 2
+
+
+def test_moved_gate_is_first_for_the_next_agent_as_well(
+    make_gates: MakeGates, installation: pins.Pins, pod: labs.LabPod
+) -> None:
+    gates = attached_gates(make_gates, pod, Attachment.TCX)
+    with foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_OK, BEFORE):
+        gates.move_first(pod.ifindex)
+        chain = syscalls.query_programs(pod.ifindex, SIDES["egress"])
+        with (
+            contextlib.closing(asyncio.run(loader.load(installation))) as loaded,
+            contextlib.closing(Gates(loaded, installation, Attachment.TCX)) as again,
+        ):
+            assert again.is_first(pod.ifindex)
+            again.install(pod.ifindex, enforcing(pod))
+            assert syscalls.query_programs(pod.ifindex, SIDES["egress"]) == chain
 
 
 def test_gate_is_moved_without_a_gap(make_gates: MakeGates, pod: labs.LabPod) -> None:

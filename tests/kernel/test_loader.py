@@ -66,6 +66,23 @@ async def test_pins_are_those_that_the_description_lists(fresh_pins: pins.Pins) 
     assert sorted(pinned) == sorted(accepted_programs())
 
 
+async def test_moving_copies_are_loaded_once_and_only_when_they_are_needed(
+    fresh_pins: pins.Pins, request: pytest.FixtureRequest
+) -> None:
+    loaded = await loader.load(fresh_pins)
+    assert len(loaded.copies(abi.GATE_EGRESS)) == 1
+    await loader.load_moving_copies(fresh_pins, loaded)
+    ids = [syscalls.program_id(fd) for fd in loaded.copies(abi.GATE_EGRESS)]
+    assert len(set(ids)) == 2
+    loaded.close()
+    fresh_pins.discard_other_programs(sources.fingerprint())
+    request.getfixturevalue("no_compiler")
+    again = await loader.load(fresh_pins)
+    await loader.load_moving_copies(fresh_pins, again)
+    assert [syscalls.program_id(fd) for fd in again.copies(abi.GATE_EGRESS)] == ids
+    again.close()
+
+
 async def test_compiler_is_never_mapped_here(fresh_pins: pins.Pins) -> None:
     await load(fresh_pins)
     mapped = _mapped_files()

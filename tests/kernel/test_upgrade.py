@@ -1,5 +1,6 @@
 """Another schema, newer or older, takes gates over without a gap and leaves nothing behind."""
 
+import asyncio
 import contextlib
 import dataclasses
 import os
@@ -61,7 +62,9 @@ def loads(
     made = {}
     for schema in (abi.SCHEMA - 1, abi.SCHEMA, abi.SCHEMA + 1):
         directory = tmp_path_factory.mktemp(f"v{schema}")
-        made[schema] = versions.load_as(directory, pins.Pins(bpffs, schema))
+        installation = pins.Pins(bpffs, schema)
+        made[schema] = versions.load_as(directory, installation)
+        asyncio.run(loader.load_moving_copies(installation, made[schema]))
     pins.Pins(bpffs).remove_everything()
     yield made
     for loaded in made.values():

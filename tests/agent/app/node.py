@@ -124,6 +124,9 @@ class Worker:
             await asyncio.sleep(self.seconds.get(function.__name__, 0.01))
             return result
 
+    async def move_first(self, ifindex: int) -> None:
+        await self.run(self.gates.move_first, ifindex)
+
     async def remove(self, ifindex: int) -> None:
         await self.run(self.gates.remove, ifindex)
 

@@ -47,7 +47,7 @@ class Chain:
             raise BpfError(errno.ENOMEM, "Cannot allocate memory")
         return self.is_gate_first
 
-    def move_first(self, ifindex: int) -> None:
+    async def move_first(self, ifindex: int) -> None:
         if self.is_rejected:
             raise AttachError("moving the gate of interface 7: No space left on device")
         if self.is_removed:
