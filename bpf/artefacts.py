@@ -47,7 +47,7 @@ class Function:
         """From instructions with descriptors in them. names: of the maps, by descriptor."""
         code = bytearray(instructions)
         found = {}
-        for number, (_, _, _, fd) in _map_loads(instructions).items():
+        for number, fd in _map_loads(instructions).items():
             found[number] = names[fd]
             struct.pack_into("=i", code, number * _INSTRUCTION.size + 4, 0)
         return cls(bytes(code), found)
@@ -146,19 +146,16 @@ def _function(fields: Any) -> Function:
     return function
 
 
-def _map_loads(instructions: bytes) -> dict[int, tuple[int, int, int, int]]:
-    """The instructions that load a map's descriptor, by their number."""
-    try:
-        decoded = list(_INSTRUCTION.iter_unpack(instructions))
-    except struct.error as error:
-        raise ValueError("incomplete instruction") from error
+def _map_loads(instructions: bytes) -> dict[int, int]:
+    """The descriptors in the instructions that load a map's, by their number."""
+    if len(instructions) % _INSTRUCTION.size:
+        raise ValueError("incomplete instruction")
+    codes = instructions[:: _INSTRUCTION.size]
     found = {}
-    number = 0
-    while number < len(decoded):
-        code, registers, _, _ = decoded[number]
-        if code == _LOAD_64_BITS:
-            if registers >> 4 == _PSEUDO_MAP_FD:
-                found[number] = decoded[number]
-            number += 1
-        number += 1
+    number = codes.find(_LOAD_64_BITS)
+    while number >= 0:
+        _, registers, _, value = _INSTRUCTION.unpack_from(instructions, number * _INSTRUCTION.size)
+        if registers >> 4 == _PSEUDO_MAP_FD:
+            found[number] = value
+        number = codes.find(_LOAD_64_BITS, number + 2)  # the second one has the upper half
     return found
