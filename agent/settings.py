@@ -10,7 +10,7 @@ import msgspec
 from agent.logs import LogFormat
 from bpf import pins
 from bpf.abi import IPNetwork
-from bpf.gates import Attachment
+from bpf.attachment import Attachment
 from bpf.verdicts import Mode
 
 RUN_DIRECTORY = pathlib.Path("/run/podgate")

@@ -4,18 +4,7 @@ import enum
 from collections.abc import Callable, Sequence
 
 from bpf import clsact, pins, syscalls, tcx
-
-
-class Attachment(enum.StrEnum):
-    """How a program is attached to an interface."""
-
-    TCX = "tcx"
-    CLSACT = "clsact"
-
-    @classmethod
-    def best(cls) -> "Attachment":
-        """tcx where the kernel supports it."""
-        return cls.TCX if tcx.TcxLinks.is_supported() else cls.CLSACT
+from bpf.attachment import Attachment
 
 
 class Direction(enum.Enum):

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 
 from bpf import abi, errors, loader, pins, sources, syscalls
 from bpf.addresses import Addresses
-from bpf.attachments import Attachment, Attachments, Direction
+from bpf.attachment import Attachment
+from bpf.attachments import Attachments, Direction
 from bpf.counters import Counters, Counts
 from bpf.gate_config import GateConfig
 from bpf.gate_table import GateTable

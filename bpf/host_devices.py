@@ -9,7 +9,8 @@ import errno
 import functools
 
 from bpf import abi, errors, loader, pins
-from bpf.attachments import Attachment, Attachments, Direction
+from bpf.attachment import Attachment
+from bpf.attachments import Attachments, Direction
 
 LOOPBACK_IFINDEX = 1
 """In every network namespace."""

@@ -36,7 +36,7 @@ from bpf import (
     pins,
     raw_socket_policy,
 )
-from bpf.gates import Attachment
+from bpf.attachment import Attachment
 
 _TIMEOUT_SECONDS = 30
 

@@ -13,7 +13,7 @@ from agent import state_files
 from agent.logs import Event
 from agent.pods.pod_modes import NewPodModes
 from bpf import abi, sources
-from bpf.gates import Attachment
+from bpf.attachment import Attachment
 from bpf.verdicts import Mode
 
 _NAME = "cni.json"

@@ -17,8 +17,8 @@ from agent.gates.worker import GateWorker
 from agent.linux.pod_network import HostInterface
 from agent.logs import Event
 from agent.pods.store import PodStore
+from bpf.attachment import Attachment
 from bpf.errors import AttachError, BpfError, CompileError, PinError
-from bpf.gates import Attachment
 
 log = structlog.get_logger(__name__)
 

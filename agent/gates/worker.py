@@ -15,9 +15,10 @@ from agent.linux.cgroups import cgroup2_mount, own_cgroup
 from agent.logs import Event
 from agent.settings import Settings
 from bpf import abi, loader, pins
+from bpf.attachment import Attachment
 from bpf.drop_events import DropEventReader
 from bpf.drop_sources import DropSources
-from bpf.gates import Attachment, Counts, Gates
+from bpf.gates import Counts, Gates
 from bpf.hooks import Hooks, HookState
 from bpf.host_devices import HostDevicePrograms
 from bpf.injectable import InjectableMap

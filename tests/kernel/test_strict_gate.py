@@ -13,7 +13,7 @@ import pytest
 
 from agent.lab import lab as labs
 from bpf import loader, pins
-from bpf.attachments import Attachment
+from bpf.attachment import Attachment
 from bpf.gates import GateConfig, Gates
 from bpf.host_devices import HostDevicePrograms
 from bpf.redirect import Redirect

@@ -1,6 +1,7 @@
 """`podgate run`."""
 
 import asyncio
+import gc
 import ipaddress
 import pathlib
 
@@ -18,7 +19,7 @@ from agent.settings import (
     parse_kubelet,
 )
 from bpf import pins
-from bpf.gates import Attachment
+from bpf.attachment import Attachment
 from bpf.verdicts import Mode
 
 
@@ -244,6 +245,10 @@ def run(
     logs.configure(settings.log_format)
     preflight.check()
     loading = program_loading.start(pins.Pins(settings.bpffs))
-    from agent.app import startup  # half a second, during which the programs are loaded
+    # Half a second, during which the programs are loaded. Nothing of it is garbage.
+    gc.disable()
+    from agent.app import startup
 
+    gc.freeze()
+    gc.enable()
     asyncio.run(startup.run(settings, loading))
