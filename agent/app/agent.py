@@ -1,22 +1,25 @@
 """One agent: sources, gates, probes, relay, conditions and endpoints, put together."""
 
 import asyncio
+import contextlib
 import functools
 import gc
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
+from types import ModuleType
 
 import structlog
 
 from agent import VERSION, tasks
 from agent.api.podinfo.service import PodInfoService
-from agent.app import handover, http_server, network_managers
+from agent.app import handover, network_managers
 from agent.app.cluster_metrics import ClusterCollector
 from agent.app.cluster_outputs import ClusterOutputs
 from agent.app.exporter import Exporter
 from agent.app.gate_metrics import GateCollector
 from agent.app.isolation_conditions import IsolationConditions
+from agent.app.listeners import Listeners
 from agent.app.open_ports import OpenPorts
 from agent.app.reconciler import Reconciler
 from agent.app.reports import Reports
@@ -64,8 +67,8 @@ from agent.strict.metrics import RelayCollector
 from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import RelaySupervisor
 from bpf import pins
+from bpf.attachment import Attachment
 from bpf.drop_sources import DropSources
-from bpf.gates import Attachment
 from bpf.replies import ReplyTables
 from bpf.rule_hits import RuleHits
 from bpf.verdicts import Mode
@@ -78,13 +81,23 @@ log = structlog.get_logger(__name__)
 # nothing reports, such as filters that another program removes.
 _RESYNC_SECONDS = {Attachment.TCX: 300.0, Attachment.CLSACT: 30.0}
 
+# While a source of pods is not available, health checks and metrics are, after this time.
+_FIRST_GATES_SECONDS = 1.0
+
 
 class Agent:
     """One running agent. `run` returns after SIGTERM or SIGINT."""
 
-    def __init__(self, settings: Settings, gate_worker: GateWorker, api: ApiClient | None) -> None:
-        """api: for a node of a cluster."""
+    def __init__(
+        self,
+        settings: Settings,
+        gate_worker: GateWorker,
+        api: ApiClient | None,
+        listeners: Listeners,
+    ) -> None:
+        """api: for a node of a cluster; listeners: to be served, and closed by the caller."""
         self._settings = settings
+        self._listeners = listeners
         self._gate_worker = gate_worker
         state = settings.run_directory / "state"
         self._store = PodStore(Conditions())
@@ -264,7 +277,6 @@ class Agent:
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Gates are pinned, so they stay in force."""
-        settings = self._settings
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -289,15 +301,25 @@ class Agent:
         # Before the gates of a previous agent's relays count as leftovers.
         await self._launcher.check()
         await self._policy.open()
+        self._reports.http_address = self._listeners.http_address
+        async with asyncio.TaskGroup() as group:
+            running = [tasks.start(group, name, run) for name, run in self._tasks(links)]
+            await stop.wait()
+            for task in running:
+                task.cancel()
+        gates = sum(len(state.gates) for state in self._store.states())
+        log.info(Event.AGENT_STOPPED, gates=gates)
+
+    async def _serve(self) -> None:
+        """Serve HTTP once the first gates are attached: its server's modules take 0.1 s."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_GATES_SECONDS):
+                await self._store.synced.wait()
+        http_server = await asyncio.to_thread(_import_http_server)
         # What is allocated by now stays; a full collection of it would block the loop for 20 ms.
         gc.collect()
         gc.freeze()
-        async with (
-            http_server.serve_http(
-                self._reports, settings.http_host, settings.http_port
-            ) as self._reports.http_address,
-            http_server.serve_admin(self._reports, settings.admin_socket),
-        ):
+        async with http_server.serve(self._reports, self._listeners):
             log.info(
                 Event.AGENT_STARTED,
                 version=VERSION,
@@ -305,14 +327,8 @@ class Agent:
                 http=self._reports.http_address,
                 attachment=self._gate_worker.gates.attachment.value,
             )
-            handover.write_started_file(settings.started_file)
-            async with asyncio.TaskGroup() as group:
-                running = [tasks.start(group, name, run) for name, run in self._tasks(links)]
-                await stop.wait()
-                for task in running:
-                    task.cancel()
-        gates = sum(len(state.gates) for state in self._store.states())
-        log.info(Event.AGENT_STOPPED, gates=gates)
+            handover.write_started_file(self._settings.started_file)
+            await asyncio.Event().wait()
 
     def close(self) -> None:
         self._reader.close()
@@ -340,6 +356,7 @@ class Agent:
         yield "raw-sockets", self._raw_sockets.run
         yield "drop-events", self._drop_events.run
         yield "relays", self._relays.run
+        yield "http", self._serve
         if self._outputs:
             yield "outputs", self._outputs.run
         if self._settings.feature_gates.pod_info_api:
@@ -372,3 +389,9 @@ class Agent:
     def _kubelet_cgroup(self) -> int:
         current = self._kubelet.current
         return current.id if current else 0
+
+
+def _import_http_server() -> ModuleType:
+    from agent.app import http_server
+
+    return http_server

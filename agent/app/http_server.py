@@ -1,9 +1,7 @@
 """The agent over HTTP: metrics and health for the node, the admin API on a unix socket."""
 
-import asyncio
 import contextlib
-import os
-import pathlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
@@ -11,8 +9,7 @@ import msgspec
 from aiohttp import web
 
 from agent.admin.report import AgentReport, DropEvents, Drops, RulesReport
-from agent.api import listen
-from agent.api.listen import ListenError
+from agent.app.listeners import Listeners
 
 _SHUTDOWN_SECONDS = 1.0
 
@@ -38,68 +35,31 @@ class AgentApi(Protocol):
         """One sentence where it could not be done."""
 
 
-async def check_address(host: str, port: int) -> None:
-    """Raise `ListenError` if `serve_http` could not listen there."""
-    try:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
-    except OSError as error:
-        raise _listen_error(host, port, error) from error
-    server.close()
-    await server.wait_closed()
-
-
 @contextlib.asynccontextmanager
-async def serve_http(agent: AgentApi, host: str, port: int) -> AsyncIterator[str]:
-    """Serve /metrics, /healthz and /readyz; yields the address, "host:port".
-
-    Raises `ListenError`.
-    """
-    app = web.Application()
-    app.router.add_get("/metrics", _metrics(agent))
-    app.router.add_get("/healthz", _health_response(agent.unhealthy_reason))
-    app.router.add_get("/readyz", _health_response(agent.unready_reason))
-    async with _started(app) as runner:
-        site = web.TCPSite(runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise _listen_error(host, port, error) from error
-        bound_host, bound_port = runner.addresses[0][:2]
-        yield f"[{bound_host}]:{bound_port}" if ":" in bound_host else f"{bound_host}:{bound_port}"
-
-
-def _listen_error(host: str, port: int, error: OSError) -> ListenError:
-    return ListenError(
-        f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); "
-        "choose another address with --http-address"
-    )
-
-
-@contextlib.asynccontextmanager
-async def serve_admin(agent: AgentApi, path: pathlib.Path) -> AsyncIterator[None]:
-    """Serve the admin API on a unix socket, in a directory that only root enters.
-
-    Raises `ListenError`.
-    """
-    app = web.Application()
-    app.router.add_get("/status", _json(agent.report))
-    app.router.add_get("/drops", _json(agent.drops))
-    app.router.add_get("/rules", _json(agent.rules))
-    app.router.add_get("/drop-events", _drop_events(agent))
-    app.router.add_post("/relay/restart", _done(agent.restart_relay))
-    listener = listen.unix_socket(path, directory_mode=0o700, mode=0o600)
-    async with _started(app) as runner:
-        await web.SockSite(runner, listener).start()
+async def serve(agent: AgentApi, listeners: Listeners) -> AsyncIterator[None]:
+    """Serve /metrics, /healthz and /readyz, and the admin API on its unix socket."""
+    health = web.Application()
+    health.router.add_get("/metrics", _metrics(agent))
+    health.router.add_get("/healthz", _health_response(agent.unhealthy_reason))
+    health.router.add_get("/readyz", _health_response(agent.unready_reason))
+    admin = web.Application()
+    admin.router.add_get("/status", _json(agent.report))
+    admin.router.add_get("/drops", _json(agent.drops))
+    admin.router.add_get("/rules", _json(agent.rules))
+    admin.router.add_get("/drop-events", _drop_events(agent))
+    admin.router.add_post("/relay/restart", _done(agent.restart_relay))
+    async with _started(health, *listeners.http), _started(admin, listeners.admin):
         yield
 
 
 @contextlib.asynccontextmanager
-async def _started(app: web.Application) -> AsyncIterator[web.AppRunner]:
+async def _started(app: web.Application, *sockets: socket.socket) -> AsyncIterator[None]:
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
     try:
-        yield runner
+        for bound in sockets:
+            await web.SockSite(runner, bound).start()
+        yield
     finally:
         await runner.cleanup()
 

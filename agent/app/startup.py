@@ -2,8 +2,9 @@
 
 import asyncio
 
-from agent.app import handover, http_server
+from agent.app import handover
 from agent.app.agent import Agent
+from agent.app.listeners import Listeners
 from agent.app.program_loading import Loading
 from agent.errors import PodgateError
 from agent.gates.worker import GateWorker
@@ -64,13 +65,22 @@ async def _run(
     async with handover.hold_node(settings, installation, loading) as is_ours:
         if not is_ours:
             return
-        await http_server.check_address(settings.http_host, settings.http_port)
-        gate_worker = await GateWorker.open(settings, await asyncio.wrap_future(loading))
+        listeners = await Listeners.open(settings)
         try:
-            agent = Agent(settings, gate_worker, api)
-            try:
-                await agent.run()
-            finally:
-                agent.close()
+            await _run_agent(settings, api, loading, listeners)
         finally:
-            await gate_worker.aclose()
+            listeners.close()
+
+
+async def _run_agent(
+    settings: Settings, api: ApiClient | None, loading: Loading, listeners: Listeners
+) -> None:
+    gate_worker = await GateWorker.open(settings, await asyncio.wrap_future(loading))
+    try:
+        agent = Agent(settings, gate_worker, api, listeners)
+        try:
+            await agent.run()
+        finally:
+            agent.close()
+    finally:
+        await gate_worker.aclose()

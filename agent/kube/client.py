@@ -12,7 +12,6 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-import aiohttp
 import msgspec
 import structlog
 
@@ -21,7 +20,9 @@ from agent.errors import PodgateError
 from agent.kube.objects import ApiStatus
 from agent.logs import Event
 
+# aiohttp is imported where it is used: it takes 0.1 s, and the first gates do without it.
 if TYPE_CHECKING:
+    import aiohttp
     from kubernetes.aio import client as official
 
 log = structlog.get_logger(__name__)
@@ -132,6 +133,8 @@ class ApiClient:
         timeout_seconds: float = _RESPONSE_SECONDS,
     ) -> bytes:
         """Send a request and return the response's body. Raises `ApiError`."""
+        import aiohttp
+
         limits = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=_CONNECT_SECONDS)
         response = await self._send(method, path, query, body, content_type, accept, limits)
         try:
@@ -151,6 +154,8 @@ class ApiClient:
         byte: for a watch these are the same, it continues from its last version. An incomplete
         line is left out.
         """
+        import aiohttp
+
         limits = aiohttp.ClientTimeout(
             total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence_seconds
         )
@@ -170,8 +175,10 @@ class ApiClient:
         body: object,
         content_type: str,
         accept: str,
-        limits: aiohttp.ClientTimeout,
-    ) -> aiohttp.ClientResponse:
+        limits: "aiohttp.ClientTimeout",
+    ) -> "aiohttp.ClientResponse":
+        import aiohttp
+
         client = await self._fresh_client()
         try:
             serialized = await client.param_serialize(
@@ -280,7 +287,9 @@ def _fingerprint(configuration: Any) -> tuple[object, ...]:
     )
 
 
-async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+async def _lines(response: "aiohttp.ClientResponse") -> AsyncGenerator[bytes, None]:
+    import aiohttp
+
     unfinished = bytearray()
     with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
         async for chunk in response.content.iter_any():
@@ -297,7 +306,9 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None
             del unfinished[: end + 1]
 
 
-async def _error_response(response: aiohttp.ClientResponse) -> ApiError:
+async def _error_response(response: "aiohttp.ClientResponse") -> ApiError:
+    import aiohttp
+
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
             content = await response.content.read(_MAX_ERROR_BYTES)

@@ -1,0 +1,69 @@
+"""The agent's listening sockets for HTTP: bound before anything else, and served last.
+
+So a port that is taken is an error at once, and it cannot be taken meanwhile.
+"""
+
+import asyncio
+import dataclasses
+import os
+import socket
+
+from agent.api import listen
+from agent.api.listen import ListenError
+from agent.settings import Settings
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Listeners:
+    """Sockets whose connections are accepted once `http_server` serves them.
+
+    http: listening, one for each address of the host's name; admin: bound, in a directory that only
+    root enters.
+    """
+
+    http: tuple[socket.socket, ...]
+    admin: socket.socket
+
+    @classmethod
+    async def open(cls, settings: Settings) -> "Listeners":
+        """Raises `ListenError`."""
+        http = await _listen(settings.http_host, settings.http_port)
+        try:
+            admin = listen.unix_socket(settings.admin_socket, directory_mode=0o700, mode=0o600)
+        except ListenError:
+            _close(*http)
+            raise
+        return cls(http, admin)
+
+    @property
+    def http_address(self) -> str:
+        """Of the first socket: "host:port", IPv6 in brackets."""
+        host, port = self.http[0].getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def close(self) -> None:
+        _close(*self.http, self.admin)
+
+
+async def _listen(host: str, port: int) -> tuple[socket.socket, ...]:
+    loop = asyncio.get_running_loop()
+    try:
+        # Resolves the name, and binds to all of its addresses or to none.
+        server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+        sockets = tuple(socket.socket(fileno=os.dup(bound.fileno())) for bound in server.sockets)
+        server.close()
+        await server.wait_closed()
+        for bound in sockets:
+            # Only now the port is ours: with SO_REUSEADDR others may bind to it before.
+            bound.listen()
+    except OSError as error:
+        raise ListenError(
+            f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); "
+            "choose another address with --http-address"
+        ) from error
+    return sockets
+
+
+def _close(*sockets: socket.socket) -> None:
+    for bound in sockets:
+        bound.close()
