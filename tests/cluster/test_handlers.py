@@ -1,0 +1,134 @@
+"""Every kind of probe and hook of a real kubelet, in pods closed to all other host processes."""
+
+import inspect
+
+import pytest
+
+from tests import polling
+from tests.cluster import app
+from tests.cluster.api import Json
+from tests.cluster.conftest import Namespaces
+from tests.cluster.deployment import Deployment
+from tests.cluster.one_node import IMAGE, OneNode
+from tests.cluster.workloads import ISOLATION_READY, PROBES_PASSING, Workloads, is_reachable
+from tests.runtime import images
+
+pytestmark = pytest.mark.kernel
+_MODES = {"enforce": "Enforced", "strict": "Strict"}
+_HANDLERS: dict[str, Json] = {
+    "http": {"httpGet": {"port": app.HTTP, "path": "/"}},
+    "https": {"httpGet": {"port": app.HTTPS, "path": "/", "scheme": "HTTPS"}},
+    "redirect": {"httpGet": {"port": app.HTTP, "path": "/redirect"}},
+    "grpc": {"grpc": {"port": app.GRPC}},
+    "tcp": {"tcpSocket": {"port": app.TCP}},
+    "exec": {"exec": {"command": ["/bin/cat", "/www/healthz"]}},
+}
+_PORTS = (app.HTTP, app.HTTPS, app.GRPC, app.TCP, app.REDIRECTED)
+
+
+@pytest.fixture
+def server(node: OneNode) -> Json:
+    """The data of a ConfigMap: the server and its certificate."""
+    pki = node.control_plane.pki
+    pki.sign("app", user="app", hosts="DNS:app")
+    return {
+        "app.py": inspect.getsource(app),
+        "tls.crt": pki.certificate("app").read_text(),
+        "tls.key": pki.key("app").read_text(),
+    }
+
+
+def _run(users: Workloads, data: Json) -> Json:
+    """A pod with one container that serves, and one for each handler, which has all its probes."""
+    path = f"/api/v1/namespaces/{users.namespace}/configmaps"
+    users.api.create(path, {"metadata": {"name": "app"}, "data": data})
+    hooks = {
+        "postStart": {"httpGet": {"port": app.HTTP, "path": "/started"}},
+        "preStop": {"httpGet": {"port": app.HTTP, "path": "/stopping"}},
+    }
+    serving = {
+        "name": "app",
+        "image": IMAGE,
+        "command": ["/usr/bin/python3", "/app/app.py", "/app"],
+        "volumeMounts": [{"name": "app", "mountPath": "/app"}],
+        "startupProbe": {
+            **_HANDLERS["http"],
+            "periodSeconds": 1,
+            "failureThreshold": 60,
+        },
+    }
+    probing = [
+        {
+            "name": name,
+            "image": images.POD,
+            "command": ["/bin/sleep", "1000000"],
+            **({"lifecycle": hooks} if name == "http" else {}),
+            **{
+                # The first ones fail while the server starts, without an Event of a failed probe.
+                kind: {**handler, "periodSeconds": 1, "initialDelaySeconds": 8}
+                for kind in ("readinessProbe", "livenessProbe")
+            },
+        }
+        for name, handler in _HANDLERS.items()
+    ]
+    # An init container that goes on serving is ready before the hooks of the others run.
+    sidecar = {**serving, "restartPolicy": "Always"}
+    return users.run(
+        "web",
+        *probing,
+        gates=(ISOLATION_READY, PROBES_PASSING),
+        initContainers=[sidecar],
+        volumes=[{"name": "app", "configMap": {"name": "app"}}],
+        terminationGracePeriodSeconds=10,
+    )
+
+
+def _requests(users: Workloads) -> set[tuple[str, ...]]:
+    log = users.api.text(f"{users.pods_path}/web/log?container=app")
+    return {tuple(line.split()) for line in log.splitlines()}
+
+
+@pytest.mark.parametrize("mode", _MODES)
+def test_every_handler_passes_and_nothing_else_of_the_host_does(
+    podgate: Deployment, namespaces: Namespaces, server: Json, mode: str
+) -> None:
+    users = namespaces(mode)
+    _run(users, server)
+    users.until("web", ISOLATION_READY, "True", _MODES[mode])
+    (pod,) = users.until_ready("web")
+    assert not any(is_reachable(pod, port) for port in _PORTS)
+    requests = _requests(users)
+    address = pod["status"]["podIP"]
+    # podgate's own probes begin in the pod, and in strict the relay's connections for the kubelet.
+    hosts = {client for _, client, *_ in requests} - {address}
+    assert len(hosts) == (0 if mode == "strict" else 1), hosts
+    kubelet = next(iter(hosts), address)
+    expected = {
+        ("http", kubelet, "/"),
+        ("http", kubelet, "/started"),
+        ("http", kubelet, "/redirect"),
+        ("redirected", kubelet, "/target"),
+        ("https", kubelet, "/"),
+        ("grpc", kubelet),
+        ("tcp", kubelet),
+    }
+    assert expected <= requests, expected - requests
+    assert users.restarts() == {}
+    assert users.unhealthy() == []
+
+
+@pytest.mark.parametrize("mode", _MODES)
+def test_pre_stop_hook_reaches_the_pod_after_its_deletion(
+    namespaces: Namespaces, server: Json, mode: str
+) -> None:
+    users = namespaces(mode)
+    _run(users, server)
+    users.until_ready("web")
+    path = f"{users.pods_path}/web"
+    users.api.delete(path)
+    polling.wait_until(
+        "the hook ran",
+        lambda: any("/stopping" in request for request in _requests(users)),
+    )
+    users.until_gone("web")
+    assert users.events("FailedPreStopHook") == []
