@@ -48,7 +48,7 @@ test-image: setup
 # podgate in a cluster of one node, which starts in namespaces of its own from the programs in BIN:
 # kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, and etcd 3.5 or newer (Debian's if
 # there is none). Some tests with `make test-cluster BIN=DIR FILES="tests/cluster/test_deployment.py"`.
-# Without BIN: what needs only an API server, in the cluster of KUBECONFIG.
+# PODGATE_TEST_KILLS=20 for more killed relays. Without BIN: what needs only an API server, in the cluster of KUBECONFIG.
 test-cluster: setup
 	PODGATE_TEST_BIN=$(BIN) $(PYTEST) $(LONG) $(or $(FILES),tests/cluster) $(if $(BIN),,-m 'not kernel')
 
@@ -82,9 +82,10 @@ test-kernels: setup
 test-bare:
 	@PYTHONDONTWRITEBYTECODE=1 python3 -m tests.bare $(or $(DEBIAN),13) $(ARGS)
 
-# All benchmarks, or `make bench BENCH=start`; figures are JSON lines on stdout.
+# All benchmarks, or `make bench BENCH=start`; figures are JSON lines on stdout. `make bench
+# BENCH=cluster BIN=DIR` needs the programs of a cluster, as test-cluster does.
 bench: setup
-	@$(PYTHON) -m tests.bench $(BENCH)
+	@PODGATE_TEST_BIN=$(BIN) $(PYTHON) -m tests.bench $(BENCH)
 
 # The property tests of all parsers, with new examples each time; `make fuzz SECONDS=60` for less than ten minutes.
 fuzz: setup

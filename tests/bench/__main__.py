@@ -8,13 +8,16 @@ import subprocess
 import sys
 
 BENCHES = ("start", "gate", "default_deny", "probe", "relay", "localapi", "kube")
+# Needs the programs of a cluster, so it runs only if it is named.
+APART = ("cluster",)
 
 
 def main() -> int:
     wanted = sys.argv[1:] or list(BENCHES)
     for name in wanted:
-        if name not in BENCHES:
-            sys.stderr.write(f"bench: there is no {name!r}; known: {', '.join(BENCHES)}.\n")
+        if name not in BENCHES + APART:
+            known = ", ".join(BENCHES + APART)
+            sys.stderr.write(f"bench: there is no {name!r}; known: {known}.\n")
             return 2
     for name in wanted:
         sys.stderr.write(f"bench: {name}\n")

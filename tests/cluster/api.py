@@ -58,8 +58,8 @@ class Api:
         found: list[Json] = self.get(path, **query)["items"]
         return found
 
-    def create(self, path: str, body: Json) -> Json:
-        return self._request("POST", path, {}, body)
+    def create(self, path: str, body: Json, **query: str) -> Json:
+        return self._request("POST", path, query, body)
 
     def patch(self, path: str, body: Json, content_type: str = MERGE) -> Json:
         return self._request("PATCH", path, {}, body, content_type)
@@ -107,19 +107,35 @@ class Api:
     def _send(self, method: str, path: str, content: bytes | None, content_type: str) -> bytes:
         headers = {"Content-Type": content_type} if content is not None else {}
         kept: http.client.HTTPSConnection | None = getattr(self._of_thread, "connection", None)
-        connection = kept or self._connect()
+        try:
+            status, answer = self._exchange(kept or self._connect(), method, path, content, headers)
+        except http.client.RemoteDisconnected:
+            # The server closes connections that were idle; it has not read the request then.
+            if kept is None:
+                raise
+            status, answer = self._exchange(self._connect(), method, path, content, headers)
+        if status >= 400:
+            raise ApiError(status, _message(answer))
+        return answer
+
+    def _exchange(
+        self,
+        connection: http.client.HTTPSConnection,
+        method: str,
+        path: str,
+        content: bytes | None,
+        headers: dict[str, str],
+    ) -> tuple[int, bytes]:
+        self._of_thread.connection = None
         try:
             connection.request(method, path, content, headers)
             response = connection.getresponse()
             answer = response.read()
-        except (OSError, http.client.HTTPException):
+        except BaseException:
             connection.close()
-            self._of_thread.connection = None
             raise
         self._of_thread.connection = connection
-        if response.status >= 400:
-            raise ApiError(response.status, _message(answer))
-        return answer
+        return response.status, answer
 
     def _connect(self) -> http.client.HTTPSConnection:
         made = http.client.HTTPSConnection(

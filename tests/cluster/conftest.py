@@ -110,6 +110,12 @@ def namespaces(node: OneNode) -> Iterator[Namespaces]:
         yield make
 
 
+@pytest.fixture(params=["enforce", "strict"])
+def closed(request: pytest.FixtureRequest, namespaces: Namespaces) -> Workloads:
+    """A namespace of each closed mode."""
+    return namespaces(request.param)
+
+
 @pytest.fixture
 def own_kubeconfig(request: pytest.FixtureRequest) -> str:
     """Of the cluster that the tests start, or empty."""

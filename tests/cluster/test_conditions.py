@@ -28,12 +28,6 @@ BOTH = (ISOLATION_READY, PROBES_PASSING)
 _UNREADY_ONLY = {**FRAGILE, "readinessProbe": {**HTTP_PROBE, "failureThreshold": 1}}
 
 
-@pytest.fixture(params=["enforce", "strict"])
-def closed(request: pytest.FixtureRequest, namespaces: Namespaces) -> Workloads:
-    """A namespace of each closed mode."""
-    return namespaces(request.param)
-
-
 def _start(users: Workloads, *names: str) -> None:
     for name in names:
         users.run(name, PROBED, gates=BOTH)

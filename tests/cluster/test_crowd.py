@@ -1,0 +1,71 @@
+"""Many pods at once, and relays that are killed, under a real kubelet."""
+
+import os
+import pathlib
+import signal
+import time
+
+import pytest
+
+from tests.cluster.conftest import Namespaces
+from tests.cluster.deployment import Deployment
+from tests.cluster.workloads import (
+    HTTP_PROBE,
+    ISOLATION_READY,
+    PROBED,
+    PROBES_PASSING,
+    is_reachable,
+)
+
+pytestmark = pytest.mark.kernel
+BOTH = (ISOLATION_READY, PROBES_PASSING)
+_PODS = 60
+# After each one the next relay is started later, up to 30 s; the last fourteen of twenty take seven
+# minutes.
+_KILLS = int(os.environ.get("PODGATE_TEST_KILLS", "6"))
+# A SYN in the millisecond of the relay's death waits for the probe's timeout.
+_LOST_PROBES = 2
+# The kubelet may need a minute to start all containers on two busy CPUs.
+_PATIENT = {**PROBED, "startupProbe": {**HTTP_PROBE, "failureThreshold": 300}}
+
+
+@pytest.mark.parametrize("mode", ["enforce", "strict"])
+def test_sixty_pods_at_once_are_ready_without_a_restart(namespaces: Namespaces, mode: str) -> None:
+    users = namespaces(mode)
+    names = [f"web{number}" for number in range(_PODS)]
+    for name in names:
+        users.run(name, _PATIENT, gates=BOTH)
+    pods = users.until_ready(*names)
+    assert not any(is_reachable(pod) for pod in pods[::10])
+    assert users.restarts() == {}
+
+
+def _relays(agent: int) -> list[int]:
+    """Processes that this agent started."""
+    found = pathlib.Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+    return [pid for pid in map(int, found) if b"agent.relay" in _command(pid)]
+
+
+def _command(pid: int) -> bytes:
+    return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_killed_relays_restart_no_container(podgate: Deployment, namespaces: Namespaces) -> None:
+    users = namespaces("strict")
+    names = ("a", "b", "c")
+    for name in names:
+        users.run(name, PROBED, gates=BOTH)
+    users.until_ready(*names)
+    pods = [users.until(name, ISOLATION_READY, "True", "Strict") for name in names]
+    for _ in range(_KILLS):
+        report = podgate.until("a relay serves", lambda report: report.relay and report.relay.is_up)
+        (relay,) = _relays(report.pid)
+        os.kill(relay, signal.SIGKILL)
+        assert not is_reachable(pods[0])
+        time.sleep(0.5)
+    podgate.until("a relay serves", lambda report: report.relay and report.relay.is_up)
+    for name in names:
+        users.until(name, ISOLATION_READY, "True", "Strict")
+    users.until_ready(*names)
+    assert users.restarts() == {}
+    assert len(users.unhealthy()) <= _LOST_PROBES, users.unhealthy()
