@@ -77,7 +77,6 @@ def _run(node: OneNode) -> None:
     podgate = Deployment(node.api)
     podgate.apply()
     podgate.wait_until_ready()
-    node.label(MODE, "strict")
     _note(f"{_BURST_PODS} pods at once, strict and with both gates")
     gates = (ISOLATION_READY, PROBES_PASSING)
     bursts = [_burst_seconds(node, "strict", gates) for _ in range(_BURSTS)]

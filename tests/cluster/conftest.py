@@ -67,15 +67,21 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
+def binaries() -> pathlib.Path:
+    """The directory of the cluster's programs; the test fails without them."""
+    if not os.environ.get(_BIN):
+        pytest.fail(_NO_BIN, pytrace=False)
+    directory = pathlib.Path(os.environ[_BIN]).absolute()
+    if problem := control_plane.missing(directory):
+        pytest.fail(problem, pytrace=False)
+    return directory
+
+
 @pytest.fixture(scope="session")
 def bare_cluster(isolated: None, request: pytest.FixtureRequest) -> Iterator[OneNode]:
     """One cluster for all tests; podgate is not deployed yet."""
-    if not os.environ.get(_BIN):
-        pytest.fail(_NO_BIN, pytrace=False)
-    binaries = pathlib.Path(os.environ[_BIN]).absolute()
-    if problem := control_plane.missing(binaries):
-        pytest.fail(problem, pytrace=False)
-    with one_node.running(binaries, request.getfixturevalue("image")) as made:
+    directory = binaries()
+    with one_node.running(directory, request.getfixturevalue("image")) as made:
         yield made
 
 

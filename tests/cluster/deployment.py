@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import pathlib
 import signal
 from collections.abc import Callable, Sequence
 
@@ -12,7 +13,7 @@ from agent.admin import client as admin_client
 from agent.admin.report import AgentReport, PodStatus
 from agent.settings import admin_socket
 from tests import polling
-from tests.cluster.api import STRATEGIC, Api, Json
+from tests.cluster.api import Api, Json
 from tests.image import manifests
 from tests.image.node import RUN_DIRECTORY
 
@@ -45,12 +46,21 @@ class Deployment:
         polling.wait_until("the DaemonSet is rolled out", self._is_rolled_out, seconds=180)
         polling.wait_until("the agent responds", self.report)
 
-    def set_arguments(self, arguments: Sequence[str]) -> None:
-        """Roll out the manifests' arguments with more behind them; none: the manifests' alone."""
-        (container,) = manifests.agent_pod("any")["spec"]["containers"]
-        changed = {"name": container["name"], "args": [*container["args"], *arguments]}
-        template = {"spec": {"containers": [changed]}}
-        self._api.patch(_DAEMON_SET, {"spec": {"template": template}}, STRATEGIC)
+    def set_arguments(
+        self, arguments: Sequence[str], *, directories: Sequence[pathlib.Path] = ()
+    ) -> None:
+        """Roll out the manifests' arguments with more behind them; none: the manifests' alone.
+
+        directories: of the node, which the agent gets at the same paths, to write to.
+        """
+        spec = manifests.agent_pod("any")["spec"]
+        (container,) = spec["containers"]
+        container["args"] += arguments
+        for number, path in enumerate(directories):
+            name = f"more-{number}"
+            spec["volumes"].append({"name": name, "hostPath": {"path": str(path)}})
+            container["volumeMounts"].append({"name": name, "mountPath": str(path)})
+        self._api.patch(_DAEMON_SET, {"spec": {"template": {"spec": spec}}})
         self.wait_until_ready()
 
     def pods(self) -> list[Json]:

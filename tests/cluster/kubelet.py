@@ -35,16 +35,16 @@ class Kubelet:
         cgroups: tuple[pathlib.Path, str],
     ) -> None:
         """directory: empty; socket: the runtime's; cgroups: the directory for its own, and the path
-        of the one for pods."""
+        of the one above those of pods."""
         self.name = name
         self._api = control_plane.api
         self.manifests = directory / "manifests"
         """Of static pods."""
         self.manifests.mkdir(parents=True)
         control_plane.pki.sign("kubelet", user=f"system:node:{name}", groups=("system:nodes",))
-        own, pods = cgroups
+        own, root = cgroups
         config = directory / "config.json"
-        config.write_text(json.dumps(self._config(directory, control_plane, socket, pods)))
+        config.write_text(json.dumps(self._config(directory, control_plane, socket, root)))
         self.daemon = Daemon(
             [
                 str(binary),
@@ -84,7 +84,7 @@ class Kubelet:
         directory: pathlib.Path,
         control_plane: ControlPlane,
         socket: pathlib.Path,
-        pods_cgroup: str,
+        cgroup_root: str,
     ) -> dict[str, object]:
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -102,11 +102,12 @@ class Kubelet:
             "clusterDomain": "cluster.local",
             "resolvConf": "",
             "maxPods": _MAX_PODS,
-            "featureGates": {"PodsAPI": True},
-            # The machine's cgroups may be hybrid, where the kubelet cannot make those of pods.
+            "featureGates": {"PodsAPI": True, "KubeletCrashLoopBackOffMax": True},
+            # Tests end containers often.
+            "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
+            # Below a cgroup of the tests' own, with which all containers end.
             "cgroupDriver": "cgroupfs",
-            "cgroupRoot": pods_cgroup,
-            "cgroupsPerQOS": False,
+            "cgroupRoot": cgroup_root,
             "enforceNodeAllocatable": [],
             "failCgroupV1": False,
             "failSwapOn": False,

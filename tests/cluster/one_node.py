@@ -36,6 +36,12 @@ class OneNode:
     def api(self) -> Api:
         return self.control_plane.api
 
+    def end_containers(self) -> None:
+        """End all processes of pods at once."""
+        cgroup2 = cgroup2_mount()
+        assert cgroup2 is not None
+        (cgroup2 / self.runtime.pods_cgroup[1:] / "cgroup.kill").write_text("1")
+
     def label(self, key: str, value: str | None) -> None:
         """Set a label of the node, or remove it."""
         self.api.patch(f"/api/v1/nodes/{NAME}", {"metadata": {"labels": {key: value}}})
@@ -59,6 +65,7 @@ def running(binaries: pathlib.Path, image: pathlib.Path) -> Iterator[OneNode]:
         undo.enter_context(_tunables(directory / "tunables"))
         undo.enter_context(as_on_a_node(runtime))
         cgroup = cgroup2 / runtime.name
+        _make_in_all_hierarchies(runtime.name)
         control_plane = ControlPlane(
             binaries, directory / "control-plane", cgroup / "control-plane", str(NODE_IPV4)
         )
@@ -69,7 +76,7 @@ def running(binaries: pathlib.Path, image: pathlib.Path) -> Iterator[OneNode]:
             name=NAME,
             address=str(NODE_IPV4),
             socket=SOCKETS / runtime.socket.name,
-            cgroups=(cgroup / "kubelet.service", runtime.pods_cgroup),
+            cgroups=(cgroup / "kubelet.service", f"/{runtime.name}"),
         )
         # A kubelet that runs while containers are ended would start them again.
         undo.callback(_end, control_plane, kubelet)
@@ -83,6 +90,12 @@ def _end(control_plane: ControlPlane, kubelet: Kubelet) -> None:
     control_plane.api.close()
     for daemon in (kubelet.daemon, *reversed(control_plane.daemons)):
         daemon.kill()
+
+
+def _make_in_all_hierarchies(name: str) -> None:
+    """The kubelet wants its root to exist in those of version 1 as well, where there are any."""
+    for tasks in pathlib.Path("/sys/fs/cgroup").glob("*/cgroup.clone_children"):
+        (tasks.parent / name).mkdir(exist_ok=True)
 
 
 @contextlib.contextmanager

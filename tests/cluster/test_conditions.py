@@ -7,6 +7,7 @@ import pytest
 
 from tests import polling
 from tests.cluster import containers
+from tests.cluster.api import Json
 from tests.cluster.conftest import Namespaces
 from tests.cluster.containers import FRAGILE, FRAGILE_VOLUMES
 from tests.cluster.deployment import Deployment
@@ -28,19 +29,17 @@ BOTH = (ISOLATION_READY, PROBES_PASSING)
 _UNREADY_ONLY = {**FRAGILE, "readinessProbe": {**HTTP_PROBE, "failureThreshold": 1}}
 
 
-def _start(users: Workloads, *names: str) -> None:
+def _start(users: Workloads, *names: str) -> list[Json]:
     for name in names:
         users.run(name, PROBED, gates=BOTH)
-    users.until_ready(*names)
+    return users.until_isolated(*names)
 
 
 def test_isolation_stays_ready_over_a_container_restart(node: OneNode, closed: Workloads) -> None:
-    _start(closed, "web")
-    before = closed.until("web", ISOLATION_READY)
+    (before,) = _start(closed, "web")
     containers.kill_container(node.runtime, before)
     polling.wait_until("the container restarted", closed.restarts)
-    closed.until_ready("web")
-    after = closed.until("web", PROBES_PASSING)
+    (after,) = closed.until_isolated("web")
     assert condition(after, ISOLATION_READY) == condition(before, ISOLATION_READY)
     assert not is_reachable(after)
     assert closed.restarts() == {"web": 1}
@@ -49,16 +48,14 @@ def test_isolation_stays_ready_over_a_container_restart(node: OneNode, closed: W
 def test_new_sandbox_is_gated_again_and_its_condition_names_it(
     node: OneNode, closed: Workloads
 ) -> None:
-    _start(closed, "web")
-    before = closed.until("web", ISOLATION_READY)
+    (before,) = _start(closed, "web")
     old = containers.sandbox(node.runtime, before)
     containers.kill_sandbox(node.runtime, before)
     polling.wait_until(
         "the condition is about another sandbox",
         lambda: old[:12] not in condition(closed.pod("web"), ISOLATION_READY)["message"],
     )
-    closed.until("web", ISOLATION_READY)
-    (after,) = closed.until_ready("web")
+    (after,) = closed.until_isolated("web")
     assert after["status"]["podIP"] != before["status"]["podIP"]
     assert not is_reachable(after)
 
@@ -67,15 +64,14 @@ def test_ten_kubelet_restarts_fail_no_probe(
     node: OneNode, podgate: Deployment, closed: Workloads
 ) -> None:
     names = ("a", "b", "c")
-    _start(closed, *names)
-    before = [closed.pod(name) for name in names]
+    before = _start(closed, *names)
     for _ in range(10):
         node.kubelet.restart()
         node.kubelet.wait_until_ready()
         # Each probe runs once a second.
         time.sleep(1.5)
     podgate.until("the kubelet is known", lambda report: report.kubelet)
-    after = closed.until_ready(*names)
+    after = closed.until_isolated(*names)
     assert closed.restarts() == {}
     assert closed.unhealthy() == []
     for old, new in zip(before, after, strict=True):
@@ -86,8 +82,7 @@ def test_ten_kubelet_restarts_fail_no_probe(
 def test_killed_agent_leaves_gates_probes_and_conditions(
     podgate: Deployment, closed: Workloads
 ) -> None:
-    _start(closed, "web")
-    before = closed.until("web", ISOLATION_READY)
+    (before,) = _start(closed, "web")
     killed = podgate.kill_agent()
     assert not is_reachable(before)
     report = podgate.until("the next agent responds", lambda report: report.pid != killed)
@@ -95,7 +90,7 @@ def test_killed_agent_leaves_gates_probes_and_conditions(
     assert report.programs == "pinned"
     # Some probes of each kind run.
     time.sleep(3)
-    (after,) = closed.until_ready("web")
+    (after,) = closed.until_isolated("web")
     assert condition(after, ISOLATION_READY) == condition(before, ISOLATION_READY)
     assert closed.restarts() == {}
     assert closed.unhealthy() == []
@@ -109,7 +104,7 @@ def test_outage_of_the_api_server_loses_no_condition(
     users = namespaces("enforce")
     users.run("web", PROBED, gates=BOTH)
     users.run("sick", _UNREADY_ONLY, gates=BOTH, volumes=FRAGILE_VOLUMES)
-    before, sick = users.until_ready("web", "sick")
+    before, sick = users.until_isolated("web", "sick")
     api_server = node.control_plane.api_server
     if outage == "hung":
         api_server.pause()

@@ -5,7 +5,14 @@ import pytest
 from tests.cluster.conftest import Namespaces
 from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
-from tests.cluster.workloads import ISOLATION_READY, PROBED, PROBES_PASSING, condition, is_reachable
+from tests.cluster.workloads import (
+    ISOLATION_READY,
+    PROBED,
+    PROBES_PASSING,
+    Workloads,
+    condition,
+    is_reachable,
+)
 
 pytestmark = pytest.mark.kernel
 BOTH = (ISOLATION_READY, PROBES_PASSING)
@@ -14,11 +21,13 @@ BOTH = (ISOLATION_READY, PROBES_PASSING)
 def test_daemonset_is_ready_as_applied_and_knows_the_kubelet(
     node: OneNode, podgate: Deployment
 ) -> None:
+    before = podgate.restarts()
     report = podgate.until("the kubelet is known", lambda report: report.kubelet)
     directory = node.kubelet.daemon.cgroup
     assert report.kubelet is not None
     assert str(directory).endswith(report.kubelet)
-    assert podgate.restarts() == 0
+    podgate.wait_until_ready()
+    assert podgate.restarts() == before
 
 
 def test_pods_without_labels_are_audited_and_stay_reachable(namespaces: Namespaces) -> None:
@@ -32,14 +41,11 @@ def test_pods_without_labels_are_audited_and_stay_reachable(namespaces: Namespac
     assert is_reachable(pod)
 
 
-@pytest.mark.parametrize(("mode", "reason"), [("enforce", "Enforced"), ("strict", "Strict")])
 def test_labelled_namespace_is_closed_to_host_processes_and_its_probes_pass(
-    namespaces: Namespaces, mode: str, reason: str
+    closed: Workloads,
 ) -> None:
-    users = namespaces(mode)
-    users.run("web", PROBED, gates=BOTH)
-    users.until("web", ISOLATION_READY, "True", reason)
-    (pod,) = users.until_ready("web")
+    closed.run("web", PROBED, gates=BOTH)
+    (pod,) = closed.until_isolated("web")
     assert not is_reachable(pod)
-    assert users.restarts() == {}
-    assert users.unhealthy() == []
+    assert closed.restarts() == {}
+    assert closed.unhealthy() == []

@@ -14,6 +14,8 @@ from tests.runtime import images
 ISOLATION_READY = "podgate.io/isolation-ready"
 PROBES_PASSING = "podgate.io/probes-passing"
 MODE = "podgate.io/mode"
+REASONS = {"": "Audit", "audit": "Audit", "enforce": "Enforced", "strict": "Strict"}
+"""Of isolation-ready, by the label of the pod's namespace."""
 PORT = 8080
 _POLL_SECONDS = 0.1
 HTTP_PROBE: Json = {"httpGet": {"path": "/healthz", "port": PORT}, "periodSeconds": 1}
@@ -35,8 +37,10 @@ PROBED: Json = {
 class Workloads:
     """One namespace."""
 
-    def __init__(self, api: Api, namespace: str) -> None:
+    def __init__(self, api: Api, namespace: str, mode: str = "") -> None:
+        """mode: the namespace's label."""
         self.api = api
+        self.mode = mode
         self.namespace = namespace
         self.pods_path = f"/api/v1/namespaces/{namespace}/pods"
 
@@ -93,6 +97,12 @@ class Workloads:
     def until_ready(self, *names: str) -> list[Json]:
         return [self.until(name, "Ready") for name in names]
 
+    def until_isolated(self, *names: str) -> list[Json]:
+        """Wait until these pods are Ready and isolated as the namespace's mode says."""
+        self.until_ready(*names)
+        reason = REASONS[self.mode]
+        return [self.until(name, ISOLATION_READY, "True", reason) for name in names]
+
     def until_gone(self, *names: str) -> None:
         def left() -> set[str]:
             return {pod["metadata"]["name"] for pod in self.pods()} & set(names)
@@ -135,10 +145,11 @@ def namespace(api: Api, name: str, labels: dict[str, str] | None = None) -> Iter
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     body["metadata"]["labels"] = labels or {}  # type: ignore[index]
     api.create("/api/v1/namespaces", body)
-    made = Workloads(api, name)
+    made = Workloads(api, name, (labels or {}).get(MODE, ""))
     try:
         path = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-        polling.wait_until("the service account exists", lambda: api.find(path))
+        # The controller manager lists again late after an outage of the API server.
+        polling.wait_until("the service account exists", lambda: api.find(path), seconds=180)
         yield made
     finally:
         api.delete(made.pods_path, gracePeriodSeconds="1")

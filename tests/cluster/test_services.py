@@ -1,0 +1,190 @@
+"""Services with a real EndpointSlice controller, and both of podgate's proxies."""
+
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests import polling
+from tests.cluster import containers
+from tests.cluster.api import Json
+from tests.cluster.conftest import Namespaces
+from tests.cluster.containers import FRAGILE, FRAGILE_VOLUMES
+from tests.cluster.daemons import Daemon
+from tests.cluster.deployment import Deployment
+from tests.cluster.one_node import IMAGE, OneNode
+from tests.cluster.workloads import HTTP_PROBE, PORT, Workloads
+
+pytestmark = pytest.mark.kernel
+_NAMES = ("a", "b", "c")
+_SERVICE_PORT = 80
+_OUTSIDE = "198.18.100.2"
+_NODE = "198.18.100.1"
+_PODS = "198.18.16.0/20"
+_ROLE = {
+    "metadata": {"name": "services"},
+    "rules": [
+        {"apiGroups": [""], "resources": ["services"], "verbs": ["list", "watch"]},
+        {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["list", "watch"],
+        },
+    ],
+}
+_BINDING = {
+    "metadata": {"name": "services"},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "services"},
+    "subjects": [{"kind": "ServiceAccount", "name": "podgate", "namespace": "podgate"}],
+}
+_FETCH = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=1).read().decode())"
+
+_LOOP = f"""
+import time
+while True:
+    try:
+        exec({_FETCH!r})
+    except OSError:
+        pass
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture(scope="module")
+def endpoints(bare_cluster: OneNode, podgate: Deployment) -> Iterator[None]:
+    """The agent publishes endpoints, with the rights that docs/deploy.md names."""
+    path = "/apis/rbac.authorization.k8s.io/v1"
+    bare_cluster.api.create(f"{path}/clusterroles", _ROLE)
+    bare_cluster.api.create(f"{path}/clusterrolebindings", _BINDING)
+    podgate.set_arguments(["--service-endpoints"])
+    yield
+    podgate.set_arguments([])
+    bare_cluster.api.delete(f"{path}/clusterrolebindings/services")
+    bare_cluster.api.delete(f"{path}/clusterroles/services")
+
+
+@pytest.fixture(scope="module")
+def outside(bare_cluster: OneNode) -> Iterator[str]:
+    """A network namespace beyond the node's uplink; its path."""
+    path = "/run/netns/outside"
+    _ip("netns", "add", "outside")
+    _ip("link", "add", "uplink", "type", "veth", "peer", "name", "eth0", "netns", "outside")
+    try:
+        _ip("address", "add", f"{_NODE}/24", "dev", "uplink")
+        _ip("link", "set", "uplink", "up")
+        _ip("-n", "outside", "address", "add", f"{_OUTSIDE}/24", "dev", "eth0")
+        _ip("-n", "outside", "link", "set", "eth0", "up")
+        # As on nodes: a service's address has a route, which a proxy changes the target of.
+        _ip("route", "add", "default", "via", _OUTSIDE)
+        yield path
+    finally:
+        _ip("link", "del", "uplink")
+        _ip("netns", "del", "outside")
+
+
+@pytest.fixture(params=["ebpf", "nft"])
+def backend(
+    request: pytest.FixtureRequest,
+    bare_cluster: OneNode,
+    endpoints: None,
+    outside: str,
+    tmp_path: pathlib.Path,
+) -> Iterator[str]:
+    """A running proxy, which translates for this cluster's processes only."""
+    proxy = [sys.executable, "-m", "agent", "proxy", f"--backend={request.param}"]
+    top = bare_cluster.kubelet.daemon.cgroup.parent
+    scope = [f"--cgroup={top}"] if request.param == "ebpf" else [f"--pod-network={_PODS}"]
+    started = tmp_path / "started"
+    daemon = Daemon(
+        [*proxy, *scope, f"--started-file={started}"], top / "proxy", tmp_path / "proxy.log"
+    )
+    daemon.start()
+    try:
+        polling.wait_until("the proxy has written its first state", started.exists)
+        yield request.param
+    finally:
+        daemon.stop()
+        subprocess.run([*proxy, "--cleanup"], check=True, timeout=60)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+def _serve(users: Workloads) -> Json:
+    """Three pods that respond with their names, and their service; the service."""
+    for name in _NAMES:
+        server = {**FRAGILE, "readinessProbe": HTTP_PROBE}
+        *shell, script = server["command"]
+        named = f"hostname > /www/name; {script}"
+        server["command"] = [*shell, named]
+        users.run(name, server, labels={"service": "web"}, volumes=FRAGILE_VOLUMES)
+    ports = [{"port": _SERVICE_PORT, "targetPort": PORT}]
+    spec = {"type": "NodePort", "selector": {"service": "web"}, "ports": ports}
+    path = f"/api/v1/namespaces/{users.namespace}/services"
+    made = users.api.create(path, {"metadata": {"name": "web"}, "spec": spec})
+    users.until_ready(*_NAMES)
+    return made
+
+
+def _fetch(node: OneNode, url: str, *, netns: str = "") -> str:
+    """The response to a host process of the cluster's cgroup; empty if there is none."""
+    command = [sys.executable, "-c", _FETCH, url]
+    if netns:
+        command = ["nsenter", f"--net={netns}", *command]
+    directory = node.kubelet.daemon.cgroup.parent / "client"
+    directory.mkdir(exist_ok=True)
+    shell = ["sh", "-c", 'echo $$ > "$0/cgroup.procs"; exec "$@"', str(directory)]
+    answer = subprocess.run([*shell, *command], capture_output=True, text=True, timeout=30)
+    return answer.stdout.strip()
+
+
+def _answers(node: OneNode, url: str, *, netns: str = "") -> set[str]:
+    return {_fetch(node, url, netns=netns) for _ in range(20)}
+
+
+def test_service_reaches_its_ready_pods_from_host_and_pods(
+    node: OneNode, backend: str, outside: str, namespaces: Namespaces
+) -> None:
+    users = namespaces()
+    spec = _serve(users)["spec"]
+    url = f"http://{spec['clusterIP']}:{_SERVICE_PORT}/name"
+    polling.wait_until("all pods respond", lambda: _answers(node, url) == set(_NAMES))
+
+    client = ["/usr/bin/python3", "-uc", _LOOP, url]
+    users.run("client", {"name": "client", "image": IMAGE, "command": client})
+    users.until_ready("client")
+    log = f"{users.pods_path}/client/log"
+    polling.wait_until(
+        "all pods respond to a pod", lambda: set(_NAMES) <= set(users.api.text(log).split())
+    )
+
+    from_outside = f"http://{_NODE}:{spec['ports'][0]['nodePort']}/name"
+    if backend == "nft":
+        polling.wait_until(
+            "all pods respond to the node port",
+            lambda: _answers(node, from_outside, netns=outside) == set(_NAMES),
+        )
+
+    containers.set_health(users.pod("a"), is_healthy=False)
+    polling.wait_until("the others respond", lambda: _answers(node, url) == {"b", "c"})
+
+
+def test_services_go_on_without_api_server_and_agent(
+    node: OneNode, podgate: Deployment, backend: str, namespaces: Namespaces
+) -> None:
+    users = namespaces()
+    spec = _serve(users)["spec"]
+    url = f"http://{spec['clusterIP']}:{_SERVICE_PORT}/name"
+    polling.wait_until("all pods respond", lambda: _answers(node, url) == set(_NAMES))
+    node.control_plane.api_server.kill()
+    try:
+        podgate.kill_agent()
+        assert _answers(node, url) == set(_NAMES)
+    finally:
+        node.control_plane.api_server.start()
+        node.control_plane.wait_until_ready()
+    podgate.wait_until_ready()
+    assert _answers(node, url) == set(_NAMES)
