@@ -71,7 +71,7 @@ def _run(users: Workloads, data: Json) -> Json:
         }
         for name, handler in _HANDLERS.items()
     ]
-    # An init container that goes on serving is ready before the hooks of the others run.
+    # An init container that keeps serving is ready before the hooks of the others run.
     sidecar = {**serving, "restartPolicy": "Always"}
     return users.run(
         "web",

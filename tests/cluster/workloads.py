@@ -98,7 +98,7 @@ class Workloads:
         return [self.until(name, "Ready") for name in names]
 
     def until_isolated(self, *names: str) -> list[Json]:
-        """Wait until these pods are Ready and isolated as the namespace's mode says."""
+        """Wait until these pods are Ready and isolated as the namespace's mode requires."""
         self.until_ready(*names)
         reason = REASONS[self.mode]
         return [self.until(name, ISOLATION_READY, "True", reason) for name in names]
