@@ -35,7 +35,7 @@ _MIN_GAP_SECONDS = 0.1
 # sandboxes are listed, more often. IPv6 needs two seconds to detect duplicate addresses.
 _AWAITED_SECONDS = 3.0
 _AWAITED_GAP_SECONDS = 0.01
-# Of the time, for the runtime's sake.
+# Of the time, for the runtime's sake; a busy one is listed as often as by hints.
 _AWAITED_SHARE = 0.2
 _TICK_SECONDS = 0.001
 # A sandbox that comes while the first list is made is in the second.
@@ -190,7 +190,8 @@ class Sandboxes:
         if any(sandbox.is_ready and sandbox.id not in self._listed_ids for sandbox in listed):
             return True
         took = loop.time() - started
-        await asyncio.sleep(max(_AWAITED_GAP_SECONDS, took * (1 / _AWAITED_SHARE - 1)))
+        pause = max(_AWAITED_GAP_SECONDS, took * (1 / _AWAITED_SHARE - 1))
+        await asyncio.sleep(min(pause, _MIN_GAP_SECONDS))
         return False
 
     def _choose(self, listed: Iterable[Sandbox]) -> dict[str, Sandbox]:
