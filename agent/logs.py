@@ -31,6 +31,9 @@ class Event(enum.Enum):
     CNI_PLUGIN_NOT_INSTALLED = (
         "podgate-cni is not in the CNI configuration; new pods start without it."
     )
+    CNI_SOCKET_UNAVAILABLE = (
+        "Socket for podgate-cni cannot be opened; sandboxes are found when the runtime lists them."
+    )
     CNI_STATE_NOT_WRITTEN = (
         "podgate-cni's state file cannot be written; new pods start with the modes in it. Retrying."
     )

@@ -58,6 +58,7 @@ def _of_product() -> Iterator[CodeType]:
     """What may block in the product."""
     from agent.api import listen, peer_credentials
     from agent.app.cluster_outputs import ClusterOutputs
+    from agent.cni import added
     from agent.cni.publisher import CniStatePublisher
     from agent.cri import client as cri
     from agent.cri import endpoints
@@ -90,6 +91,7 @@ def _of_product() -> Iterator[CodeType]:
             StateSaver.run,
             # Sockets in the run directory, a tmpfs, when a server starts or ends.
             listen.unix_socket,
+            added._listen,
             listen.add_grpc_socket,
             peer_credentials.PeerCredentialProxy.serve,
             # Names of sockets, namespaces and cgroups, each in a tmpfs, procfs or cgroupfs.

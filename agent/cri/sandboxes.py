@@ -6,6 +6,8 @@ While the runtime is unreachable, the last known sandboxes stay: its restart end
 
 import asyncio
 import contextlib
+import datetime
+import json
 from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
@@ -60,6 +62,7 @@ class Sandboxes:
         """is_awaited: whether a pod of the node should get a sandbox soon."""
         self._open_runtime = open_runtime
         self._runtime: Runtime | None = None
+        self._locate = locate
         self._lookups = SandboxLookups(locate, on_late=self.hint)
         self._events = RuntimeEvents(lambda: self._runtime, self.hint)
         self._is_awaited = is_awaited
@@ -99,6 +102,33 @@ class Sandboxes:
         """The runtime's lists may have changed, or may change in a moment."""
         self._hinted_at = asyncio.get_running_loop().time()
         self._hinted.set()
+
+    async def add(self, sandbox: Sandbox, netns_path: str) -> None:
+        """A sandbox that has its network, and that the runtime is about to list.
+
+        It is the pod's current one until the runtime lists it, or its namespace is gone, unless the
+        pod has a ready one. netns_path: verified as those that the runtime reports.
+        """
+        info = {"": json.dumps({"sandboxMetadata": {"NetNSPath": netns_path}})}
+        details = SandboxDetails(host_network=False, ips=sandbox.ips, info=info)
+        found = await self._locate(details)
+        before = self.current.get(sandbox.pod_uid)
+        has_current = before is not None and (before.is_ready or before.id == sandbox.id)
+        if found.netns is None or has_current or sandbox.id in self._listed_ids:
+            return
+        sandbox = msgspec.structs.replace(
+            sandbox,
+            netns=found.netns,
+            # It goes with its namespace, unless the runtime lists it.
+            is_ready=False,
+            # It must not be replaced by the one before, which may be listed longer.
+            attempt=before.attempt + 1 if before else 0,
+            created=datetime.datetime.now(datetime.UTC),
+        )
+        self.current[sandbox.pod_uid] = sandbox
+        self.containers[sandbox.pod_uid] = ()
+        _log_change(before, sandbox)
+        self.changes.mark(sandbox.pod_uid)
 
     async def run(self) -> None:
         """Follow the runtime until cancelled."""

@@ -7,6 +7,7 @@ import asyncio
 
 from agent import tasks
 from agent.admin.report import PodSourceStatus
+from agent.cni import added
 from agent.cri.client import Runtime
 from agent.cri.endpoints import open_runtime
 from agent.cri.models import CriContainer, CriContainerState
@@ -80,6 +81,7 @@ class ClusterSource:
                 tasks.start(group, "sandboxes", self.sandboxes.run)
                 tasks.start(group, "pods and sandboxes", self._follow)
                 tasks.start(group, "modes of sandboxes", self._follow_modes)
+                tasks.start(group, "sandboxes of podgate-cni", self._follow_added)
         finally:
             self._locator.close()
 
@@ -149,6 +151,12 @@ class ClusterSource:
         while True:
             await self._changed.wait()
             self._update()
+
+    async def _follow_added(self) -> None:
+        """Sandboxes that podgate-cni reports: their conditions are patched while the runtime still
+        creates them, so that the kubelet has these before the containers are ready."""
+        async for found in added.received(self._settings.run_directory):
+            await self.sandboxes.add(found.sandbox, found.netns_path)
 
     async def _follow_modes(self) -> None:
         """The modes of sandboxes without a pod of the API; `ApiPods` follows those of its pods."""

@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "gate.h"
@@ -62,15 +64,15 @@ struct call {
 static char input[INPUT_BYTES + 1], state_text[STATE_BYTES];
 static bool never_fails;
 
-static void put_text(const char *text)
+static void put_text(FILE *out, const char *text)
 {
-	putchar('"');
+	putc('"', out);
 	for (; *text; text++) {
 		if (*text == '"' || *text == '\\')
-			putchar('\\');
-		putchar(*text < 0x20 || *text > 0x7e ? '?' : *text);
+			putc('\\', out);
+		putc(*text < 0x20 || *text > 0x7e ? '?' : *text, out);
 	}
-	putchar('"');
+	putc('"', out);
 }
 
 /* Report an error as the protocol specifies, and exit. */
@@ -82,10 +84,10 @@ static void __attribute__((noreturn)) fail(const char *version, enum code code, 
 	if (never_fails)
 		exit(EXIT_SUCCESS);
 	printf("{\"cniVersion\": \"%s\", \"code\": %d, \"msg\": ", version, code);
-	put_text(message);
+	put_text(stdout, message);
 	if (*details) {
 		printf(", \"details\": ");
-		put_text(details);
+		put_text(stdout, details);
 	}
 	printf("}\n");
 	exit(EXIT_FAILURE);
@@ -306,14 +308,48 @@ static void print_result(const struct call *call)
 	printf("%.*s\n", size, members);
 }
 
+/*
+ * Report to a running agent that the pod has its network, some milliseconds before the runtime
+ * lists the sandbox. Best effort: without it the agent finds the sandbox in the runtime's list.
+ */
+static void announce(const struct call *call, const char *id, const char *netns)
+{
+	struct sockaddr_un agent = {.sun_family = AF_UNIX};
+	char *text = NULL;
+	size_t size;
+	int sock = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	FILE *out = open_memstream(&text, &size);
+
+	if (sock >= 0 && out &&
+	    (size_t)snprintf(agent.sun_path, sizeof(agent.sun_path), "%s/cni/added.sock",
+			     call->run_directory) < sizeof(agent.sun_path)) {
+		fprintf(out, "{\"sandbox\": ");
+		put_text(out, id);
+		fprintf(out, ", \"netns\": ");
+		put_text(out, netns);
+		fprintf(out, ", \"args\": ");
+		put_text(out, getenv("CNI_ARGS"));
+		fprintf(out, ", \"result\": %.*s}", (int)(call->previous.end - call->previous.at),
+			call->previous.at);
+		if (!fflush(out))
+			sendto(sock, text, size, MSG_DONTWAIT | MSG_NOSIGNAL,
+			       (struct sockaddr *)&agent, sizeof(agent));
+	}
+	if (out)
+		fclose(out);
+	free(text);
+	if (sock >= 0)
+		close(sock);
+}
+
 static int add(const struct call *call)
 {
+	const char *id = required_variable(call, "CNI_CONTAINERID");
 	const char *netns = required_variable(call, "CNI_NETNS");
 	struct installation at;
 	struct gate_options options;
 	struct pod_netns pod;
 
-	required_variable(call, "CNI_CONTAINERID");
 	required_variable(call, "CNI_IFNAME");
 	if (!json_is_object(call->previous))
 		fail(call->version, CODE_CONFIGURATION,
@@ -332,6 +368,7 @@ static int add(const struct call *call)
 			     "the pod cannot be gated yet; try again", last_error());
 		fprintf(stderr, "podgate-cni: pod starts without a gate: %s\n", last_error());
 	}
+	announce(call, id, netns);
 	print_result(call);
 	return EXIT_SUCCESS;
 }
@@ -406,7 +443,7 @@ static int version(void)
 	    !json_text(json_member(request, "cniVersion"), text, sizeof(text)))
 		strcpy(text, NEWEST);
 	printf("{\"cniVersion\": ");
-	put_text(text);
+	put_text(stdout, text);
 	printf(", \"supportedVersions\": [");
 	for (size_t i = 0; i < VERSION_COUNT; i++)
 		printf("%s\"%s\"", i ? ", " : "", versions[i]);

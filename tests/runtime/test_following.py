@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime
 import itertools
+import json
 import pathlib
 from collections.abc import AsyncGenerator, AsyncIterator
 
@@ -86,8 +87,12 @@ class _Runtime:
 
     @may_block("two looks at a file of the test's own; threads know nothing of fake time")
     async def locate(self, details: SandboxDetails) -> SandboxNetns:
-        path = self._directory / details.info["id"]
-        if details.info["id"] in self.lost or not path.exists():
+        # By the id of one that is listed, or the path of one that was added.
+        name = (
+            details.info.get("id") or json.loads(details.info[""])["sandboxMetadata"]["NetNSPath"]
+        )
+        path = self._directory / name
+        if name in self.lost or not path.exists():
             return SandboxNetns(None, "It is nowhere.")
         status = path.stat()
         return SandboxNetns(Netns(str(path), status.st_dev, status.st_ino))
@@ -194,6 +199,79 @@ async def test_sandbox_listed_after_its_event_is_found_soon(runtime: _Runtime) -
         runtime.run("a")
         await asyncio.sleep(1)
         assert (calls.when("sandbox", "a-0") or 99) - now <= 0.6
+
+
+def _added(runtime: _Runtime, uid: str, attempt: int = 0) -> Sandbox:
+    """A sandbox that has its network, and that the runtime does not list yet."""
+    sandbox = runtime.run(uid, attempt)
+    del runtime.sandboxes[sandbox.id]
+    return msgspec.structs.replace(sandbox, attempt=0, created=None, is_ready=False)
+
+
+async def test_added_sandbox_is_current_before_and_after_it_is_listed(runtime: _Runtime) -> None:
+    async with _following(runtime) as calls:
+        sandbox = _added(runtime, "a")
+        await calls.sandboxes.add(sandbox, sandbox.id)
+        assert calls.current["a"].id == "a-0"
+        assert calls.current["a"].netns is not None
+        calls.sandboxes.hint()
+        await asyncio.sleep(5)
+        assert calls.calls == [("sandbox", "a-0")]
+        runtime.run("a")
+        calls.sandboxes.hint()
+        await asyncio.sleep(5)
+        assert calls.current["a"].is_ready
+        assert {what for what, _ in calls.calls} == {"sandbox"}
+
+
+async def test_sandbox_that_is_listed_longer_does_not_replace_an_added_one(
+    runtime: _Runtime,
+) -> None:
+    async with _following(runtime) as calls:
+        runtime.run("a", attempt=7)
+        calls.sandboxes.hint()
+        await asyncio.sleep(5)
+        runtime.give_up("a-7")
+        calls.sandboxes.hint()
+        await asyncio.sleep(5)
+        sandbox = _added(runtime, "a", attempt=8)
+        await calls.sandboxes.add(sandbox, sandbox.id)
+        calls.sandboxes.hint()
+        await asyncio.sleep(5)
+        assert calls.current["a"].id == "a-8"
+
+
+async def test_added_sandbox_goes_with_its_namespace(runtime: _Runtime) -> None:
+    """As after a failure of another plugin: the runtime never lists it."""
+    async with _following(runtime) as calls:
+        sandbox = _added(runtime, "a")
+        await calls.sandboxes.add(sandbox, sandbox.id)
+        runtime.run("a")
+        runtime.stop("a-0")
+        del runtime.sandboxes["a-0"]
+        calls.sandboxes.hint()
+        await asyncio.sleep(5)
+        assert calls.current == {}
+
+
+async def test_ready_sandbox_is_not_replaced_by_an_added_one(runtime: _Runtime) -> None:
+    async with _following(runtime) as calls:
+        runtime.run("a")
+        calls.sandboxes.hint()
+        await asyncio.sleep(5)
+        for uid_attempt in (0, 1):
+            sandbox = _added(runtime, "a", uid_attempt)
+            await calls.sandboxes.add(sandbox, sandbox.id)
+        assert calls.current["a"].id == "a-0"
+        assert calls.current["a"].is_ready
+
+
+async def test_added_sandbox_without_its_addresses_is_left_to_the_list(runtime: _Runtime) -> None:
+    async with _following(runtime) as calls:
+        sandbox = _added(runtime, "a")
+        runtime.lost.add(sandbox.id)
+        await calls.sandboxes.add(sandbox, sandbox.id)
+        assert calls.current == {}
 
 
 @pytest.mark.parametrize("delay", [0.013, 0.237, 0.9, 2.5])
