@@ -2,7 +2,7 @@
 
 from agent import labels
 from agent.app.open_ports import OpenPorts
-from agent.pods.isolation import is_path_trusted, isolation_status
+from agent.pods import isolation
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
 from agent.strict.supervisor import RelaySupervisor
@@ -25,20 +25,22 @@ class IsolationConditions:
 
     def publish(self) -> None:
         """Publish what changed so far, for a reader that needs conditions and states to agree."""
+        is_path_blocked = isolation.is_path_blocked(self._store.states())
         for uid in self._changes.take():
             if state := self._store.get(uid):
-                self._publish(state)
+                self._publish(state, is_path_blocked=is_path_blocked)
 
-    def _publish(self, state: PodState) -> None:
-        status = isolation_status(
+    def _publish(self, state: PodState, *, is_path_blocked: bool) -> None:
+        status = isolation.isolation_status(
             state,
             self._relays.problem_for(state),
             has_fallback=self._relays.has_fallback,
             kubelet_problem=self._open_ports.problem_for(state),
+            is_path_blocked=is_path_blocked,
         )
         if status is None:
             return
-        if is_path_trusted(state, status):
+        if isolation.is_path_trusted(state, status):
             state.trusted_netns = state.gated_netns
         self._store.conditions.set(
             state.pod, labels.ISOLATION_READY, status.status, status.reason, status.message

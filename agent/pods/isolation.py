@@ -1,6 +1,7 @@
 """The condition `podgate.io/isolation-ready` of one pod, from all that decides it. No I/O."""
 
 import dataclasses
+from collections.abc import Iterable
 
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.pod_state import IsolationStatus, PathTestRecord, PathTestResult, PodState
@@ -18,12 +19,15 @@ def isolation_status(
     *,
     has_fallback: bool = True,
     kubelet_problem: str = "",
+    is_path_blocked: bool = False,
 ) -> IsolationStatus | None:
     """The condition's content; None while the first path test of its sandbox is under way.
 
     relay_problem: one sentence about why the relay does not proxy to this pod, None where it does.
     It counts for pods in strict only. has_fallback: whether their gates admit the kubelet then.
     kubelet_problem: one sentence if the gate cannot distinguish the kubelet; else empty.
+    is_path_blocked: `is_path_blocked` of the node's pods; then the status does not wait for the
+    first path test, which takes most of a second without a response.
     """
     if state.status is None:
         return None
@@ -35,7 +39,7 @@ def isolation_status(
     tested = state.current_path_test
     is_trusted = state.trusted_netns == state.gated_netns
     if tested is None:
-        return status if is_trusted else None
+        return status if is_trusted or is_path_blocked else None
     if tested.worst is None and state.claims.is_settling and not is_trusted:
         return None
     if tested.worst in (None, PathTestResult.CONFIRMED):
@@ -44,6 +48,13 @@ def isolation_status(
     if tested.worst is PathTestResult.BYPASSED and not is_trusted:
         return IsolationStatus(FALSE, "GateBypassed", f"{explanation} {status.message}")
     return dataclasses.replace(status, message=f"{status.message} {explanation}")
+
+
+def is_path_blocked(states: Iterable[PodState]) -> bool:
+    """Whether packets of the host reach none of these pods, as far as they are tested: a CNI that
+    blocks one pod from the host blocks all."""
+    found = {tested.worst for state in states if (tested := state.current_path_test)}
+    return found == {PathTestResult.UNREACHABLE}
 
 
 def is_path_trusted(state: PodState, status: IsolationStatus) -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 from agent.linux.pod_network import HostInterface, PodNetwork
 from agent.pods.conditions import FALSE, TRUE
-from agent.pods.isolation import is_path_trusted, isolation_status
+from agent.pods.isolation import is_path_blocked, is_path_trusted, isolation_status
 from agent.pods.pod import Pod
 from agent.pods.pod_state import (
     AddressClaims,
@@ -70,6 +70,39 @@ def test_no_status_before_the_first_pass() -> None:
 
 def test_no_status_before_the_first_path_test() -> None:
     assert published(gated()) is None
+
+
+UNREACHABLE, CONFIRMED, BYPASSED = (
+    PathTestResult.UNREACHABLE,
+    PathTestResult.CONFIRMED,
+    PathTestResult.BYPASSED,
+)
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([], None),
+        ([UNREACHABLE, UNREACHABLE], ENFORCED),
+        ([UNREACHABLE, CONFIRMED], None),
+        ([UNREACHABLE, BYPASSED], None),
+        ([CONFIRMED], None),
+    ],
+)
+def test_where_the_host_reaches_no_pod_the_first_path_test_is_not_waited_for(
+    others: list[PathTestResult], expected: IsolationStatus | None
+) -> None:
+    states = [gated() for _ in others]
+    for other, result in zip(states, others, strict=True):
+        record(other, ipv4=result, ipv6=result)
+    state = gated()
+    is_blocked = is_path_blocked([state, *states])
+    assert isolation_status(state, None, is_path_blocked=is_blocked) == expected
+    # It is not trusted by that.
+    record(state, ipv4=BYPASSED, ipv6=UNREACHABLE)
+    status = isolation_status(state, None, is_path_blocked=is_blocked)
+    assert status is not None
+    assert (status.status, status.reason) == (FALSE, "GateBypassed")
 
 
 def test_a_confirmed_gate_keeps_its_status() -> None:
