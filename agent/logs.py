@@ -24,6 +24,8 @@ class Event(enum.Enum):
     sentence for people. Details are fields of the line, never part of the sentence."""
 
     ADDRESSES_UNCONFIRMED = "Pod has addresses that are not confirmed as its own."
+    AGENT_NOT_READY = "Agent is not ready."
+    AGENT_READY = "Agent holds the node and is ready."
     AGENT_STARTED = "Agent started."
     AGENT_STOPPED = "Agent stopped; gates stay attached."
     CHAIN_ORDER_UNKNOWN = "Program order on gated interfaces cannot be read."
@@ -98,6 +100,8 @@ class Event(enum.Enum):
         "Grace period of a gate cannot be ended; it stays open until the next pass."
     )
     GRACE_PERIOD_STARTED = "Open sockets not fully known; gate passes possible replies for 5 s."
+    HANDED_OVER = "Node handed over to another agent; standing by to take it back."
+    HANDOVER_REJECTED = "The other agent does not hand the node over; retrying."
     HOOK_NOT_ATTACHED = (
         "cgroup hook not attached; gates still drop, but processes get a timeout instead of EPERM."
     )
@@ -209,7 +213,7 @@ class Event(enum.Enum):
         "Stale UDP conntrack entries cannot be removed; some datagrams go to removed endpoints."
     )
     STALE_GATE_REMOVED = "Gate of a deleted pod removed."
-    STANDBY_TAKING_OVER = "The other agent stopped; taking over."
+    STANDBY_TAKING_OVER = "The other agent stopped or hands the node over; taking over."
     STANDBY_WAITING = "Another agent is running; standing by to take over."
     STRICT_UNAVAILABLE = "Strict unavailable; pods fall back to enforce, or their probes fail."
     TUNNEL_PORTS_PROTECTED = "Tunnel ports protected."

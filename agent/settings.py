@@ -183,12 +183,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """JSON: the lines go to a log collector first."""
 
     standby_seconds: float = 0.0
-    """How long to stand by while another agent runs on this node. 0: a second agent that is started
-    by hand is an error."""
+    """How long to stand by while another agent runs on this node and does not hand it over. 0: a
+    second agent that is started by hand is an error."""
 
-    started_file: pathlib.Path | None = None
-    """File created once this agent has started or stands by. An HTTP probe on the node's network
-    may be answered by the previous agent instead."""
+    pod_directory: pathlib.Path | None = None
+    """Directory that lives as long as this agent's pod, for its readiness and its age. An HTTP
+    probe on the node's network may be answered by another agent instead."""
+
+    watchdog_seconds: float = 60.0
+    """An agent whose event loop hangs for this long exits. As long as six failed liveness probes;
+    gates do not need it meanwhile. 0: never."""
 
     @property
     def admin_socket(self) -> pathlib.Path:

@@ -5,7 +5,6 @@ import contextlib
 import functools
 import gc
 import os
-import signal
 from collections.abc import Awaitable, Callable, Iterator
 from types import ModuleType
 
@@ -13,14 +12,16 @@ import structlog
 
 from agent import VERSION, tasks
 from agent.api.podinfo.service import PodInfoService
-from agent.app import handover, network_managers
+from agent.app import network_managers, watchdog
 from agent.app.cluster_metrics import ClusterCollector
 from agent.app.cluster_outputs import ClusterOutputs
 from agent.app.exporter import Exporter
 from agent.app.gate_metrics import GateCollector
+from agent.app.handover import Handover, Turn
 from agent.app.isolation_conditions import IsolationConditions
 from agent.app.listeners import Listeners
 from agent.app.open_ports import OpenPorts
+from agent.app.readiness import Readiness
 from agent.app.reconciler import Reconciler
 from agent.app.reports import Reports
 from agent.cni import installer
@@ -86,7 +87,7 @@ _FIRST_GATES_SECONDS = 1.0
 
 
 class Agent:
-    """One running agent. `run` returns after SIGTERM or SIGINT."""
+    """One agent, for one turn on the node."""
 
     def __init__(
         self,
@@ -94,11 +95,14 @@ class Agent:
         gate_worker: GateWorker,
         api: ApiClient | None,
         listeners: Listeners,
+        handover: Handover,
+        turn: Turn,
     ) -> None:
         """api: for a node of a cluster; listeners: to be served, and closed by the caller."""
         self._settings = settings
         self._listeners = listeners
         self._gate_worker = gate_worker
+        self._handover = handover
         state = settings.run_directory / "state"
         self._store = PodStore(Conditions())
         self._modes = PodModes(
@@ -260,6 +264,12 @@ class Agent:
             raw_sockets=self._raw_sockets,
             drop_events=self._drop_events,
             metrics=exporter,
+            handover=handover,
+        )
+        self._readiness = Readiness(
+            settings.pod_directory,
+            self._reports.unready_reason,
+            is_take_over=turn.is_take_over,
         )
         self._pod_info = PodInfoService(
             settings.run_directory,
@@ -275,12 +285,12 @@ class Agent:
         if settings.feature_gates.pod_info_api:
             exporter.add(self._pod_info)
 
-    async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT. Gates are pinned, so they stay in force."""
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+    async def run(self) -> bool:
+        """Serve until SIGTERM or SIGINT, or until another agent takes over: whether one does.
+
+        Gates are pinned, so they stay in force. Raises `TakeOverError`.
+        """
+        self._handover.handle_signals()
         links = LinkMonitor(
             on_link_changed=self._on_link_changed,
             on_address_changed=self._store.mark_namespace,
@@ -304,11 +314,17 @@ class Agent:
         self._reports.http_address = self._listeners.http_address
         async with asyncio.TaskGroup() as group:
             running = [tasks.start(group, name, run) for name, run in self._tasks(links)]
-            await stop.wait()
+            await self._handover.wait_for_end(self._readiness.overdue)
             for task in running:
                 task.cancel()
+        self._readiness.check_take_over()
+        # The next turn's objects replace these.
+        gc.unfreeze()
+        handover = self._handover
+        has_handed_over = handover.requested.is_set() and not handover.stopping.is_set()
         gates = sum(len(state.gates) for state in self._store.states())
-        log.info(Event.AGENT_STOPPED, gates=gates)
+        log.info(Event.HANDED_OVER if has_handed_over else Event.AGENT_STOPPED, gates=gates)
+        return has_handed_over
 
     async def _serve(self) -> None:
         """Serve HTTP once the first gates are attached: its server's modules take 0.1 s."""
@@ -327,7 +343,6 @@ class Agent:
                 http=self._reports.http_address,
                 attachment=self._gate_worker.gates.attachment.value,
             )
-            handover.write_started_file(self._settings.started_file)
             await asyncio.Event().wait()
 
     def close(self) -> None:
@@ -336,6 +351,9 @@ class Agent:
 
     def _tasks(self, links: LinkMonitor) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         """All that runs as long as the agent does, by name."""
+        limit = self._settings.watchdog_seconds
+        yield "watchdog", functools.partial(watchdog.run, limit, self._reports.unhealthy_reason)
+        yield "readiness", self._readiness.run
         yield "heartbeat", self._heartbeat.run
         yield "default-deny", self._default_deny.run
         yield "kubelet", self._kubelet.run

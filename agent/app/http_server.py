@@ -34,6 +34,9 @@ class AgentApi(Protocol):
     async def restart_relay(self) -> str | None:
         """One sentence where it could not be done."""
 
+    async def hand_over(self, since_ns: int) -> str | None:
+        """As `Handover.request`."""
+
 
 @contextlib.asynccontextmanager
 async def serve(agent: AgentApi, listeners: Listeners) -> AsyncIterator[None]:
@@ -48,6 +51,7 @@ async def serve(agent: AgentApi, listeners: Listeners) -> AsyncIterator[None]:
     admin.router.add_get("/rules", _json(agent.rules))
     admin.router.add_get("/drop-events", _drop_events(agent))
     admin.router.add_post("/relay/restart", _done(agent.restart_relay))
+    admin.router.add_post("/handover", _handover(agent))
     async with _started(health, *listeners.http), _started(admin, listeners.admin):
         yield
 
@@ -84,13 +88,26 @@ def _json(
 
 def _drop_events(agent: AgentApi) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
-        after = request.query.get("after", "0")
-        if not (after.isascii() and after.isdecimal()):
-            return web.Response(status=400, text="after must be a number\n")
-        body = msgspec.json.encode(await agent.drop_events(int(after)))
+        body = msgspec.json.encode(await agent.drop_events(_number(request, "after")))
         return web.Response(body=body, content_type="application/json")
 
     return handle
+
+
+def _handover(agent: AgentApi) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        since_ns = _number(request, "since")
+        return await _done(lambda: agent.hand_over(since_ns))(request)
+
+    return handle
+
+
+def _number(request: web.Request, name: str) -> int:
+    """A number of the query, 0 by default. Raises `HTTPBadRequest`."""
+    text = request.query.get(name, "0")
+    if not (text.isascii() and text.isdecimal()):
+        raise web.HTTPBadRequest(text=f"{name} must be a number\n")
+    return int(text)
 
 
 def _done(

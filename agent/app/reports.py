@@ -22,6 +22,7 @@ from agent.admin.report import (
 )
 from agent.app.cluster_outputs import ClusterOutputs
 from agent.app.exporter import Exporter
+from agent.app.handover import Handover
 from agent.app.isolation_conditions import IsolationConditions
 from agent.app.open_ports import OpenPorts
 from agent.app.reconciler import Reconciler
@@ -74,6 +75,7 @@ class Reports:
         raw_sockets: RawSocketSources,
         drop_events: DropEventLog,
         metrics: Exporter,
+        handover: Handover,
     ) -> None:
         self.http_address = ""
         self._started = datetime.datetime.now(datetime.UTC)
@@ -96,6 +98,7 @@ class Reports:
         self._raw_sockets = raw_sockets
         self._drop_events = drop_events
         self._metrics = metrics
+        self._handover = handover
 
     def unhealthy_reason(self) -> str | None:
         seconds = self._reconciler.seconds_in_pass()
@@ -170,6 +173,9 @@ class Reports:
         except RelayError as error:
             return f"The relay is not restarted: {error}"
         return None
+
+    async def hand_over(self, since_ns: int) -> str | None:
+        return self._handover.request(since_ns)
 
     async def _host_drops(self) -> dict[str, int]:
         counts = await asyncio.to_thread(self._gate_worker.gates.host_counts)

@@ -2,8 +2,9 @@
 
 import asyncio
 
-from agent.app import handover
+from agent.app import readiness, watchdog
 from agent.app.agent import Agent
+from agent.app.handover import Handover
 from agent.app.listeners import Listeners
 from agent.app.program_loading import Loading
 from agent.errors import PodgateError
@@ -27,7 +28,7 @@ def _check_feed(settings: Settings) -> None:
 async def run(settings: Settings, loading: Loading) -> None:
     """Start an agent and run it to its end. loading: of its programs.
 
-    Raises `StartError`, `NoClusterConfigError`, `AlreadyRunningError`,
+    Raises `StartError`, `NoClusterConfigError`, `AlreadyRunningError`, `TakeOverError`,
     `PinError`, `CompileError` or `ListenError`, each one sentence.
     """
     _check_feed(settings)
@@ -45,42 +46,46 @@ async def run(settings: Settings, loading: Loading) -> None:
             "name another directory with --run-directory."
         ) from error
     try:
-        handover.remove_started_file(settings.started_file)
+        readiness.remove(settings.pod_directory)
+        handover = Handover(settings, installation, loading)
     except OSError as error:
         raise StartError(
-            f"cannot write {settings.started_file} ({error.strerror}); "
-            "name another file with --started-file."
+            f"cannot write to {settings.pod_directory} ({error.strerror}); "
+            "name another directory with --pod-directory."
         ) from error
     api = await ApiClient.open(settings.kubeconfig) if settings.node_name else None
     try:
-        await _run(settings, installation, api, loading)
+        while await _run(settings, installation, api, loading, handover):
+            pass
     finally:
+        watchdog.stop()
         if api is not None:
             await api.aclose()
 
 
 async def _run(
-    settings: Settings, installation: pins.Pins, api: ApiClient | None, loading: Loading
-) -> None:
-    async with handover.hold_node(settings, installation, loading) as is_ours:
-        if not is_ours:
-            return
+    settings: Settings,
+    installation: pins.Pins,
+    api: ApiClient | None,
+    loading: Loading,
+    handover: Handover,
+) -> bool:
+    """Hold the node once; whether it was handed over to another agent."""
+    async with handover.turn() as turn:
+        if turn is None:
+            return False
+        # The other agent may have removed another version's.
+        installation.prepare()
         listeners = await Listeners.open(settings)
         try:
-            await _run_agent(settings, api, loading, listeners)
+            gate_worker = await GateWorker.open(settings, await asyncio.wrap_future(loading))
+            try:
+                agent = Agent(settings, gate_worker, api, listeners, handover, turn)
+                try:
+                    return await agent.run()
+                finally:
+                    agent.close()
+            finally:
+                await gate_worker.aclose()
         finally:
             listeners.close()
-
-
-async def _run_agent(
-    settings: Settings, api: ApiClient | None, loading: Loading, listeners: Listeners
-) -> None:
-    gate_worker = await GateWorker.open(settings, await asyncio.wrap_future(loading))
-    try:
-        agent = Agent(settings, gate_worker, api, listeners)
-        try:
-            await agent.run()
-        finally:
-            agent.close()
-    finally:
-        await gate_worker.aclose()

@@ -93,6 +93,7 @@ class AgentProcess:
             *("--run-directory", str(self.run_directory)),
             *("--bpffs", str(self.bpffs)),
             *("--http-address", "127.0.0.1:0"),
+            *("--watchdog-seconds", str(_PATIENCE_SECONDS)),
             *extra,
         ]
         with self.log.open("ab") as log:

@@ -8,7 +8,6 @@ import os
 import pathlib
 import shutil
 import ssl
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -156,10 +155,10 @@ class Node:
             self._pid(created.container_id),
         )
 
-    async def has_started(self, pod: AgentPod) -> bool:
-        """The result of the DaemonSet's startup probe."""
+    async def is_ready(self, pod: AgentPod) -> bool:
+        """The result of the DaemonSet's readiness probe."""
         (container,) = manifests.agent_pod("any")["spec"]["containers"]
-        return await self.succeeds(pod, *container["startupProbe"]["exec"]["command"])
+        return await self.succeeds(pod, *container["readinessProbe"]["exec"]["command"])
 
     async def succeeds(self, pod: AgentPod, *command: str) -> bool:
         """Whether a command in the agent's container ends with 0."""
@@ -169,21 +168,6 @@ class Node:
             driving_pb2.ExecSyncResponse,
         )
         return bool(answer.exit_code == 0)
-
-    async def probe(self, name: str = "readinessProbe") -> bool:
-        """The result of another probe of the DaemonSet, of the agent that responds."""
-        (container,) = manifests.agent_pod("any")["spec"]["containers"]
-        where = container[name]["httpGet"]
-        url = f"http://{where['host']}:{where['port']}{where['path']}"
-
-        def request() -> bool:
-            try:
-                with urllib.request.urlopen(url, timeout=1) as answer:
-                    return bool(answer.status == 200)
-            except OSError:
-                return False
-
-        return await asyncio.to_thread(request)
 
     async def report(self) -> AgentReport | None:
         """Of the agent that has the node; None while none answers."""
@@ -217,8 +201,7 @@ class Node:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def ready(self, pod: AgentPod) -> None:
-        await self.until("started", pod, lambda: self.has_started(pod))
-        await self.until("ready", pod, self.probe)
+        await self.until("ready", pod, lambda: self.is_ready(pod))
 
     async def gated(self, agent: AgentPod, name: str, reason: str) -> PodStatus:
         """Wait until a pod's condition has this reason."""

@@ -109,29 +109,69 @@ async def test_strict_carries_the_kubelet_from_within_the_container(
         standin.end()
 
 
-async def test_a_roll_out_never_leaves_the_node_alone(node: Node) -> None:
+def _enforcing(kubelet: Cgroup, *more: str) -> tuple[str, ...]:
+    return ("--mode=enforce", f"--kubelet=cgroup:{kubelet.path}", *more)
+
+
+async def _is_held_by(node: Node, agent: AgentPod) -> bool:
+    report = await node.report()
+    return report is not None and report.pid == agent.pid
+
+
+async def test_a_roll_out_never_leaves_the_node_alone(node: Node, kubelet: Cgroup) -> None:
     await node.run_pod("web", mode="enforce")
-    first = await node.start(node.pod("podgate-a", args=("--mode=enforce",)))
+    first = await node.start(node.pod("podgate-a", args=_enforcing(kubelet)))
     pod = await node.gated(first, "web", "Enforced")
     await node.ready(first)
+    assert not _connects(pod)
 
-    second = await node.start(node.pod("podgate-b", args=("--mode=enforce",)))
-    # Both probes pass, so the old pod is deleted; it is still the one that answers.
+    second = await node.start(node.pod("podgate-b", args=_enforcing(kubelet)))
+    # Its probe passes, so the old pod is deleted: the new one holds the node.
     await node.ready(second)
-    report = await node.report()
-    assert report is not None
-    assert report.pid == first.pid
+    assert await _is_held_by(node, second)
+    assert not await node.is_ready(first)
     assert not _connects(pod)
 
     await node.end(first)
     assert not _connects(pod)
+    assert await node.is_ready(second)
+    assert await _is_held_by(node, second)
 
-    async def has_taken_over() -> bool:
-        report = await node.report()
-        return report is not None and report.pid == second.pid
 
-    await node.until("the take-over", second, has_taken_over)
-    await node.ready(second)
+async def _fails_and_the_first_takes_the_node_back(
+    node: Node, first: AgentPod, second: AgentPod
+) -> None:
+    await node.until("the end", second, lambda: "cannot listen on" in second.lines())
+    await node.until("the first again", first, lambda: _is_held_by(node, first))
+    await node.ready(first)
+
+
+async def test_version_that_breaks_at_the_take_over_stops_the_roll_out(
+    node: Node, kubelet: Cgroup
+) -> None:
+    """Its pod never becomes ready, so the old one is not deleted, and takes the node back."""
+    await node.run_pod("web", mode="enforce")
+    first = await node.start(node.pod("podgate-a", args=_enforcing(kubelet)))
+    pod = await node.gated(first, "web", "Enforced")
+    await node.ready(first)
+
+    # No address of the node: it fails once it has the node.
+    broken = _enforcing(kubelet, "--http-address=198.18.255.254:9650")
+    second = await node.start(node.pod("podgate-b", args=broken))
+    await _fails_and_the_first_takes_the_node_back(node, first, second)
+    assert not _connects(pod)
+    # As the kubelet restarts it.
+    second = await node.start_container(second.sandbox, attempt=1)
+    await _fails_and_the_first_takes_the_node_back(node, first, second)
+    assert not _connects(pod)
+    assert first.lines().count("standing by to take it back") == 2
+
+    # The next version repairs it.
+    await node.end(second)
+    third = await node.start(node.pod("podgate-c", args=_enforcing(kubelet)))
+    await node.ready(third)
+    assert await _is_held_by(node, third)
+    await node.end(first)
     assert not _connects(pod)
 
 
@@ -144,9 +184,9 @@ def _memory(agent: AgentPod, name: str) -> int:
     raise AssertionError("no memory cgroup")
 
 
-async def test_cleanup_in_the_same_pod_leaves_nothing(node: Node) -> None:
+async def test_cleanup_in_the_same_pod_leaves_nothing(node: Node, kubelet: Cgroup) -> None:
     await node.run_pod("web", mode="enforce")
-    agent = await node.start(node.pod(args=("--mode=enforce",)))
+    agent = await node.start(node.pod(args=_enforcing(kubelet)))
     pod = await node.gated(agent, "web", "Enforced")
     await node.end(agent)
     assert not _connects(pod)

@@ -69,20 +69,25 @@ def test_arguments_are_those_of_the_command_line() -> None:
     assert parsed.params["standby_seconds"] > 0
 
 
-def test_probes_use_the_agents_address_and_its_started_file() -> None:
+def test_the_only_probe_reads_the_pod_s_own_file() -> None:
     container = _agent_container()
     parsed = cli.main.commands["run"].make_context("run", container["args"][1:])
-    address = parsed.params["http_address"]
-    for name, path in (("readinessProbe", "/readyz"), ("livenessProbe", "/healthz")):
-        probe = container[name]["httpGet"]
-        assert ((probe["host"], probe["port"]), probe["path"]) == (address, path)
-    command = container["startupProbe"]["exec"]["command"]
-    assert command == ["test", "-e", str(parsed.params["started_file"])]
+    directory = str(parsed.params["pod_directory"])
+    assert {name for name in container if name.endswith("Probe")} == {"readinessProbe"}
+    assert container["readinessProbe"]["exec"]["command"] == ["test", "-e", f"{directory}/ready"]
+    assert parsed.params["watchdog_seconds"] > 0
+    # It has the lifetime of the pod.
+    mounted = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+    volumes = {one["name"]: one for one in manifests.agent_pod("any")["spec"]["volumes"]}
+    assert "emptyDir" in volumes[mounted[directory]]
 
 
-def test_two_agents_fit_on_a_node_during_a_roll_out() -> None:
-    strategy = manifests.of_kind("DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"]
-    assert strategy == {"maxSurge": 1, "maxUnavailable": 0}
+def test_two_agents_fit_on_a_node_and_the_old_one_stays_until_the_new_one_has_proved_itself() -> (
+    None
+):
+    spec = manifests.of_kind("DaemonSet")["spec"]
+    assert spec["updateStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert spec["minReadySeconds"] > 0
     # A declared port of a pod on the node's network is one that the scheduler gives once a node.
     assert "ports" not in _agent_container()
 

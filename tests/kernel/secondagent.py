@@ -17,13 +17,22 @@ class SecondAgent(AgentProcess):
         self.pods_from = ("--manifests", str(first.manifests))
         self.kubelet = first.kubelet
         self.run_directory = first.run_directory
-        self.started_file = directory / "started"
+        self.pod_directory = directory / "pod"
+        self.pod_directory.mkdir()
 
-    def start_standby(self, *extra: str, seconds: float = _LIMIT_SECONDS) -> None:
-        """Start it as the standby of the first one; `started_file` exists once it waits."""
-        self.start(
+    @property
+    def is_ready(self) -> bool:
+        """The result of a probe of its pod."""
+        return (self.pod_directory / "ready").exists()
+
+    def start_standby(
+        self, *extra: str, version: pathlib.Path | None = None, seconds: float = _LIMIT_SECONDS
+    ) -> None:
+        """Start it as the pod that replaces the first one's. version: a directory of packages."""
+        self.start_in(
+            version,
             *("--standby-seconds", str(seconds)),
-            *("--started-file", str(self.started_file)),
+            *("--pod-directory", str(self.pod_directory)),
             *extra,
         )
 

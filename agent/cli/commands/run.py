@@ -151,12 +151,21 @@ def _parse_names(text: str) -> tuple[str, ...]:
     type=click.FloatRange(min=0),
     default=0.0,
     show_default=True,
-    help="If another agent is running, wait up to this long to take over. 0: exit with an error.",
+    help="If another agent is running, take over from it, waiting up to this long; it stands by, "
+    "and takes the node back if this one stops. 0: exit with an error.",
 )
 @click.option(
-    "--started-file",
+    "--pod-directory",
     type=options.PATH,
-    help="File created once the agent has started or stands by, for a startup probe.",
+    help="Directory that is deleted with this agent's pod: the file 'ready' exists there while "
+    "the agent holds the node and is ready, for an exec probe.",
+)
+@click.option(
+    "--watchdog-seconds",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="Exit if the agent hangs for this long. 0: never.",
 )
 @click.option(
     "--feature-gates",
@@ -193,7 +202,8 @@ def run(
     service_endpoints: bool,
     localnet_address: tuple[str, int] | None,
     standby_seconds: float,
-    started_file: pathlib.Path | None,
+    pod_directory: pathlib.Path | None,
+    watchdog_seconds: float,
     feature_gates: FeatureGates,
     log_format: str,
     run_directory: pathlib.Path,
@@ -238,7 +248,8 @@ def run(
         service_endpoints=service_endpoints,
         localnet_address=localnet_address,
         standby_seconds=standby_seconds,
-        started_file=started_file,
+        pod_directory=pod_directory,
+        watchdog_seconds=watchdog_seconds,
         feature_gates=feature_gates,
         log_format=LogFormat(log_format),
     )

@@ -1,0 +1,92 @@
+"""The ready file exists while the agent holds the node and is ready."""
+
+import asyncio
+import contextlib
+import pathlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent.app import readiness
+from agent.app.readiness import Readiness, TakeOverError
+
+pytestmark = pytest.mark.looptime
+
+
+class Agent:
+    """One whose problem the test sets."""
+
+    def __init__(self, directory: pathlib.Path | None, *, is_take_over: bool = False) -> None:
+        self.problem: str | None = "initial pod sync not finished"
+        self.readiness = Readiness(directory, lambda: self.problem, is_take_over=is_take_over)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.readiness.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_file_exists_while_the_agent_is_ready(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "ready"
+    agent = Agent(tmp_path)
+    async with agent.running():
+        await asyncio.sleep(1)
+        assert not file.exists()
+        agent.problem = None
+        await asyncio.sleep(1)
+        assert file.exists()
+        agent.problem = "container runtime down"
+        await asyncio.sleep(1)
+        assert not file.exists()
+        assert agent.readiness.problem == "container runtime down"
+        agent.problem = None
+        await asyncio.sleep(1)
+        assert file.exists()
+    assert not file.exists()
+
+
+def test_file_of_a_killed_agent_is_removed(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "ready").touch()
+    readiness.remove(tmp_path)
+    readiness.remove(tmp_path)
+    assert not (tmp_path / "ready").exists()
+
+
+async def test_without_a_directory_there_is_no_file() -> None:
+    agent = Agent(None)
+    agent.problem = None
+    async with agent.running():
+        await asyncio.sleep(1)
+        assert agent.readiness.problem == ""
+
+
+async def test_take_over_fails_if_the_agent_is_not_ready_within_a_minute() -> None:
+    agent = Agent(None, is_take_over=True)
+    async with agent.running():
+        await asyncio.sleep(55)
+        agent.readiness.check_take_over()
+        await asyncio.sleep(10)
+        assert agent.readiness.overdue.is_set()
+        with pytest.raises(TakeOverError, match="initial pod sync not finished; the previous"):
+            agent.readiness.check_take_over()
+
+
+async def test_take_over_has_succeeded_once_the_agent_was_ready() -> None:
+    agent = Agent(None, is_take_over=True)
+    async with agent.running():
+        agent.problem = None
+        await asyncio.sleep(1)
+        agent.problem = "container runtime down"
+        await asyncio.sleep(1000)
+        assert not agent.readiness.overdue.is_set()
+
+
+async def test_agent_without_a_previous_one_has_any_time() -> None:
+    agent = Agent(None)
+    async with agent.running():
+        await asyncio.sleep(1000)
+        assert not agent.readiness.overdue.is_set()
