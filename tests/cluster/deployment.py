@@ -53,6 +53,13 @@ class Deployment:
 
         directories: of the node, which the agent gets at the same paths, to write to.
         """
+        self.start_roll_out(arguments, directories=directories)
+        self.wait_until_ready()
+
+    def start_roll_out(
+        self, arguments: Sequence[str], *, directories: Sequence[pathlib.Path] = ()
+    ) -> None:
+        """As `set_arguments`, without waiting for its end."""
         spec = manifests.agent_pod("any")["spec"]
         (container,) = spec["containers"]
         container["args"] += arguments
@@ -61,7 +68,6 @@ class Deployment:
             spec["volumes"].append({"name": name, "hostPath": {"path": str(path)}})
             container["volumeMounts"].append({"name": name, "mountPath": str(path)})
         self._api.patch(_DAEMON_SET, {"spec": {"template": {"spec": spec}}})
-        self.wait_until_ready()
 
     def pods(self) -> list[Json]:
         return self._api.items(_PODS)
