@@ -44,6 +44,7 @@ class Readiness:
         self._is_take_over = is_take_over
         self.problem = "the agent has just started"
         """Why it is not ready; empty if it is."""
+        self._was_ready = False
         self.overdue = asyncio.Event()
         """Set if a take-over has not led to readiness: the previous agent should hold the node."""
 
@@ -75,9 +76,11 @@ class Readiness:
             return
         self.problem = problem
         if problem:
-            log.warning(Event.AGENT_NOT_READY, reason=problem)
+            record = log.warning if self._was_ready else log.info
+            record(Event.AGENT_NOT_READY, reason=problem)
             await asyncio.to_thread(remove, self._directory)
         else:
+            self._was_ready = True
             log.info(Event.AGENT_READY)
             if self._directory is not None:
                 await asyncio.to_thread((self._directory / _FILE).touch)
