@@ -38,7 +38,13 @@ class Readiness:
         is_take_over: bool,
     ) -> None:
         """directory: None for no file; find_problem: why the agent is not ready, or None;
-        is_take_over: whether the previous agent stands by."""
+        is_take_over: whether the previous agent stands by.
+
+        An agent that hands the node over leaves the file, and it stays for a minute if the node
+        comes back. The DaemonSet controller deletes an old pod that is not ready (manage in
+        pkg/controller/daemon/daemon_controller.go), so no agent would be left to take the node
+        back.
+        """
         self._directory = directory
         self._find_problem = find_problem
         self._is_take_over = is_take_over
@@ -49,19 +55,18 @@ class Readiness:
         """Set if a take-over has not led to readiness: the previous agent should hold the node."""
 
     async def run(self) -> None:
-        """Maintain the file until cancelled, and remove it then."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _LIMIT_SECONDS if self._is_take_over else None
-        try:
-            while True:
-                await self._set(self._find_problem() or "")
-                if not self.problem:
-                    deadline = None
-                elif deadline is not None and loop.time() >= deadline:
-                    self.overdue.set()
-                await asyncio.sleep(_PERIOD_SECONDS)
-        finally:
-            await asyncio.to_thread(remove, self._directory)
+        """Maintain the file until cancelled."""
+        deadline = asyncio.get_running_loop().time() + _LIMIT_SECONDS
+        while True:
+            is_late = asyncio.get_running_loop().time() >= deadline
+            self._log(self._find_problem() or "")
+            if not self.problem:
+                await asyncio.to_thread(create, self._directory)
+            elif self._was_ready or is_late:
+                await asyncio.to_thread(remove, self._directory)
+            if is_late and self._is_take_over and not self._was_ready:
+                self.overdue.set()
+            await asyncio.sleep(_PERIOD_SECONDS)
 
     def check_take_over(self) -> None:
         """Raise `TakeOverError` if it is overdue."""
@@ -71,19 +76,23 @@ class Readiness:
                 "agent takes the node back."
             )
 
-    async def _set(self, problem: str) -> None:
+    def _log(self, problem: str) -> None:
         if problem == self.problem:
             return
         self.problem = problem
-        if problem:
-            record = log.warning if self._was_ready else log.info
-            record(Event.AGENT_NOT_READY, reason=problem)
-            await asyncio.to_thread(remove, self._directory)
-        else:
+        if not problem:
             self._was_ready = True
             log.info(Event.AGENT_READY)
-            if self._directory is not None:
-                await asyncio.to_thread((self._directory / _FILE).touch)
+        elif self._was_ready:
+            log.warning(Event.AGENT_NOT_READY, reason=problem)
+        else:
+            log.info(Event.AGENT_NOT_READY, reason=problem)
+
+
+def create(directory: pathlib.Path | None) -> None:
+    """Raises `OSError`."""
+    if directory is not None:
+        (directory / _FILE).touch()
 
 
 def remove(directory: pathlib.Path | None) -> None:

@@ -59,6 +59,7 @@ async def run(settings: Settings, loading: Loading) -> None:
             pass
     finally:
         watchdog.stop()
+        readiness.remove(settings.pod_directory)
         if api is not None:
             await api.aclose()
 

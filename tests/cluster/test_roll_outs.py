@@ -56,6 +56,18 @@ def test_roll_out_harms_no_pod(podgate: Deployment, users: Workloads) -> None:
     assert_unharmed(users)
 
 
+def test_undo_before_the_end_returns_the_node(podgate: Deployment, users: Workloads) -> None:
+    before = pid(podgate)
+    podgate.start_roll_out(("--dead-man-hours=23",))
+    try:
+        polling.wait_until("the new agent", lambda: pid(podgate) not in (None, before))
+    finally:
+        podgate.set_arguments(())
+    assert pid(podgate) == before
+    assert not is_reachable(users.pod("web"))
+    assert_unharmed(users)
+
+
 def test_version_that_breaks_stops_the_roll_out_and_the_previous_agent_has_the_node(
     podgate: Deployment, users: Workloads
 ) -> None:
@@ -116,6 +128,8 @@ def test_kubelet_that_is_not_found_is_no_outage_and_stops_the_roll_out(
 
 
 def is_closed(podgate: Deployment) -> bool:
+    # The API server closes a connection without requests.
+    podgate.pods()
     report = podgate.report()
     return report is not None and report.is_synced and report.open_ports == ""
 

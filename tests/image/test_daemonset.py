@@ -129,7 +129,8 @@ async def test_a_roll_out_never_leaves_the_node_alone(node: Node, kubelet: Cgrou
     # Its probe passes, so the old pod is deleted: the new one holds the node.
     await node.ready(second)
     assert await _is_held_by(node, second)
-    assert not await node.is_ready(first)
+    # The DaemonSet controller would delete it at once if it were not.
+    assert await node.is_ready(first)
     assert not _connects(pod)
 
     await node.end(first)

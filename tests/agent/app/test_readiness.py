@@ -46,7 +46,36 @@ async def test_file_exists_while_the_agent_is_ready(tmp_path: pathlib.Path) -> N
         agent.problem = None
         await asyncio.sleep(1)
         assert file.exists()
-    assert not file.exists()
+
+
+async def test_file_stays_on_standby_and_when_the_agent_resumes(
+    tmp_path: pathlib.Path,
+) -> None:
+    file = tmp_path / "ready"
+    first_turn = Agent(tmp_path)
+    first_turn.problem = None
+    async with first_turn.running():
+        await asyncio.sleep(1)
+    assert file.exists()
+    next_turn = Agent(tmp_path)
+    async with next_turn.running():
+        await asyncio.sleep(55)
+        assert file.exists()
+        next_turn.problem = None
+        await asyncio.sleep(100)
+        assert file.exists()
+        next_turn.problem = "container runtime down"
+        await asyncio.sleep(1)
+        assert not file.exists()
+
+
+async def test_file_is_removed_if_the_agent_resumes_and_is_not_ready(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "ready").touch()
+    async with Agent(tmp_path).running():
+        await asyncio.sleep(65)
+        assert not (tmp_path / "ready").exists()
 
 
 def test_file_of_a_killed_agent_is_removed(tmp_path: pathlib.Path) -> None:
