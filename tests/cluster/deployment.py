@@ -43,7 +43,10 @@ class Deployment:
 
     def wait_until_ready(self) -> None:
         """The roll-out is complete, and the agent that has the node responds."""
-        polling.wait_until("the DaemonSet is rolled out", self._is_rolled_out, seconds=180)
+        try:
+            polling.wait_until("the DaemonSet is rolled out", self._is_rolled_out, seconds=180)
+        except polling.TimedOutError as error:
+            raise AssertionError(f"{error}; {self.explain()}") from error
         polling.wait_until("the agent responds", self.report)
 
     def set_arguments(
@@ -81,6 +84,11 @@ class Deployment:
         """Of the newest pod's container."""
         newest = max(self.pods(), key=lambda pod: pod["metadata"]["creationTimestamp"])
         return self._api.text(f"{_PODS}/{newest['metadata']['name']}/log")
+
+    def explain(self) -> str:
+        """Its pods as the API has them, and the end of the newest one's log."""
+        statuses = [(pod["metadata"]["name"], pod["status"]) for pod in self.pods()]
+        return f"its pods are {statuses}, and the newest one's log ends with {self.log()[-3000:]}"
 
     def report(self) -> AgentReport | None:
         """Of the agent that has the node; None while none responds."""
