@@ -49,6 +49,14 @@ class Deployment:
             raise AssertionError(f"{error}; {self.explain()}") from error
         polling.wait_until("the agent responds", self.report)
 
+    def wait_until_available(self) -> None:
+        """Its pods have been ready for minReadySeconds.
+
+        The controller's timer for a pod that becomes ready is lost if it has an earlier one: it
+        adds the DaemonSet to a queue that keeps the first time (client-go, util/workqueue).
+        """
+        polling.wait_until("the DaemonSet is available", self._is_available, seconds=180)
+
     def set_arguments(
         self, arguments: Sequence[str], *, directories: Sequence[pathlib.Path] = ()
     ) -> None:
@@ -120,6 +128,11 @@ class Deployment:
         assert report is not None
         os.kill(report.pid, signal.SIGKILL)
         return report.pid
+
+    def _is_available(self) -> bool:
+        status = self._api.get(_DAEMON_SET).get("status", {})
+        desired = status.get("desiredNumberScheduled", 0)
+        return bool(desired > 0 and status.get("numberAvailable") == desired)
 
     def _is_rolled_out(self) -> bool:
         found = self._api.get(_DAEMON_SET)
