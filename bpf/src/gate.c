@@ -57,8 +57,7 @@ ALWAYS_INLINE __u64 evaluate_other(struct __sk_buff *skb, struct gate *gate, str
 	if (is_forwarded_fragment(skb, packet))
 		return PASS(REASON_FORWARDED);
 	if (type >= 0) {
-		if (is_icmp_error(packet, type) && !packet->is_elsewhere &&
-		    !is_hand_made(skb, packet))
+		if (is_icmp_error(packet, type) && !is_hand_made(skb, packet))
 			return PASS(REASON_CONTROL);
 		if (is_redirect(packet, type))
 			return drop_reason(skb, packet);
@@ -116,12 +115,15 @@ ALWAYS_INLINE struct gate *gate_for_address(struct gate *gate, struct packet *pa
 /*
  * A pod may route for clients behind it, whose flows to the host are recorded as its own. So the
  * host's answers to them pass, but no new flow: an address that is no pod's, and a socket, which a
- * bridge's flooded copies lack. Or the pod has no address yet, and DHCP offers one.
+ * bridge's flooded copies lack, and the kernel's RST over IPv6. Or the pod has no address yet, and
+ * DHCP offers one.
  */
 ALWAYS_INLINE bool may_be_behind_pod(struct packet *packet)
 {
-	return is_dhcp_answer(packet) ||
-	       (packet->has_socket && !addresses.lookup(&packet->destination));
+	if (is_dhcp_answer(packet))
+		return true;
+	return (packet->has_socket || packet->protocol == IPPROTO_TCP) &&
+	       !addresses.lookup(&packet->destination);
 }
 
 /* The verdict on a packet that was parsed. */

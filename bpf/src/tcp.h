@@ -36,9 +36,10 @@ ALWAYS_INLINE bool is_bare(struct __sk_buff *skb, __u8 flags, bool is_empty)
 /*
  * A pod connects to a server on the host: the server's segments are not SYNs, and pass if a TCP
  * socket sent them. Without a socket such a segment may be a bridge's flooded copy, or the kernel's
- * RST: these pass too. A raw or packet socket could inject data into a connection between two pods,
- * or end it, so nothing passes from these but the kernel's own. A packet that came in by the
- * loopback was sent by a packet socket: the kernel routes nothing to pods that way.
+ * RST: these pass too, but to clients behind the pod only the latter. A raw or packet socket could
+ * inject data into a connection between two pods, or end it, so nothing passes from these but the
+ * kernel's own. A packet that came in by the loopback was sent by a packet socket: the kernel
+ * routes nothing to pods that way.
  */
 ALWAYS_INLINE __u64 evaluate_tcp(struct __sk_buff *skb, struct packet *packet)
 {
@@ -76,7 +77,8 @@ ALWAYS_INLINE __u64 evaluate_tcp(struct __sk_buff *skb, struct packet *packet)
 	}
 	if (is_hand_made(skb, packet))
 		return drop_reason(skb, packet);
-	if (!packet->has_socket && skb->ingress_ifindex != LOOPBACK_IFINDEX)
+	if (!packet->has_socket && skb->ingress_ifindex != LOOPBACK_IFINDEX &&
+	    !packet->is_elsewhere)
 		return PASS(REASON_ESTABLISHED);
 	is_empty = packet->transport_length == header_length;
 	return is_bare(skb, flags, is_empty) ? PASS(REASON_ESTABLISHED) : drop_reason(skb, packet);

@@ -292,9 +292,10 @@ def _destination_cases() -> Iterator[Case]:
     yield from _dropped("to-group", stray, _to(GROUP, syn))
     yield from _dropped("to-loopback", stray, _to(NODE_LOCAL, syn))
     error = {4: 3, 6: 1}
-    yield from _dropped(
+    # A client behind a pod that routes.
+    yield from _passed(
         "icmp-error-to-stranger",
-        stray,
+        Reason.CONTROL,
         _to(STRANGER, lambda ends: (_icmp(ends), frames.icmp(ends, error[ends.family]))),
     )
 

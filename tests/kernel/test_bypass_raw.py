@@ -139,6 +139,30 @@ def test_no_packet_in_the_name_of_a_peer_reaches_the_pod(
     assert arrives()
 
 
+@pytest.mark.parametrize(
+    "send", [pytest.param(by_raw_socket, id="raw"), pytest.param(by_packet_socket, id="packet")]
+)
+@pytest.mark.parametrize(("forgery", "version"), CASES[:6], ids=str)
+def test_no_packet_in_the_name_of_a_peer_reaches_a_client_behind_the_pod(
+    watched: PodState, forgery: Forgery, version: int, send: Send
+) -> None:
+    behind = {4: "198.18.77.1", 6: "fd00:18:77::1"}[version]
+    via = labs.BRIDGE if watched.pod.is_bridged else watched.pod.interface
+    onlink = "" if watched.pod.is_bridged else " onlink"
+    links.ip(f"route add {behind} via {traffic.address(watched.pod, version)} dev {via}{onlink}")
+    ends = dataclasses.replace(ends_of(watched, version), pod=frames.address(behind))
+    protocol, transport = forgery.build(ends)
+
+    def arrives() -> bool:
+        send(watched, ends, frames.packet(ends, protocol, transport)[14:])
+        return any(transport in frame for frame in watched.arrived(with_control=True))
+
+    watched.set_mode(Mode.ENFORCE)
+    assert not arrives()
+    watched.set_mode(Mode.OFF)
+    assert arrives()
+
+
 def send_first(watched: PodState, ends: frames.Ends, protocol: int) -> None:
     family = traffic.family(ends.family)
     with watched.pod.open_socket(family, socket.SOCK_RAW, protocol) as sock:

@@ -3,11 +3,14 @@
 import dataclasses
 import socket
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 
 from agent.lab import lab as labs
-from bpf.gates import GateConfig, Gates
+from bpf import loader, pins
+from bpf.gates import Attachment, GateConfig, Gates
+from bpf.host_devices import HostDevicePrograms
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import conversations, frames, links, traffic, wire
 from tests.kernel.conversations import TCP_PORT, UDP_PORT
@@ -158,20 +161,23 @@ class Behind(labs.LabPod):
         return made
 
 
-@VERSIONS
-def test_client_behind_a_pod_that_routes_talks_to_the_node(
-    gates: Gates, pod: labs.LabPod, version: int
-) -> None:
-    """The address is of no pod, as one that the pod has and its gate does not know."""
-    counting = enforce(gates, pod)
+def route_behind(pod: labs.LabPod, version: int) -> Behind:
+    """A client behind the pod: its address is of no pod, as one that the gate does not know."""
     behind, own = BEHIND[version], traffic.address(pod, version)
     inside = ["nsenter", f"--net={pod.netns.path}", "ip"]
     flags = [] if version == 4 else ["nodad"]
     subprocess.run([*inside, "addr", "add", behind, "dev", "lo", *flags], check=True)
     via = labs.BRIDGE if pod.is_bridged else pod.interface
     links.ip(f"route add {behind} via {own} dev {via}{'' if pod.is_bridged else ' onlink'}")
+    return Behind(*(getattr(pod, field.name) for field in dataclasses.fields(pod)))
 
-    client = Behind(*(getattr(pod, field.name) for field in dataclasses.fields(pod)))
+
+@VERSIONS
+def test_client_behind_a_pod_that_routes_talks_to_the_node(
+    gates: Gates, pod: labs.LabPod, version: int
+) -> None:
+    counting = enforce(gates, pod)
+    client = route_behind(pod, version)
     node = gateway_of(pod, version)
     with conversations.served_by() as serving:
         conversations.exchange_streams(client, serving, node)
@@ -180,8 +186,47 @@ def test_client_behind_a_pod_that_routes_talks_to_the_node(
     with socket.socket(traffic.family(version), socket.SOCK_STREAM) as sock:
         sock.settimeout(traffic.DROPPED_AFTER_SECONDS)
         with pytest.raises(TimeoutError):
-            sock.connect((behind, TCP_PORT))
+            sock.connect((BEHIND[version], TCP_PORT))
     assert counting.moved().keys() <= {(Verdict.DROP, Reason.STRAY), *CONTROL}
+
+
+@pytest.fixture
+def bridge_gate(pod: labs.LabPod, loaded: loader.Loaded, installation: pins.Pins) -> Iterator[None]:
+    """As the agent attaches it to the bridges of pods."""
+    made = HostDevicePrograms(loaded, installation, Attachment.CLSACT)
+    made.ensure_bridges({links.index_of(labs.BRIDGE)} if pod.is_bridged else set())
+    yield
+    made.ensure_bridges(set())
+    made.close()
+
+
+@pytest.mark.usefixtures("bridge_gate")
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["tcp", "udp"])
+@VERSIONS
+def test_client_behind_a_pod_that_routes_gets_an_error_at_once(
+    gates: Gates, pod: labs.LabPod, version: int, kind: socket.SocketKind
+) -> None:
+    """A RST, or an ICMP error, of the host's kernel."""
+    counting = enforce(gates, pod)
+    client = route_behind(pod, version)
+    with client.open_socket(traffic.family(version), kind) as sock:
+        sock.settimeout(traffic.LIMIT_SECONDS)
+        with pytest.raises(ConnectionRefusedError):
+            conversations.request(sock, gateway_of(pod, version), 9)
+    assert counting.moved().keys() <= ANSWERS
+
+
+@pytest.mark.usefixtures("bridge_gate")
+@VERSIONS
+def test_client_behind_a_pod_that_routes_finds_the_path_mtu(
+    lab: labs.Lab, gates: Gates, pod: labs.LabPod, version: int
+) -> None:
+    outside = lab.add_pod("outside", 9)
+    counting = enforce(gates, pod)
+    client = route_behind(pod, version)
+    make_narrow(outside)
+    assert learns_mtu(client, traffic.address(outside, version)) == 1300
+    assert counting.moved().keys() <= CONTROL
 
 
 OFFERED = "198.18.66.1"
