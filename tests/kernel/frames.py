@@ -170,9 +170,9 @@ def udp(ends: Ends, data: bytes = b"hello") -> bytes:
     return struct.pack("!HHHH", ends.source_port, ends.port, 8 + len(data), 0) + data
 
 
-def icmp(ends: Ends, type_: int, code: int = 0) -> bytes:
-    """An ICMP or ICMPv6 message of the family, quoting nothing."""
-    message = struct.pack("!BBHI", type_, code, 0, 0) + bytes(32)
+def icmp(ends: Ends, type_: int, code: int = 0, *, body: bytes = bytes(36)) -> bytes:
+    """An ICMP or ICMPv6 message of the family; by default an error that quotes nothing."""
+    message = struct.pack("!BBH", type_, code, 0) + body
     is_ipv4 = ends.family == 4
     value = checksum(message) if is_ipv4 else _transport_checksum(ends, ICMPV6, message)
     return message[:2] + struct.pack("!H", value) + message[4:]
