@@ -245,7 +245,8 @@ ALWAYS_INLINE bool is_reply(struct __sk_buff *skb, struct packet *packet)
 
 /*
  * A slot's time is written first: between the two writes another CPU sees an older flow as renewed,
- * and never a newer flow as old.
+ * and never a newer flow as old. The exact clock shows which flow is oldest: hundreds begin within
+ * a tick of the coarse one, and more while a virtual machine's tick is late.
  */
 ALWAYS_INLINE void record_flow(void *table, struct flow *flow)
 {
@@ -270,7 +271,7 @@ ALWAYS_INLINE void record_flow(void *table, struct flow *flow)
 					oldest = &set->slots[i];
 		}
 	}
-	*(volatile __u64 *)&oldest->sent_ns = read_clock_ns() & ~REPLIED;
+	*(volatile __u64 *)&oldest->sent_ns = bpf_ktime_get_ns() & ~REPLIED;
 	*(volatile __u64 *)&oldest->fingerprint = fingerprint;
 }
 

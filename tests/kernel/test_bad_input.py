@@ -13,8 +13,10 @@ import pytest
 from agent.lab import lab as labs
 from bpf import abi, artefacts, errors, loader, pins
 from bpf.gates import GateConfig, Gates
+from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode
-from tests.kernel import traffic
+from tests.kernel import cgroups, traffic
+from tests.kernel.cgroups import Cgroup
 
 pytestmark = pytest.mark.kernel
 
@@ -42,6 +44,16 @@ def test_interface_of_another_namespace_is_no_interface_here(
     assert gates.installed() == {}
     assert list(loaded.map(abi.GATE_SLOTS).items()) == []
     assert list(loaded.map(abi.ADDRESSES).items()) == []
+
+
+@pytest.fixture
+def kubelet(loaded: loader.Loaded) -> Iterator[Cgroup]:
+    """Identified, and without processes."""
+    config = NodeConfig(loaded)
+    with cgroups.cgroup() as found:
+        config.set_kubelet(found.id)
+        yield found
+        config.set_kubelet(None)
 
 
 @pytest.fixture
@@ -78,7 +90,7 @@ def test_audit_gate_that_finds_a_full_map_is_an_error(
 
 
 def test_enforcing_gate_that_finds_a_full_map_is_closed_and_reports_it(
-    gates: Gates, pod: labs.LabPod, no_slots: labs.LabPod
+    gates: Gates, pod: labs.LabPod, no_slots: labs.LabPod, kubelet: Cgroup
 ) -> None:
     """And it gets its own configuration when there is room."""
     for _ in range(2):
