@@ -48,7 +48,9 @@ test-image: setup
 # podgate in a cluster of one node, which starts in namespaces of its own from the programs in BIN:
 # kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, and etcd 3.5 or newer (Debian's if
 # there is none). Some tests with `make test-cluster BIN=DIR FILES="tests/cluster/test_deployment.py"`.
-# PODGATE_TEST_KILLS=20 for more killed relays. Without BIN: what needs only an API server, in the cluster of KUBECONFIG.
+# Twenty minutes, half of them a soak: PODGATE_TEST_SOAK_SECONDS and PODGATE_TEST_SEED change that,
+# PODGATE_TEST_KILLS=20 kills more relays, PODGATE_TEST_IMAGE=FILE tests an image that exists.
+# Without BIN: what needs only an API server, in the cluster of KUBECONFIG.
 test-cluster: setup
 	PODGATE_TEST_BIN=$(BIN) $(PYTEST) $(LONG) $(or $(FILES),tests/cluster) $(if $(BIN),,-m 'not kernel')
 

@@ -1,0 +1,196 @@
+"""Pods that come and go while everything restarts, in random order."""
+
+import os
+import pathlib
+import random
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent.admin.report import AgentReport
+from tests import polling
+from tests.cluster import containers, workloads
+from tests.cluster.deployment import Deployment
+from tests.cluster.one_node import OneNode
+from tests.cluster.workloads import (
+    HTTP_PROBE,
+    ISOLATION_READY,
+    MODE,
+    PROBED,
+    PROBES_PASSING,
+    Workloads,
+    is_reachable,
+)
+
+_SECONDS = float(os.environ.get("PODGATE_TEST_SOAK_SECONDS", "600"))
+_SEED = int(os.environ.get("PODGATE_TEST_SEED", "0")) or time.time_ns() % 1_000_000
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(_SECONDS * 2 + 1200)]
+_MODES = ("audit", "enforce", "strict")
+_MAX_PODS = 15
+_GATES = ((), (ISOLATION_READY,), (ISOLATION_READY, PROBES_PASSING))
+# A restarted container has to be found, started and probed.
+_PATIENT = {**PROBED, "startupProbe": {**HTTP_PROBE, "failureThreshold": 300}}
+# Descriptors of connections that are open at one of the two moments only.
+_SPARE_DESCRIPTORS = 10
+_SPARE_MEMORY_KB = 20 << 10
+
+
+class Soak:
+    """What a run has done, and what it expects of each pod."""
+
+    def __init__(self, node: OneNode, podgate: Deployment, users: dict[str, Workloads]) -> None:
+        self._node = node
+        self._podgate = podgate
+        self._users = users
+        self._random = random.Random(_SEED)
+        self._count = 0
+        self._pods: dict[str, str] = {}
+        """The namespace's key of each pod."""
+        self._killed: dict[str, int] = {}
+        """How often the test ended a pod's container."""
+
+    def run(self) -> None:
+        """Actions until the time is over."""
+        actions: list[tuple[int, Callable[[], None]]] = [
+            (12, self._create),
+            (8, self._delete),
+            (2, self._kill_container),
+            (2, self._restart_kubelet),
+            (2, self._kill_agent),
+            (2, self._kill_relay),
+            (1, self._kill_api_server),
+            (2, self._relabel),
+        ]
+        weights, calls = zip(*actions, strict=True)
+        end = time.monotonic() + _SECONDS
+        while time.monotonic() < end:
+            (action,) = self._random.choices(calls, weights)
+            action()
+            time.sleep(self._random.random())
+
+    def check(self) -> None:
+        """All pods are Ready, closed as their mode requires, and restarted by the test only."""
+        for name, key in self._pods.items():
+            self._users[key].until_ready(name)
+        for name, key in self._pods.items():
+            users = self._users[key]
+            pod = users.pod(name)
+            status = self._podgate.pod_status(users.namespace, name)
+            assert status is not None, f"the agent does not know {name}"
+            assert status.gates, f"{name} has no gate"
+            assert is_reachable(pod) == (status.mode == "audit"), f"{name} in {status.mode}"
+        restarts: dict[str, int] = {}
+        for users in self._users.values():
+            restarts |= users.restarts()
+        assert restarts == {name: n for name, n in self._killed.items() if name in self._pods}
+
+    def delete_all(self) -> None:
+        for name in list(self._pods):
+            self._users[self._pods.pop(name)].delete(name)
+        polling.wait_until(
+            "all pods are gone", lambda: not any(users.pods() for users in self._users.values())
+        )
+
+    def _create(self) -> None:
+        if len(self._pods) < _MAX_PODS:
+            self._count += 1
+            name, key = f"web{self._count}", self._random.choice(sorted(self._users))
+            self._users[key].run(name, _PATIENT, gates=self._random.choice(_GATES))
+            self._pods[name] = key
+
+    def _delete(self) -> None:
+        if len(self._pods) > 3:
+            name = self._random.choice(sorted(self._pods))
+            self._users[self._pods.pop(name)].delete(name)
+
+    def _kill_container(self) -> None:
+        if self._pods:
+            name = self._random.choice(sorted(self._pods))
+            (pod,) = self._users[self._pods[name]].until_ready(name)
+            containers.kill_container(self._node.runtime, pod)
+            count = self._killed[name] = self._killed.get(name, 0) + 1
+            users = self._users[self._pods[name]]
+            # Counted before it is killed again.
+            polling.wait_until("it restarted", lambda: users.restarts().get(name) == count)
+
+    def _restart_kubelet(self) -> None:
+        self._node.kubelet.restart()
+        self._node.kubelet.wait_until_ready()
+
+    def _kill_agent(self) -> None:
+        self._podgate.kill_agent()
+
+    def _kill_relay(self) -> None:
+        if report := self._podgate.report():
+            for pid in _children(report.pid):
+                os.kill(pid, signal.SIGKILL)
+
+    def _kill_api_server(self) -> None:
+        self._node.control_plane.api_server.kill()
+        time.sleep(self._random.random() * 5)
+        self._node.control_plane.api_server.start()
+        self._node.control_plane.wait_until_ready()
+
+    def _relabel(self) -> None:
+        key = self._random.choice(sorted(self._users))
+        path = f"/api/v1/namespaces/{self._users[key].namespace}"
+        mode = self._random.choice(_MODES)
+        self._node.api.patch(path, {"metadata": {"labels": {MODE: mode}}})
+
+
+@pytest.fixture
+def soak(node: OneNode, podgate: Deployment) -> Iterator[Soak]:
+    print(f"PODGATE_TEST_SEED={_SEED}")  # noqa: T201
+    with (
+        workloads.namespace(node.api, "soak-a", {MODE: "audit"}) as a,
+        workloads.namespace(node.api, "soak-b", {MODE: "enforce"}) as b,
+        workloads.namespace(node.api, "soak-c", {MODE: "strict"}) as c,
+    ):
+        yield Soak(node, podgate, {"a": a, "b": b, "c": c})
+
+
+def test_nothing_is_lost_or_left_while_everything_restarts(
+    node: OneNode, podgate: Deployment, soak: Soak
+) -> None:
+    interfaces = len(socket.if_nameindex())
+    soak.run()
+    soak.check()
+    soak.delete_all()
+    polling.wait_until(
+        "the pods' interfaces are gone",
+        lambda: len(socket.if_nameindex()) <= interfaces,
+    )
+    podgate.until("the agent has forgotten the pods", lambda report: _users_pods(report) == [])
+    old = podgate.until("the agent responds", lambda report: report.pid).pid
+    used = _descriptors(old), _memory_kb(old)
+    podgate.kill_agent()
+    podgate.wait_until_ready()
+    new = podgate.until("the next agent responds", lambda report: report.pid != old).pid
+    fresh = _descriptors(new), _memory_kb(new)
+    assert used[0] <= fresh[0] + _SPARE_DESCRIPTORS
+    assert used[1] <= fresh[1] + _SPARE_MEMORY_KB
+
+
+def _users_pods(report: AgentReport) -> list[str]:
+    return [pod.name for pod in report.pods if pod.namespace.startswith("soak-")]
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        text = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except FileNotFoundError:
+        return []
+    return [int(word) for word in text.split()]
+
+
+def _descriptors(pid: int) -> int:
+    return len(list(pathlib.Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def _memory_kb(pid: int) -> int:
+    lines = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    (found,) = (line for line in lines if line.startswith("Pss:"))
+    return int(found.split()[1])
