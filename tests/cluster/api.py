@@ -109,7 +109,7 @@ class Api:
         kept: http.client.HTTPSConnection | None = getattr(self._of_thread, "connection", None)
         try:
             status, answer = self._exchange(kept or self._connect(), method, path, content, headers)
-        except http.client.RemoteDisconnected:
+        except (ConnectionError, ssl.SSLEOFError):
             # The server closes connections that were idle; it has not read the request then.
             if kept is None:
                 raise
