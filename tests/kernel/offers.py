@@ -51,12 +51,6 @@ def rejects_packet_sockets() -> bool:
     return True
 
 
-def need_rejection_of_packet_sockets() -> None:
-    """Ends the test where no program may reject them."""
-    if not rejects_packet_sockets():
-        pytest.skip(NOT_OFFERED + "programs at security_socket_create (Linux 5.7, with BTF)")
-
-
 def need_adoption_of_listeners(directory: pathlib.Path) -> None:
     """Ends the test where programs cannot have a socket report; directory: of the pinned ones."""
     with socket.create_server(("127.0.0.1", 0)):

@@ -12,6 +12,7 @@ import pytest
 from agent.cri.client import RuntimeClient
 from agent.cri.models import CriContainer, CriContainerState, Sandbox, SandboxDetails
 from probes.netns import Netns
+from tests.polling import PATIENCE_SECONDS, request_until
 from tests.runtime import containerd
 from tests.runtime.containerd import Containerd
 from tests.runtime.driving import Driver
@@ -277,13 +278,28 @@ def _running(watched: Watched, name: str) -> set[str]:
 
 
 async def _expect_answer(netns: Netns, address: str) -> None:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with netns.socket(family, socket.SOCK_STREAM) as sock:
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(5):
-            await loop.sock_connect(sock, (address, 8080))
+    """The container's server may still be starting."""
+    loop = asyncio.get_running_loop()
+    sock = await request_until("its listener", lambda: _connect(netns, address), lambda sock: sock)
+    assert sock
+    with sock:
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await loop.sock_sendall(sock, b"GET /healthz HTTP/1.0\r\n\r\n")
             assert (await loop.sock_recv(sock, 4096)).startswith(b"HTTP/1.1 200")
+
+
+async def _connect(netns: Netns, address: str) -> socket.socket | None:
+    """None if nothing listens at port 8080."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = netns.socket(family, socket.SOCK_STREAM)
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, (address, 8080))
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, ConnectionRefusedError):
+            return None
+        raise
+    return sock
 
 
 def _first_process(runtime: Containerd, sandbox_id: str) -> int:
