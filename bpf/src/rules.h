@@ -79,7 +79,9 @@ struct new_flow {
 /*
  * The first of these rules that matches, as find_rule returns it. room: a constant.
  *
- * Arithmetic instead of branches keeps the verifier's work linear in the number of rules.
+ * Arithmetic instead of branches keeps the verifier's work linear in the number of rules. The
+ * barrier keeps the comparison with the constant: newer compilers end the loop where an offset
+ * equals that of the last rule, and the verifier does not know that it ever does.
  */
 ALWAYS_INLINE __u64 match_rules(struct __sk_buff *skb, bool is_hook, struct new_flow *flow,
 				struct rule *rules, __u32 count, int room)
@@ -87,12 +89,14 @@ ALWAYS_INLINE __u64 match_rules(struct __sk_buff *skb, bool is_hook, struct new_
 	__u64 found = 0;
 
 #pragma clang loop unroll(disable)
-	for (int i = 0; i < room; i++) {
-		struct rule *rule = &rules[i];
+	for (__u32 i = 0; i < room; i++) {
+		struct rule *rule;
 		__u64 ancestor, matching, is_match, candidate;
 
+		asm volatile("" : "+r"(i));
 		if (i >= count)
 			break;
+		rule = &rules[i];
 		ancestor = source_ancestor(skb, is_hook, rule->level);
 		matching = flow->source_kinds |
 			   is_zero(rule->cgroup ^ flow->cgroup) << SOURCE_CGROUP |
