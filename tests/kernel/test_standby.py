@@ -41,6 +41,7 @@ def first(
     made = SecondAgent(operator, tmp_path / "first")
     made.start_standby()
     made.wait_for("the gate", _held_by(made))
+    agent_process.wait_until("it is ready", lambda: has_been_ready(made, times=1))
     yield made
     made.stop(signal.SIGKILL)
 
