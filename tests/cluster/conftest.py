@@ -30,7 +30,7 @@ _BIN = "PODGATE_TEST_BIN"
 # An archive of the image, as deploy/rootfs.py makes it, instead of one of this tree.
 _IMAGE = "PODGATE_TEST_IMAGE"
 _SKIPPED = (
-    "tests/cluster was SKIPPED: no cluster was asked. Name the directory of its programs in BIN "
+    "tests/cluster was SKIPPED: no cluster was named. Name the directory of its programs in BIN "
     "(make test-cluster BIN=DIR), or a cluster in KUBECONFIG."
 )
 _NO_BIN = "this test starts a cluster; run it by `make test-cluster BIN=DIR`"

@@ -1,7 +1,6 @@
 """The tests' own cluster leaves nothing behind, however the test ends."""
 
 import contextlib
-import os
 import pathlib
 import signal
 import subprocess
@@ -42,7 +41,7 @@ def test_cluster_ends_with_the_test_and_changes_nothing_of_the_machine(
             assert test.stdout is not None
             name = test.stdout.readline().strip()
             assert name
-            programs = {path.name for path in map(_program, _processes(name)) if path}
+            programs = {path.name for path in map(_program, reaper.processes(name)) if path}
             # Of the last one are the pod's containers.
             expected = {"kubelet", "kube-apiserver", "etcd", "containerd", "busybox"}
             assert expected <= programs
@@ -50,28 +49,13 @@ def test_cluster_ends_with_the_test_and_changes_nothing_of_the_machine(
         finally:
             test.send_signal(number)
     polling.wait_until("all cgroups are gone", lambda: not reaper.cgroups(name))
-    polling.wait_until("all processes are gone", lambda: not _processes(name))
+    polling.wait_until("all processes are gone", lambda: not reaper.processes(name))
     assert _of_the_machine(proc) == before
 
 
 def _of_the_machine(proc: pathlib.Path) -> dict[str, str]:
     """The sysctls that a kubelet sets."""
     return {name: (proc / "sys" / name).read_text() for name in kubelet.TUNABLES}
-
-
-def _processes(name: str) -> list[int]:
-    """Processes below the cgroup of this name."""
-    return [
-        int(entry.name)
-        for entry in os.scandir("/proc")
-        if entry.name.isdecimal() and f"/{name}/" in _text(pathlib.Path(entry, "cgroup"))
-    ]
-
-
-def _text(path: pathlib.Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text()
-    return ""
 
 
 def _program(pid: int) -> pathlib.Path | None:

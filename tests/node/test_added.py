@@ -48,15 +48,21 @@ def install_hold(runtime: Containerd, release: pathlib.Path) -> None:
     runtime.start()
 
 
-async def test_isolation_ready_is_patched_before_the_sandbox_is_complete(
-    node: Node, plugin: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+async def start_held(node: Node, plugin: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+    """An agent, and a pod "web" whose sandbox is complete when the returned file exists."""
     release = tmp_path / "release"
     await node.start_agent()
     await node.report("the agent", lambda report: report.is_synced)
     await node.install_plugin(plugin)
     install_hold(node.runtime, release)
     node.create("web")
+    return release
+
+
+async def test_isolation_ready_is_patched_before_the_sandbox_is_complete(
+    node: Node, plugin: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    release = await start_held(node, plugin, tmp_path)
     creating = asyncio.create_task(node.run_pod("web"))
     try:
         await node.until("the condition", lambda: isolation(node) == ("True", "Enforced"))
@@ -77,12 +83,7 @@ async def test_isolation_ready_is_patched_before_the_sandbox_is_complete(
 async def test_sandbox_that_fails_after_its_gate_is_attached_is_forgotten(
     node: Node, plugin: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    release = tmp_path / "release"
-    await node.start_agent()
-    await node.report("the agent", lambda report: report.is_synced)
-    await node.install_plugin(plugin)
-    install_hold(node.runtime, release)
-    node.create("web")
+    release = await start_held(node, plugin, tmp_path)
     creating = asyncio.create_task(node.driver.run_sandbox("web"))
     try:
         await node.until("the condition", lambda: isolation(node) == ("True", "Enforced"))

@@ -24,6 +24,23 @@ def cgroups(name: str) -> list[pathlib.Path]:
     return [path for path in (_CGROUPS / name, *_CGROUPS.glob(f"*/{name}")) if path.is_dir()]
 
 
+def processes(name: str) -> list[int]:
+    """Pids below the cgroups of this name, also of orphans that are not reaped yet."""
+    return [
+        int(entry.name)
+        for entry in os.scandir("/proc")
+        if entry.name.isdecimal() and has(int(entry.name), name)
+    ]
+
+
+def has(pid: int, name: str) -> bool:
+    """Whether a process is below one of the cgroups of this name."""
+    try:
+        return f"/{name}/" in pathlib.Path("/proc", str(pid), "cgroup").read_text()
+    except OSError:
+        return False
+
+
 def end(name: str) -> bool:
     """Kill and remove; whether nothing is left."""
     deadline = time.monotonic() + _LIMIT_SECONDS

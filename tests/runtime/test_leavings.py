@@ -1,7 +1,6 @@
 """The tests' own runtime leaves nothing behind, however the test ends."""
 
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -31,7 +30,7 @@ def test_runtime_and_its_containers_end_with_the_test(
             assert test.stdout is not None
             name = test.stdout.readline().strip()
             assert name
-            held = _processes(name)
+            held = reaper.processes(name)
             # containerd, a shim, the sandbox' process and the container's
             assert len(held) >= 4
         finally:
@@ -39,21 +38,6 @@ def test_runtime_and_its_containers_end_with_the_test(
 
     deadline = time.monotonic() + _PATIENCE_SECONDS
     # Orphans are there until process 1 has reaped them.
-    while left := (*reaper.cgroups(name), *(pid for pid in held if _is_of(pid, name))):
+    while left := (*reaper.cgroups(name), *(pid for pid in held if reaper.has(pid, name))):
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.05)
-
-
-def _processes(name: str) -> list[int]:
-    return [
-        int(entry.name)
-        for entry in os.scandir("/proc")
-        if entry.name.isdecimal() and _is_of(int(entry.name), name)
-    ]
-
-
-def _is_of(pid: int, name: str) -> bool:
-    try:
-        return f"/{name}/" in pathlib.Path("/proc", str(pid), "cgroup").read_text()
-    except OSError:
-        return False

@@ -58,14 +58,14 @@ async def test_event_about_the_node_is_where_kubectl_describe_finds_it(
         for _ in range(3):
             made.record_node("KubeletNotIdentified", "Ports are open.", action="Gating")
             await asyncio.sleep(300)
-    (asked,) = created(server)
-    assert asked.body["metadata"]["namespace"] == "default"
-    assert asked.body["metadata"]["name"].startswith("node1.")
+    (event,) = created(server)
+    assert event.body["metadata"]["namespace"] == "default"
+    assert event.body["metadata"]["name"].startswith("node1.")
     # As of the kubelet's Events: its name for the UID, and no namespace.
     expected = {"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "node1"}
-    assert asked.body["regarding"] == expected
-    assert (asked.body["reason"], asked.body["note"]) == ("KubeletNotIdentified", "Ports are open.")
-    counted = server.of(f"{PATH}/{asked.body['metadata']['name']}", method="PATCH")
+    assert event.body["regarding"] == expected
+    assert (event.body["reason"], event.body["note"]) == ("KubeletNotIdentified", "Ports are open.")
+    counted = server.of(f"{PATH}/{event.body['metadata']['name']}", method="PATCH")
     assert counted[-1].body["series"]["count"] == 3
 
 
