@@ -8,7 +8,7 @@ import structlog
 from agent.cni import state
 from agent.logs import Event
 from agent.pods.pod_modes import NODE, NewPodModes, PodModes
-from bpf.gates import Attachment
+from bpf.attachment import Attachment
 
 log = structlog.get_logger(__name__)
 
