@@ -11,7 +11,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: demo test lint types test-unit test-kernel test-image test-cluster test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs proto setup clean
+.PHONY: demo test lint types test-unit test-kernel test-image test-cluster test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs proto plugin setup clean
 
 demo: setup
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -106,6 +106,10 @@ docs: setup
 # The messages of other programs' APIs, from our own excerpts of their definitions.
 proto: setup
 	$(PYTHON) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTO_FILES)
+
+# `kubectl podgate`: one file, for a directory of the PATH.
+plugin:
+	python3 deploy/plugin.py dist/kubectl-podgate
 
 setup: .venv/.complete $(CNI)
 

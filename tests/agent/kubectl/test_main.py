@@ -1,0 +1,59 @@
+"""The plugin's command line, and the one file that it is packed into."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from agent import VERSION
+from agent.kubectl import main
+from tests.agent.kubectl.standin import KubectlStandin
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+def test_status_has_a_line_for_each_node(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a", "b", without_agent=["b"])
+    pods = [{"mode": "audit"}, {"mode": "audit"}, {"mode": "enforce"}]
+    report = {"default_mode": "audit", "max_mode": "strict", "pods": pods}
+    kubectl.respond("exec", "agent-a", output=report)
+    assert main.main(["--kubectl", kubectl.command, "status"]) == 1
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "NODE DEFAULT MAX PODS PROBLEM",
+        "a audit strict 2 audit, 1 enforce",
+        "b - - - no agent runs on this node",
+    ]
+
+
+def test_error_of_kubectl_is_one_sentence(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.respond("get", error="The connection to the server was lost\n")
+    assert main.main(["--kubectl", kubectl.command, "status"]) == 1
+    assert capsys.readouterr().err == "kubectl podgate: The connection to the server was lost\n"
+
+
+def test_global_options_reach_kubectl(kubectl: KubectlStandin) -> None:
+    kubectl.serve_nodes()
+    options = ["--kubectl", kubectl.command, "--context", "shop", "--kubeconfig", "/file"]
+    assert main.main([*options, "status"]) == 0
+    calls = kubectl.calls()
+    assert calls == kubectl.calls("--context=shop", "--kubeconfig=/file")
+    assert calls
+
+
+def test_packed_file_runs_without_any_package(tmp_path: pathlib.Path) -> None:
+    target = tmp_path / "kubectl-podgate"
+    subprocess.run([sys.executable, ROOT / "deploy/plugin.py", target], check=True)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", target, "--version"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"kubectl-podgate {VERSION}\n"
+    assert target.stat().st_mode & 0o111
