@@ -10,6 +10,7 @@ import click
 from agent import VERSION
 from agent.cli.commands import (
     cni,
+    controller,
     doctor,
     options,
     pods,
@@ -99,6 +100,7 @@ def demo(output: str) -> None:
 
 
 main.add_command(run.run)
+main.add_command(controller.controller)
 main.add_command(status.status)
 main.add_command(status.drops)
 main.add_command(pods.pods)

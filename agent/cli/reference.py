@@ -51,7 +51,9 @@ def _kind(reason: Reason) -> str:
 
 
 def _metrics() -> str:
-    importlib.import_module("agent.app.agent")  # All collectors, which declare their families.
+    # All collectors, which declare their families.
+    for name in ("agent.app.agent", "agent.controller.controller"):
+        importlib.import_module(name)
     lines = ["# Metrics", "", "| name | kind | labels | description |", "|---|---|---|---|"]
     for family in metrics.families():
         labels = ", ".join(f"`{label}`" for label in family.labels) or "none"

@@ -10,7 +10,7 @@ import os
 import pathlib
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 import structlog
@@ -101,7 +101,7 @@ class ApiClient:
         self._is_logged = False
 
     @classmethod
-    async def open(cls, kubeconfig: str | None = None) -> "ApiClient":
+    async def open(cls, kubeconfig: str | None = None) -> Self:
         """Read the configuration: the given file, else KUBECONFIG, else the pod's service account.
 
         No request is sent: the API server may be unreachable. Raises `NoClusterConfigError`.

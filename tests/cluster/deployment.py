@@ -27,6 +27,10 @@ _PATHS = {
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
     "DaemonSet": f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets",
+    "Deployment": f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments",
+    "Role": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles",
+    "RoleBinding": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/rolebindings",
+    "PodDisruptionBudget": f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets",
 }
 
 
@@ -81,7 +85,8 @@ class Deployment:
         self._api.patch(_DAEMON_SET, {"spec": {"template": {"spec": spec}}})
 
     def pods(self) -> list[Json]:
-        return self._api.items(_PODS)
+        """Of the DaemonSet."""
+        return self._api.items(_PODS, labelSelector="app.kubernetes.io/name=podgate")
 
     def restarts(self) -> int:
         """Of the containers of all its pods."""

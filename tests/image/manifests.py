@@ -21,8 +21,11 @@ def applied() -> list[Json]:
     ]
 
 
-def of_kind(kind: str) -> Json:
-    (found,) = (thing for thing in applied() if thing["kind"] == kind)
+def of_kind(kind: str, name: str = "podgate") -> Json:
+    """One object; by default the agent's."""
+    (found,) = (
+        thing for thing in applied() if thing["kind"] == kind and thing["metadata"]["name"] == name
+    )
     return found
 
 

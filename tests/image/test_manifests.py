@@ -5,6 +5,7 @@ import datetime
 import pathlib
 
 import pytest
+import yaml
 
 from agent import labels
 from agent.cli import main as cli
@@ -26,6 +27,11 @@ from tests.image import manifests, role
 __all__ = ["api", "kubeconfig", "listening", "server"]
 
 
+def _name(thing: manifests.Json) -> str:
+    name: str = thing["metadata"]["name"]
+    return name
+
+
 def _agent_container() -> manifests.Json:
     (container,) = manifests.agent_pod("any")["spec"]["containers"]
     made: manifests.Json = container
@@ -35,11 +41,40 @@ def _agent_container() -> manifests.Json:
 def test_every_file_is_applied() -> None:
     files = {path.name for path in manifests.DIRECTORY.glob("*.yaml")} - {"kustomization.yaml"}
     kinds = [thing["kind"] for thing in manifests.applied()]
-    assert files == {"namespace.yaml", "crd.yaml", "rbac.yaml", "daemonset.yaml"}
-    assert kinds == [
-        *("Namespace", "CustomResourceDefinition"),
-        *("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet"),
+    listed = yaml.safe_load((manifests.DIRECTORY / "kustomization.yaml").read_text("utf-8"))
+    assert files == set(listed["resources"])
+    # Each before what needs it.
+    assert kinds[:2] == ["Namespace", "CustomResourceDefinition"]
+    assert kinds.index("ClusterRoleBinding") < kinds.index("DaemonSet") < kinds.index("Deployment")
+
+
+def test_objects_of_the_controller_name_each_other() -> None:
+    name = "podgate-controller"
+    found = {thing["kind"]: thing for thing in manifests.applied() if _name(thing) == name}
+    assert {thing["metadata"]["namespace"] for thing in found.values()} == {"podgate"}
+    assert found["RoleBinding"]["roleRef"]["name"] == _name(found["Role"])
+    assert found["RoleBinding"]["subjects"] == [
+        {"kind": "ServiceAccount", "name": name, "namespace": "podgate"}
     ]
+    deployment = found["Deployment"]["spec"]
+    labels_of_pods = deployment["template"]["metadata"]["labels"].items()
+    assert deployment["template"]["spec"]["serviceAccountName"] == name
+    for selector in (deployment["selector"], found["PodDisruptionBudget"]["spec"]["selector"]):
+        assert selector["matchLabels"].items() <= labels_of_pods
+    # The DaemonSet does not select them.
+    selected = manifests.of_kind("DaemonSet")["spec"]["selector"]["matchLabels"].items()
+    assert not selected <= labels_of_pods
+
+
+def test_arguments_and_ports_of_the_controller_are_those_of_the_command_line() -> None:
+    spec = manifests.of_kind("Deployment", "podgate-controller")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    command, *arguments = container["args"]
+    parsed = cli.main.commands[command].make_context(command, arguments)
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert parsed.params["http_address"] == ("", ports["http"])
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["port"] == "http"
 
 
 def test_objects_name_each_other() -> None:

@@ -1,0 +1,65 @@
+"""`podgate controller`."""
+
+import asyncio
+import os
+import uuid
+
+import click
+
+from agent.cli.commands import options
+from agent.logs import LogFormat
+
+
+def _parse_address(text: str) -> tuple[str, int]:
+    """An empty host is any address."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{text!r} is not HOST:PORT; examples are :9651 and 127.0.0.1:9651")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+@click.command(short_help="Run the controller of a cluster.")
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    help="kubeconfig file. Default: KUBECONFIG, or the pod's service account.",
+)
+@click.option(
+    "--namespace",
+    envvar="POD_NAMESPACE",
+    show_envvar=True,
+    default="podgate",
+    show_default=True,
+    help="Namespace of the Lease and of podgate's own objects.",
+)
+@click.option(
+    "--http-address",
+    metavar="HOST:PORT",
+    callback=options.parsed(_parse_address),
+    default=":9651",
+    show_default=True,
+    help="Address of /metrics, /healthz and /readyz; without a host, all addresses.",
+)
+@options.log_format
+def controller(
+    kubeconfig: str | None, namespace: str, http_address: tuple[str, int], log_format: str
+) -> None:
+    """Run one replica of the controller, which does what one process does for the whole cluster.
+
+    Replicas elect a leader by a Lease; the others wait.
+    """
+    from agent import logs
+    from agent.controller import controller as replica
+    from agent.controller.settings import ControllerSettings
+
+    settings = ControllerSettings(
+        kubeconfig=kubeconfig,
+        namespace=namespace,
+        # As client-go's programs: the host's name is the pod's.
+        identity=f"{os.uname().nodename}_{uuid.uuid4()}",
+        http_host=http_address[0],
+        http_port=http_address[1],
+        log_format=LogFormat(log_format),
+    )
+    logs.configure(settings.log_format)
+    asyncio.run(replica.run(settings))

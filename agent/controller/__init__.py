@@ -1,0 +1,1 @@
+"""The controller of a cluster: what one process does for all nodes."""

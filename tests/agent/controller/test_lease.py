@@ -1,0 +1,217 @@
+"""Leader election: one leader, followed when it ends, and never two writers. Fake time."""
+
+import asyncio
+import datetime
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from agent.controller.leader_client import LeaderClient, NotLeaderError
+from agent.controller.lease import Lease, LeaseTiming
+from agent.kube.client import ApiClient
+from tests.agent.controller.leases import PATH, Leases
+from tests.agent.kube.apiserver import ApiServer, error_response
+from tests.agent.kube.conftest import opened
+
+pytestmark = pytest.mark.looptime
+TIMING = LeaseTiming()
+
+
+def candidate(api: ApiClient, identity: str) -> Lease:
+    loop = asyncio.get_running_loop()
+
+    def now() -> datetime.datetime:
+        start = datetime.datetime(2026, 11, 22, 14, 0, tzinfo=datetime.UTC)
+        return start + datetime.timedelta(seconds=loop.time())
+
+    return Lease(
+        api,
+        namespace="podgate",
+        name="podgate-controller",
+        identity=identity,
+        clock=loop.time,
+        now=now,
+        jitter=lambda: 0.0,
+    )
+
+
+class Terms:
+    """A candidate that leads whenever it can; `spans` are its terms in the loop's time."""
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self.spans: list[tuple[float, float]] = []
+        self.is_leading = False
+        self.started = asyncio.Event()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self.lease.acquire()
+            started = loop.time()
+            self.is_leading = True
+            self.started.set()
+            try:
+                await self.lease.hold()
+            finally:
+                self.is_leading = False
+                self.spans.append((started, loop.time()))
+
+
+@asynccontextmanager
+async def running(terms: Terms) -> AsyncIterator[Terms]:
+    task = asyncio.create_task(terms.run())
+    try:
+        yield terms
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+def leases(server: ApiServer) -> Leases:
+    return Leases(server)
+
+
+async def test_first_candidate_leads_and_the_second_waits(leases: Leases, api: ApiClient) -> None:
+    async with running(Terms(candidate(api, "a"))) as first:
+        await asyncio.sleep(1)
+        async with running(Terms(candidate(api, "b"))) as second:
+            await asyncio.sleep(300)
+            assert first.is_leading
+            assert not second.is_leading
+            assert second.lease.holder == "a"
+    assert set(leases.writers) == {"a"}
+    assert leases.current["spec"].get("leaseTransitions", 0) == 0
+    assert leases.current["spec"]["leaseDurationSeconds"] == 15
+
+
+async def test_leader_that_disappears_is_followed_after_the_lease_has_expired(
+    leases: Leases, api: ApiClient
+) -> None:
+    loop = asyncio.get_running_loop()
+    async with running(Terms(candidate(api, "a"))):
+        await asyncio.sleep(1)
+        # It has seen the first renewals.
+        second = Terms(candidate(api, "b"))
+        task = asyncio.create_task(second.run())
+        await asyncio.sleep(20)
+    died = loop.time()
+    await second.started.wait()
+    assert 15 - TIMING.retry_seconds <= loop.time() - died <= 15 + 2 * TIMING.retry_seconds
+    assert leases.current["spec"]["leaseTransitions"] == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_released_lease_is_taken_over_within_two_attempts(
+    leases: Leases, api: ApiClient
+) -> None:
+    loop = asyncio.get_running_loop()
+    first = Terms(candidate(api, "a"))
+    async with running(Terms(candidate(api, "b"))) as second:
+        # b leads and leaves.
+        await asyncio.sleep(1)
+    await second.lease.release()
+    assert leases.current["spec"].get("holderIdentity", "") == ""
+    started = loop.time()
+    async with running(first):
+        await first.started.wait()
+        assert loop.time() - started < 2 * TIMING.retry_seconds
+
+
+async def test_leader_without_api_server_stops_before_another_may_start(
+    leases: Leases, server: ApiServer, api: ApiClient
+) -> None:
+    """The one writer: its last term ends while the others still have to wait."""
+    is_cut = False
+
+    async def cut(request: web.Request) -> web.StreamResponse | None:
+        body = await request.text()
+        return error_response(500, "InternalError") if is_cut and '"a"' in body else None
+
+    server.faults.insert(0, cut)
+    async with running(Terms(candidate(api, "a"))) as first:
+        await asyncio.sleep(5)
+        async with running(Terms(candidate(api, "b"))) as second:
+            await asyncio.sleep(60)
+            is_cut = True
+            await asyncio.sleep(60)
+            assert second.is_leading
+            (started, ended), *_ = first.spans
+    assert ended - started > 60
+    assert second.spans[0][0] - ended >= 15 - TIMING.renew_seconds - TIMING.retry_seconds
+
+
+async def test_candidates_that_start_together_have_one_leader(
+    leases: Leases, api: ApiClient
+) -> None:
+    candidates = [Terms(candidate(api, name)) for name in "abcde"]
+    tasks = [asyncio.create_task(one.run()) for one in candidates]
+    for _ in range(200):
+        await asyncio.sleep(1)
+        assert sum(one.is_leading for one in candidates) <= 1
+    assert sum(one.is_leading for one in candidates) == 1
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_leader_whose_lease_was_given_to_another_stops_at_its_next_renewal(
+    leases: Leases, api: ApiClient
+) -> None:
+    async with running(Terms(candidate(api, "a"))) as first:
+        await asyncio.sleep(5)
+        leases.current["spec"]["holderIdentity"] = "operator"
+        leases.current["metadata"]["resourceVersion"] = "999"
+        await asyncio.sleep(TIMING.retry_seconds + 0.1)
+        assert not first.is_leading
+        assert first.lease.remaining_seconds() == 0
+
+
+async def test_nothing_is_written_without_the_lease(
+    leases: Leases, server: ApiServer, kubeconfig: str
+) -> None:
+    async with opened(kubeconfig) as api:
+        lease = candidate(api, "a")
+        client = await LeaderClient.open(kubeconfig)
+        client.lease = lease
+        try:
+            with pytest.raises(NotLeaderError):
+                await client.request("PATCH", "/api/v1/things/one", body={})
+            await lease.acquire()
+            await client.request("PATCH", "/api/v1/things/one", body={})
+            # As after the process was stopped: nothing was renewed, and no task has run since.
+            await asyncio.sleep(TIMING.renew_seconds)
+            with pytest.raises(NotLeaderError):
+                await client.request("PATCH", "/api/v1/things/one", body={})
+        finally:
+            await client.aclose()
+    assert len(server.of("/api/v1/things/one", method="PATCH")) == 1
+    assert server.of(PATH, method="POST")
+
+
+async def test_write_that_is_on_its_way_ends_with_the_lease(
+    leases: Leases, server: ApiServer, kubeconfig: str
+) -> None:
+    async def hang(request: web.Request) -> web.StreamResponse | None:
+        if request.path == "/api/v1/things/one":
+            await asyncio.sleep(3600)
+        return None
+
+    server.faults.append(hang)
+    loop = asyncio.get_running_loop()
+    async with opened(kubeconfig) as api:
+        lease = candidate(api, "a")
+        client = await LeaderClient.open(kubeconfig)
+        client.lease = lease
+        try:
+            await lease.acquire()
+            started = loop.time()
+            with pytest.raises(Exception, match="respond"):
+                await client.request("PATCH", "/api/v1/things/one", body={})
+            assert loop.time() - started <= TIMING.renew_seconds + 0.1
+        finally:
+            await client.aclose()
