@@ -19,8 +19,9 @@ FAMILIES = {"IPv4": socket.AF_INET, "IPv6": socket.AF_INET6}
 
 # A dropped SYN is retransmitted after a second (RFC 6298): a connect that waits was dropped.
 _REJECTED_SECONDS = 0.4
-# An unresolved neighbour, or a bridge port that does not forward yet, costs a second.
-_ACCEPTED_SECONDS = 3.0
+# An unresolved neighbour, or a bridge port that does not forward yet, costs a second, and a busy
+# machine many.
+_ACCEPTED_SECONDS = 15.0
 _ETH_P_ALL = 3
 _ETH_P_IP = 0x0800
 _ETH_P_IPV6 = 0x86DD

@@ -20,7 +20,7 @@ from tests.kernel import cgroups, traffic
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.standin import KubeletStub
 from tests.kernel.test_relay_conditions import RANGES, dial
-from tests.kernel.test_rules import OTHER_PORT, PORT, connects
+from tests.kernel.test_rules import OTHER_PORT, PORT, connects, is_dropped
 from tests.kernel.test_standin import beat_long_ago
 
 pytestmark = pytest.mark.kernel
@@ -82,17 +82,21 @@ def message(report: AgentReport) -> str:
     return condition.message if condition and is_true else ""
 
 
-def reached(process: Cgroup, pod: labs.LabPod) -> list[tuple[int, int]]:
-    """By which IP version and at which ports a process of this cgroup reaches the pod."""
-    return [
-        (version, port)
+def reaches_declared(process: Cgroup, pod: labs.LabPod) -> bool:
+    """Whether a process of this cgroup reaches the pod's declared port and no other."""
+    addresses = [traffic.address(pod, version) for version in (4, 6)]
+    return all(
+        connects(process, address, PORT) and is_dropped(process, address, OTHER_PORT)
+        for address in addresses
+    )
+
+
+def reaches_nothing(process: Cgroup, pod: labs.LabPod) -> bool:
+    return all(
+        is_dropped(process, traffic.address(pod, version), port)
         for version in (4, 6)
         for port in (PORT, OTHER_PORT)
-        if connects(process, traffic.address(pod, version), port)
-    ]
-
-
-DECLARED = [(4, PORT), (6, PORT)]
+    )
 
 
 def get(report: AgentReport, path: str) -> tuple[int, str]:
@@ -121,14 +125,14 @@ def doctor(agent: AgentProcess) -> dict[str, str]:
 def test_host_processes_reach_declared_ports_until_the_kubelet_is_found(
     agent: AgentProcess, pod: labs.LabPod, stranger: Cgroup, unit: Cgroup
 ) -> None:
-    assert reached(stranger, pod) == DECLARED
+    assert reaches_declared(stranger, pod)
     unit.directory.mkdir()
     # At once: the kernel has recorded it, also before the agent has found it.
-    assert reached(stranger, pod) == []
-    assert reached(unit, pod) == DECLARED
+    assert reaches_nothing(stranger, pod)
+    assert reaches_declared(unit, pod)
     agent.wait_for("the kubelet", is_closed)
-    assert reached(stranger, pod) == []
-    assert reached(unit, pod) == DECLARED
+    assert reaches_nothing(stranger, pod)
+    assert reaches_declared(unit, pod)
 
 
 def test_open_ports_are_reported_until_the_kubelet_is_found(
@@ -166,10 +170,10 @@ def test_pods_in_the_kubelet_s_cgroup_open_the_declared_ports(
     with cgroups.cgroup("kubepods", below=unit):
         report = agent.wait_for("open ports", is_open)
         assert "also holds pods" in report.open_ports
-        assert reached(unit, pod) == DECLARED
-        assert reached(stranger, pod) == DECLARED
+        assert reaches_declared(unit, pod)
+        assert reaches_declared(stranger, pod)
     agent.wait_for("the kubelet", is_closed)
-    assert reached(stranger, pod) == []
+    assert reaches_nothing(stranger, pod)
 
 
 def test_kubelet_that_exits_opens_nothing_where_the_kernel_follows_it(
@@ -180,10 +184,10 @@ def test_kubelet_that_exits_opens_nothing_where_the_kernel_follows_it(
     cgroups.remove(unit)
     report = agent.wait_for("a missing kubelet", lambda report: report.kubelet is None)
     assert report.open_ports == ""
-    assert reached(stranger, pod) == []
+    assert reaches_nothing(stranger, pod)
     unit.directory.mkdir()
-    assert reached(unit, pod) == DECLARED
-    assert reached(stranger, pod) == []
+    assert reaches_declared(unit, pod)
+    assert reaches_nothing(stranger, pod)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
@@ -195,12 +199,12 @@ def test_what_was_open_stays_open_without_an_agent_until_the_unit_starts(
     number: signal.Signals,
 ) -> None:
     agent.stop(number)
-    assert reached(stranger, pod) == DECLARED
+    assert reaches_declared(stranger, pod)
     beat_long_ago(agent.bpffs)
-    assert reached(stranger, pod) == DECLARED
+    assert reaches_declared(stranger, pod)
     unit.directory.mkdir()
-    assert reached(stranger, pod) == []
-    assert reached(unit, pod) == DECLARED
+    assert reaches_nothing(stranger, pod)
+    assert reaches_declared(unit, pod)
 
 
 def test_process_that_is_not_found_by_its_name_is_no_outage(
@@ -211,13 +215,13 @@ def test_process_that_is_not_found_by_its_name_is_no_outage(
     operator.start()
     report = operator.wait_for("open ports", is_open)
     assert "no process named podgate-nosuch on this node" in report.open_ports
-    assert reached(stranger, pod) == DECLARED
+    assert reaches_declared(stranger, pod)
     targets = [f"tcp,{pod.ipv4},{PORT}", f"tcp,{pod.ipv6},{PORT}"]
     with cgroups.cgroup("kubelet.service", below=system) as service:
         kubelet = KubeletStub(service, "podgate-nosuch", targets)
         try:
             operator.wait_for("the kubelet", is_closed)
-            assert reached(stranger, pod) == []
+            assert reaches_nothing(stranger, pod)
             assert kubelet.probe() == {target: [""] for target in targets}
         finally:
             kubelet.end()
@@ -242,11 +246,11 @@ def test_relay_proxies_host_processes_while_the_kubelet_is_unknown(
     report = operator.wait_for("proxied connections", lambda r: r.relay.connections >= 2)
     (gate,) = next(each for each in report.pods if each.name == "web").gates
     assert "unidentified" not in gate.packets.get("pass", {})
-    assert [port for _, port in reached(stranger, pod)] == [PORT, PORT]
+    assert reaches_declared(stranger, pod)
 
     unit.directory.mkdir()
     operator.wait_for("the kubelet", is_strict_and(is_closed))
-    assert reached(stranger, pod) == []
+    assert reaches_nothing(stranger, pod)
     assert dial(unit, pod.ipv4) == pod.ipv4
 
 

@@ -36,15 +36,6 @@ def add_addresses(pod: LabPod, version: int, count: int) -> str:
     return str(added[-1])
 
 
-def is_reached(address: str) -> bool:
-    """Whether the host opens a connection, within the time before a second SYN."""
-    try:
-        socket.create_connection((address, PORT), traffic.DROPPED_AFTER_SECONDS).close()
-    except (TimeoutError, PermissionError):
-        return False
-    return True
-
-
 def message_of(report: AgentReport) -> str:
     """The condition's message once the pod's gate enforces."""
     condition = condition_of(report, "web", labels.ISOLATION_READY)
@@ -60,12 +51,12 @@ def test_new_pod_is_gated_at_each_of_its_addresses(
     pod = lab.add_pod("web", 1, bridged=is_bridged)
     last = add_addresses(pod, version, count)
     with pod.listen(PORT):
-        assert is_reached(last)
+        assert traffic.is_reached(last, PORT)
         operator.write_manifest(pod, mode="enforce", container={})
         operator.start()
         operator.wait_for("the gate", lambda report: bool(message_of(report)))
-        assert not is_reached(last)
-        assert not is_reached(traffic.address(pod, version))
+        assert traffic.is_dropped(last, PORT)
+        assert traffic.is_dropped(traffic.address(pod, version), PORT)
         report = (
             operator.wait_for("the cause", lambda r: bool(message_of(r)))
             if count == TOO_MANY
@@ -85,10 +76,10 @@ def test_audit_pod_with_many_addresses_is_closed_when_it_enforces(
     operator.wait_for("the gate", lambda r: any(one.gates for one in r.pods))
     last = add_addresses(pod, version, 17)
     with pod.listen(PORT):
-        assert is_reached(last)
+        assert traffic.is_reached(last, PORT)
         operator.write_manifest(pod, mode="enforce", container={})
         operator.wait_for("the mode", lambda report: bool(message_of(report)))
-        assert not is_reached(last)
+        assert traffic.is_dropped(last, PORT)
 
 
 @VERSIONS

@@ -32,7 +32,7 @@ from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
-from tests.kernel.test_agent import isolated_as, podgate, reaches
+from tests.kernel.test_agent import is_dropped, isolated_as, podgate, reaches
 
 pytestmark = pytest.mark.kernel
 
@@ -139,12 +139,12 @@ def test_rule_admits_its_cgroup_to_its_port_and_counts(
     node.start(web)
     with cgroups.cgroup("below", below=service) as below, cgroups.cgroup() as stranger:
         assert reaches(service, web, PORT)
-        assert not reaches(service, web, OTHER_PORT)
-        assert not reaches(below, web, PORT)
-        assert not reaches(stranger, web, PORT)
+        assert is_dropped(service, web, OTHER_PORT)
+        assert is_dropped(below, web, PORT)
+        assert is_dropped(stranger, web, PORT)
         node.write("a.yaml", policy("service", cgroup(service, "subtree"), PORT))
         node.operator.wait_for("all below let in", lambda _: reaches(below, web, PORT))
-        assert not reaches(stranger, web, PORT)
+        assert is_dropped(stranger, web, PORT)
     rules = node.rules()
     shown = policy_of(rules, "service")
     assert shown is not None
@@ -204,7 +204,7 @@ def test_deleted_policy_admits_no_source_and_leaves_no_counter(
     with Map.open(counters_of(node), abi.RULE_HITS) as counters:
         assert len(list(counters.items())) == 1
         (node.directory / "a.yaml").unlink()
-        node.operator.wait_for("the service blocked", lambda _: not reaches(service, web, PORT))
+        node.operator.wait_for("the service blocked", lambda _: is_dropped(service, web, PORT))
         node.operator.wait_for("no counter left", lambda _: not list(counters.items()))
 
 
@@ -220,7 +220,7 @@ def test_agent_without_rules_removes_existing_counters(
     node.operator.stop(signal.SIGTERM)
     node.operator.start()
     node.operator.wait_for("the gate", isolated_as("web", "Enforced"))
-    assert not reaches(service, web, PORT)
+    assert is_dropped(service, web, PORT)
     with Map.open(counters_of(node), abi.RULE_HITS) as counters:
         assert list(counters.items()) == []
     assert "without --rules" in node.podgate("rules")
@@ -251,7 +251,7 @@ def test_cgroup_that_is_created_again_is_followed(node: Node, web: LabPod, servi
     with cgroups.cgroup() as another:
         service.directory.mkdir()
         node.operator.wait_for("the new cgroup admitted", lambda _: reaches(service, web, PORT))
-        assert not reaches(another, web, PORT)
+        assert is_dropped(another, web, PORT)
 
 
 def test_last_valid_version_of_an_invalid_policy_applies_also_after_a_restart(
@@ -330,7 +330,7 @@ def test_rule_for_the_root_cgroup_works_like_others(node: Node, web: LabPod) -> 
     )
     node.start(web)
     with cgroups.cgroup() as group:
-        assert not reaches(group, web, PORT)
+        assert is_dropped(group, web, PORT)
         assert reaches(group, web, OTHER_PORT)
     root = Cgroup(group.directory.parent, "/")
     assert reaches(root, web, PORT)
@@ -343,7 +343,7 @@ def test_a_pod_gets_the_rules_for_its_labels_as_they_are_now(
     chosen["spec"]["pods"]["podSelector"] = {"matchLabels": {"app": "web"}}
     node.write("a.yaml", chosen)
     node.start(web)
-    assert not reaches(service, web, PORT)
+    assert is_dropped(service, web, PORT)
     manifest = json.loads((node.operator.manifests / "web.yaml").read_text(encoding="utf-8"))
     manifest["metadata"]["labels"]["app"] = "web"
     node.operator.write_file("web.yaml", json.dumps(manifest))
@@ -367,7 +367,7 @@ def test_rules_beyond_the_limit_are_reported_and_the_kubelet_stays_admitted(
     with cgroups.cgroup() as stranger:
         # The readiness probe's port is open to the kubelet; policy b would admit it, too.
         assert reaches(service, web, PORT)
-        assert not reaches(stranger, web, PORT)
+        assert is_dropped(stranger, web, PORT)
         node.write("a.yaml", policy("b", cgroup(stranger), PORT))
         node.operator.wait_for("policy b", lambda _: reaches(stranger, web, PORT))
 
@@ -388,7 +388,7 @@ def test_hundred_thousand_rules_are_reported_and_affect_no_other_policy(
     assert any("more rules than the 32" in problem for problem in rules.problems)
     assert policy_of(rules, "service") is not None
     assert reaches(service, web, PORT)
-    assert not reaches(service, web, OTHER_PORT)
+    assert is_dropped(service, web, OTHER_PORT)
 
 
 def test_suggested_policy_admits_exactly_the_recorded_source(
@@ -403,9 +403,9 @@ def test_suggested_policy_admits_exactly_the_recorded_source(
     node.operator.wait_for("the gate", isolated_as("web", "Enforced"))
     node.wait_for_rules("the policy", lambda rules: bool(rules.policies))
     node.operator.wait_for("the service admitted", lambda _: reaches(service, web, OTHER_PORT))
-    assert not reaches(service, web, PORT)
+    assert is_dropped(service, web, PORT)
     with cgroups.cgroup() as stranger:
-        assert not reaches(stranger, web, OTHER_PORT)
+        assert is_dropped(stranger, web, OTHER_PORT)
 
 
 def test_suggest_without_drops_prints_one_sentence(node: Node, web: LabPod) -> None:

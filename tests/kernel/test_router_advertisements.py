@@ -12,8 +12,8 @@ from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
 from tests import polling
-from tests.kernel import frames, links, wire
-from tests.kernel.test_many_addresses import LAYOUTS, PORT, is_reached, message_of
+from tests.kernel import frames, links, traffic, wire
+from tests.kernel.test_many_addresses import LAYOUTS, PORT, message_of
 
 pytestmark = pytest.mark.kernel
 
@@ -77,14 +77,14 @@ def test_new_pod_is_gated_at_each_advertised_address(
     accept_advertisements(pod)
     last = advertise(pod)
     with pod.listen(PORT):
-        assert is_reached(last)
+        assert traffic.is_reached(last, PORT)
         operator.write_manifest(pod, mode="enforce", container={})
         operator.start()
         operator.wait_for("the gate", lambda report: bool(message_of(report)))
         advertised = [address for address in all_of(pod) if address in NETWORK]
         assert len(advertised) >= 14
-        assert not is_reached(last)
-        assert not is_reached(str(advertised[0]))
+        assert traffic.is_dropped(last, PORT)
+        assert traffic.is_dropped(str(advertised[0]), PORT)
 
 
 def test_addresses_that_an_audit_pod_accepts_are_closed_when_it_enforces(
@@ -97,7 +97,7 @@ def test_addresses_that_an_audit_pod_accepts_are_closed_when_it_enforces(
     operator.wait_for("the gate", lambda r: any(one.gates for one in r.pods))
     last = advertise(pod)
     with pod.listen(PORT):
-        assert is_reached(last)
+        assert traffic.is_reached(last, PORT)
         operator.write_manifest(pod, mode="enforce", container={})
         operator.wait_for("the mode", lambda report: bool(message_of(report)))
-        assert not is_reached(last)
+        assert traffic.is_dropped(last, PORT)

@@ -21,18 +21,26 @@ pytestmark = pytest.mark.kernel
 PORT, OTHER_PORT = 8080, 8081
 TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
 
-# Connects once to the given port and prints the result.
+# Connects once to the given port, within so many seconds; the exit code is the result.
 CONNECT = """
 import socket, sys
 sock = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
-sock.settimeout(0.4)
+sock.settimeout(float(sys.argv[3]))
 sys.exit(1 if sock.connect_ex((sys.argv[1], int(sys.argv[2]))) else 0)
 """
 
 
-def connects(sender: Cgroup, address: str, port: int) -> bool:
+def connects(
+    sender: Cgroup, address: str, port: int, seconds: float = traffic.LIMIT_SECONDS
+) -> bool:
     """Whether a process created in this cgroup reaches a server."""
-    return sender.run([sys.executable, "-c", CONNECT, address, str(port)]).returncode == 0
+    command = [sys.executable, "-c", CONNECT, address, str(port), str(seconds)]
+    return sender.run(command).returncode == 0
+
+
+def is_dropped(sender: Cgroup, address: str, port: int) -> bool:
+    """Whether a process created in this cgroup gets no answer to one SYN, or a rejection."""
+    return not connects(sender, address, port, traffic.DROPPED_AFTER_SECONDS)
 
 
 def level(group: Cgroup) -> int:
@@ -85,7 +93,7 @@ def test_the_kubelet_reaches_what_is_declared_and_nothing_else(
     config.set_kubelet(kubelet.id)
     guard(gates, pod, PROBE)
     assert connects(kubelet, traffic.address(pod, version), PORT)
-    assert not connects(kubelet, traffic.address(pod, version), OTHER_PORT)
+    assert is_dropped(kubelet, traffic.address(pod, version), OTHER_PORT)
     assert passed(gates, pod, Reason.PROBE) == 1
 
 
@@ -94,10 +102,10 @@ def test_no_other_process_counts_as_the_kubelet(
 ) -> None:
     config.set_kubelet(kubelet.id)
     guard(gates, pod, PROBE)
-    assert not connects(stranger, pod.ipv4, PORT)
+    assert is_dropped(stranger, pod.ipv4, PORT)
     with cgroups.cgroup("below", below=kubelet) as pods:
         # kind keeps pods below the kubelet's cgroup: never an ancestor match.
-        assert not connects(pods, pod.ipv4, PORT)
+        assert is_dropped(pods, pod.ipv4, PORT)
     assert passed(gates, pod, Reason.PROBE) == 0
 
 
@@ -108,7 +116,7 @@ def test_a_kubelet_in_a_new_cgroup_is_followed_at_once(
     guard(gates, pod, PROBE)
     config.set_kubelet(stranger.id)
     assert connects(stranger, pod.ipv4, PORT)
-    assert not connects(kubelet, pod.ipv4, PORT)
+    assert is_dropped(kubelet, pod.ipv4, PORT)
 
 
 @pytest.mark.parametrize("version", [4, 6])
@@ -128,16 +136,16 @@ def test_while_the_kubelet_is_unknown_declared_ports_are_open_to_host_processes_
         guard(gates, pod, PROBE)
         for process in (kubelet, stranger):
             assert connects(process, address, PORT)
-            assert not connects(process, address, OTHER_PORT)
+            assert is_dropped(process, address, OTHER_PORT)
         for process in (pods, container):
-            assert not connects(process, address, PORT)
+            assert is_dropped(process, address, PORT)
         assert passed(gates, pod, Reason.UNIDENTIFIED) == 2
         assert passed(gates, pod, Reason.PROBE) == 0
 
         config.set_kubelet(kubelet.id)
         assert connects(kubelet, address, PORT)
         for process in (stranger, pods, container):
-            assert not connects(process, address, PORT)
+            assert is_dropped(process, address, PORT)
 
 
 @pytest.mark.parametrize("age_seconds", [0, 600])
@@ -153,7 +161,7 @@ def test_heartbeat_changes_nothing_while_the_kubelet_is_unknown(
     NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - age_seconds * 10**9).beat()
     guard(gates, pod, PROBE)
     assert connects(stranger, pod.ipv4, PORT)
-    assert not connects(stranger, pod.ipv4, OTHER_PORT)
+    assert is_dropped(stranger, pod.ipv4, OTHER_PORT)
 
 
 def test_a_rule_for_a_cgroup_is_exact_and_one_for_an_ancestor_is_not(
@@ -162,14 +170,14 @@ def test_a_rule_for_a_cgroup_is_exact_and_one_for_an_ancestor_is_not(
     with cgroups.cgroup("below", below=kubelet) as below:
         guard(gates, pod, Rule(SourceKind.CGROUP, TCP, PORT, PORT, cgroup=kubelet.id))
         assert connects(kubelet, pod.ipv4, PORT)
-        assert not connects(below, pod.ipv4, PORT)
+        assert is_dropped(below, pod.ipv4, PORT)
         ancestor = Rule(
             SourceKind.ANCESTOR, TCP, PORT, PORT, cgroup=kubelet.id, level=level(kubelet)
         )
         guard(gates, pod, ancestor)
         assert connects(kubelet, pod.ipv4, PORT)
         assert connects(below, pod.ipv4, PORT)
-        assert not connects(stranger, pod.ipv4, PORT)
+        assert is_dropped(stranger, pod.ipv4, PORT)
     assert passed(gates, pod, Reason.RULE) == 3
 
 
@@ -252,14 +260,14 @@ def test_without_heartbeat_the_node_reaches_what_is_declared_but_pods_do_not(
     config.set_limits(stale_after_seconds=30, dead_man_seconds=0)
     guard(gates, pod, PROBE)
     config.beat()
-    assert not connects(stranger, pod.ipv4, PORT)
+    assert is_dropped(stranger, pod.ipv4, PORT)
     long_ago.beat()
     assert connects(stranger, pod.ipv4, PORT)
-    assert not connects(stranger, pod.ipv4, OTHER_PORT)
+    assert is_dropped(stranger, pod.ipv4, OTHER_PORT)
     config.set_pods(stranger.id, level(stranger))
-    assert not connects(stranger, pod.ipv4, PORT)
+    assert is_dropped(stranger, pod.ipv4, PORT)
     with cgroups.cgroup("pod", below=stranger) as below:
-        assert not connects(below, pod.ipv4, PORT)
+        assert is_dropped(below, pod.ipv4, PORT)
     assert connects(kubelet, pod.ipv4, PORT)
 
 

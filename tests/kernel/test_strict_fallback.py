@@ -17,7 +17,7 @@ from agent.lab.agent_process import AgentProcess, condition_of, pod_of, wait_unt
 from agent.lab.lab import Lab, LabPod
 from agent.logs import Event
 from agent.pods.conditions import TRUE
-from tests.kernel import cgroups, offers
+from tests.kernel import cgroups, offers, traffic
 from tests.kernel.cgroups import Cgroup
 
 pytestmark = pytest.mark.kernel
@@ -30,7 +30,7 @@ PROBE = {"readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 3600}}
 DIAL = """
 import socket, sys
 sock = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
-sock.settimeout(0.5)
+sock.settimeout(float(sys.argv[4]))
 if sys.argv[3]:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, sys.argv[3].encode())
 print(sock.connect_ex((sys.argv[1], int(sys.argv[2]))))
@@ -70,14 +70,24 @@ def relay_pid(operator: AgentProcess) -> int:
     return int(list(operator.log_lines(Event.RELAY_STARTED))[-1]["pid"])
 
 
-def connects(kubelet: Cgroup, pod: LabPod, *, bound: bool = False) -> set[bool]:
+def connects(kubelet: Cgroup, pod: LabPod, *, bound: bool = False) -> bool:
     """Whether the kubelet's connects succeed, over both families. bound: to the pod's interface,
     which no relay proxies."""
-    results = set()
+    return results(kubelet, pod, bound, traffic.LIMIT_SECONDS) == {True}
+
+
+def fails(kubelet: Cgroup, pod: LabPod, *, bound: bool = False) -> bool:
+    """Whether the kubelet's connects get no answer to one SYN, over both families."""
+    return results(kubelet, pod, bound, traffic.DROPPED_AFTER_SECONDS) == {False}
+
+
+def results(kubelet: Cgroup, pod: LabPod, bound: bool, seconds: float) -> set[bool]:
+    interface = pod.interface if bound else ""
+    found = set()
     for address in (pod.ipv4, pod.ipv6):
-        command = [sys.executable, "-c", DIAL, address, str(PORT), pod.interface if bound else ""]
-        results.add(int(kubelet.run(command).stdout) == 0)
-    return results
+        command = [sys.executable, "-c", DIAL, address, str(PORT), interface, str(seconds)]
+        found.add(int(kubelet.run(command).stdout) == 0)
+    return found
 
 
 def dropped(operator: AgentProcess) -> int:
@@ -94,16 +104,16 @@ def test_kubelet_gets_past_the_relay_only_until_another_one_serves(
 ) -> None:
     operator.write_manifest(pod, mode="strict", container=PROBE)
     start(operator, kubelet)
-    assert connects(kubelet, pod) == {True}
+    assert connects(kubelet, pod)
     assert dropped(operator) == 0
-    assert connects(kubelet, pod, bound=True) == {False}
+    assert fails(kubelet, pod, bound=True)
     assert dropped(operator) >= 2
 
     os.kill(relay_pid(operator), signal.SIGKILL)
-    assert connects(kubelet, pod) == {True}
+    assert connects(kubelet, pod)
     operator.wait_for("strict again", lambda report: is_strict(report) and report.relay.is_up)
-    assert connects(kubelet, pod) == {True}
-    assert connects(kubelet, pod, bound=True) == {False}
+    assert connects(kubelet, pod)
+    assert fails(kubelet, pod, bound=True)
 
 
 def test_when_relay_and_agent_hang_the_kubelet_is_admitted_as_in_enforce(
@@ -111,16 +121,16 @@ def test_when_relay_and_agent_hang_the_kubelet_is_admitted_as_in_enforce(
 ) -> None:
     operator.write_manifest(pod, mode="strict", container=PROBE)
     start(operator, kubelet)
-    assert connects(kubelet, pod, bound=True) == {False}
+    assert fails(kubelet, pod, bound=True)
     relay = relay_pid(operator)
     with contextlib.ExitStack() as stack:
         for pid in (operator.pid, relay):
             os.kill(pid, signal.SIGSTOP)
             stack.callback(os.kill, pid, signal.SIGCONT)
-        wait_until("fallback", lambda: connects(kubelet, pod, bound=True) == {True})
-        assert connects(kubelet, pod) == {True}
+        wait_until("fallback", lambda: connects(kubelet, pod, bound=True))
+        assert connects(kubelet, pod)
     operator.wait_for("strict again", lambda report: is_strict(report) and report.relay.is_up)
-    wait_until("the gate closed", lambda: connects(kubelet, pod, bound=True) == {False})
+    wait_until("the gate closed", lambda: fails(kubelet, pod, bound=True))
 
 
 def test_when_the_agent_is_killed_the_kubelet_is_admitted_as_in_enforce(
@@ -129,11 +139,11 @@ def test_when_the_agent_is_killed_the_kubelet_is_admitted_as_in_enforce(
     operator.write_manifest(pod, mode="strict", container=PROBE)
     start(operator, kubelet)
     operator.stop(signal.SIGKILL)
-    assert connects(kubelet, pod) == {True}
-    wait_until("fallback", lambda: connects(kubelet, pod, bound=True) == {True})
+    assert connects(kubelet, pod)
+    wait_until("fallback", lambda: connects(kubelet, pod, bound=True))
     start(operator, kubelet)
-    assert connects(kubelet, pod) == {True}
-    assert connects(kubelet, pod, bound=True) == {False}
+    assert connects(kubelet, pod)
+    assert fails(kubelet, pod, bound=True)
 
 
 def test_without_fallback_the_kubelet_waits_for_a_relay(
@@ -142,18 +152,18 @@ def test_without_fallback_the_kubelet_waits_for_a_relay(
     """With the agent dead, too; an agent without the option admits it again."""
     operator.write_manifest(pod, mode="strict", container=PROBE)
     start(operator, kubelet, "--strict-without-fallback")
-    assert connects(kubelet, pod) == {True}
+    assert connects(kubelet, pod)
     where = ("--run-directory", str(operator.run_directory), "--bpffs", str(operator.bpffs))
     assert "all pods synced, strict without fallback" in operator.run("doctor", *where).stdout
     operator.stop(signal.SIGKILL)
-    wait_until("probes fail", lambda: connects(kubelet, pod) == {False})
+    wait_until("probes fail", lambda: fails(kubelet, pod))
     start(operator, kubelet, "--strict-without-fallback")
-    assert connects(kubelet, pod) == {True}
+    assert connects(kubelet, pod)
 
     operator.stop(signal.SIGKILL)
     start(operator, kubelet)
     operator.stop(signal.SIGKILL)
-    wait_until("fallback", lambda: connects(kubelet, pod, bound=True) == {True})
+    wait_until("fallback", lambda: connects(kubelet, pod, bound=True))
 
 
 def test_without_fallback_a_pod_whose_relay_is_off_reports_why_its_probes_fail(
@@ -177,4 +187,4 @@ def test_without_fallback_a_pod_whose_relay_is_off_reports_why_its_probes_fail(
         '"off".'
     )
     operator.wait_for("the reason", lambda report: is_strict(report, why))
-    assert connects(kubelet, pod) == {False}
+    assert fails(kubelet, pod)

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Iterable
@@ -35,12 +36,32 @@ def node_is_dropped(pod: LabPod, version: int, port: int = 80) -> bool:
 
 def _node_connects(pod: LabPod, version: int, port: int, limit_seconds: float) -> bool:
     with socket.socket(family(version), socket.SOCK_STREAM) as sock:
+        # Ends by RST: the packets of an orderly end may arrive when something else is counted.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.settimeout(limit_seconds)
         try:
             sock.connect((address(pod, version), port))
         except TimeoutError:
             return False
         return True
+
+
+def _connects(address: str, port: int, limit_seconds: float) -> bool:
+    try:
+        socket.create_connection((address, port), limit_seconds).close()
+    except (TimeoutError, PermissionError):
+        return False
+    return True
+
+
+def is_reached(address: str, port: int) -> bool:
+    """The same as `node_reaches`, of an address of either family; neither hook nor gate rejects."""
+    return _connects(address, port, LIMIT_SECONDS)
+
+
+def is_dropped(address: str, port: int) -> bool:
+    """The same as `node_is_dropped`; a rejection by the hooks counts as well."""
+    return not _connects(address, port, DROPPED_AFTER_SECONDS)
 
 
 def listen_on_node(port: int) -> socket.socket:

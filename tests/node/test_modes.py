@@ -4,7 +4,6 @@ import asyncio
 import pathlib
 import shutil
 import signal
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +12,12 @@ import pytest
 from agent import labels
 from agent.admin.report import AgentReport
 from agent.default_deny import installed
-from agent.lab import agent_process, attempts
+from agent.lab import agent_process
 from agent.logs import Event
 from tests import polling
 from tests.agent.kube.apiserver import NODES
 from tests.cni import calling
-from tests.kernel import dialling
+from tests.kernel import dialling, traffic
 from tests.node.node import NAME, NAMESPACE, PORT, Node, reason_of, status_of
 
 pytestmark = pytest.mark.kernel
@@ -46,8 +45,11 @@ def label_namespace(node: Node, **words: str) -> None:
 
 def is_open(address: str = FIRST) -> bool:
     """Whether a host process connects to the pod."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        return attempts.connect(sock, address, PORT, seconds=0.4) == "connects"
+    return traffic.is_reached(address, PORT)
+
+
+def is_closed(address: str = FIRST) -> bool:
+    return traffic.is_dropped(address, PORT)
 
 
 def isolation(node: Node, name: str = "web") -> tuple[str, str]:
@@ -89,7 +91,7 @@ async def test_label_of_a_namespace_enforces_its_pods_on_a_node_in_audit(node: N
 
     label_namespace(node, mode="enforce")
     await node.until("the first step", lambda: isolation(node) == ("True", "Enforced"))
-    assert not is_open()
+    assert is_closed()
     seen = await node.report("its mode", isolated_as("Enforced"))
     assert (seen.default_mode, status_of(seen, "web").mode) == ("audit", "enforce")
 
@@ -103,7 +105,7 @@ async def test_ceiling_of_the_node_limits_labels_and_is_reported(node: Node) -> 
     await node.start_agent(*AUDIT)
     await run_web(node)
     assert isolation(node) == ("True", "Enforced")
-    assert not is_open()
+    assert is_closed()
 
     label_node(node, max_mode="audit")
     await node.until("the way out", lambda: isolation(node) == ("True", "Audit"))
@@ -124,7 +126,7 @@ async def test_ceiling_of_the_node_limits_labels_and_is_reported(node: Node) -> 
 
     label_node(node)
     await node.until("the way back", lambda: isolation(node) == ("True", "Enforced"))
-    assert not is_open()
+    assert is_closed()
     assert "limited" not in message(node)
     assert "podgate_mode_label_problem{" not in (await node.get_http("/metrics"))[1]
 
@@ -160,7 +162,7 @@ async def test_unreadable_label_opens_nothing_also_over_a_restart(node: Node) ->
         await node.stop_agent(number)
         await node.start_agent(*AUDIT)
         await node.report("its last mode", isolated_as("Enforced"))
-        assert not is_open()
+        assert is_closed()
 
     # A pod that is new has no other label to go by than the namespace's.
     node.create("new", labels={labels.MODE_LABEL: "of"})
@@ -184,7 +186,7 @@ async def test_restart_without_api_and_saved_state_opens_no_gate(node: Node) -> 
     assert status_of(seen, "web").mode_problems == [
         "The gate keeps mode enforce until the labels of node and namespaces are listed."
     ]
-    assert not is_open()
+    assert is_closed()
     # The ceiling is the way out also here.
     await node.stop_agent()
     await node.start_agent(*AUDIT, "--max-mode", "audit")

@@ -1,15 +1,14 @@
 """API server, container runtime or agent away, in every order: nothing opens, nothing is lost."""
 
 import signal
-import socket
 from collections.abc import Callable
 
 import pytest
 
 from agent import labels
 from agent.admin.report import AgentReport, GateStatus
-from agent.lab import attempts
 from tests.agent.kube.apiserver import Json
+from tests.kernel import traffic
 from tests.node.node import NAME, PORT, Node, reason_of, status_of
 
 pytestmark = pytest.mark.kernel
@@ -253,5 +252,4 @@ def has_probe_reason(name: str, reason: str) -> Callable[[AgentReport], bool]:
 def is_dropped(report: AgentReport, name: str) -> bool:
     """Whether a process of the node cannot connect to the pod."""
     [address] = status_of(report, name).addresses
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    return attempts.connect(sock, address, PORT, seconds=0.4) != "connects"
+    return traffic.is_dropped(address, PORT)

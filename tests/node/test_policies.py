@@ -1,14 +1,13 @@
 """HostAccessPolicies of the API server, with restarts of server and agent."""
 
 import signal
-import socket
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from agent.lab import attempts
 from agent.policy.api_source import QUERY
+from tests.kernel import traffic
 from tests.node.node import PORT, Node, reason_of, status_of
 
 pytestmark = pytest.mark.kernel
@@ -18,9 +17,9 @@ async def test_policy_admits_until_it_is_deleted(node: Node) -> None:
     """Also while it is invalid, and while neither the API server nor the previous agent runs."""
     await node.start_agent()
     address = await web_address(node)
-    assert not is_let_in(address)
+    assert is_dropped(address)
     put(node, {"pods": {"namespaces": ["tests"]}, "from": [{"anyProcess": {}}]})
-    await node.until("a way in", lambda: is_let_in(address))
+    await node.until("a way in", lambda: not is_dropped(address))
 
     put(node, {"pods": {}, "from": []})
     rules = await node.rules("a problem", lambda rules: rules.problems)
@@ -42,7 +41,7 @@ async def test_policy_admits_until_it_is_deleted(node: Node) -> None:
 
     node.server.delete("everybody", namespace="", path=QUERY.path)
     await node.start_api()
-    await node.until("its end", lambda: not is_let_in(address))
+    await node.until("its end", lambda: is_dropped(address))
     assert (await node.rules("an answer", lambda rules: True)).policies == []
 
 
@@ -56,7 +55,7 @@ async def test_cluster_without_the_resource_has_no_policies(node: Node) -> None:
     await node.start_agent()
     address = await web_address(node)
     await node.report("no problem", lambda report: not report.pod_source.problems)
-    assert not is_let_in(address)
+    assert is_dropped(address)
     rules = await node.rules("an answer", lambda rules: True)
     assert rules.sources == ["the API server (without resource hostaccesspolicies)"]
     assert rules.problems == []
@@ -71,8 +70,11 @@ def put(node: Node, spec: dict[str, Any]) -> None:
 
 def is_let_in(address: str) -> bool:
     """Whether a process of the node, this one, can connect to the pod."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    return attempts.connect(sock, address, PORT, seconds=0.4) == "connects"
+    return traffic.is_reached(address, PORT)
+
+
+def is_dropped(address: str) -> bool:
+    return traffic.is_dropped(address, PORT)
 
 
 async def web_address(node: Node) -> str:
