@@ -50,7 +50,7 @@ class Cgroup:
         )
 
     def run(self, arguments: Sequence[str]) -> "subprocess.CompletedProcess[bytes]":
-        """Run a process in the cgroup to its end, for so long at most."""
+        """Run a process in the cgroup to its end, for `_RUN_SECONDS` at most."""
         procs = self.directory / "cgroup.procs"
         return subprocess.run(
             ["sh", "-c", 'echo $$ > "$0"; exec "$@"', str(procs), *arguments],

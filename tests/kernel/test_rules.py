@@ -21,7 +21,7 @@ pytestmark = pytest.mark.kernel
 PORT, OTHER_PORT = 8080, 8081
 TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
 
-# Connects once to the given port, within so many seconds; the exit code is the result.
+# Connects once to a port within a limit in seconds; the exit code is the result.
 CONNECT = """
 import socket, sys
 sock = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
