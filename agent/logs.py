@@ -28,6 +28,9 @@ class Event(enum.Enum):
     AGENT_READY = "Agent holds the node and is ready."
     AGENT_STARTED = "Agent started."
     AGENT_STOPPED = "Agent stopped; gates stay attached."
+    CGROUPS_NOT_WATCHED = (
+        "cgroups cannot be watched; rules follow restarted services and pods up to 0.5 s later."
+    )
     CHAIN_ORDER_UNKNOWN = "Program order on gated interfaces cannot be read."
     CNI_PLUGIN_INSTALLED = "podgate-cni is in the CNI configuration."
     CNI_PLUGIN_NOT_INSTALLED = (
@@ -185,7 +188,7 @@ class Event(enum.Enum):
     REPLY_TABLE_READY = "Reply table initialised from the pod's open sockets."
     RESOURCE_NOT_SERVED = "Resource not served by the API server; retrying every minute."
     RESULTS_NOT_SAVED = "Probe results cannot be saved."
-    RULE_CGROUP_MISSING = "cgroup not found; rules that name it admit nothing."
+    RULE_CGROUP_MISSING = "cgroup or unit not found; rules that name it admit nothing."
     RULE_CGROUP_RESOLVED = "cgroup found, or no longer named by a rule."
     RULE_CGROUPS_MISSING = "More cgroups named by rules not found."
     RULE_HITS_UNCOUNTED = "No room for more rule counters; hits of some rules are not counted."

@@ -224,12 +224,15 @@ class RuleStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy in force. pods: those of this node that it selects, "namespace/name"."""
+    """One policy in force. pods: those of this node that it selects, "namespace/name"; generation:
+    of the API's object, 0 for others; skipped: rules that a gate had no room for, by pod."""
 
     name: str
     source: str
     pods: list[str]
     rules: list[RuleStatus]
+    generation: int = 0
+    skipped: dict[str, int] = {}
 
 
 class RulesReport(msgspec.Struct, frozen=True, kw_only=True):

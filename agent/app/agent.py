@@ -52,6 +52,7 @@ from agent.logs import Event
 from agent.pods.conditions import Conditions
 from agent.pods.events import PodEvents
 from agent.pods.metrics import PodCollector
+from agent.pods.object_labels import ObjectLabels
 from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
@@ -133,6 +134,7 @@ class Agent:
             RawSocketAdmission(gate_worker.raw_socket_policy, settings.raw_sockets),
             api=policies,
             store=self._store,
+            labels=cluster.pods.labels if cluster else ObjectLabels(),
         )
         self._chain_order = ChainOrder(gate_worker, self._store, metrics)
         self._path_tester = PathTester(gate_worker.path_tests, self._store, metrics)

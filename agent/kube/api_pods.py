@@ -23,6 +23,7 @@ from agent.logs import Event
 from agent.pods.changes import Changes
 from agent.pods.events import PodEvent, PodEvents
 from agent.pods.modes import Labels
+from agent.pods.object_labels import ObjectLabels
 from agent.pods.pod import Pod, Problem
 from agent.pods.pod_modes import PodModes
 from agent.state_files import StateSaver
@@ -55,6 +56,8 @@ class ApiPods:
         """Every pod that an origin has; none before the labels of node and namespaces are read."""
         self.changes = Changes()
         """Pods that an origin added, changed or removed, or whose mode may have changed."""
+        self.labels = ObjectLabels()
+        """Those of node and namespaces."""
         self.pods = Watcher(
             api,
             Query("pods", "/api/v1/pods", ApiPod, f"spec.nodeName={node_name}"),
@@ -106,8 +109,10 @@ class ApiPods:
         self.pods.seed(saved.pods, saved.version)
         for node in saved.nodes.objects:
             self._modes.set_node(node.metadata.labels)
+            self.labels.set_node(node.metadata.labels)
         for namespace in saved.namespaces.objects:
             self._modes.set_namespace(namespace.metadata.name, namespace.metadata.labels)
+            self.labels.set_namespace(namespace.metadata.name, namespace.metadata.labels)
         if saved.nodes.version and saved.namespaces.version:
             self._modes.complete()
         if saved.pods:
@@ -277,6 +282,7 @@ class ApiPods:
             return
         self._mark()
         name = namespace.metadata.name
+        self.labels.set_namespace(name, _labels(new))
         if not self._modes.set_namespace(name, _labels(new)):
             return
         for uid in self.uids:
@@ -289,6 +295,7 @@ class ApiPods:
         if _labels(old) == _labels(new):
             return
         self._mark()
+        self.labels.set_node(_labels(new))
         if self._modes.set_node(_labels(new)):
             self._refresh_all()
 

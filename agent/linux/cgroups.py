@@ -4,8 +4,6 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import stat
-from collections.abc import Iterable, Mapping
 
 from agent.linux.procfs import Procfs
 
@@ -24,25 +22,6 @@ class CgroupId:
     level: int | None
 
 
-def resolve(root: pathlib.Path | None, paths: Iterable[str]) -> Mapping[str, CgroupId]:
-    """Ids of those paths that exist below `root`, the mount of cgroup v2. Takes some microseconds
-    per path.
-    """
-    if root is None:
-        return {}
-    sees_the_root = _sees_the_root(root)
-    found = {}
-    for path in paths:
-        try:
-            status = (root / path[1:]).stat()
-        except OSError:
-            continue
-        if stat.S_ISDIR(status.st_mode):
-            level = len([part for part in path.split("/") if part])
-            found[path] = CgroupId(status.st_ino, level if sees_the_root else None)
-    return found
-
-
 def ancestors(root: pathlib.Path, path: str) -> list[int]:
     """Ids of a cgroup and those above it, the root first; empty if it was removed."""
     parts = [part for part in path.split("/") if part]
@@ -55,7 +34,7 @@ def ancestors(root: pathlib.Path, path: str) -> list[int]:
 def own_cgroup() -> int | None:
     """Id of this process's cgroup; None if cgroup v2 is not mounted, or in a cgroup namespace."""
     root, path = cgroup2_mount(), Procfs().cgroup("self")
-    if root is None or path is None or not _sees_the_root(root):
+    if root is None or path is None or not sees_the_root(root):
         return None
     found = ancestors(root, path)
     return found[-1] if found else None
@@ -72,8 +51,9 @@ def cgroup2_mount(mounts: pathlib.Path = pathlib.Path("/proc/mounts")) -> pathli
     return None
 
 
-def _sees_the_root(root: pathlib.Path) -> bool:
-    """The real root has no such file (Documentation/admin-guide/cgroup-v2.rst, "cgroup.type")."""
+def sees_the_root(root: pathlib.Path) -> bool:
+    """Whether the mount's root is the real one, which has no such file
+    (Documentation/admin-guide/cgroup-v2.rst, "cgroup.type")."""
     return not (root / "cgroup.type").exists()
 
 

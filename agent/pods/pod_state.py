@@ -41,10 +41,12 @@ class AddressClaims:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Admission:
-    """The rules of one gate. problem: one sentence about rules that do not fit, or nothing."""
+    """The rules of one gate. problem: one sentence about rules that do not fit, or nothing;
+    skipped: the policy of each of these rules."""
 
     rules: tuple[Rule, ...] = ()
     problem: str = ""
+    skipped: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -185,7 +185,9 @@ def _read(newest: ApiPolicy, before: Policy | None) -> _PolicyRecord:
             "metadata": {"name": name},
             "spec": responses.decode(newest.spec, object),
         }
-        return _PolicyRecord(newest, api_types.read(document, source=SOURCE))
+        policy = api_types.read(document, source=SOURCE)
+        generation = newest.metadata.generation
+        return _PolicyRecord(newest, msgspec.structs.replace(policy, generation=generation))
     except (PolicyError, msgspec.DecodeError) as error:
         problem = f"{SOURCE}, policy {name!r}: {error}"
         return _PolicyRecord(

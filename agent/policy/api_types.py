@@ -14,7 +14,7 @@ import msgspec
 
 from agent import labels
 from agent.errors import PodgateError
-from agent.policy.selectors import PodSelector
+from agent.policy.selectors import LabelSelector, PodSelector
 from bpf import abi
 from bpf.rules import MAX_PORT
 
@@ -31,6 +31,13 @@ PROTOCOLS = {"TCP": (6,), "UDP": (17,), "SCTP": (132,), "ICMP": (_ICMP, _ICMPV6)
 _PROTOCOL_TEXTS = {6: "TCP", 17: "UDP", 132: "SCTP", _ICMP: "ICMP", _ICMPV6: "ICMPv6"}
 # As `has_ports` in bpf/src/replies.h: TCP, UDP, DCCP, SCTP, UDP-Lite.
 WITH_PORTS = {6, 17, 33, 132, 136}
+
+# A port's name (IANA_SVC_NAME, k8s.io/apimachinery/pkg/util/validation): RFC 6335, section 5.1.
+PORT_NAME = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+MAX_PORT_NAME = 15
+# Units with a cgroup of their own; not -.slice, which is the root of all (systemd.unit(5)).
+UNIT_NAME = r"[A-Za-z0-9:_.\\@-]*[A-Za-z0-9:_.\\@]\.(service|scope|slice)"
+MAX_UNIT_NAME = 255
 
 _Port = Annotated[int, msgspec.Meta(ge=1, le=MAX_PORT)]
 
@@ -50,6 +57,12 @@ class CgroupField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     match: Literal["exact", "subtree"] = "exact"
 
 
+class UnitField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A unit of systemd, in whichever slice it is: sockets created in its cgroup and below."""
+
+    name: str
+
+
 class FromField(
     msgspec.Struct,
     frozen=True,
@@ -63,6 +76,8 @@ class FromField(
     any_process: EmptyObject | None = None
     kernel: EmptyObject | None = None
     cgroup: CgroupField | None = None
+    systemd_unit: UnitField | None = None
+    host_network_pods: PodSelector | None = None
 
 
 class PortField(
@@ -73,13 +88,14 @@ class PortField(
     forbid_unknown_fields=True,
     omit_defaults=True,
 ):
-    """As networking.k8s.io/v1 NetworkPolicyPort, with more protocols and without port names.
+    """As networking.k8s.io/v1 NetworkPolicyPort, with more protocols. One field is set.
 
-    protocol: TCP, UDP, SCTP, ICMP (both families) or an IP protocol number.
+    protocol: TCP (default), UDP, SCTP, ICMP (both families) or an IP protocol number; port: a
+    number, or the name of a port of the pod's containers.
     """
 
-    protocol: str | int = "TCP"
-    port: _Port | None = None
+    protocol: str | int | None = None
+    port: _Port | str | None = None
     end_port: _Port | None = None
 
 
@@ -87,6 +103,7 @@ class SpecField(
     msgspec.Struct,
     frozen=True,
     gc=False,
+    rename="camel",
     forbid_unknown_fields=True,
     omit_defaults=True,
     kw_only=True,
@@ -94,6 +111,7 @@ class SpecField(
     pods: PodSelector
     from_: Annotated[tuple[FromField, ...], msgspec.Meta(min_length=1)] = msgspec.field(name="from")
     ports: Annotated[tuple[PortField, ...], msgspec.Meta(min_length=1)] | None = None
+    node_selector: LabelSelector | None = None
 
 
 class PolicyMetadata(msgspec.Struct, frozen=True, gc=False):
@@ -110,26 +128,41 @@ class HostAccessPolicy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class RuleSource(msgspec.Struct, frozen=True, gc=False, order=True):
-    """The source that a rule admits; path: of the cgroup, normalised."""
+    """The source that a rule admits.
 
-    kind: Literal["any", "kernel", "exact", "subtree"]
-    path: str = ""
+    name: of "exact" and "subtree" the cgroup's normalised path, of "unit" the unit's name, of
+    "pods" the text of their selector, by which `Policy.host_pods` has it.
+    """
+
+    kind: Literal["any", "kernel", "exact", "subtree", "unit", "pods"]
+    name: str = ""
 
     def __str__(self) -> str:
-        below = " and below" if self.kind == "subtree" else ""
-        return f"{self.path}{below}" if self.path else _SOURCE_TEXTS[self.kind]
+        match self.kind:
+            case "subtree":
+                return f"{self.name} and below"
+            case "unit":
+                return f"unit {self.name}"
+            case "pods":
+                return f"hostNetwork pods {self.name}"
+        return self.name or _SOURCE_TEXTS[self.kind]
 
 
+SOURCES = "anyProcess, kernel, cgroup, systemdUnit and hostNetworkPods"
 _SOURCE_TEXTS = {"any": "any process", "kernel": "the kernel"}
 
 
 class PolicyRule(msgspec.Struct, frozen=True, gc=False, order=True):
-    """One source and one range of ports, inclusive. protocol: IP protocol number, 0 for all."""
+    """One source and one range of ports, inclusive. protocol: IP protocol number, 0 for all.
+
+    port_name: of the pod's port, instead of the range.
+    """
 
     source: RuleSource
     protocol: int
     first_port: int
     last_port: int
+    port_name: str = ""
 
     @property
     def protocol_text(self) -> str:
@@ -137,6 +170,8 @@ class PolicyRule(msgspec.Struct, frozen=True, gc=False, order=True):
 
     @property
     def ports_text(self) -> str:
+        if self.port_name:
+            return self.port_name
         if (self.first_port, self.last_port) == (0, MAX_PORT):
             return "any"
         if self.first_port == self.last_port:
@@ -145,13 +180,17 @@ class PolicyRule(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 class Policy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A valid policy. rules: merged and sorted, at most as many as a gate holds."""
+    """A valid policy. rules: merged and sorted, at most as many as a gate holds; host_pods: the
+    selectors of its sources, by `RuleSource.name`; generation: of the API's object, or 0."""
 
     name: str
     source: str
     pods: PodSelector
     rules: tuple[PolicyRule, ...]
     document: HostAccessPolicy
+    nodes: LabelSelector | None = None
+    host_pods: dict[str, PodSelector] = {}
+    generation: int = 0
 
 
 def name_of(document: object) -> str | None:
@@ -186,76 +225,118 @@ def check(document: HostAccessPolicy, *, source: str) -> Policy:
             "digits, '-' and '.'"
         )
     spec = document.spec
-    for index, requirement in enumerate(spec.pods.pod_selector.match_expressions):
-        if problem := requirement.problem():
-            raise PolicyError(f"spec.pods.podSelector.matchExpressions[{index}]: {problem}")
+    _check("spec.pods", spec.pods)
+    _check("spec.nodeSelector", spec.node_selector)
     sources = sorted({_source(f"spec.from[{i}]", field) for i, field in enumerate(spec.from_)})
-    ranges = [(0, 0, MAX_PORT)]
+    ranges = [(0, 0, MAX_PORT, "")]
     if spec.ports is not None:
         ranges = _merged(
             (protocol, *_range(f"spec.ports[{index}]", port, protocol))
             for index, port in enumerate(spec.ports)
-            for protocol in _numbers(f"spec.ports[{index}].protocol", port.protocol)
+            for protocol in _numbers(f"spec.ports[{index}]", port)
         )
     if len(sources) * len(ranges) > abi.GATE_RULES:
         raise PolicyError(
             f"spec: {len(sources)} sources times {len(ranges)} port ranges are more rules than the "
             f"{abi.GATE_RULES} that a gate holds; name fewer, or join ports into ranges"
         )
+    host_pods = [field.host_network_pods for field in spec.from_ if field.host_network_pods]
     return Policy(
         name=name,
         source=source,
         pods=spec.pods,
         rules=tuple(PolicyRule(rule_source, *ports) for rule_source in sources for ports in ranges),
         document=document,
+        nodes=spec.node_selector,
+        host_pods={_text(selector): selector for selector in host_pods},
     )
 
 
+def _check(where: str, selector: PodSelector | LabelSelector | None) -> None:
+    if selector and (problem := selector.problem(where)):
+        raise PolicyError(problem)
+
+
 def _source(where: str, field: FromField) -> RuleSource:
-    kinds = [name for name in field.__struct_fields__ if getattr(field, name) is not None]
-    if len(kinds) != 1:
-        raise PolicyError(f"{where}: set exactly one of anyProcess, kernel and cgroup")
-    if field.cgroup is None:
-        return RuleSource("any" if field.any_process else "kernel")
-    path = field.cgroup.path
+    match [getattr(field, name) for name in field.__struct_fields__]:
+        case [EmptyObject(), None, None, None, None]:
+            return RuleSource("any")
+        case [None, EmptyObject(), None, None, None]:
+            return RuleSource("kernel")
+        case [None, None, CgroupField(path, match), None, None]:
+            return RuleSource(match, _normalised(f"{where}.cgroup.path", path))
+        case [None, None, None, UnitField(name), None]:
+            if len(name) > MAX_UNIT_NAME or not re.fullmatch(UNIT_NAME, name):
+                raise PolicyError(
+                    f"{where}.systemdUnit.name: {name[:MAX_UNIT_NAME]!r} is not the name of a "
+                    "service, scope or slice, such as name.service"
+                )
+            return RuleSource("unit", name)
+        case [None, None, None, None, PodSelector() as pods]:
+            _check(f"{where}.hostNetworkPods", pods)
+            return RuleSource("pods", _text(pods))
+    raise PolicyError(f"{where}: set exactly one of {SOURCES}")
+
+
+def _normalised(where: str, path: str) -> str:
     parts = [part for part in path.split("/") if part]
     if not path.startswith("/") or {".", ".."} & set(parts) or "\0" in path:
-        raise PolicyError(
-            f"{where}.cgroup.path: {path!r} is not a path such as /system.slice/name.service"
-        )
-    return RuleSource(field.cgroup.match, "/" + "/".join(parts))
+        raise PolicyError(f"{where}: {path!r} is not a path such as /system.slice/name.service")
+    return "/" + "/".join(parts)
 
 
-def _numbers(where: str, protocol: str | int) -> tuple[int, ...]:
+def _text(selector: PodSelector) -> str:
+    """The selector as JSON, in a fixed order."""
+    return msgspec.json.encode(selector, order="deterministic").decode()
+
+
+def _numbers(where: str, field: PortField) -> tuple[int, ...]:
+    protocol = field.protocol
+    if protocol is None:
+        if field == PortField():
+            raise PolicyError(f"{where}: name protocol or port; without ports all are admitted")
+        protocol = "TCP"
     if isinstance(protocol, int):
         if not 0 < protocol < 256:
-            raise PolicyError(f"{where}: {protocol} is not an IP protocol number (1 to 255)")
+            raise PolicyError(
+                f"{where}.protocol: {protocol} is not an IP protocol number (1 to 255)"
+            )
         return (protocol,)
     if protocol not in PROTOCOLS:
         names = ", ".join(PROTOCOLS)
-        raise PolicyError(f"{where}: {protocol!r} is none of {names}, nor a number (1 to 255)")
+        raise PolicyError(
+            f"{where}.protocol: {protocol!r} is none of {names}, nor a number (1 to 255)"
+        )
     return PROTOCOLS[protocol]
 
 
-def _range(where: str, field: PortField, protocol: int) -> tuple[int, int]:
+def _range(where: str, field: PortField, protocol: int) -> tuple[int, int, str]:
+    """The first and last port, or the name of one."""
     if field.port is None:
         if field.end_port is not None:
             raise PolicyError(f"{where}.endPort: needs a port")
-        return 0, MAX_PORT
+        return 0, MAX_PORT, ""
     if protocol not in WITH_PORTS:
         raise PolicyError(f"{where}.port: protocol {field.protocol} has no ports; leave it out")
+    if isinstance(field.port, str):
+        if len(field.port) > MAX_PORT_NAME or not re.fullmatch(PORT_NAME, field.port):
+            raise PolicyError(f"{where}.port: {field.port[:99]!r} is neither a port nor its name")
+        if field.end_port is not None:
+            raise PolicyError(f"{where}.endPort: needs the number of a port, not its name")
+        return 0, 0, field.port
     last = field.port if field.end_port is None else field.end_port
     if last < field.port:
         raise PolicyError(f"{where}.endPort: {last} is before port {field.port}")
-    return field.port, last
+    return field.port, last, ""
 
 
-def _merged(ranges: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Protocols with ranges of ports: sorted, adjacent ranges joined."""
-    joined: list[tuple[int, int, int]] = []
-    for protocol, first, last in sorted(ranges):
-        if joined and joined[-1][0] == protocol and first <= joined[-1][2] + 1:
-            joined[-1] = (protocol, joined[-1][1], max(last, joined[-1][2]))
+def _merged(ranges: Iterable[tuple[int, int, int, str]]) -> list[tuple[int, int, int, str]]:
+    """Protocols with ranges or names of ports: sorted, adjacent ranges joined."""
+    joined: list[tuple[int, int, int, str]] = []
+    for protocol, first, last, name in sorted(set(ranges)):
+        before = joined[-1] if joined else (0, 0, 0, "")
+        if before[0] == protocol and not (name or before[3]) and first <= before[2] + 1:
+            joined[-1] = (protocol, before[1], max(last, before[2]), "")
         else:
-            joined.append((protocol, first, last))
+            joined.append((protocol, first, last, name))
     return joined

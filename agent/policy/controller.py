@@ -1,26 +1,37 @@
-"""Policy controller: follows policies and cgroups, and computes each pod's rules from both."""
+"""Policy controller: computes each pod's rules from policies, labels, hostNetwork pods and cgroups,
+and follows all of these.
+"""
 
 import asyncio
+import collections
+import contextlib
+import functools
+import itertools
 import pathlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import structlog
 
+from agent import tasks
 from agent.admin.report import PolicyStatus, RulesReport, RuleStatus
 from agent.kubelet.admitted_ports import kubelet_rules
-from agent.linux import cgroups as linux_cgroups
-from agent.linux.cgroups import cgroup2_mount
+from agent.linux.cgroups import CgroupId, cgroup2_mount
+from agent.linux.inotify import DirectoryWatches
 from agent.logs import Event
+from agent.pods.changes import Subscription
+from agent.pods.object_labels import LabelSnapshot, ObjectLabels
 from agent.pods.pod import Pod
 from agent.pods.pod_state import Admission
 from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
+from agent.policy.api_types import RuleSource
 from agent.policy.effective import EffectivePolicies, PolicyProvider
 from agent.policy.files import PolicyFiles
 from agent.policy.matching import RuleSet
 from agent.policy.raw_sockets import RawSocketAdmission
+from agent.policy.source_cgroups import SourceCgroups
 from agent.settings import Settings
 from bpf.errors import BpfError
 from bpf.rule_hits import RuleHits
@@ -28,11 +39,14 @@ from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)
 
-# A restarted service has a new cgroup, and its first SYN is sent again after 1 s.
-_PERIOD_SECONDS = 0.25
+# Sources are watched, so this is only for what nothing reports.
+_PERIOD_SECONDS = 5.0
+# Without inotify: a restarted service has a new cgroup, and its first SYN is sent again after 1 s.
+_PERIOD_WITHOUT_WATCHES_SECONDS = 0.25
 # With tens of thousands of cgroups in policies, resolving them must not fill a CPU: one part in
-# twenty, except for changed files, which are read once.
-_REST_PER_REFRESH = 19
+# four, and one in twenty where nothing reports changes.
+_REST_PER_REFRESH = 3
+_REST_WITHOUT_WATCHES = 19
 _MAX_REST_SECONDS = 5.0
 # The maximum of files takes 2 s to read; a file system that hangs must not go unnoticed.
 _REFRESH_SECONDS = 60.0
@@ -62,9 +76,11 @@ class PolicyController:
         *,
         api: ApiPolicies | None,
         store: PodStore,
+        labels: ObjectLabels,
         cgroup2: pathlib.Path | None = None,
     ) -> None:
-        """api: policies of a cluster, whose watch runs elsewhere; cgroup2: for tests."""
+        """api: policies of a cluster, whose watch runs elsewhere; labels: of node and namespaces;
+        cgroup2: for tests."""
         self._path = settings.rules
         self._state = settings.run_directory / "state" / "policies.json"
         self._api = api
@@ -78,7 +94,12 @@ class PolicyController:
         self._admits_raw_sockets_of: RuleSet | None = None
         self._is_complete = False
         self._store = store
-        self._cgroup2 = cgroup2 or cgroup2_mount()
+        self._labels = labels
+        self._used_labels = LabelSnapshot()
+        self._wake = asyncio.Event()
+        for changes in (store.desired, labels.changes):
+            changes.subscribe(Subscription(self._wake))
+        self._source_cgroups = SourceCgroups(cgroup2 or cgroup2_mount())
         self._rule_set = RuleSet()
         self._counted: set[int] = set()
         self._has_old_counters = True
@@ -98,7 +119,7 @@ class PolicyController:
             sources.append(self._api)
         self._effective = EffectivePolicies(sources)
         await asyncio.to_thread(self._effective.restore)
-        self._rule_set = await asyncio.to_thread(self._refresh, self._rule_set)
+        self._rule_set = await self._refreshed()
         await self._admit_raw_sockets()
 
     async def run(self) -> None:
@@ -108,17 +129,51 @@ class PolicyController:
         """
         if self._api:
             await self._api.first_list()
-        await self._follow()
-        self._has_policies.set()
-        async for _ in self._effective.changes(at_least_every_seconds=_PERIOD_SECONDS):
-            seconds = await self._follow()
-            await asyncio.sleep(min(seconds * _REST_PER_REFRESH, _MAX_REST_SECONDS))
+        with self._watches() as are_watched:
+            await self._follow()
+            self._has_policies.set()
+            period, rest = _PERIOD_SECONDS, _REST_PER_REFRESH
+            if not are_watched:
+                period, rest = _PERIOD_WITHOUT_WATCHES_SECONDS, _REST_WITHOUT_WATCHES
+            async with asyncio.TaskGroup() as group:
+                follow = functools.partial(
+                    self._effective.follow, self._wake, at_least_every_seconds=period
+                )
+                tasks.start(group, "changes of policies", follow)
+                while True:
+                    await self._wake.wait()
+                    self._wake.clear()
+                    seconds = await self._follow()
+                    await asyncio.sleep(min(seconds * rest, _MAX_REST_SECONDS))
+
+    @contextlib.contextmanager
+    def _watches(self) -> Iterator[bool]:
+        """Wake up when a source's cgroup may have appeared or disappeared; whether that works."""
+        try:
+            watches = DirectoryWatches()
+        except OSError as error:
+            log.warning(Event.CGROUPS_NOT_WATCHED, error=str(error))
+            yield False
+            return
+        self._source_cgroups.watches = watches
+        loop = asyncio.get_running_loop()
+        loop.add_reader(watches, self._on_watches, watches)
+        try:
+            yield True
+        finally:
+            self._source_cgroups.watches = None
+            loop.remove_reader(watches)
+            watches.close()
+
+    def _on_watches(self, watches: DirectoryWatches) -> None:
+        watches.drain()
+        self._wake.set()
 
     async def _follow(self) -> float:
         """Apply the current policies and cgroups. Returns the seconds that reading them took."""
         started = time.monotonic()
         async with asyncio.timeout(_REFRESH_SECONDS):
-            rule_set = await asyncio.to_thread(self._refresh, self._rule_set)
+            rule_set = await self._refreshed()
         seconds = time.monotonic() - started
         if rule_set is not self._rule_set:
             await self._apply(rule_set)
@@ -127,6 +182,7 @@ class PolicyController:
             self._has_old_counters = False
             ids = set(self._rule_set.ids.values())
             self._counted &= ids
+            self._rule_set.selected.retain(set(self._store.pods))
             await asyncio.to_thread(self._hits.retain, ids)
         return seconds
 
@@ -152,6 +208,12 @@ class PolicyController:
         """Policies and sources that are not applied as written, one sentence each."""
         return self._effective.problems
 
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Rules that gates have no room for, by policy."""
+        names = (state.admission.skipped for state in self._store.states() if state.admission)
+        return dict(collections.Counter(itertools.chain.from_iterable(names)))
+
     async def samples(self) -> list[RuleSample]:
         """Hits of every rule with a counter."""
         hits = await asyncio.to_thread(self._hits.read)
@@ -169,32 +231,39 @@ class PolicyController:
         ]
         return await asyncio.to_thread(self._report, self._rule_set, gated)
 
-    def _refresh(self, rule_set: RuleSet) -> RuleSet:
+    async def _refreshed(self) -> RuleSet:
+        labels = self._labels.snapshot()
+        host_pods = [state.pod for state in self._store.states() if state.pod.host_network]
+        return await asyncio.to_thread(self._refresh, self._rule_set, labels, host_pods)
+
+    def _refresh(
+        self, rule_set: RuleSet, labels: LabelSnapshot, host_pods: Sequence[Pod]
+    ) -> RuleSet:
         """The current rule set; the same object if nothing changed. Blocks."""
-        if self._effective.refresh():
-            rule_set = RuleSet.of(self._effective.policies).with_cgroups(rule_set.cgroups)
+        if self._effective.refresh() or labels != self._used_labels:
+            self._used_labels = labels
+            rule_set = RuleSet.of(self._effective.policies, labels).with_cgroups(rule_set.cgroups)
             log.info(
                 Event.POLICIES_APPLIED,
                 policies=len(rule_set.policies),
                 sources=self._effective.names,
             )
-        cgroup_paths = rule_set.cgroup_paths()
-        cgroups = linux_cgroups.resolve(self._cgroup2, cgroup_paths)
+        sources = rule_set.sources()
+        cgroups = self._source_cgroups.resolve(sources, _uids(rule_set, labels, host_pods))
         if cgroups == rule_set.cgroups and rule_set is self._rule_set:
             return rule_set
         _log_cgroups(
-            cgroup_paths - cgroups.keys(),
-            self._rule_set.cgroup_paths() - self._rule_set.cgroups.keys(),
+            _missing(sources, cgroups), _missing(self._rule_set.sources(), self._rule_set.cgroups)
         )
         return rule_set.with_cgroups(cgroups)
 
     async def _apply(self, rule_set: RuleSet) -> None:
         """Use this rule set, and mark the pods whose rules change."""
         # First, so that `admit` uses the new one from now on.
-        self._rule_set = rule_set
+        before, self._rule_set = self._rule_set, rule_set
         self._has_old_counters = True
         admitted = [(state.pod, state.admission) for state in self._store.states()]
-        for uid in await asyncio.to_thread(_changed, rule_set, admitted):
+        for uid in await asyncio.to_thread(_changed, before, rule_set, admitted):
             self._store.changed_rules.mark(uid)
 
     async def _admit_raw_sockets(self) -> None:
@@ -210,7 +279,9 @@ class PolicyController:
             PolicyStatus(
                 name=policy.name,
                 source=policy.source,
-                pods=sorted(pod.full_name for pod, _ in gated if policy.pods.matches(pod)),
+                pods=sorted(
+                    pod.full_name for pod, _ in gated if policy in rule_set.selected.of(pod)
+                ),
                 rules=[
                     RuleStatus(
                         source=str(rule.source),
@@ -221,6 +292,12 @@ class PolicyController:
                     )
                     for rule in policy.rules
                 ],
+                generation=policy.generation,
+                skipped={
+                    pod.full_name: count
+                    for pod, admission in gated
+                    if admission and (count := admission.skipped.count(policy.name))
+                },
             )
             for policy in rule_set.policies
         ]
@@ -233,13 +310,49 @@ class PolicyController:
         return RulesReport(sources=self._effective.names, policies=found, problems=problems)
 
 
-def _changed(rule_set: RuleSet, admitted: Iterable[_Admitted]) -> list[str]:
+def _uids(
+    rule_set: RuleSet, labels: LabelSnapshot, host_pods: Sequence[Pod]
+) -> dict[str, list[str]]:
+    """The uids of the hostNetwork pods that each source selects, by `RuleSource.name`."""
+    return {
+        name: [
+            pod.uid
+            for pod in host_pods
+            if selector.matches(pod.namespace, pod.labels, labels.of_namespace(pod.namespace))
+        ]
+        for name, selector in rule_set.host_pods().items()
+    }
+
+
+def _changed(before: RuleSet, after: RuleSet, admitted: Iterable[_Admitted]) -> list[str]:
     """Uids of pods whose rules change."""
+    affected: set[str] | None = None
+    if before.selected is after.selected:
+        cgroups = before.cgroups, after.cgroups
+        affected = {
+            policy.name
+            for policy in after.policies
+            if any(
+                cgroups[0].get(rule.source.name) != cgroups[1].get(rule.source.name)
+                for rule in policy.rules
+            )
+        }
     return [
         pod.uid
         for pod, admission in admitted
-        if admission and rule_set.admit(pod, kubelet_rules(pod.spec)) != admission
+        if admission
+        and (affected is None or any(policy.name in affected for policy in after.selected.of(pod)))
+        and after.admit(pod, kubelet_rules(pod.spec)) != admission
     ]
+
+
+def _missing(
+    sources: Iterable[RuleSource], cgroups: Mapping[str, tuple[CgroupId, ...]]
+) -> set[str]:
+    """Sources without a cgroup, but for pods: a policy of a cluster is rarely for all nodes."""
+    return {
+        source.name for source in sources if source.name not in cgroups and source.kind != "pods"
+    }
 
 
 def _log_cgroups(missing: set[str], before: set[str]) -> None:

@@ -1,12 +1,10 @@
 """The CustomResourceDefinition of HostAccessPolicies, generated from the structs of api_types.py.
 
-An API server prunes unknown fields, and a policy without its misspelt field admits more than its
-author intended. So unknown fields are kept (x-kubernetes-preserve-unknown-fields) and rejected by
-counting: an object may have as many fields as it has known ones. Structural schemas allow nothing
-better; `additionalProperties: false` is forbidden in them.
+Structural, and without unknown fields: with strict validation (`fieldValidation=Strict`, kubectl's
+default, and always for server-side apply) the API server names a misspelt one. Other clients have
+it pruned, so an empty selector, source or port is invalid: what remains of a misspelt one.
 """
 
-import itertools
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +13,7 @@ import yaml
 from agent import labels
 from agent.policy import api_types
 from agent.policy.api_types import SpecField
+from bpf.rules import MAX_PORT
 
 Json = dict[str, Any]
 
@@ -25,13 +24,15 @@ _MAX_ITEMS: Final = 256
 
 _DESCRIPTIONS: Final = {
     "SpecField": {
-        "pods": "The selected pods; all conditions must match, and {} selects every pod.",
+        "pods": "The pods that may be reached. All fields must match; podSelector: {} is all pods.",
         "from": "The admitted sources: any of these.",
         "ports": "The ports they may use: any of these. Default: all.",
+        "nodeSelector": "The nodes on which the policy is in force. Default: all.",
     },
     "PodSelector": {
         "namespaces": "The pods' namespaces. Default: all.",
         "podSelector": "The pods' labels. Default: all pods.",
+        "namespaceSelector": "Labels of the pods' namespaces. Default: all.",
     },
     "LabelSelector": {
         "matchLabels": "Labels that the pod must have, with these values.",
@@ -46,45 +47,118 @@ _DESCRIPTIONS: Final = {
         "anyProcess": "Any process of the node, and its kernel.",
         "kernel": "Packets of the node's kernel without a socket.",
         "cgroup": "Sockets created in a cgroup.",
+        "systemdUnit": "Sockets created in a unit's cgroup and below, in whichever slice it is.",
+        "hostNetworkPods": "Pods with hostNetwork on the pod's node. All fields must match; "
+        "podSelector: {} is all of them.",
     },
-    "Nothing": {},
+    "EmptyObject": {},
+    "UnitField": {"name": "Of a service, scope or slice, for instance containerd.service."},
     "CgroupField": {
         "path": "As in /proc/PID/cgroup, for instance /system.slice/name.service.",
         "match": "subtree: and all cgroups below it.",
     },
     "PortField": {
-        "protocol": "TCP, UDP, SCTP, ICMP (both families), or an IP protocol number.",
-        "port": "The pod's port, or the first of a range. Default: all.",
+        "protocol": "TCP (default), UDP, SCTP, ICMP (both families), or an IP protocol number.",
+        "port": "The pod's port, the first of a range, or a container port's name. Default: all.",
         "endPort": "The last port of a range.",
     },
 }
 
 # What `api_types.check` validates in addition to types.
 _LIMITS: Final[dict[tuple[str, str], Json]] = {
-    ("CgroupField", "path"): {"pattern": "^/"},
+    # Without the parts "." and "..".
+    ("CgroupField", "path"): {"pattern": r"^/$|^(/([^/.][^/]*|\.[^/.][^/]*|\.\.[^/]+))+$"},
+    ("UnitField", "name"): {
+        "pattern": f"^{api_types.UNIT_NAME}$",
+        "maxLength": api_types.MAX_UNIT_NAME,
+    },
     ("PortField", "protocol"): {
         "minimum": 1,
         "maximum": 255,
         "pattern": f"^({'|'.join(api_types.PROTOCOLS)})$",
     },
+    ("PortField", "port"): {
+        "minimum": 1,
+        "maximum": MAX_PORT,
+        "pattern": f"^{api_types.PORT_NAME}$",
+        "maxLength": api_types.MAX_PORT_NAME,
+    },
 }
 _NUMBERED: Final = ", ".join(map(str, sorted(api_types.WITH_PORTS)))
-# What no other keyword can express: rules in CEL, each with its message.
-_RULES: Final = {
-    "Requirement": {
-        "self.operator in ['In', 'NotIn'] ? has(self.values) && size(self.values) > 0 : "
-        "!has(self.values) || size(self.values) == 0": "In and NotIn need values, Exists and "
-        "DoesNotExist take none"
+_SOURCES: Final = ", ".join(
+    f"has(self.{name})" for name in api_types.FromField.__struct_encode_fields__
+)
+# What no other keyword can express: rules in CEL, each with its message and the field to name.
+_RULES: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
+    "Requirement": (
+        (
+            "self.operator in ['In', 'NotIn'] ? has(self.values) && size(self.values) > 0 : "
+            "!has(self.values) || size(self.values) == 0",
+            "In and NotIn need values, Exists and DoesNotExist take none",
+            ".values",
+        ),
+    ),
+    "PodSelector": (
+        (
+            "has(self.namespaces) || has(self.namespaceSelector) || has(self.podSelector)",
+            "name namespaces, namespaceSelector or podSelector; podSelector: {} selects all pods",
+            "",
+        ),
+    ),
+    "FromField": (
+        (
+            f"[{_SOURCES}].filter(one, one).size() == 1",
+            f"set exactly one of {api_types.SOURCES}",
+            "",
+        ),
+    ),
+    "PortField": (
+        (
+            "has(self.protocol) || has(self.port)",
+            "name protocol or port; without ports all are admitted",
+            "",
+        ),
+        (
+            "!has(self.endPort) || (has(self.port) && type(self.port) == int && "
+            "self.endPort >= self.port)",
+            "endPort needs a port that is a number and not greater",
+            ".endPort",
+        ),
+        (
+            "!has(self.port) || !has(self.protocol) || (type(self.protocol) == int ? "
+            f"self.protocol in [{_NUMBERED}] : self.protocol != 'ICMP')",
+            "this protocol has no ports; leave port out",
+            ".port",
+        ),
+    ),
+}
+_CONDITIONS: Final = (
+    "Accepted: whether the spec is valid. Programmed: whether it is in force on all selected nodes."
+)
+# As metav1.Condition (k8s.io/apimachinery/pkg/apis/meta/v1/types.go).
+_CONDITION: Final[dict[str, Json]] = {
+    "type": {"type": "string", "maxLength": 316},
+    "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
+    "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
+    "lastTransitionTime": {"type": "string", "format": "date-time"},
+    "reason": {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": 1024,
+        "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
     },
-    "PortField": {
-        "!has(self.endPort) || (has(self.port) && self.endPort >= self.port)": "endPort needs a "
-        "port that is not greater",
-        "!has(self.port) || !has(self.protocol) || (type(self.protocol) == int ? self.protocol in "
-        f"[{_NUMBERED}] : self.protocol != 'ICMP')": "this protocol has no ports; leave port out",
-    },
+    "message": {"type": "string", "maxLength": 32768},
+}
+_REQUIRED_OF_CONDITION: Final = ("type", "status", "lastTransitionTime", "reason", "message")
+_NODES: Final = {
+    "selected": "Nodes that nodeSelector selects.",
+    "programmed": "Those on which the newest generation is in force.",
+    "failed": "Those that report a problem with it.",
 }
 
 _COLUMNS: Final = (
+    ("Accepted", "string", ".status.conditions[?(@.type=='Accepted')].status", 0),
+    ("Programmed", "string", ".status.conditions[?(@.type=='Programmed')].status", 0),
     ("Namespaces", "string", ".spec.pods.namespaces", 0),
     ("From", "string", ".spec.from", 1),
     ("Ports", "string", ".spec.ports", 1),
@@ -92,12 +166,19 @@ _COLUMNS: Final = (
 )
 
 
+class _Dumper(yaml.SafeDumper):
+    """Without anchors: parts of the schema occur more than once."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
 def manifest() -> str:
     """The content of deploy/manifests/crd.yaml."""
     head = (
         "# Generated by `make docs` from agent/policy/api_types.py; docs/rules.md describes it.\n"
     )
-    return head + yaml.safe_dump(definition(), sort_keys=False, width=100)
+    return head + yaml.dump(definition(), Dumper=_Dumper, sort_keys=False, width=100)
 
 
 def definition() -> Json:
@@ -126,6 +207,7 @@ def definition() -> Json:
                     "name": labels.POLICY_VERSION,
                     "served": True,
                     "storage": True,
+                    "subresources": {"status": {}},
                     "additionalPrinterColumns": [
                         {"name": name, "type": kind, "jsonPath": path, "priority": priority}
                         for name, kind, path, priority in _COLUMNS
@@ -144,7 +226,43 @@ def schema() -> Json:
         "description": "Admits sources on a node to start flows to its pods.",
         "type": "object",
         "required": ["spec"],
-        "properties": {"spec": _object("SpecField", parts)},
+        "properties": {"spec": _object("SpecField", parts), "status": _status()},
+    }
+
+
+def _status() -> Json:
+    """What `podgate controller` writes."""
+    return {
+        "description": "The state over all nodes, as `podgate controller` last saw it.",
+        "type": "object",
+        "properties": {
+            "observedGeneration": {
+                "description": "The generation of the spec that this status is about.",
+                "type": "integer",
+                "format": "int64",
+                "minimum": 0,
+            },
+            "conditions": {
+                "description": _CONDITIONS,
+                "type": "array",
+                "maxItems": 8,
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["type"],
+                "items": {
+                    "type": "object",
+                    "required": list(_REQUIRED_OF_CONDITION),
+                    "properties": _CONDITION,
+                },
+            },
+            "nodes": {
+                "description": "Numbers of nodes.",
+                "type": "object",
+                "properties": {
+                    name: {"description": text, "type": "integer", "format": "int32", "minimum": 0}
+                    for name, text in _NODES.items()
+                },
+            },
+        },
     }
 
 
@@ -155,15 +273,12 @@ def _object(name: str, parts: dict[str, Json]) -> Json:
     if name == "LabelSelector":
         # As everywhere in the API: two appliers do not merge theirs.
         made["x-kubernetes-map-type"] = "atomic"
-    made["x-kubernetes-preserve-unknown-fields"] = True
-    if name == "FromField":
-        made |= {"minProperties": 1, "maxProperties": 1}
-        made["oneOf"] = [{"required": [field]} for field in given]
-    else:
-        made |= _counted(required, sorted(given.keys() - set(required)))
+    if required:
+        made["required"] = required
     if rules := _RULES.get(name):
         made["x-kubernetes-validations"] = [
-            {"rule": rule, "message": message} for rule, message in rules.items()
+            {"rule": rule, "message": message} | ({"fieldPath": path} if path else {})
+            for rule, message, path in rules
         ]
     if given:
         made["properties"] = {
@@ -175,23 +290,6 @@ def _object(name: str, parts: dict[str, Json]) -> Json:
             for field, one in given.items()
         }
     return made
-
-
-def _counted(required: list[str], optional: list[str]) -> Json:
-    """Only these fields: the largest matching combination leaves no room for others."""
-    combinations = [
-        combination
-        for size in range(len(optional), 0, -1)
-        for combination in itertools.combinations(optional, size)
-    ]
-    made: Json = {"required": required} if required else {}
-    if not combinations:
-        return made | {"maxProperties": len(required)}
-    counted: list[Json] = [
-        {"required": list(names), "maxProperties": len(required) + len(names)}
-        for names in combinations
-    ]
-    return made | {"anyOf": [*counted, {"maxProperties": len(required)}]}
 
 
 def _field(given: Json, parts: dict[str, Json]) -> Json:

@@ -1,11 +1,14 @@
 """Effective policies: those of all sources, merged, with the problems of the others."""
 
+import asyncio
 import dataclasses
+import functools
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Protocol
 
 import structlog
 
+from agent import tasks
 from agent.logs import Event
 from agent.policy import api_types
 from agent.policy.api_types import Policy
@@ -90,10 +93,20 @@ class EffectivePolicies:
         self.policies, self._logged = joined.policies, joined.problems
         return True
 
-    def changes(self, *, at_least_every_seconds: float) -> AsyncIterator[None]:
-        """Yields when `refresh` may find changes, and after this time without any; never ends."""
-        # Changes of the other sources wait no longer than that.
-        return self._sources[0].changes(at_least_every_seconds=at_least_every_seconds)
+    async def follow(self, wake: asyncio.Event, *, at_least_every_seconds: float) -> None:
+        """Set `wake` when `refresh` may find changes, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for source in self._sources:
+                tasks.start(
+                    group,
+                    f"policies of {source.name}",
+                    functools.partial(_follow, source, wake, at_least_every_seconds),
+                )
+
+
+async def _follow(source: PolicyProvider, wake: asyncio.Event, seconds: float) -> None:
+    async for _ in source.changes(at_least_every_seconds=seconds):
+        wake.set()
 
 
 def join(batches: Iterable[PolicyBatch], *, name: str) -> PolicyBatch:

@@ -1,13 +1,16 @@
-"""Matches policies with pods and cgroups to compute each gate's rules. Pure functions."""
+"""Matches policies with pods and sources to compute each gate's rules. No I/O."""
 
+import collections
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from agent.linux.cgroups import CgroupId
+from agent.pods.object_labels import LabelSnapshot
 from agent.pods.pod import Pod
 from agent.pods.pod_state import Admission
-from agent.policy.api_types import Policy, PolicyRule
+from agent.policy.api_types import Policy, PolicyRule, RuleSource
+from agent.policy.selectors import PodSelector
 from bpf import abi
 from bpf.rules import Rule, SourceKind
 
@@ -16,55 +19,107 @@ _Key = tuple[str, PolicyRule]
 _MAX_NAMES = 5
 
 
+class SelectedPolicies:
+    """The policies that select each pod, by the order of their names.
+
+    A result is kept while the pod's labels are the same: sources change more often than these, and
+    a thousand selectors of 250 pods take a second. Threads may use it at once.
+    """
+
+    def __init__(self, policies: Iterable[Policy], labels: LabelSnapshot) -> None:
+        self._labels = labels
+        self._anywhere: list[tuple[int, Policy]] = []
+        self._in_namespace: dict[str, list[tuple[int, Policy]]] = collections.defaultdict(list)
+        for place, policy in enumerate(policies):
+            if policy.pods.namespaces is None:
+                self._anywhere.append((place, policy))
+            else:
+                for namespace in set(policy.pods.namespaces):
+                    self._in_namespace[namespace].append((place, policy))
+        self._kept: dict[str, tuple[str, Mapping[str, str], tuple[Policy, ...]]] = {}
+
+    def of(self, pod: Pod) -> tuple[Policy, ...]:
+        kept = self._kept.get(pod.uid)
+        if kept and kept[:2] == (pod.namespace, pod.labels):
+            return kept[2]
+        candidates = self._anywhere + self._in_namespace.get(pod.namespace, [])
+        of_namespace = self._labels.of_namespace(pod.namespace)
+        found = {
+            place: policy
+            for place, policy in candidates
+            if policy.pods.matches(pod.namespace, pod.labels, of_namespace)
+        }
+        policies = tuple(found[place] for place in sorted(found))
+        self._kept[pod.uid] = pod.namespace, pod.labels, policies
+        return policies
+
+    def retain(self, uids: set[str]) -> None:
+        """Forget all other pods."""
+        for uid in self._kept.keys() - uids:
+            self._kept.pop(uid, None)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class RuleSet:
-    """All policies in force, and the current ids of the cgroups that they name. Immutable."""
+    """All policies in force on this node, and the current cgroups of their sources. Immutable."""
 
     policies: tuple[Policy, ...] = ()
-    cgroups: Mapping[str, CgroupId] = dataclasses.field(default_factory=dict)
+    cgroups: Mapping[str, tuple[CgroupId, ...]] = dataclasses.field(default_factory=dict)
+    """By `RuleSource.name`; without those of which there is none now."""
     ids: Mapping[_Key, int] = dataclasses.field(default_factory=dict)
     """Keys of the hit counters, one per rule and policy."""
+    selected: SelectedPolicies = dataclasses.field(
+        default_factory=lambda: SelectedPolicies((), LabelSnapshot()), compare=False
+    )
 
     @classmethod
-    def of(cls, policies: Iterable[Policy]) -> "RuleSet":
-        """Without cgroup ids."""
-        ordered = tuple(sorted(policies, key=lambda policy: policy.name))
+    def of(cls, policies: Iterable[Policy], labels: LabelSnapshot | None = None) -> "RuleSet":
+        """Those policies that select the node, without cgroups."""
+        labels = labels or LabelSnapshot()
+        ordered = tuple(
+            policy
+            for policy in sorted(policies, key=lambda policy: policy.name)
+            if policy.nodes is None or policy.nodes.matches(labels.node)
+        )
         keys = ((policy.name, rule) for policy in ordered for rule in policy.rules)
-        return cls(ordered, {}, _ids(keys))
+        return cls(ordered, {}, _ids(keys), SelectedPolicies(ordered, labels))
 
-    def with_cgroups(self, cgroups: Mapping[str, CgroupId]) -> "RuleSet":
+    def with_cgroups(self, cgroups: Mapping[str, tuple[CgroupId, ...]]) -> "RuleSet":
         return dataclasses.replace(self, cgroups=cgroups)
 
-    def cgroup_paths(self) -> set[str]:
-        """All cgroups that policies name."""
+    def sources(self) -> set[RuleSource]:
+        """All sources that have cgroups."""
         return {
-            rule.source.path
+            rule.source for policy in self.policies for rule in policy.rules if rule.source.name
+        }
+
+    def host_pods(self) -> dict[str, PodSelector]:
+        """Selectors of hostNetwork pods, by `RuleSource.name`."""
+        return {
+            name: selector
             for policy in self.policies
-            for rule in policy.rules
-            if rule.source.path
+            for name, selector in policy.host_pods.items()
         }
 
     def named_cgroups(self) -> dict[int, bool]:
-        """Ids of the cgroups that policies name and that exist now; whether with all below it."""
+        """Ids of the sources' cgroups that exist now; whether with all below it."""
         named: dict[int, bool] = {}
-        for policy in self.policies:
-            for rule in policy.rules:
-                if found := self.cgroups.get(rule.source.path):
-                    is_subtree = rule.source.kind == "subtree"
-                    named[found.id] = named.get(found.id, False) or is_subtree
+        for source in self.sources():
+            for found in self.cgroups.get(source.name, ()):
+                named[found.id] = named.get(found.id, False) or source.kind != "exact"
         return named
 
     def problem(self, rule: PolicyRule) -> str:
         """Why the rule admits nothing now, in one sentence; else empty."""
-        path = rule.source.path
-        if not path:
+        source = rule.source
+        if not source.name:
             return ""
-        found = self.cgroups.get(path)
-        if found is None:
-            return f"Cgroup {path} not found; the rule admits nothing until it exists."
-        if rule.source.kind == "subtree" and found.level is None:
+        found = self.cgroups.get(source.name, ())
+        if not found:
+            return _MISSING[source.kind].format(source.name)
+        if source.kind != "exact" and found[0].level is None:
             return (
-                f"The subtree of cgroup {path} cannot be matched in podgate's own cgroup "
+                f"Cgroups below that of {source} cannot be matched in podgate's own cgroup "
                 "namespace; run podgate in the node's."
             )
         return ""
@@ -76,11 +131,9 @@ class RuleSet:
         rules the gate gets the first.
         """
         matching: dict[Rule, tuple[str, Rule]] = {}
-        for policy in self.policies:
-            if not policy.pods.matches(pod):
-                continue
+        for policy in self.selected.of(pod):
             for rule in policy.rules:
-                if packed := self._pack(rule):
+                for packed in self._pack(rule, pod):
                     numbered = dataclasses.replace(packed, id=self.ids[policy.name, rule])
                     matching.setdefault(packed, (policy.name, numbered))
         room = abi.GATE_RULES - len(own)
@@ -89,26 +142,40 @@ class RuleSet:
         return Admission(
             (*own, *fitting),
             _skipped_sentence(len(own) + len(matching), skipped) if skipped else "",
+            tuple(skipped),
         )
 
-    def _pack(self, rule: PolicyRule) -> Rule | None:
-        """The gate's form of the rule, without an id; None while it admits nothing."""
-        packed = Rule(SourceKind.ANY, rule.protocol, rule.first_port, rule.last_port)
-        match rule.source.kind:
+    def _pack(self, rule: PolicyRule, pod: Pod) -> Iterator[Rule]:
+        """The gate's form of the rule, without an id; nothing while it admits nothing."""
+        ports = [(rule.first_port, rule.last_port)]
+        if rule.port_name:
+            numbers = pod.spec.port_numbers(rule.port_name, rule.protocol_text)
+            ports = [(number, number) for number in numbers]
+        for first, last in ports:
+            for kind, cgroup, level in self._matches_of(rule.source):
+                yield Rule(kind, rule.protocol, first, last, cgroup, level)
+
+    def _matches_of(self, source: RuleSource) -> Iterator[tuple[SourceKind, int, int]]:
+        """What sockets are compared with: the kind, a cgroup's id, and its level."""
+        match source.kind:
             case "any":
-                return packed
+                yield SourceKind.ANY, 0, 0
             case "kernel":
-                return dataclasses.replace(packed, source=SourceKind.KERNEL)
-        found = self.cgroups.get(rule.source.path)
-        if found is None:
-            return None
-        if rule.source.kind == "exact":
-            return dataclasses.replace(packed, source=SourceKind.CGROUP, cgroup=found.id)
-        if found.level is None:
-            return None
-        return dataclasses.replace(
-            packed, source=SourceKind.ANCESTOR, cgroup=found.id, level=found.level
-        )
+                yield SourceKind.KERNEL, 0, 0
+            case kind:
+                for found in self.cgroups.get(source.name, ()):
+                    if kind == "exact":
+                        yield SourceKind.CGROUP, found.id, 0
+                    elif found.level is not None:
+                        yield SourceKind.ANCESTOR, found.id, found.level
+
+
+_MISSING = {
+    "exact": "Cgroup {} not found; the rule admits nothing until it exists.",
+    "subtree": "Cgroup {} not found; the rule admits nothing until it exists.",
+    "unit": "Unit {} has no cgroup; the rule admits nothing until the unit runs.",
+    "pods": "No hostNetwork pod of this node matches {}; the rule admits nothing until one runs.",
+}
 
 
 def _ids(keys: Iterable[_Key]) -> dict[_Key, int]:
@@ -120,7 +187,7 @@ def _ids(keys: Iterable[_Key]) -> dict[_Key, int]:
     for key in keys:
         policy, rule = key
         text = "\0".join(
-            (policy, rule.source.kind, rule.source.path, rule.protocol_text, rule.ports_text)
+            (policy, rule.source.kind, rule.source.name, rule.protocol_text, rule.ports_text)
         ).encode()
         number = 0
         while number in taken:

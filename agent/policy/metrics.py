@@ -18,6 +18,12 @@ POLICY_PROBLEMS = MetricFamily(
     "gauge",
     "Policies, or policy sources, that are not applied as written; `podgate rules` lists them.",
 )
+RULES_SKIPPED = MetricFamily(
+    "podgate_rules_skipped",
+    "gauge",
+    "Rules that matching pods' gates have no room for, over all gates.",
+    ("policy",),
+)
 
 
 class PolicyCollector:
@@ -35,4 +41,8 @@ class PolicyCollector:
         for rule in self._samples:
             hits.add_metric((rule.policy, rule.source, rule.protocol, rule.ports), rule.hits)
         yield hits
+        skipped = new_metric(RULES_SKIPPED)
+        for policy, count in self._policy.skipped.items():
+            skipped.add_metric((policy,), count)
+        yield skipped
         yield single(POLICY_PROBLEMS, len(self._policy.problems))

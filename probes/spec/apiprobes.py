@@ -6,7 +6,7 @@ pkg/apis/core/validation/validation.go `validateProbe`; comments mark where podg
 
 import re
 
-from probes.spec.definitions import Exec, Grpc, Handler, HttpGet, Probe, TcpSocket
+from probes.spec.definitions import ContainerPort, Exec, Grpc, Handler, HttpGet, Probe, TcpSocket
 from probes.spec.fields import Fields, clipped
 
 HOST_REASON = "ProbeHostNotAllowed"
@@ -160,14 +160,14 @@ def _read_port(fields: Fields, named_ports: dict[str, int]) -> int | None:
     return None
 
 
-def named_ports_of(container: Fields) -> dict[str, int]:
-    """The container's ports by name; the first of a name wins, as for the kubelet."""
-    named: dict[str, int] = {}
+def named_ports_of(container: Fields) -> list[ContainerPort]:
+    """The container's ports that have a name."""
+    named = []
     for port in container.children("ports"):
         name = port.text("name")
         number = port.raw("containerPort")
         if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= PORT_MAX:
             port.add_problem("containerPort", f"must be a number from 1 to {PORT_MAX}")
         elif name:
-            named.setdefault(name, number)
+            named.append(ContainerPort(name, port.text("protocol", "TCP"), number))
     return named

@@ -68,6 +68,14 @@ class Probe(msgspec.Struct, frozen=True):
     """A listener that is confirmed as closed counts as `failure_threshold` failures."""
 
 
+class ContainerPort(msgspec.Struct, frozen=True):
+    """A port of a container that has a name. protocol: TCP, UDP or SCTP."""
+
+    name: str
+    protocol: str
+    number: int
+
+
 class ContainerProbes(msgspec.Struct, frozen=True):
     """The probes of one regular or restartable init container."""
 

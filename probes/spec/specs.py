@@ -6,10 +6,20 @@ import msgspec
 
 from probes.spec import probespec
 from probes.spec.apiprobes import named_ports_of, read_http_get, read_probe
-from probes.spec.definitions import ContainerProbes, Exec, Grpc, Handler, HttpGet, Probe, TcpSocket
+from probes.spec.definitions import (
+    ContainerPort,
+    ContainerProbes,
+    Exec,
+    Grpc,
+    Handler,
+    HttpGet,
+    Probe,
+    TcpSocket,
+)
 from probes.spec.fields import FieldProblem, Fields
 
 __all__ = [
+    "ContainerPort",
     "ContainerProbes",
     "DeclaredPorts",
     "Exec",
@@ -53,6 +63,8 @@ class PodSpec(msgspec.Struct, frozen=True):
     """The manifest's own, which the kubelet runs."""
     named_ports: Mapping[str, Mapping[str, int]] = {}
     """By container that can be probed, by name."""
+    container_ports: tuple[ContainerPort, ...] = ()
+    """Ports with a name, of all containers that keep running."""
     annotation: str | None = None
     """The text of podgate.io/probe-spec."""
     declared: DeclaredPorts = DeclaredPorts()
@@ -60,6 +72,16 @@ class PodSpec(msgspec.Struct, frozen=True):
     """The probes and hooks of the manifest for which the kubelet connects, in the order written."""
     host_network: bool = False
     errors: tuple[FieldProblem, ...] = ()
+
+    def port_numbers(self, name: str, protocol: str) -> list[int]:
+        """The ports with this name: of several containers, of a NetworkPolicy's all count."""
+        return sorted(
+            {
+                port.number
+                for port in self.container_ports
+                if (port.name, port.protocol) == (name, protocol)
+            }
+        )
 
 
 def parse_pod(pod: object) -> PodSpec:
@@ -87,6 +109,7 @@ def parse_pod(pod: object) -> PodSpec:
     spec_without = PodSpec(
         base=tuple(reader.containers),
         named_ports=reader.named_ports,
+        container_ports=tuple(reader.container_ports),
         declared=DeclaredPorts(reader.any_port, frozenset(reader.ports)),
         port_users=tuple(reader.port_users),
         host_network=spec.flag("hostNetwork"),
@@ -128,6 +151,7 @@ class _PodReader:
         self.port_users: list[PortUser] = []
         self.any_port = False
         self.named_ports: dict[str, dict[str, int]] = {}
+        self.container_ports: list[ContainerPort] = []
         self._names: set[str] = set()
 
     def read(self, container: Fields, *, init: bool) -> None:
@@ -136,7 +160,9 @@ class _PodReader:
             container.add_problem("name", "is used twice" if name else "is missing")
             return
         self._names.add(name)
-        named = named_ports_of(container)
+        ports = named_ports_of(container)
+        # The first of a name wins, as for the kubelet.
+        named = {port.name: port.number for port in reversed(ports)}
         restartable = init and container.raw("restartPolicy") == "Always"
         if init and not restartable:
             for field in ("startupProbe", "readinessProbe", "livenessProbe"):
@@ -146,6 +172,7 @@ class _PodReader:
                     )
             return
         self.named_ports[name] = named
+        self.container_ports += ports
         probes = ContainerProbes(
             name=name,
             startup=self._probe(container, "startupProbe", named),

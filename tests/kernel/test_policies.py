@@ -259,7 +259,10 @@ def test_last_valid_version_of_an_invalid_policy_applies_also_after_a_restart(
 ) -> None:
     node.write("a.yaml", policy("service", cgroup(service), PORT))
     node.start(web)
-    node.write("a.yaml", {**policy("service", cgroup(service), PORT), "spec": {"pods": {}}})
+    node.write(
+        "a.yaml",
+        {**policy("service", cgroup(service), PORT), "spec": {"pods": {"podSelector": {}}}},
+    )
     rules = node.wait_for_rules("the problem", lambda rules: bool(rules.problems))
     assert rules.problems == [
         "a.yaml, document 1 ('service'): spec: object missing required field `from`. "

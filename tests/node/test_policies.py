@@ -21,7 +21,7 @@ async def test_policy_admits_until_it_is_deleted(node: Node) -> None:
     put(node, {"pods": {"namespaces": ["tests"]}, "from": [{"anyProcess": {}}]})
     await node.until("a way in", lambda: not is_dropped(address))
 
-    put(node, {"pods": {}, "from": []})
+    put(node, {"pods": {"podSelector": {}}, "from": []})
     rules = await node.rules("a problem", lambda rules: rules.problems)
     (problem,) = rules.problems
     assert problem.startswith("API server, policy 'everybody': spec.from: ")

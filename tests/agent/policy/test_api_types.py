@@ -16,6 +16,36 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"pods": {"namespace": ["a"]}}, "spec.pods: object contains unknown field `namespace`"),
     ({"pods": {"namespaces": []}}, "spec.pods.namespaces: expected `array` of length >= 1"),
     ({"pods": None}, "spec.pods: "),
+    ({"pods": {}}, "spec.pods: name namespaces, namespaceSelector or podSelector"),
+    (
+        {"pods": {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}},
+        "spec.pods.namespaceSelector.matchExpressions[0]: In needs values",
+    ),
+    (
+        {"nodeSelector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}},
+        "spec.nodeSelector.matchExpressions[0].operator: invalid enum value 'Is'",
+    ),
+    (
+        {
+            "nodeSelector": {
+                "matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]
+            }
+        },
+        "spec.nodeSelector.matchExpressions[0]: Exists takes no values",
+    ),
+    ({"from": [{"hostNetworkPods": {}}]}, "spec.from[0].hostNetworkPods: name namespaces"),
+    ({"from": [{"systemdUnit": {}}]}, "spec.from[0].systemdUnit: object missing required field"),
+    ({"from": [{"systemdUnit": {"name": "a"}}]}, "spec.from[0].systemdUnit.name: 'a' is not the"),
+    ({"from": [{"systemdUnit": {"name": "-.slice"}}]}, "spec.from[0].systemdUnit.name: '-.slice'"),
+    ({"from": [{"systemdUnit": {"name": "/a.service"}}]}, "spec.from[0].systemdUnit.name: "),
+    (
+        {"from": [{"systemdUnit": {"name": "a.service"}, "kernel": {}}]},
+        "spec.from[0]: set exactly one of",
+    ),
+    ({"ports": [{}]}, "spec.ports[0]: name protocol or port"),
+    ({"ports": [{"port": "http", "endPort": 90}]}, "spec.ports[0].endPort: needs the number"),
+    ({"ports": [{"port": "-"}]}, "spec.ports[0].port: '-' is neither a port nor its name"),
+    ({"ports": [{"port": "a-much-too-long-name"}]}, "spec.ports[0].port: 'a-much-too-long-name'"),
     ({"pods": {"podSelector": {"matchLabels": {"a": 1}}}}, "spec.pods.podSelector.matchLabels"),
     (
         {
@@ -38,7 +68,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"ports": []}, "spec.ports: expected `array` of length >= 1"),
     ({"ports": [{"port": 0}]}, "spec.ports[0].port: expected `int` >= 1"),
     ({"ports": [{"port": 65536}]}, "spec.ports[0].port: expected `int` <= 65535"),
-    ({"ports": [{"port": "http"}]}, "spec.ports[0].port: expected `int | null`, got `str`"),
+    ({"ports": [{"port": "HTTP"}]}, "spec.ports[0].port: 'HTTP' is neither a port nor its name"),
+    ({"ports": [{"port": True}]}, "spec.ports[0].port: expected `int | str | null`, got `bool`"),
     ({"ports": [{"port": 2, "endPort": 1}]}, "spec.ports[0].endPort: 1 is before port 2"),
     ({"ports": [{"endPort": 1}]}, "spec.ports[0].endPort: needs a port"),
     ({"ports": [{"protocol": "tcp"}]}, "spec.ports[0].protocol: 'tcp' is none of TCP"),
@@ -49,13 +80,56 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 """Invalid specs, and how their errors begin."""
 
+VALID: list[dict[str, Any]] = [
+    {},
+    {"ports": None},
+    {"ports": [{"port": 1}, {"port": 1, "endPort": 1}, {"protocol": "ICMP"}]},
+    {"ports": [{"protocol": 47}, {"protocol": 6, "port": 65535}, {"protocol": "SCTP"}]},
+    {"ports": [{"port": "metrics"}, {"port": "dns", "protocol": "UDP"}]},
+    {"from": [{"kernel": {}}, {"cgroup": {"path": "/"}}]},
+    {"from": [{"cgroup": {"path": "/a/..b/.c/d.service", "match": "subtree"}}]},
+    {"from": [{"systemdUnit": {"name": r"dev-disk\x2dby.service"}}]},
+    {"from": [{"systemdUnit": {"name": "user@1000.service"}}]},
+    {"from": [{"hostNetworkPods": {"podSelector": {}}}]},
+    {
+        "from": [
+            {
+                "hostNetworkPods": {
+                    "namespaces": ["monitoring"],
+                    "namespaceSelector": {"matchLabels": {"team": "sre"}},
+                    "podSelector": {"matchLabels": {"app": "node-exporter"}},
+                }
+            }
+        ]
+    },
+    {"nodeSelector": {"matchLabels": {"node-role.kubernetes.io/control-plane": ""}}},
+    {"nodeSelector": {}},
+    {"pods": {"namespaces": ["a"]}},
+    {"pods": {"namespaceSelector": {}}},
+    {"pods": {"podSelector": {}}},
+    {"pods": {"namespaces": ["a"], "podSelector": {"matchLabels": {"a": "b"}}}},
+    {
+        "pods": {
+            "podSelector": {
+                "matchLabels": {},
+                "matchExpressions": [
+                    {"key": "a", "operator": "In", "values": ["b"]},
+                    {"key": "a", "operator": "Exists"},
+                    {"key": "a", "operator": "DoesNotExist", "values": []},
+                ],
+            }
+        }
+    },
+]
+"""Valid specs."""
+
 
 def document(**spec: Any) -> dict[str, Any]:
     return {
         "apiVersion": "policy.podgate.io/v1alpha1",
         "kind": "HostAccessPolicy",
         "metadata": {"name": "a-policy", "creationTimestamp": "2026-01-01T00:00:00Z"},
-        "spec": {"pods": {}, "from": [{"anyProcess": {}}], **spec},
+        "spec": {"pods": {"podSelector": {}}, "from": [{"anyProcess": {}}], **spec},
         "status": {"conditions": []},
     }
 
@@ -65,7 +139,9 @@ def rules(**spec: Any) -> list[PolicyRule]:
 
 
 def is_for(pods: dict[str, Any], pod: Pod) -> bool:
-    return api_types.read(document(pods=pods), source="a.yaml").pods.matches(pod)
+    return api_types.read(document(pods=pods), source="a.yaml").pods.matches(
+        pod.namespace, pod.labels, {}
+    )
 
 
 def pod(namespace: str = "default", **labels: str) -> Pod:
@@ -157,7 +233,7 @@ def test_a_policy_is_written_as_it_was_read() -> None:
 
 
 def test_a_policy_for_all_pods_is_for_all_pods() -> None:
-    assert is_for({}, pod())
+    assert is_for({"podSelector": {}}, pod())
     assert is_for({"podSelector": {}}, pod("other", app="web"))
 
 

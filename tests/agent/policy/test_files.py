@@ -46,12 +46,16 @@ def policy(name: str, port: int = 80) -> dict[str, Any]:
         "apiVersion": "policy.podgate.io/v1alpha1",
         "kind": "HostAccessPolicy",
         "metadata": {"name": name},
-        "spec": {"pods": {}, "from": [{"anyProcess": {}}], "ports": [{"port": port}]},
+        "spec": {
+            "pods": {"podSelector": {}},
+            "from": [{"anyProcess": {}}],
+            "ports": [{"port": port}],
+        },
     }
 
 
 def wrong(name: str) -> dict[str, Any]:
-    return {**policy(name), "spec": {"pods": {}}}
+    return {**policy(name), "spec": {"pods": {"podSelector": {}}}}
 
 
 def ports(files: Files) -> dict[str, int]:

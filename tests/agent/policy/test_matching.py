@@ -1,10 +1,11 @@
 """What a pod's gate gets of the policies in force."""
 
-import pathlib
 from typing import Any
 
-from agent.linux import cgroups
+import msgspec
+
 from agent.linux.cgroups import CgroupId
+from agent.pods.object_labels import LabelSnapshot
 from agent.pods.pod import Pod
 from agent.pods.pod_state import Admission
 from agent.policy import api_types
@@ -12,6 +13,7 @@ from agent.policy.api_types import Policy
 from agent.policy.matching import RuleSet
 from bpf import abi
 from bpf.rules import Rule, SourceKind
+from probes.spec.specs import parse_pod
 
 POD = Pod(uid="1", namespace="demo", name="web", labels={"app": "web"})
 SERVICE = "/system.slice/a.service"
@@ -77,7 +79,7 @@ def test_missing_cgroup_admits_nothing_and_takes_no_rule() -> None:
     assert book.admit(POD, ()) == Admission()
     (rule,) = book.policies[0].rules
     assert book.problem(rule).startswith(f"Cgroup {SERVICE} not found")
-    found = book.with_cgroups({SERVICE: CgroupId(7, 2)})
+    found = book.with_cgroups({SERVICE: (CgroupId(7, 2),)})
     assert found.problem(rule) == ""
     (admitted,) = found.admit(POD, ()).rules
     assert (admitted.source, admitted.cgroup) == (SourceKind.CGROUP, 7)
@@ -85,8 +87,8 @@ def test_missing_cgroup_admits_nothing_and_takes_no_rule() -> None:
 
 def test_new_cgroup_at_the_path_keeps_the_counter() -> None:
     book = RuleSet.of([policy("a", 1, sender=cgroup("subtree"))])
-    (before,) = book.with_cgroups({SERVICE: CgroupId(7, 2)}).admit(POD, ()).rules
-    (after,) = book.with_cgroups({SERVICE: CgroupId(8, 2)}).admit(POD, ()).rules
+    (before,) = book.with_cgroups({SERVICE: (CgroupId(7, 2),)}).admit(POD, ()).rules
+    (after,) = book.with_cgroups({SERVICE: (CgroupId(8, 2),)}).admit(POD, ()).rules
     assert (before.source, before.level) == (SourceKind.ANCESTOR, 2)
     assert (before.cgroup, after.cgroup) == (7, 8)
     assert before.id == after.id != 0
@@ -103,7 +105,7 @@ def test_a_counter_outlives_changes_around_its_rule() -> None:
 def test_a_subtree_needs_the_node_s_own_view_of_cgroups() -> None:
     book = RuleSet.of(
         [policy("a", 1, sender=cgroup("subtree")), policy("b", 2, sender=cgroup())]
-    ).with_cgroups({SERVICE: CgroupId(7, None)})
+    ).with_cgroups({SERVICE: (CgroupId(7, None),)})
     assert ports(book.admit(POD, ())) == [2]
     assert "cgroup namespace" in book.problem(book.policies[0].rules[0])
 
@@ -113,15 +115,90 @@ def test_the_kernel_s_packets_are_not_a_process_s() -> None:
     assert admit(policy("a", 1), own=()).rules[0].source is SourceKind.ANY
 
 
-def test_paths_are_found_below_the_mount(tmp_path: pathlib.Path) -> None:
-    service = tmp_path / SERVICE[1:]
-    service.mkdir(parents=True)
-    (service / "cgroup.procs").touch()
-    paths = [SERVICE, "/", f"{SERVICE}/cgroup.procs", "/nowhere", "/" + "x" * 5000]
-    assert cgroups.resolve(tmp_path, paths) == {
-        SERVICE: CgroupId(service.stat().st_ino, 2),
-        "/": CgroupId(tmp_path.stat().st_ino, 0),
+def test_unit_and_pods_admit_each_of_their_cgroups_with_all_below() -> None:
+    selector = {"hostNetworkPods": {"podSelector": {"matchLabels": {"app": "agent"}}}}
+    book = RuleSet.of(
+        [
+            policy("a", 1, sender={"systemdUnit": {"name": "a.service"}}),
+            policy("b", 2, sender=selector),
+        ]
+    )
+    problems = [book.problem(rule) for one in book.policies for rule in one.rules]
+    assert problems[0].startswith("Unit a.service has no cgroup")
+    assert problems[1].startswith("No hostNetwork pod of this node matches")
+    (pods,) = book.host_pods()
+    found = book.with_cgroups(
+        {"a.service": (CgroupId(7, 2),), pods: (CgroupId(8, 3), CgroupId(9, 3))}
+    )
+    rules = found.admit(POD, ()).rules
+    assert [(rule.source, rule.cgroup, rule.level) for rule in rules] == [
+        (SourceKind.ANCESTOR, 7, 2),
+        (SourceKind.ANCESTOR, 8, 3),
+        (SourceKind.ANCESTOR, 9, 3),
+    ]
+    assert rules[1].id == rules[2].id != rules[0].id
+    assert found.named_cgroups() == {7: True, 8: True, 9: True}
+
+
+def test_ports_by_name_are_those_of_the_pod_with_that_protocol() -> None:
+    named = selecting("a", ports=[{"port": "dns", "protocol": "UDP"}, {"port": "web"}])
+    manifest = {
+        "spec": {
+            "initContainers": [{"name": "once", "ports": [{"name": "web", "containerPort": 1}]}],
+            "containers": [
+                {
+                    "name": "dns",
+                    "ports": [
+                        {"name": "dns", "containerPort": 53, "protocol": "UDP"},
+                        {"name": "dns-tcp", "containerPort": 53},
+                        {"name": "web", "containerPort": 8080},
+                    ],
+                },
+                {"name": "other", "ports": [{"name": "web", "containerPort": 9090}]},
+            ],
+        }
     }
-    (tmp_path / "cgroup.type").touch()
-    assert cgroups.resolve(tmp_path, [SERVICE])[SERVICE].level is None
-    assert cgroups.resolve(None, paths) == {}
+    pod = Pod(uid="1", namespace="demo", name="dns", spec=parse_pod(manifest))
+    rules = RuleSet.of([named]).admit(pod, ()).rules
+    assert sorted((rule.protocol, rule.first_port, rule.last_port) for rule in rules) == [
+        *((6, 8080, 8080), (6, 9090, 9090), (17, 53, 53)),
+    ]
+    assert RuleSet.of([named]).admit(POD, ()).rules == ()
+
+
+def selecting(name: str, **spec: Any) -> Policy:
+    document = {
+        "apiVersion": "policy.podgate.io/v1alpha1",
+        "kind": "HostAccessPolicy",
+        "metadata": {"name": name},
+        "spec": {
+            "pods": {"podSelector": {}},
+            "from": [{"anyProcess": {}}],
+            "ports": [{"port": 1}],
+            **spec,
+        },
+    }
+    return api_types.read(document, source="a.yaml")
+
+
+def test_namespaces_are_selected_by_their_labels_and_their_name() -> None:
+    team = selecting("a", pods={"namespaceSelector": {"matchLabels": {"team": "a"}}})
+    name = {"kubernetes.io/metadata.name": "demo"}
+    demo = selecting("b", pods={"namespaceSelector": {"matchLabels": name}})
+    labels = LabelSnapshot(namespaces={"demo": {"team": "a"}})
+    assert len(RuleSet.of([team], labels).admit(POD, ()).rules) == 1
+    assert RuleSet.of([team]).admit(POD, ()).rules == ()
+    assert len(RuleSet.of([demo]).admit(POD, ()).rules) == 1
+
+
+def test_policy_is_in_force_on_the_nodes_that_it_selects() -> None:
+    gpu = selecting("a", nodeSelector={"matchLabels": {"gpu": "yes"}})
+    assert RuleSet.of([gpu]).policies == ()
+    assert RuleSet.of([gpu], LabelSnapshot(node={"gpu": "yes"})).policies == (gpu,)
+
+
+def test_changed_labels_of_a_pod_select_other_policies() -> None:
+    book = RuleSet.of([selecting("a", pods={"podSelector": {"matchLabels": {"app": "web"}}})])
+    assert len(book.admit(POD, ()).rules) == 1
+    changed = msgspec.structs.replace(POD, labels={"app": "other"})
+    assert book.admit(changed, ()).rules == ()

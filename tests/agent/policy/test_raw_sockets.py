@@ -53,7 +53,7 @@ def rules(*sources: dict[str, Any], cgroups: Mapping[str, int]) -> RuleSet:
     }
     policy = api_types.read(document, source="test")
     return RuleSet.of([policy]).with_cgroups(
-        {path: CgroupId(number, 1) for path, number in cgroups.items()}
+        {path: (CgroupId(number, 1),) for path, number in cgroups.items()}
     )
 
 

@@ -47,7 +47,7 @@ def taken(suggested: Iterable[HostAccessPolicy], directory: pathlib.Path) -> Rul
     path.write_text(yaml.safe_dump_all(msgspec.to_builtins(one) for one in suggested))
     read = [api_types.read(document, source="x") for document in documents.read_all(path)]
     book = RuleSet.of(read)
-    return book.with_cgroups({one: CgroupId(index, 2) for index, one in enumerate([A, B], 1)})
+    return book.with_cgroups({one: (CgroupId(index, 2),) for index, one in enumerate([A, B], 1)})
 
 
 def admitted(book: RuleSet, pod: Pod) -> set[tuple[SourceKind, int, int, int, int]]:
@@ -96,6 +96,7 @@ def test_sources_with_equal_ports_share_a_policy() -> None:
 
 def test_labels_of_a_single_pod_or_revision_are_not_used() -> None:
     (policy,), _ = suggestions.suggest([process(A, 6, 80)])
+    assert policy.spec.pods.pod_selector is not None
     assert policy.spec.pods.pod_selector.match_labels == {"app": "web"}
     assert policy.spec.pods.namespaces == ("demo",)
 

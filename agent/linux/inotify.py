@@ -1,0 +1,66 @@
+"""inotify(7): notifications when entries of directories are created, removed or renamed."""
+
+import ctypes
+import os
+import pathlib
+import threading
+from collections.abc import Collection
+
+# include/uapi/linux/inotify.h
+_IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x40, 0x80, 0x100, 0x200
+_IN_ONLYDIR = 0x01000000
+_MASK = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_ONLYDIR
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class DirectoryWatches:
+    """Watches a set of directories, cgroups included: these are made by mkdir(2), too.
+
+    Its descriptor becomes readable; which entry changed is not reported. Threads may use it at
+    once.
+    """
+
+    def __init__(self) -> None:
+        """Raises `OSError`, for instance if the user has no instance left."""
+        self._lock = threading.Lock()
+        self._descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._descriptor < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        self._watched: dict[pathlib.Path, int] = {}
+
+    def fileno(self) -> int:
+        return int(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def watch_only(self, directories: Collection[pathlib.Path]) -> bool:
+        """Watch these, and no others any more; returns whether one was not watched before.
+
+        What happened in that one until now is not reported. Directories that do not exist are left
+        out; one that was removed and created
+        again is another.
+        """
+        has_new = False
+        with self._lock:
+            for path in self._watched.keys() - directories:
+                # Fails where the directory is gone, and its watch with it.
+                _libc.inotify_rm_watch(self._descriptor, self._watched.pop(path))
+            for path in directories:
+                number = _libc.inotify_add_watch(self._descriptor, os.fsencode(path), _MASK)
+                if number < 0:
+                    self._watched.pop(path, None)
+                elif self._watched.get(path) != number:
+                    self._watched[path] = number
+                    has_new = True
+        return has_new
+
+    def drain(self) -> None:
+        """Read all pending notifications."""
+        try:
+            while os.read(self._descriptor, 65536):
+                pass
+        except BlockingIOError:
+            pass
