@@ -118,12 +118,10 @@ class _Reading:
         if self._pods is None:
             self._pods = {}
             directories = self._list(self._root)
-            kubelets = [path for path in directories if path.name in _PODS] or [
-                child
-                for path in directories
-                for child in self._list(path)
-                if _is_named(child, path, _PODS)
-            ]
+            kubelets = [path for path in directories if path.name in _PODS]
+            for path in directories:
+                if path.name not in _PODS:
+                    kubelets += (one for one in self._list(path) if _is_named(one, path, _PODS))
             for path in kubelets:
                 self._read_pods(path)
         return self._pods
