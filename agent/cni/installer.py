@@ -233,14 +233,15 @@ async def run(plugin: CniInstaller) -> None:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 await reconciler.check()
                 async for _ in documents.changes(directory, at_least_every_seconds=_CHECK_SECONDS):
-                    await reconciler.check()
+                    # Another directory of this name is locked before anything is written there.
                     if not await asyncio.to_thread(_is_open_at, directory, lock):
                         break
+                    await reconciler.check()
         except FileNotFoundError:
             await reconciler.check()  # the directory comes with the CNI
-        except BlockingIOError:
-            pass  # the plugin is being removed by hand
-        await asyncio.sleep(_CHECK_SECONDS)
+            await asyncio.sleep(_CHECK_SECONDS)
+        except BlockingIOError:  # the plugin is being removed by hand
+            await asyncio.sleep(_CHECK_SECONDS)
 
 
 class _Reconciler:

@@ -337,6 +337,26 @@ async def test_remove_fails_also_for_a_directory_that_was_created_again(
         await asyncio.gather(keeping, return_exceptions=True)
 
 
+async def test_remove_fails_also_for_a_directory_that_was_exchanged(
+    node: CniInstaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installer, "_CHECK_SECONDS", 0.5)
+    write(node, {"10-x.conflist": CONFLIST})
+    keeping = asyncio.create_task(installer.run(node))
+    try:
+        await until("the network has the plugin", lambda: has_plugin(node))
+        new = node.conf_directory.with_name("new.d")
+        new.mkdir()
+        (new / "10-x.conflist").write_text(CONFLIST)
+        node.conf_directory.rename(node.conf_directory.with_name("old.d"))
+        new.rename(node.conf_directory)
+        await until("the new one has the plugin", lambda: has_plugin(node))
+        assert (await asyncio.to_thread(run_remove, node)).exit_code == 1
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
 def test_pauses_between_rewrites_double() -> None:
     backoff = installer.RewriteBackoff()
     now, pauses = 0.0, []
