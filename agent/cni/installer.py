@@ -90,6 +90,14 @@ class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def no_network(self) -> str:
+        """The problem of a directory without a network, or of a missing one."""
+        return (
+            f"{self.conf_directory} has no CNI configuration yet; install a CNI first, or set "
+            "another directory with --cni-conf-dir."
+        )
+
+    @property
     def installed_binary(self) -> pathlib.Path:
         return self.bin_directory / conflist.TYPE
 
@@ -179,10 +187,7 @@ class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
         for name in names:
             if name.endswith(_SUFFIXES):
                 return self.conf_directory / name
-        raise CniError(
-            f"{self.conf_directory} has no CNI configuration yet; install a CNI first, or set "
-            "another directory with --cni-conf-dir."
-        )
+        raise CniError(self.no_network)
 
     def _remove_entry(self, path: pathlib.Path) -> bool:
         if path.name.endswith(_UNFINISHED):
@@ -238,7 +243,7 @@ async def run(plugin: CniInstaller) -> None:
                         break
                     await reconciler.check()
         except FileNotFoundError:
-            await reconciler.check()  # the directory comes with the CNI
+            reconciler.report(plugin.no_network)  # the directory comes with the CNI
             await asyncio.sleep(_CHECK_SECONDS)
         except BlockingIOError:  # the plugin is being removed by hand
             await asyncio.sleep(_CHECK_SECONDS)
@@ -258,13 +263,17 @@ class _Reconciler:
             has_changed = await asyncio.to_thread(self._plugin.install)
         except CniError as error:
             has_changed, problem = False, str(error)
-        if problem and problem != self._problem:
-            log.warning(Event.CNI_PLUGIN_NOT_INSTALLED, problem=problem)
-        self._problem = problem
+        self.report(problem)
         if has_changed:
             pause = self._backoff.pause_seconds(asyncio.get_running_loop().time())
             log.info(Event.CNI_PLUGIN_INSTALLED, next_check_seconds=pause)
             await asyncio.sleep(pause)
+
+    def report(self, problem: str) -> None:
+        """Log why the plugin is not installed, once; empty if it is."""
+        if problem and problem != self._problem:
+            log.warning(Event.CNI_PLUGIN_NOT_INSTALLED, problem=problem)
+        self._problem = problem
 
 
 def _saved(path: pathlib.Path) -> pathlib.Path:
