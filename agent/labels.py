@@ -14,6 +14,9 @@ OVERRIDE_LABEL = f"{DOMAIN}/mode-override"
 """Of namespaces: whether labels of pods may be less strict."""
 OVERRIDE_ALLOWED = "allowed"
 
+INJECT_LABEL = f"{DOMAIN}/inject"
+"""Of namespaces: which readiness gates their new pods get; `isolation`, `probes` or `all`."""
+
 # Read from manifests only, which the node's operator wrote; ignored in API objects.
 NETNS_ANNOTATION = f"{DOMAIN}/netns"
 

@@ -24,6 +24,7 @@ class Event(enum.Enum):
     sentence for people. Details are fields of the line, never part of the sentence."""
 
     ADDRESSES_UNCONFIRMED = "Pod has addresses that are not confirmed as its own."
+    ADMISSION_NOT_WRITTEN = "Admission objects cannot be written; retrying."
     AGENT_NOT_READY = "Agent is not ready."
     AGENT_READY = "Agent holds the node and is ready."
     AGENT_STARTED = "Agent started."
@@ -31,6 +32,9 @@ class Event(enum.Enum):
     CGROUPS_NOT_WATCHED = (
         "cgroups cannot be watched; rules follow restarted services and pods up to 0.5 s later."
     )
+    CERTIFICATE_LOADED = "Certificate of the webhook loaded."
+    CERTIFICATE_NOT_READ = "Certificate of the webhook cannot be read; using the last one."
+    CERTIFICATE_RENEWED = "Certificate of the webhook renewed."
     CHAIN_ORDER_UNKNOWN = "Program order on gated interfaces cannot be read."
     CNI_PLUGIN_INSTALLED = "podgate-cni is in the CNI configuration."
     CNI_PLUGIN_NOT_INSTALLED = (
@@ -227,6 +231,7 @@ class Event(enum.Enum):
     TUNNEL_PORTS_PROTECTED = "Tunnel ports protected."
     WATCH_INTERRUPTED = "Watch interrupted; using the last known objects."
     WATCH_RESUMED = "Watch resumed."
+    WEBHOOK_LISTENING = "Admission webhook listening."
 
     @property
     def key(self) -> str:

@@ -8,6 +8,7 @@ replica takes over.
 
 from collections.abc import Awaitable, Callable, Iterator
 
+from agent.controller.admission import Admission
 from agent.controller.leader_client import LeaderClient
 from agent.controller.settings import ControllerSettings
 
@@ -16,4 +17,4 @@ Run = Callable[[], Awaitable[None]]
 
 def components(api: LeaderClient, settings: ControllerSettings) -> Iterator[tuple[str, Run]]:
     """All components by name, made for one term of leadership. api: writes while it lasts."""
-    yield from ()
+    yield "admission", Admission(api, settings.namespace).run

@@ -11,6 +11,7 @@ from agent.controller import components, http_server, metrics
 from agent.controller.leader_client import LeaderClient
 from agent.controller.lease import Lease
 from agent.controller.settings import ControllerSettings
+from agent.controller.webhook_server import WebhookServer
 from agent.errors import PodgateError
 from agent.kube.client import ApiClient
 from agent.logs import Event
@@ -45,13 +46,23 @@ async def run(settings: ControllerSettings) -> None:
         lease = Lease(
             lease_client, namespace=settings.namespace, name=LEASE_NAME, identity=settings.identity
         )
-        controller = Controller(settings, lease)
+        webhook = WebhookServer(
+            lease_client,
+            settings.namespace,
+            host=settings.webhook_host,
+            port=settings.webhook_port,
+        )
+        controller = Controller(settings, lease, webhook)
         await undo.enter_async_context(http_server.serve(controller, settings))
         log.info(Event.CONTROLLER_STARTED, version=VERSION, identity=settings.identity)
         async with asyncio.TaskGroup() as group:
-            leading = tasks.start(group, "leadership", controller.lead)
+            running = [
+                tasks.start(group, "leadership", controller.lead),
+                tasks.start(group, "webhook", webhook.run),
+            ]
             await stopping.wait()
-            leading.cancel()
+            for task in running:
+                task.cancel()
         await lease.release()
     log.info(Event.CONTROLLER_STOPPED)
 
@@ -59,8 +70,9 @@ async def run(settings: ControllerSettings) -> None:
 class Controller:
     """One replica."""
 
-    def __init__(self, settings: ControllerSettings, lease: Lease) -> None:
+    def __init__(self, settings: ControllerSettings, lease: Lease, webhook: WebhookServer) -> None:
         self._settings = settings
+        self._webhook = webhook
         self._lease = lease
         self.is_leading = False
         self.registry = metrics.new_registry(lambda: self.is_leading)
@@ -73,7 +85,7 @@ class Controller:
 
     def unready_reason(self) -> str | None:
         """Why this replica serves no requests. Waiting for the Lease is none."""
-        return None
+        return self._webhook.unready_reason()
 
     async def lead(self) -> None:
         """Acquire the Lease, run all components while it is held, and again."""

@@ -1,6 +1,7 @@
 """The controller over HTTP: health for the kubelet, metrics."""
 
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
@@ -34,15 +35,24 @@ async def serve(replica: Replica, settings: ControllerSettings) -> AsyncIterator
     app.router.add_get("/healthz", _health(replica.unhealthy_reason))
     app.router.add_get("/readyz", _health(replica.unready_reason))
     app.router.add_get("/metrics", _metrics(replica.registry))
+    async with started(app, settings.http_host, settings.http_port):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def started(
+    app: web.Application, host: str, port: int, *, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[None]:
+    """Serve an application. host: empty for all addresses. Raises `ListenError`."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, settings.http_host or None, settings.http_port).start()
+            await web.TCPSite(runner, host or None, port, ssl_context=tls).start()
         except OSError as error:
             raise ListenError(
-                f"cannot listen on {settings.http_host}:{settings.http_port} ({error.strerror}); "
-                "choose another address with --http-address"
+                f"cannot listen on {host}:{port} ({error.strerror}); choose another address with "
+                "--http-address or --webhook-address"
             ) from error
         yield
     finally:

@@ -25,5 +25,11 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     http_port: int = 9651
     """Beside the agent's 9650."""
 
+    webhook_host: str = ""
+    """Address of the webhook. Empty: all, since the API server connects to the pod's."""
+
+    webhook_port: int = 9443
+    """Unprivileged; deploy/manifests' Service has the same."""
+
     log_format: LogFormat = LogFormat.JSON
     """JSON, which log collectors read."""

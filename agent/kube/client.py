@@ -30,6 +30,8 @@ log = structlog.get_logger(__name__)
 JSON: Final = "application/json"
 STRATEGIC_MERGE: Final = "application/strategic-merge-patch+json"
 MERGE: Final = "application/merge-patch+json"
+APPLY: Final = "application/apply-patch+yaml"
+"""Server-side apply; JSON is YAML."""
 
 # The kubelet writes a new token after 80 % of the old one's hour; client-go checks once a minute.
 _CREDENTIALS_SECONDS = 60.0

@@ -20,12 +20,16 @@ from tests.image.node import RUN_DIRECTORY
 NAMESPACE = "podgate"
 _DAEMON_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/podgate"
 _PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
-_PATHS = {
+_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+PATHS = {
     "Namespace": "/api/v1/namespaces",
     "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
     "ServiceAccount": f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts",
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "Service": f"/api/v1/namespaces/{NAMESPACE}/services",
+    "ValidatingAdmissionPolicy": f"{_ADMISSION}/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": f"{_ADMISSION}/validatingadmissionpolicybindings",
     "DaemonSet": f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets",
     "Deployment": f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments",
     "Role": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles",
@@ -43,7 +47,7 @@ class Deployment:
     def apply(self) -> None:
         """Create all objects of the manifests, in the order of the kustomization."""
         for thing in manifests.applied():
-            self._api.create(_PATHS[thing["kind"]], thing)
+            self._api.create(PATHS[thing["kind"]], thing)
 
     def wait_until_ready(self) -> None:
         """The roll-out is complete, and the agent that has the node responds."""

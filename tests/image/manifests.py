@@ -13,12 +13,13 @@ DIRECTORY = pathlib.Path(__file__).parents[2] / "deploy" / "manifests"
 
 def applied() -> list[Json]:
     """All objects, in the order of the kustomization."""
-    listed = yaml.safe_load((DIRECTORY / "kustomization.yaml").read_text(encoding="utf-8"))
-    return [
-        thing
-        for name in listed["resources"]
-        for thing in yaml.safe_load_all((DIRECTORY / name).read_text(encoding="utf-8"))
-    ]
+    (listed,) = read("kustomization.yaml")
+    return [thing for name in listed["resources"] for thing in read(name)]
+
+
+def read(name: str) -> list[Json]:
+    """All objects of a file."""
+    return list(yaml.safe_load_all((DIRECTORY / name).read_text(encoding="utf-8")))
 
 
 def of_kind(kind: str, name: str = "podgate") -> Json:

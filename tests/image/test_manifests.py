@@ -9,6 +9,7 @@ import yaml
 
 from agent import labels
 from agent.cli import main as cli
+from agent.controller import admission
 from agent.kube.api_pods import ApiPods
 from agent.kube.client import ApiClient
 from agent.kube.condition_writer import ConditionWriter
@@ -51,7 +52,9 @@ def test_every_file_is_applied() -> None:
 def test_objects_of_the_controller_name_each_other() -> None:
     name = "podgate-controller"
     found = {thing["kind"]: thing for thing in manifests.applied() if _name(thing) == name}
-    assert {thing["metadata"]["namespace"] for thing in found.values()} == {"podgate"}
+    assert found["Service"]["spec"]["selector"].items() <= (
+        found["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
+    )
     assert found["RoleBinding"]["roleRef"]["name"] == _name(found["Role"])
     assert found["RoleBinding"]["subjects"] == [
         {"kind": "ServiceAccount", "name": name, "namespace": "podgate"}
@@ -73,6 +76,10 @@ def test_arguments_and_ports_of_the_controller_are_those_of_the_command_line() -
     parsed = cli.main.commands[command].make_context(command, arguments)
     ports = {one["name"]: one["containerPort"] for one in container["ports"]}
     assert parsed.params["http_address"] == ("", ports["http"])
+    assert parsed.params["webhook_address"] == ("", ports["webhook"])
+    service = manifests.of_kind("Service", "podgate-controller")
+    assert [one["port"] for one in service["spec"]["ports"]] == [admission.WEBHOOK_PORT]
+    assert service["metadata"]["name"] == admission.SERVICE_NAME
     for probe in ("readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"]["port"] == "http"
 

@@ -40,9 +40,21 @@ def _parse_address(text: str) -> tuple[str, int]:
     show_default=True,
     help="Address of /metrics, /healthz and /readyz; without a host, all addresses.",
 )
+@click.option(
+    "--webhook-address",
+    metavar="HOST:PORT",
+    callback=options.parsed(_parse_address),
+    default=":9443",
+    show_default=True,
+    help="Address of the admission webhook; without a host, all addresses.",
+)
 @options.log_format
 def controller(
-    kubeconfig: str | None, namespace: str, http_address: tuple[str, int], log_format: str
+    kubeconfig: str | None,
+    namespace: str,
+    http_address: tuple[str, int],
+    webhook_address: tuple[str, int],
+    log_format: str,
 ) -> None:
     """Run one replica of the controller, which does what one process does for the whole cluster.
 
@@ -59,6 +71,8 @@ def controller(
         identity=f"{os.uname().nodename}_{uuid.uuid4()}",
         http_host=http_address[0],
         http_port=http_address[1],
+        webhook_host=webhook_address[0],
+        webhook_port=webhook_address[1],
         log_format=LogFormat(log_format),
     )
     logs.configure(settings.log_format)

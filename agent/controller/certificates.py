@@ -1,0 +1,163 @@
+"""The webhook's certificate: made by the leader, stored in a Secret, renewed before it expires.
+
+It is its own authority: clients trust exactly the certificates that are served, and no key signs
+anything else. A new one is first trusted, then served, so that no request meets one that the API
+server does not trust yet.
+"""
+
+import base64
+import dataclasses
+import datetime
+from typing import Any, Final
+
+import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+SECRET_NAME: Final = "podgate-controller-tls"  # noqa: S105  a name
+
+LIFETIME: Final = datetime.timedelta(days=90)
+RENEWED_BEFORE: Final = LIFETIME / 3
+"""Before the end: a month to notice that renewal fails."""
+TRUSTED_BEFORE: Final = datetime.timedelta(minutes=10)
+"""Between trust and use: API servers read a changed configuration within seconds."""
+# Clocks of nodes differ.
+_BACKDATED: Final = datetime.timedelta(hours=1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A certificate and its private key, PEM."""
+
+    certificate: bytes
+    key: bytes
+
+    @property
+    def expires(self) -> datetime.datetime:
+        return _loaded(self.certificate).not_valid_after_utc
+
+    @property
+    def made(self) -> datetime.datetime:
+        return _loaded(self.certificate).not_valid_before_utc + _BACKDATED
+
+    def is_for(self, names: list[str]) -> bool:
+        found = _loaded(self.certificate).extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        )
+        return found.value.get_values_for_type(x509.DNSName) == names
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Certificates:
+    """Content of the Secret."""
+
+    serving: KeyPair
+    next: KeyPair | None = None
+    """Trusted already, and served later."""
+    retired: bytes = b""
+    """The previous certificate, until it expires: a replica may still serve it."""
+
+    @property
+    def trusted(self) -> bytes:
+        """All that clients trust: the caBundle, PEM."""
+        following = self.next.certificate if self.next else b""
+        return self.serving.certificate + following + self.retired
+
+
+class _SecretData(msgspec.Struct, rename={"serving_key": "tls.key", "serving": "tls.crt"}):
+    serving: str
+    serving_key: str
+    next: str = msgspec.field(default="", name="next.crt")
+    next_key: str = msgspec.field(default="", name="next.key")
+    retired: str = msgspec.field(default="", name="retired.crt")
+
+
+class _Secret(msgspec.Struct):
+    data: _SecretData
+
+
+def read(content: bytes) -> Certificates | None:
+    """The content of a Secret's JSON; None if it is not usable and a new one is needed."""
+    try:
+        data = msgspec.json.decode(content, type=_Secret).data
+        found = Certificates(
+            KeyPair(base64.b64decode(data.serving), base64.b64decode(data.serving_key)),
+            KeyPair(base64.b64decode(data.next), base64.b64decode(data.next_key))
+            if data.next
+            else None,
+            base64.b64decode(data.retired),
+        )
+        for pair in (found.serving, found.next):
+            if pair:
+                _check(pair)
+    except (msgspec.DecodeError, ValueError):
+        return None
+    return found
+
+
+def secret(found: Certificates) -> dict[str, Any]:
+    """The Secret's `data`."""
+    data = {
+        "tls.crt": found.serving.certificate,
+        "tls.key": found.serving.key,
+        "next.crt": found.next.certificate if found.next else b"",
+        "next.key": found.next.key if found.next else b"",
+        "retired.crt": found.retired,
+    }
+    return {name: base64.b64encode(value).decode() for name, value in data.items()}
+
+
+def following(
+    found: Certificates | None, names: list[str], now: datetime.datetime
+) -> Certificates | None:
+    """What is to be stored in place of `found`; None if it stays. names: of the service."""
+    if found is None or not found.serving.is_for(names) or now >= found.serving.expires:
+        # Also the case at installation. Requests fail until it is trusted; pods start without.
+        return Certificates(_new(names, now))
+    if found.next and now - found.next.made >= TRUSTED_BEFORE:
+        return Certificates(found.next, retired=found.serving.certificate)
+    if found.next is None and found.serving.expires - now < RENEWED_BEFORE:
+        return dataclasses.replace(found, next=_new(names, now))
+    if found.retired and now >= _loaded(found.retired).not_valid_after_utc:
+        return dataclasses.replace(found, retired=b"")
+    return None
+
+
+def _new(names: list[str], now: datetime.datetime) -> KeyPair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    # Up to 64 characters; clients read the alternative names.
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "podgate-controller")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATED)
+        .not_valid_after(now + LIFETIME)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(one) for one in names]), False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
+        .sign(key, hashes.SHA256())
+    )
+    return KeyPair(
+        certificate.public_bytes(serialization.Encoding.PEM),
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+    )
+
+
+def _check(pair: KeyPair) -> None:
+    """Raises `ValueError` if a part cannot be read, or they do not belong together."""
+    key = serialization.load_pem_private_key(pair.key, None).public_key()
+    if key != _loaded(pair.certificate).public_key():
+        raise ValueError("the key is not the certificate's")
+
+
+def _loaded(certificate: bytes) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(certificate)

@@ -1,0 +1,263 @@
+"""podgate's admission objects on a real API server: what it changes, warns of and rejects.
+
+Each answer is compared with the recorded one. PODGATE_TEST_RECORD=1 records them again.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests import polling
+from tests.agent.controller import admission_cases as cases
+from tests.agent.controller.admission_cases import Case
+from tests.cluster import api_only, conftest, deployment
+from tests.cluster.api import MERGE, Json
+from tests.cluster.api_only import CONTROLLER_ADDRESS, Answer, ApiOnly
+from tests.image import manifests
+
+pytestmark = pytest.mark.kernel
+_APPLIED = {
+    *("Namespace", "CustomResourceDefinition", "ServiceAccount", "Service"),
+    *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
+    *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+}
+_WITHOUT_POLICIES = (
+    "--runtime-config=admissionregistration.k8s.io/v1/mutatingadmissionpolicies=false,"
+    "admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings=false",
+    "--disable-admission-plugins=MutatingAdmissionPolicy",
+)
+_STRATEGIC = "application/strategic-merge-patch+json"
+_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+_NAMESPACES = "/api/v1/namespaces"
+
+
+@pytest.fixture(scope="module", params=["policies", "webhook"])
+def server(
+    isolated: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ApiOnly]:
+    """An API server with and without MutatingAdmissionPolicies, and podgate's controller."""
+    flags = () if request.param == "policies" else _WITHOUT_POLICIES
+    directory = tmp_path_factory.mktemp(request.param)
+    with api_only.running(conftest.binaries(), directory, *flags) as made:
+        _apply(made)
+        for inject in ("", "isolation", "probes", "all", "everything"):
+            _make_namespace(made, inject)
+        with made.controller() as controller:
+            controller.wait_until_ready()
+            _wait_until_applied(made, request.param)
+            yield made
+
+
+def _apply(server: ApiOnly) -> None:
+    """The manifests, without what needs nodes."""
+    for thing in manifests.applied():
+        if thing["kind"] not in _APPLIED:
+            continue
+        if thing["kind"] == "Service":
+            thing["spec"]["clusterIP"] = CONTROLLER_ADDRESS
+        server.api.create(deployment.PATHS[thing["kind"]], thing)
+    for name in (cases.NODE, cases.OTHER_NODE):
+        server.api.create("/api/v1/nodes", {"kind": "Node", "metadata": {"name": name}})
+    _make_account(server, deployment.NAMESPACE)
+
+
+def _make_namespace(server: ApiOnly, inject: str) -> None:
+    labels = {"podgate.io/inject": inject} if inject else {}
+    metadata = {"name": _namespace(inject), "labels": labels}
+    server.api.create(_NAMESPACES, {"kind": "Namespace", "metadata": metadata})
+    _make_account(server, metadata["name"])
+
+
+def _make_account(server: ApiOnly, namespace: Any) -> None:
+    body = {"kind": "ServiceAccount", "metadata": {"name": "default"}}
+    server.api.create(f"{_NAMESPACES}/{namespace}/serviceaccounts", body)
+
+
+def _namespace(inject: str) -> str:
+    return f"test-{inject or 'plain'}"
+
+
+def _wait_until_applied(server: ApiOnly, way: str) -> None:
+    """The API server evaluates a new object some hundred milliseconds after it has stored it."""
+
+    def is_injecting() -> bool:
+        gates = _gates(_create(server, cases.INJECTED[0]))
+        return len(gates) == 2
+
+    def is_validating() -> bool:
+        return _create(server, cases.PROBE_SPECS[1]).code >= 400
+
+    polling.wait_until(f"gates are injected by {way}", is_injecting)
+    polling.wait_until("probe specs are validated", is_validating)
+    polling.wait_until("hosts are warned of", lambda: _create(server, cases.HOSTS[0]).warnings)
+
+
+def _create(server: ApiOnly, case: Case) -> Answer:
+    """Create the case's object, without storing it."""
+    group = "/api/v1" if case.kind == "Pod" else "/apis/apps/v1"
+    path = f"{group}/namespaces/{_namespace(case.inject)}/{case.kind.lower()}s?dryRun=All"
+    return server.send("POST", path, case.body)
+
+
+def _gates(answer: Answer) -> list[str]:
+    gates = answer.body.get("spec", {}).get("readinessGates", [])
+    return [one["conditionType"] for one in gates]
+
+
+def _check(group: str, name: str, found: Json) -> None:
+    """Compare an answer with the recorded one, or record it."""
+    if not os.environ.get("PODGATE_TEST_RECORD"):
+        assert found == cases.recorded()[group][name]
+        return
+    known = cases.recorded() if cases.RECORDED.exists() else {}
+    known.setdefault(group, {})[name] = found
+    text = json.dumps(known, indent=1, sort_keys=True) + "\n"
+    cases.RECORDED.write_text(text, encoding="utf-8")
+
+
+def _rejection(answer: Answer) -> Json:
+    return {"code": answer.code, "message": answer.message}
+
+
+@pytest.mark.parametrize("case", cases.INJECTED, ids=lambda case: case.name)
+def test_gates_are_added_to_the_same_pods_either_way(server: ApiOnly, case: Case) -> None:
+    answer = _create(server, case)
+    assert answer.code == 201, answer.message
+    _check("injected", case.name, {"gates": _gates(answer)})
+
+
+def test_nothing_else_of_a_pod_is_changed(server: ApiOnly) -> None:
+    body = cases.INJECTED[0].body
+    # Its volume has another name in each pod.
+    body["spec"] = body["spec"] | {"automountServiceAccountToken": False}
+    path = "{}/{}/pods?dryRun=All"
+    plain = server.send("POST", path.format(_NAMESPACES, _namespace("")), body).body["spec"]
+    injected = server.send("POST", path.format(_NAMESPACES, _namespace("all")), body).body["spec"]
+    assert injected.pop("readinessGates")
+    assert injected == plain
+
+
+def test_pods_of_podgate_s_own_namespace_are_left_out(server: ApiOnly) -> None:
+    path = f"{_NAMESPACES}/{deployment.NAMESPACE}"
+    server.api.patch(path, {"metadata": {"labels": {"podgate.io/inject": "all"}}})
+    answer = server.send("POST", f"{path}/pods?dryRun=All", cases.INJECTED[0].body)
+    assert (answer.code, _gates(answer)) == (201, [])
+
+
+@pytest.mark.parametrize("case", cases.PROBE_SPECS, ids=lambda case: case.name)
+def test_probe_spec_is_validated_when_a_pod_is_created(server: ApiOnly, case: Case) -> None:
+    _check("probe specs", case.name, _rejection(_create(server, case)))
+
+
+@pytest.mark.parametrize("case", cases.HOSTS, ids=lambda case: case.name)
+def test_host_of_a_probe_or_hook_is_warned_of(server: ApiOnly, case: Case) -> None:
+    answer = _create(server, case)
+    _check("host warnings", case.name, {"code": answer.code, "warnings": list(answer.warnings)})
+
+
+def test_host_of_a_probe_or_hook_is_denied_by_the_optional_binding(server: ApiOnly) -> None:
+    (binding,) = manifests.read("optional/deny-probe-hosts.yaml")
+    path = f"{_ADMISSION}/validatingadmissionpolicybindings"
+    server.api.create(path, binding)
+    try:
+        polling.wait_until("it is denied", lambda: _create(server, cases.HOSTS[0]).code >= 400)
+        for case in cases.HOSTS:
+            _check("host denials", case.name, _rejection(_create(server, case)))
+    finally:
+        server.api.delete(f"{path}/{binding['metadata']['name']}")
+
+
+@pytest.fixture
+def pods(server: ApiOnly) -> Iterator[dict[str, Json]]:
+    """An agent's pod, a pod of its node and one of another, by name."""
+    made = {
+        "agent": _make_pod(server, deployment.NAMESPACE, "agent", cases.NODE, "podgate"),
+        "own": _make_pod(server, _namespace(""), "own", cases.NODE),
+        "foreign": _make_pod(server, _namespace(""), "foreign", cases.OTHER_NODE),
+    }
+    yield made
+    for pod in made.values():
+        server.api.delete(_path(pod), gracePeriodSeconds="0")
+
+
+def _make_pod(
+    server: ApiOnly, namespace: str, name: str, node: str, account: str = "default"
+) -> Json:
+    spec = _spec_of_a_pod() | {"nodeName": node, "serviceAccountName": account}
+    metadata = {"name": name, "annotations": {"podgate.io/probe-spec": _usable()}}
+    return server.api.create(
+        f"{_NAMESPACES}/{namespace}/pods", {"kind": "Pod", "metadata": metadata, "spec": spec}
+    )
+
+
+def _spec_of_a_pod() -> Json:
+    return cases.PROBE_SPECS[0].spec
+
+
+def _usable() -> str:
+    return str(cases.PROBE_SPECS[0].annotations["podgate.io/probe-spec"])
+
+
+def _path(pod: Json) -> str:
+    metadata = pod["metadata"]
+    return f"{_NAMESPACES}/{metadata['namespace']}/pods/{metadata['name']}"
+
+
+_OWN_CONDITION = {"type": "podgate.io/isolation-ready", "status": "True", "reason": "Enforced"}
+_STATUS_PATCHES: dict[str, tuple[str, Json]] = {
+    "own condition": ("own", {"status": {"conditions": [_OWN_CONDITION]}}),
+    "pod of another node": ("foreign", {"status": {"conditions": [_OWN_CONDITION]}}),
+    "condition of the kubelet": (
+        "own",
+        {"status": {"conditions": [{"type": "Ready", "status": "True"}]}},
+    ),
+    "pod address": ("own", {"status": {"podIP": "198.18.1.1", "podIPs": [{"ip": "198.18.1.1"}]}}),
+    "phase": ("own", {"status": {"phase": "Failed"}}),
+    "label": ("own", {"metadata": {"labels": {"app": "database"}}}),
+    "annotation": ("own", {"metadata": {"annotations": {"podgate.io/relay": "off"}}}),
+    "probe spec": ("own", {"metadata": {"annotations": {"podgate.io/probe-spec": "{}"}}}),
+}
+
+
+@pytest.mark.parametrize("name", _STATUS_PATCHES)
+def test_agent_s_token_writes_its_own_conditions_of_its_own_pods_only(
+    server: ApiOnly, pods: dict[str, Json], name: str
+) -> None:
+    target, body = _STATUS_PATCHES[name]
+    token = server.token("podgate", pod=pods["agent"])
+    path = f"{_path(pods[target])}/status"
+    answer = server.send("PATCH", path, body, content_type=_STRATEGIC, token=token)
+    _check("agent", name, _rejection(answer))
+
+
+def test_token_without_a_node_writes_nothing(server: ApiOnly, pods: dict[str, Json]) -> None:
+    """As one that was requested outside of a pod."""
+    body = {"status": {"conditions": [_OWN_CONDITION]}}
+    path = f"{_path(pods['own'])}/status"
+    token = server.token("podgate")
+    answer = server.send("PATCH", path, body, content_type=_STRATEGIC, token=token)
+    _check("agent", "token without a node", _rejection(answer))
+
+
+@pytest.mark.parametrize("subresource", ["", "/status"])
+def test_probe_spec_is_frozen_after_the_pod_is_created(
+    server: ApiOnly, pods: dict[str, Json], subresource: str
+) -> None:
+    path = f"{_path(pods['own'])}{subresource}"
+    change = {"metadata": {"annotations": {"podgate.io/probe-spec": None, "other": "1"}}}
+    answer = server.send("PATCH", path, change, content_type=MERGE)
+    _check("frozen", f"removed{subresource}", _rejection(answer))
+    change = {"metadata": {"annotations": {"other": "2"}}}
+    assert server.send("PATCH", path, change, content_type=MERGE).code == 200
+
+
+def test_objects_come_back_and_belong_to_the_controller_s_role(server: ApiOnly) -> None:
+    path = f"{_ADMISSION}/validatingwebhookconfigurations/podgate-probe-spec"
+    found = server.api.get(path)
+    (owner,) = found["metadata"]["ownerReferences"]
+    roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+    assert owner["uid"] == server.api.get(f"{roles}/podgate-controller")["metadata"]["uid"]
+    assert found["webhooks"][0]["clientConfig"]["caBundle"]
