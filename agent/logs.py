@@ -157,6 +157,7 @@ class Event(enum.Enum):
     )
     NODE_LABEL_INVALID = "Mode label of the node is invalid."
     NODE_MODES_CHANGED = "Default mode or ceiling of the node changed."
+    NODE_REPORT_NOT_WRITTEN = "Report of this node cannot be written; retrying."
     OBJECT_INVALID = "API object cannot be decoded; using its previous version."
     OVS_DATAPATH_FOUND = (
         "Open vSwitch datapath found; packets without a socket pass gates, since it "
@@ -177,6 +178,7 @@ class Event(enum.Enum):
     POLICIES_APPLIED = "Policies applied."
     POLICIES_NOT_SAVED = "Policies cannot be saved."
     POLICY_PROBLEM = "Policy not applied as written."
+    POLICY_STATUS_NOT_WRITTEN = "Status of a policy cannot be written; retrying."
     PROBE_SPEC_DEFERRED = "Changed probe spec takes effect with the pod's next sandbox."
     PROGRAMS_LOADED = "eBPF programs loaded."
     RELAY_ENGAGED = "Relay engaged."

@@ -20,6 +20,7 @@ from agent.app.gate_metrics import GateCollector
 from agent.app.handover import Handover, Turn
 from agent.app.isolation_conditions import IsolationConditions
 from agent.app.listeners import Listeners
+from agent.app.node_reporter import NodeReporter
 from agent.app.open_ports import OpenPorts
 from agent.app.readiness import Readiness
 from agent.app.reconciler import Reconciler
@@ -42,6 +43,7 @@ from agent.gates.path_test import PathTester
 from agent.gates.pod_gates import PodGates
 from agent.gates.worker import GateWorker
 from agent.kube.client import ApiClient
+from agent.kube.node_report import NodeStatus
 from agent.kubelet.admission import KubeletAdmission
 from agent.kubelet.identity import KubeletIdentity
 from agent.kubelet.search import KubeletCgroup
@@ -282,6 +284,11 @@ class Agent:
             synced=self._store.synced,
             unready_because=self._reports.unsynced_reason,
         )
+        self._node_reporter: NodeReporter | None = None
+        if api and cluster and settings.node_name:
+            self._node_reporter = NodeReporter(
+                api, settings.node_name, status=self._node_status, node_uid=cluster.node_uid
+            )
         if cluster and self._outputs:
             exporter.add(ClusterCollector(cluster, self._outputs))
         if settings.feature_gates.pod_info_api:
@@ -347,6 +354,10 @@ class Agent:
             )
             await asyncio.Event().wait()
 
+    def _node_status(self) -> NodeStatus | None:
+        policies = self._policy.node_policies()
+        return NodeStatus(VERSION, policies) if policies else None
+
     def close(self) -> None:
         self._reader.close()
         self._authority.close()
@@ -379,6 +390,8 @@ class Agent:
         yield "http", self._serve
         if self._outputs:
             yield "outputs", self._outputs.run
+        if self._node_reporter:
+            yield "node-report", self._node_reporter.run
         if self._settings.feature_gates.pod_info_api:
             yield "podinfo", self._pod_info.run
         if self._policy.is_enabled:

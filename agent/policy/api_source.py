@@ -115,6 +115,14 @@ class ApiPolicies:
         )
         return True
 
+    def newest(self) -> list[ObjectMetadata]:
+        """Metadata of all policies, as of the last refresh."""
+        return [record.newest.metadata for record in self._records.values()]
+
+    def invalid(self) -> dict[str, str]:
+        """Why the newest version of a policy is not in force, by name, as of the last refresh."""
+        return {name: one.problem for name, one in self._records.items() if one.problem}
+
     @property
     def problem(self) -> str:
         if not self.watcher.problem:
@@ -150,6 +158,8 @@ class ApiPolicies:
     def _on_change(self, old: ApiPolicy | None, new: ApiPolicy | None) -> None:
         changed = new or old
         assert changed is not None
+        if _is_same_spec(old, new):
+            return
         if not self._collected:
             asyncio.get_running_loop().call_soon(self._notify)
         self._collected.append((changed.metadata.name, new))
@@ -176,16 +186,28 @@ class ApiPolicies:
         )
 
 
+def document_of(policy: ApiPolicy) -> dict[str, object]:
+    """The policy as a file would have it. Raises `msgspec.DecodeError`."""
+    return {
+        "apiVersion": labels.POLICY_API_VERSION,
+        "kind": labels.POLICY_KIND,
+        "metadata": {"name": policy.metadata.name},
+        "spec": responses.decode(policy.spec, object),
+    }
+
+
+def _is_same_spec(old: ApiPolicy | None, new: ApiPolicy | None) -> bool:
+    """Whether only the status or metadata changed: of each policy, at each report of a node."""
+    if old is None or new is None or not new.metadata.generation:
+        return False
+    before, after = old.metadata, new.metadata
+    return (before.uid, before.generation) == (after.uid, after.generation)
+
+
 def _read(newest: ApiPolicy, before: Policy | None) -> _PolicyRecord:
     name = newest.metadata.name
     try:
-        document = {
-            "apiVersion": labels.POLICY_API_VERSION,
-            "kind": labels.POLICY_KIND,
-            "metadata": {"name": name},
-            "spec": responses.decode(newest.spec, object),
-        }
-        policy = api_types.read(document, source=SOURCE)
+        policy = api_types.read(document_of(newest), source=SOURCE)
         generation = newest.metadata.generation
         return _PolicyRecord(newest, msgspec.structs.replace(policy, generation=generation))
     except (PolicyError, msgspec.DecodeError) as error:

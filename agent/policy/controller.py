@@ -16,6 +16,8 @@ import structlog
 
 from agent import tasks
 from agent.admin.report import PolicyStatus, RulesReport, RuleStatus
+from agent.kube.node_report import NodePolicies
+from agent.kube.objects import ObjectMetadata
 from agent.kubelet.admitted_ports import kubelet_rules
 from agent.linux.cgroups import CgroupId, cgroup2_mount
 from agent.linux.inotify import DirectoryWatches
@@ -103,6 +105,8 @@ class PolicyController:
         self._rule_set = RuleSet()
         self._counted: set[int] = set()
         self._has_old_counters = True
+        self._in_force: tuple[list[ObjectMetadata], dict[str, str]] | None = None
+        """The API server's policies of the current rule set, and problems by name."""
 
     async def open(self) -> None:
         """Read the policies for the first time, so that no gate is attached without its rules."""
@@ -177,6 +181,8 @@ class PolicyController:
         seconds = time.monotonic() - started
         if rule_set is not self._rule_set:
             await self._apply(rule_set)
+        if self._api and self._api.has_list:
+            self._in_force = self._api.newest(), self._api.invalid()
         await self._admit_raw_sockets()
         if self._has_old_counters and self._store.is_settled:
             self._has_old_counters = False
@@ -213,6 +219,17 @@ class PolicyController:
         """Rules that gates have no room for, by policy."""
         names = (state.admission.skipped for state in self._store.states() if state.admission)
         return dict(collections.Counter(itertools.chain.from_iterable(names)))
+
+    def node_policies(self) -> NodePolicies | None:
+        """What the node reports of the API server's policies; None while gates are behind."""
+        if self._in_force is None or not self._store.is_settled:
+            return None
+        policies, problems = self._in_force
+        problems = problems | {
+            name: f"{count} rules have no room in gates of this node's pods."
+            for name, count in self.skipped.items()
+        }
+        return NodePolicies.of(policies, problems)
 
     async def samples(self) -> list[RuleSample]:
         """Hits of every rule with a counter."""

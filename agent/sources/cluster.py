@@ -85,6 +85,11 @@ class ClusterSource:
         finally:
             self._locator.close()
 
+    def node_uid(self) -> str:
+        """Of this node's object in the API; empty while it is unknown."""
+        nodes = list(self.pods.nodes.objects.values())
+        return nodes[0].metadata.uid if nodes else ""
+
     @property
     def unready_reason(self) -> str | None:
         """Why not every pod of the node is in the store yet, in one sentence; else None."""

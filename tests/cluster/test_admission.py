@@ -118,6 +118,10 @@ def _check(group: str, name: str, found: Json) -> None:
     cases.RECORDED.write_text(text, encoding="utf-8")
 
 
+def _message(answer: Answer) -> Json:
+    return {"message": answer.message}
+
+
 def _rejection(answer: Answer) -> Json:
     return {"code": answer.code, "message": answer.message}
 
@@ -231,6 +235,26 @@ def test_agent_s_token_writes_its_own_conditions_of_its_own_pods_only(
     path = f"{_path(pods[target])}/status"
     answer = server.send("PATCH", path, body, content_type=_STRATEGIC, token=token)
     _check("agent", name, _rejection(answer))
+
+
+@pytest.mark.parametrize("name", [cases.NODE, cases.OTHER_NODE])
+def test_agent_s_token_writes_the_report_of_its_node_only(
+    server: ApiOnly, pods: dict[str, Json], name: str
+) -> None:
+    body = {
+        "apiVersion": "podgate.io/v1alpha1",
+        "kind": "NodeReport",
+        "metadata": {"name": name},
+        "status": {"agentVersion": "0.1.0"},
+    }
+    answer = server.send(
+        "PATCH",
+        f"/apis/podgate.io/v1alpha1/nodereports/{name}?fieldManager=podgate-agent&force=true",
+        body,
+        content_type="application/apply-patch+yaml",
+        token=server.token("podgate", pod=pods["agent"]),
+    )
+    _check("agent", f"report of {name}", {"is_stored": answer.code < 300} | _message(answer))
 
 
 def test_token_without_a_node_writes_nothing(server: ApiOnly, pods: dict[str, Json]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests import polling
 from tests.cluster.api import ApiError, Json
 from tests.cluster.conftest import Namespaces
-from tests.cluster.one_node import OneNode
+from tests.cluster.one_node import NAME, OneNode
 from tests.cluster.workloads import ISOLATION_READY, PORT, Workloads, is_reachable
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
@@ -75,6 +75,25 @@ def test_policy_admits_its_source_to_its_pods_while_it_exists(
 
     node.api.delete(f"{_PATH}/backup")
     polling.wait_until("the source is admitted no more", lambda: not _connects(backup, web))
+
+
+@pytest.mark.usefixtures("policies")
+def test_status_shows_when_all_nodes_have_the_policy(node: OneNode, backup: Cgroup) -> None:
+    node.api.create(_PATH, _policy(backup, "shop"))
+
+    def is_programmed() -> bool:
+        status = node.api.get(f"{_PATH}/backup").get("status", {})
+        found = {one["type"]: one["status"] for one in status.get("conditions", ())}
+        return found == {"Accepted": "True", "Programmed": "True"}
+
+    polling.wait_until("the controller has written the status", is_programmed, seconds=240)
+    status = node.api.get(f"{_PATH}/backup")["status"]
+    assert status["nodes"] == {"selected": 1, "programmed": 1, "failed": 0}
+    assert status["observedGeneration"] == 1
+    # The agent wrote it with its own token, past the guards.
+    report = node.api.get(f"/apis/podgate.io/v1alpha1/nodereports/{NAME}")
+    assert report["metadata"]["ownerReferences"][0]["name"] == NAME
+    assert report["status"]["policies"]["count"] == 1
 
 
 @pytest.mark.usefixtures("policies")

@@ -53,6 +53,10 @@ class Followed:
         return self.in_force.problems
 
     @may_block(IN_A_THREAD)
+    def has_changed(self) -> bool:
+        return self.in_force.refresh()
+
+    @may_block(IN_A_THREAD)
     def _look(self) -> None:
         self.in_force.refresh()
 
@@ -449,3 +453,39 @@ async def test_policies_of_all_sources_are_limited_to_the_counters(
         assert "file" in followed.ports
         (problem,) = followed.problems
         assert "together with API server has 1 policies more than the maximum of 2,048" in problem
+
+
+async def test_status_of_a_policy_is_no_change_for_nodes(
+    server: ApiServer, api: ApiClient, tmp_path: pathlib.Path
+) -> None:
+    """Of each policy, at each report of a node: 5,000 nodes would compute all rules each time."""
+    state = tmp_path / "state" / "apipolicies.json"
+    made = policy("backup", 80)
+    made["metadata"]["generation"] = 1
+    async with Followed(api, state).running() as followed:
+        put(server, made)
+        await asyncio.sleep(1)
+        assert followed.ports == {"backup": 80}
+        before = stamp(state)
+        put(server, made | {"status": {"observedGeneration": 1}})
+        await asyncio.sleep(1)
+        assert not followed.has_changed()
+        assert stamp(state) == before
+        changed = policy("backup", 81)
+        changed["metadata"]["generation"] = 2
+        put(server, changed)
+        await asyncio.sleep(1)
+        assert followed.ports == {"backup": 81}
+        assert [one.generation for one in followed.source.newest()] == [2]
+
+
+async def test_invalid_policy_is_reported_by_its_name(
+    server: ApiServer, api: ApiClient, tmp_path: pathlib.Path
+) -> None:
+    async with Followed(api, tmp_path / "state" / "apipolicies.json").running() as followed:
+        put(server, policy("good", 80))
+        put(server, wrong("bad"))
+        await asyncio.sleep(1)
+        assert followed.ports == {"good": 80}
+        assert set(followed.source.invalid()) == {"bad"}
+        assert {one.name for one in followed.source.newest()} == {"good", "bad"}

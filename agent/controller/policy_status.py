@@ -1,0 +1,181 @@
+"""Status of HostAccessPolicies: whether each is valid, and on how many nodes it is in force."""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from agent.controller.policy_revisions import PolicyRevisions
+from agent.kube import responses
+from agent.kube.node_report import FailedPolicy, NodePolicies
+from agent.policy import api_types
+from agent.policy.api_source import ApiPolicy, document_of
+from agent.policy.api_types import PolicyError
+from agent.policy.selectors import LabelSelector
+
+ACCEPTED: Final = "Accepted"
+PROGRAMMED: Final = "Programmed"
+
+# Names in one sentence; kubectl shows it in one line.
+_MAX_NAMES: Final = 3
+_MAX_MESSAGE: Final = 2048
+
+Status = Literal["True", "False", "Unknown"]
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """metav1.Condition; the time is RFC 3339 in whole seconds."""
+
+    type: str
+    status: str
+    observed_generation: int = 0
+    last_transition_time: str = ""
+    reason: str
+    message: str = ""
+
+
+class NodeCounts(msgspec.Struct, frozen=True):
+    """Numbers of nodes."""
+
+    selected: int = 0
+    programmed: int = 0
+    failed: int = 0
+
+
+class PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """`status` of a HostAccessPolicy."""
+
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    nodes: NodeCounts = NodeCounts()
+
+    def condition(self, kind: str) -> Condition | None:
+        return next((found for found in self.conditions if found.type == kind), None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ValidatedPolicy:
+    """A policy as the agents read it. problem: why they cannot; nodes: None for all."""
+
+    problem: str = ""
+    nodes: LabelSelector | None = None
+
+
+def validated(policy: ApiPolicy) -> ValidatedPolicy:
+    """Read a policy with the agents' own code."""
+    try:
+        found = api_types.read(document_of(policy), source="API server")
+    except (PolicyError, msgspec.DecodeError) as error:
+        return ValidatedPolicy(str(error)[:_MAX_MESSAGE])
+    return ValidatedPolicy(nodes=found.nodes)
+
+
+def selected(nodes: Mapping[str, Mapping[str, str]], selector: LabelSelector | None) -> list[str]:
+    """Names of the nodes that a policy is for. nodes: labels by name."""
+    return [name for name, labels in nodes.items() if selector is None or selector.matches(labels)]
+
+
+def evaluate(
+    policy: ApiPolicy,
+    found: ValidatedPolicy,
+    names: Collection[str],
+    reports: Mapping[str, NodePolicies],
+    revisions: PolicyRevisions,
+    *,
+    now: str,
+    before: PolicyStatus | None,
+) -> PolicyStatus:
+    """The status that a policy should have. names: of selected nodes; reports: by node.
+
+    now: RFC 3339, for conditions that change; before: the status that it has.
+    """
+    name, generation = policy.metadata.name, policy.metadata.generation
+    if found.problem:
+        counts = NodeCounts()
+        accepted = "False", "Invalid", f"{found.problem}."
+        in_force = "False", "NotAccepted", "The last valid version stays in force."
+    else:
+        failed = _failed(name, generation, names, reports)
+        newest = {
+            revision
+            for revision in {report.revision for report in reports.values()}
+            if revisions.has(revision, name)
+        }
+        pending = [
+            node
+            for node in names
+            if node not in failed and (node not in reports or reports[node].revision not in newest)
+        ]
+        counts = NodeCounts(len(names), len(names) - len(pending) - len(failed), len(failed))
+        accepted = "True", "Valid", "The spec is valid."
+        in_force = _programmed(counts, pending, failed)
+    conditions = tuple(
+        _condition(kind, *values, generation=generation, now=now, before=before)
+        for kind, values in ((ACCEPTED, accepted), (PROGRAMMED, in_force))
+    )
+    return PolicyStatus(generation, conditions, counts)
+
+
+def _failed(
+    name: str, generation: int, names: Collection[str], reports: Mapping[str, NodePolicies]
+) -> dict[str, FailedPolicy]:
+    """Problems of the newest generation, by node."""
+    return {
+        node: problem
+        for node in names
+        if node in reports
+        for problem in reports[node].failed
+        if (problem.name, problem.generation) == (name, generation)
+    }
+
+
+def _programmed(
+    counts: NodeCounts, pending: Sequence[str], failed: Mapping[str, FailedPolicy]
+) -> tuple[str, str, str]:
+    if not counts.selected:
+        return "False", "NoNodeSelected", "No node has the labels of nodeSelector."
+    of_all = f"In force on {counts.programmed} of {counts.selected} selected nodes"
+    if failed:
+        node, problem = min(failed.items())
+        return "False", "Failed", f"{of_all}. {node}: {problem.message}"[:_MAX_MESSAGE]
+    if pending:
+        return "False", "Pending", f"{of_all}; waiting for {_listed(pending)}."
+    return "True", "Programmed", f"In force on all {counts.selected} selected nodes."
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(sorted(names)[:_MAX_NAMES])
+    more = len(names) - _MAX_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _condition(
+    kind: str,
+    status: str,
+    reason: str,
+    message: str,
+    *,
+    generation: int,
+    now: str,
+    before: PolicyStatus | None,
+) -> Condition:
+    """The time of an unchanged status stays."""
+    previous = before.condition(kind) if before else None
+    since = previous.last_transition_time if previous and previous.status == status else now
+    return Condition(
+        type=kind,
+        status=status,
+        observed_generation=generation,
+        last_transition_time=since,
+        reason=reason,
+        message=message,
+    )
+
+
+def read_status(raw: msgspec.Raw) -> PolicyStatus | None:
+    """The status in an object; None if there is none, or another program's."""
+    try:
+        return responses.decode(raw, PolicyStatus)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,68 @@
+"""NodeReport of podgate.io/v1alpha1: what one node has in force, for the controller.
+
+deploy/manifests/nodereports.yaml is its definition. Its size does not depend on the number of
+policies: nodes report a hash of all that they have, and the controller knows what each hash means.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from agent import labels
+from agent.kube.objects import ObjectMetadata
+
+KIND: Final = "NodeReport"
+API_VERSION: Final = f"{labels.DOMAIN}/v1alpha1"
+PATH: Final = f"/apis/{API_VERSION}/nodereports"
+
+_MAX_FAILED: Final = 64
+"""A node with more problems has one cause for all of them."""
+_MAX_MESSAGE: Final = 1024
+
+
+class FailedPolicy(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A policy that is not in force as written, and why, in one sentence."""
+
+    name: str
+    generation: int
+    message: str = ""
+
+
+class NodePolicies(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """HostAccessPolicies on one node."""
+
+    revision: str
+    count: int = 0
+    failed: tuple[FailedPolicy, ...] = ()
+
+    @classmethod
+    def of(cls, policies: Sequence[ObjectMetadata], problems: Mapping[str, str]) -> "NodePolicies":
+        """From all policies that the node has, and problems by name."""
+        failed = [
+            FailedPolicy(one.name, one.generation, problems[one.name][:_MAX_MESSAGE])
+            for one in policies
+            if one.name in problems
+        ]
+        return cls(revision(policies), len(policies), tuple(failed[:_MAX_FAILED]))
+
+
+class NodeStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What the agent has in force."""
+
+    agent_version: str = ""
+    policies: NodePolicies | None = None
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The object, as it is read."""
+
+    metadata: ObjectMetadata
+    status: NodeStatus = NodeStatus()
+
+
+def revision(policies: Iterable[ObjectMetadata]) -> str:
+    """A hash of policies: equal on all nodes that have the same versions of the same ones."""
+    lines = sorted(f"{one.name} {one.uid} {one.generation}\n" for one in policies)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]

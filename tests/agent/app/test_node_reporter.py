@@ -1,0 +1,125 @@
+"""The node's report: written when it changes, and never often."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from agent.app.node_reporter import PERIOD_SECONDS, SPREAD_SECONDS, NodeReporter
+from agent.kube.client import APPLY, ApiClient
+from agent.kube.node_report import PATH, FailedPolicy, NodePolicies, NodeStatus
+from tests.agent.kube.apiserver import ApiServer, error_response
+from tests.agent.kube.conftest import api, kubeconfig, listening, server
+
+__all__ = ["api", "kubeconfig", "listening", "server"]
+pytestmark = pytest.mark.looptime
+
+
+class Node:
+    """What the agent has in force."""
+
+    def __init__(self) -> None:
+        self.status: NodeStatus | None = _status("r1")
+        self.uid = "uid-node1"
+
+
+def _status(revision: str, *failed: FailedPolicy) -> NodeStatus:
+    return NodeStatus("0.1.0", NodePolicies(revision, 2, failed))
+
+
+@asynccontextmanager
+async def running(api: ApiClient, node: Node, *, jitter: float = 0.5) -> AsyncIterator[None]:
+    made = NodeReporter(
+        api,
+        "node1",
+        status=lambda: node.status,
+        node_uid=lambda: node.uid,
+        jitter=lambda: jitter,
+    )
+    task = asyncio.create_task(made.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_report_is_applied_once_and_belongs_to_the_node(
+    server: ApiServer, api: ApiClient
+) -> None:
+    async with running(api, Node()):
+        await asyncio.sleep(3600)
+    (request,) = server.patches()
+    assert request.path == f"{PATH}/node1"
+    assert request.headers["Content-Type"] == APPLY
+    assert request.body["metadata"]["ownerReferences"] == [
+        {"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "uid-node1"}
+    ]
+    assert request.body["status"]["policies"] == {"revision": "r1", "count": 2}
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.999])
+async def test_change_is_reported_within_the_spread(
+    server: ApiServer, api: ApiClient, jitter: float
+) -> None:
+    node = Node()
+    async with running(api, node, jitter=jitter):
+        await asyncio.sleep(600)
+        server.asked.clear()
+        changed_at = asyncio.get_running_loop().time()
+        node.status = _status("r2", FailedPolicy("a", 1, "no room"))
+        await asyncio.sleep(600)
+    (request,) = server.patches()
+    assert request.at - changed_at <= SPREAD_SECONDS + 1
+    assert request.body["status"]["policies"]["failed"] == [
+        {"name": "a", "generation": 1, "message": "no room"}
+    ]
+
+
+async def test_node_that_changes_all_the_time_writes_once_a_minute(
+    server: ApiServer, api: ApiClient
+) -> None:
+    node = Node()
+    async with running(api, node):
+        for number in range(3600):
+            node.status = _status(f"r{number}")
+            await asyncio.sleep(1)
+    assert len(server.patches()) <= 3600 / PERIOD_SECONDS + 1
+
+
+async def test_nothing_is_reported_while_gates_are_behind_or_the_node_is_unknown(
+    server: ApiServer, api: ApiClient
+) -> None:
+    node = Node()
+    node.status, node.uid = None, ""
+    async with running(api, node):
+        await asyncio.sleep(600)
+        node.status = _status("r1")
+        await asyncio.sleep(600)
+        assert not server.patches()
+        node.uid = "uid-node1"
+        await asyncio.sleep(60)
+    assert len(server.patches()) == 1
+
+
+@pytest.mark.parametrize(("code", "most"), [(404, 13), (503, 40)])
+async def test_report_that_is_rejected_is_written_later(
+    server: ApiServer, api: ApiClient, code: int, most: int
+) -> None:
+    is_failing = True
+
+    async def fail(request: web.Request) -> web.StreamResponse | None:
+        return error_response(code, "Failure") if is_failing else None
+
+    server.faults.append(fail)
+    node = Node()
+    async with running(api, node):
+        await asyncio.sleep(3600)
+        assert 1 < len(server.patches()) <= most
+        is_failing = False
+        await asyncio.sleep(600)
+        count = len(server.patches())
+        await asyncio.sleep(600)
+    assert len(server.patches()) == count

@@ -1,0 +1,261 @@
+"""Status of policies from nodes' reports, on an API server and in fake time."""
+
+import asyncio
+import datetime
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from agent.controller.policies import POLICIES, REPORTS, PolicyStatusWriter
+from agent.kube import node_report
+from agent.kube.client import ApiClient
+from agent.kube.node_report import NodeReport
+from agent.kube.objects import ObjectMetadata
+from tests.agent.controller.leases import recorded
+from tests.agent.kube.apiserver import NODES, ApiServer, Json
+
+pytestmark = pytest.mark.looptime
+START = datetime.datetime(2026, 11, 22, 12, 0, tzinfo=datetime.UTC)
+
+
+class Cluster:
+    """Nodes, policies and reports of an API server that answers as recorded."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.server = server
+        self.writes: list[tuple[str, Json]] = []
+        self._generations: dict[str, int] = {}
+        server.faults.append(self._answer)
+
+    def node(self, name: str, **labels: str) -> None:
+        self.server.put({"metadata": {"name": name, "uid": name, "labels": labels}}, path=NODES)
+
+    def policy(self, name: str, **spec: Any) -> None:
+        """Create a policy, or change it."""
+        self._generations[name] = self._generations.get(name, 0) + 1
+        body: Json = {
+            "metadata": {
+                "name": name,
+                "uid": f"uid-{name}",
+                "generation": self._generations[name],
+            },
+            "spec": {"pods": {"podSelector": {}}, "from": [{"kernel": {}}], **spec},
+        }
+        if self._generations[name] > 1:
+            body["status"] = self.server.get(name, namespace="", path=POLICIES.path).get("status")
+        self.server.put(body, path=POLICIES.path)
+
+    def revision(self) -> str:
+        return node_report.revision(
+            ObjectMetadata(name=name, uid=f"uid-{name}", generation=generation)
+            for name, generation in self._generations.items()
+        )
+
+    def report(self, node: str, *failed: Json, revision: str = "") -> None:
+        """A node has these policies; the newest ones without a revision."""
+        policies = {"revision": revision or self.revision(), "failed": list(failed)}
+        self.server.put(
+            {"metadata": {"name": node, "uid": f"r-{node}"}, "status": {"policies": policies}},
+            path=REPORTS.path,
+        )
+
+    def status(self, name: str) -> Json:
+        found: Json = self.server.get(name, namespace="", path=POLICIES.path).get("status") or {}
+        return found
+
+    def condition(self, name: str, kind: str) -> tuple[str, str]:
+        (found,) = (one for one in self.status(name)["conditions"] if one["type"] == kind)
+        return found["status"], found["reason"]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse | None:
+        if request.method != "PATCH":
+            return None
+        assert request.path.startswith(POLICIES.path)
+        name = request.path.split("/")[-2]
+        body = json.loads(await request.read())
+        current = self.server.get(name, namespace="", path=POLICIES.path)
+        if body["metadata"]["resourceVersion"] != current["metadata"]["resourceVersion"]:
+            found = recorded("policy-status-409")
+            return web.json_response(found["body"], status=found["http"])
+        assert body["status"].keys() == recorded("policy-status-patch")["body"]["status"].keys()
+        self.writes.append((name, body["status"]))
+        return web.json_response(
+            self.server.put(current | {"status": body["status"]}, path=POLICIES.path)
+        )
+
+
+@pytest.fixture
+def cluster(server: ApiServer) -> Cluster:
+    return Cluster(server)
+
+
+@asynccontextmanager
+async def running(api: ApiClient) -> AsyncIterator[None]:
+    loop = asyncio.get_running_loop()
+
+    def now() -> datetime.datetime:
+        return START + datetime.timedelta(seconds=loop.time())
+
+    task = asyncio.create_task(PolicyStatusWriter(api, now=now, jitter=lambda: 0.5).run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_policy_is_programmed_when_all_nodes_have_it(
+    cluster: Cluster, api: ApiClient
+) -> None:
+    for name in ("one", "two", "three"):
+        cluster.node(name)
+    cluster.policy("backup")
+    cluster.report("one")
+    async with running(api):
+        await asyncio.sleep(20)
+        assert cluster.condition("backup", "Accepted") == ("True", "Valid")
+        assert cluster.condition("backup", "Programmed") == ("False", "Pending")
+        assert cluster.status("backup")["nodes"] == {"selected": 3, "programmed": 1, "failed": 0}
+        assert "three, two" in json.dumps(cluster.status("backup"))
+        cluster.report("two")
+        cluster.report("three")
+        await asyncio.sleep(20)
+        assert cluster.condition("backup", "Programmed") == ("True", "Programmed")
+        assert cluster.status("backup")["observedGeneration"] == 1
+        count = len(cluster.writes)
+        await asyncio.sleep(3600)
+    assert len(cluster.writes) == count, "a status that is right is not written"
+
+
+async def test_change_of_one_policy_does_not_affect_the_others(
+    cluster: Cluster, api: ApiClient
+) -> None:
+    cluster.node("one")
+    cluster.policy("a")
+    cluster.policy("b")
+    cluster.report("one")
+    async with running(api):
+        await asyncio.sleep(20)
+        cluster.writes.clear()
+        cluster.policy("b", ports=[{"port": 80}])
+        await asyncio.sleep(20)
+        assert cluster.condition("b", "Programmed") == ("False", "Pending")
+        assert cluster.status("b")["observedGeneration"] == 2
+        cluster.report("one")
+        await asyncio.sleep(20)
+        assert cluster.condition("b", "Programmed") == ("True", "Programmed")
+    assert {name for name, _ in cluster.writes} == {"b"}
+
+
+async def test_only_selected_nodes_count(cluster: Cluster, api: ApiClient) -> None:
+    cluster.node("one", pool="edge")
+    cluster.node("two")
+    cluster.policy("edge", nodeSelector={"matchLabels": {"pool": "edge"}})
+    cluster.policy("none", nodeSelector={"matchLabels": {"pool": "gpu"}})
+    cluster.report("one")
+    async with running(api):
+        await asyncio.sleep(20)
+        assert cluster.status("edge")["nodes"] == {"selected": 1, "programmed": 1, "failed": 0}
+        assert cluster.condition("none", "Programmed") == ("False", "NoNodeSelected")
+        cluster.node("two", pool="gpu")
+        await asyncio.sleep(20)
+        assert cluster.status("none")["nodes"] == {"selected": 1, "programmed": 0, "failed": 0}
+
+
+async def test_problem_of_a_node_is_in_the_status(cluster: Cluster, api: ApiClient) -> None:
+    cluster.node("one")
+    cluster.node("two")
+    cluster.policy("wide")
+    cluster.report("one")
+    cluster.report("two", {"name": "wide", "generation": 1, "message": "9 rules have no room."})
+    async with running(api):
+        await asyncio.sleep(20)
+        assert cluster.condition("wide", "Programmed") == ("False", "Failed")
+        assert cluster.status("wide")["nodes"] == {"selected": 2, "programmed": 1, "failed": 1}
+        assert "two: 9 rules have no room." in json.dumps(cluster.status("wide"))
+        # A problem of an older generation is none of the new one.
+        cluster.policy("wide", ports=[{"port": 1}])
+        await asyncio.sleep(20)
+        assert cluster.condition("wide", "Programmed") == ("False", "Pending")
+
+
+async def test_invalid_policy_is_not_accepted_with_the_agents_sentence(
+    cluster: Cluster, api: ApiClient
+) -> None:
+    cluster.node("one")
+    cluster.policy("bad", ports=[{"port": 70000}])
+    cluster.report("one")
+    async with running(api):
+        await asyncio.sleep(20)
+        assert cluster.condition("bad", "Accepted") == ("False", "Invalid")
+        assert "port" in json.dumps(cluster.status("bad")["conditions"][0]["message"])
+        assert cluster.condition("bad", "Programmed") == ("False", "NotAccepted")
+
+
+async def test_time_of_a_condition_is_that_of_its_last_change(
+    cluster: Cluster, api: ApiClient
+) -> None:
+    cluster.node("one")
+    cluster.policy("a")
+    async with running(api):
+        await asyncio.sleep(300)
+        first = cluster.status("a")["conditions"]
+        cluster.report("one")
+        await asyncio.sleep(300)
+        then = cluster.status("a")["conditions"]
+    assert first[0]["lastTransitionTime"] == then[0]["lastTransitionTime"]
+    assert first[1]["lastTransitionTime"] < then[1]["lastTransitionTime"]
+
+
+async def test_new_leader_does_not_lower_a_status_before_nodes_had_time_to_report(
+    cluster: Cluster, api: ApiClient
+) -> None:
+    """It does not know what older revisions mean."""
+    cluster.node("one")
+    cluster.policy("a")
+    cluster.report("one")
+    async with running(api):
+        await asyncio.sleep(20)
+    old = cluster.revision()
+    cluster.policy("b")
+    cluster.report("one", revision=old)
+    cluster.writes.clear()
+    async with running(api):
+        await asyncio.sleep(60)
+        assert cluster.condition("a", "Programmed") == ("True", "Programmed")
+        assert cluster.condition("b", "Programmed") == ("False", "Pending")
+        await asyncio.sleep(200)
+        # By then it is a fact that this node does not follow.
+        assert cluster.condition("a", "Programmed") == ("False", "Pending")
+
+
+async def test_policy_that_changes_while_its_status_is_written_is_evaluated_again(
+    cluster: Cluster, api: ApiClient
+) -> None:
+    cluster.node("one")
+    cluster.policy("a")
+    changed: list[str] = []
+
+    async def change_first(request: web.Request) -> web.StreamResponse | None:
+        if request.method == "PATCH" and not changed:
+            changed.append(request.path)
+            cluster.policy("a", ports=[{"port": 80}])
+        return None
+
+    cluster.server.faults.insert(0, change_first)
+    async with running(api):
+        await asyncio.sleep(20)
+        assert cluster.status("a")["observedGeneration"] == 2
+    assert [status["observedGeneration"] for _, status in cluster.writes] == [2]
+
+
+def test_recorded_report_is_read() -> None:
+    found = msgspec.convert(recorded("node-report")["body"], NodeReport)
+    assert found.status.policies is not None
+    assert found.status.policies.count == 1
+    assert found.status.policies.failed[0].name == "x"
