@@ -9,6 +9,9 @@ import pytest
 from bpf import artefacts
 from bpf.compiler import PROGRAM_SETS
 
+# The first of them builds the image: half a minute on an idle machine.
+pytestmark = pytest.mark.timeout(900)
+
 _MAX_BYTES = 160_000_000
 
 
