@@ -78,7 +78,12 @@ class Deployment:
     def start_roll_out(
         self, arguments: Sequence[str], *, directories: Sequence[pathlib.Path] = ()
     ) -> None:
-        """As `set_arguments`, without waiting for its end."""
+        """As `set_arguments`, without waiting for its end.
+
+        The previous roll-out is complete or goes on: one that is complete and not available would
+        let this one wait for ever, see `wait_until_available`.
+        """
+        self.wait_until_available()
         spec = manifests.agent_pod("any")["spec"]
         (container,) = spec["containers"]
         container["args"] += arguments

@@ -21,7 +21,6 @@ _SECONDS = 240
 @pytest.fixture(params=REASONS)
 def users(request: pytest.FixtureRequest, namespaces: Namespaces, podgate: Deployment) -> Workloads:
     """Of a pod with each kind of probe."""
-    podgate.wait_until_available()
     made = namespaces(request.param)
     made.run("web", PROBED, gates=(ISOLATION_READY,))
     made.until("web", ISOLATION_READY, "True", REASONS[request.param])
