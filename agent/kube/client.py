@@ -1,29 +1,31 @@
-"""API server client: the official client's configuration, TLS, tokens and requests, wrapped.
+"""API server client: requests with fresh credentials, and streams.
 
-Its models and its watch are not used: raw JSON decodes ten times faster than models, and its watch
-has no read timeout, no bookmarks and no back-off (agent/kube/watcher.py does).
+The official client's models and watch are not used: raw JSON decodes ten times faster than models,
+and its watch has no read timeout, no bookmarks and no back-off (agent/kube/watcher.py does).
 """
 
 import asyncio
 import contextlib
+import json
 import os
-import pathlib
 import ssl
+import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 import structlog
 
 from agent import VERSION
 from agent.errors import PodgateError
+from agent.kube import connection
+from agent.kube.connection import Connection, ConnectionConfigError
 from agent.kube.objects import ApiStatus
 from agent.logs import Event
 
 # aiohttp is imported where it is used: it takes 0.1 s, and the first gates do without it.
 if TYPE_CHECKING:
     import aiohttp
-    from kubernetes.aio import client as official
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +43,8 @@ _RESPONSE_SECONDS = 30.0
 # etcd stores no object over 1.5 MiB; JSON may be several times the size of its protobuf.
 _MAX_LINE_BYTES = 16 << 20
 _MAX_ERROR_BYTES = 64 << 10
+# A list of all pods of a node is a few of these.
+_READ_BYTES = 2 << 20
 
 
 class NoClusterConfigError(PodgateError):
@@ -96,8 +100,8 @@ class ApiClient:
     def __init__(self, kubeconfig: str | None) -> None:
         """kubeconfig: path of a file, or several as in KUBECONFIG; None: the pod's own account."""
         self._kubeconfig = kubeconfig
-        self._client: official.ApiClient | None = None
-        self._fingerprint: tuple[object, ...] = ()
+        self._connection: Connection | None = None
+        self._session: aiohttp.ClientSession | None = None
         self._fresh_until = 0.0
         self._loading = asyncio.Lock()
         self._is_logged = False
@@ -111,7 +115,7 @@ class ApiClient:
         api = cls(kubeconfig or os.environ.get("KUBECONFIG") or None)
         try:
             await api._load()
-        except KubeconfigError as error:
+        except ConnectionConfigError as error:
             where = api._kubeconfig or "this pod's service account"
             raise NoClusterConfigError(
                 f"{where} cannot be used to reach the API server ({error}); mount a service "
@@ -120,8 +124,8 @@ class ApiClient:
         return api
 
     async def aclose(self) -> None:
-        if self._client:
-            await self._client.close()
+        if self._session:
+            await self._session.close()
 
     async def request(
         self,
@@ -181,60 +185,66 @@ class ApiClient:
     ) -> "aiohttp.ClientResponse":
         import aiohttp
 
-        client = await self._fresh_client()
+        server, session = await self._fresh_session()
+        url = f"{server.url}{path}"
+        if query:
+            url += f"?{urllib.parse.urlencode(query)}"
+        headers = {"Accept": accept, "Content-Type": content_type}
+        if server.authorization:
+            headers["Authorization"] = server.authorization
         try:
-            serialized = await client.param_serialize(
-                method,
-                path,
-                query_params=list((query or {}).items()),
-                header_params={"Accept": accept, "Content-Type": content_type},
-                body=body,
-                auth_settings=["BearerToken"],
-            )
             async with asyncio.timeout(_RESPONSE_SECONDS):
-                received = await client.call_api(*serialized, _request_timeout=limits)
+                response = await session.request(
+                    method,
+                    url,
+                    headers=headers,
+                    data=None if body is None else json.dumps(body),
+                    timeout=limits,
+                    server_hostname=server.server_name or None,
+                    proxy=server.proxy or None,
+                )
         except (aiohttp.ClientError, OSError, TimeoutError, ssl.SSLError) as error:
             if isinstance(error, aiohttp.ClientSSLError):
                 # The cluster's certificates may have been renewed.
                 self._fresh_until = 0.0
             raise _connection_error(error) from error
-        response: aiohttp.ClientResponse = received.response
         if response.status >= 300:
             if response.status == 401:
                 self._fresh_until = 0.0
             raise await _error_response(response)
         return response
 
-    async def _fresh_client(self) -> "official.ApiClient":
-        """The client, with credentials not older than a minute if they can be read."""
+    async def _fresh_session(self) -> "tuple[Connection, aiohttp.ClientSession]":
+        """The connection, with credentials not older than a minute if they can be read."""
         async with self._loading:
-            if self._client is None or asyncio.get_running_loop().time() >= self._fresh_until:
+            if self._session is None or asyncio.get_running_loop().time() >= self._fresh_until:
                 try:
                     await self._load()
-                except KubeconfigError as error:
+                except ConnectionConfigError as error:
                     # The files may be half replaced; the old credentials may still be valid.
-                    if self._client is None:
+                    if self._session is None:
                         raise ApiError(str(error)) from error
                     if not self._is_logged:
                         log.warning(Event.CREDENTIALS_UNREADABLE, error=str(error))
                     self._is_logged = True
                     self._hold_connections()
-            assert self._client is not None
-            return self._client
+            assert self._connection is not None
+            assert self._session is not None
+            return self._connection, self._session
 
     async def _load(self) -> None:
         try:
             async with asyncio.timeout(_LOAD_SECONDS):
-                loaded = await asyncio.to_thread(_load, self._kubeconfig)
+                loaded, tls = await asyncio.to_thread(_load, self._kubeconfig)
         except TimeoutError as error:
-            raise KubeconfigError("reading it timed out") from error
-        client, fingerprint = loaded
+            raise ConnectionConfigError("reading it timed out") from error
         self._hold_connections()
         self._is_logged = False
-        if self._client is not None and fingerprint == self._fingerprint:
-            self._client.configuration.api_key = client.configuration.api_key
+        has_same_server = loaded.has_same_server(self._connection)
+        self._connection = loaded
+        if has_same_server:
             return
-        before, self._client, self._fingerprint = self._client, client, fingerprint
+        before, self._session = self._session, _session(tls)
         if before:
             log.info(Event.CREDENTIALS_RELOADED)
             await before.close()
@@ -243,49 +253,21 @@ class ApiClient:
         self._fresh_until = asyncio.get_running_loop().time() + _CREDENTIALS_SECONDS
 
 
-class KubeconfigError(PodgateError):
-    """A configuration that the official client rejects; the message is the client's."""
+def _load(kubeconfig: str | None) -> tuple[Connection, ssl.SSLContext]:
+    """Reads files: for threads. Raises `ConnectionConfigError`."""
+    found = connection.read(kubeconfig)
+    return found, found.tls()
 
 
-def _load(kubeconfig: str | None) -> "tuple[official.ApiClient, tuple[object, ...]]":
-    """A client, and a fingerprint: if it changes, a new client is needed. Reads files: for threads.
+def _session(tls: ssl.SSLContext) -> "aiohttp.ClientSession":
+    import aiohttp
 
-    Raises `KubeconfigError`.
-    """
-    # Costs a quarter of a second and 20 MB, so only for nodes with a cluster.
-    from kubernetes.aio import client as official
-    from kubernetes.aio import config as official_config
-
-    configuration = official.Configuration()
-    try:
-        if kubeconfig is None:
-            official_config.load_incluster_config(configuration, try_refresh_token=False)
-        else:
-            # In a loop of its own: credential plugins are processes, and the loader waits for them.
-            asyncio.run(
-                official_config.load_kube_config(
-                    kubeconfig, client_configuration=configuration, persist_config=False
-                )
-            )
-        # A newline at the end of a token file would end the header.
-        configuration.api_key = {
-            kind: key.strip() for kind, key in configuration.api_key.items() if key
-        }
-        client = official.ApiClient(configuration)
-        client.user_agent = f"podgate/{VERSION}"
-        return client, _fingerprint(configuration)
-    except Exception as error:  # the loader raises KeyError, TypeError, YAMLError and more
-        raise KubeconfigError(str(error) or type(error).__name__) from error
-
-
-def _fingerprint(configuration: Any) -> tuple[object, ...]:
-    files = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
-    return (
-        configuration.host,
-        configuration.verify_ssl,
-        configuration.tls_server_name,
-        configuration.proxy,
-        *(pathlib.Path(path).read_bytes() if path else b"" for path in files),
+    return aiohttp.ClientSession(
+        connector=connection.connector(tls),
+        headers={"User-Agent": f"podgate/{VERSION}"},
+        # A proxy of the environment counts, as for other clients of the API server.
+        trust_env=True,
+        read_bufsize=_READ_BYTES,
     )
 
 

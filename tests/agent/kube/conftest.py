@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from kubernetes.aio.client import rest
 
+from agent.kube import connection
 from agent.kube.client import ApiClient
 from tests.agent.kube.apiserver import ApiServer
 
@@ -37,11 +37,9 @@ async def opened(kubeconfig: str | None = None) -> AsyncIterator[ApiClient]:
 
 @pytest.fixture
 def listening(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """Where every client of the test finds its server; the client's documented place for that."""
+    """Where every client of the test finds its server."""
     path = tmp_path / "api.sock"
-    monkeypatch.setattr(
-        rest.RESTClientObject, "_create_connector", lambda client: aiohttp.UnixConnector(str(path))
-    )
+    monkeypatch.setattr(connection, "connector", lambda tls: aiohttp.UnixConnector(str(path)))
     return path
 
 

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 from aiohttp import web
-from kubernetes.aio.config import incluster_config
 
+from agent.kube import connection
 from agent.kube.client import ApiClient, ApiError, NoClusterConfigError
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import PODS, ApiServer
@@ -35,8 +35,7 @@ def pod_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathli
     """What the kubelet mounts into each pod; its server is to be named in the environment."""
     (tmp_path / "token").write_text("first", encoding="utf-8")
     monkeypatch.delenv("KUBECONFIG", raising=False)
-    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
-    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr(connection, "SERVICE_ACCOUNT", tmp_path)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     return tmp_path
 
