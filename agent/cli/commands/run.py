@@ -212,6 +212,7 @@ def run(
     """Run the agent: gate and probe this node's pods until stopped."""
     from agent import logs
     from agent.app import preflight, program_loading
+    from agent.linux import malloc
 
     if (manifests is None) == (node_name is None):
         raise click.UsageError(
@@ -255,6 +256,7 @@ def run(
     )
     logs.configure(settings.log_format)
     preflight.check()
+    malloc.keep_little()
     loading = program_loading.start(pins.Pins(settings.bpffs))
     # Half a second, during which the programs are loaded. Nothing of it is garbage.
     gc.disable()
