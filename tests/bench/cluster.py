@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from agent.lab import lab as labs
 from tests.bench import figures
-from tests.cluster import control_plane, one_node, workloads
+from tests.cluster import cni, control_plane, one_node, workloads
 from tests.cluster.api import Json
 from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
@@ -82,15 +82,14 @@ def _run(node: OneNode) -> None:
     bursts = [_burst_seconds(node, "strict", gates) for _ in range(_BURSTS)]
     figures.emit("cluster", "burst_60_pods_seconds", bursts, "s", baseline=without)
     _note(f"{_SINGLE_PODS} pods one by one")
-    delays = sorted(_delays_ms(node))
-    # Of 20 samples the 19th.
-    figures.emit("cluster", "ready_minus_containers_ready_p50_ms", delays, "ms")
-    p95 = delays[round(0.95 * len(delays)) - 1]
-    figures.emit("cluster", "ready_minus_containers_ready_p95_ms", [p95], "ms")
+    _emit_delays(node, "ready_minus_containers_ready")
     _note("the kubelet restarts")
     figures.emit("cluster", "kubelet_restart_followed_ms", list(_followed_ms(node)), "ms")
     _note(f"{_RESTING_PODS} pods at rest")
     _rest(node, podgate)
+    _note(f"{_SINGLE_PODS} pods one by one, with podgate-cni")
+    with cni.installed(node, podgate):
+        _emit_delays(node, "ready_minus_containers_ready_with_cni")
 
 
 @contextlib.contextmanager
@@ -110,6 +109,14 @@ def _burst_seconds(node: OneNode, mode: str, gates: tuple[str, ...]) -> float:
         for name in names:
             users.run(name, _PATIENT, gates=gates)
         return max(seen.when(name, "Ready") for name in names) - start
+
+
+def _emit_delays(node: OneNode, name: str) -> None:
+    delays = sorted(_delays_ms(node))
+    figures.emit("cluster", f"{name}_p50_ms", delays, "ms")
+    # Of 20 samples the 19th.
+    p95 = delays[round(0.95 * len(delays)) - 1]
+    figures.emit("cluster", f"{name}_p95_ms", [p95], "ms")
 
 
 def _delays_ms(node: OneNode) -> Iterator[float]:

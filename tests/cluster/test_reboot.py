@@ -4,46 +4,38 @@ import contextlib
 import pathlib
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from tests import polling
+from tests.cluster import cni
+from tests.cluster.api import Json
 from tests.cluster.conftest import Namespaces
 from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
-from tests.cluster.workloads import ISOLATION_READY, PORT, PROBED, PROBES_PASSING, is_reachable
+from tests.cluster.workloads import (
+    ISOLATION_READY,
+    PORT,
+    PROBED,
+    PROBES_PASSING,
+    Workloads,
+    condition,
+    is_reachable,
+)
 from tests.image.node import BPFFS, RUN_DIRECTORY
 
 pytestmark = pytest.mark.kernel
 _CONNECT_SECONDS = 0.05
+_END = "end-of-the-reboot"
 
 
 @pytest.fixture
 def strict_start(node: OneNode, podgate: Deployment) -> Iterator[None]:
     """podgate-cni is installed, and after a reboot pods wait for the agent."""
-    directories = (node.runtime.cni_directory, node.runtime.plugins)
-    podgate.set_arguments(
-        [
-            f"--cni-conf-dir={directories[0]}",
-            f"--cni-bin-dir={directories[1]}",
-            "--cni-strict-start",
-        ],
-        directories=directories,
-    )
-    polling.wait_until("podgate-cni is installed", lambda: _is_installed(directories[0]))
-    yield
-    podgate.set_arguments([])
-    remove = [sys.executable, "-m", "agent", "cni", "remove"]
-    where = [f"--cni-conf-dir={directories[0]}", f"--cni-bin-dir={directories[1]}"]
-    subprocess.run([*remove, *where], check=True, timeout=60)
-
-
-def _is_installed(directory: pathlib.Path) -> bool:
-    return any("podgate-cni" in file.read_text() for file in directory.glob("*.conflist"))
+    with cni.installed(node, podgate, arguments=["--cni-strict-start"]):
+        yield
 
 
 class Attempts:
@@ -102,4 +94,70 @@ def test_with_strict_start_no_pod_is_ever_open(
         podgate.wait_until_ready()
     assert {pod["status"]["podIP"] for pod in pods} <= attempts.tried
     assert attempts.reached == set()
+    assert not any(is_reachable(pod) for pod in pods)
+
+
+class Followed:
+    """Each pod's condition as clients of the API server see it after the reboot, and whether the
+    pod is closed then."""
+
+    def __init__(self, users: Workloads, before: list[Json]) -> None:
+        self.open: list[str] = []
+        """Pods that the condition called isolated in their new sandbox, and were not."""
+        self.unready: list[str] = []
+        """Of pods whose new containers ran and whose condition was False."""
+        self._users = users
+        self._old = {_sandbox(pod) for pod in before}
+        self._seen: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name="followed")
+
+    def __enter__(self) -> "Followed":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._users.run(_END, nodeName="elsewhere")
+        self._thread.join()
+        self._users.api.delete(f"{self._users.pods_path}/{_END}", gracePeriodSeconds="0")
+
+    def _run(self) -> None:
+        for event in self._users.api.watch(self._users.pods_path, timeoutSeconds="3600"):
+            pod = event["object"]
+            if pod["metadata"]["name"] == _END:
+                return
+            found = condition(pod, ISOLATION_READY)
+            is_running = condition(pod, "ContainersReady").get("status") == "True"
+            sandbox = _sandbox(pod)
+            if found["status"] == "False" and is_running:
+                self.unready.append(f"{pod['metadata']['name']}: {found}")
+            if found["status"] == "True" and sandbox not in self._old | self._seen:
+                self._seen.add(sandbox)
+                if is_running and is_reachable(pod):
+                    self.open.append(pod["metadata"]["name"])
+
+
+def _sandbox(pod: Json) -> str:
+    """Which one the condition is about."""
+    return str(condition(pod, ISOLATION_READY)["message"].rpartition("(sandbox ")[2])
+
+
+def test_without_strict_start_conditions_are_true_only_of_pods_that_are_gated_again(
+    podgate: Deployment, node: OneNode, namespaces: Namespaces
+) -> None:
+    users = namespaces("enforce")
+    names = [f"web{number}" for number in range(8)]
+    for name in names:
+        users.run(name, PROBED, gates=(ISOLATION_READY, PROBES_PASSING))
+    before = users.until_isolated(*names)
+    old = {_sandbox(pod) for pod in before}
+    with Followed(users, before) as followed:
+        _reboot(node)
+        polling.wait_until(
+            "the conditions are about new sandboxes",
+            lambda: not old & {_sandbox(pod) for pod in users.pods()},
+        )
+        pods = users.until_isolated(*names)
+        podgate.wait_until_ready()
+    assert followed.open == []
+    assert followed.unready == []
     assert not any(is_reachable(pod) for pod in pods)
