@@ -5,6 +5,7 @@ import contextlib
 import os
 import pathlib
 import signal
+import urllib.request
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -80,8 +81,8 @@ class Deployment:
     ) -> None:
         """As `set_arguments`, without waiting for its end.
 
-        The previous roll-out is complete or goes on: one that is complete and not available would
-        let this one wait for ever, see `wait_until_available`.
+        The previous roll-out is unfinished, or its pods are available: before that it would
+        let this one wait without end, see `wait_until_available`.
         """
         self.wait_until_available()
         spec = manifests.agent_pod("any")["spec"]
@@ -118,6 +119,11 @@ class Deployment:
             content = asyncio.run(admin_client.fetch(admin_socket(RUN_DIRECTORY), "/status"))
             return msgspec.json.decode(content, type=AgentReport)
         return None
+
+    def metrics(self) -> str:
+        """Of the agent that has the node, as Prometheus reads them."""
+        with urllib.request.urlopen("http://127.0.0.1:9650/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
 
     def pod_status(self, namespace: str, name: str) -> PodStatus | None:
         """A pod as the agent reports it."""

@@ -17,6 +17,7 @@ TUNABLES = {
     "kernel/keys/root_maxkeys": 1000000,
     "kernel/keys/root_maxbytes": 25000000,
 }
+FEATURE_GATES = {"PodsAPI": True, "KubeletCrashLoopBackOffMax": True}
 _MAX_PODS = 250
 
 
@@ -43,12 +44,13 @@ class Kubelet:
         self.manifests.mkdir(parents=True)
         control_plane.pki.sign("kubelet", user=f"system:node:{name}", groups=("system:nodes",))
         own, root = cgroups
-        config = directory / "config.json"
-        config.write_text(json.dumps(self._config(directory, control_plane, socket, root)))
+        self._file = directory / "config.json"
+        self._content = self._config(directory, control_plane, socket, root)
+        self._write()
         self.daemon = Daemon(
             [
                 str(binary),
-                f"--config={config}",
+                f"--config={self._file}",
                 f"--kubeconfig={control_plane.kubeconfig('kubelet')}",
                 f"--hostname-override={name}",
                 f"--node-ip={address}",
@@ -70,8 +72,23 @@ class Kubelet:
         self.stop()
         self.start()
 
+    def restart_at(self, *addresses: str) -> None:
+        """With these addresses of the node, from now on; the first one's family comes first."""
+        flags = [flag for flag in self.daemon.command if not flag.startswith("--node-ip=")]
+        self.daemon.command = [*flags, f"--node-ip={','.join(addresses)}"]
+        self.restart()
+
+    def restart_with(self, **settings: object) -> None:
+        """With these fields of its configuration, from now on."""
+        self._content |= settings
+        self._write()
+        self.restart()
+
     def wait_until_ready(self) -> None:
         polling.wait_until("the node is ready", self._is_ready)
+
+    def _write(self) -> None:
+        self._file.write_text(json.dumps(self._content))
 
     def _is_ready(self) -> bool:
         self.daemon.check()
@@ -102,7 +119,7 @@ class Kubelet:
             "clusterDomain": "cluster.local",
             "resolvConf": "",
             "maxPods": _MAX_PODS,
-            "featureGates": {"PodsAPI": True, "KubeletCrashLoopBackOffMax": True},
+            "featureGates": FEATURE_GATES,
             # Tests end containers often.
             "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
             # Below a cgroup of the tests' own, with which all containers end.

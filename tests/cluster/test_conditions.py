@@ -91,7 +91,8 @@ def test_killed_agent_leaves_gates_probes_and_conditions(
     # Some probes of each kind run.
     time.sleep(3)
     (after,) = closed.until_isolated("web")
-    assert condition(after, ISOLATION_READY) == condition(before, ISOLATION_READY)
+    for kind in BOTH:
+        assert condition(after, kind) == condition(before, kind)
     assert closed.restarts() == {}
     assert closed.unhealthy() == []
     podgate.wait_until_ready()
@@ -114,6 +115,10 @@ def test_outage_of_the_api_server_loses_no_condition(
         podgate.kill_agent()
         podgate.until("the next agent has the pods", lambda report: len(report.pods) >= 2)
         assert not is_reachable(before)
+        # On a busy machine a probe may have failed before.
+        polling.wait_until(
+            "the next agent's probe passes", lambda: not _reason(podgate, users, "sick")
+        )
         # Times in the API have whole seconds.
         failed = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
         containers.set_health(sick, is_healthy=False)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.admin.report import AgentReport
+from bpf import abi, maps, pins
 from tests import polling
 from tests.cluster import containers, workloads
 from tests.cluster.deployment import Deployment
@@ -24,10 +25,13 @@ from tests.cluster.workloads import (
     Workloads,
     is_reachable,
 )
+from tests.image.node import BPFFS
 
 _SECONDS = float(os.environ.get("PODGATE_TEST_SOAK_SECONDS", "600"))
 _SEED = int(os.environ.get("PODGATE_TEST_SEED", "0")) or time.time_ns() % 1_000_000
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(_SECONDS * 2 + 1200)]
+# Types of maps (include/uapi/linux/bpf.h).
+_HASH, _PERCPU_HASH, _HASH_OF_MAPS = 1, 5, 13
 _MODES = ("audit", "enforce", "strict")
 _MAX_PODS = 15
 _GATES = ((), (ISOLATION_READY,), (ISOLATION_READY, PROBES_PASSING))
@@ -156,6 +160,7 @@ def test_nothing_is_lost_or_left_while_everything_restarts(
     node: OneNode, podgate: Deployment, soak: Soak
 ) -> None:
     interfaces = len(socket.if_nameindex())
+    entries = _entries()
     soak.run()
     soak.check()
     soak.delete_all()
@@ -164,6 +169,7 @@ def test_nothing_is_lost_or_left_while_everything_restarts(
         lambda: len(socket.if_nameindex()) <= interfaces,
     )
     podgate.until("the agent has forgotten the pods", lambda report: _users_pods(report) == [])
+    polling.wait_until("the pods' map entries are gone", lambda: _entries() == entries)
     old = podgate.until("the agent responds", lambda report: report.pid).pid
     used = _descriptors(old), _memory_kb(old)
     podgate.kill_agent()
@@ -176,6 +182,17 @@ def test_nothing_is_lost_or_left_while_everything_restarts(
 
 def _users_pods(report: AgentReport) -> list[str]:
     return [pod.name for pod in report.pods if pod.namespace.startswith("soak-")]
+
+
+def _entries() -> dict[str, int]:
+    """Entries of each hash map of the installation that does not evict by itself, and its links."""
+    installation = pins.Pins(BPFFS)
+    counts = {"links": len(list(installation.links.iterdir()))}
+    for spec in abi.MAPS:
+        if spec.type in (_HASH, _PERCPU_HASH, _HASH_OF_MAPS):
+            with maps.Map.open(installation.map(spec), spec) as opened:
+                counts[spec.name] = sum(1 for _ in opened.items())
+    return counts
 
 
 def _children(pid: int) -> list[int]:

@@ -1,0 +1,84 @@
+"""Another rule set of the node drops all that the node sends to pods, as some CNIs' host firewalls
+do: in strict the kubelet's probes pass all the same."""
+
+import contextlib
+import functools
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests import polling
+from tests.cluster.conftest import Namespaces
+from tests.cluster.deployment import Deployment
+from tests.cluster.workloads import ISOLATION_READY, PROBED, PROBES_PASSING, is_reachable
+
+pytestmark = pytest.mark.kernel
+BOTH = (ISOLATION_READY, PROBES_PASSING)
+_PODS = "198.18.16.0/20"
+_TABLE = "ip another-firewall"
+# Of host processes only; forwarded packets pass.
+_RULES = f"""
+table {_TABLE} {{
+    chain output {{
+        type filter hook output priority filter; policy accept;
+        ip daddr {_PODS} ct state new counter drop
+    }}
+}}
+"""
+
+
+@contextlib.contextmanager
+def _firewall() -> Iterator[None]:
+    subprocess.run(["nft", "-f", "-"], input=_RULES, text=True, check=True, timeout=30)
+    try:
+        yield
+    finally:
+        subprocess.run(["nft", "delete", "table", *_TABLE.split()], check=True, timeout=30)
+
+
+def _dropped() -> int:
+    """New connections of the node to pods."""
+    command = ["nft", "-j", "list", "table", *_TABLE.split()]
+    content = subprocess.run(command, capture_output=True, check=True, timeout=30).stdout
+    found: list[dict[str, Any]] = json.loads(content)["nftables"]
+    (rule,) = (one["rule"] for one in found if "rule" in one)
+    (count,) = (one["counter"]["packets"] for one in rule["expr"] if "counter" in one)
+    return int(count)
+
+
+def _relayed(podgate: Deployment, namespace: str, name: str) -> int:
+    """Connections that the relay has proxied to the pod."""
+    status = podgate.pod_status(namespace, name)
+    return sum(one.outcomes.get("proxied", 0) for one in status.relayed) if status else 0
+
+
+def test_kubelet_probes_pods_in_strict_that_the_node_cannot_reach(
+    podgate: Deployment, namespaces: Namespaces
+) -> None:
+    users = namespaces("strict")
+    names = ("a", "b")
+    for name in names:
+        users.run(name, PROBED, gates=BOTH)
+    users.until_isolated(*names)
+    failed = users.unhealthy()
+    with _firewall():
+        before = {name: _relayed(podgate, users.namespace, name) for name in names}
+        for name in names:
+            polling.wait_until(
+                "ten more probes",
+                functools.partial(_is_probed, podgate, users.namespace, name, before[name] + 10),
+            )
+        assert _dropped() == 0
+        assert users.unhealthy() == failed
+        # A new pod's first probe may precede the relay's.
+        users.run("new", PROBED, gates=BOTH)
+        pods = users.until_isolated("new", *names)
+        assert not any(is_reachable(pod) for pod in pods)
+    assert users.restarts() == {}
+
+
+def _is_probed(podgate: Deployment, namespace: str, name: str, times: int) -> bool:
+    return _relayed(podgate, namespace, name) >= times

@@ -1,0 +1,60 @@
+"""The kubelet's pods API, which is off by default in 1.36: podgate works without it, too."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests import polling
+from tests.cluster import podinfo
+from tests.cluster.deployment import Deployment
+from tests.cluster.kubelet import FEATURE_GATES
+from tests.cluster.one_node import OneNode
+from tests.cluster.workloads import (
+    ISOLATION_READY,
+    PROBED,
+    PROBES_PASSING,
+    Workloads,
+    is_reachable,
+)
+
+pytestmark = pytest.mark.kernel
+BOTH = (ISOLATION_READY, PROBES_PASSING)
+_TIMEOUT_SECONDS = 5
+
+
+@pytest.fixture
+def without_pods_api(node: OneNode, podgate: Deployment) -> Iterator[None]:
+    node.kubelet.restart_with(featureGates=FEATURE_GATES | {"PodsAPI": False})
+    node.kubelet.wait_until_ready()
+    podgate.until("the kubelet's pods are not followed", lambda _: not _is_followed(podgate))
+    yield
+    node.kubelet.restart_with(featureGates=FEATURE_GATES)
+    node.kubelet.wait_until_ready()
+    podgate.until("the kubelet's pods are followed", lambda _: _is_followed(podgate))
+
+
+def _is_followed(podgate: Deployment) -> bool:
+    return "podgate_kubelet_pods_api_up 1.0\n" in podgate.metrics()
+
+
+@pytest.mark.usefixtures("without_pods_api")
+def test_pods_are_gated_probed_and_reported_without_it(
+    node: OneNode, podgate: Deployment, closed: Workloads
+) -> None:
+    names = ("a", "b")
+    for name in names:
+        closed.run(name, PROBED, gates=BOTH)
+    pods = closed.until_isolated(*names)
+    assert not any(is_reachable(pod) for pod in pods)
+    killed = podgate.kill_agent()
+    podgate.until("the next agent has the pods", lambda report: report.pid != killed)
+    assert not any(is_reachable(pod) for pod in pods)
+    closed.run("c", PROBED, gates=BOTH)
+    closed.until_isolated("a", "b", "c")
+    with podinfo.client() as client:
+        polling.wait_until(
+            "PodInfo has what the API server has",
+            lambda: podinfo.has_what_the_api_has(client.list(_TIMEOUT_SECONDS), node.api),
+        )
+    assert closed.restarts() == {}
+    assert closed.unhealthy() == []
