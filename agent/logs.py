@@ -43,6 +43,10 @@ class Event(enum.Enum):
     CNI_SOCKET_UNAVAILABLE = (
         "Socket for podgate-cni cannot be opened; sandboxes are found when the runtime lists them."
     )
+    CNI_LABELS_UNKNOWN = (
+        "Labels of node and namespaces cannot be read; podgate-cni starts new pods in the default "
+        "mode."
+    )
     CNI_STATE_NOT_WRITTEN = (
         "podgate-cni's state file cannot be written; new pods start with the modes in it. Retrying."
     )

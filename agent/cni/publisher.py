@@ -9,12 +9,16 @@ from agent.cni import state
 from agent.logs import Event
 from agent.pods.pod_modes import NODE, NewPodModes, PodModes
 from bpf.attachment import Attachment
+from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)
 
 # Many namespaces that change together are one write of up to 750 KiB.
 _SETTLE_SECONDS = 0.2
 _RETRY_SECONDS = 10.0
+# An agent lists labels within a second of its start. A node that cannot reach its API server has
+# static pods only, and one of these may be what it needs to reach it.
+_LABELS_SECONDS = 60.0
 
 
 class CniStatePublisher:
@@ -31,13 +35,21 @@ class CniStatePublisher:
         """The modes in the file of the previous agent."""
 
     def open(self) -> None:
-        """Write it for this agent's programs, once they are pinned. Blocks; raises `OSError`."""
+        """Write it for this agent's programs, once they are pinned. Blocks; raises `OSError`.
+
+        After a reboot not before the labels are read, if these may be stricter than the default:
+        without the file, new pods wait if they have to (`strictStart`).
+        """
         self._previous = state.read(self._run_directory)
         self._changes.take()
-        state.publish(self._run_directory, self._desired(), self._attachment)
+        if not self._is_waiting:
+            state.publish(self._run_directory, self._desired(), self._attachment)
 
     async def run(self) -> None:
         """Write each change until cancelled."""
+        if self._is_waiting:
+            await self._wait_for_labels()
+            self._changes.mark(NODE)
         while True:
             await self._changes.wait()
             await asyncio.sleep(_SETTLE_SECONDS)
@@ -53,6 +65,22 @@ class CniStatePublisher:
                 log.error(Event.CNI_STATE_NOT_WRITTEN, error=str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
                 self._changes.mark(NODE)
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether labels are unknown, and the strictest mode of a new pod with them."""
+        own = self._modes.of_new_pods.default
+        may_be_stricter = own < Mode.ENFORCE <= self._modes.node.ceiling
+        return may_be_stricter and self._previous is None and not self._modes.is_complete
+
+    async def _wait_for_labels(self) -> None:
+        try:
+            async with asyncio.timeout(_LABELS_SECONDS):
+                while self._is_waiting:
+                    await self._changes.wait()
+                    self._changes.take()
+        except TimeoutError:
+            log.warning(Event.CNI_LABELS_UNKNOWN)
 
     def _desired(self) -> NewPodModes:
         """While labels are unknown, those of the previous agent, which may be stricter."""

@@ -118,3 +118,39 @@ def test_of_too_many_namespaces_the_strictest_are_kept(tmp_path: pathlib.Path) -
     state.publish(tmp_path, NewPodModes(Mode.OFF, {"open": Mode.AUDIT, **many}), Attachment.CLSACT)
     assert len(modes_in(tmp_path)[1]) == state.MAX_NAMESPACES
     assert "open" not in modes_in(tmp_path)[1]
+
+
+@pytest.mark.looptime
+async def test_after_a_reboot_there_is_no_file_before_labels_are_read(
+    tmp_path: pathlib.Path,
+) -> None:
+    modes = PodModes(Mode.AUDIT, is_complete=False)
+    async with running(tmp_path, modes):
+        modes.set_node({})
+        await asyncio.sleep(30)
+        assert not (tmp_path / "cni.json").exists()
+        modes.set_namespace("shop", {MODE_LABEL: "enforce"})
+        modes.complete()
+        await until("the file", (tmp_path / "cni.json").exists)
+        assert modes_in(tmp_path) == ("audit", {"shop": "enforce"})
+
+
+@pytest.mark.looptime
+async def test_labels_that_are_never_read_hold_new_pods_for_a_minute(
+    tmp_path: pathlib.Path,
+) -> None:
+    async with running(tmp_path, PodModes(Mode.AUDIT, is_complete=False)):
+        await asyncio.sleep(59)
+        assert not (tmp_path / "cni.json").exists()
+        await until("the file", (tmp_path / "cni.json").exists)
+        assert modes_in(tmp_path) == ("audit", {})
+
+
+@pytest.mark.parametrize(
+    ("default", "ceiling"), [(Mode.ENFORCE, Mode.STRICT), (Mode.AUDIT, Mode.AUDIT)]
+)
+def test_labels_that_can_make_nothing_stricter_are_not_waited_for(
+    tmp_path: pathlib.Path, default: Mode, ceiling: Mode
+) -> None:
+    opened(tmp_path, PodModes(default, ceiling, is_complete=False))
+    assert modes_in(tmp_path) == (default.label, {})
