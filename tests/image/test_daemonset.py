@@ -79,8 +79,7 @@ async def test_gates_and_the_kubelet_s_way_outlive_the_container(
 
         agent = await node.start_container(agent.sandbox, attempt=1)
         await node.ready(agent)
-        report = await node.report()
-        assert report is not None
+        report = await node.until("the agent responds", agent, node.report)
         assert report.programs == "pinned"
         assert report.kubelet == kubelet.path
         assert not _connects(pod)
