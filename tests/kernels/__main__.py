@@ -26,6 +26,9 @@ def main() -> int:
     parser.add_argument("series", nargs="?", choices=[kernel.series for kernel in suites.KERNELS])
     parser.add_argument("--files", nargs="+", default=[], help="default: all of tests/kernel")
     parser.add_argument("--only", default="", help="pytest -k; writes no page")
+    parser.add_argument(
+        "--systemd", action="store_true", help="systemd is the guest's init; a row of its own"
+    )
     # The suite takes most of an hour in software emulation; more, for a busy host.
     parser.add_argument("--minutes", type=float, default=120, help="the limit for each kernel")
     options = parser.parse_args()
@@ -40,9 +43,16 @@ def main() -> int:
     failed = False
     for kernel in suites.KERNELS:
         if options.series in (None, kernel.series):
-            title = report.title(kernel.series, options.files)
+            title = report.title(kernel.series, options.files, has_systemd=options.systemd)
             arguments = [*options.files, *(["-k", options.only] if options.only else [])]
-            entry, is_good = _try(kernel, title, mirrors, arguments, options.minutes * 60)
+            entry, is_good = _try(
+                kernel,
+                title,
+                mirrors,
+                arguments,
+                options.minutes * 60,
+                has_systemd=options.systemd,
+            )
             failed |= not is_good
             _print(entry.row)
             if not options.only:
@@ -66,6 +76,8 @@ def _try(
     mirrors: suites.Mirrors,
     arguments: list[str],
     limit_seconds: float,
+    *,
+    has_systemd: bool,
 ) -> tuple[report.Entry, bool]:
     try:
         image = suites.fetch(kernel, mirrors, _CACHE)
@@ -74,7 +86,7 @@ def _try(
     exchange = _CACHE / "exchange" / kernel.series
     _print(f"{image.release}: running; follow it in {exchange.relative_to(_CHECKOUT)}/output.txt")
     commit = _commit()
-    ran = guests.run(image, _CHECKOUT, exchange, arguments, limit_seconds)
+    ran = guests.run(image, _CHECKOUT, exchange, arguments, limit_seconds, has_systemd=has_systemd)
     found = results.read(exchange)
     remark = ""
     if not ran.ended_in_time:

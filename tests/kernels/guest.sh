@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs as the guest's init, over the host's files: what a node has mounted, then the suite. All that
-# it finds out lies in /exchange when the machine goes off.
+# Runs as the guest's init, over the host's files: what a node has mounted, then the suite, with
+# systemd as the next init if $systemd is set.
 . /exchange/settings
 export HOME=/root LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
@@ -30,15 +30,16 @@ mkdir -p "$checkout" # gone if it was below /tmp
 mount --rbind /run/checkout "$checkout"
 cd "$checkout" || exit 1
 
-# All takes ten times as long here: time limits that are right anywhere else are too short.
-export PODGATE_TEST_PATIENCE=6
-export PODGATE_PROGRAMS=$checkout/compiled
-uname -r >/exchange/release
-# Responses of a container runtime are the same on every kernel.
-.venv/bin/python -m pytest -m kernel --ignore tests/runtime -p no:cacheprovider \
-	-p tests.kernels.recorder -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=false "${arguments[@]}" >/exchange/output.txt 2>&1
-echo $? >/exchange/status
-dmesg >/exchange/dmesg.txt
-sync
-echo o >/proc/sysrq-trigger
-sleep 60
+if [ -z "$systemd" ]; then
+	exec /bin/bash /exchange/suite.sh
+fi
+# Units of the host's files are of no use here: the suite's is the only one that is started.
+mkdir -p /run/systemd/system
+cat >/run/systemd/system/podgate-suite.service <<-EOF
+	[Unit]
+	DefaultDependencies=no
+	[Service]
+	ExecStart=/bin/bash /exchange/suite.sh
+	TimeoutStartSec=infinity
+EOF
+exec /lib/systemd/systemd --unit=podgate-suite.service --log-target=console --show-status=no

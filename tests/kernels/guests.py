@@ -31,11 +31,14 @@ def run(
     exchange: pathlib.Path,
     arguments: list[str],
     limit_seconds: float,
+    *,
+    has_systemd: bool = False,
 ) -> Run:
     """Boot, run `pytest -m kernel` with more `arguments`, and switch off.
 
     checkout: a clean copy is made of what git knows or would add there. exchange: a folder that is
-    emptied first; the only one that the guest can write to.
+    emptied first; the only one that the guest can write to. has_systemd: whether systemd is the
+    guest's init, as on a node.
     """
     shutil.rmtree(exchange, ignore_errors=True)
     exchange.mkdir(parents=True)
@@ -45,11 +48,13 @@ def run(
         [sys.executable, "-m", "bpf.compiler", "--all", str(compiled)], cwd=checkout, check=True
     )
     _pack(checkout, compiled, exchange / "checkout.tar")
-    shutil.copy(_HERE / "guest.sh", exchange)
+    for script in ("guest.sh", "suite.sh"):
+        shutil.copy(_HERE / script, exchange)
     settings = {
         "checkout": str(checkout),
         "modules": str(image.modules),
         "release": image.release,
+        "systemd": "yes" if has_systemd else "",
     }
     (exchange / "settings").write_text(
         "".join(f"{name}={shlex.quote(value)}\n" for name, value in settings.items())

@@ -31,7 +31,8 @@ where they are missing:
 The table lists runs of the kernel tests (`pytest -m kernel`) on Debian's kernels, each booted in
 QEMU with software emulation over the host's files. `make test-kernels` runs all of them,
 `make test-kernels KERNEL=6.1` one, with `FILES="tests/kernel/test_agent.py"` only some files, which
-have a row of their own. "lacks" lists features that tests found missing in that run. A run that
+have a row of their own, as have runs with systemd as the init (`--systemd`). All have cgroup v2 as
+the only hierarchy. "lacks" lists features that tests found missing in that run. A run that
 was stopped early has fewer results than tests. The details of a run are in
 `.cache/kernels/protocols`.
 """
@@ -49,9 +50,10 @@ class Entry:
     protocol: str
 
 
-def title(series: str, files: Sequence[str]) -> str:
+def title(series: str, files: Sequence[str], *, has_systemd: bool = False) -> str:
     """The name of a run: the kernel, and the files unless all. files: paths."""
     names = sorted(re.sub(r"^test_|\.py$", "", file.rpartition("/")[2]) for file in files)
+    names = ["systemd"] * has_systemd + names
     return f"{series} ({', '.join(names)})" if names else series
 
 

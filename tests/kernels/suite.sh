@@ -1,0 +1,19 @@
+#!/bin/bash
+# Runs the suite in the guest. All that it finds out lies in /exchange when the machine goes off.
+. /exchange/settings
+export HOME=/root LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+cd "$checkout" || exit 1
+
+# All takes ten times as long here: time limits that are right anywhere else are too short.
+export PODGATE_TEST_PATIENCE=6
+export PODGATE_PROGRAMS=$checkout/compiled
+uname -r >/exchange/release
+cat /proc/1/comm >/exchange/init
+# Responses of a container runtime are the same on every kernel.
+.venv/bin/python -m pytest -m kernel --ignore tests/runtime -p no:cacheprovider \
+	-p tests.kernels.recorder -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=false "${arguments[@]}" >/exchange/output.txt 2>&1
+echo $? >/exchange/status
+dmesg >/exchange/dmesg.txt
+sync
+echo o >/proc/sysrq-trigger
+sleep 60
