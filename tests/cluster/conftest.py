@@ -88,7 +88,7 @@ def bare_cluster(isolated: None, request: pytest.FixtureRequest) -> Iterator[One
 @pytest.fixture(scope="session")
 def podgate(bare_cluster: OneNode) -> Deployment:
     """podgate as the manifests deploy it."""
-    made = Deployment(bare_cluster.api)
+    made = Deployment(bare_cluster.api, bare_cluster.runtime)
     made.apply()
     made.wait_until_ready()
     return made

@@ -17,6 +17,7 @@ from tests import polling
 from tests.cluster.api import Api, Json
 from tests.image import manifests
 from tests.image.node import RUN_DIRECTORY
+from tests.runtime.containerd import Containerd
 
 NAMESPACE = "podgate"
 _DAEMON_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/podgate"
@@ -42,12 +43,16 @@ PATHS = {
 class Deployment:
     """podgate's objects in a cluster of one node."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, runtime: Containerd) -> None:
+        """runtime: the node's, whose socket the agent's pod gets."""
         self._api = api
+        self._runtime = runtime
 
     def apply(self) -> None:
         """Create all objects of the manifests, in the order of the kustomization."""
         for thing in manifests.applied():
+            if thing["kind"] == "DaemonSet":
+                self._use_runtime(thing["spec"]["template"]["spec"])
             self._api.create(PATHS[thing["kind"]], thing)
 
     def wait_until_ready(self) -> None:
@@ -86,6 +91,7 @@ class Deployment:
         """
         self.wait_until_available()
         spec = manifests.agent_pod("any")["spec"]
+        self._use_runtime(spec)
         (container,) = spec["containers"]
         container["args"] += arguments
         for number, path in enumerate(directories):
@@ -93,6 +99,15 @@ class Deployment:
             spec["volumes"].append({"name": name, "hostPath": {"path": str(path)}})
             container["volumeMounts"].append({"name": name, "mountPath": str(path)})
         self._api.patch(_DAEMON_SET, {"spec": {"template": {"spec": spec}}})
+
+    def _use_runtime(self, spec: Json) -> None:
+        """As docs/deploy.md describes it for runtimes other than containerd."""
+        path = str(self._runtime.sockets)
+        (volume,) = (one for one in spec["volumes"] if one["name"] == "runtime")
+        volume["hostPath"]["path"] = path
+        (container,) = spec["containers"]
+        (mount,) = (one for one in container["volumeMounts"] if one["name"] == "runtime")
+        mount["mountPath"] = path
 
     def pods(self) -> list[Json]:
         """Of the DaemonSet."""

@@ -15,8 +15,8 @@ from tests.cluster.api import Api
 from tests.cluster.control_plane import SERVICE_ADDRESS, ControlPlane
 from tests.cluster.kubelet import TUNABLES, Kubelet
 from tests.conftest import fresh_lab
-from tests.image.node import SOCKETS, as_on_a_node
-from tests.runtime import containerd
+from tests.image.node import as_on_a_node
+from tests.runtime import containerd, crio
 from tests.runtime.containerd import Containerd
 
 NAME = "node1"
@@ -58,7 +58,7 @@ def running(binaries: pathlib.Path, image: pathlib.Path) -> Iterator[OneNode]:
         # The kubelet knows no other place for links to containers' logs.
         _run("mount", "-t", "tmpfs", "tmpfs", "/var/log")
         undo.callback(_run, "umount", "--lazy", "/var/log")
-        runtime = undo.enter_context(containerd.running(containerd.ptp()))
+        runtime = undo.enter_context(_runtime(binaries))
         runtime.import_archive(image)
         directory = runtime.directory / "cluster"
         directory.mkdir()
@@ -75,7 +75,7 @@ def running(binaries: pathlib.Path, image: pathlib.Path) -> Iterator[OneNode]:
             control_plane,
             name=NAME,
             address=str(NODE_IPV4),
-            socket=SOCKETS / runtime.socket.name,
+            socket=runtime.sockets / runtime.socket.name,
             cgroups=(cgroup / "kubelet.service", f"/{runtime.name}"),
         )
         # A kubelet that runs while containers are ended would start them again.
@@ -84,6 +84,13 @@ def running(binaries: pathlib.Path, image: pathlib.Path) -> Iterator[OneNode]:
         kubelet.start()
         kubelet.wait_until_ready()
         yield OneNode(runtime, control_plane, kubelet)
+
+
+def _runtime(binaries: pathlib.Path) -> contextlib.AbstractContextManager[Containerd]:
+    """CRI-O if its program is among the binaries, else containerd."""
+    if (binaries / "crio").is_file():
+        return crio.running(containerd.ptp(), binaries)
+    return containerd.running(containerd.ptp())
 
 
 def _end(control_plane: ControlPlane, kubelet: Kubelet) -> None:

@@ -101,5 +101,7 @@ def test_label_that_is_no_mode_keeps_pods_closed_over_a_killed_agent(
     polling.wait_until("the problem is reported", is_reported)
     assert not is_reachable(pod)
     users.run("new", gates=BOTH[:1])
-    pod = users.until("new", ISOLATION_READY, "True", "Enforced")
+    users.until("new", ISOLATION_READY, "True", "Enforced")
+    # The condition may precede the pod's address.
+    (pod,) = users.until_ready("new")
     assert not is_reachable(pod)

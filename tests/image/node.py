@@ -30,8 +30,6 @@ IMAGE = "localhost/podgate:test"
 PORT = 8080
 BPFFS = pathlib.Path("/sys/fs/bpf")
 RUN_DIRECTORY = pathlib.Path("/run/podgate")
-# Where the manifests expect the runtime's socket.
-SOCKETS = pathlib.Path("/run/containerd")
 READY = {"httpGet": {"path": "/healthz", "port": PORT}, "periodSeconds": 1}
 
 _MS_BIND = 0x1000
@@ -50,9 +48,9 @@ def as_on_a_node(runtime: Containerd) -> Iterator[None]:
     systemd makes them; in the lab's own mount namespace, as it was afterwards."""
     with contextlib.ExitStack() as undo:
         # containerd's shims have theirs below it, those of tests before this one, too.
-        SOCKETS.mkdir(exist_ok=True)
-        _mount(str(runtime.socket.parent), str(SOCKETS), None, _MS_BIND)
-        undo.callback(_libc.umount2, os.fsencode(SOCKETS), _MNT_DETACH)
+        runtime.sockets.mkdir(exist_ok=True)
+        _mount(str(runtime.socket.parent), str(runtime.sockets), None, _MS_BIND)
+        undo.callback(_libc.umount2, os.fsencode(runtime.sockets), _MNT_DETACH)
         _mount("bpf", str(BPFFS), "bpf", 0)
         undo.callback(_libc.umount2, os.fsencode(BPFFS), _MNT_DETACH)
         _mount("none", "/", None, _MS_REC | _MS_SHARED)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import pyroute2
@@ -64,6 +64,9 @@ def _ipam(dual_stack: bool) -> dict[str, Any]:
 class Containerd:
     """One runtime. `start` it; `end` takes it and its containers away."""
 
+    sockets: ClassVar = pathlib.Path("/run/containerd")
+    """Where nodes have its socket."""
+
     def __init__(self, network: dict[str, Any]) -> None:
         self.name = f"podgate-runtime-{os.getpid()}-{next(_numbers)}"
         self.directory = pathlib.Path("/run", self.name)
@@ -107,7 +110,7 @@ class Containerd:
             self._process = subprocess.Popen(
                 [
                     *("sh", "-c", 'echo $$ > "$0/cgroup.procs"; exec "$@"', str(daemon)),
-                    *(_binary("containerd"), "--config", str(self.directory / "config.toml")),
+                    *self._command(),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -130,7 +133,7 @@ class Containerd:
         """Bring in the images of an OCI archive."""
         subprocess.run(
             [
-                *(_binary("ctr"), "--address", str(self.socket), "--namespace", "k8s.io"),
+                *(binary("ctr"), "--address", str(self.socket), "--namespace", "k8s.io"),
                 *("images", "import", str(archive)),
             ],
             check=True,
@@ -168,6 +171,9 @@ class Containerd:
             for ifindex in netlink.link_lookup(ifname=BRIDGE):
                 netlink.link("del", index=ifindex)
 
+    def _command(self) -> list[str]:
+        return [binary("containerd"), "--config", str(self.directory / "config.toml")]
+
     def _config(self) -> str:
         cri = 'plugins."io.containerd.grpc.v1.cri"'
         return f"""
@@ -198,13 +204,8 @@ conf_dir = "{self.cni_directory}"
 
 @contextlib.contextmanager
 def running(network: dict[str, Any]) -> Iterator[Containerd]:
-    """A runtime with images, in the lab that this process is in; gone afterwards.
-
-    The CNI library caches what it did below /var/lib, for which it knows no other place.
-    """
-    problem = _mount_tmpfs("/var/lib")
-    assert not problem, f"/var/lib cannot be covered: {problem}"
-    try:
+    """A runtime with images, in the lab that this process is in; gone afterwards."""
+    with covered():
         made = Containerd(network)
         try:
             made.start()
@@ -212,6 +213,15 @@ def running(network: dict[str, Any]) -> Iterator[Containerd]:
             yield made
         finally:
             made.end()
+
+
+@contextlib.contextmanager
+def covered() -> Iterator[None]:
+    """The CNI library caches what it did below /var/lib, for which it knows no other place."""
+    problem = _mount_tmpfs("/var/lib")
+    assert not problem, f"/var/lib cannot be covered: {problem}"
+    try:
+        yield
     finally:
         _libc.umount2(b"/var/lib", _MNT_DETACH)
 
@@ -246,7 +256,8 @@ def _answers(socket: pathlib.Path) -> bool:
         return True
 
 
-def _binary(name: str) -> str:
+def binary(name: str) -> str:
+    """The path of a program."""
     found = shutil.which(name)
-    assert found is not None, f"{name} is missing; install the package containerd"
+    assert found is not None, f"{name} is missing; install the package of this name"
     return found
