@@ -32,7 +32,7 @@ where they are missing:
 The table lists runs of the kernel tests (`pytest -m kernel`) on Debian's kernels, each booted in
 QEMU with software emulation over the host's files. `make test-kernels` runs all of them,
 `make test-kernels KERNEL=6.1` one, with `FILES="tests/kernel/test_agent.py"` only some files, which
-have a row of their own, as have runs with systemd as the init (`--systemd`). All have cgroup v2 as
+have a row of their own, as have runs with systemd as the init (`SYSTEMD=1`). All have cgroup v2 as
 the only hierarchy. "lacks" lists features that tests found missing in that run. A run that
 was stopped early has fewer results than tests. The details of a run are in
 `.cache/kernels/protocols`.
