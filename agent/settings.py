@@ -17,6 +17,9 @@ RUN_DIRECTORY = pathlib.Path("/run/podgate")
 CNI_CONF_DIRECTORY = pathlib.Path("/etc/cni/net.d")
 CNI_BIN_DIRECTORY = pathlib.Path("/opt/cni/bin")
 
+DEFAULT_RULE_GROUPS = ("api-server", "node-dns", "cni", "storage", "ingress", "metrics")
+"""Rules of podgate's own, which can be switched off (agent/policy/default_rules.py)."""
+
 KUBELET_NAME = "kubelet"
 _WORDS = {"true": True, "false": False}
 
@@ -107,6 +110,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rules: pathlib.Path | None = None
     """File or directory of HostAccessPolicies, in addition to those of the cluster. None: those of
     the cluster only; without a cluster only the kubelet is admitted."""
+
+    disabled_default_rules: frozenset[str] = frozenset()
+    """Groups of podgate's default rules that are not in force (agent/policy/default_rules.py).
+    None: a cluster works under enforce without a policy for what each cluster has."""
 
     mode: Mode = Mode.AUDIT
     """Mode of pods for which no label decides. Audit: a first run drops nothing."""

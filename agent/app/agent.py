@@ -57,8 +57,10 @@ from agent.pods.metrics import PodCollector
 from agent.pods.object_labels import ObjectLabels
 from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
+from agent.policy.api_callees import ApiCallees
 from agent.policy.api_source import ApiPolicies
 from agent.policy.controller import PolicyController
+from agent.policy.default_rules import API_SERVER, DefaultRules
 from agent.policy.metrics import PolicyCollector
 from agent.policy.raw_sockets import RawSocketAdmission
 from agent.probing.manager import ProbeManager
@@ -118,11 +120,17 @@ class Agent:
         events = PodEvents()
         policies = ApiPolicies(api, state=state / "apipolicies.json") if api else None
         self._source: PodSource
+        defaults: DefaultRules | None = None
         cluster: ClusterSource | None = None
         self._outputs: ClusterOutputs | None = None
+        self._callees: ApiCallees | None = None
         if api and policies:
             cluster = ClusterSource(api, settings, self._store, events, policies, self._modes)
             self._source = cluster
+            self._callees = ApiCallees(api, state=state / "callees.json")
+            defaults = DefaultRules(
+                self._callees, store=self._store, disabled=settings.disabled_default_rules
+            )
             self._outputs = ClusterOutputs(api, settings, self._store, cluster, events, metrics)
         else:
             assert settings.manifests is not None  # `startup.run`
@@ -137,6 +145,8 @@ class Agent:
             api=policies,
             store=self._store,
             labels=cluster.pods.labels if cluster else ObjectLabels(),
+            modes=self._modes,
+            defaults=defaults,
         )
         self._chain_order = ChainOrder(gate_worker, self._store, metrics)
         self._path_tester = PathTester(gate_worker.path_tests, self._store, metrics)
@@ -394,6 +404,8 @@ class Agent:
             yield "node-report", self._node_reporter.run
         if self._settings.feature_gates.pod_info_api:
             yield "podinfo", self._pod_info.run
+        if self._callees and API_SERVER not in self._settings.disabled_default_rules:
+            yield "callees of the API server", self._callees.run
         if self._policy.is_enabled:
             yield "policy", self._policy.run
         if plugin := installer.CniInstaller.of(self._settings):

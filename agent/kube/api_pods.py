@@ -246,6 +246,13 @@ class ApiPods:
         self._warned[uid] = set(reading.warnings)
         return reading.pod
 
+    def refresh_namespace(self, name: str) -> None:
+        """The modes of a namespace's pods may have changed."""
+        for uid in self.uids:
+            pod = self.get(uid)
+            if pod is not None and pod.metadata.namespace == name:
+                self._refresh(uid)
+
     def _refresh_all(self) -> None:
         for uid in self.uids:
             self._refresh(uid)
@@ -283,12 +290,8 @@ class ApiPods:
         self._mark()
         name = namespace.metadata.name
         self.labels.set_namespace(name, _labels(new))
-        if not self._modes.set_namespace(name, _labels(new)):
-            return
-        for uid in self.uids:
-            pod = self.get(uid)
-            if pod is not None and pod.metadata.namespace == name:
-                self._refresh(uid)
+        if self._modes.set_namespace(name, _labels(new)):
+            self.refresh_namespace(name)
 
     def _on_node_change(self, old: MetadataOnly | None, new: MetadataOnly | None) -> None:
         # The kubelet writes its Node every few minutes.

@@ -50,7 +50,7 @@ def read(pod: ApiPod, modes: PodModes) -> PodReading:
             name=pod.metadata.name,
             mode=decision.mode,
             mode_problems=decision.problems,
-            kept_up_to=modes.kept_up_to,
+            kept_up_to=modes.kept_up_to(pod.metadata.namespace),
             host_network=pod.spec.host_network,
             is_relayed=pod.metadata.annotations.get(labels.RELAY_ANNOTATION) != RELAY_OFF,
             labels=pod.metadata.labels,

@@ -118,7 +118,7 @@ def _candidates(setting: ByProcess, procfs: Procfs) -> Iterator[int]:
             and procfs.started(pid) is not None
             and procfs.has_capability(pid, _CAP_SYS_ADMIN)
             and procfs.namespace(pid, "net") == own
-            and not any(map(_is_containers, procfs.cgroups(pid).values()))
+            and not any(map(is_containers, procfs.cgroups(pid).values()))
             and (setting.port is None or procfs.is_listening(pid, setting.port))
         ):
             yield pid
@@ -212,5 +212,6 @@ def _is_pods(path: str) -> bool:
     return any(_PODS.fullmatch(part) for part in path.split("/"))
 
 
-def _is_containers(path: str) -> bool:
+def is_containers(path: str) -> bool:
+    """Whether a cgroup is a container's or pod's, or above these, by runtimes' names for them."""
     return _is_pods(path) or any(_CONTAINERS.fullmatch(part) for part in path.split("/"))

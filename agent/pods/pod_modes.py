@@ -23,6 +23,10 @@ log = structlog.get_logger(__name__)
 NODE = ""
 """Takes a namespace's place in `PodModes.changes` where the node's part changed."""
 
+HELD = "kube-system"
+"""The namespace that stays at audit until podgate's default rules are in force: without them the
+cluster itself would break."""
+
 # A roll-out labels many pods; the file is for restarts, not for the last second.
 _SETTLE_SECONDS = 2.0
 
@@ -58,6 +62,8 @@ class PodModes:
         self.node = NodeModes(default=default, ceiling=ceiling)
         self.is_complete = is_complete
         """Whether the labels of node and namespaces have been read."""
+        self._holds = not is_complete
+        """Whether the default rules are not in force yet."""
         self._settings = default, ceiling
         self._namespaces: dict[str, NamespaceModes] = {}
         """Those that have a label."""
@@ -120,25 +126,32 @@ class PodModes:
             self.is_complete = True
             self.changes.mark(NODE)
 
+    def apply_rules(self) -> None:
+        """podgate's default rules are in force."""
+        if self._holds:
+            self._holds = False
+            self.changes.mark(HELD)
+
     def of_pod(self, uid: str, namespace: str, labels: Labels) -> ModeDecision:
         """The mode of a pod with these labels."""
         label = self._read("pod", uid, labels, agent_labels.MODE_LABEL)
-        return modes.decide(self.node, self._of_namespace(namespace), label)
+        return modes.decide(self._node_of(namespace), self._of_namespace(namespace), label)
 
     def of_sandbox(self, uid: str, namespace: str) -> ModeDecision:
         """The mode of a pod whose labels are unknown: by the last value of its own, if any."""
         key = _key("pod", uid, agent_labels.MODE_LABEL)
-        return modes.decide(self.node, self._of_namespace(namespace), ModeLabel(self._last_of(key)))
+        last = ModeLabel(self._last_of(key))
+        return modes.decide(self._node_of(namespace), self._of_namespace(namespace), last)
 
     def of_manifest(self, uid: str, labels: Labels) -> ModeDecision:
         """The mode of a manifest's pod: no namespace decides, so its label always does."""
         label = self._read("pod", uid, labels, agent_labels.MODE_LABEL)
         return modes.decide(self.node, NamespaceModes(may_override=True), label)
 
-    @property
-    def kept_up_to(self) -> Mode:
+    def kept_up_to(self, namespace: str) -> Mode:
         """As `Pod.kept_up_to`."""
-        return Mode.OFF if self.is_complete else self.node.ceiling
+        is_held = self._holds and namespace == HELD
+        return self.node.ceiling if is_held or not self.is_complete else Mode.OFF
 
     def forget(self, uid: str) -> None:
         """A pod is gone."""
@@ -149,8 +162,8 @@ class PodModes:
         """The modes for podgate-cni."""
         default = self.default
         own = {
-            name: modes.decide(self.node, namespace, ModeLabel()).mode
-            for name, namespace in self._namespaces.items()
+            name: modes.decide(self._node_of(name), self._of_namespace(name), ModeLabel()).mode
+            for name in (*self._namespaces, HELD)
         }
         return NewPodModes(default, {name: mode for name, mode in own.items() if mode != default})
 
@@ -158,6 +171,13 @@ class PodModes:
     def default(self) -> Mode:
         """The mode of pods without a label, in a namespace without one."""
         return modes.decide(self.node, NamespaceModes(), ModeLabel()).mode
+
+    def _node_of(self, namespace: str) -> NodeModes:
+        """The node's part for pods of a namespace."""
+        if self._holds and namespace == HELD and self.node.ceiling > Mode.AUDIT:
+            origin = "podgate until its default rules are in force"
+            return msgspec.structs.replace(self.node, ceiling=Mode.AUDIT, ceiling_from=origin)
+        return self.node
 
     def _of_namespace(self, name: str) -> NamespaceModes:
         return self._namespaces.get(name, NamespaceModes())

@@ -224,6 +224,11 @@ def check(document: HostAccessPolicy, *, source: str) -> Policy:
             f"metadata.name: {name[:_MAX_NAME]!r} is not a valid name; use lower-case letters, "
             "digits, '-' and '.'"
         )
+    return compiled(document, source=source)
+
+
+def compiled(document: HostAccessPolicy, *, source: str) -> Policy:
+    """As `check`, whatever its name is. Raises `PolicyError`."""
     spec = document.spec
     _check("spec.pods", spec.pods)
     _check("spec.nodeSelector", spec.node_selector)
@@ -242,7 +247,7 @@ def check(document: HostAccessPolicy, *, source: str) -> Policy:
         )
     host_pods = [field.host_network_pods for field in spec.from_ if field.host_network_pods]
     return Policy(
-        name=name,
+        name=document.metadata.name,
         source=source,
         pods=spec.pods,
         rules=tuple(PolicyRule(rule_source, *ports) for rule_source in sources for ports in ranges),

@@ -25,10 +25,12 @@ from agent.logs import Event
 from agent.pods.changes import Subscription
 from agent.pods.object_labels import LabelSnapshot, ObjectLabels
 from agent.pods.pod import Pod
+from agent.pods.pod_modes import PodModes
 from agent.pods.pod_state import Admission
 from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
 from agent.policy.api_types import RuleSource
+from agent.policy.default_rules import DefaultRules
 from agent.policy.effective import EffectivePolicies, PolicyProvider
 from agent.policy.files import PolicyFiles
 from agent.policy.matching import RuleSet
@@ -79,13 +81,17 @@ class PolicyController:
         api: ApiPolicies | None,
         store: PodStore,
         labels: ObjectLabels,
+        modes: PodModes,
+        defaults: DefaultRules | None = None,
         cgroup2: pathlib.Path | None = None,
     ) -> None:
         """api: policies of a cluster, whose watch runs elsewhere; labels: of node and namespaces;
-        cgroup2: for tests."""
+        modes: what waits for the default rules; defaults: of a cluster; cgroup2: for tests."""
         self._path = settings.rules
         self._state = settings.run_directory / "state" / "policies.json"
         self._api = api
+        self._defaults = defaults
+        self._modes = modes
         self.is_enabled = self._path is not None or api is not None
         """Whether there are sources of policies, so that `run` is needed."""
         self._effective = EffectivePolicies(())
@@ -121,6 +127,8 @@ class PolicyController:
             sources.append(await asyncio.to_thread(PolicyFiles, self._path, state=self._state))
         if self._api:
             sources.append(self._api)
+        if self._defaults:
+            sources.append(self._defaults)
         self._effective = EffectivePolicies(sources)
         await asyncio.to_thread(self._effective.restore)
         self._rule_set = await self._refreshed()
@@ -184,6 +192,8 @@ class PolicyController:
         if self._api and self._api.has_list:
             self._in_force = self._api.newest(), self._api.invalid()
         await self._admit_raw_sockets()
+        if self._api and self._api.has_list and self._defaults and self._defaults.is_listed:
+            self._modes.apply_rules()
         if self._has_old_counters and self._store.is_settled:
             self._has_old_counters = False
             ids = set(self._rule_set.ids.values())

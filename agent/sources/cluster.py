@@ -20,7 +20,7 @@ from agent.kubelet.pods_api import KubeletPods
 from agent.pods.changes import Changes
 from agent.pods.container_runs import ContainerRun, PodContainers
 from agent.pods.events import PodEvents
-from agent.pods.pod_modes import NODE, PodModes
+from agent.pods.pod_modes import HELD, NODE, PodModes
 from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
 from agent.settings import Settings
@@ -167,6 +167,8 @@ class ClusterSource:
         """The modes of sandboxes without a pod of the API; `ApiPods` follows those of its pods."""
         while True:
             namespaces = set(await self._changed_modes.next())
+            if HELD in namespaces:
+                self.pods.refresh_namespace(HELD)
             for uid, sandbox in self.sandboxes.current.items():
                 if NODE in namespaces or sandbox.pod_namespace in namespaces:
                     self._changed.mark(uid)

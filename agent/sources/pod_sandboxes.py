@@ -59,7 +59,7 @@ class PodSandboxJoin:
             pod,
             mode=decision.mode,
             mode_problems=decision.problems,
-            kept_up_to=self._modes.kept_up_to,
+            kept_up_to=self._modes.kept_up_to(pod.namespace),
         )
 
 

@@ -112,6 +112,8 @@ class ControlPlane:
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             "--allow-privileged",
+            # Nothing translates addresses of services: it calls webhooks at those of their pods.
+            "--enable-aggregator-routing",
         )
 
     def _daemon(self, program: str, *flags: str) -> Daemon:

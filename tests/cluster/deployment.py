@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from agent.admin import client as admin_client
-from agent.admin.report import AgentReport, PodStatus
+from agent.admin.report import AgentReport, PodStatus, RulesReport
 from agent.settings import admin_socket
 from tests import polling
 from tests.cluster.api import Api, Json
@@ -139,6 +139,11 @@ class Deployment:
         """Of the agent that has the node, as Prometheus reads them."""
         with urllib.request.urlopen("http://127.0.0.1:9650/metrics", timeout=10) as answer:
             return str(answer.read().decode())
+
+    def rules(self) -> RulesReport:
+        """As `podgate rules` shows them."""
+        content = asyncio.run(admin_client.fetch(admin_socket(RUN_DIRECTORY), "/rules"))
+        return msgspec.json.decode(content, type=RulesReport)
 
     def pod_status(self, namespace: str, name: str) -> PodStatus | None:
         """A pod as the agent reports it."""

@@ -20,6 +20,7 @@ from agent.pods.conditions import TRUE, Conditions
 from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
 from agent.pods.pod_modes import PodModes
+from agent.policy.api_callees import ApiCallees
 from agent.policy.api_source import ApiPolicies
 from bpf.verdicts import Mode
 from tests.agent.kube import apiserver
@@ -161,7 +162,9 @@ async def test_role_grants_exactly_the_requests(
     reporter = NodeReporter(
         api, "node1", status=lambda: NodeStatus("1"), node_uid=lambda: "uid-node1"
     )
-    parts = (source, writer, events, policies.watcher, reporter)
+    callees = ApiCallees(api, state=tmp_path / "callees.json")
+    callees.need()
+    parts = (source, writer, events, policies.watcher, reporter, callees)
     running = [asyncio.create_task(one.run()) for one in parts]
     await asyncio.sleep(5)
     conditions.set(

@@ -10,6 +10,7 @@ import click
 from agent.cli.commands import cni, options, services
 from agent.logs import LogFormat
 from agent.settings import (
+    DEFAULT_RULE_GROUPS,
     FeatureGates,
     KubeletSetting,
     RawSocketMode,
@@ -28,6 +29,16 @@ def _parse_address(text: str) -> tuple[str, int]:
     if not separator or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{text!r} is not HOST:PORT; examples are 127.0.0.1:9650 and [::1]:9650")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _parse_groups(text: str) -> frozenset[str]:
+    names = frozenset(_parse_names(text))
+    if unknown := names - set(DEFAULT_RULE_GROUPS):
+        raise ValueError(
+            f"{', '.join(sorted(unknown))}: no such group of default rules; use "
+            f"{', '.join(DEFAULT_RULE_GROUPS)}"
+        )
+    return names
 
 
 def _parse_names(text: str) -> tuple[str, ...]:
@@ -66,6 +77,14 @@ def _parse_names(text: str) -> tuple[str, ...]:
     type=options.PATH,
     help="File or directory of HostAccessPolicies (YAML or JSON), in addition to the cluster's; "
     "watched for changes.",
+)
+@click.option(
+    "--disable-default-rules",
+    metavar="GROUP,...",
+    callback=options.parsed(_parse_groups),
+    default="",
+    help=f"Groups of default rules to switch off: {', '.join(DEFAULT_RULE_GROUPS)}. Default: none; "
+    "`podgate rules` lists the rules.",
 )
 @click.option(
     "--mode",
@@ -184,6 +203,7 @@ def run(
     cri_socket: pathlib.Path | None,
     write_all_conditions: bool,
     rules: pathlib.Path | None,
+    disable_default_rules: frozenset[str],
     mode: str,
     max_mode: str,
     http_address: tuple[str, int],
@@ -229,6 +249,7 @@ def run(
         cri_socket=cri_socket,
         write_all_conditions=write_all_conditions,
         rules=rules,
+        disabled_default_rules=disable_default_rules,
         mode=Mode.from_label(mode),
         max_mode=Mode.from_label(max_mode),
         http_host=http_address[0],

@@ -127,9 +127,9 @@ def test_new_pods_have_the_modes_of_their_namespaces_below_the_ceiling(modes: Po
 def test_stricter_gates_are_kept_only_until_labels_are_listed() -> None:
     modes = PodModes(Mode.AUDIT, Mode.ENFORCE, is_complete=False)
     changes = modes.changes.subscribe()
-    before = modes.kept_up_to
+    before = modes.kept_up_to("shop")
     modes.complete()
-    assert (before, modes.kept_up_to) == (Mode.ENFORCE, Mode.OFF)
+    assert (before, modes.kept_up_to("shop")) == (Mode.ENFORCE, Mode.OFF)
     assert changes.take() == [NODE]
 
 
@@ -171,3 +171,32 @@ async def test_a_broken_file_is_none(tmp_path: pathlib.Path, content: str) -> No
     state.write_text(content)
     async with running(state) as modes:
         assert modes.of_pod("u1", "shop", labels("stritc")).mode is Mode.AUDIT
+
+
+def test_kube_system_stays_at_audit_until_default_rules_are_in_force() -> None:
+    modes = PodModes(Mode.STRICT, is_complete=False)
+    modes.complete()
+    changes = modes.changes.subscribe()
+    held = modes.of_pod("1", "kube-system", {})
+    assert held.mode is Mode.AUDIT
+    assert held.problems[0].message == (
+        "Mode strict is limited to audit by podgate until its default rules are in force."
+    )
+    # A gate that enforces already does not open meanwhile.
+    assert modes.kept_up_to("kube-system") is Mode.STRICT
+    assert modes.kept_up_to("shop") is Mode.OFF
+    assert modes.of_pod("2", "shop", {}).mode is Mode.STRICT
+    assert modes.of_sandbox("1", "kube-system").mode is Mode.AUDIT
+    assert modes.of_new_pods.namespaces == {"kube-system": Mode.AUDIT}
+    modes.apply_rules()
+    assert changes.take() == ["kube-system"]
+    assert modes.of_pod("1", "kube-system", {}).mode is Mode.STRICT
+    assert modes.kept_up_to("kube-system") is Mode.OFF
+    assert modes.of_new_pods.namespaces == {}
+    modes.apply_rules()
+    assert changes.is_empty
+
+
+def test_pods_of_manifests_wait_for_no_rules() -> None:
+    modes = PodModes(Mode.ENFORCE)
+    assert modes.of_sandbox("1", "kube-system").mode is Mode.ENFORCE
