@@ -132,6 +132,8 @@ class Event(enum.Enum):
     HOST_DEVICES_NOT_PROTECTED = "Host devices cannot be protected; retrying."
     HOST_SOCKETS_UNREADABLE = "Host sockets cannot be listed; existing flows are not counted."
     INJECTABLE_INTERFACES_CHANGED = "Injectable interfaces changed."
+    HISTORY_NOT_SAVED = "History of source processes cannot be saved."
+    HISTORY_UNREADABLE = "Saved history of source processes cannot be read; it starts again."
     INTERFACE_GATED = "Gate attached to pod interface."
     INTERFACES_RELEASED = "Interfaces without a pod released from the default-deny table."
     KUBELET_FOUND = "Kubelet identified."

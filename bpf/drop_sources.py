@@ -9,7 +9,6 @@ import collections
 import dataclasses
 import struct
 import sys
-from collections.abc import Callable, Container
 from typing import Any
 
 from bpf import abi, loader
@@ -79,23 +78,15 @@ class DropSources:
         """Packets for whose source there was no memory, since the map was created."""
         return sum(array.array("Q", self._lost.get(bytes(4)) or b""))
 
-    def forget(self, ifindex: int) -> None:
-        """Delete the sources of one interface."""
-        self._delete(lambda entry: entry == ifindex)
-
-    def prune(self, live: Container[int]) -> None:
-        """Delete sources of interfaces that are not in `live`."""
-        self._delete(lambda entry: entry not in live)
-
-    def _delete(self, is_deleted: Callable[[int], bool]) -> None:
-        """Delete the sources of some interfaces, and return their cgroups' shares, with those of
+    def forget(self, *interfaces: int) -> None:
+        """Delete the sources of these interfaces, and return their cgroups' shares, with those of
         sources that the kernel has forgotten.
         """
         shrunk: set[int] = set()
         left: collections.Counter[int] = collections.Counter()
         for key, _ in list(self._sources.items()):
             cgroup = int.from_bytes(key[_KEY_CGROUP], sys.byteorder)
-            if is_deleted(int.from_bytes(key[_KEY_IFINDEX], sys.byteorder)):
+            if int.from_bytes(key[_KEY_IFINDEX], sys.byteorder) in interfaces:
                 self._sources.delete(key)
                 shrunk.add(cgroup)
             else:

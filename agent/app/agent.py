@@ -29,6 +29,7 @@ from agent.cni import installer
 from agent.cni.publisher import CniStatePublisher
 from agent.default_deny.controller import DefaultDenyController
 from agent.drops.events import DropEventLog
+from agent.drops.history import SourceHistory
 from agent.drops.raw_sockets import RawSocketSources
 from agent.drops.source_processes import SourceProcesses
 from agent.gates.address_claims import AddressAuthority
@@ -138,13 +139,14 @@ class Agent:
             self._source = ManifestSource(manifests, settings.manifests)
         self._reader = PodNetworkReader()
         self._authority = AddressAuthority(self._store)
+        labels = cluster.pods.labels if cluster else ObjectLabels()
         self._policy = PolicyController(
             settings,
             RuleHits(gate_worker.loaded),
             RawSocketAdmission(gate_worker.raw_socket_policy, settings.raw_sockets),
             api=policies,
             store=self._store,
-            labels=cluster.pods.labels if cluster else ObjectLabels(),
+            labels=labels,
             modes=self._modes,
             defaults=defaults,
         )
@@ -231,10 +233,19 @@ class Agent:
         self._heartbeat = Heartbeat(
             gate_worker.config, cgroup2=cgroup, dead_man_hours=settings.dead_man_hours
         )
+        drop_sources = DropSources(gate_worker.loaded)
         self._source_processes = SourceProcesses(
-            DropSources(gate_worker.loaded),
+            drop_sources,
             state=state / "drop_sources.json",
             store=self._store,
+            labels=labels,
+        )
+        self._history = SourceHistory(
+            drop_sources,
+            self._source_processes,
+            state=state / "observed_flows.json",
+            store=self._store,
+            labels=labels,
         )
         self._raw_sockets = RawSocketSources(
             gate_worker.raw_socket_policy,
@@ -275,6 +286,8 @@ class Agent:
             kubelet=self._kubelet,
             kubelet_admission=self._kubelet_admission,
             source_processes=self._source_processes,
+            history=self._history,
+            node=settings.node_name or "",
             raw_sockets=self._raw_sockets,
             drop_events=self._drop_events,
             metrics=exporter,
@@ -394,6 +407,7 @@ class Agent:
         yield "modes", self._modes.run
         yield "cni-state", self._cni_state.run
         yield "source-processes", self._source_processes.run
+        yield "source-history", self._history.run
         yield "raw-sockets", self._raw_sockets.run
         yield "drop-events", self._drop_events.run
         yield "relays", self._relays.run

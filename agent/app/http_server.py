@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
+from agent.admin.observations import Observations
 from agent.admin.report import AgentReport, DropEvents, Drops, RulesReport
 from agent.app.listeners import Listeners
 
@@ -26,6 +27,8 @@ class AgentApi(Protocol):
     async def report(self) -> AgentReport: ...
 
     async def drops(self) -> Drops: ...
+
+    async def observations(self) -> Observations: ...
 
     async def rules(self) -> RulesReport: ...
 
@@ -48,6 +51,7 @@ async def serve(agent: AgentApi, listeners: Listeners) -> AsyncIterator[None]:
     admin = web.Application()
     admin.router.add_get("/status", _json(agent.report))
     admin.router.add_get("/drops", _json(agent.drops))
+    admin.router.add_get("/observations", _json(agent.observations))
     admin.router.add_get("/rules", _json(agent.rules))
     admin.router.add_get("/drop-events", _drop_events(agent))
     admin.router.add_post("/relay/restart", _done(agent.restart_relay))

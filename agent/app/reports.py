@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from agent import VERSION
+from agent.admin.observations import Observations
 from agent.admin.report import (
     AgentReport,
     DropEvents,
@@ -27,6 +28,7 @@ from agent.app.isolation_conditions import IsolationConditions
 from agent.app.open_ports import OpenPorts
 from agent.app.reconciler import Reconciler
 from agent.drops.events import DropEventLog
+from agent.drops.history import SourceHistory
 from agent.drops.raw_sockets import RawSocketSources
 from agent.drops.source_processes import SourceProcesses, protocol_word, wall_clock
 from agent.gates.existing_flows import ExistingFlows
@@ -72,11 +74,14 @@ class Reports:
         kubelet: KubeletIdentity,
         kubelet_admission: KubeletAdmission,
         source_processes: SourceProcesses,
+        history: SourceHistory,
+        node: str,
         raw_sockets: RawSocketSources,
         drop_events: DropEventLog,
         metrics: Exporter,
         handover: Handover,
     ) -> None:
+        """node: its name, empty without a cluster."""
         self.http_address = ""
         self._started = datetime.datetime.now(datetime.UTC)
         self._store = store
@@ -95,6 +100,8 @@ class Reports:
         self._kubelet = kubelet
         self._kubelet_admission = kubelet_admission
         self._source_processes = source_processes
+        self._history = history
+        self._node = node
         self._raw_sockets = raw_sockets
         self._drop_events = drop_events
         self._metrics = metrics
@@ -160,6 +167,17 @@ class Reports:
         report = drops_report(seen, self._store, lost_packets=self._source_processes.lost())
         raw_sockets = await self._raw_sockets.report()
         return msgspec.structs.replace(report, raw_sockets=raw_sockets.sources)
+
+    async def observations(self) -> Observations:
+        seen = await asyncio.to_thread(self._history.observations)
+        rules = await self._policy.report()
+        return msgspec.structs.replace(
+            seen,
+            node=self._node,
+            kubelet=self._kubelet.current.path if self._kubelet.current else None,
+            policies=self._policy.documents(),
+            rules=rules.policies,
+        )
 
     async def rules(self) -> RulesReport:
         return await self._policy.report()

@@ -9,8 +9,11 @@ import msgspec
 import structlog
 
 from agent import state_files
+from agent.admin.observations import ObservedPod
+from agent.drops.merging import observed_pod, pod_uid
 from agent.linux.cgroups import cgroup_paths
 from agent.logs import Event
+from agent.pods.object_labels import ObjectLabels
 from agent.pods.store import PodStore
 from bpf.drop_sources import DropSource, DropSources
 
@@ -26,11 +29,12 @@ NO_SOCKET = "(no socket: the kernel)"
 GONE = "(gone)"
 
 
-class CgroupName(msgspec.Struct, frozen=True):
-    """What a cgroup was called when it was first seen."""
+class CgroupName(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a cgroup was called when it was first seen. pod: the pod that it belongs to."""
 
     cgroup: int
     path: str
+    pod: ObservedPod | None = None
 
 
 class SourceProcesses:
@@ -42,21 +46,22 @@ class SourceProcesses:
         *,
         state: pathlib.Path,
         store: PodStore,
+        labels: ObjectLabels,
     ) -> None:
-        """state: the file for the names."""
+        """state: the file for the names; labels: of namespaces."""
+        self._labels = labels
         self._drop_sources = drop_sources
         self._state = state
         self._store = store
         self._names: dict[int, str] = {0: NO_SOCKET}
-        self._is_pruned = False
+        self._pods: dict[int, ObservedPod] = {}
 
     async def run(self) -> None:
         """Name new sources soon after their first drop, until cancelled."""
         await asyncio.to_thread(self._restore)
         while True:
-            gated = self._store.gated_interfaces() if self._store.is_synced else None
             started = time.monotonic()
-            await asyncio.to_thread(self._look, gated)
+            await asyncio.to_thread(self._look)
             seconds = time.monotonic() - started
             await asyncio.sleep(max(_PERIOD_SECONDS, seconds * _REST_PER_LOOK))
 
@@ -73,36 +78,43 @@ class SourceProcesses:
         """The path of a cgroup by its id, as far as it is known by now."""
         return self._names.get(cgroup, f"(cgroup {cgroup})")
 
-    def _look(self, gated: set[int] | None) -> None:
-        """gated: interfaces with a gate; None until every pod has been reconciled."""
-        if gated is not None and not self._is_pruned:
-            # Later, the sources of a gate are deleted with it.
-            self._drop_sources.prune(gated)
-            self._is_pruned = True
+    def source(self, cgroup: int) -> CgroupName:
+        """The cgroup's name, and the pod that it belongs to, as far as they are known by now."""
+        return CgroupName(cgroup, self._names.get(cgroup, GONE), self._pods.get(cgroup))
+
+    def _look(self) -> None:
         cgroups = self._drop_sources.cgroups()
         if len(self._names) > _MAX_NAMES:
             self._names = {id: name for id, name in self._names.items() if id in cgroups}
             self._names[0] = NO_SOCKET
+            self._pods = {id: pod for id, pod in self._pods.items() if id in cgroups}
         if self.learn(cgroups):
             self._save()
 
     def learn(self, cgroups: set[int]) -> bool:
         """Name the cgroups that have no name yet; whether there were any. May block for some ms."""
         unnamed = cgroups - self._names.keys()
-        if not unnamed:
-            return False
-        # Ids are not used again: the name of a cgroup that is gone is never found.
-        self._names |= dict.fromkeys(unnamed, GONE) | cgroup_paths(unnamed)
-        return True
+        if unnamed:
+            # Ids are not used again: the name of a cgroup that is gone is never found.
+            self._names |= dict.fromkeys(unnamed, GONE) | cgroup_paths(unnamed)
+        # A pod may be reported later than its first packet is sent.
+        found = {}
+        for cgroup in cgroups - self._pods.keys():
+            uid = pod_uid(self._names[cgroup])
+            if uid and (state := self._store.get(uid)):
+                found[cgroup] = observed_pod(state.pod, self._labels.snapshot())
+        self._pods |= found
+        return bool(unnamed or found)
 
     def _restore(self) -> None:
         saved = state_files.read(
             self._state, list[CgroupName], failure=Event.SOURCE_NAMES_UNREADABLE
         )
         self._names |= {name.cgroup: name.path for name in saved or ()}
+        self._pods |= {name.cgroup: name.pod for name in saved or () if name.pod}
 
     def _save(self) -> None:
-        names = [CgroupName(cgroup, path) for cgroup, path in sorted(self._names.items())]
+        names = [self.source(cgroup) for cgroup in sorted(self._names)]
         state_files.write(self._state, names, failure=Event.SOURCE_NAMES_NOT_SAVED)
 
 

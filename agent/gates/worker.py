@@ -17,7 +17,6 @@ from agent.settings import Settings
 from bpf import abi, loader, pins
 from bpf.attachment import Attachment
 from bpf.drop_events import DropEventReader
-from bpf.drop_sources import DropSources
 from bpf.gates import Counts, Gates
 from bpf.hooks import Hooks, HookState
 from bpf.host_devices import HostDevicePrograms
@@ -70,7 +69,6 @@ class GateWorker:
         self.raw_socket_policy = RawSocketPolicy(loaded, installation, own_cgroup())
         self.hook_states = _attach_hooks(loaded, installation)
         self.kubelet_unit = KubeletUnit(loaded, installation, self.config)
-        self._drop_sources = DropSources(loaded)
 
     @classmethod
     async def open(cls, settings: Settings, pinned: Outcome) -> "GateWorker":
@@ -123,13 +121,8 @@ class GateWorker:
         await self.run(self.gates.move_first, ifindex)
 
     async def remove(self, ifindex: int) -> None:
-        """As `Gates.remove`; its drop sources are deleted as well."""
-
-        def remove() -> None:
-            self.gates.remove(ifindex)
-            self._drop_sources.forget(ifindex)
-
-        await self.run(remove)
+        """As `Gates.remove`."""
+        await self.run(self.gates.remove, ifindex)
 
     async def remove_stale(self) -> bool:
         """As `Gates.remove_stale`, unless host devices still have another schema's programs."""

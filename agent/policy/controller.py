@@ -10,6 +10,7 @@ import itertools
 import pathlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import structlog
@@ -240,6 +241,10 @@ class PolicyController:
             for name, count in self.skipped.items()
         }
         return NodePolicies.of(policies, problems)
+
+    def documents(self) -> list[dict[str, Any]]:
+        """The policies in force, as objects of the API."""
+        return [msgspec.to_builtins(policy.document) for policy in self._rule_set.policies]
 
     async def samples(self) -> list[RuleSample]:
         """Hits of every rule with a counter."""

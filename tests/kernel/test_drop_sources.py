@@ -138,18 +138,6 @@ def test_packets_of_a_flood_are_all_counted(
     assert one.last_ns >= one.first_ns > 0
 
 
-def test_sources_of_deleted_interfaces_are_deleted(
-    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
-) -> None:
-    gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-    assert traffic.node_is_dropped(pod, 4, PORT)
-    callers = DropSources(loaded)
-    callers.prune({pod.ifindex})
-    assert seen(loaded, pod)
-    callers.prune(())
-    assert seen(loaded, pod) == []
-
-
 def test_the_cgroups_of_sources_are_read_without_the_rest(
     gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
 ) -> None:

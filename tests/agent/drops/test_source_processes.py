@@ -2,7 +2,6 @@
 
 import asyncio
 import pathlib
-from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from agent.drops import source_processes
 from agent.drops.source_processes import GONE, SourceProcesses
 from agent.pods.conditions import Conditions
+from agent.pods.object_labels import ObjectLabels
 from agent.pods.store import PodStore
 from bpf.drop_sources import DropSource
 
@@ -31,9 +31,6 @@ class Aggregate:
         self.calls.append("cgroups")
         return {source.cgroup for source in self.sources}
 
-    def prune(self, live: Collection[int]) -> None:
-        self.calls.append(f"prune {sorted(live)}")
-
 
 class Followed:
     """The aggregate, followed with cgroups that the test names."""
@@ -45,7 +42,10 @@ class Followed:
         self.store = PodStore(Conditions())
         drop_sources: Any = self.aggregate
         self.processes = SourceProcesses(
-            drop_sources, state=folder / "drop_sources.json", store=self.store
+            drop_sources,
+            state=folder / "drop_sources.json",
+            store=self.store,
+            labels=ObjectLabels(),
         )
         monkeypatch.setattr(source_processes, "cgroup_paths", self._search)
 
@@ -93,14 +93,3 @@ async def test_a_new_cgroup_is_named_at_the_next_look_and_keeps_its_name(
     del followed.paths[5]
     ((_, path),) = followed.processes.read()
     assert path == "/system.slice/backup.service"
-
-
-async def test_sources_of_a_previous_agent_s_gates_are_deleted_once_every_pod_is_reconciled(
-    followed: Followed,
-) -> None:
-    await followed.run(10)
-    assert followed.aggregate.calls == ["cgroups"] * len(followed.aggregate.calls)
-    followed.store.synced.set()
-    await followed.run(10)
-    prunes = [call for call in followed.aggregate.calls if call != "cgroups"]
-    assert prunes == ["prune []"]
