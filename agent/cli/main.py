@@ -21,6 +21,7 @@ from agent.cli.commands import (
     run,
     services,
     status,
+    suggest,
 )
 from agent.errors import PodgateError
 from bpf import errors, pins
@@ -106,7 +107,7 @@ main.add_command(status.drops)
 main.add_command(pods.pods)
 main.add_command(probe.probe)
 main.add_command(rules.rules)
-main.add_command(rules.suggest)
+main.add_command(suggest.suggest)
 main.add_command(doctor.doctor)
 main.add_command(cni.cni)
 main.add_command(proxy.proxy)

@@ -165,3 +165,22 @@ def _expanded(found: Iterable[object]) -> Iterable[object]:
             yield from items if isinstance(items, list) else [document]
         else:
             yield document
+
+
+def load(path: pathlib.Path) -> list[Policy]:
+    """All policies of a file or directory, once. Raises `PolicyError` or `DocumentError` for the
+    first mistake."""
+    if not path.exists():
+        raise PolicyError(f"{path} does not exist")
+    is_directory = path.is_dir()
+    directory = path if is_directory else path.parent
+    found = []
+    for name in sorted(documents.stamps(directory, None if is_directory else path.name)):
+        read = _expanded(documents.read_all(directory / name))
+        for number, document in enumerate(read, start=1):
+            where = f"{name}, document {number}"
+            try:
+                found.append(api_types.read(document, source=where))
+            except PolicyError as error:
+                raise PolicyError(f"{where}: {error}") from error
+    return found

@@ -13,9 +13,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")])
 PAGE = ROOT / "docs" / "architecture.md"
 MAX_FILES = 15
-OTHER_OPTIONS = {  # of Python, kube-proxy, and of the example clients
+OTHER_OPTIONS = {  # of Python, kube-proxy, of the example clients and of kubectl podgate
     *("--system-site-packages", "--cluster-cidr"),
     *("--once", "--instance-id", "--rev"),
+    "--yes",
 }
 
 _FILE = re.compile(

@@ -28,7 +28,7 @@ from agent.pods.pod import Pod
 from agent.policy import api_types
 from agent.policy.matching import RuleSet
 from tests import polling
-from tests.bench import figures
+from tests.bench import figures, suggest
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
 
@@ -45,6 +45,7 @@ _UNIT = "podgate-bench.service"
 
 def main() -> None:
     _measure_resolution()
+    suggest.measure()
     labs.isolate()
     with tempfile.TemporaryDirectory() as directory, Lab() as network:
         _note(f"making {_GATED} pods")

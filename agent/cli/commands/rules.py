@@ -1,4 +1,4 @@
-"""`podgate rules` and `podgate suggest`."""
+"""`podgate rules`."""
 
 import pathlib
 
@@ -19,28 +19,3 @@ def rules(output: str, run_directory: pathlib.Path) -> None:
         from agent.cli.views import status as status_view
 
         status_view.show_rules(content)
-
-
-@click.command(short_help="Generate HostAccessPolicies for traffic seen as dropped.")
-@options.run_directory
-def suggest(run_directory: pathlib.Path) -> None:
-    """Print policies, as YAML for kubectl apply or --rules, that allow the traffic seen as dropped
-    (in audit: would be dropped).
-
-    Review them first: they allow unwanted sources, too.
-    """
-    import msgspec
-    import yaml
-
-    from agent.admin.report import Drops
-    from agent.policy import suggestions
-
-    drops = msgspec.json.decode(options.fetch_from_agent(run_directory, "/drops"), type=Drops)
-    policies, nameless = suggestions.suggest(drops.sources)
-    for source in nameless:
-        process = source.process or "a process"
-        click.echo(f"podgate: {process} is skipped: its cgroup no longer exists.", err=True)
-    if not policies:
-        click.echo("podgate: no dropped traffic to generate a policy for.", err=True)
-    documents = (msgspec.to_builtins(policy) for policy in policies)
-    click.echo(yaml.safe_dump_all(documents, sort_keys=False), nl=False)

@@ -1,135 +1,197 @@
-"""Policies suggested from dropped sources: what they admit, and that --rules accepts them."""
+"""Policies suggested from observed flows: what they admit, and what they leave to a decision."""
 
 import datetime
-import pathlib
-from collections.abc import Iterable
 
 import msgspec
 import pytest
 import yaml
 
-from agent.admin.report import SourceProcessStatus
-from agent.drops.source_processes import NO_SOCKET, protocol_word
-from agent.linux.cgroups import CgroupId
-from agent.pods import documents
-from agent.pods.pod import Pod
-from agent.policy import api_types, suggestions
-from agent.policy.api_types import HostAccessPolicy
-from agent.policy.matching import RuleSet
+from agent.admin.observations import ObservedFlows, ObservedPod
+from agent.drops.source_processes import GONE, NO_SOCKET
+from agent.policy import api_types, replay, suggestions
+from agent.policy.suggestions import Suggestion
 from bpf import abi
-from bpf.rules import Rule, SourceKind
+from tests.agent.policy.observing import DAY, IN_POD, OTHER, WEB, flows
 
-NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-WEB = Pod(uid="1", namespace="demo", name="web-1", labels={"app": "web", "pod-template-hash": "1"})
-OTHER = Pod(uid="2", namespace="demo", name="other", labels={"app": "other"})
-A, B = "/system.slice/a.service", "/system.slice/b.service"
-
-
-def process(sender: str, protocol: int, port: int = 0, pod: Pod = WEB) -> SourceProcessStatus:
-    return SourceProcessStatus(
-        namespace=pod.namespace,
-        pod=pod.name,
-        mode="audit",
-        protocol=protocol_word(protocol),
-        port=port,
-        cgroup=sender,
-        process="",
-        packets=1,
-        first=NOW,
-        last=NOW,
-        labels=pod.labels,
-    )
+A, B = "/system.slice/a.service", "/opt/b"
+INGRESS = ObservedPod(
+    namespace="edge", name="ingress-x", labels={"app": "ingress"}, host_network=True
+)
 
 
-def taken(suggested: Iterable[HostAccessPolicy], directory: pathlib.Path) -> RuleSet:
-    """What --rules makes of what `podgate suggest` writes."""
-    path = directory / "suggested.yaml"
-    path.write_text(yaml.safe_dump_all(msgspec.to_builtins(one) for one in suggested))
-    read = [api_types.read(document, source="x") for document in documents.read_all(path)]
-    book = RuleSet.of(read)
-    return book.with_cgroups({one: (CgroupId(index, 2),) for index, one in enumerate([A, B], 1)})
+def suggest(*seen: ObservedFlows, observed: datetime.timedelta = DAY) -> list[Suggestion]:
+    """With the check that each policy is valid."""
+    found = suggestions.suggest(seen, observed)
+    for one in found:
+        if one.policy:
+            api_types.read(msgspec.to_builtins(one.policy), source="x")
+    return found
 
 
-def admitted(book: RuleSet, pod: Pod) -> set[tuple[SourceKind, int, int, int, int]]:
-    def short(rule: Rule) -> tuple[SourceKind, int, int, int, int]:
-        return rule.source, rule.cgroup, rule.protocol, rule.first_port, rule.last_port
-
-    admission = book.admit(pod, ())
-    assert admission.problem == ""
-    return {short(rule) for rule in admission.rules}
+def only(*seen: ObservedFlows) -> Suggestion:
+    (one,) = suggest(*seen)
+    return one
 
 
-def test_scan_of_many_ports_is_no_reason_for_a_policy() -> None:
-    scan = msgspec.structs.replace(process(A, 6), has_many_ports=True)
-    policies, nameless = suggestions.suggest([scan])
-    assert (policies, nameless) == ([], [])
+def spec_of(suggestion: Suggestion) -> dict[str, object]:
+    assert suggestion.policy is not None
+    spec: dict[str, object] = yaml.safe_load(msgspec.json.encode(suggestion.policy.spec))
+    return spec
 
 
-def test_suggestions_admit_the_dropped_sources_only(tmp_path: pathlib.Path) -> None:
-    seen = [
-        process(A, 6, 80),
-        process(A, 6, 81),
-        process(B, 6, 80),
-        process(B, 17, 53),
-        process(A, 1),
-        process(NO_SOCKET, 47),
-        process(A, 6, 443, OTHER),
+def admitted(seen: list[ObservedFlows], candidates: list[ObservedFlows]) -> list[ObservedFlows]:
+    """Those of the candidates that suggestions without a doubt admit."""
+    policies = [
+        api_types.check(one.policy, source="x")
+        for one in suggest(*seen)
+        if one.policy and not one.doubt
     ]
-    suggested, nameless = suggestions.suggest(seen)
-    assert nameless == []
-    book = taken(suggested, tmp_path)
-    assert admitted(book, WEB) == {
-        (SourceKind.CGROUP, 1, 6, 80, 81),
-        (SourceKind.CGROUP, 1, 1, 0, 65535),
-        (SourceKind.CGROUP, 1, 58, 0, 65535),
-        (SourceKind.CGROUP, 2, 6, 80, 80),
-        (SourceKind.CGROUP, 2, 17, 53, 53),
-        (SourceKind.KERNEL, 0, 47, 0, 65535),
+    return [one for one in candidates if replay.is_admitted(policies, one)]
+
+
+def test_suggestions_admit_the_observed_flows_and_no_others() -> None:
+    seen = [
+        flows(A, 6, 80),
+        flows(A, 6, 81),
+        flows(B, 17, 53),
+        flows(A, 1, 0),
+        flows(NO_SOCKET, 47, 0),
+        flows(A, 6, 443, pod=OTHER),
+        flows(IN_POD, 6, 9090, source_pod=INGRESS),
+    ]
+    strangers = [
+        flows(A, 6, 82),
+        flows(A, 17, 80),
+        flows(B, 6, 53),
+        flows(B, 6, 80),
+        flows(f"{B}/below", 17, 53),
+        flows("/", 6, 80),
+        flows(NO_SOCKET, 6, 80),
+        flows(A, 6, 443),
+        flows(A, 6, 80, pod=OTHER),
+        flows(IN_POD, 6, 9090),
+        flows(IN_POD, 6, 9090, source_pod=msgspec.structs.replace(INGRESS, labels={"app": "x"})),
+        flows(IN_POD, 6, 9090, source_pod=msgspec.structs.replace(INGRESS, host_network=False)),
+    ]
+    assert admitted(seen, seen + strangers) == seen
+
+
+def test_source_is_named_by_its_unit_wherever_its_slice_lies() -> None:
+    one = only(flows("/system.slice/system-backup.slice/backup.service"))
+    assert spec_of(one)["from"] == [{"systemdUnit": {"name": "backup.service"}}]
+
+
+def test_source_is_named_by_the_labels_of_its_host_network_pod() -> None:
+    one = only(flows(IN_POD, source_pod=INGRESS))
+    assert spec_of(one)["from"] == [
+        {
+            "hostNetworkPods": {
+                "namespaces": ["edge"],
+                "podSelector": {"matchLabels": {"app": "ingress"}},
+            }
+        }
+    ]
+
+
+def test_pods_of_a_source_s_roll_outs_are_one_source() -> None:
+    labels = [{"app": "ingress", "pod-template-hash": text} for text in "ab"]
+    pods = [msgspec.structs.replace(INGRESS, labels=one) for one in labels]
+    paths = [IN_POD, IN_POD.replace("0123abcd", "4567abcd")]
+    seen = [flows(path, source_pod=pod) for path, pod in zip(paths, pods, strict=True)]
+    assert only(*seen).flows[0].packets == 4
+
+
+def test_other_cgroups_are_named_by_path_and_exactly() -> None:
+    assert spec_of(only(flows(B)))["from"] == [{"cgroup": {"path": B, "match": "exact"}}]
+    below = "/system.slice/k3s.service/agents"
+    assert spec_of(only(flows(below)))["from"] == [{"cgroup": {"path": below, "match": "exact"}}]
+    assert spec_of(only(flows("/system.slice")))["from"] == [
+        {"cgroup": {"path": "/system.slice", "match": "exact"}}
+    ]
+
+
+def test_pods_are_selected_by_all_labels_that_last() -> None:
+    pod = msgspec.structs.replace(
+        WEB, labels={**WEB.labels, "tier": "front", "podgate.io/mode": "audit"}
+    )
+    assert spec_of(only(flows(A, pod=pod)))["pods"] == {
+        "namespaces": ["shop"],
+        "podSelector": {"matchLabels": {"app": "web", "tier": "front"}},
     }
-    assert admitted(book, OTHER) == {(SourceKind.CGROUP, 1, 6, 443, 443)}
 
 
-def test_sources_with_equal_ports_share_a_policy() -> None:
-    suggested, _ = suggestions.suggest([process(A, 6, 80), process(B, 6, 80)])
-    assert [len(policy.spec.from_) for policy in suggested] == [2]
+@pytest.mark.parametrize(
+    ("seen", "doubt"),
+    [
+        (flows("/"), "root cgroup"),
+        (flows(A, first=3, last=3.9), "one occasion"),
+        (flows(A, first=3, last=3), "one occasion"),
+        (flows("/user.slice/user-1000.slice/session-4.scope"), "login"),
+        (flows("/user.slice/user-1000.slice/user@1000.service/app.slice/x.service"), "login"),
+        (flows("/system.slice/run-r0123.service"), "transient"),
+        (flows(A, port=0, has_many_ports=True), "scan"),
+        (flows(A, pod=ObservedPod(namespace="shop", name="bare")), "all of shop"),
+        (flows(IN_POD), "pod that is not known"),
+        (
+            flows(IN_POD, source_pod=ObservedPod(namespace="edge", name="x", labels={"a": "b"})),
+            "pod that is not hostNetwork",
+        ),
+        (
+            flows(IN_POD, source_pod=ObservedPod(namespace="edge", name="x", host_network=True)),
+            "all hostNetwork pods of namespace edge",
+        ),
+        (flows(GONE), "gone"),
+        (flows(A, pod=ObservedPod(namespace="", name="relay")), "relay"),
+    ],
+)
+def test_what_needs_a_decision_has_a_doubt(seen: ObservedFlows, doubt: str) -> None:
+    assert doubt in only(seen).doubt
 
 
-def test_labels_of_a_single_pod_or_revision_are_not_used() -> None:
-    (policy,), _ = suggestions.suggest([process(A, 6, 80)])
-    assert policy.spec.pods.pod_selector is not None
-    assert policy.spec.pods.pod_selector.match_labels == {"app": "web"}
-    assert policy.spec.pods.namespaces == ("demo",)
+def test_rare_source_is_no_one_off() -> None:
+    assert only(flows(A, first=3, last=4.1)).doubt == ""
 
 
-def test_a_container_is_named_by_its_pod_whose_cgroup_stays() -> None:
-    slice_of_pod = (
-        "/kubepods.slice/kubepods-burstable.slice/"
-        "kubepods-burstable-pod0123abcd_0123_4567_89ab_0123456789ab.slice"
-    )
-    (policy,), _ = suggestions.suggest(
-        [process(f"{slice_of_pod}/cri-containerd-{'ab' * 32}.scope", 6, 80)]
-    )
-    cgroup = policy.spec.from_[0].cgroup
-    assert cgroup is not None
-    assert (cgroup.path, cgroup.match) == (slice_of_pod, "subtree")
+def test_occasion_is_a_twenty_fourth_of_the_observed_time() -> None:
+    seen = flows(A, first=3, last=3.1)
+    (one,) = suggest(seen, observed=datetime.timedelta(hours=2))
+    assert one.doubt == ""
+    (one,) = suggest(seen, observed=datetime.timedelta(hours=3))
+    assert "one occasion" in one.doubt
 
 
-def test_source_without_a_cgroup_is_returned_and_not_guessed() -> None:
-    gone = process("(gone)", 6, 80)
-    assert suggestions.suggest([gone]) == ([], [gone])
+def test_port_that_was_used_once_is_apart_from_the_others() -> None:
+    usual, once = suggest(flows(A, 6, 80), flows(A, 6, 9090, first=2, last=2))
+    assert (usual.doubt, spec_of(usual)["ports"]) == ("", [{"protocol": "TCP", "port": 80}])
+    assert spec_of(once)["ports"] == [{"protocol": "TCP", "port": 9090}]
+    assert once.doubt
+
+
+def test_the_same_source_on_two_nodes_is_one_suggestion() -> None:
+    one = only(flows(A, nodes=("a",), first=3, last=3), flows(A, nodes=("b",), first=9, last=9))
+    assert one.doubt == ""
+    assert one.flows[0].nodes == ("a", "b")
+
+
+def test_different_suggestions_have_different_names() -> None:
+    """Applying one must not replace an earlier one."""
+    named = [suggest(flows(A, 6, port))[0].policy for port in (80, 81)]
+    names = {policy.metadata.name for policy in named if policy}
+    assert len(names) == 2
+    assert all(name.startswith("a-service-to-shop-") for name in names)
 
 
 @pytest.mark.parametrize("protocol", [6, 17, 132, 1, 58, 47, 50, 103, 136])
-def test_every_protocol_that_drops_shows_is_taken(protocol: int, tmp_path: pathlib.Path) -> None:
-    port = 7 if protocol in (6, 17, 132, 136) else 0
-    suggested, _ = suggestions.suggest([process(A, protocol, port)])
-    assert protocol in {rule[2] for rule in admitted(taken(suggested, tmp_path), WEB)}
+def test_every_protocol_that_gates_drop_can_be_suggested(protocol: int) -> None:
+    seen = flows(A, protocol, 7 if protocol in (6, 17, 132, 136) else 0)
+    assert admitted([seen], [seen]) == [seen]
 
 
-def test_more_than_a_policy_holds_becomes_several(tmp_path: pathlib.Path) -> None:
-    seen = [process(sender, 6, port) for sender in (A, B) for port in range(1, 100, 2)]
-    suggested, _ = suggestions.suggest([*seen, process(A, 1), process(B, 1)])
-    book = taken(suggested, tmp_path)
-    assert all(len(policy.rules) <= abi.GATE_RULES for policy in book.policies)
-    rules = {rule for policy in book.policies for rule in policy.rules}
-    assert len(rules) == 2 * (50 + 2)
+def test_more_than_a_policy_holds_becomes_several() -> None:
+    seen = [flows(A, 6, port) for port in range(1, 100, 2)]
+    found = suggest(*seen, flows(A, 1, 0))
+    assert len(found) > 1
+    read = [api_types.check(one.policy, source="x") for one in found if one.policy]
+    assert all(len(policy.rules) <= abi.GATE_RULES for policy in read)
+    assert sum(len(policy.rules) for policy in read) == 50 + 2
+    assert sum(len(one.flows) for one in found) == 51

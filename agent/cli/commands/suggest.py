@@ -1,0 +1,133 @@
+"""`podgate suggest`."""
+
+import datetime
+import pathlib
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from agent.cli.commands import options
+
+if TYPE_CHECKING:
+    from agent.admin.observations import Observations
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_DROPPED, _UNUSED = 1, 3
+
+
+@click.command(short_help="Generate HostAccessPolicies for traffic seen as dropped.")
+@click.option(
+    *("--namespace", "-n", "namespaces"),
+    multiple=True,
+    help="Only pods of this namespace; repeat it.",
+)
+@click.option("--pod", default="", help="Only this pod, and those with the same lasting labels.")
+@click.option(
+    "--since", default="", help="Only what was seen since: 90m, 24h, 7d, or a time of UTC."
+)
+@click.option(
+    "--min-count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Only sources with at least N packets to one port.",
+)
+@click.option(
+    "--check",
+    type=options.PATH,
+    multiple=True,
+    help="Compare with the policies of this file or directory instead; repeat it.",
+)
+@click.option(
+    "--from",
+    "observed",
+    type=click.Path(allow_dash=True),
+    help="Read what this command, with --output json, wrote on one or more nodes; - for standard "
+    "input.",
+)
+@click.option(
+    "--output",
+    type=click.Choice(["yaml", "json"]),
+    default="yaml",
+    show_default=True,
+    help="Output format.",
+)
+@options.run_directory
+def suggest(
+    namespaces: tuple[str, ...],
+    pod: str,
+    since: str,
+    min_count: int,
+    check: tuple[pathlib.Path, ...],
+    observed: str | None,
+    output: str,
+    run_directory: pathlib.Path,
+) -> None:
+    """Print policies, as YAML for kubectl apply or --rules, that admit the host processes whose
+    traffic was dropped (in audit: would have been), and that no policy admits yet.
+
+    Each has the traffic that it is made from as comments: port, packets, first and last time,
+    process. Policies that need a decision are commented out, with the reason: sources that were
+    seen on one occasion only, the root cgroup, logins, scans, pods without labels. Review all of
+    them: an intruder's traffic is suggested, too.
+
+    With --check nothing is suggested. It prints the sources that the given policies would not
+    admit (exit status 1), and the rules that have admitted nothing (3, if there is no such source).
+    """
+    from agent.cli.views import suggestions as view
+    from agent.policy import files
+    from agent.policy.review import FlowFilter, Review
+
+    nodes = _observations(observed, run_directory)
+    chosen = FlowFilter(frozenset(namespaces), pod, _time(since, nodes), min_count)
+    review = Review(nodes, chosen)
+    if check:
+        policies = [policy for path in check for policy in files.load(path)]
+        dropped, unused = view.show_check(review, policies)
+        sys.exit(_DROPPED if dropped else _UNUSED if unused else 0)
+    if output == "json":
+        view.show_json(review)
+    else:
+        view.show(review)
+
+
+def _observations(observed: str | None, run_directory: pathlib.Path) -> "list[Observations]":
+    import msgspec
+
+    from agent.admin.observations import Observations
+
+    if observed is None:
+        content = options.fetch_from_agent(run_directory, "/observations")
+        return [msgspec.json.decode(content, type=Observations)]
+
+    class Written(msgspec.Struct):
+        nodes: list[Observations]
+
+    with click.open_file(observed, "rb") as stream:
+        content = stream.read()
+    try:
+        found = msgspec.json.decode(content, type=Written | list[Written])
+    except msgspec.MsgspecError as error:
+        raise click.BadParameter(
+            f"not the output of 'podgate suggest --output json': {error}", param_hint="--from"
+        ) from error
+    return [node for one in (found if isinstance(found, list) else [found]) for node in one.nodes]
+
+
+def _time(since: str, nodes: "list[Observations]") -> datetime.datetime | None:
+    if not since:
+        return None
+    if found := re.fullmatch(r"(\d{1,6})([smhd])", since):
+        until = max((node.until for node in nodes), default=datetime.datetime.now(datetime.UTC))
+        return until - datetime.timedelta(**{_UNITS[found[2]]: int(found[1])})
+    try:
+        at = datetime.datetime.fromisoformat(since)
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{since!r} is neither a duration such as 24h nor a time such as 2026-01-31T08:00",
+            param_hint="--since",
+        ) from error
+    return at if at.tzinfo else at.replace(tzinfo=datetime.UTC)
