@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agent.admin.report import RulesReport
 from agent.policy.api_source import QUERY
 from tests.kernel import traffic
 from tests.node.node import PORT, Node, reason_of, status_of
@@ -34,15 +35,13 @@ async def test_policy_admits_until_it_is_deleted(node: Node) -> None:
     await node.start_agent()
     await node.report("its pods", lambda report: reason_of(report, "web") == "Enforced")
     rules = await node.rules("its absence", lambda rules: len(rules.problems) > 1)
-    assert [(policy.name, policy.source) for policy in rules.policies] == [
-        ("everybody", "API server")
-    ]
+    assert written(rules) == [("everybody", "API server")]
     assert is_let_in(address)
 
     node.server.delete("everybody", namespace="", path=QUERY.path)
     await node.start_api()
     await node.until("its end", lambda: is_dropped(address))
-    assert (await node.rules("an answer", lambda rules: True)).policies == []
+    assert written(await node.rules("an answer", lambda rules: True)) == []
 
 
 async def test_cluster_without_the_resource_has_no_policies(node: Node) -> None:
@@ -57,10 +56,22 @@ async def test_cluster_without_the_resource_has_no_policies(node: Node) -> None:
     await node.report("no problem", lambda report: not report.pod_source.problems)
     assert is_dropped(address)
     rules = await node.rules("an answer", lambda rules: True)
-    assert rules.sources == ["the API server (without resource hostaccesspolicies)"]
+    assert rules.sources == [
+        "the API server (without resource hostaccesspolicies)",
+        "podgate's default rules",
+    ]
     assert rules.problems == []
     lines = [line for line in node.operator.log_lines() if line.get("resource") == QUERY.name]
     assert [line["level"] for line in lines] == ["info"]
+
+
+def written(rules: RulesReport) -> list[tuple[str, str]]:
+    """Name and source of the policies in force, without default rules."""
+    return [
+        (policy.name, policy.source)
+        for policy in rules.policies
+        if not policy.name.startswith("podgate:")
+    ]
 
 
 def put(node: Node, spec: dict[str, Any]) -> None:
