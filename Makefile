@@ -74,11 +74,12 @@ test-container: setup
 	@$(PYTHON) -m tests.image.inside $(or $(FILES),$(INSIDE))
 
 # All kernel tests on Debian's kernels in QEMU, into docs/kernels.md; `make test-kernels KERNEL=6.1`
-# takes one, SYSTEMD=1 boots systemd. Most of an hour for each: the machines are emulated in
-# software. Fewer tests with
+# takes one, SYSTEMD=1 boots systemd. Hours for each, since the machines are emulated in software;
+# RESUME=1 continues a run that was stopped. Fewer tests with
 # `make test-kernels KERNEL=6.1 FILES="tests/kernel/test_agent.py tests/kernel/test_strict.py"`.
 test-kernels: setup
-	@$(PYTHON) -m tests.kernels $(KERNEL) $(if $(FILES),--files $(FILES)) $(if $(SYSTEMD),--systemd)
+	@$(PYTHON) -m tests.kernels $(KERNEL) $(if $(FILES),--files $(FILES)) $(if $(RESUME),--resume) \
+		$(if $(SYSTEMD),--systemd)
 
 # `make demo` and `make test` on a bare Debian 12 or 13, from a clean clone of HEAD; needs root and
 # debootstrap. `make test-bare DEBIAN=12 ARGS="--times 10 --load"`, and `--help` for more.

@@ -11,7 +11,7 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tests.kernels import guests, report, results, suites
 
@@ -24,17 +24,21 @@ _PACKAGES = ("qemu-system-x86", "busybox-static", "kmod", "debian-archive-keyrin
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kernels", description=__doc__)
     parser.add_argument("series", nargs="?", choices=[kernel.series for kernel in suites.KERNELS])
-    parser.add_argument("--files", nargs="+", default=[], help="default: all of tests/kernel")
-    parser.add_argument("--only", default="", help="pytest -k; writes no page")
+    parser.add_argument("--files", nargs="+", default=[], help="in this order; default: all")
     parser.add_argument(
-        "--systemd", action="store_true", help="systemd is the guest's init; a row of its own"
+        "--systemd", action="store_true", help="systemd is the guest's init; a section of its own"
     )
-    # The suite takes most of an hour in software emulation; more, for a busy host.
-    parser.add_argument("--minutes", type=float, default=120, help="the limit for each kernel")
+    parser.add_argument(
+        "--resume", action="store_true", help="only files that did not run to their end before"
+    )
+    parser.add_argument("--minutes", type=float, default=360, help="the limit for each kernel")
+    parser.add_argument(
+        "--results", type=pathlib.Path, default=_CACHE / "exchange", help="a directory"
+    )
     options = parser.parse_args()
-    for file in options.files:
-        if not (_CHECKOUT / file).is_file():
-            parser.error(f"there is no {file}; name files as from {_CHECKOUT}")
+    offered = _test_files()
+    if unknown := set(options.files) - set(offered):
+        parser.error(f"no kernel tests in {', '.join(sorted(unknown))}; name files as pytest does")
 
     _install()
     _CACHE.mkdir(parents=True, exist_ok=True)
@@ -43,68 +47,77 @@ def main() -> int:
     failed = False
     for kernel in suites.KERNELS:
         if options.series in (None, kernel.series):
-            title = report.title(kernel.series, options.files, has_systemd=options.systemd)
-            arguments = [*options.files, *(["-k", options.only] if options.only else [])]
-            entry, is_good = _try(
-                kernel,
-                title,
-                mirrors,
-                arguments,
-                options.minutes * 60,
-                has_systemd=options.systemd,
+            title = report.title(kernel.series, has_systemd=options.systemd)
+            exchange = options.results.resolve() / title.replace(" ", "-")
+            done = results.read(exchange).complete if options.resume else frozenset()
+            files = [file for file in options.files or offered if file not in done]
+            try:
+                if files:
+                    _run(
+                        kernel,
+                        mirrors,
+                        exchange,
+                        files,
+                        options.minutes * 60,
+                        has_systemd=options.systemd,
+                    )
+            except suites.NotToBeHadError as error:
+                _print(f"{kernel.series}: not available: {error}")
+                continue
+            found = results.read(exchange)
+            failed |= not found.complete.issuperset(files) or any(
+                found.files[file].failed for file in files
             )
-            failed |= not is_good
-            _print(entry.row)
-            if not options.only:
-                _write(title, entry)
+            _write(title, found, offered)
     return int(failed)
 
 
-def _write(title: str, entry: report.Entry) -> None:
-    protocols = _CACHE / "protocols"
-    protocols.mkdir(exist_ok=True)
-    (protocols / f"{title}.md").write_text(entry.protocol, encoding="utf-8")
-    with (_CACHE / "page.lock").open("w") as lock:  # runs of other kernels may write, too
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        rows = report.read(_PAGE.read_text(encoding="utf-8") if _PAGE.exists() else "")
-        _PAGE.write_text(report.render(rows | {title: entry.row}), encoding="utf-8")
+def _test_files() -> list[str]:
+    """Files with kernel tests, as `make test-kernel` takes them; those of a container runtime are
+    left out, because its responses are the same on every kernel.
+    """
+    apart = ("runtime", "cluster", "image", "proxy")
+    collect = [sys.executable, "-m", "pytest", "-m", "kernel", "--collect-only", "-q"]
+    collected = subprocess.run(
+        [*collect, *(f"--ignore=tests/{name}" for name in apart)],
+        cwd=_CHECKOUT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    tests = (line for line in collected.splitlines() if "::" in line)
+    return list(dict.fromkeys(results.file_of(test) for test in tests))
 
 
-def _try(
+def _run(
     kernel: suites.Kernel,
-    title: str,
     mirrors: suites.Mirrors,
-    arguments: list[str],
+    exchange: pathlib.Path,
+    files: list[str],
     limit_seconds: float,
     *,
     has_systemd: bool,
-) -> tuple[report.Entry, bool]:
-    try:
-        image = suites.fetch(kernel, mirrors, _CACHE)
-    except suites.NotToBeHadError as error:
-        return report.entry_not_to_be_had(title, str(error)), True
-    exchange = _CACHE / "exchange" / kernel.series
-    _print(f"{image.release}: running; follow it in {exchange.relative_to(_CHECKOUT)}/output.txt")
-    commit = _commit()
-    ran = guests.run(image, _CHECKOUT, exchange, arguments, limit_seconds, has_systemd=has_systemd)
-    found = results.read(exchange)
-    remark = ""
-    if not ran.ended_in_time:
-        remark = f"The guest was stopped after {limit_seconds / 60:.0f} minutes."
-    elif not (exchange / "status").exists():
-        remark = "The guest ended before the suite did."
-    elif not found.collected:
-        remark = f"No test was collected; see {exchange.relative_to(_CHECKOUT)}."
-    entry = report.entry_of_run(
-        title=title,
-        release=image.release,
-        package=f"{image.package_version} ({image.suite})",
-        commit=commit,
-        seconds=ran.seconds,
-        found=found,
-        remark=remark,
+) -> None:
+    image = suites.fetch(kernel, mirrors, _CACHE)
+    _print(f"{image.release}: {len(files)} files; follow them in {exchange}/output.txt")
+    ran = guests.run(
+        image, _CHECKOUT, _commit(), exchange, files, limit_seconds, has_systemd=has_systemd
     )
-    return entry, found.is_complete and not found.failed
+    if not ran.ended_in_time:
+        _print(f"{image.release}: stopped after {limit_seconds / 60:.0f} minutes")
+    elif not (exchange / "status").exists():
+        _print(f"{image.release}: the guest ended before the tests did; see {exchange}/console.txt")
+
+
+def _write(title: str, found: results.Results, offered: Sequence[str]) -> None:
+    protocols = _CACHE / "protocols"
+    protocols.mkdir(exist_ok=True)
+    (protocols / f"{title}.md").write_text(report.protocol(title, found), encoding="utf-8")
+    with (_CACHE / "page.lock").open("w") as lock:  # runs of other kernels may write, too
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sections = report.read(_PAGE.read_text(encoding="utf-8") if _PAGE.exists() else "")
+        sections[title] = report.section(title, found, offered)
+        _PAGE.write_text(report.render(sections), encoding="utf-8")
 
 
 def _apt_sources() -> Iterator[str]:

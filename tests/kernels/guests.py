@@ -1,6 +1,7 @@
 """A machine emulated in software that boots one kernel and runs the suite on it."""
 
 import dataclasses
+import json
 import pathlib
 import shlex
 import shutil
@@ -12,8 +13,8 @@ import time
 from tests.kernels import initramfs, suites
 
 _HERE = pathlib.Path(__file__).parent
-# The eBPF compiler alone takes 250 MB; the files that tests write are in memory too.
-_MEMORY_MB = 2048
+# Two workers, each with agents and pods; the files that tests write are in memory too.
+_MEMORY_MB = 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Run:
 def run(
     image: suites.Image,
     checkout: pathlib.Path,
+    commit: str,
     exchange: pathlib.Path,
     arguments: list[str],
     limit_seconds: float,
@@ -37,11 +39,20 @@ def run(
     """Boot, run `pytest -m kernel` with more `arguments`, and switch off.
 
     checkout: a clean copy is made of what git knows or would add there. exchange: a folder that is
-    emptied first; the only one that the guest can write to. has_systemd: whether systemd is the
-    guest's init, as on a node.
+    emptied first but for the results; the only one that the guest can write to. has_systemd:
+    whether systemd is the guest's init, as on a node.
     """
-    shutil.rmtree(exchange, ignore_errors=True)
-    exchange.mkdir(parents=True)
+    exchange.mkdir(parents=True, exist_ok=True)
+    for path in exchange.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "results.jsonl":
+            path.unlink()
+    with (exchange / "results.jsonl").open("a", encoding="utf-8") as results:
+        package = f"{image.package_version} ({image.suite})"
+        boot = {"event": "boot", "release": image.release, "package": package, "commit": commit}
+        # On a line of its own, also if the last guest died within one.
+        results.write(f"\n{json.dumps(boot)}\n")
     compiled = exchange / "compiled"
     compiled.mkdir()
     subprocess.run(
@@ -90,7 +101,7 @@ def _command(image: suites.Image, initrd: pathlib.Path, exchange: pathlib.Path) 
 
     return [
         # Emulation takes all of a core or two for minutes; let others go first.
-        *("nice", "-n", "10", "qemu-system-x86_64"),
+        *("nice", "-n", "19", "qemu-system-x86_64"),
         # Not KVM: it is missing on most machines that are virtual themselves.
         *("-accel", "tcg,thread=multi", "-smp", "2"),
         *("-cpu", "max", "-m", str(_MEMORY_MB)),
@@ -113,6 +124,11 @@ def _pack(checkout: pathlib.Path, compiled: pathlib.Path, archive: pathlib.Path)
     ).stdout
     with tarfile.open(archive, "w") as tar:
         for name in sorted(set(listed.decode().split("\0")) - {""}):
-            if (checkout / name).exists():  # else it is deleted, but not in the index yet
-                tar.add(checkout / name, arcname=name)
+            path = checkout / name
+            if not path.exists():  # deleted, but not in the index yet
+                continue
+            tar.add(path, arcname=name)
+            # Byte code that the host has: its own, and that of pytest.
+            for code in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+                tar.add(code, arcname=str(code.relative_to(checkout)))
         tar.add(compiled, arcname="compiled")

@@ -1,54 +1,57 @@
 """A pytest plugin for inside the guest: each result is a JSON line in /exchange, as it comes.
 
 Lines instead of one report at the end, so that a guest that dies or hangs has recorded its results
-and the test that was running.
+and the tests that were running. Only pytest-xdist's main process writes: it has all reports.
 """
 
 import json
 import os
 import pathlib
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from bpf import tcx
+from tests.kernels import results
 
 _RESULTS = pathlib.Path(os.environ.get("PODGATE_MATRIX_RESULTS", "/exchange/results.jsonl"))
 
 
-# They start whole agents, each of which compiles: as long as all others together.
-_LAST = ("test_agent", "test_demo")
+class _Recorder:
+    def __init__(self) -> None:
+        self._is_collected = False
+
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        if self._is_collected:  # all workers collect the same
+            return
+        self._is_collected = True
+        attachment = "tcx" if tcx.TcxLinks.is_supported() else "clsact"
+        _write(event="collected", files=Counter(map(results.file_of, ids)), attachment=attachment)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        _write(event="start", test=nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        outcome: str = report.outcome
+        reason = ""
+        if isinstance(report.longrepr, tuple):
+            reason = report.longrepr[2].removeprefix("Skipped: ")
+        elif report.longrepr is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = crash.message if crash else str(report.longrepr)
+        _write(
+            event=report.when,
+            test=report.nodeid,
+            outcome=outcome,
+            seconds=round(report.duration, 3),
+            reason=reason,
+        )
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem in _LAST)
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    attachment = "tcx" if tcx.TcxLinks.is_supported() else "clsact"
-    _write(event="collected", tests=len(session.items), attachment=attachment)
-
-
-def pytest_runtest_logstart(nodeid: str) -> None:
-    _write(event="start", test=nodeid)
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    outcome: str = report.outcome
-    reason = ""
-    if isinstance(report.longrepr, tuple):
-        reason = report.longrepr[2].removeprefix("Skipped: ")
-    elif report.longrepr is not None:
-        crash = getattr(report.longrepr, "reprcrash", None)
-        reason = crash.message if crash else str(report.longrepr)
-    _write(
-        event=report.when,
-        test=report.nodeid,
-        outcome=outcome,
-        seconds=round(report.duration, 3),
-        reason=reason,
-    )
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Recorder())
 
 
 def _write(**fields: Any) -> None:

@@ -1,7 +1,9 @@
-"""docs/kernels.md, one row per kernel, and the protocol of a run, which is no part of the page."""
+"""docs/kernels.md, one section per kernel, and the protocol of its failures, which is no part of
+the page.
+"""
 
-import dataclasses
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tests.kernels import results
@@ -29,98 +31,105 @@ where they are missing:
   probe.
 * **process names in gates (6.16)**: `podgate drops` shows cgroups, and processes only for hooks.
 
-The table lists runs of the kernel tests (`pytest -m kernel`) on Debian's kernels, each booted in
+The tables list runs of the kernel tests (`pytest -m kernel`) on Debian's kernels, each booted in
 QEMU with software emulation over the host's files. `make test-kernels` runs all of them,
-`make test-kernels KERNEL=6.1` one, with `FILES="tests/kernel/test_agent.py"` only some files, which
-have a row of their own, as have runs with systemd as the init (`SYSTEMD=1`). All have cgroup v2 as
-the only hierarchy. "lacks" lists features that tests found missing in that run. A run that
-was stopped early has fewer results than tests. The details of a run are in
-`.cache/kernels/protocols`.
+`make test-kernels KERNEL=6.1` one, with `FILES="tests/kernel/test_agent.py"` only some files, and
+with `RESUME=1` only those that have no results yet. Runs with systemd as the init (`SYSTEMD=1`)
+are separate. All have cgroup v2 as the only hierarchy. A file's row is its last run to the end.
+"lacks" are tests that found a feature of the kernel missing, and ended there. The details of
+failures are in `.cache/kernels/protocols`.
+
+Runs of older commits, before results were kept by file; each ended after two hours at most:
+
+| run | tests | results | failed | commit |
+|---|---|---|---|---|
+| 5.10, all files | 1153 | 732 | 152 | e3c2bb8 |
+| 6.1, all files | 1577 | 1225 | 14 | 935db73 |
+| 6.1, relay and strict | 254 | 249 | 20 | 6ac63ed |
+| 6.1, relay hooks and attacks on strict | 73 | 73 | 0 | a00202e |
+| 6.1 with systemd, kubelet and kubelet's unit | 40 | 40 | 0 | 6e0ce5c |
+| 6.12, all files | 1152 | 806 | 0 | 14de746 |
+| 6.12, relay and strict | 256 | 251 | 0 | 7d81473 |
 """
-_HEADER = (
-    "| run | release | package | attachment | lacks | tests | results | failed | commit |",
-    "|---|---|---|---|---|---|---|---|---|",
-)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
-    """A run: its row of the page, and its protocol."""
-
-    row: str
-    protocol: str
+def title(series: str, *, has_systemd: bool) -> str:
+    """The name of a kernel's runs; those with systemd as the init are separate."""
+    return f"{series} with systemd" if has_systemd else series
 
 
-def title(series: str, files: Sequence[str], *, has_systemd: bool = False) -> str:
-    """The name of a run: the kernel, and the files unless all. files: paths."""
-    names = sorted(re.sub(r"^test_|\.py$", "", file.rpartition("/")[2]) for file in files)
-    names = ["systemd"] * has_systemd + names
-    return f"{series} ({', '.join(names)})" if names else series
+def section(title: str, found: results.Results, offered: Sequence[str]) -> str:
+    """A kernel's section of the page. offered: all files with kernel tests."""
+    files = {name: found.files[name] for name in offered if name in found.complete}
+    tests = sum(file.collected for file in files.values())
+    counts = [(len(f.passed), len(f.not_offered), len(f.failed)) for f in files.values()]
+    passed, lacking, failed = (sum(count[of] for count in counts) for of in range(3))
+    lacks = Counter(lack for file in files.values() for lack in file.not_offered.values())
+    lines = [
+        f"## {title}",
+        "",
+        f"Linux {found.release}, package {found.package}, attachment {found.attachment}: "
+        f"{len(files)} of {len(offered)} files ran to their end, {tests} tests, of which "
+        f"{passed} passed, {lacking} lack a feature, {failed} failed.",
+        "",
+        *_table(("lacks", "tests"), sorted(lacks.items())),
+        *_table(
+            ("file", "passed", "lacks", "failed", "commit"),
+            [
+                (name.removeprefix("tests/"), *count, files[name].commit)
+                for name, count in zip(files, counts, strict=True)
+            ],
+        ),
+    ]
+    missing = [name.removeprefix("tests/") for name in offered if name not in files]
+    if missing:
+        lines += [f"Not run to the end: {', '.join(missing)}.", ""]
+    return "\n".join(lines)
 
 
-def entry_of_run(
-    *,
-    title: str,
-    release: str,
-    package: str,
-    commit: str,
-    seconds: float,
-    found: results.Results,
-    remark: str,
-) -> Entry:
-    """The entry of a guest. `remark`: why it did not finish, or empty."""
-    count = len(found.passed) + len(found.failed) + len(found.not_offered)
-    row = (
-        title,
-        release,
-        package,
-        found.attachment,
-        "; ".join(dict.fromkeys(found.not_offered.values())) or "-",
-        found.collected,
-        count,
-        len(found.failed),
-        commit,
-    )
-    parts = [f"# {title}", f"{release}, {package}, commit {commit}, {seconds:.0f} s."]
-    if remark:
-        parts.append(remark)
-    if not found.is_complete:
-        parts.append(f"Not complete: {count} of {found.collected} tests have a result.")
-    if found.unfinished:
-        parts.append(f"The last test that started is `{found.unfinished}`.")
-    failed = {name: _shortened(reason) for name, reason in found.failed.items()}
+def protocol(title: str, found: results.Results) -> str:
+    """Why tests failed, and what the kernel logged."""
+    parts = [f"# {title}", f"{found.release}, {found.package}."]
+    failed = {
+        test: _shortened(reason)
+        for file in found.files.values()
+        for test, reason in file.failed.items()
+    }
     parts.append(_grouped("Failed", failed) or "Nothing failed.")
-    parts.append(_grouped("Not offered", found.not_offered))
+    parts += [
+        f"Started without an end, `{name}`: {', '.join(sorted(file.running)) or 'the file'}."
+        for name, file in found.files.items()
+        if not file.is_complete
+    ]
     if found.complaints:
         lines = "\n".join(f"* `{line}`" for line in found.complaints)
-        parts.append(f"Kernel warnings:\n\n{lines}")
-    return Entry(_row(row), "\n\n".join(part for part in parts if part) + "\n")
-
-
-def entry_not_to_be_had(title: str, reason: str) -> Entry:
-    """A kernel that no suite offered on the machine of the run."""
-    row = (title, "not available", "", "", "", "", "", "", "")
-    return Entry(_row(row), f"# {title}\n\nNot available: {reason}.\n")
+        parts.append(f"Kernel warnings of the last boot:\n\n{lines}")
+    return "\n\n".join(parts) + "\n"
 
 
 def read(page: str) -> dict[str, str]:
-    """Title and row of each run on a page of `render`; nothing for another page."""
-    return {match[1]: match[0] for match in re.finditer(r"^\| (\d[^|]*) \|.*$", page, re.MULTILINE)}
+    """Title and section of each kernel on a page of `render`; nothing for another page."""
+    parts = re.split(r"^(?=## )", page, flags=re.MULTILINE)[1:]
+    return {part.partition("\n")[0].removeprefix("## "): part for part in parts}
 
 
-def render(rows: Mapping[str, str]) -> str:
-    """The page, with kernels from old to new, and all files before some."""
-    table = "\n".join((*_HEADER, *(rows[title] for title in sorted(rows, key=_order))))
-    return f"{_INTRODUCTION}\n{table}\n"
+def render(sections: Mapping[str, str]) -> str:
+    """The page, with kernels from old to new."""
+    order = sorted(sections, key=_order)
+    return "\n".join((_INTRODUCTION, *(sections[title].rstrip() + "\n" for title in order)))
 
 
 def _order(title: str) -> tuple[list[int], str]:
-    series, _, files = title.partition(" ")
-    return [int(part) for part in series.split(".")], files
+    series, _, rest = title.partition(" ")
+    return [int(part) for part in series.split(".")], rest
 
 
-def _row(cells: Sequence[object]) -> str:
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Lines of a table and an empty one; nothing without rows."""
+    if not rows:
+        return []
+    cells = [header, ["---"] * len(header), *rows]
+    return [*("| " + " | ".join(map(str, row)) + " |" for row in cells), ""]
 
 
 def _grouped(title: str, tests: Mapping[str, str]) -> str:

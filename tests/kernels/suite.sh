@@ -9,9 +9,9 @@ export PODGATE_TEST_PATIENCE=6
 export PODGATE_PROGRAMS=$checkout/compiled
 uname -r >/exchange/release
 cat /proc/1/comm >/exchange/init
-# Responses of a container runtime are the same on every kernel.
-.venv/bin/python -m pytest -m kernel --ignore tests/runtime -p no:cacheprovider \
-	-p tests.kernels.recorder -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=false "${arguments[@]}" >/exchange/output.txt 2>&1
+.venv/bin/python -m pytest -m kernel -p no:cacheprovider -n 2 --dist loadfile \
+	--no-loadscope-reorder -p tests.kernels.recorder -o faulthandler_timeout=600 \
+	-o faulthandler_exit_on_timeout=false "${arguments[@]}" >/exchange/output.txt 2>&1
 echo $? >/exchange/status
 dmesg >/exchange/dmesg.txt
 sync

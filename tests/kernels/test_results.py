@@ -1,17 +1,21 @@
-"""Results of a run: passed, failed, not offered; the page keeps the rows of other kernels."""
+"""Results over several boots: passed, failed, not offered; the page keeps other kernels."""
 
+import json
+import pathlib
 from typing import Any
 
 from tests.kernel import offers
 from tests.kernels import report, results
+
+BOOT = {"event": "boot", "release": "6.1.0", "package": "6.1.9-1 (bookworm)", "commit": "abc"}
 
 
 def event(kind: str, test: str, outcome: str = "passed", reason: str = "") -> dict[str, Any]:
     return {"event": kind, "test": test, "outcome": outcome, "reason": reason}
 
 
-def collected(tests: int) -> dict[str, Any]:
-    return {"event": "collected", "tests": tests, "attachment": "clsact"}
+def collected(**files: int) -> dict[str, Any]:
+    return {"event": "collected", "files": files, "attachment": "clsact"}
 
 
 def ran(test: str, call: str = "passed", reason: str = "") -> list[dict[str, Any]]:
@@ -26,47 +30,80 @@ def ran(test: str, call: str = "passed", reason: str = "") -> list[dict[str, Any
 def test_skip_for_a_missing_feature_is_no_failure_and_any_other_skip_is() -> None:
     found = results.summarise(
         [
-            collected(3),
-            *ran("a"),
-            *ran("b", "skipped", offers.NOT_OFFERED + "tcx"),
-            *ran("c", "skipped", "did not feel like it"),
+            BOOT,
+            collected(f=3),
+            *ran("f::a"),
+            *ran("f::b", "skipped", offers.NOT_OFFERED + "tcx"),
+            *ran("f::c", "skipped", "did not feel like it"),
         ]
     )
-    assert found.passed == ("a",)
-    assert found.not_offered == {"b": "tcx"}
-    assert found.failed == {"c": "skipped: did not feel like it"}
-    assert found.is_complete
+    assert list(found.files["f"].passed) == ["f::a"]
+    assert found.files["f"].not_offered == {"f::b": "tcx"}
+    assert found.files["f"].failed == {"f::c": "skipped: did not feel like it"}
+    assert found.complete == {"f"}
 
 
-def test_failed_teardown_is_a_failure() -> None:
-    events = [*ran("a")[:-1], event("teardown", "a", "failed", "left something")]
-    found = results.summarise([collected(1), *events])
-    assert found.passed == ()
-    assert found.failed == {"a": "left something"}
+def test_failed_setup_and_failed_teardown_are_failures() -> None:
+    setup = [{"event": "start", "test": "f::a"}, event("setup", "f::a", "failed", "nothing there")]
+    teardown = [*ran("f::b")[:-1], event("teardown", "f::b", "failed", "left something")]
+    found = results.summarise([BOOT, collected(f=2), *setup, event("teardown", "f::a"), *teardown])
+    assert not found.files["f"].passed
+    assert found.files["f"].failed == {"f::a": "nothing there", "f::b": "left something"}
+    assert found.complete == {"f"}
 
 
-def test_guest_that_hangs_names_its_last_test() -> None:
-    found = results.summarise([collected(3), *ran("a"), *ran("b")[:2]])
-    assert found.unfinished == "b"
-    assert not found.is_complete
+def test_worker_that_crashes_fails_its_test() -> None:
+    crash = [{"event": "start", "test": "f::a"}, event("???", "f::a", "failed", "worker crashed")]
+    found = results.summarise([BOOT, collected(f=1), *crash])
+    assert found.files["f"].failed == {"f::a": "worker crashed"}
+    assert found.complete == {"f"}
 
 
-def test_page_keeps_the_rows_of_other_kernels() -> None:
-    found = results.summarise([collected(1), *ran("a", "failed", "went `wrong`\nbadly")])
-    entry = report.entry_of_run(
-        title="6.1",
-        release="6.1.0",
-        package="6.1.9-1",
-        commit="abc",
-        seconds=9.6,
-        found=found,
-        remark="",
-    )
-    other = report.entry_not_to_be_had("5.10", "bullseye: no mirror")
-    some = report.title("6.1", ["tests/kernel/test_strict.py", "tests/kernel/test_redirect.py"])
-    part = report.entry_not_to_be_had(some, "bookworm: no mirror")
-    page = report.render({some: part.row, "6.1": entry.row, "5.10": other.row})
-    assert report.read(page) == {"6.1": entry.row, "5.10": other.row, some: part.row}
-    rows = [page.index(f"| {row} |") for row in ("5.10", "6.1", "6.1 (redirect, strict)")]
-    assert rows == sorted(rows)
-    assert "Failed, `went 'wrong'`:\n\n* `a`" in entry.protocol
+def test_file_in_which_the_guest_ended_is_not_complete_and_names_its_tests() -> None:
+    found = results.summarise([BOOT, collected(f=3, g=1), *ran("f::a"), *ran("f::b")[:2]])
+    assert found.files["f"].running == {"f::b"}
+    assert not found.complete
+
+
+def test_results_of_a_file_replace_those_of_its_earlier_runs_once_it_starts_again() -> None:
+    first = [
+        BOOT,
+        collected(f=2, g=1),
+        *ran("f::a", "failed", "no"),
+        *ran("f::b")[:2],
+        *ran("g::a"),
+    ]
+    second = [BOOT | {"commit": "def"}, collected(f=1, g=1), *ran("f::a")]
+    found = results.summarise([*first, *second])
+    assert found.complete == {"f", "g"}
+    assert not found.files["f"].failed
+    assert [found.files[name].commit for name in ("f", "g")] == ["def", "abc"]
+
+
+def test_line_that_a_dying_guest_did_not_finish_is_left_out(tmp_path: pathlib.Path) -> None:
+    lines = [json.dumps(line) for line in (BOOT, collected(f=1), *ran("f::a"))]
+    path = tmp_path / "results.jsonl"
+    path.write_text("\n".join([*lines[:-1], lines[-1][:20]]))
+    assert not results.read(tmp_path).complete
+    path.write_text("\n".join([*lines[:-1], lines[-1][:20], *lines]))
+    assert results.read(tmp_path).complete == {"f"}
+
+
+def test_page_keeps_the_sections_of_other_kernels() -> None:
+    events = [
+        BOOT,
+        collected(**{"tests/f.py": 2, "tests/g.py": 1}),
+        *ran("tests/f.py::a", "failed", "went `wrong`\nbadly"),
+        *ran("tests/f.py::b", "skipped", offers.NOT_OFFERED + "tcx"),
+    ]
+    found = results.summarise(events)
+    new = report.section("6.12", found, ["tests/f.py", "tests/g.py"])
+    old = report.section("5.10", found, ["tests/f.py"])
+    page = report.render({"6.12": new, "5.10": old})
+    assert report.render(report.read(page)) == page
+    assert page.index("## 5.10") < page.index("## 6.12")
+    assert "1 of 2 files ran to their end, 2 tests, of which 0 passed, 1 lack" in new
+    assert "| tcx | 1 |" in new
+    assert "| f.py | 0 | 1 | 1 | abc |" in new
+    assert "Not run to the end: g.py." in new
+    assert "Failed, `went 'wrong'`:\n\n* `tests/f.py::a`" in report.protocol("6.12", found)
