@@ -116,6 +116,11 @@ class AgentProcess:
         )
 
     @property
+    def is_running(self) -> bool:
+        """Whether it was started and not stopped since."""
+        return self._process is not None
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid

@@ -3,6 +3,8 @@
 import ipaddress
 import socket
 import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +13,8 @@ from agent.admin.report import AgentReport
 from agent.lab.agent_process import AgentProcess, condition_of
 from agent.lab.lab import Lab, LabPod
 from bpf import abi
-from tests.kernel import traffic
+from tests.kernel import cgroups, traffic
+from tests.kernel.cgroups import Cgroup
 
 pytestmark = pytest.mark.kernel
 
@@ -19,20 +22,48 @@ VERSIONS = pytest.mark.parametrize("version", [4, 6])
 LAYOUTS = pytest.mark.parametrize("is_bridged", [False, True], ids=["routed", "bridged"])
 TOO_MANY = abi.GATE_ADDRESSES + abi.MAX_GATE_ADDRESSES + 50
 PORT = 9000
+DECLARED = {"readinessProbe": {"tcpSocket": {"port": PORT}}}
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 30)"
+
+
+@pytest.fixture
+def kubelet(operator: AgentProcess) -> Iterator[Cgroup]:
+    """The cgroup that the agent takes for the kubelet's."""
+    with cgroups.cgroup() as made:
+        operator.kubelet = ("--kubelet", f"cgroup:{made.path}")
+        yield made
+
+
+def start_enforcing(operator: AgentProcess, pod: LabPod, kubelet: Cgroup) -> AgentReport:
+    """Start an agent, or change the mode under the one that runs; its report once it enforces."""
+    operator.write_manifest(pod, mode="enforce", container=DECLARED)
+    if not operator.is_running:
+        operator.start()
+    return operator.wait_for(
+        "the gate", lambda report: bool(message_of(report)) and report.kubelet == kubelet.path
+    )
+
+
+def assert_gated_at(address: str, kubelet: Cgroup) -> None:
+    """The gate drops what the host sends to the address, and does not take it for a stray: then
+    the kubelet's connections to a declared port would be dropped, too.
+    """
+    assert traffic.is_dropped(address, PORT)
+    done = kubelet.run([sys.executable, "-c", CONNECT, address, str(PORT)])
+    assert done.returncode == 0, (address, done.stderr)
 
 
 def add_addresses(pod: LabPod, version: int, count: int) -> str:
     """Give the pod addresses that the host routes to it, as router advertisements do. The last."""
-    first = ipaddress.ip_address("198.19.0.1" if version == 4 else "fd00:18:0:77::1")
-    flags, length = ("", 32) if version == 4 else (" nodad", 128)
-    added = [first + number for number in range(count)]
-    lines = [f"address add {address}/{length} dev eth0{flags}" for address in added]
+    network = ipaddress.ip_network("198.19.0.0/20" if version == 4 else "fd00:18:0:77::/64")
+    flags = "" if version == 4 else " nodad"
+    added = [network.network_address + number for number in range(1, count + 1)]
+    lines = [f"address add {address}/{network.max_prefixlen} dev eth0{flags}" for address in added]
     command = ["nsenter", f"--net={pod.netns.path}", "ip", "-batch", "-"]
     subprocess.run(command, input="\n".join(lines), text=True, check=True)
     via = f"via {traffic.address(pod, version)} " if pod.is_bridged else ""
     device = f"dev {'' if pod.is_bridged else pod.interface}"
-    route = f"route add {added[-1]}/{length} {via or device}"
-    subprocess.run(["ip", *route.split()], check=True)
+    subprocess.run(["ip", "route", "add", str(network), *(via or device).split()], check=True)
     return str(added[-1])
 
 
@@ -46,40 +77,32 @@ def message_of(report: AgentReport) -> str:
 @VERSIONS
 @pytest.mark.parametrize("count", [17, TOO_MANY])
 def test_new_pod_is_gated_at_each_of_its_addresses(
-    operator: AgentProcess, lab: Lab, version: int, is_bridged: bool, count: int
+    operator: AgentProcess, kubelet: Cgroup, lab: Lab, version: int, is_bridged: bool, count: int
 ) -> None:
     pod = lab.add_pod("web", 1, bridged=is_bridged)
     last = add_addresses(pod, version, count)
     with pod.listen(PORT):
         assert traffic.is_reached(last, PORT)
-        operator.write_manifest(pod, mode="enforce", container={})
-        operator.start()
-        operator.wait_for("the gate", lambda report: bool(message_of(report)))
-        assert traffic.is_dropped(last, PORT)
-        assert traffic.is_dropped(traffic.address(pod, version), PORT)
-        report = (
-            operator.wait_for("the cause", lambda r: bool(message_of(r)))
-            if count == TOO_MANY
-            else None
-        )
-    if report:
+        report = start_enforcing(operator, pod, kubelet)
+        assert_gated_at(last, kubelet)
+        assert_gated_at(traffic.address(pod, version), kubelet)
+    if count == TOO_MANY:
         assert "addresses, more than a gate lists" in message_of(report)
 
 
 @VERSIONS
 def test_audit_pod_with_many_addresses_is_closed_when_it_enforces(
-    operator: AgentProcess, lab: Lab, version: int
+    operator: AgentProcess, kubelet: Cgroup, lab: Lab, version: int
 ) -> None:
     pod = lab.add_pod("web", 1)
-    operator.write_manifest(pod, mode="audit", container={})
+    operator.write_manifest(pod, mode="audit", container=DECLARED)
     operator.start()
     operator.wait_for("the gate", lambda r: any(one.gates for one in r.pods))
     last = add_addresses(pod, version, 17)
     with pod.listen(PORT):
         assert traffic.is_reached(last, PORT)
-        operator.write_manifest(pod, mode="enforce", container={})
-        operator.wait_for("the mode", lambda report: bool(message_of(report)))
-        assert traffic.is_dropped(last, PORT)
+        start_enforcing(operator, pod, kubelet)
+        assert_gated_at(last, kubelet)
 
 
 @VERSIONS

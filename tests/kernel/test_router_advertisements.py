@@ -13,7 +13,17 @@ from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
 from tests import polling
 from tests.kernel import frames, links, traffic, wire
-from tests.kernel.test_many_addresses import LAYOUTS, PORT, message_of
+from tests.kernel.cgroups import Cgroup
+from tests.kernel.test_many_addresses import (
+    DECLARED,
+    LAYOUTS,
+    PORT,
+    assert_gated_at,
+    kubelet,
+    start_enforcing,
+)
+
+__all__ = ["kubelet"]
 
 pytestmark = pytest.mark.kernel
 
@@ -71,33 +81,30 @@ def all_of(pod: LabPod) -> list[ipaddress.IPv6Address]:
 
 @LAYOUTS
 def test_new_pod_is_gated_at_each_advertised_address(
-    operator: AgentProcess, lab: Lab, is_bridged: bool
+    operator: AgentProcess, kubelet: Cgroup, lab: Lab, is_bridged: bool
 ) -> None:
     pod = lab.add_pod("web", 1, bridged=is_bridged)
     accept_advertisements(pod)
     last = advertise(pod)
     with pod.listen(PORT):
         assert traffic.is_reached(last, PORT)
-        operator.write_manifest(pod, mode="enforce", container={})
-        operator.start()
-        operator.wait_for("the gate", lambda report: bool(message_of(report)))
+        start_enforcing(operator, pod, kubelet)
         advertised = [address for address in all_of(pod) if address in NETWORK]
         assert len(advertised) >= 14
-        assert traffic.is_dropped(last, PORT)
-        assert traffic.is_dropped(str(advertised[0]), PORT)
+        assert_gated_at(last, kubelet)
+        assert_gated_at(str(advertised[0]), kubelet)
 
 
 def test_addresses_that_an_audit_pod_accepts_are_closed_when_it_enforces(
-    operator: AgentProcess, lab: Lab
+    operator: AgentProcess, kubelet: Cgroup, lab: Lab
 ) -> None:
     pod = lab.add_pod("web", 1)
     accept_advertisements(pod)
-    operator.write_manifest(pod, mode="audit", container={})
+    operator.write_manifest(pod, mode="audit", container=DECLARED)
     operator.start()
     operator.wait_for("the gate", lambda r: any(one.gates for one in r.pods))
     last = advertise(pod)
     with pod.listen(PORT):
         assert traffic.is_reached(last, PORT)
-        operator.write_manifest(pod, mode="enforce", container={})
-        operator.wait_for("the mode", lambda report: bool(message_of(report)))
-        assert traffic.is_dropped(last, PORT)
+        start_enforcing(operator, pod, kubelet)
+        assert_gated_at(last, kubelet)
