@@ -1,20 +1,30 @@
-"""A pod that changes its own network as fast as it can delays neither other pods nor the agent."""
+"""A pod that changes its own network as fast as it can delays neither other pods nor the agent.
+
+These tests show the whole on a real kernel, and no single limit: at the rate of one process, a pass
+ends now and then without any. That changes are read 20 times a second, that a pod has a pace, and
+that a pass handles each pod once is shown by tests/agent/linux/test_link_monitor.py and
+tests/agent/app/test_reconciler.py.
+"""
 
 import contextlib
 import itertools
+import pathlib
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
 from agent import labels
 from agent.admin.report import AgentReport
 from agent.lab.agent_process import AgentProcess, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.logs import Event
-from tests.kernel import traffic
+from tests.kernel import cgroups, traffic
+from tests.kernel.test_agent import reaches
+from tests.kernel.test_policies import cgroup, policy
 
 pytestmark = pytest.mark.kernel
 
@@ -120,6 +130,23 @@ def test_the_last_change_of_a_busy_pod_is_found(operator: AgentProcess, lab: Lab
         "the last change",
         lambda report: unconfirmed(report, "busy") == ["198.18.98.7"],
     )
+
+
+def test_an_agent_that_starts_beside_a_busy_pod_syncs_and_applies_policies(
+    operator: AgentProcess, lab: Lab, tmp_path: pathlib.Path
+) -> None:
+    """Both need the end of a pass, which a pod that is marked again and again must not delay."""
+    busy, web = lab.add_pod("busy", 1), lab.add_pod("web", 2)
+    for pod in (busy, web):
+        operator.write_manifest(pod, mode="enforce", container={})
+    rules = tmp_path / "rules"
+    rules.mkdir()
+    with changing(busy), cgroups.cgroup() as service, web.listen(PORT):
+        operator.start("--rules", str(rules))
+        operator.wait_for("a synced agent", lambda report: report.is_synced)
+        assert not reaches(service, web, PORT)
+        (rules / "a.yaml").write_text(yaml.safe_dump(policy("service", cgroup(service), PORT)))
+        operator.wait_for("the policy", lambda _: reaches(service, web, PORT))
 
 
 def of_pod(operator: AgentProcess, name: str) -> list[object]:

@@ -123,6 +123,25 @@ async def test_a_pod_that_keeps_changing_delays_no_other(monkeypatch: pytest.Mon
         assert node.reconciler.seconds_in_pass() < 0.5
 
 
+async def test_a_pod_that_is_marked_during_each_of_its_reconciles_delays_no_end_of_a_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A source may mark it, at no pace: each pass handles it once, and does what ends a pass."""
+    node = Node(monkeypatch)
+
+    def mark_again(call: str) -> None:
+        if call == "install marked":
+            node.store.mark("marked")
+
+    node.gates.before_call = mark_again
+    node.add("marked", 1)
+    async with node.running():
+        await asyncio.sleep(1)
+        assert node.store.is_synced
+        assert node.gates.calls.count("install marked") > 10
+        assert node.reconciler.seconds_in_pass() < 0.5
+
+
 async def test_a_pod_that_keeps_changing_is_reconciled_at_its_own_pace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
