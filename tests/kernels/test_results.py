@@ -65,7 +65,7 @@ def test_file_in_which_the_guest_ended_is_not_complete_and_names_its_tests() -> 
     assert not found.complete
 
 
-def test_results_of_a_file_replace_those_of_its_earlier_runs_once_it_starts_again() -> None:
+def test_results_of_a_file_replace_those_of_its_last_run() -> None:
     first = [
         BOOT,
         collected(f=2, g=1),
