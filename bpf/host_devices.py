@@ -48,9 +48,10 @@ class HostDevicePrograms:
         for program in self._all.values():
             program.close()
 
-    @property
     def other_interfaces(self) -> set[int]:
-        """Interfaces that still have another schema's programs."""
+        """Interfaces that still have another schema's programs, as the kernel has them now."""
+        for program in self._all.values():
+            program.refresh()
         return set().union(*(program.other_interfaces for program in self._all.values()))
 
     def ensure_bridges(self, desired: set[int], *, are_all: bool = True) -> None:

@@ -128,7 +128,7 @@ class GateWorker:
         """As `Gates.remove_stale`, unless host devices still have another schema's programs."""
 
         def remove_stale() -> bool:
-            return not self.host_devices.other_interfaces and self.gates.remove_stale()
+            return not self.host_devices.other_interfaces() and self.gates.remove_stale()
 
         return await self.run(remove_stale)
 

@@ -13,9 +13,10 @@ from agent.lab import lab as labs
 from bpf import abi, cleanup, loader, pins, syscalls
 from bpf.gate_table import GateTable
 from bpf.gates import Attachment, Gates
+from bpf.host_devices import HostDevicePrograms
 from bpf.injectable import InjectableMap
 from bpf.verdicts import Reason, Verdict
-from tests.kernel import foreign, offers, traffic, versions
+from tests.kernel import foreign, links, offers, traffic, versions
 from tests.kernel.test_attach import attacked, enforcing, filters, qdiscs
 
 pytestmark = pytest.mark.kernel
@@ -41,6 +42,12 @@ class Version:
             yield gates
         finally:
             gates.close()
+
+    @contextlib.contextmanager
+    def host_devices(self) -> Iterator[HostDevicePrograms]:
+        made = HostDevicePrograms(self.loaded, self.installation, self.attachment)
+        with contextlib.closing(made):
+            yield made
 
     @contextlib.contextmanager
     def table(self) -> Iterator[GateTable]:
@@ -200,6 +207,21 @@ def test_gate_of_another_schema_is_removed_completely(
     assert traffic.node_reaches(pod, 4)
     assert qdiscs(pod) == untouched
     assert schemas(after) == [after.installation.schema.name]
+
+
+@BOTH
+def test_relay_pair_of_another_schema_counts_until_it_is_deleted(
+    before: Version, after: Version, pod: labs.LabPod
+) -> None:
+    """Its directory stays as long: with its links, what is attached would go. A pair may go, too,
+    without anything else being attached.
+    """
+    with before.host_devices() as old:
+        old.ensure_pairs({pod.ifindex})
+    with after.host_devices() as new:
+        assert new.other_interfaces() == {pod.ifindex}
+        links.ip(f"link delete {pod.interface}")
+        assert new.other_interfaces() == set()
 
 
 @CLSACT
