@@ -9,7 +9,7 @@ import pytest
 from agent.lab import lab as labs
 from bpf import pins
 from bpf.gates import Attachment
-from tests.kernel import traffic
+from tests.kernel import offers, traffic
 
 pytestmark = pytest.mark.kernel
 
@@ -34,6 +34,8 @@ time.sleep(60)
 def test_gate_outlives_a_killed_process(
     lab: labs.Lab, fresh_pins: pins.Pins, kind: Attachment
 ) -> None:
+    if kind is Attachment.TCX:
+        offers.need_tcx()
     pod = lab.add_pod("web", 1)
     addresses = [str(address) for address in pod.addresses]
     arguments = [str(fresh_pins.bpffs), kind.value, str(pod.ifindex), *addresses]

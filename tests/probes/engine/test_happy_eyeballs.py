@@ -7,6 +7,7 @@ import pytest
 from probes.engine import prober
 from probes.results import ProbeResult
 from probes.spec.definitions import HttpGet, TcpSocket
+from tests.polling import PATIENCE_SECONDS
 from tests.probes import servers
 from tests.probes.conftest import Sandbox
 from tests.probes.single_probe import ILL, OK, SHORT, Deadline, run_probe
@@ -55,6 +56,7 @@ async def test_healthy_pod_sees_one_request_a_probe(shared_sandbox: Sandbox) -> 
         port = first.getsockname()[1]
         with shared_sandbox.listen(shared_sandbox.v6, port) as second:
             await run_probe(shared_sandbox, TcpSocket(port), shared_sandbox.v4, shared_sandbox.v6)
+            first.settimeout(PATIENCE_SECONDS)
             first.accept()[0].close()
             with pytest.raises(BlockingIOError):
                 second.accept()

@@ -16,6 +16,7 @@ import pytest
 from probes.protocols import dialing
 from probes.results import ProbeResult
 from probes.spec.definitions import HttpGet, TcpSocket
+from tests.polling import PATIENCE_SECONDS
 from tests.probes import servers
 from tests.probes.conftest import Sandbox
 from tests.probes.single_probe import OK, run_probe
@@ -69,8 +70,11 @@ async def test_probe_leaves_no_port_in_time_wait(sandbox: Sandbox) -> None:
     """Else 470 probes a second use up all ports of a pod, and each connect() searches longer."""
     with sandbox.listen() as sock:
         outcome = await run_probe(sandbox, TcpSocket(sock.getsockname()[1]))
+        # connect() returns before the kernel has handled its last ACK.
+        sock.settimeout(PATIENCE_SECONDS)
         accepted, _ = sock.accept()
         with accepted:
+            accepted.settimeout(PATIENCE_SECONDS)
             assert accepted.recv(1) == b""  # an end, and not a reset
     assert outcome.result is ProbeResult.SUCCESS
     assert in_state(sandbox, "time-wait") == []
@@ -92,8 +96,9 @@ def test_server_that_ends_at_that_very_moment_leaves_no_time_wait(
         made = sandbox.netns.socket(listener.family, socket.SOCK_STREAM)
         made.setblocking(True)
         made.connect(listener.getsockname())
+        listener.settimeout(PATIENCE_SECONDS)
         accepted, _ = listener.accept()
-        accepted.settimeout(10)
+        accepted.settimeout(PATIENCE_SECONDS)
         dialing._finish(Watched(fileno=made.detach()), b"")
     assert in_state(sandbox, "time-wait") == []
 
