@@ -88,7 +88,7 @@ log = structlog.get_logger(__name__)
 # nothing reports, such as filters that another program removes.
 _RESYNC_SECONDS = {Attachment.TCX: 300.0, Attachment.CLSACT: 30.0}
 
-# While a source of pods is not available, health checks and metrics are, after this time.
+# While a source of pods is not available, health checks, metrics and PodInfo are, after this time.
 _FIRST_GATES_SECONDS = 1.0
 
 
@@ -358,11 +358,19 @@ class Agent:
         log.info(Event.HANDED_OVER if has_handed_over else Event.AGENT_STOPPED, gates=gates)
         return has_handed_over
 
-    async def _serve(self) -> None:
-        """Serve HTTP once the first gates are attached: its server's modules take 0.1 s."""
+    async def _wait_for_first_gates(self) -> None:
+        """What is not needed for gates starts after them; it takes the event loop's time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_GATES_SECONDS):
                 await self._store.synced.wait()
+
+    async def _serve_pod_info(self) -> None:
+        await self._wait_for_first_gates()
+        await self._pod_info.run()
+
+    async def _serve(self) -> None:
+        """Serve HTTP; its server's modules take 0.1 s."""
+        await self._wait_for_first_gates()
         http_server = await asyncio.to_thread(_import_http_server)
         # What is allocated by now stays; a full collection of it would block the loop for 20 ms.
         gc.collect()
@@ -417,7 +425,7 @@ class Agent:
         if self._node_reporter:
             yield "node-report", self._node_reporter.run
         if self._settings.feature_gates.pod_info_api:
-            yield "podinfo", self._pod_info.run
+            yield "podinfo", self._serve_pod_info
         if self._callees and API_SERVER not in self._settings.disabled_default_rules:
             yield "callees of the API server", self._callees.run
         if self._policy.is_enabled:
