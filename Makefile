@@ -80,10 +80,6 @@ test-container: setup
 test-kernels: setup
 	@$(PYTHON) -m tests.kernels $(KERNEL) $(if $(FILES),--files $(FILES)) $(if $(RESUME),--resume) \
 		$(if $(SYSTEMD),--systemd)
-# `make test-kernels KERNEL=6.1 FILES="tests/kernel/test_agent.py tests/kernel/test_strict.py"`.
-test-kernels: setup
-	@$(PYTHON) -m tests.kernels $(KERNEL) $(if $(FILES),--files $(FILES)) $(if $(RESUME),--resume) \
-		$(if $(SYSTEMD),--systemd)
 
 # `make demo` and `make test` on a bare Debian 12 or 13, from a clean clone of HEAD; needs root and
 # debootstrap. `make test-bare DEBIAN=12 ARGS="--times 10 --load"`, and `--help` for more.

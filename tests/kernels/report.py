@@ -75,13 +75,10 @@ def section(title: str, found: results.Results, offered: Sequence[str]) -> str:
         *_table(("lacks", "tests"), sorted(lacks.items())),
         *_table(
             ("file", "passed", "lacks", "failed", "commit"),
-            [
-                (name.removeprefix("tests/"), *count, files[name].commit)
-                for name, count in zip(files, counts, strict=True)
-            ],
+            [(name, *count, files[name].commit) for name, count in zip(files, counts, strict=True)],
         ),
     ]
-    missing = [name.removeprefix("tests/") for name in offered if name not in files]
+    missing = [name for name in offered if name not in files]
     if missing:
         lines += [f"Not run to the end: {', '.join(missing)}.", ""]
     return "\n".join(lines)

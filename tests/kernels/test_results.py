@@ -104,6 +104,6 @@ def test_page_keeps_the_sections_of_other_kernels() -> None:
     assert page.index("## 5.10") < page.index("## 6.12")
     assert "1 of 2 files ran to their end, 2 tests, of which 0 passed, 1 lack" in new
     assert "| tcx | 1 |" in new
-    assert "| f.py | 0 | 1 | 1 | abc |" in new
-    assert "Not run to the end: g.py." in new
+    assert "| tests/f.py | 0 | 1 | 1 | abc |" in new
+    assert "Not run to the end: tests/g.py." in new
     assert "Failed, `went 'wrong'`:\n\n* `tests/f.py::a`" in report.protocol("6.12", found)
