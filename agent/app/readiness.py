@@ -19,6 +19,11 @@ log = structlog.get_logger(__name__)
 _FILE = "ready"
 _PERIOD_SECONDS = 0.5
 
+# A busy agent reads changed pods for a second. Each loss of readiness starts minReadySeconds again,
+# and the DaemonSet controller may then lose its timer and never continue a roll-out (client-go,
+# util/workqueue: an object that waits already keeps the earlier time).
+_GRACE_SECONDS = 5.0
+
 # 250 pods are synchronised within 15 s. A version that takes longer has failed at the take-over.
 _LIMIT_SECONDS = 60.0
 
@@ -51,6 +56,7 @@ class Readiness:
         self.problem = "the agent has just started"
         """Why it is not ready; empty if it is."""
         self._was_ready = False
+        self._failing_since: float | None = None
         self.overdue = asyncio.Event()
         """Set if a take-over has not led to readiness: the previous agent should hold the node."""
 
@@ -59,7 +65,7 @@ class Readiness:
         deadline = asyncio.get_running_loop().time() + _LIMIT_SECONDS
         while True:
             is_late = asyncio.get_running_loop().time() >= deadline
-            self._log(self._find_problem() or "")
+            self._log(self._lasting_problem())
             if not self.problem:
                 await asyncio.to_thread(create, self._directory)
             elif self._was_ready or is_late:
@@ -67,6 +73,17 @@ class Readiness:
             if is_late and self._is_take_over and not self._was_ready:
                 self.overdue.set()
             await asyncio.sleep(_PERIOD_SECONDS)
+
+    def _lasting_problem(self) -> str:
+        """The problem, but the previous one for the first seconds of a ready agent's."""
+        problem = self._find_problem() or ""
+        now = asyncio.get_running_loop().time()
+        if not problem:
+            self._failing_since = None
+        elif self._failing_since is None:
+            self._failing_since = now
+        is_new = self._failing_since is not None and now - self._failing_since < _GRACE_SECONDS
+        return self.problem if self._was_ready and is_new else problem
 
     def check_take_over(self) -> None:
         """Raise `TakeOverError` if it is overdue."""

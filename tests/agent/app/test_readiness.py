@@ -40,12 +40,30 @@ async def test_file_exists_while_the_agent_is_ready(tmp_path: pathlib.Path) -> N
         await asyncio.sleep(1)
         assert file.exists()
         agent.problem = "container runtime down"
-        await asyncio.sleep(1)
+        await asyncio.sleep(6)
         assert not file.exists()
         assert agent.readiness.problem == "container runtime down"
         agent.problem = None
         await asyncio.sleep(1)
         assert file.exists()
+
+
+async def test_short_problems_of_a_ready_agent_do_not_end_its_readiness(
+    tmp_path: pathlib.Path,
+) -> None:
+    file = tmp_path / "ready"
+    agent = Agent(tmp_path)
+    agent.problem = None
+    async with agent.running():
+        await asyncio.sleep(1)
+        for _ in range(3):
+            agent.problem = "pods that changed are being read"
+            for _ in range(8):
+                await asyncio.sleep(0.5)
+                assert file.exists()
+                assert agent.readiness.problem == ""
+            agent.problem = None
+            await asyncio.sleep(1)
 
 
 async def test_file_stays_on_standby_and_when_the_agent_resumes(
@@ -65,7 +83,7 @@ async def test_file_stays_on_standby_and_when_the_agent_resumes(
         await asyncio.sleep(100)
         assert file.exists()
         next_turn.problem = "container runtime down"
-        await asyncio.sleep(1)
+        await asyncio.sleep(6)
         assert not file.exists()
 
 
