@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from agent.lab.lab import NODE_IPV4
 from agent.linux.cgroups import cgroup2_mount
+from tests import polling
 from tests.cluster.api import Api
 from tests.cluster.control_plane import SERVICE_ADDRESS, ControlPlane
 from tests.cluster.kubelet import TUNABLES, Kubelet
@@ -37,10 +38,15 @@ class OneNode:
         return self.control_plane.api
 
     def end_containers(self) -> None:
-        """End all processes of pods at once."""
+        """End all processes of pods at once, and wait until none is left."""
         cgroup2 = cgroup2_mount()
         assert cgroup2 is not None
-        (cgroup2 / self.runtime.pods_cgroup[1:] / "cgroup.kill").write_text("1")
+        pods = cgroup2 / self.runtime.pods_cgroup[1:]
+        (pods / "cgroup.kill").write_text("1")
+        polling.wait_until(
+            "all containers have ended",
+            lambda: "populated 0" in (pods / "cgroup.events").read_text(),
+        )
 
     def label(self, key: str, value: str | None) -> None:
         """Set a label of the node, or remove it."""
