@@ -20,8 +20,8 @@ from tests.cluster.workloads import (
     HTTP_PROBE,
     ISOLATION_READY,
     MODE,
-    PROBED,
     PROBES_PASSING,
+    WEB,
     Workloads,
     is_reachable,
 )
@@ -35,8 +35,16 @@ _HASH, _PERCPU_HASH, _HASH_OF_MAPS = 1, 5, 13
 _MODES = ("audit", "enforce", "strict")
 _MAX_PODS = 15
 _GATES = ((), (ISOLATION_READY,), (ISOLATION_READY, PROBES_PASSING))
-# A restarted container has to be found, started and probed.
-_PATIENT = {**PROBED, "startupProbe": {**HTTP_PROBE, "failureThreshold": 300}}
+# A restarted container has to be found, started and probed. On a busy machine a server responds
+# late, which is no reason to restart it here.
+_SLOW_PROBE = {**HTTP_PROBE, "timeoutSeconds": 5}
+_PATIENT = {
+    **WEB,
+    "startupProbe": {**HTTP_PROBE, "failureThreshold": 300},
+    "readinessProbe": _SLOW_PROBE,
+    "livenessProbe": _SLOW_PROBE,
+}
+_RESTARTED_SECONDS = 180
 # Descriptors of connections that are open at one of the two moments only.
 _SPARE_DESCRIPTORS = 10
 _SPARE_MEMORY_KB = 20 << 10
@@ -118,7 +126,11 @@ class Soak:
             count = self._killed[name] = self._killed.get(name, 0) + 1
             users = self._users[self._pods[name]]
             # Counted before it is killed again.
-            polling.wait_until("it restarted", lambda: users.restarts().get(name) == count)
+            polling.wait_until(
+                f"{name} restarted",
+                lambda: users.restarts().get(name) == count,
+                seconds=_RESTARTED_SECONDS,
+            )
 
     def _restart_kubelet(self) -> None:
         self._node.kubelet.restart()
