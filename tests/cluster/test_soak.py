@@ -97,7 +97,9 @@ class Soak:
         restarts: dict[str, int] = {}
         for users in self._users.values():
             restarts |= users.restarts()
-        assert restarts == {name: n for name, n in self._killed.items() if name in self._pods}
+        expected = {name: n for name, n in self._killed.items() if name in self._pods}
+        failed = [line for users in self._users.values() for line in users.unhealthy()]
+        assert restarts == expected, failed
 
     def delete_all(self) -> None:
         for name in list(self._pods):
