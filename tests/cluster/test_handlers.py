@@ -23,6 +23,7 @@ _HANDLERS: dict[str, Json] = {
     "tcp": {"tcpSocket": {"port": app.TCP}},
     "exec": {"exec": {"command": ["/bin/cat", "/www/healthz"]}},
 }
+_KINDS = ("http", "https", "redirected", "grpc", "tcp")
 _PORTS = (app.HTTP, app.HTTPS, app.GRPC, app.TCP, app.REDIRECTED)
 
 
@@ -85,9 +86,10 @@ def _run(users: Workloads, data: Json) -> Json:
 
 def _requests(users: Workloads) -> set[tuple[str, ...]]:
     log = users.api.text(f"{users.pods_path}/web/log?container=app")
-    # The last line may be incomplete, and gRPC has no address of a client that is gone.
+    # The last line may be incomplete, gRPC has no address of a client that is gone, and the server
+    # reports errors of such clients.
     lines = map(str.split, log.rpartition("\n")[0].splitlines())
-    return {tuple(words) for words in lines if len(words) > 1}
+    return {tuple(words) for words in lines if len(words) > 1 and words[0] in _KINDS}
 
 
 def _failed(users: Workloads) -> list[str]:
