@@ -9,7 +9,7 @@ PROBES_PASSING = f"{DOMAIN}/probes-passing"
 
 MODE_LABEL = f"{DOMAIN}/mode"
 MAX_MODE_LABEL = f"{DOMAIN}/max-mode"
-"""Of nodes: the ceiling of all modes."""
+"""Of a node: the ceiling of all modes there. Of podgate's own namespace: of the whole cluster."""
 OVERRIDE_LABEL = f"{DOMAIN}/mode-override"
 """Of namespaces: whether labels of pods may be less strict."""
 OVERRIDE_ALLOWED = "allowed"

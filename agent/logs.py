@@ -118,6 +118,7 @@ class Event(enum.Enum):
     HOOK_NOT_ATTACHED = (
         "cgroup hook not attached; gates still drop, but processes get a timeout instead of EPERM."
     )
+    HOOKS_NOT_DETACHED = "Hooks cannot be detached; retrying."
     RAW_SOCKET_CREATED = (
         "Container creates raw or packet sockets in the host's network namespace, and no policy "
         "names its cgroup."
@@ -236,6 +237,8 @@ class Event(enum.Enum):
     STANDBY_TAKING_OVER = "The other agent stopped or hands the node over; taking over."
     STANDBY_WAITING = "Another agent is running; standing by to take over."
     STRICT_UNAVAILABLE = "Strict unavailable; pods fall back to enforce, or their probes fail."
+    SWITCHED_OFF = "podgate is off on this node: nothing is dropped any more."
+    SWITCHED_ON = "podgate is on again on this node."
     TUNNEL_PORTS_PROTECTED = "Tunnel ports protected."
     WATCH_INTERRUPTED = "Watch interrupted; using the last known objects."
     WATCH_RESUMED = "Watch resumed."

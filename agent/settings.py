@@ -97,6 +97,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """This node's name in the cluster; its pods are watched at the API server. None: pods come from
     manifests."""
 
+    namespace: str = "podgate"
+    """podgate's own namespace, whose label podgate.io/max-mode is the ceiling of the cluster."""
+
     kubeconfig: str | None = None
     """kubeconfig file. None: KUBECONFIG, or the pod's service account."""
 

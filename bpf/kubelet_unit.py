@@ -36,26 +36,38 @@ class KubeletUnit:
         *,
         types: pathlib.Path = btf.VMLINUX,
     ) -> None:
-        """Attach, or replace another version's program. Takes milliseconds. types: the BTF."""
+        """Attaches nothing: `attach` does. types: the BTF."""
         self._map = loaded.map(abi.KUBELET_UNIT)
         self._remade = loaded.map(abi.KUBELET_REMADE)
         self._config = config
+        self._installation = installation
+        self._program_fd = loaded.programs.get(abi.FOLLOW_KUBELET.name)
         self._offsets: dict[tuple[str, str], int] = {}
         self._problem = ""
         self._path_problem = ""
         try:
             self._offsets = member_offsets(types)
-            program_fd = loaded.programs.get(abi.FOLLOW_KUBELET.name)
-            if program_fd is None:
+            if self._program_fd is None:
                 raise errors.BpfError(
                     "this kernel does not accept the program that follows the kubelet"
                 )
+        except errors.BpfError as error:
+            self._fail(error)
+
+    def attach(self) -> None:
+        """Attach, or replace another version's program. Takes milliseconds."""
+        if self._program_fd is None or not self._offsets:
+            return
+        try:
             tracing_links.ensure_attached(
-                program_fd, installation, abi.FOLLOW_KUBELET.name, _TRACEPOINT
+                self._program_fd, self._installation, abi.FOLLOW_KUBELET.name, _TRACEPOINT
             )
         except errors.BpfError as error:
-            self._problem = f"{error.strerror or error}."
-            self.forget()
+            self._fail(error)
+
+    def detach(self) -> None:
+        """Detach any version's program: cgroups that are made from now on are not recorded."""
+        tracing_links.detach(self._installation, abi.FOLLOW_KUBELET.name)
 
     @property
     def problem(self) -> str:
@@ -109,6 +121,10 @@ class KubeletUnit:
         self._config.set_kubelet_unit(0)
         if self._read().path:
             self._write(b"")
+
+    def _fail(self, error: errors.BpfError) -> None:
+        self._problem = f"{error.strerror or error}."
+        self.forget()
 
     def _read(self) -> abi.CKubeletUnit:
         value = self._map.get(_KEY)

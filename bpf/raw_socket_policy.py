@@ -58,8 +58,7 @@ class RawSocketPolicy:
     """The maps of this policy, and the program for packet sockets. One writer: the agent."""
 
     def __init__(self, loaded: loader.Loaded, installation: pins.Pins, own: int | None) -> None:
-        """Admit podgate itself, and attach the program, or replace another version's, for the
-        calling thread's namespace. Rejects nothing that was not rejected before.
+        """Admit podgate itself. Attaches nothing: `attach` does.
 
         own: id of podgate's cgroup; None: unknown.
         """
@@ -67,18 +66,29 @@ class RawSocketPolicy:
         self._creators = loaded.map(abi.RAW_SOCKET_CREATORS)
         self._counts = loaded.map(abi.RAW_SOCKET_COUNTS)
         self._sources = loaded.map(abi.RAW_SOCKET_SOURCES)
+        self._installation = installation
+        self._program_fd = loaded.programs.get(abi.CREATE_PACKET_SOCKET.name)
         self._own = {} if own is None else {own: False}
         self.admit(self._own)
         self.packet_problem = ""
         """Why the kernel cannot reject packet sockets, in one sentence; empty if it can."""
+
+    def attach(self) -> None:
+        """Attach the program for packet sockets, or replace another version's, for the calling
+        thread's namespace. Rejects nothing that was not rejected before."""
         try:
             self._change(node_netns=os.stat(_HOST_NETNS).st_ino, **_member_offsets())
-            program_fd = loaded.programs.get(abi.CREATE_PACKET_SOCKET.name)
-            if program_fd is None:
+            if self._program_fd is None:
                 raise _not_accepted()
-            tracing_links.ensure_attached(program_fd, installation, abi.CREATE_PACKET_SOCKET.name)
+            tracing_links.ensure_attached(
+                self._program_fd, self._installation, abi.CREATE_PACKET_SOCKET.name
+            )
         except errors.BpfError as error:
             self.packet_problem = f"{error.strerror or error}."
+
+    def detach(self) -> None:
+        """Detach any version's program for packet sockets."""
+        tracing_links.detach(self._installation, abi.CREATE_PACKET_SOCKET.name)
 
     @property
     def denies_pods(self) -> bool:

@@ -5,6 +5,13 @@ import os
 from bpf import pins, syscalls
 
 
+def detach(installation: pins.Pins, name: str) -> None:
+    """Detach and unpin any version's link of this name."""
+    for path in installation.find_links(name):
+        # Its pin is all that keeps it.
+        pins.unlink_quietly(path)
+
+
 def ensure_attached(
     program_fd: int, installation: pins.Pins, name: str, tracepoint: str = ""
 ) -> None:

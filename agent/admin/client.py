@@ -14,9 +14,11 @@ class AgentUnreachableError(PodgateError):
     the next step."""
 
 
-async def fetch(path: pathlib.Path, resource: str) -> bytes:
+async def fetch(
+    path: pathlib.Path, resource: str, *, timeout_seconds: float = _TIMEOUT_SECONDS
+) -> bytes:
     """GET a resource from the admin socket at `path`. Raises `AgentUnreachableError`."""
-    return await _request(path, "GET", resource, _TIMEOUT_SECONDS)
+    return await _request(path, "GET", resource, timeout_seconds)
 
 
 async def post(path: pathlib.Path, resource: str, *, timeout_seconds: float) -> bytes:

@@ -173,6 +173,10 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """Mode of pods for which no label decides."""
     max_mode: str = ""
     """The ceiling of all modes."""
+    max_mode_from: str = ""
+    """What sets the ceiling, in words."""
+    in_force: list[str] = []
+    """What podgate has attached or installed on the node, by kind: empty once it is off."""
     hooks: list[HookStatus]
     pod_source: PodSourceStatus
     node_drops: dict[str, int]

@@ -40,6 +40,7 @@ from agent.gates.heartbeat import Heartbeat
 from agent.gates.host_devices import HostDevices
 from agent.gates.injectable import InjectableInterfaces
 from agent.gates.metrics import GateMetrics
+from agent.gates.off_switch import OffSwitch
 from agent.gates.path_test import PathTester
 from agent.gates.pod_gates import PodGates
 from agent.gates.worker import GateWorker
@@ -56,6 +57,7 @@ from agent.pods.conditions import Conditions
 from agent.pods.events import PodEvents
 from agent.pods.metrics import PodCollector
 from agent.pods.object_labels import ObjectLabels
+from agent.pods.off_file import OffFile
 from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
 from agent.policy.api_callees import ApiCallees
@@ -78,7 +80,6 @@ from bpf.attachment import Attachment
 from bpf.drop_sources import DropSources
 from bpf.replies import ReplyTables
 from bpf.rule_hits import RuleHits
-from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)
 
@@ -114,9 +115,11 @@ class Agent:
         self._modes = PodModes(
             settings.mode,
             settings.max_mode,
+            own_namespace=settings.namespace,
             state=state / "modes.json",
             is_complete=api is None,
         )
+        self._off_file = OffFile(settings.run_directory, self._modes)
         metrics = GateMetrics(self._store)
         events = PodEvents()
         policies = ApiPolicies(api, state=state / "apipolicies.json") if api else None
@@ -172,11 +175,9 @@ class Agent:
             path_tester=self._path_tester,
             resync_seconds=_RESYNC_SECONDS[gate_worker.gates.attachment],
         )
+        host_devices = HostDevices(gate_worker, self._store)
         self._injectable = InjectableInterfaces(
-            gate_worker,
-            self._store,
-            HostDevices(gate_worker, self._store),
-            forwarding=settings.forwarding_interfaces,
+            gate_worker, self._store, host_devices, forwarding=settings.forwarding_interfaces
         )
         self._default_deny = DefaultDenyController(
             self._store, self._modes, abandoned_seconds=int(settings.dead_man_hours * 3600)
@@ -198,7 +199,7 @@ class Agent:
         connections = ConnectionStats(self._store)
         self._relays = RelaySupervisor(
             self._launcher,
-            is_node_default=min(settings.mode, settings.max_mode) is Mode.STRICT,
+            modes=self._modes,
             has_fallback=not settings.strict_without_fallback,
             store=self._store,
             stats=connections,
@@ -207,9 +208,16 @@ class Agent:
             settings.kubelet,
             gate_worker.config,
             gate_worker.kubelet_unit,
-            has_connect_hooks=gate_worker.has_connect_hooks,
+            has_connect_hooks=lambda: gate_worker.has_connect_hooks,
         )
         self._kubelet = KubeletIdentity(settings.kubelet, self._on_kubelet)
+        self._off_switch = OffSwitch(
+            gate_worker,
+            self._modes,
+            self._store,
+            host_devices=host_devices,
+            on_changed=self._on_switched,
+        )
         self._open_ports = OpenPorts(
             store=self._store,
             events=events,
@@ -292,6 +300,7 @@ class Agent:
             drop_events=self._drop_events,
             metrics=exporter,
             handover=handover,
+            remains=self._remains,
         )
         self._readiness = Readiness(
             settings.pod_directory,
@@ -329,12 +338,14 @@ class Agent:
             on_overrun=self._on_overrun,
         )
         worker = self._gate_worker
+        # Before all that acts on new pods, since the modes of these come with the saved state.
+        self._modes.restore()
+        self._off_file.read()
+        self._source.start()
+        await self._off_switch.open()
         # Before gates use new maps, in which it is unknown: those that are taken over, and those
         # that podgate-cni attaches.
         await self._kubelet.refresh()
-        # Before all that acts on new pods, since the modes of these come with the saved state.
-        self._modes.restore()
-        self._source.start()
         self._cni_state.open()
         await self._default_deny.open(await worker.run(worker.gates.installed))
         await asyncio.to_thread(network_managers.exclude_relay)
@@ -413,6 +424,8 @@ class Agent:
         yield "injectable", self._injectable.run
         yield "pods", self._source.run
         yield "modes", self._modes.run
+        yield "off-file", self._off_file.run
+        yield "off-switch", self._off_switch.run
         yield "cni-state", self._cni_state.run
         yield "source-processes", self._source_processes.run
         yield "source-history", self._history.run
@@ -439,6 +452,11 @@ class Agent:
         self._chain_order.hint()
         self._injectable.hint()
 
+    def _on_switched(self) -> None:
+        self._injectable.hint()
+        # The kernel follows it again.
+        self._on_kubelet(self._kubelet.current)
+
     def _on_overrun(self) -> None:
         log.warning(Event.NETLINK_OVERRUN)
         self._store.mark_all()
@@ -452,6 +470,15 @@ class Agent:
         self._default_deny.set_kubelet(found, admission.priority, has_cgroup=admission.has_cgroup)
         self._existing_flows.hint()
         self._open_ports.hint()
+
+    def _remains(self) -> list[str]:
+        """What podgate has in force on the node, by kind; nothing once it is off."""
+        remains = self._off_switch.remains()
+        if self._default_deny.is_installed:
+            remains.append("default-deny table")
+        if self._relays.is_up:
+            remains.append("relay")
+        return remains
 
     def _kubelet_cgroup(self) -> int:
         current = self._kubelet.current

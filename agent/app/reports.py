@@ -3,7 +3,7 @@
 import asyncio
 import datetime
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -80,6 +80,7 @@ class Reports:
         drop_events: DropEventLog,
         metrics: Exporter,
         handover: Handover,
+        remains: Callable[[], list[str]],
     ) -> None:
         """node: its name, empty without a cluster."""
         self.http_address = ""
@@ -106,6 +107,7 @@ class Reports:
         self._drop_events = drop_events
         self._metrics = metrics
         self._handover = handover
+        self._remains = remains
 
     def unhealthy_reason(self) -> str | None:
         seconds = self._reconciler.seconds_in_pass()
@@ -151,6 +153,8 @@ class Reports:
             http_address=self.http_address,
             default_mode=self._modes.node.default.label,
             max_mode=self._modes.node.ceiling.label,
+            max_mode_from=self._modes.node.ceiling_from,
+            in_force=self._remains(),
             hooks=[
                 HookStatus(name=hook.name, problem=hook.problem)
                 for hook in self._gate_worker.hook_states

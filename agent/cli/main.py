@@ -1,7 +1,5 @@
 """The command line. Commands import what they need when they run, so that `status` starts fast."""
 
-import asyncio
-import pathlib
 import sys
 from typing import Any
 
@@ -9,9 +7,11 @@ import click
 
 from agent import VERSION
 from agent.cli.commands import (
+    cleanup,
     cni,
     controller,
     doctor,
+    off,
     options,
     pods,
     probe,
@@ -24,7 +24,7 @@ from agent.cli.commands import (
     suggest,
 )
 from agent.errors import PodgateError
-from bpf import errors, pins
+from bpf import errors
 
 _FAILURES = (PodgateError, errors.KernelSideError, OSError)
 
@@ -58,39 +58,6 @@ def main() -> None:
     """
 
 
-@main.command(short_help="Remove everything podgate installed on this node.")
-@options.run_directory
-@options.bpffs
-def cleanup(run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
-    """Remove all pins, links, filters, tables, routes and relay interfaces of podgate on this node.
-
-    All gates open, and services proxied by podgate stop. Stop the agent and the proxy first:
-    otherwise they install everything again.
-    """
-    from agent.app import network_managers, preflight
-    from agent.cni import state as cni_state
-    from agent.default_deny import table as default_deny_table
-    from agent.linux import locks
-    from agent.proxy import nftables
-    from agent.strict import veth_pair
-    from bpf import cleanup as bpf_cleanup
-
-    installation = pins.Pins(bpffs)
-    preflight.check()
-    with (
-        locks.exclusive_if_present(run_directory),
-        locks.exclusive_if_present(run_directory / "proxy"),
-        locks.exclusive_if_present(installation.root),
-    ):
-        cni_state.retire(run_directory)
-        removed = bpf_cleanup.remove_everything(installation)
-        asyncio.run(default_deny_table.remove())
-        asyncio.run(veth_pair.remove_everything())
-        asyncio.run(nftables.remove())
-        network_managers.remove_exclusion()
-    click.echo(f"Removed {removed.pins} pins and {removed.filters} filters.")
-
-
 @main.command(short_help="Run the demo on this machine.")
 @options.output
 def demo(output: str) -> None:
@@ -110,6 +77,9 @@ main.add_command(rules.rules)
 main.add_command(suggest.suggest)
 main.add_command(doctor.doctor)
 main.add_command(cni.cni)
+main.add_command(cleanup.cleanup)
+main.add_command(off.off)
+main.add_command(off.on)
 main.add_command(proxy.proxy)
 main.add_command(relay.probes)
 main.add_command(relay.relay)

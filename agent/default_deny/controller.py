@@ -75,7 +75,7 @@ class DefaultDenyController:
         """
         self._changed_modes.take()
         if self._modes.default >= Mode.ENFORCE or (
-            not self._modes.is_complete and await _is_installed()
+            not self._has_all_labels and await _is_installed()
         ):
             await self._install(gated)
         else:
@@ -93,6 +93,11 @@ class DefaultDenyController:
             bridges=table.covers_bridges,
             datagrams=table.covers_datagrams,
         )
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether this node has the tables."""
+        return self._table is not None
 
     async def add_gated(self, ifindexes: Iterable[int]) -> None:
         """These have their gates, or are meant to have none: the gates alone decide."""
@@ -180,7 +185,7 @@ class DefaultDenyController:
             self._announced.clear()
             for uid in self._store.pods:
                 self._changes.mark(uid)
-        elif self._is_desired and not is_desired and self._modes.is_complete:
+        elif self._is_desired and not is_desired and self._has_all_labels:
             with _log_errors(Event.DEFAULT_DENY_NOT_REMOVED):
                 if self._table is not None:
                     await self._table.remove()
@@ -188,6 +193,11 @@ class DefaultDenyController:
                 self._is_desired = False
                 self._first_seen.clear()
                 self._exempt.clear()
+
+    @property
+    def _has_all_labels(self) -> bool:
+        """Whether no label that is still unknown can be the reason for the tables."""
+        return self._modes.is_complete or self._modes.node.is_off
 
     async def _admit_kubelet(self, table: DefaultDenyTable) -> None:
         # One that ended is back in a moment; until then its admission does no harm.

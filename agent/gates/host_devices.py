@@ -84,21 +84,27 @@ class HostDevices:
         self._problem = ""
 
     async def ensure(self, links: list[Link], uplinks: Container[int] = frozenset()) -> bool:
-        """links: all of the host's; uplinks: as of `programs_for`. Safe to repeat.
+        """links: all of the host's; uplinks: as of `programs_for`. Safe to repeat. While podgate is
+        off no program is needed.
 
         Whether all is in place; if not, call it again after a while.
         """
         self._update_switch(links)
-        needed = programs_for(
-            links,
-            gated=self._store.gated_interfaces(),
-            enforced=self._store.enforced_interfaces(),
-            ungated=self._store.ungated_interfaces(),
-            uplinks=uplinks,
-        )
+        is_off = not self._gate_worker.is_attached
+        needed = DevicePrograms()
+        if not is_off:
+            needed = programs_for(
+                links,
+                gated=self._store.gated_interfaces(),
+                enforced=self._store.enforced_interfaces(),
+                ungated=self._store.ungated_interfaces(),
+                uplinks=uplinks,
+            )
         try:
-            await self._ensure_programs(needed)
-            tunnels = find_tunnels(links, await asyncio.to_thread(udp_listeners.read))
+            await self._ensure_programs(needed, are_all=is_off or self._store.is_synced)
+            tunnels = TunnelPorts(frozenset(), has_any=False)
+            if not is_off:
+                tunnels = find_tunnels(links, await asyncio.to_thread(udp_listeners.read))
             if tunnels != self._tunnels:
                 ensure_tunnels = self._gate_worker.host_devices.ensure_tunnels
                 await self._gate_worker.run(ensure_tunnels, are_guarded=tunnels.has_any)
@@ -118,8 +124,7 @@ class HostDevices:
         self._problem = ""
         return True
 
-    async def _ensure_programs(self, needed: DevicePrograms) -> None:
-        are_all = self._store.is_synced
+    async def _ensure_programs(self, needed: DevicePrograms, *, are_all: bool) -> None:
         programs = self._gate_worker.host_devices
         for name, ensure, interfaces in (
             ("stamps", programs.ensure_stamps, needed.stamps),
@@ -131,6 +136,13 @@ class HostDevices:
             if self._ensured.get(name) != (interfaces, are_all):
                 await self._gate_worker.run(ensure, set(interfaces), are_all=are_all)
                 self._ensured[name] = interfaces, are_all
+
+    @property
+    def has_programs(self) -> bool:
+        """Whether a program is attached to any device, or was not checked yet."""
+        if self._tunnels is None:
+            return True
+        return self._tunnels.has_any or any(found for found, _ in self._ensured.values())
 
     def _update_switch(self, links: list[Link]) -> None:
         has_switch = any(link.kind == "openvswitch" for link in links)

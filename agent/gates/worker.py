@@ -54,7 +54,7 @@ class GateWorker:
         attachment: Attachment | None,
         thread: concurrent.futures.ThreadPoolExecutor,
     ) -> None:
-        """Attach the hooks, and set what the programs need from the start. Call it in `thread`."""
+        """Set what the programs need from the start; attaches nothing. Call it in `thread`."""
         self._thread = thread
         self._installation = installation
         self.loaded = loaded
@@ -67,8 +67,13 @@ class GateWorker:
         self.path_tests = PathTestCounters(loaded)
         self.events = DropEventReader(loaded)
         self.raw_socket_policy = RawSocketPolicy(loaded, installation, own_cgroup())
-        self.hook_states = _attach_hooks(loaded, installation)
+        cgroup = cgroup2_mount()
+        self._hooks = None if cgroup is None else Hooks(loaded, installation, cgroup)
+        self.hook_states: list[HookState] = []
+        """Of the hooks that are attached, or should be."""
         self.kubelet_unit = KubeletUnit(loaded, installation, self.config)
+        self.is_attached = False
+        """Whether hooks and tracing programs are; not while podgate is off."""
 
     @classmethod
     async def open(cls, settings: Settings, pinned: Outcome) -> "GateWorker":
@@ -92,14 +97,53 @@ class GateWorker:
             thread.shutdown(wait=False)
             loaded.close()
             raise
-        for hook in worker.hook_states:
+        return worker
+
+    async def attach(self) -> None:
+        """Attach the programs that belong to no interface: hooks, and those that trace the kernel.
+
+        Raises `TimeoutError`.
+        """
+        self.is_attached = True
+        await self.run(self._attach)
+        for hook in self.hook_states:
             if hook.problem:
                 log.warning(Event.HOOK_NOT_ATTACHED, hook=hook.name, reason=hook.problem)
-        return worker
+
+    async def detach(self) -> None:
+        """Undo `attach`, also of another version or a previous agent.
+
+        Raises `BpfError` or `TimeoutError`; then some may still be attached.
+        """
+        self.is_attached = False
+        await self.run(self._detach)
+
+    def _attach(self) -> None:
+        self.raw_socket_policy.attach()
+        self.hook_states = self._attach_hooks()
+        self.kubelet_unit.attach()
+
+    def _attach_hooks(self) -> list[HookState]:
+        if self._hooks is None:
+            return [HookState("all", "cgroup v2 is not mounted")]
+        states = self._hooks.attach()
+        if all(state.problem is None for state in states if state.name in abi.RAW_SOCKET_HOOKS):
+            record_raw_sockets(self.loaded)
+        return states
+
+    def _detach(self) -> None:
+        self.hook_states = []
+        if self._hooks:
+            self._hooks.detach()
+        self.raw_socket_policy.detach()
+        self.kubelet_unit.detach()
 
     @property
     def has_connect_hooks(self) -> bool:
-        """Whether the hooks at connect are attached, and distinguish the host's sockets."""
+        """Whether the hooks at connect are attached, and distinguish the host's sockets. True also
+        while podgate is off, when no hook is needed."""
+        if not self.is_attached:
+            return True
         is_attached = [not hook.problem for hook in self.hook_states if "connect" in hook.name]
         return bool(is_attached) and all(is_attached) and self.config.read().node_netns != 0
 
@@ -157,16 +201,6 @@ def netns_cookie() -> int | None:
         value = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
         return int.from_bytes(value, sys.byteorder)
     return None
-
-
-def _attach_hooks(loaded: loader.Loaded, installation: pins.Pins) -> list[HookState]:
-    cgroup = cgroup2_mount()
-    if cgroup is None:
-        return [HookState("all", "cgroup v2 is not mounted")]
-    states = Hooks(loaded, installation, cgroup).attach()
-    if all(state.problem is None for state in states if state.name in abi.RAW_SOCKET_HOOKS):
-        record_raw_sockets(loaded)
-    return states
 
 
 def record_raw_sockets(loaded: loader.Loaded) -> None:

@@ -138,7 +138,7 @@ class ApiPods:
             await self._labels_listed()
             if not self._modes.is_complete:
                 self._modes.complete()
-                self._refresh_all()
+                self.refresh_all()
 
     @property
     def is_synced(self) -> bool:
@@ -219,6 +219,11 @@ class ApiPods:
         for uid in ended:
             self.changes.mark(uid)
 
+    def refresh_all(self) -> None:
+        """Derive every pod again: the modes of all may have changed."""
+        for uid in self.uids:
+            self._refresh(uid)
+
     def _refresh(self, uid: str) -> None:
         """Derive the pod from its newest object, and mark it."""
         found = self.get(uid)
@@ -253,10 +258,6 @@ class ApiPods:
             if pod is not None and pod.metadata.namespace == name:
                 self._refresh(uid)
 
-    def _refresh_all(self) -> None:
-        for uid in self.uids:
-            self._refresh(uid)
-
     async def _wait_for_labels(self) -> None:
         try:
             async with asyncio.timeout(_LABELS_SECONDS):
@@ -270,7 +271,7 @@ class ApiPods:
         else:
             self._modes.complete()
         self._has_labels = True
-        self._refresh_all()
+        self.refresh_all()
 
     async def _labels_listed(self) -> None:
         await self.namespaces.synced.wait()
@@ -300,7 +301,7 @@ class ApiPods:
         self._mark()
         self.labels.set_node(_labels(new))
         if self._modes.set_node(_labels(new)):
-            self._refresh_all()
+            self.refresh_all()
 
     def _mark(self) -> None:
         if self._saver:

@@ -2,7 +2,7 @@
 
 import pathlib
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import structlog
 from prometheus_client import core
@@ -43,7 +43,7 @@ class KubeletAdmission:
         config: NodeConfig,
         unit: KubeletUnit,
         *,
-        has_connect_hooks: bool,
+        has_connect_hooks: Callable[[], bool],
     ) -> None:
         """has_connect_hooks: whether they set the priority of the unit's sockets."""
         self._config = config
@@ -94,7 +94,7 @@ class KubeletAdmission:
                 f"{self._delegated} does not belong to root alone, so other users can make cgroups "
                 "at the kubelet's path; run it as a unit of the system."
             )
-        if not self._unit.problem and not self._has_connect_hooks:
+        if not self._unit.problem and not self._has_connect_hooks():
             return (
                 "the hooks at connect are not attached, so pods that are created while the agent "
                 "is missing open after a minute."
@@ -104,7 +104,7 @@ class KubeletAdmission:
     @property
     def priority(self) -> int | None:
         """As `KubeletUnit.priority`; None also if no hook sets it."""
-        return self._unit.priority if self._has_connect_hooks else None
+        return self._unit.priority if self._has_connect_hooks() else None
 
     def collect(self) -> Iterator[core.Metric]:
         """For Prometheus; to be registered once."""

@@ -4,8 +4,9 @@
 2. The namespace's label replaces it, stricter or not.
 3. The pod's label may be stricter than that. It may be less strict only where the namespace has
    `podgate.io/mode-override: allowed`: a user who may create pods must not be able to open them.
-4. The ceiling bounds the result: the node's label `podgate.io/max-mode`, or else `--max-mode`. It
-   is for canaries, and the way out.
+4. Ceilings bound the result, for canaries and the way out: the node's label `podgate.io/max-mode`,
+   or else `--max-mode`; the same label of podgate's own namespace, for the whole cluster; and
+   `podgate off --node`. The lowest decides.
 
 A manifest has no namespace: its operator also writes the pod's label, which may be less strict.
 """
@@ -38,6 +39,9 @@ class ModeLabel(msgspec.Struct, frozen=True):
     problem: Problem | None = None
 
 
+NO_LABEL = ModeLabel()
+
+
 class NodeModes(msgspec.Struct, frozen=True, kw_only=True):
     """The node's part in the decision. ceiling_from: what sets the ceiling, in words; problems: of
     the node's labels."""
@@ -46,6 +50,11 @@ class NodeModes(msgspec.Struct, frozen=True, kw_only=True):
     ceiling: Mode = Mode.STRICT
     ceiling_from: str = "--max-mode"
     problems: tuple[Problem, ...] = ()
+
+    @property
+    def is_off(self) -> bool:
+        """Whether podgate is off on this node: no pod may have a gate."""
+        return self.ceiling is Mode.OFF
 
 
 class NamespaceModes(msgspec.Struct, frozen=True):
@@ -84,17 +93,32 @@ def read_label(labels: Labels, name: str, owner: str, last: Mode | None = None) 
         return ModeLabel(last, Problem(INVALID, message))
 
 
-def node_modes(default: Mode, ceiling: Mode, label: ModeLabel, max_label: ModeLabel) -> NodeModes:
-    """default, ceiling: the agent's settings, which the node's labels replace."""
-    found = NodeModes(
+def node_modes(
+    default: Mode,
+    ceiling: Mode,
+    label: ModeLabel,
+    max_label: ModeLabel,
+    *,
+    cluster: ModeLabel = NO_LABEL,
+    is_off: bool = False,
+) -> NodeModes:
+    """default, ceiling: the agent's settings, which the node's labels replace; cluster: the ceiling
+    of the whole cluster; is_off: by `podgate off --node`."""
+    max_mode = agent_labels.MAX_MODE_LABEL
+    ceilings = [(ceiling, "--max-mode")]
+    if max_label.mode is not None:
+        ceilings = [(max_label.mode, f"the node's label {max_mode}")]
+    if cluster.mode is not None:
+        ceilings.append((cluster.mode, f"the label {max_mode} of podgate's namespace"))
+    if is_off:
+        ceilings.append((Mode.OFF, "'podgate off --node'"))
+    lowest, origin = min(ceilings, key=lambda found: found[0])
+    return NodeModes(
         default=default if label.mode is None else label.mode,
-        ceiling=ceiling,
-        problems=tuple(one.problem for one in (label, max_label) if one.problem),
+        ceiling=lowest,
+        ceiling_from=origin,
+        problems=tuple(one.problem for one in (label, max_label, cluster) if one.problem),
     )
-    if max_label.mode is None:
-        return found
-    origin = f"the node's label {agent_labels.MAX_MODE_LABEL}"
-    return msgspec.structs.replace(found, ceiling=max_label.mode, ceiling_from=origin)
 
 
 def kept(mode: Mode) -> Problem:

@@ -52,11 +52,13 @@ class PodModes:
         default: Mode,
         ceiling: Mode = Mode.STRICT,
         *,
+        own_namespace: str | None = None,
         state: pathlib.Path | None = None,
         is_complete: bool = True,
     ) -> None:
-        """default, ceiling: the agent's settings; state: the file to save to; is_complete: whether
-        there are no labels of a node and of namespaces to wait for, as with manifests."""
+        """default, ceiling: the agent's settings; own_namespace: podgate's, whose label is the
+        ceiling of the cluster; state: the file to save to; is_complete: whether there are no labels
+        of a node and of namespaces to wait for, as with manifests."""
         self.changes = Changes()
         """Namespaces of which a mode changed; `NODE` for all pods."""
         self.node = NodeModes(default=default, ceiling=ceiling)
@@ -65,6 +67,11 @@ class PodModes:
         self._holds = not is_complete
         """Whether the default rules are not in force yet."""
         self._settings = default, ceiling
+        self._own_namespace = own_namespace
+        self._node_labels = modes.NO_LABEL, modes.NO_LABEL
+        """Mode and ceiling of the node."""
+        self._cluster = modes.NO_LABEL
+        self._is_off = False
         self._namespaces: dict[str, NamespaceModes] = {}
         """Those that have a label."""
         self._last: dict[str, Mode] = {}
@@ -91,22 +98,22 @@ class PodModes:
 
     def set_node(self, labels: Labels) -> bool:
         """The node's labels; returns whether its part changed."""
-        found = modes.node_modes(
-            *self._settings,
+        self._node_labels = (
             self._read("node", "", labels, agent_labels.MODE_LABEL),
             self._read("node", "", labels, agent_labels.MAX_MODE_LABEL),
         )
-        if found == self.node:
-            return False
-        for problem in found.problems:
-            log.warning(Event.NODE_LABEL_INVALID, problem=problem.message)
-        log.info(Event.NODE_MODES_CHANGED, default=found.default.label, ceiling=found.ceiling.label)
-        self.node = found
-        self.changes.mark(NODE)
-        return True
+        return self._decide_node()
+
+    def set_off(self, *, is_off: bool) -> bool:
+        """Whether `podgate off --node` is in force; returns whether the node's part changed."""
+        self._is_off = is_off
+        return self._decide_node()
 
     def set_namespace(self, name: str, labels: Labels) -> bool:
         """A namespace's labels, none for a deleted one; returns whether its part changed."""
+        if name == self._own_namespace:
+            self._cluster = self._read("namespace", name, labels, agent_labels.MAX_MODE_LABEL)
+            self._decide_node()
         found = NamespaceModes(
             self._read("namespace", name, labels, agent_labels.MODE_LABEL),
             labels.get(agent_labels.OVERRIDE_LABEL) == agent_labels.OVERRIDE_ALLOWED,
@@ -178,6 +185,25 @@ class PodModes:
             origin = "podgate until its default rules are in force"
             return msgspec.structs.replace(self.node, ceiling=Mode.AUDIT, ceiling_from=origin)
         return self.node
+
+    def _decide_node(self) -> bool:
+        found = modes.node_modes(
+            *self._settings, *self._node_labels, cluster=self._cluster, is_off=self._is_off
+        )
+        if found == self.node:
+            return False
+        for problem in found.problems:
+            if problem not in self.node.problems:
+                log.warning(Event.NODE_LABEL_INVALID, problem=problem.message)
+        log.info(
+            Event.NODE_MODES_CHANGED,
+            default=found.default.label,
+            ceiling=found.ceiling.label,
+            ceiling_from=found.ceiling_from,
+        )
+        self.node = found
+        self.changes.mark(NODE)
+        return True
 
     def _of_namespace(self, name: str) -> NamespaceModes:
         return self._namespaces.get(name, NamespaceModes())

@@ -164,11 +164,14 @@ class ClusterSource:
             await self.sandboxes.add(found.sandbox, found.netns_path)
 
     async def _follow_modes(self) -> None:
-        """The modes of sandboxes without a pod of the API; `ApiPods` follows those of its pods."""
+        """`ApiPods` follows the labels that it reads; here are sandboxes without a pod of the API,
+        and ceilings from elsewhere."""
         while True:
             namespaces = set(await self._changed_modes.next())
             if HELD in namespaces:
                 self.pods.refresh_namespace(HELD)
+            if NODE in namespaces:
+                self.pods.refresh_all()
             for uid, sandbox in self.sandboxes.current.items():
                 if NODE in namespaces or sandbox.pod_namespace in namespaces:
                     self._changed.mark(uid)

@@ -10,6 +10,7 @@ import pathlib
 import msgspec
 import structlog
 
+from agent import tasks
 from agent.logs import Event
 from agent.pods import documents
 from agent.pods.pod import Pod, PodError, Problem, read_pod
@@ -50,6 +51,7 @@ class ManifestDirectory:
         self._directory = directory
         self._modes = modes
         self._store = store
+        self._changed_modes = modes.changes.subscribe()
         self._files: dict[str, _ManifestFile] = {}
 
     def refresh(self) -> None:
@@ -62,7 +64,20 @@ class ManifestDirectory:
             pass
 
     async def run(self) -> None:
-        """Refresh at each change until cancelled; files are read in a thread."""
+        """Refresh at each change, and follow the node's modes, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            tasks.start(group, "files of manifests", self._follow_files)
+            tasks.start(group, "modes of manifests", self._follow_modes)
+
+    async def _follow_modes(self) -> None:
+        while True:
+            await self._changed_modes.next()
+            for file in self._files.values():
+                file.pod = self._with_mode(file.pod)
+                self._store.set_pod(file.pod)
+
+    async def _follow_files(self) -> None:
+        """Files are read in a thread."""
         async for _ in documents.changes(self._directory):
             try:
                 while self._apply(await asyncio.to_thread(self._read_changed)):

@@ -16,6 +16,7 @@ import structlog
 from agent.backoff import Backoff, no_jitter
 from agent.logs import Event
 from agent.pods.changes import Subscription
+from agent.pods.pod_modes import PodModes
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
 from agent.relay import messages
@@ -25,6 +26,7 @@ from agent.strict.launcher import RelayHandle
 from agent.strict.process import RelayError
 from agent.strict.stats import ConnectionStats
 from agent.strict.targets import RelayPlan
+from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)
 
@@ -83,17 +85,17 @@ class RelaySupervisor:
         self,
         launcher: RelayLauncher,
         *,
-        is_node_default: bool,
+        modes: PodModes,
         store: PodStore,
         stats: ConnectionStats,
         has_fallback: bool = True,
     ) -> None:
-        """is_node_default: whether strict is the node's mode, so that a relay runs before there are
-        pods; has_fallback: whether gates admit the kubelet while no relay serves; store: pods whose
+        """modes: where strict is the node's default, a relay runs before there are pods;
+        has_fallback: whether gates admit the kubelet while no relay serves; store: pods whose
         `problem_for` changed are marked there; stats: gets the relays' reports."""
         self.has_fallback = has_fallback
         self._launcher = launcher
-        self._is_node_default = is_node_default
+        self._modes = modes
         self._store = store
         self._stats = stats
         self._now = asyncio.get_running_loop().time
@@ -101,6 +103,7 @@ class RelaySupervisor:
         self._changes = Subscription(self._wake)
         store.desired.subscribe(self._changes)
         store.in_force.subscribe(self._changes)
+        modes.changes.subscribe(self._changes)
         self._state: _Idle | _Starting | _BackingOff | ActiveRelay = _Idle()
         self._released: dict[RelayHandle, float] = {}
         """Relays that drain their connections, and when they are overdue."""
@@ -224,9 +227,11 @@ class RelaySupervisor:
             return
         if self._is_needed():
             serving.unneeded_since = None
-        elif serving.unneeded_since is None:
+            return
+        if serving.unneeded_since is None:
             serving.unneeded_since = self._now()
-        elif self._now() - serving.unneeded_since >= _IDLE_SECONDS:
+        idle_seconds = 0.0 if self._modes.node.is_off else _IDLE_SECONDS
+        if self._now() - serving.unneeded_since >= idle_seconds:
             log.info(Event.RELAY_RELEASED)
             self._state = _Idle()
             self._logged_problem = ""
@@ -320,7 +325,7 @@ class RelaySupervisor:
         self._restart_requests.clear()
 
     def _is_needed(self) -> bool:
-        return bool(self._plan.targets) or self._is_node_default
+        return bool(self._plan.targets) or self._modes.default is Mode.STRICT
 
     def _publish(self) -> None:
         """Mark the pods whose problem with the relay changed."""

@@ -333,25 +333,6 @@ def test_cleanup_opens_everything_and_leaves_nothing(
     assert "clsact" not in qdiscs
 
 
-@pytest.mark.parametrize("attachment", ["tcx", "clsact"])
-def test_five_lines_of_shell_open_everything(
-    operator: AgentProcess, web: LabPod, attachment: str
-) -> None:
-    """The emergency exit of docs/failures.md, run as documented."""
-    if attachment == "tcx":
-        offers.need_tcx()
-    operator.write_manifest(web, mode="enforce", container=LISTENING)
-    page = pathlib.Path(__file__).parents[2] / "docs" / "failures.md"
-    script = page.read_text(encoding="utf-8").split("```")[1]
-    operator.start("--attach", attachment)
-    operator.wait_for("the gate", isolated_as("web", "Enforced"))
-    operator.stop(signal.SIGKILL)
-    assert refuses(web)
-    own = script.replace("/sys/fs/bpf", str(operator.bpffs))
-    subprocess.run(["sh", "-c", own], check=False, capture_output=True)
-    assert connects(web)
-
-
 def test_endpoints_answer_and_metrics_count_the_drop(operator: AgentProcess, web: LabPod) -> None:
     report = start_enforcing(operator, web)
     assert refuses(web)

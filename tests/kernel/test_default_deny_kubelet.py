@@ -150,6 +150,7 @@ def unit(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[KubeletUnit
     hooks = Hooks(loaded, installation, mount)
     assert [hook.problem for hook in hooks.attach()] == [None] * len(abi.HOOKS)
     made = KubeletUnit(loaded, installation, config)
+    made.attach()
     yield made
     made.forget()
     os.unlink(installation.links / abi.FOLLOW_KUBELET.name)

@@ -30,6 +30,7 @@ def unit(
     loaded: loader.Loaded, installation: pins.Pins, config: NodeConfig
 ) -> Iterator[KubeletUnit]:
     made = KubeletUnit(loaded, installation, config)
+    made.attach()
     yield made
     made.forget()
     os.unlink(installation.links / abi.FOLLOW_KUBELET.name)
@@ -50,7 +51,7 @@ def service(system: Cgroup) -> Iterator[Cgroup]:
 def admission_of(
     config: NodeConfig, unit: KubeletUnit, setting: KubeletSetting | None = None
 ) -> KubeletAdmission:
-    return KubeletAdmission(setting or ByProcess(), config, unit, has_connect_hooks=True)
+    return KubeletAdmission(setting or ByProcess(), config, unit, has_connect_hooks=lambda: True)
 
 
 def metrics(admission: KubeletAdmission) -> dict[str, float]:
@@ -150,7 +151,9 @@ def test_kubelet_of_another_setting_counts_for_nothing(
     with the same setting it may start while its unit does, too."""
     admission_of(config, unit).update(found(service), is_rejected=False, is_overdue=False)
     path = f"{system.path}/nosuch.service" if is_changed else service.path
-    following = admission_of(config, KubeletUnit(loaded, installation, config), ByCgroup(path))
+    unit = KubeletUnit(loaded, installation, config)
+    unit.attach()
+    following = admission_of(config, unit, ByCgroup(path))
     for is_overdue in (False, True):
         following.update(None, is_rejected=False, is_overdue=is_overdue)
         assert following.has_cgroup is not is_changed
@@ -186,7 +189,7 @@ def test_path_at_which_other_users_can_make_cgroups_is_not_followed(
 def test_missing_connect_hooks_are_a_problem(
     config: NodeConfig, unit: KubeletUnit, service: Cgroup
 ) -> None:
-    admission = KubeletAdmission(ByProcess(), config, unit, has_connect_hooks=False)
+    admission = KubeletAdmission(ByProcess(), config, unit, has_connect_hooks=lambda: False)
     admission.update(found(service), is_rejected=False, is_overdue=False)
     assert unit.path == service.path
     assert admission.priority is None

@@ -41,6 +41,7 @@ def unit(
     loaded: loader.Loaded, installation: pins.Pins, config: NodeConfig
 ) -> Iterator[KubeletUnit]:
     made = KubeletUnit(loaded, installation, config)
+    made.attach()
     assert made.problem == ""
     yield made
     made.forget()
@@ -175,6 +176,7 @@ def test_next_agent_agrees_with_what_the_kernel_recorded(
     make_again(service)
     before = config.read().kubelet_unit, program_of(installation)
     following = KubeletUnit(loaded, installation, config)
+    following.attach()
     following.follow(service.path)
     assert following.remade == service.id
     assert following.path == service.path
@@ -241,7 +243,8 @@ async def test_program_of_another_version_is_replaced(
     ours = program_of(installation)
     other = await loader.load(fresh_pins)
     try:
-        KubeletUnit(dataclasses.replace(loaded, programs=other.programs), installation, config)
+        upgraded = dataclasses.replace(loaded, programs=other.programs)
+        KubeletUnit(upgraded, installation, config).attach()
         expected = syscalls.program_id(other.programs[abi.FOLLOW_KUBELET.name])
         assert program_of(installation) == expected != ours
         names = os.listdir(installation.links)

@@ -89,6 +89,7 @@ def policy(
     loaded: loader.Loaded, installation: pins.Pins, config: NodeConfig
 ) -> Iterator[RawSocketPolicy]:
     made = RawSocketPolicy(loaded, installation, None)
+    made.attach()
     yield made
     made.set_denies_pods(is_denied=False)
     made.admit_only({})

@@ -143,6 +143,7 @@ def test_kubelet_that_the_kernel_followed_is_redirected(
 ) -> None:
     address = traffic.address(scene.pod, version)
     unit = KubeletUnit(loaded, installation, config)
+    unit.attach()
     with cgroups.cgroup() as kubelet:
         config.set_kubelet(kubelet.id)
         unit.follow(kubelet.path)

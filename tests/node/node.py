@@ -135,11 +135,11 @@ class Node:
     async def stop_agent(self, number: signal.Signals = signal.SIGTERM) -> None:
         await asyncio.to_thread(self.operator.stop, number)
 
-    async def install_plugin(self, binary: pathlib.Path) -> None:
+    async def install_plugin(self, binary: pathlib.Path, *options: str) -> None:
         """Add podgate-cni to the runtime's network, as `podgate cni install` does by hand."""
         done = await asyncio.to_thread(
             self.operator.run,
-            *("cni", "install", "--binary", str(binary)),
+            *("cni", "install", "--binary", str(binary), *options),
             *("--cni-conf-dir", str(self.runtime.cni_directory)),
             *("--cni-bin-dir", str(self.runtime.plugins)),
             *("--run-directory", str(self.operator.run_directory)),

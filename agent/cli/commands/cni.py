@@ -8,7 +8,7 @@ from agent.cli.commands import options
 from agent.settings import CNI_BIN_DIRECTORY, CNI_CONF_DIRECTORY, RUN_DIRECTORY
 from bpf import pins
 
-_conf_directory = click.option(
+conf_directory = click.option(
     "--cni-conf-dir",
     type=options.PATH,
     default=CNI_CONF_DIRECTORY,
@@ -43,7 +43,7 @@ def cni() -> None:
 
 
 @cni.command(short_help="Add podgate-cni to the CNI configuration.")
-@_conf_directory
+@conf_directory
 @bin_directory
 @strict_start
 @click.option(
@@ -92,7 +92,7 @@ def install(
 
 
 @cni.command(short_help="Remove podgate-cni from the CNI configuration.")
-@_conf_directory
+@conf_directory
 @bin_directory
 @click.option(
     "--keep-binary",

@@ -58,6 +58,14 @@ def _parse_names(text: str) -> tuple[str, ...]:
     help="Name of this node in the cluster; its pods are watched at the API server.",
 )
 @click.option(
+    "--namespace",
+    envvar="POD_NAMESPACE",
+    show_envvar=True,
+    default="podgate",
+    show_default=True,
+    help="podgate's own namespace; its label podgate.io/max-mode is the ceiling of the cluster.",
+)
+@click.option(
     "--kubeconfig",
     metavar="FILE",
     help="kubeconfig file. Default: KUBECONFIG, or the pod's service account.",
@@ -199,6 +207,7 @@ def _parse_names(text: str) -> tuple[str, ...]:
 def run(
     manifests: pathlib.Path | None,
     node_name: str | None,
+    namespace: str,
     kubeconfig: str | None,
     cri_socket: pathlib.Path | None,
     write_all_conditions: bool,
@@ -245,6 +254,7 @@ def run(
     settings = Settings(
         manifests=manifests,
         node_name=node_name,
+        namespace=namespace,
         kubeconfig=kubeconfig,
         cri_socket=cri_socket,
         write_all_conditions=write_all_conditions,

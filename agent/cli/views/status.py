@@ -42,7 +42,9 @@ def show(content: bytes) -> None:
     )
     pending = report.pod_source.pending_conditions
     console.print(
-        f"default mode {report.default_mode}, at most {report.max_mode}; "
+        f"default mode {report.default_mode}, at most {report.max_mode}"
+        + (f" by {report.max_mode_from}" if report.max_mode == "off" else "")
+        + "; "
         f"pods from {report.pod_source.pods_from}"
         + (f"; conditions of {pending} pods not written yet" if pending else ""),
         markup=False,

@@ -25,6 +25,7 @@ class _GateWorker:
         self.are_all = True
         self.tunnels: list[tuple[frozenset[int], bool]] = []
         self.rejects = False
+        self.is_attached = True
 
     async def run(self, function: Callable[..., None], *args: object, **kwargs: object) -> None:
         function(*args, **kwargs)

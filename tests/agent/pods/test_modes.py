@@ -162,3 +162,33 @@ def test_problems_name_label_and_remedy() -> None:
         "Label podgate.io/mode of the namespace is 'enfroce', which is no mode; use one of off, "
         "audit, enforce, strict. Its last valid value enforce stays in force."
     )
+
+
+@pytest.mark.parametrize("setting", LADDER)
+@pytest.mark.parametrize("max_label", LABELS)
+@pytest.mark.parametrize("cluster", LABELS)
+@pytest.mark.parametrize("is_off", [False, True])
+def test_lowest_ceiling_of_node_cluster_and_switch_decides(
+    setting: str, max_label: str | None, cluster: str | None, is_off: bool
+) -> None:
+    found = modes.node_modes(
+        *(STRICT, Mode.from_label(setting)),
+        *(ModeLabel(), ModeLabel(mode(max_label))),
+        cluster=ModeLabel(mode(cluster)),
+        is_off=is_off,
+    )
+    ceilings = [max_label or setting, *([cluster] if cluster else []), *(["off"] if is_off else [])]
+    assert found.ceiling is min(map(Mode.from_label, ceilings))
+    assert found.is_off is ("off" in ceilings)
+
+
+def test_reason_names_what_sets_the_lowest_ceiling() -> None:
+    labels = ModeLabel(), ModeLabel(STRICT)
+    by_cluster = modes.node_modes(AUDIT, STRICT, *labels, cluster=ModeLabel(OFF))
+    assert messages(modes.decide(by_cluster, namespace("enforce"), ModeLabel())) == [
+        "Mode enforce is limited to off by the label podgate.io/max-mode of podgate's namespace."
+    ]
+    by_node = modes.node_modes(AUDIT, STRICT, *labels, cluster=ModeLabel(AUDIT), is_off=True)
+    assert messages(modes.decide(by_node, namespace("enforce"), ModeLabel())) == [
+        "Mode enforce is limited to off by 'podgate off --node'."
+    ]

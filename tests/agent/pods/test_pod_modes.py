@@ -200,3 +200,41 @@ def test_kube_system_stays_at_audit_until_default_rules_are_in_force() -> None:
 def test_pods_of_manifests_wait_for_no_rules() -> None:
     modes = PodModes(Mode.ENFORCE)
     assert modes.of_sandbox("1", "kube-system").mode is Mode.ENFORCE
+
+
+def test_label_of_podgates_namespace_is_the_ceiling_of_the_cluster() -> None:
+    modes = PodModes(Mode.ENFORCE, own_namespace="podgate")
+    changes = modes.changes.subscribe()
+    modes.set_namespace("shop", labels(max_mode="off"))
+    assert modes.node.ceiling is Mode.STRICT
+    modes.set_namespace("podgate", labels(max_mode="off"))
+    assert modes.node.is_off
+    assert NODE in changes.take()
+    assert modes.of_pod("u1", "shop", labels("strict")).mode is Mode.OFF
+    assert modes.of_new_pods == NewPodModes(Mode.OFF)
+    # The node's own label can only lower it.
+    modes.set_node(labels(max_mode="strict"))
+    assert modes.node.is_off
+    modes.set_namespace("podgate", {})
+    assert modes.node.ceiling is Mode.STRICT
+    assert modes.of_pod("u1", "shop", {}).mode is Mode.ENFORCE
+
+
+def test_unreadable_ceiling_of_the_cluster_keeps_its_last_value() -> None:
+    modes = PodModes(Mode.ENFORCE, own_namespace="podgate")
+    modes.set_namespace("podgate", labels(max_mode="off"))
+    modes.set_namespace("podgate", labels(max_mode="of"))
+    assert modes.node.is_off
+    assert INVALID in reasons(modes)
+
+
+def test_switch_of_the_node_changes_all_pods_and_back() -> None:
+    modes = PodModes(Mode.ENFORCE)
+    changes = modes.changes.subscribe()
+    assert modes.set_off(is_off=True)
+    assert changes.take() == [NODE]
+    assert not modes.set_off(is_off=True)
+    assert modes.of_pod("u1", "shop", {}).mode is Mode.OFF
+    assert modes.kept_up_to("shop") is Mode.OFF
+    assert modes.set_off(is_off=False)
+    assert modes.of_pod("u1", "shop", {}).mode is Mode.ENFORCE

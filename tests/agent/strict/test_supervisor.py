@@ -9,6 +9,7 @@ import pytest
 
 from agent.pods.changes import Subscription
 from agent.pods.conditions import Conditions
+from agent.pods.pod_modes import PodModes
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
 from agent.relay import messages
@@ -28,7 +29,8 @@ STARTING = "the relay is starting."
 class Node:
     """Pods, a launcher and the supervisor; `changed` are the pods that it marked."""
 
-    def __init__(self, *, is_node_default: bool = False) -> None:
+    def __init__(self, default: Mode = Mode.AUDIT) -> None:
+        self.modes = PodModes(default)
         self.store = PodStore(Conditions())
         self.launcher = ScriptedLauncher()
         self.changed: list[str] = []
@@ -36,7 +38,7 @@ class Node:
         self.stats = _Stats(self.store)
         self.supervisor = RelaySupervisor(
             self.launcher,
-            is_node_default=is_node_default,
+            modes=self.modes,
             store=self.store,
             stats=self.stats,
         )
@@ -137,7 +139,7 @@ async def test_relay_gets_its_targets_and_is_then_engaged(node: Node) -> None:
 
 
 async def test_relay_starts_before_pods_if_strict_is_the_default() -> None:
-    async with running(Node(is_node_default=True)) as node:
+    async with running(Node(Mode.STRICT)) as node:
         await asyncio.sleep(0.5)
         assert node.supervisor.is_up
         pod = node.add(strict_pod("web", ONE))

@@ -1,0 +1,48 @@
+"""What podgate has attached to the kernel and installed on the node, object by object."""
+
+import os
+import socket
+import subprocess
+
+from agent.lab import leftovers
+from agent.relay import interfaces as relay_interfaces
+from bpf import listeners, pins, syscalls
+
+# Sends hints to the probes, decides nothing, and ends with the agent.
+_OBSERVERS = {listeners.PROGRAM, listeners.ITERATOR}
+
+
+def programs(installation: pins.Pins) -> list[str]:
+    """Names of this installation's programs that are attached by a link or a filter."""
+    names = _names(installation)
+    found = [name for number, name in names.items() if leftovers.links_to([number])]
+    filters = ""
+    for interface in _interfaces():
+        for direction in ("ingress", "egress"):
+            filters += _run("tc", "filter", "show", "dev", interface, direction)
+    return sorted({*found, *(line for line in filters.splitlines() if "podgate/" in line)})
+
+
+def everything(installation: pins.Pins) -> list[str]:
+    """As `programs`, and relays' interfaces, and nftables tables."""
+    tables = [line for line in _run("nft", "list", "tables").splitlines() if "podgate" in line]
+    interfaces = [name for name in _interfaces() if relay_interfaces.is_relay_interface(name)]
+    return [*programs(installation), *interfaces, *tables]
+
+
+def _names(installation: pins.Pins) -> dict[int, str]:
+    found = {}
+    for path in installation.programs.rglob("*"):
+        if path.is_file() and path.name not in _OBSERVERS:
+            fd = syscalls.open_pin(str(path))
+            found[syscalls.program_id(fd)] = path.name
+            os.close(fd)
+    return found
+
+
+def _interfaces() -> list[str]:
+    return sorted(name for _, name in socket.if_nameindex())
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
