@@ -1,5 +1,6 @@
 """`make docs` generates docs/reference/ and the CustomResourceDefinition from the code."""
 
+import argparse
 import importlib
 import json
 import pathlib
@@ -11,6 +12,7 @@ import click
 from agent import metrics
 from agent.cli import log_reference
 from agent.cli import main as cli
+from agent.kubectl import main as plugin
 from agent.policy import definition
 from bpf.verdicts import Mode, Reason, Verdict
 from probes.spec import probespec
@@ -24,6 +26,7 @@ def pages() -> dict[str, str]:
         "docs/reference/reasons.md": _reasons(),
         "docs/reference/metrics.md": _metrics(),
         "docs/reference/cli.md": _commands(),
+        "docs/reference/kubectl.md": _plugin(),
         "docs/reference/logs.md": log_reference.page(),
         "docs/reference/probe-spec.schema.json": json.dumps(probespec.schema(), indent=2) + "\n",
         "deploy/manifests/crd.yaml": definition.manifest(),
@@ -68,6 +71,29 @@ def _metrics() -> str:
 def _commands() -> str:
     root = click.Context(cli.main, info_name="podgate", terminal_width=96)
     return "\n\n".join(["# Command line", *_help("podgate", cli.main, root)]) + "\n"
+
+
+def _plugin() -> str:
+    """Its own tables: argparse's text differs between versions of Python."""
+    root = plugin.parser()
+    (commands,) = (
+        action for action in root._actions if isinstance(action, argparse._SubParsersAction)
+    )
+    lines = ["# kubectl podgate", "", *_options(root)]
+    for name, command in commands.choices.items():
+        lines += ["", f"## kubectl podgate {name}", "", command.description or "", ""]
+        lines += _options(command)
+    return "\n".join(lines) + "\n"
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    lines = ["| option | description |", "|---|---|"]
+    for action in parser._actions:
+        if action.help and not isinstance(action, argparse._SubParsersAction):
+            name = ", ".join(action.option_strings) or action.dest
+            value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
+            lines.append(f"| `{name}{value}` | {action.help} |")
+    return lines
 
 
 def _help(title: str, command: click.Command, context: click.Context) -> Iterator[str]:

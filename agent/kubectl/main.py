@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Sequence
 
 from agent import VERSION
-from agent.kubectl import enforce, status, suggest
+from agent.kubectl import enforce, off, status, suggest, uninstall
 from agent.kubectl.cluster import Cluster, KubectlError
 
-_COMMANDS = (status, suggest, enforce)
+_COMMANDS = (status, suggest, enforce, off, uninstall)
 
 # Exit status of a command that could not do its work; 2 is argparse's for wrong usage.
 _FAILED = 1

@@ -9,7 +9,8 @@ from agent.kubectl.cluster import Cluster, NodeAnswer
 
 
 def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("status", help="Show the agent of each node.")
+    text = "Show the agent of each node."
+    parser = commands.add_parser("status", help=text, description=text)
     parser.set_defaults(run=run)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-_SCRIPT = """#!{python}
+_SCRIPT = """#!{python} -IS
 import json, pathlib, sys
 here = pathlib.Path(__file__).parent
 content = "" if sys.stdin.isatty() else sys.stdin.read()
