@@ -199,8 +199,9 @@ def test_five_lines_of_shell_open_everything_and_a_later_agent_stays_off(
 
     page = pathlib.Path(__file__).parents[2] / "docs" / "off.md"
     script = page.read_text(encoding="utf-8").split("```")[1]
+    # In this order: the lab's BPF file systems are below /run/podgate-lab.
+    script = script.replace("/run/podgate/", f"{operator.run_directory}/")
     script = script.replace("/sys/fs/bpf", str(operator.bpffs))
-    script = script.replace("/run/podgate", str(operator.run_directory))
     subprocess.run(["sh", "-c", script], check=False, capture_output=True)
     assert is_open(web)
     # The kernel ends a link some time after its last pin is gone.
