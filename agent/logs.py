@@ -131,6 +131,9 @@ class Event(enum.Enum):
         "are closed."
     )
     HOST_DEVICES_NOT_PROTECTED = "Host devices cannot be protected; retrying."
+    HOST_PROBES_DENIED = (
+        "Addresses that the kubelet may not connect to (--kubelet-host-probes) changed."
+    )
     HOST_SOCKETS_UNREADABLE = "Host sockets cannot be listed; existing flows are not counted."
     INJECTABLE_INTERFACES_CHANGED = "Injectable interfaces changed."
     HISTORY_NOT_SAVED = "History of source processes cannot be saved."

@@ -87,6 +87,15 @@ class RawSocketMode(enum.StrEnum):
     """They are rejected, unless a HostAccessPolicy names the container's cgroup."""
 
 
+class HostProbeMode(enum.StrEnum):
+    """What happens to the kubelet's connections to the `host` of a probe or hook."""
+
+    ALLOW = "allow"
+    """They pass. Pods with such probes are reported in any case."""
+    DENY = "deny"
+    """They are rejected, so that these probes fail."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one agent, set by the command line and never changed afterwards."""
 
@@ -154,6 +163,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     forwarding_interfaces: tuple[str, ...] = ()
     """Names (with wildcards) of tun interfaces from which packets count as forwarded. None: a tun
     interface with routes to other networks is found by itself."""
+
+    kubelet_host_probes: HostProbeMode = HostProbeMode.ALLOW
+    """Denied, a healthy pod whose liveness probe has a host restarts."""
 
     raw_sockets: RawSocketMode = RawSocketMode.AUDIT
     """Raw and packet sockets that containers of hostNetwork pods create. Audit: the network's own

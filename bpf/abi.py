@@ -27,6 +27,7 @@ REPLY_KEY_WORDS = 12
 MAX_FRAGMENTS = 8192
 MAX_CHOSEN_SOURCES = 8192
 MAX_RAW_SOCKETS = 65536
+MAX_DENIED_HOST_PROBES = 1024
 MAX_CGROUP_LEVELS = 32
 CREATORS_EXACT = 1
 CREATORS_SUBTREE = 2
@@ -261,6 +262,16 @@ class CChosenSource(ctypes.Structure):
     _fields_ = (("socket", ctypes.c_uint64), ("source", CAddress))
 
 
+class CHostProbe(ctypes.Structure):
+    """`struct host_probe`: where a probe's or hook's host sends the kubelet."""
+
+    _fields_ = (
+        ("address", CAddress),
+        ("port", ctypes.c_uint16),
+        ("pad", ctypes.c_uint16),
+    )
+
+
 class CDropSourceKey(ctypes.Structure):
     """`struct drop_source_key`: source cgroup (id), gate, protocol and port of dropped flows."""
 
@@ -396,6 +407,10 @@ FRAGMENTS = MapSpec("fragments", _LRU_HASH, ctypes.sizeof(CFragment), 8, MAX_FRA
 CHOSEN_SOURCES = MapSpec(
     "chosen_sources", _LRU_HASH, ctypes.sizeof(CChosenSource), 8, MAX_CHOSEN_SOURCES
 )
+DENIED_HOST_PROBES = MapSpec(
+    *("denied_host_probes", _HASH, ctypes.sizeof(CHostProbe), 8),
+    *(MAX_DENIED_HOST_PROBES, _NO_PREALLOC),
+)
 RAW_SOCKETS = MapSpec("raw_sockets", _HASH, 8, 8, MAX_RAW_SOCKETS, _NO_PREALLOC)
 RAW_SOCKET_POLICY = MapSpec("raw_socket_policy", _ARRAY, 4, ctypes.sizeof(CRawSocketPolicy), 1)
 RAW_SOCKET_CREATORS = MapSpec(
@@ -441,6 +456,7 @@ MAPS = (
     *(RELAY_TARGETS, RELAY_PODS, RELAY_BEAT, RELAY_BYPASSES),
     *(FRAGMENTS, CHOSEN_SOURCES, RAW_SOCKETS, KUBELET_UNIT, KUBELET_REMADE),
     *(RAW_SOCKET_POLICY, RAW_SOCKET_CREATORS, RAW_SOCKET_COUNTS, RAW_SOCKET_SOURCES),
+    DENIED_HOST_PROBES,
 )
 
 GATE_EGRESS = "gate_egress"

@@ -47,6 +47,7 @@ from agent.gates.worker import GateWorker
 from agent.kube.client import ApiClient
 from agent.kube.node_report import NodeStatus
 from agent.kubelet.admission import KubeletAdmission
+from agent.kubelet.host_probes import KubeletHostProbes
 from agent.kubelet.identity import KubeletIdentity
 from agent.kubelet.search import KubeletCgroup
 from agent.linux.cgroups import cgroup2_mount
@@ -78,6 +79,7 @@ from agent.strict.supervisor import RelaySupervisor
 from bpf import pins
 from bpf.attachment import Attachment
 from bpf.drop_sources import DropSources
+from bpf.host_probes import HostProbes
 from bpf.replies import ReplyTables
 from bpf.rule_hits import RuleHits
 
@@ -224,6 +226,13 @@ class Agent:
             kubelet=self._kubelet,
             admission=self._kubelet_admission,
         )
+        self._host_probes = KubeletHostProbes(
+            HostProbes(gate_worker.loaded),
+            settings.kubelet_host_probes,
+            store=self._store,
+            kubelet=self._kubelet,
+            has_connect_hooks=gate_worker.has_connect_hooks,
+        )
         self._isolation = IsolationConditions(self._store, self._relays, self._open_ports)
         self._probing = ProbeManager(
             self._store,
@@ -274,6 +283,7 @@ class Agent:
                 self._probing,
                 RelayCollector(self._relays, connections),
                 self._kubelet_admission,
+                self._host_probes,
                 self._raw_sockets,
             ),
         )
@@ -417,6 +427,7 @@ class Agent:
         yield "grace-periods", self._grace_periods.run
         yield "isolation", self._isolation.run
         yield "open-ports", self._open_ports.run
+        yield "host-probes", self._host_probes.run
         yield "path-tests", self._path_tester.run
         yield "chain-order", self._chain_order.run
         yield "existing-flows", self._existing_flows.run
@@ -470,6 +481,7 @@ class Agent:
         self._default_deny.set_kubelet(found, admission.priority, has_cgroup=admission.has_cgroup)
         self._existing_flows.hint()
         self._open_ports.hint()
+        self._host_probes.hint()
 
     def _remains(self) -> list[str]:
         """What podgate has in force on the node, by kind; nothing once it is off."""

@@ -149,7 +149,7 @@ class PodGates:
         if pod.mode is Mode.OFF:
             await self._detach_all(state, network)
             state.gated_netns = netns
-            message = f"Mode off: interfaces are not gated.{_mode_problems(pod)}"
+            message = f"Mode off: interfaces are not gated.{_pod_problems(pod)}"
             return IsolationStatus(TRUE, "Off", message)
 
         await self._remove_vanished(state, {i.ifindex for i in network.interfaces})
@@ -346,8 +346,9 @@ def _describe(state: PodState, network: PodNetwork) -> str:
         text += f" {state.chain_problem}"
     if state.pod.manifest_problem:
         text += f" {state.pod.manifest_problem.message}"
-    return text + _mode_problems(state.pod)
+    return text + _pod_problems(state.pod)
 
 
-def _mode_problems(pod: Pod) -> str:
-    return "".join(f" {problem.message}" for problem in pod.mode_problems)
+def _pod_problems(pod: Pod) -> str:
+    problems = (*pod.mode_problems, *pod.host_problems)
+    return "".join(f" {problem.message}" for problem in problems)

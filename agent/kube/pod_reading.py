@@ -10,6 +10,7 @@ from agent.pods.modes import LIMITED
 from agent.pods.pod import Pod, Problem
 from agent.pods.pod_modes import PodModes
 from probes.spec import probespec
+from probes.spec.apiprobes import HOST_REASON
 from probes.spec.fields import clipped
 from probes.spec.specs import PodSpec, parse_pod
 
@@ -40,6 +41,8 @@ def read(pod: ApiPod, modes: PodModes) -> PodReading:
     # Not its author's: the operator's labels of the node.
     foreign = {*modes.node.problems, *(p for p in decision.problems if p.reason == LIMITED)}
     warnings = [p for p in decision.problems if p not in foreign] + _annotation_problems(pod)
+    hosts = _host_problems(pod, spec)
+    warnings += hosts
     if not is_probed_by_agent(pod):
         # Only the kubelet probes it; declared ports stay, since the kubelet connects to them.
         spec = msgspec.structs.replace(spec, containers=(), base=(), errors=())
@@ -50,6 +53,7 @@ def read(pod: ApiPod, modes: PodModes) -> PodReading:
             name=pod.metadata.name,
             mode=decision.mode,
             mode_problems=decision.problems,
+            host_problems=tuple(hosts),
             kept_up_to=modes.kept_up_to(pod.metadata.namespace),
             host_network=pod.spec.host_network,
             is_relayed=pod.metadata.annotations.get(labels.RELAY_ANNOTATION) != RELAY_OFF,
@@ -77,6 +81,20 @@ def is_probed_by_agent(pod: ApiPod) -> bool:
         or annotations.get(PROBES_ANNOTATION) == PROBES_BY_AGENT
         or probespec.ANNOTATION in annotations
     )
+
+
+def _host_problems(pod: ApiPod, spec: PodSpec) -> list[Problem]:
+    """KEP-4559, problem 1: the kubelet connects for the pod's author, from the node."""
+    own = {one.ip for one in pod.status.pod_ips}
+    return [
+        Problem(
+            HOST_REASON,
+            f"{found.handler} of container {found.container} has host {clipped(found.host)}, so "
+            "the kubelet connects there and not to the pod; remove host.",
+        )
+        for found in spec.hosts
+        if found.host not in own
+    ]
 
 
 def _annotation_problems(pod: ApiPod) -> list[Problem]:

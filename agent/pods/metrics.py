@@ -29,6 +29,14 @@ MODE_LABEL_PROBLEM = MetricFamily(
 )
 
 
+PROBE_HOSTS = MetricFamily(
+    "podgate_pod_probe_hosts",
+    "gauge",
+    "Probes and hooks of the pod with a host: the kubelet connects there, not to the pod.",
+    ("namespace", "pod"),
+)
+
+
 class PodCollector:
     """Reads the store at scrape time, so series vanish with their pod."""
 
@@ -38,7 +46,10 @@ class PodCollector:
     def collect(self) -> Iterator[core.Metric]:
         conditions, manifests = new_metric(POD_CONDITION), new_metric(MANIFEST_INVALID)
         mode_labels = new_metric(MODE_LABEL_PROBLEM)
+        probe_hosts = new_metric(PROBE_HOSTS)
         for pod in self._store.desired_pods():
+            if pod.host_problems:
+                probe_hosts.add_metric((pod.namespace, pod.name), len(pod.host_problems))
             for condition in self._store.conditions.of(pod.uid):
                 labels = (condition.type, condition.status, condition.reason)
                 conditions.add_metric((pod.namespace, pod.name, *labels), 1)
@@ -49,3 +60,4 @@ class PodCollector:
         yield conditions
         yield manifests
         yield mode_labels
+        yield probe_hosts

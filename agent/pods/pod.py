@@ -35,6 +35,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = Mode.OFF
     mode_problems: tuple[Problem, ...] = ()
     """Labels that are no mode, not allowed, or limited by the node's ceiling."""
+    host_problems: tuple[Problem, ...] = ()
+    """Probes and hooks that send the kubelet to another address than the pod's."""
     kept_up_to: Mode = Mode.OFF
     """Up to which mode an attached gate keeps its own, stricter one: while the labels of node and
     namespace are unknown, it may have been attached because of them. OFF: not at all."""

@@ -343,6 +343,15 @@ struct chosen_source {
 
 #define MAX_CHOSEN_SOURCES 8192
 
+/* Where the `host` of a probe or hook sends the kubelet, port in host order. */
+struct host_probe {
+	struct address address;
+	__u16 port;
+	__u16 pad;
+};
+
+#define MAX_DENIED_HOST_PROBES 1024
+
 /* A datagram in fragments, and how it came. */
 struct fragment {
 	struct address source;

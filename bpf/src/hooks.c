@@ -122,6 +122,22 @@ ALWAYS_INLINE void set_kubelet_priority(struct bpf_sock_addr *context, struct co
 	bpf_setsockopt(context, SOL_SOCKET, SO_PRIORITY, &priority, sizeof(priority));
 }
 
+/*
+ * A pod's author sends the kubelet to any address by `host` of a probe or hook. Not without an
+ * agent, which would know that the pod is gone.
+ */
+ALWAYS_INLINE bool is_denied_host_probe(struct config *node, struct address *to, __u16 port)
+{
+	struct host_probe probe = {.address = *to, .port = port};
+	__u64 *count = denied_host_probes.lookup(&probe);
+
+	if (!count || !is_kubelet_cgroup(node, bpf_get_current_cgroup_id()) ||
+	    is_stale(node, bpf_ktime_get_ns()))
+		return false;
+	__sync_fetch_and_add(count, 1);
+	return true;
+}
+
 /* Rejects TCP only: packets of other protocols may be replies to the pod, as the gate can see. */
 ALWAYS_INLINE int check_connect(struct bpf_sock_addr *context, struct address *to)
 {
@@ -138,6 +154,8 @@ ALWAYS_INLINE int check_connect(struct bpf_sock_addr *context, struct address *t
 	set_kubelet_priority(context, node);
 	if (context->protocol == IPPROTO_UDP && node->tunnel_port_count)
 		return check_tunnel_port(node, to, port);
+	if (is_tcp(context) && is_denied_host_probe(node, to, port))
+		return SOCKET_REJECT;
 	if (!is_tcp(context) || !sk || may_use_other_path(sk, to))
 		return SOCKET_ALLOW;
 	source.ifindex = gated_ifindex(to);

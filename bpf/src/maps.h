@@ -41,6 +41,10 @@ BPF_TABLE("array", __u32, struct reply_key, reply_key, 1);
 /* When the first fragment of a datagram passed. */
 BPF_TABLE("lru_hash", struct fragment, __u64, fragments, MAX_FRAGMENTS);
 
+/* What the kubelet may not connect to, and how often it was rejected. */
+BPF_F_TABLE("hash", struct host_probe, __u64, denied_host_probes, MAX_DENIED_HOST_PROBES,
+	    BPF_F_NO_PREALLOC);
+
 /* The raw sockets of the host's processes, by cookie: the cgroup that created each. */
 BPF_F_TABLE("hash", __u64, __u64, raw_sockets, MAX_RAW_SOCKETS, BPF_F_NO_PREALLOC);
 

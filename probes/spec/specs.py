@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from probes.spec import probespec
-from probes.spec.apiprobes import named_ports_of, read_http_get, read_probe
+from probes.spec.apiprobes import PORT_MAX, named_ports_of, read_http_get, read_probe
 from probes.spec.definitions import (
     ContainerPort,
     ContainerProbes,
@@ -30,6 +30,7 @@ __all__ = [
     "PodSpec",
     "PortUser",
     "Probe",
+    "ProbeHost",
     "TcpSocket",
     "parse_pod",
     "with_annotation",
@@ -54,6 +55,17 @@ class PortUser(msgspec.Struct, frozen=True):
     """startup, readiness, liveness, postStart or preStop."""
 
 
+class ProbeHost(msgspec.Struct, frozen=True):
+    """A probe or hook of the manifest with a `host`, to which the kubelet connects."""
+
+    host: str
+    port: int
+    """0 if it is none."""
+    container: str
+    handler: str
+    """As in PortUser."""
+
+
 class PodSpec(msgspec.Struct, frozen=True):
     """The result of parse_pod: the valid probes, and the problems of the others."""
 
@@ -70,6 +82,8 @@ class PodSpec(msgspec.Struct, frozen=True):
     declared: DeclaredPorts = DeclaredPorts()
     port_users: tuple[PortUser, ...] = ()
     """The probes and hooks of the manifest for which the kubelet connects, in the order written."""
+    hosts: tuple[ProbeHost, ...] = ()
+    """Probes and hooks that send the kubelet elsewhere than to the pod."""
     host_network: bool = False
     errors: tuple[FieldProblem, ...] = ()
 
@@ -112,6 +126,7 @@ def parse_pod(pod: object) -> PodSpec:
         container_ports=tuple(reader.container_ports),
         declared=DeclaredPorts(reader.any_port, frozenset(reader.ports)),
         port_users=tuple(reader.port_users),
+        hosts=tuple(reader.hosts),
         host_network=spec.flag("hostNetwork"),
         errors=tuple(errors),
     )
@@ -142,6 +157,15 @@ def _replaced(probes: ContainerProbes, own: ContainerProbes | None) -> Container
     )
 
 
+def _number(port: object, named: dict[str, int]) -> int:
+    """As the kubelet resolves it (pkg/probe/util.go); 0 if it is none. A hook's default is 80."""
+    if port is None:
+        return 80
+    if isinstance(port, str):
+        port = named.get(port) or (int(port) if port.isascii() and port.isdecimal() else 0)
+    return port if type(port) is int and 1 <= port <= PORT_MAX else 0
+
+
 class _PodReader:
     """Collects what the containers of one pod declare."""
 
@@ -150,6 +174,7 @@ class _PodReader:
         self.ports: set[int] = set()
         self.port_users: list[PortUser] = []
         self.any_port = False
+        self.hosts: list[ProbeHost] = []
         self.named_ports: dict[str, dict[str, int]] = {}
         self.container_ports: list[ContainerPort] = []
         self._names: set[str] = set()
@@ -182,6 +207,7 @@ class _PodReader:
         )
         self.containers.append(probes)
         self._hooks(container, named)
+        self._find_hosts(container, named)
 
     def _probe(self, container: Fields, name: str, named: dict[str, int]) -> Probe | None:
         if not container.has(name):
@@ -201,6 +227,25 @@ class _PodReader:
                 handler = read_http_get(hook.child("httpGet"), named, has_default_port=True)
                 if handler is not None:
                     self._declare(handler, container.text("name"), name)
+
+    def _find_hosts(self, container: Fields, named: dict[str, int]) -> None:
+        lifecycle = container.raw("lifecycle")
+        hooks = lifecycle if isinstance(lifecycle, dict) else {}
+        # As in _hooks, and pkg/kubelet/prober/prober.go.
+        actions = (
+            ("startup", container.raw("startupProbe"), ("httpGet", "tcpSocket")),
+            ("readiness", container.raw("readinessProbe"), ("httpGet", "tcpSocket")),
+            ("liveness", container.raw("livenessProbe"), ("httpGet", "tcpSocket")),
+            ("postStart", hooks.get("postStart"), ("httpGet",)),
+            ("preStop", hooks.get("preStop"), ("httpGet",)),
+        )
+        for handler, given, kinds in actions:
+            for kind in kinds:
+                action = given.get(kind) if isinstance(given, dict) else None
+                host = action.get("host") if isinstance(action, dict) else None
+                if isinstance(action, dict) and isinstance(host, str) and host:
+                    port = _number(action.get("port"), named)
+                    self.hosts.append(ProbeHost(host, port, container.text("name"), handler))
 
     def _declare(self, handler: Handler, container: str, name: str) -> None:
         if not isinstance(handler, Exec):

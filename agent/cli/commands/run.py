@@ -12,6 +12,7 @@ from agent.logs import LogFormat
 from agent.settings import (
     DEFAULT_RULE_GROUPS,
     FeatureGates,
+    HostProbeMode,
     KubeletSetting,
     RawSocketMode,
     RelayRanges,
@@ -166,6 +167,14 @@ def _parse_names(text: str) -> tuple[str, ...]:
     help="Raw and packet sockets of hostNetwork pods without a HostAccessPolicy: count them, or "
     "reject them.",
 )
+@click.option(
+    "--kubelet-host-probes",
+    type=click.Choice([choice.value for choice in HostProbeMode]),
+    default=HostProbeMode.ALLOW.value,
+    show_default=True,
+    help="Connections of the kubelet to addresses that probes and hooks name as host: let them "
+    "pass, or reject them, but for the API server's and for names.",
+)
 @options.relay_range4
 @options.relay_range6
 @cni.kept_conf_directory
@@ -223,6 +232,7 @@ def run(
     strict_without_fallback: bool,
     forwarding_interfaces: tuple[str, ...],
     raw_sockets: str,
+    kubelet_host_probes: str,
     relay_range4: ipaddress.IPv4Network,
     relay_range6: ipaddress.IPv6Network,
     cni_conf_dir: pathlib.Path | None,
@@ -272,6 +282,7 @@ def run(
         close_existing_flows=close_existing_flows,
         strict_without_fallback=strict_without_fallback,
         forwarding_interfaces=forwarding_interfaces,
+        kubelet_host_probes=HostProbeMode(kubelet_host_probes),
         raw_sockets=RawSocketMode(raw_sockets),
         relay_ranges=RelayRanges(relay_range4, relay_range6),
         cni_conf_directory=cni_conf_dir,

@@ -209,3 +209,32 @@ def test_host_network_pods_are_part_of_the_node() -> None:
     made = reading(thing).pod
     assert made.host_network
     assert made.spec.host_network
+
+
+def test_probe_that_sends_the_kubelet_elsewhere_is_a_warning_and_a_problem_of_the_pod() -> None:
+    probe = {"httpGet": {"host": "169.254.169.254", "port": 80}}
+    made = reading(with_containers({"name": "app", "image": "example", "livenessProbe": probe}))
+    [problem] = made.pod.host_problems
+    assert problem.reason == "ProbeHostNotAllowed"
+    assert problem.message == (
+        "liveness of container app has host '169.254.169.254', so the kubelet connects there and "
+        "not to the pod; remove host."
+    )
+    # From which the Event is made.
+    assert problem in made.warnings
+
+
+def test_probe_with_the_pod_s_own_address_is_no_problem() -> None:
+    probe = {"tcpSocket": {"host": "198.18.0.18", "port": 80}}
+    thing = with_containers({"name": "app", "image": "example", "readinessProbe": probe})
+    thing["status"]["podIPs"] = [{"ip": "198.18.0.18"}]
+    assert reading(thing).pod.host_problems == ()
+
+
+def test_probe_hosts_are_problems_of_pods_that_only_the_kubelet_probes() -> None:
+    thing = pod("plain")
+    probe = {"httpGet": {"host": "metadata.internal", "port": 80}}
+    thing["spec"]["containers"] = [{"name": "app", "image": "example", "startupProbe": probe}]
+    made = reading(thing).pod
+    assert made.spec.errors == ()
+    assert [one.reason for one in made.host_problems] == ["ProbeHostNotAllowed"]

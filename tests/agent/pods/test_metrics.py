@@ -23,3 +23,15 @@ def test_problems_of_modes_are_one_sample_for_each_reason() -> None:
         'podgate_mode_label_problem{namespace="shop",pod="web",reason="InvalidMode"} 1.0',
         'podgate_mode_label_problem{namespace="shop",pod="web",reason="ModeLimited"} 1.0',
     ]
+
+
+def test_probes_that_send_the_kubelet_elsewhere_are_counted() -> None:
+    store = PodStore(Conditions())
+    problems = (Problem("ProbeHostNotAllowed", "one"), Problem("ProbeHostNotAllowed", "two"))
+    store.set_pod(Pod(uid="u1", namespace="shop", name="web", host_problems=problems))
+    store.set_pod(Pod(uid="u2", namespace="shop", name="db"))
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(PodCollector(store))
+    lines = prometheus_client.generate_latest(registry).decode().splitlines()
+    found = [line for line in lines if line.startswith("podgate_pod_probe_hosts{")]
+    assert found == ['podgate_pod_probe_hosts{namespace="shop",pod="web"} 2.0']
