@@ -82,6 +82,7 @@ def seen_by_bcc(isolated: None) -> dict[str, object]:
         ("reply_table", ctypes.c_uint32, abi.CReplySet),
         ("fragments", abi.CFragment, ctypes.c_uint64),
         ("chosen_sources", abi.CChosenSource, ctypes.c_uint64),
+        ("denied_host_probes", abi.CHostProbe, ctypes.c_uint64),
         ("raw_sockets", ctypes.c_uint64, ctypes.c_uint64),
         ("reply_key", ctypes.c_uint32, abi.CReplyKey),
         ("rule_hits", ctypes.c_uint32, ctypes.c_uint64),
