@@ -90,12 +90,6 @@ TABLE = (
     ),
     HostAgent(
         "ingress",
-        "rke2-ingress-nginx",
-        _reaching(_pods("kube-system", name="rke2-ingress-nginx", component="controller")),
-        "rancher/rke2-charts packages/rke2-ingress-nginx",
-    ),
-    HostAgent(
-        "ingress",
         "traefik",
         _reaching(_pods("traefik", name="traefik")),
         "traefik/traefik-helm-chart traefik/templates/_helpers.tpl",
