@@ -59,6 +59,19 @@ def _apply(server: ApiOnly) -> None:
         if thing["kind"] == "Service":
             thing["spec"]["clusterIP"] = CONTROLLER_ADDRESS
         server.api.create(deployment.PATHS[thing["kind"]], thing)
+    # The API server connects to endpoints, which a controller manager would write.
+    server.api.create(
+        f"/apis/discovery.k8s.io/v1/namespaces/{deployment.NAMESPACE}/endpointslices",
+        {
+            "metadata": {
+                "name": "podgate-controller",
+                "labels": {"kubernetes.io/service-name": "podgate-controller"},
+            },
+            "addressType": "IPv4",
+            "ports": [{"name": "webhook", "port": 9443}],
+            "endpoints": [{"addresses": [CONTROLLER_ADDRESS], "conditions": {"ready": True}}],
+        },
+    )
     for name in (cases.NODE, cases.OTHER_NODE):
         server.api.create("/api/v1/nodes", {"kind": "Node", "metadata": {"name": name}})
     _make_account(server, deployment.NAMESPACE)
