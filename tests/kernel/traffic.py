@@ -5,6 +5,7 @@ import socket
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Iterable
 
 from agent.lab.lab import LabPod
@@ -55,8 +56,18 @@ def _connects(address: str, port: int, limit_seconds: float) -> bool:
 
 
 def is_reached(address: str, port: int) -> bool:
-    """The same as `node_reaches`, of an address of either family; neither hook nor gate rejects."""
-    return _connects(address, port, LIMIT_SECONDS)
+    """The same as `node_reaches`, of an address of either family; neither hook nor gate rejects.
+
+    A server in a container may not listen yet: an attempt that its kernel resets is repeated.
+    """
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while True:
+        try:
+            return _connects(address, port, LIMIT_SECONDS)
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
 
 
 def is_dropped(address: str, port: int) -> bool:

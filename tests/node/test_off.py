@@ -15,6 +15,7 @@ from tests.cni import calling
 from tests.kernel import attached
 from tests.node.node import Node
 from tests.node.test_modes import (
+    is_closed,
     is_open,
     isolated_as,
     isolation,
@@ -49,7 +50,7 @@ async def closed(node: Node) -> Node:
     await node.start_agent("--max-mode", "audit", "--mode", "enforce")
     await run_web(node)
     assert isolation(node) == ("True", "Enforced")
-    assert not is_open()
+    assert is_closed()
     return node
 
 
@@ -68,7 +69,7 @@ async def test_label_of_podgates_namespace_switches_off_whatever_other_labels_al
     label_cluster(node, None)
     await node.report("back", isolated_as("Enforced"))
     await node.until("all of it", lambda: attached.everything(installation) == before)
-    assert not is_open()
+    assert is_closed()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -93,7 +94,7 @@ async def test_restart_without_api_server_stays_off(closed: Node, number: signal
     await node.start_api()
     label_cluster(node, None)
     await node.report("back", isolated_as("Enforced"))
-    assert not is_open()
+    assert is_closed()
 
 
 @pytest.mark.parametrize("is_running", [True, False], ids=["running", "dead"])
