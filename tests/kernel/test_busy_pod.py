@@ -23,7 +23,7 @@ from agent.lab.agent_process import AgentProcess, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.logs import Event
 from tests.kernel import cgroups, traffic
-from tests.kernel.test_agent import reaches
+from tests.kernel.test_agent import is_dropped, reaches
 from tests.kernel.test_policies import cgroup, policy
 
 pytestmark = pytest.mark.kernel
@@ -144,7 +144,7 @@ def test_an_agent_that_starts_beside_a_busy_pod_syncs_and_applies_policies(
     with changing(busy), cgroups.cgroup() as service, web.listen(PORT):
         operator.start("--rules", str(rules))
         operator.wait_for("a synced agent", lambda report: report.is_synced)
-        assert not reaches(service, web, PORT)
+        assert is_dropped(service, web, PORT)
         (rules / "a.yaml").write_text(yaml.safe_dump(policy("service", cgroup(service), PORT)))
         operator.wait_for("the policy", lambda _: reaches(service, web, PORT))
 

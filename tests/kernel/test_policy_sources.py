@@ -17,7 +17,7 @@ from agent.admin.report import AgentReport
 from agent.lab.agent_process import AgentProcess, condition_of
 from agent.lab.lab import Lab, LabPod
 from bpf import abi, pins
-from tests.kernel import cgroups
+from tests.kernel import cgroups, traffic
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.test_policies import PORT, Node, metrics, policy, policy_of
 
@@ -27,7 +27,7 @@ AGENTS = {"hostNetworkPods": {"podSelector": {"matchLabels": {"app": "agent"}}}}
 CONNECT = """
 import socket, sys
 try:
-    socket.create_connection((sys.argv[1], int(sys.argv[2])), 0.4).close()
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3])).close()
 except OSError:
     sys.exit(1)
 """
@@ -119,17 +119,20 @@ def remove_host_pod(node: Node, uid: str) -> None:
     (node.operator.manifests / f"{uid}.yaml").unlink()
 
 
-def connects(group: Cgroup, address: str) -> bool:
-    return group.run([sys.executable, "-c", CONNECT, address, str(PORT)]).returncode == 0
+def results(group: Cgroup, pod: LabPod, seconds: float) -> set[bool]:
+    """Whether connections of the cgroup succeed, over both families, which may differ only for a
+    moment."""
+    command = [sys.executable, "-c", CONNECT]
+    arguments = [[address, str(PORT), str(seconds)] for address in (pod.ipv4, pod.ipv6)]
+    return {group.run([*command, *each]).returncode == 0 for each in arguments}
 
 
 def is_admitted(group: Cgroup, pod: LabPod) -> bool:
-    """Over both families, which may differ only for a moment."""
-    return connects(group, pod.ipv4) and connects(group, pod.ipv6)
+    return results(group, pod, traffic.LIMIT_SECONDS) == {True}
 
 
 def is_rejected(group: Cgroup, pod: LabPod) -> bool:
-    return not connects(group, pod.ipv4) and not connects(group, pod.ipv6)
+    return results(group, pod, traffic.DROPPED_AFTER_SECONDS) == {False}
 
 
 def await_admission(node: Node, group: Cgroup, pod: LabPod) -> None:
