@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 
 def line(text: str = "") -> None:
-    sys.stdout.write(f"{text}\n")
+    """At once: a command may watch for an hour, and its output may be a pipe."""
+    print(text, flush=True)  # noqa: T201
 
 
 def progress(text: str) -> None:
