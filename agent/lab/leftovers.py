@@ -1,6 +1,7 @@
 """Kernel objects that the demo left: programs, links and namespaces."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 
@@ -23,10 +24,16 @@ def links_to(program_ids: list[int]) -> list[int]:
     found = []
     link_id = syscalls.next_id(syscalls.Command.LINK_GET_NEXT_ID, 0)
     while link_id is not None:
-        fd = syscalls.fd_by_id(syscalls.Command.LINK_GET_FD_BY_ID, link_id)
-        if syscalls.link_program_id(fd) in program_ids:
-            found.append(link_id)
-        os.close(fd)
+        try:
+            fd = syscalls.fd_by_id(syscalls.Command.LINK_GET_FD_BY_ID, link_id)
+        except errors.BpfError as error:
+            # It is gone meanwhile, or not attached yet (bpf_link_by_id, kernel/bpf/syscall.c).
+            if error.errno not in (errno.ENOENT, errno.EAGAIN):
+                raise
+        else:
+            if syscalls.link_program_id(fd) in program_ids:
+                found.append(link_id)
+            os.close(fd)
         link_id = syscalls.next_id(syscalls.Command.LINK_GET_NEXT_ID, link_id)
     return found
 

@@ -1,4 +1,4 @@
-"""podgate is switched off and uninstalled while pods start and stop."""
+"""podgate is switched off, rolled back and uninstalled while pods start and stop."""
 
 import contextlib
 import itertools
@@ -183,6 +183,22 @@ def test_off_and_on_while_pods_start_and_stop(
         users.until_isolated("stays-1", "stays-2")
         assert not is_reachable(users.pod("stays-1"))
     assert programs
+    assert churn.problems == []
+    assert users.restarts() == {}
+
+
+@pytest.mark.parametrize("mode", ["enforce", "strict"])
+def test_roll_out_and_roll_back_while_pods_start_and_stop(
+    podgate: Deployment, namespaces: Namespaces, mode: str
+) -> None:
+    users = namespaces(mode)
+    with Churn(users) as churn:
+        for arguments in (("--dead-man-hours=23",), ()):
+            podgate.set_arguments(arguments)
+            before = churn.started
+            polling.wait_until("pods start", lambda: churn.started > before + 1)  # noqa: B023
+            assert not is_reachable(users.pod("stays-1"))
+    assert podgate.restarts() == 0
     assert churn.problems == []
     assert users.restarts() == {}
 

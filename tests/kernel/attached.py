@@ -1,12 +1,12 @@
 """What podgate has attached to the kernel and installed on the node, object by object."""
 
-import os
+import errno
 import socket
 import subprocess
 
 from agent.lab import leftovers
 from agent.relay import interfaces as relay_interfaces
-from bpf import listeners, pins, syscalls
+from bpf import errors, listeners, pins, syscalls
 
 # Sends hints to the probes, decides nothing, and ends with the agent.
 _OBSERVERS = {listeners.PROGRAM, listeners.ITERATOR}
@@ -19,7 +19,7 @@ def programs(installation: pins.Pins) -> list[str]:
     filters = ""
     for interface in _interfaces():
         for direction in ("ingress", "egress"):
-            filters += _run("tc", "filter", "show", "dev", interface, direction)
+            filters += _filters(interface, direction)
     return sorted({*found, *(line for line in filters.splitlines() if "podgate/" in line)})
 
 
@@ -32,12 +32,24 @@ def everything(installation: pins.Pins) -> list[str]:
 
 def _names(installation: pins.Pins) -> dict[int, str]:
     found = {}
-    for path in installation.programs.rglob("*"):
-        if path.is_file() and path.name not in _OBSERVERS:
-            fd = syscalls.open_pin(str(path))
-            found[syscalls.program_id(fd)] = path.name
-            os.close(fd)
+    paths = [path for path in installation.programs.rglob("*") if path.is_file()]
+    for path in paths:
+        if path.name not in _OBSERVERS:
+            try:
+                with pins.opened(path) as fd:
+                    found[syscalls.program_id(fd)] = path.name
+            except errors.BpfError as error:
+                if error.errno != errno.ENOENT:  # an agent that runs may remove the pin meanwhile
+                    raise
     return found
+
+
+def _filters(interface: str, direction: str) -> str:
+    command = ["tc", "filter", "show", "dev", interface, direction]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    is_gone = "Cannot find device" in done.stderr
+    assert done.returncode == 0 or is_gone, done.stderr
+    return done.stdout
 
 
 def _interfaces() -> list[str]:
