@@ -231,7 +231,7 @@ class Agent:
             settings.kubelet_host_probes,
             store=self._store,
             kubelet=self._kubelet,
-            has_connect_hooks=gate_worker.has_connect_hooks,
+            has_connect_hooks=lambda: gate_worker.has_connect_hooks,
         )
         self._isolation = IsolationConditions(self._store, self._relays, self._open_ports)
         self._probing = ProbeManager(

@@ -12,7 +12,7 @@ kubelet's cgroup, while a pod of this node names them. Never rejected:
 import asyncio
 import contextlib
 import ipaddress
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import structlog
 from prometheus_client import core
@@ -58,8 +58,9 @@ class KubeletHostProbes:
         *,
         store: PodStore,
         kubelet: KubeletIdentity,
-        has_connect_hooks: bool,
+        has_connect_hooks: Callable[[], bool],
     ) -> None:
+        """has_connect_hooks: as now, since they are attached after this."""
         self._host_probes = host_probes
         self._mode = mode
         self._store = store
@@ -100,7 +101,7 @@ class KubeletHostProbes:
 
     async def _api_servers(self, kubelet: KubeletCgroup | None) -> list[KubeletApiServer]:
         """Raises `KubeletConfigError`."""
-        if not self._has_connect_hooks:
+        if not self._has_connect_hooks():
             raise KubeletConfigError("the hooks at connect are not attached")
         if kubelet is None or kubelet.pid is None:
             raise KubeletConfigError("the kubelet's process is unknown")

@@ -206,13 +206,16 @@ async def _denied(
     monkeypatch.setattr(api_server, "read", read)
     store, found, written = PodStore(Conditions()), Kubelet(), Map()
     found.current = kubelet
+    is_attached = [True]
     made = KubeletHostProbes(
         cast(HostProbes, written),
         mode,
         store=store,
         kubelet=cast(KubeletIdentity, found),
-        has_connect_hooks=has_hooks,
+        has_connect_hooks=lambda: is_attached[0],
     )
+    # Only the agent's start shows which hooks the kernel accepts.
+    is_attached[0] = has_hooks
     store.set_pod(_pod(_http(METADATA)))
     store.set_pod(_pod(_http("198.18.0.1", 6443), uid="other"))
     task = asyncio.create_task(made.run())
