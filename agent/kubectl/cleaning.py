@@ -25,18 +25,28 @@ class Verdict:
     problem: str = ""
 
 
+def is_started(cluster: Cluster) -> bool:
+    """Whether the agents are replaced already, or being replaced."""
+    place = f"--namespace={cluster.namespace}"
+    return _is_cleaner(cluster.get("daemonset", cluster.daemonset, place))
+
+
 def start(cluster: Cluster, *, conf_directory: str, bin_directory: str, options: list[str]) -> None:
     """Replace the agents. Safe to repeat. conf_directory, bin_directory: of podgate-cni, unless the
     agent's options name others; options: more for `podgate cleanup`."""
     place = f"--namespace={cluster.namespace}"
     found = cluster.get("daemonset", cluster.daemonset, place)
-    if LABEL in found["spec"]["template"]["metadata"].get("labels", {}):
+    if _is_cleaner(found):
         return
     patch = patch_of(
         found, conf_directory=conf_directory, bin_directory=bin_directory, options=options
     )
     arguments = (place, "--type=merge", f"--patch={json.dumps(patch)}")
     cluster.run("patch", "daemonset", cluster.daemonset, *arguments)
+
+
+def _is_cleaner(daemonset: Object) -> bool:
+    return LABEL in daemonset["spec"]["template"]["metadata"].get("labels", {})
 
 
 def patch_of(

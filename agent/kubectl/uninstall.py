@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 from agent.kubectl import cleaning, conditions, off, printing
-from agent.kubectl.cluster import Cluster, KubectlError
+from agent.kubectl.cluster import Cluster, KubectlError, Object
 
 _NAME = "app.kubernetes.io/name"
 _OWN = "podgate"
@@ -139,7 +139,7 @@ def _check_templates(arguments: argparse.Namespace, cluster: Cluster) -> bool:
 
 def _clean_nodes(arguments: argparse.Namespace, cluster: Cluster) -> bool:
     """Whether the removal may continue."""
-    if not _is_cleaning(cluster):
+    if not cleaning.is_started(cluster):
         printing.progress("Opening all gates ...")
         off.label(cluster, None, off.OFF)
         late = off.wait(cluster, cluster.nodes(), lambda state: state.is_off)
@@ -192,29 +192,27 @@ def _has_daemonset(cluster: Cluster) -> bool:
     return any(one["metadata"]["name"] == cluster.daemonset for one in names)
 
 
-def _is_cleaning(cluster: Cluster) -> bool:
-    found = cluster.get("daemonset", cluster.daemonset, f"--namespace={cluster.namespace}")
-    return cleaning.LABEL in found["spec"]["template"]["metadata"].get("labels", {})
-
-
 def _delete_own(cluster: Cluster, kinds: Iterable[str], namespace: str = "") -> None:
-    """Delete podgate's objects of these kinds, by their label. Kinds that the server does not have
-    are left out."""
+    """Delete podgate's objects of these kinds, by their label."""
     place = [f"--namespace={namespace}"] if namespace else []
     for kind in kinds:
-        try:
-            found = cluster.items(kind, *place)
-        except KubectlError as error:
-            if "doesn't have a resource type" in str(error):
-                continue
-            raise
         names = [
             one["metadata"]["name"]
-            for one in found
+            for one in _items(cluster, kind, *place)
             if one["metadata"].get("labels", {}).get(_NAME, "").startswith(_OWN)
         ]
         if names:
             _delete(cluster, kind, *names, *place)
+
+
+def _items(cluster: Cluster, kind: str, *arguments: str) -> list[Object]:
+    """All objects of a kind; none of a kind that the server does not have."""
+    try:
+        return cluster.items(kind, *arguments)
+    except KubectlError as error:
+        if "doesn't have a resource type" in str(error):
+            return []
+        raise
 
 
 def _delete_namespace(cluster: Cluster, *, is_forced: bool) -> None:
@@ -237,12 +235,7 @@ def _delete(cluster: Cluster, kind: str, *arguments: str) -> None:
 
 def _save_policies(cluster: Cluster, file: pathlib.Path) -> None:
     """Raises `KubectlError` if they cannot be saved: then they are not deleted."""
-    try:
-        found = cluster.items(_POLICIES)
-    except KubectlError as error:
-        if "doesn't have a resource type" in str(error):
-            return
-        raise
+    found = _items(cluster, _POLICIES)
     if not found:
         return
     content = {"apiVersion": "v1", "kind": "List", "items": found}

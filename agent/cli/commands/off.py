@@ -16,7 +16,7 @@ _CLUSTER = (
     "use --node, for this node. For the whole cluster run 'kubectl podgate {word}', which sets or "
     "removes the label podgate.io/max-mode=off of podgate's namespace"
 )
-# Gates of 100 pods are detached in 1 s.
+# An agent with 100 gates takes about as long (make bench BENCH=off); what is left is detached here.
 _AGENT_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 
