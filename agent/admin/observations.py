@@ -8,7 +8,7 @@ import msgspec
 from agent.admin.report import PolicyStatus
 
 
-class ObservedPod(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ObservedPod(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """A pod as it was when it was last seen; it may be gone.
 
     named_ports: name, protocol (as in its spec) and number.
@@ -22,7 +22,7 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     named_ports: tuple[tuple[str, str, int], ...] = ()
 
 
-class ObservedFlows(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ObservedFlows(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """Flows of one source to one port of pods with the same labels, without a rule that admits
     them.
 
@@ -45,7 +45,7 @@ class ObservedFlows(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     nodes: tuple[str, ...] = ()
 
 
-class Observations(msgspec.Struct, frozen=True, kw_only=True):
+class Observations(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """All that one node has seen, and the policies that are in force there.
 
     node: its name, empty without a cluster; since, until: the time that is covered;

@@ -7,7 +7,7 @@ import msgspec
 from agent.pods.conditions import Condition
 
 
-class ProbeStatus(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One probe of one container."""
 
     container: str
@@ -22,7 +22,7 @@ class ProbeStatus(msgspec.Struct, frozen=True, kw_only=True):
     failures: int
 
 
-class RelayedPortStatus(msgspec.Struct, frozen=True, kw_only=True):
+class RelayedPortStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The kubelet's connections that a relay proxied to one port of a pod, for probes and hooks.
 
     container, handler: several are joined by a plus; port: 0 for undeclared ones; outcomes:
@@ -38,7 +38,7 @@ class RelayedPortStatus(msgspec.Struct, frozen=True, kw_only=True):
     open_ms: float | None
 
 
-class GateStatus(msgspec.Struct, frozen=True, kw_only=True):
+class GateStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One gated interface. `packets`: those that the host sent, by verdict and reason."""
 
     interface: str
@@ -46,7 +46,7 @@ class GateStatus(msgspec.Struct, frozen=True, kw_only=True):
     packets: dict[str, dict[str, int]]
 
 
-class PathStatus(msgspec.Struct, frozen=True, kw_only=True):
+class PathStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One address of an enforced pod, with the result of its path test.
 
     `confirmed`, `bypassed` (the host reaches it without passing the gate), `unreachable` (packets
@@ -57,7 +57,7 @@ class PathStatus(msgspec.Struct, frozen=True, kw_only=True):
     result: str
 
 
-class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
+class PodStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One pod in its current state."""
 
     namespace: str
@@ -81,14 +81,14 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     relayed: list[RelayedPortStatus] = []
 
 
-class HookStatus(msgspec.Struct, frozen=True, kw_only=True):
+class HookStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One hook at the root cgroup; `problem`: why it is not attached, or None."""
 
     name: str
     problem: str | None
 
 
-class RelayStatus(msgspec.Struct, frozen=True, kw_only=True):
+class RelayStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The relay of strict mode.
 
     problem: why no relay serves, where one is needed; restarts: by this agent; connections: proxied
@@ -118,7 +118,7 @@ class RelayStatus(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class RawSocketSourceStatus(msgspec.Struct, frozen=True, kw_only=True):
+class RawSocketSourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Raw or packet sockets of the host's namespace that one container without a policy created, or
     tried to. cgroup: its path; process: name of the first one's process; sockets: since `first`.
     """
@@ -132,7 +132,7 @@ class RawSocketSourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     last: datetime.datetime
 
 
-class RawSocketStatus(msgspec.Struct, frozen=True, kw_only=True):
+class RawSocketStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """mode: of --raw-sockets; problem: what is not rejected though it should be, in one sentence,
     or empty; sources: the busiest first."""
 
@@ -141,7 +141,7 @@ class RawSocketStatus(msgspec.Struct, frozen=True, kw_only=True):
     sources: list[RawSocketSourceStatus]
 
 
-class PodSourceStatus(msgspec.Struct, frozen=True, kw_only=True):
+class PodSourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The source of pods. pods_from: in words; problems: one sentence each; pending_conditions:
     pods whose conditions in the API server are not up to date."""
 
@@ -150,7 +150,7 @@ class PodSourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     pending_conditions: int = 0
 
 
-class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
+class AgentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The whole agent. `programs`: where they came from, a value of `bpf.pinning.Origin`;
     `load_ms`: milliseconds to load them; `kubelet`: the path of its cgroup, or None for the reason
     in `kubelet_problem`; `kubelet_unfollowed`: why the kernel does not follow its restarts without
@@ -186,7 +186,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     pods: list[PodStatus]
 
 
-class SourceProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
+class SourceProcessStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One source process whose traffic is dropped, or in audit would be, for `podgate drops`.
 
     labels: of the pod; port: the pod's, 0 for protocols without, and if it stands for all further
@@ -208,7 +208,7 @@ class SourceProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     has_many_ports: bool = False
 
 
-class Drops(msgspec.Struct, frozen=True, kw_only=True):
+class Drops(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """All source processes, the busiest first. `lost_packets`: of sources that the full table does
     not have."""
 
@@ -217,7 +217,7 @@ class Drops(msgspec.Struct, frozen=True, kw_only=True):
     raw_sockets: list[RawSocketSourceStatus] = []
 
 
-class RuleStatus(msgspec.Struct, frozen=True, kw_only=True):
+class RuleStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One rule of one policy. hits: new flows; problem: why it admits no source, or empty."""
 
     source: str
@@ -227,7 +227,7 @@ class RuleStatus(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
 
 
-class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One policy in force. pods: those of this node that it selects, "namespace/name"; generation:
     of the API's object, 0 for others; skipped: rules that a gate had no room for, by pod."""
 
@@ -239,7 +239,7 @@ class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, int] = {}
 
 
-class RulesReport(msgspec.Struct, frozen=True, kw_only=True):
+class RulesReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """All policies in force. sources: where policies come from, in words; problems: of policies,
     and of pods whose gates are full."""
 
@@ -248,7 +248,7 @@ class RulesReport(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str]
 
 
-class DropEventStatus(msgspec.Struct, frozen=True, kw_only=True):
+class DropEventStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One drop event, for `podgate drops --follow`. Unknown fields are empty or 0.
 
     namespace, pod: empty if it was dropped before an interface was chosen; cgroup: its path;
@@ -270,7 +270,7 @@ class DropEventStatus(msgspec.Struct, frozen=True, kw_only=True):
     process_name: str
 
 
-class DropEvents(msgspec.Struct, frozen=True, kw_only=True):
+class DropEvents(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The newest drop events, the oldest of them first. newest: the number of the last, to continue
     from; lost: suppressed by the kernel's limit, which are only counted.
     """

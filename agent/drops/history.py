@@ -41,7 +41,7 @@ _GATES_SECONDS = 2.0
 _RawKey = tuple[int, int, int, int]
 
 
-class _SavedHistory(msgspec.Struct, kw_only=True):
+class _SavedHistory(msgspec.Struct, kw_only=True, rename="camel"):
     """alive_until: when it was saved; pods: of gated interfaces, by ifindex, valid for one boot."""
 
     boot: str

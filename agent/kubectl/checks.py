@@ -46,11 +46,11 @@ def check(cluster: Cluster, namespace: str, mode: str) -> Checks:
 def flows_text(flows: Object) -> str:
     """A source and its target, in words."""
     source = flows["cgroup"]
-    if pod := flows.get("source_pod"):
+    if pod := flows.get("sourcePod"):
         source = f"pod {pod['namespace']}/{pod['name']}"
     if process := flows.get("process"):
         source = f"{process} in {source}"
-    port = "many ports" if flows.get("has_many_ports") else f"port {flows['port']}"
+    port = "many ports" if flows.get("hasManyPorts") else f"port {flows['port']}"
     target = flows["pod"]
     text = (
         f"{source} to {target['namespace']}/{target['name']}, protocol {flows['protocol']} {port}"
@@ -67,10 +67,10 @@ def _unreachable(statuses: Sequence[NodeAnswer]) -> Iterator[str]:
 def _of_agents(reports: dict[str, Object], mode: str) -> Iterator[str]:
     for node, report in reports.items():
         if not report["kubelet"]:
-            yield f"{node}: kubelet not identified: {report['kubelet_problem']}"
-        if not report["is_synced"]:
+            yield f"{node}: kubelet not identified: {report['kubeletProblem']}"
+        if not report["isSynced"]:
             yield f"{node}: initial pod sync not finished."
-        ceiling = report["max_mode"]
+        ceiling = report["maxMode"]
         if _MODES.index(ceiling) < _MODES.index(mode):
             yield f"{node}: its ceiling is {ceiling}, so pods there stay in {ceiling}."
 
@@ -102,6 +102,6 @@ def _missing(merged: Object, *, is_doubtful: bool) -> list[str]:
     found = {
         flows_text(one["flows"]): one["doubt"]
         for one in merged["flows"]
-        if not one["is_admitted"] and bool(one["doubt"]) == is_doubtful
+        if not one["isAdmitted"] and bool(one["doubt"]) == is_doubtful
     }
     return [f"{text} ({doubt})" if doubt else text for text, doubt in found.items()]

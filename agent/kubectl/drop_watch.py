@@ -63,9 +63,9 @@ class DropWatch:
             is_new = flows["packets"] > packets.get(_key(flows), 0)
             if is_new and datetime.datetime.fromisoformat(flows["last"]) > until:
                 harm = ""
-                if one["is_kubelet"]:
+                if one["isKubelet"]:
                     harm = "it is the kubelet"
-                elif one["is_listed"]:
+                elif one["isListed"]:
                     harm = "a policy lists this source"
                 found.append(Drop(f"{flows_text(flows)} on {node.node}", harm))
         return found
@@ -73,5 +73,5 @@ class DropWatch:
 
 def _key(flows: Object) -> str:
     pod = {**flows["pod"], "name": ""}
-    source = flows.get("source_pod") or flows["cgroup"]
+    source = flows.get("sourcePod") or flows["cgroup"]
     return json.dumps([pod, source, flows["protocol"], flows["port"]], sort_keys=True)

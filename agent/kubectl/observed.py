@@ -72,7 +72,7 @@ def collect(cluster: Cluster, *options: str) -> list[NodeObservations]:
         (node,) = output["nodes"]
         until = _time(node["until"])
         observed = until - _time(node["since"])
-        observed -= datetime.timedelta(seconds=node["unobserved_seconds"])
+        observed -= datetime.timedelta(seconds=node["unobservedSeconds"])
         creation = created.get(answer.node)
         is_young = bool(creation) and until - _time(str(creation)) < DAY
         found.append(NodeObservations(answer.node, output, "", observed, is_young))

@@ -90,7 +90,7 @@ def read_state(report: str) -> NodeState:
     """From the output of `podgate status --output json`."""
     found = json.loads(report)
     return NodeState(
-        found["max_mode"], found.get("max_mode_from", ""), tuple(found.get("in_force", ()))
+        found["maxMode"], found.get("maxModeFrom", ""), tuple(found.get("inForce", ()))
     )
 
 

@@ -28,5 +28,5 @@ def _row(answer: NodeAnswer) -> tuple[str, ...]:
     report = json.loads(answer.output)
     modes = collections.Counter(pod["mode"] for pod in report["pods"])
     pods = ", ".join(f"{count} {mode}" for mode, count in sorted(modes.items())) or "0"
-    problem = report.get("kubelet_problem") or report.get("open_ports") or ""
-    return (answer.node, report["default_mode"], report["max_mode"], pods, problem)
+    problem = report.get("kubeletProblem") or report.get("openPorts") or ""
+    return (answer.node, report["defaultMode"], report["maxMode"], pods, problem)

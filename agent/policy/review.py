@@ -33,7 +33,7 @@ class FlowFilter:
         )
 
 
-class ReviewedFlows(msgspec.Struct, frozen=True, kw_only=True):
+class ReviewedFlows(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Flows of one node. is_admitted: by policies in force there; is_listed: these name the source
     for the pod, to this port or another; is_kubelet: the source is the kubelet; doubt: why no
     policy is suggested without a decision, or empty."""

@@ -207,7 +207,7 @@ def test_path_test_packets_are_in_no_list_of_drops(operator: AgentProcess, web: 
         capture_output=True,
         timeout=30,
     )
-    assert json.loads(done.stdout) == {"sources": [], "lost_packets": 0, "raw_sockets": []}
+    assert json.loads(done.stdout) == {"sources": [], "lostPackets": 0, "rawSockets": []}
     document = asyncio.run(admin_client.fetch(admin_socket(operator.run_directory), "/drop-events"))
     assert json.loads(document)["events"] == []
 

@@ -10,7 +10,7 @@ from agent.cli.views import tables
 _MESSAGE_CHARACTERS = 60
 
 
-class PodProbesRow(msgspec.Struct, frozen=True):
+class PodProbesRow(msgspec.Struct, frozen=True, rename="camel"):
     """Probes of one pod, in JSON."""
 
     namespace: str

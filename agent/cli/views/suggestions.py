@@ -12,7 +12,7 @@ from agent.policy.review import Review, ReviewedFlows
 from agent.policy.suggestions import Suggestion
 
 
-class SuggestOutput(msgspec.Struct, frozen=True, kw_only=True):
+class SuggestOutput(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """As JSON: `nodes` can be read again with --from, `flows` is the review of each."""
 
     nodes: list[Observations]

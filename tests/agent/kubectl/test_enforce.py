@@ -73,9 +73,9 @@ class Step:
         pod = {"namespace": NAMESPACE, "name": "web", "conditions": [condition], "mode": "enforce"}
         report = {
             "kubelet": KUBELET,
-            "kubelet_problem": "",
-            "is_synced": True,
-            "max_mode": "strict",
+            "kubeletProblem": "",
+            "isSynced": True,
+            "maxMode": "strict",
             "pods": [pod] if name == "one" else [],
         }
         self.kubectl.respond("exec", f"agent-{name}", "status", output={**report, **changed})
@@ -157,9 +157,9 @@ def test_old_flow_under_a_new_name_is_no_drop(step: Step) -> None:
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"kubelet": None, "kubelet_problem": "no such process."}, "kubelet not identified"),
-        ({"is_synced": False}, "initial pod sync not finished"),
-        ({"max_mode": "audit"}, "its ceiling is audit"),
+        ({"kubelet": None, "kubeletProblem": "no such process."}, "kubelet not identified"),
+        ({"isSynced": False}, "initial pod sync not finished"),
+        ({"maxMode": "audit"}, "its ceiling is audit"),
     ],
 )
 def test_agent_that_is_not_prepared_stops_the_step(

@@ -18,7 +18,7 @@ def test_status_has_a_line_for_each_node(
 ) -> None:
     kubectl.serve_nodes("a", "b", without_agent=["b"])
     pods = [{"mode": "audit"}, {"mode": "audit"}, {"mode": "enforce"}]
-    report = {"default_mode": "audit", "max_mode": "strict", "pods": pods}
+    report = {"defaultMode": "audit", "maxMode": "strict", "pods": pods}
     kubectl.respond("exec", "agent-a", output=report)
     assert main.main(["--kubectl", kubectl.command, "status"]) == 1
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]

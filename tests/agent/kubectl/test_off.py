@@ -5,9 +5,9 @@ import pytest
 from agent.kubectl import main
 from tests.agent.kubectl.standin import KubectlStandin
 
-DONE = {"max_mode": "off", "max_mode_from": "the label", "in_force": []}
-BUSY = {"max_mode": "off", "max_mode_from": "the label", "in_force": ["gates", "hooks"]}
-ON = {"max_mode": "strict", "max_mode_from": "--max-mode", "in_force": ["gates"]}
+DONE = {"maxMode": "off", "maxModeFrom": "the label", "inForce": []}
+BUSY = {"maxMode": "off", "maxModeFrom": "the label", "inForce": ["gates", "hooks"]}
+ON = {"maxMode": "strict", "maxModeFrom": "--max-mode", "inForce": ["gates"]}
 
 
 def run(kubectl: KubectlStandin, *arguments: str) -> int:
@@ -66,7 +66,7 @@ def test_on_removes_the_label_and_names_what_keeps_a_node_off(
     nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nodes.respond("exec", "agent-a", output=ON)
-    nodes.respond("exec", "agent-b", output=DONE | {"max_mode_from": "'podgate off --node'"})
+    nodes.respond("exec", "agent-b", output=DONE | {"maxModeFrom": "'podgate off --node'"})
     assert run(nodes, "on") == 1
     assert nodes.calls("label", "namespace", "podgate", "podgate.io/max-mode-")
     assert lines(capsys)[1:] == ["a on", "b at most off, by 'podgate off --node'"]

@@ -11,7 +11,7 @@ from agent.kubectl import cleaning, main
 from tests.agent.kubectl.standin import KubectlStandin
 
 ROOT = pathlib.Path(__file__).parents[3]
-OFF = {"max_mode": "off", "max_mode_from": "the label", "in_force": []}
+OFF = {"maxMode": "off", "maxModeFrom": "the label", "inForce": []}
 
 
 def daemonset() -> dict[str, Any]:
