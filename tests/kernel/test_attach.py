@@ -73,6 +73,26 @@ def test_gate_closes_and_opens_again(
         assert syscalls.query_programs(pod.ifindex, syscalls.BPF_TCX_EGRESS) == []
 
 
+def test_all_gates_open_before_they_are_detached_and_close_again(
+    make_gates: MakeGates, lab: labs.Lab
+) -> None:
+    gates = make_gates(None)
+    pods = [lab.add_pod(f"pod{number}", number) for number in range(3)]
+    with contextlib.ExitStack() as listeners:
+        for pod in pods:
+            listeners.enter_context(pod.listen(80))
+            gates.install(pod.ifindex, enforcing(pod))
+        assert all(traffic.node_is_dropped(pod, 6) for pod in pods)
+
+        gates.open_all()
+        assert all(traffic.node_reaches(pod, family) for pod in pods for family in (4, 6))
+        assert gates.installed().keys() == {pod.ifindex for pod in pods}
+
+        for pod in pods:
+            gates.install(pod.ifindex, enforcing(pod))
+        assert all(traffic.node_is_dropped(pod, 4) for pod in pods)
+
+
 @BOTH_KINDS
 def test_removing_twice_or_what_never_was_does_nothing(
     make_gates: MakeGates, pod: labs.LabPod, kind: Attachment
