@@ -203,9 +203,10 @@ def _users_pods(report: AgentReport) -> list[str]:
 
 
 def _entries() -> dict[str, int]:
-    """Entries of each hash map of the installation that does not evict by itself, and its links."""
+    """Entries of each hash map of the installation that does not evict by itself, and each of its
+    pinned links."""
     installation = pins.Pins(BPFFS)
-    counts = {"links": len(list(installation.links.iterdir()))}
+    counts = {f"link {path.name}": 1 for path in installation.links.iterdir()}
     for spec in abi.MAPS:
         if spec.type in (_HASH, _PERCPU_HASH, _HASH_OF_MAPS):
             with maps.Map.open(installation.map(spec), spec) as opened:
