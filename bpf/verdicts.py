@@ -62,6 +62,7 @@ class Reason(enum.IntEnum):
     RELAY = 18
     STRICT = 19
     UNIDENTIFIED = 20
+    STALE = 21
 
     @property
     def label(self) -> str:
@@ -111,5 +112,9 @@ _DESCRIPTIONS = {
     Reason.UNIDENTIFIED: (
         "host process outside pods, to a port that the pod declares, while the kubelet is not "
         "identified"
+    ),
+    Reason.STALE: (
+        "host process outside pods, to a port that the pod declares, while the agent's heartbeat is "
+        "stale"
     ),
 }

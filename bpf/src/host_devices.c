@@ -57,7 +57,8 @@ ALWAYS_INLINE int evaluate_on_device(struct __sk_buff *skb, struct packet *packe
 		stamp(skb, ADMITTED_RULE);
 	if (verdict_slot == PASS(REASON_PROBE) && is_stamped(skb))
 		stamp(skb, ADMITTED_PROBE);
-	if (verdict_slot == PASS(REASON_UNIDENTIFIED) && is_stamped(skb))
+	if ((verdict_slot == PASS(REASON_UNIDENTIFIED) || verdict_slot == PASS(REASON_STALE)) &&
+	    is_stamped(skb))
 		stamp(skb, ADMITTED_UNIDENTIFIED);
 	return TCX_NEXT;
 }

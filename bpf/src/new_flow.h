@@ -22,6 +22,12 @@ ALWAYS_INLINE bool is_rejected_kubelet(struct __sk_buff *skb, struct gate *gate,
 	return gate->flags & GATE_NO_FALLBACK || bypasses_relay(skb, packet);
 }
 
+/* Of a flow that passes as one that may be the kubelet's. */
+ALWAYS_INLINE __u64 pass_unidentified(struct config *node)
+{
+	return is_kubelet_identified(node) ? PASS(REASON_STALE) : PASS(REASON_UNIDENTIFIED);
+}
+
 ALWAYS_INLINE __u64 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 				      struct packet *packet)
 {
@@ -43,7 +49,7 @@ ALWAYS_INLINE __u64 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 	if (skb->tc_index == ADMITTED_PROBE)
 		return PASS(REASON_PROBE);
 	if (skb->tc_index == ADMITTED_UNIDENTIFIED)
-		return PASS(REASON_UNIDENTIFIED);
+		return pass_unidentified(node);
 	now_ns = packet_time_ns(packet);
 	source.cgroup = source_cgroup(skb, false);
 	is_kubelet = may_be_kubelet(skb, false, node, source.cgroup, now_ns);
@@ -55,7 +61,7 @@ ALWAYS_INLINE __u64 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 		if (found >> 32 != SOURCE_KUBELET + 1)
 			return PASS(REASON_RULE);
 		return is_kubelet_cgroup(node, source.cgroup) ? PASS(REASON_PROBE)
-							      : PASS(REASON_UNIDENTIFIED);
+							      : pass_unidentified(node);
 	}
 	if (is_dead_man_expired(node, now_ns))
 		return PASS(REASON_DEAD_MAN);

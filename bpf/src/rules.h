@@ -47,6 +47,12 @@ ALWAYS_INLINE bool is_stale(struct config *node, __u64 now_ns)
 	       age_ns(now_ns, node->heartbeat_ns) >= node->stale_after_ns;
 }
 
+/* Whether there is a cgroup for the kubelet. */
+ALWAYS_INLINE bool is_kubelet_identified(struct config *node)
+{
+	return node->kubelet_cgroup || remade_cgroup(node);
+}
+
 /*
  * A healthy pod must not restart because the kubelet is not identified. So while there is no cgroup
  * for it, all processes outside pods may reach the ports that pods declare; with the first one that
@@ -56,13 +62,11 @@ ALWAYS_INLINE bool is_stale(struct config *node, __u64 now_ns)
 ALWAYS_INLINE bool may_be_kubelet(struct __sk_buff *skb, bool is_hook, struct config *node,
 				  __u64 cgroup, __u64 now_ns)
 {
-	bool is_identified = node->kubelet_cgroup || remade_cgroup(node);
-
 	if (!cgroup)
 		return false;
 	if (is_kubelet_cgroup(node, cgroup))
 		return true;
-	if (is_identified && (node->kubelet_unit || !is_stale(node, now_ns)))
+	if (is_kubelet_identified(node) && (node->kubelet_unit || !is_stale(node, now_ns)))
 		return false;
 	return !node->pods_cgroup ||
 	       source_ancestor(skb, is_hook, node->pods_cgroup_level) != node->pods_cgroup;

@@ -16,9 +16,10 @@ from bpf import abi, errors, kubelet_unit, loader, pins, syscalls
 from bpf.gates import Gates
 from bpf.kubelet_unit import KubeletUnit
 from bpf.node_config import NodeConfig
+from bpf.verdicts import Reason
 from tests.kernel import cgroups, traffic
 from tests.kernel.cgroups import Cgroup
-from tests.kernel.test_rules import PORT, PROBE, connects, guard, is_dropped
+from tests.kernel.test_rules import PORT, PROBE, connects, guard, is_dropped, passed
 
 pytestmark = pytest.mark.kernel
 
@@ -283,10 +284,14 @@ def test_where_the_kernel_cannot_follow_a_stale_heartbeat_opens_declared_ports(
     lacking.follow(path)
     assert lacking.problem
     assert lacking.path is None
+    config.set_kubelet(service.id)  # as the agent did that is missing now
     pod = lab.add_pod("web", 1)
     with pod.listen(PORT):
         guard(gates, pod, PROBE)
         assert connects(system, pod.ipv4, PORT)
+    # An open hole must not look like probes, nor like a kubelet that was never found.
+    assert passed(gates, pod, Reason.STALE) == 1
+    assert passed(gates, pod, Reason.PROBE) == passed(gates, pod, Reason.UNIDENTIFIED) == 0
     if lack == "short path":
         assert "longer than 254 bytes" in lacking.problem
         lacking.follow(service.path)
