@@ -7,3 +7,11 @@ class PodgateError(Exception):
 
 class PreflightError(PodgateError):
     """This machine lacks something that podgate needs."""
+
+
+class AgentRequestError(PodgateError):
+    """The agent did not answer a request as it should."""
+
+
+class AgentUnreachableError(AgentRequestError):
+    """No agent responds on its sockets: exit status 3 of the command line."""

@@ -4,26 +4,40 @@ import pathlib
 
 import aiohttp
 
-from agent.errors import PodgateError
+from agent.errors import AgentRequestError, AgentUnreachableError
 
+# /version is answered by the event loop alone; an agent that is busy with its gates responds to it.
+_ALIVE_SECONDS = 3
+# Reports wait for the counters of all gates, which wait for a pass of the reconciler.
 _TIMEOUT_SECONDS = 10
-
-
-class AgentUnreachableError(PodgateError):
-    """The agent does not respond on its admin socket, or rejects the request; the message names
-    the next step."""
+_ANSWER_SECONDS = 60
 
 
 async def fetch(
     path: pathlib.Path, resource: str, *, timeout_seconds: float = _TIMEOUT_SECONDS
 ) -> bytes:
-    """GET a resource from the admin socket at `path`. Raises `AgentUnreachableError`."""
+    """GET a resource from the admin socket at `path`.
+
+    Raises `AgentRequestError`; if no agent responds it is an `AgentUnreachableError`.
+    """
     return await _request(path, "GET", resource, timeout_seconds)
 
 
+async def fetch_with_version(path: pathlib.Path, resource: str) -> tuple[bytes, str]:
+    """The same, and the agent's version, empty if it is older than this resource. An agent that
+    hangs is unreachable after a few seconds; one that only works on a long pass is awaited."""
+    try:
+        version = (await _request(path, "GET", "/version", _ALIVE_SECONDS)).decode().strip()
+    except AgentUnreachableError:
+        raise
+    except AgentRequestError:
+        version = ""
+    return await _request(path, "GET", resource, _ANSWER_SECONDS), version
+
+
 async def post(path: pathlib.Path, resource: str, *, timeout_seconds: float) -> bytes:
-    """POST to a resource of the agent. Raises `AgentUnreachableError`, with the agent's sentence
-    if it failed."""
+    """POST to a resource of the agent. Raises as `fetch`, with the agent's sentence if it
+    failed."""
     return await _request(path, "POST", resource, timeout_seconds)
 
 
@@ -36,9 +50,14 @@ async def _request(path: pathlib.Path, method: str, resource: str, timeout_secon
             session.request(method, f"http://podgate{resource}") as response,
         ):
             if response.status == 409:
-                raise AgentUnreachableError((await response.text()).strip())
+                raise AgentRequestError((await response.text()).strip())
+            if response.status == 404:
+                raise AgentRequestError(
+                    f"the agent at {path} is of another version and does not serve {resource}; use "
+                    "its own podgate command."
+                )
             if response.status != 200:
-                raise AgentUnreachableError(
+                raise AgentRequestError(
                     f"the agent at {path} responded with status {response.status}; see its log."
                 )
             return await response.read()

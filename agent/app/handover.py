@@ -20,6 +20,7 @@ import structlog
 
 from agent.app import watchdog
 from agent.app.program_loading import Loading
+from agent.errors import AgentRequestError
 from agent.linux.locks import AlreadyRunningError, exclusive
 from agent.logs import Event
 from agent.settings import Settings
@@ -164,7 +165,7 @@ class Handover:
         socket = self._settings.admin_socket
         try:
             await admin_client.post(socket, resource, timeout_seconds=_REQUEST_SECONDS)
-        except admin_client.AgentUnreachableError as error:
+        except AgentRequestError as error:
             log.info(Event.HANDOVER_REJECTED, reason=str(error))
             return False
         return True

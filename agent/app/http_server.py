@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
+from agent import VERSION
 from agent.admin.observations import Observations
 from agent.admin.report import AgentReport, DropEvents, Drops, RulesReport
 from agent.app.listeners import Listeners
@@ -49,6 +50,7 @@ async def serve(agent: AgentApi, listeners: Listeners) -> AsyncIterator[None]:
     health.router.add_get("/healthz", _health_response(agent.unhealthy_reason))
     health.router.add_get("/readyz", _health_response(agent.unready_reason))
     admin = web.Application()
+    admin.router.add_get("/version", _version)
     admin.router.add_get("/status", _json(agent.report))
     admin.router.add_get("/drops", _json(agent.drops))
     admin.router.add_get("/observations", _json(agent.observations))
@@ -78,6 +80,10 @@ def _metrics(agent: AgentApi) -> Callable[[web.Request], Awaitable[web.Response]
         return web.Response(body=await agent.metrics(), headers=headers)
 
     return handle
+
+
+async def _version(request: web.Request) -> web.Response:
+    return web.Response(text=f"{VERSION}\n")
 
 
 def _json(

@@ -13,10 +13,12 @@ from collections.abc import Iterator
 import msgspec
 import pyroute2
 
+from agent import VERSION
 from agent.admin import client as admin_client
+from agent.admin import decoding
 from agent.admin.report import AgentReport
 from agent.app import preflight
-from agent.errors import PreflightError
+from agent.errors import AgentRequestError, PreflightError
 from agent.gates import tun_interfaces
 from agent.gates.worker import netns_cookie
 from agent.linux import nft, rtnetlink
@@ -288,14 +290,21 @@ async def _strict(bpffs: pathlib.Path, ranges: RelayRanges) -> Finding:
 async def _agent(run_directory: pathlib.Path) -> Finding:
     try:
         content = await admin_client.fetch(admin_socket(run_directory), "/status")
-        report = msgspec.json.decode(content, type=AgentReport)
-    except admin_client.AgentUnreachableError as error:
+        report = decoding.decode(content, AgentReport)
+    except AgentRequestError as error:
         return Finding("agent", Severity.WARNING, str(error))
     except msgspec.DecodeError as error:
         return Finding(
             "agent",
             Severity.WARNING,
-            f"Agent of another version ({error}); use its own command.",
+            f"The agent's answer cannot be read ({error}); use its own podgate command.",
+        )
+    if report.version != VERSION:
+        return Finding(
+            "agent",
+            Severity.WARNING,
+            f"The agent has version {report.version or 'unknown'}, this command {VERSION}; use its "
+            "own podgate command.",
         )
     if report.open_ports:
         return Finding("agent", Severity.PROBLEM, report.open_ports)

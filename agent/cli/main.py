@@ -11,8 +11,8 @@ from agent.cli.commands import (
     cni,
     controller,
     doctor,
+    drops,
     off,
-    options,
     pods,
     probe,
     proxy,
@@ -23,16 +23,16 @@ from agent.cli.commands import (
     status,
     suggest,
 )
-from agent.errors import PodgateError
+from agent.errors import AgentUnreachableError, PodgateError
 from bpf import errors
 
+_NO_AGENT = 3
 _FAILURES = (PodgateError, errors.KernelSideError, OSError)
 
 
 class _Podgate(click.Group):
-    """Handles errors of every command: one sentence on stderr and exit status 1.
-
-    Usage errors keep click's exit status 2.
+    """Handles errors of every command: one sentence on stderr and exit status 1, 3 if no agent
+    responds. Usage errors keep click's exit status 2.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -42,7 +42,7 @@ class _Podgate(click.Group):
             raise  # by click: the reader of a pipe has gone
         except _FAILURES as error:
             click.echo(f"podgate: {error}", err=True)
-            sys.exit(1)
+            sys.exit(_NO_AGENT if isinstance(error, AgentUnreachableError) else 1)
 
 
 @click.group(
@@ -59,7 +59,14 @@ def main() -> None:
 
 
 @main.command(short_help="Run the demo on this machine.")
-@options.output
+@click.option(
+    "--output",
+    "-o",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Output format.",
+)
 def demo(output: str) -> None:
     """Run the whole demo in its own namespaces, and remove them at the end."""
     from agent.demo import supervisor
@@ -70,7 +77,7 @@ def demo(output: str) -> None:
 main.add_command(run.run)
 main.add_command(controller.controller)
 main.add_command(status.status)
-main.add_command(status.drops)
+main.add_command(drops.drops)
 main.add_command(pods.pods)
 main.add_command(probe.probe)
 main.add_command(rules.rules)

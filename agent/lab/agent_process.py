@@ -18,7 +18,7 @@ import msgspec
 from agent import labels
 from agent.admin import client as admin_client
 from agent.admin.report import AgentReport, PodStatus
-from agent.errors import PodgateError
+from agent.errors import AgentRequestError, PodgateError
 from agent.lab import attempts
 from agent.lab.lab import BPFFS, LAB_DIRECTORY, LabPod
 from agent.logs import Event
@@ -145,7 +145,7 @@ class AgentProcess:
 
     def report(self) -> AgentReport | None:
         """The agent's report; None while it does not respond."""
-        with contextlib.suppress(admin_client.AgentUnreachableError):
+        with contextlib.suppress(AgentRequestError):
             content = asyncio.run(admin_client.fetch(admin_socket(self.run_directory), "/status"))
             return msgspec.json.decode(content, type=AgentReport)
         return None

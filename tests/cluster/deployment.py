@@ -12,6 +12,7 @@ import msgspec
 
 from agent.admin import client as admin_client
 from agent.admin.report import AgentReport, PodStatus, RulesReport
+from agent.errors import AgentRequestError
 from agent.settings import admin_socket
 from tests import polling
 from tests.cluster.api import Api, Json
@@ -130,7 +131,7 @@ class Deployment:
 
     def report(self) -> AgentReport | None:
         """Of the agent that has the node; None while none responds."""
-        with contextlib.suppress(admin_client.AgentUnreachableError):
+        with contextlib.suppress(AgentRequestError):
             content = asyncio.run(admin_client.fetch(admin_socket(RUN_DIRECTORY), "/status"))
             return msgspec.json.decode(content, type=AgentReport)
         return None

@@ -15,6 +15,7 @@ import msgspec
 
 from agent.admin import client as admin_client
 from agent.admin.report import AgentReport, PodStatus
+from agent.errors import AgentRequestError
 from agent.settings import admin_socket
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer, Json
@@ -169,7 +170,7 @@ class Node:
 
     async def report(self) -> AgentReport | None:
         """Of the agent that has the node; None while none answers."""
-        with contextlib.suppress(admin_client.AgentUnreachableError):
+        with contextlib.suppress(AgentRequestError):
             content = await admin_client.fetch(admin_socket(RUN_DIRECTORY), "/status")
             return msgspec.json.decode(content, type=AgentReport)
         return None

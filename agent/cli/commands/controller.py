@@ -10,32 +10,13 @@ from agent.cli.commands import options
 from agent.logs import LogFormat
 
 
-def _parse_address(text: str) -> tuple[str, int]:
-    """An empty host is any address."""
-    host, separator, port = text.rpartition(":")
-    if not separator or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{text!r} is not HOST:PORT; examples are :9651 and 127.0.0.1:9651")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
 @click.command(short_help="Run the controller of a cluster.")
-@click.option(
-    "--kubeconfig",
-    metavar="FILE",
-    help="kubeconfig file. Default: KUBECONFIG, or the pod's service account.",
-)
-@click.option(
-    "--namespace",
-    envvar="POD_NAMESPACE",
-    show_envvar=True,
-    default="podgate",
-    show_default=True,
-    help="Namespace of the Lease and of podgate's own objects.",
-)
+@options.kubeconfig
+@options.own_namespace("Namespace of the Lease and of podgate's own objects.")
 @click.option(
     "--http-address",
     metavar="HOST:PORT",
-    callback=options.parsed(_parse_address),
+    callback=options.parsed(options.parse_address),
     default=":9651",
     show_default=True,
     help="Address of /metrics, /healthz and /readyz; without a host, all addresses.",
@@ -43,7 +24,7 @@ def _parse_address(text: str) -> tuple[str, int]:
 @click.option(
     "--webhook-address",
     metavar="HOST:PORT",
-    callback=options.parsed(_parse_address),
+    callback=options.parsed(options.parse_address),
     default=":9443",
     show_default=True,
     help="Address of the admission webhook; without a host, all addresses.",

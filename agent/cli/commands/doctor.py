@@ -4,13 +4,16 @@ import asyncio
 import ipaddress
 import pathlib
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from agent.cli.commands import options
 from agent.settings import RelayRanges
 
-_MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
+if TYPE_CHECKING:
+    from agent.cli.doctor import Finding
+    from agent.cli.output import Screen
 
 
 @click.command(short_help="Check this machine's kernel and configuration.")
@@ -20,7 +23,7 @@ _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗",
 @options.relay_range4
 @options.relay_range6
 def doctor(
-    output: str,
+    output: options.Format,
     run_directory: pathlib.Path,
     bpffs: pathlib.Path,
     relay_range4: ipaddress.IPv4Network,
@@ -30,17 +33,25 @@ def doctor(
 
     Changes nothing. Exit status 1 if there is a problem; warnings do not change it.
     """
-    import msgspec
-
+    from agent.cli import output as screens
     from agent.cli.doctor import Severity, run_checks
 
     ranges = RelayRanges(relay_range4, relay_range6)
     findings = asyncio.run(run_checks(bpffs, run_directory, ranges))
-    if output == "json":
-        click.echo(msgspec.json.encode(findings))
-    else:
-        for finding in findings:
-            mark, colour = _MARKS[finding.severity]
-            click.echo(f"{click.style(mark, fg=colour)} {finding.check}: {finding.text}")
+    screens.write(findings, output, lambda screen: _show(screen, findings))
     if any(finding.severity is Severity.PROBLEM for finding in findings):
         sys.exit(1)
+
+
+def _show(screen: "Screen", findings: "list[Finding]") -> None:
+    from agent.cli.doctor import Severity
+    from agent.cli.output import Signal
+
+    marks = {
+        Severity.OK: ("✓", Signal.SAFE),
+        Severity.WARNING: ("!", Signal.CAUTION),
+        Severity.PROBLEM: ("✗", Signal.DANGER),
+    }
+    for finding in findings:
+        mark, signal = marks[finding.severity]
+        screen.line(f"{mark} {finding.check}: {finding.text}", signal)

@@ -86,10 +86,10 @@ def _has_agent_done(run_directory: pathlib.Path) -> bool:
 
 def _report(run_directory: pathlib.Path) -> "AgentReport | None":
     """Of the agent; None if none responds in time."""
-    import msgspec
-
     from agent.admin import client as admin_client
+    from agent.admin import decoding
     from agent.admin.report import AgentReport as Report
+    from agent.errors import AgentRequestError
     from agent.settings import admin_socket
 
     try:
@@ -98,6 +98,6 @@ def _report(run_directory: pathlib.Path) -> "AgentReport | None":
                 admin_socket(run_directory), "/status", timeout_seconds=_AGENT_SECONDS
             )
         )
-    except admin_client.AgentUnreachableError:
+    except AgentRequestError:
         return None
-    return msgspec.json.decode(content, type=Report)
+    return decoding.decode(content, Report)

@@ -1,9 +1,9 @@
 """Options that several commands share, and their requests to the agent."""
 
-import asyncio
+import enum
 import pathlib
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -11,13 +11,13 @@ from agent.logs import LogFormat
 from agent.settings import (
     DEFAULT_RELAY_RANGES,
     RUN_DIRECTORY,
-    admin_socket,
     parse_range4,
     parse_range6,
 )
 from bpf import pins
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=pathlib.Path)
 
@@ -34,12 +34,65 @@ def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Paramete
     return read
 
 
+class Format(enum.StrEnum):
+    """Output format of a command."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+    @property
+    def is_table(self) -> bool:
+        return self in (Format.TABLE, Format.WIDE)
+
+
+class _FormatChoice(click.Choice[str]):
+    """`text` is what `table` was called."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Format:
+        return Format(super().convert("table" if value == "text" else value, param, ctx))
+
+
+def own_namespace(description: str) -> Callable[[F], F]:
+    """Option --namespace of a process that runs in podgate's own namespace."""
+    return click.option(
+        "--namespace",
+        envvar="POD_NAMESPACE",
+        show_envvar=True,
+        default="podgate",
+        show_default=True,
+        help=description,
+    )
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT; IPv6 in brackets. Raises `ValueError`."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(
+            f"{text!r} is not HOST:PORT; examples are 127.0.0.1:9650, [::1]:9650 and :9650"
+        )
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 output = click.option(
     "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
+    "-o",
+    type=_FormatChoice([form.value for form in Format]),
+    default=Format.TABLE.value,
     show_default=True,
-    help="Output format.",
+    help="Output format; wide has further columns, and times instead of ages.",
+)
+namespace = click.option("--namespace", "-n", default="", help="Only pods of this namespace.")
+pod = click.option("--pod", default="", metavar="NAME", help="Only the pods of this name.")
+sort = click.option(
+    "--sort",
+    default="",
+    metavar="COLUMN",
+    help="Sort by this column; numbers and times the largest first.",
 )
 run_directory = click.option(
     "--run-directory",
@@ -54,6 +107,11 @@ bpffs = click.option(
     default=pins.DEFAULT_BPFFS,
     show_default=True,
     help="BPF file system for pinned objects.",
+)
+kubeconfig = click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    help="kubeconfig file. Default: KUBECONFIG, or the pod's service account.",
 )
 log_format = click.option(
     "--log-format",
@@ -78,13 +136,3 @@ relay_range6 = click.option(
     show_default=True,
     help="IPv6 range for the relay.",
 )
-
-
-def fetch_from_agent(directory: pathlib.Path, resource: str) -> bytes:
-    """The response of the agent whose sockets are in `directory`.
-
-    Raises `AgentUnreachableError`.
-    """
-    from agent.admin import client as admin_client
-
-    return asyncio.run(admin_client.fetch(admin_socket(directory), resource))

@@ -15,11 +15,12 @@ _SECONDS = 10.0
 @click.option("--watch", is_flag=True, help="Print again after each change, until interrupted.")
 @click.option("--uid", default="", help="Show one pod, by its UID or its mirror pod's.")
 @options.run_directory
-def pods(output: str, watch: bool, uid: str, run_directory: pathlib.Path) -> None:
+def pods(output: options.Format, watch: bool, uid: str, run_directory: pathlib.Path) -> None:
     """Show the newest conditions of this node's pods, and the source of each.
 
     Needs neither root nor the API server. With --output json one line per state.
     """
+    from agent.cli import output as screens
     from agent.cli.views import pods as pods_view
     from agent.client import base
     from agent.client import podinfo as clients
@@ -27,7 +28,10 @@ def pods(output: str, watch: bool, uid: str, run_directory: pathlib.Path) -> Non
 
     if watch and uid:
         raise click.UsageError("--watch shows all pods; leave out --uid")
-    show = pods_view.write_json if output == "json" else pods_view.show
+
+    def show(state: clients.PodInfoState) -> None:
+        screens.write(pods_view.document(state), output, lambda _: pods_view.show(state))
+
     path = run_directory / "podinfo" / "podinfo.sock"
     client = clients.PodInfoClient(
         f"unix://{path.absolute()}", on_problem=lambda problem: click.echo(problem, err=True)

@@ -1,7 +1,6 @@
 """`podgate probe`; the probe itself runs in agent.cli.commands.probe_runner."""
 
 import asyncio
-import json
 import pathlib
 import re
 import sys
@@ -80,7 +79,7 @@ def probe(
     ip_family: Any,
     ip_family_policy: Any,
     localhost: bool,
-    output: str,
+    output: options.Format,
     run_directory: pathlib.Path,
     **given: Any,
 ) -> None:
@@ -88,6 +87,7 @@ def probe(
 
     Exit status 0 if the probe passes, 1 if it fails.
     """
+    from agent.cli import output as screens
     from agent.cli.commands import probe_runner
     from probes.spec.definitions import Probe
 
@@ -108,7 +108,7 @@ def probe(
 
     def on_step(milliseconds: float, address: str, text: str) -> None:
         steps.append((milliseconds, address, text))
-        if output == "text":
+        if output.is_table:
             click.echo(f"{milliseconds:9.1f} ms  {address}  {text}")
 
     async def work() -> "ProbeOutcome":
@@ -120,11 +120,8 @@ def probe(
         return await probe_runner.run(location, request, is_hook=hook, on_step=on_step)
 
     outcome = asyncio.run(work())
-    if output == "json":
-        click.echo(json.dumps(_document(outcome, steps), indent=2))
-    else:
-        took = outcome.duration_seconds * 1000
-        click.echo(f"{took:9.1f} ms  {probe_runner.describe(outcome)}")
+    end = f"{outcome.duration_seconds * 1000:9.1f} ms  {probe_runner.describe(outcome)}"
+    screens.write(_document(outcome, steps), output, lambda _: click.echo(end))
     sys.exit(0 if outcome.passed else 1)
 
 

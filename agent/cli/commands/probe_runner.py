@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from agent.admin import client as admin_client
 from agent.admin.report import AgentReport
+from agent.cli import answers
 from agent.errors import PodgateError
 from agent.linux.pod_network import PodNetworkReader
-from agent.settings import admin_socket
 from probes.engine import hooks, prober, tracing
 from probes.netns import Netns, NetnsError
 from probes.results import ProbeOutcome
@@ -50,8 +49,7 @@ async def find_pod(name: str, run_directory: pathlib.Path) -> ProbeLocation:
 
     Raises `ProbeCommandError`, and `AgentUnreachableError` without an agent.
     """
-    content = await admin_client.fetch(admin_socket(run_directory), "/status")
-    report = msgspec.json.decode(content, type=AgentReport)
+    report = await answers.read_async(run_directory, "/status", AgentReport)
     found = [pod for pod in report.pods if name in (pod.name, f"{pod.namespace}/{pod.name}")]
     if not found:
         raise ProbeCommandError(f"the agent has no pod {name}; 'podgate status' lists its pods.")

@@ -15,19 +15,19 @@ _RESTART_SECONDS = 90
 @click.command(short_help="Show all probes of all pods, podgate's and the kubelet's.")
 @options.output
 @options.run_directory
-def probes(output: str, run_directory: pathlib.Path) -> None:
+def probes(output: options.Format, run_directory: pathlib.Path) -> None:
     """Show the results of podgate's probes and, for pods in strict, of the kubelet's, which the
     relay proxies.
 
     The kubelet's appear as connections: probes and hooks that share a port share a line.
     """
+    from agent.admin.report import AgentReport
+    from agent.cli import answers
+    from agent.cli import output as screens
     from agent.cli.views import probes as probes_view
 
-    content = options.fetch_from_agent(run_directory, "/status")
-    if output == "json":
-        click.echo(probes_view.as_json(content))
-    else:
-        probes_view.show(content)
+    report = answers.read(run_directory, "/status", AgentReport)
+    screens.write(probes_view.rows(report), output, lambda _: probes_view.show(report))
 
 
 @click.group(short_help="Manage the relay of mode strict.")

@@ -25,13 +25,6 @@ from bpf.attachment import Attachment
 from bpf.verdicts import Mode
 
 
-def _parse_address(text: str) -> tuple[str, int]:
-    host, separator, port = text.rpartition(":")
-    if not separator or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{text!r} is not HOST:PORT; examples are 127.0.0.1:9650 and [::1]:9650")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
 def _parse_groups(text: str) -> frozenset[str]:
     names = frozenset(_parse_names(text))
     if unknown := names - set(DEFAULT_RULE_GROUPS):
@@ -58,19 +51,10 @@ def _parse_names(text: str) -> tuple[str, ...]:
     show_envvar=True,
     help="Name of this node in the cluster; its pods are watched at the API server.",
 )
-@click.option(
-    "--namespace",
-    envvar="POD_NAMESPACE",
-    show_envvar=True,
-    default="podgate",
-    show_default=True,
-    help="podgate's own namespace; its label podgate.io/max-mode is the ceiling of the cluster.",
+@options.own_namespace(
+    "podgate's own namespace; its label podgate.io/max-mode is the ceiling of the cluster."
 )
-@click.option(
-    "--kubeconfig",
-    metavar="FILE",
-    help="kubeconfig file. Default: KUBECONFIG, or the pod's service account.",
-)
+@options.kubeconfig
 @click.option(
     "--cri-socket",
     type=options.PATH,
@@ -112,7 +96,7 @@ def _parse_names(text: str) -> tuple[str, ...]:
 @click.option(
     "--http-address",
     metavar="HOST:PORT",
-    callback=options.parsed(_parse_address),
+    callback=options.parsed(options.parse_address),
     default="127.0.0.1:9650",
     show_default=True,
     help="Address of /metrics, /healthz and /readyz; IPv6 in brackets, port 0 for any free port.",

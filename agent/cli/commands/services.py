@@ -2,9 +2,7 @@
 
 import contextlib
 import ipaddress
-import json
 import pathlib
-import sys
 from typing import Any
 
 import click
@@ -55,7 +53,9 @@ address = click.option(
 @click.option("--watch", is_flag=True, help="Print again after each change, until interrupted.")
 @click.option("--target", help="gRPC target. Default: socket in the run directory.")
 @options.run_directory
-def services(output: str, watch: bool, target: str | None, run_directory: pathlib.Path) -> None:
+def services(
+    output: options.Format, watch: bool, target: str | None, run_directory: pathlib.Path
+) -> None:
     """Show each service with the endpoints for connections from this node.
 
     With --output json one line per state, in protobuf's JSON form.
@@ -85,11 +85,8 @@ def services(output: str, watch: bool, target: str | None, run_directory: pathli
         _show(found, output)
 
 
-def _show(state: Any, output: str) -> None:
+def _show(state: Any, output: options.Format) -> None:
+    from agent.cli import output as screens
     from agent.cli.views import services as services_view
 
-    if output == "json":
-        click.echo(json.dumps(services_view.as_json(state), separators=(",", ":")))
-    else:
-        services_view.show(state)
-    sys.stdout.flush()
+    screens.write(services_view.as_json(state), output, lambda _: services_view.show(state))

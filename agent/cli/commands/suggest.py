@@ -98,10 +98,10 @@ def _observations(observed: str | None, run_directory: pathlib.Path) -> "list[Ob
     import msgspec
 
     from agent.admin.observations import Observations
+    from agent.cli import answers
 
     if observed is None:
-        content = options.fetch_from_agent(run_directory, "/observations")
-        return [msgspec.json.decode(content, type=Observations)]
+        return [answers.read(run_directory, "/observations", Observations)]
 
     class Written(msgspec.Struct):
         nodes: list[Observations]

@@ -3,17 +3,17 @@
 import asyncio
 import pathlib
 
-import click
-import msgspec
-
 from agent.admin import client as admin_client
+from agent.admin import decoding
 from agent.admin.report import DropEvents
+from agent.cli import output
+from agent.cli.commands.options import Format
 from agent.cli.views import status as status_view
 
 _PERIOD_SECONDS = 0.5
 
 
-async def follow(socket: pathlib.Path, *, as_json: bool) -> None:
+async def follow(socket: pathlib.Path, form: Format) -> None:
     """Print drop events from now on, until interrupted.
 
     Raises `AgentUnreachableError` when the agent stops.
@@ -25,9 +25,9 @@ async def follow(socket: pathlib.Path, *, as_json: bool) -> None:
             newest = 0  # another agent, which counts from 0
             continue
         newest = events.newest
-        if as_json:
+        if form in (Format.JSON, Format.YAML):
             for event in events.events:
-                click.echo(msgspec.json.encode(event))
+                output.write(event, form, lambda _: None)
         else:
             status_view.show_drop_events(events)
         await asyncio.sleep(_PERIOD_SECONDS)
@@ -35,4 +35,4 @@ async def follow(socket: pathlib.Path, *, as_json: bool) -> None:
 
 async def _fetch(socket: pathlib.Path, after: int) -> DropEvents:
     content = await admin_client.fetch(socket, f"/drop-events?after={after}")
-    return msgspec.json.decode(content, type=DropEvents)
+    return decoding.decode(content, DropEvents)

@@ -1,7 +1,7 @@
 """Output of `podgate pods`."""
 
 import datetime
-import sys
+from typing import Any
 
 import rich.markup
 from google.protobuf import json_format
@@ -48,16 +48,15 @@ def show(state: PodInfoState) -> None:
     tables.console().print(table)
 
 
-def write_json(state: PodInfoState) -> None:
-    """Write one line, in protobuf's JSON form."""
+def document(state: PodInfoState) -> dict[str, Any]:
+    """In protobuf's JSON form."""
     response = podinfo_pb2.ListPodConditionsResponse(
         instance_id=state.instance_id, rev=state.rev, pods=state.pods
     )
-    text = json_format.MessageToJson(
-        response, indent=None, always_print_fields_with_no_presence=True
+    found: dict[str, Any] = json_format.MessageToDict(
+        response, always_print_fields_with_no_presence=True
     )
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    return found
 
 
 def _age(condition: podinfo_pb2.PodCondition, now: datetime.datetime) -> str:

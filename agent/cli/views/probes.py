@@ -19,9 +19,8 @@ class PodProbesRow(msgspec.Struct, frozen=True, rename="camel"):
     kubelet: list[RelayedPortStatus]
 
 
-def show(content: bytes) -> None:
+def show(report: AgentReport) -> None:
     """Print the probes of the agent's report."""
-    report = msgspec.json.decode(content, type=AgentReport)
     console = tables.console()
     if any(pod.probes or pod.relayed for pod in report.pods):
         console.print(table(report.pods))
@@ -37,10 +36,8 @@ def show(content: bytes) -> None:
         )
 
 
-def as_json(content: bytes) -> bytes:
-    report = msgspec.json.decode(content, type=AgentReport)
-    pods = [PodProbesRow(pod.namespace, pod.name, pod.probes, pod.relayed) for pod in report.pods]
-    return msgspec.json.encode(pods)
+def rows(report: AgentReport) -> list[PodProbesRow]:
+    return [PodProbesRow(pod.namespace, pod.name, pod.probes, pod.relayed) for pod in report.pods]
 
 
 def table(pods: list[PodStatus]) -> rich.table.Table:

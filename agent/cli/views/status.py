@@ -1,6 +1,5 @@
 """Output of `podgate status`, `drops` and `rules`."""
 
-import msgspec
 import rich.console
 import rich.markup
 import rich.table
@@ -28,9 +27,8 @@ _MAX_PODS = 5
 _SHOWN_VERDICTS = ("drop", "would-drop")
 
 
-def show(content: bytes) -> None:
+def show(report: AgentReport) -> None:
     """Print the agent's report as tables."""
-    report = msgspec.json.decode(content, type=AgentReport)
     console = tables.console()
     console.print(
         f"podgate {report.version}, pid {report.pid}, since {report.started:%Y-%m-%d %H:%M:%S}Z; "
@@ -168,9 +166,8 @@ def _show_relay(console: rich.console.Console, relay: RelayStatus) -> None:
         )
 
 
-def show_drops(content: bytes) -> None:
+def show_drops(drops: Drops) -> None:
     """Print the sources of dropped traffic."""
-    drops = msgspec.json.decode(content, type=Drops)
     console = tables.console()
     if not drops.sources:
         console.print("No host process has opened a flow to a gated pod without a rule.")
@@ -240,9 +237,8 @@ def _endpoint(address: str, port: int) -> str:
     return f"{address} port {port}" if address and port else address
 
 
-def show_rules(content: bytes) -> None:
+def show_rules(rules: RulesReport) -> None:
     """Print each rule of each policy, and the problems."""
-    rules = msgspec.json.decode(content, type=RulesReport)
     console = tables.console()
     if not rules.sources:
         console.print("The agent runs without --rules: only the kubelet is admitted.")

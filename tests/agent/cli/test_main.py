@@ -34,9 +34,9 @@ def test_failure_is_one_sentence_and_status_1(
     assert (result.exit_code, result.stderr) == (1, f"podgate: {sentence}\n")
 
 
-def test_missing_agent_is_one_sentence_and_status_1(tmp_path: pathlib.Path) -> None:
+def test_missing_agent_is_one_sentence_and_status_3(tmp_path: pathlib.Path) -> None:
     result = podgate("status", "--run-directory", str(tmp_path))
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert result.stderr.startswith("podgate: no agent ")
     assert result.stderr.count("\n") == 1
 

@@ -43,7 +43,7 @@ def test_missing_namespace_is_one_sentence(tmp_path: pathlib.Path) -> None:
 
 def test_without_an_agent_a_pod_cannot_be_found(tmp_path: pathlib.Path) -> None:
     result = podgate("--pod", "web", "tcp", "80", "--run-directory", str(tmp_path))
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "no agent responds" in result.output
 
 

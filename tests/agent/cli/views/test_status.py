@@ -45,7 +45,7 @@ REPORT = AgentReport(
 
 
 def shown(report: AgentReport, capsys: pytest.CaptureFixture[str]) -> str:
-    status.show(msgspec.json.encode(report))
+    status.show(report)
     return capsys.readouterr().out
 
 

@@ -1,0 +1,110 @@
+"""Layout of tables as lines of text, which stay readable where the screen is narrow."""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+
+from rich.text import Text
+
+_GAP = 2
+_INDENT = "    "
+# Narrower pieces are stacks of letters.
+_MIN_WIDTH = 12
+# Where a cell may be folded: after these.
+_BREAK = re.compile(r"(?<=[ /,:=])")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Head:
+    """Head of a column. is_right: numbers; is_below: on a line of its own where room is short."""
+
+    text: str
+    is_right: bool = False
+    is_below: bool = False
+
+
+def lines(heads: Sequence[Head], rows: Sequence[Sequence[Text]], width: int | None) -> list[Text]:
+    """The table's lines, of at most `width` columns if its cells can be folded so far.
+
+    Too wide a table first loses the columns that may be below, the last first, to lines of their
+    own ("header: cell"). Then its widest columns are folded, between words and after slashes.
+    """
+    natural = [
+        max([len(head.text), *(row[i].cell_len for row in rows)]) for i, head in enumerate(heads)
+    ]
+    beside = list(range(len(heads)))
+    below: list[int] = []
+    for index in reversed(range(len(heads))):
+        if width is None or _total(natural, beside) <= width:
+            break
+        if heads[index].is_below:
+            beside.remove(index)
+            below.insert(0, index)
+    widths = natural if width is None else _narrowed(natural, heads, beside, width)
+    made = [_line([Text(heads[i].text, style="bold") for i in beside], heads, beside, widths)]
+    for row in rows:
+        folded = [_fold(row[i], widths[i]) for i in beside]
+        for part in range(max(map(len, folded), default=0)):
+            cells = [cell[part] if part < len(cell) else Text() for cell in folded]
+            made.append(_line(cells, heads, beside, widths))
+        for i in below:
+            if row[i].plain != "-":
+                made += _below(heads[i], row[i], width)
+    return made
+
+
+def _total(widths: Sequence[int], shown: Sequence[int]) -> int:
+    return sum(widths[i] for i in shown) + _GAP * (len(shown) - 1)
+
+
+def _narrowed(
+    natural: Sequence[int], heads: Sequence[Head], shown: Sequence[int], width: int
+) -> list[int]:
+    """Widths after the widest columns have been made as narrow as it takes."""
+    widths = list(natural)
+    while _total(widths, shown) > width:
+        widest = max(shown, key=lambda i: widths[i] if not heads[i].is_right else 0)
+        if widths[widest] <= max(_MIN_WIDTH, len(heads[widest].text)):
+            break
+        widths[widest] -= 1
+    return widths
+
+
+def _fold(cell: Text, width: int) -> list[Text]:
+    """Pieces of a cell, none wider than `width`."""
+    pieces: list[Text] = []
+    start = end = 0
+    plain = cell.plain
+    for word in _BREAK.split(plain):
+        if end > start and Text(plain[start:end] + word.rstrip()).cell_len > width:
+            pieces.append(cell[start:end])
+            start = end
+        end += len(word)
+        while Text(plain[start:end].rstrip()).cell_len > width:
+            cut = min(end, start + width)
+            pieces.append(cell[start:cut])
+            start = cut
+    pieces.append(cell[start:end])
+    for piece in pieces:
+        piece.rstrip()
+    return pieces
+
+
+def _below(head: Head, cell: Text, width: int | None) -> Iterator[Text]:
+    label = f"{_INDENT}{head.text.lower()}: "
+    room = 10**9 if width is None else max(_MIN_WIDTH, width - len(label))
+    for number, piece in enumerate(_fold(cell, room)):
+        yield Text.assemble(label if number == 0 else " " * len(label), piece)
+
+
+def _line(
+    cells: Sequence[Text], heads: Sequence[Head], shown: Sequence[int], widths: Sequence[int]
+) -> Text:
+    line = Text()
+    for position, (cell, i) in enumerate(zip(cells, shown, strict=True)):
+        space = " " * (widths[i] - cell.cell_len)
+        line.append_text(Text.assemble(space, cell) if heads[i].is_right else cell)
+        if position < len(shown) - 1:
+            line.append(("" if heads[i].is_right else space) + " " * _GAP)
+    line.rstrip()
+    return line
