@@ -7,6 +7,7 @@ compared with its `MapSpec`, so a pin of another layout is an error instead of b
 import ctypes
 import dataclasses
 import ipaddress
+from typing import Any
 
 # Part of the pin path. Raised when a map's layout or name, a program's name or an enumerator's
 # number changes; new maps and new reasons do not change it.
@@ -357,87 +358,99 @@ class CRelayPod(ctypes.Structure):
     )
 
 
+CType = Any
+"""A key's or a value's type, by which it is described to the kernel (`bpf/map_types.py`)."""
+
+U32, U64 = ctypes.c_uint32, ctypes.c_uint64
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class MapSpec:
-    """The shape of a map, by which it is created and compared. Sizes in bytes; `value_size` is that
-    of one CPU. template: of a map of maps, an earlier map as those that it will hold.
+    """The shape of a map, by which it is created and compared.
+
+    key, value: their types, None for a ring buffer; `value` is that of one CPU. template: of a map
+    of maps, an earlier map as those that it will hold.
     """
 
     name: str
     type: int
-    key_size: int
-    value_size: int
+    key: CType | None
+    value: CType | None
     max_entries: int
     flags: int = 0
     template: str = ""
+
+    @property
+    def key_size(self) -> int:
+        """In bytes; 0 without keys."""
+        return ctypes.sizeof(self.key) if self.key else 0
+
+    @property
+    def value_size(self) -> int:
+        """In bytes, of one CPU; 0 without values."""
+        return ctypes.sizeof(self.value) if self.value else 0
 
     @property
     def is_per_cpu(self) -> bool:
         return self.type in (_PERCPU_HASH, _PERCPU_ARRAY)
 
 
-GATE_SLOTS = MapSpec("gate_slots", _HASH, 4, 4, MAX_GATES, _NO_PREALLOC)
-GATES = MapSpec("gates", _ARRAY, 4, ctypes.sizeof(CGateSlot), SLOT_COUNT)
-COUNTERS = MapSpec("counters", _ARRAY, 4, ctypes.sizeof(CCounters), SLOT_COUNT)
-FREQUENT_COUNTS = MapSpec(
-    "frequent_counts", _PERCPU_ARRAY, 4, ctypes.sizeof(CFrequentCounts), SLOT_COUNT
-)
+GATE_SLOTS = MapSpec("gate_slots", _HASH, U32, U32, MAX_GATES, _NO_PREALLOC)
+GATES = MapSpec("gates", _ARRAY, U32, CGateSlot, SLOT_COUNT)
+COUNTERS = MapSpec("counters", _ARRAY, U32, CCounters, SLOT_COUNT)
+FREQUENT_COUNTS = MapSpec("frequent_counts", _PERCPU_ARRAY, U32, CFrequentCounts, SLOT_COUNT)
 MORE_RULES = MapSpec(
-    *("more_rules", _HASH, ctypes.sizeof(CMoreRulesKey), ctypes.sizeof(CMoreRules)),
+    *("more_rules", _HASH, CMoreRulesKey, CMoreRules),
     *(2 * MAX_GATES, _NO_PREALLOC),
 )
 GATE_ADDRESSES_MAP = MapSpec(
-    *("gate_addresses", _HASH, ctypes.sizeof(CGateAddress), 4, MAX_MORE_ADDRESSES, _NO_PREALLOC)
+    *("gate_addresses", _HASH, CGateAddress, U32, MAX_MORE_ADDRESSES, _NO_PREALLOC)
 )
-RULE_HITS = MapSpec("rule_hits", _PERCPU_HASH, 4, 8, MAX_RULE_HITS, _NO_PREALLOC)
-CONFIG = MapSpec("config", _ARRAY, 4, ctypes.sizeof(CConfig), 1)
-KUBELET_UNIT = MapSpec("kubelet_unit", _ARRAY, 4, ctypes.sizeof(CKubeletUnit), 1)
-KUBELET_REMADE = MapSpec("kubelet_remade", _ARRAY, 4, ctypes.sizeof(CKubeletRemade), 1)
+RULE_HITS = MapSpec("rule_hits", _PERCPU_HASH, U32, U64, MAX_RULE_HITS, _NO_PREALLOC)
+CONFIG = MapSpec("config", _ARRAY, U32, CConfig, 1)
+KUBELET_UNIT = MapSpec("kubelet_unit", _ARRAY, U32, CKubeletUnit, 1)
+KUBELET_REMADE = MapSpec("kubelet_remade", _ARRAY, U32, CKubeletRemade, 1)
 DROP_SOURCES = MapSpec(
-    *("drop_sources", _LRU_HASH, ctypes.sizeof(CDropSourceKey), ctypes.sizeof(CDropSource)),
+    *("drop_sources", _LRU_HASH, CDropSourceKey, CDropSource),
     MAX_DROP_SOURCES,
 )
-SOURCE_CGROUPS = MapSpec("source_cgroups", _LRU_HASH, 8, 4, MAX_SOURCE_CGROUPS)
-RECENT_SOURCE = MapSpec("recent_source", _PERCPU_ARRAY, 4, ctypes.sizeof(CRecentSource), 1)
-DROP_SOURCES_LOST = MapSpec("drop_src_lost", _PERCPU_ARRAY, 4, 8, 1)
-REPLY_TABLE = MapSpec("reply_table", _ARRAY, 4, ctypes.sizeof(CReplySet), REPLY_SETS)
-REPLIES = MapSpec("replies", _HASH_OF_MAPS, 4, 4, MAX_GATES, template=REPLY_TABLE.name)
-REPLY_KEY = MapSpec("reply_key", _ARRAY, 4, ctypes.sizeof(CReplyKey), 1)
-FRAGMENTS = MapSpec("fragments", _LRU_HASH, ctypes.sizeof(CFragment), 8, MAX_FRAGMENTS)
-CHOSEN_SOURCES = MapSpec(
-    "chosen_sources", _LRU_HASH, ctypes.sizeof(CChosenSource), 8, MAX_CHOSEN_SOURCES
-)
+SOURCE_CGROUPS = MapSpec("source_cgroups", _LRU_HASH, U64, U32, MAX_SOURCE_CGROUPS)
+RECENT_SOURCE = MapSpec("recent_source", _PERCPU_ARRAY, U32, CRecentSource, 1)
+DROP_SOURCES_LOST = MapSpec("drop_src_lost", _PERCPU_ARRAY, U32, U64, 1)
+REPLY_TABLE = MapSpec("reply_table", _ARRAY, U32, CReplySet, REPLY_SETS)
+REPLIES = MapSpec("replies", _HASH_OF_MAPS, U32, U32, MAX_GATES, template=REPLY_TABLE.name)
+REPLY_KEY = MapSpec("reply_key", _ARRAY, U32, CReplyKey, 1)
+FRAGMENTS = MapSpec("fragments", _LRU_HASH, CFragment, U64, MAX_FRAGMENTS)
+CHOSEN_SOURCES = MapSpec("chosen_sources", _LRU_HASH, CChosenSource, U64, MAX_CHOSEN_SOURCES)
 DENIED_HOST_PROBES = MapSpec(
-    *("denied_host_probes", _HASH, ctypes.sizeof(CHostProbe), 8),
+    *("denied_host_probes", _HASH, CHostProbe, U64),
     *(MAX_DENIED_HOST_PROBES, _NO_PREALLOC),
 )
-RAW_SOCKETS = MapSpec("raw_sockets", _HASH, 8, 8, MAX_RAW_SOCKETS, _NO_PREALLOC)
-RAW_SOCKET_POLICY = MapSpec("raw_socket_policy", _ARRAY, 4, ctypes.sizeof(CRawSocketPolicy), 1)
+RAW_SOCKETS = MapSpec("raw_sockets", _HASH, U64, U64, MAX_RAW_SOCKETS, _NO_PREALLOC)
+RAW_SOCKET_POLICY = MapSpec("raw_socket_policy", _ARRAY, U32, CRawSocketPolicy, 1)
 RAW_SOCKET_CREATORS = MapSpec(
-    "raw_socket_creators", _HASH, 8, 4, MAX_RAW_SOCKET_CREATORS, _NO_PREALLOC
+    "raw_socket_creators", _HASH, U64, U32, MAX_RAW_SOCKET_CREATORS, _NO_PREALLOC
 )
-RAW_SOCKET_COUNTS = MapSpec("raw_socket_counts", _ARRAY, 4, 8, 18 * VERDICT_COUNT)
+RAW_SOCKET_COUNTS = MapSpec("raw_socket_counts", _ARRAY, U32, U64, 18 * VERDICT_COUNT)
 RAW_SOCKET_SOURCES = MapSpec(
-    *("raw_socket_sources", _LRU_HASH),
-    *(ctypes.sizeof(CRawSocketSourceKey), ctypes.sizeof(CDropSource), MAX_RAW_SOCKET_SOURCES),
+    *("raw_socket_sources", _LRU_HASH, CRawSocketSourceKey, CDropSource),
+    MAX_RAW_SOCKET_SOURCES,
 )
-ADDRESSES = MapSpec("addresses", _HASH, ctypes.sizeof(CAddress), 4, MAX_ADDRESSES, _NO_PREALLOC)
-DROP_EVENTS = MapSpec("drop_events", _RINGBUF, 0, 0, EVENT_RING_BYTES)
-EVENT_BUDGET = MapSpec("event_budget", _PERCPU_ARRAY, 4, ctypes.sizeof(CEventBudget), 1)
-PACKET_BUDGET = MapSpec("packet_budget", _PERCPU_ARRAY, 4, ctypes.sizeof(CEventBudget), 1)
-INJECTABLE = MapSpec("injectable", _ARRAY, 4, 8, INJECTABLE_IFINDEXES // 64)
+ADDRESSES = MapSpec("addresses", _HASH, CAddress, U32, MAX_ADDRESSES, _NO_PREALLOC)
+DROP_EVENTS = MapSpec("drop_events", _RINGBUF, None, None, EVENT_RING_BYTES)
+EVENT_BUDGET = MapSpec("event_budget", _PERCPU_ARRAY, U32, CEventBudget, 1)
+PACKET_BUDGET = MapSpec("packet_budget", _PERCPU_ARRAY, U32, CEventBudget, 1)
+INJECTABLE = MapSpec("injectable", _ARRAY, U32, U64, INJECTABLE_IFINDEXES // 64)
 RELAY_TARGETS = MapSpec(
-    *("relay_targets", _HASH, ctypes.sizeof(CRelayTargetKey), ctypes.sizeof(CAddress)),
+    *("relay_targets", _HASH, CRelayTargetKey, CAddress),
     *(MAX_RELAY_TARGETS, _NO_PREALLOC),
 )
 RELAY_PODS = MapSpec(
-    *("relay_pods", _HASH, ctypes.sizeof(CAddress), ctypes.sizeof(CRelayPod)),
+    *("relay_pods", _HASH, CAddress, CRelayPod),
     *(MAX_RELAY_TARGETS, _NO_PREALLOC),
 )
-RELAY_BEAT = MapSpec("relay_beat", _ARRAY, 4, 8, 1)
-RELAY_BYPASSES = MapSpec(
-    "relay_bypasses", _LRU_HASH, 8, ctypes.sizeof(CAddress), MAX_RELAY_BYPASSES
-)
+RELAY_BEAT = MapSpec("relay_beat", _ARRAY, U32, U64, 1)
+RELAY_BYPASSES = MapSpec("relay_bypasses", _LRU_HASH, U64, CAddress, MAX_RELAY_BYPASSES)
 
 MAPS = (
     *(GATE_SLOTS, GATES, COUNTERS, FREQUENT_COUNTS, MORE_RULES, GATE_ADDRESSES_MAP),

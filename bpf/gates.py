@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Iterable
 
-from bpf import abi, errors, loader, pins, sources, syscalls
+from bpf import abi, errors, loader, maps, pins, sources
 from bpf.addresses import Addresses
 from bpf.attachment import Attachment
 from bpf.attachments import Attachments, Direction
@@ -39,6 +39,7 @@ class Gates:
         self._table = GateTable(loaded, installation.maps)
         self._counters = Counters(loaded)
         self._replies = loaded.map(abi.REPLIES)
+        self._reply_template = loaded.map(abi.REPLY_TABLE)
         self._reply_key = ReplyKey.ensure(loaded)
         self._addresses = Addresses(loaded)
         for ifindex in self._table.interfaces():
@@ -270,8 +271,7 @@ class Gates:
             )
 
     def _make_table(self, key: bytes) -> None:
-        spec = abi.REPLY_TABLE
-        table = syscalls.map_create(spec.type, spec.key_size, spec.value_size, spec.max_entries)
+        table = maps.create_like(abi.REPLY_TABLE, self._reply_template.fd)
         try:
             self._replies.set(key, _KEY.pack(table))
         finally:

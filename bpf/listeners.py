@@ -26,10 +26,10 @@ _MAX_WATCHED = 4096
 _RING_BYTES = 65536
 _HASH, _ARRAY, _RINGBUF = 1, 2, 27
 
-WATCHED = abi.MapSpec("watched_netns", _HASH, 8, 4, _MAX_WATCHED)
-LOSSES = abi.MapSpec("listener_losses", _ARRAY, 4, 8, 1)
-EVENTS = abi.MapSpec("listener_events", _RINGBUF, 0, 0, _RING_BYTES)
-ADOPTED = abi.MapSpec("listeners_adopted", _ARRAY, 4, 8, 1)
+WATCHED = abi.MapSpec("watched_netns", _HASH, abi.U64, abi.U32, _MAX_WATCHED)
+LOSSES = abi.MapSpec("listener_losses", _ARRAY, abi.U32, abi.U64, 1)
+EVENTS = abi.MapSpec("listener_events", _RINGBUF, None, None, _RING_BYTES)
+ADOPTED = abi.MapSpec("listeners_adopted", _ARRAY, abi.U32, abi.U64, 1)
 MAPS = (WATCHED, LOSSES, EVENTS, ADOPTED)
 
 _SOCK_OPS, _TRACING = 13, 26  # `enum bpf_prog_type`

@@ -7,13 +7,15 @@ import os
 import struct
 from collections.abc import Iterator
 
-from bpf import abi, errors, pins, socket_storage, syscalls
+from bpf import abi, errors, map_types, pins, syscalls
 
 _BATCH = 256
-_SOCKET_STORAGE = 24
+_HASH_OF_MAPS = 13
 
 # type, id, key_size, value_size, max_entries, map_flags of `struct bpf_map_info`
 _INFO = struct.Struct("=IIIIII")
+# ... name, ifindex, btf_vmlinux_value_type_id, netns_dev, netns_ino, btf_id and the types' ids
+_TYPED_INFO = struct.Struct("=IIIIII16sIIQQIII")
 
 
 @functools.cache
@@ -92,24 +94,67 @@ class Map:
 
 
 def create(spec: abi.MapSpec, template_fd: int = 0) -> int:
-    """A new map's descriptor. template_fd: of the map that `spec` names.
+    """A new map's descriptor, with type information. template_fd: of the map that `spec` names.
 
-    Without BTF, but for socket storage, which the kernel rejects without. From Linux 5.15 up to 6.1
-    a map of maps accepts only maps that have BTF if the template has it (EINVAL; fixed in 6.2,
-    db559117828d).
+    The kernel has none for maps of maps (ENOTSUPP: map_check_btf in kernel/bpf/syscall.c) and for
+    ring buffers, which have neither keys nor values.
     """
-    btf = (0, 0, 0)
     with contextlib.ExitStack() as close:
-        if spec.type == _SOCKET_STORAGE:
-            content, key, value = socket_storage.types(spec.value_size)
-            btf = (syscalls.btf_load(content), key, value)
-            close.callback(os.close, btf[0])
-        return syscalls.map_create(
-            *(spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags),
-            name=spec.name,
-            inner_fd=template_fd,
-            btf=btf,
+        types = (0, 0, 0)
+        if spec.key and spec.value and not spec.template:
+            content, key, value = map_types.encode(spec.key, spec.value)
+            types = (syscalls.btf_load(content), key, value)
+            close.callback(os.close, types[0])
+        return _create(spec, types, template_fd)
+
+
+def create_template(spec: abi.MapSpec) -> int:
+    """As `create`, for a map as those that a map of maps will hold.
+
+    podgate-cni and earlier versions create those without type information. From Linux 5.15 up to
+    6.1 a template that has some accepts none without (EINVAL; fixed in 6.2, db559117828d): there
+    the template has none either.
+    """
+    fd = create(spec)
+    plain = _create(spec)
+    try:
+        outer = syscalls.map_create(_HASH_OF_MAPS, 4, 4, 1, inner_fd=fd)
+        try:
+            syscalls.map_update(outer, bytes(4), struct.pack("=I", plain))
+        finally:
+            os.close(outer)
+    except errors.BpfError as error:
+        os.close(fd)
+        if error.errno != errno.EINVAL:
+            os.close(plain)
+            raise
+        return plain
+    os.close(plain)
+    return fd
+
+
+def create_like(spec: abi.MapSpec, template_fd: int) -> int:
+    """A map for a map of maps with this template: with type information if the template has it."""
+    with contextlib.ExitStack() as close:
+        *_, number, key, value = _TYPED_INFO.unpack(
+            syscalls.object_info(template_fd, _TYPED_INFO.size)
         )
+        types = (0, 0, 0)
+        if number:
+            types = (syscalls.fd_by_id(syscalls.Command.BTF_GET_FD_BY_ID, number), key, value)
+            close.callback(os.close, types[0])
+        return _create(spec, types)
+
+
+def _create(
+    spec: abi.MapSpec, types: tuple[int, int, int] = (0, 0, 0), template_fd: int = 0
+) -> int:
+    return syscalls.map_create(
+        *(spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags),
+        name=spec.name,
+        inner_fd=template_fd,
+        btf=types,
+    )
 
 
 def check_pinned(installation: pins.Pins) -> None:

@@ -87,9 +87,12 @@ def _load_and_pin(
 ) -> None:
     with contextlib.ExitStack() as close:
         descriptors: dict[str, int] = {}
+        templates = {spec.template for spec in programs.maps}
         for spec in programs.maps:
             path = map_directory / spec.name
-            descriptors[spec.name] = _ensure_map(spec, path, descriptors)
+            descriptors[spec.name] = _ensure_map(
+                spec, path, descriptors, is_template=spec.name in templates
+            )
             close.callback(os.close, descriptors[spec.name])
         # The verifier takes 0.1 s for the largest ones, on one CPU each.
         with concurrent.futures.ThreadPoolExecutor(thread_name_prefix="verifier") as threads:
@@ -105,11 +108,16 @@ def _load_and_pin(
                 syscalls.pin(fd, str(directory / program.name))
 
 
-def _ensure_map(spec: abi.MapSpec, path: pathlib.Path, others: Mapping[str, int]) -> int:
+def _ensure_map(
+    spec: abi.MapSpec, path: pathlib.Path, others: Mapping[str, int], *, is_template: bool
+) -> int:
     """A descriptor of the map that is pinned at `path`, now or before. Raises `PinError`."""
     if os.path.lexists(path):
         return maps.Map.open(str(path), spec).fd
-    fd = maps.create(spec, others.get(spec.template, 0))
+    if is_template:
+        fd = maps.create_template(spec)
+    else:
+        fd = maps.create(spec, others.get(spec.template, 0))
     try:
         syscalls.pin(fd, str(path))
     except BaseException:

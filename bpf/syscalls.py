@@ -55,6 +55,7 @@ class Command(enum.IntEnum):
     PROG_QUERY = 16
     RAW_TRACEPOINT_OPEN = 17
     BTF_LOAD = 18
+    BTF_GET_FD_BY_ID = 19
     MAP_LOOKUP_BATCH = 24
     MAP_UPDATE_BATCH = 26
     MAP_DELETE_BATCH = 27
@@ -114,8 +115,8 @@ def map_create(
 ) -> int:
     """A new map's descriptor; sizes in bytes.
 
-    inner_fd: for maps of maps, one map as those that it will hold. btf: for socket storage, a
-    descriptor of type information, and the ids of the key's and the value's type.
+    inner_fd: for maps of maps, one map as those that it will hold. btf: a descriptor of type
+    information, and the ids of the key's and the value's type.
     """
     attributes = struct.pack(
         "=IIIIIII16sIIII",

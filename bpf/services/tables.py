@@ -39,25 +39,62 @@ class CService(ctypes.Structure):
     )
 
 
+class CEndpointKey(ctypes.Structure):
+    """`struct endpoint_key`."""
+
+    _fields_ = (("set", ctypes.c_uint32), ("number", ctypes.c_uint32))
+
+
+class CMemberKey(ctypes.Structure):
+    """`struct member_key`."""
+
+    _fields_ = (("set", ctypes.c_uint32), ("place", CServiceAddress))
+
+
+class CClientKey(ctypes.Structure):
+    """`struct client_key`."""
+
+    _fields_ = (("service", ctypes.c_uint64), ("netns", ctypes.c_uint64))
+
+
+class CAffinity(ctypes.Structure):
+    """`struct affinity`: `used_ns` is CLOCK_MONOTONIC."""
+
+    _fields_ = (("place", CServiceAddress), ("pad", ctypes.c_uint32), ("used_ns", ctypes.c_uint64))
+
+
+class CPeer(ctypes.Structure):
+    """`struct peer`."""
+
+    _fields_ = (("service", CServiceAddress), ("endpoint", CServiceAddress))
+
+
+class CUdpFlowKey(ctypes.Structure):
+    """`struct udp_flow_key`."""
+
+    _fields_ = (
+        ("socket", ctypes.c_uint64),
+        ("place", CServiceAddress),
+        ("is_reply", ctypes.c_uint32),
+    )
+
+
 SET = struct.Struct("=I")
 ENDPOINT_KEY = struct.Struct("=II")
-_PLACE_SIZE = ctypes.sizeof(CServiceAddress)
 ONE = struct.pack("=I", 1)
 
-SERVICES = abi.MapSpec(
-    "services", _HASH, _PLACE_SIZE, ctypes.sizeof(CService), MAX_SERVICES, _NO_PREALLOC
-)
+SERVICES = abi.MapSpec("services", _HASH, CServiceAddress, CService, MAX_SERVICES, _NO_PREALLOC)
 ENDPOINTS = abi.MapSpec(
-    "service_endpoints", _HASH, ENDPOINT_KEY.size, _PLACE_SIZE, MAX_ENDPOINTS, _NO_PREALLOC
+    "service_endpoints", _HASH, CEndpointKey, CServiceAddress, MAX_ENDPOINTS, _NO_PREALLOC
 )
-MEMBERS = abi.MapSpec(
-    "service_members", _HASH, SET.size + _PLACE_SIZE, 4, MAX_ENDPOINTS, _NO_PREALLOC
+MEMBERS = abi.MapSpec("service_members", _HASH, CMemberKey, abi.U32, MAX_ENDPOINTS, _NO_PREALLOC)
+AFFINITIES = abi.MapSpec("service_affinities", _LRU_HASH, CClientKey, CAffinity, _MAX_AFFINITIES)
+UDP_FLOWS = abi.MapSpec(
+    "service_udp_flows", _LRU_HASH, CUdpFlowKey, CServiceAddress, _MAX_UDP_FLOWS
 )
-AFFINITIES = abi.MapSpec("service_affinities", _LRU_HASH, 16, 32, _MAX_AFFINITIES)
-UDP_FLOWS = abi.MapSpec("service_udp_flows", _LRU_HASH, 32, _PLACE_SIZE, _MAX_UDP_FLOWS)
-COUNTS = abi.MapSpec("service_counts", _PERCPU_ARRAY, 4, 8, 5)
+COUNTS = abi.MapSpec("service_counts", _PERCPU_ARRAY, abi.U32, abi.U64, 5)
 MAPS = (SERVICES, ENDPOINTS, MEMBERS, AFFINITIES, UDP_FLOWS, COUNTS)
-PEERS = abi.MapSpec("service_peers", _SOCKET_STORAGE, 4, 2 * _PLACE_SIZE, 0, _NO_PREALLOC)
+PEERS = abi.MapSpec("service_peers", _SOCKET_STORAGE, ctypes.c_int32, CPeer, 0, _NO_PREALLOC)
 """Which only the programs read."""
 
 

@@ -17,7 +17,7 @@ SECOND = Feature("SECOND", (Helper.GET_CURRENT_COMM,))
 PROGRAMS = ProgramSet(
     source="test.c",
     programs=(ProgramSpec("pinned_name", "function", 3),),
-    maps=(abi.MapSpec("counts", 2, 4, 8, 1), abi.MapSpec("names", 2, 4, 8, 1)),
+    maps=tuple(abi.MapSpec(name, 2, abi.U32, abi.U64, 1) for name in ("counts", "names")),
     needs="Linux",
     features=(FIRST, SECOND),
 )

@@ -66,45 +66,11 @@ def seen_by_bcc(isolated: None) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [
-        ("gate_slots", ctypes.c_uint32, ctypes.c_uint32),
-        ("gates", ctypes.c_uint32, abi.CGateSlot),
-        ("more_rules", abi.CMoreRulesKey, abi.CMoreRules),
-        ("gate_addresses", abi.CGateAddress, ctypes.c_uint32),
-        ("counters", ctypes.c_uint32, abi.CCounters),
-        ("frequent_counts", ctypes.c_uint32, abi.CFrequentCounts),
-        ("config", ctypes.c_uint32, abi.CConfig),
-        ("drop_sources", abi.CDropSourceKey, abi.CDropSource),
-        ("source_cgroups", ctypes.c_uint64, ctypes.c_uint32),
-        ("recent_source", ctypes.c_uint32, abi.CRecentSource),
-        ("reply_table", ctypes.c_uint32, abi.CReplySet),
-        ("fragments", abi.CFragment, ctypes.c_uint64),
-        ("chosen_sources", abi.CChosenSource, ctypes.c_uint64),
-        ("denied_host_probes", abi.CHostProbe, ctypes.c_uint64),
-        ("raw_sockets", ctypes.c_uint64, ctypes.c_uint64),
-        ("reply_key", ctypes.c_uint32, abi.CReplyKey),
-        ("rule_hits", ctypes.c_uint32, ctypes.c_uint64),
-        ("addresses", abi.CAddress, ctypes.c_uint32),
-        ("event_budget", ctypes.c_uint32, abi.CEventBudget),
-        ("packet_budget", ctypes.c_uint32, abi.CEventBudget),
-        ("injectable", ctypes.c_uint32, ctypes.c_uint64),
-        ("relay_targets", abi.CRelayTargetKey, abi.CAddress),
-        ("relay_pods", abi.CAddress, abi.CRelayPod),
-        ("relay_beat", ctypes.c_uint32, ctypes.c_uint64),
-        ("kubelet_unit", ctypes.c_uint32, abi.CKubeletUnit),
-        ("kubelet_remade", ctypes.c_uint32, abi.CKubeletRemade),
-        ("raw_socket_policy", ctypes.c_uint32, abi.CRawSocketPolicy),
-        ("raw_socket_creators", ctypes.c_uint64, ctypes.c_uint32),
-        ("raw_socket_counts", ctypes.c_uint32, ctypes.c_uint64),
-        ("raw_socket_sources", abi.CRawSocketSourceKey, abi.CDropSource),
-    ],
-)
+@pytest.mark.parametrize("spec", with_values(), ids=lambda spec: spec.name)
 def test_twin_has_the_layout_of_the_c_side(
-    seen_by_bcc: dict[str, object], name: str, key: type, value: type
+    seen_by_bcc: dict[str, object], spec: abi.MapSpec
 ) -> None:
-    assert seen_by_bcc[name] == [layout(key), layout(value)]
+    assert seen_by_bcc[spec.name] == [layout(spec.key), layout(spec.value)]
 
 
 def test_every_map_has_a_twin(seen_by_bcc: dict[str, object]) -> None:
