@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 from bpf import abi, errors, loader, rcu
 from bpf.gate_config import GateConfig
+from bpf.gate_reader import Addresses, GateReader, rules_key
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
 
@@ -30,21 +31,15 @@ _FALLBACK = GateConfig(
     Mode.ENFORCE, (), (Rule(SourceKind.KUBELET, protocol=_TCP),), any_address=True
 )
 
-_Addresses = dict[abi.IPAddress, bool]
-"""Addresses in the order of a gate's list, and whether each is only claimed."""
 
-
-class GateTable:
-    """Configurations by ifindex. One writer in this process; others are locked out meanwhile."""
+class GateTable(GateReader):
+    """Writes configurations by ifindex. One writer in this process; others wait meanwhile."""
 
     def __init__(self, loaded: loader.Loaded, directory: pathlib.Path) -> None:
         """directory: that of the pinned maps, which podgate-cni locks as well."""
-        self._slots = loaded.map(abi.GATE_SLOTS)
-        self._gates = loaded.map(abi.GATES)
+        super().__init__(loaded)
         self._counters = loaded.map(abi.COUNTERS), loaded.map(abi.FREQUENT_COUNTS)
-        self._more_rules = loaded.map(abi.MORE_RULES)
-        self._more_addresses = loaded.map(abi.GATE_ADDRESSES_MAP)
-        self._more_of: dict[int, _Addresses] = {}
+        self._more_of: dict[int, Addresses] = {}
         # Slots with a version that programs may still read; None: any, from a previous process.
         self._replaced: set[int] | None = None
         self._lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -53,19 +48,6 @@ class GateTable:
 
     def close(self) -> None:
         os.close(self._lock)
-
-    def interfaces(self) -> list[int]:
-        """All interfaces with a configuration."""
-        return [_NUMBER.unpack(key)[0] for key, _ in self._slots.items()]
-
-    def get(self, ifindex: int) -> GateConfig | None:
-        found = self._current(ifindex)
-        return self._unpack(found) if found else None
-
-    def grace_until_ns(self, ifindex: int) -> int | None:
-        """The end of a gate's grace period (CLOCK_MONOTONIC); None without a configuration."""
-        found = self._current(ifindex)
-        return int(found.grace_until_ns) if found else None
 
     def set(self, ifindex: int, config: GateConfig, grace_until_ns: int) -> str:
         """Insert or replace a configuration. Returns a sentence on what has no place, or "".
@@ -114,10 +96,6 @@ class GateTable:
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    def _slot(self, ifindex: int) -> int | None:
-        value = self._slots.get(_NUMBER.pack(ifindex))
-        return int(_NUMBER.unpack(value)[0]) if value else None
-
     def _free_slot(self, ifindex: int) -> int:
         """The slot in which programs look first, or else the last free one."""
         taken: set[int] = {_NUMBER.unpack(value)[0] for _, value in self._slots.items()}
@@ -130,22 +108,9 @@ class GateTable:
             errno.E2BIG, f"the map gates is full; it holds {abi.MAX_GATES} entries"
         )
 
-    def _read_slot(self, slot: int) -> abi.CGateSlot:
-        value = self._gates.get(_NUMBER.pack(slot))
-        assert value is not None  # an array has all of its keys
-        return abi.CGateSlot.from_buffer_copy(value)
-
-    def _current(self, ifindex: int) -> abi.CGate | None:
-        slot = self._slot(ifindex)
-        if slot is None:
-            return None
-        value = self._read_slot(slot)
-        gate: abi.CGate = value.versions[value.current]
-        return gate if gate.ifindex == ifindex else None
-
     def _write(self, slot: int, ifindex: int, config: GateConfig, grace_until_ns: int) -> str:
         problem = ""
-        addresses: _Addresses = dict.fromkeys(config.addresses, False)
+        addresses: Addresses = dict.fromkeys(config.addresses, False)
         addresses |= {address: True for address in config.claimed if address not in addresses}
         has_any = config.any_address
         before = self._load_more(ifindex)
@@ -188,7 +153,7 @@ class GateTable:
             packed.rules[index] = rule.pack()
         gate.rule_count, gate.version = len(rules), value.current
         if bytes(gate) == bytes(value.versions[value.current]) and (
-            not more or self._more_rules.get(_rules_key(gate)) == bytes(packed)
+            not more or self._more_rules.get(rules_key(gate)) == bytes(packed)
         ):
             return ""
         if self._replaced is None or slot in self._replaced:
@@ -197,7 +162,7 @@ class GateTable:
         gate.version = 1 - value.current
         if more:
             try:
-                self._more_rules.set(_rules_key(gate), bytes(packed))
+                self._more_rules.set(rules_key(gate), bytes(packed))
             except errors.BpfError as error:
                 gate.rule_count = abi.GATE_FIRST_RULES
                 problem = (
@@ -205,7 +170,7 @@ class GateTable:
                     f"and the others admit nothing: {error.strerror}."
                 )
         else:
-            self._more_rules.delete(_rules_key(gate))
+            self._more_rules.delete(rules_key(gate))
         value.versions[gate.version] = gate
         self._gates.set(_NUMBER.pack(slot), bytes(value))
         value.current = gate.version
@@ -213,7 +178,7 @@ class GateTable:
         self._replaced.add(slot)
         return problem
 
-    def _add_more(self, ifindex: int, before: _Addresses, more: _Addresses) -> bool:
+    def _add_more(self, ifindex: int, before: Addresses, more: Addresses) -> bool:
         """Write the addresses that have no place in `CGate`. Whether there is room for all."""
         self._more_of[ifindex] = more
         if not more:
@@ -232,43 +197,12 @@ class GateTable:
             return False
         return True
 
-    def _load_more(self, ifindex: int) -> _Addresses:
-        """The addresses of a gate that have no place in `CGate`."""
+    def _load_more(self, ifindex: int) -> Addresses:
         found = self._more_of.get(ifindex)
-        gate = self._current(ifindex)
-        if found is not None or not gate or not gate.flags & abi.GATE_HAS_MORE_ADDRESSES:
-            return found or {}
-        found = {}
-        for key, value in list(self._more_addresses.items()):
-            packed = abi.CGateAddress.from_buffer_copy(key)
-            if packed.ifindex == ifindex:
-                found[abi.unpack_address(bytes(packed.address))] = any(value)
-        return found
-
-    def _unpack(self, gate: abi.CGate) -> GateConfig:
-        own = gate.address_count - gate.claimed_count
-        addresses = {
-            abi.unpack_address(bytes(address)): index >= own
-            for index, address in enumerate(gate.addresses[: gate.address_count])
-        }
-        addresses |= self._load_more(gate.ifindex)
-        rules = gate.rules[: min(gate.rule_count, abi.GATE_FIRST_RULES)]
-        if gate.rule_count > abi.GATE_FIRST_RULES and (
-            value := self._more_rules.get(_rules_key(gate))
-        ):
-            more = abi.CMoreRules.from_buffer_copy(value)
-            rules += more.rules[: gate.rule_count - abi.GATE_FIRST_RULES]
-        return GateConfig(
-            Mode(gate.mode),
-            tuple(address for address, is_claimed in addresses.items() if not is_claimed),
-            tuple(map(Rule.unpack, rules)),
-            any_address=bool(gate.flags & abi.GATE_ANY_ADDRESS),
-            claimed=tuple(address for address, is_claimed in addresses.items() if is_claimed),
-            without_fallback=bool(gate.flags & abi.GATE_NO_FALLBACK),
-        )
+        return super()._load_more(ifindex) if found is None else found
 
 
-def _pack(config: GateConfig, addresses: _Addresses) -> abi.CGate:
+def _pack(config: GateConfig, addresses: Addresses) -> abi.CGate:
     gate = abi.CGate(
         mode=config.mode,
         address_count=len(addresses),
@@ -279,10 +213,6 @@ def _pack(config: GateConfig, addresses: _Addresses) -> abi.CGate:
     for index, rule in enumerate(config.rules[: abi.GATE_FIRST_RULES]):
         gate.rules[index] = rule.pack()
     return gate
-
-
-def _rules_key(gate: abi.CGate) -> bytes:
-    return bytes(abi.CMoreRulesKey(gate.ifindex, gate.version))
 
 
 def _address_key(ifindex: int, address: abi.IPAddress) -> bytes:

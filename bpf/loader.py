@@ -79,6 +79,20 @@ async def load(installation: pins.Pins, before: Outcome | None = None) -> Loaded
     return _open(installation, outcome)
 
 
+def open_maps(installation: pins.Pins) -> Loaded:
+    """Open the pinned maps without programs, to read what works without the agent.
+
+    Creates and changes nothing. Raises `PinError`: a map is missing, or of another layout.
+    """
+    with contextlib.ExitStack() as undo:
+        opened = {}
+        for spec in abi.MAPS:
+            opened[spec.name] = maps.Map.open(installation.map(spec), spec)
+            undo.callback(opened[spec.name].close)
+        undo.pop_all()
+    return Loaded({}, opened, Outcome(Origin.PINNED))
+
+
 async def load_moving_copies(installation: pins.Pins, loaded: Loaded) -> None:
     """Ensure that the gates' moving copies are pinned, and open them.
 
@@ -96,10 +110,8 @@ async def load_moving_copies(installation: pins.Pins, loaded: Loaded) -> None:
 def _open(installation: pins.Pins, outcome: Outcome) -> Loaded:
     directory = installation.programs / sources.fingerprint()
     with contextlib.ExitStack() as undo:
-        opened = {}
-        for spec in abi.MAPS:
-            opened[spec.name] = maps.Map.open(installation.map(spec), spec)
-            undo.callback(opened[spec.name].close)
+        found = open_maps(installation)
+        undo.callback(found.close)
         programs = {}
         optional = (*abi.HOOKS, *abi.TRACING_PROGRAMS)
         hooks = [hook.name for hook in optional if os.path.lexists(directory / hook.name)]
@@ -111,4 +123,4 @@ def _open(installation: pins.Pins, outcome: Outcome) -> Loaded:
             programs[path.name] = syscalls.open_pin(str(path))
             undo.callback(os.close, programs[path.name])
         undo.pop_all()
-    return Loaded(programs, opened, outcome)
+    return Loaded(programs, found.open_maps, outcome)
