@@ -16,6 +16,14 @@ Counts = Mapping[tuple[Verdict, Reason], int]
 _NUMBER = struct.Struct("=I")
 
 
+def labelled(counts: Counts) -> dict[str, dict[str, int]]:
+    """Counts by the labels of verdict and reason: {"drop": {"node": 2}}."""
+    found: dict[str, dict[str, int]] = {}
+    for (verdict, reason), count in sorted(counts.items()):
+        found.setdefault(verdict.label, {})[reason.label] = count
+    return found
+
+
 class Counters:
     """Reader of all counters; methods take microseconds for each gate."""
 

@@ -124,7 +124,7 @@ class RawSocketPolicy:
 
     def sources(self) -> list[RawSocketSource]:
         """All sources, in no order. The kernel forgets the oldest of more than 4,096."""
-        return [_source(key, value) for key, value in self._sources.items()]
+        return [unpack_source(key, value) for key, value in self._sources.items()]
 
     def counts(self) -> dict[tuple[int, Verdict], int]:
         """Sockets by family and verdict, since the maps were created, without zeros."""
@@ -216,7 +216,8 @@ def _number(family: int, verdict: Verdict) -> bytes:
     return _SCOPE.pack(family * abi.VERDICT_COUNT + verdict)
 
 
-def _source(key: bytes, value: bytes) -> RawSocketSource:
+def unpack_source(key: bytes, value: bytes) -> RawSocketSource:
+    """An entry of the map raw_socket_sources. Raises `ValueError` for an unknown verdict."""
     packed = abi.CRawSocketSourceKey.from_buffer_copy(key)
     entry = abi.CDropSource.from_buffer_copy(value)
     return RawSocketSource(

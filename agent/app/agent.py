@@ -29,9 +29,9 @@ from agent.cni import installer
 from agent.cni.publisher import CniStatePublisher
 from agent.default_deny.controller import DefaultDenyController
 from agent.drops.events import DropEventLog
-from agent.drops.history import SourceHistory
+from agent.drops.history import FLOWS_FILE, SourceHistory
 from agent.drops.raw_sockets import RawSocketSources
-from agent.drops.source_processes import SourceProcesses
+from agent.drops.source_processes import NAMES_FILE, SourceProcesses
 from agent.gates.address_claims import AddressAuthority
 from agent.gates.chain_order import ChainOrder
 from agent.gates.existing_flows import ExistingFlows
@@ -253,14 +253,14 @@ class Agent:
         drop_sources = DropSources(gate_worker.loaded)
         self._source_processes = SourceProcesses(
             drop_sources,
-            state=state / "drop_sources.json",
+            state=state / NAMES_FILE,
             store=self._store,
             labels=labels,
         )
         self._history = SourceHistory(
             drop_sources,
             self._source_processes,
-            state=state / "observed_flows.json",
+            state=state / FLOWS_FILE,
             store=self._store,
             labels=labels,
         )

@@ -45,6 +45,7 @@ from agent.strict.process import RelayError
 from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import RelaySupervisor
 from bpf import sources as bpf_sources
+from bpf.counters import labelled
 from bpf.drop_sources import DropSource
 from bpf.gates import Counts
 
@@ -278,14 +279,6 @@ def drops_report(
 
 def _gates(interfaces: Mapping[int, str], counts: Mapping[int, Counts]) -> list[GateStatus]:
     return [
-        GateStatus(interface=name, ifindex=ifindex, packets=_words(counts.get(ifindex, {})))
+        GateStatus(interface=name, ifindex=ifindex, packets=labelled(counts.get(ifindex, {})))
         for ifindex, name in interfaces.items()
     ]
-
-
-def _words(counts: Counts) -> dict[str, dict[str, int]]:
-    """Counts as nested words: {"drop": {"node": 2}}."""
-    words: dict[str, dict[str, int]] = {}
-    for (verdict, reason), count in sorted(counts.items()):
-        words.setdefault(verdict.label, {})[reason.label] = count
-    return words

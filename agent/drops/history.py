@@ -30,6 +30,9 @@ from agent.pods.store import PodStore
 from bpf import abi
 from bpf.drop_sources import DropSource, DropSources
 
+FLOWS_FILE = "observed_flows.json"
+"""In the directory of saved state."""
+
 # A full aggregate takes a tenth of a second to read, which once a minute is 0.2 % of a CPU; a
 # source that a full table forgets within a minute is lost.
 _PERIOD_SECONDS = 60.0
@@ -51,6 +54,25 @@ class _SavedHistory(msgspec.Struct, kw_only=True, rename="camel"):
     pods: dict[int, ObservedPod]
     ended: list[ObservedFlows]
     lost: int = 0
+
+
+class _SavedPods(msgspec.Struct):
+    """Of the same file, what the commands read."""
+
+    boot: str
+    pods: dict[int, ObservedPod]
+
+
+def saved_pods(path: pathlib.Path) -> dict[int, ObservedPod]:
+    """The pods of gated interfaces by ifindex, as an agent saved them since the last boot.
+
+    Empty if there is no such file. Blocks.
+    """
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        saved = msgspec.json.decode(path.read_bytes(), type=_SavedPods)
+        if saved.boot == boot_id():
+            return saved.pods
+    return {}
 
 
 class SourceHistory:

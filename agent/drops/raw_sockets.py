@@ -25,11 +25,12 @@ log = structlog.get_logger(__name__)
 # A cgroup may be gone a moment after its only socket, and then its path is lost.
 _PERIOD_SECONDS = 2.0
 
-_FAMILIES: dict[int, str] = {
+FAMILIES: dict[int, str] = {
     socket.AF_INET: "raw IPv4",
     socket.AF_INET6: "raw IPv6",
     socket.AF_PACKET: "packet",
 }
+"""In words, by address family."""
 
 RAW_SOCKETS = MetricFamily(
     "podgate_raw_sockets_total",
@@ -93,7 +94,7 @@ class RawSocketSources:
         """For Prometheus; to be registered once. Reads a few map elements."""
         metric = new_metric(RAW_SOCKETS)
         for (family, verdict), count in self._policy.counts().items():
-            metric.add_metric((_FAMILIES[family], verdict.label), count)
+            metric.add_metric((FAMILIES[family], verdict.label), count)
         yield metric
         yield single(PACKET_SOCKETS_REJECTABLE, not self._policy.packet_problem)
 
@@ -110,7 +111,7 @@ class RawSocketSources:
                 Event.RAW_SOCKET_CREATED,
                 cgroup=self._names.cgroup_path(seen.cgroup),
                 process=seen.process_name,
-                family=_FAMILIES[seen.family],
+                family=FAMILIES[seen.family],
                 verdict=seen.verdict.label,
             )
 
@@ -122,7 +123,7 @@ class RawSocketSources:
             RawSocketSourceStatus(
                 cgroup=self._names.cgroup_path(seen.cgroup),
                 process=seen.process_name,
-                family=_FAMILIES[seen.family],
+                family=FAMILIES[seen.family],
                 verdict=seen.verdict.label,
                 sockets=seen.count,
                 first=wall_clock(seen.first_ns),

@@ -1,6 +1,7 @@
 """Source processes of dropped traffic: the kernel's aggregate, with cgroup paths."""
 
 import asyncio
+import contextlib
 import datetime
 import pathlib
 import time
@@ -19,6 +20,9 @@ from bpf.drop_sources import DropSource, DropSources
 
 log = structlog.get_logger(__name__)
 
+NAMES_FILE = "drop_sources.json"
+"""In the directory of saved state."""
+
 # A cgroup may be gone a moment after its only call, and then its path is lost.
 _PERIOD_SECONDS = 2.0
 # A full aggregate may cost one hundredth of a CPU, however fast sources come and go.
@@ -35,6 +39,13 @@ class CgroupName(msgspec.Struct, frozen=True, omit_defaults=True):
     cgroup: int
     path: str
     pod: ObservedPod | None = None
+
+
+def saved_names(path: pathlib.Path) -> list[CgroupName]:
+    """The names that an agent saved; none if there is no such file. Blocks."""
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(path.read_bytes(), type=list[CgroupName])
+    return []
 
 
 class SourceProcesses:
