@@ -16,7 +16,7 @@ for response in json.loads((here / "responses").read_text()):
     if all(word in sys.argv[1:] for word in response["words"]):
         sys.stdout.write(response["output"])
         sys.stderr.write(response["error"])
-        sys.exit(1 if response["error"] else 0)
+        sys.exit(response["exit_status"])
 sys.exit("error: no response for " + " ".join(sys.argv[1:]))
 """
 
@@ -32,13 +32,19 @@ class KubectlStandin:
         script.write_text(_SCRIPT.format(python=sys.executable), encoding="utf-8")
         script.chmod(0o755)
 
-    def respond(self, *words: str, output: object = "", error: str = "") -> None:
+    def respond(
+        self, *words: str, output: object = "", error: str = "", exit_status: int = 0
+    ) -> None:
         """To a call with all of these words: `output`, as JSON unless it is a string. error: the
         call fails with this on its standard error."""
         text = output if isinstance(output, str) else json.dumps(output)
-        self._responses.insert(0, {"words": words, "output": text, "error": error})
-        path = self._directory / "responses"
+        response = {"words": words, "output": text, "error": error}
+        response["exit_status"] = exit_status or int(bool(error))
+        self._responses.insert(0, response)
+        # Whole, for calls that run meanwhile.
+        path = self._directory / "responses.new"
         path.write_text(json.dumps(self._responses), encoding="utf-8")
+        path.rename(self._directory / "responses")
 
     def calls(self, *words: str) -> list[tuple[list[str], str]]:
         """Arguments and standard input of the calls with all of these words."""
@@ -68,5 +74,9 @@ def agent_pod(node: str) -> dict[str, Any]:
             "ownerReferences": [{"kind": "DaemonSet", "name": "podgate"}],
         },
         "spec": {"nodeName": node},
-        "status": {"phase": "Running"},
+        "status": {
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "containerStatuses": [{"name": "agent", "restartCount": 0, "state": {"running": {}}}],
+        },
     }

@@ -31,7 +31,8 @@ def test_failed_command_is_a_problem_of_its_node_only(
 ) -> None:
     kubectl.serve_nodes("a", "b")
     kubectl.respond("exec", "agent-a", output="of a\n")
-    kubectl.respond("exec", "agent-b", error="line one\npodgate: no agent responds\n")
+    lines = "podgate: no agent responds\ncommand terminated with exit code 1\n"
+    kubectl.respond("exec", "agent-b", error=lines)
     answers = {answer.node: answer for answer in cluster.query_nodes("podgate", "status")}
     assert answers["a"].output == "of a\n"
     assert answers["b"].problem == "podgate: no agent responds"
@@ -75,3 +76,61 @@ def test_request_that_hangs_ends(tmp_path: pathlib.Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("agent.kubectl.cluster._MARGIN_SECONDS", 0.0)
     with pytest.raises(KubectlError, match="no response within"):
         Cluster([str(hanging)], timeout_seconds=0.1).items("pods")
+
+
+def test_output_of_a_command_that_answers_with_no_is_an_answer(
+    kubectl: KubectlStandin, cluster: Cluster
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    ended = "command terminated with exit code 1\n"
+    kubectl.respond("exec", "agent-a", output="no\n", error=ended)
+    kubectl.respond("exec", "agent-b", error=f"podgate: it failed\n{ended}")
+    a, b = cluster.query_nodes("podgate", "explain", answers_with=(0, 1))
+    assert (a.output, a.problem, a.exit_status) == ("no\n", "", 1)
+    assert (b.output, b.problem, b.exit_status) == ("", "podgate: it failed", 1)
+
+
+def test_agent_that_does_not_run_is_named_by_its_containers_state(
+    kubectl: KubectlStandin, cluster: Cluster
+) -> None:
+    kubectl.serve_nodes("a")
+    crashing = agent_pod("a")
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting"}}
+    crashing["status"]["containerStatuses"] = [
+        {"name": "agent", "restartCount": 3, "state": waiting}
+    ]
+    kubectl.respond("get", "pods", output={"items": [crashing]})
+    kubectl.respond(
+        "exec", error='error: unable to upgrade connection: container not found ("a")\n'
+    )
+    (answer,) = cluster.query_nodes("podgate", "status")
+    assert answer.problem == "its agent does not run: CrashLoopBackOff after 3 restarts"
+
+
+def test_command_of_a_later_version_is_one_sentence(
+    kubectl: KubectlStandin, cluster: Cluster
+) -> None:
+    kubectl.serve_nodes("a")
+    usage = "Usage: podgate [OPTIONS] COMMAND [ARGS]...\n\nError: No such command 'explain'.\n"
+    error = f"{usage}command terminated with exit code 2\n"
+    kubectl.respond("exec", error=error, exit_status=2)
+    (answer,) = cluster.query_nodes("podgate", "explain")
+    assert answer.problem == "its agent is of a version without 'podgate explain'"
+
+
+def test_node_that_hangs_delays_no_other(
+    tmp_path: pathlib.Path, kubectl: KubectlStandin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    kubectl.respond("exec", "agent-b", output="of b\n")
+    selective = tmp_path / "selective"
+    script = (
+        f'#!/bin/sh\ncase "$*" in *agent-a*) exec sleep 1000;; esac\nexec {kubectl.command} "$@"\n'
+    )
+    selective.write_text(script, encoding="ascii")
+    selective.chmod(0o755)
+    monkeypatch.setattr("agent.kubectl.cluster._MARGIN_SECONDS", 0.0)
+    cluster = Cluster([str(selective)], timeout_seconds=10)
+    hanging, answering = cluster.query_nodes("podgate", "status")
+    assert "no response within" in hanging.problem
+    assert answering.output == "of b\n"
