@@ -4,13 +4,12 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 
-from agent.kubectl import observed, uncarried
+from agent.kubectl import observed, printing, uncarried
 from agent.kubectl.cluster import Cluster, NodeAnswer, Object
 from agent.kubectl.observed import NodeObservations
 
 _ISOLATION_READY = "podgate.io/isolation-ready"
 _MODES = ("off", "audit", "enforce", "strict")
-_MAX_NAMES = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,9 +91,7 @@ def _uncovered(pods: Sequence[Object], reports: dict[str, Object]) -> Iterator[s
         and (pod["metadata"]["namespace"], pod["metadata"]["name"]) not in gated
     ]
     if bare:
-        more = len(bare) - _MAX_NAMES
-        names = ", ".join(bare[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
-        yield f"{len(bare)} running pods have no gate in place: {names}."
+        yield f"{len(bare)} running pods have no gate in place: {printing.listed(bare)}."
 
 
 def _missing(merged: Object, *, is_doubtful: bool) -> list[str]:

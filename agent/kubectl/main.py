@@ -9,14 +9,21 @@ import sys
 from collections.abc import Callable, Sequence
 
 from agent import VERSION
-from agent.kubectl import enforce, off, status, suggest, uninstall
+from agent.kubectl import (
+    doctor,
+    drops,
+    enforce,
+    explain,
+    off,
+    status,
+    suggest,
+    uninstall,
+    why_not_ready,
+)
 from agent.kubectl.cluster import Cluster, KubectlError
+from agent.kubectl.exit_status import INTERRUPTED, NO
 
-_COMMANDS = (status, suggest, enforce, off, uninstall)
-
-# Exit status of a command that could not do its work; 2 is argparse's for wrong usage.
-_FAILED = 1
-_INTERRUPTED = 130
+_COMMANDS = (status, drops, explain, why_not_ready, doctor, suggest, enforce, off, uninstall)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,9 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(parsed, cluster)
     except KubectlError as error:
         sys.stderr.write(f"kubectl podgate: {error}\n")
-        return _FAILED
+        return NO
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
 
 
 def _seconds(text: str) -> float:

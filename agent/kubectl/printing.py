@@ -1,7 +1,23 @@
 """What the plugin prints: results to standard output, progress and problems to standard error."""
 
+import dataclasses
+import os
 import sys
 from collections.abc import Sequence
+
+# In one sentence; the rest would fill a screen.
+_MAX_NAMES = 5
+
+RED, YELLOW, GREEN = 31, 33, 32
+"""Colours by danger: open or broken, not as desired or audit, enforced."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a table in a colour."""
+
+    text: str
+    colour: int = 0
 
 
 def line(text: str = "") -> None:
@@ -10,14 +26,36 @@ def line(text: str = "") -> None:
 
 
 def progress(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{clean(text)}\n")
 
 
-def table(rows: Sequence[Sequence[str]]) -> None:
+def clean(text: str) -> str:
+    """Names and messages come from pods: without what a terminal would obey."""
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
+def table(rows: Sequence[Sequence[str | Cell]]) -> None:
     """Columns as wide as their longest cell, but for the last."""
     if not rows:
         return
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        line("  ".join(cells).rstrip())
+    cells = [[one if isinstance(one, Cell) else Cell(one) for one in row] for row in rows]
+    widths = [max(len(row[column].text) for row in cells) for column in range(len(cells[0]))]
+    for row in cells:
+        padding = [width - len(one.text) for one, width in zip(row, widths, strict=True)]
+        padding[-1] = 0
+        padded = [coloured(one) + " " * n for one, n in zip(row, padding, strict=True)]
+        line("  ".join(padded).rstrip())
+
+
+def coloured(cell: Cell) -> str:
+    """In colour if the output is a terminal, and NO_COLOR is unset (https://no-color.org)."""
+    text = clean(cell.text)
+    if not cell.colour or os.environ.get("NO_COLOR") or not sys.stdout.isatty():
+        return text
+    return f"\x1b[{cell.colour}m{text}\x1b[0m"
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -38,7 +38,7 @@ class KubectlStandin:
         """To a call with all of these words: `output`, as JSON unless it is a string. error: the
         call fails with this on its standard error."""
         text = output if isinstance(output, str) else json.dumps(output)
-        response = {"words": words, "output": text, "error": error}
+        response: dict[str, Any] = {"words": words, "output": text, "error": error}
         response["exit_status"] = exit_status or int(bool(error))
         self._responses.insert(0, response)
         # Whole, for calls that run meanwhile.

@@ -13,22 +13,6 @@ from tests.agent.kubectl.standin import KubectlStandin
 ROOT = pathlib.Path(__file__).parents[3]
 
 
-def test_status_has_a_line_for_each_node(
-    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kubectl.serve_nodes("a", "b", without_agent=["b"])
-    pods = [{"mode": "audit"}, {"mode": "audit"}, {"mode": "enforce"}]
-    report = {"defaultMode": "audit", "maxMode": "strict", "pods": pods}
-    kubectl.respond("exec", "agent-a", output=report)
-    assert main.main(["--kubectl", kubectl.command, "status"]) == 1
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert lines == [
-        "NODE DEFAULT MAX PODS PROBLEM",
-        "a audit strict 2 audit, 1 enforce",
-        "b - - - no agent runs on this node",
-    ]
-
-
 def test_error_of_kubectl_is_one_sentence(
     kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
 ) -> None:

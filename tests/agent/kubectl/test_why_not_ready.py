@@ -1,0 +1,210 @@
+"""`kubectl podgate why-not-ready`: pods as a real API server and kubelet reported them."""
+
+import copy
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from agent import labels
+from agent.kubectl import main, node_status, readiness
+from agent.kubectl.cluster import NodeAnswer
+from agent.kubectl.node_status import NodeStatus
+from agent.kubectl.readiness import Finding
+from tests.agent.kubectl import reporting
+from tests.agent.kubectl.standin import KubectlStandin
+
+RECORDED = pathlib.Path(__file__).parent / "recorded"
+NODE = "node1"
+Json = dict[str, Any]
+
+
+def recorded(name: str) -> Json:
+    found: Json = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def pod(name: str) -> Json:
+    (found,) = (one for one in recorded("pods")["items"] if one["metadata"]["name"] == name)
+    return dict(found)
+
+
+def agent_of(found: Json, reason: str = "Enforced", **changes: Any) -> NodeStatus:
+    """The report of the node's agent, which has this pod."""
+    metadata = found["metadata"]
+    one = reporting.pod(metadata["name"], "enforce", reason, status=changes.pop("status", "True"))
+    report = reporting.report(one, **changes)
+    report["pods"][0]["namespace"] = metadata["namespace"]
+    return node_status.read(NodeAnswer(NODE, json.dumps(report)))
+
+
+def unmet(found: Json, events: list[Json] | None = None, **known: Any) -> list[Finding]:
+    known = {"node": recorded("node"), "agent": agent_of(found), **known}
+    return [one for one in readiness.findings(found, events or [], **known) if not one.is_met]
+
+
+def with_gate(found: Json, kind: str, condition: Json | None) -> Json:
+    """The pod with only this readiness gate."""
+    changed = copy.deepcopy(found)
+    changed["spec"]["readinessGates"] = [{"conditionType": kind}]
+    conditions = [one for one in changed["status"]["conditions"] if one["type"] != kind]
+    changed["status"]["conditions"] = conditions + (
+        [{"type": kind, **condition}] if condition else []
+    )
+    return changed
+
+
+def test_gate_of_another_controller_is_named() -> None:
+    (finding,) = unmet(pod("gated"))
+    assert finding.subject == "readiness gate"
+    assert "example.com/other is missing: its controller has not written it" in finding.text
+
+
+def test_false_gate_of_podgate_has_its_reason_and_the_nodes_doctor() -> None:
+    condition = {"status": "False", "reason": "GateFailed", "message": "No room."}
+    found = with_gate(pod("gated"), labels.ISOLATION_READY, condition)
+    gate, of_agent = unmet(found, agent=agent_of(found, "GateFailed", status="False"))
+    assert gate.text == "podgate.io/isolation-ready is False, GateFailed: No room."
+    assert gate.next_command == f"kubectl podgate doctor --node {NODE}"
+    assert of_agent.text.startswith("Mode enforce, in force none (GateFailed)")
+
+
+def test_missing_gate_without_an_agent_leads_to_status() -> None:
+    found = with_gate(pod("gated"), labels.ISOLATION_READY, None)
+    silent = NodeStatus(NODE, "no agent runs on this node")
+    gate, of_agent = unmet(found, agent=silent)
+    assert "no agent of podgate has written it" in gate.text
+    assert gate.next_command == "kubectl podgate status"
+    assert of_agent.text == f"The agent of node {NODE} does not answer: no agent runs on this node."
+
+
+def test_condition_that_the_api_server_does_not_have_yet_is_outstanding() -> None:
+    condition = {"status": "False", "reason": "GatePending", "message": "Not yet."}
+    found = with_gate(pod("gated"), labels.ISOLATION_READY, condition)
+    assert "the write is outstanding" in unmet(found)[-1].text
+    written = with_gate(
+        pod("gated"), labels.ISOLATION_READY, {"status": "True", "reason": "Enforced"}
+    )
+    assert unmet(written) == []
+
+
+def test_failing_probe_is_named_with_the_kubelets_reason() -> None:
+    events = recorded("events-failing")["items"]
+    (finding,) = unmet(pod("failing"), events, agent_command="kubectl exec -c agent x --")
+    assert finding.text == (
+        "Container web, readiness probe (http 8080/nope): HTTP probe failed with statuscode: 404."
+    )
+    namespace = pod("failing")["metadata"]["namespace"]
+    expected = f"kubectl exec -c agent x -- podgate probe --pod {namespace}/failing"
+    assert finding.next_command == expected
+    (finding,) = unmet(pod("failing"), events, agent_command="")
+    assert finding.next_command == f"kubectl logs failing -n {namespace} -c web"
+
+
+def test_crashing_container_is_named_with_its_last_end() -> None:
+    (finding,) = unmet(pod("crash"))
+    assert "Container web does not run: CrashLoopBackOff" in finding.text
+    assert "it ended with exit code 128 (StartError)" in finding.text
+    assert "7 restarts" in finding.text
+    assert finding.next_command.endswith("-c web --previous")
+
+
+def test_image_that_cannot_be_pulled_is_named() -> None:
+    (finding,) = unmet(pod("noimage"))
+    assert "ErrImagePull, failed to pull and unpack image" in finding.text
+    assert finding.next_command.startswith("kubectl describe pod noimage")
+
+
+def test_pod_without_a_node_has_the_schedulers_reason() -> None:
+    (finding,) = unmet(pod("unschedulable"), node=None, agent=None)
+    assert finding.text.startswith("No node: 0/1 nodes are available")
+
+
+def test_node_that_is_not_ready_comes_before_all_of_its_pods_problems() -> None:
+    node = recorded("node")
+    node["status"]["conditions"][-1] |= {"status": "Unknown", "message": "Kubelet stopped posting."}
+    first, *_ = unmet(pod("failing"), node=node)
+    assert first.text == (
+        f"Node {NODE} is not Ready, so none of its pods is: Kubelet stopped posting."
+    )
+    first, *_ = unmet(pod("failing"), node=None)
+    assert first.text == f"Its node {NODE} does not exist any more."
+
+
+def test_deleted_pod_and_ended_one_do_not_become_ready() -> None:
+    found = pod("gated")
+    found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert unmet(found)[0].text.startswith("The pod is being deleted since 2026-01-01T00:00:00Z")
+    found = pod("gated")
+    found["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "out of memory"}
+    assert unmet(found)[0].text.startswith("The pod has ended (Failed, Evicted: out of memory)")
+
+
+def test_first_init_container_that_waits_hides_what_waits_for_it() -> None:
+    found = pod("noimage")
+    status = found["status"]
+    for condition in status["conditions"]:
+        if condition["type"] == "Initialized":
+            condition["status"] = "False"
+    (web,) = status["containerStatuses"]
+    status["initContainerStatuses"] = [
+        {**web, "name": "done", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}},
+        {**web, "name": "first"},
+        {**web, "name": "second"},
+    ]
+    (finding,) = unmet(found)
+    assert finding.text.startswith("Init container first has not ended: ErrImagePull")
+
+
+@pytest.fixture
+def serving(kubectl: KubectlStandin) -> KubectlStandin:
+    """A cluster with the recorded pod "gated", and its node's agent."""
+    kubectl.serve_nodes(NODE)
+    found = pod("gated")
+    kubectl.respond("get", "pod", "gated", output=found)
+    kubectl.respond("get", "events", output={"items": []})
+    kubectl.respond("get", "node", NODE, output=recorded("node"))
+    report = reporting.report(reporting.pod("gated", "enforce", "Enforced"))
+    report["pods"][0]["namespace"] = found["metadata"]["namespace"]
+    kubectl.respond("exec", f"agent-{NODE}", "status", output=report)
+    return kubectl
+
+
+def test_answer_ends_with_the_next_command(
+    serving: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["--kubectl", serving.command, "why-not-ready", "gated"]) == 1
+    namespace = pod("gated")["metadata"]["namespace"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"Pod {namespace}/gated is not Ready."
+    assert lines[1:3] == [
+        f"+ node: Node {NODE} is Ready.",
+        "+ containers: All 1 containers are ready.",
+    ]
+    assert lines[-1] == f"Next: kubectl describe pod gated -n {namespace}"
+
+
+def test_ready_pod_is_success_and_json_has_all_findings(
+    serving: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = pod("gated")
+    for condition in found["status"]["conditions"]:
+        if condition["type"] == "Ready":
+            condition["status"] = "True"
+    serving.respond("get", "pod", "gated", output=found)
+    arguments = ["why-not-ready", "shop/gated", "-o", "json"]
+    assert main.main(["--kubectl", serving.command, *arguments]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["isReady"], document["nextCommand"]) == (True, "")
+    assert {one["subject"] for one in document["findings"]} >= {"node", "containers", "gate"}
+    assert serving.calls("get", "pod", "gated", "--namespace=shop")
+
+
+def test_unknown_pod_is_one_sentence(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = 'Error from server (NotFound): pods "web" not found\n'
+    kubectl.respond("get", "pod", "web", error=error)
+    assert main.main(["--kubectl", kubectl.command, "why-not-ready", "web"]) == 1
+    assert capsys.readouterr().err == f"kubectl podgate: {error}"
