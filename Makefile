@@ -13,7 +13,7 @@ PROTO_FILES := $(shell find agent tests -name '*.proto')
 
 .PHONY: demo test lint types test-unit test-kernel test-image test-cluster test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs proto plugin setup clean
 
-demo: setup
+demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
 
 test: lint types test-unit test-kernel
@@ -118,6 +118,10 @@ setup: .venv/.complete $(CNI)
 # The CNI plugin: a static program, which `podgate cni install` copies to the node's plugins.
 $(CNI): .venv/.complete deploy/cni/build.sh $(wildcard deploy/cni/*.[ch]) bpf/src/abi.h bpf/abi.py
 	@deploy/cni/build.sh $@
+
+# What the agent and the demo need; tests need more.
+.venv/.run: pyproject.toml deploy/constraints.txt deploy/setup.sh
+	@deploy/setup.sh run
 
 .venv/.complete: pyproject.toml deploy/constraints.txt deploy/setup.sh
 	@deploy/setup.sh

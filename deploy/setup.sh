@@ -1,8 +1,10 @@
 #!/bin/sh
-# Installs what podgate's make targets need on Debian 12 or 13: distribution packages, then a virtual
-# environment in .venv. Quick when there is nothing to do. make runs it; safe to run manually.
+# setup.sh [run]: installs what podgate's make targets need on Debian 12 or 13: distribution packages,
+# then a virtual environment in .venv. With `run` only what the agent and the demo need, without the
+# tools of tests. Quick when there is nothing to do. make runs it; safe to run manually.
 set -eu
 cd "$(dirname "$0")/.."
+what="${1:-all}"
 
 log() {
 	echo "podgate setup: $*" >&2
@@ -10,14 +12,21 @@ log() {
 
 # bcc comes from the distribution: PyPI's package of that name is another project. Its Python module
 # is built for the distribution's Python, so that Python creates the virtual environment.
-# gcc and the C library's headers are for podgate-cni.
-packages="python3-bpfcc python3-venv iproute2 util-linux nftables gcc libc6-dev"
+packages="python3-bpfcc python3-venv iproute2 util-linux nftables"
+extras="[demo]"
+# Python compiles the modules that it imports. To compile all others takes as long as the rest of the
+# installation.
+pip_options="--no-compile"
 
-# For tests with a container runtime. Docker's packages include containerd and runc, too, and Debian's
-# would replace them.
-packages="$packages containernetworking-plugins busybox-static"
-if ! command -v containerd >/dev/null || ! command -v runc >/dev/null; then
-	packages="$packages containerd runc"
+if [ "$what" = all ]; then
+	extras="[dev]"
+	pip_options=""
+	# gcc and the C library's headers are for podgate-cni, the rest for tests with a container runtime.
+	packages="$packages gcc libc6-dev containernetworking-plugins busybox-static"
+	# Docker's packages include containerd and runc, too, and Debian's would replace them.
+	if ! command -v containerd >/dev/null || ! command -v runc >/dev/null; then
+		packages="$packages containerd runc"
+	fi
 fi
 
 missing=""
@@ -49,7 +58,11 @@ if [ ! -x .venv/bin/python ]; then
 	log "creating a virtual environment in .venv"
 	/usr/bin/python3 -m venv --system-site-packages .venv
 fi
-log "installing Python packages"
-.venv/bin/python -m pip install -q --disable-pip-version-check --root-user-action ignore \
-	-c deploy/constraints.txt -e '.[dev]'
-touch .venv/.complete
+log "installing Python packages (the first time: some 15 s)"
+# shellcheck disable=SC2086
+.venv/bin/python -m pip install -q --disable-pip-version-check --root-user-action ignore $pip_options \
+	-c deploy/constraints.txt -e ".$extras"
+touch .venv/.run
+if [ "$what" = all ]; then
+	touch .venv/.complete
+fi
