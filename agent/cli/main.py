@@ -67,11 +67,21 @@ def main() -> None:
     show_default=True,
     help="Output format.",
 )
-def demo(output: str) -> None:
-    """Run the whole demo in its own namespaces, and remove them at the end."""
-    from agent.demo import supervisor
+@click.option("-v", "--verbose", is_flag=True, help="Show every check, not only failed ones.")
+def demo(output: str, verbose: bool) -> None:
+    """Run the whole demo in its own namespaces, and remove them at the end.
 
-    sys.exit(supervisor.run(output))
+    Six acts: the node without podgate, in audit, enforce and strict, with failures, and after the
+    clean-up. With --output json progress is on stderr.
+    """
+    import rich.console
+
+    from agent.demo import supervisor, view
+
+    if output == "json":
+        sys.exit(supervisor.run(view.JsonView()))
+    console = rich.console.Console(highlight=False)
+    sys.exit(supervisor.run(view.TextView(console, is_verbose=verbose)))
 
 
 main.add_command(run.run)

@@ -6,6 +6,7 @@ process of the demo, and removes its namespaces, mounts, pins, links and filters
 """
 
 import contextlib
+import os
 import pathlib
 import shutil
 import signal
@@ -20,7 +21,7 @@ import msgspec
 
 from agent.app import preflight
 from agent.demo import events
-from agent.demo.view import JsonView, TextView, View
+from agent.demo.view import View
 from agent.errors import PreflightError
 from agent.lab import cgroups as lab_cgroups
 from agent.lab import leftovers
@@ -35,9 +36,8 @@ class DemoInterruptedError(Exception):
     """A signal interrupted the demo."""
 
 
-def run(output: str) -> int:
+def run(view: View) -> int:
     """Run the demo; the exit status: 0 only if all checks passed."""
-    view: View = JsonView() if output == "json" else TextView()
     try:
         _check_machine()
     except PreflightError as error:
@@ -75,6 +75,7 @@ def _play(view: View, kubelet: pathlib.Path) -> events.Leftovers | None:
             *("unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"),
             *(sys.executable, "-m", "agent.demo.stage", str(kubelet)),
         ],
+        env=os.environ | view.evidence_environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         # Ctrl-C reaches this process only; the stage then dies as a whole.
@@ -103,7 +104,7 @@ def _check_forgotten(left: events.Leftovers, kubelet: pathlib.Path) -> events.Ch
     deadline = time.monotonic() + _FORGET_SECONDS
     while True:
         programs = sum(leftovers.program_exists(program_id) for program_id in left.program_ids)
-        namespaces = len(set(leftovers.existing_namespaces()) & set(left.netns_inodes))
+        namespaces = len(leftovers.remaining_namespaces(left.netns_cookies))
         if not (programs or namespaces) or time.monotonic() > deadline:
             break
         time.sleep(0.05)

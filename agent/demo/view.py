@@ -1,113 +1,265 @@
-"""The demo for people (a table that grows, in colour) and for machines (one JSON object)."""
+"""The demo for people (six acts with a picture of the node) and for machines (one JSON object)."""
 
+import dataclasses
 import sys
 from typing import Self
 
 import msgspec
 import rich.console
 import rich.live
-import rich.padding
 import rich.spinner
 import rich.table
 import rich.text
 
-from agent.demo import events
+from agent.demo import events, picture
+from agent.demo.events import Subject
 
-# Without a terminal: each row stays on one line.
-_PIPED_WIDTH = 140
+# Without a terminal. Screens of podgate and of the demo are readable in it.
+PIPED_WIDTH = 100
 
-_HEADINGS = ("", "CHECK", "EXPECTED", "OBSERVED")
+_MARGIN = "  "
+
+_NEXT_COMMANDS = (
+    (".venv/bin/podgate doctor", "what this machine's kernel offers, and what is missing"),
+    (".venv/bin/podgate run --manifests DIR", "gate pods of this machine: README.md"),
+    ("kubectl apply -k deploy/manifests", "in a cluster, in audit: docs/deploy.md"),
+)
+
+
+@dataclasses.dataclass(slots=True)
+class _ActLog:
+    """One act and what it has shown so far."""
+
+    act: events.Act
+    checks: list[events.Check] = dataclasses.field(default_factory=list)
+    evidence: list[events.Evidence] = dataclasses.field(default_factory=list)
+
+    @property
+    def has_passed(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+    def line(self) -> rich.text.Text:
+        """The facts of passed checks, each once, and the names of failed ones."""
+        facts = {
+            check.fact.text: picture.STYLES[check.fact.danger]
+            for check in self.checks
+            if check.ok and check.fact
+        }
+        facts |= {f"✗ {check.name}": "bold red" for check in self.checks if not check.ok}
+        line = rich.text.Text()
+        for text, style in facts.items():
+            if line:
+                line.append(" · ", "dim")
+            line.append(text, style)
+        return line
 
 
 class _Collected:
-    """The checks and timings, for both views."""
+    """The acts and timings, for both views."""
 
     def __init__(self) -> None:
-        self.checks: list[events.Check] = []
-        self.timings_ms: dict[str, float] = {}
+        self.acts: list[_ActLog] = []
+        self.timings: dict[str, float] = {}
+
+    @property
+    def checks(self) -> list[events.Check]:
+        return [check for log in self.acts for check in log.checks]
 
     @property
     def has_passed(self) -> bool:
         return bool(self.checks) and all(check.ok for check in self.checks)
 
+    @property
+    def evidence_environment(self) -> dict[str, str]:
+        """Environment in which podgate's commands print what the view can show."""
+        return {}
+
     def __enter__(self) -> Self:
         return self
 
     def add(self, message: events.StageMessage) -> None:
-        if isinstance(message, events.Check):
-            self.checks.append(message)
-        elif isinstance(message, events.Timings):
-            self.timings_ms = message.timings_ms
+        match message:
+            case events.Act():
+                self.acts.append(_ActLog(message))
+            case events.Check():
+                if not self.acts:
+                    self.acts.append(_ActLog(events.Act("start", "")))
+                self.acts[-1].checks.append(message)
+            case events.Evidence():
+                self.acts[-1].evidence.append(message)
+            case events.Timings():
+                self.timings = message.milliseconds
 
 
 class JsonView(_Collected):
-    """Silent until the end, then {"ok", "checks", "timings_ms"} on stdout."""
+    """Progress on stderr; at the end {"ok", "checks", "timingsMs"} on stdout."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             return
         checks = [
-            {"name": c.name, "expected": c.expected, "observed": c.observed, "ok": c.ok}
-            for c in self.checks
+            {
+                "act": log.act.name,
+                "name": check.name,
+                "expected": check.expected,
+                "observed": check.observed,
+                "ok": check.ok,
+            }
+            for log in self.acts
+            for check in log.checks
         ]
-        document = {"ok": self.has_passed, "checks": checks, "timings_ms": self.timings_ms}
+        document = {"ok": self.has_passed, "checks": checks, "timingsMs": self.timings}
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+
+    def add(self, message: events.StageMessage) -> None:
+        super().add(message)
+        if isinstance(message, events.Step):
+            act = f"{self.acts[-1].act.name}: " if self.acts else ""
+            sys.stderr.write(f"podgate demo: {act}{message.text}\n")
+            sys.stderr.flush()
 
 
 class TextView(_Collected):
-    """One row per check as it happens, a spinner for the current step, a summary at the end."""
+    """In a terminal each act is one line and a picture while it runs; at its end it is printed
+    with its evidence."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, console: rich.console.Console, *, is_verbose: bool = False, is_live: bool = True
+    ) -> None:
+        """is_verbose: whether every check is shown, not only failed ones; is_live: whether a
+        terminal shows the act that runs."""
         super().__init__()
-        self._console = rich.console.Console()
-        if not self._console.is_terminal:
-            self._console.width = _PIPED_WIDTH
-        self._spinner = rich.spinner.Spinner("dots", text="building a node and four pods")
-        self._live = rich.live.Live(self._spinner, console=self._console, transient=True)
+        self._is_verbose = is_verbose
+        self._is_live = is_live and console.is_terminal
+        self._console = console
+        if not console.is_terminal:
+            console.width = PIPED_WIDTH
+        self._scene: events.Scene | None = None
+        self._newest: dict[Subject, events.Fact] = {}
+        self._step = "building a node and four pods"
+        self._spinner = rich.spinner.Spinner("dots")
+        self._live = rich.live.Live(
+            get_renderable=self.running, console=self._console, transient=True
+        )
+
+    @property
+    def evidence_environment(self) -> dict[str, str]:
+        """As wide as what is below an act, in colour if the console is."""
+        environment = {
+            "FORCE_COLOR": "1",
+            "COLUMNS": str(self._console.width - 2 * len(_MARGIN)),
+        }
+        if not self._console.is_terminal or self._console.no_color:
+            environment["NO_COLOR"] = "1"
+        return environment
 
     def __enter__(self) -> Self:
-        self._console.print("[bold]podgate demo[/]: a node, four pods, and their connections\n")
-        self._console.print(_row(rich.text.Text(" "), *_HEADINGS[1:], style="bold"))
-        self._live.start()
+        self._console.print(
+            "[bold]podgate demo[/]: a node, four pods and a kubelet, in namespaces of their own"
+        )
+        if self._is_live:
+            self._live.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._live.stop()
         if kind is not None:
             return
+        self._end_act()
+        if self._is_verbose:
+            timings = ", ".join(
+                f"{name.replace('_', ' ')} {value:g} ms" for name, value in self.timings.items()
+            )
+            self._console.print(f"\n{timings}", style="dim")
         failed = sum(not check.ok for check in self.checks)
-        timings = ", ".join(
-            f"{name.replace('_', ' ')} {value:g} ms" for name, value in self.timings_ms.items()
-        )
-        self._console.print(f"\n{timings}", style="dim", highlight=False)
-        if self.has_passed:
-            self._console.print(f"[bold green]All {len(self.checks)} checks passed.[/]")
-        else:
+        if not self.has_passed:
             text = f"{failed} of {len(self.checks)} checks failed."
-            self._console.print(f"[bold red]{text}[/]")
+            self._console.print(f"\n[bold red]{text}[/]")
+            return
+        more = "" if self._is_verbose else " --verbose shows each of them."
+        self._console.print(f"\n[bold green]All {len(self.checks)} checks passed.[/]{more} Next:")
+        for command, purpose in _NEXT_COMMANDS:
+            self._console.print(f"{_MARGIN}[bold]{command}[/]\n{_MARGIN * 3}{purpose}")
 
     def add(self, message: events.StageMessage) -> None:
+        if isinstance(message, events.Act):
+            self._end_act()
         super().add(message)
-        if isinstance(message, events.Step):
-            self._spinner.update(text=message.text)
-            if not self._console.is_terminal:
-                self._console.print(f"... {message.text}", style="dim")
-        elif isinstance(message, events.Check):
-            mark = rich.text.Text("✓", "green") if message.ok else rich.text.Text("✗", "bold red")
-            style = "" if message.ok else "red"
-            self._console.print(
-                _row(mark, message.name, message.expected, message.observed, style=style)
-            )
+        match message:
+            case events.Act():
+                self._newest.clear()
+            case events.Step():
+                self._step = message.text
+                if not self._console.is_terminal:
+                    self._console.print(f"... {message.text}", style="dim")
+            case events.Scene():
+                self._scene = message
+            case events.Check(ok=True, fact=events.Fact() as fact):
+                self._newest[fact.subject] = fact
+
+    def running(self) -> rich.console.RenderableType:
+        """The act that runs, for a terminal."""
+        self._spinner.update(text=f"{self._step} ...")
+        if not self.acts:
+            return self._spinner
+        return rich.console.Group(
+            "", self._act_line(self.acts[-1], " "), *self._picture(), self._spinner
+        )
+
+    def _end_act(self) -> None:
+        """Print the act that ends, if there is one."""
+        if not self.acts:
+            return
+        log = self.acts[-1]
+        mark = "✓" if log.has_passed else "✗"
+        sentence = _indented(rich.text.Text(log.act.sentence, "dim"), len(_MARGIN))
+        parts: list[rich.console.RenderableType] = ["", self._act_line(log, mark), sentence]
+        parts += [_check_line(check) for check in log.checks if self._is_verbose or not check.ok]
+        parts += self._picture()
+        for evidence in log.evidence:
+            parts.append(rich.text.Text(f"{_MARGIN}$ {evidence.command}", "bold"))
+            output = rich.text.Text.from_ansi(evidence.output)
+            parts += [rich.text.Text(_MARGIN) + line for line in output.split("\n")]
+        # Long lines of podgate's commands are wrapped by the terminal, as without the demo.
+        self._console.print(rich.console.Group(*parts), soft_wrap=True)
+
+    def _act_line(self, log: _ActLog, mark: str) -> rich.table.Table:
+        line = rich.table.Table.grid(padding=(0, 1))
+        line.add_column(width=1)
+        line.add_column(width=10)
+        line.add_column()
+        style = "green" if log.has_passed else "bold red"
+        number = self.acts.index(log) + 1
+        name = rich.text.Text(f"{number} {log.act.name}", "bold")
+        line.add_row(rich.text.Text(mark, style), name, log.line())
+        return line
+
+    def _picture(self) -> list[rich.text.Text]:
+        if self._scene is None or self._console.width < picture.WIDTH:
+            return []
+        host, kubelet = (self._newest.get(who) for who in (Subject.HOST, Subject.KUBELET))
+        return [picture.draw(self._scene, host=host, kubelet=kubelet)]
 
 
-def _row(mark: rich.text.Text, *cells: str, style: str) -> rich.table.Table:
-    """One row: a table of its own with fixed widths, so that it can be printed at once."""
-    table = rich.table.Table.grid(padding=(0, 1), expand=True)
-    table.add_column(min_width=1, max_width=1, no_wrap=True)
-    for ratio in (5, 3, 4):
-        table.add_column(ratio=ratio, overflow="fold")
-    table.add_row(mark, *(rich.text.Text(cell, style) for cell in cells))
-    return table
+def _check_line(check: events.Check) -> rich.table.Table:
+    """One check; what was expected only where another result was observed."""
+    line = rich.table.Table.grid(padding=(0, 1))
+    line.add_column(width=len(_MARGIN) + 1, justify="right")
+    line.add_column(width=44)
+    line.add_column(overflow="fold")
+    mark = rich.text.Text("✓", "green") if check.ok else rich.text.Text("✗", "bold red")
+    observed = check.observed if check.ok else f"{check.observed} (expected: {check.expected})"
+    style = "" if check.ok else "red"
+    line.add_row(mark, rich.text.Text(check.name, style), rich.text.Text(observed, style))
+    return line
+
+
+def _indented(text: rich.text.Text, columns: int) -> rich.table.Table:
+    grid = rich.table.Table.grid()
+    grid.add_column(width=columns)
+    grid.add_column()
+    grid.add_row("", text)
+    return grid
 
 
 View = JsonView | TextView

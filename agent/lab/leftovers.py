@@ -3,9 +3,10 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 from bpf import errors, pins, syscalls
+from probes.netns import Netns, NetnsError
 
 
 def program_ids(installation: pins.Pins) -> list[int]:
@@ -48,10 +49,19 @@ def program_exists(program_id: int) -> bool:
     return True
 
 
-def existing_namespaces() -> Iterator[int]:
-    """Network namespaces of all processes, by inode."""
+def remaining_namespaces(cookies: Mapping[int, int | None]) -> set[int]:
+    """Those of these network namespaces that have a process, by inode.
+
+    cookies: of each inode, which the kernel gives to another namespace afterwards; None before
+    Linux 5.14.
+    """
+    remaining = set()
     for entry in os.scandir("/proc"):
-        if entry.name.isdecimal():
-            # The process may exit meanwhile.
-            with contextlib.suppress(OSError):
-                yield os.stat(f"/proc/{entry.name}/ns/net").st_ino
+        path = f"/proc/{entry.name}/ns/net"
+        # The process may exit meanwhile.
+        with contextlib.suppress(OSError, NetnsError):
+            if not entry.name.isdecimal() or (inode := os.stat(path).st_ino) not in cookies:
+                continue
+            if cookies[inode] in (None, Netns.open(path).cookie()):
+                remaining.add(inode)
+    return remaining

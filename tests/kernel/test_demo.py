@@ -1,25 +1,31 @@
-"""The demo leaves nothing behind, however it ends."""
+"""The demo shows all acts in a terminal, and leaves nothing behind, however it ends."""
 
 import contextlib
 import os
 import pathlib
+import pty
 import re
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from typing import IO
 
 import pytest
 
+from agent.lab import leftovers
 from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, errors, syscalls
+from probes.netns import Netns
 from tests.polling import wait_until
 
 pytestmark = pytest.mark.kernel
 
 # Process teardown, RCU and the namespaces' work queue.
 PATIENCE_SECONDS = 60
+# The kernel removes a namespace some time after its last process; then its number is free.
+MANY = 1000
 
 
 @pytest.fixture
@@ -37,6 +43,71 @@ def demo(isolated: None) -> Iterator["subprocess.Popen[str]"]:
     yield process
     process.kill()
     process.communicate()
+
+
+def test_story_fits_a_terminal_of_80_columns(isolated: None) -> None:
+    """All six acts with their facts, podgate's own screens as evidence, and what to do next."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agent", "demo"],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        env=os.environ | {"TERM": "xterm-256color"},
+    )
+    os.close(theirs)
+    shown = read_to_end(ours)
+    assert process.wait(PATIENCE_SECONDS) == 0, shown
+    for number, name in enumerate(("open", "audit", "enforce", "strict", "failure", "clean-up"), 1):
+        assert f"✓ {number} {name}" in shown
+    for fact in ("packet socket arrives", "host dropped", "kubelet by the relay", "after 15 s"):
+        assert fact in shown
+    assert "demo/web" in shown[shown.index("$ podgate drops") :]
+    assert "$ podgate status" in shown
+    assert "checks passed." in shown
+    assert "podgate doctor" in shown
+
+
+def read_to_end(terminal: int) -> str:
+    """What was written to a terminal until its last process closed it, without escape sequences."""
+    content = b""
+    # Linux: EIO at the end.
+    with contextlib.suppress(OSError):
+        while chunk := os.read(terminal, 65536):
+            content += chunk
+    os.close(terminal)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", content.decode(errors="replace"))
+
+
+def test_new_namespace_with_the_number_of_a_removed_one_is_not_left(isolated: None) -> None:
+    """The kernel gives the inode of a removed namespace to a later one."""
+    cookies: dict[int, int | None] = {}
+    for _ in range(MANY):
+        with namespace_of_a_process() as netns:
+            if netns.inode in cookies:
+                assert leftovers.remaining_namespaces(cookies) == set()
+                assert leftovers.remaining_namespaces({netns.inode: netns.cookie()}) == {
+                    netns.inode
+                }
+                return
+            cookies[netns.inode] = netns.cookie()
+    pytest.fail("no inode was used again")
+
+
+@contextlib.contextmanager
+def namespace_of_a_process() -> Iterator[Netns]:
+    process = subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", "echo ready; exec cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        yield Netns.open(f"/proc/{process.pid}/ns/net")
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def wait_for_line(stream: IO[str], words: str) -> None:
