@@ -71,9 +71,11 @@ class ProcessLauncher:
         self._store = store
         self._default_deny = default_deny
         self._injectable = injectable
+        self._pairs: set[int] | None = None
+        """Interfaces that drop what is forwarded to relays; None: as a previous agent left them."""
 
     async def check(self) -> None:
-        """Gate the relays of a previous agent, and forget removed ones; idempotent."""
+        """Gate the relays of a previous agent, and detach from removed ones; idempotent."""
         try:
             present = relay_interfaces.present()
             for ifindex, name in present.items():
@@ -83,6 +85,7 @@ class ProcessLauncher:
                 await self._gate_worker.remove(ifindex)
                 await self._mark_injectable(ifindex, is_node_sent=False)
                 del self._store.relay_gates[ifindex]
+            await self._ensure_pairs(set(present))
         except (AttachError, OSError, TimeoutError) as error:
             log.error(Event.RELAY_INTERFACE_UNREADABLE, error=str(error))
 
@@ -138,13 +141,17 @@ class ProcessLauncher:
         # The relay has sent no packet yet, so none can be a reply.
         worker = self._gate_worker
         await worker.run(worker.gates.install, ifindex, _GATE)
-        pairs = {*relay_interfaces.present(), ifindex}
-        await worker.run(worker.host_devices.ensure_pairs, pairs)
+        await self._ensure_pairs({*relay_interfaces.present(), ifindex})
         # Packets from it were sent by the relay, or by the host before.
         await self._mark_injectable(ifindex, is_node_sent=True)
         self._store.relay_gates[ifindex] = name
         self._injectable.hint()
         await self._default_deny.add_gated({ifindex})
+
+    async def _ensure_pairs(self, ifindexes: set[int]) -> None:
+        if ifindexes != self._pairs:
+            await self._gate_worker.run(self._gate_worker.host_devices.ensure_pairs, ifindexes)
+            self._pairs = ifindexes
 
     async def _mark_injectable(self, ifindex: int, *, is_node_sent: bool) -> None:
         mark = self._gate_worker.injectable.mark

@@ -286,14 +286,19 @@ class RelaySupervisor:
         for relay, overdue_at in list(self._released.items()):
             if relay.channel.problem is not None or self._now() >= overdue_at:
                 del self._released[relay]
-                await relay.kill()
+                await self._kill(relay)
 
     async def _abandon(self, serving: ActiveRelay, problem: str) -> None:
         if self._now() - serving.since >= _HEALTHY_SECONDS:
             self._backoff.reset()
         self._back_off(problem)
         self._publish()
-        await serving.relay.kill()
+        await self._kill(serving.relay)
+
+    async def _kill(self, relay: RelayHandle) -> None:
+        """Also unpin what was attached to its interface: no other pass may follow for hours."""
+        await relay.kill()
+        await self._launcher.check()
 
     def _back_off(self, problem: str) -> None:
         seconds = self._backoff.next_seconds()

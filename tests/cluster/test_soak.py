@@ -6,12 +6,14 @@ import pathlib
 import random
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from agent.admin.report import AgentReport
+from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, maps, pins
 from tests import polling
 from tests.cluster import containers, workloads
@@ -33,6 +35,7 @@ _SEED = int(os.environ.get("PODGATE_TEST_SEED", "0")) or time.time_ns() % 1_000_
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(_SECONDS * 2 + 1200)]
 # Types of maps (include/uapi/linux/bpf.h).
 _HASH, _PERCPU_HASH, _HASH_OF_MAPS = 1, 5, 13
+_OF_RULES = (abi.RULE_HITS, abi.RAW_SOCKET_CREATORS)
 _MODES = ("audit", "enforce", "strict")
 _MAX_PODS = 15
 _GATES = ((), (ISOLATION_READY,), (ISOLATION_READY, PROBES_PASSING))
@@ -188,6 +191,7 @@ def test_nothing_is_lost_or_left_while_everything_restarts(
         # The history of sources deletes entries without a gate after two of its minutes.
         polling.wait_until("map entries", lambda: _entries() == entries, seconds=240)
     assert _entries() == entries
+    _check_entries_of_rules(podgate)
     old = podgate.until("the agent responds", lambda report: report.pid).pid
     used = _fewest_descriptors(old), _memory_kb(old)
     podgate.kill_agent()
@@ -203,15 +207,30 @@ def _users_pods(report: AgentReport) -> list[str]:
 
 
 def _entries() -> dict[str, int]:
-    """Entries of each hash map of the installation that does not evict by itself, and each of its
-    pinned links."""
+    """Entries of each hash map of the installation that does not evict by itself, but for those
+    of rules, and each of its pinned links."""
     installation = pins.Pins(BPFFS)
     counts = {f"link {path.name}": 1 for path in installation.links.iterdir()}
     for spec in abi.MAPS:
-        if spec.type in (_HASH, _PERCPU_HASH, _HASH_OF_MAPS):
+        if spec.type in (_HASH, _PERCPU_HASH, _HASH_OF_MAPS) and spec not in _OF_RULES:
             with maps.Map.open(installation.map(spec), spec) as opened:
                 counts[spec.name] = sum(1 for _ in opened.items())
     return counts
+
+
+def _check_entries_of_rules(podgate: Deployment) -> None:
+    """Default rules may name a process that started meanwhile, or select the run's pods."""
+    installation = pins.Pins(BPFFS)
+    rules = sum(len(policy.rules) for policy in podgate.rules().policies)
+    with maps.Map.open(installation.map(abi.RULE_HITS), abi.RULE_HITS) as hits:
+        assert sum(1 for _ in hits.items()) <= rules
+    mount = cgroup2_mount()
+    assert mount is not None
+    existing = {path.stat().st_ino for path in (mount, *mount.glob("**/"))}
+    with maps.Map.open(
+        installation.map(abi.RAW_SOCKET_CREATORS), abi.RAW_SOCKET_CREATORS
+    ) as creators:
+        assert {int.from_bytes(key, sys.byteorder) for key, _ in creators.items()} <= existing
 
 
 def _children(pid: int) -> list[int]:

@@ -17,10 +17,11 @@ import pytest
 
 from agent import labels
 from agent.admin.report import AgentReport
-from agent.lab.agent_process import AgentProcess, condition_of, pod_of
+from agent.lab.agent_process import AgentProcess, condition_of, pod_of, wait_until
 from agent.lab.lab import Lab, LabPod
 from agent.logs import Event
 from agent.pods.conditions import TRUE, Condition
+from bpf import pins
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.secondagent import SecondAgent
@@ -70,6 +71,11 @@ def isolation_of(report: AgentReport, name: str = "web") -> Condition | None:
 def is_strict(report: AgentReport) -> bool:
     condition = isolation_of(report)
     return condition is not None and (condition.status, condition.reason) == (TRUE, "Strict")
+
+
+def is_enforced(report: AgentReport) -> bool:
+    condition = isolation_of(report)
+    return condition is not None and (condition.status, condition.reason) == (TRUE, "Enforced")
 
 
 def is_enforced_because(why: str) -> Callable[[AgentReport], bool]:
@@ -157,6 +163,25 @@ def test_killed_relay_is_reported_replaced_and_leaves_no_interface(
     assert report.relay.restarts == 1
     relays = [name for _, name in socket.if_nameindex() if name.startswith("podgate-relay")]
     assert relays == ["podgate-relay0"]
+
+
+def test_relay_that_ends_when_no_pod_needs_it_leaves_no_link(
+    operator: AgentProcess, pod: LabPod, kubelet: Cgroup
+) -> None:
+    operator.write_manifest(pod, mode="strict", container=PROBE)
+    start(operator, kubelet)
+    operator.wait_for("strict", is_strict)
+    installation = pins.Pins(operator.bpffs)
+    ifindex = socket.if_nametoindex("podgate-relay0")
+    assert _links(installation, ifindex)
+    operator.write_manifest(pod, mode="enforce", container=PROBE)
+    operator.wait_for("enforced", is_enforced)
+    os.kill(relay_pid(operator), signal.SIGKILL)
+    wait_until("its links are unpinned", lambda: not _links(installation, ifindex))
+
+
+def _links(installation: pins.Pins, ifindex: int) -> list[str]:
+    return [path.name for path in installation.links.glob(f"*-{ifindex}")]
 
 
 def test_relay_that_hangs_is_replaced(operator: AgentProcess, pod: LabPod, kubelet: Cgroup) -> None:
