@@ -5,6 +5,7 @@ import asyncio
 import collections
 import contextlib
 import datetime
+import functools
 import pathlib
 import threading
 import time
@@ -40,6 +41,8 @@ _PERIOD_SECONDS = 60.0
 _MAX_ENDED = 20_000
 # Gates change with an event; this is for one that is missing.
 _GATES_SECONDS = 2.0
+# Between changes that are saved: the whole history is written, while hundreds of pods may start.
+_SETTLE_SECONDS = 5.0
 
 _RawKey = tuple[int, int, int, int]
 
@@ -130,11 +133,12 @@ class SourceHistory:
     async def run(self) -> None:
         """Follow gates and the aggregate until cancelled."""
         await asyncio.to_thread(self._restore)
-        read_at = float("-inf")
+        read_at = changed_at = float("-inf")
+        has_new = False
         while True:
             # Here and not in the thread: the state of a pod that ended is gone in a moment.
             pods = self._gated_pods()
-            has_new = any(self._pods.get(ifindex) != pod for ifindex, pod in pods.items())
+            has_new |= any(self._pods.get(ifindex) != pod for ifindex, pod in pods.items())
             gated = pods.keys() | self._store.relay_gates.keys()
             self._pods = self._pods | pods
             ended = self._pods.keys() - gated if self._store.is_synced else set()
@@ -142,10 +146,11 @@ class SourceHistory:
             if now - read_at >= _PERIOD_SECONDS:
                 read_at = now
                 await asyncio.to_thread(self._look, gated if self._store.is_synced else None)
-            if ended:
-                await asyncio.to_thread(self._end, ended)
-            elif has_new:
-                await asyncio.to_thread(self._save)
+            if (ended or has_new) and now - changed_at >= _SETTLE_SECONDS:
+                changed_at = now
+                has_new = False
+                save = functools.partial(self._end, ended) if ended else self._save
+                await asyncio.to_thread(save)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_GATES_SECONDS):
                     await self._changes.wait()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agent import state_files
 from agent.admin.observations import Observations, ObservedPod
 from agent.drops import history, merging, source_processes
 from agent.drops.history import SourceHistory
@@ -238,6 +239,29 @@ async def test_source_that_is_a_host_network_pod_keeps_its_labels_when_it_is_gon
         namespace_labels={"kubernetes.io/metadata.name": "edge"},
         host_network=True,
     )
+
+
+async def test_pods_that_start_together_are_written_together(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = 0
+    write = state_files.write
+
+    def count(path: pathlib.Path, *arguments: Any, **keywords: Any) -> None:
+        nonlocal writes
+        writes += path.name == "history.json"
+        write(path, *arguments, **keywords)
+
+    monkeypatch.setattr(state_files, "write", count)
+    await node.run()
+    before = writes
+    for number in range(100):
+        node.gate(Pod(uid=f"web-{number}", namespace="shop", name=f"web-{number}"), 10 + number)
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(10)
+    assert 1 <= writes - before <= 4
+    saved = await asyncio.to_thread(history.saved_pods, node.folder / "history.json")
+    assert len(saved) == 100
 
 
 async def test_reboot_keeps_the_history_and_no_interface(node: Node) -> None:
