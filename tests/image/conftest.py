@@ -55,4 +55,4 @@ async def node(runtime: Containerd, tmp_path: pathlib.Path) -> AsyncIterator[Nod
                 await made.clean_up()
                 await default_deny_table.remove()
                 await veth_pair.remove_everything()
-            assert role.needed(server.asked) <= role.granted()
+            assert role.needed(server.received) <= role.granted()

@@ -184,4 +184,4 @@ async def test_role_grants_exactly_the_requests(
     await asyncio.gather(*running, return_exceptions=True)
     # A server-side apply creates what does not exist.
     created = {("podgate.io", "nodereports", "create")}
-    assert role.needed(server.asked) | created == role.granted()
+    assert role.needed(server.received) | created == role.granted()

@@ -67,7 +67,7 @@ async def test_change_is_reported_within_the_spread(
     node = Node()
     async with running(api, node, jitter=jitter):
         await asyncio.sleep(600)
-        server.asked.clear()
+        server.received.clear()
         changed_at = asyncio.get_running_loop().time()
         node.status = _status("r2", FailedPolicy("a", 1, "no room"))
         await asyncio.sleep(600)

@@ -126,7 +126,7 @@ async def test_failing_api_server_gets_the_same_requests_later(
         is_away = False
         await asyncio.sleep(120)
         assert len(stored.objects) == 6
-    assert len([one for one in server.asked if one.at < 600]) < 30
+    assert len([one for one in server.received if one.at < 600]) < 30
 
 
 async def test_roles_of_the_controller_grant_its_requests_by_name(
@@ -143,7 +143,7 @@ async def test_roles_of_the_controller_grant_its_requests_by_name(
         for rule in manifests.of_kind(kind, "podgate-controller")["rules"]
     ]
     verbs = {"PATCH": "patch", "DELETE": "delete", "GET": "get"}
-    for request in server.asked:
+    for request in server.received:
         if request.path == GROUP:
             continue  # discovery, which every account may
         *_, resource, name = request.path.split("/")

@@ -97,7 +97,7 @@ class ApiServer:
     """Objects by path and name, each change a resource version, watches that follow."""
 
     def __init__(self) -> None:
-        self.asked: list[RecordedRequest] = []
+        self.received: list[RecordedRequest] = []
         self.streams: list[Stream] = []
         self.can_stream_lists = True
         self.sends_bookmarks = True
@@ -144,10 +144,10 @@ class ApiServer:
         self.streams = streams
 
     def of(self, path: str = PODS, *, method: str = "GET") -> list[RecordedRequest]:
-        return [one for one in self.asked if one.path == path and one.method == method]
+        return [one for one in self.received if one.path == path and one.method == method]
 
     def patches(self) -> list[RecordedRequest]:
-        return [one for one in self.asked if one.method == "PATCH"]
+        return [one for one in self.received if one.method == "PATCH"]
 
     def stream(self, path: str = PODS) -> Stream:
         """The newest watch of a resource."""
@@ -207,7 +207,7 @@ class ApiServer:
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         content = await request.read()
-        self.asked.append(
+        self.received.append(
             RecordedRequest(
                 at=asyncio.get_running_loop().time(),
                 method=request.method,

@@ -41,7 +41,7 @@ def pod_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathli
 
 
 def tokens(server: ApiServer) -> list[str]:
-    return [one.headers["Authorization"].partition(" ")[2] for one in server.asked]
+    return [one.headers["Authorization"].partition(" ")[2] for one in server.received]
 
 
 async def only_second(request: web.Request) -> web.StreamResponse | None:
@@ -175,4 +175,4 @@ async def test_error_without_a_status_has_the_http_code(server: ApiServer, api: 
 
 async def test_requests_name_their_user_agent(server: ApiServer, api: ApiClient) -> None:
     await request_pods(api)
-    assert server.asked[0].headers["User-Agent"].startswith("podgate/")
+    assert server.received[0].headers["User-Agent"].startswith("podgate/")

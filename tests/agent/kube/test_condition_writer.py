@@ -603,7 +603,7 @@ async def test_server_without_observed_generation_is_not_patched_forever(
 ) -> None:
     async def drop(request: web.Request) -> web.StreamResponse | None:
         if request.method == "PATCH":
-            patch = server.asked[-1].body
+            patch = server.received[-1].body
             for one in patch["status"]["conditions"]:
                 one.pop("observedGeneration", None)
             return server._patch(request, patch)

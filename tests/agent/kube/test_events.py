@@ -174,7 +174,7 @@ async def test_outage_costs_little_and_the_newest_are_sent_after_it(
 
 async def test_rejected_event_is_discarded(server: ApiServer, api: ApiClient) -> None:
     async def reject(request: web.Request) -> web.StreamResponse | None:
-        body = server.asked[-1].body
+        body = server.received[-1].body
         is_meant = body["regarding"]["name"] == "a"
         return apiserver.error_response(403, "Forbidden") if is_meant else None
 

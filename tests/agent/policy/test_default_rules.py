@@ -173,8 +173,8 @@ async def test_other_nodes_watch_only_where_api_servers_are(
     async with Rules(api, state).running() as node:
         assert node.calls == []
         assert node.rules.is_listed
-    assert {one.path for one in server.asked} == {SLICES}
-    assert {one.query["fieldSelector"] for one in server.asked} == {"metadata.name=kubernetes"}
+    assert {one.path for one in server.received} == {SLICES}
+    assert {one.query["fieldSelector"] for one in server.received} == {"metadata.name=kubernetes"}
 
 
 @pytest.mark.usefixtures("callees")
