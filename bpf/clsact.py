@@ -32,7 +32,7 @@ _MADE_QDISC = "+qdisc"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Filter:
+class Filter:
     """One BPF filter; `name` is "" for filters of other kinds."""
 
     handle: int
@@ -76,7 +76,7 @@ class ClsactFilters:
             made_qdisc = self._add_qdisc(ifindex)
             ours = [] if made_qdisc else self._ours(ifindex)
             made_qdisc = made_qdisc or self._made_qdisc(ifindex)
-            desired = _Filter(
+            desired = Filter(
                 ours[0].handle if ours else self._free_handle(ifindex),
                 self._name + (_MADE_QDISC if made_qdisc else ""),
                 syscalls.program_id(self._program_fd),
@@ -126,6 +126,13 @@ class ClsactFilters:
                 others.add(ifindex)
         return ours, others
 
+    def chain(self, ifindex: int) -> list[Filter]:
+        """All filters in the order in which they run, also other projects'; none without qdisc."""
+        try:
+            return list(self._filters(ifindex, self._parent))
+        except pyroute2.NetlinkError:  # no such interface, or no such qdisc
+            return []
+
     def is_first(self, ifindex: int) -> bool:
         """Whether no other filter runs before ours; programs attached by tcx always do.
 
@@ -147,7 +154,7 @@ class ClsactFilters:
         try:
             ours = self._ours(ifindex)
             name = ours[0].name if ours else self._name
-            self._put("add-filter", ifindex, _Filter(self._free_handle(ifindex), name, None))
+            self._put("add-filter", ifindex, Filter(self._free_handle(ifindex), name, None))
             for entry in ours:
                 self._delete(ifindex, entry)
         except pyroute2.NetlinkError as error:
@@ -166,7 +173,7 @@ class ClsactFilters:
             ours[0].program_id,
         ) == (self._name, syscalls.program_id(self._program_fd))
 
-    def _put(self, command: str, ifindex: int, desired: _Filter) -> None:
+    def _put(self, command: str, ifindex: int, desired: Filter) -> None:
         self._netlink.tc(
             command,
             "bpf",
@@ -179,7 +186,7 @@ class ClsactFilters:
             direct_action=True,
         )
 
-    def _delete(self, ifindex: int, entry: _Filter) -> None:
+    def _delete(self, ifindex: int, entry: Filter) -> None:
         self._netlink.tc(
             "del-filter", "bpf", ifindex, entry.handle, parent=self._parent, prio=_PRIORITY
         )
@@ -203,7 +210,7 @@ class ClsactFilters:
             if qdisc.get("kind") == "clsact":
                 yield qdisc["index"]
 
-    def _ours(self, ifindex: int) -> list[_Filter]:
+    def _ours(self, ifindex: int) -> list[Filter]:
         return [
             entry
             for entry in self._filters(ifindex, self._parent)
@@ -221,11 +228,11 @@ class ClsactFilters:
             f"({', '.join(map(hex, _HANDLES))}); remove other filters with 'tc filter del'"
         )
 
-    def _all(self, ifindex: int) -> Iterator[_Filter]:
+    def _all(self, ifindex: int) -> Iterator[Filter]:
         for parent in (EGRESS, INGRESS):
             yield from self._filters(ifindex, parent)
 
-    def _filters(self, ifindex: int, parent: int) -> Iterator[_Filter]:
+    def _filters(self, ifindex: int, parent: int) -> Iterator[Filter]:
         """Filters in the order in which they run. Chain headers, which have no handle, are left
         out.
         """
@@ -233,7 +240,7 @@ class ClsactFilters:
             if message["handle"]:
                 options = message.get_attr("TCA_OPTIONS")
                 name = options.get_attr("TCA_BPF_NAME") if options else None
-                yield _Filter(message["handle"], name or "", options and _program_id(options))
+                yield Filter(message["handle"], name or "", options and _program_id(options))
 
 
 def _program_id(options: Any) -> int | None:

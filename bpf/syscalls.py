@@ -201,6 +201,23 @@ def map_lookup_batch(
     )
 
 
+def map_next_key(map_fd: int, key: bytes | None, key_size: int) -> bytes | None:
+    """The key after this one, or the first; None after the last. Any order; a deleted key is
+    followed by the first."""
+    before = ctypes.create_string_buffer(key, len(key)) if key is not None else None
+    after = ctypes.create_string_buffer(key_size)
+    attributes = struct.pack(
+        "=IIQQQ", map_fd, 0, _address(before) if before is not None else 0, _address(after), 0
+    )
+    result, _ = call(
+        Command.MAP_GET_NEXT_KEY,
+        attributes,
+        what="reading a map's keys",
+        tolerated=(errno.ENOENT,),
+    )
+    return None if result < 0 else after.raw
+
+
 def map_update_batch(map_fd: int, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
     """Insert or replace many, one after the other (Linux 5.6)."""
     _batch(Command.MAP_UPDATE_BATCH, map_fd, keys, values, what="writing a map")
@@ -422,3 +439,8 @@ def program_id(program_fd: int) -> int:
 def link_program_id(link_fd: int) -> int:
     """The id of the program that a link runs: the third field of `struct bpf_link_info`."""
     return int(struct.unpack("=III", object_info(link_fd, 12))[2])
+
+
+def is_program(fd: int) -> bool:
+    """Whether a BPF descriptor is a program, not a map or a link."""
+    return os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:bpf-prog"

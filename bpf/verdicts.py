@@ -114,7 +114,7 @@ _DESCRIPTIONS = {
         "identified"
     ),
     Reason.STALE: (
-        "host process outside pods, to a port that the pod declares, while the agent's heartbeat is "
-        "stale"
+        "host process outside pods, to a port that the pod declares, while the agent's heartbeat "
+        "is stale"
     ),
 }

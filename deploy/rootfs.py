@@ -37,8 +37,8 @@ LIBRARIES = pathlib.Path("/usr/lib", sysconfig.get_config_var("MULTIARCH"))
 # Packages that are not Debian's, in the path of Debian's Python.
 PACKAGES = pathlib.Path("/usr/local/lib", PYTHON, "dist-packages")
 
-# nft is for the default-deny table, test for the readiness probe.
-PROGRAMS = ("nft", "test")
+# nft is for the default-deny table, test for the readiness probe, bpftool for `podgate programs`.
+PROGRAMS = ("nft", "test", "bpftool")
 # Opened by name when needed, so no program links to it: by glibc when a thread ends.
 OPENED = ("libgcc_s.so.1",)
 # Debian's usual links; programs and libraries use both paths.

@@ -24,6 +24,7 @@ from agent.gates.worker import netns_cookie
 from agent.linux import nft, rtnetlink
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.node_routes import NodeRoutes
+from agent.pinned import bpftool
 from agent.settings import DEFAULT_RELAY_RANGES, RelayRanges, admin_socket
 from agent.strict import check as strict_check
 from bpf import (
@@ -77,6 +78,7 @@ async def run_checks(
     findings += _hooks()
     findings += [_kubelet(), _packet_sockets()]
     findings += _bpffs(bpffs)
+    findings.append(_bpftool())
     async with asyncio.timeout(_TIMEOUT_SECONDS):
         checks = (
             *(_nftables(), _tun_interfaces()),
@@ -271,6 +273,14 @@ async def _tun_interfaces() -> Finding:
             "such an interface reaches pods past their gates.",
         )
     return Finding("tun", Severity.OK, "No tun interface carries traffic of other networks.")
+
+
+def _bpftool() -> Finding:
+    try:
+        path = bpftool.find()
+    except bpftool.BpftoolError as error:
+        return Finding("bpftool", Severity.WARNING, f"{str(error)[:1].upper()}{str(error)[1:]}")
+    return Finding("bpftool", Severity.OK, f"{path} is there for 'podgate programs'.")
 
 
 async def _strict(bpffs: pathlib.Path, ranges: RelayRanges) -> Finding:

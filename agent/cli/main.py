@@ -12,9 +12,11 @@ from agent.cli.commands import (
     controller,
     doctor,
     drops,
+    maps,
     off,
     pods,
     probe,
+    programs,
     proxy,
     relay,
     rules,
@@ -92,6 +94,8 @@ main.add_command(pods.pods)
 main.add_command(probe.probe)
 main.add_command(rules.rules)
 main.add_command(suggest.suggest)
+main.add_command(maps.maps)
+main.add_command(programs.programs)
 main.add_command(doctor.doctor)
 main.add_command(cni.cni)
 main.add_command(cleanup.cleanup)
