@@ -499,7 +499,16 @@ def test_answers_to_a_group_have_a_few_seconds(
 ) -> None:
     enforce(gates, pod)
     group = {4: "239.18.0.1", 6: "ff05::1812"}[version]
-    with node_udp(version, PORT) as server, pod_udp(pod, version) as client:
+    with (
+        node_udp(version, PORT) as server,
+        pod_udp(pod, version) as client,
+        pod_udp(pod, version) as early_client,
+    ):
+        early_port = early_client.getsockname()[1]
+        fill(loaded, pod, question(pod, version, early_port, peer=group), time.monotonic_ns())
+        server.sendto(b"early", (traffic.address(pod, version), early_port))
+        assert early_client.recvfrom(64)[0] == b"early"
+
         port = client.getsockname()[1]
         flow = question(pod, version, port, peer=group)
         fill(loaded, pod, flow, time.monotonic_ns() - GROUP_LIFETIME_NS - 10**9)
