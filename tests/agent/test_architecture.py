@@ -10,12 +10,12 @@ import pytest
 from bpf import abi
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")])
+PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("docs/guides/*.md"), *ROOT.glob("*.md")])
 PAGE = ROOT / "docs" / "architecture.md"
 MAX_FILES = 15
-OTHER_OPTIONS = {  # of Python, kube-proxy, of the example clients and of kubectl podgate
+OTHER_OPTIONS = {  # of Python, kube-proxy, Cilium, the example clients and kubectl podgate
     *("--system-site-packages", "--cluster-cidr"),
-    *("--once", "--instance-id", "--rev"),
+    *("--once", "--instance-id", "--rev", "--allow-localhost"),
     "--yes",
 }
 

@@ -3,7 +3,6 @@ until `podgate on --node`."""
 
 import json
 import os
-import pathlib
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from agent.lab.lab import Lab, LabPod
 from agent.labels import ISOLATION_READY
 from agent.logs import Event
 from bpf import pins
+from tests.docs import blocks
 from tests.kernel import attached, cgroups, offers
 from tests.kernel.cgroups import Cgroup
 
@@ -197,8 +197,7 @@ def test_five_lines_of_shell_open_everything_and_a_later_agent_stays_off(
     assert is_closed(web)
     programs = leftovers.program_ids(installation)
 
-    page = pathlib.Path(__file__).parents[2] / "docs" / "off.md"
-    script = page.read_text(encoding="utf-8").split("```")[1]
+    script = blocks.read(blocks.ROOT / "docs" / "off.md")[0].text
     # In this order: the lab's BPF file systems are below /run/podgate-lab.
     script = script.replace("/run/podgate/", f"{operator.run_directory}/")
     script = script.replace("/sys/fs/bpf", str(operator.bpffs))
