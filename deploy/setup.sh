@@ -21,9 +21,9 @@ pip_options="--no-compile"
 if [ "$what" = all ]; then
 	extras="[dev]"
 	pip_options=""
-	# gcc and the C library's headers are for podgate-cni, bpftool is what maps are compared with, and
-	# the rest is for tests with a container runtime.
-	packages="$packages gcc libc6-dev bpftool containernetworking-plugins busybox-static"
+	# gcc and the C library's headers are for podgate-cni, bpftool is what maps are compared with, curl
+	# is what README's commands use, and the rest is for tests with a container runtime.
+	packages="$packages gcc libc6-dev bpftool curl containernetworking-plugins busybox-static"
 	# Docker's packages include containerd and runc, too, and Debian's would replace them.
 	if ! command -v containerd >/dev/null || ! command -v runc >/dev/null; then
 		packages="$packages containerd runc"
