@@ -12,6 +12,7 @@ from agent.cli.commands import (
     controller,
     doctor,
     drops,
+    explain,
     maps,
     off,
     pods,
@@ -93,6 +94,7 @@ main.add_command(drops.drops)
 main.add_command(pods.pods)
 main.add_command(probe.probe)
 main.add_command(rules.rules)
+main.add_command(explain.explain)
 main.add_command(suggest.suggest)
 main.add_command(maps.maps)
 main.add_command(programs.programs)

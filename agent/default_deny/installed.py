@@ -1,5 +1,6 @@
 """What the network namespace has: default-deny tables, the sets of their interfaces, tracking."""
 
+import json
 import pathlib
 import socket
 
@@ -38,3 +39,14 @@ def tracks_connections() -> bool:
         return int(_CONNTRACK_COUNT.read_text()) > 0
     except (OSError, ValueError):
         return False
+
+
+async def is_alive() -> bool:
+    """Whether the table's own heartbeat has not timed out. Raises `NftError`."""
+    text = await nft.query("--json", "list", "set", "inet", ruleset.TABLE, "alive")
+    return any(entry["set"].get("elem") for entry in json.loads(text)["nftables"] if "set" in entry)
+
+
+async def covers_datagrams() -> bool:
+    """Whether the table covers protocols other than TCP. Raises `NftError`."""
+    return "ct state" in await nft.query("list", "chain", "inet", ruleset.TABLE, "opening")
