@@ -51,6 +51,7 @@ async def serve(agent: AgentApi, listeners: Listeners) -> AsyncIterator[None]:
     health.router.add_get("/readyz", _health_response(agent.unready_reason))
     admin = web.Application()
     admin.router.add_get("/version", _version)
+    admin.router.add_get("/metrics", _metrics(agent))
     admin.router.add_get("/status", _json(agent.report))
     admin.router.add_get("/drops", _json(agent.drops))
     admin.router.add_get("/observations", _json(agent.observations))

@@ -7,6 +7,7 @@ import click
 
 from agent import VERSION
 from agent.cli.commands import (
+    bugtool,
     cleanup,
     cni,
     controller,
@@ -98,6 +99,7 @@ main.add_command(explain.explain)
 main.add_command(suggest.suggest)
 main.add_command(maps.maps)
 main.add_command(programs.programs)
+main.add_command(bugtool.bugtool)
 main.add_command(doctor.doctor)
 main.add_command(cni.cni)
 main.add_command(cleanup.cleanup)

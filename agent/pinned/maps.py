@@ -44,11 +44,13 @@ class MapEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 
 
 class MapContent(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One map's entries. empty: how many of an array's are all zero, and left out."""
+    """One map's entries. empty: how many of an array's are all zero, and left out; left_out: how
+    many others are."""
 
     name: str
     entries: list[MapEntry]
     empty: int = 0
+    left_out: int = 0
 
 
 def paths(installation: pins.Pins) -> dict[str, pathlib.Path]:
