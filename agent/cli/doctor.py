@@ -18,13 +18,16 @@ from agent.admin import client as admin_client
 from agent.admin import decoding
 from agent.admin.report import AgentReport
 from agent.app import preflight
-from agent.errors import AgentRequestError, PreflightError
+from agent.errors import AgentRequestError, AgentUnreachableError, PreflightError
 from agent.gates import tun_interfaces
 from agent.gates.worker import netns_cookie
 from agent.linux import nft, rtnetlink
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.node_routes import NodeRoutes
 from agent.pinned import bpftool
+from agent.pinned import status as pinned_status
+from agent.pinned.exposures import in_words
+from agent.pinned.installation import PinsUnreadableError
 from agent.settings import DEFAULT_RELAY_RANGES, RelayRanges, admin_socket
 from agent.strict import check as strict_check
 from bpf import (
@@ -82,7 +85,7 @@ async def run_checks(
     async with asyncio.timeout(_TIMEOUT_SECONDS):
         checks = (
             *(_nftables(), _tun_interfaces()),
-            *(_strict(bpffs, relay_ranges), _agent(run_directory)),
+            *(_strict(bpffs, relay_ranges), _agent(bpffs, run_directory)),
         )
         findings += [await check for check in checks]
     return findings
@@ -279,7 +282,7 @@ def _bpftool() -> Finding:
     try:
         path = bpftool.find()
     except bpftool.BpftoolError as error:
-        return Finding("bpftool", Severity.WARNING, f"{str(error)[:1].upper()}{str(error)[1:]}")
+        return Finding("bpftool", Severity.WARNING, str(error))
     return Finding("bpftool", Severity.OK, f"{path} is there for 'podgate programs'.")
 
 
@@ -297,10 +300,12 @@ async def _strict(bpffs: pathlib.Path, ranges: RelayRanges) -> Finding:
     )
 
 
-async def _agent(run_directory: pathlib.Path) -> Finding:
+async def _agent(bpffs: pathlib.Path, run_directory: pathlib.Path) -> Finding:
     try:
-        content = await admin_client.fetch(admin_socket(run_directory), "/status")
+        content, _ = await admin_client.fetch_with_version(admin_socket(run_directory), "/status")
         report = decoding.decode(content, AgentReport)
+    except AgentUnreachableError as error:
+        return await asyncio.to_thread(_without_agent, bpffs, run_directory, str(error))
     except AgentRequestError as error:
         return Finding("agent", Severity.WARNING, str(error))
     except msgspec.DecodeError as error:
@@ -324,6 +329,23 @@ async def _agent(run_directory: pathlib.Path) -> Finding:
     strictness = "" if report.relay.has_fallback else ", strict without fallback"
     text = f"Agent running, pid {report.pid}, all pods synced{strictness}."
     return Finding("agent", Severity.OK, text)
+
+
+def _without_agent(bpffs: pathlib.Path, run_directory: pathlib.Path, why: str) -> Finding:
+    """What works without the agent, and what is open."""
+    try:
+        found = pinned_status.read(pins.Pins(bpffs), run_directory)
+    except PinsUnreadableError:
+        return Finding("agent", Severity.WARNING, why)
+    age = found.heartbeat_age_seconds
+    sentences = [
+        f"{why} {len(found.gates)} gates work without it"
+        + ("." if age is None else f"; its last heartbeat was {in_words(age)} ago."),
+        *(each.text for each in found.exposures),
+    ]
+    is_open = any(each.is_open for each in found.exposures)
+    severity = Severity.PROBLEM if is_open else Severity.WARNING
+    return Finding("agent", severity, " ".join(sentences))
 
 
 def _agent_problems(report: AgentReport) -> Iterator[tuple[bool, str]]:

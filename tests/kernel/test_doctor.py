@@ -75,6 +75,15 @@ async def test_missing_nft_is_a_warning(
     )
 
 
+async def test_missing_bpftool_is_a_warning(
+    fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.pinned.bpftool.shutil.which", lambda *_, **__: None)
+    finding = (await examine(fresh_pins.bpffs, tmp_path))["bpftool"]
+    assert finding.severity is Severity.WARNING
+    assert finding.text.startswith("bpftool is not installed; install the distribution's package")
+
+
 async def test_program_that_excludes_hooks_is_named(
     fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
