@@ -20,6 +20,8 @@ class ProbeStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The families of the last outcome, IPv4 or IPv6; empty if no address responded."""
     successes: int
     failures: int
+    recent_ms: list[float | None] = []
+    """Durations of the newest probes in milliseconds, oldest first; None for one that failed."""
 
 
 class RelayedPortStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -12,6 +12,7 @@ from agent import VERSION
 from agent.admin.observations import Observations
 from agent.admin.report import AgentReport, DropEvents, Drops, RulesReport
 from agent.app.listeners import Listeners
+from agent.page.server import StatusPage, reject_remote
 
 _SHUTDOWN_SECONDS = 1.0
 
@@ -44,7 +45,8 @@ class AgentApi(Protocol):
 
 @contextlib.asynccontextmanager
 async def serve(agent: AgentApi, listeners: Listeners) -> AsyncIterator[None]:
-    """Serve /metrics, /healthz and /readyz, and the admin API on its unix socket."""
+    """Serve /metrics, /healthz, /readyz and the status page, and the admin API on its unix socket,
+    too."""
     health = web.Application()
     health.router.add_get("/metrics", _metrics(agent))
     health.router.add_get("/healthz", _health_response(agent.unhealthy_reason))
@@ -59,6 +61,9 @@ async def serve(agent: AgentApi, listeners: Listeners) -> AsyncIterator[None]:
     admin.router.add_get("/drop-events", _drop_events(agent))
     admin.router.add_post("/relay/restart", _done(agent.restart_relay))
     admin.router.add_post("/handover", _handover(agent))
+    page = StatusPage(agent)
+    page.add_to(health, reject=reject_remote)
+    page.add_to(admin, reject=None)
     async with _started(health, *listeners.http), _started(admin, listeners.admin):
         yield
 

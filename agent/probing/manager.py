@@ -20,6 +20,7 @@ from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
 from agent.probing.listeners import ListenerWatch
 from agent.probing.metrics import ProbeMetrics
+from agent.probing.recent import RecentProbes
 from agent.probing.result_store import Results, ResultStore, SavedProbes, sandbox_of
 from bpf import pins
 from probes.engine.scheduler import ProbedContainer, ProbedPod, ProbeKey, Scheduler
@@ -76,6 +77,7 @@ class ProbeManager:
         self._pods: dict[str, Pod] = {}
         self._probed: set[str] = set()
         self._results = ResultStore(state)
+        self._recent = RecentProbes()
         self._sandboxes: dict[str, tuple[Netns, str]] = {}
         self._deferred: dict[str, str | None] = {}
         """By pod: the annotation's text if it changed after the sandbox's start."""
@@ -133,6 +135,7 @@ class ProbeManager:
         self._pods.pop(uid, None)
         self._probed.discard(uid)
         self._results.forget(uid)
+        self._recent.forget(uid)
         self._sandboxes.pop(uid, None)
         self._deferred.pop(uid, None)
 
@@ -161,6 +164,7 @@ class ProbeManager:
                 families=list(found.outcome.families) if found.outcome else [],
                 successes=found.passed,
                 failures=found.failed,
+                recent_ms=self._recent.of(found.key),
             )
             for found in self._scheduler.snapshot(uid)
         ]
@@ -274,6 +278,7 @@ class ProbeManager:
             result="successful" if outcome.passed else "failed",
             seconds=outcome.duration_seconds,
         )
+        self._recent.add(key, outcome)
         self._record(pod, key, outcome)
         if not outcome.passed:
             # Update the message even if the status stays False: it has the newest error.
