@@ -2,16 +2,16 @@
 
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
-# Suites with a target of their own: the image, the proxies, which are off by default, and a real
-# cluster, which needs its programs.
-APART := --ignore tests/image --ignore tests/proxy --ignore tests/cluster
+# Suites with a target of their own: the image, the proxies, which are off by default, the status page
+# in a browser, and a real cluster, which needs its programs.
+APART := --ignore tests/image --ignore tests/proxy --ignore tests/cluster --ignore tests/page
 # Time limits of suites that take more than minutes for a test.
 LONG := --timeout 3600 -o faulthandler_timeout=7200
 C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: demo test lint types test-unit test-kernel test-image test-cluster test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs proto plugin setup clean
+.PHONY: demo test lint types test-unit test-kernel test-image test-page test-cluster test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs pictures proto plugin setup clean
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -40,6 +40,10 @@ test-kernel: setup
 # Both proxies, a minute.
 test-proxy: setup
 	$(PYTEST) tests/proxy -n auto --dist loadfile
+
+# The status page of a real agent in Chromium, which it installs; a minute.
+test-page: setup .venv/.page
+	$(PYTEST) tests/page
 
 # The DaemonSet's pod on a containerd of the tests; a minute, most of it to build the image.
 test-image: setup
@@ -105,6 +109,11 @@ docs: setup
 	$(PYTHON) -m agent.cli.reference
 	$(PYTHON) -m tests.attacks
 
+# The pictures of docs/, from real runs: what `make demo` shows in a terminal, and the status page.
+pictures: setup .venv/.page
+	$(PYTHON) -m agent.demo.recording docs/demo.svg
+	$(PYTHON) -m tests.page.pictures docs
+
 # The messages of other programs' APIs, from our own excerpts of their definitions.
 proto: setup
 	$(PYTHON) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTO_FILES)
@@ -125,6 +134,9 @@ $(CNI): .venv/.complete deploy/cni/build.sh $(wildcard deploy/cni/*.[ch]) bpf/sr
 
 .venv/.complete: pyproject.toml deploy/constraints.txt deploy/setup.sh
 	@deploy/setup.sh
+
+.venv/.page: deploy/setup.sh
+	@deploy/setup.sh page
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

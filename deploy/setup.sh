@@ -1,7 +1,8 @@
 #!/bin/sh
-# setup.sh [run]: installs what podgate's make targets need on Debian 12 or 13: distribution packages,
-# then a virtual environment in .venv. With `run` only what the agent and the demo need, without the
-# tools of tests. Quick when there is nothing to do. make runs it; safe to run manually.
+# setup.sh [run|page]: installs what podgate's make targets need on Debian 12 or 13: distribution
+# packages, then a virtual environment in .venv. With `run` only what the agent and the demo need,
+# without the tools of tests; with `page` also Chromium. Quick when there is nothing to do. make runs
+# it; safe to run manually.
 set -eu
 cd "$(dirname "$0")/.."
 what="${1:-all}"
@@ -18,7 +19,7 @@ extras="[demo]"
 # installation.
 pip_options="--no-compile"
 
-if [ "$what" = all ]; then
+if [ "$what" != run ]; then
 	extras="[dev]"
 	pip_options=""
 	# gcc and the C library's headers are for podgate-cni, bpftool is what maps are compared with, curl
@@ -28,6 +29,10 @@ if [ "$what" = all ]; then
 	if ! command -v containerd >/dev/null || ! command -v runc >/dev/null; then
 		packages="$packages containerd runc"
 	fi
+fi
+
+if [ "$what" = page ]; then
+	packages="$packages chromium"
 fi
 
 missing=""
@@ -64,6 +69,9 @@ log "installing Python packages (the first time: some 15 s)"
 .venv/bin/python -m pip install -q --disable-pip-version-check --root-user-action ignore $pip_options \
 	-c deploy/constraints.txt -e ".$extras"
 touch .venv/.run
-if [ "$what" = all ]; then
+if [ "$what" != run ]; then
 	touch .venv/.complete
+fi
+if [ "$what" = page ]; then
+	touch .venv/.page
 fi

@@ -1,0 +1,1 @@
+"""The status page of a real agent in Chromium: `make test-page`."""
