@@ -208,6 +208,8 @@ class SourceProcessStatus(msgspec.Struct, frozen=True, kw_only=True, rename="cam
     last: datetime.datetime
     labels: dict[str, str] = {}
     has_many_ports: bool = False
+    source_pod: str = ""
+    """The pod of that cgroup, "namespace/name"; empty for other processes."""
 
 
 class Drops(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -270,6 +272,8 @@ class DropEventStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     cgroup: str
     process: int
     process_name: str
+    source_pod: str = ""
+    """The pod of that cgroup, "namespace/name"."""
 
 
 class DropEvents(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -30,7 +30,7 @@ from agent.app.reconciler import Reconciler
 from agent.drops.events import DropEventLog
 from agent.drops.history import SourceHistory
 from agent.drops.raw_sockets import RawSocketSources
-from agent.drops.source_processes import SourceProcesses, protocol_word, wall_clock
+from agent.drops.source_processes import CgroupName, SourceProcesses, protocol_word, wall_clock
 from agent.gates.existing_flows import ExistingFlows
 from agent.gates.worker import GateWorker
 from agent.kubelet.admission import KubeletAdmission
@@ -251,9 +251,8 @@ def relay_status(
 
 
 def drops_report(
-    sources: Iterable[tuple[DropSource, str]], store: PodStore, *, lost_packets: int
+    sources: Iterable[tuple[DropSource, CgroupName]], store: PodStore, *, lost_packets: int
 ) -> Drops:
-    """sources: with the paths of their cgroups."""
     return Drops(
         sources=[
             SourceProcessStatus(
@@ -263,7 +262,8 @@ def drops_report(
                 protocol=protocol_word(seen.protocol),
                 port=seen.port,
                 has_many_ports=seen.has_many_ports,
-                cgroup=cgroup,
+                cgroup=cgroup.path,
+                source_pod=cgroup.pod_name,
                 process=seen.process_name,
                 packets=seen.count,
                 first=wall_clock(seen.first_ns),

@@ -18,6 +18,7 @@ from agent.cli.commands import (
     off,
     pods,
     probe,
+    probes,
     programs,
     proxy,
     relay,
@@ -106,6 +107,6 @@ main.add_command(cleanup.cleanup)
 main.add_command(off.off)
 main.add_command(off.on)
 main.add_command(proxy.proxy)
-main.add_command(relay.probes)
+main.add_command(probes.probes)
 main.add_command(relay.relay)
 main.add_command(services.services)

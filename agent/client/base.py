@@ -16,6 +16,9 @@ import grpc
 # A stream is silent while nothing changes; a hung server must not be waited for without end.
 CALL_SECONDS = 600.0
 
+# A connection that exists is ready at once.
+_READY_SECONDS = 0.5
+
 _OPTIONS = (
     # One message has all that belongs together, at any size.
     ("grpc.max_receive_message_length", 64 << 20),
@@ -104,6 +107,14 @@ class StreamClient(abc.ABC, Generic[StateT]):
         self._cancelled.set()
         if (call := self._call) is not None:
             call.cancel()
+
+    def is_connected(self) -> bool:
+        """Whether the server has responded on this connection; one that hangs has not."""
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=_READY_SECONDS)
+        except grpc.FutureTimeoutError:
+            return False
+        return True
 
     def close(self) -> None:
         self.cancel()

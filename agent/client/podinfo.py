@@ -17,6 +17,7 @@ from agent.client import base, podinfo_pb2
 DEFAULT_TARGET = "unix:///run/podgate/podinfo/podinfo.sock"
 SERVICE = "podgate.podinfo.v1alpha1.PodInfo"
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 @dataclasses.dataclass(frozen=True)

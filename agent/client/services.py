@@ -16,6 +16,7 @@ import grpc
 from agent.client import base, endpoints_pb2
 
 DEFAULT_TARGET = "unix:///run/podgate/localnet/localnet.sock"
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 METHOD = "/podgate.localnet.v1alpha1.Endpoints/Next"
 
 

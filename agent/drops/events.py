@@ -105,6 +105,7 @@ class DropEventLog:
             destination_address=str(event.destination or ""),
             destination_port=event.destination_port,
             cgroup=self._sources.cgroup_path(event.cgroup),
+            source_pod=self._sources.source(event.cgroup).pod_name,
             process=event.pid,
             process_name=event.process_name,
         )

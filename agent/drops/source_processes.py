@@ -40,6 +40,11 @@ class CgroupName(msgspec.Struct, frozen=True, omit_defaults=True):
     path: str
     pod: ObservedPod | None = None
 
+    @property
+    def pod_name(self) -> str:
+        """As "namespace/name", empty without a pod."""
+        return f"{self.pod.namespace}/{self.pod.name}" if self.pod else ""
+
 
 def saved_names(path: pathlib.Path) -> list[CgroupName]:
     """The names that an agent saved; none if there is no such file. Blocks."""
@@ -76,11 +81,11 @@ class SourceProcesses:
             seconds = time.monotonic() - started
             await asyncio.sleep(max(_PERIOD_SECONDS, seconds * _REST_PER_LOOK))
 
-    def read(self) -> list[tuple[DropSource, str]]:
-        """All drop sources with cgroup paths, the busiest first. Blocks for some milliseconds."""
+    def read(self) -> list[tuple[DropSource, CgroupName]]:
+        """All drop sources with their cgroups, the busiest first. Blocks for some milliseconds."""
         found = sorted(self._drop_sources.read(), key=lambda seen: -seen.count)
         self.learn({seen.cgroup for seen in found})
-        return [(seen, self._names.get(seen.cgroup, GONE)) for seen in found]
+        return [(seen, self.source(seen.cgroup)) for seen in found]
 
     def lost(self) -> int:
         return self._drop_sources.lost()

@@ -463,7 +463,7 @@ def test_drops_lists_source_processes_without_a_rule(operator: AgentProcess, web
 
 def test_status_without_an_agent_is_one_sentence(isolated: None, tmp_path: pathlib.Path) -> None:
     done = podgate("status", "--run-directory", str(tmp_path))
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert "no agent responds" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 

@@ -94,8 +94,8 @@ def test_drops_follow_names_the_process(operator: AgentProcess, lab: labs.Lab) -
             assert observed in (attempts.REFUSED, attempts.DROPPED)
             line = line or next_line(text)
             document = document or next_line(documents)
-    assert re.search(rf"drop node demo/web tcp .*{web.ipv4} port {PORT} from /", line)
-    assert str(os.getpid()) in line
+    source = rf"drop \(node\) \S+\[{os.getpid()}\] in \S+"
+    assert re.search(rf"{source}.* -> demo/web {web.ipv4} tcp {PORT}$", line.rstrip())
     told = json.loads(document)
     assert (told["pod"], told["reason"], told["process"]) == ("web", "node", os.getpid())
 

@@ -141,7 +141,7 @@ def test_status_shows_the_address_family_that_answered(operator: AgentProcess, w
         found = probe_of(operator.wait_for("probes to pass", passes))
     assert found is not None
     assert found.families == ["IPv4"]
-    assert "IPv4" in podgate(operator, "status").stdout
+    assert "IPv4" in podgate(operator, "probes", "--output", "wide").stdout
     shown = json.loads(podgate(operator, "status", "--output", "json").stdout)
     assert shown["pods"][0]["probes"][0]["families"] == ["IPv4"]
 

@@ -115,7 +115,7 @@ async def test_ceiling_of_the_node_limits_labels_and_is_reported(node: Node) -> 
     sample = f'podgate_mode_label_problem{{namespace="{NAMESPACE}",pod="web",reason="ModeLimited"}}'
     assert f"{sample} 1.0" in (await node.get_http("/metrics"))[1]
     shown = await status_of_command(node)
-    assert "default mode audit, at most audit" in shown
+    assert "modes: default audit, at most audit" in shown
     assert f"{expected} Pods: {NAMESPACE}/web." in shown
 
     label_node(node, max_mode="off")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime
 import pathlib
 
 import click
@@ -14,24 +15,51 @@ from agent.settings import admin_socket
     short_help="List host processes whose traffic is dropped (in audit: would be dropped)."
 )
 @options.output
+@options.namespace
+@options.pod
+@options.since
+@options.sort
 @click.option("--follow", is_flag=True, help="Stream drop events (sampled).")
 @options.run_directory
-def drops(output: options.Format, follow: bool, run_directory: pathlib.Path) -> None:
+def drops(
+    output: options.Format,
+    namespace: str,
+    pod: str,
+    since: str,
+    sort: str,
+    follow: bool,
+    run_directory: pathlib.Path,
+) -> None:
     """List host processes whose traffic is dropped (in audit: would be dropped).
 
     One line per source, pod, protocol and port, the busiest first. Then the containers that create
     raw or packet sockets of the host without a policy. With --follow one line per drop
     event, until interrupted; the kernel limits events to 160 per second and CPU.
     """
+    import msgspec
+
     from agent.admin.report import Drops
     from agent.cli import answers
     from agent.cli import output as screens
+    from agent.cli.views import drops as view
     from agent.cli.views import drops_follow
-    from agent.cli.views import status as status_view
 
+    chosen = options.PodFilter(namespace, pod)
     if follow:
+        if since or sort:
+            raise click.UsageError("--follow shows drops as they happen: no --since or --sort")
+        following = drops_follow.follow(
+            admin_socket(run_directory),
+            output,
+            lambda event: chosen.matches(event.namespace, event.pod),
+        )
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(drops_follow.follow(admin_socket(run_directory), output))
+            asyncio.run(following)
         return
+    first = options.parse_since(since, datetime.datetime.now(datetime.UTC))
     found = answers.read(run_directory, "/drops", Drops)
-    screens.write(found, output, lambda _: status_view.show_drops(found))
+    sources = [one for one in found.sources if chosen.matches(one.namespace, one.pod)]
+    if first:
+        sources = [one for one in sources if one.last >= first]
+    found = msgspec.structs.replace(found, sources=screens.sort(sources, view.SOURCES, sort))
+    screens.write(found, output, lambda screen: view.show(screen, found))

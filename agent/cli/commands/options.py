@@ -1,7 +1,10 @@
 """Options that several commands share, and their requests to the agent."""
 
+import dataclasses
+import datetime
 import enum
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,6 +23,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=pathlib.Path)
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str], T]:
@@ -78,6 +82,17 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class PodFilter:
+    """The pods that --namespace and --pod choose; all if both are empty."""
+
+    namespace: str
+    pod: str
+
+    def matches(self, namespace: str, name: str) -> bool:
+        return self.namespace in ("", namespace) and self.pod in ("", name, f"{namespace}/{name}")
+
+
 output = click.option(
     "--output",
     "-o",
@@ -87,7 +102,12 @@ output = click.option(
     help="Output format; wide has further columns, and times instead of ages.",
 )
 namespace = click.option("--namespace", "-n", default="", help="Only pods of this namespace.")
-pod = click.option("--pod", default="", metavar="NAME", help="Only the pods of this name.")
+pod = click.option(
+    "--pod", default="", metavar="[NAMESPACE/]NAME", help="Only the pods of this name."
+)
+since = click.option(
+    "--since", default="", help="Only what was seen since: 90m, 24h, 7d, or a time of UTC."
+)
 sort = click.option(
     "--sort",
     default="",
@@ -136,3 +156,19 @@ relay_range6 = click.option(
     show_default=True,
     help="IPv6 range for the relay.",
 )
+
+
+def parse_since(text: str, now: datetime.datetime) -> datetime.datetime | None:
+    """The time that --since names; None for an empty text. Raises `click.BadParameter`."""
+    if not text:
+        return None
+    if found := re.fullmatch(r"(\d{1,6})([smhd])", text):
+        return now - datetime.timedelta(**{_UNITS[found[2]]: int(found[1])})
+    try:
+        at = datetime.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{text!r} is neither a duration such as 24h nor a time such as 2026-01-31T08:00",
+            param_hint="--since",
+        ) from error
+    return at if at.tzinfo else at.replace(tzinfo=datetime.UTC)

@@ -9,13 +9,23 @@ from agent.cli.commands import options
 
 @click.command(short_help="Show the rules in force, their pods and their hits.")
 @options.output
+@options.namespace
+@options.pod
+@options.sort
 @options.run_directory
-def rules(output: options.Format, run_directory: pathlib.Path) -> None:
-    """Show each rule of each policy in force: its pods, hits and problems."""
+def rules(
+    output: options.Format, namespace: str, pod: str, sort: str, run_directory: pathlib.Path
+) -> None:
+    """Show each rule of each policy in force: its pods, hits and problems.
+
+    JSON and YAML have policies with their rules, and --sort does not change their order.
+    """
     from agent.admin.report import RulesReport
     from agent.cli import answers
     from agent.cli import output as screens
-    from agent.cli.views import status as status_view
+    from agent.cli.views import rules as view
 
-    found = answers.read(run_directory, "/rules", RulesReport)
-    screens.write(found, output, lambda _: status_view.show_rules(found))
+    report = answers.read(run_directory, "/rules", RulesReport)
+    report = view.chosen(report, options.PodFilter(namespace, pod))
+    rows = screens.sort(view.rows(report.policies), view.RULES, sort)
+    screens.write(report, output, lambda screen: view.show(screen, report, rows))

@@ -1,9 +1,9 @@
 """`podgate services`, and the options of `podgate run` for service endpoints."""
 
 import contextlib
+import dataclasses
 import ipaddress
 import pathlib
-from typing import Any
 
 import click
 
@@ -11,7 +11,7 @@ from agent.cli.commands import options
 from agent.settings import localnet_socket
 
 # The agent responds at once, or it has not listed all services yet.
-_ANSWER_SECONDS = 10.0
+_ANSWER_SECONDS = 5.0
 
 
 def _loopback(
@@ -50,21 +50,40 @@ address = click.option(
 
 @click.command(short_help="Show this node's endpoints of each service.")
 @options.output
+@click.option("--namespace", "-n", default="", help="Only services of this namespace.")
+@options.sort
 @click.option("--watch", is_flag=True, help="Print again after each change, until interrupted.")
 @click.option("--target", help="gRPC target. Default: socket in the run directory.")
 @options.run_directory
 def services(
-    output: options.Format, watch: bool, target: str | None, run_directory: pathlib.Path
+    output: options.Format,
+    namespace: str,
+    sort: str,
+    watch: bool,
+    target: str | None,
+    run_directory: pathlib.Path,
 ) -> None:
     """Show each service with the endpoints for connections from this node.
 
-    With --output json one line per state, in protobuf's JSON form.
+    JSON and YAML have one document per state, in protobuf's JSON form, in the agent's order.
     """
+    from agent.cli import output as screens
+    from agent.cli.views import services as view
     from agent.client import base
     from agent.client import services as services_client
-    from agent.errors import PodgateError
+    from agent.errors import AgentUnreachableError, PodgateError
+
+    def show(state: services_client.ServicesState) -> None:
+        chosen = tuple(one for one in state.services if namespace in ("", one.namespace))
+        state = dataclasses.replace(state, services=chosen)
+        rows = screens.sort(view.rows(state.services), view.SERVICES, sort)
+        screens.write(view.document(state), output, lambda screen: view.show(screen, state, rows))
 
     where = target or f"unix://{localnet_socket(run_directory).absolute()}"
+    unreachable = (
+        f"no agent serves service endpoints at {where}; is 'podgate run --service-endpoints' "
+        "running?"
+    )
     follower = services_client.ServicesClient(
         where, on_problem=lambda problem: click.echo(problem, err=True)
     )
@@ -72,21 +91,16 @@ def services(
         if watch:
             with base.cancelled_by_signals(follower.cancel):
                 for state in follower:
-                    _show(state, output)
+                    show(state)
             return
         try:
             found = follower.request(_ANSWER_SECONDS)
         except base.StreamError as error:
-            raise PodgateError(
-                f"{error}; the agent serves them if run with --service-endpoints"
-            ) from error
+            if error.code is services_client.UNAVAILABLE:
+                raise AgentUnreachableError(unreachable) from error
+            raise PodgateError(f"{error}; see the agent's log.") from error
         if found is None:
+            if not follower.is_connected():
+                raise AgentUnreachableError(unreachable)
             raise PodgateError("the agent has not listed all services yet; see its log, or retry")
-        _show(found, output)
-
-
-def _show(state: Any, output: options.Format) -> None:
-    from agent.cli import output as screens
-    from agent.cli.views import services as services_view
-
-    screens.write(services_view.as_json(state), output, lambda _: services_view.show(state))
+        show(found)

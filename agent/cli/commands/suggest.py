@@ -2,7 +2,6 @@
 
 import datetime
 import pathlib
-import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ from agent.cli.commands import options
 if TYPE_CHECKING:
     from agent.admin.observations import Observations
 
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _DROPPED, _UNUSED = 1, 3
 
 
@@ -24,9 +22,7 @@ _DROPPED, _UNUSED = 1, 3
     help="Only pods of this namespace; repeat it.",
 )
 @click.option("--pod", default="", help="Only this pod, and those with the same lasting labels.")
-@click.option(
-    "--since", default="", help="Only what was seen since: 90m, 24h, 7d, or a time of UTC."
-)
+@options.since
 @click.option(
     "--min-count",
     type=click.IntRange(min=1),
@@ -82,7 +78,9 @@ def suggest(
     from agent.policy.review import FlowFilter, Review
 
     nodes = _observations(observed, run_directory)
-    chosen = FlowFilter(frozenset(namespaces), pod, _time(since, nodes), min_count)
+    until = max((node.until for node in nodes), default=datetime.datetime.now(datetime.UTC))
+    first = options.parse_since(since, until)
+    chosen = FlowFilter(frozenset(namespaces), pod, first, min_count)
     review = Review(nodes, chosen)
     if check:
         policies = [policy for path in check for policy in files.load(path)]
@@ -115,19 +113,3 @@ def _observations(observed: str | None, run_directory: pathlib.Path) -> "list[Ob
             f"not the output of 'podgate suggest --output json': {error}", param_hint="--from"
         ) from error
     return [node for one in (found if isinstance(found, list) else [found]) for node in one.nodes]
-
-
-def _time(since: str, nodes: "list[Observations]") -> datetime.datetime | None:
-    if not since:
-        return None
-    if found := re.fullmatch(r"(\d{1,6})([smhd])", since):
-        until = max((node.until for node in nodes), default=datetime.datetime.now(datetime.UTC))
-        return until - datetime.timedelta(**{_UNITS[found[2]]: int(found[1])})
-    try:
-        at = datetime.datetime.fromisoformat(since)
-    except ValueError as error:
-        raise click.BadParameter(
-            f"{since!r} is neither a duration such as 24h nor a time such as 2026-01-31T08:00",
-            param_hint="--since",
-        ) from error
-    return at if at.tzinfo else at.replace(tzinfo=datetime.UTC)

@@ -2,19 +2,22 @@
 
 import asyncio
 import pathlib
+from collections.abc import Callable
 
 from agent.admin import client as admin_client
 from agent.admin import decoding
-from agent.admin.report import DropEvents
+from agent.admin.report import DropEvents, DropEventStatus
 from agent.cli import output
 from agent.cli.commands.options import Format
-from agent.cli.views import status as status_view
+from agent.cli.views import drops
 
 _PERIOD_SECONDS = 0.5
 
 
-async def follow(socket: pathlib.Path, form: Format) -> None:
-    """Print drop events from now on, until interrupted.
+async def follow(
+    socket: pathlib.Path, form: Format, is_chosen: Callable[[DropEventStatus], bool]
+) -> None:
+    """Print chosen drop events from now on, until interrupted.
 
     Raises `AgentUnreachableError` when the agent stops.
     """
@@ -25,14 +28,15 @@ async def follow(socket: pathlib.Path, form: Format) -> None:
             newest = 0  # another agent, which counts from 0
             continue
         newest = events.newest
-        if form in (Format.JSON, Format.YAML):
-            for event in events.events:
-                output.write(event, form, lambda _: None)
-        else:
-            status_view.show_drop_events(events)
+        for event in filter(is_chosen, events.events):
+            _write(event, form)
         await asyncio.sleep(_PERIOD_SECONDS)
 
 
+def _write(event: DropEventStatus, form: Format) -> None:
+    output.write(event, form, lambda screen: drops.show_event(screen, event))
+
+
 async def _fetch(socket: pathlib.Path, after: int) -> DropEvents:
-    content = await admin_client.fetch(socket, f"/drop-events?after={after}")
+    content, _ = await admin_client.fetch_with_version(socket, f"/drop-events?after={after}")
     return decoding.decode(content, DropEvents)

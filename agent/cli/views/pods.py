@@ -1,12 +1,13 @@
 """Output of `podgate pods`."""
 
+import dataclasses
 import datetime
+from collections.abc import Iterable
 from typing import Any
 
-import rich.markup
 from google.protobuf import json_format
 
-from agent.cli.views import tables
+from agent.cli.output import Column, Signal, full_name
 from agent.client import podinfo_pb2
 from agent.client.podinfo import PodInfoState
 
@@ -22,30 +23,56 @@ _SOURCES = {
 }
 
 
-def show(state: PodInfoState) -> None:
-    """Print a table, one line per condition."""
-    now = datetime.datetime.now(datetime.UTC)
-    table = tables.table("pod", "condition", "status", "reason", "source", "known for")
-    for pod in state.pods:
-        name = tables.full_name(pod.pod_namespace, pod.pod_name)
-        if pod.static:
-            name += " (static)"
-        if pod.HasField("deletion_timestamp"):
-            name += " (terminating)"
-        rows = [
-            (
-                condition.type,
-                _STATUSES.get(condition.status, "?"),
-                condition.reason,
-                _SOURCES.get(condition.source, "?"),
-                _age(condition, now),
-            )
-            for condition in pod.conditions
-        ]
-        for row in rows or [("none", "", "", "", "")]:
-            table.add_row(*(rich.markup.escape(cell) for cell in (name, *row)))
-            name = ""
-    tables.console().print(table)
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConditionRow:
+    """One condition of one pod. type: empty for a pod without conditions; since: None if it is from
+    before the agent's start."""
+
+    pod: str
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    source: str = ""
+    since: datetime.datetime | None = None
+
+
+CONDITIONS: tuple[Column[ConditionRow], ...] = (
+    Column("POD", lambda row: row.pod),
+    Column("CONDITION", lambda row: row.type or "none"),
+    Column(
+        "STATUS",
+        lambda row: row.status,
+        signal=lambda row: Signal.CAUTION if row.status not in ("", "True") else None,
+    ),
+    Column("REASON", lambda row: row.reason, is_below=True),
+    Column("SOURCE", lambda row: row.source),
+    Column("SINCE", lambda row: row.since),
+)
+
+
+def rows(state: PodInfoState) -> list[ConditionRow]:
+    """One for each condition."""
+    return [row for pod in state.pods for row in _rows(pod)]
+
+
+def _rows(pod: podinfo_pb2.PodConditions) -> Iterable[ConditionRow]:
+    name = full_name(pod.pod_namespace, pod.pod_name)
+    if pod.static:
+        name += " (static)"
+    if pod.HasField("deletion_timestamp"):
+        name += " (terminating)"
+    if not pod.conditions:
+        yield ConditionRow(name)
+    for condition in pod.conditions:
+        has_time = condition.HasField("observe_time")
+        yield ConditionRow(
+            pod=name,
+            type=condition.type,
+            status=_STATUSES.get(condition.status, "?"),
+            reason=condition.reason,
+            source=_SOURCES.get(condition.source, "?"),
+            since=condition.observe_time.ToDatetime(datetime.UTC) if has_time else None,
+        )
 
 
 def document(state: PodInfoState) -> dict[str, Any]:
@@ -57,13 +84,3 @@ def document(state: PodInfoState) -> dict[str, Any]:
         response, always_print_fields_with_no_presence=True
     )
     return found
-
-
-def _age(condition: podinfo_pb2.PodCondition, now: datetime.datetime) -> str:
-    if not condition.HasField("observe_time"):
-        return "before start"
-    seconds = (now - condition.observe_time.ToDatetime(datetime.UTC)).total_seconds()
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"

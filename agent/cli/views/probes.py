@@ -1,16 +1,14 @@
 """Output of `podgate probes`: podgate's probes and the kubelet's in one table."""
 
+import dataclasses
+
 import msgspec
-import rich.markup
-import rich.table
 
 from agent.admin.report import AgentReport, PodStatus, ProbeStatus, RelayedPortStatus
-from agent.cli.views import tables
-
-_MESSAGE_CHARACTERS = 60
+from agent.cli.output import Column, Screen, Signal, full_name
 
 
-class PodProbesRow(msgspec.Struct, frozen=True, rename="camel"):
+class PodProbes(msgspec.Struct, frozen=True, rename="camel"):
     """Probes of one pod, in JSON."""
 
     namespace: str
@@ -19,74 +17,103 @@ class PodProbesRow(msgspec.Struct, frozen=True, rename="camel"):
     kubelet: list[RelayedPortStatus]
 
 
-def show(report: AgentReport) -> None:
-    """Print the probes of the agent's report."""
-    console = tables.console()
-    if any(pod.probes or pod.relayed for pod in report.pods):
-        console.print(table(report.pods))
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProbeRow:
+    """One probe of podgate, or one port that the kubelet connected to."""
+
+    pod: str
+    container: str
+    probe: str
+    by: str
+    handler: str
+    result: str
+    is_success: bool
+    families: list[str]
+    successes: int
+    failures: int
+    connect: str
+    last_response: str
+
+
+PROBES: tuple[Column[ProbeRow], ...] = (
+    Column("POD", lambda row: row.pod),
+    Column("CONTAINER", lambda row: row.container),
+    Column("PROBE", lambda row: row.probe),
+    Column("BY", lambda row: row.by),
+    Column(
+        "RESULT",
+        lambda row: row.result,
+        signal=lambda row: Signal.SAFE if row.is_success else Signal.CAUTION,
+    ),
+    Column("HANDLER", lambda row: row.handler, is_below=True),
+    Column("FAMILY", lambda row: row.families, is_wide=True),
+    Column("OK", lambda row: row.successes, is_wide=True),
+    Column("FAILED", lambda row: row.failures),
+    Column("CONNECT", lambda row: row.connect, is_wide=True),
+    Column("LAST RESPONSE", lambda row: row.last_response, is_below=True),
+)
+
+
+def documents(pods: list[PodStatus]) -> list[PodProbes]:
+    return [PodProbes(pod.namespace, pod.name, pod.probes, pod.relayed) for pod in pods]
+
+
+def rows(pods: list[PodStatus]) -> list[ProbeRow]:
+    return [
+        row
+        for pod in pods
+        for row in (
+            *(_of_podgate(pod, probe) for probe in pod.probes),
+            *(_of_kubelet(pod, relayed) for relayed in pod.relayed),
+        )
+    ]
+
+
+def show(screen: Screen, report: AgentReport, found: list[ProbeRow]) -> None:
+    """Print the probes, and why the kubelet's are not visible."""
+    if found:
+        screen.table(PROBES, found)
     else:
-        console.print("No probes.")
+        screen.line("No probes.")
     if report.relay.problem:
-        console.print(
-            f"Probes of the kubelet are not visible: {report.relay.problem}",
-            style="yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
+        screen.line(
+            f"Probes of the kubelet are not visible: {report.relay.problem}", Signal.CAUTION
         )
 
 
-def rows(report: AgentReport) -> list[PodProbesRow]:
-    return [PodProbesRow(pod.namespace, pod.name, pod.probes, pod.relayed) for pod in report.pods]
-
-
-def table(pods: list[PodStatus]) -> rich.table.Table:
-    """One line per probe of podgate, and per port that the kubelet connected to."""
-    made = tables.table(
-        "POD", "CONTAINER", "PROBE", "BY", "HANDLER", "RESULT", "FAMILY", "OK", "FAILED", "CONNECT",
-        "LAST RESPONSE",
-    )  # fmt: skip
-    for pod in pods:
-        name = tables.full_name(pod.namespace, pod.name)
-        for probe in pod.probes:
-            made.add_row(name, *_of_podgate(probe))
-        for relayed in pod.relayed:
-            made.add_row(name, *_of_kubelet(relayed))
-    return made
-
-
-def _of_podgate(probe: ProbeStatus) -> tuple[str, ...]:
-    message = probe.last_message.splitlines()[0] if probe.last_message else "-"
-    return (
-        probe.container,
-        probe.type.lower(),
-        "podgate",
-        probe.handler,
-        _coloured(probe.result, is_success=probe.result == "success"),
-        " ".join(probe.families) or "-",
-        str(probe.successes),
-        str(probe.failures),
-        "-",
-        rich.markup.escape(message[:_MESSAGE_CHARACTERS]),
+def _of_podgate(pod: PodStatus, probe: ProbeStatus) -> ProbeRow:
+    first, *_ = probe.last_message.splitlines() or [""]
+    return ProbeRow(
+        pod=full_name(pod.namespace, pod.name),
+        container=probe.container,
+        probe=probe.type.lower(),
+        by="podgate",
+        handler=probe.handler,
+        result=probe.result,
+        is_success=probe.result == "success",
+        families=probe.families,
+        successes=probe.successes,
+        failures=probe.failures,
+        connect="",
+        last_response=first,
     )
 
 
-def _of_kubelet(relayed: RelayedPortStatus) -> tuple[str, ...]:
+def _of_kubelet(pod: PodStatus, relayed: RelayedPortStatus) -> ProbeRow:
     """The relay does not see the kubelet's verdict: a proxied connection counts as a success."""
     proxied = relayed.outcomes.get("proxied", 0)
-    return (
-        relayed.container or "-",
-        relayed.handler or "-",
-        "kubelet",
-        f":{relayed.port}" if relayed.port else "other ports",
-        _coloured(relayed.last_outcome, is_success=relayed.last_outcome == "proxied"),
-        "-",
-        str(proxied),
-        str(sum(relayed.outcomes.values()) - proxied),
-        "-" if relayed.open_ms is None else f"{relayed.open_ms:.2f} ms",
-        ", ".join(f"{outcome} {count}" for outcome, count in sorted(relayed.outcomes.items())),
+    outcomes = [f"{outcome} {count}" for outcome, count in sorted(relayed.outcomes.items())]
+    return ProbeRow(
+        pod=full_name(pod.namespace, pod.name),
+        container=relayed.container,
+        probe=relayed.handler or "undeclared",
+        by="kubelet",
+        handler=f"port {relayed.port}" if relayed.port else "undeclared ports",
+        result=relayed.last_outcome,
+        is_success=relayed.last_outcome == "proxied",
+        families=[],
+        successes=proxied,
+        failures=sum(relayed.outcomes.values()) - proxied,
+        connect="" if relayed.open_ms is None else f"{relayed.open_ms:.2f} ms",
+        last_response=", ".join(outcomes),
     )
-
-
-def _coloured(text: str, *, is_success: bool) -> str:
-    return f"[{'green' if is_success else 'red'}]{text}[/]"

@@ -1,17 +1,41 @@
 """Output of `podgate services`."""
 
+import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from google.protobuf import json_format
 
-from agent.cli.views import tables
+from agent.cli.output import Column, Screen, Signal, full_name
 from agent.client import endpoints_pb2 as pb
 from agent.client.services import ServicesState
 
 _MAX_ENDPOINTS = 6
 
 
-def as_json(state: ServicesState) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServiceRow:
+    """One port of one service; internal, external: its endpoints for such connections."""
+
+    service: str
+    type: str
+    port: str
+    addresses: list[str]
+    internal: list[str]
+    external: list[str]
+
+
+SERVICES: tuple[Column[ServiceRow], ...] = (
+    Column("SERVICE", lambda row: row.service),
+    Column("TYPE", lambda row: row.type),
+    Column("PORT", lambda row: row.port),
+    Column("ADDRESSES", lambda row: row.addresses),
+    Column("INTERNAL", lambda row: row.internal or ["none"], is_below=True),
+    Column("EXTERNAL", lambda row: row.external or ["none"], is_below=True),
+)
+
+
+def document(state: ServicesState) -> dict[str, Any]:
     """instanceId, rev, savedAt and services, as in protobuf's JSON form."""
     saved_at = {"savedAt": state.saved_at.isoformat()} if state.saved_at else {}
     return {
@@ -22,30 +46,32 @@ def as_json(state: ServicesState) -> dict[str, Any]:
     }
 
 
-def show(state: ServicesState) -> None:
+def rows(services: Iterable[pb.ServiceEndpoints]) -> list[ServiceRow]:
+    """One for each port of each service."""
+    return [
+        ServiceRow(
+            service=full_name(service.namespace, service.name),
+            type=_type(service),
+            port=_port(port),
+            addresses=_addresses(service),
+            internal=_endpoints([each for each in port.endpoints if each.is_internal]),
+            external=_endpoints([each for each in port.endpoints if each.is_external]),
+        )
+        for service in services
+        for port in service.ports or (pb.ServicePort(),)
+    ]
+
+
+def show(screen: Screen, state: ServicesState, found: list[ServiceRow]) -> None:
     """Print one line per port of each service."""
-    console = tables.console()
-    table = tables.table("SERVICE", "TYPE", "ADDRESSES", "PORT", "INTERNAL", "EXTERNAL")
-    for service in state.services:
-        for port in service.ports or (pb.ServicePort(),):
-            table.add_row(
-                tables.full_name(service.namespace, service.name),
-                _type(service),
-                "\n".join(_addresses(service)),
-                _port(port),
-                _endpoints([each for each in port.endpoints if each.is_internal]),
-                _endpoints([each for each in port.endpoints if each.is_external]),
-            )
-    console.print(table)
-    console.print(
-        f"{len(state.services)} services, revision {state.rev}; * on this node, (x) terminating",
-        highlight=False,
+    screen.table(SERVICES, found)
+    screen.line(
+        f"{len(state.services)} services, revision {state.rev}; * on this node, (x) terminating"
     )
     if state.saved_at:
-        console.print(
-            f"Saved at {state.saved_at:%Y-%m-%d %H:%M:%S} UTC; the API server has not confirmed it "
-            "since.",
-            highlight=False,
+        screen.line(
+            f"Saved {screen.age(state.saved_at)}; the API server has not confirmed it since.",
+            Signal.CAUTION,
         )
 
 
@@ -56,8 +82,8 @@ def _type(service: pb.ServiceEndpoints) -> str:
     return name.removeprefix("SERVICE_TYPE_").lower().replace("_", " ")
 
 
-def _addresses(service: pb.ServiceEndpoints) -> tuple[str, ...]:
-    return (*service.cluster_ips, *service.external_ips, *service.load_balancer_ips)
+def _addresses(service: pb.ServiceEndpoints) -> list[str]:
+    return [*service.cluster_ips, *service.external_ips, *service.load_balancer_ips]
 
 
 def _port(port: pb.ServicePort) -> str:
@@ -69,11 +95,10 @@ def _port(port: pb.ServicePort) -> str:
     return f"{name}{port.port}/{protocol}{node_port}"
 
 
-def _endpoints(found: list[pb.Endpoint]) -> str:
+def _endpoints(found: list[pb.Endpoint]) -> list[str]:
     shown = [_endpoint(each) for each in found[:_MAX_ENDPOINTS]]
-    if len(found) > _MAX_ENDPOINTS:
-        shown.append(f"and {len(found) - _MAX_ENDPOINTS} more")
-    return "\n".join(shown) or "none"
+    more = len(found) - _MAX_ENDPOINTS
+    return [*shown, f"and {more} more"] if more > 0 else shown
 
 
 def _endpoint(endpoint: pb.Endpoint) -> str:

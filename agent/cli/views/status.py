@@ -1,303 +1,215 @@
-"""Output of `podgate status`, `drops` and `rules`."""
+"""Output of `podgate status`."""
 
-import rich.console
-import rich.markup
-import rich.table
+from collections.abc import Iterable, Iterator
 
-from agent.admin.report import (
-    AgentReport,
-    DropEvents,
-    DropEventStatus,
-    Drops,
-    GateStatus,
-    PodStatus,
-    RawSocketSourceStatus,
-    RawSocketStatus,
-    RelayStatus,
-    RulesReport,
-    RuleStatus,
-    SourceProcessStatus,
-)
-from agent.cli.views import probes as probes_view
-from agent.cli.views import tables
+from agent import labels
+from agent.admin.report import AgentReport, PodStatus, RelayStatus
+from agent.cli.output import Cell, Column, Screen, Signal, full_name, signal_of_mode, time_text
+from agent.cli.views.rules import listed
 from agent.pods.conditions import TRUE, Condition
+from agent.pods.isolation import ENFORCED, STRICT
+from bpf.verdicts import Verdict
 
-_MAX_PODS = 5
+_BYPASSED = "bypassed"
+# Conditions by which a host process reaches the pod though it should not.
+_OPEN = frozenset({"GateBypassed", "GateFailed", "NetnsMissing", "NetnsInvalid", "NetnsInUse"})
 
-_SHOWN_VERDICTS = ("drop", "would-drop")
+
+def _condition(pod: PodStatus, kind: str) -> Condition | None:
+    return next((found for found in pod.conditions if found.type == kind), None)
 
 
-def show(report: AgentReport) -> None:
-    """Print the agent's report as tables."""
-    console = tables.console()
-    console.print(
-        f"podgate {report.version}, pid {report.pid}, since {report.started:%Y-%m-%d %H:%M:%S}Z; "
-        f"{report.programs} programs, attached by {report.attachment}; "
-        f"http://{report.http_address}/metrics; "
-        + (f"kubelet in {report.kubelet}" if report.kubelet else "kubelet not identified"),
-        highlight=False,
-        soft_wrap=True,
-    )
-    pending = report.pod_source.pending_conditions
-    console.print(
-        f"default mode {report.default_mode}, at most {report.max_mode}"
-        + (f" by {report.max_mode_from}" if report.max_mode == "off" else "")
-        + "; "
-        f"pods from {report.pod_source.pods_from}"
-        + (f"; conditions of {pending} pods not written yet" if pending else ""),
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+def _isolation_signal(pod: PodStatus) -> Signal | None:
+    condition = _condition(pod, labels.ISOLATION_READY)
+    if condition is None:
+        return None
+    if condition.status == TRUE:
+        return Signal.SAFE if condition.reason in (ENFORCED, STRICT) else Signal.CAUTION
+    return Signal.DANGER if condition.reason in _OPEN else Signal.CAUTION
+
+
+def _probes_signal(pod: PodStatus) -> Signal | None:
+    condition = _condition(pod, labels.PROBES_PASSING)
+    if condition is None:
+        return None
+    return Signal.SAFE if condition.status == TRUE else Signal.CAUTION
+
+
+def _reason(pod: PodStatus, kind: str) -> str:
+    condition = _condition(pod, kind)
+    return condition.reason if condition else ""
+
+
+def _count(pod: PodStatus, verdict: Verdict) -> int:
+    return sum(sum(gate.packets.get(verdict.label, {}).values()) for gate in pod.gates)
+
+
+def _by_reason(pod: PodStatus) -> Cell:
+    """Dropped packets, and those that would be: as "host: 7 by node"."""
+    totals: dict[str, int] = {}
+    for gate in pod.gates:
+        for verdict in (Verdict.DROP, Verdict.WOULD_DROP):
+            for reason, count in gate.packets.get(verdict.label, {}).items():
+                totals[reason] = totals.get(reason, 0) + count
+    return [f"{count} packets: {reason}" for reason, count in sorted(totals.items())]
+
+
+def _path_signal(pod: PodStatus) -> Signal | None:
+    results = {path.result for path in pod.paths}
+    if _BYPASSED in results:
+        return Signal.DANGER
+    return Signal.SAFE if results == {"confirmed"} else Signal.CAUTION
+
+
+PODS: tuple[Column[PodStatus], ...] = (
+    Column("POD", lambda pod: full_name(pod.namespace, pod.name)),
+    Column("MODE", lambda pod: pod.mode, signal=lambda pod: signal_of_mode(pod.mode)),
+    Column("ISOLATED", lambda pod: _reason(pod, labels.ISOLATION_READY), signal=_isolation_signal),
+    Column("PROBES", lambda pod: _reason(pod, labels.PROBES_PASSING), signal=_probes_signal),
+    Column("DROPPED", lambda pod: _count(pod, Verdict.DROP)),
+    Column("WOULD DROP", lambda pod: _count(pod, Verdict.WOULD_DROP)),
+    Column("DROP REASONS", _by_reason, is_wide=True, is_below=True),
+    Column("GATES", lambda pod: [gate.interface for gate in pod.gates], is_wide=True),
+    Column(
+        "PATH TEST",
+        lambda pod: sorted({path.result for path in pod.paths}),
+        is_wide=True,
+        signal=_path_signal,
+    ),
+    Column("ADDRESSES", lambda pod: pod.addresses, is_wide=True, is_below=True),
+    Column("FROM", lambda pod: pod.source, is_wide=True, is_below=True),
+)
+
+
+def show(screen: Screen, report: AgentReport) -> None:
+    """Print the problems first, then agent and pods, then what of the pods is not as desired."""
+    for signal, text in problems(report):
+        screen.line(text, signal)
+    for line in head(screen, report):
+        screen.line(line)
+    screen.line()
+    if report.pods:
+        screen.table(PODS, report.pods)
+    else:
+        screen.line("No pods.")
+    for signal, text in pod_problems(report.pods):
+        screen.line(text, signal)
+
+
+def problems(report: AgentReport) -> list[tuple[Signal, str]]:
+    """What is not as it should be, without the pods; the most dangerous first."""
+    found = list(_problems(report))
+    return sorted(found, key=lambda problem: problem[0] is not Signal.DANGER)
+
+
+def _problems(report: AgentReport) -> Iterator[tuple[Signal, str]]:
+    if report.open_ports:
+        yield Signal.DANGER, _sentence(report.open_ports)
+    elif report.kubelet is None:
+        why = report.kubelet_problem or "the report has no reason."
+        yield Signal.CAUTION, f"Kubelet not identified: {why}"
+    if report.max_mode == "off":
+        yield Signal.DANGER, f"podgate is off on this node, by {report.max_mode_from}."
+    if not report.is_synced:
+        yield Signal.CAUTION, "The first pass over all pods is not finished."
     for problem in report.pod_source.problems:
-        console.print(problem, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    if report.kubelet is None and report.kubelet_problem:
-        console.print(
-            report.open_ports or f"kubelet not identified: {report.kubelet_problem}",
-            style="red" if report.open_ports else "yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        yield Signal.CAUTION, problem
+    if pending := report.pod_source.pending_conditions:
+        yield Signal.CAUTION, f"Conditions of {pending} pods are not written to the API yet."
     if report.kubelet_unfollowed:
-        console.print(
-            "without the agent the kernel does not follow the kubelet's restarts: "
+        yield (
+            Signal.CAUTION,
+            "Without the agent the kernel does not follow the kubelet's restarts: "
             f"{report.kubelet_unfollowed}",
-            style="yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
         )
     for hook in report.hooks:
         if hook.problem:
-            console.print(
-                f"{hook.name} is not attached: {hook.problem}; gates still drop",
-                style="yellow",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
+            yield (
+                Signal.CAUTION,
+                f"Hook {hook.name} is not attached: {hook.problem}. Gates still drop.",
             )
-    if report.node_drops:
-        counts = ", ".join(f"{reason}: {n}" for reason, n in sorted(report.node_drops.items()))
-        console.print(f"dropped before an interface is chosen: {counts}", highlight=False)
-    _show_raw_sockets(console, report.raw_sockets)
-    console.print(_pods(report.pods))
-    if any(pod.probes or pod.relayed for pod in report.pods):
-        console.print(probes_view.table(report.pods))
-    _show_relay(console, report.relay)
-    for problem, names in _mode_problems(report.pods).items():
-        console.print(
-            f"{problem} Pods: {_listed(names)}.",
-            style="yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
+    if report.raw_sockets.problem:
+        yield (
+            Signal.CAUTION,
+            f"--raw-sockets={report.raw_sockets.mode}: {report.raw_sockets.problem}",
         )
-    for pod in report.pods:
-        name = tables.full_name(pod.namespace, pod.name)
+    if report.relay.problem:
+        signal = Signal.CAUTION if report.relay.has_fallback else Signal.DANGER
+        yield signal, _sentence(report.relay.problem_text)
+
+
+def head(screen: Screen, report: AgentReport) -> Iterator[str]:
+    """The agent, in a few lines."""
+    running = (
+        f"since {time_text(report.started)}"
+        if screen.is_wide
+        else f"started {screen.age(report.started)}"
+    )
+    yield (
+        f"podgate {report.version}, pid {report.pid}, {running}; {report.programs} programs, "
+        f"attached by {report.attachment}"
+    )
+    if screen.is_wide:
+        yield f"metrics and health: http://{report.http_address}"
+    if report.kubelet:
+        yield f"kubelet: {report.kubelet}"
+    yield (
+        f"modes: default {report.default_mode}, at most {report.max_mode}; pods from "
+        f"{report.pod_source.pods_from}"
+    )
+    if report.relay.is_up:
+        yield _relay(report.relay)
+    if report.node_drops:
+        counts = [f"{count} by {reason}" for reason, count in sorted(report.node_drops.items())]
+        yield f"packets dropped before an interface is chosen: {', '.join(counts)}"
+    if containers := {source.cgroup for source in report.raw_sockets.sources}:
+        yield (
+            f"containers without a policy that create raw or packet sockets of the host: "
+            f"{len(containers)}; see 'podgate drops'"
+        )
+
+
+def pod_problems(pods: list[PodStatus]) -> Iterator[tuple[Signal, str]]:
+    """What of the pods is not as desired: conditions, labels without effect, open flows."""
+    for problem, names in _mode_problems(pods).items():
+        yield Signal.CAUTION, f"{problem} Pods: {listed(names)}."
+    for pod in pods:
+        name = full_name(pod.namespace, pod.name)
         if pod.existing_flows:
-            console.print(
+            yield (
+                Signal.CAUTION,
                 f"{name}: {pod.existing_flows} flows opened before enforcement are still open; "
                 "--close-existing-flows closes such flows.",
-                style="yellow",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
             )
         for condition in pod.conditions:
             if condition.status != TRUE:
-                console.print(
-                    f"{name}: {condition.type} is {condition.status}: {condition.message}",
-                    style="yellow",
-                    markup=False,
-                    highlight=False,
-                    soft_wrap=True,
+                signal = Signal.DANGER if condition.reason in _OPEN else Signal.CAUTION
+                kind = condition.type.rpartition("/")[2]
+                yield (
+                    signal,
+                    f"{name}: {kind} is {condition.status} ({condition.reason}): "
+                    f"{condition.message}",
                 )
 
 
-def _mode_problems(pods: list[PodStatus]) -> dict[str, list[str]]:
+def _relay(relay: RelayStatus) -> str:
+    full = "; full: new connections go directly to the gate" if relay.is_bypassed else ""
+    fallback = "" if relay.has_fallback else "; gates never admit the kubelet"
+    return (
+        f"relay: {relay.connections} connections, {relay.held_syns} SYNs held, {relay.restarts} "
+        f"restarts{full}{fallback}"
+    )
+
+
+def _mode_problems(pods: Iterable[PodStatus]) -> dict[str, list[str]]:
     """The pods of each problem: a label of a namespace or node is that of many."""
     found: dict[str, list[str]] = {}
     for pod in pods:
         for problem in pod.mode_problems:
-            found.setdefault(problem, []).append(tables.full_name(pod.namespace, pod.name))
+            found.setdefault(problem, []).append(full_name(pod.namespace, pod.name))
     return found
 
 
-def _listed(names: list[str]) -> str:
-    more = len(names) - _MAX_PODS
-    return ", ".join(names[:_MAX_PODS]) + (f" and {more} more" if more > 0 else "")
-
-
-def _show_raw_sockets(console: rich.console.Console, raw_sockets: RawSocketStatus) -> None:
-    if raw_sockets.problem:
-        console.print(
-            f"--raw-sockets={raw_sockets.mode}: {raw_sockets.problem}",
-            style="yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-    if containers := {source.cgroup for source in raw_sockets.sources}:
-        console.print(
-            f"{len(containers)} containers without a policy create raw or packet sockets of the "
-            "host: see 'podgate drops'",
-            highlight=False,
-            soft_wrap=True,
-        )
-
-
-def _show_relay(console: rich.console.Console, relay: RelayStatus) -> None:
-    if relay.problem:
-        console.print(
-            relay.problem_text,
-            style="yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-    if relay.is_up:
-        console.print(
-            f"relay: {relay.connections} connections, {relay.held_syns} SYNs held, "
-            f"{relay.restarts} restarts"
-            + ("; full: new connections go directly to the gate" if relay.is_bypassed else "")
-            + ("" if relay.has_fallback else "; gates never admit the kubelet"),
-            highlight=False,
-        )
-
-
-def show_drops(drops: Drops) -> None:
-    """Print the sources of dropped traffic."""
-    console = tables.console()
-    if not drops.sources:
-        console.print("No host process has opened a flow to a gated pod without a rule.")
-    else:
-        table = tables.table("POD", "MODE", "TO", "SOURCE", "PROCESS", "PACKETS", "FIRST", "LAST")
-        for source in drops.sources:
-            table.add_row(
-                tables.full_name(source.namespace, source.pod),
-                source.mode,
-                _target(source),
-                rich.markup.escape(source.cgroup),
-                rich.markup.escape(source.process) or "-",
-                str(source.packets),
-                f"{source.first:%m-%d %H:%M:%S}",
-                f"{source.last:%m-%d %H:%M:%S}",
-            )
-        console.print(table)
-    if drops.lost_packets:
-        console.print(
-            f"{drops.lost_packets} packets of further sources are not listed: the kernel had no "
-            "memory for them."
-        )
-    if drops.raw_sockets:
-        console.print(_raw_sockets(drops.raw_sockets))
-
-
-def _raw_sockets(sources: list[RawSocketSourceStatus]) -> rich.table.Table:
-    table = tables.table("SOCKETS", "VERDICT", "SOURCE", "PROCESS", "NUMBER", "FIRST", "LAST")
-    for source in sources:
-        table.add_row(
-            source.family,
-            source.verdict,
-            rich.markup.escape(source.cgroup),
-            rich.markup.escape(source.process),
-            str(source.sockets),
-            f"{source.first:%m-%d %H:%M:%S}",
-            f"{source.last:%m-%d %H:%M:%S}",
-        )
-    return table
-
-
-def _target(source: SourceProcessStatus) -> str:
-    if source.has_many_ports:
-        return f"{source.protocol} many ports"
-    return f"{source.protocol} {source.port}" if source.port else source.protocol
-
-
-def show_drop_events(events: DropEvents) -> None:
-    """Print one line per event."""
-    console = tables.console()
-    for event in events.events:
-        console.print(_drop_event(event), markup=False, highlight=False, soft_wrap=True)
-
-
-def _drop_event(event: DropEventStatus) -> str:
-    process = f"{event.process_name} ({event.process})" if event.process else ""
-    source = _endpoint(event.source_address, event.source_port)
-    target = _endpoint(event.destination_address, event.destination_port)
-    path = " -> ".join(filter(None, (source, target)))
-    pod = tables.full_name(event.namespace, event.pod)
-    verdict = f"{event.verdict} {event.reason}"
-    words = (verdict, pod, event.protocol, path, "from", event.cgroup, process)
-    return " ".join([f"{event.at:%H:%M:%S.%f}"[:-3], *filter(None, words)])
-
-
-def _endpoint(address: str, port: int) -> str:
-    return f"{address} port {port}" if address and port else address
-
-
-def show_rules(rules: RulesReport) -> None:
-    """Print each rule of each policy, and the problems."""
-    console = tables.console()
-    if not rules.sources:
-        console.print("The agent runs without --rules: only the kubelet is admitted.")
-    elif not rules.policies:
-        sources = " or ".join(rules.sources)
-        console.print(f"No policy of {sources} is in force.", markup=False, soft_wrap=True)
-    else:
-        table = tables.table("POLICY", "FROM", "TO", "PODS", "HITS")
-        for policy in rules.policies:
-            pods = _listed(policy.pods) or "none here"
-            for rule in policy.rules:
-                cells = (policy.name, rule.source, _ports(rule), pods, str(rule.hits))
-                table.add_row(*map(rich.markup.escape, cells))
-        console.print(table)
-    absent = [rule.problem for policy in rules.policies for rule in policy.rules if rule.problem]
-    for problem in (*rules.problems, *dict.fromkeys(absent)):
-        console.print(problem, style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-
-def _ports(rule: RuleStatus) -> str:
-    if rule.ports == "any":
-        return "anything" if rule.protocol == "any" else rule.protocol
-    return f"{rule.protocol} {rule.ports}"
-
-
-def _pods(pods: list[PodStatus]) -> rich.table.Table:
-    table = tables.table(
-        "POD", "MODE", "ISOLATED", "PROBES", "GATES", "PATH TEST", "DROPPED", "WOULD DROP"
-    )
-    for pod in pods:
-        by_type = {condition.type.split("/")[1]: condition for condition in pod.conditions}
-        table.add_row(
-            tables.full_name(pod.namespace, pod.name),
-            pod.mode,
-            _condition(by_type.get("isolation-ready")),
-            _condition(by_type.get("probes-passing")),
-            ", ".join(gate.interface for gate in pod.gates) or "-",
-            _path_test({path.result for path in pod.paths}),
-            *(_packets(pod.gates, verdict) for verdict in _SHOWN_VERDICTS),
-        )
-    return table
-
-
-def _condition(condition: Condition | None) -> str:
-    if condition is None:
-        return "-"
-    colour = "green" if condition.status == TRUE else "red"
-    return f"[{colour}]{condition.reason}[/]"
-
-
-def _path_test(results: set[str]) -> str:
-    colours = {"confirmed": "green", "bypassed": "red"}
-    return ", ".join(f"[{colours.get(each, 'yellow')}]{each}[/]" for each in sorted(results)) or "-"
-
-
-def _packets(gates: list[GateStatus], verdict: str) -> str:
-    """As "fragment: 1, host-process: 4" over all gates of a pod."""
-    totals: dict[str, int] = {}
-    for gate in gates:
-        for reason, count in gate.packets.get(verdict, {}).items():
-            totals[reason] = totals.get(reason, 0) + count
-    return ", ".join(f"{reason}: {count}" for reason, count in sorted(totals.items())) or "-"
+def _sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."

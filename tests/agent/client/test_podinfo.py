@@ -140,7 +140,7 @@ async def test_podgate_pods_shows_a_table_and_json(node: Node) -> None:
         status, _, errors = await podgate_pods(node, "--uid", "other")
         assert (status, errors.count("\n")) == (1, 1)
     status, _, errors = await podgate_pods(node)
-    assert status == 1
+    assert status == 3
     assert "run 'podgate run'" in errors
 
 

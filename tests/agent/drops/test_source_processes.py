@@ -80,8 +80,8 @@ async def test_a_cgroup_that_is_gone_is_searched_once(followed: Followed) -> Non
     followed.add(5)
     await followed.run(60)
     assert followed.searches == [{5}]
-    ((_, path),) = followed.processes.read()
-    assert path == GONE
+    ((_, name),) = followed.processes.read()
+    assert name.path == GONE
 
 
 async def test_a_new_cgroup_is_named_at_the_next_look_and_keeps_its_name(
@@ -91,5 +91,5 @@ async def test_a_new_cgroup_is_named_at_the_next_look_and_keeps_its_name(
     followed.add(5)
     await followed.run(1)
     del followed.paths[5]
-    ((_, path),) = followed.processes.read()
-    assert path == "/system.slice/backup.service"
+    ((_, name),) = followed.processes.read()
+    assert name.path == "/system.slice/backup.service"

@@ -39,17 +39,17 @@ async def test_services_are_a_table(served: Served, run_directory: str) -> None:
     result = await podgate("services", "--run-directory", run_directory)
     lines = [line.split() for line in result.output.splitlines() if line.strip()]
     assert result.exit_code == 0
-    assert lines[0] == ["SERVICE", "TYPE", "ADDRESSES", "PORT", "INTERNAL", "EXTERNAL"]
-    assert lines[2] == ["default/bare", "cluster", "ip", "198.18.0.1", "none", "none"]
-    assert " ".join(lines[3]) == (
-        "default/dns node port 198.18.0.1 dns 53/udp, node 30053 "
+    assert lines[0] == ["SERVICE", "TYPE", "PORT", "ADDRESSES", "INTERNAL", "EXTERNAL"]
+    assert lines[1] == ["default/bare", "cluster", "ip", "-", "198.18.0.1", "none", "none"]
+    assert " ".join(lines[2]) == (
+        "default/dns node port dns 53/udp, node 30053 198.18.0.1 "
         "198.19.0.9:8080 (x) 198.19.0.9:8080 (x)"
     )
-    assert " ".join(lines[4]) == "default/set headless http 80/tcp none none"
-    assert " ".join(lines[5]) == (
-        "default/web cluster ip 198.18.0.1 http 80/tcp 198.19.0.1:8080* none"
+    assert " ".join(lines[3]) == "default/set headless http 80/tcp - none none"
+    assert " ".join(lines[4]) == (
+        "default/web cluster ip http 80/tcp 198.18.0.1 198.19.0.1:8080* none"
     )
-    assert " ".join(lines[6]).startswith("4 services, revision 2;")
+    assert " ".join(lines[5]).startswith("4 services, revision 2;")
 
 
 PORT = {"name": "dns", "protocol": "UDP", "port": 53, "nodePort": 30053}
@@ -67,8 +67,8 @@ async def test_services_are_json(served: Served, run_directory: str) -> None:
 
 async def test_missing_server_is_one_sentence(tmp_path: pathlib.Path) -> None:
     result = await podgate("services", "--run-directory", str(tmp_path))
-    assert result.exit_code == 1
-    assert result.output.startswith("podgate: cannot read the service endpoints of this node")
+    assert result.exit_code == 3
+    assert result.output.startswith("podgate: no agent serves service endpoints at unix:///")
     assert "--service-endpoints" in result.output
     assert result.output.count("\n") == 1
 
@@ -77,6 +77,7 @@ async def test_incomplete_services_are_one_sentence(
     served: Served, run_directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.cli.commands.services._ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("agent.client.base._READY_SECONDS", 30)
     await served.start(is_complete=False)
     result = await podgate("services", "--run-directory", run_directory)
     assert result.exit_code == 1

@@ -12,6 +12,7 @@ from agent.admin.report import (
     RawSocketStatus,
     RelayStatus,
 )
+from agent.cli.output import Screen
 from agent.cli.views import status
 
 REPORT = AgentReport(
@@ -45,20 +46,20 @@ REPORT = AgentReport(
 
 
 def shown(report: AgentReport, capsys: pytest.CaptureFixture[str]) -> str:
-    status.show(report)
+    status.show(Screen(), report)
     return capsys.readouterr().out
 
 
 def test_followed_kubelet_is_one_path(capsys: pytest.CaptureFixture[str]) -> None:
     output = shown(REPORT, capsys)
-    assert "kubelet in /system.slice/kubelet.service" in output
+    assert "kubelet: /system.slice/kubelet.service" in output
     assert "follow" not in output
 
 
 def test_reason_is_shown_when_there_is_no_kubelet(capsys: pytest.CaptureFixture[str]) -> None:
     problem = "several processes could be the kubelet (pids 600, 700), in different cgroups."
     report = msgspec.structs.replace(REPORT, kubelet=None, kubelet_problem=problem)
-    assert f"kubelet not identified: {problem}\n" in shown(report, capsys)
+    assert f"Kubelet not identified: {problem}\n" in shown(report, capsys)
 
 
 def test_reason_is_shown_when_the_kernel_cannot_follow_it(
@@ -66,7 +67,7 @@ def test_reason_is_shown_when_the_kernel_cannot_follow_it(
 ) -> None:
     problem = "/sys/kernel/btf/vmlinux cannot be read (No such file or directory)."
     report = msgspec.structs.replace(REPORT, kubelet_unfollowed=problem)
-    expected = f"without the agent the kernel does not follow the kubelet's restarts: {problem}\n"
+    expected = f"Without the agent the kernel does not follow the kubelet's restarts: {problem}\n"
     assert expected in shown(report, capsys)
 
 
@@ -90,7 +91,7 @@ def pod(name: str, *problems: str) -> PodStatus:
 
 def test_default_mode_and_ceiling_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     report = msgspec.structs.replace(REPORT, default_mode="audit", max_mode="enforce")
-    assert "default mode audit, at most enforce; pods from" in shown(report, capsys)
+    assert "modes: default audit, at most enforce; pods from" in shown(report, capsys)
 
 
 def test_problem_of_many_pods_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
