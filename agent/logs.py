@@ -6,6 +6,7 @@ Calls are `log.info(Event.INTERFACE_GATED, interface="veth0")`: the first argume
 
 import enum
 import logging
+import os
 import sys
 
 import structlog
@@ -16,6 +17,19 @@ class LogFormat(enum.StrEnum):
 
     JSON = "json"
     TEXT = "text"
+
+
+class LogLevel(enum.StrEnum):
+    """The least severe lines that are logged."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+    @property
+    def number(self) -> int:
+        """As the standard library's."""
+        return logging.getLevelNamesMapping()[self.name]
 
 
 @enum.unique
@@ -268,7 +282,7 @@ def add_message(
     return {**head, "event": "library", "message": str(event), **fields}
 
 
-def configure(log_format: LogFormat) -> None:
+def configure(log_format: LogFormat, level: LogLevel = LogLevel.INFO) -> None:
     """Set up structlog, and send the standard library's warnings through it."""
     renderer = _renderer(log_format)
     shared: list[structlog.typing.Processor] = [
@@ -278,6 +292,7 @@ def configure(log_format: LogFormat) -> None:
     ]
     structlog.configure(
         processors=[*shared, add_message, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level.number),
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
@@ -294,12 +309,15 @@ def configure(log_format: LogFormat) -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)
+    root.setLevel(max(logging.WARNING, level.number))
 
 
 def _renderer(log_format: LogFormat) -> structlog.typing.Processor:
     if log_format is LogFormat.JSON:
         return structlog.processors.JSONRenderer()
     return structlog.dev.ConsoleRenderer(
-        colors=sys.stderr.isatty(), event_key="message", timestamp_key="time", sort_keys=False
+        colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"),
+        event_key="message",
+        timestamp_key="time",
+        sort_keys=False,
     )

@@ -47,7 +47,7 @@ async def read_async(
     except AgentUnreachableError as error:
         if without_agent is None:
             raise
-        return _read_without_agent(error, without_agent)
+        return read_pins(error, without_agent)
     if version != VERSION:
         click.echo(
             f"podgate: the agent has version {version or 'unknown'}, this command {VERSION}; what "
@@ -63,10 +63,14 @@ async def read_async(
         ) from error
 
 
-def _read_without_agent(unreachable: AgentUnreachableError, read_pins: Callable[[], T]) -> T:
+def read_pins(unreachable: AgentUnreachableError, without_agent: Callable[[], T]) -> T:
+    """What the pinned objects have, after a sentence on stderr. Raises `AgentUnreachableError` with
+    both reasons if they have no answer."""
     try:
-        found = read_pins()
+        found = without_agent()
     except (PodgateError, KernelSideError, OSError) as error:
-        raise AgentUnreachableError(f"{unreachable} Without it: {error}") from error
-    click.echo(f"podgate: {unreachable} This is read from the pinned BPF objects.", err=True)
+        raise AgentUnreachableError(
+            f"{unreachable} The pinned BPF objects have no answer either: {error}"
+        ) from error
+    click.echo(f"podgate: {unreachable} What follows is from the pinned BPF objects.", err=True)
     return found

@@ -10,8 +10,9 @@ _GAP = 2
 _INDENT = "    "
 # Narrower pieces are stacks of letters.
 _MIN_WIDTH = 12
-# Where a cell may be folded: after these.
-_BREAK = re.compile(r"(?<=[ /,:=])")
+# Where a cell may be folded: after a space, and in words that are too long after these.
+_SPACE = re.compile(r"(?<= )")
+_INSIDE = re.compile(r"(?<=[ /,:=])")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ def lines(heads: Sequence[Head], rows: Sequence[Sequence[Text]], width: int | No
         if heads[index].is_below:
             beside.remove(index)
             below.insert(0, index)
-    widths = natural if width is None else _narrowed(natural, heads, beside, width)
+    words = [max((_longest_word(row[i]) for row in rows), default=0) for i in range(len(heads))]
+    widths = natural if width is None else _narrowed(natural, words, heads, beside, width)
     made = [_line([Text(heads[i].text, style="bold") for i in beside], heads, beside, widths)]
     for row in rows:
         folded = [_fold(row[i], widths[i]) for i in beside]
@@ -58,16 +60,30 @@ def _total(widths: Sequence[int], shown: Sequence[int]) -> int:
 
 
 def _narrowed(
-    natural: Sequence[int], heads: Sequence[Head], shown: Sequence[int], width: int
+    natural: Sequence[int],
+    words: Sequence[int],
+    heads: Sequence[Head],
+    shown: Sequence[int],
+    width: int,
 ) -> list[int]:
-    """Widths after the widest columns have been made as narrow as it takes."""
+    """Widths after the widest columns have been made as narrow as it takes: first without cutting
+    words, then with."""
     widths = list(natural)
-    while _total(widths, shown) > width:
-        widest = max(shown, key=lambda i: widths[i] if not heads[i].is_right else 0)
-        if widths[widest] <= max(_MIN_WIDTH, len(heads[widest].text)):
-            break
-        widths[widest] -= 1
+    for least in (words, [_MIN_WIDTH] * len(heads)):
+        while _total(widths, shown) > width:
+            spare = {
+                i: widths[i]
+                for i in shown
+                if not heads[i].is_right and widths[i] > max(least[i], len(heads[i].text))
+            }
+            if not spare:
+                break
+            widths[max(spare, key=spare.__getitem__)] -= 1
     return widths
+
+
+def _longest_word(cell: Text) -> int:
+    return max(Text(word.rstrip()).cell_len for word in _INSIDE.split(cell.plain))
 
 
 def _fold(cell: Text, width: int) -> list[Text]:
@@ -75,7 +91,7 @@ def _fold(cell: Text, width: int) -> list[Text]:
     pieces: list[Text] = []
     start = end = 0
     plain = cell.plain
-    for word in _BREAK.split(plain):
+    for word in _words(plain, width):
         if end > start and Text(plain[start:end] + word.rstrip()).cell_len > width:
             pieces.append(cell[start:end])
             start = end
@@ -88,6 +104,11 @@ def _fold(cell: Text, width: int) -> list[Text]:
     for piece in pieces:
         piece.rstrip()
     return pieces
+
+
+def _words(text: str, width: int) -> Iterator[str]:
+    for word in _SPACE.split(text):
+        yield from _INSIDE.split(word) if len(word.rstrip()) > width else (word,)
 
 
 def _below(head: Head, cell: Text, width: int | None) -> Iterator[Text]:

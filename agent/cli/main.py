@@ -10,6 +10,7 @@ from agent.cli.commands import (
     bugtool,
     cleanup,
     cni,
+    completion,
     controller,
     doctor,
     drops,
@@ -60,6 +61,13 @@ def main() -> None:
 
     Gates on pod interfaces drop traffic that the host starts; probes run inside each pod's network
     namespace; results are published as pod conditions.
+
+    \b
+    Exit status of every command:
+      0  yes, or done
+      1  no, or failed
+      2  wrong usage
+      3  no agent responds, and there is no other answer
     """
 
 
@@ -103,6 +111,7 @@ main.add_command(programs.programs)
 main.add_command(bugtool.bugtool)
 main.add_command(doctor.doctor)
 main.add_command(cni.cni)
+main.add_command(completion.completion)
 main.add_command(cleanup.cleanup)
 main.add_command(off.off)
 main.add_command(off.on)

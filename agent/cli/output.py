@@ -16,7 +16,6 @@ A command makes a typed document (`msgspec.Struct`), and describes tables of it 
 import dataclasses
 import datetime
 import enum
-import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -84,8 +83,8 @@ class Screen:
         self.is_wide = is_wide
         self.now = now or datetime.datetime.now(datetime.UTC)
         self._console = console or rich.console.Console()
-        is_limited = self._console.is_terminal or "COLUMNS" in os.environ
-        self._width = self._console.width if console or is_limited else None
+        is_limited = console is not None or self._console.is_terminal
+        self._width = self._console.width if is_limited else None
 
     def line(self, text: str = "", signal: Signal | None = None) -> None:
         """Print a sentence, wrapped between words."""

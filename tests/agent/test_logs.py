@@ -2,17 +2,20 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 import pytest
 import structlog
 
 from agent import logs
 from agent.cli import log_reference
-from agent.logs import Event, LogFormat
+from agent.logs import Event, LogFormat, LogLevel
 from tests import voice
 
-Configure = Callable[[LogFormat], io.StringIO]
+
+class Configure(Protocol):
+    def __call__(self, log_format: LogFormat, level: LogLevel = ...) -> io.StringIO: ...
 
 
 @pytest.fixture
@@ -21,10 +24,10 @@ def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Configure]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
 
-    def configured(log_format: LogFormat) -> io.StringIO:
+    def configured(log_format: LogFormat, level: LogLevel = LogLevel.INFO) -> io.StringIO:
         output = io.StringIO()
         monkeypatch.setattr(sys, "stderr", output)
-        logs.configure(log_format)
+        logs.configure(log_format, level)
         return output
 
     yield configured
@@ -61,6 +64,31 @@ def test_text_begins_with_time_level_and_sentence(configure: Configure) -> None:
     assert time.endswith("Z")
     assert rest.startswith("[warning  ] Gate lost; attaching it again. ")
     assert rest.split()[-2:] == ["event=gate_lost", "pod=default/web"]
+
+
+@pytest.mark.parametrize(
+    ("level", "events"),
+    [
+        (LogLevel.INFO, ["interface_gated", "gate_lost", "pod_reconcile_failed"]),
+        (LogLevel.WARNING, ["gate_lost", "pod_reconcile_failed"]),
+        (LogLevel.ERROR, ["pod_reconcile_failed"]),
+    ],
+)
+def test_lines_below_the_level_are_not_logged(
+    configure: Configure, level: LogLevel, events: list[str]
+) -> None:
+    output = configure(LogFormat.JSON, level)
+    log = structlog.get_logger()
+    log.info(Event.INTERFACE_GATED)
+    log.warning(Event.GATE_LOST)
+    log.error(Event.POD_RECONCILE_FAILED)
+    assert [json.loads(line)["event"] for line in output.getvalue().splitlines()] == events
+
+
+def test_warnings_of_libraries_have_a_level(configure: Configure) -> None:
+    output = configure(LogFormat.JSON, LogLevel.ERROR)
+    logging.getLogger("aiohttp").warning("slow client")
+    assert output.getvalue() == ""
 
 
 def test_exceptions_are_in_the_line(configure: Configure) -> None:

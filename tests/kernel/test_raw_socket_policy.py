@@ -255,7 +255,7 @@ def test_agent_denies_reports_and_follows_policies(
     assert report is not None
     assert {source.cgroup for source in report.raw_sockets.sources} == {container.path}
     assert bool(report.raw_sockets.problem) is not offers.rejects_packet_sockets()
-    output = operator.run("drops", *where).stdout
+    output = operator.run("drops", "--output", "wide", *where).stdout
     assert container.path in output
     assert "raw IPv6" in output
     (rules / "network.yaml").write_text(names(container))

@@ -7,7 +7,7 @@ import uuid
 import click
 
 from agent.cli.commands import options
-from agent.logs import LogFormat
+from agent.logs import LogFormat, LogLevel
 
 
 @click.command(short_help="Run the controller of a cluster.")
@@ -30,12 +30,14 @@ from agent.logs import LogFormat
     help="Address of the admission webhook; without a host, all addresses.",
 )
 @options.log_format
+@options.log_level
 def controller(
     kubeconfig: str | None,
     namespace: str,
     http_address: tuple[str, int],
     webhook_address: tuple[str, int],
     log_format: str,
+    log_level: str,
 ) -> None:
     """Run one replica of the controller, which does what one process does for the whole cluster.
 
@@ -56,5 +58,5 @@ def controller(
         webhook_port=webhook_address[1],
         log_format=LogFormat(log_format),
     )
-    logs.configure(settings.log_format)
+    logs.configure(settings.log_format, LogLevel(log_level))
     asyncio.run(replica.run(settings))

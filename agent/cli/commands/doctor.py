@@ -4,16 +4,11 @@ import asyncio
 import ipaddress
 import pathlib
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from agent.cli.commands import options
 from agent.settings import RelayRanges
-
-if TYPE_CHECKING:
-    from agent.cli.doctor import Finding
-    from agent.cli.output import Screen
 
 
 @click.command(short_help="Check this machine's kernel and configuration.")
@@ -35,23 +30,10 @@ def doctor(
     """
     from agent.cli import output as screens
     from agent.cli.doctor import Severity, run_checks
+    from agent.cli.views import doctor as view
 
     ranges = RelayRanges(relay_range4, relay_range6)
     findings = asyncio.run(run_checks(bpffs, run_directory, ranges))
-    screens.write(findings, output, lambda screen: _show(screen, findings))
+    screens.write(findings, output, lambda screen: view.show(screen, findings))
     if any(finding.severity is Severity.PROBLEM for finding in findings):
         sys.exit(1)
-
-
-def _show(screen: "Screen", findings: "list[Finding]") -> None:
-    from agent.cli.doctor import Severity
-    from agent.cli.output import Signal
-
-    marks = {
-        Severity.OK: ("✓", Signal.SAFE),
-        Severity.WARNING: ("!", Signal.CAUTION),
-        Severity.PROBLEM: ("✗", Signal.DANGER),
-    }
-    for finding in findings:
-        mark, signal = marks[finding.severity]
-        screen.line(f"{mark} {finding.check}: {finding.text}", signal)

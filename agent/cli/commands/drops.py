@@ -21,6 +21,7 @@ from agent.settings import admin_socket
 @options.sort
 @click.option("--follow", is_flag=True, help="Stream drop events (sampled).")
 @options.run_directory
+@options.bpffs
 def drops(
     output: options.Format,
     namespace: str,
@@ -29,12 +30,15 @@ def drops(
     sort: str,
     follow: bool,
     run_directory: pathlib.Path,
+    bpffs: pathlib.Path,
 ) -> None:
     """List host processes whose traffic is dropped (in audit: would be dropped).
 
     One line per source, pod, protocol and port, the busiest first. Then the containers that create
     raw or packet sockets of the host without a policy. With --follow one line per drop
     event, until interrupted; the kernel limits events to 160 per second and CPU.
+
+    Without an agent the answer is read from the pinned BPF objects.
     """
     import msgspec
 
@@ -43,6 +47,8 @@ def drops(
     from agent.cli import output as screens
     from agent.cli.views import drops as view
     from agent.cli.views import drops_follow
+    from agent.pinned import drops as pinned_drops
+    from bpf import pins
 
     chosen = options.PodFilter(namespace, pod)
     if follow:
@@ -57,7 +63,12 @@ def drops(
             asyncio.run(following)
         return
     first = options.parse_since(since, datetime.datetime.now(datetime.UTC))
-    found = answers.read(run_directory, "/drops", Drops)
+    found = answers.read(
+        run_directory,
+        "/drops",
+        Drops,
+        without_agent=lambda: pinned_drops.read(pins.Pins(bpffs), run_directory),
+    )
     sources = [one for one in found.sources if chosen.matches(one.namespace, one.pod)]
     if first:
         sources = [one for one in sources if one.last >= first]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from agent.logs import LogFormat
+from agent.logs import LogFormat, LogLevel
 from agent.settings import (
     DEFAULT_RELAY_RANGES,
     RUN_DIRECTORY,
@@ -139,6 +139,13 @@ log_format = click.option(
     default=LogFormat.JSON.value,
     show_default=True,
     help="Log format.",
+)
+log_level = click.option(
+    "--log-level",
+    type=click.Choice([choice.value for choice in LogLevel]),
+    default=LogLevel.INFO.value,
+    show_default=True,
+    help="Log lines of this level and above.",
 )
 relay_range4 = click.option(
     "--relay-range4",

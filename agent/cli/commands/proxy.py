@@ -10,7 +10,7 @@ from typing import TypeVar
 import click
 
 from agent.cli.commands import options
-from agent.logs import LogFormat
+from agent.logs import LogFormat, LogLevel
 from agent.settings import RUN_DIRECTORY
 from bpf import pins
 
@@ -60,6 +60,7 @@ _TARGET = "unix:///run/podgate/localnet/localnet.sock"
     "--started-file", type=options.PATH, help="File created once the first state is installed."
 )
 @options.log_format
+@options.log_level
 @click.option("--cleanup", is_flag=True, help="Remove everything this backend installed, and exit.")
 def proxy(
     backend: str,
@@ -71,6 +72,7 @@ def proxy(
     run_directory: pathlib.Path,
     started_file: pathlib.Path | None,
     log_format: str,
+    log_level: str,
     cleanup: bool,
 ) -> None:
     """Run a service proxy from the endpoints that `podgate run --service-endpoints` publishes.
@@ -83,7 +85,7 @@ def proxy(
 
     addresses = [_parsed(ipaddress.ip_address, text, "--node-address") for text in node_addresses]
     networks = [_parsed(ipaddress.ip_network, text, "--pod-network") for text in pod_networks]
-    logs.configure(LogFormat(log_format))
+    logs.configure(LogFormat(log_format), LogLevel(log_level))
     preflight.check()
     directory = run_directory / "proxy"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)

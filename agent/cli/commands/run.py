@@ -8,7 +8,7 @@ import pathlib
 import click
 
 from agent.cli.commands import cni, options, services
-from agent.logs import LogFormat
+from agent.logs import LogFormat, LogLevel
 from agent.settings import (
     DEFAULT_RULE_GROUPS,
     FeatureGates,
@@ -195,6 +195,7 @@ def _parse_names(text: str) -> tuple[str, ...]:
     help="Feature gates: PodInfoAPI (default true) serves pod conditions to clients on this node.",
 )
 @options.log_format
+@options.log_level
 @options.run_directory
 @options.bpffs
 def run(
@@ -229,6 +230,7 @@ def run(
     watchdog_seconds: float,
     feature_gates: FeatureGates,
     log_format: str,
+    log_level: str,
     run_directory: pathlib.Path,
     bpffs: pathlib.Path,
 ) -> None:
@@ -280,7 +282,7 @@ def run(
         feature_gates=feature_gates,
         log_format=LogFormat(log_format),
     )
-    logs.configure(settings.log_format)
+    logs.configure(settings.log_format, LogLevel(log_level))
     preflight.check()
     malloc.keep_little()
     loading = program_loading.start(pins.Pins(settings.bpffs))

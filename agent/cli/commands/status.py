@@ -5,6 +5,7 @@ import pathlib
 import click
 
 from agent.cli.commands import options
+from agent.errors import AgentUnreachableError
 
 
 @click.command()
@@ -13,19 +14,43 @@ from agent.cli.commands import options
 @options.pod
 @options.sort
 @options.run_directory
+@options.bpffs
 def status(
-    output: options.Format, namespace: str, pod: str, sort: str, run_directory: pathlib.Path
+    output: options.Format,
+    namespace: str,
+    pod: str,
+    sort: str,
+    run_directory: pathlib.Path,
+    bpffs: pathlib.Path,
 ) -> None:
-    """Show the agent's state and all pods."""
+    """Show the agent's state and all pods.
+
+    Without an agent: the gates as the kernel has them, the age of the agent's heartbeat, and what
+    opens when, read from the pinned BPF objects. JSON and YAML have another form then.
+    """
     import msgspec
 
     from agent.admin.report import AgentReport
     from agent.cli import answers
     from agent.cli import output as screens
+    from agent.cli.views import pinned_status as pinned_view
     from agent.cli.views import status as view
+    from agent.pinned import status as pinned_status
+    from bpf import pins
 
-    report = answers.read(run_directory, "/status", AgentReport)
     chosen = options.PodFilter(namespace, pod)
+    try:
+        report = answers.read(run_directory, "/status", AgentReport)
+    except AgentUnreachableError as error:
+        reason = str(error)
+        found = answers.read_pins(
+            error,
+            lambda: pinned_status.read(pins.Pins(bpffs), run_directory, agent=reason),
+        )
+        gates = [one for one in found.gates if chosen.matches(one.namespace, one.pod)]
+        found = msgspec.structs.replace(found, gates=screens.sort(gates, pinned_view.GATES, sort))
+        screens.write(found, output, lambda screen: pinned_view.show(screen, found))
+        return
     pods = [one for one in report.pods if chosen.matches(one.namespace, one.name)]
     report = msgspec.structs.replace(report, pods=screens.sort(pods, view.PODS, sort))
     screens.write(report, output, lambda screen: view.show(screen, report))

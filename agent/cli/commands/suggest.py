@@ -12,7 +12,7 @@ from agent.cli.commands import options
 if TYPE_CHECKING:
     from agent.admin.observations import Observations
 
-_DROPPED, _UNUSED = 1, 3
+_DROPPED, _UNUSED = 1, 4
 
 
 @click.command(short_help="Generate HostAccessPolicies for traffic seen as dropped.")
@@ -44,12 +44,14 @@ _DROPPED, _UNUSED = 1, 3
     help="Read what this command, with --output json, wrote on one or more nodes; - for standard "
     "input.",
 )
+@options.sort
 @click.option(
     "--output",
-    type=click.Choice(["yaml", "json"]),
-    default="yaml",
+    "-o",
+    type=click.Choice(options.Format, case_sensitive=False),
+    default=options.Format.YAML,
     show_default=True,
-    help="Output format.",
+    help="Output format: yaml is policies, json and tables the observed traffic with its review.",
 )
 @options.run_directory
 def suggest(
@@ -59,7 +61,8 @@ def suggest(
     min_count: int,
     check: tuple[pathlib.Path, ...],
     observed: str | None,
-    output: str,
+    sort: str,
+    output: options.Format,
     run_directory: pathlib.Path,
 ) -> None:
     """Print policies, as YAML for kubectl apply or --rules, that admit the host processes whose
@@ -71,8 +74,9 @@ def suggest(
     them: an intruder's traffic is suggested, too.
 
     With --check nothing is suggested. It prints the sources that the given policies would not
-    admit (exit status 1), and the rules that have admitted nothing (3, if there is no such source).
+    admit (exit status 1), and the rules that have admitted nothing (4, if there is no such source).
     """
+    from agent.cli import output as screens
     from agent.cli.views import suggestions as view
     from agent.policy import files
     from agent.policy.review import FlowFilter, Review
@@ -86,10 +90,12 @@ def suggest(
         policies = [policy for path in check for policy in files.load(path)]
         dropped, unused = view.show_check(review, policies)
         sys.exit(_DROPPED if dropped else _UNUSED if unused else 0)
-    if output == "json":
-        view.show_json(review)
-    else:
+    if output is options.Format.YAML:
         view.show(review)
+        return
+    document = view.document(review)
+    rows = screens.sort(document.flows, view.FLOWS, sort)
+    screens.write(document, output, lambda screen: view.show_flows(screen, rows))
 
 
 def _observations(observed: str | None, run_directory: pathlib.Path) -> "list[Observations]":

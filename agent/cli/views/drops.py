@@ -7,8 +7,13 @@ from agent.admin.report import (
     SourceProcessStatus,
 )
 from agent.cli.output import Column, Screen, Signal, full_name, signal_of_mode
-from agent.cli.views.sources import source_text, target_text
+from agent.cli.views.sources import in_text, source_text, target_text
 from bpf.verdicts import Verdict
+
+
+def _source(source: SourceProcessStatus) -> str:
+    return in_text(source.process, source_text(source.cgroup, source.source_pod))
+
 
 SOURCES: tuple[Column[SourceProcessStatus], ...] = (
     Column("POD", lambda source: full_name(source.namespace, source.pod)),
@@ -19,8 +24,7 @@ SOURCES: tuple[Column[SourceProcessStatus], ...] = (
             source.protocol, source.port, has_many_ports=source.has_many_ports
         ),
     ),
-    Column("PROCESS", lambda source: source.process),
-    Column("SOURCE", lambda source: source_text(source.cgroup, source.source_pod), is_below=True),
+    Column("SOURCE", _source, is_below=True),
     Column("PACKETS", lambda source: source.packets),
     Column("FIRST", lambda source: source.first, is_wide=True),
     Column("LAST", lambda source: source.last),
@@ -29,8 +33,7 @@ SOURCES: tuple[Column[SourceProcessStatus], ...] = (
 RAW_SOCKETS: tuple[Column[RawSocketSourceStatus], ...] = (
     Column("RAW SOCKETS", lambda source: source.family),
     Column("VERDICT", lambda source: source.verdict),
-    Column("PROCESS", lambda source: source.process),
-    Column("SOURCE", lambda source: source_text(source.cgroup), is_below=True),
+    Column("SOURCE", lambda one: in_text(one.process, source_text(one.cgroup)), is_below=True),
     Column("SOCKETS", lambda source: source.sockets),
     Column("FIRST", lambda source: source.first, is_wide=True),
     Column("LAST", lambda source: source.last),
@@ -58,20 +61,23 @@ def show(screen: Screen, drops: Drops) -> None:
 def show_event(screen: Screen, event: DropEventStatus) -> None:
     """Print one event in one line."""
     is_dropped = event.verdict == Verdict.DROP.label
-    screen.line(event_text(event), Signal.DANGER if is_dropped else Signal.CAUTION)
+    text = event_text(event, is_wide=screen.is_wide)
+    screen.line(text, Signal.SAFE if is_dropped else Signal.CAUTION)
 
 
-def event_text(event: DropEventStatus) -> str:
-    """As "08:00:01.123 drop (node) curl[1454] in unit curl.service -> shop/web 198.18.0.9 tcp 80".
+def event_text(event: DropEventStatus, *, is_wide: bool) -> str:
+    """As "08:00:01 drop (node) curl[1454] in unit curl.service -> shop/web tcp 80".
 
-    A packet that is dropped before an interface is chosen has no pod.
+    A packet that is dropped before an interface is chosen has no pod but its address; is_wide: all
+    addresses, and the time in milliseconds.
     """
-    process = f"{event.process_name}[{event.process}] in " if event.process else ""
-    source = process + source_text(event.cgroup, event.source_pod)
-    if event.source_address and not event.process:
-        source = f"{source} ({event.source_address})"
+    process = f"{event.process_name}[{event.process}]" if event.process else ""
+    source = in_text(process, source_text(event.cgroup, event.source_pod))
     pod = full_name(event.namespace, event.pod)
+    at = f"{event.at:%H:%M:%S.%f}"[: -3 if is_wide else -7]
+    address = event.destination_address if is_wide or not pod else ""
+    if is_wide and event.source_address:
+        source = f"{source} {event.source_address}"
     port = target_text(event.protocol, event.destination_port)
-    target = " ".join(filter(None, (pod, event.destination_address, port)))
-    at = f"{event.at:%H:%M:%S.%f}"[:-3]
-    return f"{at} {event.verdict} ({event.reason}) {source} -> {target or 'unknown'}"
+    target = " ".join(filter(None, (pod, address, port))) or "unknown"
+    return f"{at} {event.verdict} ({event.reason}) {source} -> {target}"

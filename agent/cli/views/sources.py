@@ -1,7 +1,8 @@
 """Names of source processes, as `podgate drops` shows them."""
 
+from agent.drops.merging import pod_uid
+
 _UNITS = (".service", ".scope", ".socket", ".mount")
-_PODS = "kubepods"
 
 
 def source_text(cgroup: str, source_pod: str = "") -> str:
@@ -11,14 +12,17 @@ def source_text(cgroup: str, source_pod: str = "") -> str:
     """
     if source_pod:
         return f"pod {source_pod}"
+    if uid := pod_uid(cgroup):
+        return f"pod with uid {uid}"
     if cgroup == "/":
         return "root cgroup (/)"
-    parts = cgroup.split("/")
-    if not any(_PODS in part for part in parts):
-        for part in parts:
-            if part.endswith(_UNITS):
-                return f"unit {part}"
-    return cgroup or "unknown"
+    unit = next((part for part in cgroup.split("/") if part.endswith(_UNITS)), "")
+    return f"unit {unit}" if unit else cgroup or "unknown"
+
+
+def in_text(process: str, source: str) -> str:
+    """As "curl in unit curl.service"; without the name of a process only the latter."""
+    return f"{process} in {source}" if process else source
 
 
 def target_text(protocol: str, port: int, *, has_many_ports: bool = False) -> str:

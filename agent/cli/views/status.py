@@ -45,13 +45,13 @@ def _count(pod: PodStatus, verdict: Verdict) -> int:
 
 
 def _by_reason(pod: PodStatus) -> Cell:
-    """Dropped packets, and those that would be: as "host: 7 by node"."""
+    """Packets that are dropped, and those that would be, as "node ×7"."""
     totals: dict[str, int] = {}
     for gate in pod.gates:
         for verdict in (Verdict.DROP, Verdict.WOULD_DROP):
             for reason, count in gate.packets.get(verdict.label, {}).items():
                 totals[reason] = totals.get(reason, 0) + count
-    return [f"{count} packets: {reason}" for reason, count in sorted(totals.items())]
+    return [f"{reason} ×{count}" for reason, count in sorted(totals.items())]
 
 
 def _path_signal(pod: PodStatus) -> Signal | None:
@@ -92,7 +92,9 @@ def show(screen: Screen, report: AgentReport) -> None:
         screen.table(PODS, report.pods)
     else:
         screen.line("No pods.")
-    for signal, text in pod_problems(report.pods):
+    for number, (signal, text) in enumerate(pod_problems(report.pods)):
+        if number == 0:
+            screen.line()
         screen.line(text, signal)
 
 

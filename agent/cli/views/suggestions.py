@@ -5,7 +5,10 @@ from collections.abc import Sequence
 import click
 import msgspec
 
-from agent.admin.observations import Observations
+from agent.admin.observations import Observations, ObservedPod
+from agent.cli.output import Column, Screen, Signal, full_name
+from agent.cli.views.sources import in_text, source_text, target_text
+from agent.drops.source_processes import protocol_word
 from agent.policy import suggested_yaml
 from agent.policy.api_types import Policy
 from agent.policy.review import Review, ReviewedFlows
@@ -38,8 +41,8 @@ def show(review: Review) -> None:
     click.echo(suggested_yaml.render(suggestions), nl=False)
 
 
-def show_json(review: Review) -> None:
-    output = SuggestOutput(
+def document(review: Review) -> SuggestOutput:
+    return SuggestOutput(
         nodes=[node.observations for node in review.nodes],
         flows=review.flows(),
         policies=[
@@ -48,7 +51,53 @@ def show_json(review: Review) -> None:
             if suggestion.policy and not suggestion.doubt
         ],
     )
-    click.echo(msgspec.json.encode(output))
+
+
+def show_flows(screen: Screen, rows: list[ReviewedFlows]) -> None:
+    """Print the observed traffic, and what follows from it."""
+    if rows:
+        screen.table(FLOWS, rows)
+    else:
+        screen.line("No dropped traffic has been observed.")
+
+
+def _review_text(reviewed: ReviewedFlows) -> str:
+    if reviewed.is_admitted:
+        return "admitted by now"
+    return reviewed.doubt or "policy suggested"
+
+
+FLOWS: tuple[Column[ReviewedFlows], ...] = (
+    Column("NODE", lambda row: row.node, is_wide=True),
+    Column("POD", lambda row: full_name(row.flows.pod.namespace, row.flows.pod.name)),
+    Column(
+        "TO",
+        lambda row: target_text(
+            protocol_word(row.flows.protocol),
+            row.flows.port,
+            has_many_ports=row.flows.has_many_ports,
+        ),
+    ),
+    Column("PACKETS", lambda row: row.flows.packets),
+    Column("LAST", lambda row: row.flows.last),
+    Column(
+        "SOURCE",
+        lambda row: in_text(
+            row.flows.process, source_text(row.flows.cgroup, _pod_name(row.flows.source_pod))
+        ),
+        is_below=True,
+    ),
+    Column(
+        "REVIEW",
+        _review_text,
+        is_below=True,
+        signal=lambda row: Signal.SAFE if row.is_admitted else Signal.CAUTION,
+    ),
+)
+
+
+def _pod_name(pod: ObservedPod | None) -> str:
+    return full_name(pod.namespace, pod.name) if pod else ""
 
 
 def show_check(review: Review, policies: Sequence[Policy]) -> tuple[bool, bool]:

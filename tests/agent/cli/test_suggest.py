@@ -149,7 +149,7 @@ def test_check_reports_rules_that_admit_nothing(command: Command) -> None:
     known = yaml.safe_dump_all([*SEEN.policies, _unused()])
     output = command.run([SEEN]).output
     done = command.run([SEEN], "--check", command.write(f"{output}---\n{known}"))
-    assert done.exit_code == 3
+    assert done.exit_code == 4
     assert "  idle: unit idle.service to TCP 1\n" in done.output
 
 

@@ -1,0 +1,78 @@
+"""`python -m tests.agent.cli.screens` writes the golden screens: what commands print on a terminal
+of 80 or 140 columns, from fixed reports. Read the difference before it is committed."""
+
+import io
+import pathlib
+import sys
+from collections.abc import Callable
+
+import rich.console
+
+from agent.cli.output import Screen
+from agent.cli.views import (
+    doctor,
+    drops,
+    pinned_status,
+    pods,
+    probes,
+    rules,
+    services,
+    status,
+    suggestions,
+)
+from agent.policy.review import FlowFilter, Review
+from tests.agent.cli import reports
+
+DIRECTORY = pathlib.Path(__file__).parent / "screens"
+_FORMATS = ((80, False), (140, False), (140, True))
+
+
+def _follow(screen: Screen) -> None:
+    for event in reports.EVENTS.events:
+        drops.show_event(screen, event)
+
+
+VIEWS: dict[str, Callable[[Screen], None]] = {
+    "doctor": lambda screen: doctor.show(screen, reports.FINDINGS),
+    "drops": lambda screen: drops.show(screen, reports.DROPS),
+    "drops-follow": _follow,
+    "pods": lambda screen: screen.table(pods.CONDITIONS, pods.rows(reports.PODS)),
+    "probes": lambda screen: probes.show(screen, reports.STATUS, probes.rows(reports.STATUS.pods)),
+    "rules": lambda screen: rules.show(screen, reports.RULES, rules.rows(reports.RULES.policies)),
+    "services": lambda screen: services.show(
+        screen, reports.SERVICES, services.rows(reports.SERVICES.services)
+    ),
+    "status": lambda screen: status.show(screen, reports.STATUS),
+    "status-of-pins": lambda screen: pinned_status.show(screen, reports.PINNED),
+    "status-trouble": lambda screen: status.show(screen, reports.TROUBLE),
+    "suggest": lambda screen: suggestions.show_flows(
+        screen, Review([reports.OBSERVATIONS], FlowFilter()).flows()
+    ),
+}
+
+
+def screens() -> dict[str, str]:
+    """The content of each file."""
+    return {
+        f"{name}{'-wide' if is_wide else ''}.{width}.txt": _screen(view, width, is_wide=is_wide)
+        for name, view in VIEWS.items()
+        for width, is_wide in _FORMATS
+    }
+
+
+def _screen(view: Callable[[Screen], None], width: int, *, is_wide: bool) -> str:
+    stream = io.StringIO()
+    console = rich.console.Console(file=stream, width=width, color_system=None)
+    view(Screen(is_wide=is_wide, console=console, now=reports.NOW))
+    return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
+
+
+def main() -> None:
+    DIRECTORY.mkdir(exist_ok=True)
+    for name, content in screens().items():
+        (DIRECTORY / name).write_text(content, encoding="utf-8")
+        sys.stderr.write(f"wrote {name}\n")
+
+
+if __name__ == "__main__":
+    main()
