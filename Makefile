@@ -11,7 +11,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: demo test lint types test-unit test-kernel test-image test-page test-cluster test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs pictures proto plugin setup clean
+.PHONY: demo test lint types test-unit test-kernel test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs pictures proto plugin setup clean
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -48,6 +48,10 @@ test-page: setup .venv/.page
 # The DaemonSet's pod on a containerd of the tests; a minute, most of it to build the image.
 test-image: setup
 	$(PYTEST) tests/image
+
+# The chart by Helm itself: `make test-chart HELM=PATH`. `make test` renders it by our own renderer.
+test-chart: setup
+	PODGATE_TEST_HELM=$(or $(HELM),helm) $(PYTEST) tests/chart/with_helm.py
 
 # podgate in a cluster of one node, which starts in namespaces of its own from the programs in BIN:
 # kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, and etcd 3.5 or newer (Debian's if
@@ -104,10 +108,11 @@ format: setup
 	.venv/bin/ruff format .
 	.venv/bin/clang-format -i $(C_FILES)
 
-# docs/reference/ and deploy/manifests/crd.yaml from the code; a test fails if one is not current.
+# docs/reference/ and the definition of HostAccessPolicies from the code, deploy/manifests from the chart; a test fails if one is not current.
 docs: setup
 	$(PYTHON) -m agent.cli.reference
 	$(PYTHON) -m tests.attacks
+	$(PYTHON) -m tests.chart
 
 # The pictures of docs/, from real runs: what `make demo` shows in a terminal, and the status page.
 pictures: setup .venv/.page

@@ -29,7 +29,7 @@ def pages() -> dict[str, str]:
         "docs/reference/kubectl.md": _plugin(),
         "docs/reference/logs.md": log_reference.page(),
         "docs/reference/probe-spec.schema.json": json.dumps(probespec.schema(), indent=2) + "\n",
-        "deploy/manifests/crd.yaml": definition.manifest(),
+        "deploy/chart/podgate/files/hostaccesspolicies.yaml": definition.manifest(),
     }
 
 

@@ -74,7 +74,7 @@ def main() -> None:
 def _run(node: OneNode) -> None:
     _note(f"{_BURST_PODS} pods at once, without podgate")
     without = [_burst_seconds(node, "", ()) for _ in range(_BURSTS)]
-    podgate = Deployment(node.api, node.runtime)
+    podgate = Deployment(node.api)
     podgate.apply()
     podgate.wait_until_ready()
     _note(f"{_BURST_PODS} pods at once, strict and with both gates")

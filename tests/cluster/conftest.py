@@ -88,7 +88,7 @@ def bare_cluster(isolated: None, request: pytest.FixtureRequest) -> Iterator[One
 @pytest.fixture(scope="session")
 def podgate(bare_cluster: OneNode) -> Deployment:
     """podgate as the manifests deploy it, unless README's commands have (test_walk.py)."""
-    made = Deployment(bare_cluster.api, bare_cluster.runtime)
+    made = Deployment(bare_cluster.api)
     if not bare_cluster.api.find("/api/v1/namespaces/podgate"):
         made.apply()
     made.wait_until_ready()

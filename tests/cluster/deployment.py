@@ -18,7 +18,6 @@ from tests import polling
 from tests.cluster.api import Api, Json
 from tests.image import manifests
 from tests.image.node import RUN_DIRECTORY
-from tests.runtime.containerd import Containerd
 
 NAMESPACE = "podgate"
 _DAEMON_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/podgate"
@@ -37,6 +36,7 @@ PATHS = {
     "Deployment": f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments",
     "Role": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles",
     "RoleBinding": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/rolebindings",
+    "ResourceQuota": f"/api/v1/namespaces/{NAMESPACE}/resourcequotas",
     "PodDisruptionBudget": f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets",
 }
 
@@ -44,16 +44,12 @@ PATHS = {
 class Deployment:
     """podgate's objects in a cluster of one node."""
 
-    def __init__(self, api: Api, runtime: Containerd) -> None:
-        """runtime: the node's, whose socket the agent's pod gets."""
+    def __init__(self, api: Api) -> None:
         self._api = api
-        self._runtime = runtime
 
     def apply(self) -> None:
         """Create all objects of the manifests, in the order of the kustomization."""
         for thing in manifests.applied():
-            if thing["kind"] == "DaemonSet":
-                self._use_runtime(thing["spec"]["template"]["spec"])
             self._api.create(PATHS[thing["kind"]], thing)
 
     def wait_until_ready(self) -> None:
@@ -92,7 +88,6 @@ class Deployment:
         """
         self.wait_until_available()
         spec = manifests.agent_pod("any")["spec"]
-        self._use_runtime(spec)
         (container,) = spec["containers"]
         container["args"] += arguments
         for number, path in enumerate(directories):
@@ -100,15 +95,6 @@ class Deployment:
             spec["volumes"].append({"name": name, "hostPath": {"path": str(path)}})
             container["volumeMounts"].append({"name": name, "mountPath": str(path)})
         self._api.patch(_DAEMON_SET, {"spec": {"template": {"spec": spec}}})
-
-    def _use_runtime(self, spec: Json) -> None:
-        """As docs/deploy.md describes it for runtimes other than containerd."""
-        path = str(self._runtime.sockets)
-        (volume,) = (one for one in spec["volumes"] if one["name"] == "runtime")
-        volume["hostPath"]["path"] = path
-        (container,) = spec["containers"]
-        (mount,) = (one for one in container["volumeMounts"] if one["name"] == "runtime")
-        mount["mountPath"] = path
 
     def pods(self) -> list[Json]:
         """Of the DaemonSet."""

@@ -9,6 +9,7 @@ import pathlib
 import subprocess
 from collections.abc import Iterator
 
+from agent import VERSION
 from agent.lab.lab import NODE_IPV4
 from agent.linux.cgroups import cgroup2_mount
 from tests import polling
@@ -21,8 +22,8 @@ from tests.runtime import containerd, crio
 from tests.runtime.containerd import Containerd
 
 NAME = "node1"
-# The image's name in deploy/manifests, as the runtime completes it.
-IMAGE = "docker.io/library/podgate:0.1.0"
+# The image's name in deploy/manifests.
+IMAGE = f"localhost/podgate:{VERSION}"
 
 
 class OneNode:

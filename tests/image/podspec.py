@@ -17,7 +17,13 @@ TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 # Of no meaning for the runtime: the scheduler, the API server or the probing kubelet reads them.
 _ELSEWHERE = {
-    *("serviceAccountName", "automountServiceAccountToken", "priorityClassName", "dnsPolicy"),
+    *(
+        "serviceAccountName",
+        "automountServiceAccountToken",
+        "priorityClassName",
+        "dnsPolicy",
+        "affinity",
+    ),
     *("enableServiceLinks", "terminationGracePeriodSeconds", "nodeSelector", "tolerations"),
 }
 _PROBES = {"startupProbe", "readinessProbe", "livenessProbe"}
@@ -79,8 +85,8 @@ def container(
     kubelet makes; token: of the service account.
     """
     (spec,) = pod["spec"]["containers"]
-    known = {"name", "image", "command", "args", "env", "resources", "securityContext"}
-    known |= {"volumeMounts", *_PROBES}
+    known = {"name", "image", "imagePullPolicy", "command", "args", "env", "resources"}
+    known |= {"securityContext", "volumeMounts", *_PROBES}
     assert spec.keys() <= known, spec.keys() - known
     paths = {one["name"]: _host_path(one, volumes) for one in pod["spec"]["volumes"]}
     mounts = [_mount(one, paths[one["name"]]) for one in spec["volumeMounts"]]
@@ -149,7 +155,8 @@ def make_host_paths(pod: Json) -> None:
 def _security(container: Json) -> Json:
     security: Json = container["securityContext"]
     known = {"privileged", "readOnlyRootFilesystem", "seccompProfile", "capabilities"}
-    known |= {"allowPrivilegeEscalation"}
+    # No profile of AppArmor is loaded on the tests' node.
+    known |= {"allowPrivilegeEscalation", "appArmorProfile"}
     assert security.keys() <= known, security.keys() - known
     return security
 

@@ -48,7 +48,8 @@ def test_every_file_is_applied() -> None:
     listed = yaml.safe_load((manifests.DIRECTORY / "kustomization.yaml").read_text("utf-8"))
     assert files == set(listed["resources"])
     # Each before what needs it.
-    assert kinds[:2] == ["Namespace", "CustomResourceDefinition"]
+    assert kinds[:3] == ["Namespace", "CustomResourceDefinition", "CustomResourceDefinition"]
+    assert kinds.index("ResourceQuota") < kinds.index("DaemonSet")
     assert kinds.index("ClusterRoleBinding") < kinds.index("DaemonSet") < kinds.index("Deployment")
 
 

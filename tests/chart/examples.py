@@ -1,0 +1,51 @@
+"""Values that the chart is tested with: by our renderer, by Helm, and by an API server."""
+
+from typing import Any
+
+VALUES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "enforce-only": {"enforceOnly": True},
+    "air-gapped": {
+        "image": {
+            "registry": "registry.example:5000",
+            "repository": "mirror/podgate",
+            "digest": "sha256:" + "0123456789abcdef" * 4,
+        },
+        "imagePullSecrets": [{"name": "mirror"}],
+    },
+    "everything": {
+        "mode": "enforce",
+        "maxMode": "enforce",
+        "agent": {
+            "extraArgs": ["--disable-default-rules=storage"],
+            "logFormat": "text",
+            "kubelet": "unit:k3s.service",
+            "nodeSelector": {"example.org/pool": "sandboxes"},
+            "tolerations": [{"key": "sandbox", "operator": "Exists", "effect": "NoSchedule"}],
+            "podAnnotations": {"example.org/note": "a: b"},
+            "podLabels": {"example.org/team": "nodes"},
+            "maxSurge": "5%",
+        },
+        "runtime": {"socket": "/run/cri-dockerd.sock"},
+        "kubelet": {"directory": "/var/lib/k0s/kubelet"},
+        "cni": {"enabled": True, "strictStart": True},
+        "controller": {
+            "replicas": 3,
+            "extraArgs": ["--log-format=text"],
+            "nodeSelector": {"example.org/pool": "system"},
+            "tolerations": [{"operator": "Exists"}],
+            "podAnnotations": {"example.org/note": "x"},
+            "podLabels": {"example.org/team": "nodes"},
+            "podDisruptionBudget": {"maxUnavailable": "50%"},
+        },
+        "guards": {"denyProbeHosts": True},
+        "namespace": {"create": True},
+    },
+    "least": {
+        "controller": {"enabled": False},
+        "guards": {"enabled": False},
+        "rbac": {"aggregate": False},
+        "crds": {"install": False},
+        "resourceQuota": {"enabled": False},
+    },
+}

@@ -1,0 +1,298 @@
+"""The chart: its values, what it renders, and what is made of it."""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from agent import VERSION
+from agent.cli import main as cli
+from agent.controller import admission
+from bpf.verdicts import Mode
+from tests.chart import examples, kubernetes, outputs, rendering, schemas
+from tests.chart.rendering import CHART, Json
+from tests.chart.schemas import Schemas
+
+_SCHEMA = schemas.read(CHART / "values.schema.json")
+_RUN = cli.main.commands["run"]
+
+
+def _problems(overrides: Json) -> list[str]:
+    return list(Schemas({}).problems(rendering.with_values(overrides), _SCHEMA))
+
+
+def _found(things: list[Json], kind: str, name: str = "podgate") -> Json:
+    (found,) = (one for one in things if one["kind"] == kind and one["metadata"]["name"] == name)
+    return found
+
+
+def _agent(overrides: Json, **release: str) -> Json:
+    """The spec of the agents' pods."""
+    daemon_set = _found(rendering.objects(overrides, **release), "DaemonSet")
+    spec: Json = daemon_set["spec"]["template"]["spec"]
+    return spec
+
+
+def _container(overrides: Json) -> Json:
+    (container,) = _agent(overrides)["containers"]
+    made: Json = container
+    return made
+
+
+def _arguments(overrides: Json) -> dict[str, Any]:
+    """As podgate itself parses them."""
+    command, *arguments = _container(overrides)["args"]
+    assert command == "run"
+    return dict(_RUN.make_context("run", arguments).params)
+
+
+@pytest.mark.parametrize("path", outputs.files(), ids=str)
+def test_what_is_made_of_the_chart_is_current(path: Any) -> None:
+    assert path.read_text(encoding="utf-8") == outputs.files()[path], "run `make docs`"
+
+
+def test_every_manifest_is_made_of_the_chart() -> None:
+    found = {
+        path for path in outputs.MANIFESTS.rglob("*.yaml") if path.name != "kustomization.yaml"
+    }
+    assert found == {path for path in outputs.files() if outputs.MANIFESTS in path.parents}
+
+
+@pytest.mark.parametrize("name", examples.VALUES)
+def test_every_object_fits_the_schemas_of_the_kubernetes_api(name: str) -> None:
+    for thing in rendering.objects(examples.VALUES[name]):
+        assert kubernetes.problems(thing) == []
+
+
+def test_an_unknown_field_and_a_wrong_type_are_found() -> None:
+    thing = _found(rendering.objects(), "DaemonSet")
+    thing["spec"]["minReadySeconds"] = "30"
+    thing["spec"]["template"]["spec"]["dnsPolcy"] = "Default"
+    first, second = kubernetes.problems(thing)
+    assert first == "DaemonSet podgate.spec.minReadySeconds: '30' is no integer"
+    assert second == "DaemonSet podgate.spec.template.spec.dnsPolcy: is not known"
+
+
+@pytest.mark.parametrize("name", examples.VALUES)
+def test_values_of_the_examples_fit_their_schema(name: str) -> None:
+    assert _problems(examples.VALUES[name]) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        ({"mode": "enfroce"}, ".mode: 'enfroce' is none of ['off', 'audit', 'enforce', 'strict']"),
+        ({"imge": {}}, ".imge: is not known"),
+        ({"image": {"digest": "sha256:12"}}, ".image.digest: 'sha256:12' does not match"),
+        ({"agent": {"maxSurge": 0}}, ".agent.maxSurge: 0 is less than 1"),
+        ({"controller": {"replicas": "2"}}, ".controller.replicas: '2' is no integer"),
+        ({"runtime": {"directories": []}}, ".runtime.directories: has too few items"),
+        ({"enforceOnly": "yes"}, ".enforceOnly: 'yes' is no boolean"),
+    ],
+)
+def test_a_wrong_value_is_rejected(overrides: Json, problem: str) -> None:
+    (found,) = _problems(overrides)
+    assert found.startswith(problem)
+
+
+def test_the_schema_has_every_value_and_no_other() -> None:
+    def names(schema: Json, path: str = "") -> set[str]:
+        inner = schema.get("properties", {})
+        found = {name for key, one in inner.items() for name in names(one, f"{path}.{key}")}
+        return found if inner else {path[1:]}
+
+    # Helm adds `global` for charts of which this one is a part.
+    assert names(_SCHEMA) == {name for name, _, _ in outputs.values()} | {"global"}
+
+
+def test_every_value_is_described() -> None:
+    assert [name for name, _, description in outputs.values() if not description] == []
+
+
+def test_modes_are_those_of_podgate() -> None:
+    assert _SCHEMA["properties"]["mode"]["enum"] == [mode.label for mode in Mode]
+
+
+def test_version_is_podgate_s() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+
+
+def test_default_drops_nothing_and_rolls_out_node_by_node() -> None:
+    parsed = _arguments({})
+    assert parsed["mode"] == "audit"
+    assert parsed["max_mode"] == "strict"
+    spec = _found(rendering.objects(), "DaemonSet")["spec"]
+    assert spec["updateStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_digest_and_registry_of_an_air_gapped_site_are_in_all_images() -> None:
+    things = rendering.objects(examples.VALUES["air-gapped"])
+    for kind, name in (("DaemonSet", "podgate"), ("Deployment", "podgate-controller")):
+        spec = _found(things, kind, name)["spec"]["template"]["spec"]
+        (container,) = spec["containers"]
+        assert re.fullmatch(
+            rf"registry\.example:5000/mirror/podgate:{VERSION}@sha256:[0-9a-f]{{64}}",
+            container["image"],
+        )
+        assert spec["imagePullSecrets"] == [{"name": "mirror"}]
+
+
+def test_no_image_is_one_of_a_public_registry_unless_named() -> None:
+    assert _container({})["image"] == f"localhost/podgate:{VERSION}"
+
+
+def test_enforce_only_is_not_privileged_and_has_the_documented_capabilities() -> None:
+    security = _container(examples.VALUES["enforce-only"])["securityContext"]
+    assert not security.get("privileged")
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {
+        "drop": ["ALL"],
+        "add": ["NET_ADMIN", "NET_BROADCAST", "NET_RAW", "SYS_ADMIN", "SYS_PTRACE"],
+    }
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert _arguments(examples.VALUES["enforce-only"])["max_mode"] == "enforce"
+
+
+def test_overlay_is_the_chart_s_enforce_only() -> None:
+    path = outputs.OVERLAYS / "enforce-only" / "kustomization.yaml"
+    overlay = yaml.safe_load(path.read_text(encoding="utf-8"))
+    ((_, patch),) = (one.items() for one in overlay["patches"])
+    base = _found(rendering.objects({"namespace": {"create": True}}), "DaemonSet")
+    (container,) = base["spec"]["template"]["spec"]["containers"]
+    for change in yaml.safe_load(patch[1]):
+        place, _, name = change["path"].rpartition("/")
+        assert (change["op"], place) == ("replace", "/spec/template/spec/containers/0")
+        container[name] = change["value"]
+    assert base == _found(rendering.objects({"enforceOnly": True}), "DaemonSet")
+
+
+def test_all_usual_runtimes_are_mounted_without_a_type_that_would_hold_the_pod() -> None:
+    spec = _agent({})
+    volumes = {one["name"]: one["hostPath"] for one in spec["volumes"] if "hostPath" in one}
+    mounts = {one["mountPath"]: volumes.get(one["name"]) for one in _mounts(spec)}
+    for path in ("/run/containerd", "/run/crio", "/run/k3s/containerd", "/run/k0s"):
+        assert mounts[path] == {"path": path, "type": "DirectoryOrCreate"}
+
+
+def _mounts(spec: Json) -> list[Json]:
+    (container,) = spec["containers"]
+    found: list[Json] = container["volumeMounts"]
+    return found
+
+
+def test_a_named_socket_replaces_them() -> None:
+    overrides = {"runtime": {"socket": "/run/cri-dockerd.sock"}}
+    spec = _agent(overrides)
+    (volume,) = (one for one in spec["volumes"] if one["name"].startswith("runtime"))
+    (mount,) = (one for one in _mounts(spec) if one["name"] == volume["name"])
+    assert volume["hostPath"]["path"] == "/run"
+    socket = _arguments(overrides)["cri_socket"]
+    assert str(socket) == f"{mount['mountPath']}/cri-dockerd.sock"
+
+
+@pytest.mark.parametrize("name", examples.VALUES)
+def test_every_volume_is_mounted_once_and_every_mount_has_one(name: str) -> None:
+    spec = _agent(examples.VALUES[name])
+    mounted = [one["name"] for one in _mounts(spec)]
+    assert sorted(mounted) == sorted(one["name"] for one in spec["volumes"])
+    assert len({one["mountPath"] for one in _mounts(spec)}) == len(mounted)
+
+
+def test_cni_directories_are_mounted_where_the_agent_writes() -> None:
+    parsed = _arguments(examples.VALUES["everything"])
+    writable = {one["mountPath"] for one in _mounts(_agent(examples.VALUES["everything"]))}
+    assert {str(parsed["cni_conf_dir"]), str(parsed["cni_bin_dir"])} <= writable
+    assert parsed["cni_strict_start"]
+
+
+def test_agents_run_where_the_image_and_a_kernel_are() -> None:
+    spec = _agent({})
+    assert spec["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    affinity = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = affinity["nodeSelectorTerms"]
+    needed = {one["key"]: (one["operator"], one["values"]) for one in term["matchExpressions"]}
+    assert needed["kubernetes.io/arch"] == ("In", ["amd64", "arm64"])
+    assert needed["type"] == ("NotIn", ["virtual-kubelet"])
+
+
+def test_agents_resolve_names_as_their_node() -> None:
+    assert _agent({})["dnsPolicy"] == "Default"
+
+
+def test_guards_name_the_agents_of_the_release_s_namespace() -> None:
+    policies = [
+        one
+        for one in rendering.objects({}, namespace="elsewhere")
+        if one["kind"] == "ValidatingAdmissionPolicy" and "agent" in one["metadata"]["name"]
+    ]
+    user = "request.userInfo.username == 'system:serviceaccount:elsewhere:podgate'"
+    assert len(policies) == 2
+    for policy in policies:
+        assert [one["expression"] for one in policy["spec"]["matchConditions"]] == [user]
+
+
+def test_nothing_is_in_another_namespace_than_the_release() -> None:
+    things = rendering.objects(examples.VALUES["everything"], namespace="elsewhere")
+    named = {one["metadata"]["namespace"] for one in things if "namespace" in one["metadata"]}
+    subjects = {one["namespace"] for thing in things for one in thing.get("subjects", ())}
+    assert named == subjects == {"elsewhere"}
+
+
+@pytest.mark.parametrize("service", ["Helm", "kubectl"])
+def test_every_object_has_a_label_by_which_it_is_found(service: str) -> None:
+    for thing in rendering.objects(examples.VALUES["everything"], service=service):
+        labels = thing["metadata"]["labels"]
+        assert labels["app.kubernetes.io/name"].startswith("podgate")
+        if thing["kind"] != "CustomResourceDefinition":
+            assert labels["app.kubernetes.io/managed-by"] == service
+            assert ("helm.sh/chart" in labels) == (service == "Helm")
+
+
+def test_selectors_have_no_label_that_a_version_changes() -> None:
+    for thing in rendering.objects():
+        if thing["kind"] in ("DaemonSet", "Deployment"):
+            assert thing["spec"]["selector"]["matchLabels"].keys() == {"app.kubernetes.io/name"}
+            assert thing["spec"]["template"]["metadata"]["labels"].keys() == {
+                "app.kubernetes.io/name",
+                "app.kubernetes.io/component",
+                "app.kubernetes.io/part-of",
+            }
+
+
+def test_quota_admits_the_pods_of_both_priority_classes() -> None:
+    things = rendering.objects()
+    (expression,) = _found(things, "ResourceQuota")["spec"]["scopeSelector"]["matchExpressions"]
+    used = {
+        one["spec"]["template"]["spec"]["priorityClassName"]
+        for one in things
+        if one["kind"] in ("DaemonSet", "Deployment")
+    }
+    assert set(expression["values"]) == used
+
+
+def test_policies_outlive_the_release() -> None:
+    for thing in rendering.objects():
+        if thing["kind"] == "CustomResourceDefinition":
+            assert thing["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def test_controller_can_be_left_out_with_all_that_is_its() -> None:
+    things = rendering.objects({"controller": {"enabled": False}})
+    assert not [one for one in things if "controller" in one["metadata"]["name"]]
+
+
+def test_webhook_s_service_is_that_which_the_controller_names() -> None:
+    service = _found(rendering.objects(), "Service", admission.SERVICE_NAME)
+    assert [one["port"] for one in service["spec"]["ports"]] == [admission.WEBHOOK_PORT]
+
+
+def test_notes_have_the_way_to_enforce_and_the_way_out() -> None:
+    notes = rendering.texts(namespace="elsewhere")[rendering.NOTES]
+    assert "Nothing is dropped." in notes
+    assert "kubectl podgate suggest" in notes
+    assert "kubectl podgate enforce NAMESPACE" in notes
+    assert "--podgate-namespace=elsewhere" in notes
+    assert "kubectl podgate uninstall" in notes
+    assert "Nothing is dropped." not in rendering.texts({"mode": "enforce"})[rendering.NOTES]
