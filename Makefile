@@ -58,9 +58,10 @@ test-chart: setup
 # there is none). Some tests with `make test-cluster BIN=DIR FILES="tests/cluster/test_deployment.py"`.
 # Twenty minutes, half of them a soak: PODGATE_TEST_SOAK_SECONDS and PODGATE_TEST_SEED change that,
 # PODGATE_TEST_KILLS=20 kills more relays, PODGATE_TEST_IMAGE=FILE tests an image that exists.
+# HELM=PATH installs podgate by the chart, instead of deploy/manifests, which are made of it.
 # Without BIN: what needs only an API server, in the cluster of KUBECONFIG.
 test-cluster: setup
-	PODGATE_TEST_BIN=$(BIN) $(PYTEST) $(LONG) $(or $(FILES),tests/cluster) $(if $(BIN),,-m 'not kernel')
+	PODGATE_TEST_BIN=$(BIN) PODGATE_TEST_HELM=$(HELM) $(PYTEST) $(LONG) $(or $(FILES),tests/cluster) $(if $(BIN),,-m 'not kernel')
 
 # Gates and connections over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact.
 test-continuity: setup

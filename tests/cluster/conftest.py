@@ -29,6 +29,8 @@ from tests.image import building
 _BIN = "PODGATE_TEST_BIN"
 # An archive of the image, as deploy/rootfs.py makes it, instead of one of this tree.
 _IMAGE = "PODGATE_TEST_IMAGE"
+# Helm installs podgate then, instead of the manifests.
+_HELM = "PODGATE_TEST_HELM"
 _SKIPPED = (
     "tests/cluster was SKIPPED: no cluster was named. Name the directory of its programs in BIN "
     "(make test-cluster BIN=DIR), or a cluster in KUBECONFIG."
@@ -90,7 +92,10 @@ def podgate(bare_cluster: OneNode) -> Deployment:
     """podgate as the manifests deploy it, unless README's commands have (test_walk.py)."""
     made = Deployment(bare_cluster.api)
     if not bare_cluster.api.find("/api/v1/namespaces/podgate"):
-        made.apply()
+        if helm := os.environ.get(_HELM):
+            made.install(helm, bare_cluster.control_plane.kubeconfig("admin"))
+        else:
+            made.apply()
     made.wait_until_ready()
     return made
 

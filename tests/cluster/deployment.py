@@ -5,6 +5,7 @@ import contextlib
 import os
 import pathlib
 import signal
+import subprocess
 import urllib.request
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,7 @@ from agent.admin.report import AgentReport, PodStatus, RulesReport
 from agent.errors import AgentRequestError
 from agent.settings import admin_socket
 from tests import polling
+from tests.chart import rendering
 from tests.cluster.api import Api, Json
 from tests.image import manifests
 from tests.image.node import RUN_DIRECTORY
@@ -51,6 +53,12 @@ class Deployment:
         """Create all objects of the manifests, in the order of the kustomization."""
         for thing in manifests.applied():
             self._api.create(PATHS[thing["kind"]], thing)
+
+    def install(self, helm: str, kubeconfig: pathlib.Path) -> None:
+        """As `apply`, by Helm and the chart."""
+        command = [helm, "install", "podgate", str(rendering.CHART), f"--kubeconfig={kubeconfig}"]
+        named = ["--namespace", NAMESPACE, "--create-namespace"]
+        subprocess.run([*command, *named], check=True, timeout=120)
 
     def wait_until_ready(self) -> None:
         """The roll-out is complete, and the agent that has the node responds."""
