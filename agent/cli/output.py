@@ -142,8 +142,8 @@ def sort(rows: Sequence[Row], columns: Sequence[Column[Row]], header: str) -> li
         names = ", ".join(by_header)
         raise click.BadParameter(f"{header!r} is no column; use {names}", param_hint="--sort")
     cell = column.cell
-    present = [row for row in rows if cell(row) is not None]
-    absent = [row for row in rows if cell(row) is None]
+    present = [row for row in rows if cell(row) not in (None, "")]
+    absent = [row for row in rows if cell(row) in (None, "")]
     is_descending = any(not isinstance(cell(row), str | Sequence) for row in present)
     key: Callable[[Row], Any] = cell
     return sorted(present, key=key, reverse=is_descending) + absent

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import click
 
 from agent import metrics
-from agent.cli import log_reference
+from agent.cli import log_reference, schemas
 from agent.cli import main as cli
 from agent.kubectl import main as plugin
 from agent.policy import definition
@@ -30,6 +30,7 @@ def pages() -> dict[str, str]:
         "docs/reference/logs.md": log_reference.page(),
         "docs/reference/probe-spec.schema.json": json.dumps(probespec.schema(), indent=2) + "\n",
         "deploy/chart/podgate/files/hostaccesspolicies.yaml": definition.manifest(),
+        **{f"docs/reference/schemas/{name}": text for name, text in schemas.schemas().items()},
     }
 
 
@@ -113,6 +114,7 @@ def _block(title: str, text: str) -> str:
 
 def main() -> None:
     for name, content in pages().items():
+        (ROOT / name).parent.mkdir(exist_ok=True)
         (ROOT / name).write_text(content, encoding="utf-8")
         sys.stderr.write(f"wrote {name}\n")
 

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from agent.cli.commands import options
 
@@ -17,6 +18,25 @@ if TYPE_CHECKING:
 _HEADER = re.compile(r"([-A-Za-z0-9]+):[ \t]*([^\r\n]*)")
 _ANY_PORT = 65535
 _DAY = 86_400.0
+
+
+class ProbeStep(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One step. milliseconds: since the start; address: that it concerns."""
+
+    milliseconds: float
+    address: str
+    text: str
+
+
+class ProbeReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Result of one probe. families: that responded; address: the last one tried, if any."""
+
+    result: str
+    message: str
+    milliseconds: float
+    families: list[str]
+    address: str | None
+    steps: list[ProbeStep]
 
 
 def _headers(
@@ -104,10 +124,10 @@ def probe(
         ip_family_policy=ip_family_policy,
         target="localhost" if localhost else "pod",
     )
-    steps: list[tuple[float, str, str]] = []
+    steps: list[ProbeStep] = []
 
     def on_step(milliseconds: float, address: str, text: str) -> None:
-        steps.append((milliseconds, address, text))
+        steps.append(ProbeStep(milliseconds=round(milliseconds, 3), address=address, text=text))
         if output.is_table:
             click.echo(f"{milliseconds:9.1f} ms  {address}  {text}")
 
@@ -146,15 +166,12 @@ def _handler(
     return HttpGet(port, path, "HTTPS" if tls else "HTTP", headers, "HTTP2" if h2c else "HTTP1")
 
 
-def _document(outcome: "ProbeOutcome", steps: list[tuple[float, str, str]]) -> dict[str, object]:
-    return {
-        "result": outcome.result.value,
-        "message": outcome.message,
-        "milliseconds": round(outcome.duration_seconds * 1000, 3),
-        "families": list(outcome.families),
-        "address": outcome.address,
-        "steps": [
-            {"milliseconds": round(at, 3), "address": address, "text": text}
-            for at, address, text in steps
-        ],
-    }
+def _document(outcome: "ProbeOutcome", steps: list[ProbeStep]) -> ProbeReport:
+    return ProbeReport(
+        result=outcome.result.value,
+        message=outcome.message,
+        milliseconds=round(outcome.duration_seconds * 1000, 3),
+        families=list(outcome.families),
+        address=outcome.address,
+        steps=steps,
+    )

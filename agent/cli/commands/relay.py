@@ -26,9 +26,10 @@ def restart(run_directory: pathlib.Path) -> None:
     """
     from agent.admin import client as admin_client
 
-    asyncio.run(
-        admin_client.post(
-            admin_socket(run_directory), "/relay/restart", timeout_seconds=_RESTART_SECONDS
-        )
-    )
+    async def request() -> None:
+        socket = admin_socket(run_directory)
+        await admin_client.fetch_version(socket)  # an agent that hangs is found soon
+        await admin_client.post(socket, "/relay/restart", timeout_seconds=_RESTART_SECONDS)
+
+    asyncio.run(request())
     click.echo("A new relay has taken over.")

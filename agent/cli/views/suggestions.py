@@ -1,6 +1,7 @@
 """Output of `podgate suggest`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import click
 import msgspec
@@ -20,7 +21,7 @@ class SuggestOutput(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     nodes: list[Observations]
     flows: list[ReviewedFlows]
-    policies: list[dict[str, object]]
+    policies: list[dict[str, Any]]
     """Those without a doubt."""
 
 
