@@ -13,8 +13,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("docs/guides/*.md"), *ROOT.glob("*.md")])
 PAGE = ROOT / "docs" / "architecture.md"
 MAX_FILES = 15
-OTHER_OPTIONS = {  # of Python, kube-proxy, Cilium, the example clients and kubectl podgate
-    *("--system-site-packages", "--cluster-cidr"),
+OTHER_OPTIONS = {  # of Python, kube-proxy, kubelet, Cilium, example clients, kubectl podgate
+    *("--system-site-packages", "--cluster-cidr", "--root-dir"),
     *("--once", "--instance-id", "--rev", "--allow-localhost"),
     "--yes",
 }

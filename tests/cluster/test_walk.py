@@ -1,7 +1,8 @@
 """The commands of README and the guides for a cluster, typed as they are, with the real kubectl.
 
-README installs podgate; the guides follow in the same cluster. They find what a reader has: a
-kubeconfig, and a namespace `shop` with a pod `web` that has probes.
+README installs podgate, by Helm if HELM names it (`make test-cluster`), else by kubectl; the guides
+follow in the same cluster. They find what a reader has: a kubeconfig, and a namespace `shop` with a
+pod `web` that has probes.
 """
 
 import os
@@ -41,8 +42,13 @@ def typed(
     if shutil.which("kubectl") is None:
         pytest.fail("kubectl is not installed; put it into PATH", pytrace=False)
     home = tmp_path_factory.mktemp("home")
+    helm = os.environ.get("PODGATE_TEST_HELM")
+    programs = tmp_path_factory.mktemp("programs")
+    if helm:
+        (programs / "helm").symlink_to(pathlib.Path(helm).absolute())
     environment = {
         **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
         "HOME": str(home),  # kubectl caches the API's resources below it
         "KUBECONFIG": str(bare_cluster.control_plane.kubeconfig("admin")),
         "NO_COLOR": "1",
@@ -53,7 +59,8 @@ def typed(
         if entry.name != "dist":
             (checkout / entry.name).symlink_to(entry)
     with shell.started(["bash", "--norc"], checkout, environment) as made:
-        for block in blocks.of(_README, "cluster"):
+        way = "cluster by helm" if helm else "cluster by kubectl"
+        for block in blocks.of(_README, "cluster", way):
             made.follow(block)
         yield made
 

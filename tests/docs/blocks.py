@@ -4,6 +4,7 @@ The words behind a block's language decide:
 
     ```sh sandbox               tests/kernel/test_walk.py runs it, in namespaces of its own
     ```sh cluster               tests/cluster/test_walk.py runs it against a cluster of one node
+    ```sh cluster by helm       the same, where podgate is installed by Helm; else "by kubectl"
     ```sh test: tests/x.py      that test runs the same
     ```sh untested: a reason    no test can run it
 
@@ -93,9 +94,9 @@ def read(page: pathlib.Path) -> list[Block]:
     return found
 
 
-def of(page: pathlib.Path, marker: str) -> list[Block]:
-    """A page's blocks of commands that have this marker, in their order."""
-    return [block for block in read(page) if block.is_commands and block.marker == marker]
+def of(page: pathlib.Path, *markers: str) -> list[Block]:
+    """A page's blocks of commands that have one of these markers, in their order."""
+    return [block for block in read(page) if block.is_commands and block.marker in markers]
 
 
 def matches(expected: str, output: str) -> bool:

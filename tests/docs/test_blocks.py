@@ -51,7 +51,7 @@ def test_each_block_of_a_walk_runs_in_a_test_or_has_a_reason(page: pathlib.Path)
 def has_place(block: Block) -> bool:
     kind, _, detail = block.marker.partition(":")
     match kind:
-        case "sandbox" | "cluster":
+        case "sandbox" | "cluster" | "cluster by helm" | "cluster by kubectl":
             return not detail
         case "test":
             return (ROOT / detail.strip()).is_file()
