@@ -162,6 +162,16 @@ class ClsactFilters:
                 f"cannot move the filter of interface {ifindex}: {error}"
             ) from error
 
+    def order(self, ifindex: int) -> list[tuple[int | None, bool]]:
+        """Filters in the order in which they run: the program, None for another kind of filter,
+        and whether it is podgate's. Empty without a clsact qdisc, and without such an interface.
+        """
+        try:
+            found = list(self._filters(ifindex, self._parent))
+        except pyroute2.NetlinkError:
+            return []
+        return [(one.program_id, one.is_ours) for one in found]
+
     def _is_current(self, ifindex: int) -> bool:
         """Whether our filter is as `attach` leaves it, by one query instead of five."""
         try:

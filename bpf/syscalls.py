@@ -436,6 +436,22 @@ def program_id(program_fd: int) -> int:
     return int(struct.unpack("=II", object_info(program_fd, 8))[1])
 
 
+def program_name(program_id: int) -> str:
+    """A program's name, up to 15 bytes; empty if it is gone, or has none.
+
+    The field of `struct bpf_prog_info` (include/uapi/linux/bpf.h) at byte 64.
+    """
+    try:
+        program_fd = fd_by_id(Command.PROG_GET_FD_BY_ID, program_id)
+    except errors.BpfError:
+        return ""
+    try:
+        name = object_info(program_fd, 80)[64:]
+    finally:
+        os.close(program_fd)
+    return name.partition(b"\0")[0].decode("utf-8", "replace")
+
+
 def link_program_id(link_fd: int) -> int:
     """The id of the program that a link runs: the third field of `struct bpf_link_info`."""
     return int(struct.unpack("=III", object_info(link_fd, 12))[2])

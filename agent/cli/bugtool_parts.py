@@ -13,10 +13,10 @@ import click
 import pyroute2
 
 from agent.admin import client as admin_client
-from agent.cli import doctor
 from agent.cli.bugtool import Content, Part
 from agent.cli.redaction import LEFT_OUT
 from agent.default_deny import ruleset
+from agent.doctor import checks
 from agent.linux import nft
 from agent.pinned import drops, maps, programs, rules, status
 from agent.relay import interfaces as relay_interfaces
@@ -70,7 +70,7 @@ def parts(
     yield Part("pins/maps.json", lambda: maps.read(maps.paths(installation)))
     yield Part("pins/entries.json", lambda: _entries(installation))
     yield Part("pins/programs.json", lambda: programs.read(installation))
-    yield Part("doctor.json", lambda: asyncio.run(doctor.run_checks(bpffs, run_directory)))
+    yield Part("doctor.json", lambda: asyncio.run(checks.run(bpffs, run_directory)))
     yield Part("network/nft.txt", _default_deny_table)
     yield Part("network/relay.json", relay_network)
     yield Part("kernel.json", kernel)

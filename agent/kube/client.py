@@ -6,6 +6,8 @@ and its watch has no read timeout, no bookmarks and no back-off (agent/kube/watc
 
 import asyncio
 import contextlib
+import datetime
+import email.utils
 import json
 import os
 import ssl
@@ -149,6 +151,19 @@ class ApiClient:
             raise _connection_error(error) from error
         finally:
             response.release()
+
+    async def date(self) -> datetime.datetime:
+        """The API server's time, in whole seconds, by a response's header. Raises `ApiError`."""
+        import aiohttp
+
+        limits = aiohttp.ClientTimeout(total=_RESPONSE_SECONDS, sock_connect=_CONNECT_SECONDS)
+        response = await self._send("GET", "/version", None, None, JSON, JSON, limits)
+        response.release()
+        try:
+            found = email.utils.parsedate_to_datetime(response.headers.get("Date", ""))
+        except ValueError as error:
+            raise ApiError("the API server sends no time") from error
+        return found.replace(tzinfo=found.tzinfo or datetime.UTC)
 
     @contextlib.asynccontextmanager
     async def stream(

@@ -31,6 +31,8 @@ from agent.policy.selectors import LabelSelector, PodSelector
 from agent.settings import DEFAULT_RULE_GROUPS
 
 API_SERVER = "api-server"
+NODE_DNS = "podgate:node-dns/coredns"
+"""The policy by which host processes may resolve names."""
 
 # A process that serves the API server's port is searched for this often: some milliseconds.
 _SEARCH_SECONDS = 5.0

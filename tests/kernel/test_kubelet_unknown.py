@@ -115,10 +115,10 @@ def admitted(report: AgentReport) -> str:
 
 
 def doctor(agent: AgentProcess) -> dict[str, str]:
-    """Its finding about the agent."""
+    """Its finding about the kubelet's cgroup; about the agent if all is well."""
     where = ("--run-directory", str(agent.run_directory), "--bpffs", str(agent.bpffs))
     findings = json.loads(agent.run("doctor", "--output", "json", *where).stdout)
-    (finding,) = (each for each in findings if each["check"] == "agent")
+    (finding,) = (each for each in findings if each["check"] in ("agent", "kubelet-cgroup"))
     return dict(finding)
 
 

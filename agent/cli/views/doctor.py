@@ -1,7 +1,7 @@
 """Output of `podgate doctor`."""
 
-from agent.cli.doctor import Finding, Severity
 from agent.cli.output import Screen, Signal
+from agent.doctor.finding import Finding, Severity
 
 _MARKS = {
     Severity.OK: ("✓", Signal.SAFE),
@@ -14,4 +14,5 @@ def show(screen: Screen, findings: list[Finding]) -> None:
     """Print one line for each finding."""
     for finding in findings:
         mark, signal = _MARKS[finding.severity]
-        screen.line(f"{mark} {finding.check}: {finding.text}", signal)
+        text = " ".join(filter(None, (finding.text, finding.remedy)))
+        screen.line(f"{mark} {finding.check}: {text}", signal)

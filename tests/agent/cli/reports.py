@@ -26,10 +26,10 @@ from agent.admin.report import (
     RuleStatus,
     SourceProcessStatus,
 )
-from agent.cli.doctor import Finding, Severity
 from agent.client import endpoints_pb2, podinfo_pb2
 from agent.client.podinfo import PodInfoState
 from agent.client.services import ServicesState
+from agent.doctor.finding import Finding, Severity
 from agent.pinned.report import Exposure, PinnedGateStatus, PinnedRelayStatus, PinnedStatus
 from agent.pods.conditions import Condition
 
@@ -389,8 +389,14 @@ FINDINGS = [
         Severity.WARNING,
         "Kernel reports no process names to gates (Linux 6.16): 'podgate drops' shows cgroups, and "
         "processes only for hooks.",
+        "Nothing has to be done; a newer kernel has it.",
     ),
-    Finding("agent", Severity.PROBLEM, TROUBLE.open_ports),
+    Finding(
+        "kubelet-cgroup",
+        Severity.PROBLEM,
+        TROUBLE.open_ports,
+        "Name it: --kubelet=process:NAME, unit:kubelet.service or cgroup:/path.",
+    ),
 ]
 PINNED = PinnedStatus(
     agent="no agent responds",

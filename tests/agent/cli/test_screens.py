@@ -39,7 +39,7 @@ def test_there_is_no_other_screen() -> None:
         ("status-trouble", "31", "GateBypassed"),
         ("status-trouble", "31", "Kubelet not identified"),
         ("status-of-pins", "31", "no"),
-        ("doctor", "31", "✗ agent"),
+        ("doctor", "31", "✗ kubelet-cgroup"),
     ],
 )
 def test_colour_is_the_danger(name: str, colour: str, text: str) -> None:

@@ -1,0 +1,111 @@
+"""Findings about the agent, by its report."""
+
+import pathlib
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.admin.report import (
+    HookStatus,
+    PodSourceStatus,
+    PolicyStatus,
+    RawSocketStatus,
+    RulesReport,
+)
+from agent.doctor import agent
+from agent.doctor.finding import Finding, Severity
+from agent.pods import off_file
+from agent.policy import host_agents
+from agent.policy.default_rules import NODE_DNS
+from tests.agent.kubectl.reporting import REPORT, pod
+
+RULES = RulesReport(sources=[], policies=[], problems=[])
+DNS_RULES = RulesReport(
+    sources=[], policies=[PolicyStatus(name=NODE_DNS, source="", pods=[], rules=[])], problems=[]
+)
+
+
+def of(**changes: Any) -> list[Finding]:
+    return list(agent.of_report(msgspec.structs.replace(REPORT, **changes)))
+
+
+def test_agent_without_a_problem_is_one_line() -> None:
+    (finding,) = of()
+    assert (finding.check, finding.severity) == ("agent", Severity.OK)
+    assert finding.text == "Agent running, pid 1, all pods synced."
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "text"),
+    [
+        ({"is_synced": False}, "agent", "Initial pod sync not finished."),
+        (
+            {"pod_source": PodSourceStatus(pods_from="", problems=["The watch fails."])},
+            "pods",
+            "The watch fails.",
+        ),
+        ({"kubelet_unfollowed": "no BTF."}, "kubelet-restarts", "no BTF."),
+        (
+            {"raw_sockets": RawSocketStatus(mode="deny-pods", problem="Not all.", sources=[])},
+            "raw-sockets",
+            "--raw-sockets=deny-pods: Not all.",
+        ),
+        (
+            {"hooks": [HookStatus(name="hook_connect4", problem="no room")]},
+            "agent-hooks",
+            "Hooks not attached: hook_connect4.",
+        ),
+        (
+            {"relay": msgspec.structs.replace(REPORT.relay, problem="nftables is missing.")},
+            "relay",
+            "Strict unavailable, falling back to enforce: nftables is missing.",
+        ),
+    ],
+)
+def test_each_problem_of_the_agent_is_a_warning(
+    changes: dict[str, Any], check: str, text: str
+) -> None:
+    (finding,) = of(**changes)
+    assert (finding.check, finding.severity) == (check, Severity.WARNING)
+    assert text in finding.text
+    assert finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("mode", "severity"),
+    [
+        ("audit", Severity.WARNING),
+        ("enforce", Severity.PROBLEM),
+        ("strict", Severity.PROBLEM),
+    ],
+)
+def test_unknown_kubelet_is_a_problem_once_a_pod_is_closed(mode: str, severity: Severity) -> None:
+    unknown = {"kubelet": None, "kubelet_problem": "no such process."}
+    (finding,) = of(**unknown, pods=[pod("web", mode, "Enforced")])
+    assert (finding.check, finding.severity) == ("kubelet-cgroup", severity)
+    assert "Kubelet not identified: no such process." in finding.text
+    assert ("1 pod is in enforce or strict." in finding.text) == (severity is Severity.PROBLEM)
+    assert "--kubelet" in finding.remedy
+
+
+def test_dns_rule_is_needed_where_something_may_be_enforced() -> None:
+    limited = msgspec.structs.replace(REPORT, max_mode="audit")
+    assert agent.dns_rule(REPORT, RULES).severity is Severity.WARNING
+    assert agent.dns_rule(REPORT, DNS_RULES).severity is Severity.OK
+    assert agent.dns_rule(limited, RULES).severity is Severity.OK
+
+
+def test_dns_rule_is_named_as_the_default_rules_name_it() -> None:
+    names = {f"podgate:{one.group}/{one.name}" for one in host_agents.TABLE}
+    assert NODE_DNS in names
+
+
+async def test_node_that_is_switched_off_is_a_problem(tmp_path: pathlib.Path) -> None:
+    findings = await agent.check(tmp_path, tmp_path, is_in_cluster=False)
+    assert [finding.check for finding in findings] == ["agent"]
+    off_file.path(tmp_path).touch()
+    off, silent = await agent.check(tmp_path, tmp_path, is_in_cluster=False)
+    assert (off.check, off.severity) == ("off", Severity.PROBLEM)
+    assert "all of its pods are open" in off.text
+    assert silent.severity is Severity.WARNING

@@ -1,0 +1,129 @@
+"""`podgate doctor` on a real API server: the account's rights, the definitions, and the clock.
+
+What the API server answers is recorded for the unit tests; PODGATE_TEST_RECORD=1 records it again.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from agent.doctor import cluster
+from agent.doctor.finding import Finding, Severity
+from agent.kube.client import ApiClient
+from tests import polling
+from tests.agent.doctor import answers
+from tests.cluster import api_only, conftest, deployment
+from tests.cluster.api_only import ApiOnly
+from tests.image import manifests
+
+pytestmark = pytest.mark.kernel
+_APPLIED = (
+    *("Namespace", "CustomResourceDefinition", "ServiceAccount"),
+    *("ClusterRole", "ClusterRoleBinding"),
+)
+_POLICIES = "hostaccesspolicies.policy.podgate.io"
+_DEFINITIONS = deployment.PATHS["CustomResourceDefinition"]
+
+
+@pytest.fixture(scope="module")
+def server(isolated: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiOnly]:
+    """An API server with podgate's definitions and rights."""
+    directory = tmp_path_factory.mktemp("doctor")
+    with api_only.running(conftest.binaries(), directory) as made:
+        for thing in manifests.applied():
+            if thing["kind"] in _APPLIED:
+                made.api.create(deployment.PATHS[thing["kind"]], thing)
+        yield made
+
+
+def findings(server: ApiOnly) -> dict[str, list[Finding]]:
+    """By check, with the agent's account."""
+
+    async def check() -> list[Finding]:
+        api = await ApiClient.open(str(server.kubeconfig("podgate")))
+        try:
+            return await cluster.check(api)
+        finally:
+            await api.aclose()
+
+    found: dict[str, list[Finding]] = {}
+    for finding in asyncio.run(check()):
+        found.setdefault(finding.check, []).append(finding)
+    return found
+
+
+def until_all_ok(server: ApiOnly) -> dict[str, list[Finding]]:
+    """RBAC's caches follow changes some moments later."""
+
+    def check() -> dict[str, list[Finding]] | None:
+        found = findings(server)
+        is_ok = all(one.severity is Severity.OK for each in found.values() for one in each)
+        return found if is_ok else None
+
+    made = polling.wait_until("all is in order", check)
+    assert made is not None
+    return made
+
+
+def test_account_of_the_manifests_has_all_rights_and_definitions(server: ApiOnly) -> None:
+    assert set(until_all_ok(server)) == {"api-server", "rights", "definitions", "clock"}
+
+
+def test_account_without_its_role_lacks_all_rights(server: ApiOnly) -> None:
+    until_all_ok(server)
+    binding = f"{deployment.PATHS['ClusterRoleBinding']}/podgate"
+    (of_agent,) = (
+        thing
+        for thing in manifests.applied()
+        if (thing["kind"], thing["metadata"]["name"]) == ("ClusterRoleBinding", "podgate")
+    )
+    server.api.delete(binding)
+    try:
+        lacking = polling.wait_until(
+            "all rights are missing",
+            lambda: len(found := findings(server)["rights"]) == len(cluster.RIGHTS) and found,
+        )
+        assert isinstance(lacking, list)
+        needed = [one.text for one in lacking if one.severity is Severity.PROBLEM]
+        assert (
+            "The account may not patch pods/status: pods with readiness gates do not get Ready."
+            in needed
+        )
+        (unread,) = findings(server)["definitions"]
+        assert unread.text.startswith("Definitions cannot be read: ")
+    finally:
+        server.api.create(deployment.PATHS["ClusterRoleBinding"], of_agent)
+
+
+def test_definition_that_is_missing_or_of_another_version_is_found(server: ApiOnly) -> None:
+    until_all_ok(server)
+    stored = server.api.get(f"{_DEFINITIONS}/{_POLICIES}")
+    changed = json.loads(json.dumps(stored["spec"]["versions"]))
+    del changed[0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["nodeSelector"]
+    server.api.patch(f"{_DEFINITIONS}/{_POLICIES}", {"spec": {"versions": changed}})
+    (finding,) = findings(server)["definitions"]
+    assert finding.severity is Severity.WARNING
+    assert "is of another version of podgate" in finding.text
+    server.api.delete(f"{_DEFINITIONS}/{_POLICIES}")
+    polling.wait_until("it is gone", lambda: server.api.find(f"{_DEFINITIONS}/{_POLICIES}") is None)
+    (finding,) = findings(server)["definitions"]
+    assert finding.severity is Severity.PROBLEM
+    assert finding.text == "HostAccessPolicies are not defined in this cluster."
+    (own,) = (thing for thing in manifests.applied() if thing["metadata"]["name"] == _POLICIES)
+    server.api.create(_DEFINITIONS, own)
+    until_all_ok(server)
+
+
+def test_answers_are_those_that_are_recorded(server: ApiOnly) -> None:
+    until_all_ok(server)
+    token = server.token("podgate")
+    served = {
+        name: answers.constant(server.send("POST", answers.REVIEWS, body, token=token).body)
+        for name, body in answers.requests().items()
+    }
+    if os.environ.get("PODGATE_TEST_RECORD"):
+        answers.FILE.write_text(json.dumps(served, indent=1) + "\n", encoding="utf-8")
+    assert served == answers.recorded()
