@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 
-from agent.kubectl import observed, printing, uncarried
+from agent.kubectl import node_status, observed, printing, uncarried
 from agent.kubectl.cluster import Cluster, NodeAnswer, Object
 from agent.kubectl.observed import NodeObservations
 
@@ -24,7 +24,7 @@ class Checks:
 
 def check(cluster: Cluster, namespace: str, mode: str) -> Checks:
     """Raises `KubectlError`."""
-    statuses = cluster.query_nodes("podgate", "status", "--output=json")
+    statuses = node_status.query(cluster)
     reports = {one.node: json.loads(one.output) for one in statuses if not one.problem}
     pods = cluster.items("pods", f"--namespace={namespace}")
     nodes = observed.collect(cluster, f"--namespace={namespace}")

@@ -6,11 +6,12 @@ An agent of another version may lack a field or add some: what is missing counts
 import dataclasses
 import json
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from agent import VERSION
 from agent.kubectl import printing
-from agent.kubectl.cluster import NodeAnswer, Object
+from agent.kubectl.cluster import Cluster, NodeAnswer, Object
 
 ISOLATION_READY = "podgate.io/isolation-ready"
 # By the condition's reason, in ascending order of what is closed.
@@ -60,6 +61,18 @@ class NodeStatus:
     pods: tuple[PodInForce, ...] = ()
 
 
+def query(cluster: Cluster, nodes: Iterable[str] | None = None) -> list[NodeAnswer]:
+    """Reports of agents, of all nodes or some. Without an agent `podgate status` reads the gates
+    from the kernel and prints another report, which is a problem here."""
+    answers = cluster.query_nodes("podgate", "status", "--output=json", nodes=nodes)
+    return [
+        dataclasses.replace(answer, output="", problem=problem)
+        if (problem := _without_agent(answer.output))
+        else answer
+        for answer in answers
+    ]
+
+
 def read(answer: NodeAnswer) -> NodeStatus:
     """From the output of `podgate status --output=json`, or the reason why there is none."""
     if answer.problem:
@@ -103,6 +116,16 @@ def version_notes(nodes: list[NodeStatus]) -> list[str]:
         f"This plugin is version {VERSION}, agents on {printing.listed(names)} are "
         f"{', '.join(others)}: what only one of them has is not shown."
     ]
+
+
+def _without_agent(output: str) -> str:
+    """What is in force without the agent, and until when; empty for an agent's own report."""
+    report = decode(output)
+    if report is None or "gates" not in report or "pods" in report:
+        return ""
+    exposures = [_text(one, "text") for one in report.get("exposures") or ()]
+    reason = _text(report, "agent").rstrip(".") or "no agent responds"
+    return " ".join([f"{reason}; {len(report['gates'])} gates are in force.", *exposures])
 
 
 def _pod(node: str, pod: Any) -> PodInForce | None:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Collection
 
-from agent.kubectl import printing
+from agent.kubectl import node_status, printing
 from agent.kubectl.cluster import Cluster
 
 LABEL = "podgate.io/max-mode"
@@ -70,7 +70,7 @@ def wait(
     problems = dict.fromkeys(nodes, "")
     waiting = set(nodes)
     while waiting:
-        for answer in cluster.query_nodes("podgate", "status", "--output=json", nodes=waiting):
+        for answer in node_status.query(cluster, waiting):
             problem = answer.problem
             if not problem:
                 state = read_state(answer.output)

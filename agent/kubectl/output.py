@@ -8,9 +8,6 @@ from agent.kubectl import printing
 
 TABLE, WIDE, JSON, YAML = FORMATS = ("table", "wide", "json", "yaml")
 
-# JSON's strings are YAML's; these need an escape in YAML as well (YAML 1.2, 5.1).
-_UNPRINTABLE = {code: f"\\x{code:02x}" for code in range(0x7F, 0xA0)} | {0xFEFF: "\\ufeff"}
-
 
 def add_option(
     parser: argparse.ArgumentParser, formats: Sequence[str] = FORMATS, default: str = TABLE
@@ -61,8 +58,9 @@ def _scalar(value: object) -> str:
     if isinstance(value, str):
         if value.isidentifier() and value.isascii() and value.lower() not in _WORDS:
             return value
-        # A lone surrogate has no encoding.
-        text = text.encode("utf-8", "backslashreplace").decode().translate(_UNPRINTABLE)
+        # JSON's strings are YAML's, but for characters that YAML wants escaped (YAML 1.2, 5.1);
+        # none of these is printable.
+        text = "".join(one if one.isprintable() else f"\\U{ord(one):08x}" for one in text)
     return text
 
 

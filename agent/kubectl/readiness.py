@@ -32,11 +32,13 @@ def findings(
     node: Object | None,
     agent: NodeStatus | None,
     agent_command: str = "",
+    explanation: Object | None = None,
 ) -> list[Finding]:
     """In order: what comes later often follows from what comes first.
 
     node: None if the pod has none or it is gone; agent: of that node, None without one;
-    agent_command: what runs a command in that agent's pod, empty without.
+    agent_command: what runs a command in that agent's pod, empty without; explanation: the node's
+    `podgate explain pod`, None if it has none.
     """
     return [
         *_existence(pod),
@@ -44,7 +46,7 @@ def findings(
         *_init_containers(pod, events),
         *_containers(pod, events, agent_command),
         *_readiness_gates(pod, agent),
-        *_agent(pod, agent),
+        *(_agent(pod, agent) if explanation is None else _of_node(explanation, agent_command)),
     ]
 
 
@@ -185,6 +187,23 @@ def _readiness_gates(pod: Object, agent: NodeStatus | None) -> Iterator[Finding]
                 else f"kubectl podgate doctor --node {agent.node}"
             )
         yield Finding("readiness gate", False, text, command)
+
+
+def _of_node(explanation: Object, agent_command: str) -> Iterator[Finding]:
+    """The checks of `podgate explain pod`, without those of objects that the plugin reads itself:
+    the API server's are newer than what the agent last saw."""
+    for check in explanation.get("checks") or ():
+        name, text, hint = (str(check.get(key) or "") for key in ("name", "text", "next"))
+        if name in ("readiness gate", "API server"):
+            continue
+        # A hint is a command, or a sentence.
+        command = hint if hint.startswith("kubectl ") else ""
+        if hint.startswith("podgate ") and agent_command:
+            command = f"{agent_command} {hint}"
+        if hint and not command:
+            text = f"{text}; {hint}"
+        is_met = check.get("state") != "problem"
+        yield Finding(f"on the node, {name}", is_met, _sentence(text), command)
 
 
 def _agent(pod: Object, agent: NodeStatus | None) -> Iterator[Finding]:

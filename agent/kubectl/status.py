@@ -27,7 +27,7 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     """1 if a node's agent did not respond."""
-    answers = cluster.query_nodes("podgate", "status", "--output=json", nodes=arguments.node)
+    answers = node_status.query(cluster, arguments.node)
     nodes = [node_status.read(answer) for answer in answers]
     pods = [pod for node in nodes for pod in node.pods if not pod.is_as_desired]
     for note in node_status.version_notes(nodes):

@@ -34,7 +34,12 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     )
     agent, command = _agent(cluster, pod)
     found = readiness.findings(
-        pod, events, node=_node(cluster, pod), agent=agent, agent_command=command
+        pod,
+        events,
+        node=_node(cluster, pod),
+        agent=agent,
+        agent_command=command,
+        explanation=_explanation(cluster, pod) if command else None,
     )
     is_ready = readiness.is_ready(pod)
     next_commands = [one.next_command for one in found if not one.is_met and one.next_command]
@@ -77,11 +82,21 @@ def _node(cluster: Cluster, pod: Object) -> Object | None:
         raise
 
 
+def _explanation(cluster: Cluster, pod: Object) -> Object | None:
+    """None if the agent is of a version without it, or does not know the pod."""
+    (answer,) = cluster.query_nodes(
+        *("podgate", "explain", "pod", pods.full_name(pod), "--output=json"),
+        nodes=[pods.node_of(pod)],
+        answers_with=(YES, NO),
+    )
+    return None if answer.problem else node_status.decode(answer.output)
+
+
 def _agent(cluster: Cluster, pod: Object) -> tuple[NodeStatus | None, str]:
     """The status of the agent of the pod's node, and how to run a command there."""
     if not (name := pod["spec"].get("nodeName")):
         return None, ""
-    (answer,) = cluster.query_nodes("podgate", "status", "--output=json", nodes=[name])
+    (answer,) = node_status.query(cluster, [name])
     agents = [one for one in cluster.agents() if one.node == name and not one.problem]
     place = " ".join(cluster.place(agents[0].name)) if agents else ""
     return node_status.read(answer), f"kubectl exec {place} --" if place else ""

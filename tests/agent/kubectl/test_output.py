@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agent.kubectl import output, printing
 
-# YAML has no lone surrogates, and no other parser than PyYAML checks these.
-TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+# YAML has no lone surrogates, and its keys have at most 1024 characters.
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=100)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | TEXT,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),

@@ -7,7 +7,8 @@ import yaml
 
 from agent import VERSION
 from agent.kubectl import main
-from tests.agent.kubectl.reporting import pod, report
+from tests.agent.cli.reports import PINNED
+from tests.agent.kubectl.reporting import encoded, pod, report
 from tests.agent.kubectl.standin import KubectlStandin
 
 
@@ -141,3 +142,17 @@ def test_control_characters_of_a_pod_do_not_reach_the_terminal(
     kubectl.respond("exec", "agent-a", output=report(bad))
     run(kubectl, "-o", "wide")
     assert "shop/db: ?[2Jgone?" in capsys.readouterr().out
+
+
+def test_dead_agent_is_named_with_what_its_gates_do(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    kubectl.respond("exec", "agent-a", output=report())
+    kubectl.respond("exec", "agent-b", output=encoded(PINNED))
+    assert run(kubectl) == 1
+    output = capsys.readouterr().out
+    assert "b: no agent responds; 2 gates are in force. All gates open in 23 h 59 min" in output
+    kubectl.respond("label", output="")
+    assert main.main(["--kubectl", kubectl.command, "--timeout", "1", "off", "--node", "b"]) == 1
+    assert "b     no agent responds; 2 gates are in force." in capsys.readouterr().out

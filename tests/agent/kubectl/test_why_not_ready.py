@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent import labels
+from agent.explain.model import Check, PodExplanation
 from agent.kubectl import main, node_status, readiness
 from agent.kubectl.cluster import NodeAnswer
 from agent.kubectl.node_status import NodeStatus
@@ -157,6 +158,41 @@ def test_first_init_container_that_waits_hides_what_waits_for_it() -> None:
     assert finding.text.startswith("Init container first has not ended: ErrImagePull")
 
 
+EXPLANATION = PodExplanation(
+    namespace="shop",
+    name="gated",
+    uid="u",
+    is_well=False,
+    from_agent=True,
+    checks=[
+        Check(name="agent", state="ok", text="alive"),
+        Check(name="gate", state="problem", text="not attached", next="podgate doctor"),
+        Check(name="relay", state="problem", text="none serves", next="start the agent"),
+        Check(name="network namespace", state="unknown", text="only the agent knows its path"),
+        Check(name="readiness gate", state="problem", text="example.com/other is not set"),
+    ],
+)
+
+
+def test_checks_of_the_node_follow_those_of_the_api_server() -> None:
+    found = readiness.findings(
+        pod("gated"),
+        [],
+        node=recorded("node"),
+        agent=agent_of(pod("gated")),
+        agent_command="kubectl exec -c agent x --",
+        explanation=reporting.encoded(EXPLANATION),
+    )
+    of_node = [one for one in found if one.subject.startswith("on the node, ")]
+    assert of_node == found[-4:]
+    assert [(one.is_met, one.text, one.next_command) for one in of_node] == [
+        (True, "alive.", ""),
+        (False, "not attached.", "kubectl exec -c agent x -- podgate doctor"),
+        (False, "none serves; start the agent.", ""),
+        (True, "only the agent knows its path.", ""),
+    ]
+
+
 @pytest.fixture
 def serving(kubectl: KubectlStandin) -> KubectlStandin:
     """A cluster with the recorded pod "gated", and its node's agent."""
@@ -168,6 +204,10 @@ def serving(kubectl: KubectlStandin) -> KubectlStandin:
     report = reporting.report(reporting.pod("gated", "enforce", "Enforced"))
     report["pods"][0]["namespace"] = found["metadata"]["namespace"]
     kubectl.respond("exec", f"agent-{NODE}", "status", output=report)
+    ended = "command terminated with exit code 1\n"
+    kubectl.respond(
+        *("exec", f"agent-{NODE}", "explain"), output=reporting.encoded(EXPLANATION), error=ended
+    )
     return kubectl
 
 
@@ -197,7 +237,11 @@ def test_ready_pod_is_success_and_json_has_all_findings(
     assert main.main(["--kubectl", serving.command, *arguments]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["isReady"], document["nextCommand"]) == (True, "")
-    assert {one["subject"] for one in document["findings"]} >= {"node", "containers", "gate"}
+    assert {one["subject"] for one in document["findings"]} >= {
+        "node",
+        "containers",
+        "on the node, gate",
+    }
     assert serving.calls("get", "pod", "gated", "--namespace=shop")
 
 
@@ -208,3 +252,14 @@ def test_unknown_pod_is_one_sentence(
     kubectl.respond("get", "pod", "web", error=error)
     assert main.main(["--kubectl", kubectl.command, "why-not-ready", "web"]) == 1
     assert capsys.readouterr().err == f"kubectl podgate: {error}"
+
+
+def test_agent_without_explain_is_no_error(
+    serving: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = "Error: No such command 'explain'.\ncommand terminated with exit code 2\n"
+    serving.respond("exec", f"agent-{NODE}", "explain", error=error, exit_status=2)
+    assert main.main(["--kubectl", serving.command, "why-not-ready", "gated"]) == 1
+    captured = capsys.readouterr()
+    assert "+ gate: Mode enforce, in force enforce (Enforced): Gated." in captured.out
+    assert captured.err == ""
