@@ -112,7 +112,7 @@ class FailureAct:
         observed = self._kubelet.probe("http", "IPv4")
         events.check("kubelet: http probe, agent killed", expected, observed)
         self._heartbeat_is_stale(follows=follows)
-        self._node.show(("status",))
+        self._node.show("status")
 
     def _heartbeat_is_stale(self, *, follows: bool) -> None:
         """follows: whether the kernel follows the kubelet's restarts by itself."""

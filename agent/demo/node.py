@@ -2,7 +2,6 @@
 
 import pathlib
 import signal
-from collections.abc import Sequence
 from concurrent import futures
 
 from agent import labels
@@ -20,6 +19,9 @@ RELAY_OPTIONS = ("--relay-range4", "198.18.64.0/18", "--relay-range6", "fd00:18:
 
 # What `podgate drops` shows as the source process of the demo's attempts (at most 15 bytes).
 PROCESS_NAME = "host-process"
+
+# Commands that read pinned maps.
+_READ_PINS = ("drops", "explain", "status")
 
 _GATE_DANGER = {"Audit": Danger.COUNTED, "Enforced": Danger.CLOSED, "Strict": Danger.CLOSED}
 _NO_GATE = Fact("no gate", Danger.OPEN)
@@ -73,17 +75,19 @@ class DemoNode:
         self._drawn = [events.PodScene(pod.name, _NO_GATE, _UNKNOWN) for pod in self.pods.all]
         events.emit(events.Scene(agent, self._drawn))
 
-    def show(self, *commands: Sequence[str]) -> None:
+    def show(self, *commands: str) -> None:
         """Run commands of podgate at the same time, and show what they print."""
         with futures.ThreadPoolExecutor() as pool:
-            outputs = pool.map(self._output, commands)
+            outputs = list(pool.map(self._output, commands))
         for command, output in zip(commands, outputs, strict=True):
-            events.emit(events.Evidence(" ".join(("podgate", *command)), output))
+            events.emit(events.Evidence(f"podgate {command}", output))
 
-    def _output(self, command: Sequence[str]) -> str:
-        where = ("--run-directory", str(self.agent.run_directory))
-        done = self.agent.run(*command, *where)
-        return (done.stdout + done.stderr).rstrip("\n")
+    def _output(self, command: str) -> str:
+        where = ["--run-directory", str(self.agent.run_directory)]
+        if command.startswith(_READ_PINS):
+            where += ["--bpffs", str(self.agent.bpffs)]
+        done = self.agent.run(*command.split(), *where)
+        return (done.stderr + done.stdout).rstrip("\n")
 
 
 def _pod_scene(pod: LabPod, report: AgentReport) -> events.PodScene:
@@ -94,7 +98,7 @@ def _pod_scene(pod: LabPod, report: AgentReport) -> events.PodScene:
     reason = isolation.reason if isolation else "unknown"
     gate = Fact(reason, _GATE_DANGER.get(reason, Danger.OPEN))
     probes = agent_process.condition_of(report, pod.name, labels.PROBES_PASSING)
-    if probes is None:
+    if probes is None or probes.reason == "ProbePending":
         return events.PodScene(pod.name, gate, _UNKNOWN)
     is_passing = probes.status == TRUE
     state = Fact(

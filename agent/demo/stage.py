@@ -21,6 +21,7 @@ from agent.demo.failure_act import FailureAct
 from agent.demo.host_acts import HostActs
 from agent.demo.kubelet_acts import KubeletActs
 from agent.demo.node import DemoNode
+from agent.demo.pods import PORT
 from agent.gates import worker
 from agent.lab import agent_process, leftovers
 from agent.lab import lab as labs
@@ -38,8 +39,8 @@ ENFORCE = Act("enforce", "Gates drop what the host starts, except the kubelet's 
 STRICT = Act("strict", "A relay carries the kubelet's probes into the pod: nothing else gets in.")
 FAILURE = Act(
     "failure",
-    "Gates are in the kernel and stay without the agent. When it is missing for 15 s, declared "
-    "ports open only where the kernel cannot follow the kubelet's restarts.",
+    "Gates are in the kernel and stay without the agent. After 15 s without it, declared ports "
+    "open only where the kernel cannot follow the kubelet's restarts.",
 )
 CLEAN_UP = Act("clean-up", "The agent returns, all is removed, and the pods are open again.")
 ACTS = (OPEN, AUDIT, ENFORCE, STRICT, FAILURE, CLEAN_UP)
@@ -100,7 +101,7 @@ class Stage:
         self._node.draw(_RUNNING)
         self._hosts.audit()
         self._node.draw(_RUNNING)
-        self._node.show(("drops",))
+        self._node.show("drops")
 
     def _enforce(self) -> None:
         events.emit(events.Step("switching every pod to enforce"))
@@ -113,7 +114,7 @@ class Stage:
         self._hosts.probes()
         self._node.timings["first_probe"] = _first_probe_ms(self._agent, "demo/web")
         self._node.draw(_RUNNING)
-        self._node.show(("drops",))
+        self._node.show(f"explain --from pid:{os.getpid()} --to demo/web --port {PORT}")
 
     def _strict(self) -> None:
         events.emit(events.Step("switching every pod to strict: starting the relay"))
@@ -123,7 +124,7 @@ class Stage:
         self._node.timings["strict"] = round((time.monotonic() - started) * 1000, 1)
         self._node.draw(_RUNNING)
         self._kubelet.in_strict()
-        self._node.show(("status",))
+        self._node.show("status")
 
     def _wait_for_strict(self) -> AgentReport:
         return self._agent.wait_for("isolation in strict", self._pods.are_isolated("Strict"))

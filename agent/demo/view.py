@@ -7,6 +7,7 @@ from typing import Self
 import msgspec
 import rich.console
 import rich.live
+import rich.padding
 import rich.spinner
 import rich.table
 import rich.text
@@ -18,6 +19,9 @@ from agent.demo.events import Subject
 PIPED_WIDTH = 100
 
 _MARGIN = "  "
+
+# With the picture and the act's lines above it fits 24 lines, the usual height of a terminal.
+_EVIDENCE_LINES = 12
 
 _NEXT_COMMANDS = (
     (".venv/bin/podgate doctor", "what this machine's kernel offers, and what is missing"),
@@ -212,16 +216,21 @@ class TextView(_Collected):
             return
         log = self.acts[-1]
         mark = "✓" if log.has_passed else "✗"
-        sentence = _indented(rich.text.Text(log.act.sentence, "dim"), len(_MARGIN))
+        sentence = _indented(rich.text.Text(log.act.sentence, "dim"))
         parts: list[rich.console.RenderableType] = ["", self._act_line(log, mark), sentence]
         parts += [_check_line(check) for check in log.checks if self._is_verbose or not check.ok]
         parts += self._picture()
         for evidence in log.evidence:
             parts.append(rich.text.Text(f"{_MARGIN}$ {evidence.command}", "bold"))
-            output = rich.text.Text.from_ansi(evidence.output)
-            parts += [rich.text.Text(_MARGIN) + line for line in output.split("\n")]
-        # Long lines of podgate's commands are wrapped by the terminal, as without the demo.
-        self._console.print(rich.console.Group(*parts), soft_wrap=True)
+            parts += self._evidence_lines(evidence)
+        self._console.print(rich.console.Group(*parts))
+
+    def _evidence_lines(self, evidence: events.Evidence) -> list[rich.padding.Padding]:
+        lines = list(rich.text.Text.from_ansi(evidence.output).split("\n"))
+        more = len(lines) - _EVIDENCE_LINES
+        if more > 0 and not self._is_verbose:
+            lines[_EVIDENCE_LINES:] = [rich.text.Text(f"... and {more} more lines", "dim")]
+        return [_indented(line or rich.text.Text(" ")) for line in lines]
 
     def _act_line(self, log: _ActLog, mark: str) -> rich.table.Table:
         line = rich.table.Table.grid(padding=(0, 1))
@@ -254,12 +263,9 @@ def _check_line(check: events.Check) -> rich.table.Table:
     return line
 
 
-def _indented(text: rich.text.Text, columns: int) -> rich.table.Table:
-    grid = rich.table.Table.grid()
-    grid.add_column(width=columns)
-    grid.add_column()
-    grid.add_row("", text)
-    return grid
+def _indented(text: rich.text.Text) -> rich.padding.Padding:
+    """With further lines of a long text below its first one."""
+    return rich.padding.Padding(text, (0, 0, 0, len(_MARGIN)), expand=False)
 
 
 View = JsonView | TextView

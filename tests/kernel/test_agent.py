@@ -22,6 +22,7 @@ from agent.logs import Event
 from agent.pods.conditions import FALSE, TRUE, Condition
 from tests.kernel import cgroups, offers, traffic
 from tests.kernel.cgroups import Cgroup
+from tests.polling import wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -331,6 +332,18 @@ def test_cleanup_opens_everything_and_leaves_nothing(
         ["tc", "qdisc", "show", "dev", web.interface], check=True, capture_output=True, text=True
     ).stdout
     assert "clsact" not in qdiscs
+
+
+def test_status_page_names_the_pod_and_its_drops(operator: AgentProcess, web: LabPod) -> None:
+    report = start_enforcing(operator, web)
+    assert refuses(web)
+
+    def drops() -> str:
+        return get(report, "/").partition("Drops by source")[2]
+
+    # A page is up to two seconds old.
+    wait_until("the page shows the drop", lambda: "demo/web" in drops())
+    assert "tcp" in drops()
 
 
 def test_endpoints_answer_and_metrics_count_the_drop(operator: AgentProcess, web: LabPod) -> None:

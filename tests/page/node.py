@@ -44,11 +44,12 @@ def _start(node: DemoNode) -> str:
     node.connect(pods.rpc, "IPv4", is_rejected=False)
     agent.wait_for("some probes", lambda report: _probes(report, "web") >= _PROBES)
     FAILURE_FILE.touch()
+    for family in attempts.FAMILIES:
+        node.kubelet.probe("http", attempts.address_of(pods.web, family), PORT)
+    agent.wait_for("a connection of the kubelet", lambda report: _is_relayed(report, "web"))
     report = agent.wait_for(
         "a failing pod", lambda report: has_status(report, pod=pods.shop, status=FALSE)
     )
-    for family in attempts.FAMILIES:
-        node.kubelet.probe("http", attempts.address_of(pods.web, family), PORT)
     return f"http://{report.http_address}/"
 
 
@@ -62,6 +63,11 @@ def _set_mode(node: DemoNode, name: str, mode: str) -> None:
 def _reason(report: AgentReport, name: str) -> str:
     condition = agent_process.condition_of(report, name, "podgate.io/isolation-ready")
     return condition.reason if condition else ""
+
+
+def _is_relayed(report: AgentReport, name: str) -> bool:
+    pod = agent_process.pod_of(report, name)
+    return pod is not None and bool(pod.relayed)
 
 
 def _probes(report: AgentReport, name: str) -> int:

@@ -118,11 +118,22 @@ def test_checks_that_passed_are_listed_if_verbose_only() -> None:
 
 
 def test_evidence_is_below_its_act_and_keeps_its_colours() -> None:
-    evidence = Evidence("podgate drops", "POD\n\x1b[31mweb\x1b[0m  curl")
+    evidence = Evidence("podgate drops", "POD\n\n\x1b[31mweb\x1b[0m  curl")
     shown = screen(ENFORCE, evidence, Act("strict", ""), passed("a"), colours=True)
+    lines = [line.strip() for line in shown.splitlines()]
+    assert lines[lines.index("POD") + 1] == ""
     assert "$ podgate drops" in shown
     assert "\x1b[31mweb\x1b[0m  curl" in shown
     assert shown.index("curl") < shown.index("2 strict")
+
+
+def test_long_evidence_is_cut_unless_verbose() -> None:
+    messages = (ENFORCE, Evidence("podgate explain", "\n".join(map(str, range(100, 120)))))
+    shown = screen(*messages)
+    assert "111" in shown
+    assert "112" not in shown
+    assert "... and 8 more lines" in shown
+    assert "119" in screen(*messages, is_verbose=True)
 
 
 def test_picture_has_pods_gates_and_processes_within_80_columns() -> None:
