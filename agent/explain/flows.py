@@ -10,7 +10,16 @@ import pyroute2
 from agent.admin.observations import Observations
 from agent.admin.report import AgentReport
 from agent.errors import PodgateError
-from agent.explain import changes, evaluation, facts, gate_rules, policies, reading, replies
+from agent.explain import (
+    changes,
+    confirmation,
+    evaluation,
+    facts,
+    gate_rules,
+    policies,
+    reading,
+    replies,
+)
 from agent.explain.evaluation import ICMP, ICMPV6, TCP, Evaluation
 from agent.explain.facts import Flow, GateFacts, NodeFacts, Source
 from agent.explain.model import AgentFacts, Explanation, RuleAnswer, SourceFacts, TargetFacts
@@ -81,6 +90,7 @@ class _Answer:
         loaded: loader.Loaded,
     ) -> None:
         self._question = question
+        self._installation = installation
         self._loaded = loaded
         self._agent = agent
         self._names = Names(run_directory)
@@ -113,7 +123,10 @@ class _Answer:
         source = sources.find(self._question.source)
         now_ns = time.monotonic_ns()
         flow = self._flow(now_ns)
-        found = evaluation.evaluate(self._facts, source, flow, now_ns)
+        found, confirmed = confirmation.confirm(
+            *(self._installation, self._facts, source, flow),
+            evaluation.evaluate(self._facts, source, flow, now_ns),
+        )
         is_kubelet = gate_rules.is_kubelet_cgroup(self._facts.node, source.cgroup)
         policy = self._policies.of(found.rule.id) if found.rule else ""
         rules = self._rules(found, source, flow, now_ns)
@@ -140,6 +153,7 @@ class _Answer:
                 policy=policy,
             ),
             notes=self._notes(source),
+            confirmation=confirmed,
         )
 
     def _target(self, gates: list[GateFacts]) -> tuple[NamedPod | None, IPAddress]:

@@ -23,6 +23,9 @@ DECIDERS = {
 }
 
 
+SAME = "same"
+
+
 class Step(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One step of the evaluation. source: the file and function of podgate that it stands for."""
 
@@ -88,8 +91,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The verdict on a new flow, or on a reply, and how it comes about.
 
     verdict: `pass`, `drop` or `would-drop`; decided_by: a key of `DECIDERS`; reason: a name of
-    docs/reference/reasons.md, or empty; rule: that admits it; confirmation: whether the gate's
-    program, run on the same facts, has this verdict and reason, or why it was not run.
+    docs/reference/reasons.md, or empty; rule: that admits it; confirmation: `same` if the
+    gate's program, run on the same facts, has this verdict and reason; otherwise what it has, or
+    why it was not run; empty for what it cannot decide.
     """
 
     verdict: str

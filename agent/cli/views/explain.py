@@ -54,8 +54,10 @@ def show_flow(screen: Screen, found: Explanation) -> None:
         f"Agent {found.agent.state}, {heartbeat}: {found.agent.consequence}.",
         None if found.agent.state == "alive" else Signal.CAUTION,
     )
-    if found.confirmation:
-        screen.line(f"Confirmation: {found.confirmation}.")
+    if found.confirmation == model.SAME:
+        screen.line("The gate's program, run on the same facts, has the same verdict.")
+    elif found.confirmation:
+        screen.line(f"The gate's program as a check: {found.confirmation}.", Signal.CAUTION)
     for note in found.notes:
         screen.line(note)
     for change in found.changes:
