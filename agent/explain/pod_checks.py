@@ -259,6 +259,9 @@ def _relay(facts: PodFacts) -> Check:
 def _kubelet(report: AgentReport) -> Check:
     if report.open_ports:
         return Check(name="kubelet", state=PROBLEM, text=report.open_ports, next="podgate doctor")
+    if report.kubelet is None:
+        text = f"not identified, and no port is open for it: {report.kubelet_problem}"
+        return Check(name="kubelet", state=OK, text=text)
     return Check(name="kubelet", state=OK, text=f"identified, in {report.kubelet}")
 
 
