@@ -171,6 +171,9 @@ class Event(enum.Enum):
     LISTENER_EVENTS_UNAVAILABLE = "Listener events unavailable; probes run on schedule only."
     LISTENERS_NOT_WATCHED = "Listeners of a pod cannot be watched; its probes run on schedule only."
     MANIFESTS_UNREADABLE = "Manifest directory cannot be read; using the last known pods."
+    METRICS_CERTIFICATE_UNREADABLE = (
+        "Certificate of --metrics-address cannot be read; using the last one."
+    )
     MODES_NOT_SAVED = (
         "Mode labels cannot be saved; after a restart those that are no mode have no effect."
     )

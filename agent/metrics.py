@@ -3,6 +3,7 @@
 Every family is in docs/reference/metrics.md, which is made from the declarations.
 """
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -19,7 +20,8 @@ class MetricFamily(msgspec.Struct, frozen=True):
     """The declaration of one metric."""
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Literal["counter", "gauge", "histogram", "untyped"]
+    """untyped: named by others, who give counters no suffix."""
     help: str
     labels: tuple[str, ...] = ()
 
@@ -32,17 +34,28 @@ def families() -> list[MetricFamily]:
     return [_declared[name] for name in sorted(_declared)]
 
 
-def new_metric(family: MetricFamily) -> core.CounterMetricFamily | core.GaugeMetricFamily:
-    """A metric to be filled at scrape time."""
+Labels = tuple[str, ...]
+"""Values of a family's labels, in its order."""
+
+
+def labelled(family: MetricFamily, samples: Iterable[tuple[Labels, float]]) -> core.Metric:
+    """A metric with one sample for each set of labels."""
+    if family.kind == "untyped":
+        metric = core.Metric(family.name, family.help, "unknown")
+        for values, value in samples:
+            labels = dict(zip(family.labels, values, strict=True))
+            metric.add_sample(family.name, labels, value)
+        return metric
     kind = core.CounterMetricFamily if family.kind == "counter" else core.GaugeMetricFamily
-    return kind(family.name, family.help, labels=family.labels)
+    found = kind(family.name, family.help, labels=family.labels)
+    for values, value in samples:
+        found.add_metric(values, value)
+    return found
 
 
 def single(family: MetricFamily, value: float) -> core.Metric:
     """A metric of one sample without labels."""
-    metric = new_metric(family)
-    metric.add_metric((), value)
-    return metric
+    return labelled(family, [((), value)])
 
 
 def counter(family: MetricFamily) -> prometheus_client.Counter:

@@ -140,6 +140,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     http_port: int = 9650
     """0: any free port, which is logged."""
 
+    metrics_address: tuple[str, int] | None = None
+    """Address that serves metrics to other machines, over TLS, to clients that the API server
+    authorizes. None: this machine only."""
+
+    metrics_certificate: tuple[pathlib.Path, pathlib.Path] | None = None
+    """Files of the certificate and key for it, which may be renewed. None: one that the agent makes
+    at its start and nothing trusts, so that it encrypts and proves nothing."""
+
     run_directory: pathlib.Path = RUN_DIRECTORY
     """Sockets, saved state, and the lock that excludes a second agent."""
 

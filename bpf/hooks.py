@@ -42,6 +42,26 @@ class Hooks:
         finally:
             os.close(cgroup_fd)
 
+    def attached(self) -> dict[str, bool]:
+        """By hook that the kernel accepts: whether its link is pinned, and attaches a program to
+        the cgroup now."""
+        cgroup_fd = os.open(self._cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return {
+                hook.name: self._is_attached(hook, cgroup_fd)
+                for hook in abi.HOOKS
+                if hook.name in self._loaded.programs
+            }
+        finally:
+            os.close(cgroup_fd)
+
+    def _is_attached(self, hook: abi.HookSpec, cgroup_fd: int) -> bool:
+        path = self._pins.links / hook.name
+        if not os.path.lexists(path):
+            return False
+        with pins.opened(path) as link_fd:
+            return is_linked(link_fd, cgroup_fd, hook)
+
     def detach(self) -> None:
         """Detach all, and unpin them."""
         for hook in abi.HOOKS:

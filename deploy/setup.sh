@@ -68,6 +68,23 @@ log "installing Python packages (the first time: some 15 s)"
 # shellcheck disable=SC2086
 .venv/bin/python -m pip install -q --disable-pip-version-check --root-user-action ignore $pip_options \
 	-c deploy/constraints.txt -e ".$extras"
+
+# promtool tests metrics and alerts. Debian's package also starts a server, so it is not installed.
+if [ "$what" = all ] && [ ! -x .venv/bin/promtool ]; then
+	log "fetching promtool from Debian's package prometheus"
+	fetched="$(mktemp -d)"
+	trap 'rm -rf "$fetched"' EXIT
+	fetch() {
+		(cd "$fetched" && apt-get download -qq prometheus >/dev/null 2>&1)
+	}
+	fetch || { apt-get update -qq && fetch; } || {
+		log "cannot fetch the package prometheus; put promtool into .venv/bin"
+		exit 1
+	}
+	dpkg-deb --fsys-tarfile "$fetched"/prometheus_*.deb |
+		tar -xO ./usr/bin/promtool >"$fetched"/promtool
+	install -m 755 "$fetched"/promtool .venv/bin/promtool
+fi
 touch .venv/.run
 if [ "$what" != run ]; then
 	touch .venv/.complete

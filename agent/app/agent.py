@@ -15,11 +15,14 @@ from agent.api.podinfo.service import PodInfoService
 from agent.app import network_managers, watchdog
 from agent.app.cluster_metrics import ClusterCollector
 from agent.app.cluster_outputs import ClusterOutputs
+from agent.app.component_metrics import Check, ComponentCollector
 from agent.app.exporter import Exporter
 from agent.app.gate_metrics import GateCollector
 from agent.app.handover import Handover, Turn
 from agent.app.isolation_conditions import IsolationConditions
+from agent.app.kernel_metrics import KernelCollector
 from agent.app.listeners import Listeners
+from agent.app.loop_lag import LoopLag
 from agent.app.node_reporter import NodeReporter
 from agent.app.open_ports import OpenPorts
 from agent.app.readiness import Readiness
@@ -109,6 +112,7 @@ class Agent:
     ) -> None:
         """api: for a node of a cluster; listeners: to be served, and closed by the caller."""
         self._settings = settings
+        self._api = api
         self._listeners = listeners
         self._gate_worker = gate_worker
         self._handover = handover
@@ -273,8 +277,14 @@ class Agent:
         self._drop_events = DropEventLog(
             gate_worker.events, sources=self._source_processes, store=self._store
         )
+        self._cni_status = installer.PluginStatus()
+        self._loop_lag = LoopLag()
         exporter = Exporter(
-            refreshed=(GateCollector(self._store, gate_worker), PolicyCollector(self._policy)),
+            refreshed=(
+                GateCollector(self._store, gate_worker),
+                KernelCollector(gate_worker.loaded.open_maps, gate_worker.loaded.programs),
+                PolicyCollector(self._policy),
+            ),
             collectors=(
                 PodCollector(self._store),
                 metrics,
@@ -285,6 +295,7 @@ class Agent:
                 self._kubelet_admission,
                 self._host_probes,
                 self._raw_sockets,
+                self._loop_lag,
             ),
         )
         self._reports = Reports(
@@ -331,6 +342,14 @@ class Agent:
             self._node_reporter = NodeReporter(
                 api, settings.node_name, status=self._node_status, node_uid=cluster.node_uid
             )
+        exporter.add_refreshed(
+            ComponentCollector(
+                gate_worker,
+                self._component_checks(cluster),
+                unready_reason=self._reports.unready_reason,
+                turns=lambda: handover.turns,
+            )
+        )
         if cluster and self._outputs:
             exporter.add(ClusterCollector(cluster, self._outputs))
         if settings.feature_gates.pod_info_api:
@@ -406,6 +425,31 @@ class Agent:
             )
             await asyncio.Event().wait()
 
+    async def _serve_metrics(self) -> None:
+        await self._wait_for_first_gates()
+        remote_metrics = await asyncio.to_thread(_import_remote_metrics)
+        assert self._api is not None  # `podgate run` requires it
+        sockets, certificate = self._listeners.metrics, self._settings.metrics_certificate
+        await remote_metrics.RemoteMetrics(self._reports, self._api, sockets, certificate).run()
+
+    def _component_checks(self, cluster: ClusterSource | None) -> dict[str, Check]:
+        """For `ComponentCollector`."""
+        table, relays, worker = self._default_deny, self._relays, self._gate_worker
+        checks: dict[str, Check] = {
+            "hooks": lambda: worker.has_connect_hooks if worker.is_attached else None,
+            "default_deny": lambda: table.is_installed if table.is_desired else None,
+            "relay": lambda: relays.is_up if relays.is_needed else None,
+            "policies": lambda: not self._policy.problems,
+        }
+        if self._settings.cni_conf_directory:
+            checks["cni_plugin"] = lambda: self._cni_status.is_installed
+        outputs = self._outputs
+        if cluster and outputs:
+            checks["api_server"] = lambda: not outputs.api_problems
+            checks["runtime"] = lambda: not cluster.sandboxes.problem
+            checks["kubelet_pods_api"] = lambda: cluster.kubelet_pods.is_connected
+        return checks
+
     def _node_status(self) -> NodeStatus | None:
         policies = self._policy.node_policies()
         return NodeStatus(VERSION, policies) if policies else None
@@ -442,8 +486,11 @@ class Agent:
         yield "source-history", self._history.run
         yield "raw-sockets", self._raw_sockets.run
         yield "drop-events", self._drop_events.run
+        yield "loop-lag", self._loop_lag.run
         yield "relays", self._relays.run
         yield "http", self._serve
+        if self._listeners.metrics:
+            yield "metrics", self._serve_metrics
         if self._outputs:
             yield "outputs", self._outputs.run
         if self._node_reporter:
@@ -455,7 +502,7 @@ class Agent:
         if self._policy.is_enabled:
             yield "policy", self._policy.run
         if plugin := installer.CniInstaller.of(self._settings):
-            yield "cni", functools.partial(installer.run, plugin)
+            yield "cni", functools.partial(installer.run, plugin, self._cni_status)
 
     def _on_link_changed(self) -> None:
         self._source.hint()
@@ -501,3 +548,9 @@ def _import_http_server() -> ModuleType:
     from agent.app import http_server
 
     return http_server
+
+
+def _import_remote_metrics() -> ModuleType:
+    from agent.app import remote_metrics
+
+    return remote_metrics

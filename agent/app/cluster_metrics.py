@@ -4,36 +4,41 @@ from collections.abc import Iterator
 
 from prometheus_client import core
 
-from agent import labels
 from agent.app.cluster_outputs import ClusterOutputs
-from agent.metrics import MetricFamily, new_metric
+from agent.metrics import MetricFamily, labelled, single
 from agent.sources.cluster import ClusterSource
 
 SANDBOXES = MetricFamily(
     "podgate_sandboxes", "gauge", "Pods that have a sandbox in the container runtime."
 )
-RUNTIME_PROBLEM = MetricFamily(
-    "podgate_runtime_problem",
+WATCH_HEALTHY = MetricFamily(
+    "podgate_watch_healthy",
     "gauge",
-    "1 if the container runtime does not list its sandboxes; the last known ones stay in force.",
-)
-API_PROBLEM = MetricFamily(
-    "podgate_api_problem",
-    "gauge",
-    "1 if the resource (pods, namespaces, nodes, hostaccesspolicies, conditions) cannot be watched "
-    "or, for conditions, written.",
+    "1 if the API server's resource is watched without an error.",
     ("resource",),
 )
-KUBELET_PODS = MetricFamily(
-    "podgate_kubelet_pods_api_up", "gauge", "1 if the kubelet's pods API is connected."
+WATCH_AGE = MetricFamily(
+    "podgate_watch_age_seconds",
+    "gauge",
+    "Time since the API server last sent something about a resource; bookmarks come about once a "
+    "minute. Absent for a resource that the server lacks.",
+    ("resource",),
 )
 PATCHES = MetricFamily(
-    "podgate_api_patches_total", "counter", "Condition patches sent to the API server."
+    "podgate_api_patches_total",
+    "counter",
+    "Condition patches sent to the API server, by status code; none without a response.",
+    ("code",),
 )
 PENDING = MetricFamily(
     "podgate_api_pods_pending",
     "gauge",
     "Pods whose conditions in the API server are not up to date.",
+)
+PENDING_SECONDS = MetricFamily(
+    "podgate_api_pending_seconds",
+    "gauge",
+    "For how long the API server's conditions of a pod have not been up to date; of the longest.",
 )
 EVENTS = MetricFamily(
     "podgate_api_events_total", "counter", "Event requests accepted by the API server."
@@ -42,7 +47,8 @@ EVENTS_DROPPED = MetricFamily(
     "podgate_api_events_dropped_total", "counter", "Events discarded without being sent."
 )
 
-_RESOURCES = ("pods", "namespaces", "nodes", labels.POLICY_PLURAL, "conditions")
+# There from the start, or an alert's increase() would not see the first rejection.
+_PATCH_CODES = dict.fromkeys(("200", "401", "403", "none"), 0)
 
 
 class ClusterCollector:
@@ -53,20 +59,18 @@ class ClusterCollector:
         self._outputs = outputs
 
     def collect(self) -> Iterator[core.Metric]:
-        source, outputs = self._source, self._outputs
-        problems = new_metric(API_PROBLEM)
-        for what in _RESOURCES:
-            problems.add_metric((what,), what in outputs.api_problems)
-        yield problems
-        for one, value in (
-            (SANDBOXES, len(source.sandboxes.current)),
-            (RUNTIME_PROBLEM, bool(source.sandboxes.problem)),
-            (KUBELET_PODS, source.kubelet_pods.is_connected),
-            (PATCHES, outputs.writer.patches),
-            (PENDING, outputs.writer.pending),
-            (EVENTS, outputs.recorder.sent),
-            (EVENTS_DROPPED, outputs.recorder.dropped),
-        ):
-            metric = new_metric(one)
-            metric.add_metric((), value)
-            yield metric
+        source, writer, recorder = self._source, self._outputs.writer, self._outputs.recorder
+        problems = source.watch_problems
+        yield labelled(
+            WATCH_HEALTHY, (((name,), name not in problems) for name in sorted(source.watched))
+        )
+        yield labelled(
+            WATCH_AGE, (((name,), age) for name, age in sorted(source.watch_ages.items()))
+        )
+        patches = {**_PATCH_CODES, **writer.patches_by_code}
+        yield labelled(PATCHES, (((code,), count) for code, count in sorted(patches.items())))
+        yield single(SANDBOXES, len(source.sandboxes.current))
+        yield single(PENDING, writer.pending)
+        yield single(PENDING_SECONDS, writer.oldest_pending_seconds)
+        yield single(EVENTS, recorder.sent)
+        yield single(EVENTS_DROPPED, recorder.dropped)

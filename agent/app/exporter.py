@@ -24,13 +24,19 @@ class Exporter:
         collectors: Iterable[registry.Collector],
     ) -> None:
         self._registry = prometheus_client.CollectorRegistry()
-        self._refreshed = tuple(refreshed)
-        for collector in (*self._refreshed, *collectors):
-            self.add(collector)
+        self._refreshed: list[RefreshedCollector] = []
+        for collector in refreshed:
+            self.add_refreshed(collector)
+        for other in collectors:
+            self.add(other)
         prometheus_client.ProcessCollector(registry=self._registry)
 
     def add(self, collector: registry.Collector) -> None:
         self._registry.register(collector)
+
+    def add_refreshed(self, collector: RefreshedCollector) -> None:
+        self._refreshed.append(collector)
+        self.add(collector)
 
     async def render(self) -> bytes:
         """The text exposition of everything."""

@@ -57,6 +57,8 @@ class Handover:
         self._has_handed_over = False
         self.requested = asyncio.Event()
         """Set when another agent may have the node: the turn is to end."""
+        self.turns = 0
+        """How often this process has held the node."""
         self.stopping = asyncio.Event()
         """Set by SIGTERM and SIGINT, once `handle_signals` was called."""
 
@@ -97,6 +99,7 @@ class Handover:
                 await self._leave()
             turn = None if self.stopping.is_set() else await self._acquire(locks)
             self.requested.clear()
+            self.turns += turn is not None
             yield turn
             self._has_handed_over = self.requested.is_set()
 

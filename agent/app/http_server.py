@@ -9,22 +9,16 @@ import msgspec
 from aiohttp import web
 
 from agent import VERSION
+from agent.admin import endpoints
+from agent.admin.endpoints import Observable
 from agent.admin.observations import Observations
 from agent.admin.report import AgentReport, DropEvents, Drops, RulesReport
 from agent.app.listeners import Listeners
-from agent.page.server import StatusPage, reject_remote
-
-_SHUTDOWN_SECONDS = 1.0
+from agent.page.server import StatusPage
 
 
-class AgentApi(Protocol):
+class AgentApi(Observable, Protocol):
     """The part of the agent that the endpoints serve."""
-
-    def unhealthy_reason(self) -> str | None: ...
-
-    def unready_reason(self) -> str | None: ...
-
-    async def metrics(self) -> bytes: ...
 
     async def report(self) -> AgentReport: ...
 
@@ -45,15 +39,10 @@ class AgentApi(Protocol):
 
 @contextlib.asynccontextmanager
 async def serve(agent: AgentApi, listeners: Listeners) -> AsyncIterator[None]:
-    """Serve /metrics, /healthz, /readyz and the status page, and the admin API on its unix socket,
-    too."""
-    health = web.Application()
-    health.router.add_get("/metrics", _metrics(agent))
-    health.router.add_get("/healthz", _health_response(agent.unhealthy_reason))
-    health.router.add_get("/readyz", _health_response(agent.unready_reason))
-    admin = web.Application()
+    """Serve metrics, health and the status page; these and the admin API on its unix socket."""
+    health = endpoints.application(agent, reject=endpoints.reject_remote)
+    admin = endpoints.application(agent)
     admin.router.add_get("/version", _version)
-    admin.router.add_get("/metrics", _metrics(agent))
     admin.router.add_get("/status", _json(agent.report))
     admin.router.add_get("/drops", _json(agent.drops))
     admin.router.add_get("/observations", _json(agent.observations))
@@ -62,7 +51,7 @@ async def serve(agent: AgentApi, listeners: Listeners) -> AsyncIterator[None]:
     admin.router.add_post("/relay/restart", _done(agent.restart_relay))
     admin.router.add_post("/handover", _handover(agent))
     page = StatusPage(agent)
-    page.add_to(health, reject=reject_remote)
+    page.add_to(health, reject=endpoints.reject_remote)
     page.add_to(admin, reject=None)
     async with _started(health, *listeners.http), _started(admin, listeners.admin):
         yield
@@ -70,22 +59,10 @@ async def serve(agent: AgentApi, listeners: Listeners) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _started(app: web.Application, *sockets: socket.socket) -> AsyncIterator[None]:
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
-    await runner.setup()
-    try:
+    async with endpoints.runner_of(app) as runner:
         for bound in sockets:
             await web.SockSite(runner, bound).start()
         yield
-    finally:
-        await runner.cleanup()
-
-
-def _metrics(agent: AgentApi) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def handle(request: web.Request) -> web.Response:
-        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=await agent.metrics(), headers=headers)
-
-    return handle
 
 
 async def _version(request: web.Request) -> web.Response:
@@ -132,15 +109,5 @@ def _done(
     async def handle(request: web.Request) -> web.Response:
         problem = await act()
         return web.Response(status=409 if problem else 200, text=f"{problem or 'done'}\n")
-
-    return handle
-
-
-def _health_response(
-    find_problem: Callable[[], str | None],
-) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def handle(request: web.Request) -> web.Response:
-        reason = find_problem()
-        return web.Response(status=503 if reason else 200, text=f"{reason or 'ok'}\n")
 
     return handle

@@ -17,23 +17,27 @@ from agent.settings import Settings
 class Listeners:
     """Sockets whose connections are accepted once `http_server` serves them.
 
-    http: listening, one for each address of the host's name; admin: bound, in a directory that only
-    root enters.
+    http: listening, one for each address of the host's name; metrics: the same, for other machines;
+    admin: bound, in a directory that only root enters.
     """
 
     http: tuple[socket.socket, ...]
     admin: socket.socket
+    metrics: tuple[socket.socket, ...] = ()
 
     @classmethod
     async def open(cls, settings: Settings) -> "Listeners":
         """Raises `ListenError`."""
-        http = await _listen(settings.http_host, settings.http_port)
+        http = await _listen(settings.http_host, settings.http_port, "--http-address")
+        metrics: tuple[socket.socket, ...] = ()
         try:
+            if settings.metrics_address:
+                metrics = await _listen(*settings.metrics_address, "--metrics-address")
             admin = listen.unix_socket(settings.admin_socket, directory_mode=0o700, mode=0o600)
         except ListenError:
-            _close(*http)
+            _close(*http, *metrics)
             raise
-        return cls(http, admin)
+        return cls(http, admin, metrics)
 
     @property
     def http_address(self) -> str:
@@ -42,10 +46,10 @@ class Listeners:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def close(self) -> None:
-        _close(*self.http, self.admin)
+        _close(*self.http, *self.metrics, self.admin)
 
 
-async def _listen(host: str, port: int) -> tuple[socket.socket, ...]:
+async def _listen(host: str, port: int, option: str) -> tuple[socket.socket, ...]:
     loop = asyncio.get_running_loop()
     try:
         # Resolves the name, and binds to all of its addresses or to none.
@@ -59,7 +63,7 @@ async def _listen(host: str, port: int) -> tuple[socket.socket, ...]:
     except OSError as error:
         raise ListenError(
             f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); "
-            "choose another address with --http-address"
+            f"choose another address with {option}"
         ) from error
     return sockets
 

@@ -132,7 +132,7 @@ class Reports:
 
     async def report(self) -> AgentReport:
         counts = await self._gate_worker.counts()
-        node_drops = await self._host_drops()
+        node_drops = await self._gate_worker.host_drops()
         raw_sockets = await self._raw_sockets.report()
         # Nothing below waits, so that states and the conditions that follow from them agree.
         self._isolation.publish()
@@ -199,10 +199,6 @@ class Reports:
 
     async def hand_over(self, since_ns: int) -> str | None:
         return self._handover.request(since_ns)
-
-    async def _host_drops(self) -> dict[str, int]:
-        counts = await asyncio.to_thread(self._gate_worker.gates.host_counts)
-        return {reason.label: count for (_, reason), count in counts.items()}
 
     def _pod_status(self, state: PodState, counts: Mapping[int, Counts]) -> PodStatus:
         pod = state.pod

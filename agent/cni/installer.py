@@ -8,6 +8,7 @@ step leaves a working directory, also if the process is killed in between.
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import os
 import pathlib
@@ -225,12 +226,13 @@ class RewriteBackoff:
         return self._backoff.next_seconds()
 
 
-async def run(plugin: CniInstaller) -> None:
+async def run(plugin: CniInstaller, status: "PluginStatus | None" = None) -> None:
     """Install the plugin, and again whenever a CNI rewrites its file, until cancelled.
 
     It holds a shared lock of the directory, by which `CniInstaller.remove` recognises it.
     """
-    reconciler = _Reconciler(plugin)
+    status = status or PluginStatus()
+    reconciler = _Reconciler(plugin, status)
     directory = plugin.conf_directory
     while True:
         try:
@@ -246,14 +248,23 @@ async def run(plugin: CniInstaller) -> None:
             reconciler.report(plugin.no_network)  # the directory comes with the CNI
             await asyncio.sleep(_CHECK_SECONDS)
         except BlockingIOError:  # the plugin is being removed by hand
+            status.is_installed = False
             await asyncio.sleep(_CHECK_SECONDS)
+
+
+@dataclasses.dataclass(slots=True)
+class PluginStatus:
+    """Whether new pods get their gate from the plugin."""
+
+    is_installed: bool = False
 
 
 class _Reconciler:
     """Installs the plugin when it is missing, with a pause after each rewrite."""
 
-    def __init__(self, plugin: CniInstaller) -> None:
+    def __init__(self, plugin: CniInstaller, status: PluginStatus) -> None:
         self._plugin = plugin
+        self._status = status
         self._backoff = RewriteBackoff()
         self._problem = ""
 
@@ -274,6 +285,7 @@ class _Reconciler:
         if problem and problem != self._problem:
             log.warning(Event.CNI_PLUGIN_NOT_INSTALLED, problem=problem)
         self._problem = problem
+        self._status.is_installed = not problem
 
 
 def _saved(path: pathlib.Path) -> pathlib.Path:

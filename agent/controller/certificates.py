@@ -11,10 +11,9 @@ import datetime
 from typing import Any, Final
 
 import msgspec
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from agent.kube import self_signed
+from agent.kube.self_signed import KeyPair
 
 SECRET_NAME: Final = "podgate-controller-tls"  # noqa: S105  a name
 
@@ -23,30 +22,8 @@ RENEWED_BEFORE: Final = LIFETIME / 3
 """Before the end: a month to notice that renewal fails."""
 TRUSTED_BEFORE: Final = datetime.timedelta(minutes=10)
 """Between trust and use: API servers read a changed configuration within seconds."""
-# Clocks of nodes differ.
-_BACKDATED: Final = datetime.timedelta(hours=1)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class KeyPair:
-    """A certificate and its private key, PEM."""
-
-    certificate: bytes
-    key: bytes
-
-    @property
-    def expires(self) -> datetime.datetime:
-        return _loaded(self.certificate).not_valid_after_utc
-
-    @property
-    def made(self) -> datetime.datetime:
-        return _loaded(self.certificate).not_valid_before_utc + _BACKDATED
-
-    def is_for(self, names: list[str]) -> bool:
-        found = _loaded(self.certificate).extensions.get_extension_for_class(
-            x509.SubjectAlternativeName
-        )
-        return found.value.get_values_for_type(x509.DNSName) == names
+# Up to 64 characters; clients read the alternative names.
+_NAME: Final = "podgate-controller"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,7 +68,7 @@ def read(content: bytes) -> Certificates | None:
         )
         for pair in (found.serving, found.next):
             if pair:
-                _check(pair)
+                pair.check()
     except (msgspec.DecodeError, ValueError):
         return None
     return found
@@ -115,49 +92,11 @@ def following(
     """What is to be stored in place of `found`; None if it stays. names: of the service."""
     if found is None or not found.serving.is_for(names) or now >= found.serving.expires:
         # Also the case at installation. Requests fail until it is trusted; pods start without.
-        return Certificates(_new(names, now))
+        return Certificates(self_signed.certificate(_NAME, names, now, LIFETIME))
     if found.next and now - found.next.made >= TRUSTED_BEFORE:
         return Certificates(found.next, retired=found.serving.certificate)
     if found.next is None and found.serving.expires - now < RENEWED_BEFORE:
-        return dataclasses.replace(found, next=_new(names, now))
-    if found.retired and now >= _loaded(found.retired).not_valid_after_utc:
+        return dataclasses.replace(found, next=self_signed.certificate(_NAME, names, now, LIFETIME))
+    if found.retired and now >= self_signed.expiry(found.retired):
         return dataclasses.replace(found, retired=b"")
     return None
-
-
-def _new(names: list[str], now: datetime.datetime) -> KeyPair:
-    key = ec.generate_private_key(ec.SECP256R1())
-    # Up to 64 characters; clients read the alternative names.
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "podgate-controller")])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BACKDATED)
-        .not_valid_after(now + LIFETIME)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(one) for one in names]), False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
-        .sign(key, hashes.SHA256())
-    )
-    return KeyPair(
-        certificate.public_bytes(serialization.Encoding.PEM),
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
-    )
-
-
-def _check(pair: KeyPair) -> None:
-    """Raises `ValueError` if a part cannot be read, or they do not belong together."""
-    key = serialization.load_pem_private_key(pair.key, None).public_key()
-    if key != _loaded(pair.certificate).public_key():
-        raise ValueError("the key is not the certificate's")
-
-
-def _loaded(certificate: bytes) -> x509.Certificate:
-    return x509.load_pem_x509_certificate(certificate)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 
+import prometheus_client
 import structlog
 
 from agent import VERSION, tasks
@@ -75,13 +76,17 @@ class Controller:
         self._webhook = webhook
         self._lease = lease
         self.is_leading = False
-        self.registry = metrics.new_registry(lambda: self.is_leading)
+        self._registry = metrics.new_registry(lambda: self.is_leading)
 
     def unhealthy_reason(self) -> str | None:
         """Why this process is to be restarted: it leads without the Lease."""
         if self.is_leading and self._lease.overdue_seconds() > _OVERDUE_SECONDS:
             return "leading without the Lease"
         return None
+
+    async def metrics(self) -> bytes:
+        content: bytes = prometheus_client.generate_latest(self._registry)
+        return content
 
     def unready_reason(self) -> str | None:
         """Why this replica serves no requests. Waiting for the Lease is none."""

@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import os
 import random
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 import structlog
@@ -13,10 +12,10 @@ from aiohttp import web
 
 from agent import backoff
 from agent.controller import admission, http_server, review
-from agent.controller.certificates import KeyPair
 from agent.controller.injection import Json
 from agent.controller.review import ReviewError, ReviewRequest
 from agent.kube.client import ApiClient, ApiError
+from agent.kube.self_signed import KeyPair
 from agent.logs import Event
 
 log = structlog.get_logger(__name__)
@@ -79,8 +78,7 @@ class WebhookServer:
 
     def _load(self, pair: KeyPair) -> None:
         """Use a certificate for new connections."""
-        with _as_file(pair.certificate) as certificate, _as_file(pair.key) as key:
-            self._tls.load_cert_chain(certificate, key)
+        pair.load(self._tls)
         self._loaded = pair
         self._has_certificate.set()
         log.info(Event.CERTIFICATE_LOADED, expires=pair.expires.isoformat())
@@ -111,14 +109,3 @@ def _handler(
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     return handle
-
-
-@contextlib.contextmanager
-def _as_file(content: bytes) -> Iterator[str]:
-    """A path of the content, which is in memory only: OpenSSL's interface takes files."""
-    descriptor = os.memfd_create("podgate-tls", os.MFD_CLOEXEC)
-    try:
-        os.write(descriptor, content)
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)

@@ -95,6 +95,11 @@ class DefaultDenyController:
         )
 
     @property
+    def is_desired(self) -> bool:
+        """Whether this node should have the tables."""
+        return self._is_desired
+
+    @property
     def is_installed(self) -> bool:
         """Whether this node has the tables."""
         return self._table is not None

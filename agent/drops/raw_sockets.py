@@ -14,7 +14,7 @@ from agent.drops.source_processes import SourceProcesses, wall_clock
 from agent.linux import cgroups
 from agent.linux.procfs import Procfs
 from agent.logs import Event
-from agent.metrics import MetricFamily, new_metric, single
+from agent.metrics import MetricFamily, labelled, single
 from agent.settings import RawSocketMode
 from bpf.node_config import NodeConfig
 from bpf.raw_socket_policy import RawSocketPolicy, RawSocketSource
@@ -92,10 +92,11 @@ class RawSocketSources:
 
     def collect(self) -> Iterator[core.Metric]:
         """For Prometheus; to be registered once. Reads a few map elements."""
-        metric = new_metric(RAW_SOCKETS)
-        for (family, verdict), count in self._policy.counts().items():
-            metric.add_metric((FAMILIES[family], verdict.label), count)
-        yield metric
+        counts = self._policy.counts().items()
+        yield labelled(
+            RAW_SOCKETS,
+            (((FAMILIES[family], verdict.label), count) for (family, verdict), count in counts),
+        )
         yield single(PACKET_SOCKETS_REJECTABLE, not self._policy.packet_problem)
 
     def _look(self) -> None:

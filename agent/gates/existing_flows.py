@@ -23,7 +23,7 @@ from prometheus_client import core
 
 from agent.linux.cgroups import cgroup_paths
 from agent.logs import Event
-from agent.metrics import MetricFamily, new_metric, single
+from agent.metrics import MetricFamily, labelled, single
 from agent.pods.changes import Subscription
 from agent.pods.pod import Pod
 from agent.pods.pod_state import PodState
@@ -135,11 +135,14 @@ class ExistingFlows:
         return self._counts.get(uid, 0)
 
     def collect(self) -> Iterator[core.Metric]:
-        flows = new_metric(EXISTING_FLOWS)
-        for pod in self._store.desired_pods():
-            if count := self._counts.get(pod.uid):
-                flows.add_metric((pod.namespace, pod.name), count)
-        yield flows
+        yield labelled(
+            EXISTING_FLOWS,
+            (
+                ((pod.namespace, pod.name), count)
+                for pod in self._store.desired_pods()
+                if (count := self._counts.get(pod.uid))
+            ),
+        )
         yield single(EXISTING_FLOWS_CLOSED, self._closed)
 
     async def run(self) -> None:

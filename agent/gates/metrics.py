@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client import core
 
-from agent.metrics import MetricFamily, counter, histogram, new_metric
+from agent.metrics import Labels, MetricFamily, counter, histogram, labelled
 from agent.pods.store import PodStore
 
 # 0.1 ms by clsact, 10 ms by tcx, seconds when others hold RTNL.
@@ -73,13 +73,19 @@ class GateMetrics:
         yield from self.gate_updates_failed.collect()
         yield from self.gates_reordered.collect()
         yield from self.path_tests.collect()
-        tested, unconfirmed = new_metric(PATH_TEST_ADDRESSES), new_metric(UNCONFIRMED_ADDRESSES)
+        yield labelled(PATH_TEST_ADDRESSES, self._tested())
+        yield labelled(
+            UNCONFIRMED_ADDRESSES,
+            (
+                ((state.pod.namespace, state.pod.name), len(state.claims.unconfirmed))
+                for state in self._store.states()
+                if state.claims.unconfirmed
+            ),
+        )
+
+    def _tested(self) -> Iterator[tuple[Labels, float]]:
         for state in self._store.states():
-            labels = (state.pod.namespace, state.pod.name)
             results = list(state.path_test.results.values()) if state.path_test else []
             for result in sorted(set(results)):
-                tested.add_metric((*labels, result.value), results.count(result))
-            if state.claims.unconfirmed:
-                unconfirmed.add_metric(labels, len(state.claims.unconfirmed))
-        yield tested
-        yield unconfirmed
+                labels = (state.pod.namespace, state.pod.name, result.value)
+                yield labels, results.count(result)

@@ -19,7 +19,7 @@ from agent.logs import Event
 from agent.pods import modes
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.events import PodEvent, PodEvents
-from agent.pods.isolation import ENFORCED
+from agent.pods.isolation import AUDITED, ENFORCED
 from agent.pods.pod import Pod
 from agent.pods.pod_state import Admission, IsolationStatus, PodState
 from agent.pods.store import PodStore
@@ -36,7 +36,7 @@ _PLUGIN_SECONDS = 25.0
 # podgate-cni removes the gate, then the network plugin the interface, within milliseconds.
 _DELETION_SECONDS = 2.0
 
-_REASONS = {Mode.AUDIT: "Audit", Mode.ENFORCE: ENFORCED, Mode.STRICT: ENFORCED}
+_REASONS = {Mode.AUDIT: AUDITED, Mode.ENFORCE: ENFORCED, Mode.STRICT: ENFORCED}
 
 
 class Admitter(Protocol):

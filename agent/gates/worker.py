@@ -184,6 +184,17 @@ class GateWorker:
         counts = await asyncio.to_thread(self.gates.counts)
         return {ifindex: _without_path_tests(of_gate) for ifindex, of_gate in counts.items()}
 
+    async def hooks_attached(self) -> dict[str, bool]:
+        """By hook: whether it is attached now. Empty while podgate is off."""
+        if self._hooks is None or not self.is_attached:
+            return {}
+        return await asyncio.to_thread(self._hooks.attached)
+
+    async def host_drops(self) -> dict[str, int]:
+        """What was dropped before an interface was chosen, by reason."""
+        counts = await asyncio.to_thread(self.gates.host_counts)
+        return {reason.label: count for (_, reason), count in counts.items()}
+
     async def aclose(self) -> None:
         """Close descriptors and the thread. Gates stay: they are pinned."""
         self.events.close()

@@ -19,6 +19,7 @@ at rest, other clients' changes are corrected, and after an outage each changed 
 """
 
 import asyncio
+import collections
 import enum
 import random
 from collections.abc import Callable, Iterable
@@ -103,8 +104,8 @@ class ConditionWriter:
         empty if unknown; boot: the kernel's boot id; writes_all: also for pods without a readiness
         gate of podgate.
         """
-        self.patches = 0
-        """Patches sent."""
+        self.patches_by_code = collections.Counter[str]()
+        """Patches sent, by status code of the response; "none" without a response."""
         self.problem = ""
         """Why nothing can be written now; empty while writes succeed."""
         self._api = api
@@ -125,6 +126,15 @@ class ConditionWriter:
     def pending(self) -> int:
         """Number of pods whose conditions in the API are not up to date."""
         return len(self._due) + self._in_flight
+
+    @property
+    def oldest_pending_seconds(self) -> float:
+        """For how long the API's conditions of some pod have not been up to date."""
+        now = asyncio.get_running_loop().time()
+        waiting = (
+            pod.differs_since for pod in self._pods.values() if pod.differs_since is not None
+        )
+        return max((now - since for since in waiting), default=0.0)
 
     def set_pod(self, actual: ApiPod) -> None:
         """Record the API's version of a pod."""
@@ -225,7 +235,6 @@ class ConditionWriter:
         if patches.difference(pod.actual, conditions) is not Difference.NONE:
             pod.bucket.take()
             pod.differs_since = None
-            self.patches += 1
             try:
                 content = await self._api.request(
                     "PATCH",
@@ -235,8 +244,10 @@ class ConditionWriter:
                     timeout_seconds=_PATCH_SECONDS,
                 )
             except ApiError as error:
+                self.patches_by_code[str(error.code or "none")] += 1
                 self._handle_error(error, pod)
             else:
+                self.patches_by_code["200"] += 1
                 self._mark_healthy(pod)
                 self._handle_response(content, pod, conditions)
         pod.is_in_flight = False

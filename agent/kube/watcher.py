@@ -96,6 +96,9 @@ class Watcher(Generic[ObjectT]):
         """Whether the server lacks this resource."""
         self.problem = ""
         """The last error; empty while the watch works."""
+        self.received_at: float | None = None
+        """When the server last sent something, by the event loop's clock; bookmarks come about once
+        a minute. None: never."""
         self.requests = 0
         self._api = api
         self._on_change = on_change
@@ -231,6 +234,7 @@ class Watcher(Generic[ObjectT]):
             silence_seconds=_SILENCE_SECONDS * (1.0 + 0.1 * self._jitter()),
         ) as lines:
             async for line in lines:
+                self.received_at = loop.time()
                 try:
                     event = responses.decode(line, responses.WatchEvent)
                 except msgspec.DecodeError as error:

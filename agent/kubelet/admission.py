@@ -10,7 +10,7 @@ from prometheus_client import core
 from agent.kubelet.search import KubeletCgroup
 from agent.linux.cgroups import cgroup2_mount
 from agent.logs import Event
-from agent.metrics import MetricFamily, new_metric
+from agent.metrics import MetricFamily, single
 from agent.settings import ByCgroup, KubeletSetting
 from bpf.kubelet_unit import KubeletUnit
 from bpf.node_config import NodeConfig
@@ -108,14 +108,9 @@ class KubeletAdmission:
 
     def collect(self) -> Iterator[core.Metric]:
         """For Prometheus; to be registered once."""
-        for family, value in (
-            (IDENTIFIED, self._current is not None),
-            (ADMITTED, self.has_cgroup),
-            (FOLLOWED, self._unit.path is not None),
-        ):
-            metric = new_metric(family)
-            metric.add_metric((), value)
-            yield metric
+        yield single(IDENTIFIED, self._current is not None)
+        yield single(ADMITTED, self.has_cgroup)
+        yield single(FOLLOWED, self._unit.path is not None)
 
     def _follow(self, path: str) -> None:
         self._delegated = _delegated(path)

@@ -1,15 +1,14 @@
 """Serves the status page over HTTP: with names to clients that may read metrics, else counts."""
 
 import asyncio
-import contextlib
 import datetime
-import ipaddress
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 from aiohttp import web
 
+from agent.admin.endpoints import Rejection
 from agent.admin.report import AgentReport, Drops
 from agent.page import content, style
 
@@ -24,9 +23,6 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-
-Rejection = Callable[[web.Request], Awaitable[web.Response | None]]
-"""The response to a client that may not read names; None for one that may."""
 
 
 class Reporter(Protocol):
@@ -78,24 +74,3 @@ class StatusPage:
                 drops = await self._reporter.drops()
                 self._read = (self._now(), report, drops, self._wall_clock())
             return self._read[1:]
-
-
-async def reject_remote(request: web.Request) -> web.Response | None:
-    """For sockets without authentication: names are for this machine only."""
-    try:
-        is_local = ipaddress.ip_address(request.remote or "").is_loopback
-    except ValueError:
-        is_local = False
-    return None if is_local and _is_own_name(request) else web.Response(status=403)
-
-
-def _is_own_name(request: web.Request) -> bool:
-    """Whether the request names this address as its host, as a browser does whose user opened it.
-
-    A page of another site can have its own name resolve to the loopback (DNS rebinding), and then
-    read what is served there. Such a request has that site's name as its host.
-    """
-    host = request.url.host or ""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"

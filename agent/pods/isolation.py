@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 
-from agent.pods.conditions import FALSE, TRUE
+from agent.pods.conditions import FALSE, TRUE, Condition
 from agent.pods.pod_state import IsolationStatus, PathTestRecord, PathTestResult, PodState
 from bpf.verdicts import Mode
 
@@ -11,6 +11,10 @@ ENFORCED = "Enforced"
 """The reason for attached gates that drop; with a relay it becomes "Strict"."""
 STRICT = "Strict"
 """The same where a relay proxies the kubelet's connections."""
+AUDITED = "Audit"
+"""The reason for attached gates that only count."""
+
+_MODES = {AUDITED: Mode.AUDIT, ENFORCED: Mode.ENFORCE, STRICT: Mode.STRICT}
 
 
 def isolation_status(
@@ -48,6 +52,13 @@ def isolation_status(
     if tested.worst is PathTestResult.BYPASSED and not is_trusted:
         return IsolationStatus(FALSE, "GateBypassed", f"{explanation} {status.message}")
     return dataclasses.replace(status, message=f"{status.message} {explanation}")
+
+
+def mode_in_force(condition: Condition | None) -> Mode:
+    """The mode that a pod's condition shows. Off: it has no gate, or one that is bypassed."""
+    if condition is None or condition.status != TRUE:
+        return Mode.OFF
+    return _MODES.get(condition.reason, Mode.OFF)
 
 
 def is_path_blocked(states: Iterable[PodState]) -> bool:

@@ -1,12 +1,31 @@
-"""Metrics of pods: their conditions, and manifests that are invalid."""
+"""Metrics of pods: coverage, conditions, and problems of manifests, labels and probes."""
 
+import collections
 from collections.abc import Iterator
 
 from prometheus_client import core
 
-from agent.metrics import MetricFamily, new_metric
+from agent import labels
+from agent.metrics import Labels, MetricFamily, labelled
+from agent.pods import isolation
+from agent.pods.pod import Pod
 from agent.pods.store import PodStore
+from bpf.verdicts import Mode
 
+PODS_DESIRED = MetricFamily(
+    "podgate_pods_desired",
+    "gauge",
+    "Pods of this node that have a network namespace of their own, by the mode that labels and "
+    "settings give them.",
+    ("mode",),
+)
+PODS_IN_FORCE = MetricFamily(
+    "podgate_pods_in_force",
+    "gauge",
+    "The same pods by the mode that is in force: off without a gate on each interface or where the "
+    "gate is bypassed, enforce instead of strict where no relay proxies their probes.",
+    ("mode",),
+)
 POD_CONDITION = MetricFamily(
     "podgate_pod_condition",
     "gauge",
@@ -27,8 +46,6 @@ MODE_LABEL_PROBLEM = MetricFamily(
     "stricter one until labels are listed (ModeKept).",
     ("namespace", "pod", "reason"),
 )
-
-
 PROBE_HOSTS = MetricFamily(
     "podgate_pod_probe_hosts",
     "gauge",
@@ -44,20 +61,47 @@ class PodCollector:
         self._store = store
 
     def collect(self) -> Iterator[core.Metric]:
-        conditions, manifests = new_metric(POD_CONDITION), new_metric(MANIFEST_INVALID)
-        mode_labels = new_metric(MODE_LABEL_PROBLEM)
-        probe_hosts = new_metric(PROBE_HOSTS)
-        for pod in self._store.desired_pods():
-            if pod.host_problems:
-                probe_hosts.add_metric((pod.namespace, pod.name), len(pod.host_problems))
-            for condition in self._store.conditions.of(pod.uid):
-                labels = (condition.type, condition.status, condition.reason)
-                conditions.add_metric((pod.namespace, pod.name, *labels), 1)
-            if pod.manifest_problem:
-                manifests.add_metric((pod.source, pod.manifest_problem.reason), 1)
-            for reason in sorted({problem.reason for problem in pod.mode_problems}):
-                mode_labels.add_metric((pod.namespace, pod.name, reason), 1)
-        yield conditions
-        yield manifests
-        yield mode_labels
-        yield probe_hosts
+        pods = self._store.desired_pods()
+        named = [pod for pod in pods if pod.is_described]
+        yield from self._coverage(pods)
+        yield labelled(POD_CONDITION, self._conditions(named))
+        yield labelled(
+            MANIFEST_INVALID,
+            (
+                ((pod.source, pod.manifest_problem.reason), 1)
+                for pod in pods
+                if pod.manifest_problem
+            ),
+        )
+        yield labelled(
+            MODE_LABEL_PROBLEM,
+            (
+                ((pod.namespace, pod.name, reason), 1)
+                for pod in named
+                for reason in sorted({problem.reason for problem in pod.mode_problems})
+            ),
+        )
+        yield labelled(
+            PROBE_HOSTS,
+            (
+                ((pod.namespace, pod.name), len(pod.host_problems))
+                for pod in named
+                if pod.host_problems
+            ),
+        )
+
+    def _coverage(self, pods: list[Pod]) -> Iterator[core.Metric]:
+        """All modes are there, also with 0, so that no comparison lacks a side."""
+        isolated = [pod for pod in pods if pod.netns_path and not pod.host_network]
+        desired = collections.Counter(pod.mode for pod in isolated)
+        in_force = collections.Counter(
+            isolation.mode_in_force(self._store.conditions.get(pod.uid, labels.ISOLATION_READY))
+            for pod in isolated
+        )
+        yield labelled(PODS_DESIRED, (((mode.label,), desired[mode]) for mode in Mode))
+        yield labelled(PODS_IN_FORCE, (((mode.label,), in_force[mode]) for mode in Mode))
+
+    def _conditions(self, pods: list[Pod]) -> Iterator[tuple[Labels, float]]:
+        for pod in pods:
+            for found in self._store.conditions.of(pod.uid):
+                yield (pod.namespace, pod.name, found.type, found.status, found.reason), 1

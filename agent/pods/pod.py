@@ -57,9 +57,14 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     """False where only its sandbox is known: no source has its probes yet."""
 
     @property
+    def is_described(self) -> bool:
+        """Whether a source has described it; not a file that never was a pod's."""
+        return bool(self.namespace)
+
+    @property
     def full_name(self) -> str:
         """ "namespace/name"; for a file that never was a pod, the file's name."""
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+        return f"{self.namespace}/{self.name}" if self.is_described else self.name
 
     @property
     def has_no_sandbox(self) -> bool:

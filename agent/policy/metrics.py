@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client import core
 
-from agent.metrics import MetricFamily, new_metric, single
+from agent.metrics import MetricFamily, labelled, single
 from agent.policy.controller import PolicyController, RuleSample
 
 RULE_HITS = MetricFamily(
@@ -37,12 +37,15 @@ class PolicyCollector:
         self._samples = await self._policy.samples()
 
     def collect(self) -> Iterator[core.Metric]:
-        hits = new_metric(RULE_HITS)
-        for rule in self._samples:
-            hits.add_metric((rule.policy, rule.source, rule.protocol, rule.ports), rule.hits)
-        yield hits
-        skipped = new_metric(RULES_SKIPPED)
-        for policy, count in self._policy.skipped.items():
-            skipped.add_metric((policy,), count)
-        yield skipped
+        yield labelled(
+            RULE_HITS,
+            (
+                ((rule.policy, rule.source, rule.protocol, rule.ports), rule.hits)
+                for rule in self._samples
+            ),
+        )
+        yield labelled(
+            RULES_SKIPPED,
+            (((policy,), count) for policy, count in self._policy.skipped.items()),
+        )
         yield single(POLICY_PROBLEMS, len(self._policy.problems))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client import core
 
-from agent.metrics import MetricFamily, counter, histogram, new_metric, single
+from agent.metrics import MetricFamily, counter, histogram, labelled, single
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 
@@ -87,8 +87,11 @@ class ProbeMetrics:
         yield single(PROBES_IN_FLIGHT, in_flight)
         yield single(PROBES_QUEUED, queued)
         yield single(LISTENER_EVENTS_LOST, self.listener_events_lost)
-        unwatched = new_metric(LISTENERS_UNWATCHED)
-        for pod in self._store.desired_pods():
-            if count := self.unwatched_listeners.get(pod.uid):
-                unwatched.add_metric((pod.namespace, pod.name), count)
-        yield unwatched
+        yield labelled(
+            LISTENERS_UNWATCHED,
+            (
+                ((pod.namespace, pod.name), count)
+                for pod in self._store.desired_pods()
+                if (count := self.unwatched_listeners.get(pod.uid))
+            ),
+        )

@@ -4,6 +4,7 @@ Either may be away for any time: what was last read stays in force.
 """
 
 import asyncio
+from typing import Any
 
 from agent import tasks
 from agent.admin.report import PodSourceStatus
@@ -16,6 +17,7 @@ from agent.cri.sandboxes import Sandboxes
 from agent.kube.api_pods import ApiPods
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, ContainerStatus
+from agent.kube.watcher import Watcher
 from agent.kubelet.pods_api import KubeletPods
 from agent.pods.changes import Changes
 from agent.pods.container_runs import ContainerRun, PodContainers
@@ -62,6 +64,10 @@ class ClusterSource:
             self._open_runtime, self._locator.locate, is_awaited=self._awaits_sandbox
         )
         self.kubelet_pods = KubeletPods(self.pods)
+        self._watchers: tuple[Watcher[Any], ...] = (
+            *(self.pods.pods, self.pods.namespaces, self.pods.nodes),
+            policies.watcher,
+        )
         self._changed = self.pods.changes.subscribe()
         self.sandboxes.changes.subscribe(self._changed)
         self._changed_modes = modes.changes.subscribe()
@@ -108,8 +114,22 @@ class ClusterSource:
     @property
     def watch_problems(self) -> dict[str, str]:
         """Why a resource of the API server cannot be watched now, by its name."""
-        watchers = (self.pods.pods, self.pods.namespaces, self.pods.nodes, self._policies)
-        return {watcher.query.name: watcher.problem for watcher in watchers if watcher.problem}
+        return {one.query.name: one.problem for one in self._watchers if one.problem}
+
+    @property
+    def watch_ages(self) -> dict[str, float]:
+        """Seconds since the API server last sent something about a resource, by its name."""
+        now = asyncio.get_running_loop().time()
+        return {
+            one.query.name: now - one.received_at
+            for one in self._watchers
+            if one.received_at is not None and not one.is_absent
+        }
+
+    @property
+    def watched(self) -> list[str]:
+        """Names of the resources of the API server that are watched."""
+        return [one.query.name for one in self._watchers]
 
     def status(self) -> PodSourceStatus:
         kubelet = " and kubelet" if self.kubelet_pods.is_connected else ""

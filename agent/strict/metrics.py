@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client import core
 
-from agent.metrics import MetricFamily, new_metric
+from agent.metrics import Labels, MetricFamily, labelled, single
 from agent.relay.messages import OPEN_BUCKETS
 from agent.strict.stats import ConnectionStats, OutcomeStats
 from agent.strict.supervisor import RelaySupervisor
@@ -25,7 +25,6 @@ CONNECTIONS = MetricFamily(
     "podgate_relay_connections", "gauge", "Connections currently proxied by the relay."
 )
 HELD_SYNS = MetricFamily("podgate_relay_held_syns", "gauge", "SYNs held until the pod responds.")
-UP = MetricFamily("podgate_relay_up", "gauge", "1 if a relay serves the pods in strict.")
 RESTARTS = MetricFamily(
     "podgate_relay_restarts_total",
     "counter",
@@ -46,36 +45,33 @@ class RelayCollector:
         self._connections = connections
 
     def collect(self) -> Iterator[core.Metric]:
-        connections = new_metric(CONNECTIONS_TOTAL)
+        stats_by_labels = sorted(self._by_labels().items())
         seconds = core.HistogramMetricFamily(
             CONNECT_DURATION.name, CONNECT_DURATION.help, labels=CONNECT_DURATION.labels
         )
-        for labels, stats in sorted(self._by_labels().items()):
-            for outcome, count in sorted(stats.outcomes.items()):
-                connections.add_metric((*labels, outcome), count)
+        for labels, stats in stats_by_labels:
             if stats.answered:
                 seconds.add_metric(labels, _cumulative(stats), stats.open_seconds)
-        if self._connections.unknown_address:
-            connections.add_metric(
-                ("", "", "", "", "unknown_address"), self._connections.unknown_address
-            )
-        yield connections
+        yield labelled(CONNECTIONS_TOTAL, self._outcomes(stats_by_labels))
         yield seconds
         reports = self._supervisor.last_reports
-        for single, value in (
-            (CONNECTIONS, sum(report.connections for report in reports)),
-            (HELD_SYNS, sum(report.held_syns for report in reports)),
-            (UP, self._supervisor.is_up),
-            (RESTARTS, self._supervisor.restarts),
-            (BYPASSED, any(report.is_full for report in reports)),
-        ):
-            metric = new_metric(single)
-            metric.add_metric((), value)
-            yield metric
+        yield single(CONNECTIONS, sum(report.connections for report in reports))
+        yield single(HELD_SYNS, sum(report.held_syns for report in reports))
+        yield single(RESTARTS, self._supervisor.restarts)
+        yield single(BYPASSED, any(report.is_full for report in reports))
 
-    def _by_labels(self) -> dict[tuple[str, str, str, str], OutcomeStats]:
+    def _outcomes(
+        self, stats_by_labels: list[tuple[Labels, OutcomeStats]]
+    ) -> Iterator[tuple[Labels, float]]:
+        for labels, stats in stats_by_labels:
+            for outcome, count in sorted(stats.outcomes.items()):
+                yield (*labels, outcome), count
+        if unknown := self._connections.unknown_address:
+            yield ("", "", "", "", "unknown_address"), unknown
+
+    def _by_labels(self) -> dict[Labels, OutcomeStats]:
         """A handler with several ports is one series."""
-        found: dict[tuple[str, str, str, str], OutcomeStats] = {}
+        found: dict[Labels, OutcomeStats] = {}
         for pod, purpose, stats in self._connections.items():
             labels = (pod.namespace, pod.name, purpose.container, purpose.handler)
             found.setdefault(labels, OutcomeStats()).merge(stats)

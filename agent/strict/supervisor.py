@@ -130,7 +130,7 @@ class RelaySupervisor:
     @property
     def problem(self) -> str:
         """Why no relay serves; empty while one does, or none is needed."""
-        return "" if self.is_up or not self._is_needed() else _sentence(self._state.problem)
+        return "" if self.is_up or not self.is_needed else _sentence(self._state.problem)
 
     @property
     def last_reports(self) -> Collection[messages.RelayReport]:
@@ -161,7 +161,7 @@ class RelaySupervisor:
 
     async def restart(self) -> None:
         """Replace the relay, and wait until the new one serves. Raises `RelayError`."""
-        if not self._is_needed():
+        if not self.is_needed:
             raise RelayError(_NOT_NEEDED)
         request: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._restart_requests.append(request)
@@ -180,7 +180,7 @@ class RelaySupervisor:
             self._release_all()
 
     async def _wait(self) -> None:
-        is_idle = not isinstance(self._state, ActiveRelay) and not self._is_needed()
+        is_idle = not isinstance(self._state, ActiveRelay) and not self.is_needed
         try:
             async with asyncio.timeout(None if is_idle and not self._released else CHECK_SECONDS):
                 await self._wake.wait()
@@ -200,7 +200,7 @@ class RelaySupervisor:
         if isinstance(self._state, ActiveRelay):
             if self._restart_requests:
                 await self._hand_over(self._state)
-        elif not self._is_needed():
+        elif not self.is_needed:
             self._resolve_restarts(RelayError(_NOT_NEEDED))
         elif not isinstance(self._state, _BackingOff) or self._now() >= self._state.retry_at:
             await self._start()
@@ -225,7 +225,7 @@ class RelaySupervisor:
         except RelayError as error:
             await self._abandon(serving, f"the relay failed: {error}")
             return
-        if self._is_needed():
+        if self.is_needed:
             serving.unneeded_since = None
             return
         if serving.unneeded_since is None:
@@ -329,7 +329,9 @@ class RelaySupervisor:
                     request.set_exception(error)
         self._restart_requests.clear()
 
-    def _is_needed(self) -> bool:
+    @property
+    def is_needed(self) -> bool:
+        """Whether a pod of this node has a relay, or would get one."""
         return bool(self._plan.targets) or self._modes.default is Mode.STRICT
 
     def _publish(self) -> None:

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from agent.lab.lab import NODE_IPV4
+from agent.lab.lab import NODE_IPV4, Lab
 from agent.linux.cgroups import cgroup2_mount
 from tests import polling
 from tests.cluster.api import Api, Json
@@ -41,8 +41,10 @@ class Answer:
 class ApiOnly:
     """A running API server."""
 
-    def __init__(self, control_plane: ControlPlane, directory: pathlib.Path) -> None:
+    def __init__(self, control_plane: ControlPlane, directory: pathlib.Path, lab: Lab) -> None:
+        """lab: of the node that it runs on."""
         self.control_plane = control_plane
+        self.lab = lab
         self._directory = directory
 
     @property
@@ -152,7 +154,7 @@ def running(binaries: pathlib.Path, directory: pathlib.Path, *flags: str) -> Ite
     assert cgroup2 is not None, "cgroup v2 is not mounted"
     cgroup = cgroup2 / f"podgate-api-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     with contextlib.ExitStack() as undo:
-        undo.enter_context(fresh_lab())
+        lab = undo.enter_context(fresh_lab())
         for address in (SERVICE_ADDRESS, CONTROLLER_ADDRESS):
             subprocess.run(
                 ("ip", "address", "add", f"{address}/32", "dev", "lo"), check=True, timeout=60
@@ -167,4 +169,4 @@ def running(binaries: pathlib.Path, directory: pathlib.Path, *flags: str) -> Ite
         control_plane.etcd.start()
         control_plane.api_server.start()
         control_plane.wait_until_ready()
-        yield ApiOnly(control_plane, directory)
+        yield ApiOnly(control_plane, directory, lab)

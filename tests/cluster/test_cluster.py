@@ -93,7 +93,7 @@ async def test_conditions_are_written_and_corrected(cluster: Cluster) -> None:
             },
             content_type="application/strategic-merge-patch+json",
         )
-        await until(lambda: writing.writer.patches >= 3 and writing.has("a", TRUE))
+        await until(lambda: writing.writer.patches_by_code.total() >= 3 and writing.has("a", TRUE))
     conditions = (await cluster.pod("a"))["status"]["conditions"]
     found = {one["type"]: one for one in conditions}
     assert found[agent_labels.ISOLATION_READY]["message"] == (
@@ -112,7 +112,9 @@ async def test_new_pod_of_the_same_name_is_not_patched(cluster: Cluster) -> None
         seen = decoded(old)
         writing.writer.set_pod(seen)
         writing.know(seen, TRUE, "Enforced")
-        await until(lambda: writing.writer.patches == 1 and not writing.writer.pending)
+        await until(
+            lambda: writing.writer.patches_by_code.total() == 1 and not writing.writer.pending
+        )
     conditions = (await cluster.pod("a"))["status"].get("conditions", [])
     assert not any(one["type"] == agent_labels.ISOLATION_READY for one in conditions)
 

@@ -34,7 +34,7 @@ def without_pods_api(node: OneNode, podgate: Deployment) -> Iterator[None]:
 
 
 def _is_followed(podgate: Deployment) -> bool:
-    return "podgate_kubelet_pods_api_up 1.0\n" in podgate.metrics()
+    return 'podgate_component_up{component="kubelet_pods_api"} 1.0\n' in podgate.metrics()
 
 
 @pytest.mark.usefixtures("without_pods_api")

@@ -147,7 +147,7 @@ def test_pod_is_strict_when_the_relay_has_it_and_its_connections_are_counted(
         'podgate_relay_connections_total{container="app",handler="readiness",namespace="demo",'
         'outcome="proxied",pod="web"} 2.0'
     ) in shown
-    assert "podgate_relay_up 1.0" in shown
+    assert 'podgate_component_up{component="relay"} 1.0' in shown
 
 
 def test_killed_relay_is_reported_replaced_and_leaves_no_interface(

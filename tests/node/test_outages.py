@@ -28,7 +28,7 @@ async def test_restarted_runtime_changes_nothing(node: Node) -> None:
     seen = await node.report("its absence", lambda report: report.pod_source.problems)
     [problem] = seen.pod_source.problems
     assert problem.startswith("Container runtime: ")
-    assert "podgate_runtime_problem 1.0" in (await node.get_http("/metrics"))[1]
+    assert 'podgate_component_up{component="runtime"} 0.0' in (await node.get_http("/metrics"))[1]
     assert names_of(status_of(seen, "web").gates) == names_of(gates)
     code, text = await node.get_http("/readyz")
     assert code == 503
@@ -154,7 +154,7 @@ async def test_agent_without_the_api_continues_from_the_saved_state(
     assert any(problem.startswith("API server, pods: ") for problem in seen.pod_source.problems)
     await node.report("all pods", lambda report: report.is_synced)
     await node.serves("/readyz", 200)
-    assert 'podgate_api_problem{resource="pods"} 1.0' in (await node.get_http("/metrics"))[1]
+    assert 'podgate_watch_healthy{resource="pods"} 0.0' in (await node.get_http("/metrics"))[1]
     await node.report(
         "one pod to be written", lambda report: report.pod_source.pending_conditions == 1
     )

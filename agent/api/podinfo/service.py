@@ -14,25 +14,32 @@ from agent.api.podinfo.pod_objects import PodsEncoder
 from agent.api.podinfo.pods_api import PodsApiServer
 from agent.api.podinfo.publisher import PodsPublisher
 from agent.api.podinfo.records import PodRecords
-from agent.api.podinfo.server import GET, LIST, PodInfoServer
+from agent.api.podinfo.server import GET, LIST, WATCH, PodInfoServer
 from agent.kube.api_pods import ApiPods
 from agent.logs import Event
-from agent.metrics import MetricFamily, new_metric
+from agent.metrics import MetricFamily, labelled, single
 from agent.pods.changes import Changes, Subscription
 from agent.pods.conditions import Condition
 from agent.pods.pod import Pod
 
+# By the KEP's names to the letter, which its own counters have without `_total`.
+KEP_REQUESTS = MetricFamily(
+    "pod_info_endpoint_requests_total", "untyped", "PodInfo requests, by the name of KEP-4188."
+)
+KEP_REQUESTS_LIST = MetricFamily(
+    "pod_info_endpoint_requests_list", "untyped", "ListPodConditions requests (KEP-4188)."
+)
+KEP_REQUESTS_GET = MetricFamily(
+    "pod_info_endpoint_requests_get", "untyped", "GetPodConditions requests (KEP-4188)."
+)
+KEP_ERRORS_GET = MetricFamily(
+    "pod_info_endpoint_errors_get", "untyped", "Failed GetPodConditions requests (KEP-4188)."
+)
 REQUESTS = MetricFamily(
-    "pod_info_endpoint_requests_total", "counter", "PodInfo requests (KEP-4188)."
+    "podgate_podinfo_requests_total", "counter", "PodInfo requests, by method.", ("method",)
 )
-REQUESTS_LIST = MetricFamily(
-    "pod_info_endpoint_requests_list", "counter", "ListPodConditions requests."
-)
-REQUESTS_GET = MetricFamily(
-    "pod_info_endpoint_requests_get", "counter", "GetPodConditions requests."
-)
-ERRORS_GET = MetricFamily(
-    "pod_info_endpoint_errors_get", "counter", "Failed GetPodConditions requests."
+ERRORS = MetricFamily(
+    "podgate_podinfo_errors_total", "counter", "Failed PodInfo requests, by method.", ("method",)
 )
 WATCHES = MetricFamily("podgate_podinfo_watches", "gauge", "Open PodInfo watches.")
 REJECTED = MetricFamily(
@@ -119,21 +126,14 @@ class PodInfoService:
     def collect(self) -> Iterator[core.Metric]:
         """As a collector of prometheus_client."""
         server = self._server
-        yield _count(REQUESTS, server.requests.total())
-        yield _count(REQUESTS_LIST, server.requests[LIST])
-        yield _count(REQUESTS_GET, server.requests[GET])
-        yield _count(ERRORS_GET, server.errors[GET])
-        watches = new_metric(WATCHES)
-        watches.add_metric((), server.watches)
-        yield watches
-        rejected = new_metric(REJECTED)
-        for limit, count in sorted(server.rejected.items()):
-            rejected.add_metric((limit,), count)
-        yield rejected
-
-
-def _count(counted: MetricFamily, value: int) -> core.Metric:
-    """By the KEP's name to the letter: for a counter prometheus_client would add `_total`."""
-    metric = core.Metric(counted.name, counted.help, "unknown")
-    metric.add_sample(counted.name, {}, value)
-    return metric
+        yield single(KEP_REQUESTS, server.requests.total())
+        yield single(KEP_REQUESTS_LIST, server.requests[LIST])
+        yield single(KEP_REQUESTS_GET, server.requests[GET])
+        yield single(KEP_ERRORS_GET, server.errors[GET])
+        methods = (GET, LIST, WATCH)
+        yield labelled(REQUESTS, (((method,), server.requests[method]) for method in methods))
+        yield labelled(ERRORS, (((method,), server.errors[method]) for method in methods))
+        yield single(WATCHES, server.watches)
+        yield labelled(
+            REJECTED, (((limit,), count) for limit, count in sorted(server.rejected.items()))
+        )

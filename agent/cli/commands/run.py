@@ -25,6 +25,10 @@ from bpf.attachment import Attachment
 from bpf.verdicts import Mode
 
 
+def _parse_optional_address(text: str | None) -> tuple[str, int] | None:
+    return options.parse_address(text) if text else None
+
+
 def _parse_groups(text: str) -> frozenset[str]:
     names = frozenset(_parse_names(text))
     if unknown := names - set(DEFAULT_RULE_GROUPS):
@@ -100,6 +104,24 @@ def _parse_names(text: str) -> tuple[str, ...]:
     default="127.0.0.1:9650",
     show_default=True,
     help="Address of /metrics, /healthz and /readyz; IPv6 in brackets, port 0 for any free port.",
+)
+@click.option(
+    "--metrics-address",
+    metavar="HOST:PORT",
+    callback=options.parsed(_parse_optional_address),
+    help="Also serve /metrics over TLS at this address, to clients whose token may get /metrics "
+    "by the RBAC of the cluster. Default: not served to other machines.",
+)
+@click.option(
+    "--metrics-tls-cert",
+    type=options.PATH,
+    help="Certificate chain for --metrics-address (PEM), which may be renewed. Default: one that "
+    "the agent signs itself.",
+)
+@click.option(
+    "--metrics-tls-key",
+    type=options.PATH,
+    help="Its private key (PEM).",
 )
 @click.option(
     "--attach",
@@ -210,6 +232,9 @@ def run(
     mode: str,
     max_mode: str,
     http_address: tuple[str, int],
+    metrics_address: tuple[str, int] | None,
+    metrics_tls_cert: pathlib.Path | None,
+    metrics_tls_key: pathlib.Path | None,
     attachment: str,
     kubelet: KubeletSetting,
     dead_man_hours: float,
@@ -245,6 +270,14 @@ def run(
         )
     if service_endpoints and node_name is None:
         raise click.UsageError("--service-endpoints needs --node-name")
+    if metrics_address and node_name is None:
+        raise click.UsageError(
+            "--metrics-address needs --node-name: its API server authorizes clients"
+        )
+    if (metrics_tls_cert is None) != (metrics_tls_key is None):
+        raise click.UsageError("use --metrics-tls-cert and --metrics-tls-key together")
+    if metrics_tls_cert and not metrics_address:
+        raise click.UsageError("--metrics-tls-cert needs --metrics-address")
     if localnet_address and not service_endpoints:
         raise click.UsageError("--localnet-address needs --service-endpoints")
     settings = Settings(
@@ -260,6 +293,10 @@ def run(
         max_mode=Mode.from_label(max_mode),
         http_host=http_address[0],
         http_port=http_address[1],
+        metrics_address=metrics_address,
+        metrics_certificate=(metrics_tls_cert, metrics_tls_key)
+        if metrics_tls_cert and metrics_tls_key
+        else None,
         run_directory=run_directory,
         bpffs=bpffs,
         attachment=None if attachment == "auto" else Attachment(attachment),

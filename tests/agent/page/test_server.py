@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from agent.admin import endpoints
 from agent.admin.report import AgentReport, Drops
-from agent.page import server
 from agent.page.server import StatusPage
 from tests.agent.page.reports import drops, pod, report, source
 
@@ -42,7 +42,7 @@ async def sockets(reporter: Reporter, tmp_path: pathlib.Path) -> AsyncIterator[d
     """A page on TCP of all addresses, and one on a unix socket: their port and path."""
     page = StatusPage(reporter)
     public, admin = web.Application(), web.Application()
-    page.add_to(public, reject=server.reject_remote)
+    page.add_to(public, reject=endpoints.reject_remote)
     page.add_to(admin, reject=None)
     runners = [web.AppRunner(public, access_log=None), web.AppRunner(admin, access_log=None)]
     for runner in runners:

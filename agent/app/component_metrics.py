@@ -1,0 +1,67 @@
+"""Metrics of the agent's components: which of those that the node needs work now."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import core
+
+from agent.gates.worker import GateWorker
+from agent.metrics import MetricFamily, labelled, single
+
+COMPONENT_UP = MetricFamily(
+    "podgate_component_up",
+    "gauge",
+    "1 if a component works: hooks (at connect), default_deny (the table that blocks pods before "
+    "their gate), relay, api_server (watches and writes), runtime, kubelet_pods_api, policies (all "
+    "applied as written), cni_plugin. Absent for one that the node does not need.",
+    ("component",),
+)
+HOOK_ATTACHED = MetricFamily(
+    "podgate_hook_attached",
+    "gauge",
+    "1 if the hook is attached to the root cgroup. Absent for one that the kernel does not accept, "
+    "and while podgate is off.",
+    ("hook",),
+)
+READY = MetricFamily(
+    "podgate_ready", "gauge", "1 if the agent is ready, as /readyz reports with the reason."
+)
+TURNS = MetricFamily(
+    "podgate_node_turns_total",
+    "counter",
+    "Times that this process has held the node; over 1 if it took the node back from a newer agent "
+    "that failed. An agent on standby serves no metrics.",
+)
+
+Check = Callable[[], bool | None]
+"""Whether a component works; None where it is not needed."""
+
+
+class ComponentCollector:
+    """`refresh` it before each scrape: hooks are read in a thread."""
+
+    def __init__(
+        self,
+        gate_worker: GateWorker,
+        checks: Mapping[str, Check],
+        *,
+        unready_reason: Callable[[], str | None],
+        turns: Callable[[], int],
+    ) -> None:
+        """checks: by component; turns: times that this process has held the node."""
+        self._gate_worker = gate_worker
+        self._checks = checks
+        self._unready_reason = unready_reason
+        self._turns = turns
+        self._hooks: Mapping[str, bool] = {}
+
+    async def refresh(self) -> None:
+        self._hooks = await self._gate_worker.hooks_attached()
+
+    def collect(self) -> Iterator[core.Metric]:
+        found = {name: check() for name, check in self._checks.items()}
+        yield labelled(
+            COMPONENT_UP, (((name,), is_up) for name, is_up in found.items() if is_up is not None)
+        )
+        yield labelled(HOOK_ATTACHED, (((name,), is_up) for name, is_up in self._hooks.items()))
+        yield single(READY, self._unready_reason() is None)
+        yield single(TURNS, self._turns())

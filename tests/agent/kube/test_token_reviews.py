@@ -1,0 +1,184 @@
+"""Who may read metrics: answers of the API server, for how long they count, and their price."""
+
+import asyncio
+import json
+import pathlib
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from agent.kube.client import ApiClient
+from agent.kube.token_reviews import Access, TokenReviews
+from tests.agent.kube.apiserver import ApiServer
+
+pytestmark = pytest.mark.looptime
+
+# Of a real API server: tests/cluster/test_metrics_access.py compares and records them.
+RECORDED = json.loads(
+    (pathlib.Path(__file__).parent / "recorded" / "reviews.json").read_text(encoding="utf-8")
+)
+TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
+ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+ADDRESS = "198.18.0.7"
+
+
+class Cluster:
+    """The API server's answers by token: of an allowed account, a forbidden one, and others."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.server = server
+        self.is_away = False
+        self.accounts = {"good": "allowed", "other": "forbidden"}
+        server.faults.append(self._answer)
+
+    async def _answer(self, request: web.Request) -> web.Response | None:
+        if self.is_away:
+            return web.json_response({"kind": "Status", "message": "etcd is away"}, status=500)
+        if request.path not in (TOKEN_REVIEWS, ACCESS_REVIEWS):
+            return None
+        spec = self.server.received[-1].body["spec"]
+        if request.path == TOKEN_REVIEWS:
+            account = self.accounts.get(spec["token"], "invalid")
+            return web.json_response(RECORDED[account]["tokenReview"], status=201)
+        names = {
+            RECORDED[name]["tokenReview"]["status"]["user"]["username"]: name
+            for name in ("allowed", "forbidden")
+        }
+        answer = RECORDED[names[spec["user"]]]["accessReview"]
+        return web.json_response(answer, status=201)
+
+    @property
+    def requests(self) -> int:
+        """Requests for reviews so far."""
+        return sum(1 for one in self.server.received if one.method == "POST")
+
+
+@pytest.fixture
+def cluster(server: ApiServer) -> Cluster:
+    return Cluster(server)
+
+
+@pytest.fixture
+def reviews(api: ApiClient) -> TokenReviews:
+    return TokenReviews(api, path="/metrics")
+
+
+async def test_account_with_the_right_is_allowed(cluster: Cluster, reviews: TokenReviews) -> None:
+    assert await reviews.access("good", ADDRESS) is Access.ALLOWED
+    [token], [access] = (
+        cluster.server.of(path, method="POST") for path in (TOKEN_REVIEWS, ACCESS_REVIEWS)
+    )
+    assert token.body == {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenReview",
+        "spec": {"token": "good"},
+    }
+    user = RECORDED["allowed"]["tokenReview"]["status"]["user"]
+    assert access.body["spec"] == {
+        "user": user["username"],
+        "uid": user["uid"],
+        "groups": user["groups"],
+        "extra": user["extra"],
+        "nonResourceAttributes": {"path": "/metrics", "verb": "get"},
+    }
+
+
+async def test_account_without_the_right_is_forbidden(
+    cluster: Cluster, reviews: TokenReviews
+) -> None:
+    assert await reviews.access("other", ADDRESS) is Access.FORBIDDEN
+
+
+async def test_token_that_is_none_of_the_cluster_has_no_access_review(
+    cluster: Cluster, reviews: TokenReviews
+) -> None:
+    assert await reviews.access("stolen", ADDRESS) is Access.UNAUTHENTICATED
+    assert cluster.requests == 1
+
+
+@pytest.mark.parametrize("token", ["", "two words", "x" * 20_000, "naïve", "a\x00b", "a\r\nb: c"])
+async def test_text_that_can_be_no_token_costs_no_request(
+    cluster: Cluster, reviews: TokenReviews, token: str
+) -> None:
+    assert await reviews.access(token, ADDRESS) is Access.UNAUTHENTICATED
+    assert cluster.requests == 0
+
+
+async def test_answer_is_used_again_for_a_minute_and_then_requested_again(
+    cluster: Cluster, reviews: TokenReviews
+) -> None:
+    for _ in range(59):
+        assert await reviews.access("good", ADDRESS) is Access.ALLOWED
+        await asyncio.sleep(1)
+    assert cluster.requests == 2
+    del cluster.accounts["good"]
+    await asyncio.sleep(2)
+    assert await reviews.access("good", ADDRESS) is Access.UNAUTHENTICATED
+
+
+async def test_clients_with_one_token_share_a_request(
+    cluster: Cluster, reviews: TokenReviews
+) -> None:
+    found = await asyncio.gather(*(reviews.access("good", ADDRESS) for _ in range(50)))
+    assert set(found) == {Access.ALLOWED}
+    assert cluster.requests == 2
+
+
+async def test_flood_of_tokens_is_limited_for_each_address_and_for_all(
+    cluster: Cluster, reviews: TokenReviews
+) -> None:
+    for second in range(60):
+        found = [await reviews.access(f"{second}-{i}", ADDRESS) for i in range(20)]
+    assert found[-1] is Access.LIMITED
+    assert cluster.requests <= 5 + 60 * 0.2 + 1
+    before = cluster.requests
+    for second in range(60):
+        for i in range(20):
+            await reviews.access(f"{second}-{i}-more", f"198.18.{second}.{i}")
+        await asyncio.sleep(1)
+    assert cluster.requests - before <= 20 + 2 * 60 + 1
+
+
+async def test_flood_does_not_lock_out_who_was_accepted(
+    cluster: Cluster, reviews: TokenReviews
+) -> None:
+    assert await reviews.access("good", ADDRESS) is Access.ALLOWED
+    for i in range(600):
+        await reviews.access(f"bad-{i}", f"198.18.{i % 200}.1")
+        await asyncio.sleep(0.1)
+        if i % 100 == 0:
+            assert await reviews.access("good", ADDRESS) is Access.ALLOWED
+    assert len(reviews._answers) <= 256
+    assert await reviews.access("good", ADDRESS) is Access.ALLOWED
+
+
+async def test_without_the_api_server_no_new_token_is_accepted(
+    cluster: Cluster, reviews: TokenReviews
+) -> None:
+    cluster.is_away = True
+    assert await reviews.access("good", ADDRESS) is Access.UNAVAILABLE
+    cluster.is_away = False
+    assert await reviews.access("good", ADDRESS) is Access.ALLOWED
+
+
+async def test_without_the_api_server_an_accepted_token_counts_for_ten_minutes(
+    cluster: Cluster, reviews: TokenReviews
+) -> None:
+    assert await reviews.access("good", ADDRESS) is Access.ALLOWED
+    cluster.is_away = True
+    await asyncio.sleep(590)
+    assert await reviews.access("good", ADDRESS) is Access.ALLOWED
+    await asyncio.sleep(20)
+    assert await reviews.access("good", ADDRESS) is Access.UNAVAILABLE
+
+
+async def test_answer_that_is_no_review_admits_no_client(
+    cluster: Cluster, reviews: TokenReviews
+) -> None:
+    async def broken(_: web.Request) -> web.Response | None:
+        answer: Any = {"status": {"authenticated": "yes"}}
+        return web.json_response(answer, status=201)
+
+    cluster.server.faults.insert(0, broken)
+    assert await reviews.access("good", ADDRESS) is Access.UNAVAILABLE
