@@ -29,7 +29,7 @@ def application(
     served: Observable, *, reject: Rejection | None = None, shows_reasons: bool = True
 ) -> web.Application:
     """The three endpoints. reject: of clients that may not read metrics; shows_reasons: whether
-    health says why it is not ok, which may name pods."""
+    health gives the reason, which may name pods."""
     app = web.Application()
     app.router.add_get("/metrics", _metrics(served, reject))
     for path, find_problem in (

@@ -16,6 +16,7 @@ from agent.cli.commands import (
     drops,
     explain,
     maps,
+    metrics,
     off,
     pods,
     probe,
@@ -106,6 +107,7 @@ main.add_command(probe.probe)
 main.add_command(rules.rules)
 main.add_command(explain.explain)
 main.add_command(suggest.suggest)
+main.add_command(metrics.metrics)
 main.add_command(maps.maps)
 main.add_command(programs.programs)
 main.add_command(bugtool.bugtool)

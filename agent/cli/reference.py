@@ -6,13 +6,17 @@ import json
 import pathlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import click
+import yaml
 
 from agent import metrics
 from agent.cli import log_reference, schemas
 from agent.cli import main as cli
 from agent.kubectl import main as plugin
+from agent.monitoring import alerts
+from agent.monitoring.dashboards import DASHBOARDS
 from agent.policy import definition
 from bpf.verdicts import Mode, Reason, Verdict
 from probes.spec import probespec
@@ -31,7 +35,16 @@ def pages() -> dict[str, str]:
         "docs/reference/probe-spec.schema.json": json.dumps(probespec.schema(), indent=2) + "\n",
         "deploy/chart/podgate/files/hostaccesspolicies.yaml": definition.manifest(),
         **{f"docs/reference/schemas/{name}": text for name, text in schemas.schemas().items()},
+        "deploy/monitoring/alerts.yaml": _yaml(alerts.rules()),
+        "deploy/monitoring/prometheusrule.yaml": _yaml(alerts.prometheus_rule()),
+        "docs/reference/alerts.md": f"# Alerts\n\n{alerts.table()}",
+        **{f"deploy/monitoring/dashboards/{one.uid}.json": one.content() for one in DASHBOARDS},
     }
+
+
+def _yaml(document: dict[str, Any]) -> str:
+    head = "# From agent/monitoring/alerts.py, by `make docs`.\n"
+    return head + yaml.safe_dump(document, sort_keys=False, width=100)
 
 
 def _reasons() -> str:

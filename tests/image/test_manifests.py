@@ -16,6 +16,7 @@ from agent.kube.client import ApiClient
 from agent.kube.condition_writer import ConditionWriter
 from agent.kube.events import EventRecorder
 from agent.kube.node_report import NodeStatus
+from agent.kube.token_reviews import Access, TokenReviews
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
@@ -26,6 +27,7 @@ from bpf.verdicts import Mode
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.conftest import api, kubeconfig, listening, server
+from tests.agent.kube.test_token_reviews import Cluster
 from tests.image import manifests, role
 
 __all__ = ["api", "kubeconfig", "listening", "server"]
@@ -180,6 +182,8 @@ async def test_role_grants_exactly_the_requests(
         assert found is not None
         events.record(found, "GateLost", "It was put back.", action="Gating")
         await asyncio.sleep(60)
+    Cluster(server)
+    assert await TokenReviews(api, path="/metrics").access("good", "198.18.0.7") is Access.ALLOWED
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import struct
 import subprocess
 import sys
@@ -88,6 +89,33 @@ def test_a_scrape_shows_coverage_and_what_is_in_force(
         (PROMTOOL, "check", "metrics"), input=text, capture_output=True, text=True, timeout=60
     )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_counters_go_on_without_the_agent(operator: AgentProcess, pods: list[LabPod]) -> None:
+    operator.write_manifest(pods[1], mode="enforce", container=LISTENING)
+    operator.start("--mode", "enforce")
+    operator.wait_for("the gate", isolated_as("enforce", "Enforced"))
+    directories = ("--run-directory", str(operator.run_directory), "--bpffs", str(operator.bpffs))
+    alive = operator.run("metrics", *directories)
+    assert alive.returncode == 0
+    assert samples(alive.stdout)["podgate_ready", ()] == 1
+    operator.stop(signal.SIGKILL)
+    labels = (
+        *(("interface", pods[1].interface), ("namespace", "demo"), ("pod", "enforce")),
+        *(("reason", "node"), ("verdict", "drop")),
+    )
+    dropped = "podgate_gate_packets_total", labels
+    before = samples(operator.run("metrics", *directories).stdout)
+    with pytest.raises(PermissionError):
+        traffic.node_is_dropped(pods[1], 4, PORT)
+    dead = operator.run("metrics", *directories)
+    assert dead.returncode == 0
+    after = samples(dead.stdout)
+    assert after[dropped] == before.get(dropped, 0) + 1
+    assert after["podgate_heartbeat_age_seconds", ()] > before["podgate_heartbeat_age_seconds", ()]
+    assert after["podgate_kubelet_admitted", ()] == 1
+    assert after["podgate_gates", (("mode", "enforce"),)] == 1
+    assert {name for name, _ in after} <= {name for name, _ in samples(alive.stdout)}
 
 
 def test_hook_that_another_program_removes_is_shown(

@@ -1,0 +1,1 @@
+"""Alerts and dashboards, as data; `make docs` writes deploy/monitoring from them."""

@@ -1,0 +1,240 @@
+"""The alerts: each names what an operator must act on, and has a page in docs/runbooks.
+
+Expressions use series that exist from the agent's start, since `increase` does not see the first
+sample of a new one. They keep the label instance, and those that name what is concerned.
+"""
+
+import dataclasses
+import enum
+from typing import Any
+
+# Of the PodMonitor, "podgate/podgate"; of a job of one's own, "podgate".
+_UP = 'up{job=~"(.*/)?podgate"}'
+
+RUNBOOKS = "docs/runbooks"
+
+
+class Severity(enum.StrEnum):
+    """critical: isolation is missing now or soon; warning: podgate works with less, or will; info:
+    figures are incomplete."""
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Alert:
+    """One alert. name: also its runbook's; lasting: how long the expression holds before it fires,
+    in Prometheus' notation; summary: one sentence, with templates."""
+
+    name: str
+    severity: Severity
+    expression: str
+    lasting: str
+    summary: str
+
+    @property
+    def runbook(self) -> str:
+        """Path of its page."""
+        return f"{RUNBOOKS}/{self.name}.md"
+
+    def rule(self) -> dict[str, Any]:
+        """As in a rules file of Prometheus."""
+        return {
+            "alert": self.name,
+            "expr": self.expression,
+            "for": self.lasting,
+            "labels": {"severity": self.severity.value},
+            "annotations": {"summary": self.summary, "runbook": self.runbook},
+        }
+
+
+ALERTS = (
+    Alert(
+        "PodgateHoleOpen",
+        Severity.CRITICAL,
+        "sum by (instance, reason) (increase(podgate_gate_packets_total"
+        '{verdict="pass",reason=~"stale|dead-man|unidentified"}[10m])) > 0',
+        "0m",
+        "Gates of {{ $labels.instance }} admitted host processes for want of the agent or the "
+        "kubelet ({{ $labels.reason }}).",
+    ),
+    Alert(
+        "PodgateGateBypassed",
+        Severity.CRITICAL,
+        'sum by (instance, namespace, pod) (podgate_path_test_addresses{result="bypassed"}) > 0',
+        "5m",
+        "{{ $labels.instance }} reaches {{ $labels.namespace }}/{{ $labels.pod }} without passing "
+        "its gate.",
+    ),
+    Alert(
+        "PodgateCoverageLow",
+        Severity.CRITICAL,
+        'sum by (instance) (podgate_pods_in_force{mode=~"enforce|strict"}) < '
+        'sum by (instance) (podgate_pods_desired{mode=~"enforce|strict"})',
+        "5m",
+        "Fewer pods of {{ $labels.instance }} are enforced than should be.",
+    ),
+    Alert(
+        "PodgateStrictFallback",
+        Severity.WARNING,
+        'podgate_pods_in_force{mode="strict"} < podgate_pods_desired{mode="strict"}',
+        "10m",
+        "Pods of {{ $labels.instance }} should be strict and are not.",
+    ),
+    Alert(
+        "PodgateGateLost",
+        Severity.CRITICAL,
+        "increase(podgate_gates_lost_total[15m]) + "
+        "increase(podgate_gate_updates_failed_total[15m]) > 0",
+        "0m",
+        "{{ $labels.instance }} lost a gate, or cannot update one.",
+    ),
+    Alert(
+        "PodgateKubeletUnknown",
+        Severity.CRITICAL,
+        "podgate_kubelet_admitted == 0",
+        "2m",
+        "Declared ports are open to host processes of {{ $labels.instance }}, since the kubelet is "
+        "not identified.",
+    ),
+    Alert(
+        "PodgateAgentStale",
+        Severity.CRITICAL,
+        f"{_UP} == 0 or podgate_heartbeat_age_seconds > 15",
+        "5m",
+        "The agent of {{ $labels.instance }} does not respond.",
+    ),
+    Alert(
+        "PodgateDeadManNear",
+        Severity.CRITICAL,
+        "podgate_dead_man_remaining_seconds < 6 * 3600 or "
+        f"(max_over_time({_UP}[18h]) == 0 and {_UP} offset 18h)",
+        "5m",
+        "All gates of {{ $labels.instance }} open soon, since no agent runs (--dead-man-hours).",
+    ),
+    Alert(
+        "PodgateHookGone",
+        Severity.CRITICAL,
+        'podgate_hook_attached == 0 or podgate_component_up{component="hooks"} == 0',
+        "5m",
+        "A hook at the root cgroup of {{ $labels.instance }} is not attached.",
+    ),
+    Alert(
+        "PodgateDefaultDenyGone",
+        Severity.CRITICAL,
+        'podgate_component_up{component="default_deny"} == 0',
+        "2m",
+        "New pods of {{ $labels.instance }} are open until they have their gate.",
+    ),
+    Alert(
+        "PodgateComponentDown",
+        Severity.WARNING,
+        'podgate_component_up{component=~"relay|runtime|api_server|cni_plugin"} == 0',
+        "5m",
+        "{{ $labels.component }} does not work on {{ $labels.instance }}.",
+    ),
+    Alert(
+        "PodgateNotReady",
+        Severity.WARNING,
+        "podgate_ready == 0",
+        "15m",
+        "The agent of {{ $labels.instance }} is not ready.",
+    ),
+    Alert(
+        "PodgateProbesLate",
+        Severity.WARNING,
+        "histogram_quantile(0.99, sum by (instance, le) "
+        "(rate(podgate_probe_start_delay_seconds_bucket[10m]))) > 1",
+        "10m",
+        "Probes on {{ $labels.instance }} start more than a second late.",
+    ),
+    Alert(
+        "PodgateEventLoopSlow",
+        Severity.WARNING,
+        "histogram_quantile(0.99, sum by (instance, le) "
+        "(rate(podgate_event_loop_lag_seconds_bucket[10m]))) > 1",
+        "10m",
+        "The agent of {{ $labels.instance }} is more than a second late.",
+    ),
+    Alert(
+        "PodgateEventsLost",
+        Severity.INFO,
+        "increase(podgate_drop_events_suppressed_total[15m]) + "
+        "increase(podgate_listener_events_lost_total[15m]) > 0",
+        "15m",
+        "{{ $labels.instance }} counts more drops or listeners than it reports one by one.",
+    ),
+    Alert(
+        "PodgateMapNearlyFull",
+        Severity.WARNING,
+        'podgate_map_entries / on (instance, map) podgate_map_max_entries{kind="hash"} > 0.8',
+        "10m",
+        "The map {{ $labels.map }} of {{ $labels.instance }} is nearly full.",
+    ),
+    Alert(
+        "PodgateRuleLeftOut",
+        Severity.WARNING,
+        "podgate_rules_skipped > 0",
+        "5m",
+        "Gates of {{ $labels.instance }} have no room for rules of {{ $labels.policy }}.",
+    ),
+    Alert(
+        "PodgatePolicyNotApplied",
+        Severity.WARNING,
+        "podgate_policy_problems > 0",
+        "10m",
+        "Policies are not applied as written on {{ $labels.instance }}.",
+    ),
+    Alert(
+        "PodgateApiWritesStuck",
+        Severity.WARNING,
+        "podgate_api_pending_seconds > 300",
+        "5m",
+        "{{ $labels.instance }} cannot report conditions of pods to the API server.",
+    ),
+    Alert(
+        "PodgateTokenCannotWrite",
+        Severity.WARNING,
+        'increase(podgate_api_patches_total{code=~"401|403"}[15m]) > 0',
+        "0m",
+        "The API server rejects the token of {{ $labels.instance }} ({{ $labels.code }}).",
+    ),
+    Alert(
+        "PodgateWatchSilent",
+        Severity.WARNING,
+        "podgate_watch_healthy == 0 or podgate_watch_age_seconds > 600",
+        "15m",
+        "{{ $labels.instance }} receives no changes of {{ $labels.resource }}.",
+    ),
+)
+
+
+def rules() -> dict[str, Any]:
+    """A rules file of Prometheus, as YAML's data; also the spec of a PrometheusRule."""
+    return {"groups": [{"name": "podgate", "rules": [alert.rule() for alert in ALERTS]}]}
+
+
+def prometheus_rule() -> dict[str, Any]:
+    """The object for the Prometheus operator."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {
+            "name": "podgate",
+            "namespace": "podgate",
+            "labels": {"app.kubernetes.io/name": "podgate"},
+        },
+        "spec": rules(),
+    }
+
+
+def table() -> str:
+    """The alerts for docs/reference/alerts.md, Markdown."""
+    lines = ["| alert | severity | fires if | for |", "|---|---|---|---|"]
+    for alert in ALERTS:
+        name = f"[{alert.name}](../runbooks/{alert.name}.md)"
+        expression = alert.expression.replace("|", "\\|")
+        lines.append(f"| {name} | {alert.severity} | `{expression}` | {alert.lasting} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,169 @@
+"""For each alert: series in which it fires, and series in which it does not.
+
+Values are in Prometheus' notation for tests: `0x59` is 0 for an hour of samples a minute apart,
+`1+2x10` eleven samples that grow by 2, `_` a sample that is missing. The last one counts.
+"""
+
+import dataclasses
+
+HOUR = "x59"
+AT = "59m"
+_NODE = 'instance="node1"'
+_UP = f'up{{job="podgate/podgate",{_NODE}}}'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Case:
+    """fires, quiet: values by series; labels: of the alert that fires; at: when it is evaluated."""
+
+    fires: dict[str, str]
+    quiet: dict[str, str]
+    labels: dict[str, str] = dataclasses.field(default_factory=dict)
+    at: str = AT
+
+
+def one(series: str, fires: str, quiet: str, **labels: str) -> Case:
+    """Of one series."""
+    return Case({series: fires}, {series: quiet}, labels)
+
+
+def _gauge(name: str, more: str = "") -> str:
+    return f"{name}{{{_NODE}{',' if more else ''}{more}}}"
+
+
+def _gate(reason: str) -> str:
+    more = f'namespace="shop",pod="web",interface="veth1",verdict="pass",reason="{reason}"'
+    return _gauge("podgate_gate_packets_total", more)
+
+
+def _late(name: str, slow: int) -> dict[str, str]:
+    """100 observations a minute, of which `slow` take between 1 and 5 s and the others 5 ms."""
+    fast = 100 - slow
+    return {
+        _gauge(f"{name}_bucket", 'le="0.005"'): f"0+{fast}x59",
+        _gauge(f"{name}_bucket", 'le="1"'): f"0+{fast}x59",
+        _gauge(f"{name}_bucket", 'le="5"'): "0+100x59",
+        _gauge(f"{name}_bucket", 'le="+Inf"'): "0+100x59",
+    }
+
+
+def _pods(which: str, mode: str) -> str:
+    return _gauge(f"podgate_pods_{which}", f'mode="{mode}"')
+
+
+def _fill(entries: int, kind: str = "hash") -> dict[str, str]:
+    return {
+        _gauge("podgate_map_entries", 'map="gate_slots"'): f"{entries}{HOUR}",
+        _gauge("podgate_map_max_entries", f'map="gate_slots",kind="{kind}"'): f"4096{HOUR}",
+    }
+
+
+CASES = {
+    "PodgateHoleOpen": Case(
+        {_gate("stale"): "0x50 3x8"},
+        {_gate("stale"): f"3{HOUR}", _gate("probe"): "0+5x59"},
+        {"reason": "stale"},
+    ),
+    "PodgateGateBypassed": one(
+        _gauge("podgate_path_test_addresses", 'namespace="shop",pod="web",result="bypassed"'),
+        *(f"1{HOUR}", "0x54 1x4"),
+        namespace="shop",
+        pod="web",
+    ),
+    "PodgateCoverageLow": Case(
+        {_pods("desired", "enforce"): f"3{HOUR}", _pods("in_force", "enforce"): "3x40 2x18"},
+        {
+            _pods("desired", "strict"): f"3{HOUR}",
+            _pods("in_force", "strict"): f"1{HOUR}",
+            _pods("in_force", "enforce"): f"2{HOUR}",
+        },
+    ),
+    "PodgateStrictFallback": Case(
+        {_pods("desired", "strict"): f"3{HOUR}", _pods("in_force", "strict"): f"0{HOUR}"},
+        {_pods("desired", "strict"): f"3{HOUR}", _pods("in_force", "strict"): "3x52 0x6"},
+        {"mode": "strict"},
+    ),
+    "PodgateGateLost": Case(
+        {
+            _gauge("podgate_gates_lost_total"): "0x50 1x8",
+            _gauge("podgate_gate_updates_failed_total"): f"0{HOUR}",
+        },
+        {
+            _gauge("podgate_gates_lost_total"): f"1{HOUR}",
+            _gauge("podgate_gate_updates_failed_total"): f"2{HOUR}",
+        },
+    ),
+    "PodgateKubeletUnknown": one(_gauge("podgate_kubelet_admitted"), f"0{HOUR}", f"1{HOUR}"),
+    "PodgateAgentStale": Case(
+        {_UP: "1x50 0x8"},
+        {_UP: f"1{HOUR}", _gauge("podgate_heartbeat_age_seconds"): f"1{HOUR}"},
+        {"job": "podgate/podgate"},
+    ),
+    "PodgateDeadManNear": Case(
+        {_UP: "0x1200"},
+        {_UP: "1x600 0x600", _gauge("podgate_dead_man_remaining_seconds"): "86400x1200"},
+        {"job": "podgate/podgate"},
+        at="1199m",
+    ),
+    "PodgateHookGone": one(
+        _gauge("podgate_hook_attached", 'hook="hook_connect4"'),
+        *(f"0{HOUR}", f"1{HOUR}"),
+        hook="hook_connect4",
+    ),
+    "PodgateDefaultDenyGone": one(
+        _gauge("podgate_component_up", 'component="default_deny"'),
+        *(f"0{HOUR}", f"1{HOUR}"),
+        component="default_deny",
+    ),
+    "PodgateComponentDown": Case(
+        {_gauge("podgate_component_up", 'component="relay"'): f"0{HOUR}"},
+        {
+            _gauge("podgate_component_up", 'component="relay"'): "1x55 0x3",
+            _gauge("podgate_component_up", 'component="kubelet_pods_api"'): f"0{HOUR}",
+        },
+        {"component": "relay"},
+    ),
+    "PodgateNotReady": one(_gauge("podgate_ready"), f"0{HOUR}", "1x50 0x8"),
+    "PodgateProbesLate": Case(
+        _late("podgate_probe_start_delay_seconds", 5), _late("podgate_probe_start_delay_seconds", 0)
+    ),
+    "PodgateEventLoopSlow": Case(
+        _late("podgate_event_loop_lag_seconds", 5), _late("podgate_event_loop_lag_seconds", 0)
+    ),
+    "PodgateEventsLost": Case(
+        {
+            _gauge("podgate_drop_events_suppressed_total"): "0+10x59",
+            _gauge("podgate_listener_events_lost_total"): f"0{HOUR}",
+        },
+        {
+            _gauge("podgate_drop_events_suppressed_total"): f"500{HOUR}",
+            _gauge("podgate_listener_events_lost_total"): f"0{HOUR}",
+        },
+    ),
+    "PodgateMapNearlyFull": Case(_fill(3900), _fill(2000), {"map": "gate_slots"}),
+    "PodgateRuleLeftOut": one(
+        _gauge("podgate_rules_skipped", 'policy="many"'),
+        *(f"2{HOUR}", f"0{HOUR}"),
+        policy="many",
+    ),
+    "PodgatePolicyNotApplied": one(_gauge("podgate_policy_problems"), f"1{HOUR}", f"0{HOUR}"),
+    "PodgateApiWritesStuck": one(
+        _gauge("podgate_api_pending_seconds"), "0+60x59", "0x50 0+60x3 0x4"
+    ),
+    "PodgateTokenCannotWrite": Case(
+        {_gauge("podgate_api_patches_total", 'code="403"'): "0x50 4x8"},
+        {
+            _gauge("podgate_api_patches_total", 'code="403"'): f"0{HOUR}",
+            _gauge("podgate_api_patches_total", 'code="200"'): "0+3x59",
+        },
+        {"code": "403"},
+    ),
+    "PodgateWatchSilent": one(
+        _gauge("podgate_watch_age_seconds", 'resource="pods"'),
+        *("0+60x59", f"70{HOUR}"),
+        resource="pods",
+    ),
+}
+
+# A full map that replaces old entries is as it should be.
+LRU = _fill(4096, "lru")

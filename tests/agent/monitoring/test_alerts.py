@@ -1,0 +1,141 @@
+"""Alerts fire when they should and are silent otherwise, by promtool; each has a runbook."""
+
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+
+from agent import metrics
+from agent.cli import reference
+from agent.monitoring import alerts
+from agent.monitoring.alerts import ALERTS, Alert
+from agent.monitoring.dashboards import DASHBOARDS
+from tests.agent.monitoring.cases import CASES, LRU, Case
+
+ROOT = pathlib.Path(__file__).parents[3]
+PROMTOOL = pathlib.Path(sys.prefix) / "bin" / "promtool"
+SECTIONS = ["## Symptom", "## Check", "## Cause", "## Cure"]
+_NAME = re.compile(r"\b(?:podgate|prober)_[a-z_]+")
+_SUFFIX = re.compile(r"_(?:bucket|sum|count)$")
+
+# The families are declared by all collectors.
+reference.pages()
+
+
+def test_each_alert_has_a_case_and_its_own_name() -> None:
+    assert [alert.name for alert in ALERTS] == list(CASES)
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_each_alert_has_a_runbook(alert: Alert) -> None:
+    lines = (ROOT / alert.runbook).read_text("utf-8").splitlines()
+    assert lines[0] == f"# {alert.name}"
+    assert [line for line in lines if line.startswith("## ")] == SECTIONS
+    for section in SECTIONS:
+        following = lines[lines.index(section) + 1 :]
+        content = [line for line in following[:4] if line and not line.startswith("#")]
+        assert content, f"{section} is empty"
+
+
+def test_each_runbook_has_an_alert() -> None:
+    pages = {path.stem for path in (ROOT / alerts.RUNBOOKS).glob("*.md")}
+    assert pages == {alert.name for alert in ALERTS}
+
+
+def _unknown(expression: str) -> set[str]:
+    known = {family.name for family in metrics.families()}
+    return {name for name in _NAME.findall(expression) if _SUFFIX.sub("", name) not in known}
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_metrics_of_alerts_exist(alert: Alert) -> None:
+    assert _unknown(alert.expression) == set()
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda one: one.uid)
+def test_metrics_of_dashboards_exist(dashboard: Any) -> None:
+    expressions = [query.expression for panel in dashboard.panels for query in panel.queries]
+    assert expressions
+    assert [name for expression in expressions for name in _unknown(expression)] == []
+
+
+def test_unknown_metric_would_be_found() -> None:
+    assert _unknown("rate(podgate_no_such_total[5m])") == {"podgate_no_such_total"}
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda one: one.uid)
+def test_expressions_of_dashboards_can_be_parsed(dashboard: Any, tmp_path: pathlib.Path) -> None:
+    """As recording rules, since promtool parses those."""
+    rules = [
+        {"record": f"panel:{i}", "expr": query.expression.replace("$instance", ".*")}
+        for i, query in enumerate(query for panel in dashboard.panels for query in panel.queries)
+    ]
+    path = tmp_path / "rules.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    checked = _promtool("check", "rules", "--lint=none", str(path))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_rules_file_is_valid() -> None:
+    checked = _promtool("check", "rules", str(ROOT / "deploy/monitoring/alerts.yaml"))
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert f"{len(ALERTS)} rules found" in checked.stdout
+
+
+def test_alerts_fire_and_are_silent(tmp_path: pathlib.Path) -> None:
+    """All in one run of promtool, which starts a storage for each."""
+    by_name = {alert.name: alert for alert in ALERTS}
+    tests = []
+    for name, case in CASES.items():
+        tests.append(_test(by_name[name], case, is_firing=True))
+        tests.append(_test(by_name[name], case, is_firing=False))
+    tests.append(
+        _test(by_name["PodgateMapNearlyFull"], Case({}, LRU, {"map": ""}), is_firing=False)
+    )
+    path = tmp_path / "tests.yaml"
+    rules = str(ROOT / "deploy/monitoring/alerts.yaml")
+    path.write_text(yaml.safe_dump({"rule_files": [rules], "tests": tests}))
+    run = _promtool("test", "rules", str(path))
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_alert_that_does_not_fire_would_be_found(tmp_path: pathlib.Path) -> None:
+    alert = next(alert for alert in ALERTS if alert.name == "PodgateKubeletUnknown")
+    case = CASES[alert.name]
+    wrong = Case(case.quiet, case.fires, case.labels)
+    path = tmp_path / "tests.yaml"
+    rules = str(ROOT / "deploy/monitoring/alerts.yaml")
+    tests = [_test(alert, wrong, is_firing=True), _test(alert, wrong, is_firing=False)]
+    path.write_text(yaml.safe_dump({"rule_files": [rules], "tests": tests}))
+    assert _promtool("test", "rules", str(path)).returncode == 1
+
+
+def _test(alert: Alert, case: Case, *, is_firing: bool) -> dict[str, Any]:
+    series = case.fires if is_firing else case.quiet
+    labels = {"severity": alert.severity.value, "instance": "node1", **case.labels}
+    expected = [{"exp_labels": labels, "exp_annotations": _annotations(alert, labels)}]
+    return {
+        "name": f"{alert.name} {'fires' if is_firing else 'is silent'}",
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [
+            {
+                "eval_time": case.at,
+                "alertname": alert.name,
+                "exp_alerts": expected if is_firing else [],
+            }
+        ],
+    }
+
+
+def _annotations(alert: Alert, labels: dict[str, str]) -> dict[str, str]:
+    summary = re.sub(r"{{ \$labels\.(\w+) }}", lambda found: labels[found[1]], alert.summary)
+    return {"summary": summary, "runbook": alert.runbook}
+
+
+def _promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run((PROMTOOL, *arguments), capture_output=True, text=True, timeout=100)
