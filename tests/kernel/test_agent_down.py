@@ -20,7 +20,7 @@ from agent.pinned import drops, programs, rules, status
 from agent.pinned.exposures import ALL, DECLARED_PORTS
 from agent.pinned.installation import PinsUnreadableError
 from agent.pinned.report import PinnedStatus
-from bpf import loader, pins, syscalls
+from bpf import abi, loader, pins, syscalls
 from bpf.attachment import Attachment
 from bpf.node_config import NodeConfig
 from tests import polling
@@ -197,6 +197,44 @@ def test_programs_show_foreign_ones_in_the_order_in_which_they_run(
     ours = {one.hook for one in report.cgroups if one.is_ours}
     assert "cgroup_inet4_connect" in ours
     assert report.commands[0] == "bpftool -j prog show"
+
+
+def test_raw_output_is_that_of_bpftool_with_its_commands(
+    operator: AgentProcess, web: LabPod
+) -> None:
+    installation = start(operator, web)
+    operator.stop(signal.SIGKILL)
+    where = ("--bpffs", str(operator.bpffs))
+    path = installation.map(abi.CONFIG)
+    dumped = operator.run("maps", "config", "--raw", *where)
+    assert dumped.returncode == 0, dumped.stderr
+    assert dumped.stdout.startswith(f"# bpftool map dump pinned {path}\n")
+    assert '"heartbeat_ns"' in dumped.stdout
+    shown = operator.run("programs", "--raw", *where)
+    assert shown.returncode == 0, shown.stderr
+    commands = [line for line in shown.stdout.splitlines() if line.startswith("# bpftool")]
+    assert commands[:3] == ["# bpftool prog show", "# bpftool link show", "# bpftool net show"]
+    assert "gate_egress" in shown.stdout
+    unknown = operator.run("maps", "nothing", *where)
+    assert unknown.returncode == 2
+    assert "no map 'nothing' is pinned; use one of addresses, " in unknown.stderr
+
+
+def test_value_of_another_version_is_one_sentence(
+    fresh_pins: pins.Pins, tmp_path: pathlib.Path
+) -> None:
+    loaded = asyncio.run(loader.load(fresh_pins))
+    gate = abi.CGate(ifindex=1, mode=99)
+    slot = abi.FIRST_SLOT.to_bytes(4, "little")
+    value = abi.CGateSlot()
+    value.versions[0] = gate
+    loaded.map(abi.GATES).set(slot, bytes(value))
+    loaded.map(abi.GATE_SLOTS).set((1).to_bytes(4, "little"), slot)
+    loaded.close()
+    for read_pins in (status.read, rules.read):
+        with pytest.raises(PinsUnreadableError, match="99 is not a valid Mode") as raised:
+            read_pins(fresh_pins, tmp_path)
+        assert "use the podgate command of the version that wrote it" in str(raised.value)
 
 
 def test_pins_that_cannot_be_read_are_one_sentence(
