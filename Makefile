@@ -11,7 +11,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: demo test lint types test-unit test-kernel test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs pictures proto plugin setup clean
+.PHONY: demo test lint types test-unit test-kernel test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs pictures proto image plugin setup clean
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -123,6 +123,12 @@ pictures: setup .venv/.page
 # The messages of other programs' APIs, from our own excerpts of their definitions.
 proto: setup
 	$(PYTHON) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTO_FILES)
+
+# The image as an OCI archive, of this machine's Debian and architecture, and its SBOM.
+image: setup
+	@mkdir -p dist
+	$(PYTHON) deploy/rootfs.py --name localhost/podgate:$$($(PYTHON) -c 'import agent; print(agent.VERSION)') \
+		--revision $$(git rev-parse HEAD) --sbom dist/podgate.spdx.json dist/podgate.tar
 
 # `kubectl podgate`: one file, for a directory of the PATH.
 plugin:

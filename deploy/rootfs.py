@@ -2,7 +2,7 @@
 Dockerfile's last stage, or as an OCI archive for `ctr --namespace k8s.io images import`.
 
     python deploy/rootfs.py /rootfs
-    python deploy/rootfs.py --name localhost/podgate:dev podgate.tar
+    python deploy/rootfs.py --name localhost/podgate:dev --sbom podgate.spdx.json podgate.tar
 
 Run it by the Python of the virtual environment that podgate's dependencies are installed in. What
 it copies: Debian's Python with its standard library, nft and what they link to, podgate's
@@ -12,12 +12,14 @@ no compiler and no package manager. The same machine gives the same bytes.
 
 import argparse
 import compileall
+import email
 import hashlib
 import importlib.metadata
 import io
 import json
 import os
 import pathlib
+import platform
 import py_compile
 import re
 import shutil
@@ -27,15 +29,20 @@ import sysconfig
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+
+import sbom
 
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 STANDARD_LIBRARY = pathlib.Path("/usr/lib", PYTHON)
 BCC = pathlib.Path("/usr/lib/python3/dist-packages/bcc")
 LIBRARIES = pathlib.Path("/usr/lib", sysconfig.get_config_var("MULTIARCH"))
+VERSIONED = SOURCE / "agent" / "__init__.py"
 # Packages that are not Debian's, in the path of Debian's Python.
 PACKAGES = pathlib.Path("/usr/local/lib", PYTHON, "dist-packages")
+
+SBOM = pathlib.Path("/usr/share/sbom/podgate.spdx.json")
 
 # nft is for the default-deny table, test for the readiness probe, bpftool for `podgate programs`.
 PROGRAMS = ("nft", "test", "bpftool")
@@ -71,6 +78,7 @@ class Rootfs:
         self.root = root
         self._linked: list[pathlib.Path] = []
         self._origins: set[pathlib.Path] = set()
+        self._packages: list[sbom.Package] = []
         for directory in ("usr/bin", "usr/sbin", "usr/lib64", "dev", "etc", "proc", "run", "sys"):
             (root / directory).mkdir(parents=True)
         (root / "tmp").mkdir(mode=0o1777)
@@ -113,6 +121,7 @@ class Rootfs:
             is_inside = not file.is_absolute() and ".." not in file.parts
             if is_inside and origin.is_file() and not _UNWANTED.fullmatch(str(file)):
                 self.copy(origin, PACKAGES / file)
+        self._packages.append(sbom.of_python(distribution))
 
     def copy_compiler(self) -> None:
         """Copy bcc, which opens its library by name."""
@@ -166,9 +175,18 @@ class Rootfs:
                 ["dpkg-query", "--status", package], check=True, capture_output=True, text=True
             )
             self.write(pathlib.Path("/var/lib/dpkg/status.d", package), status.stdout)
+            release = f"debian-{_debian()}"
+            described = sbom.of_debian(email.message_from_string(status.stdout), release)
+            self._packages.append(described)
             licence = pathlib.Path("/usr/share/doc", package, "copyright")
             if licence.exists():
                 self.copy(licence)
+
+    def write_sbom(self, project: Mapping[str, str]) -> None:
+        """Write the list of all packages."""
+        name, version = project["name"], _version()
+        product = sbom.Package(name, version, f"pkg:oci/{name}@{version}", project["license"])
+        self.write(SBOM, sbom.document(product, self._packages))
 
     def compile(self) -> None:
         """Compile all Python files: the root file system is read-only at run time. Invalidation is
@@ -212,11 +230,12 @@ def build(
     made.copy(pathlib.Path(sys.prefix, "bin/podgate-cni"), pathlib.Path("/usr/bin/podgate-cni"))
     made.copy_linked()
     made.write_packages()
+    made.write_sbom(project["project"])
     made.compile()
 
 
-def pack(root: pathlib.Path, archive: pathlib.Path, name: str) -> None:
-    """Write the directory as an OCI archive of one image with one layer."""
+def pack(root: pathlib.Path, archive: pathlib.Path, name: str, labels: Mapping[str, str]) -> None:
+    """Write the directory as an OCI archive of one image with one layer. labels: further ones."""
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     with tempfile.TemporaryFile(dir=archive.parent) as layer:
         with tarfile.open(fileobj=layer, mode="w", format=tarfile.GNU_FORMAT) as members:
@@ -236,8 +255,9 @@ def pack(root: pathlib.Path, archive: pathlib.Path, name: str) -> None:
                     "Labels": {
                         "org.opencontainers.image.title": project["name"],
                         "org.opencontainers.image.description": project["description"],
-                        "org.opencontainers.image.version": project["version"],
+                        "org.opencontainers.image.version": _version(),
                         "org.opencontainers.image.licenses": project["license"],
+                        **labels,
                     },
                 },
                 "rootfs": {"type": "layers", "diff_ids": [digest]},
@@ -262,6 +282,18 @@ def pack(root: pathlib.Path, archive: pathlib.Path, name: str) -> None:
             entry = tarfile.TarInfo(_blob(digest))
             entry.size = size
             members.addfile(entry, layer)
+
+
+def _version() -> str:
+    """podgate's, which is in one place."""
+    found = re.search(r'^VERSION = "(.+)"$', VERSIONED.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def _debian() -> str:
+    """The version of the distribution, such as 13."""
+    return platform.freedesktop_os_release().get("VERSION_ID", "")
 
 
 def _program(name: str) -> str:
@@ -341,7 +373,12 @@ def main() -> None:
     parser.add_argument("--name", default="localhost/podgate:dev", help="image name in FILE.tar")
     parser.add_argument("--program", action="append", default=[], help="additional program to copy")
     parser.add_argument("--compiler", action="store_true", help="copy bcc as well, for tests")
+    parser.add_argument("--source", help="where the source is, a label of the image in FILE.tar")
+    parser.add_argument("--revision", help="commit of the source, a label of the image in FILE.tar")
+    parser.add_argument("--sbom", type=pathlib.Path, help="copy the SBOM of FILE.tar to this file")
     options = parser.parse_args()
+    named = {"source": options.source, "revision": options.revision}
+    labels = {f"org.opencontainers.image.{key}": value for key, value in named.items() if value}
     if options.output.suffix != ".tar":
         options.output.mkdir()
         build(options.output, options.program, has_compiler=options.compiler)
@@ -350,7 +387,9 @@ def main() -> None:
         root = pathlib.Path(directory, "root")
         root.mkdir()
         build(root, options.program, has_compiler=options.compiler)
-        pack(root, options.output, options.name)
+        pack(root, options.output, options.name, labels)
+        if options.sbom:
+            shutil.copyfile(root / SBOM.relative_to("/"), options.sbom)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,43 @@
 """What is in the image, and what is not."""
 
+import json
 import pathlib
+import platform
 import re
 import tarfile
+from typing import Any
 
 import pytest
 
+from agent import VERSION
 from bpf import artefacts
 from bpf.compiler import PROGRAM_SETS
+from tests.image import building
 
 # The first of them builds the image: half a minute on an idle machine.
 pytestmark = pytest.mark.timeout(900)
 
-_MAX_BYTES = 160_000_000
+_LABELS = ("version", "source", "revision", "licenses")
+_METADATA = re.compile(r"dist-packages/([^/]+?)-[^-/]+\.dist-info/METADATA$")
+_MAX_BYTES = 180_000_000
+
+
+@pytest.fixture(scope="module")
+def configuration(image: pathlib.Path) -> dict[str, Any]:
+    """The image's, as its registry has it."""
+    with tarfile.open(image) as archive:
+
+        def read(name: str) -> Any:
+            content = archive.extractfile(name)
+            assert content is not None
+            return json.load(content)
+
+        def blob(descriptor: dict[str, str]) -> Any:
+            return read(f"blobs/{descriptor['digest'].replace(':', '/')}")
+
+        (manifest,) = read("index.json")["manifests"]
+        found: dict[str, Any] = blob(blob(manifest)["config"])
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +71,42 @@ def test_every_step_of_kernels_has_its_programs(files: dict[str, bytes]) -> None
             (content,) = (files[path] for path in files if path.endswith(str(name)))
             artefact = artefacts.decode(content, programs)
             assert artefact.macros == tuple(feature.macro for feature in used)
+
+
+def test_labels_name_version_source_and_revision(configuration: dict[str, Any]) -> None:
+    labels = configuration["config"]["Labels"]
+    found = {key: labels[f"org.opencontainers.image.{key}"] for key in _LABELS}
+    assert found == {
+        "version": VERSION,
+        "source": building.SOURCE,
+        "revision": building.REVISION,
+        "licenses": "Apache-2.0",
+    }
+
+
+def test_architecture_is_this_machine_s(configuration: dict[str, Any]) -> None:
+    names = {"amd64": "x86_64", "arm64": "aarch64"}
+    assert names[configuration["architecture"]] == platform.machine()
+
+
+def test_sbom_lists_every_package_of_debian_and_python_that_is_in_the_image(
+    files: dict[str, bytes],
+) -> None:
+    (content,) = (files[path] for path in files if path.endswith(".spdx.json"))
+    listed = json.loads(content)["packages"]
+    urls = {one["externalRefs"][0]["referenceLocator"] for one in listed}
+    names = {re.split("[@?]", url)[0] for url in urls}
+    debian = {path.rpartition("/")[2] for path in files if "dpkg/status.d/" in path}
+    python = {_normal(match[1]) for path in files if (match := _METADATA.search(path))}
+    assert len(debian) > 20
+    assert len(python) > 30
+    assert names == {
+        "pkg:oci/podgate",
+        *(f"pkg:deb/debian/{name}" for name in debian),
+        *(f"pkg:pypi/{name}" for name in python),
+    }
+    assert f"pkg:oci/podgate@{VERSION}" in urls
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
