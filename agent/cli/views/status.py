@@ -56,6 +56,8 @@ def _by_reason(pod: PodStatus) -> Cell:
 
 def _path_signal(pod: PodStatus) -> Signal | None:
     results = {path.result for path in pod.paths}
+    if not results:
+        return None
     if _BYPASSED in results:
         return Signal.DANGER
     return Signal.SAFE if results == {"confirmed"} else Signal.CAUTION
