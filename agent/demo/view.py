@@ -26,7 +26,7 @@ _EVIDENCE_LINES = 12
 _NEXT_COMMANDS = (
     (".venv/bin/podgate doctor", "what this machine's kernel offers, and what is missing"),
     (".venv/bin/podgate run --manifests DIR", "gate pods of this machine: README.md"),
-    ("kubectl apply -k deploy/manifests", "in a cluster, in audit: docs/deploy.md"),
+    ("helm install podgate deploy/chart/podgate", "in a cluster, in audit: README.md"),
 )
 
 

@@ -25,6 +25,10 @@ RELOAD_SECONDS = 10
 """How often an open page loads itself again; there is no script to do less."""
 
 _MAX_NAMES = 8
+# Of a server's response, which may have 10 KiB.
+_MAX_CHARACTERS = 200
+# The busiest; the table of a node has room for thousands.
+_MAX_SOURCES = 100
 _MODE_CLASSES = {"off": "open", "audit": "part", "enforce": "closed", "strict": "closed"}
 _STATE_CLASSES = {"confirmed": "closed", "bypassed": "open", "success": "closed"}
 
@@ -143,7 +147,7 @@ def _probes(pods: Sequence[PodStatus]) -> Markup:
         ("probe", lambda row: f"{row[1].type.lower()} {row[1].handler}"),
         ("result", lambda row: _word(row[1].result, _STATE_CLASSES.get(row[1].result, "part"))),
         ("newest", lambda row: sparkline.draw(row[1].recent_ms)),
-        ("response", lambda row: row[1].last_message),
+        ("response", lambda row: row[1].last_message[:_MAX_CHARACTERS]),
     )
     rows = [(pod, probe) for pod in pods for probe in pod.probes]
     rows.sort(key=lambda row: row[1].result == "success")
@@ -161,7 +165,11 @@ def _drops(drops: Drops, now: datetime.datetime) -> Markup:
         ("first", lambda source: _age(source.first, now)),
         ("last", lambda source: _age(source.last, now)),
     )
-    return _section("Drops by source", "No host process was dropped.", columns, drops.sources)
+    shown = drops.sources[:_MAX_SOURCES]
+    more = len(drops.sources) - len(shown)
+    text = f"{more} more sources: see podgate drops." if more else ""
+    table = _section("Drops by source", "No host process was dropped.", columns, shown)
+    return join([table, element("p", text, class_="soft")])
 
 
 def _relay(report: AgentReport) -> Markup:

@@ -13,7 +13,7 @@ from agent.admin.report import AgentReport, Drops
 from agent.page import content, style
 
 # A report reads all gates, so clients share one that is at most this old.
-_CACHED_SECONDS = 2.0
+_CACHED_SECONDS = 5.0
 
 _HEADERS = {
     "Content-Security-Policy": style.POLICY,
@@ -47,7 +47,9 @@ class StatusPage:
         self._now = now
         self._wall_clock = wall_clock
         self._lock = asyncio.Lock()
-        self._read: tuple[float, AgentReport, Drops, datetime.datetime] | None = None
+        self._read_at = 0.0
+        self._pages: dict[bool, bytes] = {}
+        """Of the newest report, by whether they have names."""
 
     def add_to(self, app: web.Application, *, reject: Rejection | None) -> None:
         """reject: decides who may read names; None where everyone who can connect may."""
@@ -59,18 +61,22 @@ class StatusPage:
         app.router.add_get("/", handle)
 
     async def response(self, *, with_names: bool) -> web.Response:
-        report, drops, at = await self._newest()
-        body = (
-            content.full_page(report, drops, now=at)
-            if with_names
-            else content.public_page(report, now=at)
-        )
-        return web.Response(body=body, content_type="text/html", charset="utf-8", headers=_HEADERS)
-
-    async def _newest(self) -> tuple[AgentReport, Drops, datetime.datetime]:
+        """with_names: whether the client may read them."""
         async with self._lock:
-            if self._read is None or self._now() - self._read[0] >= _CACHED_SECONDS:
-                report = await self._reporter.report()
-                drops = await self._reporter.drops()
-                self._read = (self._now(), report, drops, self._wall_clock())
-            return self._read[1:]
+            if not self._pages or self._now() - self._read_at >= _CACHED_SECONDS:
+                report, drops = await self._reporter.report(), await self._reporter.drops()
+                at = self._wall_clock()
+                # With hundreds of pods it takes as long as many probes.
+                self._pages = await asyncio.to_thread(_render, report, drops, at)
+                self._read_at = self._now()
+        return web.Response(
+            body=self._pages[with_names],
+            content_type="text/html",
+            charset="utf-8",
+            headers=_HEADERS,
+        )
+
+
+def _render(report: AgentReport, drops: Drops, at: datetime.datetime) -> dict[bool, bytes]:
+    full = content.full_page(report, drops, now=at)
+    return {True: full, False: content.public_page(report, now=at)}

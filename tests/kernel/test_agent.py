@@ -341,7 +341,7 @@ def test_status_page_names_the_pod_and_its_drops(operator: AgentProcess, web: La
     def drops() -> str:
         return get(report, "/").partition("Drops by source")[2]
 
-    # A page is up to two seconds old.
+    # A page is up to five seconds old.
     wait_until("the page shows the drop", lambda: "demo/web" in drops())
     assert "tcp" in drops()
 

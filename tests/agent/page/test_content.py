@@ -57,14 +57,9 @@ def test_drops_are_listed_by_source_with_their_age() -> None:
 def test_probe_has_a_bar_for_each_of_its_newest_results() -> None:
     page = full(pod(probes=[probe(recent_ms=[1.0, 4.0, None, 2.0])]))
     chart = section(page, "Probes").with_class("spark")[0]
-    assert [bar.attributes["class"] for bar in chart.all("path")] == [
-        "passed",
-        "passed",
-        "failed",
-        "passed",
-    ]
-    heights = [int(re.search(r"v(\d+)", bar.attributes["d"])[1]) for bar in chart.all("path")]  # type: ignore[index]
-    assert heights == [5, 20, 20, 10]
+    outlines = {path.attributes["class"]: path.attributes["d"] for path in chart.all("path")}
+    bars = {kind: re.findall(r"M(\d+) \d+h3v(\d+)", d) for kind, d in outlines.items()}
+    assert bars == {"passed": [("0", "5"), ("4", "20"), ("12", "10")], "failed": [("8", "20")]}
     assert next(chart.all("title")).text == "4 probes, slowest 4.0 ms, 1 failed"
 
 
@@ -211,6 +206,14 @@ def test_relay_shows_the_kubelets_connections_to_each_port() -> None:
         "7 accepted, 1 rejected",
         "0.2 ms",
     ]
+
+
+def test_many_sources_are_cut_to_the_busiest() -> None:
+    sources = [source(process=f"p{number}", packets=1000 - number) for number in range(300)]
+    page = parse(content.full_page(report(), drops(*sources), now=NOW))
+    shown = [row["process"] for row in rows(page, "Drops by source")]
+    assert (shown[0], shown[-1], len(shown)) == ("p0", "p99", 100)
+    assert "200 more sources: see podgate drops." in page.text
 
 
 def test_white_space_of_a_response_is_no_hidden_character() -> None:
