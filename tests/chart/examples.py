@@ -41,7 +41,19 @@ VALUES: dict[str, dict[str, Any]] = {
         "guards": {"denyProbeHosts": True},
         "namespace": {"create": True},
     },
+    "monitoring": {
+        "metrics": {
+            "port": 19652,
+            "reader": {"name": "prometheus", "namespace": "monitoring"},
+        },
+        "monitoring": {
+            "podMonitor": {"enabled": True, "labels": {"release": "a"}, "interval": "30s"},
+            "prometheusRule": {"enabled": True, "labels": {"release": "a"}},
+            "dashboards": {"enabled": True},
+        },
+    },
     "least": {
+        "metrics": {"port": 0},
         "controller": {"enabled": False},
         "guards": {"enabled": False},
         "rbac": {"aggregate": False},

@@ -1,5 +1,6 @@
 """The chart: its values, what it renders, and what is made of it."""
 
+import json
 import re
 from typing import Any
 
@@ -296,3 +297,49 @@ def test_notes_have_the_way_to_enforce_and_the_way_out() -> None:
     assert "--podgate-namespace=elsewhere" in notes
     assert "kubectl podgate uninstall" in notes
     assert "Nothing is dropped." not in rendering.texts({"mode": "enforce"})[rendering.NOTES]
+
+
+def test_dashboards_and_alerts_are_those_of_deploy_monitoring() -> None:
+    things = rendering.objects(examples.VALUES["monitoring"])
+    rule = _found(things, "PrometheusRule")
+    plain = yaml.safe_load((outputs.MONITORING / "alerts.yaml").read_text(encoding="utf-8"))
+    assert rule["spec"] == plain
+    shown = {
+        name: content
+        for thing in things
+        if thing["kind"] == "ConfigMap"
+        for name, content in thing["data"].items()
+    }
+    files = sorted((outputs.MONITORING / "dashboards").iterdir())
+    assert len(files) >= 2
+    assert shown.keys() == {path.name for path in files}
+    for path in files:
+        assert json.loads(shown[path.name]) == json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_prometheus_finds_the_agents_at_the_port_that_they_serve() -> None:
+    overrides = examples.VALUES["monitoring"]
+    (endpoint,) = _found(rendering.objects(overrides), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    rewritten = [one for one in endpoint["relabelings"] if one["targetLabel"] == "__address__"]
+    addresses = {"10.0.0.1": "10.0.0.1:19652", "fd00::1": "[fd00::1]:19652"}
+    for address, expected in addresses.items():
+        (replacement,) = (
+            match.expand(one["replacement"].replace("$1", r"\1"))
+            for one in rewritten
+            if (match := re.fullmatch(one["regex"], address))
+        )
+        assert replacement == expected
+    argument = "--metrics-address=$(HOST_IP):19652"
+    assert argument in _container(overrides)["args"]
+    assert endpoint["honorLabels"]
+
+
+def test_prometheus_may_read_metrics_where_its_account_is_named() -> None:
+    things = rendering.objects(examples.VALUES["monitoring"])
+    name = "podgate-metrics-reader"
+    (rule,) = _found(things, "ClusterRole", name)["rules"]
+    assert rule == {"nonResourceURLs": ["/metrics"], "verbs": ["get"]}
+    (subject,) = _found(things, "ClusterRoleBinding", name)["subjects"]
+    assert subject == {"kind": "ServiceAccount", "name": "prometheus", "namespace": "monitoring"}
+    bindings = [one for one in rendering.objects() if one["kind"] == "ClusterRoleBinding"]
+    assert name not in {one["metadata"]["name"] for one in bindings}

@@ -16,6 +16,7 @@ import msgspec
 from agent.admin import client as admin_client
 from agent.admin.report import AgentReport, PodStatus
 from agent.errors import AgentRequestError
+from agent.lab.lab import NODE_IPV4
 from agent.settings import admin_socket
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer, Json
@@ -124,7 +125,11 @@ class Node:
         wanted = podspec.container(
             pod,
             attempt,
-            fields={"spec.nodeName": NAME},
+            fields={
+                "spec.nodeName": NAME,
+                "status.hostIP": str(NODE_IPV4),
+                "metadata.namespace": pod["metadata"]["namespace"],
+            },
             service={
                 "KUBERNETES_SERVICE_HOST": "127.0.0.1",
                 "KUBERNETES_SERVICE_PORT": str(self.server.port),

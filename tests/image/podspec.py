@@ -5,6 +5,7 @@ tested as another one.
 """
 
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -93,15 +94,13 @@ def container(
     mounts.append(driving_pb2.Mount(container_path=TOKEN, host_path=str(token), readonly=True))
     security = _security(spec)
     is_privileged = security.get("privileged", False)
+    variables = {**service, **dict(_env(one, fields) for one in spec["env"])}
     return driving_pb2.ContainerConfig(
         metadata=runtime_pb2.ContainerMetadata(name=spec["name"], attempt=attempt),
         image=driving_pb2.ImageSpec(image=spec["image"]),
         command=spec.get("command", ()),
-        args=spec.get("args", ()),
-        envs=[
-            driving_pb2.KeyValue(key=key, value=value)
-            for key, value in (*service.items(), *(_env(one, fields) for one in spec["env"]))
-        ],
+        args=[_expanded(one, variables) for one in spec.get("args", ())],
+        envs=[driving_pb2.KeyValue(key=key, value=value) for key, value in variables.items()],
         mounts=mounts,
         log_path=f"{spec['name']}-{attempt}.log",
         linux=driving_pb2.LinuxContainerConfig(
@@ -185,6 +184,11 @@ def _mount(mount: Json, host_path: str) -> Any:
         readonly=mount.get("readOnly", False),
         propagation=_PROPAGATION[mount.get("mountPropagation", "None")],
     )
+
+
+def _expanded(argument: str, variables: Mapping[str, str]) -> str:
+    """With the values of $(NAME) (third_party/forked/golang/expansion)."""
+    return re.sub(r"\$\((\w+)\)", lambda match: variables.get(match[1], match[0]), argument)
 
 
 def _env(variable: Json, fields: Mapping[str, str]) -> tuple[str, str]:
