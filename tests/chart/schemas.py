@@ -21,7 +21,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 _IGNORED = {"$schema", "title", "description", "default", "format", "discriminator"}
 _KNOWN = {
     *("type", "properties", "additionalProperties", "required", "items", "enum", "pattern"),
-    *("minimum", "minItems", "minLength", "allOf", "oneOf", "$ref", "nullable"),
+    *("minimum", "minItems", "minLength", "allOf", "anyOf", "oneOf", "$ref", "nullable"),
 }
 
 
@@ -42,6 +42,10 @@ class Schemas:
             yield from self.problems(value, part, path)
         choices = schema.get("oneOf", ())
         if choices and sum(not any(self.problems(value, one, path)) for one in choices) != 1:
+            yield f"{path}: {value!r} is none of its types"
+        if (some := schema.get("anyOf")) and all(
+            any(self.problems(value, one, path)) for one in some
+        ):
             yield f"{path}: {value!r} is none of its types"
         if "enum" in schema and value not in schema["enum"]:
             yield f"{path}: {value!r} is none of {schema['enum']}"

@@ -334,6 +334,28 @@ def test_prometheus_finds_the_agents_at_the_port_that_they_serve() -> None:
     assert endpoint["honorLabels"]
 
 
+def test_operator_s_prometheus_scrapes_with_a_token_that_may_read_metrics() -> None:
+    things = rendering.objects(examples.VALUES["monitoring"])
+    (endpoint,) = _found(things, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    credentials = endpoint["authorization"]["credentials"]
+    secret = _found(things, "Secret", credentials["name"])
+    # The API server's token controller writes it.
+    assert (secret["type"], credentials["key"]) == ("kubernetes.io/service-account-token", "token")
+    account = secret["metadata"]["annotations"]["kubernetes.io/service-account.name"]
+    assert _found(things, "ServiceAccount", account)
+    binding = _found(things, "ClusterRoleBinding", "podgate-metrics-reader-podmonitor")
+    assert binding["roleRef"]["name"] == "podgate-metrics-reader"
+    assert [one["name"] for one in binding["subjects"]] == [account]
+
+
+def test_a_field_that_the_operator_does_not_know_is_found() -> None:
+    # The operator's API for services has it.
+    thing = _found(rendering.objects(examples.VALUES["monitoring"]), "PodMonitor")
+    thing["spec"]["podMetricsEndpoints"][0]["bearerTokenFile"] = "/token"
+    (found,) = kubernetes.problems(thing)
+    assert found.endswith("podMetricsEndpoints[0].bearerTokenFile: is not known")
+
+
 def test_prometheus_may_read_metrics_where_its_account_is_named() -> None:
     things = rendering.objects(examples.VALUES["monitoring"])
     name = "podgate-metrics-reader"

@@ -38,6 +38,7 @@ PATHS = {
     "Deployment": f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments",
     "Role": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles",
     "RoleBinding": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/rolebindings",
+    "Secret": f"/api/v1/namespaces/{NAMESPACE}/secrets",
     "ConfigMap": f"/api/v1/namespaces/{NAMESPACE}/configmaps",
     "ResourceQuota": f"/api/v1/namespaces/{NAMESPACE}/resourcequotas",
     "PodDisruptionBudget": f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets",
