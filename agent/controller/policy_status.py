@@ -9,6 +9,7 @@ import msgspec
 from agent.controller.policy_revisions import PolicyRevisions
 from agent.kube import responses
 from agent.kube.node_report import FailedPolicy, NodePolicies
+from agent.listing import listed
 from agent.policy import api_types
 from agent.policy.api_source import ApiPolicy, document_of
 from agent.policy.api_types import PolicyError
@@ -140,14 +141,8 @@ def _programmed(
         node, problem = min(failed.items())
         return "False", "Failed", f"{of_all}. {node}: {problem.message}"[:_MAX_MESSAGE]
     if pending:
-        return "False", "Pending", f"{of_all}; waiting for {_listed(pending)}."
+        return "False", "Pending", f"{of_all}; waiting for {listed(sorted(pending), _MAX_NAMES)}."
     return "True", "Programmed", f"In force on all {counts.selected} selected nodes."
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(sorted(names)[:_MAX_NAMES])
-    more = len(names) - _MAX_NAMES
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _condition(

@@ -6,9 +6,8 @@ import time
 
 from agent.doctor.finding import Finding, ok, warning
 from agent.linux.procfs import Procfs
+from agent.listing import listed
 from bpf import pins
-
-_MAX_NAMES = 5
 
 
 def check(bpffs: pathlib.Path, procfs: Procfs | None = None) -> Finding:
@@ -36,11 +35,9 @@ def of_processes_before(age_seconds: float, procfs: Procfs) -> Finding:
             holders.append(f"{procfs.name(pid)} ({pid})")
     if not holders:
         return ok("older-sockets", "No packet socket is of a process older than podgate.")
-    more = len(holders) - _MAX_NAMES
-    names = ", ".join(holders[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
     return warning(
         "older-sockets",
-        f"{names} may have packet sockets from before podgate was installed: with "
+        f"{listed(holders)} may have packet sockets from before podgate was installed: with "
         "PACKET_QDISC_BYPASS or AF_XDP these send past gates.",
         "Restart these processes if you do not trust them.",
     )

@@ -16,6 +16,7 @@ from agent.admin.report import (
     RelayStatus,
     SourceProcessStatus,
 )
+from agent.listing import listed
 from agent.page import problems, sparkline, style
 from agent.page.markup import Markup, Node, document, element, join
 from agent.page.problems import Problem, Severity
@@ -117,7 +118,7 @@ def _problem_list(found: Sequence[Problem]) -> Markup:
         element(
             "li",
             problem.text,
-            element("div", _names(problem.pods), class_="soft"),
+            element("div", listed(problem.pods, _MAX_NAMES), class_="soft"),
             class_="open" if problem.severity is Severity.OPEN else "part",
         )
         for problem in found
@@ -296,11 +297,6 @@ def _target(source: SourceProcessStatus) -> str:
 
 def _word(text: str, kind: str) -> Markup:
     return element("span", text, class_=kind)
-
-
-def _names(pods: Sequence[str]) -> str:
-    more = len(pods) - _MAX_NAMES
-    return ", ".join(pods[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _count(number: int, noun: str) -> str:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from agent.linux.cgroups import CgroupId
+from agent.listing import listed
 from agent.pods.object_labels import LabelSnapshot
 from agent.pods.pod import Pod
 from agent.pods.pod_state import Admission
@@ -15,8 +16,6 @@ from bpf import abi
 from bpf.rules import Rule, SourceKind
 
 _Key = tuple[str, PolicyRule]
-# Names in one sentence; more would fill a screen.
-_MAX_NAMES = 5
 
 
 class SelectedPolicies:
@@ -200,11 +199,8 @@ def _ids(keys: Iterable[_Key]) -> dict[_Key, int]:
 
 def _skipped_sentence(count: int, names: list[str]) -> str:
     different = list(dict.fromkeys(names))
-    policies = ", ".join(different[:_MAX_NAMES])
-    if len(different) > _MAX_NAMES:
-        policies += f" and {len(different) - _MAX_NAMES} more"
     return (
         f"{count} rules match this pod and a gate holds {abi.GATE_RULES}: {len(names)} are "
-        f"skipped, of {policies}; let fewer policies select the pod, or join their "
+        f"skipped, of {listed(different)}; let fewer policies select the pod, or join their "
         "ports into ranges."
     )

@@ -8,8 +8,7 @@ import msgspec
 from agent.admin.report import PolicyStatus, RulesReport, RuleStatus
 from agent.cli.commands.options import PodFilter
 from agent.cli.output import Column, Screen, Signal
-
-_MAX_PODS = 5
+from agent.listing import listed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,12 +60,6 @@ def show(screen: Screen, report: RulesReport, found: Sequence[PolicyRow]) -> Non
 
 def rows(policies: list[PolicyStatus]) -> list[PolicyRow]:
     return [PolicyRow(policy, rule) for policy in policies for rule in policy.rules]
-
-
-def listed(names: list[str]) -> str:
-    """The first of them, and how many more there are."""
-    more = len(names) - _MAX_PODS
-    return ", ".join(names[:_MAX_PODS]) + (f" and {more} more" if more > 0 else "")
 
 
 def ports_text(rule: RuleStatus) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from agent import labels
 from agent.admin.report import AgentReport, PodStatus, RelayStatus
 from agent.cli.output import Cell, Column, Screen, Signal, full_name, signal_of_mode, time_text
-from agent.cli.views.rules import listed
+from agent.listing import listed
 from agent.pods.conditions import TRUE, Condition
 from agent.pods.isolation import ENFORCED, STRICT
 from bpf.verdicts import Verdict
