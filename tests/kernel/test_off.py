@@ -46,6 +46,14 @@ def installation(operator: AgentProcess) -> pins.Pins:
     return pins.Pins(operator.bpffs)
 
 
+@pytest.fixture(params=["tcx", "clsact"])
+def attachment(request: pytest.FixtureRequest) -> str:
+    """Each that this kernel has."""
+    if request.param == "tcx":
+        offers.need_tcx()
+    return str(request.param)
+
+
 def is_closed(pod: LabPod) -> bool:
     result = attempts.connect_from_node(pod, "IPv4", PORT, is_rejected=True)
     return result in (attempts.REFUSED, attempts.DROPPED)
@@ -81,12 +89,9 @@ def is_off(report: AgentReport) -> bool:
     return report.max_mode == "off" and not report.in_force
 
 
-@pytest.mark.parametrize("attachment", ["tcx", "clsact"])
 def test_off_detaches_everything_and_on_attaches_it_again(
     operator: AgentProcess, installation: pins.Pins, web: LabPod, attachment: str
 ) -> None:
-    if attachment == "tcx":
-        offers.need_tcx()
     start(operator, web, "enforce", "--attach", attachment)
     assert is_closed(web)
     before = attached.everything(installation)
@@ -122,12 +127,9 @@ def test_off_releases_the_relay_and_on_starts_one(
     assert is_closed(web)
 
 
-@pytest.mark.parametrize("attachment", ["tcx", "clsact"])
 def test_off_needs_no_agent_and_a_restarted_one_attaches_nothing(
     operator: AgentProcess, installation: pins.Pins, web: LabPod, attachment: str
 ) -> None:
-    if attachment == "tcx":
-        offers.need_tcx()
     start(operator, web, "enforce", "--attach", attachment)
     operator.stop(signal.SIGKILL)
     assert is_closed(web)
@@ -185,13 +187,10 @@ def test_pods_that_start_while_podgate_is_off_are_open_and_closed_after_it(
         wait_until("both closed", lambda: is_closed(later) and is_closed(web))
 
 
-@pytest.mark.parametrize("attachment", ["tcx", "clsact"])
 def test_five_lines_of_shell_open_everything_and_a_later_agent_stays_off(
     operator: AgentProcess, installation: pins.Pins, web: LabPod, attachment: str
 ) -> None:
     """Of docs/off.md, run as documented."""
-    if attachment == "tcx":
-        offers.need_tcx()
     start(operator, web, "enforce", "--attach", attachment)
     operator.stop(signal.SIGKILL)
     assert is_closed(web)
