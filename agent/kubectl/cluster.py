@@ -116,12 +116,13 @@ class Cluster:
     def open(self, *arguments: str) -> subprocess.Popen[str]:
         """Start kubectl for a stream; its output, and errors in between, can be read as lines.
 
-        The caller ends it. Raises `KubectlError`.
+        The caller ends it. Its standard input is a pipe, which is closed however the caller ends.
+        Raises `KubectlError`.
         """
         try:
             return subprocess.Popen(
                 [*self._kubectl, *arguments],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -12,7 +12,9 @@ from agent.kubectl import node_status, output, printing
 from agent.kubectl.cluster import AgentPod, Cluster, KubectlError, Object, last_line
 from agent.kubectl.exit_status import NO_AGENT
 
-_COMMAND = ("podgate", "drops", "--follow", "--output=json")
+# A process in a container does not end with the kubectl that started it, unless it follows its
+# standard input.
+_COMMAND = ("podgate", "drops", "--follow", "--output=json", "--end-with-input")
 # Each is a process of kubectl of 40 MB, and one connection of the API server.
 _MAX_STREAMS = 64
 # An agent that is replaced is away for seconds; a node that is down costs one process each time.
@@ -82,6 +84,8 @@ def lines(
     finally:
         is_closed.set()
         for stream in streams:
+            stream.close_input()
+        for stream in streams:
             stream.end()
 
 
@@ -108,14 +112,21 @@ class _Stream:
     def start(self) -> None:
         self._thread.start()
 
-    def end(self) -> None:
+    def close_input(self) -> None:
+        """The command in the pod ends by that, and kubectl with it."""
         with self._lock:
             process = self._process
-        if process is not None:
-            process.terminate()
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+
+    def end(self) -> None:
+        """Wait for that, for a limited time."""
         self._thread.join(_END_SECONDS)
+        with self._lock:
+            process = self._process
         if self._thread.is_alive() and process is not None:
             process.kill()
+            self._thread.join(_END_SECONDS)
 
     def _run(self) -> None:
         shown = ""
@@ -144,7 +155,7 @@ class _Stream:
         with self._lock:
             if self._is_closed.is_set():
                 return ""
-            self._process = process = self._cluster.open("exec", *place, "--", *_COMMAND)
+            self._process = process = self._cluster.open("exec", "--stdin", *place, "--", *_COMMAND)
         assert process.stdout is not None
         other: list[str] = []
         with process:

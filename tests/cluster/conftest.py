@@ -23,6 +23,7 @@ from tests.cluster import control_plane, one_node, workloads
 from tests.cluster.cluster import Cluster
 from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
+from tests.cluster.plugin import Plugin
 from tests.cluster.workloads import Workloads
 from tests.image import building
 
@@ -106,6 +107,16 @@ def podgate(bare_cluster: OneNode) -> Deployment:
 def node(bare_cluster: OneNode, podgate: Deployment) -> OneNode:
     """The cluster with podgate."""
     return bare_cluster
+
+
+@pytest.fixture
+def plugin(
+    node: OneNode, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Plugin:
+    made = Plugin(node, capsys)
+    # kubectl caches the API's resources below it.
+    monkeypatch.setitem(os.environ, "HOME", str(node.control_plane.kubeconfig("admin").parent))
+    return made
 
 
 Namespaces = Callable[..., Workloads]

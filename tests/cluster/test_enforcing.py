@@ -1,8 +1,6 @@
 """From audit to enforce on a real cluster, with the plugin and a real kubectl."""
 
 import contextlib
-import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -10,13 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
-from agent.kubectl import main
 from tests import polling
 from tests.cluster.api import Json
 from tests.cluster.conftest import Namespaces
 from tests.cluster.one_node import OneNode
+from tests.cluster.plugin import Plugin
 from tests.cluster.workloads import ISOLATION_READY, MODE, PORT, Workloads, is_reachable
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
@@ -26,39 +23,6 @@ pytestmark = pytest.mark.kernel
 _PATH = "/apis/policy.podgate.io/v1alpha1/hostaccesspolicies"
 _UNIT = "podgate-test-backup.service"
 _CONNECT = "import socket, sys; socket.socket().connect_ex((sys.argv[1], int(sys.argv[2])))"
-
-
-class Plugin:
-    """`kubectl podgate` with the cluster's administrator."""
-
-    def __init__(self, node: OneNode, output: pytest.CaptureFixture[str]) -> None:
-        command = shutil.which("kubectl")
-        if command is None:
-            pytest.fail("kubectl is not installed; put it into PATH", pytrace=False)
-        kubeconfig = node.control_plane.kubeconfig("admin")
-        self._options = ["--kubectl", command, "--kubeconfig", str(kubeconfig), "--timeout=30"]
-        self._output = output
-
-    def run(self, *arguments: str) -> tuple[int, str]:
-        """The exit status, and the standard output."""
-        self._output.readouterr()
-        status = main.main([*self._options, *arguments])
-        return status, self._output.readouterr().out
-
-    def suggested(self, users: Workloads) -> list[Any]:
-        """Policies for a namespace that need no decision; the cluster is younger than a day."""
-        _, text = self.run("suggest", "--yes", "-n", users.namespace)
-        return [one for one in yaml.safe_load_all(text) if one is not None]
-
-
-@pytest.fixture
-def plugin(
-    node: OneNode, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Plugin:
-    made = Plugin(node, capsys)
-    # kubectl caches the API's resources below it.
-    monkeypatch.setitem(os.environ, "HOME", str(node.control_plane.kubeconfig("admin").parent))
-    return made
 
 
 @pytest.fixture

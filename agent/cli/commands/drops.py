@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime
 import pathlib
+import sys
 
 import click
 
@@ -20,6 +21,11 @@ from agent.settings import admin_socket
 @options.since
 @options.sort
 @click.option("--follow", is_flag=True, help="Stream drop events (sampled).")
+@click.option(
+    "--end-with-input",
+    is_flag=True,
+    help="With --follow, end when standard input is closed, as by the end of kubectl exec --stdin.",
+)
 @options.run_directory
 @options.bpffs
 def drops(
@@ -29,6 +35,7 @@ def drops(
     since: str,
     sort: str,
     follow: bool,
+    end_with_input: bool,
     run_directory: pathlib.Path,
     bpffs: pathlib.Path,
 ) -> None:
@@ -59,6 +66,8 @@ def drops(
             output,
             lambda event: chosen.matches(event.namespace, event.pod),
         )
+        if end_with_input:
+            following = drops_follow.until_end_of_input(following, sys.stdin.fileno())
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(following)
         return

@@ -9,7 +9,8 @@ from typing import Any
 _SCRIPT = """#!{python} -IS
 import json, pathlib, sys
 here = pathlib.Path(__file__).parent
-content = "" if sys.stdin.isatty() else sys.stdin.read()
+# Of a stream it is open as long as the plugin follows.
+content = "" if sys.stdin.isatty() or "--follow" in sys.argv else sys.stdin.read()
 with open(here / "calls", "a") as calls:
     calls.write(json.dumps([sys.argv[1:], content]) + "\\n")
 for response in json.loads((here / "responses").read_text()):

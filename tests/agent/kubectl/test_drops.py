@@ -152,15 +152,17 @@ def stream(*lines: object, then: str) -> str:
 
 
 def test_streams_of_all_nodes_are_one_and_leave_no_process(
-    kubectl: KubectlStandin, tmp_path: pathlib.Path
+    kubectl: KubectlStandin, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubectl.serve_nodes("a", "b")
     pids = tmp_path / "pids"
     command = tmp_path / "streaming"
-    hanging = f"echo $$ >> {pids}\nexec sleep 1000"
-    for node in ("a", "b"):
+    monkeypatch.setattr(drop_stream, "_END_SECONDS", 1.0)
+    # One ends with its input, as kubectl does, and one hangs.
+    for node, then in (("a", "cat > /dev/null"), ("b", "sleep 1000")):
         path = tmp_path / f"of-{node}"
-        path.write_text(stream({"pod": node}, then=hanging), encoding="utf-8")
+        text = stream({"pod": node}, then=f"echo $$ >> {pids}\nexec {then}")
+        path.write_text(text, encoding="utf-8")
         path.chmod(0o755)
     command.write_text(
         "#!/bin/sh\n"

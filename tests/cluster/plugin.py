@@ -1,0 +1,34 @@
+"""`kubectl podgate` with a real kubectl."""
+
+import shutil
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.kubectl import main
+from tests.cluster.one_node import OneNode
+from tests.cluster.workloads import Workloads
+
+
+class Plugin:
+    """`kubectl podgate` with the cluster's administrator."""
+
+    def __init__(self, node: OneNode, output: pytest.CaptureFixture[str]) -> None:
+        command = shutil.which("kubectl")
+        if command is None:
+            pytest.fail("kubectl is not installed; put it into PATH", pytrace=False)
+        kubeconfig = node.control_plane.kubeconfig("admin")
+        self.options = ["--kubectl", command, "--kubeconfig", str(kubeconfig), "--timeout=30"]
+        self._output = output
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """The exit status, and the standard output."""
+        self._output.readouterr()
+        status = main.main([*self.options, *arguments])
+        return status, self._output.readouterr().out
+
+    def suggested(self, users: Workloads) -> list[Any]:
+        """Policies for a namespace that need no decision; the cluster is younger than a day."""
+        _, text = self.run("suggest", "--yes", "-n", users.namespace)
+        return [one for one in yaml.safe_load_all(text) if one is not None]
