@@ -37,6 +37,7 @@ class Right:
 
 _WATCH = ("list", "watch")
 _API_CALLEES = "the API server is not admitted to webhooks of enforced namespaces"
+_CLIENTS = "clients that read metrics with a token are rejected"
 RIGHTS = (
     Right("", "pods", _WATCH, "labels and probes of pods are unknown", is_needed=True),
     Right("", "namespaces", _WATCH, "mode labels of namespaces have no effect", is_needed=True),
@@ -59,6 +60,8 @@ RIGHTS = (
     Right("apiextensions.k8s.io", "customresourcedefinitions", _WATCH, _API_CALLEES),
     Right("apiregistration.k8s.io", "apiservices", _WATCH, _API_CALLEES),
     Right("events.k8s.io", "events", ("create", "patch"), "pods get no Events"),
+    Right("authentication.k8s.io", "tokenreviews", ("create",), _CLIENTS),
+    Right("authorization.k8s.io", "subjectaccessreviews", ("create",), _CLIENTS),
 )
 
 

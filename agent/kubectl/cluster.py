@@ -9,8 +9,6 @@ import subprocess
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from agent.kubectl.exit_status import NO_AGENT
-
 Object = dict[str, Any]
 """An object of the API, as decoded JSON."""
 
@@ -206,8 +204,6 @@ class Cluster:
                 if _UNKNOWN_COMMAND in problem:
                     problem = f"its agent is of a version without 'podgate {command[1]}'"
                 return NodeAnswer(node, problem=problem, exit_status=error.exit_status)
-            if problem := _problem_without_agent(output):
-                return NodeAnswer(node, problem=problem, exit_status=NO_AGENT)
             return NodeAnswer(node, output, is_ready=agent.is_ready)
 
         chosen = self.nodes() if nodes is None else sorted(nodes)
@@ -221,18 +217,6 @@ def last_line(text: str) -> str:
     if len(lines) > 1 and _EXIT_TEXT.fullmatch(lines[-1]):
         lines.pop()
     return lines[-1] if lines else ""
-
-
-def _problem_without_agent(output: str) -> str:
-    """Why an agent did not answer, and what is open, if `podgate status` read the pinned objects in
-    its place; else empty."""
-    try:
-        found = json.loads(output)
-        exposures = [str(one["text"]) for one in found["exposures"]]
-        sentences = [str(found["agent"]), *exposures]
-    except (ValueError, KeyError, TypeError):
-        return ""
-    return " ".join(sentences).removesuffix(".")
 
 
 def _is_owned(pod: Object, daemonset: str) -> bool:

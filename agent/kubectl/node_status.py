@@ -125,7 +125,8 @@ def _without_agent(output: str) -> str:
         return ""
     exposures = [_text(one, "text") for one in report.get("exposures") or ()]
     reason = _text(report, "agent").rstrip(".") or "no agent responds"
-    return " ".join([f"{reason}; {len(report['gates'])} gates are in force.", *exposures])
+    sentences = [f"{reason}; {len(report['gates'])} gates are in force.", *exposures]
+    return " ".join(sentences).removesuffix(".")
 
 
 def _pod(node: str, pod: Any) -> PodInForce | None:

@@ -168,7 +168,7 @@ def test_node_whose_agent_is_stopped_is_named_with_the_reason(
         (node,) = found["nodes"]
         assert status == 3
         assert "no agent responds" in node["problem"]
-        assert "gates are in force." in node["problem"]
+        assert "gates are in force" in node["problem"]
         _, found = decoded(plugin, "why-not-ready", f"{users.namespace}/web")
         texts = [one["text"] for one in found["findings"] if not one["isMet"]]
         assert any("no agent responds" in text for text in texts), found

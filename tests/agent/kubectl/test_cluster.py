@@ -2,11 +2,9 @@
 
 import pathlib
 
-import msgspec
 import pytest
 
 from agent.kubectl.cluster import Cluster, KubectlError
-from agent.pinned.report import Exposure, PinnedRelayStatus, PinnedStatus
 from tests.agent.kubectl.standin import KubectlStandin, agent_pod
 
 
@@ -38,39 +36,6 @@ def test_failed_command_is_a_problem_of_its_node_only(
     answers = {answer.node: answer for answer in cluster.query_nodes("podgate", "status")}
     assert answers["a"].output == "of a\n"
     assert answers["b"].problem == "podgate: no agent responds"
-
-
-def test_status_without_the_agent_is_a_problem_with_what_is_open(
-    kubectl: KubectlStandin, cluster: Cluster
-) -> None:
-    kubectl.serve_nodes("a")
-    pinned = PinnedStatus(
-        agent="no agent responds (no response within 3 s).",
-        schema=4,
-        heartbeat_age_seconds=40.0,
-        stale_after_seconds=15.0,
-        dead_man_seconds=0.0,
-        exposures=[
-            Exposure(
-                what="declared-ports",
-                pods=1,
-                is_open=True,
-                at=None,
-                text="Ports are open.",
-            )
-        ],
-        kubelet=None,
-        is_kubelet_followed=False,
-        hooks=[],
-        relay=PinnedRelayStatus(is_up=False, beat_age_seconds=None, ports=0),
-        node_drops={},
-        gates=[],
-    )
-    kubectl.respond("exec", output=msgspec.json.encode(pinned).decode())
-    (answer,) = cluster.query_nodes("podgate", "status", "--output=json")
-    assert (answer.output, answer.exit_status) == ("", 3)
-    expected = "no agent responds (no response within 3 s). Ports are open"
-    assert answer.problem == expected
 
 
 def test_content_is_the_commands_standard_input(kubectl: KubectlStandin, cluster: Cluster) -> None:

@@ -153,6 +153,7 @@ def test_dead_agent_is_named_with_what_its_gates_do(
     assert run(kubectl) == 1
     output = capsys.readouterr().out
     assert "b: no agent responds; 2 gates are in force. All gates open in 23 h 59 min" in output
+    assert "--dead-man-hours)\n" in output
     kubectl.respond("label", output="")
     assert main.main(["--kubectl", kubectl.command, "--timeout", "1", "off", "--node", "b"]) == 1
     assert "b     no agent responds; 2 gates are in force." in capsys.readouterr().out
