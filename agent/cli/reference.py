@@ -83,7 +83,8 @@ def _metrics() -> str:
 
 
 def _commands() -> str:
-    root = click.Context(cli.main, info_name="podgate", terminal_width=96)
+    settings = {**cli.main.context_settings, "terminal_width": 96}
+    root = click.Context(cli.main, info_name="podgate", **settings)
     return "\n\n".join(["# Command line", *_help("podgate", cli.main, root)]) + "\n"
 
 

@@ -96,6 +96,9 @@ def _of_service_account() -> Connection:
 
 
 def _of_kubeconfig(kubeconfig: str) -> Connection:
+    # The loader logs files that are missing, and then complains about their content.
+    if not any(pathlib.Path(path).exists() for path in kubeconfig.split(os.pathsep)):
+        raise ConnectionConfigError("no such file")
     from kubernetes.aio import client as official
     from kubernetes.aio import config as official_config
 

@@ -58,7 +58,12 @@ def cleanup(
     removed = removal.remove(
         run_directory, pins.Pins(bpffs), plugin=plugin, is_binary_kept=keep_cni_binary
     )
-    click.echo(f"Removed {removed.pins} pins and {removed.filters} filters.")
+    click.echo(
+        f"Removed {removed.pins} pins, {removed.filters} filters, and all tables, routes and relay "
+        "interfaces of podgate."
+    )
+    if not uninstall and run_directory.is_dir():
+        click.echo(f"Saved state is still in {run_directory}; --uninstall removes it, too.")
     if pod_directory is not None:
         (pod_directory / "ready").touch()
         signal.sigwait(ends)
