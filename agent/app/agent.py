@@ -430,7 +430,10 @@ class Agent:
         remote_metrics = await asyncio.to_thread(_import_remote_metrics)
         assert self._api is not None  # `podgate run` requires it
         sockets, certificate = self._listeners.metrics, self._settings.metrics_certificate
-        await remote_metrics.RemoteMetrics(self._reports, self._api, sockets, certificate).run()
+        page = remote_metrics.StatusPage(self._reports)
+        await remote_metrics.RemoteMetrics(
+            self._reports, self._api, sockets, certificate, page=page
+        ).run()
 
     def _component_checks(self, cluster: ClusterSource | None) -> dict[str, Check]:
         """For `ComponentCollector`."""

@@ -24,6 +24,7 @@ from agent.kube import self_signed
 from agent.kube.client import ApiClient
 from agent.kube.token_reviews import Access, TokenReviews
 from agent.logs import Event
+from agent.page.server import StatusPage
 
 log = structlog.get_logger(__name__)
 
@@ -59,13 +60,16 @@ class RemoteMetrics:
         api: ApiClient,
         sockets: tuple[socket.socket, ...],
         certificate: tuple[pathlib.Path, pathlib.Path] | None,
+        *,
+        page: StatusPage | None = None,
     ) -> None:
         """sockets: listening, closed by the caller; certificate: files of the chain and its key,
-        None for one that only encrypts."""
+        None for one that only encrypts; page: names are for the same clients."""
         self._served = served
         self._reviews = TokenReviews(api, path=_PATH)
         self._sockets = sockets
         self._files = certificate
+        self._page = page
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._loaded: object = None
         self._problem = ""
@@ -75,6 +79,8 @@ class RemoteMetrics:
         """Serve until cancelled."""
         await self._wait_for_certificate()
         app = endpoints.application(self._served, reject=self._reject, shows_reasons=False)
+        if self._page:
+            self._page.add_to(app, reject=self._reject)
         app.middlewares.append(_close_after)
         async with endpoints.runner_of(app) as runner, asyncio.TaskGroup() as group:
             assert runner.server is not None

@@ -18,9 +18,11 @@ from agent.app import remote_metrics
 from agent.app.remote_metrics import RemoteMetrics
 from agent.kube import self_signed
 from agent.kube.client import ApiClient
+from agent.page.server import StatusPage
 from tests import polling
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.test_token_reviews import Cluster
+from tests.agent.page.reports import Reporter
 
 METRICS = b'podgate_pod_condition{namespace="shop",pod="web"} 1.0\n'
 BEARER = {"Authorization": "Bearer good"}
@@ -46,7 +48,8 @@ async def serving(
 ) -> AsyncIterator[int]:
     """Its port on the loopback."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
-        made = RemoteMetrics(Served(), api, (bound,), certificate)
+        page = StatusPage(Reporter())
+        made = RemoteMetrics(Served(), api, (bound,), certificate, page=page)
         running = asyncio.create_task(made.run())
         try:
             yield int(bound.getsockname()[1])
@@ -104,6 +107,17 @@ async def test_health_is_for_all_without_names(port: int) -> None:
     assert await get(port, "/healthz") == (200, b"ok\n")
     code, body = await get(port, "/readyz")
     assert (code, b"web" in body) == (503, False)
+
+
+@pytest.mark.parametrize(
+    ("authorization", "reads_names"), [("Bearer good", True), ("Bearer other", False), ("", False)]
+)
+async def test_status_page_has_names_for_clients_with_the_right(
+    port: int, authorization: str, reads_names: bool
+) -> None:
+    code, body = await get(port, "/", headers={"Authorization": authorization})
+    assert (code, b"shop/web" in body, b"curl" in body) == (200, reads_names, reads_names)
+    assert b"gates" in body
 
 
 async def test_api_server_that_gives_no_answer_admits_no_client(

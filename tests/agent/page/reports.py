@@ -1,5 +1,6 @@
 """Reports of an agent for the status page's tests."""
 
+import asyncio
 import datetime
 from typing import Any
 
@@ -119,3 +120,18 @@ def source(**fields: Any) -> SourceProcessStatus:
 
 def drops(*sources: SourceProcessStatus) -> Drops:
     return Drops(sources=list(sources), lost_packets=0)
+
+
+class Reporter:
+    """An agent with one pod and one source of drops; `reports` counts its reports."""
+
+    def __init__(self) -> None:
+        self.reports = 0
+
+    async def report(self) -> AgentReport:
+        self.reports += 1
+        await asyncio.sleep(0)
+        return report(pod())
+
+    async def drops(self) -> Drops:
+        return drops(source())

@@ -12,24 +12,10 @@ import pytest
 from aiohttp import web
 
 from agent.admin import endpoints
-from agent.admin.report import AgentReport, Drops
 from agent.page.server import StatusPage
-from tests.agent.page.reports import drops, pod, report, source
+from tests.agent.page.reports import Reporter
 
 NAMES = b"shop/web"
-
-
-class Reporter:
-    def __init__(self) -> None:
-        self.reports = 0
-
-    async def report(self) -> AgentReport:
-        self.reports += 1
-        await asyncio.sleep(0)
-        return report(pod())
-
-    async def drops(self) -> Drops:
-        return drops(source())
 
 
 @pytest.fixture
