@@ -13,8 +13,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("docs/guides/*.md"), *ROOT.glob("*.md")])
 PAGE = ROOT / "docs" / "architecture.md"
 MAX_FILES = 15
-OTHER_OPTIONS = {  # of Python, kube-proxy, kubelet, Cilium, example clients, kubectl podgate
+# Of Python, pip, image builders, kube-proxy, kubelet, Cilium, example clients, kubectl podgate.
+OTHER_OPTIONS = {
     *("--system-site-packages", "--cluster-cidr", "--root-dir"),
+    *("--require-hashes", "--build-arg"),
     *("--once", "--instance-id", "--rev", "--allow-localhost"),
     "--yes",
 }
