@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import re
+import urllib.parse
 from collections.abc import Iterable
 
 _NONE = "NOASSERTION"
@@ -36,7 +37,7 @@ def of_debian(status: email.message.Message, release: str) -> Package:
     return Package(
         name,
         version,
-        f"pkg:deb/debian/{name}@{_quoted(version)}?arch={architecture}&distro={release}",
+        f"pkg:deb/debian/{_quoted(name)}@{_quoted(version)}?arch={architecture}&distro={release}",
         supplier="Organization: Debian",
     )
 
@@ -111,6 +112,6 @@ def _relationship(one: str, kind: str, other: dict[str, object]) -> dict[str, ob
     }
 
 
-def _quoted(version: str) -> str:
+def _quoted(text: str) -> str:
     """As a package URL needs it."""
-    return version.replace(":", "%3A").replace("+", "%2B")
+    return urllib.parse.quote(text, safe="")

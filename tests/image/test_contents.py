@@ -5,6 +5,7 @@ import pathlib
 import platform
 import re
 import tarfile
+import urllib.parse
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def test_sbom_lists_every_package_of_debian_and_python_that_is_in_the_image(
     assert len(python) > 30
     assert names == {
         "pkg:oci/podgate",
-        *(f"pkg:deb/debian/{name}" for name in debian),
+        *(f"pkg:deb/debian/{urllib.parse.quote(name, safe='')}" for name in debian),
         *(f"pkg:pypi/{name}" for name in python),
     }
     assert f"pkg:oci/podgate@{VERSION}" in urls

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.agent.kube.apiserver import Json
+from tests.chart import rendering
 from tests.image.node import PORT, Node
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
@@ -22,14 +23,14 @@ def kubelet() -> Iterator[Cgroup]:
 
 
 def _unprivileged(pod: Json, capabilities: tuple[str, ...]) -> Json:
+    """With the chart's `enforceOnly`, and these capabilities."""
+    (daemon_set,) = (
+        one for one in rendering.objects({"enforceOnly": True}) if one["kind"] == "DaemonSet"
+    )
+    (rendered,) = daemon_set["spec"]["template"]["spec"]["containers"]
     (container,) = pod["spec"]["containers"]
-    container["securityContext"] = {
-        "privileged": False,
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "seccompProfile": {"type": "RuntimeDefault"},
-        "capabilities": {"drop": ["ALL"], "add": list(capabilities)},
-    }
+    container["securityContext"] = rendered["securityContext"]
+    container["securityContext"]["capabilities"]["add"] = list(capabilities)
     return pod
 
 
