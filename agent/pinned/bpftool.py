@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,11 @@ import msgspec
 
 from agent.errors import PodgateError
 
-_TIMEOUT_SECONDS = 30
+_TIMEOUT_SECONDS = 20
+
+# A link that is not attached yet, or a cgroup that is removed meanwhile, ends bpftool's list.
+_ATTEMPTS = 5
+_PAUSE_SECONDS = 0.05
 
 
 class BpftoolError(PodgateError):
@@ -31,7 +36,7 @@ def find() -> str:
 
 
 class Bpftool:
-    """Runs bpftool and records the commands."""
+    """Runs bpftool and records the commands that succeeded."""
 
     def __init__(self) -> None:
         """Raises `BpftoolError`."""
@@ -57,9 +62,20 @@ class Bpftool:
 
     def _run(self, *arguments: str) -> str:
         command = shlex.join(("bpftool", *arguments))
-        self.commands.append(command)
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(_PAUSE_SECONDS)
+            done = self._start(command, *arguments)
+            if done.returncode == 0:
+                self.commands.append(command)
+                return done.stdout.decode(errors="replace")
+        problem = (done.stderr or done.stdout).decode(errors="replace").strip()
+        last = problem.splitlines()[-1] if problem else f"status {done.returncode}"
+        raise BpftoolError(f"'{command}' failed: {last}")
+
+    def _start(self, command: str, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
         try:
-            done = subprocess.run(
+            return subprocess.run(
                 [self._path, *arguments],
                 check=False,
                 capture_output=True,
@@ -70,9 +86,3 @@ class Bpftool:
             raise BpftoolError(f"'{command}' did not end within {_TIMEOUT_SECONDS} s.") from error
         except OSError as error:
             raise BpftoolError(f"'{command}' cannot be started ({error.strerror}).") from error
-        output = done.stdout.decode(errors="replace")
-        if done.returncode != 0:
-            problem = done.stderr.decode(errors="replace").strip() or output.strip()
-            last = problem.splitlines()[-1] if problem else f"status {done.returncode}"
-            raise BpftoolError(f"'{command}' failed: {last}")
-        return output

@@ -16,7 +16,7 @@ import msgspec
 
 from agent.linux.cgroups import cgroup2_mount
 from agent.pinned import installation as pinned_installation
-from agent.pinned.bpftool import Bpftool
+from agent.pinned.bpftool import Bpftool, BpftoolError
 from bpf import clsact, errors, pins, syscalls
 from bpf.gate_reader import GateReader
 
@@ -101,7 +101,7 @@ def read(installation: pins.Pins) -> ProgramsReport:
     programs = {int(one["id"]): one for one in tool.objects("prog", "show")}
     links = tool.objects("link", "show")
     root = cgroup2_mount()
-    cgroups = tool.objects("cgroup", "tree", str(root)) if root else []
+    cgroups = _cgroups(tool, root) if root else []
     pinned = dict(_pinned(installation))
     names = {number: str(one.get("name", "")) for number, one in programs.items()}
     return ProgramsReport(
@@ -134,14 +134,24 @@ def raw(installation: pins.Pins) -> Iterator[tuple[str, str]]:
     pinned_installation.find_schema(installation)
     tool = Bpftool()
     root = cgroup2_mount()
-    for arguments in (
-        ("prog", "show"),
-        ("link", "show"),
-        ("net", "show"),
-        *([("cgroup", "tree", str(root))] if root else []),
-    ):
+    for arguments in (("prog", "show"), ("link", "show"), ("net", "show")):
         output = tool.text(*arguments)
         yield tool.commands[-1], output
+    if root is not None:
+        try:
+            output = tool.text("cgroup", "tree", str(root))
+        except BpftoolError:  # as in `_cgroups`
+            output = tool.text("cgroup", "show", str(root))
+        yield tool.commands[-1], output
+
+
+def _cgroups(tool: Bpftool, root: pathlib.Path) -> list[Mapping[str, Any]]:
+    """Programs of all cgroups; only of the root, where podgate's are, if the others change faster
+    than bpftool lists them. Raises `BpftoolError`."""
+    try:
+        return tool.objects("cgroup", "tree", str(root))
+    except BpftoolError:
+        return [{"cgroup": str(root), "programs": tool.objects("cgroup", "show", str(root))}]
 
 
 def _pinned(installation: pins.Pins) -> Iterator[tuple[int, str]]:

@@ -17,6 +17,7 @@ from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
 from bpf import abi, maps, pins
 from tests.kernel.test_agent import PORT, isolated_as, refuses
+from tests.kernel.test_agent_down import wait_for_saved_name
 
 pytestmark = pytest.mark.kernel
 
@@ -91,6 +92,7 @@ def test_archive_has_no_secrets_whatever_state_the_agent_is_in(
     )
     operator.start()
     operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    wait_for_saved_name(operator, web)
     (operator.run_directory / "kubeconfig").write_text(f"token: {STATE}", encoding="utf-8")
     (operator.run_directory / "state" / "other.json").write_text(f'"{STATE}"', encoding="utf-8")
     assert refuses(web)

@@ -10,9 +10,6 @@ import click
 
 from agent.cli.commands import options
 
-# The agent's event loop answers /version alone; one that hangs does not.
-_ALIVE_SECONDS = 3.0
-
 
 @click.command(short_help="Write an archive for a bug report.")
 @click.option(
@@ -46,17 +43,13 @@ def bugtool(
     from agent.admin import client as admin_client
     from agent.cli import bugtool as archives
     from agent.cli import bugtool_parts
-    from agent.errors import AgentRequestError
+    from agent.errors import AgentUnreachableError
     from agent.settings import admin_socket
 
     problem = ""
     try:
-        asyncio.run(
-            admin_client.fetch(
-                admin_socket(run_directory), "/version", timeout_seconds=_ALIVE_SECONDS
-            )
-        )
-    except AgentRequestError as error:
+        asyncio.run(admin_client.fetch_version(admin_socket(run_directory)))
+    except AgentUnreachableError as error:
         problem = str(error)
     parts = bugtool_parts.parts(run_directory, bpffs, is_agent_alive=not problem, logs=log_file)
     content, manifest = archives.collect(list(parts), agent=problem)
