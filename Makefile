@@ -115,10 +115,12 @@ docs: setup
 	$(PYTHON) -m tests.attacks
 	$(PYTHON) -m tests.chart
 
-# The pictures of docs/, from real runs: what `make demo` shows in a terminal, and the status page.
+# The pictures of docs/, from real runs: what `make demo` shows in a terminal, the status page, and the
+# dashboards by a Prometheus that scrapes an agent.
 pictures: setup .venv/.page
 	$(PYTHON) -m agent.demo.recording docs/demo.svg
 	$(PYTHON) -m tests.page.pictures docs
+	$(PYTHON) -m tests.dashboards.pictures docs
 
 # The messages of other programs' APIs, from our own excerpts of their definitions.
 proto: setup

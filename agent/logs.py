@@ -174,6 +174,7 @@ class Event(enum.Enum):
     METRICS_CERTIFICATE_UNREADABLE = (
         "Certificate of --metrics-address cannot be read; using the last one."
     )
+    METRICS_NOT_SERVED = "Metrics are not served to other machines."
     MODES_NOT_SAVED = (
         "Mode labels cannot be saved; after a restart those that are no mode have no effect."
     )

@@ -69,21 +69,26 @@ log "installing Python packages (the first time: some 15 s)"
 .venv/bin/python -m pip install -q --disable-pip-version-check --root-user-action ignore $pip_options \
 	-c deploy/constraints.txt -e ".$extras"
 
-# promtool tests metrics and alerts. Debian's package also starts a server, so it is not installed.
-if [ "$what" = all ] && [ ! -x .venv/bin/promtool ]; then
-	log "fetching promtool from Debian's package prometheus"
+# promtool tests metrics and alerts, Prometheus draws dashboards. Debian's package starts the server, so it
+# is not installed.
+from_prometheus=""
+[ "$what" = run ] || [ -x .venv/bin/promtool ] || from_prometheus="promtool"
+[ "$what" != page ] || [ -x .venv/bin/prometheus ] || from_prometheus="$from_prometheus prometheus"
+if [ -n "$from_prometheus" ]; then
+	log "fetching from Debian's package prometheus: $from_prometheus"
 	fetched="$(mktemp -d)"
 	trap 'rm -rf "$fetched"' EXIT
 	fetch() {
 		(cd "$fetched" && apt-get download -qq prometheus >/dev/null 2>&1)
 	}
 	fetch || { apt-get update -qq && fetch; } || {
-		log "cannot fetch the package prometheus; put promtool into .venv/bin"
+		log "cannot fetch the package prometheus; put these programs into .venv/bin"
 		exit 1
 	}
-	dpkg-deb --fsys-tarfile "$fetched"/prometheus_*.deb |
-		tar -xO ./usr/bin/promtool >"$fetched"/promtool
-	install -m 755 "$fetched"/promtool .venv/bin/promtool
+	dpkg-deb -x "$fetched"/prometheus_*.deb "$fetched"/package
+	for program in $from_prometheus; do
+		install -m 755 "$fetched/package/usr/bin/$program" ".venv/bin/$program"
+	done
 fi
 touch .venv/.run
 if [ "$what" != run ]; then

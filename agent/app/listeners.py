@@ -8,9 +8,14 @@ import dataclasses
 import os
 import socket
 
+import structlog
+
 from agent.api import listen
 from agent.api.listen import ListenError
+from agent.logs import Event
 from agent.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,8 +36,7 @@ class Listeners:
         http = await _listen(settings.http_host, settings.http_port, "--http-address")
         metrics: tuple[socket.socket, ...] = ()
         try:
-            if settings.metrics_address:
-                metrics = await _listen(*settings.metrics_address, "--metrics-address")
+            metrics = await _listen_for_metrics(settings)
             admin = listen.unix_socket(settings.admin_socket, directory_mode=0o700, mode=0o600)
         except ListenError:
             _close(*http, *metrics)
@@ -47,6 +51,17 @@ class Listeners:
 
     def close(self) -> None:
         _close(*self.http, *self.metrics, self.admin)
+
+
+async def _listen_for_metrics(settings: Settings) -> tuple[socket.socket, ...]:
+    """Isolation and conditions do not wait for a port that only Prometheus misses."""
+    if settings.metrics_address is None:
+        return ()
+    try:
+        return await _listen(*settings.metrics_address, "--metrics-address")
+    except ListenError as error:
+        log.error(Event.METRICS_NOT_SERVED, error=str(error))
+        return ()
 
 
 async def _listen(host: str, port: int, option: str) -> tuple[socket.socket, ...]:

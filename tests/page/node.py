@@ -18,12 +18,12 @@ _PROBES = 12
 
 
 @contextlib.contextmanager
-def running() -> Iterator[str]:
-    """The page's address. The calling process is isolated (`agent.lab.lab.isolate`)."""
+def running() -> Iterator[tuple[str, DemoNode]]:
+    """The page's address, and the node. The calling process is isolated (`lab.isolate`)."""
     with lab_cgroups.own() as cgroup, Lab() as network:
         node = DemoNode(network, cgroup)
         try:
-            yield _start(node)
+            yield _start(node), node
         finally:
             FAILURE_FILE.unlink(missing_ok=True)
             node.end()

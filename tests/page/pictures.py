@@ -27,7 +27,7 @@ async def _render(address: str, directory: pathlib.Path) -> None:
 def main() -> None:
     directory = pathlib.Path(sys.argv[1]).absolute()
     labs.isolate()
-    with node.running() as address:
+    with node.running() as (address, _):
         asyncio.run(_render(address, directory))
 
 

@@ -32,7 +32,7 @@ CONTRASTS = """
 
 @pytest.fixture(scope="module")
 def address(isolated: None) -> Iterator[str]:
-    with node.running() as found:
+    with node.running() as (found, _):
         yield found
 
 

@@ -9,10 +9,12 @@ from typing import cast
 import aiohttp
 import msgspec
 import pytest
+import structlog
 
 from agent.api.listen import ListenError
 from agent.app import http_server
 from agent.app.listeners import Listeners
+from agent.logs import Event
 from agent.settings import Settings
 
 
@@ -26,6 +28,20 @@ def taken() -> Iterator[int]:
     """A port on which another process listens."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         yield int(sock.getsockname()[1])
+
+
+async def test_taken_port_for_metrics_does_not_keep_the_agent_from_its_work(
+    settings: Settings, taken: int
+) -> None:
+    with structlog.testing.capture_logs() as logged:
+        listeners = await Listeners.open(
+            msgspec.structs.replace(settings, metrics_address=("127.0.0.1", taken))
+        )
+    listeners.close()
+    assert listeners.metrics == ()
+    [line] = logged
+    assert line["event"] is Event.METRICS_NOT_SERVED
+    assert "--metrics-address" in line["error"]
 
 
 async def test_port_that_is_taken_is_one_sentence(settings: Settings, taken: int) -> None:
