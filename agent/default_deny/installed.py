@@ -1,12 +1,16 @@
 """What the network namespace has: default-deny tables, the sets of their interfaces, tracking."""
 
+import dataclasses
 import json
 import pathlib
+import re
 import socket
 
 from agent.default_deny import ruleset
 from agent.linux import nft
 
+# As nft prints it: relative to /sys/fs/cgroup.
+_CGROUP = re.compile(r'socket cgroupv2 level \d+ "([^"]+)"')
 _CONNTRACK_COUNT = pathlib.Path("/proc/sys/net/netfilter/nf_conntrack_count")
 
 
@@ -41,12 +45,33 @@ def tracks_connections() -> bool:
         return False
 
 
-async def is_alive() -> bool:
-    """Whether the table's own heartbeat has not timed out. Raises `NftError`."""
-    text = await nft.query("--json", "list", "set", "inet", ruleset.TABLE, "alive")
-    return any(entry["set"].get("elem") for entry in json.loads(text)["nftables"] if "set" in entry)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Admission:
+    """Which new flows to unclassified interfaces the table admits. kubelet: path of the admitted
+    cgroup, empty for none; has_priority: whether sockets with the kubelet's priority are; is_open:
+    whether TCP of all processes outside pods is; is_alive: whether the table's own heartbeat is
+    recent, as otherwise that is, too; covers_datagrams: whether protocols other than TCP are
+    dropped."""
+
+    kubelet: str
+    has_priority: bool
+    is_open: bool
+    is_alive: bool
+    covers_datagrams: bool
 
 
-async def covers_datagrams() -> bool:
-    """Whether the table covers protocols other than TCP. Raises `NftError`."""
-    return "ct state" in await nft.query("list", "chain", "inet", ruleset.TABLE, "opening")
+async def admission() -> Admission:
+    """Raises `NftError`: the table is incomplete, or cannot be read."""
+    kubelet = await nft.query("list", "chain", "inet", ruleset.TABLE, "kubelet")
+    new_flows = await nft.query("list", "chain", "inet", ruleset.TABLE, "opening")
+    alive = await nft.query("--json", "list", "set", "inet", ruleset.TABLE, "alive")
+    path = _CGROUP.search(kubelet)
+    return Admission(
+        kubelet=f"/{path[1]}" if path else "",
+        has_priority="meta priority" in kubelet,
+        is_open="jump orphaned" in kubelet,
+        is_alive=any(
+            entry["set"].get("elem") for entry in json.loads(alive)["nftables"] if "set" in entry
+        ),
+        covers_datagrams="ct state" in new_flows,
+    )

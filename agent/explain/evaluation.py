@@ -8,7 +8,7 @@ Tests compare it with what the kernel does: with the gate's own program on the s
 import dataclasses
 
 from agent.explain import gate_rules, model
-from agent.explain.facts import HOST, KERNEL, POD, Facts, Flow, GateFacts, Source
+from agent.explain.facts import HOST, KERNEL, POD, DefaultDenyFacts, Facts, Flow, GateFacts, Source
 from agent.explain.model import Step
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
@@ -83,32 +83,30 @@ class _Evaluator:
 
     def _relay(self) -> Evaluation | None:
         flow, relay = self._flow, self._facts.relay
-        gate, source = self._gate, "bpf/src/relay.c: redirect"
-        if gate is None or gate.mode is not Mode.STRICT or flow.protocol != TCP or self._is_answer:
+        source = "bpf/src/relay.c: redirect"
+        address = relay.address_of(flow.address, flow.port)
+        is_strict = self._gate is not None and self._gate.mode is Mode.STRICT
+        if flow.protocol != TCP or self._is_answer or not (is_strict or address):
             return None
         if not self._may_be_kubelet:
             self._add("relay", "the source is not the kubelet: not redirected", source)
-            return None
-        if not relay.is_hooked or not relay.is_alive(self._now_ns):
+        elif not relay.is_hooked or not relay.is_alive(self._now_ns):
             what = "no relay serves" if not relay.is_hooked else "the relay hangs"
             self._add("relay", f"{what}: the kubelet connects to the pod itself", source)
-            return None
-        address = relay.address_of(flow.address, flow.port)
-        if address is None:
+        elif address is None:
             self._add("relay", f"it does not proxy port {flow.port} of this pod", source)
-            return None
-        text = (
-            f"the connect is redirected to the relay ({address}), which connects to the pod from "
-            "inside its network namespace"
-        )
-        return self._end(Verdict.PASS, model.RELAY, Reason.PROBE, "relay", text, source)
+        else:
+            text = (
+                f"the connect is redirected to the relay ({address}), which connects to the pod "
+                "from inside its network namespace"
+            )
+            return self._end(Verdict.PASS, model.RELAY, Reason.PROBE, "relay", text, source)
+        return None
 
     def _hook(self) -> Evaluation | None:
         if self._source.origin == KERNEL or self._is_answer:
             return None
-        flow = self._flow
-        is_ipv4 = flow.address.version == 4
-        hook = "hook_connect4" if is_ipv4 else "hook_connect6"
+        flow, hook = self._flow, self._connect_hook_name
         if hook not in self._facts.hooks:
             if flow.protocol in (TCP, UDP):
                 self._add("connect hook", f"{hook} is not attached", "bpf/src/hooks.c")
@@ -116,6 +114,10 @@ class _Evaluator:
         if flow.protocol == UDP:
             return self._tunnel_port()
         return self._connect_hook() if flow.protocol == TCP else None
+
+    @property
+    def _connect_hook_name(self) -> str:
+        return "hook_connect4" if self._flow.address.version == 4 else "hook_connect6"
 
     def _tunnel_port(self) -> Evaluation | None:
         node, source = self._facts.node, "bpf/src/hooks.c: check_tunnel_port"
@@ -166,18 +168,26 @@ class _Evaluator:
         if self._flow.protocol != TCP and not table.tracks:
             self._add("default-deny", "without connection tracking it covers TCP only", source)
             return None
-        node = self._facts.node
-        is_open = not node.has_kubelet or not table.is_alive
-        if self._is_kubelet or (
-            is_open
-            and self._flow.protocol == TCP
-            and self._source.cgroup
-            and not gate_rules.is_in_pod(node, self._source.cgroup)
-        ):
+        if self._is_admitted_by(table):
             self._add("default-deny", "admits what may be the kubelet", source)
             return None
         text = "the interface has no gate yet, and its new flows are dropped until it has"
         return self._end(Verdict.DROP, model.DEFAULT_DENY, None, "default-deny", text, source)
+
+    def _is_admitted_by(self, table: DefaultDenyFacts) -> bool:
+        """The chains `kubelet` and `orphaned`, and `set_kubelet_priority` of bpf/src/hooks.c."""
+        node, cgroup = self._facts.node, self._source.cgroup
+        if cgroup is None or table.is_kubelet(cgroup):
+            return cgroup is not None
+        if self._flow.protocol != TCP:
+            return False
+        is_confirmed = cgroup.id == node.kubelet_cgroup and not gate_rules.is_stale(
+            node, self._now_ns
+        )
+        has_priority = node.is_unit_followed and self._is_kubelet and not is_confirmed
+        if table.admits_priority and has_priority and self._connect_hook_name in self._facts.hooks:
+            return True
+        return (table.is_open or not table.is_alive) and not gate_rules.is_in_pod(node, cgroup)
 
     # The gate
 

@@ -81,11 +81,21 @@ class RelayFacts:
 @dataclasses.dataclass(frozen=True, slots=True)
 class DefaultDenyFacts:
     """The default-deny table. classified: interfaces in one of its sets; is_alive: whether its own
-    heartbeat is recent; tracks: whether it covers protocols other than TCP."""
+    heartbeat is recent; tracks: whether it covers protocols other than TCP; kubelet: the path of
+    the cgroup that it admits, empty for none; admits_priority: whether it admits the priority that
+    hooks give the kubelet's sockets; is_open: whether it admits TCP of all processes outside pods.
+    """
 
     classified: frozenset[int]
     is_alive: bool = True
     tracks: bool = True
+    kubelet: str = ""
+    admits_priority: bool = False
+    is_open: bool = False
+
+    def is_kubelet(self, cgroup: "Cgroup") -> bool:
+        """Whether it admits the cgroup as the kubelet's: that one, and below it."""
+        return bool(self.kubelet) and f"{cgroup.path}/".startswith(f"{self.kubelet}/")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

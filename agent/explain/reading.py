@@ -42,7 +42,7 @@ def read(installation: pins.Pins, loaded: loader.Loaded, target: IPAddress) -> F
         },
         relay=relay(installation, loaded),
         hooks=_hooks(installation),
-        default_deny=_default_deny(),
+        default_deny=default_deny(),
         route=route,
         is_veth=_is_veth(route),
     )
@@ -171,31 +171,48 @@ def _directory(path: pathlib.Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _default_deny() -> DefaultDenyFacts | None:
+def default_deny() -> DefaultDenyFacts | None:
     """None without a table, or without an nft command to read it."""
     try:
-        return asyncio.run(_read_default_deny())
+        return asyncio.run(_readdefault_deny())
     except (nft.NftError, TimeoutError):
         return None
 
 
-async def _read_default_deny() -> DefaultDenyFacts | None:
+async def _readdefault_deny() -> DefaultDenyFacts | None:
     async with asyncio.timeout(_NFT_SECONDS):
         sets = await installed.interface_sets()
         if sets is None:
             return None
-        return DefaultDenyFacts(
-            classified=frozenset(sets[0] | sets[1]),
-            is_alive=await installed.is_alive(),
-            tracks=await installed.covers_datagrams(),
-        )
+        found = await installed.admission()
+    return DefaultDenyFacts(
+        classified=frozenset(sets[0] | sets[1]),
+        is_alive=found.is_alive,
+        tracks=found.covers_datagrams,
+        kubelet=_in_hierarchy(found.kubelet),
+        admits_priority=found.has_priority,
+        is_open=found.is_open,
+    )
+
+
+def _in_hierarchy(path: str) -> str:
+    """A path below /sys/fs/cgroup, as one from the root of cgroup v2, wherever that is mounted."""
+    mount = cgroup2_mount()
+    if not path or mount is None:
+        return ""
+    return "/" + os.path.relpath(f"/sys/fs/cgroup{path}", mount).removeprefix(".")
 
 
 async def _route(target: IPAddress) -> int:
-    """The interface by which the node sends to the address; 0 for none."""
-    with contextlib.closing(NodeRoutes()) as routes, contextlib.suppress(OSError):
-        return (await routes.route_to(target)).ifindex
-    return 0
+    """The interface by which the node sends to the address, of a bridge the port; 0 for none."""
+    with contextlib.closing(NodeRoutes()) as routes:
+        ifindex, port = 0, None
+        with contextlib.suppress(OSError):
+            ifindex = (await routes.route_to(target)).ifindex
+        # EOPNOTSUPP: the interface is no bridge.
+        with contextlib.suppress(OSError):
+            port = await routes.bridge_port_of(target, ifindex) if ifindex else None
+        return port or ifindex
 
 
 def _is_veth(ifindex: int) -> bool:
