@@ -15,6 +15,7 @@ Without these words only a block's syntax and options are checked (`tests/docs/c
 import dataclasses
 import pathlib
 import re
+import textwrap
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -25,7 +26,9 @@ PAGES = tuple(
 )
 LANGUAGES = ("sh", "console")
 
-_FENCE = re.compile(r"^(?P<fence>```+)(?P<info>.*)\n(?P<text>(?:.*\n)*?)(?P=fence)$", re.MULTILINE)
+_FENCE = re.compile(
+    r"^(?P<fence> *```+)(?P<info>.*)\n(?P<text>(?:.*\n)*?)(?P=fence)$", re.MULTILINE
+)
 _CONTINUED = re.compile(r"(?:\\|\||&&)\s*$")
 
 
@@ -90,7 +93,8 @@ def read(page: pathlib.Path) -> list[Block]:
     for match in _FENCE.finditer(text):
         language, _, marker = match["info"].strip().partition(" ")
         line = text.count("\n", 0, match.start()) + 1
-        found.append(Block(page, line, language, marker.strip(), match["text"]))
+        text_of_block = textwrap.dedent(match["text"])
+        found.append(Block(page, line, language, marker.strip(), text_of_block))
     return found
 
 

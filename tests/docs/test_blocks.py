@@ -125,6 +125,16 @@ def test_console_block_has_commands_with_their_output() -> None:
     ]
 
 
+def test_block_of_a_list_is_read_without_its_indentation(tmp_path: pathlib.Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "1. text\n\n   ```sh cluster\n   one \\\n     two\n   ```\n\n```yaml\na: 1\n```\n"
+    )
+    indented, other = blocks.read(page)
+    assert (indented.line, indented.language, indented.marker) == (3, "sh", "cluster")
+    assert (indented.text, other.text) == ("one \\\n  two\n", "a: 1\n")
+
+
 def test_console_block_that_starts_with_output_is_an_error() -> None:
     block = Block(ROOT / "README.md", 7, "console", "sandbox", "output\n")
     with pytest.raises(blocks.BlockError, match=r"README\.md:7"):
