@@ -3,7 +3,7 @@
 import dataclasses
 import ipaddress
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from agent.errors import PodgateError
 from agent.explain import facts
@@ -66,13 +66,16 @@ class Sources:
         owners: Mapping[IPAddress, int],
         procfs: Procfs | None = None,
         root: pathlib.Path | None = None,
+        path_of: Callable[[int], str] | None = None,
     ) -> None:
-        """own_addresses: the node's; owners: of pods' addresses; root: the mount of cgroup v2."""
+        """own_addresses: the node's; owners: of pods' addresses; root: the mount of cgroup v2;
+        path_of: the path of a cgroup by its id."""
         self._pods = pods
         self._own_addresses = own_addresses
         self._owners = owners
         self._procfs = procfs or Procfs()
         self._root = root or cgroup2_mount()
+        self._path_of = path_of or (lambda number: cgroup_paths({number})[number])
 
     def find(self, name: SourceName) -> Source:
         """Raises `SourceError`."""
@@ -136,6 +139,3 @@ class Sources:
         if not found:
             raise SourceError(f"cgroup {path} does not exist below {self._root}")
         return Cgroup(found[-1], path, tuple(found))
-
-    def _path_of(self, number: int) -> str:
-        return cgroup_paths({number})[number]

@@ -1,33 +1,140 @@
-"""Checks of `podgate explain pod` on reports of an agent."""
+"""The checks of a pod in a cluster, from the agent's report and saved objects."""
 
-import ipaddress
+import datetime
+from typing import Any
 
-from agent.explain.pod_checks import PodFacts, check
-from agent.explain.pods import NamedPod
-from tests.agent.page import reports
+import msgspec
+import pytest
+
+from agent.admin.report import AgentReport
+from agent.explain import pod_checks
+from agent.explain.facts import GateFacts
+from agent.explain.model import Check
+from agent.explain.pod_checks import PodFacts
+from agent.explain.pods import NamedPods
+from agent.kube.objects import (
+    ApiPod,
+    ApiPodSpec,
+    ApiPodStatus,
+    MetadataOnly,
+    ObjectMetadata,
+    PodCondition,
+    ReadinessGate,
+)
+from agent.kube.saved_pods import SavedObjects, SavedPods
+from bpf.verdicts import Mode
+
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+ISOLATED = "podgate.io/isolation-ready"
 
 
-def kubelet_text(**fields: str | None) -> tuple[str, str]:
-    """State and text of the check of the kubelet, for a pod in enforce."""
-    status = reports.pod()
-    addresses = (ipaddress.ip_address("198.18.1.1"),)
-    pod = NamedPod("shop", "web", status.uid, addresses, status=status)
-    found = check(PodFacts(pod, reports.report(status, **fields)))
-    (one,) = (check for check in found.checks if check.name == "kubelet")
-    return one.state, one.text
+def report(mode: str = "enforce", **changes: Any) -> AgentReport:
+    condition = {"type": ISOLATED, "status": "True", "reason": "Enforced", "message": "Attached."}
+    pod = {
+        "namespace": "shop",
+        "name": "web",
+        "uid": "uid",
+        "mode": mode,
+        "source": "api",
+        "netns": "/run/netns/web",
+        "addresses": ["198.18.1.1"],
+        "conditions": [{**condition, "lastTransitionTime": NOW.isoformat()}],
+        "gates": [{"interface": "veth7", "ifindex": 7, "packets": {}}],
+        "paths": [{"address": "198.18.1.1", "result": "confirmed"}],
+        "existingFlows": 0,
+        "probes": [],
+    }
+    whole = {
+        **{"version": "1", "pid": 1, "started": NOW.isoformat(), "sourceHash": ""},
+        **{"attachment": "tcx", "programs": "pinned", "loadMs": 0, "isSynced": True},
+        **{"kubelet": "/kubelet", "kubeletProblem": "", "httpAddress": ""},
+        **{"defaultMode": "audit", "maxMode": "strict", "maxModeFrom": "--max-mode"},
+        **{"hooks": [], "podSource": {"podsFrom": "the API server"}, "nodeDrops": {}},
+        "rawSockets": {"mode": "", "problem": "", "sources": []},
+        "relay": {
+            **{"isUp": True, "problem": "", "restarts": 0, "connections": 0, "heldSyns": 0},
+            **{"isBypassed": False, "unknownAddress": 0, "gates": []},
+        },
+        "pods": [pod],
+    }
+    return msgspec.convert({**whole, **changes}, AgentReport)
 
 
-def test_cgroup_of_an_identified_kubelet_is_named() -> None:
-    text = "identified, in /system.slice/kubelet.service"
-    assert kubelet_text() == ("ok", text)
+def facts(
+    found: AgentReport,
+    *,
+    pod: dict[str, str] | None = None,
+    namespace: dict[str, str] | None = None,
+) -> PodFacts:
+    conditions = (
+        PodCondition(type="ContainersReady", status="False", message="app crashed"),
+        PodCondition(type=ISOLATED, status="True"),
+    )
+    gates = (ReadinessGate(ISOLATED), ReadinessGate("shop.example/registered"))
+    saved = ApiPod(
+        metadata=ObjectMetadata(name="web", namespace="shop", uid="uid", labels=pod or {}),
+        spec=ApiPodSpec(readiness_gates=gates),
+        status=ApiPodStatus(conditions=conditions),
+    )
+    labels = SavedObjects(
+        objects=[MetadataOnly(ObjectMetadata(name="shop", labels=namespace or {}))]
+    )
+    pods = NamedPods(found, SavedPods(node_name="node", pods=[saved], namespaces=labels))
+    mode = Mode.from_label(found.pods[0].mode)
+    return PodFacts(
+        pods.find("web"),
+        found,
+        (GateFacts(7, "veth7", mode, frozenset()),),
+        namespace_labels=pods.namespace_labels["shop"],
+    )
 
 
-def test_kubelet_that_is_not_identified_is_a_problem_where_ports_are_open() -> None:
-    text = "Declared ports are open."
-    assert kubelet_text(kubelet=None, open_ports=text) == ("problem", text)
+def checks(found: PodFacts) -> dict[str, Check]:
+    return {check.name: check for check in pod_checks.check(found).checks}
 
 
-def test_kubelet_that_is_not_identified_is_not_reported_as_identified() -> None:
-    state, text = kubelet_text(kubelet=None, kubelet_problem="no process named kubelet.")
-    assert state == "ok"
-    assert text == "not identified, and no port is open for it: no process named kubelet."
+@pytest.mark.parametrize(
+    ("mode", "changes", "pod", "namespace", "words"),
+    [
+        ("audit", {}, {}, {}, "the node's default"),
+        ("enforce", {}, {}, {"podgate.io/mode": "enforce"}, "of namespace shop"),
+        ("enforce", {}, {"podgate.io/mode": "enforce"}, {}, "of the pod"),
+        (
+            *("audit", {"maxMode": "audit", "maxModeFrom": "the node's label"}),
+            *({}, {"podgate.io/mode": "strict"}, "the ceiling, the node's label"),
+        ),
+    ],
+)
+def test_mode_names_what_decides_it(
+    mode: str,
+    changes: dict[str, str],
+    pod: dict[str, str],
+    namespace: dict[str, str],
+    words: str,
+) -> None:
+    found = facts(report(mode, **changes), pod=pod, namespace=namespace)
+    assert words in checks(found)["mode"].text
+
+
+def test_readiness_that_others_lack_is_named() -> None:
+    """Of podgate all is well; a container and another controller's gate are not."""
+    found = pod_checks.check(facts(report()))
+    problems = [check.text for check in found.checks if check.state != "ok"]
+    assert problems == [
+        "shop.example/registered is not set",
+        "ContainersReady is False: app crashed",
+    ]
+    assert not found.is_well
+    assert checks(facts(report()))["API server"].next == "kubectl describe pod -n shop web"
+
+
+def test_gate_in_another_mode_is_a_problem() -> None:
+    found = facts(report())
+    other = PodFacts(found.pod, found.report, (GateFacts(7, "veth7", Mode.AUDIT, frozenset()),))
+    assert checks(other)["gate"].text == "veth7 is in mode audit"
+    detached = PodFacts(
+        found.pod,
+        found.report,
+        (GateFacts(7, "veth7", Mode.ENFORCE, frozenset(), is_attached=False),),
+    )
+    assert "not attached to veth7" in checks(detached)["gate"].text
