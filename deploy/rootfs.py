@@ -64,6 +64,8 @@ _UNWANTED = re.compile(
     # One module per type and group of the API, 70 MB; the package imports them on use, and podgate
     # uses none.
     r"|kubernetes/(aio/)?client/(models|api)/(?!__init__).*"
+    # Languages that rich could highlight, 9 MB.
+    r"|pygments/lexers/(?!__init__|_mapping).*"
 )
 _LAYER = "application/vnd.oci.image.layer.v1.tar"
 _CONFIG = "application/vnd.oci.image.config.v1+json"

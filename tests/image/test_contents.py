@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(900)
 
 _LABELS = ("version", "source", "revision", "licenses")
 _METADATA = re.compile(r"dist-packages/([^/]+?)-[^-/]+\.dist-info/METADATA$")
-_MAX_BYTES = 180_000_000
+_MAX_BYTES = 160_000_000
 
 
 @pytest.fixture(scope="module")
