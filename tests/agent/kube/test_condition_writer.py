@@ -580,8 +580,8 @@ async def test_stale_conditions_go_first(server: ApiServer, api: ApiClient) -> N
 
     order = [int(one.path.split("/")[-2].removeprefix("a")) for one in server.patches()]
     assert sorted(order) == list(range(200))
-    # Eight are under way at once, on connections of their own: when the first of the others arrives,
-    # at most seven of these have not, however long they take.
+    # Eight are under way at once, on connections of their own: when the first of the others
+    # arrives, at most seven of these have not, however long they take.
     assert set(order[: 50 - 7]) <= set(range(150, 200))
 
 
