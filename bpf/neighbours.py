@@ -39,7 +39,12 @@ def chains(installation: pins.Pins, direction: Direction) -> Iterator[Chain]:
         filtered = set().union(*filters.refresh())
         for ifindex in sorted(linked | filtered):
             # All tcx programs run before all filters (Linux 6.6, e420bed02507).
-            own = {syscalls.link_program_id(fd) for fd in _links(installation, program, ifindex)}
+            # All of podgate's: the relay's pair has one before the gate.
+            own = {
+                syscalls.link_program_id(fd)
+                for name in abi.PROGRAMS
+                for fd in _links(installation, name, ifindex)
+            }
             linked_programs = _tcx_programs(ifindex, attach_type)
             order = [*((one, one in own) for one in linked_programs), *filters.order(ifindex)]
             positions = [position for position, (_, is_ours) in enumerate(order) if is_ours]

@@ -21,6 +21,7 @@ from agent.linux.procfs import Procfs
 from bpf import abi, artefacts, loader, neighbours, pins, syscalls
 from bpf.attachment import Attachment
 from bpf.attachments import Direction
+from bpf.host_devices import HostDevicePrograms
 from tests.kernel import cgroups, foreign, offers
 from tests.kernel.conftest import MakeGates
 from tests.kernel.test_attach import enforcing
@@ -199,6 +200,23 @@ def test_program_before_a_gate_is_a_problem_and_one_after_it_is_named(
             before = chain_order()
             assert before.severity is Severity.PROBLEM
             assert f"Program id {other} runs before the gate on {pod.interface}" in before.text
+
+
+def test_podgates_own_program_before_a_gate_is_no_problem(
+    make_gates: MakeGates, installation: pins.Pins, loaded: loader.Loaded, lab: labs.Lab
+) -> None:
+    """As at the host's end of the relay's pair."""
+    offers.need_tcx()
+    pod = lab.add_pod("web", 1)
+    make_gates(Attachment.TCX).install(pod.ifindex, enforcing(pod))
+    devices = HostDevicePrograms(loaded, installation, Attachment.TCX)
+    try:
+        devices.ensure_pairs({pod.ifindex})
+        (chain,) = neighbours.chains(installation, Direction.EGRESS)
+        assert (chain.before, chain.after) == ((), ())
+    finally:
+        devices.ensure_pairs(set())
+        devices.close()
 
 
 def test_filter_before_a_gate_that_is_a_filter_is_found(
