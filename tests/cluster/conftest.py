@@ -47,14 +47,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests are in the namespaces of the cluster that they start. README's commands come first:
-    they install podgate."""
+    """All tests are in the namespaces of the cluster that they start. Those that need an API server
+    alone come before that cluster, which has the same addresses, and then README's commands: they
+    install podgate."""
     here = pathlib.Path(__file__).parent
     if os.environ.get(_BIN):
         for item in items:
             if item.path.is_relative_to(here):
                 item.add_marker("kernel")
-        items.sort(key=lambda item: item.path != here / "test_walk.py")
+        items.sort(key=lambda item: (_needs_node(item), item.path != here / "test_walk.py"))
+
+
+def _needs_node(item: pytest.Item) -> bool:
+    return not {"bare_cluster", "own_kubeconfig"}.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
