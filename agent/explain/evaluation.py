@@ -222,8 +222,12 @@ class _Evaluator:
         if not flow.reply:
             self._add("reply", "the pod has opened no such flow: a new one", source)
             return None
-        reason = Reason.ESTABLISHED if flow.protocol == TCP else Reason.REPLY
-        text = "replies pass: the pod opened this flow"
+        if flow.protocol == TCP:
+            reason = Reason.ESTABLISHED
+            text = "the connection is open: its segments pass, whichever side opened it"
+        else:
+            reason = Reason.REPLY
+            text = "replies pass: the pod opened this flow"
         return self._end(Verdict.PASS, model.GATE, reason, "reply", text, source)
 
     def _destination(self) -> Evaluation | None:

@@ -14,17 +14,15 @@ import pytest
 
 from agent.explain import evaluation, facts, model, reading, replies
 from agent.explain.evaluation import Evaluation
-from agent.explain.facts import Cgroup, Flow, Source
+from agent.explain.facts import Flow, Source
 from agent.lab import lab as labs
-from agent.linux.cgroups import ancestors, cgroup2_mount
-from agent.linux.procfs import Procfs
 from agent.pinned import installation as pinned_installation
 from bpf import abi, loader, pins
 from bpf.gates import GateConfig, Gates
 from bpf.node_config import NodeConfig
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import cgroups, frames, guarded, syns, traffic
+from tests.kernel import cgroups, explained, frames, guarded, syns, traffic
 from tests.kernel.counting import Counting
 from tests.kernel.guarded import PodState
 from tests.kernel.syns import FirstPacket, Target
@@ -36,19 +34,6 @@ TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
 PORT, OTHER_PORT = 8080, 8081
 STALE_SECONDS, DEAD_MAN_SECONDS = 15, 3600
 UNIT = 7
-
-
-def source_in(path: str) -> Source:
-    mount = cgroup2_mount()
-    assert mount is not None
-    found = ancestors(mount, path)
-    return Source(facts.HOST, "a test", Cgroup(found[-1], path, tuple(found)))
-
-
-def own_source() -> Source:
-    path = Procfs().cgroup("self")
-    assert path is not None
-    return source_in(path)
 
 
 class Explaining:
@@ -130,7 +115,7 @@ def test_answer_is_the_verdict_on_every_first_packet_of_a_process(
         has_arrived = bool(watched.arrived())
         moved = watched.moved().keys()
         protocol = protocol_of(first_packet, version)
-        found = explaining.flow(own_source(), address, protocol, PORTS.get(protocol, 0))
+        found = explaining.flow(explained.own_source(), address, protocol, PORTS.get(protocol, 0))
         assert (first_packet.name, has_arrived) == (
             first_packet.name,
             found.verdict is not Verdict.DROP,
@@ -189,7 +174,7 @@ def process_in(group: cgroups.Cgroup) -> Iterator[SourceProcess]:
         [sys.executable, "-c", SEND], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     with process:
-        yield SourceProcess(source_in(group.path), process)
+        yield SourceProcess(explained.source_in(group.path), process)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -373,7 +358,7 @@ def test_reply_passes_and_the_answer_names_the_flow_of_the_pod(
         for port, is_reply in ((server.getsockname()[1], True), (9999, False)):
             recorded = replies.is_recorded(loaded, pod.ifindex, UDP, at, peers, port, now_ns)
             assert recorded is is_reply
-            found = explaining.flow(own_source(), whence[0], UDP, whence[1], recorded)
+            found = explaining.flow(explained.own_source(), whence[0], UDP, whence[1], recorded)
             verdict = Verdict.PASS if is_reply else Verdict.DROP
             assert (found.verdict, found.reason is Reason.REPLY) == (verdict, is_reply)
             assert ("the pod opened this flow" in found.text) is is_reply
@@ -402,7 +387,7 @@ def test_segment_of_a_connection_of_the_pod_passes(
         with peer:
             assert replies.is_connected(at, port)
             assert not replies.is_connected(at, port + 1)
-            found = explaining.flow(own_source(), str(at[0]), TCP, at[1], True)
+            found = explaining.flow(explained.own_source(), str(at[0]), TCP, at[1], True)
             assert (found.verdict, found.reason) == (Verdict.PASS, Reason.ESTABLISHED)
             peer.sendall(b"answer")
             assert client.recv(100) == b"answer"

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.explain import evaluation, facts, model, reading
+from agent.explain import evaluation, model, reading
 from agent.explain.evaluation import Evaluation
-from agent.explain.facts import Cgroup, Flow, Source
+from agent.explain.facts import Flow, Source
 from agent.lab import lab as labs
-from agent.linux.cgroups import ancestors, cgroup2_mount
-from agent.linux.procfs import Procfs
 from agent.pinned import installation as pinned_installation
 from bpf import loader, pins
 from bpf.gates import GateConfig, Gates
@@ -21,7 +19,7 @@ from bpf.redirect import Redirect
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests import polling
-from tests.kernel import cgroups, default_deny, frames, redirecting, traffic
+from tests.kernel import cgroups, default_deny, explained, frames, redirecting, traffic
 from tests.kernel.default_deny import OpenTable, open_table, tracked
 from tests.kernel.redirecting import OTHER_PORT, PORT, Scene
 
@@ -32,19 +30,6 @@ __all__ = ["open_table", "tracked"]
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
 TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
 PROBED = Rule(SourceKind.KUBELET, TCP)
-
-
-def source_in(path: str) -> Source:
-    mount = cgroup2_mount()
-    assert mount is not None
-    found = ancestors(mount, path)
-    return Source(facts.HOST, "a test", Cgroup(found[-1], path, tuple(found)))
-
-
-def own_source() -> Source:
-    path = Procfs().cgroup("self")
-    assert path is not None
-    return source_in(path)
 
 
 def explain(
@@ -94,11 +79,11 @@ def test_connect_of_the_kubelet_that_the_relay_proxies_is_the_relays(
         (PORT, "relay", model.RELAY),
         (OTHER_PORT, "pod", model.GATE),
     ):
-        found = explain(installation, own_source(), address, TCP, port)
+        found = explain(installation, explained.own_source(), address, TCP, port)
         assert (found.verdict, found.decided_by) == (Verdict.PASS, decider)
         assert scene.reached_from_node(version, port) == whose
     redirecting.beat(loaded, time.monotonic_ns() - 10**9)
-    found = explain(installation, own_source(), address, TCP, PORT)
+    found = explain(installation, explained.own_source(), address, TCP, PORT)
     assert (found.decided_by, found.reason) == (model.GATE, Reason.PROBE)
     assert scene.reached_from_node(version) == "pod"
 
@@ -110,14 +95,14 @@ def test_connect_of_the_kubelet_without_a_relay_is_the_gates(
     scene.publish(redirect)
     redirect.disengage()
     address = traffic.address(scene.pod, version)
-    found = explain(installation, own_source(), address, TCP, PORT)
+    found = explain(installation, explained.own_source(), address, TCP, PORT)
     assert (found.decided_by, found.reason) == (model.GATE, Reason.PROBE)
     assert scene.reached_from_node(version) == "pod"
     gates.install(
         scene.pod.ifindex,
         GateConfig(Mode.STRICT, scene.pod.addresses, (PROBED,), without_fallback=True),
     )
-    found = explain(installation, own_source(), address, TCP, PORT)
+    found = explain(installation, explained.own_source(), address, TCP, PORT)
     assert (found.verdict, found.reason) == (Verdict.DROP, Reason.STRICT)
     assert traffic.node_is_dropped(scene.pod, version, PORT)
 
@@ -129,7 +114,7 @@ def test_relay_is_for_the_kubelet_only(
     scene.publish(redirect)
     with cgroups.cgroup() as group:
         address = traffic.address(scene.pod, version)
-        found = explain(installation, source_in(group.path), address, TCP, PORT)
+        found = explain(installation, explained.source_in(group.path), address, TCP, PORT)
         assert (found.verdict, found.reason) == (Verdict.DROP, Reason.NODE)
         script = (
             "import socket, sys\n"
@@ -152,7 +137,7 @@ def agrees(
 ) -> None:
     """TCP of a process in the cgroup: whether it is dropped, and by the table."""
     address = traffic.address(pod, version)
-    found = explain(installation, source_in(group.path), address, TCP, 80)
+    found = explain(installation, explained.source_in(group.path), address, TCP, 80)
     expected = model.NO_GATE if is_reached else model.DEFAULT_DENY
     assert (found.verdict is Verdict.PASS, found.decided_by) == (is_reached, expected)
     seconds = traffic.LIMIT_SECONDS if is_reached else traffic.DROPPED_AFTER_SECONDS
@@ -224,7 +209,7 @@ def test_datagram_passes_the_table_where_no_connections_are_tracked(
     assert not open_table().covers_datagrams
     pod = lab.add_pod("web", 1)
     address = traffic.address(pod, version)
-    assert explain(installation, own_source(), address, UDP, 5300).verdict is Verdict.PASS
+    assert explain(installation, explained.own_source(), address, UDP, 5300).verdict is Verdict.PASS
     assert arrives(pod, version, traffic.LIMIT_SECONDS)
 
 
@@ -241,7 +226,7 @@ def test_datagram_is_dropped_by_the_table_where_connections_are_tracked(
     assert open_table().covers_datagrams
     pod = lab.add_pod("web", 1)
     address = traffic.address(pod, version)
-    found = explain(installation, own_source(), address, UDP, 5300)
+    found = explain(installation, explained.own_source(), address, UDP, 5300)
     assert (found.verdict, found.decided_by) == (Verdict.DROP, model.DEFAULT_DENY)
     assert not arrives(pod, version, traffic.DROPPED_AFTER_SECONDS)
 

@@ -1,5 +1,7 @@
 """Output of `podgate programs`."""
 
+from typing import Any
+
 from agent.cli.output import Column, Screen, Signal
 from agent.pinned.programs import (
     ENABLE_STATISTICS,
@@ -16,10 +18,11 @@ def _mean_ns(program: ProgramStatus) -> int | None:
     return program.run_time_ns // program.run_count
 
 
-def _foreign(is_ours: bool) -> Signal | None:
-    return None if is_ours else Signal.CAUTION
-
-
+_OWNER: Column[Any] = Column(
+    "OWNER",
+    lambda one: "podgate" if one.is_ours else "other",
+    signal=lambda one: None if one.is_ours else Signal.CAUTION,
+)
 _PROGRAMS: tuple[Column[ProgramStatus], ...] = (
     Column("ID", lambda one: one.id),
     Column("PROGRAM", lambda one: one.name),
@@ -40,22 +43,14 @@ _CHAINS: tuple[Column[ChainEntry], ...] = (
     Column("BY", lambda one: one.kind),
     Column("ID", lambda one: one.program),
     Column("PROGRAM", lambda one: one.name),
-    Column(
-        "OWNER",
-        lambda one: "podgate" if one.is_ours else "other",
-        signal=lambda one: _foreign(one.is_ours),
-    ),
+    _OWNER,
 )
 _CGROUPS: tuple[Column[CgroupProgram], ...] = (
     Column("CGROUP", lambda one: one.cgroup),
     Column("HOOK", lambda one: one.hook),
     Column("ID", lambda one: one.program),
     Column("PROGRAM", lambda one: one.name),
-    Column(
-        "OWNER",
-        lambda one: "podgate" if one.is_ours else "other",
-        signal=lambda one: _foreign(one.is_ours),
-    ),
+    _OWNER,
     Column("FLAGS", lambda one: one.flags, is_wide=True),
 )
 

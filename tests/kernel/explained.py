@@ -1,0 +1,21 @@
+"""Sources of flows, as `podgate explain` finds them, for tests of its verdicts."""
+
+from agent.explain import facts
+from agent.explain.facts import Cgroup, Source
+from agent.linux.cgroups import ancestors, cgroup2_mount
+from agent.linux.procfs import Procfs
+
+
+def source_in(path: str) -> Source:
+    """A host process in this cgroup."""
+    mount = cgroup2_mount()
+    assert mount is not None
+    found = ancestors(mount, path)
+    return Source(facts.HOST, "a test", Cgroup(found[-1], path, tuple(found)))
+
+
+def own_source() -> Source:
+    """The test itself."""
+    path = Procfs().cgroup("self")
+    assert path is not None
+    return source_in(path)
