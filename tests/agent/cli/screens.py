@@ -12,16 +12,19 @@ from agent.cli.output import Screen
 from agent.cli.views import (
     doctor,
     drops,
+    explain,
+    maps,
     pinned_status,
     pods,
     probes,
+    programs,
     rules,
     services,
     status,
     suggestions,
 )
 from agent.policy.review import FlowFilter, Review
-from tests.agent.cli import reports
+from tests.agent.cli import kernel_reports, reports
 
 DIRECTORY = pathlib.Path(__file__).parent / "screens"
 _FORMATS = ((80, False), (140, False), (140, True))
@@ -36,8 +39,13 @@ VIEWS: dict[str, Callable[[Screen], None]] = {
     "doctor": lambda screen: doctor.show(screen, reports.FINDINGS),
     "drops": lambda screen: drops.show(screen, reports.DROPS),
     "drops-follow": _follow,
+    "explain": lambda screen: explain.show_flow(screen, kernel_reports.DROPPED),
+    "explain-pod": lambda screen: explain.show_pod(screen, kernel_reports.POD),
+    "maps": lambda screen: maps.show(kernel_reports.MAPS, screen),
+    "maps-entries": lambda screen: maps.show_entries(kernel_reports.CONTENT, screen),
     "pods": lambda screen: screen.table(pods.CONDITIONS, pods.rows(reports.PODS)),
     "probes": lambda screen: probes.show(screen, reports.STATUS, probes.rows(reports.STATUS.pods)),
+    "programs": lambda screen: programs.show(kernel_reports.PROGRAMS, screen),
     "rules": lambda screen: rules.show(screen, reports.RULES, rules.rows(reports.RULES.policies)),
     "services": lambda screen: services.show(
         screen, reports.SERVICES, services.rows(reports.SERVICES.services)
