@@ -230,15 +230,11 @@ def test_drop_is_counted_without_path_tests_after_a_restart(
 
 def test_status_shows_the_path_test_result(operator: AgentProcess, web: LabPod) -> None:
     start(operator, web)
-    operator.wait_for("the gate", isolated_as("Enforced"))
-    done = subprocess.run(
-        [sys.executable, "-m", "agent", "status", "--run-directory", str(operator.run_directory)],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=30,
+    operator.wait_for(
+        "the result", lambda report: set(results(report, "web").values()) == {"confirmed"}
     )
-    assert "confirmed" in done.stdout
+    shown = operator.run("status", "-o", "wide", "--run-directory", str(operator.run_directory))
+    assert "confirmed" in shown.stdout
 
 
 def test_many_pods_are_all_tested(operator: AgentProcess, lab: Lab) -> None:
