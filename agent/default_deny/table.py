@@ -28,6 +28,9 @@ from agent.logs import Event
 
 log = structlog.get_logger(__name__)
 
+# To install a script whose cgroups may end meanwhile.
+_ATTEMPTS = 4
+
 
 class DefaultDenyError(PodgateError):
     """The table could not be changed and keeps its content; the message is one sentence."""
@@ -270,15 +273,27 @@ class DefaultDenyTable:
         self._is_stale = False
 
     async def _put(self) -> None:
+        """Install everything; nft rejects a cgroup that ended after it was read, so read again."""
+        await self._read_cgroups()
+        for attempts_left in reversed(range(_ATTEMPTS)):
+            self._add, self._delete = {}, {}
+            before = self._desired.kubelet, self._desired.pods
+            try:
+                await nft.apply(self._desired.text())
+                break
+            except nft.NftError:
+                await self._read_cgroups()
+                if not attempts_left or before == (self._desired.kubelet, self._desired.pods):
+                    raise
+        self._installed = await self._listing()
+
+    async def _read_cgroups(self) -> None:
         if self._kubelet is not None and not self._match.exists(self._kubelet):
-            self._desired.kubelet = self._kubelet = None  # nft would reject the script
+            self._desired.kubelet = self._kubelet = None
         if self._pods is None:
             self._desired.pods = await asyncio.to_thread(self._match.of_pods)
         else:
             self._desired.pods = tuple(map(self._match.of, self._pods))
-        self._add, self._delete = {}, {}
-        await nft.apply(self._desired.text())
-        self._installed = await self._listing()
 
     async def _listing(self) -> str:
         """The rules without counters; empty if a chain is missing.

@@ -12,7 +12,8 @@ from agent.default_deny import ruleset
 from agent.default_deny.table import DefaultDenyError
 from agent.lab import lab as labs
 from agent.linux import nft
-from tests.kernel import traffic
+from agent.linux.nft_cgroups import CgroupMatches
+from tests.kernel import cgroups, traffic
 from tests.kernel.default_deny import (
     OURS,
     Driven,
@@ -79,6 +80,28 @@ def test_table_outlives_its_killed_process_and_the_next_one_adopts_it(
         assert traffic.node_reaches(gated, 4)
         opened.gate([born_after.ifindex])
         assert traffic.node_reaches(born_after, 4)
+
+
+def test_cgroup_of_pods_that_ends_while_the_table_is_installed_is_left_out(
+    open_table: OpenTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_pods = CgroupMatches.of_pods
+    with cgroups.cgroup() as outer:
+        inner = outer.directory / "kubepods"
+        inner.mkdir()
+
+        def read_then_end(matches: CgroupMatches) -> tuple[str, ...]:
+            found = of_pods(matches)
+            if inner.is_dir():
+                assert any(outer.directory.name in one for one in found)
+                inner.rmdir()
+            return found
+
+        monkeypatch.setattr(CgroupMatches, "of_pods", read_then_end)
+        opened = open_table(pods=None)
+        assert not inner.is_dir()
+        assert opened.reason_unavailable == ""
+        assert tables() == OURS
 
 
 def test_table_is_restored_after_a_flush_of_all_rules(lab: labs.Lab, default_deny: Driven) -> None:
