@@ -75,18 +75,24 @@ from_prometheus=""
 [ "$what" = run ] || [ -x .venv/bin/promtool ] || from_prometheus="promtool"
 [ "$what" != page ] || [ -x .venv/bin/prometheus ] || from_prometheus="$from_prometheus prometheus"
 if [ -n "$from_prometheus" ]; then
-	log "fetching from Debian's package prometheus: $from_prometheus"
+	log "fetching from Debian's packages: $from_prometheus"
 	fetched="$(mktemp -d)"
 	trap 'rm -rf "$fetched"' EXIT
 	fetch() {
-		(cd "$fetched" && apt-get download -qq prometheus >/dev/null 2>&1)
+		(cd "$fetched" && apt-get download -qq "$1" >/dev/null 2>&1)
 	}
-	fetch || { apt-get update -qq && fetch; } || {
-		log "cannot fetch the package prometheus; put these programs into .venv/bin"
-		exit 1
+	# promtool has a package of its own since Debian 13.
+	fetch_program() {
+		fetch "$1" || fetch prometheus
 	}
-	dpkg-deb -x "$fetched"/prometheus_*.deb "$fetched"/package
 	for program in $from_prometheus; do
+		fetch_program "$program" || { apt-get update -qq && fetch_program "$program"; } || {
+			log "cannot fetch $program; put it into .venv/bin"
+			exit 1
+		}
+		for package in "$fetched"/*.deb; do
+			dpkg-deb -x "$package" "$fetched/package"
+		done
 		install -m 755 "$fetched/package/usr/bin/$program" ".venv/bin/$program"
 	done
 fi
