@@ -108,7 +108,9 @@ def test_drops_are_followed_and_nothing_of_it_stays_on_the_node(
 ) -> None:
     users, pod = web
     output = tmp_path / "lines"
-    command = [sys.executable, "-m", "agent.kubectl.main", *plugin.options, "drops", "--follow"]
+    # Of a shell's background job, SIGINT is ignored by all that it starts.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "agent.kubectl.main"]
+    command += [*plugin.options, "drops", "--follow"]
     with output.open("wb") as file:
         following = subprocess.Popen(
             [*command, "-n", users.namespace], stdout=file, stderr=file, start_new_session=True
