@@ -39,7 +39,10 @@ _BINDING = {
     "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "services"},
     "subjects": [{"kind": "ServiceAccount", "name": "podgate", "namespace": "podgate"}],
 }
-_FETCH = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=1).read().decode())"
+# A busy machine takes seconds to respond.
+_FETCH = (
+    "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
+)
 
 _LOOP = f"""
 import time
