@@ -22,7 +22,6 @@ import grpc
 import pyroute2
 
 from agent.cri import runtime_pb2
-from tests import polling
 from tests.runtime import images
 
 PLUGINS = pathlib.Path("/usr/lib/cni")
@@ -162,24 +161,15 @@ class Containerd:
         assert status == 0, "cgroups or processes of the runtime are left"
         if self._process is not None:
             self._process.wait(_PATIENCE_SECONDS)
-        polling.wait_until("all mounts of the runtime are gone", self._unmount)
+        for mount in reversed(_mounts()):
+            if mount.is_relative_to(self.directory) or mount.match("/run/netns/cni-*"):
+                _libc.umount2(os.fsencode(mount), _MNT_DETACH)
         for name in pathlib.Path("/run/netns").glob("cni-*"):
             name.unlink()
         shutil.rmtree(self.directory)
         with pyroute2.IPRoute() as netlink:
             for ifindex in netlink.link_lookup(ifname=BRIDGE):
                 netlink.link("del", index=ifindex)
-
-    def _unmount(self) -> bool:
-        """Detach what is mounted; whether nothing was left. A mount may cover another one."""
-        mounts = [
-            mount
-            for mount in reversed(_mounts())
-            if mount.is_relative_to(self.directory) or mount.match("/run/netns/cni-*")
-        ]
-        for mount in mounts:
-            _libc.umount2(os.fsencode(mount), _MNT_DETACH)
-        return not mounts
 
     def _command(self) -> list[str]:
         return [binary("containerd"), "--config", str(self.directory / "config.toml")]
