@@ -152,13 +152,13 @@ class Gates:
         self._ingress.detach(ifindex)
         self._forget(ifindex)
 
-    def open_all(self) -> None:
-        """Let each gate of this schema pass everything, from the next packet on; all stay attached.
+    def open(self, ifindexes: Iterable[int]) -> None:
+        """Let these gates pass everything, from the next packet on; they stay attached.
 
         To detach a gate takes 20 to 50 ms (RCU, under RTNL), to open all of them one such wait.
         `install` closes a gate again. Raises `BpfError`.
         """
-        for ifindex in self._table.interfaces():
+        for ifindex in ifindexes:
             if config := self._table.get(ifindex):
                 grace_until_ns = self._table.grace_until_ns(ifindex) or 0
                 opened = dataclasses.replace(config, mode=Mode.OFF)

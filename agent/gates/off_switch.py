@@ -78,14 +78,19 @@ class OffSwitch:
         if not self._modes.node.is_off:
             self._problem = ""
             await self._gate_worker.attach()
+            # Also pods whose mode is as before: their gates were opened, and not yet detached.
+            self._store.mark_all()
             log.info(Event.SWITCHED_ON)
         elif await self._detach():
             log.warning(Event.SWITCHED_OFF, reason=self._modes.node.ceiling_from)
         self._on_changed()
 
     async def _detach(self) -> bool:
-        """Whether it is done; otherwise `run` repeats it."""
+        """Whether it is done; otherwise `run` repeats it. Gates of pods open at once, and those of
+        relays stay until these are released: nothing installs them again."""
+        gates = [ifindex for state in self._store.states() for ifindex in state.gates]
         try:
+            await self._gate_worker.run(self._gate_worker.gates.open, gates)
             await self._gate_worker.detach()
         except (BpfError, OSError, TimeoutError) as error:
             problem = str(error) or "the kernel did not respond in time"

@@ -111,12 +111,11 @@ class GateWorker:
                 log.warning(Event.HOOK_NOT_ATTACHED, hook=hook.name, reason=hook.problem)
 
     async def detach(self) -> None:
-        """Open all gates, and undo `attach`, also of another version or a previous agent.
+        """Undo `attach`, also of another version or a previous agent.
 
         Raises `BpfError` or `TimeoutError`; then some may still be attached.
         """
         self.is_attached = False
-        await self.run(self.gates.open_all)
         await self.run(self._detach)
 
     def _attach(self) -> None:

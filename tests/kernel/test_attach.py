@@ -84,7 +84,7 @@ def test_all_gates_open_before_they_are_detached_and_close_again(
             gates.install(pod.ifindex, enforcing(pod))
         assert all(traffic.node_is_dropped(pod, 6) for pod in pods)
 
-        gates.open_all()
+        gates.open([pod.ifindex for pod in pods])
         assert all(traffic.node_reaches(pod, family) for pod in pods for family in (4, 6))
         assert gates.installed().keys() == {pod.ifindex for pod in pods}
 

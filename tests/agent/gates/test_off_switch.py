@@ -1,0 +1,103 @@
+"""What the off switch does with gates: they open before hooks are detached, and close again."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from agent.gates.off_switch import OffSwitch
+from agent.linux.pod_network import HostInterface
+from agent.pods.changes import Changes
+from agent.pods.conditions import Conditions
+from agent.pods.modes import NodeModes
+from agent.pods.pod import Pod
+from agent.pods.pod_modes import NODE
+from agent.pods.store import PodStore
+from bpf.verdicts import Mode
+from tests import polling
+
+OFF = NodeModes(default=Mode.ENFORCE, ceiling=Mode.OFF)
+ON = NodeModes(default=Mode.ENFORCE)
+
+
+class _Worker:
+    """The gate worker, with what it was called for, in order."""
+
+    def __init__(self) -> None:
+        self.gates = self
+        self.is_attached = True
+        self.calls: list[object] = []
+
+    async def run(self, function: Callable[..., None], *args: object) -> None:
+        function(*args)
+
+    def open(self, ifindexes: list[int]) -> None:
+        self.calls.append(ifindexes)
+
+    async def attach(self) -> None:
+        self.is_attached = True
+        self.calls.append("attach")
+
+    async def detach(self) -> None:
+        self.is_attached = False
+        self.calls.append("detach")
+
+
+class _Modes:
+    def __init__(self) -> None:
+        self.node = ON
+        self.changes = Changes()
+
+    def set(self, node: NodeModes) -> None:
+        self.node = node
+        self.changes.mark(NODE)
+
+
+class _HostDevices:
+    has_programs = False
+
+
+@pytest.fixture
+def store() -> PodStore:
+    made = PodStore(Conditions())
+    made.set_pod(Pod(uid="web", namespace="shop", name="web", mode=Mode.ENFORCE))
+    made.pods["web"].gates[7] = HostInterface(7, "veth7")
+    made.relay_gates[9] = "podgate-relay0"
+    return made
+
+
+@pytest.fixture
+async def running(store: PodStore) -> AsyncIterator[tuple[_Worker, _Modes]]:
+    worker: Any = _Worker()
+    modes: Any = _Modes()
+    devices: Any = _HostDevices()
+    switch = OffSwitch(worker, modes, store, host_devices=devices, on_changed=lambda: None)
+    task = asyncio.create_task(switch.run())
+    yield worker, modes
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_gates_of_pods_open_before_hooks_are_detached(
+    running: tuple[_Worker, _Modes],
+) -> None:
+    worker, modes = running
+    modes.set(OFF)
+    await polling.until("off", lambda: len(worker.calls) == 2)
+    assert worker.calls == [[7], "detach"]
+
+
+async def test_gates_close_again_also_of_pods_whose_mode_has_not_changed(
+    running: tuple[_Worker, _Modes], store: PodStore
+) -> None:
+    worker, modes = running
+    modes.set(OFF)
+    await polling.until("off", lambda: len(worker.calls) == 2)
+    store.to_reconcile.take_one("web")
+    assert store.to_reconcile.is_empty
+    modes.set(ON)
+    await polling.until("marked", lambda: not store.to_reconcile.is_empty)
+    assert worker.calls[-1] == "attach"
