@@ -18,7 +18,8 @@ from agent.explain.facts import DefaultDenyFacts, Facts, GateFacts, NodeFacts, R
 from agent.linux import nft
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.node_routes import NodeRoutes
-from bpf import abi, clsact, errors, hooks, loader, pins, syscalls, tcx
+from agent.pinned.gate_attachments import GateAttachments
+from bpf import abi, errors, hooks, loader, pins, syscalls
 from bpf.abi import IPAddress
 from bpf.gate_reader import GateReader
 from bpf.host_probes import HostProbes
@@ -52,7 +53,7 @@ def gates(installation: pins.Pins, loaded: loader.Loaded) -> list[GateFacts]:
     """All gates that have a configuration."""
     reader = GateReader(loaded)
     found = []
-    with _Attached(installation) as attached:
+    with contextlib.closing(GateAttachments(installation)) as attached:
         for ifindex in reader.interfaces():
             if (config := reader.get(ifindex)) is None:
                 continue
@@ -66,30 +67,11 @@ def gates(installation: pins.Pins, loaded: loader.Loaded) -> list[GateFacts]:
                     has_any_address=config.any_address,
                     has_fallback=not config.without_fallback,
                     grace_until_ns=reader.grace_until_ns(ifindex) or 0,
-                    is_attached=attached.to(ifindex),
+                    is_attached=bool(attached.of(ifindex)),
                     confirmed=config.addresses,
                 )
             )
     return found
-
-
-class _Attached:
-    """Where the gate is attached, by tcx or clsact."""
-
-    def __init__(self, installation: pins.Pins) -> None:
-        self._links = tcx.TcxLinks(
-            installation, abi.GATE_EGRESS, lambda: [], syscalls.BPF_TCX_EGRESS
-        )
-        self._filters = clsact.ClsactFilters(installation, abi.GATE_EGRESS, -1, clsact.EGRESS)
-
-    def __enter__(self) -> "_Attached":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._filters.close()
-
-    def to(self, ifindex: int) -> bool:
-        return self._links.is_attached(ifindex) or self._filters.is_attached(ifindex)
 
 
 def _node(loaded: loader.Loaded) -> NodeFacts:
@@ -174,12 +156,12 @@ def _directory(path: pathlib.Path) -> Iterator[int]:
 def default_deny() -> DefaultDenyFacts | None:
     """None without a table, or without an nft command to read it."""
     try:
-        return asyncio.run(_readdefault_deny())
+        return asyncio.run(_read_default_deny())
     except (nft.NftError, TimeoutError):
         return None
 
 
-async def _readdefault_deny() -> DefaultDenyFacts | None:
+async def _read_default_deny() -> DefaultDenyFacts | None:
     async with asyncio.timeout(_NFT_SECONDS):
         sets = await installed.interface_sets()
         if sets is None:

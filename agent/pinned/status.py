@@ -12,10 +12,11 @@ from agent.admin.report import HookStatus
 from agent.linux.cgroups import cgroup2_mount
 from agent.pinned import installation as pinned_installation
 from agent.pinned.exposures import Facts, exposures
+from agent.pinned.gate_attachments import GateAttachments
 from agent.pinned.names import Names
 from agent.pinned.report import PinnedGateStatus, PinnedRelayStatus, PinnedStatus
 from agent.relay.interfaces import is_relay_interface
-from bpf import abi, clsact, errors, hooks, loader, pins, syscalls, tcx
+from bpf import abi, errors, hooks, loader, pins
 from bpf.counters import Counters, Counts, labelled
 from bpf.gate_config import GateConfig
 from bpf.gate_reader import GateReader
@@ -94,8 +95,7 @@ class _Reader:
     def _gates(
         self, gates: dict[int, GateConfig], reader: GateReader
     ) -> Iterator[PinnedGateStatus]:
-        attached = _Attached(self._installation)
-        with contextlib.closing(attached):
+        with contextlib.closing(GateAttachments(self._installation)) as attached:
             for ifindex, gate in gates.items():
                 pod = self._names.pod(ifindex)
                 own = [rule for rule in gate.rules if rule.source is not SourceKind.KUBELET]
@@ -144,24 +144,6 @@ class _Reader:
 
     def _age(self, at_ns: int) -> float | None:
         return max(0.0, (self._now_ns - at_ns) / 1e9) if at_ns else None
-
-
-class _Attached:
-    """How the gates' programs are attached, in the calling thread's network namespace."""
-
-    def __init__(self, installation: pins.Pins) -> None:
-        program = abi.GATE_EGRESS
-        self._links = tcx.TcxLinks(installation, program, list, syscalls.BPF_TCX_EGRESS)
-        self._filters = clsact.ClsactFilters(installation, program, -1, clsact.EGRESS)
-
-    def close(self) -> None:
-        self._filters.close()
-
-    def of(self, ifindex: int) -> str:
-        """`tcx`, `clsact`, or empty."""
-        if self._links.is_attached(ifindex):
-            return "tcx"
-        return "clsact" if self._filters.is_attached(ifindex) else ""
 
 
 def _reasons(counts: Counts) -> dict[str, int]:

@@ -97,8 +97,8 @@ def test_drop_is_listed_and_explained(
         PORT + 1,
         "enforce",
     )
-    asked = ("explain", "--from", f"cgroup:{backup.path}", "--to", name)
-    status, found = decoded(plugin, *asked, "--port", str(PORT + 1))
+    command = ("explain", "--from", f"cgroup:{backup.path}", "--to", name)
+    status, found = decoded(plugin, *command, "--port", str(PORT + 1))
     assert (status, found["verdict"]) == (1, "drop")
     assert found["target"]["pod"] == "web"
 

@@ -1,48 +1,15 @@
 """What `podgate status` prints about the kubelet and about modes."""
 
-import datetime
-
 import msgspec
 import pytest
 
 from agent.admin.report import (
     AgentReport,
-    PodSourceStatus,
     PodStatus,
-    RawSocketStatus,
-    RelayStatus,
 )
 from agent.cli.output import Screen
 from agent.cli.views import status
-
-REPORT = AgentReport(
-    version="1",
-    pid=1,
-    started=datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
-    source_hash="0" * 16,
-    attachment="tcx",
-    programs="pinned",
-    load_ms=1.0,
-    is_synced=True,
-    kubelet="/system.slice/kubelet.service",
-    kubelet_problem="",
-    http_address="127.0.0.1:9650",
-    hooks=[],
-    pod_source=PodSourceStatus(pods_from="manifests"),
-    node_drops={},
-    raw_sockets=RawSocketStatus(mode="audit", problem="", sources=[]),
-    relay=RelayStatus(
-        is_up=False,
-        problem="",
-        restarts=0,
-        connections=0,
-        held_syns=0,
-        is_bypassed=False,
-        unknown_address=0,
-        gates=[],
-    ),
-    pods=[],
-)
+from tests.agent.kubectl.reporting import REPORT
 
 
 def shown(report: AgentReport, capsys: pytest.CaptureFixture[str]) -> str:
