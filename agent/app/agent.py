@@ -1,40 +1,35 @@
 """One agent: sources, gates, probes, relay, conditions and endpoints, put together."""
 
 import asyncio
-import contextlib
 import functools
 import gc
-import os
 from collections.abc import Awaitable, Callable, Iterator
-from types import ModuleType
 
 import structlog
 
 from agent import VERSION, tasks
 from agent.api.podinfo.service import PodInfoService
-from agent.app import network_managers, watchdog
+from agent.app import component_metrics, network_managers, watchdog
 from agent.app.cluster_metrics import ClusterCollector
 from agent.app.cluster_outputs import ClusterOutputs
-from agent.app.component_metrics import Check, ComponentCollector
+from agent.app.component_metrics import ComponentCollector
+from agent.app.drop_reporting import DropReporting
 from agent.app.exporter import Exporter
 from agent.app.gate_metrics import GateCollector
 from agent.app.handover import Handover, Turn
 from agent.app.isolation_conditions import IsolationConditions
 from agent.app.kernel_metrics import KernelCollector
+from agent.app.kubelet_access import KubeletAccess
 from agent.app.listeners import Listeners
 from agent.app.loop_lag import LoopLag
 from agent.app.node_reporter import NodeReporter
-from agent.app.open_ports import OpenPorts
 from agent.app.readiness import Readiness
 from agent.app.reconciler import Reconciler
 from agent.app.reports import Reports
+from agent.app.servers import Servers
 from agent.cni import installer
 from agent.cni.publisher import CniStatePublisher
 from agent.default_deny.controller import DefaultDenyController
-from agent.drops.events import DropEventLog
-from agent.drops.history import FLOWS_FILE, SourceHistory
-from agent.drops.raw_sockets import RawSocketSources
-from agent.drops.source_processes import NAMES_FILE, SourceProcesses
 from agent.gates.address_claims import AddressAuthority
 from agent.gates.chain_order import ChainOrder
 from agent.gates.existing_flows import ExistingFlows
@@ -49,10 +44,6 @@ from agent.gates.pod_gates import PodGates
 from agent.gates.worker import GateWorker
 from agent.kube.client import ApiClient
 from agent.kube.node_report import NodeStatus
-from agent.kubelet.admission import KubeletAdmission
-from agent.kubelet.host_probes import KubeletHostProbes
-from agent.kubelet.identity import KubeletIdentity
-from agent.kubelet.search import KubeletCgroup
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.link_monitor import LinkMonitor
 from agent.linux.pod_network import PodNetworkReader
@@ -81,8 +72,6 @@ from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import RelaySupervisor
 from bpf import pins
 from bpf.attachment import Attachment
-from bpf.drop_sources import DropSources
-from bpf.host_probes import HostProbes
 from bpf.replies import ReplyTables
 from bpf.rule_hits import RuleHits
 
@@ -93,9 +82,6 @@ log = structlog.get_logger(__name__)
 # messages mark pods within milliseconds, and lost messages are reported, so a resync repairs what
 # nothing reports, such as filters that another program removes.
 _RESYNC_SECONDS = {Attachment.TCX: 300.0, Attachment.CLSACT: 30.0}
-
-# While a source of pods is not available, health checks, metrics and PodInfo are, after this time.
-_FIRST_GATES_SECONDS = 1.0
 
 
 class Agent:
@@ -210,13 +196,14 @@ class Agent:
             store=self._store,
             stats=connections,
         )
-        self._kubelet_admission = KubeletAdmission(
-            settings.kubelet,
-            gate_worker.config,
-            gate_worker.kubelet_unit,
-            has_connect_hooks=lambda: gate_worker.has_connect_hooks,
+        self._kubelet = KubeletAccess(
+            settings,
+            gate_worker,
+            store=self._store,
+            events=events,
+            default_deny=self._default_deny,
+            on_changed=self._on_kubelet,
         )
-        self._kubelet = KubeletIdentity(settings.kubelet, self._on_kubelet)
         self._off_switch = OffSwitch(
             gate_worker,
             self._modes,
@@ -224,20 +211,7 @@ class Agent:
             host_devices=host_devices,
             on_changed=self._on_switched,
         )
-        self._open_ports = OpenPorts(
-            store=self._store,
-            events=events,
-            kubelet=self._kubelet,
-            admission=self._kubelet_admission,
-        )
-        self._host_probes = KubeletHostProbes(
-            HostProbes(gate_worker.loaded),
-            settings.kubelet_host_probes,
-            store=self._store,
-            kubelet=self._kubelet,
-            has_connect_hooks=lambda: gate_worker.has_connect_hooks,
-        )
-        self._isolation = IsolationConditions(self._store, self._relays, self._open_ports)
+        self._isolation = IsolationConditions(self._store, self._relays, self._kubelet.open_ports)
         self._probing = ProbeManager(
             self._store,
             pins.Pins(settings.bpffs),
@@ -247,36 +221,14 @@ class Agent:
         )
         self._existing_flows = ExistingFlows(
             store=self._store,
-            kubelet_cgroup=self._kubelet_cgroup,
+            kubelet_cgroup=lambda: self._kubelet.cgroup,
             replies=ReplyTables(gate_worker.loaded),
             closes=settings.close_existing_flows,
         )
         self._heartbeat = Heartbeat(
             gate_worker.config, cgroup2=cgroup, dead_man_hours=settings.dead_man_hours
         )
-        drop_sources = DropSources(gate_worker.loaded)
-        self._source_processes = SourceProcesses(
-            drop_sources,
-            state=state / NAMES_FILE,
-            store=self._store,
-            labels=labels,
-        )
-        self._history = SourceHistory(
-            drop_sources,
-            self._source_processes,
-            state=state / FLOWS_FILE,
-            store=self._store,
-            labels=labels,
-        )
-        self._raw_sockets = RawSocketSources(
-            gate_worker.raw_socket_policy,
-            settings.raw_sockets,
-            gate_worker.config,
-            self._source_processes,
-        )
-        self._drop_events = DropEventLog(
-            gate_worker.events, sources=self._source_processes, store=self._store
-        )
+        self._drops = DropReporting(settings, gate_worker, store=self._store, labels=labels)
         self._cni_status = installer.PluginStatus()
         self._loop_lag = LoopLag()
         exporter = Exporter(
@@ -289,12 +241,10 @@ class Agent:
                 PodCollector(self._store),
                 metrics,
                 self._existing_flows,
-                self._drop_events,
+                *self._drops.collectors,
                 self._probing,
                 RelayCollector(self._relays, connections),
-                self._kubelet_admission,
-                self._host_probes,
-                self._raw_sockets,
+                *self._kubelet.collectors,
                 self._loop_lag,
             ),
         )
@@ -306,19 +256,19 @@ class Agent:
             gate_worker=gate_worker,
             reconciler=self._reconciler,
             isolation=self._isolation,
-            open_ports=self._open_ports,
+            open_ports=self._kubelet.open_ports,
             policy=self._policy,
             relays=self._relays,
             connections=connections,
             probing=self._probing,
             existing_flows=self._existing_flows,
-            kubelet=self._kubelet,
-            kubelet_admission=self._kubelet_admission,
-            source_processes=self._source_processes,
-            history=self._history,
+            kubelet=self._kubelet.identity,
+            kubelet_admission=self._kubelet.admission,
+            source_processes=self._drops.source_processes,
+            history=self._drops.history,
             node=settings.node_name or "",
-            raw_sockets=self._raw_sockets,
-            drop_events=self._drop_events,
+            raw_sockets=self._drops.raw_sockets,
+            drop_events=self._drops.events,
             metrics=exporter,
             handover=handover,
             remains=self._remains,
@@ -328,7 +278,7 @@ class Agent:
             self._reports.unready_reason,
             is_take_over=turn.is_take_over,
         )
-        self._pod_info = PodInfoService(
+        pod_info = PodInfoService(
             settings.run_directory,
             pods=self._store.desired_pods,
             conditions_of=self._store.conditions.of,
@@ -345,7 +295,15 @@ class Agent:
         exporter.add_refreshed(
             ComponentCollector(
                 gate_worker,
-                self._component_checks(cluster),
+                component_metrics.checks(
+                    gate_worker=gate_worker,
+                    default_deny=self._default_deny,
+                    relays=self._relays,
+                    policy=self._policy,
+                    cni_status=self._cni_status if settings.cni_conf_directory else None,
+                    cluster=cluster,
+                    outputs=self._outputs,
+                ),
                 unready_reason=self._reports.unready_reason,
                 turns=lambda: handover.turns,
             )
@@ -353,7 +311,16 @@ class Agent:
         if cluster and self._outputs:
             exporter.add(ClusterCollector(cluster, self._outputs))
         if settings.feature_gates.pod_info_api:
-            exporter.add(self._pod_info)
+            exporter.add(pod_info)
+        self._servers = Servers(
+            settings,
+            listeners,
+            reports=self._reports,
+            pod_info=pod_info,
+            synced=self._store.synced,
+            api=api,
+            attachment=gate_worker.gates.attachment,
+        )
 
     async def run(self) -> bool:
         """Serve until SIGTERM or SIGINT, or until another agent takes over: whether one does.
@@ -374,7 +341,7 @@ class Agent:
         await self._off_switch.open()
         # Before gates use new maps, in which it is unknown: those that are taken over, and those
         # that podgate-cni attaches.
-        await self._kubelet.refresh()
+        await self._kubelet.identity.refresh()
         self._cni_state.open()
         await self._default_deny.open(await worker.run(worker.gates.installed))
         await asyncio.to_thread(network_managers.exclude_relay)
@@ -398,61 +365,6 @@ class Agent:
         log.info(Event.HANDED_OVER if has_handed_over else Event.AGENT_STOPPED, gates=gates)
         return has_handed_over
 
-    async def _wait_for_first_gates(self) -> None:
-        """What is not needed for gates starts after them; it takes the event loop's time."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FIRST_GATES_SECONDS):
-                await self._store.synced.wait()
-
-    async def _serve_pod_info(self) -> None:
-        await self._wait_for_first_gates()
-        await self._pod_info.run()
-
-    async def _serve(self) -> None:
-        """Serve HTTP; its server's modules take 0.1 s."""
-        await self._wait_for_first_gates()
-        http_server = await asyncio.to_thread(_import_http_server)
-        # What is allocated by now stays; a full collection of it would block the loop for 20 ms.
-        gc.collect()
-        gc.freeze()
-        async with http_server.serve(self._reports, self._listeners):
-            log.info(
-                Event.AGENT_STARTED,
-                version=VERSION,
-                pid=os.getpid(),
-                http=self._reports.http_address,
-                attachment=self._gate_worker.gates.attachment.value,
-            )
-            await asyncio.Event().wait()
-
-    async def _serve_metrics(self) -> None:
-        await self._wait_for_first_gates()
-        remote_metrics = await asyncio.to_thread(_import_remote_metrics)
-        assert self._api is not None  # `podgate run` requires it
-        sockets, certificate = self._listeners.metrics, self._settings.metrics_certificate
-        page = remote_metrics.StatusPage(self._reports)
-        await remote_metrics.RemoteMetrics(
-            self._reports, self._api, sockets, certificate, page=page
-        ).run()
-
-    def _component_checks(self, cluster: ClusterSource | None) -> dict[str, Check]:
-        """For `ComponentCollector`."""
-        table, relays, worker = self._default_deny, self._relays, self._gate_worker
-        checks: dict[str, Check] = {
-            "hooks": lambda: worker.has_connect_hooks if worker.is_attached else None,
-            "default_deny": lambda: table.is_installed if table.is_desired else None,
-            "relay": lambda: relays.is_up if relays.is_needed else None,
-            "policies": lambda: not self._policy.problems,
-        }
-        if self._settings.cni_conf_directory:
-            checks["cni_plugin"] = lambda: self._cni_status.is_installed
-        outputs = self._outputs
-        if cluster and outputs:
-            checks["api_server"] = lambda: not outputs.api_problems
-            checks["runtime"] = lambda: not cluster.sandboxes.problem
-            checks["kubelet_pods_api"] = lambda: cluster.kubelet_pods.is_connected
-        return checks
-
     def _node_status(self) -> NodeStatus | None:
         policies = self._policy.node_policies()
         return NodeStatus(VERSION, policies) if policies else None
@@ -468,13 +380,11 @@ class Agent:
         yield "readiness", self._readiness.run
         yield "heartbeat", self._heartbeat.run
         yield "default-deny", self._default_deny.run
-        yield "kubelet", self._kubelet.run
+        yield from self._kubelet.tasks()
         yield "netlink", links.run
         yield "reconciler", self._reconciler.run
         yield "grace-periods", self._grace_periods.run
         yield "isolation", self._isolation.run
-        yield "open-ports", self._open_ports.run
-        yield "host-probes", self._host_probes.run
         yield "path-tests", self._path_tester.run
         yield "chain-order", self._chain_order.run
         yield "existing-flows", self._existing_flows.run
@@ -485,21 +395,14 @@ class Agent:
         yield "off-file", self._off_file.run
         yield "off-switch", self._off_switch.run
         yield "cni-state", self._cni_state.run
-        yield "source-processes", self._source_processes.run
-        yield "source-history", self._history.run
-        yield "raw-sockets", self._raw_sockets.run
-        yield "drop-events", self._drop_events.run
+        yield from self._drops.tasks()
         yield "loop-lag", self._loop_lag.run
         yield "relays", self._relays.run
-        yield "http", self._serve
-        if self._listeners.metrics:
-            yield "metrics", self._serve_metrics
+        yield from self._servers.tasks()
         if self._outputs:
             yield "outputs", self._outputs.run
         if self._node_reporter:
             yield "node-report", self._node_reporter.run
-        if self._settings.feature_gates.pod_info_api:
-            yield "podinfo", self._serve_pod_info
         if self._callees and API_SERVER not in self._settings.disabled_default_rules:
             yield "callees of the API server", self._callees.run
         if self._policy.is_enabled:
@@ -516,22 +419,15 @@ class Agent:
     def _on_switched(self) -> None:
         self._injectable.hint()
         # The kernel follows it again.
-        self._on_kubelet(self._kubelet.current)
+        self._kubelet.write_again()
 
     def _on_overrun(self) -> None:
         log.warning(Event.NETLINK_OVERRUN)
         self._store.mark_all()
         self._injectable.hint()
 
-    def _on_kubelet(self, found: KubeletCgroup | None) -> None:
-        admission = self._kubelet_admission
-        admission.update(
-            found, is_rejected=self._kubelet.is_rejected, is_overdue=self._kubelet.is_overdue
-        )
-        self._default_deny.set_kubelet(found, admission.priority, has_cgroup=admission.has_cgroup)
+    def _on_kubelet(self) -> None:
         self._existing_flows.hint()
-        self._open_ports.hint()
-        self._host_probes.hint()
 
     def _remains(self) -> list[str]:
         """What podgate has in force on the node, by kind; nothing once it is off."""
@@ -541,19 +437,3 @@ class Agent:
         if self._relays.is_up:
             remains.append("relay")
         return remains
-
-    def _kubelet_cgroup(self) -> int:
-        current = self._kubelet.current
-        return current.id if current else 0
-
-
-def _import_http_server() -> ModuleType:
-    from agent.app import http_server
-
-    return http_server
-
-
-def _import_remote_metrics() -> ModuleType:
-    from agent.app import remote_metrics
-
-    return remote_metrics

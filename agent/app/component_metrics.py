@@ -4,8 +4,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import core
 
+from agent.app.cluster_outputs import ClusterOutputs
+from agent.cni.installer import PluginStatus
+from agent.default_deny.controller import DefaultDenyController
 from agent.gates.worker import GateWorker
 from agent.metrics import MetricFamily, labelled, single
+from agent.policy.controller import PolicyController
+from agent.sources.cluster import ClusterSource
+from agent.strict.supervisor import RelaySupervisor
 
 COMPONENT_UP = MetricFamily(
     "podgate_component_up",
@@ -34,6 +40,32 @@ TURNS = MetricFamily(
 
 Check = Callable[[], bool | None]
 """Whether a component works; None where it is not needed."""
+
+
+def checks(
+    *,
+    gate_worker: GateWorker,
+    default_deny: DefaultDenyController,
+    relays: RelaySupervisor,
+    policy: PolicyController,
+    cni_status: PluginStatus | None,
+    cluster: ClusterSource | None,
+    outputs: ClusterOutputs | None,
+) -> dict[str, Check]:
+    """By component. cni_status, cluster, outputs: None where the node has none."""
+    found: dict[str, Check] = {
+        "hooks": lambda: gate_worker.has_connect_hooks if gate_worker.is_attached else None,
+        "default_deny": lambda: default_deny.is_installed if default_deny.is_desired else None,
+        "relay": lambda: relays.is_up if relays.is_needed else None,
+        "policies": lambda: not policy.problems,
+    }
+    if cni_status:
+        found["cni_plugin"] = lambda: cni_status.is_installed
+    if cluster and outputs:
+        found["api_server"] = lambda: not outputs.api_problems
+        found["runtime"] = lambda: not cluster.sandboxes.problem
+        found["kubelet_pods_api"] = lambda: cluster.kubelet_pods.is_connected
+    return found
 
 
 class ComponentCollector:
