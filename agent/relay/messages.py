@@ -33,6 +33,48 @@ OPEN_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1,
 """Upper bounds, in seconds, of connect durations; longer ones are in no bucket."""
 
 
+AnswerOutcome = Literal[
+    "healthy",  # answered: 200, SERVING or accept
+    "unhealthy",  # answered: 503, NOT_SERVING or RST
+    "no_verdict",  # proxied: no verdict yet, or it was withdrawn
+    "stale",  # proxied: the verdict has ended
+    "not_probe",  # proxied: not the probe, or it did not arrive in time
+]
+"""The result of a connection to a port with answers."""
+
+
+class HttpRequest(msgspec.Struct, frozen=True, tag=True):
+    """The kubelet's http probe, byte for byte. A request with any other byte is proxied."""
+
+    sent: bytes
+    """Request line, headers in the order of Go's client, and the empty line after them: from
+    `probes.protocols.http1.request_bytes`."""
+
+
+class GrpcRequest(msgspec.Struct, frozen=True, tag=True):
+    """The kubelet's gRPC probe: Check of grpc.health.v1.Health (pkg/probe/grpc/grpc.go)."""
+
+    service: str
+
+
+class TcpConnect(msgspec.Struct, frozen=True, tag=True):
+    """The kubelet's tcp probe: a connection without data. Only for a port to which the kubelet
+    connects for nothing else; it is the only answer of its port."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A probe of the kubelet that is answered with podgate's verdict instead of proxied."""
+
+    id: int
+    """The agent's number for it; verdicts contain it. Unique within its target."""
+    port: int
+    request: HttpRequest | GrpcRequest | TcpConnect
+    needs_pod: bool = True
+    """Whether the kubelet may connect to the port for something else: a proxied probe, a hook, a
+    redirect. Then a SYN is held until the pod accepts, so that a closed port still rejects it.
+    Otherwise the port need not be open. Ignored for `TcpConnect`."""
+
+
 class RelayTargetSpec(msgspec.Struct, frozen=True):
     """One address of a pod's sandbox, and the ports that the kubelet may reach."""
 
@@ -50,6 +92,8 @@ class RelayTargetSpec(msgspec.Struct, frozen=True):
     admits_translated: bool = False
     """Whether the pod's gate admits the kubelet beside the relay, if it connects to an address that
     is translated to the pod's."""
+    answers: tuple[Answer, ...] = ()
+    """Probes to answer. An answer that differs from the previous one of its id has no verdict."""
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):
@@ -74,6 +118,26 @@ class SetTargets(msgspec.Struct, frozen=True, tag=True):
 
     revision: int
     targets: tuple[RelayTargetSpec, ...]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The result of podgate's latest check of one probe, without any threshold: the kubelet applies
+    its own to the answers."""
+
+    target_key: str
+    answer_id: int
+    is_healthy: bool
+    reason: str
+    """One sentence; the body of the answer to an http probe."""
+    ends_ns: int | None
+    """When it becomes stale: start of the check, plus period and timeout; CLOCK_BOOTTIME, which
+    counts the time in suspend and no steps of the wall clock. None withdraws the verdict."""
+
+
+class SetVerdicts(msgspec.Struct, frozen=True, tag=True):
+    """Changed verdicts; the others stay. Those of unknown targets or answers are ignored."""
+
+    entries: tuple[Verdict, ...]
 
 
 class Engage(msgspec.Struct, frozen=True, tag=True):
@@ -133,6 +197,15 @@ class OutcomeSample(msgspec.Struct, frozen=True):
     """Number of durations in each bucket of OPEN_BUCKETS; not cumulative."""
 
 
+class AnswerSample(msgspec.Struct, frozen=True):
+    """Connections to one port with answers of one target, since the last report."""
+
+    key: str
+    port: int
+    outcome: AnswerOutcome
+    count: int
+
+
 class RelayReport(msgspec.Struct, frozen=True, tag=True):
     """The relay's load, and the outcomes since the last report."""
 
@@ -143,9 +216,11 @@ class RelayReport(msgspec.Struct, frozen=True, tag=True):
     is_full: bool
     """Whether connects bypass the relay because it has no capacity left."""
     samples: tuple[OutcomeSample, ...]
+    """Connections that were answered are not among them."""
+    answers: tuple[AnswerSample, ...] = ()
 
 
-ToRelay = Configure | PairReady | SetTargets | Engage | Release
+ToRelay = Configure | PairReady | SetTargets | SetVerdicts | Engage | Release
 FromRelay = (
     NetnsReady | RelayReady | TargetsApplied | Engaged | RelayFailed | RelayWarning | RelayReport
 )
