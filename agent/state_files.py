@@ -93,6 +93,10 @@ class StateSaver:
         """The content has changed."""
         self._changed.set()
 
+    async def save(self) -> None:
+        """Write now, and return when it is written."""
+        await asyncio.to_thread(self._write, *self._next())
+
     async def run(self) -> None:
         """Write after each change until cancelled; then once more if a change is not written."""
         try:

@@ -24,20 +24,33 @@ _Key = tuple[str, str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ServicesSnapshot:
-    """One revision. services: encoded, sorted by namespace and name; shared between revisions.
+class SavedRevision:
+    """The revision of a previous agent whose objects are in the saved file, and when it wrote them.
 
-    saved_at: when a previous agent saved it; None if the API server has confirmed it since.
+    The file may lack what that agent published afterwards, and lacks nothing of it before.
     """
 
     instance_id: int
     rev: int
-    saved_at: datetime.datetime | None
+    saved_at: datetime.datetime
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServicesSnapshot:
+    """One revision. services: encoded, sorted by namespace and name; shared between revisions.
+
+    saved: where its objects are from; None if the API server has confirmed them since.
+    """
+
+    instance_id: int
+    rev: int
+    saved: SavedRevision | None
     services: tuple[bytes, ...]
 
     def messages(self) -> Iterator[bytes]:
         """The stream's items, encoded."""
-        yield stream_items.header(self.instance_id, self.rev, self.saved_at)
+        saved_at = self.saved.saved_at if self.saved else None
+        yield stream_items.header(self.instance_id, self.rev, saved_at)
         yield from stream_items.parts(self.services)
         yield stream_items.end(len(self.services))
 
@@ -59,8 +72,8 @@ class ServicePublisher(SnapshotPublisher[ServicesSnapshot]):
         self._encoded: dict[_Key, bytes] = {}
         self._order: list[_Key] | None = []
         self._dirty: dict[_Key, None] = {}
-        self._saved_at: datetime.datetime | None = None
-        self._published_saved_at: datetime.datetime | None = None
+        self._saved: SavedRevision | None = None
+        self._published_saved: SavedRevision | None = None
 
     def set_service(self, old: objects.ApiService | None, new: objects.ApiService | None) -> None:
         """A service was added, changed or deleted."""
@@ -90,10 +103,18 @@ class ServicePublisher(SnapshotPublisher[ServicesSnapshot]):
             for key in self._services:
                 self._mark(key)
 
-    def set_saved_at(self, saved_at: datetime.datetime | None) -> None:
-        """When a previous agent saved the objects; None once the API server has sent them."""
-        self._saved_at = saved_at
+    def set_saved(self, saved: SavedRevision | None) -> None:
+        """Where the objects are from; None once the API server has sent them."""
+        self._saved = saved
         self.hint()
+
+    def is_newer(self, instance_id: int, rev: int) -> bool:
+        """A saved state is not newer than what the same agent published after it was saved: a proxy
+        would remove services that were added meanwhile, and connections to them would hang."""
+        saved = self.snapshot.saved if self.snapshot else None
+        if saved is not None and instance_id == saved.instance_id and rev > saved.rev:
+            return False
+        return super().is_newer(instance_id, rev)
 
     def pod_changed(self, keys: frozenset[str]) -> None:
         """The readiness of the pod with this uid and these addresses has changed."""
@@ -134,8 +155,8 @@ class ServicePublisher(SnapshotPublisher[ServicesSnapshot]):
         self.hint(is_urgent=is_urgent)
 
     async def _refresh(self) -> bool:
-        is_changed = self._saved_at != self._published_saved_at
-        self._published_saved_at = self._saved_at
+        is_changed = self._saved != self._published_saved
+        self._published_saved = self._saved
         until = time.monotonic() + _STRETCH_SECONDS
         while self._dirty:
             key = next(iter(self._dirty))
@@ -175,6 +196,6 @@ class ServicePublisher(SnapshotPublisher[ServicesSnapshot]):
         return ServicesSnapshot(
             self.instance_id,
             self.rev,
-            self._published_saved_at,
+            self._published_saved,
             tuple(self._encoded[key] for key in self._order),
         )

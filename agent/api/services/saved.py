@@ -13,10 +13,16 @@ _FORMAT = 1
 
 
 class SavedServices(msgspec.Struct, kw_only=True):
-    """The file's content. saved_at: when this was complete; versions: to continue the watches."""
+    """The file's content. saved_at: when this was complete; versions: to continue the watches.
+
+    instance_id, rev: the newest revision that had been published by then; 0 in files of agents that
+    did not save it.
+    """
 
     format: int = _FORMAT
     saved_at: datetime.datetime
+    instance_id: int = 0
+    rev: int = 0
     zone: str
     """Of the node."""
     services: list[ApiService]

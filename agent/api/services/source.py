@@ -13,7 +13,7 @@ from agent.api import server as servers
 from agent.api.services import saved
 from agent.api.services.local_readiness import LocalReadiness
 from agent.api.services.objects import ZONE_LABEL, ApiService, EndpointSlice
-from agent.api.services.publisher import ServicePublisher
+from agent.api.services.publisher import SavedRevision, ServicePublisher
 from agent.api.services.saved import SavedServices
 from agent.api.services.server import ServicesServer
 from agent.kube.client import ApiClient
@@ -82,6 +82,7 @@ class ServiceEndpoints:
             for watcher in (self.services, self.slices):
                 tasks.start(group, f"watch of {watcher.query.name}", watcher.run)
             tasks.start(group, "saved services", self._saver.run)
+            tasks.start(group, "revisions to save", self._save_revisions)
             tasks.start(group, "revisions of service endpoints", self.publisher.run)
             tasks.start(group, "zone of the node", self._follow_zone)
             tasks.start(
@@ -120,7 +121,7 @@ class ServiceEndpoints:
             self.publisher.set_slice(None, each)
         self._held = []
         self.publisher.set_zone(found.zone)
-        self.publisher.set_saved_at(found.saved_at)
+        self.publisher.set_saved(SavedRevision(found.instance_id, found.rev, found.saved_at))
         self.publisher.complete()
         log.info(Event.SAVED_SERVICES_RESTORED, services=len(found.services))
 
@@ -135,17 +136,21 @@ class ServiceEndpoints:
             self._held.append(change)
             return
         change()
-        if self._is_synced:
-            self._saver.mark()
 
-    @property
-    def _is_synced(self) -> bool:
-        watchers = (self._nodes, self.services, self.slices)
-        return all(watcher.synced.is_set() for watcher in watchers)
+    async def _save_revisions(self) -> None:
+        """Have each revision of the API server's objects saved."""
+        rev = 0
+        while True:
+            snapshot = await self.publisher.wait_newer(self.publisher.instance_id, rev)
+            rev = snapshot.rev
+            if snapshot.saved is None:
+                self._saver.mark()
 
     def _content(self) -> SavedServices:
         return SavedServices(
             saved_at=datetime.datetime.now(datetime.UTC),
+            instance_id=self.publisher.instance_id,
+            rev=self.publisher.rev,
             zone=self._zone(),
             services=list(self.services.objects.values()),
             services_version=self.services.version,
@@ -161,11 +166,12 @@ class ServiceEndpoints:
         # A state is never partial, and never has the endpoints of another zone.
         for watcher in (self._nodes, self.services, self.slices):
             await watcher.synced.wait()
+        # Before a client gets a revision of this agent, so that the next agent can compare the two.
+        await self._saver.save()
         held, self._held = self._held or [], None
         for change in held:
             change()
-        self.publisher.set_saved_at(None)
-        self._saver.mark()
+        self.publisher.set_saved(None)
         while True:
             self.publisher.set_zone(self._zone())
             self.publisher.complete()

@@ -36,6 +36,10 @@ from tests.agent.kube.conftest import api, kubeconfig, listening, opened, server
 __all__ = ["api", "kubeconfig", "listening", "server"]
 
 
+Position = tuple[int, int]
+"""Instance id and revision."""
+
+
 class Node:
     """One node's service endpoints, from an API server of the test's own."""
 
@@ -209,6 +213,69 @@ async def test_saved_services_are_replaced_by_one_complete_state(
         assert sorted(found) == ["other", "web"]
         assert len(targets(found["web"].ports[0])) == 2
         assert not node.is_saved
+
+
+async def outlive_its_file(server: ApiServer, kubeconfig: str, directory: pathlib.Path) -> Position:
+    """An agent is killed right after it has published a service; what its clients have."""
+    async with opened(kubeconfig) as api, Node(api, directory).running() as node:
+        await node.newest()
+        server.put(service_json("later"), path=SERVICES.path)
+        while "later" not in await node.newest():
+            pass
+        written = (directory / "state" / "services.json").read_bytes()
+    # An agent that is not killed saves when it ends.
+    (directory / "state" / "services.json").write_bytes(written)
+    assert b"later" not in written
+    return node.endpoints.publisher.instance_id, node.rev
+
+
+async def test_client_keeps_services_that_a_killed_agent_has_not_saved(
+    listening: pathlib.Path,
+    kubeconfig: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agent.api.services.source._SAVE_SECONDS", 3600.0)
+    server = ApiServer()
+    async with server.running(listening):
+        await put_all(server, kubeconfig, tmp_path)
+        position = await outlive_its_file(server, kubeconfig, tmp_path)
+    async with opened(kubeconfig) as api, Node(api, tmp_path).running() as node:
+        assert list(await node.newest()) == ["web"]
+        assert node.is_saved
+        async with grpc.aio.insecure_channel(node.target) as channel:
+            asking = asyncio.create_task(request(channel, *position))
+            await asyncio.sleep(0.3)
+            assert not asking.done()
+            async with server.running(listening):
+                items = await asking
+        assert [one.name for item in items for one in item.services.items] == ["later", "web"]
+        assert not items[0].HasField("saved_at")
+
+
+async def test_client_with_the_saved_services_gets_readiness_of_local_pods(
+    listening: pathlib.Path, kubeconfig: str, tmp_path: pathlib.Path
+) -> None:
+    server = ApiServer()
+    put_node(server)
+    server.put(service_json(), path=SERVICES.path)
+    put_web(server, HERE, AWAY)
+    async with (
+        server.running(listening),
+        opened(kubeconfig) as api,
+        Node(api, tmp_path).running() as node,
+    ):
+        await node.newest()
+    position = node.endpoints.publisher.instance_id, node.rev
+    async with opened(kubeconfig) as api, Node(api, tmp_path).running() as node:
+        node.endpoints.set_pod("web-pod", PodReports(of_api=pod()))
+        now = datetime.datetime.now(datetime.UTC)
+        node.endpoints.condition_changed("web-pod", condition(now, "ProbeFailing"))
+        await node.newest()
+        async with grpc.aio.insecure_channel(node.target) as channel:
+            items = await request(channel, *position)
+        (web_service,) = [one for item in items for one in item.services.items]
+        assert targets(web_service.ports[0]) == ["198.19.0.2:8080"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"format": 2}'])
