@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from probes.engine import passing, prober, queue
+from probes.engine.checks import Check, boot_clock_ns, check_of
 from probes.engine.joint import Cancellable
 from probes.engine.slots import PodSlots, Slot
 from probes.engine.spreading import Spread
@@ -22,7 +23,7 @@ from probes.netns import Netns
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.definitions import Exec
 
-__all__ = ["ProbeKey", "ProbeState", "ProbedContainer", "ProbedPod", "Scheduler"]
+__all__ = ["Check", "ProbeKey", "ProbeState", "ProbedContainer", "ProbedPod", "Scheduler"]
 
 MESSAGE_MAX_CHARS = 1024
 """How much of an outcome's text is kept (the kubelet cuts Events at the same length)."""
@@ -53,9 +54,10 @@ class Scheduler:
 
     on_result: called with the new result when the result that counts changes; not for the initial
     result of a new pod. on_probe: called for each finished probe, prober errors too (`error` is
-    set: they are in none of the kubelet's counts). on_delay: called with the seconds between each
-    probe's scheduled and actual start. spread_seconds: first probes within this time after creation
-    are spread evenly over it, for an agent that starts on a full node; others start at once.
+    set: they are in none of the kubelet's counts). on_check: called for each finished check of an
+    answered probe but prober errors. on_delay: called with the seconds between each probe's
+    scheduled and actual start. spread_seconds: first probes within this time after creation are
+    spread evenly over it, for an agent that starts on a full node; others start at once.
     """
 
     def __init__(
@@ -63,19 +65,23 @@ class Scheduler:
         *,
         on_result: Callable[[ProbeKey, ProbeResult], None],
         on_probe: Callable[[ProbeKey, ProbeOutcome], None],
+        on_check: Callable[[Check], None] | None = None,
         on_delay: Callable[[float], None] | None = None,
         max_in_flight: int = queue.MAX_IN_FLIGHT,
         spread_seconds: float = 0.0,
         starter: Starter | None = None,
         wall_clock: Callable[[], float] = time.time,
+        boot_clock_ns: Callable[[], int] = boot_clock_ns,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_result = on_result
         self._on_probe = on_probe
+        self._on_check = on_check
         self._on_delay = on_delay
         self._spread = Spread(self._loop.time, spread_seconds)
         self.starter: Starter = starter or prober.Prober(self._loop)
         self._wall_clock = wall_clock
+        self._boot_clock_ns = boot_clock_ns
         self._pods: dict[str, PodSlots] = {}
         self._due = queue.DueQueue(self._loop, self._start_due, max_in_flight=max_in_flight)
         self._closed = self._loop.create_future()
@@ -97,6 +103,7 @@ class Scheduler:
         changes: a restarted container's.
         """
         pod = self._pods.get(target.uid)
+        has_moved = pod is not None and pod.target.addresses != target.addresses
         plans = {
             key: (probe, prober.plan(probe, target.addresses))
             for key, probe in desired_probes(target)
@@ -113,7 +120,7 @@ class Scheduler:
                     self._drop(slot)
                 worker = Worker(key.type, probe, first_at=self._spread.next())
                 pod.slots[key] = Slot(key, worker, plan, target.netns)
-            elif slot.netns != target.netns or slot.plan != plan:
+            elif slot.netns != target.netns or has_moved:
                 self._stop_run(slot)
                 slot.plan, slot.netns = plan, target.netns
         self._observe(pod)
@@ -214,9 +221,13 @@ class Scheduler:
                     self._stop_run(slot)
                     slot.outcome = None
                 before = worker.cached
+                started = self._has_started(pod, target)
+                if type is ProbeType.STARTUP and worker.probe.answered:
+                    # The kubelet reads results until one is its own.
+                    started = target.started_by_kubelet
                 worker.observe(
                     container,
-                    started=self._has_started(pod, target),
+                    started=started,
                     deleting=pod.target.deleting,
                     now=now,
                     restored=target.restored.get(type),
@@ -274,6 +285,8 @@ class Scheduler:
 
     def _start_run(self, slot: Slot) -> None:
         slot.worker.start(self._loop.time())
+        if slot.worker.probe.answered:
+            slot.started_ns = self._boot_clock_ns()
         try:
             run = self.starter.start(slot.plan, slot.netns, partial(self._finished, slot))
         except Exception as error:
@@ -308,6 +321,8 @@ class Scheduler:
             if pod is not None:
                 self._observe(pod)
         self._guarded(self._on_probe, slot.key, outcome)
+        if self._on_check is not None and worker.probe.answered and not outcome.error:
+            self._guarded(self._on_check, check_of(slot, outcome))
         self._report(slot, before)
 
     def _report(self, slot: Slot, before: ProbeResult | None) -> None:

@@ -33,6 +33,8 @@ class ProbedContainer(msgspec.Struct, frozen=True):
     """Its `status.containerStatuses[].started`; None: podgate's own startup probe decides."""
     restored: Mapping[ProbeType, ProbeResult] = {}
     """Results of this container id from before the agent's restart."""
+    started_by_kubelet: bool = False
+    """Whether the kubelet reports it as started: it sends no startup probes any more."""
 
 
 class ProbedPod(msgspec.Struct, frozen=True):

@@ -196,6 +196,8 @@ class Worker:
         self._tries = 0
 
     def _count(self, result: ProbeResult) -> None:
+        if self.type is ProbeType.STARTUP and self.cached is ProbeResult.SUCCESS:
+            return  # It has started; further results only answer the kubelet.
         if result is self.run_result:
             self.streak += 1
         else:
@@ -211,6 +213,8 @@ class Worker:
         if self.streak < threshold:
             return
         self.cached = result
+        if self.probe.answered:
+            return  # The kubelet decides, and needs the results that follow.
         if self.type is ProbeType.STARTUP or (
             self.type is ProbeType.LIVENESS and result is ProbeResult.FAILURE
         ):

@@ -66,6 +66,9 @@ class Probe(msgspec.Struct, frozen=True):
     """localhost, podgate's own extension: the pod's 127.0.0.1 and ::1 in place of its addresses."""
     fail_when_listener_closes: bool = False
     """A listener that is confirmed as closed counts as `failure_threshold` failures."""
+    answered: bool = False
+    """In strict the kubelet's own probe of this type gets the latest result of this one. So it
+    keeps running where the kubelet would wait for a restart."""
 
 
 class ContainerPort(msgspec.Struct, frozen=True):

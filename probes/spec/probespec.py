@@ -118,6 +118,7 @@ class ProbeFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     ip_family_policy: IpFamilyPolicy | UnsetType = UNSET
     target: Literal["pod", "localhost"] = "pod"
     fail_when_listener_closes: bool = False
+    answered: bool = False
 
     def __post_init__(self) -> None:
         given = [name for name in ("http", "tcp", "grpc") if getattr(self, name) is not UNSET]
@@ -271,6 +272,7 @@ def _probe(fields: ProbeFields | UnsetType, path: str, named: Mapping[str, int])
         ip_family_policy=None if fields.ip_family_policy is UNSET else fields.ip_family_policy,
         target=fields.target,
         fail_when_listener_closes=fields.fail_when_listener_closes,
+        answered=fields.answered,
     )
 
 

@@ -78,13 +78,16 @@ class Bench:
         self.pods = Pods()
         self.results: list[tuple[str, str, ProbeResult]] = []
         self.probes: list[tuple[str, ProbeOutcome]] = []
+        self.checks: list[scheduler.Check] = []
         self.delays: list[float] = []
         self.scheduler = scheduler.Scheduler(
             on_result=lambda key, result: self.results.append((key.uid, key.type, result)),
             on_probe=lambda key, outcome: self.probes.append((key.uid, outcome)),
+            on_check=self.checks.append,
             on_delay=self.delays.append,
             starter=self.pods,
             wall_clock=asyncio.get_running_loop().time,
+            boot_clock_ns=lambda: round(asyncio.get_running_loop().time() * 1e9),
             max_in_flight=int(settings.pop("max_in_flight", 100)),
             **settings,
         )
