@@ -61,6 +61,7 @@ from agent.policy.controller import PolicyController
 from agent.policy.default_rules import API_SERVER, DefaultRules
 from agent.policy.metrics import PolicyCollector
 from agent.policy.raw_sockets import RawSocketAdmission
+from agent.probing.answered_probes import AnsweredProbes
 from agent.probing.manager import ProbeManager
 from agent.settings import Settings
 from agent.sources.cluster import ClusterSource
@@ -189,12 +190,14 @@ class Agent:
             injectable=self._injectable,
         )
         connections = ConnectionStats(self._store)
+        answered = AnsweredProbes()
         self._relays = RelaySupervisor(
             self._launcher,
             modes=self._modes,
             has_fallback=not settings.strict_without_fallback,
             store=self._store,
             stats=connections,
+            answered=answered,
         )
         self._kubelet = KubeletAccess(
             settings,
@@ -217,6 +220,7 @@ class Agent:
             pins.Pins(settings.bpffs),
             containers=self._source,
             events=events,
+            answered=answered,
             state=state / "probes.json",
         )
         self._existing_flows = ExistingFlows(
@@ -398,6 +402,7 @@ class Agent:
         yield from self._drops.tasks()
         yield "loop-lag", self._loop_lag.run
         yield "relays", self._relays.run
+        yield "verdicts", self._relays.verdicts.run
         yield from self._servers.tasks()
         if self._outputs:
             yield "outputs", self._outputs.run

@@ -18,6 +18,7 @@ from agent.pods.events import PodEvent, PodEvents, kubelet_reports
 from agent.pods.pod import Pod
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
+from agent.probing.answered_probes import AnsweredProbes
 from agent.probing.listeners import ListenerWatch
 from agent.probing.metrics import ProbeMetrics
 from agent.probing.recent import RecentProbes
@@ -54,14 +55,17 @@ class ProbeManager:
         *,
         containers: ContainerSource,
         events: PodEvents,
+        answered: AnsweredProbes,
         state: pathlib.Path | None = None,
     ) -> None:
-        """containers: of all pods, where a runtime lists them; state: the file that keeps results
-        across restarts of the agent; None keeps none.
+        """containers: of all pods, where a runtime lists them; answered: gets the probes that the
+        relay is to answer, and their results; state: the file that keeps results across restarts
+        of the agent; None keeps none.
         """
         self._store = store
         self._containers = containers
         self._events = events
+        self._answered = answered
         self._changes = Subscription()
         store.desired.subscribe(self._changes)
         store.in_force.subscribe(self._changes)
@@ -70,6 +74,7 @@ class ProbeManager:
         self._scheduler = Scheduler(
             on_result=self._on_result,
             on_probe=self._on_probe,
+            on_check=answered.record,
             on_delay=self._metrics.start_delay.observe,
             spread_seconds=_SPREAD_SECONDS,
         )
@@ -121,6 +126,9 @@ class ProbeManager:
             pod = self._with_saved_spec(pod, sandbox)
         self._pods[pod.uid] = pod
         if sandbox and (target := self._target(pod, state, sandbox)):
+            # First, so that the first check finds its place.
+            running = {c.probes.name: c.container_id for c in target.containers if c.running}
+            self._answered.set_pod(pod.uid, pod.spec, state.own_addresses, running)
             self._scheduler.set_pod(target)
             self._probed.add(pod.uid)
             self._save(pod.uid)
@@ -131,6 +139,7 @@ class ProbeManager:
     def remove(self, uid: str) -> None:
         """Stop the pod's probes and forget it."""
         self._scheduler.remove_pod(uid)
+        self._answered.forget(uid)
         self._listeners.forget(uid)
         self._pods.pop(uid, None)
         self._probed.discard(uid)
@@ -260,6 +269,7 @@ class ProbeManager:
             restarts=run.is_restartable,
             started=None if is_startup_ours else bool(container.started_by_kubelet),
             restored=restored,
+            started_by_kubelet=bool(container.started_by_kubelet),
         )
 
     def _on_result(self, key: ProbeKey, result: ProbeResult) -> None:

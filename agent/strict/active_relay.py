@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
+import msgspec
+
 from agent.relay import messages
 from agent.strict.launcher import RelayHandle
 from agent.strict.process import RelayError
@@ -50,6 +52,11 @@ class ActiveRelay:
         self.active_targets = {
             target.key: target for target in targets if target.key not in applied.rejected
         }
+
+    def proxies(self, target: messages.RelayTargetSpec) -> bool:
+        """Whether connections to this target are proxied; answers are no part of that."""
+        active = self.active_targets.get(target.key)
+        return active is not None and msgspec.structs.replace(active, answers=()) == target
 
     def is_silent(self, now: float) -> bool:
         """Whether reports are missing. To be called in each pass; passes within a second count as

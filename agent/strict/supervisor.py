@@ -19,6 +19,7 @@ from agent.pods.changes import Subscription
 from agent.pods.pod_modes import PodModes
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
+from agent.probing.answered_probes import AnsweredProbes
 from agent.relay import messages
 from agent.strict import targets as relay_targets
 from agent.strict.active_relay import CHECK_SECONDS, ActiveRelay
@@ -26,6 +27,7 @@ from agent.strict.launcher import RelayHandle
 from agent.strict.process import RelayError
 from agent.strict.stats import ConnectionStats
 from agent.strict.targets import RelayPlan
+from agent.strict.verdicts import VerdictUpdates
 from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)
@@ -88,22 +90,27 @@ class RelaySupervisor:
         modes: PodModes,
         store: PodStore,
         stats: ConnectionStats,
+        answered: AnsweredProbes,
         has_fallback: bool = True,
     ) -> None:
-        """modes: where strict is the node's default, a relay runs before there are pods;
-        has_fallback: whether gates admit the kubelet while no relay serves; store: pods whose
-        `problem_for` changed are marked there; stats: gets the relays' reports."""
+        """answered: the probes that relays answer; modes: where strict is the node's default, a
+        relay runs before there are pods; has_fallback: whether gates admit the kubelet while no
+        relay serves; store: pods whose `problem_for` changed are marked there; stats: gets the
+        relays' reports."""
         self.has_fallback = has_fallback
         self._launcher = launcher
         self._modes = modes
         self._store = store
         self._stats = stats
+        self._answered = answered
         self._now = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
         self._changes = Subscription(self._wake)
         store.desired.subscribe(self._changes)
         store.in_force.subscribe(self._changes)
         modes.changes.subscribe(self._changes)
+        answered.plans.subscribe(self._changes)
+        self.verdicts = VerdictUpdates(answered, lambda: self._active)
         self._state: _Idle | _Starting | _BackingOff | ActiveRelay = _Idle()
         self._released: dict[RelayHandle, float] = {}
         """Relays that drain their connections, and when they are overdue."""
@@ -121,6 +128,10 @@ class RelaySupervisor:
     def restarts(self) -> int:
         """Number of relay starts after the first, successful or not."""
         return max(0, self._launches - 1)
+
+    @property
+    def _active(self) -> ActiveRelay | None:
+        return self._state if isinstance(self._state, ActiveRelay) else None
 
     @property
     def is_up(self) -> bool:
@@ -155,7 +166,7 @@ class RelaySupervisor:
         for target in desired:
             if rejection := self._state.rejected.get(target.key):
                 return _sentence(f"the relay rejects {target.address}: {rejection}")
-            if self._state.active_targets.get(target.key) != target:
+            if not self._state.proxies(target):
                 return "the relay is not updated yet."
         return None
 
@@ -172,7 +183,8 @@ class RelaySupervisor:
         """Until cancelled: then the relay is released, and drains its connections."""
         try:
             while True:
-                self._plan = relay_targets.plan_of(self._store.states())
+                answers = self._answered.answers
+                self._plan = relay_targets.plan_of(self._store.states(), answers)
                 await self._reconcile()
                 self._publish()
                 await self._wait()
@@ -222,6 +234,7 @@ class RelaySupervisor:
                 await self._launcher.ensure_ranges()
             if serving.applied_targets != self._plan.targets:
                 await serving.set_targets(self._plan.targets)
+                self.verdicts.send_all(serving)
         except RelayError as error:
             await self._abandon(serving, f"the relay failed: {error}")
             return
@@ -240,7 +253,7 @@ class RelaySupervisor:
     async def _start(self) -> None:
         self._state = _Starting(self._state.problem)
         try:
-            self._state = await self._start_relay()
+            self._use(await self._start_relay())
         except RelayError as error:
             self._back_off(f"the relay cannot be started: {error}")
             self._resolve_restarts(error)
@@ -250,7 +263,7 @@ class RelaySupervisor:
     async def _hand_over(self, serving: ActiveRelay) -> None:
         """From one relay to the next; each connect meanwhile reaches one of them."""
         try:
-            self._state = await self._start_relay()
+            self._use(await self._start_relay())
         except RelayError as error:
             log.error(Event.RELAY_HANDOVER_FAILED, error=str(error))
             # The new relay may already have replaced some of its redirects.
@@ -267,6 +280,7 @@ class RelaySupervisor:
         try:
             serving = ActiveRelay(relay, self._now())
             await serving.set_targets(self._plan.targets)
+            self.verdicts.send_all(serving)
             await relay.channel.request(messages.Engage(), messages.Engaged)
         except BaseException:
             await relay.kill()
@@ -277,6 +291,11 @@ class RelaySupervisor:
             rejected_targets=len(serving.rejected),
         )
         return serving
+
+    def _use(self, serving: ActiveRelay) -> None:
+        self._state = serving
+        # Those that changed while it started.
+        self.verdicts.send_all(serving)
 
     def _release(self, relay: RelayHandle) -> None:
         relay.channel.send(messages.Release(_DRAIN_SECONDS))

@@ -6,13 +6,13 @@ that both declare is ambiguous, and redirected to neither; the other ports are r
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from agent.kubelet.admitted_ports import kubelet_rules
 from agent.pods.pod_state import PodState
-from agent.relay.messages import RelayTargetSpec
+from agent.relay.messages import Answer, RelayTargetSpec
 from bpf import rules
 from bpf.verdicts import Mode
 
@@ -28,7 +28,11 @@ class RelayPlan:
     """By pod's uid: one sentence about ambiguous ports."""
 
 
-def plan_of(pods: Iterable[PodState]) -> RelayPlan:
+Answers = Callable[[str, str], tuple[Answer, ...]]
+"""What the relay is to answer, by the pod's uid and address."""
+
+
+def plan_of(pods: Iterable[PodState], answers: Answers = lambda uid, address: ()) -> RelayPlan:
     """pods: all pods of the node, since those that are not in strict have addresses, too."""
     pods = list(pods)
     claims = _PortClaims(pods)
@@ -40,7 +44,8 @@ def plan_of(pods: Iterable[PodState]) -> RelayPlan:
         for target in desired_targets(state):
             granted = claims.granted(state, target.address, target.claims)
             if granted:
-                targets.append(msgspec.structs.replace(target, claims=granted))
+                answered = answers(state.pod.uid, target.address)
+                targets.append(msgspec.structs.replace(target, claims=granted, answers=answered))
             if len(granted) < len(target.claims):
                 conflicts[state.pod.uid] = claims.explain(state, target.address, granted)
     return RelayPlan(tuple(targets), conflicts)

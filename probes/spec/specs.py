@@ -27,6 +27,7 @@ __all__ = [
     "Grpc",
     "Handler",
     "HttpGet",
+    "PodHook",
     "PodSpec",
     "PortUser",
     "Probe",
@@ -53,6 +54,15 @@ class PortUser(msgspec.Struct, frozen=True):
     container: str
     handler: str
     """startup, readiness, liveness, postStart or preStop."""
+
+
+class PodHook(msgspec.Struct, frozen=True):
+    """A lifecycle hook of the manifest for which the kubelet connects to the pod."""
+
+    container: str
+    name: str
+    """postStart or preStop."""
+    handler: HttpGet
 
 
 class ProbeHost(msgspec.Struct, frozen=True):
@@ -82,6 +92,7 @@ class PodSpec(msgspec.Struct, frozen=True):
     declared: DeclaredPorts = DeclaredPorts()
     port_users: tuple[PortUser, ...] = ()
     """The probes and hooks of the manifest for which the kubelet connects, in the order written."""
+    hooks: tuple[PodHook, ...] = ()
     hosts: tuple[ProbeHost, ...] = ()
     """Probes and hooks that send the kubelet elsewhere than to the pod."""
     host_network: bool = False
@@ -126,6 +137,7 @@ def parse_pod(pod: object) -> PodSpec:
         container_ports=tuple(reader.container_ports),
         declared=DeclaredPorts(reader.any_port, frozenset(reader.ports)),
         port_users=tuple(reader.port_users),
+        hooks=tuple(reader.hooks),
         hosts=tuple(reader.hosts),
         host_network=spec.flag("hostNetwork"),
         errors=tuple(errors),
@@ -174,6 +186,7 @@ class _PodReader:
         self.ports: set[int] = set()
         self.port_users: list[PortUser] = []
         self.any_port = False
+        self.hooks: list[PodHook] = []
         self.hosts: list[ProbeHost] = []
         self.named_ports: dict[str, dict[str, int]] = {}
         self.container_ports: list[ContainerPort] = []
@@ -226,6 +239,7 @@ class _PodReader:
             if hook.has("httpGet"):
                 handler = read_http_get(hook.child("httpGet"), named, has_default_port=True)
                 if handler is not None:
+                    self.hooks.append(PodHook(container.text("name"), name, handler))
                     self._declare(handler, container.text("name"), name)
 
     def _find_hosts(self, container: Fields, named: dict[str, int]) -> None:

@@ -24,6 +24,7 @@ from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
+from agent.probing.answered_probes import AnsweredProbes
 from agent.probing.manager import ProbeManager
 from bpf import pins
 from probes.engine import prober, scheduler
@@ -279,7 +280,13 @@ async def _flips() -> None:
     installation = pins.Pins(BPFFS)
     installation.prepare()
     store = PodStore(conditions)
-    probing = ProbeManager(store, installation, containers=_NoRuntime(), events=PodEvents())
+    probing = ProbeManager(
+        store,
+        installation,
+        containers=_NoRuntime(),
+        events=PodEvents(),
+        answered=AnsweredProbes(),
+    )
     task = asyncio.create_task(probing.run())
     milliseconds = []
     with _sandbox() as sandbox:

@@ -12,6 +12,7 @@ from agent.pods.conditions import Conditions
 from agent.pods.pod_modes import PodModes
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
+from agent.probing.answered_probes import AnsweredProbes
 from agent.relay import messages
 from agent.strict.process import RelayError
 from agent.strict.stats import ConnectionStats
@@ -36,11 +37,13 @@ class Node:
         self.changed: list[str] = []
         self.has_changed = asyncio.Event()
         self.stats = _Stats(self.store)
+        self.answered = AnsweredProbes()
         self.supervisor = RelaySupervisor(
             self.launcher,
             modes=self.modes,
             store=self.store,
             stats=self.stats,
+            answered=self.answered,
         )
         self.store.in_force.subscribe(_Marks(self))
 

@@ -1,4 +1,4 @@
-"""Answered probes go on where the kubelet's would wait, and report each single result."""
+"""Answered probes continue where the kubelet's would wait, and report each single result."""
 
 from __future__ import annotations
 
@@ -125,4 +125,3 @@ async def test_update_that_changes_nothing_leaves_a_running_probe_alone(bench: B
     bench.scheduler.set_pod(pod(readiness=probe(1)))
     await asyncio.sleep(1)
     assert len(bench.probes) == 1
-

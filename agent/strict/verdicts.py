@@ -1,0 +1,60 @@
+"""Sends verdicts of answered probes to the relay that serves.
+
+Level-triggered: a pod whose verdicts changed is sent in its current state, with withdrawals for
+answers that have no verdict. Each result is sent, since it renews the end of its verdict; a relay
+that receives nothing more proxies the probes again as the last verdicts end.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+
+from agent.probing.answered_probes import AnsweredProbes
+from agent.relay.messages import RelayTargetSpec, SetVerdicts, Verdict
+from agent.strict import targets as relay_targets
+from agent.strict.active_relay import ActiveRelay
+
+# One message for results of the same moment. A fast probe's result is valid for 101 ms and more.
+_COALESCE_SECONDS = 0.005
+
+
+class VerdictUpdates:
+    """Follows the verdicts of all pods. Create it on the running loop."""
+
+    def __init__(
+        self, answered: AnsweredProbes, active_relay: Callable[[], ActiveRelay | None]
+    ) -> None:
+        self._answered = answered
+        self._active_relay = active_relay
+        self._changes = answered.verdicts.subscribe()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._changes.wait()
+            await asyncio.sleep(_COALESCE_SECONDS)
+            changed = set(self._changes.take())
+            if relay := self._active_relay():
+                targets = relay.active_targets.values()
+                self._send(relay, (one for one in targets if _uid(one) in changed))
+
+    def send_all(self, relay: ActiveRelay) -> None:
+        """For a relay that is new, or has new targets."""
+        self._send(relay, relay.active_targets.values())
+
+    def _send(self, relay: ActiveRelay, targets: Iterable[RelayTargetSpec]) -> None:
+        # Not limited: a relay that reads nothing is replaced within some seconds.
+        entries = tuple(entry for target in targets for entry in self._of_target(target))
+        if entries:
+            relay.relay.channel.send(SetVerdicts(entries))
+
+    def _of_target(self, target: RelayTargetSpec) -> Iterator[Verdict]:
+        for answer in target.answers:
+            found = self._answered.verdict(_uid(target), answer.id)
+            if found is None:
+                yield Verdict(target.key, answer.id, is_healthy=False, reason="", ends_ns=None)
+            else:
+                yield Verdict(target.key, answer.id, found.is_healthy, found.reason, found.ends_ns)
+
+
+def _uid(target: RelayTargetSpec) -> str:
+    return relay_targets.uid_of(target.key)

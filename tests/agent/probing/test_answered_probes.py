@@ -1,0 +1,124 @@
+"""A verdict is the newest single result, of the container that runs, until it ends."""
+
+import pytest
+
+from agent.probing.answered_probes import REASON_MAX_CHARS, AnsweredProbes, CheckedVerdict
+from tests.agent.probing.answering import ADDRESS, HEALTHZ, LIVENESS, OWN_CHECK, check, http, spec
+
+UID = "uid-web"
+SPEC = spec({"livenessProbe": HEALTHZ}, {"liveness": OWN_CHECK})
+SECOND = 10**9
+
+
+@pytest.fixture
+def answered() -> AnsweredProbes:
+    """With one pod that runs."""
+    found = AnsweredProbes()
+    found.set_pod(UID, SPEC, (ADDRESS,), {"app": "c1"})
+    return found
+
+
+def verdict(answered: AnsweredProbes) -> CheckedVerdict | None:
+    (answer,) = answered.answers(UID, ADDRESS)
+    return answered.verdict(UID, answer.id)
+
+
+def test_there_is_none_before_the_first_check(answered: AnsweredProbes) -> None:
+    assert verdict(answered) is None
+
+
+def test_it_is_the_newest_single_result(answered: AnsweredProbes) -> None:
+    answered.record(check(UID, started_ns=1))
+    answered.record(check(UID, started_ns=2, passes=False, message="statuscode: 500"))
+    found = verdict(answered)
+    assert found is not None
+    assert (found.is_healthy, found.reason) == (False, "statuscode: 500")
+
+
+def test_it_ends_a_period_and_a_timeout_after_the_check_started(answered: AnsweredProbes) -> None:
+    answered.record(check(UID, started_ns=5 * SECOND, valid_seconds=1.25))
+    found = verdict(answered)
+    assert found is not None
+    assert found.ends_ns == 6_250_000_000
+    assert found.is_in_force(6_249_999_999)
+    assert not found.is_in_force(6_250_000_000)
+
+
+def test_reason_is_bounded_and_has_no_response_body(answered: AnsweredProbes) -> None:
+    answered.record(check(UID, message="a secret of the page"))
+    found = verdict(answered)
+    assert found is not None
+    assert found.reason == ""
+    answered.record(check(UID, passes=False, message="x" * 5000))
+    found = verdict(answered)
+    assert found is not None
+    assert len(found.reason) == REASON_MAX_CHARS
+
+
+@pytest.mark.parametrize("running", [{}, {"app": "c2"}])
+def test_it_is_withdrawn_when_the_container_stops_or_restarts(
+    answered: AnsweredProbes, running: dict[str, str]
+) -> None:
+    answered.record(check(UID))
+    changes = answered.verdicts.subscribe()
+    answered.set_pod(UID, SPEC, (ADDRESS,), running)
+    assert verdict(answered) is None
+    assert changes.take() == [UID]
+
+
+def test_check_of_a_container_that_has_ended_does_not_count(answered: AnsweredProbes) -> None:
+    answered.set_pod(UID, SPEC, (ADDRESS,), {"app": "c2"})
+    answered.record(check(UID, container_id="c1"))
+    assert verdict(answered) is None
+    answered.record(check(UID, container_id="c2"))
+    assert verdict(answered) is not None
+
+
+def test_result_of_a_superseded_check_is_ignored(answered: AnsweredProbes) -> None:
+    answered.record(check(UID, started_ns=9))
+    answered.record(check(UID, started_ns=3, passes=False))
+    found = verdict(answered)
+    assert found is not None
+    assert found.is_healthy
+
+
+def test_each_result_is_a_change_since_it_renews_the_end(answered: AnsweredProbes) -> None:
+    changes = answered.verdicts.subscribe()
+    for second in range(3):
+        answered.record(check(UID, started_ns=second * SECOND))
+        assert changes.take() == [UID]
+
+
+def test_update_without_a_change_keeps_the_verdict(answered: AnsweredProbes) -> None:
+    answered.record(check(UID))
+    plans, verdicts = answered.plans.subscribe(), answered.verdicts.subscribe()
+    answered.set_pod(UID, SPEC, (ADDRESS,), {"app": "c1"})
+    assert verdict(answered) is not None
+    assert plans.is_empty
+    assert verdicts.is_empty
+
+
+def test_changed_plan_has_no_verdicts(answered: AnsweredProbes) -> None:
+    answered.record(check(UID))
+    plans = answered.plans.subscribe()
+    other = spec({"livenessProbe": http("/other")}, {"liveness": OWN_CHECK})
+    answered.set_pod(UID, other, (ADDRESS,), {"app": "c1"})
+    assert verdict(answered) is None
+    assert plans.take() == [UID]
+
+
+def test_forgotten_pod_has_neither_answers_nor_verdicts(answered: AnsweredProbes) -> None:
+    answered.record(check(UID))
+    plans, verdicts = answered.plans.subscribe(), answered.verdicts.subscribe()
+    answered.forget(UID)
+    assert answered.answers(UID, ADDRESS) == ()
+    assert (plans.take(), verdicts.take()) == ([UID], [UID])
+    answered.record(check(UID))
+    assert answered.in_force() == (0, 0)
+
+
+def test_checks_of_other_types_are_ignored(answered: AnsweredProbes) -> None:
+    answered.record(check(UID, type=LIVENESS))
+    kept = verdict(answered)
+    answered.record(check("unknown"))
+    assert verdict(answered) == kept
