@@ -8,10 +8,8 @@ import pathlib
 import resource
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 
 from agent import labels
 from agent.lab import lab as labs
@@ -28,18 +26,15 @@ from agent.probing.answered_probes import AnsweredProbes
 from agent.probing.manager import ProbeManager
 from bpf import pins
 from probes.engine import prober, scheduler
-from probes.netns import Netns
 from probes.results import ProbeOutcome
-from probes.spec.definitions import ContainerProbes, Grpc, Handler, HttpGet, Probe, TcpSocket
+from probes.spec.definitions import ContainerProbes, Grpc, HttpGet, Probe, TcpSocket
 from probes.spec.specs import PodSpec
-from tests import processes
-from tests.bench import answering, figures
+from tests.bench import answering, figures, probe_cpu
 from tests.probes import servers
-from tests.probes.conftest import Sandbox, sandbox_netns
+from tests.probes.conftest import Sandbox
 
 _SAMPLES = 7
 _PORT = answering.PORT
-_GRPC_PORT = 50051
 
 _PODS = 500
 _NAMESPACES = 10  # 50 pods share one: what is measured is podgate, and not 500 servers
@@ -57,6 +52,7 @@ def main() -> None:
         cert, key = servers.certificate(pathlib.Path(folder))
         _memory()
         _cpu(str(cert), str(key))
+        probe_cpu.beside_kubelet(str(cert), str(key))
         _ports(str(cert), str(key))
         _scheduling(str(cert), str(key))
     asyncio.run(_flips())
@@ -64,13 +60,13 @@ def main() -> None:
 
 def _memory() -> None:
     """Before all else, while the process is small."""
-    _note("memory of 5000 idle probes")
+    probe_cpu.note("memory of 5000 idle probes")
 
     async def measure() -> float:
         running = scheduler.Scheduler(
             on_result=lambda key, result: None, on_probe=lambda key, outcome: None
         )
-        with _sandbox() as sandbox:
+        with probe_cpu.sandbox() as sandbox:
             gc.collect()
             before = _rss_mb()
             for number in range(5000):
@@ -92,7 +88,7 @@ def _memory() -> None:
 
 
 def _cpu(cert: str, key: str) -> None:
-    http, tcp, grpc = HttpGet(_PORT, "/healthz"), TcpSocket(_PORT), Grpc(_GRPC_PORT)
+    http, tcp, grpc = HttpGet(_PORT, "/healthz"), TcpSocket(_PORT), Grpc(probe_cpu.GRPC_PORT)
     https = HttpGet(_PORT, "/healthz", "HTTPS")
     for figure, kind, handler, in_flight, count in (
         ("cpu_us_http_1", "http", http, 1, 2000),
@@ -101,27 +97,27 @@ def _cpu(cert: str, key: str) -> None:
         ("cpu_us_grpc_50", "grpc", grpc, 50, 1000),
         ("cpu_us_https_50", "https", https, 50, 1000),
     ):
-        _note(f"CPU of {count} probes, {in_flight} in flight: {kind}")
+        probe_cpu.note(f"CPU of {count} probes, {in_flight} in flight: {kind}")
         samples = []
         for _ in range(_SAMPLES):
             # A namespace of its own for each: ports left by one sample are not the next one's.
-            with _sandbox() as sandbox, _server(kind, cert, key, sandbox):
-                samples.append(asyncio.run(_cpu_us(handler, sandbox, in_flight, count)))
+            with probe_cpu.sandbox() as sandbox, probe_cpu.server(kind, cert, key, sandbox):
+                samples.append(asyncio.run(probe_cpu.cpu_us(handler, sandbox, in_flight, count)))
         figures.emit("probe", figure, samples, "us")
 
 
 def _ports(cert: str, key: str) -> None:
     """Two addresses at once: one's server leaves the end to the probe, the other's comes first."""
-    _note(f"{_PER_SECOND} probes a second of one address, for {_PACED_SECONDS} s")
+    probe_cpu.note(f"{_PER_SECOND} probes a second of one address, for {_PACED_SECONDS} s")
     with contextlib.ExitStack() as stack:
         sandboxes = {}
         for kind in ("http", "closing"):
-            sandboxes[kind] = stack.enter_context(_sandbox())
-            stack.enter_context(_server(kind, cert, key, sandboxes[kind]))
+            sandboxes[kind] = stack.enter_context(probe_cpu.sandbox())
+            stack.enter_context(probe_cpu.server(kind, cert, key, sandboxes[kind]))
         asyncio.run(_pace(list(sandboxes.values())))
         left = {kind: _in_time_wait(sandbox) for kind, sandbox in sandboxes.items()}
     figures.emit("probe", "time_wait_600_per_s", [left["http"]], "ports")
-    _note(
+    probe_cpu.note(
         f"all passed; with a server that ends first, TIME-WAIT holds {left['closing']} ends of it"
     )
 
@@ -162,47 +158,11 @@ def _in_time_wait(sandbox: Sandbox) -> int:
     return len(subprocess.run(command, check=True, capture_output=True).stdout.splitlines())
 
 
-async def _cpu_us(handler: Handler, sandbox: Sandbox, in_flight: int, count: int) -> float:
-    """CPU time of this process a probe, user and kernel; every probe must pass."""
-    loop = asyncio.get_running_loop()
-    running = prober.Prober(loop)
-    plan = prober.plan(Probe(handler, timeout_seconds=10.0), [sandbox.v4])
-    over = loop.create_future()
-    left, under_way = count, 0
-
-    def begin() -> None:
-        nonlocal left, under_way
-        while left and under_way < in_flight:
-            left -= 1
-            under_way += 1
-            running.start(plan, sandbox.netns, done)
-
-    def done(outcome: ProbeOutcome) -> None:
-        nonlocal left, under_way
-        under_way -= 1
-        if not outcome.passed:
-            left = 0
-            if not over.done():
-                over.set_exception(AssertionError(outcome))
-        elif left:
-            loop.call_soon(begin)
-        elif not under_way and not over.done():
-            over.set_result(None)
-
-    gc.collect()
-    started = time.process_time()
-    begin()
-    await over
-    used = time.process_time() - started
-    running.close()
-    return used / count * 1e6
-
-
 def _scheduling(cert: str, key: str) -> None:
-    _note(f"{_PODS} pods, three probes each, once a second, for {_SCHEDULED_SECONDS} s")
+    probe_cpu.note(f"{_PODS} pods, three probes each, once a second, for {_SCHEDULED_SECONDS} s")
     with contextlib.ExitStack() as stack:
-        sandboxes = [stack.enter_context(_sandbox()) for _ in range(_NAMESPACES)]
-        stack.enter_context(_server("http", cert, key, *sandboxes))
+        sandboxes = [stack.enter_context(probe_cpu.sandbox()) for _ in range(_NAMESPACES)]
+        stack.enter_context(probe_cpu.server("http", cert, key, *sandboxes))
         delays, percent = asyncio.run(_schedule(sandboxes))
     figures.emit("probe", "sched_delay_p99_ms", delays, "ms")
     figures.emit("probe", "cpu_percent_1500_per_s", percent, "%")
@@ -272,7 +232,7 @@ class _NoRuntime:
 
 async def _flips() -> None:
     """From close() to the condition; the pod has the option, and is probed hourly otherwise."""
-    _note(f"{_FLIPS} listeners that close, until the condition says so")
+    probe_cpu.note(f"{_FLIPS} listeners that close, until the condition says so")
     conditions = _TimedConditions()
     tcp = Probe(TcpSocket(_PORT), period_seconds=3600.0, fail_when_listener_closes=True)
     spec = PodSpec(containers=(ContainerProbes("app", readiness=tcp),))
@@ -289,7 +249,7 @@ async def _flips() -> None:
     )
     task = asyncio.create_task(probing.run())
     milliseconds = []
-    with _sandbox() as sandbox:
+    with probe_cpu.sandbox() as sandbox:
         addresses = tuple(map(ipaddress.ip_address, (sandbox.v4, sandbox.v6)))
         network = PodNetwork((), addresses, (), None)
         await probing.listening()
@@ -313,36 +273,7 @@ async def _flips() -> None:
         await task
     parts = [milliseconds[start::3] for start in range(3)]
     figures.emit("probe", "flip_p99_ms", [_p99(part) for part in parts], "ms")
-    _note(f"median of all flips: {statistics.median(milliseconds):.2f} ms")
-
-
-@contextlib.contextmanager
-def _server(kind: str, cert: str, key: str, *sandboxes: Sandbox) -> Iterator[None]:
-    if kind == "grpc":
-        (sandbox,) = sandboxes
-        command = [
-            *("nsenter", f"--net={sandbox.path}", sys.executable, "-m", "tests.probes.grpc_server"),
-            f"[::]:{_GRPC_PORT}",
-        ]
-    else:
-        paths = [sandbox.path for sandbox in sandboxes]
-        command = [sys.executable, "-m", "tests.bench.answering", kind, cert, key, *paths]
-    with processes.served(command):
-        yield
-
-
-@contextlib.contextmanager
-def _sandbox() -> Iterator[Sandbox]:
-    """A namespace with a name of its own, as container runtimes make them: /proc costs more."""
-    with sandbox_netns() as made:
-        path = labs.LAB_DIRECTORY / "netns" / f"bench{made.pid}"
-        path.touch()
-        subprocess.run(["mount", "--bind", made.path, str(path)], check=True)
-        try:
-            yield Sandbox(Netns.open(str(path)), made.pid)
-        finally:
-            subprocess.run(["umount", str(path)], check=True)
-            path.unlink()
+    probe_cpu.note(f"median of all flips: {statistics.median(milliseconds):.2f} ms")
 
 
 def _p99(samples: list[float]) -> float:
@@ -357,10 +288,6 @@ def _rss_mb() -> float:
 def _raise_file_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
-
-
-def _note(text: str) -> None:
-    sys.stderr.write(f"bench: {text}\n")
 
 
 if __name__ == "__main__":
