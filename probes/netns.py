@@ -17,11 +17,15 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn, TypeVar
 
 from probes.errors import ProbeError
 
 T = TypeVar("T")
+
+BareSocket = socket.SocketType
+"""The class below Python's socket.socket: it has no accept(), no makefile() and no context."""
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 NS_GET_NSTYPE = 0xB703  # linux/nsfs.h: which kind of namespace is this descriptor?
@@ -152,6 +156,10 @@ class Netns:
         of the pod.
         """
         return self.run_inside(lambda: socket.socket(family, type | _SOCKET_FLAGS, proto))
+
+    def bare_socket(self, family: int, type: int) -> BareSocket:
+        """As `socket`, without what Python's class adds: a tenth of a probe's CPU time."""
+        return self.run_inside(partial(BareSocket, family, type | _SOCKET_FLAGS))
 
     def read_proc_net(self, name: str) -> str:
         """Read a file of /proc/net as processes inside see it; may take milliseconds.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from probes.engine import families, joint
+from probes.engine.alarms import Alarms
 from probes.netns import Netns
 from probes.protocols.dialing import DialAttempt, LoopPoller
 from probes.protocols.exchanges import ExchangeTarget
@@ -101,6 +102,7 @@ class Prober:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.poller = LoopPoller(loop)
+        self.alarms = Alarms(loop)
 
     def start(
         self, plan: ProbePlan, netns: Netns, done: Callable[[ProbeOutcome], None]
@@ -118,6 +120,7 @@ class Prober:
 
     def close(self) -> None:
         """Close the epoll; no run may be active."""
+        self.alarms.close()
         self.poller.close()
 
 
@@ -126,6 +129,7 @@ class ProbeRun:
 
     __slots__ = (
         "_active",
+        "_candidates",
         "_done",
         "_failed",
         "_netns",
@@ -133,8 +137,6 @@ class ProbeRun:
         "_prober",
         "_started",
         "_starting",
-        "_timers",
-        "_waiting",
         "over",
     )
 
@@ -149,29 +151,43 @@ class ProbeRun:
         self._started = prober.loop.time()
         self._active: list[DialAttempt] = []
         self._failed: list[DialAttempt] = []
-        self._timers: list[asyncio.TimerHandle] = []
         self._starting = False
-        self._waiting = list(plan.groups[0]) if plan.groups else []
+        self._candidates = plan.groups[0] if plan.groups else ()
+        """Those that are still to be dialled."""
 
     def start(self) -> None:
         self._advance()
-        if self.over:
-            return
-        loop = self._prober.loop
-        deadline = loop.call_at(self._started + self._plan.timeout_seconds, self._expire)
-        self._timers.append(deadline)
-        self._wait_before_next()
+        if not self.over:
+            self._wait()
 
     def cancel(self) -> None:
         """Stop at once; `done` is not called."""
         if not self.over:
             self._stop()
 
+    def wake(self) -> None:
+        """The time is over, or the addresses being dialled have been silent for long enough."""
+        if self.over:
+            return
+        if self._prober.loop.time() >= self._started + self._plan.timeout_seconds:
+            self._expire()
+            return
+        self._advance()
+        if not self.over:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Be woken for the next address, or at the deadline."""
+        at = self._started + self._plan.timeout_seconds
+        if self._candidates:
+            at = min(at, self._prober.loop.time() + self._plan.attempt_delay_seconds)
+        self._prober.alarms.set(self, at)
+
     def _advance(self) -> None:
         """Start the next address, and those after it while they fail at once."""
         self._starting = True
-        while self._waiting and not self.over:
-            candidate = self._waiting.pop(0)
+        while self._candidates and not self.over:
+            candidate, self._candidates = self._candidates[0], self._candidates[1:]
             attempt = DialAttempt(
                 candidate.target.exchange(),
                 netns=self._netns,
@@ -188,17 +204,6 @@ class ProbeRun:
         if not self._active and not self.over:
             self._finish(self._failure())
 
-    def _wait_before_next(self) -> None:
-        if self._waiting and not self.over:
-            loop = self._prober.loop
-            self._timers.append(loop.call_later(self._plan.attempt_delay_seconds, self._join))
-
-    def _join(self) -> None:
-        """The addresses being dialled have been silent for long enough."""
-        self._timers.pop()
-        self._advance()
-        self._wait_before_next()
-
     def _ended(self, attempt: DialAttempt) -> None:
         self._active.remove(attempt)
         verdict = attempt.verdict
@@ -213,7 +218,7 @@ class ProbeRun:
             self._advance()
 
     def _expire(self) -> None:
-        self._waiting.clear()
+        self._candidates = ()
         for attempt in tuple(self._active):
             attempt.expire()
         if not self.over:
@@ -242,13 +247,11 @@ class ProbeRun:
 
     def _stop(self) -> None:
         self.over = True
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
+        self._prober.alarms.remove(self)
         for attempt in self._active:
             attempt.cancel()
         self._active.clear()
-        self._waiting.clear()
+        self._candidates = ()
 
 
 async def probe(probe: Probe, *, netns: Netns, addresses: Sequence[str]) -> ProbeOutcome:

@@ -10,10 +10,9 @@ import errno
 import os
 import select
 import socket
-import struct
 from collections.abc import Callable
 
-from probes.netns import Netns, NetnsGoneError
+from probes.netns import BareSocket, Netns, NetnsGoneError
 from probes.protocols import tls
 from probes.protocols.exchanges import ConnectionFailure, DialHop, Exchange, Phase, join_host_port
 from probes.results import ExchangeResult, ProbeResult
@@ -28,17 +27,15 @@ _EVENTS_MAX = 256
 # pkg/probe/dialer_others.go:36 sets SO_LINGER to one second, against TIME-WAIT. On Linux that
 # only makes close() wait for the pod to acknowledge the end, even on a non-blocking socket:
 # fine in a goroutine of its own, but here a pod that drops such packets would hold up the
-# probes of all others. See _close for what is done instead.
-_LINGER_ON = struct.pack("ii", 1, 1)
-_LINGER_OFF = struct.pack("ii", 0, 0)
+# probes of all others. See _finish for what is done instead.
 # tcp(7): the handshake's last acknowledgement waits for what is sent next, the request or the end,
 # and goes along with it. A probe is a packet less, and the pod's server is woken once, not twice.
 _QUICKACK_OFF = 0
 _TCP_REPAIR = 19  # linux/tcp.h
 # IP_MINTTL of linux/in.h, IPV6_MINHOPCOUNT of linux/in6.h
 _HOPS_LEFT_MIN = {
-    socket.AF_INET: (socket.IPPROTO_IP, 21),
-    socket.AF_INET6: (socket.IPPROTO_IPV6, 73),
+    int(socket.AF_INET): (socket.IPPROTO_IP, 21),
+    int(socket.AF_INET6): (socket.IPPROTO_IPV6, 73),
 }
 _HOPS_MAX = 255
 
@@ -118,7 +115,7 @@ class DialAttempt:
         self._netns = netns
         self._poller = poller
         self._done = done
-        self._sock: socket.socket | None = None
+        self._sock: BareSocket | None = None
         self._tunnel: tls.TlsTunnel | None = None
         self._phase = Phase.DIAL
         self._events = 0
@@ -162,7 +159,7 @@ class DialAttempt:
         self.hop = self.exchange.hop
         self._phase = Phase.DIAL
         try:
-            sock = self._netns.socket(self.family, socket.SOCK_STREAM)
+            sock = self._netns.bare_socket(self.family, socket.SOCK_STREAM)
         except NetnsGoneError as error:
             self._end(ExchangeResult(ProbeResult.FAILURE, str(error)))
             return
@@ -172,7 +169,6 @@ class DialAttempt:
             self._end(ExchangeResult(ProbeResult.UNKNOWN, text, error=True))
             return
         self._sock = sock
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ON)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, _QUICKACK_OFF)
         self._connect()
 
@@ -313,12 +309,12 @@ class DialAttempt:
         self._outbox = b""
         self._tunnel = None
         if self._phase is not Phase.DIAL:
-            _finish(sock, final_bytes)
+            _finish(sock, self.family, final_bytes)
         else:
             sock.close()
 
 
-def _finish(sock: socket.socket, final_bytes: bytes) -> None:
+def _finish(sock: BareSocket, family: int, final_bytes: bytes) -> None:
     """Close the connection so that close() neither waits nor leaves a TIME-WAIT.
 
     The side that closes first keeps the port for a minute: 470 probes a second would use up all
@@ -335,11 +331,10 @@ def _finish(sock: socket.socket, final_bytes: bytes) -> None:
             sock.send(final_bytes)
         # In repair mode the FIN still goes out, since no queue is chosen for repair.
         sock.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
-        sock.setsockopt(*_HOPS_LEFT_MIN[sock.family], _HOPS_MAX)
+        sock.setsockopt(*_HOPS_LEFT_MIN[family], _HOPS_MAX)
         sock.shutdown(socket.SHUT_WR)
     except OSError:
         # The pod was first, or there is no CAP_NET_ADMIN in its netns: an ordinary end.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_OFF)
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_WR)
     sock.close()

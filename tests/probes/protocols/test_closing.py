@@ -99,7 +99,7 @@ def test_server_that_ends_at_that_very_moment_leaves_no_time_wait(
         listener.settimeout(PATIENCE_SECONDS)
         accepted, _ = listener.accept()
         accepted.settimeout(PATIENCE_SECONDS)
-        dialing._finish(Watched(fileno=made.detach()), b"")
+        dialing._finish(Watched(fileno=made.detach()), listener.family, b"")
     assert in_state(sandbox, "time-wait") == []
 
 
