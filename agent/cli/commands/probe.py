@@ -57,7 +57,7 @@ def _headers(
 )
 @click.option("--pod", metavar="NAME", help="Pod of the running agent: [NAMESPACE/]NAME.")
 @click.argument("kind", type=click.Choice(["http", "tcp", "grpc"]))
-@click.argument("port", type=click.IntRange(1, _ANY_PORT))
+@click.argument("port", type=click.IntRange(1, _ANY_PORT), required=False)
 @click.option("--path", default="/", show_default=True, help="http: path and query.")
 @click.option("--tls", is_flag=True, help="http: use https; grpc: mode TLS.")
 @click.option("--h2c", is_flag=True, help="http: HTTP/2 without TLS.")
@@ -93,7 +93,7 @@ def probe(
     netns: str | None,
     pod: str | None,
     kind: str,
-    port: int,
+    port: int | None,
     hook: bool,
     timeout_seconds: float,
     ip_family: Any,
@@ -104,6 +104,8 @@ def probe(
     **given: Any,
 ) -> None:
     """Run one probe from inside a pod and show each step.
+
+    A hook without PORT goes to 80, with --tls to 443 (KEP-2771).
 
     Exit status 0 if the probe passes, 1 if it fails.
     """
@@ -117,6 +119,10 @@ def probe(
         raise click.BadParameter("nan is not a time", param_hint="--timeout")
     if hook and kind != "http":
         raise click.UsageError("--hook requires http")
+    if port is None:
+        if not hook:
+            raise click.UsageError("name the PORT; only a hook has a default: 80, with --tls 443")
+        port = 443 if given["tls"] else 80
     request = Probe(
         _handler(kind, port, **given),
         timeout_seconds=timeout_seconds,

@@ -26,6 +26,7 @@ def podgate(*arguments: str) -> click.testing.Result:
         (["--netns", "/x", "http", "80", "--timeout", "nan"], "nan is not a time"),
         (["--netns", "/x", "http", "80", "--tls", "--h2c"], "leave out --tls"),
         (["--netns", "/x", "tcp", "80", "--hook"], "--hook requires http"),
+        (["--netns", "/x", "http"], "only a hook has a default: 80, with --tls 443"),
     ],
 )
 def test_usage_error_names_the_option(arguments: list[str], words: str) -> None:
@@ -75,6 +76,13 @@ def test_connection_refused_by_both_families_is_a_failure(pod: Sandbox) -> None:
     texts = [step["text"] for step in document["steps"]]
     assert texts[0].startswith("dials tcp ")
     assert {step["address"] for step in document["steps"]} == {"198.18.0.1", "fd00:18::1"}
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("options", "port"), [((), 80), (("--tls",), 443)])
+def test_hook_has_a_default_port(pod: Sandbox, options: tuple[str, ...], port: int) -> None:
+    result = podgate("--netns", pod.path, "http", "--hook", *options)
+    assert f"dials tcp 198.18.0.1:{port}" in result.output
 
 
 @pytest.mark.kernel
