@@ -34,6 +34,10 @@ class FeatureGates(msgspec.Struct, frozen=True, kw_only=True):
 
     pod_info_api: bool = msgspec.field(default=True, name="PodInfoAPI")
     """Serve the PodInfo socket (KEP-4188 names the gate)."""
+    pod_lifecycle_https: bool = msgspec.field(default=True, name="PodLifecycleHTTPS")
+    """Carry https hooks into pods in enforce that the kubelet cannot reach (KEP-2771 names the
+    gate). The kubelet sends them in any case, and a postStart hook that fails restarts its
+    container: so without the gate they are still admitted, and proxied in strict."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

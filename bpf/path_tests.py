@@ -21,5 +21,12 @@ class PathTestCounters:
 
     def dropped_by(self, ifindexes: Collection[int]) -> int:
         """Number of path tests that these gates have dropped so far."""
-        dropped = (Verdict.DROP, Reason.PATH_TEST)
-        return sum(self._counters.of_gate(ifindex).get(dropped, 0) for ifindex in ifindexes)
+        return self._count(ifindexes, Verdict.DROP, Reason.PATH_TEST)
+
+    def probes_admitted_by(self, ifindexes: Collection[int]) -> int:
+        """Number of new connections of the kubelet that these gates have admitted so far."""
+        return self._count(ifindexes, Verdict.PASS, Reason.PROBE)
+
+    def _count(self, ifindexes: Collection[int], verdict: Verdict, reason: Reason) -> int:
+        counted = (verdict, reason)
+        return sum(self._counters.of_gate(ifindex).get(counted, 0) for ifindex in ifindexes)

@@ -195,6 +195,7 @@ class Agent:
             self._launcher,
             modes=self._modes,
             has_fallback=not settings.strict_without_fallback,
+            https_hooks=settings.feature_gates.pod_lifecycle_https,
             store=self._store,
             stats=connections,
             answered=answered,

@@ -111,7 +111,18 @@ class PathTester:
             except OSError as error:
                 log.error(Event.PATH_TEST_FAILED, pod=state.pod.full_name, error=str(error))
                 results[address] = PathTestResult.FAILED
-        return PathTestRecord(netns, mode, gates, results, time.monotonic())
+        admitted = self._counters.probes_admitted_by(gates)
+        before = state.path_test
+        admitted_before = before.probes_admitted if before and before.netns == netns else 0
+        return PathTestRecord(
+            netns,
+            mode,
+            gates,
+            results,
+            tested_at=time.monotonic(),
+            probes_admitted=admitted,
+            is_kubelet_seen=admitted > admitted_before,
+        )
 
     def _record(self, state: PodState, tested: PathTestRecord) -> None:
         pod = state.pod

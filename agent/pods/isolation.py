@@ -1,7 +1,7 @@
 """The condition `podgate.io/isolation-ready` of one pod, from all that decides it. No I/O."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from agent.pods.conditions import FALSE, TRUE, Condition
 from agent.pods.pod_state import IsolationStatus, PathTestRecord, PathTestResult, PodState
@@ -23,21 +23,27 @@ def isolation_status(
     *,
     has_fallback: bool = True,
     kubelet_problem: str = "",
+    unreached_at: Collection[str] = (),
     is_path_blocked: bool = False,
 ) -> IsolationStatus | None:
     """The condition's content; None while the first path test of its sandbox is under way.
 
     relay_problem: one sentence about why the relay does not proxy to this pod, None where it does.
-    It counts for pods in strict only. has_fallback: whether their gates admit the kubelet then.
+    has_fallback: whether gates of pods in strict admit the kubelet then.
     kubelet_problem: one sentence if the gate cannot distinguish the kubelet; else empty.
+    unreached_at: the addresses of a pod in enforce for which it needs the relay.
     is_path_blocked: `is_path_blocked` of the node's pods; then the status does not wait for the
     first path test, which takes most of a second without a response.
     """
     if state.status is None:
         return None
-    status = _with_relay(state.status, state.pod.mode, relay_problem, has_fallback=has_fallback)
+    status = state.status
+    if status.reason == ENFORCED and state.pod.mode is Mode.STRICT:
+        status = _with_relay(status, relay_problem, has_fallback=has_fallback)
+    elif status.reason == ENFORCED and unreached_at:
+        status = _with_message(status, _explain_unreached(unreached_at, relay_problem))
     if kubelet_problem and state.status.reason == ENFORCED:
-        status = dataclasses.replace(status, message=f"{status.message} {kubelet_problem}")
+        status = _with_message(status, kubelet_problem)
     if status.status != TRUE or not state.is_path_tested:
         return status
     tested = state.current_path_test
@@ -51,7 +57,7 @@ def isolation_status(
     explanation = _explain(tested)
     if tested.worst is PathTestResult.BYPASSED and not is_trusted:
         return IsolationStatus(FALSE, "GateBypassed", f"{explanation} {status.message}")
-    return dataclasses.replace(status, message=f"{status.message} {explanation}")
+    return _with_message(status, explanation)
 
 
 def mode_in_force(condition: Condition | None) -> Mode:
@@ -78,19 +84,27 @@ def is_path_trusted(state: PodState, status: IsolationStatus) -> bool:
 
 
 def _with_relay(
-    status: IsolationStatus, mode: Mode, problem: str | None, *, has_fallback: bool
+    status: IsolationStatus, problem: str | None, *, has_fallback: bool
 ) -> IsolationStatus:
-    """What the relay adds to attached gates."""
-    if status.reason != ENFORCED or mode is not Mode.STRICT:
-        return status
+    """What the relay adds to attached gates in strict."""
     if problem is None:
         return dataclasses.replace(status, reason=STRICT)
     if not has_fallback:
-        message = (
-            f"{status.message} The kubelet's probes fail (--strict-without-fallback): {problem}"
-        )
-        return dataclasses.replace(status, reason=STRICT, message=message)
-    return dataclasses.replace(status, message=f"{status.message} Strict unavailable: {problem}")
+        failing = f"The kubelet's probes fail (--strict-without-fallback): {problem}"
+        return dataclasses.replace(_with_message(status, failing), reason=STRICT)
+    return _with_message(status, f"Strict unavailable: {problem}")
+
+
+def _explain_unreached(addresses: Collection[str], problem: str | None) -> str:
+    """One sentence about a pod in enforce that the kubelet cannot reach."""
+    which = f"The kubelet cannot reach {', '.join(sorted(addresses))}"
+    if problem is None:
+        return f"{which} from the host, so the relay proxies its connections."
+    return f"{which}, and the relay does not proxy its connections: {problem}"
+
+
+def _with_message(status: IsolationStatus, sentence: str) -> IsolationStatus:
+    return dataclasses.replace(status, message=f"{status.message} {sentence}")
 
 
 def _explain(tested: PathTestRecord) -> str:

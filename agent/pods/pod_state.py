@@ -77,6 +77,11 @@ class PathTestRecord:
     results: dict[str, PathTestResult]
     """By address."""
     tested_at: float = 0.0
+    probes_admitted: int = 0
+    """Connections of the kubelet that the gates had admitted by then."""
+    is_kubelet_seen: bool = False
+    """Whether there was one since the test before: then the kubelet reaches the pod, whatever
+    happened to the test's own packets."""
 
     @property
     def worst(self) -> PathTestResult | None:

@@ -1,4 +1,7 @@
-"""Supervises the relay of pods in strict: starts it, sets its targets, replaces it on failure.
+"""Supervises the relay: starts it, sets its targets, replaces it on failure.
+
+It proxies the kubelet's connections to pods in strict, and to those in enforce that the kubelet
+cannot reach.
 
 Level-triggered: each change of a pod recomputes all desired targets, and sends them if they differ.
 Whatever happens to a relay, the kubelet's next connect goes directly to the pod, where the gate
@@ -92,12 +95,15 @@ class RelaySupervisor:
         stats: ConnectionStats,
         answered: AnsweredProbes,
         has_fallback: bool = True,
+        https_hooks: bool = True,
     ) -> None:
         """answered: the probes that relays answer; modes: where strict is the node's default, a
-        relay runs before there are pods; has_fallback: whether gates admit the kubelet while no
-        relay serves; store: pods whose `problem_for` changed are marked there; stats: gets the
-        relays' reports."""
+        relay runs before there are pods, and with a ceiling below strict pods in enforce have none;
+        has_fallback: whether gates of pods in strict admit the kubelet while no relay serves;
+        https_hooks: the feature gate PodLifecycleHTTPS; store: pods whose `problem_for` or
+        `unreached_at` changed are marked there; stats: gets the relays' reports."""
         self.has_fallback = has_fallback
+        self._https_hooks = https_hooks
         self._launcher = launcher
         self._modes = modes
         self._store = store
@@ -119,8 +125,8 @@ class RelaySupervisor:
             base_seconds=_FIRST_RETRY_SECONDS, cap_seconds=_MAX_RETRY_SECONDS, jitter=no_jitter
         )
         self._restart_requests: list[asyncio.Future[None]] = []
-        self._reported_problems: dict[str, str | None] = {}
-        """Last result of `problem_for`, by pod's uid."""
+        self._reported: dict[str, tuple[str | None, Collection[str]]] = {}
+        """Last results of `problem_for` and `unreached_at`, by pod's uid."""
         self._logged_problem = ""
         self._launches = 0
 
@@ -150,13 +156,21 @@ class RelaySupervisor:
 
     def problem_for(self, state: PodState) -> str | None:
         """One sentence about why kubelet connections bypass the relay for this pod, or None."""
-        problem = self._reported_problems[state.pod.uid] = self._problem_for(state)
+        problem = self._problem_for(state)
+        self._reported[state.pod.uid] = problem, self.unreached_at(state)
         return problem
 
+    def unreached_at(self, state: PodState) -> Collection[str]:
+        """The addresses of a pod in enforce at which the kubelet cannot reach it."""
+        return self._plan.unreached.get(state.pod.uid, ()) if state.pod.mode is Mode.ENFORCE else ()
+
     def _problem_for(self, state: PodState) -> str | None:
+        unreached = self.unreached_at(state)
+        if state.pod.mode is Mode.ENFORCE and not unreached:
+            return relay_targets.NOT_STRICT
         if (excluded := relay_targets.excluded_reason(state)) is not None:
             return excluded
-        desired = relay_targets.desired_targets(state)
+        desired = relay_targets.desired_targets(state, unreached or state.own_addresses)
         if not desired:
             return None  # the pod has no probe or hook
         if conflict := self._plan.conflicts.get(state.pod.uid):
@@ -183,8 +197,12 @@ class RelaySupervisor:
         """Until cancelled: then the relay is released, and drains its connections."""
         try:
             while True:
-                answers = self._answered.answers
-                self._plan = relay_targets.plan_of(self._store.states(), answers)
+                self._plan = relay_targets.plan_of(
+                    self._store.states(),
+                    self._answered.answers,
+                    proxies_enforced=self._modes.node.ceiling is Mode.STRICT,
+                    https_hooks=self._https_hooks,
+                )
                 await self._reconcile()
                 self._publish()
                 await self._wait()
@@ -357,10 +375,10 @@ class RelaySupervisor:
         """Mark the pods whose problem with the relay changed."""
         states = {state.pod.uid: state for state in self._store.states()}
         self._stats.keep_only(states)
-        for uid, reported in list(self._reported_problems.items()):
-            if uid not in states:
-                del self._reported_problems[uid]
-            elif self._problem_for(states[uid]) != reported:
+        for uid, reported in list(self._reported.items()):
+            if (state := states.get(uid)) is None:
+                del self._reported[uid]
+            elif (self._problem_for(state), self.unreached_at(state)) != reported:
                 self._store.in_force.mark(uid)
 
 

@@ -1,4 +1,7 @@
-"""Desired targets of the relay: the addresses of each pod in strict, with the ports it declares.
+"""Desired targets of the relay: addresses of pods, each with the ports that the pod declares.
+
+Pods in strict have one for each address, pods in enforce for those at which the kubelet does not
+reach them (`agent/strict/unreached.py`).
 
 A redirect knows only address and port. So if two pods of the node have the same address, a port
 that both declare is ambiguous, and redirected to neither; the other ports are redirected.
@@ -6,17 +9,19 @@ that both declare is ambiguous, and redirected to neither; the other ports are r
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
 from agent.kubelet.admitted_ports import kubelet_rules
 from agent.pods.pod_state import PodState
 from agent.relay.messages import Answer, RelayTargetSpec
+from agent.strict import unreached as unreached_pods
 from bpf import rules
 from bpf.verdicts import Mode
 
 ANY_PORT = 0
+NOT_STRICT = "Mode is not strict."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,33 +31,55 @@ class RelayPlan:
     targets: tuple[RelayTargetSpec, ...]
     conflicts: Mapping[str, str]
     """By pod's uid: one sentence about ambiguous ports."""
+    unreached: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    """By uid of pods in enforce: addresses at which they need the relay."""
 
 
 Answers = Callable[[str, str], tuple[Answer, ...]]
 """What the relay is to answer, by the pod's uid and address."""
 
 
-def plan_of(pods: Iterable[PodState], answers: Answers = lambda uid, address: ()) -> RelayPlan:
-    """pods: all pods of the node, since those that are not in strict have addresses, too."""
+def plan_of(
+    pods: Iterable[PodState],
+    answers: Answers = lambda uid, address: (),
+    *,
+    proxies_enforced: bool = True,
+    https_hooks: bool = True,
+) -> RelayPlan:
+    """pods: all pods of the node, since those without a relay have addresses, too.
+
+    proxies_enforced: whether pods in enforce may have a relay; https_hooks: whether their https
+    hooks are a reason for one.
+    """
     pods = list(pods)
-    claims = _PortClaims(pods)
+    unreached = {}
+    if proxies_enforced:
+        unreached = unreached_pods.unreached_addresses(pods, https_hooks=https_hooks)
+    proxied = {state.pod.uid: _proxied_addresses(state, unreached) for state in pods}
+    claims = _PortClaims(pods, proxied)
     targets = []
     conflicts = {}
     for state in pods:
-        if excluded_reason(state) is not None or not is_gated(state):
-            continue
-        for target in desired_targets(state):
+        for target in desired_targets(state, proxied[state.pod.uid]):
             granted = claims.granted(state, target.address, target.claims)
             if granted:
                 answered = answers(state.pod.uid, target.address)
                 targets.append(msgspec.structs.replace(target, claims=granted, answers=answered))
             if len(granted) < len(target.claims):
                 conflicts[state.pod.uid] = claims.explain(state, target.address, granted)
-    return RelayPlan(tuple(targets), conflicts)
+    return RelayPlan(tuple(targets), conflicts, unreached)
 
 
-def desired_targets(state: PodState) -> tuple[RelayTargetSpec, ...]:
-    """One for each address of the pod, whatever other pods claim; none without probes or hooks."""
+def _proxied_addresses(state: PodState, unreached: Mapping[str, frozenset[str]]) -> Collection[str]:
+    if excluded_reason(state) is not None or not is_gated(state):
+        return ()
+    if state.pod.mode is Mode.STRICT:
+        return state.own_addresses
+    return unreached.get(state.pod.uid, ())
+
+
+def desired_targets(state: PodState, addresses: Collection[str]) -> tuple[RelayTargetSpec, ...]:
+    """One for each of these addresses, whatever other pods claim; none without probes or hooks."""
     netns = state.netns
     admitted = kubelet_rules(state.pod.spec)
     if netns is None or not admitted:
@@ -72,17 +99,13 @@ def desired_targets(state: PodState) -> tuple[RelayTargetSpec, ...]:
             admits_translated=bool(state.pod.spec.errors),
         )
         for address in state.own_addresses
+        if address in addresses
     )
 
 
 def uid_of(key: str) -> str:
     """The pod's uid in a target's key."""
     return key.rpartition(" ")[0]
-
-
-def is_strict_desired(state: PodState) -> bool:
-    """Whether the pod is in strict, and can be gated."""
-    return state.pod.mode is Mode.STRICT and not state.pod.host_network
 
 
 def is_gated(state: PodState) -> bool:
@@ -93,8 +116,8 @@ def is_gated(state: PodState) -> bool:
 def excluded_reason(state: PodState) -> str | None:
     """One sentence about a pod that never gets a relay, or None."""
     network = state.network
-    if not is_strict_desired(state):
-        return "Mode is not strict."
+    if state.pod.host_network or state.pod.mode < Mode.ENFORCE:
+        return NOT_STRICT
     if not state.pod.is_relayed:
         return 'Annotation podgate.io/relay is "off".'
     if network is not None and network.taps:
@@ -112,12 +135,11 @@ def excluded_reason(state: PodState) -> str | None:
 class _PortClaims:
     """The ports that each pod of the node claims, by address."""
 
-    def __init__(self, pods: list[PodState]) -> None:
+    def __init__(self, pods: list[PodState], proxied: Mapping[str, Collection[str]]) -> None:
+        """proxied: by uid, the addresses at which the relay would proxy to the pod."""
         self._claims: dict[str, dict[str, tuple[int, ...]]] = collections.defaultdict(dict)
         self._names = {state.pod.uid: state.pod.full_name for state in pods}
-        self._eligible = {
-            state.pod.uid for state in pods if excluded_reason(state) is None and is_gated(state)
-        }
+        self._proxied = proxied
         for state in pods:
             if not state.pod.host_network:
                 for address in state.own_addresses:
@@ -155,7 +177,7 @@ class _PortClaims:
     def _has_ungranted(self, uid: str, address: str) -> bool:
         """Whether a port of this pod is not redirected to it, so that `ANY_PORT` would catch it."""
         claims = self._claims[address]
-        if uid not in self._eligible:
+        if address not in self._proxied[uid]:
             return bool(claims[uid])
         others = set().union(*(claims[other] for other in claims if other != uid))
         return not others.isdisjoint(claims[uid])

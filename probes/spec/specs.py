@@ -37,6 +37,8 @@ __all__ = [
     "with_annotation",
 ]
 
+HOOKS = ("postStart", "preStop")
+
 
 class DeclaredPorts(msgspec.Struct, frozen=True):
     """The TCP ports of the pod that the kubelet may connect to for probes and hooks."""
@@ -50,10 +52,22 @@ class DeclaredPorts(msgspec.Struct, frozen=True):
 class PortUser(msgspec.Struct, frozen=True):
     """A probe or hook of the manifest that connects to a port of the pod."""
 
-    port: int
+    action: HttpGet | TcpSocket | Grpc
     container: str
     handler: str
     """startup, readiness, liveness, postStart or preStop."""
+
+    @property
+    def port(self) -> int:
+        return self.action.port
+
+    @property
+    def is_hook(self) -> bool:
+        return self.handler in HOOKS
+
+    @property
+    def is_https_hook(self) -> bool:
+        return self.is_hook and isinstance(self.action, HttpGet) and self.action.scheme == "HTTPS"
 
 
 class PodHook(msgspec.Struct, frozen=True):
@@ -234,7 +248,7 @@ class _PodReader:
     def _hooks(self, container: Fields, named: dict[str, int]) -> None:
         # Of the hooks in pkg/kubelet/lifecycle/handlers.go, only httpGet uses the network.
         lifecycle = container.child("lifecycle", reason="InvalidHook")
-        for name in ("postStart", "preStop"):
+        for name in HOOKS:
             hook = lifecycle.child(name)
             if hook.has("httpGet"):
                 handler = read_http_get(hook.child("httpGet"), named, has_default_port=True)
@@ -264,6 +278,6 @@ class _PodReader:
     def _declare(self, handler: Handler, container: str, name: str) -> None:
         if not isinstance(handler, Exec):
             self.ports.add(handler.port)
-            self.port_users.append(PortUser(handler.port, container, name))
+            self.port_users.append(PortUser(handler, container, name))
         if isinstance(handler, HttpGet):
             self.any_port = True

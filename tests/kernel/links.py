@@ -33,6 +33,16 @@ def ip_inside(pod: LabPod, *commands: str) -> None:
     )
 
 
+def take_addresses(pod: LabPod, other: LabPod) -> None:
+    """Give the pod the addresses of `other` instead of its own."""
+    commands = [
+        f"address {verb} {address}/{bits} dev eth0"
+        for verb, whose in (("del", pod), ("add", other))
+        for address, bits in ((whose.ipv4, 32), (whose.ipv6, 128))
+    ]
+    ip_inside(pod, *commands)
+
+
 def index_of(interface: str) -> int:
     return socket.if_nametoindex(interface)
 

@@ -163,7 +163,7 @@ def test_two_pods_with_one_address_are_both_reached_at_their_declared_ports(
     first_port, twin_port, undeclared_port = 7001, 7002, 7003
     first = node.lab.add_pod("first", 130)
     twin = node.lab.add_pod("twin", 131)
-    take_address(twin, first)
+    links.take_addresses(twin, first)
     with (
         first.listen(first_port),
         first.listen(undeclared_port),
@@ -194,13 +194,3 @@ def test_two_pods_with_one_address_are_both_reached_at_their_declared_ports(
 def is_strict(report: AgentReport, pod: LabPod) -> bool:
     condition = condition_of(report, pod.name, labels.ISOLATION_READY)
     return condition is not None and (condition.status, condition.reason) == (TRUE, "Strict")
-
-
-def take_address(pod: LabPod, other: LabPod) -> None:
-    """Give the pod the addresses of `other` instead of its own."""
-    commands = [
-        f"address {verb} {address}/{bits} dev eth0"
-        for verb, whose in (("del", pod), ("add", other))
-        for address, bits in ((whose.ipv4, 32), (whose.ipv6, 128))
-    ]
-    links.ip_inside(pod, *commands)

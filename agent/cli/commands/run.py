@@ -214,7 +214,9 @@ def _parse_names(text: str) -> tuple[str, ...]:
     metavar="NAME=true|false,...",
     callback=options.parsed(parse_feature_gates),
     default="",
-    help="Feature gates: PodInfoAPI (default true) serves pod conditions to clients on this node.",
+    help="Feature gates: PodInfoAPI (default true) serves pod conditions to clients on this node. "
+    "PodLifecycleHTTPS (default true) proxies https hooks into pods in enforce that the kubelet "
+    "cannot reach.",
 )
 @options.log_format
 @options.log_level

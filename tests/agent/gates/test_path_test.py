@@ -52,12 +52,16 @@ class Host:
     def __init__(self) -> None:
         self.paths: dict[str, Path] = {}
         self.dropped = collections.Counter[int]()
+        self.probes_admitted = 0
         self.sent: list[str] = []
         self.capture_error: Exception | None = None
         self.captures: list[socket.socket] = []
 
     def dropped_by(self, ifindexes: Collection[int]) -> int:
         return sum(self.dropped[ifindex] for ifindex in ifindexes)
+
+    def probes_admitted_by(self, ifindexes: Collection[int]) -> int:
+        return self.probes_admitted
 
     def send_syn(self, address: IPAddress, *, source_port: int, port: int, sequence: int) -> None:
         path = self.paths[str(address)]
@@ -192,6 +196,18 @@ async def test_every_confirmed_address_is_tested_one_after_the_other(node: Node)
     assert state.path_test.worst is BYPASSED
     metric = node.metrics.path_tests
     assert [metric.labels(kind)._value.get() for kind in (CONFIRMED, BYPASSED)] == [1, 1]
+
+
+async def test_the_kubelet_is_seen_if_it_was_admitted_since_the_test_before(node: Node) -> None:
+    state = node.add()
+    seen = []
+    for admitted in (0, 3, 3, 4):
+        node.host.probes_admitted = admitted
+        await node.tested(state)
+        assert state.path_test is not None
+        seen.append(state.path_test.is_kubelet_seen)
+        state.path_test = dataclasses.replace(state.path_test, tested_at=time.monotonic() - 100)
+    assert seen == [False, True, False, True]
 
 
 async def test_a_bypassed_gate_is_an_error_and_an_unchanged_result_no_log(node: Node) -> None:

@@ -184,6 +184,27 @@ def test_without_a_path_test_the_gates_alone_decide(mode: Mode, status: Isolatio
     assert published(gated(mode, status), relay_problem="the relay is starting.") == status
 
 
+@pytest.mark.parametrize(
+    ("problem", "ending"),
+    [
+        (None, " from the host, so the relay proxies its connections."),
+        (
+            "the relay is starting.",
+            ", and the relay does not proxy its connections: the relay is starting.",
+        ),
+    ],
+)
+def test_pod_in_enforce_that_needs_the_relay_stays_enforced_with_a_note(
+    problem: str | None, ending: str
+) -> None:
+    state = gated()
+    record(state, ipv4=PathTestResult.CONFIRMED, ipv6=PathTestResult.CONFIRMED)
+    status = isolation_status(state, problem, unreached_at=[IPV4])
+    assert status is not None
+    assert (status.status, status.reason) == (TRUE, "Enforced")
+    assert status.message == f"{ENFORCED.message} The kubelet cannot reach {IPV4}{ending}"
+
+
 def test_gates_that_failed_after_a_path_test_do_not_earn_trust() -> None:
     state = gated(status=FAILED)
     record(state, ipv4=PathTestResult.CONFIRMED, ipv6=PathTestResult.CONFIRMED)

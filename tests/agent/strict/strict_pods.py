@@ -5,7 +5,7 @@ from typing import Any
 
 from agent.linux.pod_network import HostInterface, PodNetwork
 from agent.pods.pod import Pod
-from agent.pods.pod_state import AddressClaims, PodState
+from agent.pods.pod_state import AddressClaims, PathTestRecord, PathTestResult, PodState
 from bpf.verdicts import Mode
 from probes.netns import Netns
 from probes.spec.specs import parse_pod
@@ -15,6 +15,15 @@ HTTP_8080 = {"readinessProbe": {"httpGet": {"port": 8080}}}
 
 def tcp(port: int) -> dict[str, Any]:
     return {"livenessProbe": {"tcpSocket": {"port": port}}}
+
+
+def record_path(state: PodState, result: PathTestResult) -> None:
+    """The path test of the pod as it is, with this result for each address."""
+    assert state.gated_netns is not None
+    results = dict.fromkeys(state.own_addresses, result)
+    state.path_test = PathTestRecord(
+        state.gated_netns, state.pod.mode, frozenset(state.gates), results
+    )
 
 
 def strict_pod(

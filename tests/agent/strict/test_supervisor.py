@@ -10,7 +10,7 @@ import pytest
 from agent.pods.changes import Subscription
 from agent.pods.conditions import Conditions
 from agent.pods.pod_modes import PodModes
-from agent.pods.pod_state import PodState
+from agent.pods.pod_state import PathTestResult, PodState
 from agent.pods.store import PodStore
 from agent.probing.answered_probes import AnsweredProbes
 from agent.relay import messages
@@ -19,7 +19,7 @@ from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import RelaySupervisor
 from bpf.verdicts import Mode
 from tests.agent.strict.scripted_relay import ScriptedLauncher, ScriptedRelay
-from tests.agent.strict.strict_pods import strict_pod, tcp
+from tests.agent.strict.strict_pods import record_path, strict_pod, tcp
 
 pytestmark = pytest.mark.looptime
 
@@ -127,6 +127,29 @@ async def test_no_relay_runs_without_pods_in_strict(node: Node) -> None:
     assert node.launcher.tried_at == []
     assert not node.supervisor.is_up
     assert node.supervisor.problem == ""
+
+
+@on_a_node
+async def test_relay_runs_for_a_pod_in_enforce_while_the_kubelet_cannot_reach_it(
+    node: Node,
+) -> None:
+    pod = node.add(strict_pod("web", ONE, mode=Mode.ENFORCE))
+    await asyncio.sleep(1)
+    assert node.supervisor.problem_for(pod) == "Mode is not strict."
+    assert node.launcher.relays == []
+    record_path(pod, PathTestResult.UNREACHABLE)
+    node.store.in_force.mark(pod.pod.uid)
+    await asyncio.sleep(1)
+    assert node.supervisor.problem_for(pod) is None
+    assert node.supervisor.unreached_at(pod) == {ONE}
+    assert node.launcher.relays[0].targets() == {ONE}
+    node.changed.clear()
+    record_path(pod, PathTestResult.CONFIRMED)
+    node.store.in_force.mark(pod.pod.uid)
+    await asyncio.sleep(1)
+    assert node.launcher.relays[0].targets() == set()
+    assert node.supervisor.unreached_at(pod) == ()
+    assert pod.pod.uid in node.changed
 
 
 @on_a_node
