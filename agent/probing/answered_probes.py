@@ -1,7 +1,7 @@
 """Answered probes of all pods: what the relay answers, and the verdicts that it answers with.
 
 A verdict is the result of the latest single check of a probe. It belongs to one instance of the
-container, and it ends a period and a timeout after the check started, whatever happens to this
+container, and it ends a period and a timeout after the check, whatever happens to this
 process, the relay or the wall clock: the relay compares the end with its own clock at each answer.
 """
 
@@ -30,7 +30,7 @@ class CheckedVerdict(msgspec.Struct, frozen=True):
     container_id: str
     is_healthy: bool
     reason: str
-    started_ns: int
+    finished_ns: int
     ends_ns: int
 
     def is_in_force(self, now_ns: int) -> bool:
@@ -98,15 +98,15 @@ class AnsweredProbes:
         if not check.container_id or pod.running.get(name.container) != check.container_id:
             return
         newest = pod.verdicts.get(number)
-        if newest is not None and newest.started_ns > check.started_ns:
+        if newest is not None and newest.finished_ns > check.finished_ns:
             return
         pod.verdicts[number] = CheckedVerdict(
             name,
             check.container_id,
             check.outcome.passed,
             _reason(check.outcome),
-            check.started_ns,
-            check.started_ns + round(check.valid_seconds * 1e9),
+            check.finished_ns,
+            check.finished_ns + round(check.valid_seconds * 1e9),
         )
         self.verdicts.mark(check.key.uid)
 

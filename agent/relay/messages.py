@@ -130,7 +130,7 @@ class Verdict(msgspec.Struct, frozen=True):
     reason: str
     """One sentence; the body of the answer to an http probe."""
     ends_ns: int | None
-    """When it becomes stale: start of the check, plus period and timeout; CLOCK_BOOTTIME, which
+    """When it becomes stale: end of the check, plus period and timeout; CLOCK_BOOTTIME, which
     counts the time in suspend and no steps of the wall clock. None withdraws the verdict."""
 
 

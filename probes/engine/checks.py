@@ -15,17 +15,18 @@ class Check(msgspec.Struct, frozen=True):
     key: ProbeKey
     container_id: str
     outcome: ProbeOutcome
-    started_ns: int
+    finished_ns: int
     """On CLOCK_BOOTTIME, in nanoseconds."""
     valid_seconds: float
-    """How long after its start it may be used: period and timeout."""
+    """How long after its end it may be used: period and timeout. The next check has finished by
+    then, also where each takes its whole timeout."""
 
 
-def check_of(slot: Slot, outcome: ProbeOutcome) -> Check:
+def check_of(slot: Slot, outcome: ProbeOutcome, finished_ns: int) -> Check:
     """The run of this slot that has just finished."""
     worker = slot.worker
     valid = worker.probe.period_seconds + worker.probe.timeout_seconds
-    return Check(slot.key, worker.container_id, outcome, slot.started_ns, valid)
+    return Check(slot.key, worker.container_id, outcome, finished_ns, valid)
 
 
 def boot_clock_ns() -> int:

@@ -285,8 +285,6 @@ class Scheduler:
 
     def _start_run(self, slot: Slot) -> None:
         slot.worker.start(self._loop.time())
-        if slot.worker.probe.answered:
-            slot.started_ns = self._boot_clock_ns()
         try:
             run = self.starter.start(slot.plan, slot.netns, partial(self._finished, slot))
         except Exception as error:
@@ -322,7 +320,7 @@ class Scheduler:
                 self._observe(pod)
         self._guarded(self._on_probe, slot.key, outcome)
         if self._on_check is not None and worker.probe.answered and not outcome.error:
-            self._guarded(self._on_check, check_of(slot, outcome))
+            self._guarded(self._on_check, check_of(slot, outcome, self._boot_clock_ns()))
         self._report(slot, before)
 
     def _report(self, slot: Slot, before: ProbeResult | None) -> None:

@@ -51,9 +51,9 @@ def check(
     passes: bool = True,
     message: str = "",
     container_id: str = "c1",
-    started_ns: int = 0,
+    finished_ns: int = 0,
     valid_seconds: float = 11.0,
 ) -> Check:
     result = ProbeResult.SUCCESS if passes else ProbeResult.FAILURE
     outcome = ProbeOutcome(result, message)
-    return Check(ProbeKey(uid, "app", type), container_id, outcome, started_ns, valid_seconds)
+    return Check(ProbeKey(uid, "app", type), container_id, outcome, finished_ns, valid_seconds)

@@ -28,15 +28,15 @@ def test_there_is_none_before_the_first_check(answered: AnsweredProbes) -> None:
 
 
 def test_it_is_the_newest_single_result(answered: AnsweredProbes) -> None:
-    answered.record(check(UID, started_ns=1))
-    answered.record(check(UID, started_ns=2, passes=False, message="statuscode: 500"))
+    answered.record(check(UID, finished_ns=1))
+    answered.record(check(UID, finished_ns=2, passes=False, message="statuscode: 500"))
     found = verdict(answered)
     assert found is not None
     assert (found.is_healthy, found.reason) == (False, "statuscode: 500")
 
 
-def test_it_ends_a_period_and_a_timeout_after_the_check_started(answered: AnsweredProbes) -> None:
-    answered.record(check(UID, started_ns=5 * SECOND, valid_seconds=1.25))
+def test_it_ends_a_period_and_a_timeout_after_the_check(answered: AnsweredProbes) -> None:
+    answered.record(check(UID, finished_ns=5 * SECOND, valid_seconds=1.25))
     found = verdict(answered)
     assert found is not None
     assert found.ends_ns == 6_250_000_000
@@ -75,8 +75,8 @@ def test_check_of_a_container_that_has_ended_does_not_count(answered: AnsweredPr
 
 
 def test_result_of_a_superseded_check_is_ignored(answered: AnsweredProbes) -> None:
-    answered.record(check(UID, started_ns=9))
-    answered.record(check(UID, started_ns=3, passes=False))
+    answered.record(check(UID, finished_ns=9))
+    answered.record(check(UID, finished_ns=3, passes=False))
     found = verdict(answered)
     assert found is not None
     assert found.is_healthy
@@ -85,7 +85,7 @@ def test_result_of_a_superseded_check_is_ignored(answered: AnsweredProbes) -> No
 def test_each_result_is_a_change_since_it_renews_the_end(answered: AnsweredProbes) -> None:
     changes = answered.verdicts.subscribe()
     for second in range(3):
-        answered.record(check(UID, started_ns=second * SECOND))
+        answered.record(check(UID, finished_ns=second * SECOND))
         assert changes.take() == [UID]
 
 

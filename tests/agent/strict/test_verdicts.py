@@ -101,7 +101,7 @@ async def test_result_is_sent_for_each_address_at_once() -> None:
         node.add("other", OTHER)
         await asyncio.sleep(0.5)
         before = len(received(node.launcher.newest))
-        node.answered.record(check(WEB, passes=False, message="ill", started_ns=7))
+        node.answered.record(check(WEB, passes=False, message="ill", finished_ns=7))
         await asyncio.sleep(0.5)
         entries = received(node.launcher.newest)[before:]
         assert [(entry.target_key, entry.is_healthy, entry.reason) for entry in entries] == [
@@ -139,7 +139,7 @@ async def test_new_relay_has_all_verdicts_before_it_is_engaged() -> None:
     async with running() as node:
         node.add("web", ONE)
         await asyncio.sleep(0.5)
-        node.answered.record(check(WEB, started_ns=7))
+        node.answered.record(check(WEB, finished_ns=7))
         await asyncio.sleep(0.5)
         await node.supervisor.restart()
         relay = node.launcher.newest
@@ -155,7 +155,7 @@ async def test_verdict_of_a_pod_that_was_not_a_target_yet_is_sent_with_it() -> N
         node.add("web", ONE)
         await asyncio.sleep(0.5)
         node.add("other", OTHER)
-        node.answered.record(check("uid-other", started_ns=7))
+        node.answered.record(check("uid-other", finished_ns=7))
         await asyncio.sleep(0.5)
         assert latest(node.launcher.newest)[f"uid-other {OTHER}"].ends_ns == 11_000_000_007
 

@@ -24,6 +24,9 @@ from tests.probes.engine.schedules import (
 
 pytestmark = pytest.mark.looptime
 
+# Of each probe of `schedules.probe`.
+TIMEOUT_SECONDS = 1.0
+
 
 def answered(port: int, *, period: float = 1.0) -> specs.Probe:
     return msgspec.structs.replace(probe(port, period=period), answered=True)
@@ -45,13 +48,26 @@ async def test_each_result_is_reported_before_thresholds(bench: Bench) -> None:
     assert bench.results == [("a", READINESS, ProbeResult.SUCCESS)]
 
 
-async def test_check_has_its_start_and_is_valid_for_period_and_timeout(bench: Bench) -> None:
+async def test_check_has_its_end_and_is_valid_for_period_and_timeout_after_it(bench: Bench) -> None:
     bench.pods.takes[1] = 0.25
     bench.scheduler.set_pod(pod(readiness=answered(1, period=4.0)))
     await asyncio.sleep(5)
     first, second = bench.checks
-    assert (first.started_ns, second.started_ns) == (0, 4_000_000_000)
+    assert (first.finished_ns, second.finished_ns) == (250_000_000, 4_250_000_000)
     assert (first.valid_seconds, first.container_id) == (5.0, "c1")
+
+
+@pytest.mark.parametrize("period", [0.5, 1.0, 4.0])
+async def test_checks_that_take_their_whole_timeout_leave_no_time_without_a_verdict(
+    bench: Bench, period: float
+) -> None:
+    bench.pods.takes[1] = TIMEOUT_SECONDS
+    bench.scheduler.set_pod(pod(readiness=answered(1, period=period)))
+    await asyncio.sleep(20)
+    ends = [check.finished_ns + check.valid_seconds * 1e9 for check in bench.checks]
+    later = [check.finished_ns for check in bench.checks[1:]]
+    assert len(later) > 3
+    assert all(end > renewed for end, renewed in zip(ends, later, strict=False))
 
 
 async def test_liveness_is_checked_after_it_has_failed(bench: Bench) -> None:
