@@ -18,6 +18,8 @@ REASONS = {"": "Audit", "audit": "Audit", "enforce": "Enforced", "strict": "Stri
 """Of isolation-ready, by the label of the pod's namespace."""
 PORT = 8080
 _POLL_SECONDS = 0.1
+# Controller manager and kubelet list again late after an outage of the API server.
+_LATE_SECONDS = 180
 HTTP_PROBE: Json = {"httpGet": {"path": "/healthz", "port": PORT}, "periodSeconds": 1}
 WEB: Json = {
     "name": "web",
@@ -148,12 +150,14 @@ def namespace(api: Api, name: str, labels: dict[str, str] | None = None) -> Iter
     made = Workloads(api, name, (labels or {}).get(MODE, ""))
     try:
         path = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-        # The controller manager lists again late after an outage of the API server.
-        polling.wait_until("the service account exists", lambda: api.find(path), seconds=180)
+        polling.wait_until(
+            "the service account exists", lambda: api.find(path), seconds=_LATE_SECONDS
+        )
         yield made
     finally:
         api.delete(made.pods_path, gracePeriodSeconds="1")
-        polling.wait_until(f"the pods of {name} are gone", lambda: not made.pods())
+        what = f"the pods of {name} are gone"
+        polling.wait_until(what, lambda: not made.pods(), seconds=_LATE_SECONDS)
         api.delete(f"/api/v1/namespaces/{name}")
 
 

@@ -27,6 +27,7 @@ from tests.runtime import images
 PLUGINS = pathlib.Path("/usr/lib/cni")
 BRIDGE = "pgcni0"
 _PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_NETNS = pathlib.Path("/run/netns")
 _MNT_DETACH = 2
 _numbers = itertools.count()
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -161,10 +162,12 @@ class Containerd:
         assert status == 0, "cgroups or processes of the runtime are left"
         if self._process is not None:
             self._process.wait(_PATIENCE_SECONDS)
-        for mount in reversed(_mounts()):
-            if mount.is_relative_to(self.directory) or mount.match("/run/netns/cni-*"):
+        for mount in reversed(mounts()):
+            # `ip netns add` mounts the directory on itself, which hides the mounts from before.
+            is_netns = mount == _NETNS or mount.match(f"{_NETNS}/cni-*")
+            if is_netns or mount.is_relative_to(self.directory):
                 _libc.umount2(os.fsencode(mount), _MNT_DETACH)
-        for name in pathlib.Path("/run/netns").glob("cni-*"):
+        for name in _NETNS.glob("cni-*"):
             name.unlink()
         shutil.rmtree(self.directory)
         with pyroute2.IPRoute() as netlink:
@@ -232,7 +235,7 @@ def _mount_tmpfs(path: str) -> str:
     return os.strerror(ctypes.get_errno())
 
 
-def _mounts() -> list[pathlib.Path]:
+def mounts() -> list[pathlib.Path]:
     lines = pathlib.Path("/proc/mounts").read_text().splitlines()
     return [pathlib.Path(line.split()[1]) for line in lines]
 

@@ -1,6 +1,8 @@
 """The tests' own runtime leaves nothing behind, however the test ends."""
 
+import asyncio
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -8,7 +10,9 @@ import time
 
 import pytest
 
-from tests.runtime import reaper
+from tests.conftest import fresh_lab
+from tests.runtime import containerd, reaper
+from tests.runtime.driving import Driver
 
 pytestmark = pytest.mark.kernel
 
@@ -41,3 +45,22 @@ def test_runtime_and_its_containers_end_with_the_test(
     while left := (*reaper.cgroups(name), *(pid for pid in held if reaper.has(pid, name))):
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.05)
+
+
+def test_namespaces_below_what_ip_netns_mounts_are_removed(isolated: None) -> None:
+    """`ip netns add` mounts /run/netns on itself, with all mounts that are below it."""
+    with fresh_lab(), containerd.running(containerd.ptp()) as runtime:
+        asyncio.run(_run_sandbox(runtime, "before"))
+        subprocess.run(["ip", "netns", "add", "outside"], check=True)
+        try:
+            asyncio.run(_run_sandbox(runtime, "after"))
+        finally:
+            subprocess.run(["ip", "netns", "del", "outside"], check=True)
+    directory = pathlib.Path("/run/netns")
+    assert not list(directory.glob("cni-*"))
+    assert not [path for path in containerd.mounts() if path.is_relative_to(directory)]
+
+
+async def _run_sandbox(runtime: containerd.Containerd, name: str) -> None:
+    async with Driver(runtime.socket, runtime.pods_cgroup, runtime.directory / "logs") as driver:
+        await driver.run_sandbox(name)
